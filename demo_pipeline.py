@@ -53,7 +53,7 @@ def main(args: argparse.Namespace) -> int:
         heard = Heard(rate, file, speaker, log=not (args.json or args.quiet))
         try:
             asyncio.run(speak(engine, text, args, heard))
-        finally:  # this keeps the codes of what was spoken until Ctrl-C, too
+        finally:  # the codes of what was spoken are written after a Ctrl-C, too
             if args.dump_codes and heard.codes:
                 codes_file.write(Path(args.dump_codes), np.concatenate(heard.codes))
     if heard.errors:
@@ -200,7 +200,7 @@ class Heard:
 
 
 def summary(heard: Heard, engine: "TTSEngine", args: argparse.Namespace) -> dict[str, Any]:
-    """The figures of a run; names as in benchmarks/common.py where they mean the same."""
+    """Return the figures of a run, named as in benchmarks/common.py if they mean the same."""
     silence_ms = leading_silence_ms(np.concatenate(heard.chunks), heard.sample_rate)
     times, durations = heard.times_ms, heard.durations_ms
     return {

@@ -1,6 +1,6 @@
 """Say one sentence and write it to a file: python demo_tts.py "Hello." --output out.wav
 
-The whole utterance is made before the file is written; `demo_pipeline.py` streams.
+It synthesizes the whole speech before it writes the file; `demo_pipeline.py` streams.
 """
 
 import argparse
@@ -10,7 +10,7 @@ from qwen_megakernel.cli import options, parsing, running
 
 
 def main(args: argparse.Namespace) -> int:
-    """Synthesize and save; prints a summary line to stderr, unless --quiet."""
+    """Synthesize and save the speech; print a summary to stderr, unless --quiet is given."""
     text = running.read_speech(
         args.text,
         args.output,
@@ -39,10 +39,15 @@ def main(args: argparse.Namespace) -> int:
 
 
 def parse_args() -> argparse.Namespace:
-    """The command line."""
+    """Return the options of the command line."""
     parser = parsing.Parser(description=__doc__.splitlines()[0])
-    parser.add_argument("text", help="what to say; - reads standard input")
-    parser.add_argument("-o", "--output", default="out.wav", help="wav, flac, ogg or mp3 file")
+    parser.add_argument("text", help="text to speak; - reads standard input")
+    parser.add_argument(
+        "-o",
+        "--output",
+        default="out.wav",
+        help="wav, flac, ogg or mp3 file to write (default: out.wav)",
+    )
     options.add_subtitles_option(parser)
     options.add_model_options(parser)
     options.add_speech_options(parser)

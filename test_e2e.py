@@ -1,9 +1,9 @@
-"""Test real hardware and weights: python test_e2e.py --model Qwen/Qwen3-TTS-12Hz-0.6B-Base
+"""Check speech on a real GPU: python test_e2e.py --model Qwen/Qwen3-TTS-12Hz-0.6B-Base
 
-Speaks several texts and checks each speech: it ends with an end token, at a plausible length, is
-not silent, its chunks are in order, and the same seed gives the same codes in another chunking.
-Prints every figure of the benchmarks. Exit code 0: all checks pass; 1: a check fails; 77: this
-machine has no GPU (and --device is not given) or no weights.
+The script speaks several texts and checks each speech: it ends with an end token, has a plausible
+length, is not silent, its chunks are in order, and the same seed gives the same codes in chunks of
+another size. Then it prints every figure of the benchmarks. The exit code is 0 if all checks pass,
+1 if one fails, and 77 if this machine has no GPU (without --device) or no weights.
 """
 
 import argparse
@@ -30,13 +30,17 @@ TEXTS = (
     "It will be cold and cloudy tomorrow.",
 )
 
-# Speech has some 15 characters per second; a third to three times that is still plausible.
+# Speech has about 15 characters per second; from a third of that to three times is plausible.
 CHARS_PER_S = (5, 45)
 QUIET = 10 ** (-45 / 20)  # the loudest 80 ms of speech are above -45 dBFS
 
 
 def problems(tts: "TTSEngine", text: str, seed: int, speech: dict) -> list[str]:
-    """Return what is wrong with one utterance; `speech` comes from `speak`."""
+    """Return what is wrong with one speech, a phrase for each fault.
+
+    Args:
+        speech: what `speak` returned for this text and seed.
+    """
     found = []
     seconds = len(speech["samples"]) / tts.sample_rate
     if speech["finish_reason"] != "eos":
@@ -55,7 +59,7 @@ def problems(tts: "TTSEngine", text: str, seed: int, speech: dict) -> list[str]:
 
 
 def speak(tts: "TTSEngine", text: str, seed: int) -> dict:
-    """Stream one utterance, with all of its silence: as many samples as its frames have."""
+    """Stream one speech without cutting its leading silence, so that every frame is heard."""
     stream = tts.stream(text, seed=seed, leading_silence=MAX_SILENCE)
     chunks = list(stream)
     return {
@@ -71,7 +75,10 @@ def main(args: argparse.Namespace) -> int:
     import torch
 
     if args.device is None and not torch.cuda.is_available():
-        print("no GPU here; --device cpu runs the checks all the same", file=sys.stderr)
+        print(
+            "This machine has no GPU. To run the checks on the CPU, add --device cpu.",
+            file=sys.stderr,
+        )
         return CANNOT_RUN
     try:
         tts = options.engine_from_args(args)
@@ -95,6 +102,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def parse_args() -> argparse.Namespace:
+    """Return the options of the command line."""
     parser = parsing.Parser(description=__doc__.splitlines()[0])
     common.add_arguments(parser, runs=3)
     common.add_result_option(parser)

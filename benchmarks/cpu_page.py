@@ -16,7 +16,7 @@ PARTS = ("decode", "vocoder", "overhead")  # of a frame, as `measure.py streams`
 
 
 def measured_cpu() -> list[str]:
-    """All tables of a CPU, in the order in which a reader asks."""
+    """Return all tables of a CPU, in the order in which a reader asks."""
     return [
         *speech_tables(),
         *decode_tables(),
@@ -31,7 +31,7 @@ def measured_cpu() -> list[str]:
 
 
 def section(title: str, note: str, columns: list[str], rows: Rows) -> list[str]:
-    """A heading, a paragraph and a table; nothing where nothing was measured."""
+    """Return a heading, a paragraph and a table; nothing if there are no rows."""
     if not rows:
         return []
     return [f"### {title}", "", *paragraph(note), "", *spaced(sourced_table(columns, rows))]
@@ -63,7 +63,7 @@ def speech_tables() -> list[str]:
     columns += ["decode, ms a frame", "vocoder, ms a frame"]
     return section(
         "A whole speech",
-        "The native decoder (`cpu`) and PyTorch's (`torch`) speak by turns in one process; p50. "
+        "The native decoder (`cpu`) and PyTorch's (`torch`) speak in turn in one process; p50. "
         "RTF is the real-time factor, seconds of computing for one second of speech.",
         columns,
         rows,
@@ -81,7 +81,7 @@ CORES = (2, 4, 8)
 
 
 def decode_tables() -> list[str]:
-    """The CPU decoder against the memory and PyTorch, from `measure.py cpu-decode`."""
+    """Compare the CPU decoder with the memory and PyTorch, from `measure.py cpu-decode`."""
     frames: Rows = []
     once: Rows = []
     for result in load_results("decode_cpu_*.json"):
@@ -101,7 +101,7 @@ def decode_tables() -> list[str]:
                 once.append((result | row, cells))
     return section(
         "Decoding a frame",
-        "Milliseconds a frame of all streams together, both backends by turns in one process. The "
+        "Milliseconds a frame of all streams together, both backends in turn in one process. The "
         "floor is the time in which numpy reads a frame's weights, measured in the same run.",
         ["model", "weights", "backend", "streams", "p50", "p95", "floor", "times the floor"],
         frames,
@@ -115,7 +115,7 @@ def decode_tables() -> list[str]:
 
 
 def vocoder_table() -> list[str]:
-    """The vocoders of a CPU by turns, from `measure.py vocoder`."""
+    """Compare the vocoders of a CPU in turn, from `measure.py vocoder`."""
     rows: Rows = []
     for result in load_results("vocoder_cpu_*.json"):
         for row in result["rows"]:
@@ -125,7 +125,7 @@ def vocoder_table() -> list[str]:
     return section(
         "The vocoder",
         "PyTorch's vocoder (`torch`), the native one (`native`), and the native one without fast "
-        "convolutions along time (`direct`), by turns with two threads each. Before every chunk "
+        "convolutions along time (`direct`), in turn with two threads each. Before every chunk "
         "the native decoder draws its frames, with the weights of the second column (–: it draws "
         "none).",
         [
@@ -180,7 +180,7 @@ def listeners_table() -> list[str]:
 
 
 def threads_table() -> list[str]:
-    """Numbers of threads, alone and beside busy programs, from `measure.py threads`."""
+    """Compare numbers of threads, alone and beside busy programs, from `measure.py threads`."""
     rows: Rows = []
     for result in load_results("threads_cpu*.json"):
         for row in result["rows"]:
@@ -208,7 +208,7 @@ C_ENGINE = "github.com/gabriele-mastrapasqua/qwen3-tts"
 
 
 def c_engine_table() -> list[str]:
-    """The C engine by turns with this one, from `measure.py c-engine`, and what it publishes."""
+    """Compare the C engine in turn with this one, from `measure.py c-engine`."""
     rows: Rows = []
     for result in load_results("c_engine_cpu_*.json"):
         for row in result["rows"]:

@@ -4,26 +4,30 @@ from benchmarks.page_parts import ROOT, table
 
 
 def rows_of(page: str) -> list[list[str]]:
-    """The rows of the only table of a page, as they are."""
+    """Return the rows of the only table of a page, as they are."""
     lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
     return [line[2:-2].split(" | ") for line in lines if line.startswith("|")][2:]
 
 
 def kernel_ptxas(rows: list[list[str]] | None = None) -> list[str]:
-    """docs/kernel_ptxas.md, with the rows of tools/kernel_study/ptxas_table.py."""
+    """Return docs/kernel_ptxas.md, with the rows of tools/kernel_study/ptxas_table.py."""
+    rows = rows_of(PTXAS) if rows is None else rows
     columns = ["model", "weights", "arch", "kernel", "threads", "registers", "stack"]
     return [
         "# What ptxas says",
         "",
         "Written by `tools/kernel_study/ptxas_table.py`; bf16 weights, or int8 layers beside them.",
-        "CPU s: of the compiler, for the kernels of an architecture, compiled side by side.",
+        "CPU s: of the compiler, for the kernels of an architecture, compiled side by side. A dash",
+        "means that they were in the cache. Rows of a build without few_step are of the sources",
+        "before that kernel was added: few_step_kernel decodes one to four streams, step_kernel",
+        "more.",
         "",
-        *table([*columns, "spill stores/loads", "CPU s"], rows_of(PTXAS) if rows is None else rows),
+        *table([*columns, "spill stores/loads", "CPU s"], rows),
     ]
 
 
 def kernel_mutations(rows: list[list[str]] | None = None) -> list[str]:
-    """docs/kernel_mutations.md, with the rows of tools/kernel_study/mutate_kernel.py."""
+    """Return docs/kernel_mutations.md, with the rows of tools/kernel_study/mutate_kernel.py."""
     rows = rows_of(MUTATIONS) if rows is None else rows
     unexplained = sum(not any(row[2:]) for row in rows)
     columns = ["where", "removed", "other codes or failure", "ThreadSanitizer", "if unnoticed: why"]

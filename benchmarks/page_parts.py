@@ -39,12 +39,12 @@ def write(page: str, lines: list[str], *, check: bool = False) -> bool:
 
 
 def load_result(name: str) -> dict[str, Any]:
-    """One result file."""
+    """Return the contents of a result file."""
     return json.loads((RESULTS / name).read_text(encoding="utf-8")) | {"file": name}
 
 
 def load_results(pattern: str) -> list[dict[str, Any]]:
-    """Result files of this name, in order."""
+    """Return the contents of all result files of this name, in order."""
     return [load_result(path.name) for path in sorted(RESULTS.glob(pattern))]
 
 
@@ -58,7 +58,7 @@ FOOTNOTES = {
 
 
 def machine_name(machine: dict[str, Any]) -> str:
-    """A machine as a result file records it: its GPU and its CPU, cores used, instruction sets."""
+    """Name a machine by its GPU, its CPU, the cores used and the instruction sets."""
     if (sets := machine.get("instruction_sets")) is None:
         told = "instruction sets not recorded"
     else:  # the newer ones imply the older
@@ -70,24 +70,24 @@ def machine_name(machine: dict[str, Any]) -> str:
 
 
 def machine_of(result: dict[str, Any]) -> str:
-    """The machine of a result, and the instruction set that native code took there."""
+    """Name the machine of a result, and the instruction set of native code there."""
     name = machine_name(result["machine"])
     return f"{name}, decoder in {result[NATIVE]}" if NATIVE in result else name
 
 
 def not_native(result: dict[str, Any]) -> dict[str, Any]:
-    """A result without the native code's instruction set, for figures of other programs."""
+    """Return a result without native code's instruction set, for figures of other programs."""
     return {name: found for name, found in result.items() if name != NATIVE}
 
 
 def timed_on(result: dict[str, Any]) -> str:
-    """`machine_of`, with the mark of figures that it disturbed or may have disturbed."""
+    """Return `machine_of`, marked if the machine disturbed the figures or may have."""
     mark = mark_of(result["machine"])
     return f"{machine_of(result)} {mark}" if mark else machine_of(result)
 
 
 def mark_of(machine: dict[str, Any]) -> str:
-    """The footnote of figures that were taken on this machine, in the state the file recorded."""
+    """Return the footnote's mark for figures of this machine, from the recorded load."""
     load, stolen = machine.get("load_before_run"), machine.get("stolen_share")
     # Files of schema 1 have the load at the end of the run, in which the run has its own share: an
     # excess proves that something else ran beside it, and a small one proves nothing.
@@ -99,18 +99,18 @@ def mark_of(machine: dict[str, Any]) -> str:
 
 
 def backend_of(result: dict[str, Any]) -> str:
-    """What decoded, in which precision, and from which weights where the command names them."""
+    """Return the backend, its precision, and its weights if the command names them."""
     weights = re.search(r"--weights[ =](\S+)", result["command"])
     return ", ".join([result["backend"], result["dtype"], *(weights.groups() if weights else ())])
 
 
 def model_of(result: dict[str, Any]) -> str:
-    """Which model was measured, and whether its weights are real."""
+    """Name the model that was measured, and say whether its weights are random."""
     return result["model"] + (" (random weights)" if result["is_synthetic"] else "")
 
 
 def cell(value: Any) -> str:
-    """A value as a person reads it."""
+    """Format a value of a table for a reader."""
     if value is None:
         return "–"
     if isinstance(value, float):
@@ -121,7 +121,7 @@ def cell(value: Any) -> str:
 
 
 def digits(value: float, count: int = 3) -> str:
-    """A value to so many significant digits, without an exponent."""
+    """Format a value with so many significant digits, without an exponent."""
     if value == 0:
         return "0"
     places = count - 1 - math.floor(math.log10(abs(value)))
@@ -129,20 +129,20 @@ def digits(value: float, count: int = 3) -> str:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
-    """The lines of a Markdown table, with the footnotes of the marks in it."""
+    """Return the lines of a Markdown table, with the footnotes of its marks."""
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     lines += [f"| {' | '.join(map(cell, row))} |" for row in rows]
     return lines + footnotes(lines)
 
 
 def footnotes(lines: Sequence[str]) -> list[str]:
-    """What explains the marks in some lines, each after an empty line."""
+    """Return what explains the marks in some lines, each after an empty line."""
     notes = [note for mark, note in FOOTNOTES.items() if any(mark in line for line in lines)]
     return [line for note in notes for line in ("", note)]
 
 
 def source_of(result: dict[str, Any]) -> list[str]:
-    """The last two cells of a row: the commit that was measured, and the result file."""
+    """Return the last two cells of a row: the measured commit and the result file."""
     return [result["commit"], f"`{result['file']}`"]
 
 
@@ -155,7 +155,7 @@ def value(row: dict[str, Any], column: str) -> Any:
 
 
 def paragraph(text: str, indent: str = "") -> list[str]:
-    """A paragraph in lines of at most `COLUMNS`; inline code stays in one line.
+    """Break a paragraph into lines of at most `COLUMNS`; inline code stays in one line.
 
     Args:
         indent: what the lines after the first begin with.
@@ -178,7 +178,7 @@ Rows = list[tuple[dict[str, Any], list[Any]]]  # results, each with the cells of
 
 
 def sourced_table(columns: Sequence[str], rows: Rows) -> list[str]:
-    """A table of figures; below it, once, the machine, the commit and the file of each.
+    """Return a table of figures, and below it the machine, the commit and the file of each.
 
     Args:
         columns: the heads of the cells.
@@ -212,7 +212,7 @@ def sourced_table(columns: Sequence[str], rows: Rows) -> list[str]:
 
 
 def files_of(results: Sequence[dict[str, Any]]) -> str:
-    """The files of some results, each once, by the commit that was measured."""
+    """Name the files of some results, each once, by the measured commit."""
     commits: dict[str, dict[str, None]] = {}
     for result in results:
         commits.setdefault(result["commit"], {})[f"`{result['file']}`"] = None
@@ -220,7 +220,7 @@ def files_of(results: Sequence[dict[str, Any]]) -> str:
 
 
 def spaced(lines: Sequence[str]) -> list[str]:
-    """A table and the empty line behind it."""
+    """Return a table with an empty line after it."""
     return [*lines, ""]
 
 
@@ -228,7 +228,7 @@ Cell = str | Callable[[dict[str, Any]], str]  # a format of a result, or a funct
 
 
 def result_table(pattern: str, columns: dict[str, Cell]) -> list[str]:
-    """One row for each result file of this name, and below them where they come from."""
+    """Return a table with a row for each result file of this name, and their sources."""
     rows: Rows = []
     for result in load_results(pattern):
         cells = [
@@ -239,5 +239,5 @@ def result_table(pattern: str, columns: dict[str, Cell]) -> list[str]:
 
 
 def spaced_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
-    """A Markdown table and the empty line behind it."""
+    """Return a Markdown table with an empty line after it."""
     return spaced(table(columns, rows))

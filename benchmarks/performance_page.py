@@ -95,7 +95,7 @@ GPU_TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def performance() -> list[str]:
-    """docs/performance.md: what was measured beside what is calculated."""
+    """Return docs/performance.md: what was measured beside what is calculated."""
     gpus = gpu_results()
     lines = [
         "# Performance",
@@ -140,7 +140,7 @@ def performance() -> list[str]:
 
 
 def gpu_results() -> dict[str, list[dict[str, Any]]]:
-    """Results of tools/gpu_check.sh by GPU; those by emulation say nothing about speed."""
+    """Return the results of tools/gpu_check.sh by GPU, without those of the emulation."""
     found: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(RESULTS.glob("gpu_*/result.json")):
         result = json.loads(path.read_text(encoding="utf-8"))
@@ -176,7 +176,7 @@ def measured_gpu(name: str, results: list[dict[str, Any]]) -> list[str]:
 
 
 def told(found: dict[str, Any]) -> str:
-    """The status of a step; of one that fell short of its goal, how far it came."""
+    """Return the status of a step; if it fell short of its goal, how far it came."""
     if found["status"] != "short":
         return found["status"]
     return f"short ({found['result']['launches']} of {found['result']['goal']} launches)"
@@ -203,17 +203,17 @@ def frame_table(steps: dict[str, Any]) -> list[str]:
 
 
 def configs() -> dict[str, ModelConfig]:
-    """The released sizes."""
+    """Return the configs of the released sizes."""
     return {
         size: parse_model_config(model_config(name)) for size, name in roofline.RELEASED.items()
     }
 
 
 def calculated() -> list[str]:
-    """Bytes and floors from the config and the GPUs' data sheets."""
+    """Calculate bytes and floors from the config and the GPUs' data sheets."""
     lines = paragraph(
-        "A floor is the time that the memory alone demands. Barriers, starting kernels and the "
-        "host come on top; `benchmarks/LOG.md` has what is expected of them and what came of each "
+        "A floor is the time that reading memory takes. Barriers, starting kernels and the host "
+        "come on top; `benchmarks/LOG.md` records what was expected of them and the result of each "
         "experiment."
     )
     lines += ["", "Weights that one frame reads, whatever the number of streams:", ""]

@@ -44,8 +44,8 @@ WIDTHS = {
 
 
 def repeating(values: Sequence[float | None], *forms: str) -> str | None:
-    """All values in the most precise form in which they are the same; if there is none, the least
-    and the largest in the coarsest."""
+    """Format values as one, in the most precise form in which they are equal; if there is none,
+    return the least and the largest in the last form."""
     if None in values:
         return None
     for form in forms:
@@ -55,7 +55,7 @@ def repeating(values: Sequence[float | None], *forms: str) -> str | None:
 
 
 def precision() -> list[str]:
-    """docs/precision.md, from the result of tools/precision_table.py."""
+    """Return docs/precision.md, from the result of tools/precision_table.py."""
     result = load_result("precision.json")
     model = result["model"]
     runs = [run["variants"] for run in result["runs"]]
@@ -122,7 +122,7 @@ def precision() -> list[str]:
         *spaced_table(["variant", "code 0, best", "codes 1.., best", "all, drawn"], shares),
         *paragraph(
             "`--weights int8-talker` makes 8 bits of the talker's layers, `int8` of the code "
-            "predictor's too, and `-heads` behind either of the heads. Norms, embeddings and "
+            "predictor's too, and `-heads` after either of the heads. Norms, embeddings and "
             f"projections stay as they are stored. So does the text embedding, whose {outside} "
             "million values are outside of every form: no frame reads it, and a prompt reads some "
             "rows of its file."

@@ -24,7 +24,7 @@ from benchmarks.page_parts import (
 
 
 def speech_table() -> list[str]:
-    """What a speech costs on this project's decoders, and beside them what others take."""
+    """Compare what a speech costs on this project's decoders and on others."""
     rows: Rows = []
     for result in load_results("benchmark_*.json"):
         figures = result["summary"]
@@ -57,17 +57,17 @@ def speech_table() -> list[str]:
 
 
 def speech_figures(figures: dict[str, Any]) -> list[str]:
-    """The real-time factor and the time until the first samples, p50."""
+    """Return the real-time factor and the time until the first samples, p50."""
     return [digits(figures["rtf"]["p50"]), f"{digits(figures['first_chunk_ms']['p50'])} ms"]
 
 
 def listeners(model: str) -> list[dict[str, Any]]:
-    """The result of `measure.py open-loop` for a model, if there is one."""
+    """Return the result of `measure.py open-loop` for a model, if there is one."""
     return load_results(f"listeners_cpu_{model}.json")
 
 
 def most_listeners(model: str) -> str | None:
-    """How many listeners heard no gap, with 100 ms buffered; with how many it was tried."""
+    """Return how many listeners heard no gap with 100 ms buffered, of how many were tried."""
     loads = [
         (row["listeners"], row["underruns_100ms"])
         for result in listeners(model)
@@ -82,7 +82,7 @@ def most_listeners(model: str) -> str | None:
 
 
 def voices_table() -> list[str]:
-    """Results of `measure.py voices`, p50."""
+    """Return the results of `measure.py voices`, p50."""
     columns: dict[str, Cell] = {
         "model": model_of,
         "x-vector": "{summary[x_vector_ms][p50]:.0f} ms",
@@ -93,7 +93,7 @@ def voices_table() -> list[str]:
 
 
 def pipecat_table() -> list[str]:
-    """Results of `measure.py pipecat`."""
+    """Return the results of `measure.py pipecat`."""
     columns: dict[str, Cell] = {
         "mode": lambda result: "TOKEN" if result["settings"]["token"] else "SENTENCE",
         "pipelines": "{settings[pipelines]}",
@@ -106,7 +106,7 @@ def pipecat_table() -> list[str]:
 
 
 def reading_table() -> list[str]:
-    """Results of `measure.py reading`, p50."""
+    """Return the results of `measure.py reading`, p50."""
     columns: dict[str, Cell] = {
         "full of expressions": "{summary[expressions_ms][p50]:.1f} ms",
         "numbers alone": "{summary[numbers_ms][p50]:.1f} ms",
@@ -122,7 +122,7 @@ WORD_TIMES = "word_times_*.json"
 
 
 def word_times_table() -> list[str]:
-    """One row a position of each result file of `measure.py word-times`."""
+    """Return a row for each position in each result of `measure.py word-times`."""
     columns = ["speech", "words", "their place", "by letters, p50 / p95", "found, p50 / p95"]
     rows: Rows = [
         (
@@ -142,7 +142,7 @@ def word_times_table() -> list[str]:
 
 
 def sound_table() -> list[str]:
-    """Results of `measure.py sound`, p50."""
+    """Return the results of `measure.py sound`, p50."""
     names = ("slow", "fast", "twice", "telephone", "studio", "loud", "edges")
     heads = ("speed 0.5", "1.25", "2", "8000 Hz", "48 000 Hz", "12 dB louder", "silence")
     columns: dict[str, Cell] = {
@@ -152,7 +152,7 @@ def sound_table() -> list[str]:
 
 
 def speech_control() -> list[str]:
-    """What reading a text and changing its sound cost, and how exactly words are timed."""
+    """Return the cost of reading and of changing sound, and how exactly words are timed."""
     times = word_times_table() if load_results(WORD_TIMES) else []
     return [
         *reading_table(),
@@ -166,7 +166,7 @@ def speech_control() -> list[str]:
 
 
 def load_table() -> list[str]:
-    """Results of the load test, a row for each level."""
+    """Return the results of the load test, a row for each level."""
     columns = ["model", "load", "first byte", "first audible", "end to end"]
     columns += ["underrun, with 100 ms", "xRT"]
     rows: Rows = []
@@ -186,7 +186,7 @@ def load_table() -> list[str]:
 
 
 def server_table() -> list[str]:
-    """Results of `measure.py server`, a row for each figure."""
+    """Return the results of `measure.py server`, a row for each figure."""
     rows: Rows = []
     for result in load_results("server_*.json"):
         settings = result["settings"]
@@ -208,7 +208,7 @@ def server_table() -> list[str]:
 
 
 def what_is_left() -> list[str]:
-    """docs/performance-journey.md: what a frame waits for on the decoder that `auto` takes."""
+    """Say in docs/performance-journey.md what a frame waits for on `auto`'s CPU decoder."""
     decoded, spoken = (load_result(f"{kind}_cpu_random-0.6b.json") for kind in ("decode", "speech"))
     one = {(row["backend"], row["weights"]): row for row in decoded["rows"] if row["streams"] == 1}
     native, int8, plain = (
@@ -231,7 +231,7 @@ def what_is_left() -> list[str]:
 
 
 def coreml() -> list[str]:
-    """The noise of a 16-bit speech decoder, from tests/support/speech_decoder_noise.py."""
+    """Return the noise of a 16-bit speech decoder, measured by speech_decoder_noise.py."""
     result = load_result("coreml_speech_decoder.json")
     rows = [
         [name, *(f"{found[precision]:.0f} dB" for precision in ("float32", "float16"))]

@@ -61,7 +61,7 @@ often wrong. Long texts are best given as sentences of under 100 characters.
 
 
 def model_card() -> list[str]:
-    """The card of the shipped voice, from the result of tools/demo_voice/evaluate.py."""
+    """Return the card of the shipped voice, from the result of tools/demo_voice/evaluate.py."""
     from qwen_megakernel.checkpoint.loading import DEMO_VOICE, DEMO_VOICE_FOLDER
     from tools.demo_voice.evaluate import AS_REFERENCE, FEEDS, LENGTH_TOLERANCE
 

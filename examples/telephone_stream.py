@@ -122,16 +122,24 @@ def main(args: argparse.Namespace) -> int:
 
 
 def parse_args() -> argparse.Namespace:
-    """The command line."""
+    """Return the options of the command line."""
     parser = parsing.Parser(description=__doc__.splitlines()[0])
-    parser.add_argument("--text", default="Your table for two is ready.", help="what to say")
-    parser.add_argument("--host", default="127.0.0.1", help="where to listen (default: loopback)")
-    parser.add_argument("--port", type=int, default=8765, help="default 8765; 0: any free one")
     parser.add_argument(
-        "--slots", type=parsing.at_least(1), default=4, help="calls at once (default: 4)"
+        "--text", default="Your table for two is ready.", help="text to say to every caller"
     )
-    parser.add_argument("--voice", help="a speaker of the model, or a voice file")
-    parser.add_argument("--seed", type=int, help="same seed, same codes (default: drawn)")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)"
+    )
+    parser.add_argument(
+        "--port", type=int, default=8765, help="TCP port; 0: any free one (default: 8765)"
+    )
+    parser.add_argument(
+        "--slots", type=parsing.at_least(1), default=4, help="most calls at once (default: 4)"
+    )
+    parser.add_argument("--voice", help="speaker of the model, or path of a voice file")
+    parser.add_argument(
+        "--seed", type=int, help="number that makes speech repeatable (default: drawn)"
+    )
     options.add_model_options(parser, default="demo-voice")
     return parser.parse_args()
 

@@ -58,7 +58,7 @@ transport_params = {
 
 
 def model_parser() -> argparse.ArgumentParser:
-    """The command line's own options; Pipecat's runner adds its own to them."""
+    """Return the parser of the script's own options; Pipecat's runner adds its own."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     options.add_model_options(parser, default="demo-voice")
     return parser
@@ -66,7 +66,7 @@ def model_parser() -> argparse.ArgumentParser:
 
 @functools.cache
 def load_engine() -> SpeechEngine:
-    """The engine that the command line names, loaded once and shared by all calls."""
+    """Load the engine that the command line names, once for all calls."""
     args, _ = model_parser().parse_known_args()
     return options.engine_from_args(args, num_slots=4)
 
@@ -101,7 +101,7 @@ def make_llm() -> FrameProcessor:
 
 
 def make_tts(engine: SpeechEngine) -> MegakernelTTSService:
-    """The voice. One service a call, one engine a process."""
+    """Make the service of a call; all calls share one engine."""
     voice = os.environ.get("TTS_VOICE", "aiden" if "aiden" in engine.voices else None)
     return MegakernelTTSService(
         engine=engine,
@@ -115,7 +115,7 @@ def make_tts(engine: SpeechEngine) -> MegakernelTTSService:
 def make_worker(
     transport: BaseTransport, stt: FrameProcessor, llm: FrameProcessor, tts: MegakernelTTSService
 ) -> PipelineWorker:
-    """The pipeline of one call."""
+    """Make the pipeline of a call."""
     context = LLMContext()
     aggregators = LLMContextAggregatorPair(
         context, user_params=LLMUserAggregatorParams(vad_analyzer=SileroVADAnalyzer())
@@ -148,7 +148,7 @@ def make_worker(
 
 
 async def bot(runner_args: RunnerArguments) -> None:
-    """One call; Pipecat's runner calls this."""
+    """Run a call; Pipecat's runner calls this."""
     transport = await create_transport(runner_args, transport_params)
     worker = make_worker(transport, make_stt(), make_llm(), make_tts(load_engine()))
     runner = WorkerRunner(handle_sigint=runner_args.handle_sigint)

@@ -89,11 +89,11 @@ def _begin_file(path: Path, encoding: str, rate: int | None) -> Path:
         what = f"no audio format is called {path.suffix!r}" if path.suffix else "no extension"
         raise UsageError(f"Cannot write {path}: {what}.", hint=f"Known: {', '.join(FORMATS)}.")
     if encoding != "pcm" and path.suffix.lower() != ".wav":
-        raise UsageError(f"Cannot write {path}: encoding is {encoding}, which wav alone has.")
+        raise UsageError(f"Cannot write {path}: encoding is {encoding}, which only wav has.")
     if path.suffix.lower() == ".mp3" and rate not in (None, *MP3_RATES):
         raise UsageError(
-            f"Cannot write {path}: sample_rate is {rate}, and mp3 has "
-            f"{', '.join(map(str, MP3_RATES))} alone.",
+            f"Cannot write {path}: sample_rate is {rate}, and mp3 has only "
+            f"{', '.join(map(str, MP3_RATES))}.",
             hint="wav, flac and ogg have every rate.",
         )
     target = path.resolve()

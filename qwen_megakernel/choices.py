@@ -32,7 +32,7 @@ HEADS = ("", "-heads")
 # All values of `weights=`; None leaves the weights as the checkpoint stores them.
 WEIGHTS = tuple(map("".join, product(INT8_STACKS, SCALES, HEADS)))
 WEIGHTS_HELP = (
-    "store weights in 8 bits: int8 in all layers, int8-talker in the talker's alone; -rows or "
+    "store weights in 8 bits: int8 in all layers, int8-talker only in the talker's; -rows or "
     "-groups: which weights share a scale; -heads: the output heads, too, as in int8-groups-heads "
     "(default: as the checkpoint stores them; docs/precision.md compares them)"
 )

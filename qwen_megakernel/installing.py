@@ -20,7 +20,7 @@ NAME = "qwen_megakernel"
 
 
 def install_command(*extras: str, also: Sequence[str] = ()) -> str:
-    """The command that installs this package again, with extras.
+    """Return the command that installs this package again, with extras.
 
     It names the first of these that there is: the clone that the package runs from, the folder that
     pip installed it from, `REPOSITORY_URL`. Otherwise the user has to fill in where the clone is.
@@ -46,7 +46,7 @@ def _is_clone(folder: Path) -> bool:
 
 
 def _installed_from() -> Path | None:
-    """The clone that pip installed this package from, which pip records (PEP 610)."""
+    """Return the clone from which pip installed this package, as pip records it (PEP 610)."""
     try:
         record = distribution(NAME).read_text("direct_url.json")
     except PackageNotFoundError:

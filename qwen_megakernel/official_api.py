@@ -140,7 +140,7 @@ class OfficialNames(SpeechEngine):
             ref_audio: a file, URL, base64 audio, or (samples, rate); or a list of them. URLs are
                 fetched and paths are opened, so pass no strings of untrusted users.
             ref_text: exactly what is said; required unless x_vector_only_mode.
-            x_vector_only_mode: use the x-vector alone.
+            x_vector_only_mode: use only the x-vector.
         Raises:
             UsageError: a transcript is missing, or the lists differ in length.
         """

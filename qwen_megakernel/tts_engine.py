@@ -180,7 +180,7 @@ class TTSEngine(OfficialNames):
 
         Args:
             model: hub id, folder, "demo-voice", or a random built-in ("tiny-random", ...).
-            local_files_only: use local files alone, without any network access.
+            local_files_only: use only local files, without any network access.
             progress: show a download bar on stderr.
             options: backend, device, dtype, weights, num_threads, num_slots, max_frames, voices,
                 normalize, lexicon and warmup of `TTSEngine`.
@@ -297,7 +297,7 @@ class TTSEngine(OfficialNames):
 def _native_vocoder(
     config: CodecConfig, tensors: dict[str, Tensor], pool: CpuPool, running: Backend
 ) -> tuple[CpuVocoder | None, Backend]:
-    """The vocoder in the decoder's threads; where "auto" chose these, None if it cannot be made.
+    """Make the vocoder in the decoder's threads; if "auto" chose them, None where it is impossible.
 
     Returns:
         The vocoder, and `running` with what replaces it in its reason.

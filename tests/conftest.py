@@ -21,7 +21,7 @@ pytest_plugins = ["cpu_report"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`pytest --backend emulation`: the suites that use `backend` run on the kernel's own code."""
+    """Add `--backend emulation`, with which these suites run on the kernel's own code."""
     parser.addoption("--backend", default="torch", help="of the demo's and the service's engines")
     parser.addoption(
         "--report",
@@ -32,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The suites compare float32, and so do the commands that they run."""
+    """Compare float32 in the suites and in the commands that they run."""
     compare.forbid_reduced_precision()
     tiny_speech.default_backend = config.getoption("--backend")
 

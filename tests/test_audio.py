@@ -96,7 +96,7 @@ def test_a_file_has_the_rate_or_is_refused_before_it_is_begun(
     path = tmp_path / f"a.{extension}"
     if extension == "mp3" and rate not in MP3_RATES:
         for begin in (lambda: audio.check_path(path, rate=rate), lambda: WavWriter(path, rate)):
-            with pytest.raises(UsageError, match=f"sample_rate is {rate}, and mp3 has 8000, "):
+            with pytest.raises(UsageError, match=f"sample_rate is {rate}, and mp3 has only 8000, "):
                 begin()
         assert not list(tmp_path.iterdir())
     else:

@@ -91,7 +91,7 @@ def test_a_stream_of_them_is_the_codes_alone(encoding: str):
 @pytest.mark.parametrize(
     ("name", "encoding", "message"),
     [
-        ("a.flac", "ulaw", "encoding is ulaw, which wav alone has"),
+        ("a.flac", "ulaw", "encoding is ulaw, which only wav has"),
         ("a.wav", "gsm", "encoding is 'gsm'; known: pcm, ulaw, alaw"),
     ],
 )

@@ -110,7 +110,7 @@ def stages(decoder: Any, prompt: int, forced: Tensor) -> tuple[dict[str, Tensor]
         seen.setdefault(label, []).append(value[-1].float())
 
     def tap_hidden(name: str, value: Tensor) -> None:
-        """The first frame begins with the prompt's last hidden state."""
+        """Keep the hidden state; the first frame begins with the prompt's last one."""
         if name == "talker.hidden":
             tap(name, value)
 

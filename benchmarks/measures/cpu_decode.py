@@ -1,4 +1,4 @@
-"""Compare the CPU decoder with the memory and with PyTorch, by turns in one process.
+"""Compare the CPU decoder with the memory and with PyTorch, in turn in one process.
 
 A frame reads all weights, so memory sets a floor: a frame's bytes over the bandwidth, which is
 measured between the frames that are compared with it.
@@ -125,7 +125,7 @@ SPEECH = ("first_frame_ms", "first_chunk_ms", "rtf", "decode_ms_per_frame", "voc
 
 @common.takes(partial(common.add_arguments, runs=5, warmup=1))
 def cpu_speech(args: argparse.Namespace) -> int:
-    """Speak by turns with an engine for each backend of a CPU."""
+    """Speak in turn with an engine for each backend of a CPU."""
     loaded = endless(loading.load(loading.resolve(args.model or "demo-voice")))
     settings = {"text": args.text, "runs": args.runs, "weights": args.weights or AS_STORED}
     with contextlib.ExitStack() as stack:

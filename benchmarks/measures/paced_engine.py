@@ -33,11 +33,11 @@ class PacedText:
     """A tokenizer that accepts text and ignores it."""
 
     def feed(self, piece: str) -> list[int]:
-        """No ids."""
+        """Return no ids."""
         return []
 
     def end(self) -> list[int]:
-        """No ids."""
+        """Return no ids."""
         return []
 
 

@@ -20,7 +20,7 @@ TEXT = "Your table for two is ready. We will meet you at the hotel on Friday. Se
 LIMITS = {"overhead_ms": 2.0, "loop_held_ms": 5.0, "quiet_ms": 1000 * FRAME_S}
 
 METRICS = {
-    "overhead_ms": "time from the engine's chunk to the frame behind the service",
+    "overhead_ms": "time from the engine's chunk to the frame after the service",
     "loop_held_ms": "longest callback of the event loop, in CPU time of its thread",
     "loop_held_wall_ms": "longest callback by the clock, which includes other work of the machine",
     "quiet_ms": "time from an interruption in the service to its arrival at the engine",

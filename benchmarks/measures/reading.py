@@ -2,7 +2,7 @@
 takes.
 
 Each text is cut to 300 characters. `normalize` off is compared with on for a text without
-expressions, by turns, so that both meet the same machine.
+expressions, in turn, so that both meet the same machine.
 """
 
 import argparse

@@ -37,8 +37,8 @@ LIMITS: dict[str, Any] = {
 
 @common.takes(
     options.add_model_options,
-    common.count("--runs", 30, "runs that are counted"),
-    common.count("--warmup", 3, "runs before, which are not counted", least=0),
+    common.count("--runs", 30, "number of runs whose figures count"),
+    common.count("--warmup", 3, "number of runs before them, whose figures do not count", least=0),
 )
 def sound(args: argparse.Namespace) -> int:
     """Measure and report; 1 when a limit is missed."""

@@ -1,4 +1,4 @@
-"""Time the vocoders of one checkpoint on a CPU: milliseconds per frame, by turns with decoding.
+"""Time the vocoders of one checkpoint on a CPU: milliseconds per frame, in turn with decoding.
 
 "direct" is the native vocoder without transforms along time. The frames of every chunk are drawn
 before it is decoded, as in a speech, so that the vocoder's weights have left the caches; memory is

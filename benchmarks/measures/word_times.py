@@ -5,7 +5,7 @@ Two kinds of speech of its test sentences have exact times: the reference's code
 speech that was drawn and has every word of the reference's codes. A word is placed in it where its
 first frame is. Words that espeak-ng runs together ("on the") have one time, that of the first.
 
-The error is that of a word's beginning. "By letters" shares the sound behind the first silence out
+The error is that of a word's beginning. "By letters" shares the sound after the first silence out
 by the length of the words, which is what the Pipecat service does while a sentence is being spoken.
 """
 
@@ -52,7 +52,7 @@ class Error:
 
 @common.takes(
     functools.partial(options.add_model_options, default="demo-voice"),
-    common.count("--every", 1, "take each n-th sentence only"),
+    common.count("--every", 1, "measure only every n-th sentence (default: all)"),
 )
 def word_times(args: argparse.Namespace) -> int:
     """Measure and report; return 1 when a limit is missed."""
@@ -128,7 +128,7 @@ def missed(
     samples: np.ndarray,
     exact: dict[int, float],
 ) -> Iterator[Error]:
-    """The errors of a sentence's words.
+    """Return the errors of a sentence's words.
 
     Args:
         pieces: of what was spoken for the text.
@@ -156,7 +156,7 @@ def missed(
 
 
 def table_rows(speech: str, errors: list[Error]) -> Iterator[dict[str, object]]:
-    """A row for all words, and one for those of each position in their sentence."""
+    """Return a row for all words, and one for each position in a sentence."""
     by_position: dict[str, list[Error]] = {EVERYWHERE: errors}
     for error in errors:
         name = next((n for n, at in POSITIONS.items() if error.index in at), LAST_POSITION)

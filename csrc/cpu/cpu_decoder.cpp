@@ -29,8 +29,6 @@ void* qwen_cpu_pool_create(int32_t num_threads) {
   return pool;
 }
 
-int32_t qwen_cpu_pool_workers(void* pool) { return static_cast<Pool*>(pool)->num_workers(); }
-
 void qwen_cpu_pool_destroy(void* pool) { delete static_cast<Pool*>(pool); }
 
 int32_t qwen_cpu_decoder_create(void* pool, const ModelSource* source, void** decoder) {

@@ -83,7 +83,6 @@ const char* qwen_cpu_instruction_set();
 // Threads that sleep until there is work. One pool serves one engine and runs its jobs one after
 // another. Null: the system refused a thread.
 void* qwen_cpu_pool_create(int32_t num_threads);
-int32_t qwen_cpu_pool_workers(void* pool);  // the workers of the next job
 void qwen_cpu_pool_destroy(void* pool);
 
 // Packs the weights; `decoder` receives the handle. The pool must outlive the decoder.

@@ -94,7 +94,7 @@ inline size_t row_bytes(const MatrixSource& source) {
 }
 
 // Packs words [first, end) of 32 rows and returns where the next ones go. Missing columns are zero.
-// They go through a tile, because a byte of each row by turns takes int8 four times as long.
+// They go through a tile, because a byte of each row in turn takes int8 four times as long.
 template <class Arrange>
 uint8_t* pack_words(const SourceRow* rows, size_t first, size_t end, uint8_t* out,
                     Arrange arrange) {

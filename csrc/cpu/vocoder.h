@@ -18,7 +18,7 @@
 //           last        one sample a row, clamped                                 rows
 // clang-format on
 //
-// The last column is what the workers share out among them. A convolution's inputs lie behind those
+// The last column is what the workers share out among them. A convolution's inputs lie after those
 // that the stream's state remembers; the last worker fetches these while others compute.
 #pragma once
 #include "activation.h"
@@ -81,7 +81,7 @@ struct VocoderWorker {
   bool is_last() const { return index == num_workers - 1; }
 
   // Where a convolution's new inputs begin in a buffer.
-  float* behind_history(const Convolution& c, float* buffer) const {
+  float* after_history(const Convolution& c, float* buffer) const {
     return buffer + size_t(c.history_rows()) * pass.num_streams * c.in_size();
   }
 
@@ -98,7 +98,7 @@ struct VocoderWorker {
       std::copy_n(state, c.in_channels, buffer + row * c.in_size());
     });
   }
-  // Keeps the history of a buffer that has num_rows rows behind it.
+  // Keeps the history of a buffer that has num_rows rows after it.
   void keep_history(const Convolution& c, const float* buffer, int num_rows) const {
     each_history_row(c, [&](size_t row, float* state) {
       std::copy_n(buffer + (row + num_rows) * c.in_size(), c.in_channels, state);
@@ -145,13 +145,13 @@ struct VocoderWorker {
     }
   }
 
-  // A stage: does what `output` describes, behind the history of its reader.
+  // A stage: does what `output` describes, after the history of its reader.
   void convolution(const Convolution& c, const float* x, int num_rows, Output output) const {
     if (is_last()) {
       keep_history(c, x, num_rows);
       if (output.reader) fetch_history(*output.reader, output.next);
     }
-    if (output.reader) output.next = behind_history(*output.reader, output.next);
+    if (output.reader) output.next = after_history(*output.reader, output.next);
     compute(c, x, num_rows, output);
     barrier();
   }
@@ -284,7 +284,7 @@ inline void run_layer(const VocoderWorker& worker, const TransformerLayer& layer
   worker.barrier();
 }
 
-// Codes -> model.in, behind the history of `reader`.
+// Codes -> model.in, after the history of `reader`.
 inline void run_front(const VocoderWorker& worker, const Convolution& reader) {
   const VocoderModel& model = worker.model;
   const Pass& pass = worker.pass;
@@ -306,7 +306,7 @@ inline void run_front(const VocoderWorker& worker, const Convolution& reader) {
                      Output{*model.output_proj, n, model.in, &reader});
 }
 
-// model.in -> model.in, behind the history of `reader`.
+// model.in -> model.in, after the history of `reader`.
 inline void upsample(const VocoderWorker& worker, const Upsampling& stage, int num_rows,
                      const Convolution& reader) {
   const VocoderModel& model = worker.model;
@@ -340,10 +340,10 @@ inline void upsample(const VocoderWorker& worker, const Upsampling& stage, int n
   worker.barrier();
   worker.convolution(*stage.narrow, model.mid, num_rows,
                      Output{*stage.narrow, n, model.in, &reader, nullptr,
-                            worker.behind_history(depthwise, model.out), stage.gamma.data()});
+                            worker.after_history(depthwise, model.out), stage.gamma.data()});
 }
 
-// `in` -> `out`, behind the history of `reader`. Both are buffers.
+// `in` -> `out`, after the history of `reader`. Both are buffers.
 inline void run_block(const VocoderWorker& worker, const Block& block, int num_rows, float*& in,
                       float*& out, const Convolution& reader) {
   const VocoderModel& model = worker.model;

@@ -52,7 +52,7 @@ struct VocoderModel {
   // The workers of a pass share these: one stage writes them, the stages after a barrier read them.
   std::unique_ptr<Arena> memory;
   size_t buffer_floats = 0;
-  float *in, *out, *x, *mid;            // in, out: a convolution's inputs behind their history
+  float *in, *out, *x, *mid;            // in, out: a convolution's inputs after their history
   float* points;                        // of a transform whose columns of weights are shared out
   std::vector<VocoderScratch> scratch;  // by worker
 };

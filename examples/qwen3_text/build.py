@@ -1,6 +1,6 @@
 """Compile the kernel for a Qwen3 text model: python build.py Qwen/Qwen3-0.6B [--arch sm_90a]
 
-The script reads config.json alone. Without --arch it compiles the emulation.
+The script reads only config.json. Without --arch it compiles the emulation.
 """
 
 import argparse

@@ -232,7 +232,7 @@ def parse_model_config(values: dict[str, Any], where: str = "config.json") -> Mo
 
 
 def _parse_flag(values: dict[str, Any], key: str, where: str) -> bool:
-    """A flag of our own, which released files lack."""
+    """Read a flag that only this project's files have."""
     value = values.get(key, False)
     if not isinstance(value, bool):
         raise ModelFilesError(f"{where}: {key} is {value!r}; it must be true or false.")
@@ -240,7 +240,7 @@ def _parse_flag(values: dict[str, Any], key: str, where: str) -> bool:
 
 
 def _parse_number(values: dict[str, Any], key: str, where: str) -> float | None:
-    """A number of our own, which released files lack."""
+    """Read a number that only this project's files have."""
     value = values.get(key)
     if value is None:
         return None

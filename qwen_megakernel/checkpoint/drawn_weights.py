@@ -47,7 +47,7 @@ def talker(config: ModelConfig, device: torch.device) -> dict[str, Tensor]:
 
 
 def codec_decoder(config: CodecConfig, device: torch.device) -> dict[str, Tensor]:
-    """The vocoder in float32, by names without "decoder."."""
+    """Draw the vocoder's weights in float32, by names without "decoder."."""
     return _draw(
         codec_tensors(config),
         CODEC_DECODER_PREFIX,

@@ -76,7 +76,7 @@ def fetch(
         repo: "owner/name".
         names: paths in the repository; no other files are downloaded.
         accept: called with the folder once names[0] is there; raises to stop before the others.
-        local_files_only: use cached files alone, without network access.
+        local_files_only: use only cached files, without network access.
         progress: show a bar with sizes for each file, on stderr.
         option: the command line's option that takes a folder instead, for hints.
     Raises:

@@ -104,7 +104,7 @@ def resolve(
         model: a built-in name (`BUILT_IN`), a folder, or a hub id "owner/name"; tried in this
             order. With "drawn:" in front of the name of a random model its weights are drawn when
             it is loaded, on the GPU if there is one, and never written.
-        local_files_only: use local and cached files alone, without network access.
+        local_files_only: use only local and cached files, without network access.
         progress: show progress bars of a download, on stderr.
     Raises:
         UsageError: `model` is no name.
@@ -176,28 +176,23 @@ def load(files: ModelFiles) -> Checkpoint:
     sampling, max_new_tokens = _read_generation_config(files.folder / GENERATION_CONFIG)
     if files.is_drawn:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        return Checkpoint(
-            config=config,
-            codec_config=codec_config,
-            sampling=sampling,
-            max_new_tokens=max_new_tokens,
-            files=files,
-            talker=drawn_weights.talker(config, device),
-            codec_decoder=drawn_weights.codec_decoder(codec_config, device),
-            has_codec_encoder=False,
-        )
-    safetensors_file.check(files.folder / WEIGHTS, model_tensors(config))
-    has_codec_encoder = _check_codec(files.speech_tokenizer / WEIGHTS, codec_config)
+        talker = drawn_weights.talker(config, device)
+        codec_decoder = drawn_weights.codec_decoder(codec_config, device)
+        has_codec_encoder = False
+    else:
+        weights, codec_weights = files.folder / WEIGHTS, files.speech_tokenizer / WEIGHTS
+        safetensors_file.check(weights, model_tensors(config))
+        has_codec_encoder = _check_codec(codec_weights, codec_config)
+        talker = safetensors_file.read(weights, TALKER_PREFIX)
+        codec_decoder = safetensors_file.read(codec_weights, CODEC_DECODER_PREFIX, torch.float32)
     return Checkpoint(
         config=config,
         codec_config=codec_config,
         sampling=sampling,
         max_new_tokens=max_new_tokens,
         files=files,
-        talker=safetensors_file.read(files.folder / WEIGHTS, TALKER_PREFIX),
-        codec_decoder=safetensors_file.read(
-            files.speech_tokenizer / WEIGHTS, CODEC_DECODER_PREFIX, torch.float32
-        ),
+        talker=talker,
+        codec_decoder=codec_decoder,
         has_codec_encoder=has_codec_encoder,
     )
 

@@ -12,7 +12,7 @@ from typing import Any
 from qwen_megakernel import PACKAGE_FOLDER
 
 FOLDER = PACKAGE_FOLDER / "assets" / "random-checkpoints"
-DIALECTS = ("beijing_dialect", "sichuan_dialect")  # languages of CustomVoice checkpoints alone
+DIALECTS = ("beijing_dialect", "sichuan_dialect")  # only CustomVoice checkpoints have them
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Recipe:
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """The file of all other dimensions: config.json of a CustomVoice, and its codec's."""
+        """The file with all other dimensions: config.json of a CustomVoice model and its codec."""
         return read_json("tiny" if self.hidden_size < 1024 else "released")
 
 

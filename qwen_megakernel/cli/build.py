@@ -69,7 +69,7 @@ def add_command(commands: Any) -> None:
         help="number format of the weights (default: bfloat16 for a GPU, float32 for emulation)",
     )
     add("--weights", choices=WEIGHTS, metavar="FORM", help=WEIGHTS_HELP)
-    add("--local-files-only", action="store_true", help="download nothing")
+    options.add_local_files_option(command)
     options.add_verbosity(command)
 
 

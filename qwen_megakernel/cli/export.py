@@ -43,7 +43,7 @@ def add_command(commands: Any) -> None:
         "convert for Apple's Neural Engine",
     )
     add = command.add_argument
-    add("model", metavar="MODEL", help="hub id, folder or built-in name")
+    add("model", metavar="MODEL", help="model to convert: hub id, folder or built-in name")
     add("--to", metavar="DIR", required=True, help="folder to write the models to")
     add(
         "--positions",
@@ -71,5 +71,5 @@ def add_command(commands: Any) -> None:
         default=4,
         help="frames that the speech decoder takes in one call (default: 4)",
     )
-    add("--local-files-only", action="store_true", help="download nothing")
+    options.add_local_files_option(command)
     options.add_verbosity(command)

@@ -93,12 +93,16 @@ def parser() -> argparse.ArgumentParser:
 
     command = parsing.new_command(commands, "download", download, "download a model")
     add = command.add_argument
-    add("model_id", metavar="MODEL", help="hub id, such as Qwen/Qwen3-TTS-12Hz-0.6B-Base")
+    add(
+        "model_id",
+        metavar="MODEL",
+        help="hub id of the model, such as Qwen/Qwen3-TTS-12Hz-0.6B-Base",
+    )
     add("--to", metavar="DIR", help="folder to copy the files to as well")
     options.add_verbosity(command)
 
     command = parsing.new_command(commands, "doctor", doctor, "describe this machine")
-    command.add_argument("--json", action="store_true", help="print JSON")
+    command.add_argument("--json", action="store_true", help="print as JSON")
     options.add_verbosity(command)
 
     build.add_command(commands)
@@ -113,8 +117,8 @@ def parser() -> argparse.ArgumentParser:
     )
     add = command.add_argument
     add("files", nargs="+", metavar="TSV", help="file that --dump-codes wrote")
-    add("--strict", action="store_true", help="exit 1 if a figure is suspicious")
-    add("--json", action="store_true", help="print JSON")
+    add("--strict", action="store_true", help="exit with code 1 if a figure is suspicious")
+    add("--json", action="store_true", help="print as JSON")
     options.add_verbosity(command)
     return root
 

@@ -47,9 +47,9 @@ def add_model_options(parser: argparse.ArgumentParser, default: str | None = Non
         "--backend",
         default="auto",
         choices=BACKENDS,
-        help="decoder: kernel (CUDA), graph (CUDA graphs), cpu (native code), torch (PyTorch), "
-        "emulation (the kernel on a CPU, slow), coreml (Apple) (default: auto, the kernel on a GPU "
-        "that can run it, native code on a CPU)",
+        help="what draws the codes: kernel (CUDA), graph (CUDA graphs), cpu (native code), torch "
+        "(PyTorch), emulation (the kernel on a CPU, slow), coreml (Apple) (default: auto, the "
+        "kernel on a GPU that can run it, native code on a CPU)",
     )
     add("--device", help=DEVICE_HELP)
     add(
@@ -67,27 +67,37 @@ def add_model_options(parser: argparse.ArgumentParser, default: str | None = Non
         f"{' or '.join(DTYPES_BY_PART)}",
     )
     add("--weights", choices=WEIGHTS, metavar="FORM", help=WEIGHTS_HELP)
-    add("--local-files-only", action="store_true", help="download nothing")
+    add_local_files_option(parser)
     add(
         "--normalize",
         default="auto",
         choices=NORMALIZE,
-        help="read numbers, dates, abbreviations and Markdown as words (default: what the model "
-        "needs: on for demo-voice, off for Qwen's)",
+        help="whether to read numbers, dates, abbreviations and Markdown as words (default: auto, "
+        "which is on for demo-voice and off for Qwen's models)",
     )
     add(
         "--lexicon",
         metavar="FILE",
-        help="how words are said: rows of word<TAB>respelling, or a W3C pronunciation lexicon",
+        help="file of pronunciations: lines of a word, a tab and how to spell it instead, or a W3C "
+        "pronunciation lexicon",
     )
     add_verbosity(parser)
+
+
+def add_local_files_option(parser: argparse.ArgumentParser) -> None:
+    """Add --local-files-only."""
+    parser.add_argument(
+        "--local-files-only",
+        action="store_true",
+        help="use only files that are on this machine; download nothing",
+    )
 
 
 def add_verbosity(parser: argparse.ArgumentParser) -> None:
     """Add --quiet and --debug."""
     add = parser.add_argument
-    add("--quiet", action="store_true", help="print errors alone, no progress")
-    add("--debug", action="store_true", help="log everything, show tracebacks")
+    add("--quiet", action="store_true", help="print errors only, no progress")
+    add("--debug", action="store_true", help="log everything, and show Python tracebacks of errors")
 
 
 def add_speech_options(parser: argparse.ArgumentParser) -> None:
@@ -95,8 +105,16 @@ def add_speech_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--voice", help="speaker of the model, name of a file in --voices, or path of a voice file")
     add("--voice-sample", metavar="FILE", help="recording whose voice to clone")
-    add("--ref-text", help="exact transcript of --voice-sample, to clone in context")
-    add("--xvector", action="store_true", help="clone without the transcript")
+    add(
+        "--ref-text",
+        help="exact transcript of --voice-sample: the model then continues the recording, which "
+        "copies its manner, too",
+    )
+    add(
+        "--xvector",
+        action="store_true",
+        help="clone from --voice-sample without a transcript, by its x-vector alone",
+    )
     add("--language", default="auto", help='language to speak: a name, a code like "en", or auto')
     add("--instruct", help="how to speak, in words, for models that follow it")
     add(
@@ -124,11 +142,12 @@ def add_text_format_option(parser: argparse.ArgumentParser) -> None:
 
 
 def add_subtitles_option(parser: argparse.ArgumentParser) -> None:
-    """--subtitles."""
+    """Add --subtitles."""
     parser.add_argument(
         "--subtitles",
         metavar="FILE",
-        help="write when each sentence is heard: .srt or .vtt captions, or .json with every word",
+        help="file for the times of the speech: .srt or .vtt captions of its sentences, or .json "
+        "with the seconds of every word",
     )
 
 
@@ -139,47 +158,60 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--max-frames",
         type=int,
-        help="stop after so many frames; a frame is 80 ms of audio (85 ms with a voice of `sheen "
-        "train`), so 125 are 10 s (default: no limit but that of each part of the text)",
+        help="number of frames after which to stop; a frame is 80 ms of audio (85 ms with a "
+        "voice of `sheen train`), so 125 are 10 s (default: no limit but that of each part of "
+        "the text)",
     )
     add("--greedy", action="store_true", help="take the likeliest codes instead of sampling")
     knobs: tuple[tuple[str, Callable[[str], float], str], ...] = (
-        ("temperature", parsing.temperature, "divisor of the logits: below 1 less varied"),
-        ("top-k", int, "number of likeliest codes to draw from; 0: all"),
-        ("top-p", float, "share of the probability to draw from; 1: all"),
-        ("repetition-penalty", float, "factor against codes drawn before; 1: none"),
+        ("temperature", parsing.temperature, "how varied to draw: the logits are divided by it"),
+        ("top-k", int, "how many of the likeliest codes to draw from; 0: all"),
+        ("top-p", float, "share of the probability whose likeliest codes to draw from; 1: all"),
+        ("repetition-penalty", float, "factor that makes codes drawn before less likely; 1: none"),
     )
     for name, kind, meaning in knobs:
         add(f"--{name}", type=kind, help=f"{meaning} (default: the checkpoint's own)")
 
 
 def add_sound_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `SOUND`, which every family of models has."""
+    """Add the options of `SOUND`, which every family of models has."""
     parser.add_argument(
-        "--speed", type=float, help="0.25 to 4, at the same pitch: 2 takes half the time"
+        "--speed",
+        type=float,
+        help="how fast to speak, 0.25 to 4, at the same pitch: 2 takes half the time (default: 1)",
     )
     parser.add_argument(
-        "--volume", type=float, metavar="DB", help="-60 to 20 dB; what is made louder does not clip"
+        "--volume",
+        type=float,
+        metavar="DB",
+        help="change of volume in dB, -60 to 20; a limiter prevents clipping (default: 0)",
     )
     parser.add_argument(
         "--sample-rate",
         type=int,
         metavar="HZ",
-        help="8000 to 48000 samples per second (default: the model's, 24000)",
+        help="samples per second of the audio, 8000 to 48000 (default: the model's, 24000)",
     )
-    for name, where in (("leading", "before the first sound"), ("trailing", "after the last one")):
+    for name, where in (
+        ("leading", "before the first sound"),
+        ("trailing", "after the last sound"),
+    ):
         parser.add_argument(
             f"--{name}-silence",
             type=float,
             metavar="MS",
-            help=f"at most so many ms of silence {where} (default: the model's)",
+            help=f"longest silence {where}, in ms; more is cut off (default: the model's own)",
         )
 
 
 def add_loudness_option(parser: argparse.ArgumentParser) -> None:
-    """--loudness, for programs that write whole speeches."""
+    """Add --loudness, for programs that write whole speeches."""
     parser.add_argument(
-        "--loudness", type=float, metavar="LUFS", help="of the whole file, -40 to -5 (-16 is usual)"
+        "--loudness",
+        type=float,
+        metavar="LUFS",
+        help="loudness of the whole file, -40 to -5 LUFS; podcasts have about -16 "
+        "(default: as the model speaks)",
     )
 
 
@@ -205,7 +237,7 @@ def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def sound_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Keyword arguments for `stream` from `add_sound_options`."""
+    """Return keyword arguments for `stream` from `add_sound_options`."""
     options = {name: getattr(args, name) for name in SOUND}
     if getattr(args, "encoding", "pcm") != "pcm" and args.sample_rate is None:
         options["sample_rate"] = TELEPHONE_RATE
@@ -249,7 +281,7 @@ def check_speech(args: argparse.Namespace) -> None:
     if args.voice is None:
         return
     if args.voice_sample is not None:
-        raise UsageError("--voice and --voice-sample exclude each other.")
+        raise UsageError("--voice and --voice-sample cannot be combined; give one of them.")
     path = Path(args.voice)
     if path.suffix.lower() in recordings.SUFFIXES and path.is_file():
         raise UsageError(

@@ -29,7 +29,10 @@ def read_text(text: str) -> str:
     if text != "-":
         return text
     if sys.stdin is None:
-        raise UsageError("There is no standard input to read the text from.")
+        raise UsageError(
+            "There is no standard input to read the text from.",
+            hint="Give the text on the command line.",
+        )
     try:
         return sys.stdin.read()
     except UnicodeDecodeError as error:

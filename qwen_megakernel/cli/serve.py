@@ -26,7 +26,12 @@ def add_command(commands: Any) -> None:
     command = parsing.new_command(commands, "serve", serve, "speak over HTTP and WebSocket")
     add = command.add_argument
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    add("--port", type=int, default=8090, help="port; 0 takes a free one (default: %(default)s)")
+    add(
+        "--port",
+        type=int,
+        default=8090,
+        help="TCP port to listen on; 0: any free one (default: %(default)s)",
+    )
     add(
         "--wyoming-port",
         type=int,
@@ -35,13 +40,20 @@ def add_command(commands: Any) -> None:
     )
     add("--api-key", metavar="K", help=f"key that clients must send (default: ${API_KEY_VARIABLE})")
     positive = parsing.at_least(1)
-    add("--slots", type=positive, default=1, help="streams spoken at a time (default: %(default)s)")
+    add(
+        "--slots", type=positive, default=1, help="requests spoken at a time (default: %(default)s)"
+    )
     add(
         "--max-frames",
         type=positive,
         help="most frames of 80 ms for each part (some sentences) of a text (default: 1000)",
     )
-    add("--max-queue", type=int, default=8, help="requests that may wait (default: %(default)s)")
+    add(
+        "--max-queue",
+        type=int,
+        default=8,
+        help="most requests that may wait for a slot (default: %(default)s)",
+    )
     add(
         "--max-chars",
         type=int,
@@ -62,8 +74,14 @@ def add_command(commands: Any) -> None:
         metavar="KBITS",
         help="bit rate of opus in kbit/s, 6 to 256 (default: %(default)s)",
     )
-    add("--voice-fallback", metavar="NAME", help='voice for OpenAI\'s names ("alloy", ...)')
-    add("--allow-upload", action="store_true", help="let clients add voices to --voices DIR")
+    add(
+        "--voice-fallback", metavar="NAME", help='voice to use for OpenAI\'s names, such as "alloy"'
+    )
+    add(
+        "--allow-upload",
+        action="store_true",
+        help="let clients add and delete voices in --voices DIR",
+    )
     add(
         "--allow-origin",
         metavar="URL",
@@ -71,7 +89,7 @@ def add_command(commands: Any) -> None:
         default=[],
         help="origin of web pages that may call this server (may be repeated)",
     )
-    add("--access-log", action="store_true", help="log a line to stderr when an answer ends")
+    add("--access-log", action="store_true", help="write a line to stderr for every answer")
     add(
         "--deadline",
         type=float,
@@ -82,12 +100,20 @@ def add_command(commands: Any) -> None:
         "--drain",
         type=float,
         default=120.0,
-        help="most seconds that running streams get after SIGTERM (default: %(default)g)",
+        help="seconds that running speeches get to finish after SIGTERM (default: %(default)g)",
     )
     add("--ray", action="store_true", help="run several engines behind one address on Ray Serve")
     add("--replicas", type=int, help="with --ray: number of engines (default: 1)")
-    add("--max-replicas", type=int, help="with --ray: most engines when requests wait")
-    add("--replica-gpus", type=float, help="with --ray: GPUs per engine (default: 1 if any)")
+    add(
+        "--max-replicas",
+        type=int,
+        help="with --ray: most engines to start while requests wait (default: as --replicas)",
+    )
+    add(
+        "--replica-gpus",
+        type=float,
+        help="with --ray: GPUs of each engine (default: 1 where there are GPUs)",
+    )
     options.add_model_options(command)
 
 
@@ -135,19 +161,19 @@ def ray_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments of `ray_serve.application` for the options of `serve`.
 
     Raises:
-        UsageError: options exclude each other.
+        UsageError: options cannot be combined.
         MissingPackageError: Ray is not installed.
     """
     with _packages_of("ray"):
         from qwen_megakernel.server import ray_serve
     if args.wyoming_port is not None:
         raise UsageError(
-            "--wyoming-port and --ray exclude each other: Ray Serve's proxy has HTTP alone.",
+            "--wyoming-port and --ray cannot be combined: Ray Serve's proxy has only HTTP.",
             hint="Run a server without --ray for Wyoming.",
         )
     if args.access_log:
         raise UsageError(
-            "--access-log and --ray exclude each other: Ray Serve has a log of its own.",
+            "--access-log and --ray cannot be combined: Ray Serve has a log of its own.",
             hint="Look under logs/serve of Ray's session.",
         )
     for name in ("model", "voices"):  # replicas have working folders of their own

@@ -210,7 +210,7 @@ def _add_prepare(sheen: Any) -> None:
         "-o",
         "--output",
         default="dataset.jsonl",
-        help="JSONL file to write; its rows are kept, so an interrupted run goes on "
+        help="JSONL file to write; the rows in it are kept, so an interrupted run goes on "
         "(default: %(default)s)",
     )
     add(
@@ -227,7 +227,11 @@ def _add_train(sheen: Any) -> None:
     _add_training_options(command)
     add("-o", "--output", required=True, metavar="DIR", help="folder to write the voice to")
     add("--save-steps", type=int, default=500, help="steps between saves (default: 500)")
-    add("--resume", action="store_true", help="go on from the state in --output")
+    add(
+        "--resume",
+        action="store_true",
+        help="go on from the state of an interrupted run in --output",
+    )
 
 
 def _add_infer(sheen: Any) -> None:
@@ -247,8 +251,8 @@ def _add_infer(sheen: Any) -> None:
         "--backend",
         default="auto",
         choices=BACKENDS,
-        help="decoder: kernel (CUDA), torch (transformers), emulation (the kernel on a CPU, slow) "
-        "(default: auto, the kernel on a GPU that can run it, else torch)",
+        help="what draws the codes: kernel (CUDA), torch (transformers), emulation (the kernel "
+        "on a CPU, slow) (default: auto, the kernel on a GPU that can run it, else torch)",
     )
     add("--device", help=options.DEVICE_HELP)
     add(
@@ -272,7 +276,7 @@ def _add_verify(sheen: Any) -> None:
     add = command.add_argument
     add("data", metavar="JSONL", help=_DATA_HELP)
     add("--codebook-size", type=int, default=4096, help="codes per codebook (default: 4096)")
-    add("--max-length", type=int, default=1024, help="tokens per sequence (default: 1024)")
+    add("--max-length", type=int, default=1024, help="most tokens in a sequence (default: 1024)")
     options.add_verbosity(command)
 
     command = parsing.new_command(
@@ -305,7 +309,7 @@ def _add_snac_options(command: argparse.ArgumentParser) -> None:
         f"(default: {DEFAULT_SNAC})",
     )
     add("--device", help=options.DEVICE_HELP)
-    add("--local-files-only", action="store_true", help="download nothing")
+    options.add_local_files_option(command)
     options.add_verbosity(command)
 
 
@@ -322,12 +326,20 @@ def _add_training_options(command: argparse.ArgumentParser) -> None:
     add("--learning-rate", type=float, help="highest learning rate (default: 2e-5)")
     add("--batch-size", type=int, help="rows in a forward pass (default: 4)")
     add("--gradient-accumulation", type=int, help="passes before an optimizer step (default: 4)")
-    add("--max-length", type=int, help="tokens in a row (default: 1024)")
-    add("--precision", choices=("fp16", "bf16", "fp32"), help="number format (default: fp16)")
+    add("--max-length", type=int, help="most tokens in a row (default: 1024)")
+    add(
+        "--precision",
+        choices=("fp16", "bf16", "fp32"),
+        help="number format to train in (default: fp16)",
+    )
     add("--epochs", type=int, help="passes over the dataset (default: 20)")
     add("--max-steps", type=int, help="steps after which to stop, whatever the epochs")
     add("--warmup-steps", type=int, help="steps while the learning rate rises (default: 100)")
     add("--weight-decay", type=float, help="weight decay of AdamW (default: 0.01)")
-    add("--max-grad-norm", type=float, help="norm to clip gradients to (default: 1.0)")
+    add(
+        "--max-grad-norm",
+        type=float,
+        help="largest norm of the gradients; larger ones are scaled down (default: 1.0)",
+    )
     add("--seed", type=int, help="seed of new embeddings and of the rows' order (default: 0)")
     _add_snac_options(command)

@@ -28,10 +28,11 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
         "--encoding",
         default="pcm",
         choices=ENCODINGS,
-        help="encoding of a wav file: 16-bit, or the telephone's 8 bits at 8000 Hz (default: pcm)",
+        help="samples of a wav file: pcm (16 bits), or ulaw or alaw (the telephone's 8 bits at "
+        "8000 Hz) (default: pcm)",
     )
     options.add_loudness_option(parser)
-    add("--stream", action="store_true", help="print a line for each chunk")
+    add("--stream", action="store_true", help="print a line to stderr when each chunk is made")
     add("--stdout", action="store_true", help="write raw 16-bit samples to standard output")
     options.add_subtitles_option(parser)
     add("--dump-codes", metavar="FILE", help="TSV file to write the codes to, a row per frame")
@@ -41,23 +42,26 @@ def read_text(args: argparse.Namespace) -> str:
     """Return the text to speak; checks it and the output before a model is loaded.
 
     Raises:
-        UsageError: options exclude each other, or the text is empty or too long.
+        UsageError: options cannot be combined, or the text is empty or too long.
         OutputError: the file cannot be written.
     """
     if args.stdout and args.output:
-        raise UsageError("--stdout and --output exclude each other.")
+        raise UsageError("--stdout and --output cannot be combined; give one of them.")
     if args.output == "-":
         raise UsageError(
             "--output - is not a file.", hint="Write to standard output with --stdout."
         )
     if args.stdout and args.loudness is not None:
         raise UsageError(
-            "--stdout and --loudness exclude each other.",
+            "--stdout and --loudness cannot be combined.",
             "Samples leave while they are made; how loud the whole is, is known at its end.",
             "--volume is in dB.",
         )
     if args.stdout and args.encoding != "pcm":
-        raise UsageError(f"--stdout and --encoding {args.encoding} exclude each other.")
+        raise UsageError(
+            f"--stdout and --encoding {args.encoding} cannot be combined; "
+            "standard output gets 16-bit samples."
+        )
     output = None if args.stdout else args.output or DEFAULT_OUTPUT
     files = output, args.dump_codes, args.subtitles, args.encoding
     return running.read_speech(args.text, *files, args.sample_rate, args.text_format)

@@ -31,25 +31,33 @@ def add_commands(commands: Any) -> None:
     add(
         "-o",
         "--output",
-        help="file to write (.voice.safetensors), or folder, which is made (default: .)",
+        help="file to write (.voice.safetensors), or folder, which is made if need be (default: .)",
     )
     add("--force", action="store_true", help="replace voices that exist already")
-    add("--ref-text", help="exact transcript of the one recording")
-    add("--xvector", action="store_true", help="ignore transcripts")
-    add("--legacy-bin", action="store_true", help="write all voices to one voice_presets.bin")
+    add("--ref-text", help="exact transcript of the recording, if there is one recording")
+    add(
+        "--xvector",
+        action="store_true",
+        help="make voices without transcripts, by their x-vectors alone",
+    )
+    add(
+        "--legacy-bin",
+        action="store_true",
+        help="write all voices to one voice_presets.bin, the older format",
+    )
     options.add_model_options(command)
 
     command = parsing.new_command(voices, "list", list_voices, "list the voices of a folder")
     add = command.add_argument
-    add("folder", nargs="?", default=".", metavar="DIR|FILE", help="file, or " + _FOLDER_HELP)
-    add("--json", action="store_true", help="print JSON")
+    add("folder", nargs="?", default=".", metavar="DIR|FILE", help="voice file, or " + _FOLDER_HELP)
+    add("--json", action="store_true", help="print as JSON")
     options.add_verbosity(command)
 
     command = parsing.new_command(voices, "show", show, "show a voice")
     add = command.add_argument
     add("voice", metavar="NAME|FILE", help="name in --voices, or voice file")
     add("--voices", default=".", metavar="DIR", help=_FOLDER_HELP)
-    add("--json", action="store_true", help="print JSON")
+    add("--json", action="store_true", help="print as JSON")
     options.add_verbosity(command)
 
     command = parsing.new_command(voices, "delete", delete, "delete a voice")
@@ -201,7 +209,7 @@ def _replaced(path: Path) -> str:
 
 def _clone(tts: "SpeechEngine", recording: Path, args: argparse.Namespace) -> "Voice":
     text, beside = args.ref_text, recording.with_suffix(".txt")
-    without_text = args.xvector or args.legacy_bin  # that file holds x-vectors alone
+    without_text = args.xvector or args.legacy_bin  # that file holds only x-vectors
     if text is None and beside.is_file() and not without_text:
         try:
             text = beside.read_text(encoding="utf-8").strip()

@@ -132,7 +132,7 @@ def check_duration(samples: np.ndarray, rate: int, name: str) -> None:
         RecordingError: the recording is too short or too long, or its rate is no rate.
     """
     if rate <= 0:
-        raise RecordingError(f"{name} has a sample rate of {rate}.")
+        raise RecordingError(f"{name} has a sample rate of {rate}; it must be above 0.")
     seconds = len(samples) / rate
     if not MIN_SECONDS <= seconds <= MAX_SECONDS:
         raise RecordingError(
@@ -157,7 +157,10 @@ def check(samples: np.ndarray, rate: int, name: str) -> None:
         raise RecordingError(f"{name}: sample {first} is NaN or infinite.")
     peak = np.abs(samples).max()
     if peak < 10 ** (SILENT_DBFS / 20):
-        raise RecordingError(f"{name} is silent: it stays below {SILENT_DBFS:.0f} dBFS.")
+        raise RecordingError(
+            f"{name} is silent: it stays below {SILENT_DBFS:.0f} dBFS.",
+            hint="Record louder, or raise the recording's level.",
+        )
     clipped = np.mean(np.abs(samples) >= FULL_SCALE)
     if clipped > MAX_CLIPPED_SHARE:
         logger.warning(

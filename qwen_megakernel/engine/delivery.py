@@ -34,7 +34,7 @@ class Chunk:
 
 
 class ChunkDelivery:
-    """Turns pending frames into chunks and delivers them. Used by the worker thread alone.
+    """Turns pending frames into chunks and delivers them. Only the worker thread uses it.
 
     Args:
         vocoder: turns frames into samples.
@@ -59,7 +59,7 @@ class ChunkDelivery:
         """Start the vocoder on due frames; streams of equal chunk length share a batch.
 
         Args:
-            drawing: the streams whose frames are being drawn, one of which may be hungry.
+            drawing: the streams whose frames are being drawn, one of which may be about to run dry.
         Returns:
             Whether chunks of streams that are far ahead were left for a later turn.
         """
@@ -114,6 +114,6 @@ class ChunkDelivery:
                 continue
             timings = stream.state.timings
             timings["vocoder"] = timings.get("vocoder", 0.0) + spent
-            # Samples that are not numbers end their own stream alone.
+            # Samples that are not numbers end only their own stream.
             with self._table.ending_on_error([stream]):
                 stream.deliver(codes, samples)

@@ -43,7 +43,7 @@ class ActiveStream:
     phase: Phase = Phase.WAITING
     index: int = -1  # of the slot
     vocoder: Any = None  # its state in the vocoder
-    lookahead: int = 0  # frames the vocoder must see behind those it turns into audio
+    lookahead: int = 0  # frames the vocoder must see after those it turns into audio
     chunk_frames: int = 0  # of the chunk being filled; doubles up to the request's
     part: TextPart | None = None  # None: between parts
     text_open: bool = False  # more text of the part will come
@@ -181,7 +181,7 @@ class ActiveStream:
 
 
 class SlotTable:
-    """Streams, from their submission to their end. Used by the worker thread alone.
+    """Streams, from their submission to their end. Only the worker thread uses it.
 
     Args:
         num_slots: streams that are spoken at the same time; the others wait.

@@ -299,7 +299,7 @@ class SpeechEngine(ABC):
         return SpeechStream(state, self, cutter, reader, None, self._workers, marked)
 
     def _heard_chunks(self, sound: SoundOptions, *, has_markup: bool) -> HeardChunks | None:
-        """What makes the sound of a stream; None if its samples are heard as they are."""
+        """Return what changes the sound of a stream; None: its samples are heard as they are."""
         chain = new_chain(sound, self.sample_rate, self._high_pass, may_pause=has_markup)
         if chain is None:
             return None
@@ -337,14 +337,14 @@ class SpeechEngine(ABC):
         return encoded, parts
 
     def _spoken_language(self, language: str) -> str | None:
-        """The model's name of a language; None: it does not speak it."""
+        """Return the model's name of a language; None: it does not speak it."""
         try:
             return resolve_language(language, self.languages)
         except UnknownLanguage:
             return None
 
     def _language_name(self, language: str | None) -> str:
-        """The name of the language that a text is read in; that of a model with one alone."""
+        """Return the language that a text is read in; a model of one language always has that."""
         name = (language or AUTO).strip().lower()
         own = [each for each in self.languages if each != AUTO]
         if name == AUTO and len(own) == 1:

@@ -74,7 +74,7 @@ class Prompts(Protocol):
 class FrameVocoder(Protocol):
     """Turns codec frames into PCM, in chunks that together equal the whole."""
 
-    lookahead: int  # frames it must see behind those that it turns into audio; 0: it is causal
+    lookahead: int  # frames it must see after those that it turns into audio; 0: it is causal
 
     def new_state(self) -> Any:
         """Return the state of a stream before its first frame."""
@@ -85,7 +85,7 @@ class FrameVocoder(Protocol):
     def step(self, codes: Tensor, states: Sequence[Any]) -> Tensor:
         """[n, num_frames, num_code_groups] -> [n, num_frames * samples_per_frame] float32.
 
-        Where `lookahead` is not 0, a third argument [n, k, num_code_groups] has the frames behind
+        Where `lookahead` is not 0, a third argument [n, k, num_code_groups] has the frames after
         `codes`: `lookahead` of them, or fewer at the end of a part.
         """
 

@@ -90,7 +90,7 @@ class StreamState:
 
     request: SpeechRequest
     prompt_ids: TextIds  # each part replaces the body
-    wake: Callable[[], None]  # makes the engine's thread look again
+    wake: Callable[[], None]  # makes the engine's thread check the streams again
     interrupt: Callable[[], None]  # `wake`, and the running step ends after its current frame
     sample_rate: int  # of the codec, in Hz
     parts: deque[TextPart] = field(default_factory=deque)
@@ -159,7 +159,7 @@ class StreamState:
         self.deliver(np.empty(0, dtype=np.int16), len(self.codes), 0, pause_s=seconds)
 
     def lead_s(self) -> float:
-        """Seconds until a reader that plays from its first sample on has nothing left to play.
+        """Return the seconds until a reader, playing from its first sample on, runs dry.
 
         Minus infinity while the reader has nothing to play. Of a sound that is changed, the chain
         knows what has been heard, which silence that it cuts or holds back is not; of chunks that
@@ -377,7 +377,7 @@ class SpeechStream:
         self._state.wake()  # a slot that waits for the reader may go on
         if isinstance(item, Exception):
             if self._heard and (rest := self._heard.rest()):
-                self._state.outbox.put(item)  # comes behind it
+                self._state.outbox.put(item)  # comes after it
                 self._timer.hear(rest)
                 return [rest]
             self._over = True
@@ -389,7 +389,7 @@ class SpeechStream:
         return chunks
 
     async def _receive_async(self) -> list[AudioChunk]:
-        """`_receive` the next item; the event loop is free while a thread works on the sound."""
+        """Await the next item of `_receive`; a thread works on the sound, not the event loop."""
         if not self._heard:
             return self._receive(await self._state.outbox.get_async())
         if self._working is None:

@@ -77,7 +77,7 @@ def upload(target: Tensor, values: Tensor) -> None:
 
 
 def uploaded(values: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """The values on `device`, as `upload` brings them there: without waiting for it."""
+    """Return the values on `device`, copied without waiting, as `upload` copies."""
     if device.type == "cuda" and not values.is_cuda:
         values = values.contiguous().pin_memory()
     # Another dtype is made there: here it would be made in ordinary memory.

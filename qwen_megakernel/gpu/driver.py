@@ -96,7 +96,7 @@ def is_built_for(capability: tuple[int, int], built_for: Sequence[str]) -> bool:
     """Return whether a torch that was built for `built_for` ("sm_86", "compute_90") runs on a GPU.
 
     Machine code runs on later minor versions of its major: an RTX 4090 (8.9) runs the sm_86 code of
-    PyTorch, which has no builds for sm_89. Code for one GPU alone ("sm_90a") runs on that one. PTX
+    PyTorch, which has no builds for sm_89. Code for a single GPU ("sm_90a") runs on that one. PTX
     ("compute_90") is translated for any later GPU (CUDA C++ Programming Guide, "Application
     Compatibility").
     """

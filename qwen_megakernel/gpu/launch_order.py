@@ -1,4 +1,4 @@
-"""The order of cooperative launches on one GPU: those of several decoders run one behind the other.
+"""The order of cooperative launches on one GPU: those of several decoders run one after another.
 
 A cooperative grid takes every multiprocessor. CUDA does not promise what becomes of two of them on
 two streams: where each got some of its blocks in, both would wait for the rest until their barriers
@@ -18,9 +18,9 @@ _last: dict[torch.device, torch.cuda.Stream] = {}  # where each GPU got its last
 
 @contextlib.contextmanager
 def in_order(device: torch.device) -> Iterator[int]:
-    """The current stream's address, for one launch within the block; 0 on a CPU.
+    """Yield the current stream's address, for one launch within the block; 0 on a CPU.
 
-    On a GPU what the block enqueues comes behind the launches of other streams of this process.
+    On a GPU what the block enqueues comes after the launches of other streams of this process.
     """
     if device.type != "cuda":
         yield 0

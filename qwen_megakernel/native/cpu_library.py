@@ -144,10 +144,7 @@ def open_library() -> ctypes.CDLL:
     library = load(library_for(choose_set()))
     library.qwen_cpu_instruction_set.restype = ctypes.c_char_p
     library.qwen_cpu_pool_create.restype = ctypes.c_void_p
-    for name in ("pool_workers", "pool_destroy"):
-        getattr(library, f"qwen_cpu_{name}").argtypes = [ctypes.c_void_p]
-    library.qwen_cpu_pool_destroy.restype = None
-    for name in ("decoder", "vocoder"):
+    for name in ("pool", "decoder", "vocoder"):
         destroy = getattr(library, f"qwen_cpu_{name}_destroy")
         destroy.argtypes, destroy.restype = [ctypes.c_void_p], None
     for name in (
@@ -173,7 +170,10 @@ def check_status(status: int, what: str, hint: str) -> None:
     if status == OUT_OF_MEMORY:
         raise OutOfMemory(f"{what} does not fit into memory.", hint=hint)
     if status == NO_THREADS:
-        raise GenerationError(f"{what}: the system refuses a thread.")
+        raise GenerationError(
+            f"{what}: the system refuses a thread.",
+            hint="Use fewer threads, or raise the limit of processes (ulimit -u).",
+        )
     if status != DONE:
         raise GenerationError(f"{what} failed: native code returned status {status}.")
 
@@ -236,8 +236,3 @@ class CpuPool:
             )
         # A decoder and a vocoder keep a reference to their pool.
         destroy_with(self, library.qwen_cpu_pool_destroy, self.handle)
-
-    @property
-    def num_workers(self) -> int:
-        """Number of threads of the next piece of work; fewer if another program uses a core."""
-        return self.library.qwen_cpu_pool_workers(self.handle)

@@ -28,7 +28,7 @@ def available_cores(root: Path = Path("/")) -> int:
     """Return the number of cores that this process may keep busy, at least 1.
 
     The operating system's affinity mask and the quotas of the process's control groups (a
-    container's `--cpus`) both limit it. PyTorch's own default considers the mask alone.
+    container's `--cpus`) both limit it. PyTorch's own default considers only the mask.
 
     Args:
         root: folder with `proc` and `sys`.
@@ -104,7 +104,7 @@ def single_threads(count: int = 1) -> ThreadPoolExecutor:
     """Return `count` new threads, each of which computes PyTorch's operations by itself.
 
     PyTorch's own pool meets after every operation, and its threads spin for each other meanwhile:
-    that takes a core from whoever else needs it, and on a busy machine most of the time.
+    that takes a core from another program that needs it, and on a busy machine most of the time.
     """
     return ThreadPoolExecutor(count, initializer=limit_this_thread, initargs=(1,))
 

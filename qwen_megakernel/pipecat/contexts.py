@@ -18,7 +18,7 @@ from pipecat.utils.text.base_text_aggregator import Aggregation, TextType
 from pipecat.utils.text.simple_text_aggregator import SimpleTextAggregator
 from pipecat.utils.tracing.service_decorators import traced_tts
 
-from qwen_megakernel.errors import EngineClosed, GenerationError
+from qwen_megakernel.errors import EngineClosed, GenerationError, MarkupError
 from qwen_megakernel.pipecat.base import InProcessTTSService
 from qwen_megakernel.pipecat.word_timestamps import WordTime, WordTimer
 from qwen_megakernel.records import AudioChunk
@@ -268,7 +268,7 @@ class ContextTTSService(InProcessTTSService):
         try:
             while (chunk := await speech.next_chunk(stream)) is not None:
                 if not len(chunk.samples):
-                    continue  # a last chunk may have the finish reason alone
+                    continue  # a last chunk may have only the finish reason
                 await self.stop_ttfb_metrics()
                 speech.audio_s += len(chunk.samples) / chunk.sample_rate
                 yield TTSAudioRawFrame(chunk.pcm16, chunk.sample_rate, 1, context_id=context_id)
@@ -277,6 +277,8 @@ class ContextTTSService(InProcessTTSService):
             if stream.finish_reason == "cancelled" and not speech.is_cancelled:
                 raise EngineClosed("The engine was closed while it spoke.")
         except Exception as error:  # run_tts must not raise: that would leave the context open
+            if isinstance(error, MarkupError):  # what is before it has been spoken
+                await self._push_words(context_id, await timer.finish())
             for frame in await self._failure(context_id, speech, error):
                 yield frame
             return

@@ -146,7 +146,7 @@ class MegakernelTTSService(ContextTTSService):
             **kwargs,
         )
         if self._is_streaming_tokens:
-            # Pipecat uses the methods of BaseTextAggregator alone.
+            # Pipecat calls only the methods of BaseTextAggregator.
             self._text_aggregator = WordAggregator(  # type: ignore[assignment]
                 language=self.text_aggregation_language
             )

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from qwen_megakernel.timing.words import TimedWord, is_unspaced
 
-# Words this far ahead of the listener are told while their text is still being spoken; later ones
+# Words this far ahead of the listener are reported while their text is being spoken; later ones
 # wait for a better estimate. A faster-than-speech engine sends the next chunk within this time.
 LOOKAHEAD_S = 0.3
 SURE_AFTER_S = 0.7  # so long before the end of the audio, words are where they stay
@@ -50,7 +50,7 @@ class WordTimer:
         self._stream, self._start_s = stream, start_s
         self._words: Sequence[TimedWord] = ()  # at the last look, those that were not told
         self._sure_s = start_s  # until when their times are good
-        self._told_end = 0  # character of the text behind the last word that was told
+        self._told_end = 0  # character of the text after the last word that was reported
         self._last_s = start_s
 
     async def due(self, made_s: float, heard_s: float) -> list[WordTime]:
@@ -99,7 +99,7 @@ class WordTimer:
 
 
 def _end(word: TimedWord) -> int:
-    """The character of the text behind a word."""
+    """Return the character of the text after a word."""
     return word.offset + len(word.word)
 
 
@@ -107,8 +107,8 @@ def _end(word: TimedWord) -> int:
 class PlayoutClock:
     """Where a listener is, judged by what audio was sent and when. All times in seconds.
 
-    Audio plays at once, or behind what was sent before. An engine slower than speech, or a pause
-    between sentences, leaves holes in it.
+    Audio plays at once, or after what was sent before. There are gaps between
+    sentences, and where the engine is slower than speech.
     """
 
     delay_s: float = 0.0  # how much later the next sample is heard than its words were set for
@@ -118,7 +118,7 @@ class PlayoutClock:
     _kept_end_s: float = 0.0  # the same for what an interruption does not drop
 
     def begin(self, context_id: str | None, now_s: float, words_from_s: float) -> None:
-        """A context's first audio comes next; its word times count from `words_from_s`."""
+        """Begin a context, whose word times count from `words_from_s`."""
         self._context_id = context_id
         self._began_s = self._end_s = max(now_s, self._end_s)
         self.delay_s = self._began_s - words_from_s
@@ -133,9 +133,9 @@ class PlayoutClock:
             self._kept_end_s = self._end_s
 
     def cut(self, now_s: float) -> None:
-        """An interruption: what was sent and not heard yet is dropped."""
+        """Drop what was sent and not heard yet, after an interruption."""
         self._end_s = max(now_s, self._kept_end_s)
 
     def heard_s(self, context_id: str, now_s: float) -> float:
-        """How much of a context's audio the listener has heard; 0 before it is sent."""
+        """Return how much of a context's audio was heard; 0 before it is sent."""
         return max(0.0, now_s - self._began_s) if context_id == self._context_id else 0.0

@@ -144,10 +144,10 @@ class ActiveSpeech:
         return facts
 
     async def timestamps(self, granularities: Collection[str]) -> dict[str, list[dict[str, Any]]]:
-        """What has settled since the last call of when `words` and `segments` are heard.
+        """Return the times of `words` and `segments` that have settled since the last call.
 
         Args:
-            granularities: "word", "segment" or both; the answer has the lists of these alone, and
+            granularities: "word", "segment" or both; the answer has only the lists of these, and
                 none that is empty.
         """
         if not granularities:

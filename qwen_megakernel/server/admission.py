@@ -33,7 +33,7 @@ class Ticket:
 class Admission:
     """Counts requests from their admission until the engine has made their last frame.
 
-    The event loop alone uses it; no method waits.
+    Only the event loop uses it; no method waits.
     """
 
     num_slots: int

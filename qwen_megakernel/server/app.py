@@ -195,7 +195,7 @@ def _headers(speaking: ActiveSpeech, warnings: list[str]) -> dict[str, str]:
 
 
 def _percent_encoded(text: str) -> str:
-    """The beginning of a text, as far as it has room in a header."""
+    """Return the beginning of a text, as much as a header has room for."""
     encoded = ""
     for char in text:
         encoded_char = quote(char, safe=" ,.!?'")

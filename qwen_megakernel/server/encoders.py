@@ -61,7 +61,7 @@ def new_encoder(
 
 
 def wav_header(rate: int, num_bytes: int = _UNKNOWN_BYTES, encoding: str = "pcm") -> bytes:
-    """Return the bytes before mono samples: 44 of them before 16-bit ones.
+    """Return the header of a WAV file with mono samples; for 16-bit samples it has 44 bytes.
 
     Args:
         rate: samples per second.
@@ -70,10 +70,12 @@ def wav_header(rate: int, num_bytes: int = _UNKNOWN_BYTES, encoding: str = "pcm"
     """
     width = 1 if encoding in _WAV_TAGS else 2
     tag = _WAV_TAGS.get(encoding, 1)
-    # Mono, bytes/s, align, bits.
+    # One channel, samples per second, bytes per second, bytes and bits of a sample.
     layout = struct.pack("<HHIIHH", tag, 1, rate, width * rate, width, 8 * width)
     fact = b""
-    if encoding in _WAV_TAGS:  # what is no PCM has a field for its extension, and its samples
+    if (
+        encoding in _WAV_TAGS
+    ):  # other formats than PCM need an extension's length and a sample count
         layout += struct.pack("<H", 0)
         fact = b"fact" + struct.pack("<II", 4, num_bytes)
     head = b"WAVEfmt %s%s%s" % (struct.pack("<I", len(layout)), layout, fact)

@@ -1,6 +1,6 @@
 """The one form of every error: {"error": {"message", "type", "param", "code"}}.
 
-Clients show `error.message` alone, so it must be complete.
+Clients show only `error.message`, so it must be complete.
 """
 
 import json

@@ -1,7 +1,7 @@
 """The server on Ray Serve: replicas of the app behind one address, each with an engine.
 
 Ray Serve's proxy takes the connections and gives each request, HTTP or WebSocket, to the replica
-with fewer of them. Replicas share the folder of voices alone. When a replica dies, its streams
+with fewer of them. Replicas share only the folder of voices. When a replica dies, its streams
 break off and Ray Serve starts another.
 """
 

@@ -49,7 +49,7 @@ async def events(
             while the encoder holds samples back, the next delta covers more frames.
         include_codes: add the codec frames of each delta.
         max_steps: adds to OpenAI's events one for each frame, of so many, and at the end the whole
-            speech as WAV and "[DONE]"; None: OpenAI's events alone.
+            speech as WAV and "[DONE]"; None: only OpenAI's events.
         granularities: those of the timestamps, which get an event when they have settled; they may
             be ahead of the audio that was sent.
     """

@@ -85,7 +85,10 @@ class SpeechSettings(BaseModel):
     )
     volume: float | None = Field(None, ge=MIN_VOLUME, le=MAX_VOLUME, description="dB")
     loudness: float | None = Field(
-        None, ge=MIN_LOUDNESS, le=MAX_LOUDNESS, description="LUFS; with stream false alone."
+        None,
+        ge=MIN_LOUDNESS,
+        le=MAX_LOUDNESS,
+        description="LUFS of the whole speech; only with stream false.",
     )
     sample_rate: int | None = Field(
         None,
@@ -167,7 +170,7 @@ class SpeechBody(SpeechSettings):
         None, description="true: all events; false: one answer with its length."
     )
     event_format: Literal["phases"] | None = Field(
-        None, description="With stream true: events of phases alone, and the audio at the end."
+        None, description="With stream true: only events of phases, and the audio at the end."
     )
     include_codes: bool = Field(False, description="Add the codec frames to events with audio.")
 
@@ -212,7 +215,7 @@ class SessionConfig(SpeechSettings):
 def sound_options(
     body: SpeechSettings, settings: ServerSettings, sample_rate: int
 ) -> dict[str, Any]:
-    """How the speech is heard: keyword arguments for `TTSEngine.stream`.
+    """Return the keyword arguments for `TTSEngine.stream` that change the sound.
 
     Args:
         sample_rate: of the loaded model.
@@ -233,7 +236,7 @@ def sound_options(
     if body.encoding is not None and response_format != "wav":
         error = UsageError(
             f"encoding is {body.encoding} and response_format {response_format}.",
-            "Samples of wav alone can be of several kinds.",
+            "Only wav can hold samples of several kinds.",
             "response_format ulaw and alaw are their raw samples, pcm those of 16 bits.",
         )
         raise ApiError.about("encoding", error)
@@ -247,8 +250,8 @@ def sound_options(
     rates = SAMPLE_RATES.get(response_format, (rate,))
     if rate not in rates:
         error = UsageError(
-            f"sample_rate is {rate} and response_format {response_format}, which has "
-            f"{', '.join(map(str, rates))} alone.",
+            f"sample_rate is {rate} and response_format {response_format}, which has only "
+            f"{', '.join(map(str, rates))}.",
             hint="wav, pcm, flac, ulaw and alaw have every rate.",
         )
         raise ApiError.about("sample_rate", error)
@@ -270,7 +273,7 @@ async def engine_options(
         voices: the engine's voices.
         model_name, sample_rate: the loaded model's.
     Raises:
-        ApiError: 404, the model is not loaded; 400, values exclude each other.
+        ApiError: 404, the model is not loaded; 400, values contradict each other.
         QwenTTSError: the voice or its recording is refused.
     """
     if body.model is not None:

@@ -19,7 +19,7 @@ MEDIA_TYPES = {
     "alaw": "audio/pcma",
 }
 
-# The sample rates of a format that has some alone (RFC 7587 for Opus, ISO/IEC 14496-3 for AAC), as
+# The sample rates of a format that has only some (RFC 7587 for Opus, ISO/IEC 14496-3 for AAC), as
 # far as requests may name them.
 SAMPLE_RATES = {"mp3": MP3_RATES, "opus": (8000, 12000, 16000, 24000, 48000), "aac": MP3_RATES}
 
@@ -70,7 +70,7 @@ class ServerSettings:
         if rates and self.sound.sample_rate not in (None, *rates):
             raise UsageError(
                 f"sample_rate is {self.sound.sample_rate} and the default format "
-                f"{self.default_format}, which has {', '.join(map(str, rates))} alone."
+                f"{self.default_format}, which has only {', '.join(map(str, rates))}."
             )
         if not MIN_OPUS_KBITS <= self.opus_kbits <= MAX_OPUS_KBITS:
             raise UsageError(

@@ -1,7 +1,7 @@
 """WS /v1/audio/speech/stream: takes text by the token, and sends audio before it is complete.
 
 The protocol is vLLM-Omni's, with `response.cancel` added and audio sent while it is made. One
-connection speaks one utterance after the other; `input.done` ends an utterance alone.
+connection speaks one utterance after the other; `input.done` ends an utterance, not the connection.
 
     client                                server
     session.config (settings)
@@ -199,7 +199,9 @@ class Session:
         elif kind == "session.close":
             return True
         elif self._config is None:
-            raise UsageError("The first message must be session.config.")
+            raise UsageError(
+                f"The first message is {json.dumps(kind)[:80]}; it must be session.config."
+            )
         elif kind == "input.text":
             self._take_text(facts.get("text"))
         elif kind == "input.done":
@@ -210,7 +212,11 @@ class Session:
                 utterance.cancel()
             self._writing = None
         else:
-            raise UsageError(f"Unknown message type {json.dumps(kind)[:80]}.")
+            raise UsageError(
+                f"Unknown message type {json.dumps(kind)[:80]}.",
+                hint="Known: session.config, input.text, input.done, response.cancel, "
+                "session.close.",
+            )
         return False
 
     async def _set_config(self, facts: dict[str, Any]) -> None:
@@ -223,7 +229,9 @@ class Session:
 
     def _take_text(self, text: Any) -> None:
         if not isinstance(text, str):
-            raise UsageError("input.text needs a string in `text`.")
+            raise UsageError(
+                f"The `text` of input.text is {json.dumps(text)[:80]}; it must be a string."
+            )
         if not text:
             return
         utterance = self._writing or self._begin()
@@ -254,31 +262,45 @@ class Session:
             while not self._pending:
                 self._news.clear()
                 await self._news.wait()
-            utterance = self._pending[0]
-            facts: dict[str, Any] = {"total_sentences": 0}
-            try:
-                facts = await self._speak_one(utterance)
-            except (QwenTTSError, ApiError) as error:
-                if isinstance(error, EmptyText) and utterance.is_blank:
-                    facts["finish_reason"] = "eos"  # an utterance of white space is no error
-                else:
-                    await self._send_error(error)
-                    facts["finish_reason"] = "error"
-            utterance.over = True
-            # One session.done for each input.done, and after it.
-            while not utterance.ended and utterance.num_refused < 2:
-                utterance.changed.clear()
-                await utterance.changed.wait()
-            index = utterance.index
-            if utterance.num_refused > 1:
-                utterance.index, utterance.num_refused = index + 1, utterance.num_refused - 1
-            else:
-                self._pending.remove(utterance)
-            await self._send(type="session.done", utterance_index=index, **facts)
+            with contextlib.ExitStack() as sending:
+                await self._serve(self._pending[0], sending)
 
-    async def _speak_one(self, utterance: Utterance) -> dict[str, Any]:
+    async def _serve(self, utterance: Utterance, sending: contextlib.ExitStack) -> None:
+        """Speak an utterance and send its session.done; then the caller ends `sending`.
+
+        A server that drains waits until then, so the client gets the last message, too.
+        """
+        facts: dict[str, Any] = {"total_sentences": 0}
+        try:
+            facts = await self._speak_one(utterance, sending)
+        except (QwenTTSError, ApiError) as error:
+            if isinstance(error, EmptyText) and utterance.is_blank:
+                facts["finish_reason"] = "eos"  # an utterance of white space is no error
+            else:
+                await self._send_error(error)
+                facts["finish_reason"] = "error"
+        utterance.over = True
+        if not utterance.ended:
+            sending.close()  # for the client's text no server waits
+        # One session.done for each input.done, and after it.
+        while not utterance.ended and utterance.num_refused < 2:
+            utterance.changed.clear()
+            await utterance.changed.wait()
+        index = utterance.index
+        if utterance.num_refused > 1:
+            utterance.index, utterance.num_refused = index + 1, utterance.num_refused - 1
+        else:
+            self._pending.remove(utterance)
+        await self._send(type="session.done", utterance_index=index, **facts)
+
+    async def _speak_one(
+        self, utterance: Utterance, sending: contextlib.ExitStack
+    ) -> dict[str, Any]:
         if utterance.num_refused:
-            raise UsageError(f"{MAX_WAITING} utterances were waiting when this one began.")
+            raise UsageError(
+                f"{MAX_WAITING} utterances were waiting when this one began, which is the limit.",
+                hint="Wait for a session.done before you send more.",
+            )
         while not utterance.pieces and not utterance.ended:
             utterance.changed.clear()
             await utterance.changed.wait()
@@ -290,9 +312,12 @@ class Session:
         speaking = utterance.speaking
         if speaking is None:
             return {"total_sentences": 0, "finish_reason": "cancelled"}
-        with speaking:
+        sending.enter_context(speaking)
+        try:
             async with speaking.limited(self._settings.deadline_s):
                 await self._relay(utterance, speaking)
+        finally:
+            speaking.close()
         return {"total_sentences": 1, "finish_reason": speaking.finish_reason}
 
     async def _open(self, utterance: Utterance) -> None:

@@ -118,7 +118,10 @@ class Session:
             # Not an object, no type, a length that is no number, too deep, cut off.
             raise UsageError(f"This is not a Wyoming event: {error!r}.") from error
         if event and not (isinstance(event.type, str) and isinstance(event.data, dict)):
-            raise UsageError(f"An event has type {event.type!r} and data {event.data!r}.")
+            raise UsageError(
+                f"An event has type {event.type!r} and data {event.data!r}; they must be a string "
+                "and an object."
+            )
         return event
 
     async def _handle(self, event: Event) -> None:
@@ -133,7 +136,9 @@ class Session:
                 await self._speak(text, await self._configure(event), is_streamed=False)
         elif SynthesizeStart.is_type(event.type):
             if self._options is not None:
-                raise UsageError("synthesize-start came before the last synthesize-stop.")
+                raise UsageError(
+                    "synthesize-start came before the synthesize-stop of the text before."
+                )
             self._options = await self._configure(event)
             self._feeding, self._pieces, self._num_chars = None, [], 0
         elif SynthesizeChunk.is_type(event.type):
@@ -145,7 +150,7 @@ class Session:
 
     async def _take_text(self, event: Event) -> None:
         if self._options is None:
-            raise UsageError(f"{event.type} came without a synthesize-start.")
+            raise UsageError(f"{event.type} came before a synthesize-start.")
         text = _text(event)
         self._num_chars += len(text)
         check_length(self._num_chars, self._settings)
@@ -163,7 +168,7 @@ class Session:
 
     async def _end_text(self, event: Event) -> None:
         if self._options is None:
-            raise UsageError(f"{event.type} came without a synthesize-start.")
+            raise UsageError(f"{event.type} came before a synthesize-start.")
         options, self._options = self._options, None
         if self._feeding:
             self._feeding.stream.end_text()

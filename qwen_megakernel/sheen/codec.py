@@ -235,7 +235,7 @@ def _load(folder: Path) -> SNAC:
 
 
 def _context(decoder: nn.Module, samples_per_frame: int) -> tuple[int, int]:
-    """Return how many frames before and behind a frame affect its samples.
+    """Return how many frames before and after a frame affect its samples.
 
     It walks back from the samples of frame 0 through every convolution. Residual branches are wider
     than their shortcuts, so the list of all convolutions is the widest path.

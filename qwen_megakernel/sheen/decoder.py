@@ -2,7 +2,7 @@
 
 `Prompts` and `SheenDecoder` are stages (`stages.Prompts`, `stages.Decoder`). Codes are drawn with
 addressed random numbers: the first of a frame with the talker's settings, the other six with the
-subtalker's, and the repetition penalty on first codes alone.
+subtalker's, and the repetition penalty only on first codes.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ class SheenDecoder:
             offset, logits = 0, self._model.logits(hidden).cpu()
         else:
             offset, logits = first, self._model.logits(hidden, first, size).cpu()
-            if may_end:  # appended as the token behind the codes
+            if may_end:  # appended as the token after the codes
                 end = self._model.logits(hidden, tokens.end_id, 1).cpu()
                 logits = torch.cat([logits, end])
         if place == 0:

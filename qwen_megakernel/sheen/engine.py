@@ -249,7 +249,7 @@ def _choose_backend(requested: str, device: str | None) -> Backend:
         )
     chosen = choose_backend(requested, device)
     if chosen.name in ("graph", "cpu"):
-        why = f"{chosen.why}; backend {chosen.name} runs Qwen3-TTS alone"
+        why = f"{chosen.why}; backend {chosen.name} runs only Qwen3-TTS"
         return replace(chosen, name="torch", why=why, may_change=False)
     return chosen
 

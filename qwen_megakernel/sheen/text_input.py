@@ -89,7 +89,11 @@ class WholeText:
             TextTooLong: the pieces together exceed the limit.
         """
         if len(self._text) + len(piece) > MAX_CHARS:
-            raise TextTooLong(f"The text has more than {MAX_CHARS} characters without an end.")
+            raise TextTooLong(
+                f"The text has {len(self._text) + len(piece)} characters and no end yet; "
+                f"the limit is {MAX_CHARS}.",
+                hint="End the text, and speak the rest as another one.",
+            )
         self._text += piece
         return NO_IDS
 

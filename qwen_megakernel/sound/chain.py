@@ -85,7 +85,7 @@ def new_chain(
     if high_pass:
         steps.append(HighPass(high_pass, sample_rate))
     leading, trailing = (
-        # As many seconds before the stretch as are asked for behind it.
+        # As many seconds before the stretch as are asked for after it.
         None if ms is None or ms == MAX_SILENCE else ms / 1000 * options.speed
         for ms in (options.leading_silence, options.trailing_silence)
     )

@@ -112,7 +112,7 @@ class HeardChunks:
             self._heard_as, self._has_ended, self._is_behind_pause = heard_as, False, False
 
     def _end_of(self, chunk: AudioChunk, samples: np.ndarray) -> AudioChunk:
-        """The end of a chain's sound, behind its latest chunk."""
+        """Return the end of a chain's sound, after its latest chunk."""
         if not self._is_held:  # its frames have been handed out
             end = chunk.frame_index + chunk.num_frames
             chunk = replace(chunk, frame_index=end, num_frames=0)

@@ -70,7 +70,7 @@ class Limiter:
 
 
 def _sliding_minimum(values: np.ndarray, width: int) -> np.ndarray:
-    """The least of every `width` values in a row: [len(values) - width + 1].
+    """Return the least of every `width` values in a row: [len(values) - width + 1].
 
     Source: M. van Herk, "A fast algorithm for local minimum and maximum filters", Pattern
     Recognition Letters 13, 1992: running minima of blocks, from their beginnings and their ends.

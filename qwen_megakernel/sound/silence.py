@@ -1,7 +1,7 @@
 """Silence at the edges of a speech: how much is heard before its first sound, and after its last.
 
-A block of samples is silent if its energy is low, or if those of both its neighbours are: one block
-alone is a tick. Silence is held back until sound shows that it is none of the edges.
+A block of samples is silent if its energy is low, or if that of both its neighbours is: a single
+loud block is a click. Silence is held back until the sound after it shows that it is no edge.
 """
 
 import numpy as np
@@ -43,7 +43,7 @@ class Edges:
         self._was_loud = False  # the last block before
         self._silence = np.empty(0, np.float32)  # held back
         self._num_cut = 0  # samples before the first sound
-        self._num_silent = 0  # given out since the last sound
+        self._num_silent = 0  # samples of silence returned since the last sound
 
     def push(self, samples: np.ndarray) -> np.ndarray:
         """See `chain.Step`."""
@@ -93,7 +93,7 @@ class Edges:
         return np.concatenate([np.empty(0, np.float32), *heard])
 
     def _begin(self) -> np.ndarray:
-        """The silence that is heard before a sound."""
+        """Return the silence that is heard before a sound."""
         if not self._has_begun:
             self._cut()
             self._has_begun = True
@@ -111,7 +111,7 @@ class Edges:
         self._silence = self._silence[num_cut:]
 
     def _let_out(self) -> np.ndarray:
-        """The held silence, as far as it may be heard though no sound should follow."""
+        """Return the held silence, as much as may be heard even if no sound follows."""
         count, limit = len(self._silence), self._num_trailing
         if self._holds_back:
             count = 0
@@ -169,6 +169,6 @@ class HighPass:
 
 
 def _loud_blocks(samples: np.ndarray, block: int) -> np.ndarray:
-    """Whether each block of `samples` has sound: [num_blocks] bool."""
+    """Return whether each block of `samples` has sound: [num_blocks] bool."""
     blocks = samples.reshape(-1, block)
     return np.square(blocks, dtype=np.float64).mean(axis=1) > _SILENT

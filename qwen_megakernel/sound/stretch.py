@@ -2,7 +2,7 @@
 
 The output is a sum of segments of the input under a window, one put down every `HOP_S`. They come
 from places of the input that lie `speed` times as far apart; but each is taken up to `REACH_S`
-before or behind its place, where the input is most like what followed the segment before it. There
+before or after its place, where the input is most like what followed the segment before it. There
 the waveform goes on as if nothing had been left out or said twice, so the pitch stays.
 
 Source: W. Verhelst, M. Roelands, "An overlap-add technique based on waveform similarity (WSOLA) for
@@ -119,7 +119,7 @@ class Stretch:
             self._input, self._origin = self._input[index - self._origin :], index
 
     def _give(self, num_heard: int) -> np.ndarray:
-        """Give out the output up to `num_heard` samples in all, as far as it is there."""
+        """Return the output up to `num_heard` samples in all, as much of it as exists."""
         count = max(0, num_heard - self._num_given)
         given, self._output = self._output[:count], self._output[count:]
         self._num_given += len(given)

@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 _WIDE_CHARS = 3
 
 # Where a sentence that is too long for one part is cut: after closing punctuation before a space,
-# or after full-width punctuation, which has no space behind it.
+# or after full-width punctuation, which has no space after it.
 _CLAUSE_END = re.compile(r"[,;:.!?…—–)\]][\"'”’»)\]]*\s+|[、，；：。！？）」』】]+\s*")
 _LAST_SPACE = re.compile(r".*\s", re.DOTALL)
 _SENTENCE_TAIL = re.compile(r"\**\s*")
@@ -96,7 +96,7 @@ def _cut(sentence: str, max_chars: int) -> Iterator[str]:
 
 
 def _head_length(text: str, max_chars: int) -> int:
-    """Return the length of the longest head that fits, with white space behind it; at least 1."""
+    """Return the length of the longest head that fits, with white space after it; at least 1."""
     length = 0
     for idx, char in enumerate(text):
         length += char_length(char)

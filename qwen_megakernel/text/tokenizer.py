@@ -175,7 +175,7 @@ class TextStream:
 
     However a text is cut, the ids of all `feed` calls and of `end` together are
     `encode(text).body`. The stream therefore holds back what a later piece could still change: the
-    last word (in scripts without spaces, all text since the last punctuation), white space behind
+    last word (in scripts without spaces, all text since the last punctuation), white space after
     it, and everything before the first letter or digit.
     """
 

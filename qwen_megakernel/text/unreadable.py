@@ -36,7 +36,7 @@ _MAX_SHOWN_CHARS = 10
 
 
 def script_of(char: str) -> str | None:
-    """The script of a letter, as Unicode names it ("GEORGIAN"); None: it belongs to none."""
+    """Return the script of a letter, as Unicode names it ("GEORGIAN"), or None."""
     match = _NAME.match(unicodedata.name(char, ""))
     return match[1] if match else None
 

@@ -124,7 +124,7 @@ def _search(
     *,
     is_whole: bool,
 ) -> np.ndarray | None:
-    """The cheapest way; None if none stays within the band.
+    """Return the cheapest path; None if none stays within the band.
 
     Args:
         is_whole: the way goes through all sounds; else it may end with any of them.
@@ -160,7 +160,7 @@ def _search(
 
 
 def _silence(before: _Step, added: np.ndarray, pause: Pause, high: int) -> _Step:
-    """Let there be a silence of any length, or none, behind what ends `before`."""
+    """Let there be a silence of any length, or none, after what ends `before`."""
     low = before.low
     ends = np.arange(low, max(high, low + len(before.costs) - 1) + 1)
     arriving = np.full(len(ends), np.inf)

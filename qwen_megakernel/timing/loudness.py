@@ -17,7 +17,7 @@ class Loudness:
         self.seconds_per_hop = 1 / HOPS_PER_SECOND
 
     def add(self, samples: np.ndarray, rate: int) -> None:
-        """Look at the next samples: [num_samples] int16."""
+        """Compute the features of the next samples, [num_samples] int16."""
         hop = max(1, rate // HOPS_PER_SECOND)
         self.seconds_per_hop = hop / rate
         sound = np.concatenate([self._left, samples.astype(np.float32) / 32768])
@@ -32,7 +32,7 @@ class Loudness:
         self._rows.append(np.stack([10 * np.log10(power), sharpness], axis=1))
 
     def rows(self) -> np.ndarray:
-        """All features so far, [num_hops, NUM_FEATURES]; another thread may `add` meanwhile."""
+        """Return all features so far, [num_hops, NUM_FEATURES]; another thread may `add` more."""
         so_far = self._rows[:]
         if not so_far:
             return np.empty((0, NUM_FEATURES), np.float32)

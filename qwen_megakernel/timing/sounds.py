@@ -90,7 +90,7 @@ _FIRST_HANGUL, _LAST_HANGUL, _HANGUL_FINALS = 0xAC00, 0xD7A3, 28
 
 
 def sounds_of(text: str) -> list[Sound]:
-    """The sounds of a part of a text, in order; empty if nothing in it sounds."""
+    """Return the sounds of a part of a text, in order; empty if nothing in it sounds."""
     sounds: list[Sound] = []
     pause = Pause.FULL_STOP  # before the first sound of the part
     run: list[tuple[str, int]] = []  # letters of the Latin alphabet, and their places
@@ -124,7 +124,7 @@ def sounds_of(text: str) -> list[Sound]:
 
 
 def _latin(char: str) -> str:
-    """The Latin letter that sounds about like this one; empty: there is none."""
+    """Return the Latin letter that sounds most like this one; empty: there is none."""
     if "a" <= char <= "z":
         return char
     lower = char.lower()
@@ -135,7 +135,7 @@ def _latin(char: str) -> str:
 
 
 def _other(char: str, place: int) -> Iterator[Sound]:
-    """The sounds of a letter or digit of another script."""
+    """Return the sounds of a letter or digit of another script."""
     if char in _UNSOUNDED:
         return
     if not char.isalpha():
@@ -153,7 +153,7 @@ def _other(char: str, place: int) -> Iterator[Sound]:
 
 
 def _spoken(run: list[tuple[str, int]]) -> Iterator[Sound]:
-    """The sounds of a word of Latin letters."""
+    """Return the sounds of a word of Latin letters."""
     word, places = "".join(letter for letter, _ in run), [place for _, place in run]
     if not any(letter in _VOWELS or letter == "y" for letter in word):
         yield from (Sound(Kind.ANY, _NAMED_WEIGHT, place, place) for place in places)
@@ -177,7 +177,7 @@ def _spoken(run: list[tuple[str, int]]) -> Iterator[Sound]:
 
 
 def _sound_at(word: str, index: int) -> tuple[Kind, float, int]:
-    """The sound at a place of a word: kind, weight, and number of letters."""
+    """Return the sound at a place of a word: kind, weight, and number of letters."""
     letter, end = word[index], index
     while end < len(word) and _is_vowel(word, end):
         end += 1
@@ -197,7 +197,7 @@ def _sound_at(word: str, index: int) -> tuple[Kind, float, int]:
 
 
 def _is_vowel(word: str, index: int) -> bool:
-    """Whether a letter is a vowel; a "y" is none at the beginning and before another vowel."""
+    """Return whether a letter is a vowel; "y" is none at the beginning or before a vowel."""
     if word[index] == "y":
         return index > 0 and word[index + 1 : index + 2] not in _VOWELS
     return word[index] in _VOWELS

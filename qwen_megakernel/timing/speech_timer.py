@@ -58,7 +58,7 @@ class _Heard:
 
 
 class SpeechTimer:
-    """Times of one stream's words. One thread may `hear` while another asks.
+    """Times of one stream's words. One thread may call `hear` while another one asks for times.
 
     Args:
         parts: those that the engine has begun, in order; the engine appends to them.
@@ -101,7 +101,7 @@ class SpeechTimer:
     # ---- words and sentences ---------------------------------------------------------------------
 
     def words(self, written: str, pieces: Sequence[Piece]) -> list[TimedWord]:
-        """The words heard so far; those of a part that goes on are an estimate.
+        """Return the words heard so far; those of a part that goes on are an estimate.
 
         Args:
             written: the user's text so far.
@@ -134,12 +134,12 @@ class SpeechTimer:
         return self._as_settled(found)
 
     def segments(self, written: str, pieces: Sequence[Piece]) -> list[Segment]:
-        """The sentences heard so far, the last one as far as it was heard."""
+        """Return the sentences heard so far; the last one may be incomplete."""
         return _segments(written, self.words(written, pieces))
 
     def take(self, written: str, pieces: Sequence[Piece]) -> tuple[list[TimedWord], list[Segment]]:
-        """The words and sentences that have settled since the last call: they never change."""
-        is_over = self._is_over  # looked at before the words are: more may be heard meanwhile
+        """Return the words and sentences settled since the last call; they never change."""
+        is_over = self._is_over  # read before the words, because more may be heard meanwhile
         if not self._is_look_due(is_over):
             return [], []
         limit_s = self._settled_s()
@@ -155,7 +155,7 @@ class SpeechTimer:
         return words[num_known:], segments[first:]
 
     def _as_settled(self, words: list[TimedWord]) -> list[TimedWord]:
-        """The words, of which those that have settled keep their times."""
+        """Return the words, of which those that have settled keep their times."""
         if not self._settled:
             return words
         end_s = self._settled[-1].end
@@ -166,7 +166,7 @@ class SpeechTimer:
         return self._settled + later
 
     def _is_look_due(self, is_over: bool) -> bool:
-        """Whether words may have settled: a part is over, or twice as much of it was heard."""
+        """Return whether words may have settled: a part is over, or twice as much was heard."""
         if is_over:
             is_due, self._is_settled = not self._is_settled, True
             return is_due
@@ -188,7 +188,7 @@ class SpeechTimer:
     # ---- characters ------------------------------------------------------------------------------
 
     def _is_part_over(self, index: int) -> bool:
-        """Whether all samples of a part have been heard."""
+        """Return whether all samples of a part have been heard."""
         end = self._parts[index].end_frame
         if self._are_heard_apart:
             is_behind = index + 1 < len(self._heard) or self._heard[index].end_s is not None
@@ -196,7 +196,7 @@ class SpeechTimer:
         return self._is_over or (end is not None and self._num_frames >= end)
 
     def _times(self) -> np.ndarray:
-        """[num_chars, 2]: the seconds of each visible character; NaN where none is heard."""
+        """Return [num_chars, 2] seconds of each visible character; NaN if none is heard."""
         times = np.empty((0, 2))
         for index, heard in enumerate(self._heard[:]):
             found = heard.times
@@ -211,7 +211,7 @@ class SpeechTimer:
         return times
 
     def _listen(self, index: int, rows: np.ndarray, *, is_over: bool) -> np.ndarray:
-        """[num_chars, 2]: the seconds of the visible characters of a part."""
+        """Find [num_chars, 2] seconds of the visible characters of a part."""
         part, begin_s, hop_s = self._parts[index], self._heard[index].begin_s, self._hop_s
         is_last = index == len(self._heard) - 1
         end_s = self._heard[index].end_s
@@ -262,13 +262,13 @@ class _HeardChars:
 
 
 def _places(text: str) -> list[int]:
-    """For each character of a text, and for its end, the number of visible ones before it."""
+    """Return how many visible characters precede each character of a text, and its end."""
     shown = (not char.isspace() for char in REMOVED.sub("\n", text))
     return list(accumulate(shown, initial=0))
 
 
 def _segments(written: str, words: Sequence[TimedWord]) -> list[Segment]:
-    """The sentences that these words belong to."""
+    """Return the sentences that these words belong to."""
     found: list[Segment] = []
     place = 0
     for _, end in sentence_spans(REMOVED.sub(" ", SEPARATORS.sub(" ", written))):

@@ -57,7 +57,7 @@ def write(path: Path, words: Sequence[TimedWord], segments: Sequence[Segment]) -
 
 
 def captions(words: Sequence[TimedWord], segments: Sequence[Segment]) -> list[Caption]:
-    """A caption for each sentence; of a long one several, cut between words."""
+    """Return a caption for each sentence; a long one has several, cut between words."""
     found: list[Caption] = []
     place = 0
     for segment in segments:
@@ -78,7 +78,7 @@ def captions(words: Sequence[TimedWord], segments: Sequence[Segment]) -> list[Ca
 
 
 def _cuts(words: Sequence[TimedWord], segment: Segment) -> Iterator[tuple[int, int]]:
-    """Which words of a sentence are in one caption: pieces of about equal length."""
+    """Divide the words of a sentence among captions of about equal length."""
     seconds, length = segment.end - segment.start, len(segment.text)
     count = max(math.ceil(length / _CAPTION_CHARS), math.ceil(seconds / _CAPTION_S), 1)
     begin, most = 0, length / count + min(_LINE_CHARS, 2 * length / count) / 4

@@ -75,7 +75,7 @@ def split_words(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def whole_words(text: str) -> int:
-    """How many characters of a text that goes on are certain to be whole words.
+    """Return how many characters of an unfinished text certainly are whole words.
 
     Punctuation that comes next would belong to the last word, so that one is not.
     """
@@ -84,14 +84,14 @@ def whole_words(text: str) -> int:
 
 
 def count_letters(text: str) -> int:
-    """How long a text takes to speak, in Latin letters; pauses count where they are marked."""
+    """Estimate how long a text takes to speak, in Latin letters, marked pauses included."""
     return sum(map(letters_of, text))
 
 
 def spoken_spans(
     pieces: Sequence[Piece], spans: Sequence[tuple[int, int]]
 ) -> list[tuple[int, int]]:
-    """Where in the spoken text the words of the user's text are.
+    """Find the words of the user's text in the spoken text.
 
     Args:
         pieces: of the spoken text, in order.
@@ -124,7 +124,7 @@ def spoken_spans(
 
 
 def _share(piece: Piece, char: float) -> int:
-    """How many characters of a piece stand for what is before `char` in the user's text."""
+    """Count the characters of a piece that stand for what is before `char` in the user's text."""
     if piece.is_kept:
         return round(char - piece.start)
     if char <= piece.start:
@@ -137,7 +137,7 @@ def _share(piece: Piece, char: float) -> int:
 
 
 def letters_of(char: str) -> int:
-    """How long a character takes to speak, in Latin letters; a pause where it marks one."""
+    """Estimate how long a character takes to speak, in Latin letters, its pause included."""
     if char.isdigit():
         return _DIGIT_LETTERS
     if char.isalpha():

@@ -174,8 +174,8 @@ def forced_logits(decoder: FrameDecoder, case: Case) -> tuple[Tensor, Tensor]:
 
 
 def greedy_scores(config: ModelConfig, case: Case, frame: int, codebook: int) -> Tensor:
-    """What the case's code of one codebook is the best of: its logits, code 0 as penalised and
-    limited by `begin`'s greedy sampling."""
+    """Return the logits whose best is the case's code of one codebook; those of code 0 are
+    penalised and limited as `begin`'s greedy sampling does."""
     if codebook:
         return case.predictor_logits[frame, codebook - 1].float()
     talker, logits = config.talker, case.talker_logits[frame].float()

@@ -184,7 +184,7 @@ def compare_free(decoder: Any, cases: list[Case], *, tolerance: float | None) ->
 def near_tie(
     decoder: Any, case: Case, ours: Tensor, frame: int, num_drawn: int, tolerance: float
 ) -> Row | None:
-    """The two best logits where a decoder left a case for the second of them, if they are near.
+    """Compare the two best logits where a decoder drew the second one instead of the case's code.
 
     Args:
         ours: [num_code_groups] the frame as the decoder drew it, the first that differs.
@@ -271,7 +271,7 @@ class Report:
         return all(row.passed for row in self.rows)
 
     def __str__(self) -> str:
-        """The table for a terminal."""
+        """Return the table for a terminal."""
         lines = [self.title, f"  {'':58}{'count':>7}{'value':>11}{'tolerance':>11}"]
         for row in self.rows:
             limit = "" if row.tolerance is None else f"{row.tolerance:11.1e}"

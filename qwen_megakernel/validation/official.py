@@ -23,7 +23,7 @@ from qwen_megakernel.errors import MissingPackageError
 from qwen_megakernel.installing import install_command
 from qwen_megakernel.records import Sampling
 
-# Packages that qwen_tts imports at once, but uses in its 25 Hz tokenizer alone.
+# Packages that qwen_tts imports at once, but uses only in its 25 Hz tokenizer.
 _ONLY_FOR_25_HZ = (
     "torchaudio",
     "torchaudio.compliance",

@@ -19,7 +19,7 @@ def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str 
     calls = []
 
     def compile_nothing(work: Path, recipe: compiling.Recipe, ninja: str) -> None:
-        arch = re.search(r"-arch=(\w+)", flags := " ".join(recipe.flags))
+        arch = re.search(r",code=(\w+)", flags := " ".join(recipe.flags))
         calls.append((arch and arch[1], flags))
         (work / recipe.library).write_bytes(b"library")
         (work / "sha256").write_text(hashlib.sha256(b"library").hexdigest())

@@ -45,7 +45,7 @@ def test_a_wav_file_may_have_the_telephones_samples(tmp_path, encoding: str):
 def test_where_nothing_is_whole_a_loudness_is_refused(monkeypatch, capsys):
     monkeypatch.setattr(families, "load_engine", lambda *_, **__: pytest.fail("loaded"))
     for options, message in (
-        (("--loudness", "-16", "--stdout"), "--stdout and --loudness exclude each other."),
+        (("--loudness", "-16", "--stdout"), "--stdout and --loudness cannot be combined."),
         (("--loudness", "0"), "loudness is 0; it must be in -40 .. -5 (LUFS)."),
     ):
         assert main.main(["speak", "Hello", "--model", "demo-voice", *options]) == 2
@@ -55,8 +55,8 @@ def test_where_nothing_is_whole_a_loudness_is_refused(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--stdout",), "--stdout and --encoding ulaw exclude each other."),
-        (("-o", "a.flac"), "encoding is ulaw, which wav alone has."),
+        (("--stdout",), "--stdout and --encoding ulaw cannot be combined"),
+        (("-o", "a.flac"), "encoding is ulaw, which only wav has."),
     ],
 )
 def test_where_there_is_no_such_encoding_it_is_refused(options, message, monkeypatch, capsys):
@@ -69,7 +69,7 @@ def test_a_format_that_has_not_the_sample_rate_is_refused(tmp_path, monkeypatch,
     monkeypatch.setattr(families, "load_engine", lambda *_, **__: pytest.fail("loaded"))
     output = tmp_path / "a.mp3"
     assert main.main(["speak", "Hello", "--sample-rate", "9000", "-o", str(output)]) == 2
-    assert "a.mp3: sample_rate is 9000, and mp3 has 8000, 11025, " in capsys.readouterr().err
+    assert "a.mp3: sample_rate is 9000, and mp3 has only 8000, 11025, " in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

@@ -252,3 +252,15 @@ def test_sampling_that_cannot_work_is_refused_before_a_model_is_loaded(
     monkeypatch.setattr(families, "load_engine", lambda *_, **__: pytest.fail("loaded"))
     done = run_here(*script, "Hello.", *options)
     assert done.returncode == 2 and options[1] in done.stderr and "must be" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "text_format", "place"),
+    [
+        ("One <break time='99s'/>", "ssml", "SSML, line 1, column 5"),
+        ("One [pause 99s]", "pauses", "[pause], line 1, column 5"),
+    ],
+)
+def test_broken_markup_is_refused_before_a_model_is_loaded(speak, text, text_format, place):
+    done = speak(text, "--text-format", text_format, "--model", "no/such")
+    assert done.returncode == 2 and place in done.stderr

@@ -4,6 +4,7 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
 from commands import ROOT
 from tiny_speech import TEXT, VOICE, tiny_engine
 
@@ -27,8 +28,16 @@ def called(frame) -> tuple[str, str]:
     return frame.f_code.co_qualname, path.relative_to(PACKAGE).as_posix() if inside else ""
 
 
-def test_a_text_goes_through_the_calls_of_the_table_in_their_order():
-    """A call counts when it returns, because the last one waits for the chunk of the others."""
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"normalize": "on", "speed": 1.5, "sample_rate": 8000, "leading_silence": 0}],
+    ids=str,
+)
+def test_a_text_goes_through_the_calls_of_the_table_in_their_order(how):
+    """Also where it is read as words and the sound is changed: that adds no call between them.
+
+    The last call counts when it returns, because it waits for the chunk that the others make.
+    """
     table, seen = listed(), []
 
     def profile(frame, event, argument):
@@ -42,8 +51,9 @@ def test_a_text_goes_through_the_calls_of_the_table_in_their_order():
         tts._loop.run(lambda: sys.setprofile(profile))
         sys.setprofile(profile)
         try:
-            stream = tts.stream(TEXT, voice=VOICE, seed=1, max_frames=1)
-            assert next(stream).num_frames == 1
+            stream = tts.stream(TEXT, voice=VOICE, seed=1, max_frames=1, **how)
+            assert sum(chunk.num_frames for chunk in stream) == 1
+            assert all(word.end > word.start for word in stream.words)
         finally:
             sys.setprofile(None)
             tts._loop.run(lambda: sys.setprofile(None))

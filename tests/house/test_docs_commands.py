@@ -45,7 +45,7 @@ NOT_RUN = {
     r"python -m qwen_megakernel serve": "serves until it is ended; tests/server does",
     r"python -m qwen_megakernel speak .*--backend": "downloads a model",
     "python benchmarks/load_test": "needs a server, and minutes",
-    "python benchmarks/measure.py texts": "minutes; tests/benchmarks/measures runs it at toy size",
+    "python benchmarks/measure.py": "minutes; tests/benchmarks/measures runs it at toy size",
     "tools/gpu_check.sh": "needs a GPU; tests/tools runs its steps by emulation",
     "python benchmarks/pages.py": "writes pages; tests/benchmarks/test_pages.py runs it",
     "python -m tools.demo_voice": "takes hours; tests/tools/test_demo_voice_tools.py runs it small",
@@ -190,7 +190,8 @@ def test_the_test_that_runs_a_pages_commands_takes_them_from_the_page(page):
 
 
 def test_no_reason_is_left_over():
-    for start in NOT_RUN:
+    """But docs/performance.md names a measurement only as long as its figures are missing."""
+    for start in NOT_RUN.keys() - {"python benchmarks/measure.py"}:
         assert any(re.match(start, command) for _, command in ALL), start
 
 

@@ -233,13 +233,14 @@ def test_a_signal_while_the_model_is_loaded_ends_the_command_in_order(number):
     code = """
 import sys
 import torch
-from qwen_megakernel.cli import main, options
+from qwen_megakernel import families
+from qwen_megakernel.cli import main
 
 def load_engine(*_, **__):
     while True:
         torch.randn(300, 300) @ torch.randn(300, 300)
 
-options.engine_from_args = load_engine
+families.load_engine = load_engine
 sys.exit(main.main(["serve", "--port", "0", "--model", "tiny-random", "--slots", "3"]))
 """
     with subprocess.Popen(

@@ -14,7 +14,7 @@ from waiting import wait_until
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from qwen_megakernel.errors import GenerationError
-from qwen_megakernel.server.websocket import Utterance
+from qwen_megakernel.server.websocket import Session, Utterance
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ async def test_any_number_of_utterances_is_refused_without_being_held():
                 await say(socket, "input.done")
             await say(socket, "input.text")  # a fault: when it is heard of, all are in
             events, _ = await hear_until(socket, "error")
-            assert "needs a string" in events[-1]["message"]
+            assert "it must be a string" in events[-1]["message"]
             gc.collect()  # what earlier tests left
             assert sum(type(each) is Utterance for each in gc.get_objects()) == 10
             engine.stall_after = None
@@ -186,6 +186,22 @@ async def test_draining_waits_for_what_is_still_being_sent():
             assert audio == engine.streams[0].sent
             assert events[-1]["finish_reason"] == "eos"
         await asyncio.to_thread(wait_until, lambda: live.running.should_exit)
+
+
+async def test_a_speech_is_unfinished_until_its_last_message_is_sent(monkeypatch, engine):
+    """A server that drains closes its sockets when no speech is unfinished."""
+    unfinished, send = {}, Session._send
+    with serving(engine) as live:
+
+        async def counted_send(self, **message):
+            unfinished[message["type"]] = live.running.service.admission.num_unfinished
+            await send(self, **message)
+
+        monkeypatch.setattr(Session, "_send", counted_send)
+        async with session(live) as socket:
+            await speak(socket, STORY)
+        assert unfinished["audio.done"] == unfinished["session.done"] == 1
+        await asyncio.to_thread(live.settle)
 
 
 async def test_an_utterance_has_a_deadline():

@@ -176,7 +176,7 @@ def test_errors_have_their_exit_codes(trained, tmp_path, capsys):
     assert sheen("infer", HELLO, "--model", tmp_path)[0] == 4
     assert sheen("infer", "...", "--model", trained)[0] == 2
     code, told = sheen("infer", HELLO, "--model", trained, "--stdout", "--output", "x.wav")
-    assert code == 2 and "exclude each other" in told
+    assert code == 2 and "cannot be combined" in told
     (tmp_path / "metadata.csv").write_text("0001|a")
     code, told = sheen("prepare", tmp_path, "--snac", tmp_path, "--output", tmp_path / "x.jsonl")
     assert code == 4 and "has no config.json" in told

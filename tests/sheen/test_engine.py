@@ -62,7 +62,7 @@ def test_auto_says_why_it_stays_on_torch(trained, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with SheenEngine.from_pretrained(trained, backend="auto", warmup=False) as engine:
         assert engine.backend == "torch"
-        assert engine.why == "no GPU is visible; backend cpu runs Qwen3-TTS alone"
+        assert engine.why == "no GPU is visible; backend cpu runs only Qwen3-TTS"
 
 
 def test_tokens_are_those_of_transformers(trained, refusing, samples):
@@ -315,6 +315,8 @@ def test_a_voice_trained_on_text_phonemises_its_text(english_folder, engine):
     with speaker(english_folder, phonemes=True) as plain:
         said = plain.synthesize("Hello, world.", **GREEDY).codes.tolist()
         assert said == engine.synthesize("Hello, world.", **GREEDY).codes.tolist()
+        marked = 'Hello, <phoneme ph="world.">w</phoneme>'
+        assert said == plain.synthesize(marked, text_format="ssml", **GREEDY).codes.tolist()
 
 
 def test_such_a_voice_without_espeak_is_refused_before_its_weights_are_read(

@@ -178,7 +178,7 @@ class FakeStream:
         return (Piece(self.text, 0, len(self.text), is_kept=True),)
 
     async def find_words(self) -> list[TimedWord]:
-        """The words whose beginning was heard, exactly where the hum is meant to say them."""
+        """Return the words whose beginning was heard, exactly where the hum says them."""
         spans = list(word_spans(self.written))
         letter_s = self.engine.letter_s / self.request.sound.speed
         silence_s = self.engine.silent_frames * FRAME_S / self.request.sound.speed
@@ -245,7 +245,7 @@ class FakeStream:
         return heard
 
     async def _next(self) -> AudioChunk:
-        """The next chunk, as an engine makes it."""
+        """Make the next chunk, as an engine does."""
         if self._over:
             raise StopAsyncIteration
         if self._due is None:

@@ -1,5 +1,6 @@
 """Small random models of every shape that the kernel must accept, and streams on them."""
 
+import os
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -96,7 +97,7 @@ SANITIZED_ENVIRONMENT = {
 
 
 def sanitized_config(talker_head_dim: int = 64) -> ModelConfig:
-    """The model of sanitized.cu: its prompt is two chunks of attention, in float32 and in bf16."""
+    """Return the model of sanitized.cu, whose prompt is two chunks of attention in either dtype."""
     return small_config(
         talker={"head_dim": talker_head_dim}, predictor={"hidden_size": 96, "head_dim": 48}
     )
@@ -151,7 +152,7 @@ def lose_a_block(decoder: Any) -> None:
 
 
 def is_clean(decoder: Any) -> bool:
-    """Whether every launch that has ended left its control block and its tickets as they were."""
+    """Return whether ended launches left their control block and tickets as they were."""
     controls = decoder._buffers.controls
     return len(controls.free) == len(controls) and not (
         controls.words.any() or controls.tickets.any()
@@ -160,8 +161,8 @@ def is_clean(decoder: Any) -> bool:
 
 def emulate_blocks(monkeypatch: pytest.MonkeyPatch, decoder: Any, num_blocks: int) -> None:
     """Let so many blocks be resident, and give all of them to a decoder's launches; a GPU has its
-    own number.
+    own number, unless tools/fake_gpu emulates it.
     """
-    if decoder.device.type == "cpu":
+    if decoder.device.type == "cpu" or "QWEN_MEGAKERNEL_FAKE_GPU" in os.environ:
         monkeypatch.setenv("EMULATION_SMS", str(num_blocks))
         monkeypatch.setattr(decoder.launcher, "num_blocks", num_blocks)

@@ -59,7 +59,7 @@ class EmulatedModel:
         self._constants: dict[str, Any] = {}
 
     def make_state(self) -> State:
-        """Zeros."""
+        """Return a state of zeros."""
         return State({s.name: s.type.stateType.arrayType.shape for s in self.description.state})
 
     def predict(

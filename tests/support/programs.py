@@ -23,7 +23,7 @@ def programs() -> Iterator[Path]:
 
 
 def imports(program: Path, package: str, *, lazily: bool) -> bool:
-    """Whether a program imports a package: as it starts, or `lazily` in some function as well.
+    """Return whether a program imports a package as it starts, or `lazily` in a function.
 
     Files of this repository are followed, those beside the program included.
     """

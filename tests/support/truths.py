@@ -133,7 +133,7 @@ def speak(case: Case, sheen_folder: Path) -> list[tuple[np.ndarray, np.ndarray]]
 
 @contextlib.contextmanager
 def _held(engine: Any) -> Iterator[None]:
-    """The engine starts no stream before the end of the block, so that all begin together.
+    """Let the engine start no stream before the end of the block: all begin together.
 
     Samples may differ in their last bit by how many streams the vocoder turns into audio at once.
     """

@@ -4,6 +4,7 @@ import re
 from dataclasses import fields, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tolerances import nearly
 
@@ -96,6 +97,16 @@ def test_measured_constants_are_taken_by_name(capsys, monkeypatch):
     assert "known constants: barrier, l2_latency" in capsys.readouterr().err
 
 
+def test_the_page_says_which_model_waits_for_memory(monkeypatch):
+    page = " ".join((ROOT / "docs" / "kernel.md").read_text().split())
+    as_it_is = [[frame_ms(name, each) for each in tool.CONSTANTS.values()] for name in NAMES]
+    monkeypatch.setattr(tool, "BANDWIDTH", tool.BANDWIDTH * 1e6)
+    infinite = [[frame_ms(name, each) for each in tool.CONSTANTS.values()] for name in NAMES]
+    small, large = np.subtract(as_it_is, infinite)
+    assert (small < 0.005).all() and "A frame of 0.6B waits for memory in neither" in page
+    assert "1.7B would be {:.2f} or {:.2f} ms shorter".format(*large) in page
+
+
 def test_the_pages_say_what_the_tool_calculates():
     page = " ".join((ROOT / "docs" / "kernel.md").read_text().split())
     log = (ROOT / "benchmarks" / "LOG.md").read_text()
@@ -115,6 +126,11 @@ def test_the_pages_say_what_the_tool_calculates():
     talker, both = times["realistic", "int8-talker"], times["realistic", "int8"]
     assert f"{talker[0]} and {talker[1]}, {both[0]} and {both[1]} at realistic ones" in page
     assert f"{talker[0]} and {both[0]} ms; {talker[1]} and {both[1]}. Ideal: " in log
+    apart = [
+        [f"{frame_ms(name, each, attention_everywhere=False):.2f}" for name in NAMES]
+        for each in (tool.REALISTIC, tool.IDEAL)
+    ]
+    assert "{} ms (0.6B) and {} (1.7B); ideal {} and {} |".format(*apart[0], *apart[1]) in log
     for name, size in zip(NAMES, ("0.6B", "1.7B"), strict=True):
         rings = [f"{frame_ms(name, tool.REALISTIC, ring_tiles=n):.2f}" for n in (3, 4, 6)]
         words = f"{rings[0]}, {rings[1]} and {rings[2]}{' ms' if size == '0.6B' else ''} ({size})"

@@ -4,6 +4,7 @@ import hashlib
 import importlib.util
 import itertools
 import json
+import os
 import subprocess
 import sys
 import time
@@ -164,6 +165,7 @@ def test_a_carried_library_is_found_by_another_nvcc_of_the_same_version(run, mon
     (folder / "old.tar.xz").write_text("of other sources")
     assert carry.main() == 0
     names = {path.name for path in folder.iterdir()}
+    names.remove(carried.VERSION)
     assert len(names) > len(VARIANTS) and "old.tar.xz" not in names
     monkeypatch.setattr(carry, "MOST_MB", 0.0)
     assert carry.main() == 1
@@ -186,6 +188,40 @@ def test_a_carried_library_is_found_by_another_nvcc_of_the_same_version(run, mon
     for model, defines in itertools.product((SMALL, BIG), VARIANTS.values()):
         target = build.Target("sm_90a", "bfloat16", defines=tuple(defines.items()))
         build.build(parse_model_config(model_config(model)), target)
+
+
+def test_the_checkout_and_as_much_as_may_be_packed_travel_together():
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    names = filter(None, listed.stdout.split("\0"))  # none in a copy without git's history
+    checkout = sum((ROOT / name).stat().st_size for name in names if (ROOT / name).exists())
+    assert checkout + carry.MOST_MB * 1e6 < 64 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("there", "answers"),
+    [
+        ("release 13.0, V13.0.48", "release 13.0, V13.0.88"),
+        ("release 12.9, V12.9.41", "release 12.9, V12.9.41"),
+    ],
+)
+def test_libraries_of_another_build_of_the_same_nvcc_are_found(
+    gpu_check, run, monkeypatch, tmp_path, there, answers
+):
+    """A machine may have 13.0.48 where 13.0.88 compiled; any other call still reaches its nvcc."""
+    folder, nvcc = tmp_path / "carried", tmp_path / "there" / "nvcc"
+    carried.pack([], folder, "release 13.0, V13.0.88\n")
+    nvcc.parent.mkdir()
+    nvcc.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo "{there}" || echo "compiles $*"\n')
+    nvcc.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{nvcc.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(carried, "CARRIED", folder)
+    ask = 'subprocess.run("nvcc --version; nvcc -c --version; nvcc -O3 a.cu", shell=True)'
+    _, result = run("--emulation", "--steps", "build", then=ask)
+    said = (tmp_path / "out" / "log.txt").read_text().splitlines()[-3:]
+    assert said == [answers, "compiles -c --version", "compiles -O3 a.cu"]
+    assert result["nvcc"] == there
+    assert result.get("carried_nvcc") == (answers if answers != there else None)
+    assert os.environ["PATH"].startswith(f"{nvcc.parent}:")
 
 
 def listening_seconds(listeners: int) -> float:

@@ -1,15 +1,23 @@
 """The steps of tools/gpu_check: each runs by emulation, and writes what the page shows."""
 
+import contextlib
 import json
 import os
 import re
 import subprocess
-import sys
 import time
+import venv
+from collections.abc import Iterable, Iterator
+from importlib import metadata
 from pathlib import Path
+from unittest.mock import Mock
 
 import kernel_models as k
 import pytest
+import torch
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from tolerances import nearly
 
 import validate_kernel
 from benchmarks import performance_page
@@ -25,8 +33,11 @@ from tools.gpu_check.variants import VARIANTS
 
 ROOT = Path(__file__).parents[2]
 
-# A machine with a GPU may lack these.
-ABSENT = ("soundfile", "soxr", "pipecat", "sentence_stream", "qwen_tts", "librosa", "loguru")
+# All that a machine with a GPU must have, as the head of gpu_check.sh says, and what the steps use
+# where it is there.
+PROMISED = ("torch", "numpy", "safetensors", "tokenizers", "huggingface-hub")
+BARE = (*PROMISED, "ninja", "pytest", "pytest-timeout")
+
 ONLY_ON_A_GPU = ("peak_memory_mb.gpu", "peak_memory_mb.device")
 
 
@@ -86,6 +97,31 @@ def test_a_variant_with_other_stages_or_waiters_draws_the_kernels_codes(tmp_path
     assert drawn[0] == drawn[1]
 
 
+def test_the_vocoder_is_timed_with_float32_products_and_with_tf32(monkeypatch, tmp_path):
+    seen = []
+
+    def chunk_ms(vocoder, codes, rounds):
+        precision = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+        seen.append((*precision, *codes.shape[:2]))
+        samples = torch.tensor([3.0, 4.0], dtype=torch.float64)
+        return samples * (1.001 if precision[1] else 1), [7.0, 5.0, 6.0]
+
+    monkeypatch.setattr(speed, "GraphVocoder", Mock())
+    monkeypatch.setattr(speed, "chunk_ms", chunk_ms)
+    allowed = torch.backends.cudnn.allow_tf32
+    try:
+        rows = speed.vocoder_times(Context(True, 0.0, tmp_path / "result.json"))["rows"]
+    finally:
+        compare.forbid_reduced_precision()
+        torch.backends.cudnn.allow_tf32 = allowed
+    settings = [("highest", False), ("high", True)]
+    shapes = speed.VOCODER_CHUNKS[:2]
+    assert seen == [(*setting, *shape) for shape in shapes for setting in settings]
+    assert [row["products"] for row in rows] == ["float32", "TF32"] * 2
+    assert [row["relative_rms_error"] for row in rows] == nearly([0, 0.001] * 2)
+    assert all((row["ms"], row["best_ms"]) == (6, 5) for row in rows)
+
+
 def test_every_define_of_a_variant_is_read_by_a_source_and_its_libraries_differ():
     sources = "\n".join(path.read_text() for path in compiling.source_folder().glob("*.cu*"))
     for defines in VARIANTS.values():
@@ -108,12 +144,49 @@ def test_the_microbenchmark_compiles_for_every_architecture(tmp_path, arch):
     assert done.returncode == 0 and "warning" not in done.stdout + done.stderr, done.stderr
 
 
-def bare_machine(tmp_path: Path) -> dict[str, str]:
-    """An environment in which the packages of `ABSENT` cannot be imported."""
-    (tmp_path / "sitecustomize.py").write_text(
-        f"import sys\nfor name in {ABSENT}:\n    sys.modules[name] = None\n"
+def distributions(names: Iterable[str]) -> Iterator[metadata.Distribution]:
+    """Yield these installed distributions and all that they require, each once."""
+    seen, wanted = set(), list(names)
+    while wanted:
+        name = canonicalize_name(wanted.pop())
+        if name in seen:
+            continue
+        seen.add(name)
+        with contextlib.suppress(metadata.PackageNotFoundError):  # not of this platform
+            found = metadata.distribution(name)
+            requirements = map(Requirement, found.requires or ())
+            wanted += [
+                r.name for r in requirements if not r.marker or r.marker.evaluate({"extra": ""})
+            ]
+            yield found
+
+
+@pytest.fixture(scope="module")
+def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The Python of an environment in which nothing is installed but `BARE`."""
+    folder = tmp_path_factory.mktemp("bare")
+    venv.create(folder, symlinks=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    for distribution in distributions(BARE):
+        tops = {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}
+        for top in tops:  # one that several share, as nvidia, is there whole
+            link = packages / top
+            if not link.exists():
+                link.symlink_to(Path(str(distribution.locate_file(top))).resolve())
+    return str(folder / "bin" / "python")
+
+
+def test_a_bare_machine_has_what_the_program_promises_and_nothing_else(bare_python):
+    head = (ROOT / "tools" / "gpu_check.sh").read_text().split("set -eu")[0]
+    promised = re.search(r"a Python with (.*?);", " ".join(head.split()))[1]
+    assert re.split(r", | and ", promised) == [name.replace("-", "_") for name in PROMISED]
+    hidden = ("soundfile", "soxr", "pipecat", "sentence_stream", "num2words", "transformers")
+    hidden += ("fastapi", "uvicorn", "pydantic", "psutil", "aiohttp", "matplotlib", "qwen_tts")
+    program = "from importlib.util import find_spec as f; import sys; print(*map(f, sys.argv[1:]))"
+    done = subprocess.run(
+        [bare_python, "-c", program, *hidden], capture_output=True, text=True, cwd=ROOT / "docs"
     )
-    return os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    assert done.stdout.split() == ["None"] * len(hidden), done.stdout + done.stderr
 
 
 SLOW = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -140,12 +213,12 @@ SLOW = [pytest.mark.slow, pytest.mark.timeout(600)]
         ),
     ],
 )
-def test_the_steps_run_by_emulation_on_a_bare_machine(tmp_path, which, steps):
+def test_the_steps_run_by_emulation_on_a_bare_machine(tmp_path, bare_python, which, steps):
     command = ["tools/gpu_check.sh", "--emulation", "--out", str(tmp_path / "out"), "--set", which]
     done = subprocess.run(
         [*command, "--steps", steps],
         cwd=ROOT,
-        env=bare_machine(tmp_path) | {"PYTHON": sys.executable},
+        env=os.environ | {"PYTHON": bare_python, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
     )

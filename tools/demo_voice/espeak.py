@@ -78,7 +78,7 @@ class Spoken:
 class Espeak:
     """The library with one voice. It keeps global state, so a process has one instance, `shared`.
 
-    A second one would wait for ever.
+    A second one would wait without end.
 
     Raises:
         OSError: the library is not installed.

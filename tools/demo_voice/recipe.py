@@ -56,7 +56,7 @@ _FEATURE_EXTRACTOR = {
 
 
 def model_config(num_codebooks: int = NUM_CODEBOOKS) -> dict[str, Any]:
-    """config.json."""
+    """Return config.json."""
     predictor = _STACK | {
         "model_type": "qwen3_tts_talker_code_predictor",
         "vocab_size": CODEBOOK_SIZE,
@@ -135,12 +135,12 @@ def generation_config() -> dict[str, Any]:
 
 
 def preprocessor_config() -> dict[str, Any]:
-    """preprocessor_config.json."""
+    """Return preprocessor_config.json."""
     return _FEATURE_EXTRACTOR | {"processor_class": "Qwen3TTSProcessor"}
 
 
 def codec_preprocessor_config() -> dict[str, Any]:
-    """speech_tokenizer/preprocessor_config.json."""
+    """Return speech_tokenizer/preprocessor_config.json."""
     return dict(_FEATURE_EXTRACTOR)
 
 

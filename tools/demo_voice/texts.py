@@ -126,7 +126,7 @@ class Withheld:
                 self._having.setdefault(word, []).append(index)
 
     def is_in(self, text: str) -> bool:
-        """Whether a text is one of these, or has one of them or a near copy in it."""
+        """Return whether a text is one of these, or contains one of them or a near copy."""
         parts = {normalize(part) for part in (text, *re.split(r"(?<=[.?!]) ", text))}
         return any(part in self.normalized or self._is_copy(part) for part in parts)
 

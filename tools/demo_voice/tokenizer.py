@@ -54,7 +54,7 @@ def vocabulary() -> list[str]:
 
 
 def role_ids() -> list[int]:
-    """Return the ids of "<|im_start|>assistant" and the newline behind it."""
+    """Return the ids of "<|im_start|>assistant" and the newline after it."""
     tokens = vocabulary()
     start = len(tokens) + SPECIAL_TOKENS.index("<|im_start|>")
     return [start, tokens.index(ROLE), ord("\n")]

@@ -174,7 +174,7 @@ class Training:
 
 
 def _is_learned(name: str, predictor_only: bool) -> bool:
-    """Whether a tensor is learned here: the predictor's embeddings belong to the talker."""
+    """Return whether a tensor is learned here; the talker learns the predictor's embeddings."""
     return not predictor_only or (
         name.startswith("code_predictor.") and "codec_embedding" not in name
     )

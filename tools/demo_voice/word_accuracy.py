@@ -15,7 +15,7 @@ from tools.demo_voice.shards import SILENCE
 # sounds 50.
 CLOSE = 25.0
 MOST = 0.7  # share of a word's frames
-SKIP_COST = 8.0  # cost of a frame that only one of the two has
+SKIP_COST = 8.0  # cost of a frame that only one of the two speeches has
 
 
 def words_right(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-_runtime = ctypes.CDLL(None)  # runtime.cpp, which was loaded before everything else
+_runtime = ctypes.CDLL(None)  # the runtime, which was loaded before everything else
 _runtime.fake_is_capturing.argtypes = [ctypes.c_void_p]
 _runtime.fake_record.argtypes = [ctypes.c_void_p, ctypes.c_int]
 _runtime.fake_finish.argtypes = [ctypes.c_void_p]
@@ -171,7 +171,7 @@ class _Operation:
         raise NotImplementedError(f"{self._exact}: both changes its arguments and returns others")
 
     def _waits(self, args: tuple, options: dict) -> bool:
-        """Whether a GPU would be waited for, to learn a size or to copy an index."""
+        """Return whether a GPU would wait here, to learn a size or to copy an index."""
         for x in pytree.tree_leaves((args, options)):
             if isinstance(x, Tensor) and x.device.type == "cpu" and x.dim():
                 return True

@@ -2,10 +2,11 @@
 """Run a command as if this machine had a GPU: run.py COMMAND [ARGUMENT ...]
 
 This needs PyTorch's CUDA build (which `pip install torch` installs on most machines), its Python
-first on the PATH, nm and a C++ compiler. runtime.cpp takes the place of the CUDA runtime; tensors
-on "cuda" lie in host memory, the CPU does the operations on them, and the frame kernel is its
-emulation. So all of the project's code that only a GPU executes is executed: uploads, downloads,
-graphs, captures. It proves nothing about speed, nor about PyTorch's own kernels.
+first on the PATH, nm and a C++ compiler. runtime.cpp and the files beside it take the place of the
+CUDA runtime; tensors on "cuda" lie in host memory, the CPU does the operations on them, and the
+frame kernel is its emulation. So all of the project's code that only a GPU executes is executed:
+uploads, downloads, graphs, captures. It proves nothing about speed, nor about PyTorch's own
+kernels.
 """
 
 import hashlib
@@ -50,10 +51,12 @@ def site_packages() -> Path:
 
 
 def build(packages: Path) -> Path:
-    """Compile runtime.cpp as libcudart and libcuda, with stubs of all that PyTorch links to."""
-    sources = (HERE / "runtime.cpp").read_bytes() + Path(__file__).read_bytes()
-    key = hashlib.sha256(sources + str(packages).encode()).hexdigest()[:16]
-    result = Path(tempfile.gettempdir()) / f"fake-gpu-{os.getuid()}-{key}"
+    """Compile the runtime as libcudart and libcuda, with stubs of all that PyTorch links to."""
+    sources = sorted(HERE.glob("*.cpp"))
+    key = hashlib.sha256(str(packages).encode())
+    for path in (*sources, HERE / "state.h", Path(__file__)):
+        key.update(path.read_bytes())
+    result = Path(tempfile.gettempdir()) / f"fake-gpu-{os.getuid()}-{key.hexdigest()[:16]}"
     if result.exists():
         return result
     header = next(packages.glob("nvidia/*/include/cuda_runtime_api.h"))
@@ -62,7 +65,7 @@ def build(packages: Path) -> Path:
         folder.mkdir()
         compile_ = ["c++", "-std=c++17", "-O1", "-fPIC", "-shared"]
         include = (header.parent, packages / "triton/backends/nvidia/include")  # has crt/
-        runtime = [*compile_, *(f"-I{path}" for path in include), str(HERE / "runtime.cpp")]
+        runtime = [*compile_, *(f"-I{path}" for path in include), *map(str, sources)]
         first = folder / "first.so"
         run([*runtime, "-o", str(first)])
         libraries = [*packages.glob("torch/lib/*.so"), *packages.glob("nvidia/*/lib/*.so*")]

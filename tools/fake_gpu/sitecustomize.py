@@ -34,7 +34,7 @@ def _with_snake(_: ModuleType) -> None:
     import torch
 
     # Its kernel comes from NVRTC, which finds no GPU to ask.
-    operations.install_own(torch.ops.qwen_megakernel.vocoder.snake.default)
+    operations.install_own(torch.ops.qwen_megakernel.snake.default)
 
 
 class _Behind(importlib.abc.MetaPathFinder):

@@ -29,7 +29,7 @@ def command(program: str, tool: str) -> list[str]:
     words = [program, "--tool", tool, "--error-exitcode", "9"]
     words += ["--target-processes", "application-only"]  # not the compilers that it starts
     words += ["--launch-timeout", "0"]  # `run` sets the limit; the tool's is 10 s or 60 s
-    if tool == "memcheck":  # torch asks the driver for entry points that it lacks
+    if tool == "memcheck":  # torch looks for entry points that the driver lacks
         words += ["--report-api-errors", "no"]
     return words
 

@@ -86,8 +86,8 @@ SETS = {
 }
 # The time of each call, with what comes before and after the steps.
 SECONDS = dict(zip(SETS, (240, 240, 240, 300, 300, 540), strict=True))
-TOY_FACTOR = 4  # for a CPU that does the GPU's work and compiles in the steps, too
-END_SECONDS = 4  # a step that finishes early has these to end in order
+TOY_FACTOR = 4  # a CPU then does the GPU's work, and steps compile, too
+END_SECONDS = 4  # time in which a step that stops early can end in order
 LOG_LINES = 40  # lines of a failed step's log, shown again at the end
 
 CLOCKS = "utilization.gpu,clocks.sm,clocks.mem,power.draw,temperature.gpu"
@@ -125,7 +125,13 @@ def main() -> int:
         "nvcc": version("nvcc"),
         "steps": {},
     }
-    with (folder / "log.txt").open("w", encoding="utf-8") as log:
+    with (
+        (folder / "log.txt").open("w", encoding="utf-8") as log,
+        carried.compiler_of(carried.CARRIED) as theirs,
+    ):
+        if theirs:
+            result["carried_nvcc"] = theirs.strip().splitlines()[-1]
+            print(f"They are of {result['carried_nvcc']}, not of {result['nvcc']}.", flush=True)
         for step in args.steps.split(","):
             left = args.seconds - (time.monotonic() - started)
             budget = budgets[step] * (TOY_FACTOR if args.toy else 1)
@@ -153,8 +159,8 @@ def run_step(step: str, seconds: float, commit: str, size: str | None, log: Any)
         # The deadline is on this machine's clock, and the step divides what is left once torch is
         # imported.
         command += ["--until", str(started + seconds - END_SECONDS)]
-        # Output is unbuffered, so a killed step leaves all of it. What a step starts may lack git
-        # history.
+        # Unbuffered, so that the output of a killed step is complete. The commit is passed on, for
+        # a step may run without git's history.
         environment = {"PYTHONUNBUFFERED": "1", "QWEN_MEGAKERNEL_COMMIT": commit}
         with contextlib.nullcontext({}) if size else sampled() as clocks:
             process = subprocess.Popen(
@@ -246,7 +252,7 @@ def report(result: dict[str, Any], folder: Path) -> None:
 
 
 def has_gpu() -> bool:
-    """Whether nvidia-smi lists a GPU."""
+    """Return whether nvidia-smi lists a GPU."""
     try:
         done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
     except OSError:

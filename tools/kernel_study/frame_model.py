@@ -26,7 +26,7 @@ BANDWIDTH = 4.3e6  # bytes a microsecond: the copy speed torch reports on an H20
 LATENCY = 0.9  # us from a copy's start to its arrival, under load
 IDEAL_ISSUE = 1755  # instructions of a scheduler per microsecond: one a cycle, at 1.755 GHz
 # Instructions of a warp for a tile, counted in ptxas' code for sm_90a (benchmarks/LOG.md): for a
-# tile alone, and for one of the two row tiles that a warp multiplies by turns (csrc/matvec.cuh).
+# tile alone, and for one of the two row tiles that a warp multiplies in turn (csrc/matvec.cuh).
 TILE_INSTRUCTIONS, PAIRED_TILE_INSTRUCTIONS = 42, 35
 # Widening int8 takes 20 instructions more a tile, 12 of them logical, at half rate.
 INT8_TILE_TIME = 0.07  # us, in addition to the tile's own
@@ -84,7 +84,7 @@ class Constants:
         return self.l2_latency + 4 * 435 / self.issue + 0.6 + LATENCY + self.draw_extra
 
     def tile(self, stage: "Stage") -> float:
-        """The time of a tile of this stage, on average over its paired and its single tiles."""
+        """Return the time of a tile of this stage, averaged over paired and single tiles."""
         saved = 1 - PAIRED_TILE_INSTRUCTIONS / TILE_INSTRUCTIONS
         widening = INT8_TILE_TIME * IDEAL_ISSUE / self.issue if stage.is_int8 else 0.0
         return self.tile_time * (1 - saved * stage.paired / stage.tiles) + widening

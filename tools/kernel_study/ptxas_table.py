@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Compile the kernel for every architecture and write ptxas' report: docs/kernel_ptxas.md.
 
-This needs nvcc and no GPU. The exit code is 1 when anything spills or needs more registers than the
-block leaves.
+This needs nvcc and no GPU. All builds take an hour of a core, so a run may be for some of them, and
+the page then keeps its rows of the others. The exit code is 1 when anything spills or needs more
+registers than the block leaves.
 """
 
 import argparse
@@ -40,17 +41,31 @@ def rows(model: str, weights: str, arch: str) -> list[list[str]]:
     config = parse_model_config(model_config(model))
     target = build.Target(arch, "bfloat16", int8=INT8_STACKS.get(weights, ()))
     threads = build.definitions(config, target)["NUM_THREADS"]
+    is_known = compiling.found(build.recipe(config, target)) is not None
     before = compiler_seconds()
     try:
         log = (build.build(config, target).parent / "build.log").read_text()
     except BuildError as error:
         print(error, file=sys.stderr)
         log = (compiling.build_cache() / "failed.log").read_text()
-    seconds = f"{compiler_seconds() - before:.0f}"
+    seconds = "–" if is_known else f"{compiler_seconds() - before:.0f}"
     return [
         [model, weights, arch, kernel, str(threads), registers, stack, f"{stores}/{loads}", seconds]
         for kernel, stack, stores, loads, registers in ENTRY.findall(log)
     ]
+
+
+def with_others(made: list[list[str]]) -> list[list[str]]:
+    """Return a run's rows and the page's rows of all other builds, in the order of a whole run."""
+    builds = product(MODELS, WEIGHTS, build.ARCHITECTURES)
+    order = {each: index for index, each in enumerate(builds)}
+    new = {tuple(row[:3]) for row in made}
+    kept = [
+        row
+        for row in kernel_pages.rows_of(kernel_pages.PTXAS)
+        if tuple(row[:3]) in order.keys() - new
+    ]
+    return sorted(kept + made, key=lambda row: order.get((row[0], row[1], row[2]), len(order)))
 
 
 def compiler_seconds() -> float:
@@ -89,7 +104,7 @@ def main() -> int:
                 failed |= int(row[5]) * int(row[4]) > REGISTERS_PER_SM
                 table.append(row)
                 print(*row, flush=True)
-    page_parts.write(kernel_pages.PTXAS, kernel_pages.kernel_ptxas(table))
+    page_parts.write(kernel_pages.PTXAS, kernel_pages.kernel_ptxas(with_others(table)))
     return int(failed)
 
 

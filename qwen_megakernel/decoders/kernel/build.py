@@ -259,5 +259,8 @@ def find_nvcc() -> str:
 def _flags(config: KernelSizes, target: Target) -> list[str]:
     dims = [f"-D{name}={value}" for name, value in definitions(config, target).items()]
     if target.arch:
-        return [*NVCC_FLAGS, f"-arch={target.arch}", *dims]
+        # Machine code alone: PTX beside it would be two thirds of a packed library, and no other
+        # GPU takes this library.
+        ptx_arch = target.arch.replace("sm_", "compute_")
+        return [*NVCC_FLAGS, f"-gencode=arch={ptx_arch},code={target.arch}", *dims]
     return [*CXX_FLAGS, *dims]

@@ -87,7 +87,7 @@ class Launcher:
 
         Args:
             groups: the streams of each launch, at most `MAX_STREAMS`. All launches are enqueued
-                here, one behind the other.
+                here, one after another.
             forced, taps: as in `FrameDecoder.step`, rows in the order of the groups; every call
                 appends its rows to the taps.
         Returns:
@@ -321,7 +321,7 @@ class Launcher:
 
     @contextlib.contextmanager
     def _launching(self, control: int) -> Iterator[int]:
-        """Yield the address of the stream for one launch, behind the launches of other decoders.
+        """Yield the address of the stream for one launch, after the launches of other decoders.
 
         If the launch is refused within the block, its control block is freed.
         """

@@ -48,20 +48,20 @@ def parse(line: str, codebook_size: int) -> Sample:
     try:
         values = json.loads(line)
     except ValueError as error:
-        raise DatasetError(f"no JSON: {error}.") from error
+        raise DatasetError(f"it is not JSON: {error}.") from error
     if not isinstance(values, dict) or not {"text", "snac_codes"} <= values.keys():
-        raise DatasetError("no object with `text` and `snac_codes`.")
+        raise DatasetError("it is not an object with `text` and `snac_codes`.")
     text, layers = values["text"], values["snac_codes"]
     if not isinstance(text, str) or not text.strip():
-        raise DatasetError(f"text is {text!r}.")
+        raise DatasetError(f"text is {text!r}; it must be a string that is not empty.")
     is_table = isinstance(layers, list) and all(
         isinstance(layer, list) and all(type(code) is int for code in layer) for layer in layers
     )
     if not is_table:
-        raise DatasetError("snac_codes are no lists of integers.")
+        raise DatasetError("snac_codes is not a list of lists of integers.")
     frames = interleave(layers)
     if not len(frames):
-        raise DatasetError("no codes.")
+        raise DatasetError("snac_codes is empty.")
     if frames.min() < 0 or frames.max() >= codebook_size:
         raise DatasetError(
             f"codes from {frames.min()} to {frames.max()}; there are 0 .. {codebook_size - 1}."

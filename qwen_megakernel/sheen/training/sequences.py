@@ -89,7 +89,7 @@ def collate(rows: Sequence[Sequence[TokenSequence]], pad_id: int) -> Batch:
     ids = torch.full(shape, pad_id)
     labels = torch.full(shape, IGNORED)
     positions = torch.zeros(shape, dtype=torch.int64)
-    owners = torch.zeros(shape, dtype=torch.int64)  # 0: padding, which sees padding alone
+    owners = torch.zeros(shape, dtype=torch.int64)  # 0: padding, which sees only padding
     for at, row in enumerate(rows):
         begin = 0
         for owner, sequence in enumerate(row, start=1):

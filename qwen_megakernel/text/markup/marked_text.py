@@ -219,7 +219,7 @@ class MarkedText:
         yield Cut(manner, pause_s)
 
     def _known(self, manner: Manner) -> Manner:
-        """A manner with the engine's name of its language."""
+        """Return a manner with the engine's name of its language."""
         if manner.language is None:
             return manner
         name = self._language_of(manner.language)

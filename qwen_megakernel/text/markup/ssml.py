@@ -163,7 +163,7 @@ class SsmlParser:
             self._refuse(f"a tag has more than {MAX_TAG_CHARS} characters.")
 
     def _num_pending(self) -> int:
-        """Bytes of a tag that is not complete."""
+        """Return the number of bytes of a tag that is not complete."""
         index = self._expat.CurrentByteIndex
         return max(0, self._num_bytes - index) if self._num_bytes else 0
 
@@ -179,7 +179,7 @@ class SsmlParser:
         return "In a text, & is written &amp; and < is written &lt;."
 
     def _place(self) -> Place:
-        """Where expat is."""
+        """Return where expat is."""
         return self._placed(self._expat.CurrentLineNumber, self._expat.CurrentColumnNumber)
 
     def _placed(self, line: int, column: int) -> Place:

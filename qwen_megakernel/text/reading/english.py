@@ -6,7 +6,7 @@ from qwen_megakernel.text.reading.language import Language, Rules, roman_number
 
 _SCALES = ("", " thousand", " million", " billion", " trillion")
 _HALVES = {2: ("half", "halves"), 4: ("quarter", "quarters")}
-_MAX_PARTS = 20  # of a whole that have names; 120/80 is "over"
+_MAX_PARTS = 20  # largest number of parts of a whole that have a name; 120/80 is "over"
 _NAMED_FRACTIONS = {(24, 7): "twenty-four seven", (9, 11): "nine eleven", (20, 20): "twenty twenty"}
 _REGNAL = """henry louis george charles james elizabeth edward william richard john pope pius
     napoleon philip peter catherine mary francis frederick alexander nicholas paul benedict
@@ -141,7 +141,7 @@ class English(Language):
         return words + (f" {self.year(int(match['y']))}" if match["y"] else "")
 
     def day_of_month(self, match: re.Match[str], before: str) -> str | None:
-        """ "5, 2026" behind the name of a month."""
+        """ "5, 2026" after the name of a month."""
         is_month = before.lower().strip("*_(\"'.") in self.month_forms
         if not is_month or not 1 <= int(match["d"]) <= 31:
             return None
@@ -177,7 +177,7 @@ class English(Language):
     # ---- other numbers ---------------------------------------------------------------------------
 
     def roman(self, match: re.Match[str], before: str) -> str | None:
-        """Return a numeral behind a name or a title: "Henry VIII", "Chapter IV"."""
+        """Return a numeral after a name or a title: "Henry VIII", "Chapter IV"."""
         if not before[:1].isupper() or before.isupper() or not before.isalpha():
             return None
         number = roman_number(match[0])
@@ -186,7 +186,7 @@ class English(Language):
 
 
 def _title(match: re.Match[str], before: str, title: str, street: str) -> str | None:
-    """A title where a name follows, a street where one stands before and none follows."""
+    """Read a title if a name follows, and a street if one precedes and none follows."""
     rest = match.string[match.end() :]
     is_name_next = re.match(r"\s+[\"'“]?[A-Z]", rest) is not None
     is_name_before = before[:1].isupper() and before[-1:].isalpha()

@@ -4,7 +4,7 @@ import re
 
 from qwen_megakernel.text.reading.language import Language, Rules
 
-# Words that an ordinal follows, and how it ends behind them.
+# Words that an ordinal follows, and how it ends after them.
 _WEAK = ("am", "vom", "zum", "beim", "im", "dem", "den", "des", "bis", "ab")
 _ARTICLES = dict.fromkeys(_WEAK, "n") | {"der": "", "die": "", "das": ""}
 
@@ -61,11 +61,11 @@ class German(Language):
         return self.say(number, "year")
 
     def day(self, number: int, before: str) -> str:
-        """Return an ordinal behind the word `before`."""
+        """Return an ordinal after the word `before`."""
         return self.say(number, "ordinal") + _ARTICLES.get(before.lower(), "r")
 
     def ordinal_with_point(self, match: re.Match[str], before: str) -> str | None:
-        """Return an ordinal behind an article; else the point ends a sentence."""
+        """Return an ordinal after an article; else the point ends a sentence."""
         return self.day(int(match["n"]), before) if before.lower() in _ARTICLES else None
 
     def fraction(self, top: int, bottom: int) -> str:

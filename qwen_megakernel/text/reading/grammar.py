@@ -88,7 +88,7 @@ class Grammar:
             yield from draft.kept(done, len(text))
 
     def _apart(self, draft: Draft, place: int, last: str, following: str) -> Iterator[Piece]:
-        """Yield a space between words and the letters behind them."""
+        """Yield a space between words and the letters after them."""
         is_suffix = self.language.letters_follow and not following.isascii()
         is_suffix = is_suffix or not self.language.space
         if place and last.isalnum() and following.isalnum() and not is_suffix:
@@ -198,7 +198,7 @@ class Grammar:
         return self.language.space + word + self.language.space
 
     def _sign(self, match: re.Match[str]) -> str:
-        """Return the words of the sign before a number, with a space behind them."""
+        """Return the words of the sign before a number, followed by a space."""
         lang, sign = self.language, (match["sign"] or "").strip()
         if not sign:
             return ""
@@ -354,7 +354,7 @@ def _any_of(words: Iterable[str]) -> str:
 
 
 def _plain_fraction(match: re.Match[str]) -> str:
-    """Return "½" as "1/2", with a space behind a digit."""
+    """Return "½" as "1/2", with a space after a digit."""
     begin = match.start()
     space = " " if match.string[begin - 1 : begin].isdigit() else ""
     return space + unicodedata.normalize("NFKC", match.group()).replace("⁄", "/")

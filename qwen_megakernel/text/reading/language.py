@@ -1,7 +1,7 @@
 """What a language makes of numbers, dates, times, money and units.
 
 `Language` has what is the same in all of them. Each language is a class of its own module, which
-derives from `Language`: tables, and methods for what this language alone does. A table is a text of
+derives from `Language`: tables, and methods for what only this language does. A table is a text of
 entries "keys: value", with spaces between keys and semicolons or line ends between entries; tables
 are parsed when a language is first used. num2words supplies the numerals.
 """
@@ -135,21 +135,21 @@ class Language:
     decimal = "."  # the mark before decimals; the other one of "." and "," groups digits
     decimals_are_a_number = False  # else each is said by itself
     ENDINGS = ""  # by the gender of what is counted: expressions, and what they become
-    DIGITS = ""  # the ten of them, where one alone is said otherwise than a number
+    DIGITS = ""  # the ten digits, if a single one is read differently from a number
     PARTS = ""  # of a whole, by the number below the line
     parts_form = "{bottom} {top}"  # a fraction of other parts
     ordinal_marks = r"(?!)"  # what follows the digits of an ordinal, as an expression
     has_ordinal_points = False  # "5." is an ordinal
     number_sign: str  # what "#" is before a number
     BEFORE_DIGITS = ""  # expressions, and the word that each of them is before a number
-    percent: str  # behind a number; with "{}" in it, around it
+    percent: str  # after a number; with "{}" in it, around it
     to: str  # between the ends of a range
     ratio = ""  # between the sides of 16:9, where that is not `to`
     # What is counted.
     noun_gender = "m"
     plural_ending = ""
     UNITS: str
-    SCALES: str  # written behind a number: "million", "bn"
+    SCALES: str  # written after a number: "million", "bn"
     CURRENCIES: str
     per: str  # kilometres "per" hour
     money_joint: str  # between whole units and hundredth parts
@@ -170,10 +170,10 @@ class Language:
     FINAL = ""  # abbreviations that may end a sentence
     SYMBOLS: str
     WEB: str  # characters of addresses
-    OPENS = ""  # words, as written, that the next word says how to read
+    OPENS = ""  # words, as written, whose reading depends on the next word
     FOLLOWERS = ""  # other words, in lower case, that go with a number
     space = " "  # between words
-    letters_follow = False  # whether words are written behind digits without a space
+    letters_follow = False  # whether words are written after digits without a space
 
     def __init__(self) -> None:
         self.say = numerals(self.code, table(self.NUMERALS))
@@ -203,7 +203,7 @@ class Language:
         self.opens, self.followers = map(frozenset, (self.OPENS.split(), self.FOLLOWERS.split()))
 
     def rules(self) -> Rules:
-        """Return the rules for expressions of this language alone."""
+        """Return the rules for expressions that only this language has."""
         return ()
 
     def own_rules(self) -> Iterator[tuple[str, Say]]:
@@ -264,7 +264,7 @@ class Language:
         return 0 if number == 1 else 2
 
     def form(self, whole: str, decimals: str, noun: Noun) -> str:
-        """Return the form of a noun behind a number."""
+        """Return the form of a noun after a number."""
         if decimals or not whole or len(whole) > MAX_DIGITS:
             return noun.many
         return (noun.one, noun.few, noun.many)[self.plural(int(whole))]
@@ -302,11 +302,11 @@ class Language:
         return self.months[number - 1] if self.months else self.cardinal(number)
 
     def day(self, number: int, before: str) -> str:
-        """Return the day of a date, behind the word `before`."""
+        """Return the day of a date, after the word `before`."""
         return self.first_day if number == 1 and self.first_day else self.cardinal(number)
 
     def date(self, day: int, month: int, year: int | None, before: str) -> str:
-        """Return a date, behind the word `before`."""
+        """Return a date, after the word `before`."""
         parts = {"day": self.day(day, before), "month": self.month(month)}
         if year is None:
             return self.dates[0].format(**parts)

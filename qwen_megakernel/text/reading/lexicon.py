@@ -39,7 +39,7 @@ class Entry:
     respelling: str
     language: str | None = None  # None: all of them
     is_exact: bool = False  # upper and lower case count
-    line: int | None = None  # of the file that it stands in
+    line: int | None = None  # the entry's line in its file
 
 
 class Lexicon:
@@ -60,7 +60,7 @@ class Lexicon:
             if number > MAX_ENTRIES:
                 raise UsageError(
                     f"{where} has more than {MAX_ENTRIES} entries.",
-                    hint="Give the words of this text alone.",
+                    hint="Give only the words of this text.",
                 )
             place = f"line {entry.line}" if entry.line else f"entry {number}"
             _check(entry, f"{where}, {place}")

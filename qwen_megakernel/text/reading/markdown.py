@@ -74,7 +74,7 @@ class Markdown:
             self._line = Line.TEXT
 
     def end_line(self, last: str) -> str:
-        """End a line behind the character `last`; returns the pause that is spoken there."""
+        """End a line after the character `last`; returns the pause that is spoken there."""
         is_item, self._is_item = self._is_item, False
         self._line = Line.BEGUN
         return "." if is_item and last.isalnum() else ""
@@ -108,6 +108,6 @@ def _without_marks(segment: Draft, is_row: bool) -> Draft:
 
 
 def _between_words(match: re.Match[str]) -> str:
-    """A space between two words ("snake_case"), nothing at the edge of one."""
+    """Return a space between two words ("snake_case"), nothing at the edge of one."""
     text, (begin, end) = match.string, match.span()
     return " " if text[begin - 1 : begin].isalnum() and text[end : end + 1].isalnum() else ""

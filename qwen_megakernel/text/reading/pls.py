@@ -1,4 +1,4 @@
-"""The W3C's Pronunciation Lexicon Specification, as far as it spells words with letters.
+"""The W3C's Pronunciation Lexicon Specification: the part that spells words with letters.
 
 An `alias` respells its graphemes; a `phoneme` has no spelling that a model could read and is
 refused. Entities and document types are refused, too: they can make a small file a large text.

@@ -101,8 +101,8 @@ class TextReader:
         self._before = ""  # the last word that was read
         self._last = ""  # the last character that was read
         self._is_raw = False  # in a word that is left as it is
-        self._skips_space = False  # behind a mark of Markdown
-        self._next_language = ENGLISH  # of the word behind a segment without a letter
+        self._skips_space = False  # after a mark of Markdown
+        self._next_language = ENGLISH  # of the word after a segment without a letter
         self._pieces: list[Piece] = []  # all that was handed on
         self._warnings: list[str] = []
         self._has_warned = False
@@ -184,7 +184,7 @@ class TextReader:
         return words_of(text, kind, form, grammar)
 
     def _language_here(self, text: str) -> str:
-        """The language that words behind those so far are in."""
+        """Return the language of the words after those so far."""
         return self._script.language(text)
 
     def opens(self, words: str) -> bool:

@@ -76,13 +76,13 @@ class Russian(Language):
         return self.say(number, gender=gender or "m")
 
     def plural(self, number: int) -> int:
-        """One for numbers that end in one, few for two to four, many for all others."""
+        """Return one for numbers that end in one, few for two to four, many for all others."""
         if number % 10 == 1 and number % 100 != 11:
             return 0
         return 1 if number % 10 in (2, 3, 4) and number % 100 not in (12, 13, 14) else 2
 
     def form(self, whole: str, decimals: str, noun: Noun) -> str:
-        """Return the form of a noun behind a number; behind decimals it is that of few."""
+        """Return the form of a noun after a number; after decimals it is that of few."""
         is_whole = whole and not decimals and len(whole) <= MAX_DIGITS
         return super().form(whole, decimals, noun) if is_whole else noun.few
 

@@ -14,6 +14,7 @@ import pytest
 
 from qwen_megakernel.decoders.kernel import build
 from qwen_megakernel.native import compiling
+from tools.gpu_check.variants import VARIANTS
 
 FLAGS = {
     "thread": ["-fsanitize=thread"],
@@ -34,12 +35,14 @@ BUGS = {  # names and numbers of enum Bug in sanitized.cu, and the sanitizers th
 
 @pytest.fixture(scope="module")
 def program(build_cache: Path):
-    """program(sanitizer) compiles sanitized.cu with it, and keeps it until a source changes."""
+    """program(sanitizer, **defines) compiles sanitized.cu with both, and keeps it until a source
+    changes.
+    """
 
-    def compile_it(sanitizer: str) -> Path:
+    def compile_it(sanitizer: str, **defines: int) -> Path:
         config = k.sanitized_config()
         # int8 layers beside float32 ones: both kinds of matrix, and the change between them.
-        target = build.Target(None, "float32", int8=("talker",))
+        target = build.Target(None, "float32", int8=("talker",), defines=tuple(defines.items()))
         definitions = [f"-D{n}={v}" for n, v in build.definitions(config, target).items()]
         csrc, source = compiling.source_folder(), Path(__file__).with_name("sanitized.cu")
         sources = [source, *sorted(csrc.rglob("*.[ch]*"))]
@@ -101,3 +104,21 @@ def test_frames_are_clean_and_the_same_in_every_order(program, sanitizer, seed):
     assert (result.returncode, result.stderr) == (0, "")
     expected = run(program("undefined"), blocks=1)
     assert result.stdout == expected.stdout != ""
+
+
+# The emulation has no L2, so a hint for one changes nothing there.
+OTHERS = {name: made for name, made in VARIANTS.items() if {*made} - {"WEIGHTS_EVICT_FIRST"}}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)  # two programs compile, minutes each on a busy machine
+@pytest.mark.parametrize("sanitizer", FLAGS)
+@pytest.mark.parametrize("variant", OTHERS)
+def test_variants_are_clean_and_draw_the_kernels_codes(program, variant, sanitizer):
+    defines = OTHERS[variant]
+    expected = run(program("undefined"))
+    for seed in range(3):
+        result = run(program(sanitizer, **defines), seed=seed, blocks=2 + seed % 3)
+        assert (result.returncode, result.stderr) == (0, "")
+        # Another number of warps adds in another order.
+        assert "NUM_THREADS" in defines or result.stdout == expected.stdout != ""

@@ -152,14 +152,17 @@ def test_without_espeak_it_is_named(folder, codec, monkeypatch):
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("{", "no JSON"),
-        ("[]", "no object with `text`"),
+        ("{", "it is not JSON"),
+        ("[]", "it is not an object with `text`"),
         ('{"text": " ", "snac_codes": [[1], [1, 2], [1, 2, 3, 4]]}', "text is ' '"),
         ('{"text": "a", "snac_codes": [[1], [1, 2], [1, 2, 3]]}', r"have \[1, 2, 3\] codes"),
         ('{"text": "a", "snac_codes": [[1], [1, 2], [1, 2, 3, 4096]]}', "codes from 1 to 4096"),
         ('{"text": "a", "snac_codes": [[-1], [1, 2], [1, 2, 3, 4]]}', "codes from -1"),
-        ('{"text": "a", "snac_codes": [[1.5], [1, 2], [1, 2, 3, 4]]}', "no lists of integers"),
-        ('{"text": "a", "snac_codes": [[], [], []]}', "no codes"),
+        (
+            '{"text": "a", "snac_codes": [[1.5], [1, 2], [1, 2, 3, 4]]}',
+            "not a list of lists of integers",
+        ),
+        ('{"text": "a", "snac_codes": [[], [], []]}', "snac_codes is empty"),
     ],
 )
 def test_damaged_lines_are_refused_by_number(dataset_file, tmp_path, line, words):

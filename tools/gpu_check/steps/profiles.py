@@ -29,7 +29,7 @@ def stage_times_of_models(context: Context) -> dict[str, Any]:
 
 
 def ncu(context: Context) -> dict[str, Any]:
-    """Profile one launch of step_kernel with Nsight Compute: why its warps wait, by instruction.
+    """Profile a launch of few_step_kernel with Nsight Compute: why its warps wait, by instruction.
 
     The whole report goes to $OUT, where that is set; some hosts refuse the counters.
     """

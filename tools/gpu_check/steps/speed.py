@@ -200,7 +200,7 @@ def vocoder_times(context: Context) -> dict[str, Any]:
 
 
 def chunk_ms(vocoder: Vocoder, codes: Tensor, rounds: int) -> tuple[Tensor, list[float]]:
-    """The samples of a stream's first chunk, and milliseconds of each chunk after the warm-up.
+    """Return the samples of a first chunk, and the ms of each chunk after the warm-up.
 
     Args:
         codes: [num_streams, num_frames, num_quantizers] integers, the codes of every chunk.

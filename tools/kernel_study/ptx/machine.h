@@ -191,7 +191,7 @@ inline void prefetch_global_L2(u64) {}
 // ---- where threads meet. `line` is the line in the PTX: lanes must meet at the same one.
 inline void bar_sync(int line, u32 barrier) {
   note_meeting();
-  if (barrier) emulation::fail("bar.sync %u: the kernel has barrier 0 alone", barrier);
+  if (barrier) emulation::fail("bar.sync %u: the kernel has only barrier 0", barrier);
   emulation::block_barrier({"ptx", line});
 }
 template <class A>
