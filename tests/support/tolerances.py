@@ -171,6 +171,31 @@ PUBLISHED_COUNT = 0.01
 # the second, and a vowel that is held repeats to the third.
 SILENCE, SOUND, HELD_VOWEL = 5e-3, 0.01, 1e-3
 
+# Exact arithmetic in float32 or float64, up to its last digits.
+NEARLY_EXACT = 1e-5
+
+# flite's values: the end of the last phoneme in seconds, beside rows of 5 ms; the energy of sound
+# whose noise is drawn anew.
+FLITE_END_SECONDS, FLITE_ENERGY_SHARE = 0.01, 0.05
+
+# The pitch of natural frames, counted in thirds of periods, 4.2 Hz each, with one of four slopes:
+# its mean and its most in Hz. Pulses of a steady pitch: how many there may be more or fewer, the
+# share by which a gap may differ where a third is made good, and samples between gap and period.
+FRAME_PITCH_MEAN_HZ, FRAME_PITCH_HZ = 0.3, 9
+NUM_PULSES, PULSE_GAP_SHARE, PULSE_PERIOD_SAMPLES = 2, 0.12, 20
+
+# What 31 dimensions lose of the fundamentals of 252 pitch codes; what three small codebooks may
+# lose of envelopes; decibels in bands of 400 Hz between our sound and flite's (15 with a fault).
+FUNDAMENTAL, ENVELOPE_SHARE, BAND_DECIBELS = 0.1, 0.3, 4
+
+# The loudest sample of a sentence of a natural voice, at least.
+LOUD_SAMPLE = 0.3
+
+# Levels of known sounds, in decibels and LUFS, peaks and offsets; shares of a glide's pitch; and
+# semitones of a melody an octave up that has half the range.
+LEVEL_DECIBELS, LEVEL_LUFS, LEVEL_SAMPLE = 0.1, 0.2, 1e-3
+GLIDE_SHARE, OCTAVE_SEMITONES = 0.03, 1.5
+
 # Seconds: a word's time on a pipeline's clock, and at the end of a text whose last word is counted
 # by its letters.
 WORD_SECONDS, LAST_WORD_SECONDS = 0.1, 0.15

@@ -92,7 +92,7 @@ def test_fitted_codebooks_come_closer_with_each_codebook():
     frames = (rng.standard_normal((1500, 12)) @ basis).astype(np.float32)
     fitted = codebooks.fit(frames)
     codes = fitted.encode(frames[:200])
-    exact = codebooks._project(torch.from_numpy(frames[:200]), fitted.mean, fitted.components)
+    exact = codebooks._project(torch.from_numpy(frames[:200]), fitted)
     errors = []
     for count in range(1, recipe.NUM_CODEBOOKS + 1):
         part = dataclasses.replace(fitted, books=fitted.books[:count])
@@ -154,3 +154,15 @@ def test_words_are_right_only_where_they_were_said(references):
     without = codes[words != words.max()]
     assert word_accuracy.words_right(without, codes, words, books)[0] < count
     assert word_accuracy.words_right(codes[:0], codes, words, books) == (0, count)
+
+
+def test_words_are_right_in_codebooks_of_any_scale(references):
+    books = codebooks.Codebooks.load()
+    small = dataclasses.replace(books, books=books.books / 10)
+    assert (books.unit, small.unit) == (1, 0.1)
+    reference, other = references[2], references[3]
+    found = [
+        word_accuracy.words_right(other.codes, reference.codes, reference.words, each)
+        for each in (books, small)
+    ]
+    assert found[0] == found[1] and found[0][0] < found[0][1]

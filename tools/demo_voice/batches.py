@@ -4,7 +4,7 @@ Source of the layout: QwenLM/Qwen3-TTS, modeling_qwen3_tts.py, generate (docs/mo
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import ModelConfig
 from tools.demo_voice.recipe import LANGUAGE, SPEAKER
-from tools.demo_voice.shards import Utterance
+from tools.demo_voice.shards import ANY_FEED, FULL, Utterance
 from tools.demo_voice.talker_net import IGNORED
 
 NO_CONTROL = -1  # marks a position without a control id of the codec vocabulary
@@ -119,7 +119,8 @@ class Packer:
         pool: the utterances to draw from.
         num_rows, row_length: shape of a batch; longer utterances are left out.
         num_frames: frames of a batch that the code predictor learns from.
-        full_share, auto_share, speaker_share: shares of the utterances that are laid out so.
+        full_share, auto_share, speaker_share: shares of the utterances that are laid out so; an
+            utterance whose timing belongs to one way of feeding text is laid out for that.
         spoil: least and greatest share of the frames of an utterance that are spoilt in what the
             talker hears of itself, so that it learns to go on after its own mistakes.
         seed: same seed, same batches.
@@ -166,6 +167,8 @@ class Packer:
             index = self._next()
             utterance = self._pool[index]
             layout = Layout(*(self._rng.random(3) < self._shares).tolist())
+            if utterance.feed != ANY_FEED:
+                layout = replace(layout, is_full=utterance.feed == FULL)
             needed = layout.length(utterance)
             row = next((i for i in range(num_rows) if used[i] + needed <= length), None)
             if row is None:

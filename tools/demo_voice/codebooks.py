@@ -1,12 +1,14 @@
 """Turn frames of features into codes and back: principal components, residual quantisation.
 
 python -m tools.demo_voice.codebooks --texts DATA/train.tsv --output codebooks.safetensors
+
+With `--teacher flite` the frames are those of natural.py, whose pitch is one code more.
 """
 
 import argparse
 import os
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch reads this when it is imported
@@ -17,17 +19,22 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from tools.demo_voice import features, texts
+from tools.demo_voice import features, natural, texts
 from tools.demo_voice.espeak import Espeak
+from tools.demo_voice.flite import Flite
 from tools.demo_voice.recipe import CODEBOOK_SIZE, NUM_CODEBOOKS
 
 SHIPPED = Path(__file__).parent / "codebooks.safetensors"  # the shipped voice's codebooks
+
+SHIPPED_SPREAD = 66.97  # the median distance of two entries of its first codebook
 
 NUM_COMPONENTS = 64
 VOICED_WEIGHT = 3.0  # weight of a voiced value beside a log energy, in the distance
 BEAM = 3  # candidates that the search keeps from codebook to codebook
 NUM_ITERATIONS = 14  # iterations of k-means for each codebook
 FRAMES_AT_ONCE = 4096
+NUM_NATURAL_COMPONENTS, NUM_NATURAL_BOOKS = 96, 7  # of flite's frames
+NATURAL_VOICED_WEIGHT = 1.5
 NUM_SILENT = 500  # silent frames among those to which the codebooks are fitted
 
 
@@ -37,37 +44,53 @@ class Codebooks:
 
     Attributes:
         mean: [NUM_FEATURES] float32.
-        components: [NUM_FEATURES, NUM_COMPONENTS] float32, orthonormal.
-        books: [NUM_CODEBOOKS, CODEBOOK_SIZE, NUM_COMPONENTS] float32.
+        components: [NUM_FEATURES, num_components] float32, orthonormal.
+        books: [num_books, CODEBOOK_SIZE, num_components] float32.
+        weights: [NUM_FEATURES] float32: what counts how much in the distance.
     """
 
     mean: Tensor
     components: Tensor
     books: Tensor
+    weights: Tensor
 
     @classmethod
     def load(cls, path: Path = SHIPPED) -> "Codebooks":
         """Read what `save` wrote."""
-        return cls(**{name: tensor.float() for name, tensor in load_file(path).items()})
+        tensors = {name: tensor.float() for name, tensor in load_file(path).items()}
+        return cls(**{"weights": _espeak_weights()} | tensors)  # the shipped file has none
 
     def save(self, path: Path) -> None:
         """Write float16."""
-        tensors = {"mean": self.mean, "components": self.components, "books": self.books}
+        tensors = {field.name: getattr(self, field.name) for field in fields(self)}
         save_file({name: t.half().contiguous() for name, t in tensors.items()}, path)
 
+    @property
+    def unit(self) -> float:
+        """How far sounds lie apart in these latents, beside those of the shipped voice: 1 there."""
+        return round(float(torch.pdist(self.books[0]).median()) / SHIPPED_SPREAD, 2)
+
     def encode(self, frames: np.ndarray) -> np.ndarray:
-        """[num_frames, NUM_FEATURES] -> [num_frames, NUM_CODEBOOKS] uint8."""
+        """[num_frames, NUM_FEATURES] -> [num_frames, num_books] uint8."""
         parts = torch.from_numpy(np.ascontiguousarray(frames, np.float32)).split(FRAMES_AT_ONCE)
         return torch.cat([self._encode(part) for part in parts]).numpy()
 
+    def decode(self, codes: np.ndarray) -> np.ndarray:
+        """[num_frames, num_codes] codes -> [num_frames, NUM_FEATURES] float32.
+
+        Of more codes than books, the first are taken.
+        """
+        latents = torch.from_numpy(self.latents(codes))
+        return (latents @ self.components.T / self.weights + self.mean).numpy()
+
     def latents(self, codes: np.ndarray) -> np.ndarray:
-        """[num_frames, NUM_CODEBOOKS] codes -> [num_frames, NUM_COMPONENTS] float32."""
+        """[num_frames, num_codes] codes -> [num_frames, num_components] float32."""
         index = torch.from_numpy(codes.astype(np.int64))
         return sum(book[index[:, i]] for i, book in enumerate(self.books)).numpy()
 
     def _encode(self, frames: Tensor) -> Tensor:
         """Search with a beam: the best few sums of codes go on from codebook to codebook."""
-        rest = _project(frames, self.mean, self.components)[:, None]  # [n, beam, components]
+        rest = _project(frames, self)[:, None]  # [n, beam, components]
         codes = torch.zeros(len(frames), 1, 0, dtype=torch.uint8)
         for book in self.books:
             distance = rest.square().sum(-1, keepdim=True) - 2 * rest @ book.T
@@ -80,17 +103,29 @@ class Codebooks:
         return codes[:, 0]
 
 
-def fit(frames: np.ndarray, seed: int = 0) -> Codebooks:
-    """Fit components and codebooks to [num_frames, NUM_FEATURES]; the last frame is silent."""
+def fit(
+    frames: np.ndarray,
+    seed: int = 0,
+    *,
+    num_books: int = NUM_CODEBOOKS,
+    num_components: int = NUM_COMPONENTS,
+    weights: Tensor | None = None,
+) -> Codebooks:
+    """Fit components and codebooks to [num_frames, NUM_FEATURES]; the last frame is silent.
+
+    Args:
+        weights: as `Codebooks` has them; None: those of espeak-ng's frames.
+    """
+    weights = _espeak_weights() if weights is None else weights
     data = torch.from_numpy(frames)
     mean = data.mean(0)
-    weighted = (data - mean) * _feature_weights()
+    weighted = (data - mean) * weights
     _, vectors = torch.linalg.eigh(weighted.T @ weighted / len(weighted))
-    components = vectors.flip(1)[:, :NUM_COMPONENTS].contiguous()
+    components = vectors.flip(1)[:, :num_components].contiguous()
     rest = weighted @ components
     generator = torch.Generator().manual_seed(seed)
     books = []
-    for index in tqdm(range(NUM_CODEBOOKS), desc="codebooks"):
+    for index in tqdm(range(num_books), desc="codebooks"):
         book = rest[torch.randperm(len(rest), generator=generator)[:CODEBOOK_SIZE]].clone()
         if index == 0:
             book[0] = rest[-1]  # Silence keeps a code of its own.
@@ -102,17 +137,25 @@ def fit(frames: np.ndarray, seed: int = 0) -> Codebooks:
             book = torch.where(counts > 0, sums / counts.clamp(min=1), strays)
         rest = rest - book[_nearest(rest, book)]
         books.append(book)
-    return Codebooks(mean, components, torch.stack(books))
+    return Codebooks(mean, components, torch.stack(books), weights)
 
 
-def _feature_weights() -> Tensor:
+def _espeak_weights() -> Tensor:
     weights = torch.ones(features.SUBFRAMES, features.NUM_BANDS + features.NUM_VOICED)
     weights[:, features.NUM_BANDS :] = VOICED_WEIGHT
     return weights.flatten()
 
 
-def _project(frames: Tensor, mean: Tensor, components: Tensor) -> Tensor:
-    return ((frames - mean) * _feature_weights()) @ components
+def _natural_weights() -> Tensor:
+    """Return weights under which squared distances are those of log spectra, half of c0's aside."""
+    weights = torch.full((natural.SUBFRAMES, natural.NUM_VALUES), 0.5**0.5)
+    weights[:, 0] = 1.0
+    weights[:, natural.NUM_CEPSTRUM :] = NATURAL_VOICED_WEIGHT
+    return weights.flatten()
+
+
+def _project(frames: Tensor, books: Codebooks) -> Tensor:
+    return ((frames - books.mean) * books.weights) @ books.components
 
 
 def _nearest(rows: Tensor, book: Tensor) -> Tensor:
@@ -121,16 +164,34 @@ def _nearest(rows: Tensor, book: Tensor) -> Tensor:
 
 
 def main(args: argparse.Namespace) -> None:
-    """Let espeak-ng speak sentences and fit codebooks to their frames."""
-    espeak = Espeak.shared()
+    """Let the teacher speak sentences and fit codebooks to their frames."""
     sentences = [text for kind, text in texts.read(args.texts) if kind == texts.TRAINING]
     random.Random(args.seed).shuffle(sentences)
-    spoken = [
-        features.analyse(espeak(text)) for text in tqdm(sentences[: args.sentences], desc="frames")
-    ]
-    frames = [found.features for found in spoken if found]
-    frames.append(np.repeat(features.silence(), NUM_SILENT, axis=0))
-    fit(np.concatenate(frames), args.seed).save(args.output)
+    sentences = sentences[: args.sentences]
+    if args.teacher == "espeak":
+        espeak = Espeak.shared()
+        spoken = (features.analyse(espeak(text)) for text in tqdm(sentences, desc="frames"))
+        frames = [found.features for found in spoken if found]
+        frames.append(np.repeat(features.silence(), NUM_SILENT, axis=0))
+        fitted = fit(np.concatenate(frames), args.seed)
+    else:
+        flite = Flite.shared()
+        synthesis = natural.Synthesis(flite.filters)
+        said = ((text, flite(text)) for text in tqdm(sentences, desc="frames"))
+        frames = [
+            natural.frames(natural.analyse(found, text, synthesis)).features
+            for text, found in said
+            if found
+        ]
+        frames.append(np.repeat(natural.silence(), NUM_SILENT, axis=0))
+        fitted = fit(
+            np.concatenate(frames),
+            args.seed,
+            num_books=args.books,
+            num_components=NUM_NATURAL_COMPONENTS,
+            weights=_natural_weights(),
+        )
+    fitted.save(args.output)
 
 
 def parse_args() -> argparse.Namespace:
@@ -142,6 +203,18 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--output", type=Path, required=True, help="codebooks file to write")
     parser.add_argument(
         "--sentences", type=int, default=8000, help="number of sentences to fit the codebooks to"
+    )
+    parser.add_argument(
+        "--teacher",
+        choices=("espeak", "flite"),
+        default="espeak",
+        help="program whose speech the codebooks hold (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--books",
+        type=int,
+        default=NUM_NATURAL_BOOKS,
+        help="number of codebooks for flite's envelopes (default: %(default)s)",
     )
     parser.add_argument(
         "--seed", type=int, default=0, help="seed of all random choices (default: %(default)s)"

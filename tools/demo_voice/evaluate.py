@@ -3,7 +3,8 @@
 python -m tools.demo_voice.evaluate --model demo-voice --json benchmarks/results/demo_voice.json
 
 The figures are words said right (word_accuracy.py), sentences that end by themselves, length beside
-the reference's, and, for some of them, the words that an offline recogniser hears. Sampling is the
+the reference's, and, for some of them, the words that an offline recogniser hears. Of a voice whose
+frames have a pitch code, they say how well the melody follows the reference's too. Sampling is the
 checkpoint's.
 """
 
@@ -29,10 +30,10 @@ from qwen_megakernel.decoders.prompt import PromptBuilder
 from qwen_megakernel.records import SpeechRequest
 from qwen_megakernel.text.tokenizer import TextTokenizer
 from qwen_megakernel.vocoder.vocoder import Vocoder
-from tools.demo_voice import shards
-from tools.demo_voice.codebooks import Codebooks
+from tools.demo_voice import natural, shards
+from tools.demo_voice.codebooks import SHIPPED, Codebooks
 from tools.demo_voice.shards import Utterance
-from tools.demo_voice.word_accuracy import words_right
+from tools.demo_voice.word_accuracy import aligned_rows, words_right
 
 REFERENCES = Path(__file__).parent / "references.npz"
 FEEDS = ("full", "stepwise")
@@ -53,11 +54,19 @@ class Reading:
     num_words: int
     num_right: int
     stretch: float  # number of frames over that of the reference
+    pitches: tuple[np.ndarray, np.ndarray] | None = None  # Hz, ours and wanted, where both voiced
 
     @property
     def is_length_right(self) -> bool:
         """Whether the length is within the tolerance of the reference's."""
         return abs(self.stretch - 1) <= LENGTH_TOLERANCE
+
+    @property
+    def rises(self) -> bool:
+        """Whether the last frame with a pitch lies above the sentence's mean."""
+        hertz = natural.decode_pitch(self.codes[:, -1]).mean(1)
+        hertz = hertz[hertz > 0]
+        return len(hertz) > 0 and bool(hertz[-1] > hertz.mean())
 
 
 class Reader:
@@ -67,9 +76,12 @@ class Reader:
         model: folder or name of a checkpoint.
         backend: "torch" or "emulation".
         max_frames: the most frames of a sentence.
+        codebooks: file of the codebooks on which the voice was trained.
     """
 
-    def __init__(self, model: str, backend: str = "torch", max_frames: int = 1000):
+    def __init__(
+        self, model: str, backend: str = "torch", max_frames: int = 1000, codebooks: Path = SHIPPED
+    ):
         self.checkpoint = loading.load(loading.resolve(model))
         self._decoder, _ = load_decoder(
             self.checkpoint,
@@ -81,7 +93,7 @@ class Reader:
         config = self.checkpoint.config
         self._tokenizer = TextTokenizer(self.checkpoint.files.folder, config)
         self._vocoder = Vocoder(self.checkpoint.codec_config, self.checkpoint.codec_decoder)
-        self._codebooks = Codebooks.load()
+        self._codebooks = Codebooks.load(codebooks)
 
     def codes(self, text: str, max_frames: int, **request: Any) -> tuple[np.ndarray, bool]:
         """Return a sentence's codes [num_frames, num_codes], and whether it ended by itself.
@@ -100,8 +112,21 @@ class Reader:
         length = len(reference.codes)
         codes, ended = self.codes(reference.text, MAX_STRETCH * length, **request)
         right, words = words_right(codes, reference.codes, reference.words, self._codebooks)
-        stretch = len(codes) / length
-        return Reading(reference.kind, reference.text, codes, ended, words, right, stretch)
+        pitches = self._pitches(codes, reference.codes) if len(codes) else None
+        return Reading(
+            reference.kind, reference.text, codes, ended, words, right, len(codes) / length, pitches
+        )
+
+    def _pitches(
+        self, codes: np.ndarray, reference: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return the pitch of frames that belong together, in Hz; None without a pitch code."""
+        if codes.shape[1] == len(self._codebooks.books):
+            return None
+        rows = aligned_rows(codes, reference, self._codebooks)
+        ours, wanted = (natural.decode_pitch(c[:, -1]).mean(1) for c in (codes[rows], reference))
+        both = (ours > 0) & (wanted > 0)
+        return ours[both], wanted[both]
 
     def sound(self, codes: np.ndarray) -> np.ndarray:
         """Return the samples of these codes."""
@@ -111,13 +136,21 @@ class Reader:
 def summary(readings: Sequence[Reading]) -> dict[str, Any]:
     """Return the figures of some sentences."""
     words = sum(reading.num_words for reading in readings)
-    return {
+    found = {
         "sentences": len(readings),
         "words": words,
         "word_accuracy": sum(reading.num_right for reading in readings) / words,
         "ended": sum(reading.ended for reading in readings) / len(readings),
         "length_right": sum(reading.is_length_right for reading in readings) / len(readings),
     }
+    pitches = [r.pitches for r in readings if r.pitches and len(r.pitches[0])]
+    if pitches:
+        ours, wanted = (np.concatenate(side) for side in zip(*pitches, strict=True))
+        found["melody"] = natural.compare_melodies(ours, wanted, np.ones(len(ours), bool))
+        questions = [reading.rises for reading in readings if reading.text.endswith("?")]
+        if questions:
+            found["questions_rise"] = sum(questions) / len(questions)
+    return found
 
 
 def recognised(reader: Reader, said: Sequence[Reading | Utterance]) -> dict[str, Any]:
@@ -140,18 +173,25 @@ def recognised(reader: Reader, said: Sequence[Reading | Utterance]) -> dict[str,
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Read every sentence with both ways of feeding text."""
-    references = list(enumerate(shards.read(REFERENCES)))[:: args.every]
-    parts = [references[i : i + PART] for i in range(0, len(references), PART)]
-    jobs = [(args.model, feed, part) for feed in FEEDS for part in parts]
+    references = list(enumerate(shards.read(args.references)))[:: args.every]
+    jobs = [
+        (args.model, feed, args.codebooks, part)
+        for feed in FEEDS
+        for part in _parts(references, feed)
+    ]
     with multiprocessing.get_context("spawn").Pool(args.workers) as pool:
         done = list(tqdm(pool.imap(_read_part, jobs), total=len(jobs), desc="sentences"))
-    reader = Reader(args.model)
+    reader = Reader(args.model, codebooks=args.codebooks)
     sets: dict[str, Any] = {}
     recogniser: dict[str, Any] = {}
-    for index, feed in enumerate(FEEDS):
+    for feed in FEEDS:
         rows: dict[str, list[Reading]] = {}
-        readings = done[index * len(parts) : (index + 1) * len(parts)]
-        everything = [reading for part in readings for reading in part]
+        everything = [
+            reading
+            for job, part in zip(jobs, done, strict=True)
+            if job[1] == feed
+            for reading in part
+        ]
         for reading in everything:
             rows.setdefault(reading.kind, []).append(reading)
         for kind, row in {**rows, "all": everything}.items():
@@ -159,7 +199,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         if args.recogniser:
             recogniser[feed] = recognised(reader, rows["written"][: args.recogniser])
     if args.recogniser:
-        written = [u for _, u in references if u.kind == "written"][: args.recogniser]
+        written = [u for _, u in references if u.kind == "written" and u.feed != shards.STEPWISE]
+        written = written[: args.recogniser]
         recogniser[AS_REFERENCE] = recognised(reader, written)
     return common.header() | {
         "model": args.model,
@@ -172,12 +213,26 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _read_part(job: tuple[str, str, list[tuple[int, Utterance]]]) -> list[Reading]:
-    """Read the (seed, sentence) pairs of (model, feed, pairs)."""
+def _parts(
+    references: Sequence[tuple[int, Utterance]], feed: str
+) -> list[list[tuple[int, Utterance]]]:
+    """Return the references whose timing suits a way of feeding text, in parts."""
+    fitting = [pair for pair in references if pair[1].feed in (feed, shards.ANY_FEED)]
+    return [fitting[i : i + PART] for i in range(0, len(fitting), PART)]
+
+
+def _read_part(job: tuple[str, str, Path, list[tuple[int, Utterance]]]) -> list[Reading]:
+    """Read the (seed, sentence) pairs of (model, feed, codebooks, pairs)."""
     torch.set_num_threads(1)
-    model, feed, part = job
-    reader = Reader(model)
+    model, feed, codebooks, part = job
+    reader = Reader(model, codebooks=codebooks)
     return [reader.read(reference, text_feed=feed, seed=seed) for seed, reference in part]
+
+
+def _flat(figures: dict[str, Any]) -> dict[str, float]:
+    """Return figures with those of a melody among them."""
+    found = {key: value for key, value in figures.items() if key != "melody"}
+    return found | {f"melody_{key}": value for key, value in figures.get("melody", {}).items()}
 
 
 def main(args: argparse.Namespace) -> int:
@@ -186,7 +241,7 @@ def main(args: argparse.Namespace) -> int:
         common.observe(args.idle)
     found = measure(args)
     for name, figures in found["sets"].items():
-        print(name, " ".join(f"{key} {value:.4g}" for key, value in figures.items()))
+        print(name, " ".join(f"{key} {value:.4g}" for key, value in _flat(figures).items()))
     for name, figures in found["recogniser"].items():
         print(name, " ".join(f"{key} {value:.4g}" for key, value in figures.items()))
     common.write_json(args.json, found)
@@ -198,6 +253,18 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--model", default="demo-voice", help="name or folder of the checkpoint to measure"
+    )
+    parser.add_argument(
+        "--references",
+        type=Path,
+        default=REFERENCES,
+        help="shard with the sentences and the codes that they should have",
+    )
+    parser.add_argument(
+        "--codebooks",
+        type=Path,
+        default=SHIPPED,
+        help="codebooks file on which the voice was trained",
     )
     parser.add_argument(
         "--workers", type=int, default=1, help="number of processes that read sentences"

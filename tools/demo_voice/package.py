@@ -28,7 +28,8 @@ def package(
     """Write a checkpoint folder; return its size in bytes.
 
     Args:
-        folder: the folder to write; weights that are not given stay as they are there.
+        folder: the folder to write; weights that are not given stay as they are there, and must
+            have as many codes in a frame as the others.
         talker: names without "talker."; stored in bfloat16, as released models are.
         vocoder: names without "decoder."; stored in float16, and widened when it is loaded. The
             codec encoder is left out, because text to speech never listens.
@@ -36,11 +37,17 @@ def package(
     codec = folder / "speech_tokenizer"
     codec.mkdir(parents=True, exist_ok=True)
     tokenizer.write(folder)
+    books = codebook_shapes(vocoder or load_vocoder(folder))
+    if talker and num_codes(talker) != len(books):
+        raise ValueError(
+            f"The talker draws {num_codes(talker)} codes a frame and the vocoder takes "
+            f"{len(books)}; package a pair that was trained on the same codebooks."
+        )
     configs = {
-        folder / "config.json": recipe.model_config(),
+        folder / "config.json": recipe.model_config(len(books)),
         folder / "generation_config.json": recipe.generation_config(),
         folder / "preprocessor_config.json": recipe.preprocessor_config(),
-        codec / "config.json": recipe.codec_config(),
+        codec / "config.json": recipe.codec_config(len(books), books[0][1]),
         codec / "preprocessor_config.json": recipe.codec_preprocessor_config(),
     }
     for path, values in configs.items():
@@ -60,6 +67,20 @@ def load_vocoder(folder: Path) -> dict[str, Tensor]:
         for name, tensor in tensors.items()
         if name.startswith(CODEC_DECODER_PREFIX)
     }
+
+
+def num_codes(talker: dict[str, Tensor]) -> int:
+    """Return how many codes a talker draws for a frame."""
+    return 1 + sum(".lm_head." in name for name in talker)
+
+
+def codebook_shapes(vocoder: dict[str, Tensor]) -> list[tuple[int, int]]:
+    """Return (size, width) of each of a vocoder's codebooks."""
+    return [
+        (tensor.shape[0], tensor.shape[1])
+        for name, tensor in vocoder.items()
+        if name.startswith("quantizer.") and name.endswith("embedding_sum")
+    ]
 
 
 def _write_weights(path: Path, tensors: dict[str, Tensor], prefix: str, dtype: torch.dtype) -> None:

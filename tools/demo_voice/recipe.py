@@ -1,6 +1,8 @@
 """Every dimension of the demonstration voice: its config files, in the official layout.
 
-All other modules read the parsed configs, so another size of voice needs a change only here.
+All other modules read the parsed configs, so another size of voice needs a change only here. What
+depends on the teacher is an argument: the number of codes in a frame, and how wide they are in the
+vocoder.
 """
 
 from typing import Any
@@ -53,14 +55,14 @@ _FEATURE_EXTRACTOR = {
 }
 
 
-def model_config() -> dict[str, Any]:
+def model_config(num_codebooks: int = NUM_CODEBOOKS) -> dict[str, Any]:
     """Return config.json."""
     predictor = _STACK | {
         "model_type": "qwen3_tts_talker_code_predictor",
         "vocab_size": CODEBOOK_SIZE,
         "intermediate_size": 384,
         "num_hidden_layers": 1,
-        "num_code_groups": NUM_CODEBOOKS,
+        "num_code_groups": num_codebooks,
         "max_position_embeddings": 65536,
     }
     talker = _STACK | {
@@ -77,7 +79,7 @@ def model_config() -> dict[str, Any]:
             "type": "default",
         },
         "attention_bias": False,
-        "num_code_groups": NUM_CODEBOOKS,
+        "num_code_groups": num_codebooks,
         "text_hidden_size": _STACK["hidden_size"],
         "text_vocab_size": TEXT_VOCAB_SIZE,
         "codec_eos_token_id": _CODEC_IDS["eos"],
@@ -111,9 +113,9 @@ def model_config() -> dict[str, Any]:
     }
 
 
-def parsed_model_config() -> ModelConfig:
+def parsed_model_config(num_codebooks: int = NUM_CODEBOOKS) -> ModelConfig:
     """Return the model's config in the package's form."""
-    return parse_model_config(model_config())
+    return parse_model_config(model_config(num_codebooks))
 
 
 def generation_config() -> dict[str, Any]:
@@ -142,8 +144,12 @@ def codec_preprocessor_config() -> dict[str, Any]:
     return dict(_FEATURE_EXTRACTOR)
 
 
-def codec_config() -> dict[str, Any]:
-    """Return speech_tokenizer/config.json, which has to describe the encoder that is left out."""
+def codec_config(num_codebooks: int = NUM_CODEBOOKS, code_width: int = 64) -> dict[str, Any]:
+    """Return speech_tokenizer/config.json, which has to describe the encoder that is left out.
+
+    Args:
+        code_width: columns of the vocoder's codebooks.
+    """
     encoder = {
         "model_type": "mimi",
         "hidden_size": 32,
@@ -156,7 +162,7 @@ def codec_config() -> dict[str, Any]:
         "codebook_size": CODEBOOK_SIZE,
         "codebook_dim": 16,
         "vector_quantization_hidden_dimension": 16,
-        "num_quantizers": NUM_CODEBOOKS,
+        "num_quantizers": num_codebooks,
         "num_semantic_quantizers": 1,
         "upsampling_ratios": [8, 6, 5, 4],
         "sampling_rate": SAMPLE_RATE,
@@ -166,7 +172,7 @@ def codec_config() -> dict[str, Any]:
     }
     decoder = {
         "codebook_size": CODEBOOK_SIZE,
-        "codebook_dim": 128,
+        "codebook_dim": 2 * code_width,
         "hidden_size": 128,
         "head_dim": 32,
         "latent_dim": 128,
@@ -175,7 +181,7 @@ def codec_config() -> dict[str, Any]:
         "intermediate_size": 256,
         "num_hidden_layers": 2,
         "sliding_window": 72,
-        "num_quantizers": NUM_CODEBOOKS,
+        "num_quantizers": num_codebooks,
         "upsample_rates": [8, 5, 4, 3],
         "upsampling_ratios": [2, 2],
         "decoder_dim": 128,
@@ -186,7 +192,7 @@ def codec_config() -> dict[str, Any]:
     return {
         "model_type": "qwen3_tts_tokenizer_12hz",
         "architectures": ["Qwen3TTSTokenizerV2Model"],
-        "encoder_valid_num_quantizers": NUM_CODEBOOKS,
+        "encoder_valid_num_quantizers": num_codebooks,
         "input_sample_rate": SAMPLE_RATE,
         "output_sample_rate": SAMPLE_RATE,
         "decode_upsample_rate": SAMPLES_PER_FRAME,

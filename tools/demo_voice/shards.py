@@ -6,10 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tools.demo_voice.recipe import NUM_CODEBOOKS
-
 TRAINING = "train"
 SILENCE = -1  # a value in `Utterance.words`
+ANY_FEED, FULL, STEPWISE = "", "full", "stepwise"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +18,9 @@ class Utterance:
     kind: str  # TRAINING, or the name of a set of test sentences
     text: str
     ids: np.ndarray  # [num_tokens] int16, without the prompt's own tokens
-    codes: np.ndarray  # [num_frames, NUM_CODEBOOKS] uint8
+    codes: np.ndarray  # [num_frames, num_codes] uint8
     words: np.ndarray  # [num_frames] int16: the index of the spoken word, or SILENCE
+    feed: str = ANY_FEED  # the way of feeding text to which its timing belongs
 
 
 def write(path: Path, utterances: Sequence[Utterance]) -> None:
@@ -31,6 +31,7 @@ def write(path: Path, utterances: Sequence[Utterance]) -> None:
             file,
             kinds=np.array([u.kind for u in utterances]),
             texts=np.array([u.text for u in utterances]),
+            feeds=np.array([u.feed for u in utterances]),
             num_tokens=np.array([len(u.ids) for u in utterances], np.int32),
             num_frames=np.array([len(u.codes) for u in utterances], np.int32),
             ids=np.concatenate([u.ids for u in utterances]).astype(np.int16),
@@ -45,13 +46,13 @@ def read(path: Path) -> list[Utterance]:
     with np.load(path) as shard:
         token_ends = np.cumsum(shard["num_tokens"])[:-1]
         frame_ends = np.cumsum(shard["num_frames"])[:-1]
-        codes = shard["codes"].reshape(-1, NUM_CODEBOOKS)
         columns = (
             shard["kinds"].tolist(),
             shard["texts"].tolist(),
             np.split(shard["ids"], token_ends),
-            np.split(codes, frame_ends),
+            np.split(shard["codes"], frame_ends),
             np.split(shard["words"], frame_ends),
+            shard["feeds"].tolist() if "feeds" in shard else [ANY_FEED] * len(shard["texts"]),
         )
     return [Utterance(*values) for values in zip(*columns, strict=True)]
 

@@ -1,6 +1,9 @@
-"""Turn sentences into shards: espeak-ng speaks them; their frames are quantised and timed.
+"""Turn sentences into shards: a teacher speaks them; their frames are quantised and timed.
 
 python -m tools.demo_voice.speech --texts DATA/train.tsv --output DATA/train --workers 4
+
+With `--teacher flite` and its codebooks, a sentence becomes two utterances: one spoken at once, for
+a prompt with the whole text, and one whose words wait for their letters.
 """
 
 import argparse
@@ -16,10 +19,11 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from tools.demo_voice import features, shards, texts, tokenizer
+from tools.demo_voice import features, natural, shards, texts, tokenizer
 from tools.demo_voice.codebooks import SHIPPED, Codebooks
 from tools.demo_voice.espeak import Espeak
 from tools.demo_voice.features import Frames
+from tools.demo_voice.flite import Flite
 from tools.demo_voice.shards import Utterance
 
 LOOKAHEAD_CHARS = 7  # share of a word's letters that must be there before it is spoken
@@ -99,17 +103,90 @@ class Speaker:
 
     def _order(self, text: str, frames: Frames) -> tuple[list[int], np.ndarray]:
         """Return the text's ids, and when its frames are spoken (`schedule`)."""
-        encoded = self._tokenizer(text, return_offsets_mapping=True)
-        ends = np.array([end for _, end in encoded["offset_mapping"]])
+        ids, token_at = _timing(self._tokenizer, text)
+        return ids, np.array(schedule(frames, text, token_at))
 
-        def token_at(num_chars: int) -> int:
-            return len(ends) if num_chars > len(text) else int(np.searchsorted(ends, num_chars))
 
-        return encoded["input_ids"], np.array(schedule(frames, text, token_at))
+class NaturalSpeaker:
+    """A maker of utterances of flite's speech: envelope codes, then one of the pitch.
+
+    Args:
+        codebooks: file of the envelopes' codebooks.
+    """
+
+    def __init__(self, codebooks: Path):
+        torch.set_num_threads(1)
+        self._flite = Flite.shared()
+        self._synthesis = natural.Synthesis(self._flite.filters)
+        self._codebooks = Codebooks.load(codebooks)
+        self._tokenizer = tokenizer.load()
+
+    def utterances(self, lines: Sequence[tuple[str, str]]) -> list[Utterance]:
+        """Turn (kind, text) into two utterances each, leaving out texts without sound, long ones,
+        and those whose words flite counts otherwise."""
+        found: list[tuple[str, str, list[int], str, natural.Frames]] = []
+        for kind, text in lines:
+            spoken = self._flite(text)
+            if spoken is None:
+                continue
+            ids, token_at = _timing(self._tokenizer, text)
+            rows = natural.analyse(spoken, text, self._synthesis)
+            ends = [*spoken.word_starts[1:], len(text) + 1]
+            earliest = [
+                token_at(min(end, start + LOOKAHEAD_CHARS))
+                for start, end in zip(spoken.word_starts, ends, strict=True)
+            ]
+            later = natural.delay(rows, [*earliest, token_at(len(text)) + TAIL_FRAMES])
+            for feed, timed in ((shards.FULL, rows), (shards.STEPWISE, later)):
+                if len(timed.words) <= MAX_FRAMES * natural.ROWS_PER_FRAME:
+                    found.append((kind, text, ids, feed, natural.frames(timed)))
+        if not found:
+            return []
+        codes = self._codes(
+            np.concatenate([frames.features for *_, frames in found]),
+            np.concatenate([frames.pitch for *_, frames in found]),
+        )
+        cuts = np.cumsum([len(frames.words) for *_, frames in found])[:-1]
+        return [
+            Utterance(kind, text, np.array(ids, np.int16), part, frames.words, feed)
+            for (kind, text, ids, feed, frames), part in zip(
+                found, np.split(codes, cuts), strict=True
+            )
+        ]
+
+    def pair(self, text: str) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return the codes of `text`, and its frames' unquantised sound; None without sound.
+
+        Returns:
+            [num_frames, num_codes] uint8, and as many frames' samples, float32.
+        """
+        spoken = self._flite(text)
+        if spoken is None:
+            return None
+        frames = natural.frames(natural.analyse(spoken, text, self._synthesis))
+        sound = self._synthesis.sound(frames.features, frames.pitch)
+        return self._codes(frames.features, frames.pitch), sound
+
+    def _codes(self, features: np.ndarray, pitch: np.ndarray) -> np.ndarray:
+        return np.concatenate([self._codebooks.encode(features), pitch[:, None]], axis=1)
+
+
+def _timing(encode: Any, text: str) -> tuple[list[int], Callable[[int], int]]:
+    """Return the text's ids, and with which token its first so many characters have arrived."""
+    encoded = encode(text, return_offsets_mapping=True)
+    ends = np.array([end for _, end in encoded["offset_mapping"]])
+
+    def token_at(num_chars: int) -> int:
+        return len(ends) if num_chars > len(text) else int(np.searchsorted(ends, num_chars))
+
+    return encoded["input_ids"], token_at
+
+
+SPEAKERS = {"espeak": Speaker, "flite": NaturalSpeaker}
 
 
 def _write_shard(job: dict[str, Any]) -> int:
-    speaker = Speaker(job["codebooks"])
+    speaker = SPEAKERS[job["teacher"]](job["codebooks"])
     shards.write(job["path"], speaker.utterances(job["lines"]))
     return len(job["lines"])
 
@@ -123,6 +200,7 @@ def main(args: argparse.Namespace) -> None:
             "path": args.output / f"{args.texts.stem}-{start // args.shard_size:04d}.npz",
             "lines": lines[start : start + args.shard_size],
             "codebooks": args.codebooks,
+            "teacher": args.teacher,
         }
         for start in range(0, len(lines), args.shard_size)
     ]
@@ -152,6 +230,12 @@ def parse_args() -> argparse.Namespace:
         type=Path,
         default=SHIPPED,
         help="codebooks file (default: the shipped voice's)",
+    )
+    parser.add_argument(
+        "--teacher",
+        choices=SPEAKERS,
+        default="espeak",
+        help="program that speaks; its codebooks belong to it (default: %(default)s)",
     )
     parser.add_argument(
         "--workers", type=int, default=1, help="number of processes that make shards (default: 1)"

@@ -66,10 +66,10 @@ class Training:
         shape = {"num_rows": args.rows, "row_length": args.row_length, "num_frames": args.frames}
         training = [u for u in pool if u.kind == shards.TRAINING]
         self.packer = Packer(config, tokenizer.role_ids(), training, **shape, seed=args.seed)
-        self.sentences: dict[str, list[Utterance]] = {}
+        self.sentences: dict[tuple[str, str], list[Utterance]] = {}  # by kind and feed
         for utterance in pool:
             if utterance.kind != shards.TRAINING:
-                self.sentences.setdefault(utterance.kind, []).append(utterance)
+                self.sentences.setdefault((utterance.kind, utterance.feed), []).append(utterance)
         self.codebooks = Codebooks.load(args.codebooks)
         self.step = self.seen = 0
         self.history: list[dict[str, float]] = []
@@ -138,8 +138,9 @@ class Training:
             f"{kind}_{name}": word_accuracy(
                 self.weights, self.config, sentences[:NUM_SPOKEN], self.codebooks, layout
             )
-            for kind, sentences in self.sentences.items()
-            for name, layout in (("stepwise", Layout()), ("full", Layout(is_full=True)))
+            for (kind, feed), sentences in self.sentences.items()
+            for name, layout in ((shards.STEPWISE, Layout()), (shards.FULL, Layout(is_full=True)))
+            if feed in (name, shards.ANY_FEED)
         }
 
     def save(self, path: Path) -> None:
@@ -252,7 +253,8 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(args.seed)
     folders = [args.data, args.test] if args.test else [args.data]
     pool = [utterance for folder in folders for utterance in shards.read_folder(folder)]
-    training = Training(args, recipe.parsed_model_config(), pool)
+    config = recipe.parsed_model_config(pool[0].codes.shape[1])
+    training = Training(args, config, pool)
     if args.resume:
         training.resume(args.output)
     training.run()

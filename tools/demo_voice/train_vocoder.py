@@ -23,15 +23,17 @@ from torch import Tensor
 from tqdm import tqdm
 
 from qwen_megakernel.validation import official
-from tools.demo_voice import package, recipe, run_options, texts
+from tools.demo_voice import natural, package, recipe, run_options, texts, vocoder_start
 from tools.demo_voice.codebooks import SHIPPED, Codebooks
-from tools.demo_voice.speech import Speaker
+from tools.demo_voice.speech import SPEAKERS
 
 SAMPLES = recipe.SAMPLES_PER_FRAME
 CONTEXT_FRAMES = 2  # first frames of a segment, not compared because their past is missing
 RESOLUTIONS = ((2048, 480), (1024, 240), (512, 120), (256, 60))  # window, hop
 MEL_WINDOW, NUM_MELS = 1024, 80
 MEL_WEIGHT, WAVE_WEIGHT, RATIO_WEIGHT = 1.0, 0.5, 0.5
+PITCH_WIDTH = 32  # columns of the codebooks for flite's pitch
+BEFORE_THE_STACK = ("quantizer.", "pre_conv.")  # parts whose shapes depend on the codes
 INITIAL_GAMMA = 0.3  # of the ConvNeXt blocks, whose official 1e-6 would take long to grow
 WARMUP_STEPS = 50
 MIN_RATE = 0.02
@@ -70,17 +72,34 @@ class Spectra:
         return spectrum.abs().clamp(min=1e-5)
 
 
-def new_decoder(codebooks: Codebooks, seed: int) -> torch.nn.Module:
-    """Return the official decoder; its codebooks start as those that made the codes."""
+def initial_books(codebooks: Codebooks, teacher: str) -> Tensor:
+    """Return [num_codes, 256, code_width]: with what the decoder's codebooks start.
+
+    They are those that made the codes. flite's have columns of their own for the pitch, whose code
+    is a frame's last.
+    """
+    books = codebooks.books / codebooks.books[0].std()
+    if teacher == "espeak":
+        return books
+    number, size, width = books.shape
+    found = torch.zeros(number + 1, size, width + PITCH_WIDTH)
+    found[:-1, :, :width] = books
+    found[-1, :, width:] = torch.from_numpy(natural.pitch_book(PITCH_WIDTH))
+    return found
+
+
+def new_decoder(books: Tensor, seed: int) -> torch.nn.Module:
+    """Return the official decoder with these codebooks."""
     official.package()
     tokenizer = "qwen_tts.core.tokenizer_12hz"
     modeling = importlib.import_module(f"{tokenizer}.modeling_qwen3_tts_tokenizer_v2")
     configs = importlib.import_module(f"{tokenizer}.configuration_qwen3_tts_tokenizer_v2")
-    config = configs.Qwen3TTSTokenizerV2DecoderConfig(**recipe.codec_config()["decoder_config"])
+    config = configs.Qwen3TTSTokenizerV2DecoderConfig(
+        **recipe.codec_config(len(books), books.shape[-1])["decoder_config"]
+    )
     config._attn_implementation = "sdpa"
     torch.manual_seed(seed)
     decoder = modeling.Qwen3TTSTokenizerV2Decoder._from_config(config)
-    books = codebooks.books / codebooks.books[0].std()
     with torch.no_grad():
         quantizer = decoder.quantizer
         layers = [*quantizer.rvq_first.vq.layers, *quantizer.rvq_rest.vq.layers]
@@ -102,9 +121,14 @@ class Training:
     def __init__(self, args: argparse.Namespace, training: list[Pair], test: list[Pair]):
         self.args, self.device = args, torch.device(args.device)
         self.training, self.test_pairs = training, test
-        self.decoder = new_decoder(Codebooks.load(args.codebooks), args.seed).to(self.device)
+        codebooks = Codebooks.load(args.codebooks)
+        books = initial_books(codebooks, args.teacher)
+        self.decoder = new_decoder(books, args.seed).to(self.device)
         if args.init:
-            self.decoder.load_state_dict(package.load_vocoder(args.init))
+            self._start_from(package.load_vocoder(args.init))
+        if args.warm_up and not args.resume:
+            sentences = [codes for codes, _ in training]
+            vocoder_start.teach(self.decoder, codebooks, sentences, args.warm_up, args.seed)
         self.spectra = Spectra(self.device)
         self.optimizer = torch.optim.AdamW(
             self.decoder.parameters(), args.learning_rate, (0.8, 0.99), weight_decay=0.0
@@ -114,6 +138,14 @@ class Training:
         self.shares = shares / shares.sum()
         self.step = 0
         self.history: list[dict[str, float]] = []
+
+    def _start_from(self, stored: dict[str, Tensor]) -> None:
+        """Take a checkpoint's weights; where its codes are others, those behind the codes."""
+        own = self.decoder.state_dict()
+        shapes, wanted = ({k: v.shape for k, v in part.items()} for part in (stored, own))
+        if shapes != wanted:
+            stored = {k: v for k, v in stored.items() if not k.startswith(BEFORE_THE_STACK)}
+        self.decoder.load_state_dict(own | stored)
 
     def run(self) -> None:
         """Train to the end, saving at intervals."""
@@ -198,7 +230,7 @@ class Training:
 
 def make_pairs(args: argparse.Namespace) -> tuple[list[Pair], list[Pair]]:
     """Return (training, test) sentences as codes and the sound that they should have."""
-    speaker = Speaker(args.codebooks)
+    speaker = SPEAKERS[args.teacher](args.codebooks)
     training = [text for _, text in texts.read(args.texts)]
     random.Random(args.seed).shuffle(training)
     test = texts.written_for_development()[:NUM_TEST]
@@ -228,9 +260,21 @@ def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
         help="codebooks file whose codes the vocoder learns",
     )
     parser.add_argument(
+        "--teacher",
+        choices=SPEAKERS,
+        default="espeak",
+        help="program that speaks; its codebooks belong to it",
+    )
+    parser.add_argument(
         "--sentences", type=int, default=1300, help="number of sentences to learn from"
     )
     parser.add_argument("--steps", type=int, default=8000, help="number of updates")
+    parser.add_argument(
+        "--warm-up",
+        type=int,
+        default=0,
+        help="number of updates of the first layers alone before that; of use with flite",
+    )
     parser.add_argument("--batch", type=int, default=6, help="number of segments in a batch")
     parser.add_argument("--segment", type=int, default=9, help="number of frames in a segment")
     return parser.parse_args(arguments)

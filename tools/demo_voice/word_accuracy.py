@@ -11,7 +11,9 @@ import numpy as np
 from tools.demo_voice.codebooks import Codebooks
 from tools.demo_voice.shards import SILENCE
 
-CLOSE = 25.0  # distance of latents; frames of one sound are about 10 apart, other sounds 50
+# Distances of latents, in the codebooks' units: frames of one sound are about 10 apart, other
+# sounds 50.
+CLOSE = 25.0
 MOST = 0.7  # share of a word's frames
 SKIP_COST = 8.0  # cost of a frame that only one of the two speeches has
 
@@ -51,11 +53,17 @@ def word_onsets(
     return {word: int(rows[at]) for word, at in firsts.items() if nearest[at] < CLOSE}
 
 
+def aligned_rows(codes: np.ndarray, reference: np.ndarray, codebooks: Codebooks) -> np.ndarray:
+    """Return [num_reference]: the drawn frame that each reference frame was found in."""
+    _, rows = _aligned(_distances(codes, reference, codebooks))
+    return rows
+
+
 def _distances(codes: np.ndarray, reference: np.ndarray, codebooks: Codebooks) -> np.ndarray:
     """Return the distances of latents: [num_frames, num_reference]."""
     left, right = codebooks.latents(codes), codebooks.latents(reference)
     squares = np.square(left).sum(1)[:, None] + np.square(right).sum(1) - 2 * left @ right.T
-    return np.sqrt(np.maximum(0, squares))
+    return np.sqrt(np.maximum(0, squares)) / codebooks.unit
 
 
 def _aligned(distances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
