@@ -35,8 +35,8 @@ SENTENCES = (
 
 
 DESCRIPTION = (
-    "`python -m tools.demo_voice.samples` wrote these files. The shipped checkpoint speaks with its "
-    "own sampling settings; the seed is the number of the file minus one. A test speaks the "
+    "`python -m tools.demo_voice.samples` wrote these files. The shipped checkpoint speaks with "
+    "its own sampling settings; the seed is the number of the file minus one. A test speaks the "
     "sentences again and compares the samples. The training texts contain none of these sentences."
 )
 
