@@ -260,6 +260,18 @@ def test_a_box_says_whether_numbers_are_read_as_words(open_page: Open) -> None:
     assert [stream.text for stream in engine.streams] == ["5 kg", "five kilograms"]
 
 
+def test_a_box_says_whether_the_text_is_markup(open_page: Open) -> None:
+    engine = FakeEngine()
+    with serving(engine) as server:
+        page = open_page(server)
+        page.get_by_text("More settings").click()
+        for _ in range(2):
+            speak(page, "Hi.")
+            finished(page)
+            page.get_by_label("The text is SSML").check()
+    assert [stream.text_format for stream in engine.streams] == ["plain", "ssml"]
+
+
 def test_errors_are_shown_and_the_next_request_works(open_page: Open) -> None:
     engine = FakeEngine(refusal=EngineBusy("8 requests waiting (limit 8)."))
     with serving(engine) as server:
