@@ -53,10 +53,11 @@ Of the codes of the reference, where only the vocoder can be at fault, it gets
 CARD_LIMITS = """
 ## Limits
 
-Nobody has judged it by ear. One voice, one pitch, no feeling. The model begins with 0.2 to 0.4 s of
-silence, because the training target waits until enough of the first word is there; 60 ms of it are
-heard (`leading_silence` in `config.json`). Words it has not met are guessed from their spelling and
-often wrong. Long texts are best given as sentences of under 100 characters.
+No listener has judged the voice. It is one voice with one pitch, and it expresses no feeling. The
+model begins with 0.2 to 0.4 s of silence, because the training target waits until enough of the
+first word is there; the engine keeps 60 ms of it (`leading_silence` in `config.json`). The voice
+guesses words that it has not met from their spelling, and often wrongly. Give it long texts as
+sentences of under 100 characters.
 """
 
 

@@ -1,5 +1,6 @@
 """Plain text with "[pause 1.5s]" in it: pauses, and nothing else that is obeyed."""
 
+import markup_items
 import pytest
 
 from qwen_megakernel.text.markup.items import Item, Pause, Words
@@ -9,15 +10,7 @@ TEXT = "One [pause 1.5s] two [PAUSE 500 ms]three [pause x] [1] <break time='1s'/
 
 
 def items_of(*pieces: str) -> tuple[list[Item], str | None]:
-    parser = PauseParser()
-    found = [item for piece in pieces for item in parser.feed(piece)] + parser.end()
-    joined: list[Item] = []
-    for item in found:
-        if isinstance(item, Words) and joined and isinstance(joined[-1], Words):
-            joined[-1] = Words(joined[-1].text + item.text)
-        else:
-            joined.append(item)
-    return joined, str(parser.error) if parser.error else None
+    return markup_items.items_of(PauseParser(), *pieces)
 
 
 def test_marks_are_pauses_and_all_else_is_text():

@@ -4,6 +4,7 @@ import time
 from itertools import pairwise
 from xml.etree import ElementTree
 
+import markup_items
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,16 +24,7 @@ DOCUMENT = """<?xml version="1.0" encoding="UTF-8"?>
 
 
 def items_of(*pieces: str) -> tuple[list[Item], str | None]:
-    """The items of a text in pieces, neighbouring words joined, and the error if there is one."""
-    parser = SsmlParser()
-    found = [item for piece in pieces for item in parser.feed(piece)] + parser.end()
-    joined: list[Item] = []
-    for item in found:
-        if isinstance(item, Words) and joined and isinstance(joined[-1], Words):
-            joined[-1] = Words(joined[-1].text + item.text)
-        else:
-            joined.append(item)
-    return joined, str(parser.error) if parser.error else None
+    return markup_items.items_of(SsmlParser(), *pieces)
 
 
 def items(text: str) -> list[Item]:
