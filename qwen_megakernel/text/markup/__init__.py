@@ -1,8 +1,9 @@
-"""What a text asks for besides its words: pauses, speed, volume, language, how a word is read.
+"""Markup in a text: pauses, speed, volume, language, and how single words are read.
 
-Read `items` first (what a parser makes of a text), then `ssml` (the parser of SSML), `pauses`
-(plain text with "[pause 1.5s]" in it), `values` (what attributes may say) and `marked_text` (items
-become words, cut where a pause or another manner of speaking begins).
+Read `items` first (the parts into which a parser divides a text), then `ssml` (the parser of SSML),
+`pauses` (the parser of plain text with "[pause 1.5s]" in it), `values` (the values that attributes
+may have) and `marked_text` (which turns items into words, and begins a new passage at each pause
+and each change of the manner of speaking).
 
-Other rooms take `marked_text.MarkedText`.
+Other rooms use `marked_text.MarkedText`.
 """

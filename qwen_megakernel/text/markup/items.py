@@ -1,4 +1,4 @@
-"""What a parser makes of a marked-up text, in its order; positions in it, and its errors."""
+"""The items into which a parser divides a text with markup, and positions in such a text."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,63 +9,66 @@ from qwen_megakernel.records import Manner
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Text that is read like any other."""
+    """Text without instructions of its own: it is read as a text without markup is."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """Text with other words to speak in its place."""
+    """Text in place of which something else is spoken."""
 
     written: str
     spoken: str
-    is_phonemes: bool = False  # else words, which are read like any others
+    is_phonemes: bool = False  # whether `spoken` holds phonemes; else it holds ordinary words
 
 
 @dataclass(frozen=True, slots=True)
 class SayAs:
-    """Text that is read as a thing of one kind."""
+    """Text whose kind the markup names: a date, a telephone number, single characters."""
 
     written: str
-    kind: str  # of `values.SAY_AS`
-    form: str = ""  # "mdy", of a date
+    kind: str  # one of the values of `values.SAY_AS`
+    form: str = ""  # the order of a date's fields, such as "mdy"
 
 
 @dataclass(frozen=True, slots=True)
 class SentenceEnd:
-    """A sentence ends here, with or without a mark."""
+    """The end of a sentence, with or without a punctuation mark."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Silence."""
+    """A silence of a given length."""
 
     seconds: float
 
 
-# A `Manner` is that of everything behind it.
+# A `Manner` applies to all items after it, until the next one.
 Item = Words | Replaced | SayAs | SentenceEnd | Pause | Manner
 
 
 class Parser(Protocol):
-    """Finds the items of one text, whole or as it arrives."""
+    """A parser of one text, which may arrive in pieces."""
 
-    error: MarkupError | None  # once it is set, nothing behind its place is looked at
+    error: MarkupError | None  # once it is set, the parser ignores the rest of the text
 
     def feed(self, text: str) -> list[Item]:
-        """Take the next piece of the text; returns what has become certain."""
+        """Parse the next piece of the text.
+
+        Returns the items that no later piece can change.
+        """
 
     def end(self) -> list[Item]:
-        """Close the text; returns what was held back."""
+        """Close the text; returns the items that were still held back."""
 
     def take_warnings(self) -> list[str]:
-        """Return warnings of what has no effect, each of them once."""
+        """Return the new warnings about markup that has no effect, each of them only once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place in a text, both numbers counted from 1."""
+    """A position in a text; line and column are counted from 1."""
 
     line: int
     column: int

@@ -1,4 +1,4 @@
-"""A text with markup becomes words to speak, cut where a pause or another manner begins."""
+"""The words to speak of a text with markup, divided at each pause and each change of manner."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from qwen_megakernel.text.markup.ssml import SsmlParser
 from qwen_megakernel.text.reading.reader import TextReader
 from qwen_megakernel.text.sentences import PARAGRAPH_SEPARATOR
 
-_SENTENCE_ENDS = ".!?;:…。！？；："  # behind one of them, no mark is missing
-_MAX_WARNINGS = 20  # of one text
+_SENTENCE_ENDS = ".!?;:…。！？；："  # a sentence that ends with one of them needs no full stop
+_MAX_WARNINGS = 20  # for each text
 _CLOSING = "\"'”’»)]} "
 
 
 def check_text_format(text_format: str) -> None:
-    """Raise UsageError for a value that `choices.TEXT_FORMATS` lacks."""
+    """Raise UsageError unless `choices.TEXT_FORMATS` contains the value."""
     if text_format not in TEXT_FORMATS:
         raise UsageError(
             f"text_format is {text_format!r}; known: {', '.join(TEXT_FORMATS)}.",
-            hint='"ssml" is markup, "pauses" plain text with [pause 1.5s] in it.',
+            hint='"ssml" is SSML markup; "pauses" is plain text with [pause 1.5s] in it.',
         )
 
 
 def new_parser(text_format: str) -> Parser:
-    """Return the parser of a text; `text_format` is "ssml" or "pauses"."""
+    """Return a new parser; `text_format` is "ssml" or "pauses"."""
     return SsmlParser() if text_format == "ssml" else PauseParser()
 
 
 def check_markup(text: str, text_format: str) -> None:
-    """Raise the `MarkupError` of a whole text whose markup is broken."""
+    """Raise MarkupError if the markup of a complete text is broken."""
     parser = new_parser(text_format)
     parser.feed(text)
     parser.end()
@@ -55,15 +55,15 @@ def check_markup(text: str, text_format: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Words behind it are a part of their own."""
+    """The beginning of a new passage: the words after it are not joined to those before it."""
 
-    manner: Manner
-    pause_s: float = 0.0  # before it
+    manner: Manner  # of the new passage
+    pause_s: float = 0.0  # silence before the new passage
 
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """What is spoken in one manner, and the pause before it."""
+    """Words that are spoken in one manner, and the pause before them."""
 
     text: str
     manner: Manner
@@ -71,14 +71,15 @@ class Passage:
 
 
 class MarkedText:
-    """The words of one text with markup, whole or as it arrives. Not thread-safe.
+    """The words of one text with markup, which may arrive in pieces. Not thread-safe.
 
     Args:
-        parser: of its format.
-        reader: reads the words; of the request.
-        language_of: returns the engine's name of a language; None: it does not speak it.
-        language: the reader's, where the markup names none.
-        takes_phonemes: the voice is given phonemes.
+        parser: a new parser of the text's format.
+        reader: the request's reader, which turns numbers and abbreviations into words.
+        language_of: returns the engine's name of a language, or None if the engine does not
+            speak that language.
+        language: the language of words for which the markup names none.
+        takes_phonemes: whether the voice accepts phonemes.
     """
 
     def __init__(
@@ -96,27 +97,27 @@ class MarkedText:
         self._manner = Manner()
         self._written: list[str] = []
         self._last = ""  # the last character that is spoken
-        self._is_behind_sentence = False  # the space that follows stands between two of them
+        self._is_after_sentence = False  # a sentence has ended, and no text has followed yet
         self._warnings: list[str] = []
         self._warned: set[str] = set()
 
     @property
     def written(self) -> str:
-        """The text so far without its markup: what the user wrote to be spoken."""
+        """The text so far without its markup, as the user wrote it."""
         return "".join(self._written)
 
     @property
     def error(self) -> MarkupError | None:
-        """What is wrong with the markup. Nothing behind it is read."""
+        """The first error in the markup, or None. Text after the error is ignored."""
         return self._parser.error
 
     def take_warnings(self) -> list[str]:
-        """Return warnings of markup and of words, each of them once."""
+        """Return the new warnings about markup and words, each of them only once."""
         warnings, self._warnings = self._warnings, []
         return self._parser.take_warnings() + warnings + self._reader.take_warnings()
 
     def whole(self, text: str) -> list[Passage]:
-        """Return what is spoken for a complete text; the last passage may be a pause alone.
+        """Return the passages of a complete text; the last one may be a pause without words.
 
         Raises:
             MarkupError: the markup is broken.
@@ -137,13 +138,13 @@ class MarkedText:
         return passages
 
     def feed(self, text: str) -> Iterator[str | Cut]:
-        """Take the next piece of the text; yields what has become certain, words and cuts."""
+        """Parse the next piece of the text; yields the words and cuts that cannot change."""
         yield from self._spoken(self._parser.feed(text))
         if self.error:
             yield from self._words(self._reader.end())
 
     def end(self) -> Iterator[str | Cut]:
-        """Close the text; yields what was held back."""
+        """Close the text; yields the words and cuts that were still held back."""
         if not self.error:
             yield from self._spoken(self._parser.end())
             yield from self._words(self._reader.end())
@@ -160,7 +161,7 @@ class MarkedText:
             yield text
 
     def _read(self, item: Words | Replaced | SayAs | SentenceEnd) -> str:
-        """Give an item to the reader; returns what has become certain."""
+        """Give an item to the reader; returns the words that no later item can change."""
         reader = self._reader
         if isinstance(item, SentenceEnd):
             return self._end_sentence()
@@ -171,14 +172,17 @@ class MarkedText:
             words = reader.read_as(item.written, item.kind, item.form)
             if words is None:
                 self._warn_once(
-                    f"{reprlib.repr(item.written)} is read as it is written: it is no {item.kind}"
+                    f"<say-as> cannot read {reprlib.repr(item.written)} as {item.kind}, so it is "
+                    "read as it is written"
                 )
         elif not item.is_phonemes:
             words = reader.read_apart(item.spoken)
         else:
             words = item.spoken if self._takes_phonemes else None
             if words is None:
-                self._warn_once("<phoneme> is read as its text: this voice takes no phonemes")
+                self._warn_once(
+                    "the text inside <phoneme> is read, because this voice accepts no phonemes"
+                )
         if words is None:
             return self._plain(item.written)
         self._note(words)
@@ -188,27 +192,27 @@ class MarkedText:
     def _plain(self, text: str) -> str:
         self._note(text)
         written = text
-        if self._is_behind_sentence and text:
-            self._is_behind_sentence = False
+        if self._is_after_sentence and text:
+            self._is_after_sentence = False
             if text[0] == " ":
                 written = PARAGRAPH_SEPARATOR + text[1:]
         self._written.append(written)
         return self._reader.feed(text)
 
     def _note(self, text: str) -> None:
-        """Keep the last character of a text but for marks that close."""
+        """Remember the last character of a text, apart from closing quotes and brackets."""
         self._last = text.rstrip(_CLOSING)[-1:] or self._last
 
     def _end_sentence(self) -> str:
-        """End a sentence with a mark, if it has none."""
+        """Add a full stop to a sentence that has no punctuation mark at its end."""
         last, self._last = self._last, ""
-        self._is_behind_sentence = True
+        self._is_after_sentence = True
         if not last or last in _SENTENCE_ENDS:
             return ""
         return self._reader.insert("。" if unicodedata.east_asian_width(last) in "WF" else ".")
 
     def _cut(self, item: Pause | Manner) -> Iterator[str | Cut]:
-        """Begin another part, where a pause or another manner asks for it."""
+        """Begin a new passage if the item is a pause or changes the manner."""
         pause_s = item.seconds if isinstance(item, Pause) else 0.0
         manner = self._manner if isinstance(item, Pause) else self._known(item)
         if not pause_s and manner == self._manner:
@@ -219,14 +223,14 @@ class MarkedText:
         yield Cut(manner, pause_s)
 
     def _known(self, manner: Manner) -> Manner:
-        """Return a manner with the engine's name of its language."""
+        """Replace the language of a manner by the engine's name for it."""
         if manner.language is None:
             return manner
         name = self._language_of(manner.language)
         if name is None:
             self._warn_once(
-                f"xml:lang {reprlib.repr(manner.language)} has no effect: the model does not "
-                "speak it"
+                f"xml:lang {reprlib.repr(manner.language)} has no effect, because the model does "
+                "not speak this language"
             )
         return Manner(name, manner.speed, manner.volume)
 

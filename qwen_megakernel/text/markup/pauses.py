@@ -1,4 +1,4 @@
-"""Plain text in which "[pause 1.5s]" and "[pause 500ms]" are pauses, and nothing else is markup."""
+"""The parser of plain text whose only markup is "[pause 1.5s]" and "[pause 500ms]"."""
 
 import re
 
@@ -8,7 +8,7 @@ from qwen_megakernel.text.markup.items import Item, Pause, Place, Words
 
 MAX_MARK_CHARS = 32
 _MARK = re.compile(r"\[pause[ \t]+([0-9.]+)[ \t]?(ms|s)\]", re.ASCII | re.IGNORECASE)
-_MAYBE_MARK = re.compile(rf"\[[^\[\]\n]{{0,{MAX_MARK_CHARS}}}\Z")  # it may go on
+_MAYBE_MARK = re.compile(rf"\[[^\[\]\n]{{0,{MAX_MARK_CHARS}}}\Z")  # not complete yet
 _BEGIN = "[pause "
 
 
@@ -17,8 +17,8 @@ class PauseParser:
 
     def __init__(self) -> None:
         self.error: MarkupError | None = None
-        self._held = ""  # what may be the beginning of a mark
-        self._place = Place(1, 1)  # of it
+        self._held = ""  # text at the end that may be the beginning of a "[pause ...]"
+        self._place = Place(1, 1)  # where the text begins that is not parsed yet
         self._pauses_s = 0.0
 
     def take_warnings(self) -> list[str]:
@@ -51,7 +51,7 @@ class PauseParser:
                 self._pauses_s += seconds
                 if self._pauses_s > values.MAX_PAUSES_S:
                     limit = values.MAX_PAUSES_S
-                    raise UsageError(f"the pauses have more than {limit:g} s in all.")
+                    raise UsageError(f"the pauses are longer than {limit:g} s in total.")
             except UsageError as error:
                 self.error = MarkupError(f"[pause], {self._place}: {error.what}")
                 break
@@ -66,7 +66,7 @@ class PauseParser:
         return [Words(text)] if text else []
 
     def _pass(self, text: str) -> None:
-        """Move the place behind a text."""
+        """Move the place to the end of a text."""
         lines = text.split("\n")
         first = self._place.column if len(lines) == 1 else 1
         self._place = Place(self._place.line + len(lines) - 1, first + len(lines[-1]))

@@ -1,8 +1,9 @@
-"""SSML, the W3C's Speech Synthesis Markup Language, as far as it can be spoken.
+"""The parser of SSML, the W3C's Speech Synthesis Markup Language.
 
-The standard library's expat reads it as it arrives. Document types and entities are refused, and so
-is a tag of more than `MAX_TAG_CHARS`, because expat looks at an incomplete tag again with each
-piece. A text needs no <speak>: expat gets a root around it, of which positions know nothing.
+It feeds the text to the standard library's expat piece by piece. Document types and entities are
+errors. So is a tag of more than `MAX_TAG_CHARS` characters: expat scans an incomplete tag from its
+beginning again with each piece. A text needs no <speak>, because the parser puts a root element
+around every text. The positions in errors do not count that root element.
 """
 
 import re
@@ -26,17 +27,19 @@ from qwen_megakernel.text.markup.items import (
     Words,
 )
 
-MAX_DEPTH = 64  # of elements in elements
+MAX_DEPTH = 64  # of nested elements
 MAX_TAG_CHARS = 2048
-MAX_READ_AS_CHARS = 256  # of the text of <say-as>, <sub> and <phoneme>, and of what replaces it
+MAX_READ_AS_CHARS = 256  # of the text in <say-as>, <sub> and <phoneme>, and of its replacement
 
-_SLICE_CHARS = 1024  # given to expat at a time; with MAX_TAG_CHARS, bounds its second looks
+# The characters that expat gets at a time. With MAX_TAG_CHARS, this limits how often expat scans
+# the same tag.
+_SLICE_CHARS = 1024
 _ROOT = "megakernel-root"
 _DECLARATION = "<?xml"
 _LANGUAGE = "xml:lang"
 _READ_AS = ("say-as", "sub", "phoneme")
 _SILENT = ("desc", "metadata")  # their text is not spoken
-# What each element that has an effect takes; others are ignored.
+# The elements that have an effect, and their attributes. All others are ignored.
 _ATTRIBUTES = {
     "speak": {_LANGUAGE},
     "p": {_LANGUAGE},
@@ -56,30 +59,31 @@ _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
 
 class SsmlParser:
-    """An `items.Parser` of SSML."""
+    """An `items.Parser` for SSML."""
 
     def __init__(self) -> None:
         self.error: MarkupError | None = None
-        self._expat = expat.ParserCreate("utf-8")  # whatever a declaration says
+        self._expat = expat.ParserCreate("utf-8")  # overrides the encoding in a declaration
         self._expat.StartElementHandler = self._start
         self._expat.EndElementHandler = self._end
         self._expat.CharacterDataHandler = self._characters
         self._expat.StartDoctypeDeclHandler = self._doctype
-        self._num_bytes = 0  # given to expat
-        self._pair = ""  # the first half of a surrogate pair
-        self._before: str | None = ""  # the text, until its declaration is over; then None
-        self._root_place: Place | None = None  # where the root was put
-        self._recent = b""  # the latest bytes, which an error is about
+        self._num_bytes = 0  # that expat has got
+        self._pair = ""  # the first half of a surrogate pair, at the end of a piece
+        self._before: str | None = ""  # the text until its XML declaration is complete; then None
+        self._root_place: Place | None = None  # where the root element was inserted
+        self._recent = b""  # the latest bytes, which show what an error is about
         self._items: list[Item] = []
         self._warnings: list[str] = []
         self._has_ignored = False
-        self._elements: list[tuple[str, Place]] = []  # that are open
-        self._manners = [Manner()]  # of them, and of the text around
-        self._manner = Manner()  # of the latest item
-        self._text = ""  # that no item has yet
+        self._elements: list[tuple[str, Place]] = []  # the open elements
+        self._manners = [Manner()]  # those of the text outside, and of each open element
+        self._manner = Manner()  # that of the latest item
+        self._text = ""  # text for the next item
         self._is_after_space = True
-        self._num_silent = 0  # open elements whose text is not spoken
-        # An element whose text is collected, its depth, and what makes an item of the text.
+        self._num_silent = 0  # the number of open elements whose text is not spoken
+        # The open <say-as>, <sub> or <phoneme>: its name, its depth, and the function that makes an
+        # item of its text.
         self._read_as: tuple[str, int, Callable[[str], Item]] | None = None
         self._pauses_s = 0.0
 
@@ -110,7 +114,7 @@ class SsmlParser:
                 self._refuse("the text ends inside a tag.")
             if not self.error and self._elements:
                 name, place = self._elements[-1]
-                raise _error(place, f"<{name}> is not closed.", f"</{name}> closes it.")
+                raise _error(place, f"<{name}> is not closed.", f"Close it with </{name}>.")
         except MarkupError as error:
             self._fail(error)
         return self._taken()
@@ -155,7 +159,8 @@ class SsmlParser:
         try:
             self._expat.Parse(data, False)
         except expat.ExpatError as error:
-            # Of a tag that closes another element, expat gives the place of its name.
+            # If a closing tag names the wrong element, expat reports the place of that name, which
+            # comes after the "</".
             column = error.offset - (len("</") if error.code == _MISMATCH else 0)
             place = self._placed(error.lineno, column)
             raise _error(place, f"{expat.ErrorString(error.code)}.", self._hint(error)) from error
@@ -163,23 +168,23 @@ class SsmlParser:
             self._refuse(f"a tag has more than {MAX_TAG_CHARS} characters.")
 
     def _num_pending(self) -> int:
-        """Return the number of bytes of a tag that is not complete."""
+        """Return how many bytes of an incomplete tag expat holds."""
         index = self._expat.CurrentByteIndex
         return max(0, self._num_bytes - index) if self._num_bytes else 0
 
     def _hint(self, error: expat.ExpatError) -> str:
         if error.code == _UNDEFINED_ENTITY:
-            return "Entities are refused, but for &lt; &gt; &amp; &quot; &apos; and &#...;."
+            return "The only entities allowed are &lt; &gt; &amp; &quot; &apos; and &#...;."
         if error.code == _MISMATCH and self._elements:
             name, place = self._elements[-1]
-            return f"<{name}> of {place} is open."
+            return f"The open element is <{name}> at {place}."
         at = self._expat.ErrorByteIndex - self._num_bytes + len(self._recent)
         if any(kind in self._recent[max(0, at - 3) : at + 8] for kind in (b"<!D", b"<!E")):
-            return "Document types and entities are refused."
-        return "In a text, & is written &amp; and < is written &lt;."
+            return "Document types and entities are not allowed."
+        return "Write & as &amp; and < as &lt;."
 
     def _place(self) -> Place:
-        """Return where expat is."""
+        """Return the place in the text that expat has reached."""
         return self._placed(self._expat.CurrentLineNumber, self._expat.CurrentColumnNumber)
 
     def _placed(self, line: int, column: int) -> Place:
@@ -196,18 +201,18 @@ class SsmlParser:
             self.error = error
 
     def _ignore(self, what: str) -> None:
-        """Warn of what has no effect, once."""
+        """Warn once for each text that markup has no effect."""
         if not self._has_ignored:
             self._has_ignored = True
             self._warnings.append(
-                f"{what} (SSML, {self._place()}) has no effect, and neither has other markup that "
-                "is not known here"
+                f"{what} (SSML, {self._place()}) is not supported and has no effect; this warning "
+                "names only the first such place"
             )
 
     # ---- handlers --------------------------------------------------------------------------------
 
     def _doctype(self, *_: Any) -> None:
-        self._refuse("document types and entities are refused.")
+        self._refuse("document types and entities are not allowed.")
 
     def _start(self, name: str, attributes: dict[str, str]) -> None:
         if name == _ROOT and not self._elements and len(self._manners) == 1:
@@ -243,14 +248,14 @@ class SsmlParser:
         elif name == "prosody":
             return self._prosody(attributes, manner)
         elif name == "lang" and not attributes.get(_LANGUAGE, "").strip():
-            self._refuse("<lang> has no xml:lang.", 'It names a language: xml:lang="fr".')
+            self._refuse("<lang> has no xml:lang.", 'Name the language, such as xml:lang="fr".')
         if language := attributes.get(_LANGUAGE, "").strip():
             return Manner(language, manner.speed, manner.volume)
         return manner
 
     def _end(self, name: str) -> None:
         if not self._elements:
-            self._refuse(f"</{name}> closes nothing.")
+            self._refuse(f"</{name}> has no opening tag.")
         self._elements.pop()
         self._manners.pop()
         if name in _SILENT:
@@ -286,19 +291,19 @@ class SsmlParser:
     # ---- items -----------------------------------------------------------------------------------
 
     def _say(self) -> None:
-        """Make an item of the text so far."""
+        """Make an item of the text that was collected."""
         if self._text and not self._read_as:
             self._items.append(Words(self._text))
             self._text = ""
 
     def _space(self) -> None:
-        """Put a space behind the text so far, if there is none."""
+        """Put a space after the collected text, unless it ends with one."""
         if not self._is_after_space:
             self._text += " "
             self._is_after_space = True
 
     def _turn(self) -> None:
-        """Note the manner of what follows, if it is another."""
+        """Add an item for the manner of the text that follows, if the manner has changed."""
         if self._manners[-1] != self._manner:
             self._say()
             self._manner = self._manners[-1]
@@ -311,7 +316,7 @@ class SsmlParser:
             seconds = self._checked(values.strength_of, attributes.get("strength", "medium"))
         self._pauses_s += seconds
         if self._pauses_s > values.MAX_PAUSES_S:
-            self._refuse(f"the pauses have more than {values.MAX_PAUSES_S:g} s in all.")
+            self._refuse(f"the pauses are longer than {values.MAX_PAUSES_S:g} s in total.")
         self._space()
         self._say()
         if seconds:
@@ -327,7 +332,7 @@ class SsmlParser:
         return Manner(manner.language, speed, min(max(volume, MIN_VOLUME), MAX_VOLUME))
 
     def _end_reading(self) -> None:
-        """Make an item of the text of <say-as>, <sub> or <phoneme>."""
+        """Make an item of the text in <say-as>, <sub> or <phoneme>."""
         assert self._read_as
         _, _, item_of = self._read_as
         written, self._text, self._read_as = " ".join(self._text.split()), "", None
@@ -336,7 +341,7 @@ class SsmlParser:
         self._is_after_space = self._is_after_space and not written
 
     def _reading(self, name: str, attributes: dict[str, str]) -> Callable[[str], Item]:
-        """Return what makes an item of the text of <say-as>, <sub> or <phoneme>."""
+        """Return the function that makes an item of the text in <say-as>, <sub> or <phoneme>."""
         if name != "say-as":
             spoken = self._attribute(name, attributes, "alias" if name == "sub" else "ph")
             return partial(Replaced, spoken=spoken, is_phonemes=name == "phoneme")
@@ -358,7 +363,7 @@ class SsmlParser:
         return value
 
     def _checked(self, parse: Callable[[str], Any], value: str) -> Any:
-        """Return what `parse` makes of a value; its error gets the place."""
+        """Return `parse(value)`; a UsageError of it becomes a MarkupError with the place."""
         try:
             return parse(value)
         except UsageError as error:
@@ -366,7 +371,7 @@ class SsmlParser:
 
 
 def _clean(text: str) -> str:
-    """Join surrogate pairs, and drop what no text has."""
+    """Join surrogate pairs, and remove characters that are never spoken."""
     text = _PAIR.sub(_joined, text)
     return REMOVED.sub("", SEPARATORS.sub(" ", text))
 

@@ -1,4 +1,4 @@
-"""What attributes of SSML may say, and their limits."""
+"""The values that attributes of SSML may have, and their limits."""
 
 import re
 import reprlib
@@ -6,12 +6,12 @@ import reprlib
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.records import MAX_SPEED, MAX_VOLUME, MIN_SPEED, MIN_VOLUME
 
-MAX_PAUSE_S, MAX_PAUSES_S = 10.0, 60.0  # of one pause, and of all pauses of a request
+MAX_PAUSE_S, MAX_PAUSES_S = 10.0, 60.0  # for one pause, and for all pauses of a request
 
-# Of <break strength>, in seconds.
+# The values of <break strength>, in seconds.
 STRENGTHS = {"none": 0, "x-weak": 0.25, "weak": 0.5, "medium": 0.75, "strong": 1, "x-strong": 1.25}
 RATES = {"x-slow": 0.5, "slow": 0.75, "medium": 1, "default": 1, "fast": 1.25, "x-fast": 1.5}
-# Of <prosody volume>, in dB.
+# The values of <prosody volume>, in dB.
 VOLUMES = {
     "silent": MIN_VOLUME,
     "x-soft": -12,
@@ -21,7 +21,7 @@ VOLUMES = {
     "loud": 6,
     "x-loud": 12,
 }
-# Values of <say-as interpret-as>, and what they mean here.
+# The values of <say-as interpret-as>, and the kind of text that each of them means.
 SAY_AS = {
     "characters": "characters",
     "spell-out": "characters",
@@ -43,10 +43,10 @@ _DECIBELS = re.compile(rf"([+-]?{_NUMBER})dB", re.ASCII | re.IGNORECASE)
 
 
 def seconds_of(value: str, name: str = "break time") -> float:
-    """Return the seconds of a pause, written "1.5s" or "500ms".
+    """Return the length in seconds of a pause that is written "1.5s" or "500ms".
 
     Raises:
-        UsageError: the value is no time, or longer than `MAX_PAUSE_S`.
+        UsageError: the value is not a time, or is longer than `MAX_PAUSE_S`.
     """
     match = _TIME.fullmatch(value.strip())
     if not match:
@@ -55,18 +55,19 @@ def seconds_of(value: str, name: str = "break time") -> float:
         )
     seconds = float(match[1]) / (1000 if match[2] == "ms" else 1)
     if seconds > MAX_PAUSE_S:
-        raise UsageError(f"{name} is {value.strip()}; a pause has {MAX_PAUSE_S:g} s at most.")
+        raise UsageError(f"{name} is {value.strip()}; the maximum is {MAX_PAUSE_S:g} s.")
     return seconds
 
 
 def strength_of(value: str) -> float:
-    """Return the seconds of a pause by its strength; raises UsageError for another word."""
+    """Return the seconds of a <break strength>; raises UsageError for an unknown strength."""
     return STRENGTHS[_known(value, "break strength", STRENGTHS)]
 
 
 def rate_of(value: str) -> float:
-    """Return the speed of <prosody rate>: a word, a factor ("1.2"), a percentage ("120%") or a
-    change ("+20%", "-20%").
+    """Return the speed that a <prosody rate> stands for.
+
+    The value is a word, a factor ("1.2"), a percentage ("120%") or a change ("+20%", "-20%").
 
     Raises:
         UsageError: the value is none of these, or outside the limits of `speed`.
@@ -93,7 +94,7 @@ def rate_of(value: str) -> float:
 
 
 def volume_of(value: str) -> float:
-    """Return the dB of <prosody volume>: a word, or a change such as "+6dB".
+    """Return the change in dB of a <prosody volume>, which is a word or a change such as "+6dB".
 
     Raises:
         UsageError: the value is neither, or outside the limits of `volume`.
@@ -116,7 +117,7 @@ def volume_of(value: str) -> float:
 
 
 def date_form_of(value: str) -> str:
-    """Return the order of a date's fields; raises UsageError for an unknown one."""
+    """Return the order of a date's fields, stripped; raises UsageError for an unknown order."""
     return _known(value, "say-as format", DATE_FORMS)
 
 

@@ -165,21 +165,23 @@ def test_phonemes_are_for_voices_that_take_them():
     made, _ = marked()
     assert "".join(passage.text for passage in made.whole(text * 2)) == "a tomato ba tomato b"
     (warning,) = made.take_warnings()
-    assert "takes no phonemes" in warning
+    assert "accepts no phonemes" in warning
 
 
 def test_a_language_that_the_model_does_not_speak_has_no_effect():
     made, _ = marked()
     assert made.whole('a <lang xml:lang="xx">b</lang>') == [Passage("a b", Manner(), 0)]
     (warning,) = made.take_warnings()
-    assert "'xx'" in warning and "does not speak it" in warning
+    assert "'xx'" in warning and "does not speak this language" in warning
 
 
 def test_what_is_no_number_is_read_as_it_is_written():
     made, _ = marked()
     text = '<say-as interpret-as="ordinal">some</say-as> day'
     assert made.whole(text) == [Passage("some day", Manner(), 0)]
-    assert made.take_warnings() == ["'some' is read as it is written: it is no ordinal"]
+    assert made.take_warnings() == [
+        "<say-as> cannot read 'some' as ordinal, so it is read as it is written"
+    ]
 
 
 def test_broken_markup_of_a_whole_text_is_refused():

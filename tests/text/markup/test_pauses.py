@@ -42,9 +42,9 @@ def test_a_bracket_holds_text_back_no_longer_than_a_mark_can_be():
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("a\nbc [pause 11s] d", "[pause], line 2, column 4: a pause is 11s; a pause has 10 s"),
+        ("a\nbc [pause 11s] d", "[pause], line 2, column 4: a pause is 11s; the maximum is 10 s"),
         ("[pause 1.2.3s]", "[pause], line 1, column 1: a pause is '1.2.3s'; it must be a time"),
-        ("[pause 10s]" * 7, "[pause], line 1, column 67: the pauses have more than 60 s in all"),
+        ("[pause 10s]" * 7, "[pause], line 1, column 67: the pauses are longer than 60 s in total"),
     ],
 )
 def test_a_pause_that_cannot_be_is_refused_with_its_place(text: str, error: str):
