@@ -1,9 +1,9 @@
-"""What is heard of a speech: its samples, changed between a stream's outbox and its reader.
+"""Processing of a stream's samples after the codec: silence, speed, volume, sample rate.
 
-Read `chain` first (the steps and their order), then `chunks` (how the engine's chunks become those
-of a reader), `silence` (the edges), `stretch` (speed), `gain` (volume, and a limiter) and
-`resampling` (sample rate). `loudness` is for whole speeches.
+Read `chain` first (the steps and their order), then `chunks` (which applies a chain to the engine's
+chunks), `silence` (silence at the beginning and the end), `stretch` (speed), `gain` (volume, and a
+limiter) and `resampling` (sample rate). `loudness` changes complete speeches.
 
-Other rooms take `chain.new_chain`, `chunks.HeardChunks` and both functions of `loudness`. A speech
-whose request changes nothing has no chain: its samples are the codec's.
+Other rooms use `chain.new_chain`, `chunks.HeardChunks` and both functions of `loudness`. A stream
+has no chain if its request changes nothing; its samples are then exactly those of the codec.
 """

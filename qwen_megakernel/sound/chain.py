@@ -1,7 +1,7 @@
-"""The chain of a stream: from the codec's samples to those that are heard.
+"""The chain of a stream: the steps that turn the codec's samples into those that the caller gets.
 
-Each step holds back what it needs to see of what follows, and gives the rest out at the end. What
-comes out does not depend on how the samples are cut into chunks.
+A step may hold samples back until it has seen enough of the samples after them; it returns them at
+the end at the latest. The output does not depend on how the samples are divided into chunks.
 """
 
 from collections.abc import Sequence
@@ -17,22 +17,25 @@ from qwen_megakernel.sound.stretch import Stretch
 
 
 class Step(Protocol):
-    """One change of the sound of one stream; both methods return [num_samples] float32."""
+    """One change to the sound of one stream; both methods return [num_samples] float32."""
 
     def push(self, samples: np.ndarray) -> np.ndarray:
-        """Take the next [num_samples] float32, and return what is certain of the sound by now."""
+        """Process the next [num_samples] float32.
+
+        Returns the samples that are complete, which may be fewer, more, or none.
+        """
 
     def finish(self) -> np.ndarray:
-        """Return the rest, once all samples have been taken."""
+        """Return the samples that were still held back; no more samples may follow."""
 
 
 class SoundChain:
-    """The steps of one stream, itself a `Step`.
+    """The steps of one stream. The chain is a `Step` itself.
 
     Args:
-        steps: in the order in which samples pass them.
-        sample_rate: of what comes out, in Hz.
-        edges: the step of these that cuts silence; None: there is none.
+        steps: the steps, in the order in which they process the samples.
+        sample_rate: the sample rate of the output, in Hz.
+        edges: the step among `steps` that cuts silence, or None if there is none.
     """
 
     def __init__(self, steps: Sequence[Step], sample_rate: int, edges: Edges | None = None) -> None:
@@ -45,10 +48,10 @@ class SoundChain:
         return samples
 
     def end_part(self, *, is_before_pause: bool) -> np.ndarray:
-        """Return the rest of a part that is not the last of its stream.
+        """Return the held samples at the end of a part that is not the last of its stream.
 
         Args:
-            is_before_pause: the silence at its end is cut, because a pause follows.
+            is_before_pause: whether a pause follows. If so, the silence at the part's end is cut.
         """
         if self._edges:
             self._edges.trailing_s = 0.0 if is_before_pause else None
@@ -69,23 +72,23 @@ def new_chain(
     *,
     may_pause: bool = False,
 ) -> SoundChain | None:
-    """Return the chain of a stream; None if its samples are heard as they are.
+    """Return the chain of a stream, or None if its samples stay as they are.
 
     Args:
-        options: of the request.
-        sample_rate: of the codec, in Hz.
-        high_pass: takes away what is below, in Hz; None: nothing.
-        may_pause: a pause may follow, before which silence is cut: it is held back until sound
-            shows that none does.
+        options: the request's options for the sound.
+        sample_rate: the codec's sample rate, in Hz.
+        high_pass: cutoff of a filter that removes lower frequencies, in Hz; None: no filter.
+        may_pause: whether a pause may follow. Silence before a pause is cut, so all silence is
+            held back until sound follows it.
     Raises:
-        MissingPackageError: another sample rate is asked for and soxr is not installed.
+        MissingPackageError: the request asks for another sample rate and soxr is not installed.
     """
     steps: list[Step] = []
     heard_rate = options.sample_rate or sample_rate
     if high_pass:
         steps.append(HighPass(high_pass, sample_rate))
     leading, trailing = (
-        # As many seconds before the stretch as are asked for after it.
+        # Silence is cut before the sound is stretched; the request gives its length afterwards.
         None if ms is None or ms == MAX_SILENCE else ms / 1000 * options.speed
         for ms in (options.leading_silence, options.trailing_silence)
     )

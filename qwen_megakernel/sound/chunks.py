@@ -1,4 +1,4 @@
-"""The chunks of an engine, as their reader hears them."""
+"""Turns the engine's chunks into the chunks that a stream's reader receives."""
 
 import time
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from qwen_megakernel.sound.chain import SoundChain
 
 
 class NewChain(Protocol):
-    """Makes the chain of a part that is heard otherwise than the one before, or after a pause."""
+    """Creates the chain for a part after a pause, or for a part with another speed or volume."""
 
     def __call__(
         self, manner: Manner, *, is_first: bool, is_behind_pause: bool
@@ -21,44 +21,44 @@ class NewChain(Protocol):
 
 
 class Progress(NamedTuple):
-    """How much of a stream its reader has been given to hear."""
+    """How much of a stream was processed, and how much its reader has received."""
 
-    made_s: float = 0.0  # of the engine's samples and pauses that were taken, in seconds
-    heard_s: float = 0.0  # of what the reader was given for them, in seconds
-    begun: float | None = None  # time.perf_counter() of its first sample; None: nothing is heard
+    made_s: float = 0.0  # seconds of the engine's samples and pauses that were processed
+    heard_s: float = 0.0  # seconds of samples that the reader got for them
+    begun: float | None = None  # time.perf_counter() at the reader's first sample; None: no sample
 
 
 class HeardChunks:
-    """Takes the chunks of a stream through its chain, in the reader's thread.
+    """Applies a stream's chain to its chunks, in the reader's thread.
 
-    A chunk of which nothing is heard yet is held, and the next one stands for its frames, too. The
-    last chunk has the end of the sound. A pause is a chunk of its own.
+    While the chain holds all samples of a chunk back, the chunk is not returned; the next one then
+    counts its frames, too. The last chunk has the end of the sound. A pause is a chunk of its own.
 
     Args:
-        chain: of the stream.
-        new_chain: of a part that has another speed or volume, or follows a pause; None: there is
-            none.
+        chain: the chain for the beginning of the stream.
+        new_chain: creates the chain for a part after a pause, or with another speed or volume.
+            None: the stream has no such parts.
     """
 
     def __init__(self, chain: SoundChain, new_chain: NewChain | None = None) -> None:
         self._chain, self._new_chain = chain, new_chain
-        # Replaced as a whole by the reader's thread, so any other thread sees one state of it.
+        # The reader's thread replaces the whole object, so other threads see a consistent state.
         self.progress = Progress()
-        self._latest: AudioChunk | None = None  # with the frames that were held before it
-        self._is_held = False  # no chunk has stood for the frames of `_latest` yet
-        self._num_samples = 0  # heard so far
+        self._latest: AudioChunk | None = None  # counts the frames of held chunks before it, too
+        self._is_held = False  # whether `_latest` was not returned yet
+        self._num_samples = 0  # samples that were returned so far
         self._is_over = False
-        self._heard_as: tuple[float, float] = 1.0, 0.0  # speed and volume of the chain's manner
-        self._is_behind_pause = False  # nothing but pauses since the chain before ended
-        self._has_ended = False  # the chain before; the next sound begins another
+        self._heard_as: tuple[float, float] = 1.0, 0.0  # speed and volume of the chain's part
+        self._is_after_pause = False  # a pause was the last that was heard
+        self._has_ended = False  # `_chain` has ended; the next sound needs another
 
     @property
     def sample_rate(self) -> int:
-        """Samples per second of what is heard."""
+        """The sample rate of the returned chunks, in Hz."""
         return self._chain.sample_rate
 
     def hear(self, chunk: AudioChunk) -> list[AudioChunk]:
-        """Return what is heard with a chunk of the engine; nothing if that is nothing yet."""
+        """Process a chunk of the engine, and return the chunks for the reader, perhaps none."""
         heard = [*self._turn(chunk), *self._take(chunk)]
         begun = self.progress.begun or (time.perf_counter() if self._num_samples else None)
         made_s = chunk.end_s + chunk.pause_s
@@ -66,7 +66,7 @@ class HeardChunks:
         return heard
 
     def _take(self, chunk: AudioChunk) -> list[AudioChunk]:
-        """Take a chunk through the chain that it is heard by."""
+        """Apply the chain to a chunk."""
         if chunk.pause_s:
             silence = np.zeros(round(chunk.pause_s * self.sample_rate), np.float32)
             return [self._heard(chunk, silence)]
@@ -83,7 +83,7 @@ class HeardChunks:
         return [] if self._is_held else [self._heard(chunk, samples)]
 
     def rest(self) -> AudioChunk | None:
-        """Return what is left to hear of a speech that broke off, once; None if that is nothing."""
+        """Return the held samples of a stream that stopped early, once; None if there are none."""
         chunk, was_over, self._is_over = self._latest, self._is_over, True
         if chunk is None or was_over or self._has_ended:
             return None
@@ -91,7 +91,7 @@ class HeardChunks:
         return self._end_of(chunk, samples) if len(samples) else None
 
     def _turn(self, chunk: AudioChunk) -> Iterator[AudioChunk]:
-        """End the chain of the part before a pause or another manner, and begin the next."""
+        """End the chain at a pause or a change of manner, and begin the next one after it."""
         if self._new_chain is None:
             return
         heard_as = chunk.manner.speed, chunk.manner.volume
@@ -99,21 +99,21 @@ class HeardChunks:
         if (chunk.pause_s or is_other) and not self._has_ended:
             if self._latest:
                 rest = self._chain.end_part(is_before_pause=bool(chunk.pause_s))
-                if len(rest) or self._is_held:  # frames without a sound, too: they are over
+                if len(rest) or self._is_held:  # a held chunk is returned even without samples
                     yield self._end_of(self._latest, rest)
                 self._is_held = False
             self._has_ended = True
-        self._is_behind_pause = self._is_behind_pause or bool(chunk.pause_s)
+        self._is_after_pause = self._is_after_pause or bool(chunk.pause_s)
         if chunk.num_frames and self._has_ended:
             chain = self._new_chain(
-                chunk.manner, is_first=self._latest is None, is_behind_pause=self._is_behind_pause
+                chunk.manner, is_first=self._latest is None, is_behind_pause=self._is_after_pause
             )
             self._chain = chain or self._chain
-            self._heard_as, self._has_ended, self._is_behind_pause = heard_as, False, False
+            self._heard_as, self._has_ended, self._is_after_pause = heard_as, False, False
 
     def _end_of(self, chunk: AudioChunk, samples: np.ndarray) -> AudioChunk:
-        """Return the end of a chain's sound, after its latest chunk."""
-        if not self._is_held:  # its frames have been handed out
+        """Return a chunk with the end of a chain's sound, after the latest chunk."""
+        if not self._is_held:  # a returned chunk has counted its frames
             end = chunk.frame_index + chunk.num_frames
             chunk = replace(chunk, frame_index=end, num_frames=0)
         return self._heard(chunk, samples)

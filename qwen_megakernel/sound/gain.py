@@ -1,23 +1,24 @@
-"""Volume: a gain, and a limiter that keeps what was made louder from clipping."""
+"""Volume: a gain, and a limiter that keeps louder samples from clipping."""
 
 import numpy as np
 
-# What no sample exceeds. The limiter turns down LOOKAHEAD_S before a peak, so that nothing clicks,
-# and stays there for HOLD_S, longer than a period of the lowest voice: within one, a gain that
-# moves is heard as distortion.
+# No sample exceeds CEILING. The limiter begins to turn the sound down LOOKAHEAD_S before a peak, so
+# that nothing clicks. It keeps the gain down for HOLD_S, which is longer than a period of the
+# lowest voice: a gain that changes within one period is heard as distortion.
 CEILING = 0.99
 LOOKAHEAD_S = 0.005
 HOLD_S = 0.050
 
-# Gains are whole numbers, whose sums are exact: they do not depend on where a sum begins.
+# Gains are integers in units of 1 / _ONE. Sums of integers are exact, so a mean does not depend on
+# how the samples are divided into chunks.
 _ONE = 1 << 30
 
 
 class Gain:
-    """Multiplies the samples.
+    """Multiplies the samples by a constant.
 
     Args:
-        volume: in dB.
+        volume: the gain in dB.
     """
 
     def __init__(self, volume: float) -> None:
@@ -35,8 +36,9 @@ class Gain:
 class Limiter:
     """Turns the sound down around peaks above `CEILING`, and leaves everything else as it is.
 
-    The gain of a sample is a mean over `LOOKAHEAD_S` of gains that every peak within their window
-    would bear; the windows of all of them hold the sample itself, so the mean is one that it bears.
+    For each sample, the limiter first finds the largest gain that keeps every peak in a window
+    around it below the ceiling. The gain of a sample is the mean of those gains over `LOOKAHEAD_S`.
+    All windows in the mean contain the sample itself, so it stays below the ceiling, too.
 
     Args:
         sample_rate: in Hz.
@@ -45,7 +47,7 @@ class Limiter:
     def __init__(self, sample_rate: int) -> None:
         self._ahead = round(LOOKAHEAD_S * sample_rate)
         self._before = round(HOLD_S * sample_rate) + self._ahead
-        self._samples = np.zeros(self._before, np.float32)  # given out ones, for windows, and new
+        self._samples = np.zeros(self._before, np.float32)  # returned ones in the window, then new
 
     def push(self, samples: np.ndarray) -> np.ndarray:
         """See `chain.Step`."""
@@ -58,8 +60,8 @@ class Limiter:
         if magnitude.max() > CEILING:
             gains = (CEILING / np.maximum(magnitude, CEILING) * _ONE).astype(np.int64)
             width = self._ahead + 1
-            borne = _sliding_minimum(gains, self._before + 1)
-            sums = np.concatenate([[0], np.cumsum(borne)])
+            allowed = _sliding_minimum(gains, self._before + 1)
+            sums = np.concatenate([[0], np.cumsum(allowed)])
             ready = (ready * ((sums[width:] - sums[:-width]) / (width * _ONE))).astype(np.float32)
         self._samples = known[count:]
         return ready
@@ -70,10 +72,12 @@ class Limiter:
 
 
 def _sliding_minimum(values: np.ndarray, width: int) -> np.ndarray:
-    """Return the least of every `width` values in a row: [len(values) - width + 1].
+    """Return the minimum of every `width` neighbouring values: [len(values) - width + 1].
+
+    It combines running minima from the beginnings and from the ends of blocks of `width` values.
 
     Source: M. van Herk, "A fast algorithm for local minimum and maximum filters", Pattern
-    Recognition Letters 13, 1992: running minima of blocks, from their beginnings and their ends.
+    Recognition Letters 13, 1992.
     """
     padded = np.concatenate([values, np.repeat(values[-1:], -len(values) % width)])
     blocks = padded.reshape(-1, width)

@@ -1,6 +1,7 @@
-"""A whole speech at a loudness, in LUFS (ITU-R BS.1770). A stream's is not known before its end.
+"""Brings a complete speech to a given loudness in LUFS (ITU-R BS.1770).
 
-The package `loudness` measures (libloudness, MIT); a gain and the limiter of streams do the rest.
+The package `loudness` (libloudness, MIT) measures the speech; then a gain and the limiter change
+it. Streams cannot do this, because the loudness of a speech is known only at its end.
 """
 
 import math
@@ -16,11 +17,11 @@ EXTRA = "loudness"
 
 
 def check_loudness(loudness: float) -> float:
-    """Return a loudness that `at_loudness` can give, before anything is spoken.
+    """Check a target loudness before anything is spoken, and return it as a float.
 
     Raises:
-        UsageError: it is no number, or out of reach.
-        MissingPackageError: the package that measures is not installed.
+        UsageError: the value is not a number, or outside `MIN_LOUDNESS` to `MAX_LOUDNESS`.
+        MissingPackageError: the package `loudness` is not installed.
     """
     target = plain_number(float, "loudness", loudness)
     if not MIN_LOUDNESS <= target <= MAX_LOUDNESS:
@@ -31,18 +32,19 @@ def check_loudness(loudness: float) -> float:
         import loudness as _  # noqa: F401
     except ImportError as error:
         raise MissingPackageError(
-            "loudness needs the package loudness.", hint=install_command(EXTRA)
+            'loudness needs the package "loudness".', hint=install_command(EXTRA)
         ) from error
     return target
 
 
 def at_loudness(samples: np.ndarray, sample_rate: int, loudness: float) -> np.ndarray:
-    """Return a speech at a loudness; its peaks are turned down where they would clip.
+    """Return a speech at the given loudness; peaks that would clip are turned down.
 
     Args:
-        samples: [num_samples] float32, full scale at 1. What has no loudness, since it is silent or
-            shorter than the 400 ms of a measurement, stays as it is.
-        loudness: from `check_loudness`.
+        samples: [num_samples] float32, full scale at 1. A speech that is silent, or shorter than
+            the 400 ms that a measurement needs, stays as it is.
+        sample_rate: in Hz.
+        loudness: the result of `check_loudness`, in LUFS.
     """
     from loudness import integrated_loudness
 

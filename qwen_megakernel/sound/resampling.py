@@ -1,4 +1,4 @@
-"""Another sample rate, by soxr's resampler of streams."""
+"""Conversion of a stream to another sample rate, with soxr."""
 
 from typing import Any
 
@@ -6,18 +6,18 @@ import numpy as np
 
 from qwen_megakernel.errors import MissingPackageError
 
-QUALITY = "HQ"  # the recipe that recordings are resampled with, too
+QUALITY = "HQ"  # soxr's recipe; recordings are resampled with the same one
 
 
 class Resampler:
     """Resamples one stream.
 
-    The sample at t seconds of the input is the one at t seconds of the output, whose number of
-    samples is that of the input, times the ratio of the rates, rounded.
+    The sound at t seconds of the input is at t seconds of the output. The output has as many
+    samples as the input, times the ratio of the rates, rounded.
 
     Args:
-        rate: of the input, in Hz.
-        new_rate: of the output, in Hz.
+        rate: the sample rate of the input, in Hz.
+        new_rate: the sample rate of the output, in Hz.
     Raises:
         MissingPackageError: soxr is not installed.
     """
@@ -27,7 +27,7 @@ class Resampler:
             import soxr
         except ImportError as error:
             raise MissingPackageError(
-                "Another sample_rate needs soxr.", hint="pip install soxr"
+                "A change of sample_rate needs the package soxr.", hint="pip install soxr"
             ) from error
         self._stream: Any = soxr.ResampleStream(rate, new_rate, 1, dtype="float32", quality=QUALITY)
         self._rate, self._new_rate = rate, new_rate
@@ -43,7 +43,7 @@ class Resampler:
     def finish(self) -> np.ndarray:
         """See `chain.Step`."""
         rest = self._stream.resample_chunk(np.empty(0, np.float32), last=True)
-        self._stream = None  # its memory is not Python's, and the stream may be kept
+        self._stream = None  # frees memory outside Python, even if the caller keeps the stream
         num_samples = round(self._num_in * self._new_rate / self._rate)
         missing = num_samples - self._num_out
         self._num_out = num_samples

@@ -1,29 +1,30 @@
-"""Silence at the edges of a speech: how much is heard before its first sound, and after its last.
+"""Cuts the silence before the first sound and after the last sound of a speech.
 
-A block of samples is silent if its energy is low, or if that of both its neighbours is: a single
-loud block is a click. Silence is held back until the sound after it shows that it is no edge.
+A block of samples is silent if its energy is low. It is also silent if the energy of both
+neighbouring blocks is low, because a single loud block is a click. Silence is held back until sound
+follows, which shows that it is not at the end.
 """
 
 import numpy as np
 
 BLOCK_S = 0.010
-FADE_S = 0.005  # what begins in the middle of a silence fades in, or its hiss would click
-# 30 dB below a voice's vowels: the softest sounds of speech are above it, a codec's hiss is below
-# (that of demo-voice is at -51).
+FADE_S = 0.005  # length of the fade-in of cut silence; without it, the codec's hiss would click
+# 30 dB below the vowels of a voice. The softest sounds of speech are louder; the hiss of a codec is
+# quieter (that of demo-voice is at -51).
 SILENT_DBFS = -48
 
 _SILENT = 10 ** (SILENT_DBFS / 10)
 
 
 class Edges:
-    """Cuts the silence at the edges of one stream.
+    """Cuts the silence at the beginning and the end of one stream.
 
     Args:
-        leading: seconds that are left before the first sound; None: all there are.
-        trailing: seconds that are left after the last sound; None: all there are.
+        leading: seconds of silence to keep at most before the first sound; None: all.
+        trailing: seconds of silence to keep at most after the last sound; None: all.
         sample_rate: in Hz.
-        holds_back: no silence is given out before sound or the end follows. Until then,
-            `trailing_s` may change.
+        holds_back: whether all silence is held back until sound or the end follows. Until then,
+            the caller may change `trailing_s`.
     """
 
     def __init__(
@@ -38,11 +39,11 @@ class Edges:
         self._leading = 0 if leading is None else round(leading * sample_rate)
         self.trailing_s, self._sample_rate = trailing, sample_rate
         self._holds_back = holds_back
-        self._has_begun = leading is None  # nothing is cut before what comes next
-        self._rest = np.empty(0, np.float32)  # what no block is decided of
-        self._was_loud = False  # the last block before
-        self._silence = np.empty(0, np.float32)  # held back
-        self._num_cut = 0  # samples before the first sound
+        self._has_begun = leading is None  # whether the silence at the beginning is over
+        self._rest = np.empty(0, np.float32)  # samples whose blocks are not decided yet
+        self._was_loud = False  # whether the last decided block was loud
+        self._silence = np.empty(0, np.float32)  # silence that is held back
+        self._num_cut = 0  # samples that were cut before the first sound
         self._num_silent = 0  # samples of silence returned since the last sound
 
     def push(self, samples: np.ndarray) -> np.ndarray:
@@ -50,7 +51,7 @@ class Edges:
         known = np.concatenate([self._rest, samples])
         loud = _loud_blocks(known[: len(known) - len(known) % self._block], self._block)
         before = np.concatenate([[self._was_loud], loud[:-1]])[: len(loud)]
-        if len(loud) and loud[-1] and not before[-1]:  # the next one shows what it is
+        if len(loud) and loud[-1] and not before[-1]:  # the next block shows whether it is a click
             loud, before = loud[:-1], before[:-1]
         if len(loud):
             self._was_loud = bool(loud[-1])
@@ -73,11 +74,11 @@ class Edges:
 
     @property
     def _num_trailing(self) -> int | None:
-        """Samples of silence after the last sound, at most; None: all there are."""
+        """The most samples of silence to keep after the last sound; None: all."""
         return None if self.trailing_s is None else round(self.trailing_s * self._sample_rate)
 
     def _take(self, samples: np.ndarray, is_sound: np.ndarray) -> np.ndarray:
-        """Take whole blocks: [num_blocks * block], [num_blocks] bool."""
+        """Process whole blocks: [num_blocks * block] samples, [num_blocks] bool for sound."""
         sound = np.flatnonzero(is_sound)
         if len(sound):
             begin, end = sound[0] * self._block, (sound[-1] + 1) * self._block
@@ -93,7 +94,7 @@ class Edges:
         return np.concatenate([np.empty(0, np.float32), *heard])
 
     def _begin(self) -> np.ndarray:
-        """Return the silence that is heard before a sound."""
+        """Return the silence to keep before a sound."""
         if not self._has_begun:
             self._cut()
             self._has_begun = True
@@ -105,13 +106,13 @@ class Edges:
         return silence
 
     def _cut(self) -> None:
-        """Forget silence that will not be heard, however soon the first sound comes."""
+        """Drop silence that is cut even if the first sound comes next."""
         num_cut = max(0, len(self._silence) - self._leading)
         self._num_cut += num_cut
         self._silence = self._silence[num_cut:]
 
     def _let_out(self) -> np.ndarray:
-        """Return the held silence, as much as may be heard even if no sound follows."""
+        """Return as much of the held silence as is kept even if no sound follows."""
         count, limit = len(self._silence), self._num_trailing
         if self._holds_back:
             count = 0
@@ -123,10 +124,10 @@ class Edges:
 
 
 class HighPass:
-    """Takes away what is slower than speech, such as an offset, by a filter of the first order.
+    """A first-order high-pass filter, which removes what is below speech, such as an offset.
 
     Args:
-        hertz: where it takes away half of the power.
+        hertz: the cutoff frequency, at which the filter halves the power.
         sample_rate: in Hz.
     """
 
@@ -134,7 +135,7 @@ class HighPass:
         self._block = round(BLOCK_S * sample_rate)
         self._keep = float(np.exp(-2 * np.pi * hertz / sample_rate))
         self._powers = self._keep ** np.arange(self._block)
-        self._mean = 0.0  # that of the latest samples: what is taken away
+        self._mean = 0.0  # the running mean, which is subtracted
         self._has_begun = False
         self._rest = np.empty(0, np.float32)
 
@@ -151,16 +152,17 @@ class HighPass:
         return self._filter(np.pad(last, (0, -len(last) % self._block)))[: len(last)]
 
     def _filter(self, samples: np.ndarray) -> np.ndarray:
-        """Filter whole blocks: mean[n] = keep * mean[n - 1] + (1 - keep) * x[n], taken from x[n].
+        """Filter whole blocks.
 
-        Within a block, the means are a running sum of what the sample's age has left of it.
+        The output is x[n] - mean[n] with mean[n] = keep * mean[n - 1] + (1 - keep) * x[n]. Within a
+        block, the means are computed at once, as a cumulative sum of samples over powers of keep.
         """
         blocks = samples.reshape(-1, self._block).astype(np.float64)
         sums = np.cumsum(blocks / self._powers, axis=1) * (1 - self._keep)
         if not self._has_begun and len(blocks):
             self._has_begun = True
-            self._mean = float(blocks[0].mean())  # an offset is there from the start, and no step
-        before = np.empty(len(blocks))  # each block
+            self._mean = float(blocks[0].mean())  # a constant offset does not begin with a step
+        before = np.empty(len(blocks))  # keep * the mean before each block
         for index, total in enumerate(sums[:, -1]):
             before[index] = self._keep * self._mean
             self._mean = float(self._powers[-1] * (before[index] + total))
@@ -169,6 +171,6 @@ class HighPass:
 
 
 def _loud_blocks(samples: np.ndarray, block: int) -> np.ndarray:
-    """Return whether each block of `samples` has sound: [num_blocks] bool."""
+    """Return whether each block of `samples` is loud: [num_blocks] bool."""
     blocks = samples.reshape(-1, block)
     return np.square(blocks, dtype=np.float64).mean(axis=1) > _SILENT

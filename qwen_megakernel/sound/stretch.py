@@ -1,9 +1,9 @@
-"""Speed without a change of pitch: waveform similarity overlap-add (WSOLA).
+"""Change of speed without a change of pitch: waveform similarity overlap-add (WSOLA).
 
-The output is a sum of segments of the input under a window, one put down every `HOP_S`. They come
-from places of the input that lie `speed` times as far apart; but each is taken up to `REACH_S`
-before or after its place, where the input is most like what followed the segment before it. There
-the waveform goes on as if nothing had been left out or said twice, so the pitch stays.
+The output is a sum of windowed segments of the input, one for every `HOP_S`. In the input, their
+places are `speed` times as far apart. Each segment may be moved by up to `REACH_S` to where the
+input is most similar to what followed the previous segment. The waveform then continues smoothly,
+although a piece was left out or repeated, and the pitch stays the same.
 
 Source: W. Verhelst, M. Roelands, "An overlap-add technique based on waveform similarity (WSOLA) for
 high quality time-scale modification of speech", ICASSP 1993.
@@ -11,25 +11,26 @@ high quality time-scale modification of speech", ICASSP 1993.
 
 import numpy as np
 
-# A segment is two hops: two periods of the lowest voices. The reach, to both sides, is a period of
-# 50 Hz, so a place with the same phase is always within it.
+# A segment is two hops long, which is two periods of the lowest voices. Both reaches together are a
+# period of 50 Hz, so a place with the same phase is always within reach.
 HOP_S = 0.015
 REACH_S = 0.010
 
-# Of two places that are equally like, the one nearer to the segment's own is taken. Over the whole
-# reach this weighs a thousandth of a perfect likeness, which moves no peak by a sample.
+# Of two places that are equally similar, the one nearer to the segment's own place is used. The
+# penalty at the end of the reach is a thousandth of a perfect similarity, so it moves no clear
+# maximum, not even by a sample.
 NEARNESS = 1e-3
-SILENCE = 1e-7  # energy of a segment of noise at -100 dBFS: below it, nothing is like anything
+SILENCE = 1e-7  # energy of a segment of noise at -100 dBFS; quieter segments have no similarity
 
 
 class Stretch:
     """Plays the samples of one stream `speed` times as fast.
 
-    A segment is chosen when all of the input that it may come from is there, so the output is the
-    same for every way to cut the input.
+    A segment is chosen only when all of its possible input has arrived, so the output does not
+    depend on how the input is divided.
 
     Args:
-        speed: duration of the input over that of the output.
+        speed: duration of the input divided by that of the output.
         sample_rate: in Hz.
     """
 
@@ -37,7 +38,7 @@ class Stretch:
         self._speed = speed
         self._hop, self._reach = round(HOP_S * sample_rate), round(REACH_S * sample_rate)
         self._size = 2 * self._hop
-        # Half of a Hann window, and its complement: what overlaps adds up to one.
+        # The rising and the falling half of a Hann window, which add up to one where they overlap.
         phase = np.pi * (np.arange(self._hop, dtype=np.float32) + 0.5) / self._size
         self._rising, self._falling = np.sin(phase) ** 2, np.cos(phase) ** 2
         distance = np.abs(np.arange(-self._reach, self._reach + 1))
@@ -46,8 +47,8 @@ class Stretch:
         self._origin = 0  # index of the first sample that `_input` still has
         self._num_segments = 0
         self._following = 0  # index of the sample where the latest segment's second half begins
-        self._overlap = np.zeros(self._hop, np.float32)  # that half, under the window
-        self._output = np.empty(0, np.float32)  # not given out yet
+        self._overlap = np.zeros(self._hop, np.float32)  # that half, times the window
+        self._output = np.empty(0, np.float32)  # samples that were not returned yet
         self._num_given = 0
 
     def push(self, samples: np.ndarray) -> np.ndarray:
@@ -57,7 +58,7 @@ class Stretch:
         while self._input_needed <= self._end:
             hops.append(self._next_hop())
         self._output = np.concatenate(hops)
-        # Of a few samples played fast, a segment may be more than there is to hear.
+        # A segment may be longer than the whole output if a few samples are played fast.
         return self._give(int(self._end / self._speed))
 
     def finish(self) -> np.ndarray:
@@ -79,20 +80,20 @@ class Stretch:
 
     @property
     def _place(self) -> int:
-        """Index of the input sample where the next segment would begin, if it were not moved."""
+        """Index of the input sample where the next segment begins if it is not moved."""
         return int(self._num_segments * self._hop * self._speed + 0.5)
 
     @property
     def _input_needed(self) -> int:
-        """Number of input samples that the next segment may look at."""
+        """Number of input samples after which the next segment can be chosen."""
         return max(self._place + self._reach, self._following) + self._size
 
     def _next_hop(self) -> np.ndarray:
-        """Put down the next segment, and return [hop] samples that are complete with it."""
+        """Add the next segment, and return the [hop] samples that it completes."""
         begin = self._most_alike() if self._num_segments else 0
         segment = self._input[begin - self._origin :][: self._size]
         head, tail = segment[: self._hop], segment[self._hop :]
-        # The first segment fades in from nothing: there is none before it.
+        # The first segment does not fade in, because no segment comes before it.
         hop = self._overlap + self._rising * head if self._num_segments else head.copy()
         self._overlap = self._falling * tail
         self._following = begin + self._hop
@@ -101,7 +102,10 @@ class Stretch:
         return hop
 
     def _most_alike(self) -> int:
-        """Index of the sample near `_place` from which the input is most like what would follow."""
+        """Return the index near `_place` at which the input is most similar to what would follow.
+
+        What would follow is the input after the latest segment.
+        """
         first, last = max(self._place - self._reach, 0), self._place + self._reach
         following = self._input[self._following - self._origin :][: self._size]
         region = self._input[first - self._origin : last + self._size - self._origin]
@@ -114,12 +118,12 @@ class Stretch:
         return first + int(np.argmax(likeness - self._farness[-len(likeness) :]))
 
     def _forget(self, index: int) -> None:
-        """Drop the input before a sample."""
+        """Drop the input before the sample at `index`."""
         if index > self._origin:
             self._input, self._origin = self._input[index - self._origin :], index
 
     def _give(self, num_heard: int) -> np.ndarray:
-        """Return the output up to `num_heard` samples in all, as much of it as exists."""
+        """Return new output, of which at most `num_heard` samples are returned in total."""
         count = max(0, num_heard - self._num_given)
         given, self._output = self._output[:count], self._output[count:]
         self._num_given += len(given)

@@ -1,9 +1,10 @@
-"""Says when each word of a text is heard in its speech.
+"""Finds the times at which the words of a text are heard in its speech.
 
-Read `speech_timer` first (what a stream holds), then `words` (the words that the user wrote, and
-how long they are), `sounds` (letters become sounds), `loudness` (samples become what the alignment
-sees), `alignment` (which sound is where in the samples) and `subtitles` (files of captions).
+Read `speech_timer` first (the object that a stream holds), then `words` (the words of the user's
+text and their lengths), `sounds` (which turns letters into sounds), `loudness` (which turns samples
+into features), `alignment` (which finds the place of each sound in the features) and `subtitles`
+(which writes captions to files).
 
-Other rooms take `SpeechTimer`, `SpokenPart`, `TimedWord`, `Segment`, `subtitles`, and of `words`
-what the Pipecat service counts and cuts texts with.
+Other rooms use `SpeechTimer`, `SpokenPart`, `TimedWord`, `Segment` and `subtitles`. The Pipecat
+service also uses functions of `words` to count and divide texts.
 """

@@ -1,9 +1,10 @@
-"""Finds which sound is where in the samples of a part.
+"""Finds the place of each sound in the samples of a part.
 
-Dynamic programming over hops of a hundredth of a second: each sound has a length that is likely for
-its weight and the pace of the part, and samples that are likely for its kind; between words there
-may be silence. The cheapest way through all sounds, from the first sample to the last, is taken.
-The search is a band around the places that the weights alone would give, so time is linear.
+The method is dynamic programming over hops of a hundredth of a second. A sound costs less the more
+its length fits its weight and the pace of the part, and the more its samples fit its kind. Silence
+is allowed between words. The result is the cheapest path through all sounds from the first sample
+to the last. The search stays within a band around the places that the weights alone would give, so
+its time is linear in the length of the part.
 """
 
 from collections.abc import Sequence
@@ -13,8 +14,8 @@ import numpy as np
 
 from qwen_megakernel.timing.sounds import Kind, Pause, Sound
 
-# Loudness in dB beside the loudest tenth, and sharpness beside the median of loud hops: mean and
-# deviation of each, by kind.
+# For each kind, the mean and the standard deviation of two features: loudness in dB relative to the
+# 90th percentile, and sharpness relative to the median of loud hops.
 _LOOKS = {
     Kind.SILENCE: ((-45.0, 12.0), (1.5, 2.5)),
     Kind.VOWEL: ((-5.0, 6.0), (-0.2, 1.0)),
@@ -24,34 +25,34 @@ _LOOKS = {
     Kind.STOP: ((-26.0, 13.0), (0.6, 1.8)),
     Kind.ANY: ((-14.0, 11.0), (0.5, 1.8)),
 }
-_AUDIBLE_DB = -60.0  # beside full scale: quieter is no speech
-_FLOOR_DB = -60.0  # quieter is as quiet
-# Hops that are hardly louder than the quietest twentieth are no speech; neither are those below the
-# first of these. Those above the second are.
+_AUDIBLE_DB = -60.0  # relative to full scale; hops that are quieter are ignored
+_FLOOR_DB = -60.0  # hops that are quieter count as this loud
+# A hop is speech if it is _OVER_NOISE_DB louder than the 5th percentile. That limit is at least
+# _SILENT_DB and at most _SPEAKING_DB.
 _SILENT_DB, _SPEAKING_DB, _OVER_NOISE_DB = -45.0, -25.0, 6.0
 _LOUD_DB = -20.0
-_MAX_HOP_COST = 6.0  # of a hop that looks like nothing of its kind
-_LENGTH_DEVIATION = 0.45  # of the logarithm of a sound's length
-_LENGTH_WEIGHT = 8.0  # of the lengths beside the looks of single hops
-_MAX_STRETCH = 3.5  # of a sound beside its expected length
-# What a silence costs, and what it costs that there is none.
+_MAX_HOP_COST = 6.0  # the cost of a hop that does not fit its kind at all
+_LENGTH_DEVIATION = 0.45  # standard deviation of the logarithm of a sound's length
+_LENGTH_WEIGHT = 8.0  # weight of the costs of lengths against those of single hops
+_MAX_STRETCH = 3.5  # the longest sound, as a multiple of its expected length
+# The cost of a silence, and the cost of its absence.
 _SILENCE_COST = {Pause.GAP: 6.0, Pause.COMMA: 2.0, Pause.FULL_STOP: 0.0}
 _NO_SILENCE_COST = {Pause.GAP: 0.0, Pause.COMMA: 1.0, Pause.FULL_STOP: 2.0}
-_BAND_HOPS = 400  # to each side
-_MAX_HASTE = 1.6  # of a beginning beside the pace it is expected to have
+_BAND_HOPS = 400  # width of the search band to each side
+_MAX_HASTE = 1.6  # how much faster than expected the beginning of a part may be
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """The costs at the ends of one sound, or of one silence, within the band."""
+    """The costs of one sound, or one silence, for each of its possible ends within the band."""
 
-    low: int  # first end in the band
+    low: int  # the first possible end
     costs: np.ndarray  # [num_ends] float
-    begins: np.ndarray  # [num_ends] int: where it begins if it ends here
+    begins: np.ndarray  # [num_ends] int: the best beginning for each end
 
 
 def speech_hops(loudness: np.ndarray) -> np.ndarray:
-    """Return which hops of [num_hops, NUM_FEATURES] are speech, [num_hops] bool."""
+    """Return which hops are speech: [num_hops] bool, from [num_hops, NUM_FEATURES]."""
     decibels = _relative(loudness)[:, 0]
     noise = np.percentile(decibels, 5) if len(decibels) else _SILENT_DB
     return decibels > np.clip(noise + _OVER_NOISE_DB, _SILENT_DB, _SPEAKING_DB)
@@ -63,12 +64,13 @@ def align(
     """Find where each sound begins and ends.
 
     Args:
-        loudness: of a part, [num_hops, NUM_FEATURES] from `Loudness`; at least one hop.
-        sounds: of the part, at least one.
-        pace_hops: None: all sounds are in these hops. Else the length of a sound of weight 1, and
-            the hops are the beginning of a part, or one that was cut off.
+        loudness: the features of a part, [num_hops, NUM_FEATURES] from `Loudness`, with at least
+            one hop.
+        sounds: the sounds of the part, at least one.
+        pace_hops: None if the hops hold all sounds. Otherwise the hops are only the beginning of
+            the part, and this is the length in hops of a sound of weight 1.
     Returns:
-        [num_heard, 2] hops of the sounds that are heard, which do not overlap.
+        [num_heard, 2]: first hop and end of each sound that is heard. They do not overlap.
     """
     weights = np.array([sound.weight for sound in sounds])
     clock = np.concatenate([[0.0], np.cumsum(speech_hops(loudness) + 1e-6)])
@@ -93,7 +95,7 @@ def align(
 
 
 def _relative(loudness: np.ndarray) -> np.ndarray:
-    """Features beside those of the part's loud hops."""
+    """Return the features relative to those of the part's loud hops."""
     audible = loudness[loudness[:, 0] > _AUDIBLE_DB]
     if not len(audible):
         return np.full(loudness.shape, [_FLOOR_DB, 0.0])
@@ -104,7 +106,7 @@ def _relative(loudness: np.ndarray) -> np.ndarray:
 
 
 def _hop_costs(relative: np.ndarray) -> np.ndarray:
-    """[num_kinds, num_hops + 1]: what the hops before each place cost as each kind, added up."""
+    """Return [num_kinds, num_hops + 1]: the total cost of the hops before each place, per kind."""
     costs = []
     for kind in Kind:
         cost = np.zeros(len(relative))
@@ -124,10 +126,10 @@ def _search(
     *,
     is_whole: bool,
 ) -> np.ndarray | None:
-    """Return the cheapest path; None if none stays within the band.
+    """Return the cheapest path, or None if no path stays within the band.
 
     Args:
-        is_whole: the way goes through all sounds; else it may end with any of them.
+        is_whole: whether the path must go through all sounds. If not, it may end after any sound.
     """
     num_hops, added = len(relative), _hop_costs(relative)
     silent = added[Kind.SILENCE]
@@ -136,7 +138,7 @@ def _search(
     highs[-1] = num_hops
     step = _Step(0, np.zeros(1), np.zeros(1, int))
     steps: list[_Step] = []
-    cheapest, chosen = np.inf, None  # of the ways to the last hop: steps, sounds and last end
+    cheapest, chosen = np.inf, None  # the best path: numbers of steps and sounds, and last end
     for index, sound in enumerate(sounds):
         low, high = int(lows[index]), int(highs[index])
         if sound.pause is not Pause.NONE:
@@ -148,7 +150,7 @@ def _search(
         steps.append(step)
         if is_whole and index < len(sounds) - 1:
             continue
-        # Behind the last sound there may be a silence, of any length.
+        # A silence of any length may follow the last sound.
         costs = step.costs - silent[step.low : step.low + len(step.costs)] + silent[-1]
         last = int(costs.argmin())
         if costs[last] < cheapest:
@@ -160,7 +162,7 @@ def _search(
 
 
 def _silence(before: _Step, added: np.ndarray, pause: Pause, high: int) -> _Step:
-    """Let there be a silence of any length, or none, after what ends `before`."""
+    """Return the step for a silence of any length, or none, after the step `before`."""
     low = before.low
     ends = np.arange(low, max(high, low + len(before.costs) - 1) + 1)
     arriving = np.full(len(ends), np.inf)
@@ -175,19 +177,22 @@ def _silence(before: _Step, added: np.ndarray, pause: Pause, high: int) -> _Step
 
 
 def _sound(before: _Step, added: np.ndarray, length: float, low: int, high: int) -> _Step:
-    """Let a sound of about `length` hops follow what ends `before`; it ends in low .. high."""
+    """Return the step for a sound of about `length` hops after the step `before`.
+
+    The sound ends at `low` to `high`.
+    """
     longest = max(2, int(np.ceil(_MAX_STRETCH * length)))
     low = max(low, before.low + 1)
     if high < low:
         return _Step(low, np.full(1, np.inf), np.zeros(1, int))
-    first = low - longest  # the first place where it may begin
-    arriving = np.full(high - first, np.inf)  # at first .. high - 1
+    first = low - longest  # the first possible beginning
+    arriving = np.full(high - first, np.inf)  # for beginnings at first .. high - 1
     begin, end = max(first, before.low), min(high, before.low + len(before.costs))
     if begin < end:
         arriving[begin - first : end - first] = (
             before.costs[begin - before.low : end - before.low] - added[begin:end]
         )
-    # Row i: all beginnings of a sound that ends at low + i, the longest first.
+    # Row i has all beginnings of a sound that ends at low + i, the longest sound first.
     windows = np.lib.stride_tricks.sliding_window_view(arriving, longest)
     hops = np.arange(longest, 0, -1)
     unlikely = np.square(np.log(hops / length) / _LENGTH_DEVIATION) / 2 * _LENGTH_WEIGHT
@@ -199,7 +204,7 @@ def _sound(before: _Step, added: np.ndarray, length: float, low: int, high: int)
 
 
 def _trace(steps: Sequence[_Step], sounds: Sequence[Sound], end: int) -> np.ndarray:
-    """Follow the cheapest way back from where the last sound ends."""
+    """Follow the cheapest path back from the end of the last sound."""
     remaining, found = list(steps), []
     for sound in reversed(sounds):
         step = remaining.pop()

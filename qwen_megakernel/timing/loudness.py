@@ -1,10 +1,12 @@
-"""Samples become what the alignment sees: how loud each hundredth of a second is, and how sharp."""
+"""Features for the alignment: the loudness and the sharpness of each hundredth of a second."""
 
 import numpy as np
 
 HOPS_PER_SECOND = 100
-NUM_FEATURES = 2  # loudness in dB of full scale; sharpness, the logarithm of how fast it swings
-_FLOOR = 1e-10  # of the power, beside a full scale of 1: -100 dB
+# The loudness in dB relative to full scale; and the sharpness, which is the logarithm of the power
+# of the samples' differences over the power of the samples: high for "s", low for vowels.
+NUM_FEATURES = 2
+_FLOOR = 1e-10  # lower limit of the power, with full scale 1: -100 dB
 
 
 class Loudness:

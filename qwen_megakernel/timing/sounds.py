@@ -1,8 +1,9 @@
-"""Letters become sounds of a few kinds, each with how long it is beside the others.
+"""Turns the letters of a text into sounds of a few kinds, with their relative lengths.
 
-No language is known here. A sound is as coarse as its place in the samples needs: a vowel is loud,
-"s" hisses, "p" is a gap. Sounds are spelled alike enough in the languages of the Latin and Cyrillic
-scripts for that; of other scripts a letter is a sound of no particular kind.
+The kinds are as coarse as finding them in samples allows: a vowel is loud, "s" hisses, "p" is a
+gap. The rules are the same for all languages, because languages in the Latin and Cyrillic scripts
+spell these kinds similarly enough. In other scripts, most letters are a sound of no particular
+kind.
 """
 
 import unicodedata
@@ -14,7 +15,7 @@ from qwen_megakernel.text.cleaning import drop_controls
 
 
 class Kind(IntEnum):
-    """What a sound looks like in the samples."""
+    """The kinds of sounds that can be told apart in samples."""
 
     SILENCE = 0
     VOWEL = 1
@@ -26,7 +27,7 @@ class Kind(IntEnum):
 
 
 class Pause(IntEnum):
-    """How likely a silence is between two sounds."""
+    """The place between two sounds, which decides how likely a silence is there."""
 
     NONE = 0  # inside a word
     GAP = 1  # between two words
@@ -36,12 +37,12 @@ class Pause(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sound:
-    """A sound, or a place where a silence may be.
+    """One sound of a part.
 
     Attributes:
-        weight: its length beside other sounds'; about one for a consonant.
-        first, last: its letters, counted over the visible characters of the part.
-        pause: what may be before it.
+        weight: its relative length; a consonant has about 1.
+        first, last: its first and its last letter, counted in visible characters of the part.
+        pause: the place before it, where a silence may be.
     """
 
     kind: Kind
@@ -53,10 +54,10 @@ class Sound:
 
 _VOWELS = frozenset("aeiou")
 _VOWEL_WEIGHT, _LONG_VOWEL_WEIGHT, _MAX_VOWEL_WEIGHT = 1.3, 0.5, 2.3
-_FINAL_STRETCH = 1.3  # of the last syllable before a pause
-_NAMED_WEIGHT = 2.4  # of a letter that is said by its name ("p m")
-_NUMBER_WEIGHT = 4.0  # of a digit: "7" is spoken "seven"
-_WIDE = ((Kind.ANY, 1.0), (Kind.VOWEL, 2.0))  # an ideograph or kana
+_FINAL_STRETCH = 1.3  # how much longer the last syllable before a pause is
+_NAMED_WEIGHT = 2.4  # for a letter that is spoken by its name ("p m")
+_NUMBER_WEIGHT = 4.0  # for a digit: "7" is spoken "seven"
+_WIDE = ((Kind.ANY, 1.0), (Kind.VOWEL, 2.0))  # for an ideograph or kana
 
 _CONSONANTS: dict[str, tuple[Kind, float]] = {
     **dict.fromkeys("mnlrwyj", (Kind.SONORANT, 0.9)),
@@ -77,7 +78,7 @@ _SPELLINGS: dict[str, tuple[Kind, float]] = {
     "wr": (Kind.SONORANT, 0.9),
     "kn": (Kind.SONORANT, 0.9),
 }
-_SOFT = frozenset("eiy")  # before which a "c" hisses
+_SOFT = frozenset("eiy")  # letters before which a "c" hisses
 _LATIN = {"ß": "s", "æ": "a", "œ": "o", "ø": "o", "đ": "d", "ð": "d", "þ": "t", "ł": "l", "ı": "i"}
 _CYRILLIC = dict(zip("абвгдезиклмнопрстуфхцчшщыэюя", "abvgdeziklmnoprstufhcssseeua", strict=True))
 _UNSOUNDED = frozenset("ьъ")
@@ -90,7 +91,7 @@ _FIRST_HANGUL, _LAST_HANGUL, _HANGUL_FINALS = 0xAC00, 0xD7A3, 28
 
 
 def sounds_of(text: str) -> list[Sound]:
-    """Return the sounds of a part of a text, in order; empty if nothing in it sounds."""
+    """Return the sounds of a part of a text, in order; the list may be empty."""
     sounds: list[Sound] = []
     pause = Pause.FULL_STOP  # before the first sound of the part
     run: list[tuple[str, int]] = []  # letters of the Latin alphabet, and their places
@@ -124,7 +125,7 @@ def sounds_of(text: str) -> list[Sound]:
 
 
 def _latin(char: str) -> str:
-    """Return the Latin letter that sounds most like this one; empty: there is none."""
+    """Return the Latin letter that sounds most like this character, or "" if none does."""
     if "a" <= char <= "z":
         return char
     lower = char.lower()
@@ -159,7 +160,7 @@ def _spoken(run: list[tuple[str, int]]) -> Iterator[Sound]:
         yield from (Sound(Kind.ANY, _NAMED_WEIGHT, place, place) for place in places)
         return
     index, has_vowel = 0, False
-    held: Sound | None = None  # which a silent letter may still belong to
+    held: Sound | None = None  # the latest sound; a silent letter may still be added to it
     while index < len(word):
         kind, weight, length = _sound_at(word, index)
         last = places[index + length - 1]
@@ -177,7 +178,7 @@ def _spoken(run: list[tuple[str, int]]) -> Iterator[Sound]:
 
 
 def _sound_at(word: str, index: int) -> tuple[Kind, float, int]:
-    """Return the sound at a place of a word: kind, weight, and number of letters."""
+    """Return the sound that begins at a letter of a word: kind, weight, and number of letters."""
     letter, end = word[index], index
     while end < len(word) and _is_vowel(word, end):
         end += 1
@@ -197,14 +198,14 @@ def _sound_at(word: str, index: int) -> tuple[Kind, float, int]:
 
 
 def _is_vowel(word: str, index: int) -> bool:
-    """Return whether a letter is a vowel; "y" is none at the beginning or before a vowel."""
+    """Return whether a letter is a vowel; "y" is a consonant at the beginning or before a vowel."""
     if word[index] == "y":
         return index > 0 and word[index + 1 : index + 2] not in _VOWELS
     return word[index] in _VOWELS
 
 
 def _stretch_end(sounds: list[Sound]) -> None:
-    """Lengthen the last syllable, which a pause follows."""
+    """Lengthen the last syllable before a pause."""
     for index in range(len(sounds) - 1, -1, -1):
         sound = sounds[index] = replace(sounds[index], weight=sounds[index].weight * _FINAL_STRETCH)
         if sound.kind in (Kind.VOWEL, Kind.ANY) or sound.pause is not Pause.NONE:

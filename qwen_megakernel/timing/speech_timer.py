@@ -1,8 +1,8 @@
-"""The times of the words of one speech, from the samples that its reader receives.
+"""Finds the times of the words of one speech, in the samples that its reader receives.
 
-A part's end is known to the sample, and so is what was said in it. Inside a part the words are
-found in the samples (`alignment`). Of a part that is still being spoken, or was cut off, only the
-beginning is heard: how far it goes is judged by the pace of the parts before.
+The timer knows the text of each part, and its end to the sample. Inside a part, it finds the words
+in the samples (`alignment`). If a part is still being spoken, or was cut off, the samples hold only
+its beginning; the pace of the parts before then tells how many of its words have been heard.
 """
 
 from bisect import bisect_left
@@ -22,47 +22,49 @@ from qwen_megakernel.timing.loudness import Loudness
 from qwen_megakernel.timing.sounds import sounds_of
 from qwen_megakernel.timing.words import Segment, TimedWord, spoken_spans, word_spans
 
-DEFAULT_PACE_S = 0.075  # of a sound of weight 1, before a part has been heard to its end
+DEFAULT_PACE_S = 0.075  # length of a sound of weight 1, until a part has been heard to its end
 
-# A part that is still being spoken is looked at when so much of it has been heard, and again each
-# time this has doubled: so all looks together cost as much as one or two at the whole part. Words
-# that end this long before the end of what was heard are settled then.
+# The timer aligns a part that is still being spoken when FIRST_LOOK_S of it have been heard, and
+# again each time that this has doubled. All of these together cost no more than one or two
+# alignments of the whole part. Words that end SETTLED_AFTER_S before the end of what was heard then
+# keep their times.
 FIRST_LOOK_S, SETTLED_AFTER_S = 1.5, 0.7
 
 
 @dataclass(slots=True)
 class SpokenPart:
-    """A part that the engine has begun to speak. The engine writes, the timer reads."""
+    """A part that the engine has begun to speak. The engine writes it, and the timer reads it."""
 
     text: TextPart
     first_frame: int
-    end_frame: int | None = None  # None: it is being spoken
-    is_whole: bool = False  # it ended with its end token
+    end_frame: int | None = None  # None while it is being spoken
+    is_whole: bool = False  # whether it ended with an end token
 
     def end(self, end_frame: int, reason: FinishReason) -> None:
-        """Note where the part ends, and why."""
+        """Record where the part ends, and why."""
         self.is_whole = reason == "eos"
-        self.end_frame = end_frame  # last, because the timer looks at it first
+        self.end_frame = end_frame  # set last, because the timer reads it first
 
 
 @dataclass(slots=True)
 class _Heard:
-    """What the timer knows of one part."""
+    """The timer's record of one part that its reader hears."""
 
     begin_s: float
-    end_s: float | None = None  # where a pause begins; None: where the next part does
+    end_s: float | None = None  # the beginning of a pause after it; None: the next part's beginning
     next_look_s: float = FIRST_LOOK_S
-    # [num_visible_chars, 2]: seconds in which each is heard, NaN for a silent one. None: there is
-    # more of the part to be heard.
+    # [num_visible_chars, 2]: the seconds in which each character is heard, NaN for a silent one.
+    # None until the whole part has been heard.
     times: np.ndarray | None = None
 
 
 class SpeechTimer:
-    """Times of one stream's words. One thread may call `hear` while another one asks for times.
+    """The times of one stream's words. One thread may call `hear` while another asks for times.
 
     Args:
-        parts: those that the engine has begun, in order; the engine appends to them.
-        are_heard_apart: each part has a sound of its own, whose end comes behind its last frame.
+        parts: the parts that the engine has begun, in order; the engine appends to this list.
+        are_heard_apart: whether each part has a chain (`sound.chain`) of its own, whose held
+            samples follow after the part's last frame.
     """
 
     def __init__(self, parts: Sequence[SpokenPart], *, are_heard_apart: bool = False):
@@ -72,18 +74,19 @@ class SpeechTimer:
         self._num_frames = 0
         self._pace_s = DEFAULT_PACE_S
         self._settled: list[TimedWord] = []
-        self._num_parts_over = 0  # at the last look
-        self._is_settled = False  # all of the speech
+        self._num_parts_over = 0  # when `take` was last called
+        self._is_settled = False  # whether all of the speech is settled
         self._num_settled_segments = 0
         self._heard_s = 0.0
         self._is_over = False
 
     def hear(self, chunk: AudioChunk) -> None:
-        """Take a chunk that the reader has received."""
+        """Record a chunk that the reader has received."""
         seconds = len(chunk.samples) / chunk.sample_rate
         if chunk.num_frames:
             for part in self._parts[len(self._heard) :]:
-                # The chunks of an engine are of one part. What is made of them may be of two.
+                # A chunk of the engine belongs to one part. A chunk for the reader may combine
+                # frames of two parts.
                 share = max(0, part.first_frame - chunk.frame_index) / chunk.num_frames
                 if share >= 1:
                     break
@@ -93,7 +96,7 @@ class SpeechTimer:
         if len(chunk.samples):
             self._loudness.add(chunk.samples, chunk.sample_rate)
             self._heard_s += seconds
-        # Last, because a thread that asks looks at these first.
+        # Set last, because a thread that asks for times reads these first.
         if chunk.num_frames:
             self._num_frames = chunk.frame_index + chunk.num_frames
         self._is_over = self._is_over or chunk.is_last
@@ -101,11 +104,11 @@ class SpeechTimer:
     # ---- words and sentences ---------------------------------------------------------------------
 
     def words(self, written: str, pieces: Sequence[Piece]) -> list[TimedWord]:
-        """Return the words heard so far; those of a part that goes on are an estimate.
+        """Return the words heard so far; times in a part that goes on are an estimate.
 
         Args:
             written: the user's text so far.
-            pieces: of what is spoken for it.
+            pieces: the pieces of the spoken text so far.
         """
         spans = list(word_spans(written))
         spoken = "".join(piece.text for piece in pieces)
@@ -113,7 +116,7 @@ class SpeechTimer:
         last_letter = max((at for at, char in enumerate(spoken) if char.isalnum()), default=-1)
         heard = _HeardChars(self._times())
         found: list[TimedWord] = []
-        silent: list[tuple[int, int]] = []  # words without a sound, until the next one has a time
+        silent: list[tuple[int, int]] = []  # words without a sound since the last one with a time
         end_s = 0.0
         for (begin, end, _), (low, high) in zip(
             spans, spoken_spans(pieces, [span[:2] for span in spans]), strict=True
@@ -145,7 +148,7 @@ class SpeechTimer:
         limit_s = self._settled_s()
         words, num_known = self.words(written, pieces), len(self._settled)
         if not is_over:
-            # Of a text that goes on, the last word may grow.
+            # The last word may still grow while the text goes on.
             words = [word for word in words[:-1] if word.end <= limit_s]
         self._settled += words[num_known:]
         segments = _segments(written, words)
@@ -155,7 +158,7 @@ class SpeechTimer:
         return words[num_known:], segments[first:]
 
     def _as_settled(self, words: list[TimedWord]) -> list[TimedWord]:
-        """Return the words, of which those that have settled keep their times."""
+        """Return the words; those that have settled keep their times."""
         if not self._settled:
             return words
         end_s = self._settled[-1].end
@@ -180,7 +183,7 @@ class SpeechTimer:
         return is_due
 
     def _settled_s(self) -> float:
-        """Until when words are settled while the stream goes on."""
+        """Return the time before which words are settled while the stream goes on."""
         if not self._heard or self._is_part_over(len(self._heard) - 1):
             return self._heard_s
         return max(self._heard[-1].begin_s, self._heard_s - SETTLED_AFTER_S)
@@ -191,12 +194,12 @@ class SpeechTimer:
         """Return whether all samples of a part have been heard."""
         end = self._parts[index].end_frame
         if self._are_heard_apart:
-            is_behind = index + 1 < len(self._heard) or self._heard[index].end_s is not None
-            return self._is_over or (is_behind and end is not None)
+            is_next_heard = index + 1 < len(self._heard) or self._heard[index].end_s is not None
+            return self._is_over or (is_next_heard and end is not None)
         return self._is_over or (end is not None and self._num_frames >= end)
 
     def _times(self) -> np.ndarray:
-        """Return [num_chars, 2] seconds of each visible character; NaN if none is heard."""
+        """Return [num_chars, 2] seconds of each visible character, NaN for a silent one."""
         times = np.empty((0, 2))
         for index, heard in enumerate(self._heard[:]):
             found = heard.times
@@ -206,7 +209,7 @@ class SpeechTimer:
                 found = self._listen(index, rows, is_over=is_over)
                 if is_over:
                     heard.times = found
-            before = self._parts[index].text.start - len(times)  # of parts that nothing is said for
+            before = self._parts[index].text.start - len(times)  # characters that are not spoken
             times = np.concatenate([times, np.full((max(0, before), 2), np.nan), found])
         return times
 
@@ -254,7 +257,7 @@ class _HeardChars:
         self._times = times[sounding].tolist() if len(sounding) else []
 
     def between(self, first: int, stop: int) -> tuple[float, float] | None:
-        """Begin and end of what is heard of [first, stop); None: nothing of it."""
+        """Return begin and end of the sound of [first, stop), or None if it has no sound."""
         low, high = bisect_left(self._sounding, first), bisect_left(self._sounding, stop)
         if low >= high:
             return None
@@ -262,7 +265,7 @@ class _HeardChars:
 
 
 def _places(text: str) -> list[int]:
-    """Return how many visible characters precede each character of a text, and its end."""
+    """Return the number of visible characters before each character, and before the end."""
     shown = (not char.isspace() for char in REMOVED.sub("\n", text))
     return list(accumulate(shown, initial=0))
 

@@ -1,4 +1,4 @@
-"""Files of captions: SubRip, WebVTT, and JSON with every word."""
+"""Writes subtitles: SubRip and WebVTT captions, or JSON with every word."""
 
 import json
 import math
@@ -14,13 +14,13 @@ from qwen_megakernel.timing.words import Segment, TimedWord
 
 FORMATS = (".srt", ".vtt", ".json")
 
-_LINE_CHARS = 42  # of a caption, which has two lines at most
+_LINE_CHARS = 42  # for each of the two lines of a caption
 _CAPTION_CHARS, _CAPTION_S = 2 * _LINE_CHARS, 7.0
 
 
 @dataclass(frozen=True, slots=True)
 class Caption:
-    """What is shown at once."""
+    """A text that is shown for a period of time."""
 
     start_ms: int
     end_ms: int
@@ -35,15 +35,16 @@ def check_path(path: Path) -> None:
         OutputError: the path cannot be written.
     """
     if path.suffix.lower() not in FORMATS:
-        what = f"no format is called {path.suffix!r}" if path.suffix else "it has no extension"
+        what = f"unknown extension {path.suffix!r}" if path.suffix else "it has no extension"
         raise UsageError(
-            f"Cannot write subtitles to {path}: {what}.", hint=f"Known: {', '.join(FORMATS)}."
+            f"Cannot write subtitles to {path}: {what}.",
+            hint=f"Use one of these extensions: {', '.join(FORMATS)}.",
         )
     check_writable(path, "subtitles")
 
 
 def write(path: Path, words: Sequence[TimedWord], segments: Sequence[Segment]) -> None:
-    """Write the file; its extension names the format.
+    """Write subtitles to a file whose extension decides the format.
 
     Raises:
         UsageError, OutputError: see `check_path`.
@@ -57,7 +58,7 @@ def write(path: Path, words: Sequence[TimedWord], segments: Sequence[Segment]) -
 
 
 def captions(words: Sequence[TimedWord], segments: Sequence[Segment]) -> list[Caption]:
-    """Return a caption for each sentence; a long one has several, cut between words."""
+    """Return the captions: one for each sentence, or several for a long one, divided at words."""
     found: list[Caption] = []
     place = 0
     for segment in segments:

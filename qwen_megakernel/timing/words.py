@@ -1,4 +1,4 @@
-"""Words as their scripts write them, how long they are to speak, and records of their times."""
+"""Divides texts into words, estimates how long they take to speak, and records their times."""
 
 import math
 import re
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from qwen_megakernel.text.reading.spoken import Piece
 
-_WIDE_LETTERS = 3  # an ideograph, kana or Hangul syllable: about a fifth of a second
-_DIGIT_LETTERS = 4  # "7" is spoken "seven"
+_WIDE_LETTERS = 3  # for an ideograph, kana or Hangul syllable: about a fifth of a second
+_DIGIT_LETTERS = 4  # for a digit: "7" is spoken "seven"
 _PAUSE_LETTERS = {**dict.fromkeys(",;:、，；：—–", 2), **dict.fromkeys(".!?…。！？", 4)}
 
-# Han and kana, of the scripts that the model speaks the ones without spaces between words.
+# Han characters and kana: the scripts among those of the models that have no spaces between words.
 _UNSPACED = "\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _UNSPACED_LETTER = re.compile(f"[{_UNSPACED}]")
 _UNSPACED_PIECE = re.compile(rf"[{_UNSPACED}][^\w\s]*|[^{_UNSPACED}]+")
@@ -27,10 +27,10 @@ class TimedWord:
     word: str
     start: float
     end: float
-    offset: int  # of its first character in the user's text
+    offset: int  # index of its first character in the user's text
 
     def facts(self) -> dict[str, str | float]:
-        """As JSON has it, with the names of OpenAI's transcriptions."""
+        """Return a dict for JSON, with the field names of OpenAI's transcriptions."""
         return {"word": self.word, "start": round(self.start, 3), "end": round(self.end, 3)}
 
 
@@ -44,16 +44,17 @@ class Segment:
     text: str
 
     def facts(self) -> dict[str, str | float]:
-        """As JSON has it, with the names of OpenAI's transcriptions."""
+        """Return a dict for JSON, with the field names of OpenAI's transcriptions."""
         times = {"start": round(self.start, 3), "end": round(self.end, 3)}
         return {"id": self.id, **times, "text": self.text}
 
 
 def word_spans(text: str) -> Iterator[tuple[int, int, bool]]:
-    """Cut a text into words: first character, end, and whether the word is `unspaced`.
+    """Divide a text into words; yields first character, end, and whether the word is `unspaced`.
 
-    A text with Han or kana is cut at each of them; what stands between two of them (a Latin name,
-    a number) stays in one piece, with its own spaces. Such words are joined without a space.
+    In a text with Han or kana, each such character is a word; the text between two of them (a Latin
+    name, a number) is one word, with its own spaces. Words of such a text are `unspaced`: joining
+    them needs no spaces.
     """
     unspaced = is_unspaced(text)
     for match in (_UNSPACED_PIECE if unspaced else _WORD).finditer(text):
@@ -64,27 +65,30 @@ def word_spans(text: str) -> Iterator[tuple[int, int, bool]]:
 
 
 def is_unspaced(text: str) -> bool:
-    """Return whether the words of a text are joined without a space: it has Han or kana."""
+    """Return whether a text has Han or kana, so that its words are joined without spaces."""
     return bool(_UNSPACED_LETTER.search(text))
 
 
 def split_words(text: str) -> Iterator[tuple[str, bool]]:
-    """Cut a text into words, each with whether it is `unspaced`; see `word_spans`."""
+    """Divide a text into words; yields each word and its `unspaced` flag (see `word_spans`)."""
     for begin, end, unspaced in word_spans(text):
         yield text[begin:end], unspaced
 
 
 def whole_words(text: str) -> int:
-    """Return how many characters of an unfinished text certainly are whole words.
+    """Return how many characters of an unfinished text are certain to be whole words.
 
-    Punctuation that comes next would belong to the last word, so that one is not.
+    The last word is not counted, because more letters or punctuation may follow it.
     """
     end = _LAST_WORD_END.match(text)
     return end.end() if end else 0
 
 
 def count_letters(text: str) -> int:
-    """Estimate how long a text takes to speak, in Latin letters, marked pauses included."""
+    """Estimate how long a text takes to speak, as a number of Latin letters.
+
+    Punctuation counts as the pause that it marks.
+    """
     return sum(map(letters_of, text))
 
 
@@ -94,14 +98,14 @@ def spoken_spans(
     """Find the words of the user's text in the spoken text.
 
     Args:
-        pieces: of the spoken text, in order.
+        pieces: the pieces of the spoken text, in order.
         spans: the characters [begin, end) of each word in the user's text, in order.
     Returns:
-        The characters [begin, end) of the spoken text that stand for each word; words that share a
-        piece share its characters out. An empty span where nothing is spoken for a word.
+        For each word, the characters [begin, end) of the spoken text that stand for it. Words that
+        share a piece divide its characters among them. The span is empty if the word is not spoken.
     """
     found: list[tuple[int, int]] = []
-    first, offset = 0, 0  # the first piece that reaches the word, and its place
+    first, offset = 0, 0  # the first piece that overlaps the word, and its place
     nexts = [begin for begin, _ in spans[1:]]
     for (begin, end), following in zip(spans, [*nexts, math.inf], strict=False):
         while first < len(pieces) and pieces[first].end <= begin:
@@ -112,7 +116,7 @@ def spoken_spans(
         while index < len(pieces) and pieces[index].start < end:
             piece = pieces[index]
             if piece.end > piece.start:
-                # What stands for the space between two words of a piece belongs to the first.
+                # The first of two words in a piece gets the characters for the space between them.
                 stop = end if piece.is_kept else following
                 if low is None:
                     low = place + _share(piece, max(begin, piece.start))
@@ -124,7 +128,7 @@ def spoken_spans(
 
 
 def _share(piece: Piece, char: float) -> int:
-    """Count the characters of a piece that stand for what is before `char` in the user's text."""
+    """Count the characters of a piece that stand for the user's text before `char`."""
     if piece.is_kept:
         return round(char - piece.start)
     if char <= piece.start:
@@ -132,12 +136,12 @@ def _share(piece: Piece, char: float) -> int:
     if char >= piece.end:
         return len(piece.text)
     share = len(piece.text) * (char - piece.start) / (piece.end - piece.start)
-    begins = [match.end() for match in re.finditer(r"\s", piece.text)]  # of its words
+    begins = [match.end() for match in re.finditer(r"\s", piece.text)]  # where its words begin
     return min(begins or [round(share)], key=lambda begin: abs(begin - share))
 
 
 def letters_of(char: str) -> int:
-    """Estimate how long a character takes to speak, in Latin letters, its pause included."""
+    """Estimate how long a character takes to speak, as a number of Latin letters."""
     if char.isdigit():
         return _DIGIT_LETTERS
     if char.isalpha():

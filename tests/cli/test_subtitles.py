@@ -34,7 +34,7 @@ def test_another_ending_is_refused_before_a_model_is_loaded(
     words = ["speak", "Hello", *SPEAK, "-o", str(tmp_path / "out.wav")]
     assert main.main([*words, "--subtitles", str(tmp_path / "out.txt")]) == 2
     told = capsys.readouterr().err
-    assert "out.txt: no format is called '.txt'" in told and ".srt, .vtt, .json" in told
+    assert "out.txt: unknown extension '.txt'" in told and ".srt, .vtt, .json" in told
 
 
 def test_the_demo_writes_captions(run_here: CommandsHere, tmp_path: Path):

@@ -1,9 +1,12 @@
-"""What a text means, in words: Markdown, a lexicon, numbers, dates, money, abbreviations.
+"""Turns a written text into the words to speak: "$12.50" into "twelve dollars and fifty cents".
 
-Read `reader` first (`TextReader`, which reads one text, whole or in pieces), then `spoken` (pieces
-that know which characters they stand for), `segments` (how much of an open text is held back),
-`markdown`, `lexicon`, `grammar` (what an expression looks like) and `language` (what all languages
-make of it; `english` and its neighbours are the tables of one language each).
+An expression is a part of a text that is not spoken as it is written: a number, a date, a price, an
+abbreviation, a web address. The package also removes the marks of Markdown and applies lexicons.
 
-Other rooms take `reader.TextReader` and `Reading`, `spoken.Piece` and `lexicon.Lexicon`.
+Read `reader` first (`TextReader` reads one text, which may arrive in pieces), then `spoken` (pieces
+of spoken text with the characters that they stand for), `segments` (how much of an incomplete text
+is held back), `markdown`, `lexicon`, `grammar` (the patterns of expressions) and `language` (the
+words for expressions; `english` and the modules beside it hold the tables of one language each).
+
+Other rooms use `reader.TextReader` and `Reading`, `spoken.Piece` and `lexicon.Lexicon`.
 """

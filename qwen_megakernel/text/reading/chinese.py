@@ -1,4 +1,4 @@
-"""Chinese: its numerals, which num2words does not have, years by digits, and 2 before a counter."""
+"""Chinese: numerals (num2words has none), years digit by digit, and 2 before a counter."""
 
 from qwen_megakernel.text.reading.language import Language, Rules
 
@@ -28,14 +28,14 @@ class Chinese(Language):
     space, money_joint, scale_joint, letters_follow = "", "", "", True
 
     def rules(self) -> Rules:
-        """Years, mobile numbers, whose 1 is 幺, two of what is counted, ranges."""
+        """Years, mobile numbers (a 1 in them is 幺), 2 before a counter, and ranges."""
         yield r"[12]\d{3}(?=年)", lambda match, _: self.spell(match[0])
         yield r"1[3-9]\d{9}(?!\d)", lambda match, _: self.spell(match[0]).replace("一", "幺")
         yield rf"2(?=(?:{_COUNTERS}))", "两"
         yield r"(?P<a>\d{1,9})[~～](?=\d)", "{a}到"
 
     def cardinal(self, number: int, gender: str = "") -> str:
-        """Return a number, in groups of four digits."""
+        """Return the words of a number, which are made for groups of four digits."""
         if not number:
             return self.digits[0]
         words, index = "", 0
@@ -48,7 +48,7 @@ class Chinese(Language):
         return words.removeprefix("一") if words.startswith("一十") else words
 
     def _group(self, number: int) -> str:
-        """Return up to four digits; a gap of zeros is one 零."""
+        """Return the words of up to four digits; one 零 stands for several zeros in a row."""
         words = ""
         for place, name in _PLACES:
             digit = number // place % 10

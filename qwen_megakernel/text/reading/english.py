@@ -1,4 +1,4 @@
-"""English: a.m. and p.m., decades, dates of both orders, saints and streets, kings and feet."""
+"""English: a.m. and p.m., decades, dates in both orders, "St." and "Dr.", "Henry VIII", feet."""
 
 import re
 
@@ -6,7 +6,7 @@ from qwen_megakernel.text.reading.language import Language, Rules, roman_number
 
 _SCALES = ("", " thousand", " million", " billion", " trillion")
 _HALVES = {2: ("half", "halves"), 4: ("quarter", "quarters")}
-_MAX_PARTS = 20  # largest number of parts of a whole that have a name; 120/80 is "over"
+_MAX_PARTS = 20  # the largest denominator that is an ordinal; 120/80 is "120 over 80"
 _NAMED_FRACTIONS = {(24, 7): "twenty-four seven", (9, 11): "nine eleven", (20, 20): "twenty twenty"}
 _REGNAL = """henry louis george charles james elizabeth edward william richard john pope pius
     napoleon philip peter catherine mary francis frederick alexander nicholas paul benedict
@@ -69,7 +69,7 @@ class English(Language):
     FOLLOWERS = "am pm a.m p.m"
 
     def rules(self) -> Rules:
-        """Times of half days, decades, days of months, titles, Roman numerals, feet, powers."""
+        """Times with am or pm, decades, dates, titles, Roman numerals, feet, and powers."""
         half_day = r"(?P<mark>[ap]\.m\.?|[ap]m)(?!\w)"
         yield rf"(?i)(?P<h>1[0-2]|0?[1-9])(?::(?P<m>[0-5]\d))?\s?{half_day}", self.half_day
         yield r"['’]?(?P<c>1\d|20)(?P<t>[1-9]0)['’]?s\b", "{c} {t:decade}"
@@ -96,7 +96,7 @@ class English(Language):
         yield r"(?P<n>\d{1,3})\.(?P<d>\d)k(?!\w)", "{n} point {d} thousand"
 
     def cardinal(self, number: int, gender: str = "") -> str:
-        """Return a number in groups of three digits, each of which is remembered."""
+        """Return the words of a number; the words of each group of three digits are cached."""
         if number < 1000:
             return self.say(number)
         words: list[str] = []
@@ -133,7 +133,7 @@ class English(Language):
         return self.ordinal(number)
 
     def british_date(self, match: re.Match[str], before: str) -> str:
-        """ "5 March 2026"."""
+        """Return the words of a date such as "5 March 2026"."""
         month = self.month(self.month_forms[match["m"].lower()])
         words = f"{self.ordinal(int(match['d']))} of {month}"
         if before.lower() != "the":
@@ -141,7 +141,7 @@ class English(Language):
         return words + (f" {self.year(int(match['y']))}" if match["y"] else "")
 
     def day_of_month(self, match: re.Match[str], before: str) -> str | None:
-        """ "5, 2026" after the name of a month."""
+        """Return the words of "5, 2026" after the name of a month; None after another word."""
         is_month = before.lower().strip("*_(\"'.") in self.month_forms
         if not is_month or not 1 <= int(match["d"]) <= 31:
             return None
@@ -149,7 +149,7 @@ class English(Language):
         return words + (f", {self.year(int(match['y']))}" if match["y"] else "")
 
     def decade(self, tens: int) -> str:
-        """ "nineties"."""
+        """Return the plural of a number of tens, such as "nineties" for 90."""
         return self.say(tens)[:-1] + "ies" if tens > 10 else "tens"
 
     def time(self, hour: int, minute: int, second: int | None) -> str:
@@ -162,7 +162,7 @@ class English(Language):
         return f"{words} o'clock" if 1 <= hour <= 12 else f"{words} hundred"
 
     def half_day(self, match: re.Match[str], before: str) -> str:
-        """ "3:05 pm", "3pm"."""
+        """Return the words of a time such as "3:05 pm" or "3pm"."""
         words = self.cardinal(int(match["h"]))
         if match["m"] and int(match["m"]):
             words += " " + self._minutes(int(match["m"]))
@@ -177,7 +177,7 @@ class English(Language):
     # ---- other numbers ---------------------------------------------------------------------------
 
     def roman(self, match: re.Match[str], before: str) -> str | None:
-        """Return a numeral after a name or a title: "Henry VIII", "Chapter IV"."""
+        """Return the words of a Roman numeral after a name or a title, as in "Chapter IV"."""
         if not before[:1].isupper() or before.isupper() or not before.isalpha():
             return None
         number = roman_number(match[0])
@@ -186,7 +186,7 @@ class English(Language):
 
 
 def _title(match: re.Match[str], before: str, title: str, street: str) -> str | None:
-    """Read a title if a name follows, and a street if one precedes and none follows."""
+    """Return `title` before a name and `street` after one; None if neither is certain."""
     rest = match.string[match.end() :]
     is_name_next = re.match(r"\s+[\"'“]?[A-Z]", rest) is not None
     is_name_before = before[:1].isupper() and before[-1:].isalpha()

@@ -44,13 +44,13 @@ class French(Romance):
     OPENS, FOLLOWERS = "n° N° p. XIXe XXe XXIe XVIIIe XVIIe XVIe", "h siècle"
 
     def rules(self) -> Rules:
-        """15 h 30, 1re, and the XIXe siècle."""
+        """Times such as "15 h 30", "1re", and centuries such as "XIXe siècle"."""
         yield r"(?P<h>[01]?\d|2[0-4])\s?h(?:\s?(?P<m>[0-5]\d))?(?!\w)", self.clock
         yield r"1(?:ère|re)(?!\w)", "première"
         yield r"(?P<r>[XVI]{1,5})e(?=\s+siècle)", self.century
 
     def plural(self, number: int) -> int:
-        """Nothing, one and a half are singular."""
+        """Return the form of a noun after a number: 0 and 1 take the singular."""
         return 0 if number < 2 else 2
 
     def century(self, match: re.Match[str], before: str) -> str:

@@ -1,10 +1,10 @@
-"""German: ordinals with a point, which end as the word before asks ("am 5. März", "der 3. Tag")."""
+"""German: ordinals such as "5.", with the ending that the word before them asks for ("am 5.")."""
 
 import re
 
 from qwen_megakernel.text.reading.language import Language, Rules
 
-# Words that an ordinal follows, and how it ends after them.
+# Words before an ordinal, and the ending that the ordinal has after them.
 _WEAK = ("am", "vom", "zum", "beim", "im", "dem", "den", "des", "bis", "ab")
 _ARTICLES = dict.fromkeys(_WEAK, "n") | {"der": "", "die": "", "das": ""}
 
@@ -48,7 +48,7 @@ class German(Language):
     OPENS, FOLLOWERS = "Nr. z. d. u.", "uhr"
 
     def rules(self) -> Rules:
-        """15.30 Uhr, der 3. Versuch, die 80er."""
+        """Times such as "15.30 Uhr", ordinals such as "der 3. Versuch", and "die 80er"."""
         yield r"(?P<h>[01]?\d|2[0-4])\.(?P<m>[0-5]\d)\sUhr\b", self.clock
         yield r"(?P<h>[01]?\d|2[0-4])\sUhr\b(?!\s\d)", self.clock
         yield r"(?P<n>\d{1,3})\.(?=\s[^\W\d_])", self.ordinal_with_point
@@ -61,11 +61,11 @@ class German(Language):
         return self.say(number, "year")
 
     def day(self, number: int, before: str) -> str:
-        """Return an ordinal after the word `before`."""
+        """Return an ordinal with the ending that it has after the word `before`."""
         return self.say(number, "ordinal") + _ARTICLES.get(before.lower(), "r")
 
     def ordinal_with_point(self, match: re.Match[str], before: str) -> str | None:
-        """Return an ordinal after an article; else the point ends a sentence."""
+        """Return an ordinal after an article; None elsewhere, where the point ends a sentence."""
         return self.day(int(match["n"]), before) if before.lower() in _ARTICLES else None
 
     def fraction(self, top: int, bottom: int) -> str:

@@ -1,7 +1,7 @@
-"""What expressions look like, in every language that a `Language` describes.
+"""The patterns of expressions, for every language that has a `Language`.
 
-A grammar reads one segment (`segments`) at a time: at each place where an expression may begin it
-tries its rules in order, and the first that makes words of what it matches is taken.
+A grammar reads one segment (`segments`) at a time. At each place where an expression may begin, it
+tries its rules in order and uses the first one that matches and returns words.
 """
 
 import re
@@ -34,19 +34,20 @@ _VULGAR = re.compile("[¼-¾⅐-⅞]")
 _SIGNS = "-−+±~≈<>≤≥"
 _DASH = re.compile(rf"[{_SPACES}]?[-–—][{_SPACES}]?(?=[$€£¥]?\d)")
 _DASHES = ("-", "–", "—")
-_FIRST_YEAR, _LAST_YEAR = 1100, 2099  # what four digits alone mean
+_FIRST_YEAR, _LAST_YEAR = 1100, 2099  # four digits in this range are read as a year
 
 
 class Grammar:
     """The rules of one language.
 
     Args:
-        language: its tables.
+        language: the tables and words of the language.
     """
 
     def __init__(self, language: Language):
         self.language = language
-        # No letter and no digit comes next; where letters follow digits, none of the Latin script.
+        # The end of a word: no letter or digit comes next. If the language writes letters directly
+        # after digits, only Latin letters count.
         self._edge = r"(?![A-Za-z0-9])" if language.letters_follow else r"(?![^\W_])"
         own = [(re.compile(pattern), say) for pattern, say in language.own_rules()]
         self._own = [pattern for pattern, _ in own]
@@ -58,11 +59,11 @@ class Grammar:
         self._abbreviations = frozenset({*language.abbreviations, *language.opens})
 
     def read(self, segment: Draft, before: str) -> Iterator[Piece]:
-        """Yield what is spoken for a segment.
+        """Yield the pieces to speak for a segment.
 
         Args:
-            segment: without markup.
-            before: the word before it.
+            segment: a segment without marks of Markdown.
+            before: the word before the segment.
         """
         draft = segment.replace(_VULGAR, _plain_fraction)
         text, done, place = draft.text, 0, 0
@@ -159,7 +160,10 @@ class Grammar:
         yield rf"(?P<sym>{_any_of(lang.symbols)})(?!(?P=sym))", self._symbol
 
     def _num(self, name: str) -> str:
-        """Return the pattern of a number, whose groups are `name` + "w" and `name` + "d"."""
+        """Return the pattern of a number.
+
+        Its group `name` + "w" is the whole number, `name` + "d" its decimals.
+        """
         mark = re.escape("," if self.language.decimal == "." else ".")
         decimal = re.escape(self.language.decimal)
         return (
@@ -207,16 +211,16 @@ class Grammar:
 
     def _number(self, match: re.Match[str], before: str) -> str | None:
         lang, (whole, decimals) = self.language, self._digits(match)
-        is_behind = match.string[match.start() - 1 : match.start()].isalnum()
-        if match["sign"] and is_behind:
-            return None  # a hyphen or a sum: the sign is a rule of its own
+        is_after_word = match.string[match.start() - 1 : match.start()].isalnum()
+        if match["sign"] and is_after_word:
+            return None  # a hyphen or a sum, for which there are other rules
         is_alone = len(match["w"]) == 4 and not decimals and not match["sign"]
         if is_alone and _FIRST_YEAR <= int(whole) <= _LAST_YEAR:
             return lang.year(int(whole))
         return self._sign(match) + lang.number(whole, decimals)
 
     def _range(self, match: re.Match[str], noun: Noun) -> str:
-        """Return one number, or the two of a range, with what they count."""
+        """Return the words of a number, or of both numbers of a range, and the noun after them."""
         lang, (whole, decimals) = self.language, self._digits(match)
         first = ""
         if match["tow"] is not None:
@@ -227,7 +231,7 @@ class Grammar:
     def _money(self, match: re.Match[str], before: str) -> str | None:
         lang = self.language
         if match["sign"] and match.string[: match.start()][-1:].isalnum():
-            return None  # of a range
+            return None  # the sign is the dash of a range
         currency: Currency = lang.currencies[match["sym"]]
         whole, cents = self._digits(match)
         if match["scale"]:
@@ -277,7 +281,7 @@ class Grammar:
     def _version(self, match: re.Match[str], before: str) -> str | None:
         lang, parts = self.language, match.group().split(".")
         if lang.decimal == "," and all(len(part) == 3 for part in parts[1:]):
-            return None  # thousands
+            return None  # a number whose thousands are grouped by points
         is_address = len(parts) == 4 and all(int(part) < 256 for part in parts)
         say = lang.spell if is_address else lang.number
         point = lang.point if lang.decimal == "." and not is_address else lang.web["."]
@@ -299,8 +303,8 @@ class Grammar:
         return lang.abbreviations[key] + ("." if ends and key.endswith(".") else "")
 
     def _dash(self, match: re.Match[str], before: str) -> str | None:
-        is_behind = match.string[: match.start()][-1:].isalnum()
-        if not is_behind or not _RANGE_BEGIN.match(before):
+        is_after_word = match.string[: match.start()][-1:].isalnum()
+        if not is_after_word or not _RANGE_BEGIN.match(before):
             return None
         is_minus = match.group() == " - " and ":" not in before
         return self._joint(self.language.minus if is_minus else self.language.to)
@@ -308,19 +312,19 @@ class Grammar:
     def _symbol(self, match: re.Match[str], before: str) -> str | None:
         words = self.language.symbols[match["sym"]]
         if match.string[: match.start()].endswith(match["sym"]):
-            return None  # a run of them: a line, a row of stars
+            return None  # the symbol is repeated, as in a line of stars
         if match["sym"] == "*" and not before[-1:].isdigit():
             return None
-        before_it, behind = match.string[: match.start()][-1:], match.string[match.end() :][:1]
+        before_it, after_it = match.string[: match.start()][-1:], match.string[match.end() :][:1]
         is_beside = before_it and not before_it.isspace() and before_it not in _OPENING
         space = self.language.space if is_beside else ""
         if not words.strip():
-            return words if words and space and behind.isalnum() else ""
-        is_before = behind.isalnum() or behind in _BEFORE_DIGITS
-        return space + words + (self.language.space if is_before else "")
+            return words if words and space and after_it.isalnum() else ""
+        is_before_word = after_it.isalnum() or after_it in _BEFORE_DIGITS
+        return space + words + (self.language.space if is_before_word else "")
 
     def _web(self, match: re.Match[str], before: str) -> str | None:
-        """Return an address, with its marks by name and its digits one by one."""
+        """Return the words of an address: its marks by their names, its digits one by one."""
         text = match.group()
         address = re.sub(r"(?i)^https?://", "", text).rstrip(_TRAILING + "/")
         rest = text[len(text.rstrip(_TRAILING)) :]
@@ -349,12 +353,12 @@ def _forms(text: str) -> Iterator[str]:
 
 
 def _any_of(words: Iterable[str]) -> str:
-    """Return the pattern of any of these words, the longest first."""
+    """Return a pattern that matches any of these words and prefers the longest."""
     return "|".join(map(re.escape, sorted(words, key=len, reverse=True))) or r"(?!)"
 
 
 def _plain_fraction(match: re.Match[str]) -> str:
-    """Return "½" as "1/2", with a space after a digit."""
+    """Return "1/2" for "½"; after a digit, a space comes first."""
     begin = match.start()
     space = " " if match.string[begin - 1 : begin].isdigit() else ""
     return space + unicodedata.normalize("NFKC", match.group()).replace("⁄", "/")

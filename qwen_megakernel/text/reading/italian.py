@@ -1,4 +1,4 @@
-"""Italian: un and una, 1º, and numbers that are written as one word."""
+"""Italian: "un" and "una", ordinals such as "1º", and the plurals of fractions."""
 
 from qwen_megakernel.text.reading.romance import Romance
 
@@ -45,5 +45,5 @@ class Italian(Romance):
     OPENS = "n° N° p. n."
 
     def parts_of(self, part: str) -> str:
-        """Return the plural of a part of a whole."""
+        """Return the plural of a denominator's name."""
         return part[:-1] + "i"

@@ -1,4 +1,4 @@
-"""Japanese: its numerals, and numbers in Latin script before Japanese counters."""
+"""Japanese: single digits, fractions, and phone numbers with の between their groups."""
 
 from qwen_megakernel.text.reading.language import Language, Rules
 
@@ -26,7 +26,7 @@ class Japanese(Language):
     space, money_joint, scale_joint, letters_follow = "", "", "", True
 
     def rules(self) -> Rules:
-        """Phone numbers, whose hyphens are の, and ranges."""
+        """Phone numbers (their hyphens are read の), and ranges."""
         groups = r"0\d{1,3}-\d{1,4}-\d{4}(?!\d)"
         yield groups, lambda match, _: "の".join(map(self.spell, match[0].split("-")))
         yield r"(?P<a>\d{1,9})[~〜～](?=\d)", "{a}から"

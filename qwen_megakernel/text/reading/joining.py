@@ -1,4 +1,4 @@
-"""Which words of a language may be one expression: "5" and "March", "$3.5" and "million"."""
+"""The rules for which neighbouring words may be one expression, such as "5 March"."""
 
 import re
 
@@ -18,7 +18,7 @@ class WordJoining:
     """A `segments.Joining` for one language.
 
     Args:
-        language: its tables; None for a language that has none.
+        language: the tables of the language, or None for a language without tables.
     """
 
     def __init__(self, language: Language | None):
@@ -52,7 +52,7 @@ class WordJoining:
         return True
 
     def joins(self, words: str, gap: str, word: str) -> bool:
-        """Return whether `word` continues these words; `gap` is the space between, or empty."""
+        """Return whether `word` continues these words; `gap` is the space between them, or ""."""
         lang = self._language
         if not gap:
             return _NEAR_DIGIT.search(words) is not None

@@ -1,4 +1,4 @@
-"""Korean: Sino-Korean numerals, and the native ones before hours and what is counted."""
+"""Korean: native numerals before hours and counters, and Sino-Korean ones elsewhere."""
 
 import re
 
@@ -32,7 +32,7 @@ class Korean(Language):
     letters_follow = True
 
     def rules(self) -> Rules:
-        """Dates, months, what is counted, mobile numbers."""
+        """Dates, months, numbers before counters, and mobile numbers."""
         date = r"(?P<y>\d{4})년\s?(?P<m>1[0-2]|[1-9])월\s?(?P<d>[0-3]?\d)일"
         yield date, "{y}년 {m:month} {d}일"
         yield r"(?P<m>1[0-2]|[1-9])월", "{m:month}"
@@ -40,27 +40,27 @@ class Korean(Language):
         yield r"010-\d{4}-\d{4}", self.mobile
 
     def counted(self, match: re.Match[str], before: str) -> str:
-        """Return a number before a counter."""
+        """Return the words of a number and of the counter after it."""
         say = self.hour if match["what"] == "시" else self.native
         return f"{say(int(match['n']))} {match['what']}"
 
     def mobile(self, match: re.Match[str], before: str) -> str:
-        """Return a mobile number, without spaces in its groups."""
+        """Return the digits of a mobile number, without spaces inside a group."""
         return ", ".join(self.spell(group).replace(" ", "") for group in match[0].split("-"))
 
     def native(self, number: int) -> str:
-        """Return a native numeral, as it stands before a noun."""
+        """Return a native numeral in the form that stands before a noun."""
         if number == 20:
             return "스무"
         return _TENS[number // 10] + _ONES[number % 10] if 0 < number < 100 else self.say(number)
 
     def hour(self, number: int) -> str:
-        """Return an hour: a native numeral on a clock of twelve."""
+        """Return an hour: a native numeral from 1 to 12, a Sino-Korean one otherwise."""
         return self.native(number) if 1 <= number <= 12 else self.say(number)
 
     def ordinal(self, number: int) -> str:
         return f"{self.native(number) if number > 1 else '첫'} 번째"
 
     def month(self, number: int) -> str:
-        """Return a month, of which two are irregular."""
+        """Return the name of a month; June and October are irregular."""
         return {6: "유월", 10: "시월"}.get(number) or f"{self.say(number)}월"

@@ -1,9 +1,9 @@
-"""What a language makes of numbers, dates, times, money and units.
+"""The words of a language for numbers, dates, times, money and units.
 
-`Language` has what is the same in all of them. Each language is a class of its own module, which
-derives from `Language`: tables, and methods for what only this language does. A table is a text of
-entries "keys: value", with spaces between keys and semicolons or line ends between entries; tables
-are parsed when a language is first used. num2words supplies the numerals.
+`Language` holds what all languages share. Each language is a class in a module of its own, derived
+from `Language`, with tables and with methods for what only that language does. A table is a string
+of entries "keys: value"; spaces separate keys, and semicolons or line ends separate entries. The
+tables are parsed when a language is first used. The numerals come from num2words.
 """
 
 import functools
@@ -13,18 +13,23 @@ from dataclasses import dataclass
 
 from qwen_megakernel.errors import MissingPackageError
 
-# What makes words of a match and of the word before it, or None where it is something else.
+# A function that gets a match and the word before it, and returns words. None means that the match
+# is no expression of this rule.
 Say = Callable[[re.Match[str], str], str | None]
-# Each is an expression and what makes words of it, or a template whose slots are its groups.
+# A rule is a regular expression, and either a function or a template whose fields are the groups of
+# the regular expression.
 Rules = Iterable[tuple[str, Say | str]]
 
-MAX_DIGITS = 15  # of a number that is read as one; a longer one is read by its digits
+MAX_DIGITS = 15  # a number with more digits is read digit by digit
 
 
 @dataclass(frozen=True, slots=True)
 class Noun:
-    """What is counted: its form for one, for two to four, and for more; its gender (m, f or n; c in
-    languages whose numeral before a noun differs from the one alone: Italian un, uno)."""
+    """A noun after a number: its forms for one, for two to four, and for more, and its gender.
+
+    The gender is m, f or n. It is c for nouns before which a numeral has another form than alone,
+    as in Italian "un" and "uno".
+    """
 
     one: str
     few: str
@@ -34,7 +39,7 @@ class Noun:
 
 @dataclass(frozen=True, slots=True)
 class Currency:
-    """A currency and its hundredth part."""
+    """A currency and the name of its hundredth part, such as dollar and cent."""
 
     unit: Noun
     cent: Noun | None
@@ -53,10 +58,10 @@ def nouns(entries: str, gender: str = "m", ending: str = "") -> dict[str, Noun]:
     """Return the nouns of a table by their symbols.
 
     Args:
-        entries: "symbols: one, few, many, gender", of which the last ones may be left out; a form
-            that begins with a hyphen is appended to the first.
-        gender: of an entry that names none.
-        ending: what makes the plural of an entry with one form.
+        entries: "symbols: one, few, many, gender"; all but the first form may be left out. A form
+            that begins with a hyphen is an ending for the first form.
+        gender: the gender for entries that name none.
+        ending: the plural ending for entries with a single form.
     """
     found: dict[str, Noun] = {}
     for key, value in table(entries).items():
@@ -85,11 +90,13 @@ def roman_number(text: str) -> int:
 
 
 def numerals(code: str, others: Mapping[str, str]) -> Callable[..., str]:
-    """Return num2words for one language: imported for the first number, its words remembered.
+    """Return a function that calls num2words for one language and caches its results.
+
+    The function imports num2words when it is first called.
 
     Args:
-        code: of the language.
-        others: words of num2words, and those that take their places.
+        code: the language's code in num2words.
+        others: words to replace in the results of num2words, and their replacements.
     """
 
     @functools.lru_cache(maxsize=4096)
@@ -99,7 +106,7 @@ def numerals(code: str, others: Mapping[str, str]) -> Callable[..., str]:
         except ModuleNotFoundError as error:
             raise MissingPackageError(
                 "Numbers are read with num2words, which is not installed.",
-                hint="pip install num2words, or speak with normalize off.",
+                hint='Run "pip install num2words", or set normalize to "off".',
             ) from error
         words: str = num2words(number, lang=code, to=to, **options).replace(",", "")
         for word, other in others.items():
@@ -111,7 +118,10 @@ def numerals(code: str, others: Mapping[str, str]) -> Callable[..., str]:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Digits in a template: their format is the gender of what they count, or a method's name."""
+    """Digits for a field of a template.
+
+    The field's format is a gender, or the name of a method of the language: "{h:f}", "{y:year}".
+    """
 
     digits: str
     language: "Language"
@@ -123,57 +133,59 @@ class Slot:
 
 
 class Language:
-    """How one language is written and read. Names in capitals are tables, or words with spaces
-    between them."""
+    """The tables and rules of one language.
 
-    code: str  # of num2words
+    An attribute in capitals is a table, or a string of words with spaces between them.
+    """
+
+    code: str  # the language's code in num2words
     # Numbers.
-    NUMERALS = ""  # words of num2words, and those that take their places
+    NUMERALS = ""  # words to replace in the results of num2words, and their replacements
     minus: str
     plus: str
     point: str  # between a whole number and its decimals
-    decimal = "."  # the mark before decimals; the other one of "." and "," groups digits
-    decimals_are_a_number = False  # else each is said by itself
-    ENDINGS = ""  # by the gender of what is counted: expressions, and what they become
-    DIGITS = ""  # the ten digits, if a single one is read differently from a number
-    PARTS = ""  # of a whole, by the number below the line
-    parts_form = "{bottom} {top}"  # a fraction of other parts
-    ordinal_marks = r"(?!)"  # what follows the digits of an ordinal, as an expression
-    has_ordinal_points = False  # "5." is an ordinal
-    number_sign: str  # what "#" is before a number
-    BEFORE_DIGITS = ""  # expressions, and the word that each of them is before a number
-    percent: str  # after a number; with "{}" in it, around it
-    to: str  # between the ends of a range
-    ratio = ""  # between the sides of 16:9, where that is not `to`
-    # What is counted.
+    decimal = "."  # the mark before decimals; the other one of "." and "," groups thousands
+    decimals_are_a_number = False  # whether two decimals are read as one number
+    ENDINGS = ""  # for each gender: regular expressions to replace in a numeral, and replacements
+    DIGITS = ""  # the ten digits, if a single digit is read differently from a number
+    PARTS = ""  # names of fractions by their denominators: "4: Viertel"
+    parts_form = "{bottom} {top}"  # the words of a fraction whose denominator has no name
+    ordinal_marks = r"(?!)"  # regular expression of what follows the digits of an ordinal
+    has_ordinal_points = False  # whether "5." may be an ordinal
+    number_sign: str  # the word for "#" before a number
+    BEFORE_DIGITS = ""  # regular expressions of marks before a number, and the word for each
+    percent: str  # the word after the number; a "{}" in it stands for the number
+    to: str  # the word between the ends of a range
+    ratio = ""  # the word between the numbers of 16:9, if it is not `to`
+    # Nouns after numbers.
     noun_gender = "m"
     plural_ending = ""
     UNITS: str
-    SCALES: str  # written after a number: "million", "bn"
+    SCALES: str  # words and abbreviations after a number: "million", "bn"
     CURRENCIES: str
-    per: str  # kilometres "per" hour
-    money_joint: str  # between whole units and hundredth parts
-    says_cents = True
-    scale_joint = " "  # between a scale and a currency
+    per: str  # the word for "/" in km/h
+    money_joint: str  # the text between whole units and hundredth parts
+    says_cents = True  # whether the name of the hundredth part is spoken
+    scale_joint = " "  # the text between a scale and a currency
     # Dates and times.
     MONTHS = ""
     SHORT_MONTHS = ""  # abbreviations without their point; "-" for none, "/" between several
-    LINKS = ""  # inside a written date
-    day_first = True
-    first_day = ""
+    LINKS = ""  # words inside a written date, such as "of"
+    day_first = True  # whether 5/3 is the fifth of March
+    first_day = ""  # the word for the first day of a month, if it is not a cardinal
     dates = "{day} {month}", "{day} {month} {year}"
-    says_written_dates = False  # whether `date` also says "5 March"; else its numbers are read
-    times = "", "", ""  # on the hour, with minutes, and what is appended for seconds
-    time_marks = r"(?!)"  # what may follow a time and is said by `time`, as an expression
+    says_written_dates = False  # whether `date` also reads "5 March"; otherwise only its numbers
+    times = "", "", ""  # templates: on the hour, with minutes, and the ending with seconds
+    time_marks = r"(?!)"  # regular expression of words after a time that `time` speaks itself
     # Words and marks.
     ABBREVIATIONS = ""  # "~" stands for a space in them
     FINAL = ""  # abbreviations that may end a sentence
     SYMBOLS: str
-    WEB: str  # characters of addresses
+    WEB: str  # names of the characters in addresses
     OPENS = ""  # words, as written, whose reading depends on the next word
-    FOLLOWERS = ""  # other words, in lower case, that go with a number
-    space = " "  # between words
-    letters_follow = False  # whether words are written after digits without a space
+    FOLLOWERS = ""  # further words, in lower case, that may belong to the number before them
+    space = " "  # the text between words
+    letters_follow = False  # whether words are written directly after digits
 
     def __init__(self) -> None:
         self.say = numerals(self.code, table(self.NUMERALS))
@@ -203,17 +215,17 @@ class Language:
         self.opens, self.followers = map(frozenset, (self.OPENS.split(), self.FOLLOWERS.split()))
 
     def rules(self) -> Rules:
-        """Return the rules for expressions that only this language has."""
+        """Return the rules that only this language has."""
         return ()
 
     def own_rules(self) -> Iterator[tuple[str, Say]]:
-        """Yield the rules that go before those of all languages."""
+        """Yield this language's rules, which are tried before those of all languages."""
         before = table(self.BEFORE_DIGITS).items()
         yield from ((pattern, self._saying(say)) for pattern, say in self.rules())
         yield from ((rf"{mark}(?=\d)", self._saying(words + " ")) for mark, words in before)
 
     def _saying(self, words: str | Say) -> Say:
-        """Return what fills the slots of a template with the groups of a match."""
+        """Return a function that fills a template's fields; a function is returned as it is."""
         if not isinstance(words, str):
             return words
         return lambda match, _: words.format(
@@ -223,22 +235,22 @@ class Language:
     # ---- numbers ---------------------------------------------------------------------------------
 
     def cardinal(self, number: int, gender: str = "") -> str:
-        """Return a number; `gender` is that of what it counts."""
+        """Return the words of a number; `gender` is that of the noun after it."""
         words = self.say(number)
         for ending, other in self.endings.get(gender, ()):
             words = re.sub(ending, other, words)
         return words
 
     def ordinal(self, number: int) -> str:
-        """Return the ordinal of a number."""
+        """Return the words of an ordinal number."""
         return self.say(number, "ordinal")
 
     def fraction(self, top: int, bottom: int) -> str:
-        """Return a fraction."""
+        """Return the words of a fraction with the given numerator and denominator."""
         return self.parts_form.format(top=self.cardinal(top), bottom=self.cardinal(bottom))
 
     def number(self, whole: str, decimals: str = "", gender: str = "") -> str:
-        """Return the words of a number, whose digits come without marks."""
+        """Return the words of a number whose digits are given without grouping marks."""
         if len(whole) > MAX_DIGITS or (len(whole) > 1 and whole[0] == "0"):
             return self.spell(whole + decimals)
         words = self.cardinal(int(whole), gender) if whole else ""
@@ -251,31 +263,31 @@ class Language:
         return self.space.join(filter(None, (words, self.point, tail)))
 
     def spell(self, text: str) -> str:
-        """Return each digit of a text by itself."""
+        """Return the words of the digits in a text, one by one."""
         numbers = [int(char) for char in text if char.isdigit()]
         if self.digits:
             return self.space.join(self.digits[number] for number in numbers)
         return self.space.join(map(self.cardinal, numbers))
 
-    # ---- what is counted -------------------------------------------------------------------------
+    # ---- nouns after numbers ---------------------------------------------------------------------
 
     def plural(self, number: int) -> int:
-        """Return which form of a noun a number takes: 0 for one, 1 for few, 2 for many."""
+        """Return the form of a noun after a number: 0 is `one`, 1 is `few`, 2 is `many`."""
         return 0 if number == 1 else 2
 
     def form(self, whole: str, decimals: str, noun: Noun) -> str:
-        """Return the form of a noun after a number."""
+        """Return the noun in its form after a number, which may have decimals."""
         if decimals or not whole or len(whole) > MAX_DIGITS:
             return noun.many
         return (noun.one, noun.few, noun.many)[self.plural(int(whole))]
 
     def count(self, whole: str, decimals: str, noun: Noun) -> str:
-        """Return a number with what it counts."""
+        """Return the words of a number and of the noun after it."""
         number = self.number(whole, decimals, noun.gender)
         return number + self.space + self.form(whole, decimals, noun)
 
     def money(self, whole: str, cents: str, currency: Currency) -> str:
-        """Return an amount with two decimals, or without any."""
+        """Return the words of an amount of money, which has two decimals or none."""
         if not currency.cent or not cents or len(whole) > MAX_DIGITS:
             return self.count(whole, cents, currency.unit)
         number = int(cents)
@@ -290,30 +302,33 @@ class Language:
     # ---- dates and times -------------------------------------------------------------------------
 
     def year(self, number: int) -> str:
-        """Return the year that four digits mean."""
+        """Return the words of a year."""
         return self.cardinal(number)
 
     def dated_year(self, number: int) -> str:
-        """Return the year of a date."""
+        """Return the words of the year in a date."""
         return self.year(number)
 
     def month(self, number: int) -> str:
-        """Return the month of a date."""
+        """Return the name of a month, 1 to 12, in a date."""
         return self.months[number - 1] if self.months else self.cardinal(number)
 
     def day(self, number: int, before: str) -> str:
-        """Return the day of a date, after the word `before`."""
+        """Return the words of the day in a date that comes after the word `before`."""
         return self.first_day if number == 1 and self.first_day else self.cardinal(number)
 
     def date(self, day: int, month: int, year: int | None, before: str) -> str:
-        """Return a date, after the word `before`."""
+        """Return the words of a date that comes after the word `before`."""
         parts = {"day": self.day(day, before), "month": self.month(month)}
         if year is None:
             return self.dates[0].format(**parts)
         return self.dates[1].format(**parts, year=self.dated_year(year))
 
     def written_date(self, match: re.Match[str], before: str) -> str | None:
-        """Return a date whose groups are "d", "m" and perhaps "y"; None where there is none."""
+        """Return the words of a date with the groups "d", "m" and perhaps "y".
+
+        Returns None if no month or day has these numbers.
+        """
         name, day, year = match["m"].lower(), int(match["d"]), match["y"]
         month = self.month_forms.get(name) or (int(name) if name.isdigit() else 0)
         if not (1 <= month <= 12 and 1 <= day <= 31):
@@ -323,13 +338,13 @@ class Language:
         return self.date(day, month, int(year) if year else None, before)
 
     def time(self, hour: int, minute: int, second: int | None) -> str:
-        """Return a time of day."""
+        """Return the words of a time of day."""
         words = self.times[1 if minute or second else 0] + (self.times[2] if second else "")
         h, m, s = (Slot(str(number), self) for number in (hour, minute, second or 0))
         return words.format(h=h, m=m, s=s, hours=self.form(str(hour), "", self.units["h"]))
 
     def clock(self, match: re.Match[str], before: str) -> str:
-        """Return a time whose groups are "h" and perhaps "m" and "s"."""
+        """Return the words of a time with the groups "h" and perhaps "m" and "s"."""
         groups = match.groupdict()
         second = int(groups["s"]) if groups.get("s") else None
         return self.time(int(groups["h"]), int(groups.get("m") or 0), second)

@@ -1,4 +1,4 @@
-"""The grammars of the languages that a library covers, and which one a text is read in."""
+"""The grammars of all languages that can be read, and the choice of one for a text."""
 
 import threading
 from collections.abc import Iterator
@@ -17,20 +17,20 @@ from qwen_megakernel.text.reading.portuguese import Portuguese
 from qwen_megakernel.text.reading.russian import Russian
 from qwen_megakernel.text.reading.spanish import Spanish
 
-ENGLISH = "english"  # of Latin letters, where "auto" was asked for
+ENGLISH = "english"  # with "auto", the language of Latin letters
 _EUROPEAN = (English, French, German, Italian, Portuguese, Russian, Spanish)
 _LANGUAGES = {each.__name__.lower(): each for each in (*_EUROPEAN, Chinese, Japanese, Korean)}
 
 
 class Grammars:
-    """The grammars of one engine, each made when it is first needed."""
+    """The grammars of one engine; each is created when it is first used."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._made: dict[str, tuple[Grammar | None, WordJoining]] = {}
 
     def of(self, language: str) -> tuple[Grammar | None, WordJoining]:
-        """Return grammar and joining of a language; a language without tables has no grammar."""
+        """Return the grammar and the joining rule of a language; without tables, no grammar."""
         if language not in self._made:
             with self._lock:
                 tables = _LANGUAGES[language]() if language in _LANGUAGES else None
@@ -40,23 +40,23 @@ class Grammars:
 
 
 def known_languages() -> list[str]:
-    """Return the languages that are read in words."""
+    """Return the names of the languages that have a grammar."""
     return sorted(_LANGUAGES)
 
 
 def missing(language: str) -> str:
-    """Return the warning that the expressions of a language stay as they are."""
+    """Return the warning that a language has no grammar."""
     return (
-        f"numbers and symbols are left as they are written: normalize reads no {language}; "
-        f"it reads {', '.join(known_languages())}"
+        f"numbers and symbols stay as they are written, because normalize has no rules for "
+        f"{language}; it knows {', '.join(known_languages())}"
     )
 
 
 class ScriptWatch:
-    """The language of a text, from the letters so far: where "auto" was asked for.
+    """Finds the language of a text, by the scripts of its letters, if the request names none.
 
     Args:
-        language: named by the request, or "auto".
+        language: the language that the request names, or "auto".
     """
 
     def __init__(self, language: str):
@@ -64,17 +64,24 @@ class ScriptWatch:
         self._counts: dict[str, int] = {}
 
     def is_known(self, words: str) -> bool:
-        """Return whether a letter so far, or the request, shows the language of these words."""
+        """Return whether the language of these words is certain.
+
+        It is if the request names one, or if the text or these words have a letter.
+        """
         return bool(self._named or self._counts or any(map(str.isalpha, words)))
 
     def look(self, words: str) -> None:
-        """Count the letters of words that have been read."""
+        """Count the letters of each script in words that have been read."""
         if not self._named:
             for script in _scripts(words):
                 self._counts[script] = self._counts.get(script, 0) + 1
 
     def language(self, words: str) -> str:
-        """Return the language of these words: that of their own script, if it is not Latin."""
+        """Return the language of these words.
+
+        That is the named one, or the one of their own script if it is not Latin, or the one that
+        most letters of the text so far belong to.
+        """
         if self._named:
             return self._named
         own = [script for script in _scripts(words) if script != ENGLISH]
@@ -85,7 +92,7 @@ class ScriptWatch:
 
 
 def _scripts(text: str) -> Iterator[str]:
-    """Yield the language of each letter's script; of Latin letters, once for a word."""
+    """Yield the language of each letter's script; Latin letters count once for each word."""
     was_latin = False
     for char in text:
         is_latin = char.isalpha() and (char < "\u0370" or "\u1e00" <= char < "\u2000")

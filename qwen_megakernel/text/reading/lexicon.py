@@ -1,9 +1,10 @@
-"""A user's own pronunciations: what is written, and how it is spelled to be said right.
+"""A user's lexicon: words, and the respellings with which a voice pronounces them right.
 
-Rows are "word<TAB>respelling", with a language and "exact" as further columns; `pls` reads the
-W3C's Pronunciation Lexicon Specification. Of several entries the longest one that fits is taken,
-whole words only. A respelling is not read again, so entries cannot go in circles. Two entries that
-respell one word differently, for the same language and case rule, are refused; equal ones are one.
+Each line of a file is "word<TAB>respelling"; further columns may hold a language and "exact".
+`pls` parses files of the W3C's Pronunciation Lexicon Specification. An entry matches whole words
+only. If several match, the longest one is used. A respelling is not looked up again, so entries
+cannot refer to each other. Two entries that respell the same word differently, for the same
+language and case rule, are an error; a repeated entry is not.
 """
 
 from __future__ import annotations
@@ -26,28 +27,28 @@ MAX_ENTRIES = 20_000
 MAX_FILE_BYTES = 4 * 2**20
 MAX_WORD_CHARS, MAX_RESPELLING_CHARS = 64, 256
 
-_CASES = ("exact", "any")  # whether capitals count
+_CASES = ("exact", "any")  # whether upper and lower case differ
 _SPACE = re.compile(r"\s")
 _UNSPACED_CHAR = re.compile(f"[{UNSPACED}]")
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One word or phrase, and what is said for it."""
+    """One word or phrase, and its respelling."""
 
     word: str
     respelling: str
-    language: str | None = None  # None: all of them
-    is_exact: bool = False  # upper and lower case count
+    language: str | None = None  # None: every language
+    is_exact: bool = False  # whether upper and lower case differ
     line: int | None = None  # the entry's line in its file
 
 
 class Lexicon:
-    """Entries, and which of them a text goes on with.
+    """A set of entries, which finds the one that a text continues with.
 
     Args:
         entries: at most `MAX_ENTRIES`.
-        where: what they are from, for messages.
+        where: the name of their source in error messages.
     Raises:
         UsageError: an entry is empty or too long, two contradict each other, or there are too many.
     """
@@ -86,10 +87,11 @@ class Lexicon:
 
     @staticmethod
     def of(value: Any) -> Lexicon | None:
-        """Return the lexicon of what a caller gives: one, a file, words with respellings, or None.
+        """Return the lexicon for a caller's value: a lexicon, a file, a dict, or None.
 
         Raises:
-            UsageError: it is none of these, or has a fault, whose place is named.
+            UsageError: the value is none of these, or contains an error; the message names its
+                place.
         """
         if value is None or isinstance(value, Lexicon):
             return value
@@ -103,10 +105,11 @@ class Lexicon:
 
     @staticmethod
     def read(path: str | os.PathLike[str]) -> Lexicon:
-        """Return the lexicon in a file: PLS where it begins as XML does, else rows.
+        """Read a lexicon from a file: PLS if it begins like XML, otherwise lines with tabs.
 
         Raises:
-            UsageError: the file cannot be read, is too large, or has a fault; names the line.
+            UsageError: the file cannot be read, is too large, or contains an error; the message
+                names the line.
         """
         try:
             with Path(path).open("rb") as file:
@@ -119,7 +122,7 @@ class Lexicon:
 
     @staticmethod
     def parse(data: bytes | str, where: str = "lexicon") -> Lexicon:
-        """Return the lexicon in the bytes or the text of a file; see `read`."""
+        """Read a lexicon from the contents of a file; see `read`."""
         data = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
         if data.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
             words = pls.parse(data, where)
@@ -128,7 +131,7 @@ class Lexicon:
             text = data.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             line = data[: error.start].count(b"\n") + 1
-            raise UsageError(f"{where}, line {line}: no UTF-8 ({error.reason}).") from error
+            raise UsageError(f"{where}, line {line}: not UTF-8 ({error.reason}).") from error
         rows = enumerate(text.split("\n"), start=1)
         filled = ((number, row.rstrip("\r")) for number, row in rows if row.strip())
         return Lexicon((_entry(row, where, line) for line, row in filled if row[0] != "#"), where)
@@ -136,13 +139,14 @@ class Lexicon:
     def find(
         self, text: str, lower: str, begin: int, is_ended: bool, language: str
     ) -> Entry | int | None:
-        """Return the entry that fits best at `begin` and is a whole word there.
+        """Return the longest entry that matches whole words at `begin`.
 
         Args:
-            lower: the text as `folded` makes it.
-            language: of the text; "auto": an entry's is compared with the word's own script.
+            lower: the result of `folded` for the text.
+            is_ended: whether the text is complete.
+            language: the text's language; with "auto", an entry must fit the script of its word.
         Returns:
-            The entry; 0 for none; None while what comes next may still change that.
+            The entry, or 0 if none matches, or None while later text may still change that.
         """
         if lower[begin] not in self._begins and text[begin] not in self._begins:
             return 0
@@ -156,7 +160,7 @@ class Lexicon:
             given = source[begin:stop]
             for length in _lengths(keys, given):
                 is_last = begin + length >= len(text) and not is_ended
-                if length > len(given):  # a longer entry may come
+                if length > len(given):  # a longer entry may match
                     if is_last:
                         return None
                     continue
@@ -170,7 +174,10 @@ class Lexicon:
 
 
 def _lengths(keys: list[str], given: str) -> Iterable[int]:
-    """Yield the lengths of beginnings of `given` that are keys, and one more for a longer key."""
+    """Yield the length of each key that `given` begins with.
+
+    A last length of len(given) + 1 means that a longer key begins with all of `given`.
+    """
     low, high = 0, len(keys)
     for length in range(1, len(given) + 1):
         head = given[:length]
@@ -192,17 +199,17 @@ def _entry_of(entries: Sequence[Entry], language: str) -> Entry | None:
 
 
 def _is_edge(text: str, place: int) -> bool:
-    """Return whether a word may begin or end here; Han and kana are words of one character."""
+    """Return whether a word may begin or end at `place`; Han and kana may always do so."""
     if place in (0, len(text)):
         return True
-    before, behind = text[place - 1], text[place]
-    if _UNSPACED_CHAR.match(before) or _UNSPACED_CHAR.match(behind):
+    before, after = text[place - 1], text[place]
+    if _UNSPACED_CHAR.match(before) or _UNSPACED_CHAR.match(after):
         return True
-    return not (before.isalnum() and (behind.isalnum() or behind in "_\u0300\u0301\u0308"))
+    return not (before.isalnum() and (after.isalnum() or after in "_\u0300\u0301\u0308"))
 
 
 def folded(text: str) -> str:
-    """Return the text in lower case with plain spaces, character by character: places stay."""
+    """Return the text in lower case and with plain spaces; its length stays the same."""
     lower = text.lower()
     if len(lower) != len(text):
         lower = "".join(low if len(low := char.lower()) == 1 else char for char in text)
@@ -215,7 +222,7 @@ def _entry(row: str, where: str, line: int) -> Entry:
     if not columns or len(columns) > 3:
         raise UsageError(
             f"{place}: {row[:40]!r} has {len(columns) + 1} columns.",
-            hint="Rows are word<TAB>respelling, then a language and exact or any, if need be.",
+            hint="A line is word<TAB>respelling; a language and exact or any may follow.",
         )
     respelling, language, case = (each.strip() for each in [*columns, "", ""][:3])
     if case not in ("", *_CASES):
@@ -230,10 +237,11 @@ def _check(entry: Entry, where: str) -> None:
         ("respelling", entry.respelling, MAX_RESPELLING_CHARS),
     ):
         if not isinstance(value, str):
-            raise UsageError(f"{where}: the {name} is {value!r}; it must be a text.")
+            raise UsageError(f"{where}: the {name} is {value!r}; it must be a string.")
         if len(value) > limit:
             raise UsageError(
-                f"{where}: the {name} {value[:20]!r}... has {len(value)} characters; limit {limit}."
+                f"{where}: the {name} {value[:20]!r}... has {len(value)} characters; the limit is "
+                f"{limit}."
             )
     if not any(map(str.isalnum, entry.word)):
-        raise UsageError(f"{where}: the word is {entry.word!r}, without a letter or a digit.")
+        raise UsageError(f"{where}: the word {entry.word!r} has no letter or digit.")

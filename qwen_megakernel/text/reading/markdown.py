@@ -1,7 +1,7 @@
-"""Markdown, as language models write it, to its text: emphasis, lists, links, code, tables.
+"""Removes Markdown, as language models write it: emphasis, lists, links, code, tables.
 
-It is read a segment at a time (`segments`), so that a text that comes in pieces needs to wait for
-nothing else; marks are dropped where they stand, and whether they are balanced is not looked at.
+The text is processed one segment (`segments`) at a time, so a text that arrives in pieces need not
+wait for more than that. Each mark is removed by itself; nothing checks whether marks are balanced.
 """
 
 import html
@@ -36,20 +36,20 @@ _MARKS = re.compile(r"[*_`~\[\]\\<>&|#-]|\d[.)]$|[+•]$")
 class Line(Enum):
     """The kind of the line that is being read."""
 
-    BEGUN = "begun"  # nothing but marks of its kind so far
+    BEGUN = "begun"  # so far the line has only marks such as "-" or "##"
     TEXT = "text"
-    ROW = "row"  # of a table
+    ROW = "row"  # a row of a table
 
 
 class Markdown:
-    """The marks of a text, and what kind of line the reader is in."""
+    """Removes the marks of one text, and keeps track of the line that is being read."""
 
     def __init__(self) -> None:
         self._line = Line.BEGUN
-        self._is_item = False  # a heading or an entry of a list, whose end is a pause
+        self._is_item = False  # whether the line is a heading or a list entry
 
     def strip(self, segment: Draft) -> Draft:
-        """Return the segment without its marks; empty where it is nothing but a mark."""
+        """Return the segment without its marks; the result is empty if it has nothing else."""
         begins = self._line is Line.BEGUN
         text = segment.text
         if not _MARKS.search(text):
@@ -65,22 +65,22 @@ class Markdown:
 
     @property
     def is_begun(self) -> bool:
-        """Whether the line has nothing but marks so far."""
+        """Whether the line has only marks so far."""
         return self._line is Line.BEGUN
 
     def leave_marks(self) -> None:
-        """Note a word that is left as it is: the marks that begin the line are over."""
+        """Record that the line has a word, after which no mark of the line's kind can come."""
         if self.is_begun:
             self._line = Line.TEXT
 
     def end_line(self, last: str) -> str:
-        """End a line after the character `last`; returns the pause that is spoken there."""
+        """End a line whose last character is `last`; returns the full stop it lacks, or ""."""
         is_item, self._is_item = self._is_item, False
         self._line = Line.BEGUN
         return "." if is_item and last.isalnum() else ""
 
     def _mark_of_line(self, text: str) -> str | None:
-        """Return what is spoken for a word that marks the kind of its line; None for others."""
+        """Return the words for a mark of the line's kind, such as "##"; None for other text."""
         if _FENCE.match(text) or _RULE.match(text) or _QUOTE.match(text):
             return ""
         if _HEADING.match(text) or _BULLET.match(text):
@@ -108,6 +108,6 @@ def _without_marks(segment: Draft, is_row: bool) -> Draft:
 
 
 def _between_words(match: re.Match[str]) -> str:
-    """Return a space between two words ("snake_case"), nothing at the edge of one."""
+    """Return a space for an underscore inside a word ("snake_case"), and "" at its edges."""
     text, (begin, end) = match.string, match.span()
     return " " if text[begin - 1 : begin].isalnum() and text[end : end + 1].isalnum() else ""

@@ -1,7 +1,7 @@
-"""The W3C's Pronunciation Lexicon Specification: the part that spells words with letters.
+"""The parser of the W3C's Pronunciation Lexicon Specification (PLS).
 
-An `alias` respells its graphemes; a `phoneme` has no spelling that a model could read and is
-refused. Entities and document types are refused, too: they can make a small file a large text.
+An `alias` gives the respelling of its graphemes. A `phoneme` is an error, because the models read
+letters. Entities and document types are errors, because they can make a huge text of a small file.
 """
 
 from typing import Any, NoReturn
@@ -10,17 +10,17 @@ from xml.parsers import expat
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.text.languages import language_of_code
 
-Word = tuple[str, str, str | None]  # its respelling, and the language's name if there is one
+Word = tuple[str, str, str | None]  # a word, its respelling, and the name of its language
 NAMESPACE = "http://www.w3.org/2005/01/pronunciation-lexicon"
 _LANGUAGE = "http://www.w3.org/XML/1998/namespace lang"
-_MAX_TEXT_CHARS = 512  # of an element
+_MAX_TEXT_CHARS = 512  # in each element
 
 
 def parse(data: bytes, where: str) -> list[tuple[int, Word]]:
-    """Return the words of a lexicon, each with its line.
+    """Return the words of a PLS file, each with the number of its line.
 
     Raises:
-        UsageError: the file is no such lexicon; names the line.
+        UsageError: the file is not a PLS lexicon; the message names the line.
     """
     reader = _Reader(where)
     parser = reader.parser
@@ -54,14 +54,17 @@ class _Reader:
         raise UsageError(f"{self._where}, line {line}: {what}", hint=hint)
 
     def _doctype(self, *_: Any) -> None:
-        self._refuse("a lexicon has no document type and no entities.")
+        self._refuse("document types and entities are not allowed in a lexicon.")
 
     def _start(self, name: str, attributes: dict[str, str]) -> None:
         name = name.removeprefix(f"{NAMESPACE} ")
         if not self._path and name != "lexicon":
-            self._refuse(f"<{name}> is no PLS lexicon.", f'It needs <lexicon xmlns="{NAMESPACE}">.')
+            self._refuse(
+                f"the root element is <{name}>; a PLS lexicon has <lexicon>.",
+                f'Begin the file with <lexicon xmlns="{NAMESPACE}">.',
+            )
         if len(self._path) > 8:
-            self._refuse("elements are nested too deep.")
+            self._refuse("elements are nested more than 8 deep.")
         if name == "lexicon":
             code = attributes.get(_LANGUAGE)
             self._language = language_of_code(code) or code.lower() if code else None
@@ -75,7 +78,7 @@ class _Reader:
     def _characters(self, text: str) -> None:
         self._text += text
         if len(self._text) > _MAX_TEXT_CHARS:
-            self._refuse(f"more than {_MAX_TEXT_CHARS} characters in an element.")
+            self._refuse(f"an element has more than {_MAX_TEXT_CHARS} characters.")
 
     def _end(self, name: str) -> None:
         name, text = self._path.pop(), " ".join(self._text.split())

@@ -1,4 +1,4 @@
-"""Portuguese, as it is spoken in Brazil: the genders of its numerals, 15h30, 1º."""
+"""Brazilian Portuguese: the genders of numerals, times such as "15h30", ordinals such as "1º"."""
 
 from qwen_megakernel.text.reading.language import Rules
 from qwen_megakernel.text.reading.romance import Romance
@@ -47,6 +47,6 @@ class Portuguese(Romance):
     OPENS, FOLLOWERS = "nº n.º Nº p.", "h"
 
     def rules(self) -> Rules:
-        """15h30, and feminine ordinals."""
+        """Times such as "15h30", and feminine ordinals."""
         yield r"(?P<h>[01]?\d|2[0-4])h(?P<m>[0-5]\d)?(?:min)?(?!\w)", self.clock
         yield from super().rules()

@@ -1,4 +1,7 @@
-"""The reader of a text, whole or as it arrives: its output never changes, and no clock decides."""
+"""The reader of a text, which may arrive in pieces.
+
+Words that the reader has returned never change, and its results do not depend on time.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +24,18 @@ from qwen_megakernel.text.reading.spoken import Draft, Piece, SpokenText
 
 logger = logging.getLogger(__name__)
 
-# Stand for a respelling, and for words that were given. No text has them, for cleaning removes
-# surrogates.
+# Placeholders for a respelling, and for words from `give`. No text contains them, because cleaning
+# removes surrogates.
 _RESPELT, _GIVEN = "\udc00", "\udc01"
 
 
 class Reading:
-    """How the texts of one engine are read.
+    """The settings with which one engine reads texts.
 
     Args:
-        is_on: what the checkpoint says of normalize="auto".
-        normalize: what the user says of it; "auto": nothing.
-        lexicon: of all requests.
+        is_on: the checkpoint's setting, which applies if `normalize` is "auto".
+        normalize: the user's setting, one of `NORMALIZE`.
+        lexicon: the lexicon for all requests.
     """
 
     def __init__(self, is_on: bool = False, normalize: str = AUTO, lexicon: Lexicon | None = None):
@@ -44,13 +47,13 @@ class Reading:
     def reader(
         self, normalize: str, language: str, lexicon: Lexicon | None, has_markup: bool = False
     ) -> TextReader | None:
-        """Return the reader of one request; None where its text is spoken as it is written.
+        """Return the reader for one request, or None if its text is spoken as it is written.
 
         Args:
-            normalize: one of `NORMALIZE`.
-            language: its name, or "auto".
-            lexicon: of this request; its entries go before the engine's.
-            has_markup: the text has some, which needs a reader in any case.
+            normalize: the request's setting, one of `NORMALIZE`.
+            language: the name of the language, or "auto".
+            lexicon: the request's lexicon, whose entries take precedence over the engine's.
+            has_markup: whether the text has markup, which always needs a reader.
         """
         check_normalize(normalize)
         is_on = normalize == "on" or (normalize == AUTO and self.is_on)
@@ -60,7 +63,7 @@ class Reading:
         return TextReader(self._grammars, is_on, language, lexicons)
 
     def warm_up(self) -> None:
-        """Load what the first number needs; where that is missing, "auto" means "off"."""
+        """Load what the first number needs; if num2words is missing, "auto" becomes "off"."""
         if self.is_on and find_spec("num2words") is None:
             logger.warning("Numbers are spoken as they are written: num2words is not installed.")
             self.is_on = False
@@ -69,19 +72,20 @@ class Reading:
 
 
 def check_normalize(normalize: str) -> None:
-    """Raise UsageError for a value that `choices.NORMALIZE` lacks."""
+    """Raise UsageError unless `choices.NORMALIZE` contains the value."""
     if normalize not in NORMALIZE:
         raise UsageError(f"normalize is {normalize!r}; known: {', '.join(NORMALIZE)}.")
 
 
 class TextReader:
-    """The reader of one text, which gives the same words however the text is cut into pieces.
+    """The reader of one text. Its words do not depend on how the text is cut into pieces.
 
     Args:
-        grammars: of the engine.
+        grammars: the engine's grammars.
         is_normalizing: whether expressions become words; the lexicons are used in any case.
-        language: its name, or "auto": by the scripts of the text, English for Latin letters.
-        lexicons: the entries of an earlier one go before those of a later one.
+        language: the name of the language; with "auto", the scripts of the text decide, and Latin
+            letters are English.
+        lexicons: entries of an earlier lexicon take precedence over those of a later one.
     """
 
     def __init__(
@@ -92,53 +96,56 @@ class TextReader:
         self._script = ScriptWatch(language)
         self._markdown = Markdown()
         self._language = language
-        self._num_chars = 0  # of the user's text so far
-        self._new = Draft.at("", 0)  # what the lexicons have not seen
-        self._num_seen = 0  # of its characters: 1, which says whether a word may begin, or 0
-        self._held = Draft.at("", 0)  # what has not been read
-        self._respellings: deque[str] = deque()  # of the placeholders in `_held`
-        self._given: deque[str] = deque()  # the same of what `give` has taken
+        self._num_chars = 0  # characters of the user's text so far
+        self._new = Draft.at("", 0)  # text that is not looked up in the lexicons yet
+        # How many characters at the beginning of `_new` are looked up already: 0 or 1. That
+        # character shows whether a word may begin after it.
+        self._num_seen = 0
+        self._held = Draft.at("", 0)  # text that is looked up, but not read yet
+        self._respellings: deque[str] = deque()  # for the placeholders in `_held`
+        self._given: deque[str] = deque()  # words from `give`, for their placeholders
         self._before = ""  # the last word that was read
         self._last = ""  # the last character that was read
-        self._is_raw = False  # in a word that is left as it is
-        self._skips_space = False  # after a mark of Markdown
+        self._is_raw = False  # inside a word that is spoken as it is written
+        self._skips_space = False  # a mark of Markdown was removed before this space
         self._next_language = ENGLISH  # of the word after a segment without a letter
-        self._pieces: list[Piece] = []  # all that was handed on
+        self._pieces: list[Piece] = []  # all pieces that were returned
         self._warnings: list[str] = []
         self._has_warned = False
 
     @property
     def spoken(self) -> SpokenText:
-        """The text that was handed on so far, and its pieces."""
+        """The spoken text that was returned so far, and its pieces."""
         return SpokenText.of(self._pieces)
 
     def take_warnings(self) -> list[str]:
-        """Return warnings of text that no library reads, each of them once."""
+        """Return the new warnings about text that no grammar covers, each of them only once."""
         warnings, self._warnings = self._warnings, []
         return warnings
 
     def whole(self, text: str) -> str:
-        """Return what is spoken for a complete text."""
+        """Return the words to speak for a complete text."""
         return self.feed(text) + self.end()
 
     def feed(self, piece: str) -> str:
-        """Take the next piece of text; returns what has become certain."""
+        """Read the next piece of the text; returns the words that no later piece can change."""
         draft = Draft.at(piece, self._num_chars).replace(SEPARATORS, " ").replace(REMOVED, "")
         self._num_chars += len(piece)
         self._new = Draft.joined((self._new, draft))
         return self._read(is_ended=False)
 
     def end(self) -> str:
-        """Close the text; returns what was held back."""
+        """Close the text; returns the words that were still held back."""
         return self._read(is_ended=True)
 
     def give(self, words: str, num_chars: int) -> str:
-        """Take words that are spoken as they stand, for the next characters of the user's text.
+        """Add words to speak as they are, in place of the next characters of the user's text.
 
         Args:
-            num_chars: how many characters; 0 for words that nothing is written for.
+            words: the words to speak.
+            num_chars: how many characters of the user's text they stand for.
         Returns:
-            What has become certain, as `feed` does.
+            The words that no later piece can change, as `feed` does.
         """
         start = self._num_chars
         self._num_chars += num_chars
@@ -148,13 +155,13 @@ class TextReader:
         return self._read(is_ended=False)
 
     def insert(self, mark: str) -> str:
-        """Take a mark of punctuation that is not written; returns what `feed` does."""
+        """Add a punctuation mark that the user's text lacks; returns words as `feed` does."""
         draft = Draft(mark, [self._num_chars] * len(mark), [self._num_chars] * len(mark))
         self._new = Draft.joined((self._new, draft))
         return self._read(is_ended=False)
 
     def turn(self, language: str) -> None:
-        """Begin a text behind the one that `end` closed, in a language of its own."""
+        """Begin another text in the given language, after `end` has closed the one before."""
         if language != self._language:
             self._language, self._script = language, ScriptWatch(language)
         self._markdown, self._num_seen, self._new = Markdown(), 0, Draft.at("", 0)
@@ -162,7 +169,7 @@ class TextReader:
         self._is_raw = self._skips_space = False
 
     def read_apart(self, text: str) -> str:
-        """Return what is spoken for another text in the place of this one's next words."""
+        """Read a text that takes the place of the next words, and return its words."""
         reader = TextReader(
             self._grammars, self._is_normalizing, self._language_here(text), self._lexicons
         )
@@ -171,7 +178,7 @@ class TextReader:
         return words
 
     def read_as(self, text: str, kind: str, form: str) -> str | None:
-        """Return the words of a text that is a thing of one kind; None where it is none.
+        """Return the words of a text of one kind; None if the text is not of that kind.
 
         Args:
             kind, form: see `say_as.words_of`.
@@ -184,11 +191,11 @@ class TextReader:
         return words_of(text, kind, form, grammar)
 
     def _language_here(self, text: str) -> str:
-        """Return the language of the words after those so far."""
+        """Return the language of a text that follows the words so far."""
         return self._script.language(text)
 
     def opens(self, words: str) -> bool:
-        """Return whether the next word may continue these words, or shows their language."""
+        """Return whether the next word may continue these words or decide their language."""
         return not self._script.is_known(words) or self._joining(words).opens(words)
 
     def joins(self, words: str, gap: str, word: str) -> bool:
@@ -207,7 +214,7 @@ class TextReader:
         return "".join(piece.text for piece in self._pieces[first:])
 
     def _respell(self, is_ended: bool) -> None:
-        """Look up the new text in the lexicons, and move what is certain to the held text."""
+        """Look up the new text in the lexicons, and move the part that is decided to `_held`."""
         new, place = self._new, self._num_seen
         done, parts = place, [self._held]
         lower = folded(new.text) if self._lexicons else ""
@@ -228,7 +235,10 @@ class TextReader:
         self._new = new[place - self._num_seen :]
 
     def _entry(self, text: str, lower: str, place: int, is_ended: bool) -> tuple[int, str] | None:
-        """Return the length and respelling of the entry at `place`: 0 for none, None if unsure."""
+        """Return the length and the respelling of the entry at `place`.
+
+        The length is 0 if there is no entry. None means that later text may still decide.
+        """
         for lexicon in self._lexicons:
             found = lexicon.find(text, lower, place, is_ended, self._language)
             if found is None:
@@ -238,7 +248,7 @@ class TextReader:
         return 0, ""
 
     def _speak(self, is_ended: bool) -> Iterator[Piece]:
-        """Turn what is certain of the held text into what is spoken."""
+        """Yield the pieces to speak for the complete segments of the held text."""
         held, place = self._held, 0
         while place < len(held.text):
             end = self._next_end(held.text, place, is_ended)
@@ -250,7 +260,7 @@ class TextReader:
         self._held = held[place:]
 
     def _next_end(self, text: str, place: int, is_ended: bool) -> int | None:
-        """Return where the next segment ends; None while that is uncertain."""
+        """Return the end of the next segment; None while later text may change it."""
         if not self._is_normalizing or text[place].isspace():
             self._is_raw = False
             return place + 1

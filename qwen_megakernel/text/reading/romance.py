@@ -1,4 +1,4 @@
-"""What French, Italian, Portuguese and Spanish have in common."""
+"""Rules that French, Italian, Portuguese and Spanish have in common."""
 
 import re
 
@@ -6,15 +6,15 @@ from qwen_megakernel.text.reading.language import Language, Rules
 
 
 class Romance(Language):
-    """A language of decimal commas, which reads two decimals as a number and declines ordinals."""
+    """A language with decimal commas, two decimals read as one number, and feminine ordinals."""
 
     decimal, decimals_are_a_number = ",", True
     plural_ending = "s"
-    feminine_marks = ""  # what follows the digits of a feminine ordinal, as an expression
-    max_named_part = 9999  # the largest number below the line of a fraction that is an ordinal
+    feminine_marks = ""  # regular expression of what follows the digits of a feminine ordinal
+    max_named_part = 9999  # the largest denominator that is read as an ordinal
 
     def rules(self) -> Rules:
-        """Ordinals that end in -a."""
+        """Feminine ordinals, which end in -a."""
         if self.feminine_marks:
             yield rf"(?P<n>\d{{1,3}})(?:{self.feminine_marks})", "{n:feminine}"
 
@@ -31,5 +31,5 @@ class Romance(Language):
         return f"{self.cardinal(top, 'c')} {self.parts_of(part) if top > 1 else part}"
 
     def parts_of(self, part: str) -> str:
-        """Return the plural of a part of a whole."""
+        """Return the plural of a denominator's name."""
         return part if part.endswith("s") else part + "s"

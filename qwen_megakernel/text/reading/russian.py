@@ -1,4 +1,4 @@
-"""Russian: the three forms of what is counted, decimals by their names, dates in the genitive."""
+"""Russian: three forms of each noun after a number, named decimals, dates in the genitive."""
 
 import re
 from functools import partialmethod
@@ -48,7 +48,7 @@ class Russian(Language):
     OPENS, FOLLOWERS = "№ т. д. стр.", "г года году"
 
     def rules(self) -> Rules:
-        """Dates and years with their word, the genders of ordinals, percents, decimals."""
+        """Dates, years before "года" or "году", genders of ordinals, percentages, and decimals."""
         months = "|".join(sorted(self.month_forms, key=len, reverse=True))
         year = r"(?P<y>\d{4})(?:\s(?:г\.|года))?"
         yield rf"(?i)(?P<d>\d{{1,2}})\s(?P<m>{months})\b\.?(?:\s{year})?", self.written_date
@@ -72,22 +72,22 @@ class Russian(Language):
     genitive, prepositional = partialmethod(_ordinal, "g", "m"), partialmethod(_ordinal, "p", "m")
 
     def cardinal(self, number: int, gender: str = "") -> str:
-        """Return a number of a gender."""
+        """Return the words of a number in a gender."""
         return self.say(number, gender=gender or "m")
 
     def plural(self, number: int) -> int:
-        """Return one for numbers that end in one, few for two to four, many for all others."""
+        """Return 0 for a number that ends in 1, 1 for 2 to 4, 2 for all others (11 to 14 too)."""
         if number % 10 == 1 and number % 100 != 11:
             return 0
         return 1 if number % 10 in (2, 3, 4) and number % 100 not in (12, 13, 14) else 2
 
     def form(self, whole: str, decimals: str, noun: Noun) -> str:
-        """Return the form of a noun after a number; after decimals it is that of few."""
+        """Return the form of a noun after a number; decimals take the form for two to four."""
         is_whole = whole and not decimals and len(whole) <= MAX_DIGITS
         return super().form(whole, decimals, noun) if is_whole else noun.few
 
     def percents(self, match: re.Match[str], before: str) -> str:
-        """Return a whole number of percents."""
+        """Return the words of a whole percentage."""
         return self.count(str(int(match["n"])), "", _PERCENT)
 
     def day(self, number: int, before: str) -> str:
@@ -97,7 +97,7 @@ class Russian(Language):
         return f"{self.genitive(number)} года"
 
     def time(self, hour: int, minute: int, second: int | None) -> str:
-        """Return a time of day; a zero is said before minutes and seconds of one digit."""
+        """Return a time of day; a zero is spoken before a single digit of minutes or seconds."""
         if not minute and not second:
             return self.count(str(hour), "", self.units["ч"])
         words = f"{self.say(hour)} {'' if minute > 9 else 'ноль '}{self.say(minute)}"
@@ -116,7 +116,7 @@ class Russian(Language):
         return f"{self.say(top, gender='f')} {part}"
 
     def decimal_number(self, match: re.Match[str], before: str) -> str:
-        """ "3,14": three wholes, fourteen hundredths."""
+        """Return the words of "3,14", which mean "three wholes, fourteen hundredths"."""
         whole, parts = int(match["w"]), int(match["d"])
         one = "целая" if self.plural(whole) == 0 else "целых"
         part = _TENTHS[len(match["d"])][0 if self.plural(parts) == 0 else 1]

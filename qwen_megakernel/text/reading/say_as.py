@@ -1,4 +1,4 @@
-"""Texts that are said to be of one kind: letters, digits, a number, a date, a time, a telephone."""
+"""Reads a text as what <say-as> calls it: characters, digits, a number, a date, a time, a phone."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _HOUR = re.compile(r"(\d{1,2})\s*([ap])\.?\s*m\.?", re.I)
 
 
 def words_of(text: str, kind: str, form: str, grammar: Grammar | None) -> str | None:
-    """Return the words of a text; None where it is nothing of this kind.
+    """Return the words of a text of one kind; None if the text is not of that kind.
 
     Args:
         kind: "characters", "digits", "cardinal", "ordinal", "date", "time" or "telephone".
-        form: of a date, the order of its fields ("mdy"); empty: the language's own order, or year
-            first where the first field has four digits.
-        grammar: of the text's language; None only for characters.
+        form: the order of a date's fields, such as "mdy". If it is empty, the language decides,
+            except that a first field of four digits is the year.
+        grammar: the grammar of the text's language; None is allowed only for characters.
     """
     language = grammar.language if grammar else None
     if kind == "characters":
@@ -115,7 +115,7 @@ def _spoken_date(values: dict[str, int], language: Language) -> str | None:
 
 
 def _time(text: str, grammar: Grammar) -> str | None:
-    """Return the words of a time of day; an expression of the language's own is read as such."""
+    """Return the words of a time of day, by the rules that its language has for times."""
     match = _CLOCK.fullmatch(text.strip())
     hour = _HOUR.fullmatch(text.strip())
     if match and int(match[1]) <= 24:

@@ -1,18 +1,19 @@
-"""How much of a text that is still open may be read: segments, and where they end.
+"""Segments: the units in which a text is read, and which of them are complete in an open text.
 
-A segment is a word, or several that may be one expression ("$3.5", "million"). It ends where the
-next word does not go on with it, or `MAX_OPEN_CHARS` characters past its first digit. Where
-segments end depends on the text alone, so a text that comes in pieces has those of the whole.
+A segment is a word, or several words that may be one expression ("$3.5 million"). It ends before a
+word that does not belong to the expression, or `MAX_OPEN_CHARS` characters after its first digit.
+The ends depend on the text alone, so a text has the same segments whether it arrives in one piece
+or in many.
 """
 
 import re
 from typing import Protocol
 
-MAX_OPEN_CHARS = 24  # past the first digit of an expression, until which it is held back
-_MAX_WORD_CHARS = 64  # of a word without a digit
-_MAX_ADDRESS_CHARS = 256  # of a word with an address in it
+MAX_OPEN_CHARS = 24  # an expression is held back for at most so many characters after its 1st digit
+_MAX_WORD_CHARS = 64  # for a word without a digit
+_MAX_ADDRESS_CHARS = 256  # for a word that contains an address
 
-# Han and kana, which are written without spaces: each is a word of its own.
+# Han characters and kana. They are written without spaces, so each of them is one word.
 UNSPACED = (
     r"\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f"
     r"\U00020000-\U0003ffff"
@@ -24,22 +25,22 @@ _ADDRESS = re.compile(r"://|www\.|@|\]\(", re.IGNORECASE)
 
 
 class Joining(Protocol):
-    """The rule that decides which words may be one expression."""
+    """The rule that decides which neighbouring words may be one expression."""
 
     def opens(self, words: str) -> bool:
         """Return whether the next word may continue these words."""
 
     def joins(self, words: str, gap: str, word: str) -> bool:
-        """Return whether `word` continues these words; `gap` is the space between, or empty."""
+        """Return whether `word` continues these words; `gap` is the space between them, or ""."""
 
 
 def segment_end(text: str, begin: int, is_ended: bool, joining: Joining) -> int | None:
-    """Return where the segment that begins at `begin` ends; None while later text may change that.
+    """Return the end of the segment at `begin`, or None while later text may still change it.
 
     Args:
-        text: of which the end may be missing; no white space at `begin`.
-        is_ended: whether it is complete.
-        joining: of the languages the text may be in.
+        text: the text so far. The character at `begin` is no white space.
+        is_ended: whether the text is complete.
+        joining: the rule for the text's language.
     """
     end = _word_end(text, begin)
     if not is_ended and _is_open(text, end):
@@ -65,7 +66,7 @@ def segment_end(text: str, begin: int, is_ended: bool, joining: Joining) -> int 
 
 
 def is_too_long(text: str, begin: int) -> bool:
-    """Return whether the word at `begin` is too long for an expression and stays as it is."""
+    """Return whether the word at `begin` is too long for an expression."""
     end = _word_end(text, begin)
     if end - begin <= MAX_OPEN_CHARS:
         return False
@@ -79,7 +80,7 @@ def is_too_long(text: str, begin: int) -> bool:
 
 
 def run_end(text: str, begin: int) -> int:
-    """Return the end of the run at `begin` without white space, Han and kana; `begin` for none."""
+    """Return the end of the characters from `begin` on that are no white space, Han or kana."""
     run = _RUN.match(text, begin)
     return run.end() if run else begin
 
@@ -89,5 +90,5 @@ def _word_end(text: str, begin: int) -> int:
 
 
 def _is_open(text: str, end: int) -> bool:
-    """Return whether a word that ends here may go on in the next piece."""
+    """Return whether the next piece of the text may continue the word that ends at `end`."""
     return end == len(text) and not _UNSPACED_CHAR.match(text, end - 1)

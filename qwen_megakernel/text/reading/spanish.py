@@ -1,4 +1,4 @@
-"""Spanish: the genders of its numerals, 1.º and 1er, and hours of the afternoon."""
+"""Spanish: the genders of numerals, ordinals such as "1.º" and "1er", and hours after noon."""
 
 from qwen_megakernel.text.reading.language import Rules
 from qwen_megakernel.text.reading.romance import Romance
@@ -48,7 +48,7 @@ class Spanish(Romance):
     OPENS, FOLLOWERS = "n.º nº N.º p. EE.", "h"
 
     def rules(self) -> Rules:
-        """Feminine ordinals, and the short forms of first and third."""
+        """Feminine ordinals, and "1er" and "3er"."""
         yield from super().rules()
         yield r"1\.?er(?!\w)", "primer"
         yield r"3\.?er(?!\w)", "tercer"

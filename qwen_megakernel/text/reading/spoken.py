@@ -1,4 +1,4 @@
-"""Texts that remember which characters of the user's text each of their parts stands for."""
+"""Spoken texts, which record the characters of the user's text that each part stands for."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a spoken text, and the characters [start, end) of the user's text it stands for."""
+    """A part of a spoken text; it stands for the characters [start, end) of the user's text."""
 
     text: str
     start: int
     end: int
-    is_kept: bool = False  # each of its characters stands for one of these
+    is_kept: bool = False  # whether it is spoken as written, one character for each
 
 
 @dataclass(frozen=True, slots=True)
 class SpokenText:
-    """A text as it is spoken; its pieces, joined, are the text."""
+    """A text as it is spoken, and the pieces that it consists of."""
 
     text: str
     pieces: tuple[Piece, ...]
 
     @staticmethod
     def of(pieces: Iterable[Piece]) -> SpokenText:
-        """Return the text of these pieces; neighbours that were left as they are become one."""
+        """Join the pieces to a text; neighbouring pieces that are spoken as written are merged."""
         merged: list[Piece] = []
         for piece in pieces:
             last = merged[-1] if merged else None
@@ -38,11 +38,12 @@ class SpokenText:
 
 
 class Draft:
-    """A text under revision, with the place in the source of each of its characters.
+    """A text that is being rewritten, with the place in the user's text of each character.
 
     Args:
         text: the text.
-        starts, ends: where in the source each character comes from, as [start, end).
+        starts, ends: for each character of `text`, the characters [start, end) of the user's text
+            that it stands for.
     """
 
     __slots__ = ("ends", "starts", "text")
@@ -52,7 +53,7 @@ class Draft:
 
     @staticmethod
     def at(text: str, start: int) -> Draft:
-        """Return a piece of the source itself."""
+        """Return a piece of the user's text, which begins there at `start`."""
         places = list(range(start, start + len(text) + 1))
         return Draft(text, places[:-1], places[1:])
 
@@ -72,11 +73,11 @@ class Draft:
         return Draft(self.text[part], self.starts[part], self.ends[part])
 
     def as_one(self, begin: int, end: int, char: str) -> Draft:
-        """Return one character in the place of [begin, end)."""
+        """Return a draft of one character that stands for the characters [begin, end)."""
         return Draft(char, [self.starts[begin]], [self.ends[end - 1]])
 
     def replace(self, pattern: re.Pattern[str], new: str | Callable[[re.Match[str]], str]) -> Draft:
-        """Return the draft with every match replaced; a replacement stands for all of its match."""
+        """Replace every match; each character of a replacement stands for the whole match."""
         if not pattern.search(self.text):
             return self
         text, starts, ends, done = "", [], [], 0
@@ -95,11 +96,14 @@ class Draft:
         return Draft(text + self.text[done:], starts + self.starts[done:], ends + self.ends[done:])
 
     def words(self, begin: int, end: int, words: str) -> Piece:
-        """Return `words` in the place of the characters [begin, end)."""
+        """Return a piece of `words` that stands for the characters [begin, end)."""
         return Piece(words, self.starts[begin], self.ends[end - 1])
 
     def kept(self, begin: int, end: int) -> Iterator[Piece]:
-        """Yield the characters [begin, end) as they are, cut where the source has others."""
+        """Yield the characters [begin, end) unchanged, as one piece for each unbroken run.
+
+        A run ends where the user's text has further characters in between.
+        """
         for place in range(begin + 1, end + 1):
             if place == end or not self._are_neighbours(place - 1, place):
                 start, stop = self.starts[begin], self.ends[place - 1]
@@ -107,6 +111,6 @@ class Draft:
                 begin = place
 
     def _are_neighbours(self, place: int, following: int) -> bool:
-        """Return whether two characters are neighbours in the source."""
+        """Return whether two characters stand side by side in the user's text."""
         start, next_start = self.starts[place], self.starts[following]
         return start + 1 == self.ends[place] == next_start == self.ends[following] - 1
