@@ -41,8 +41,9 @@ def test_limits_and_languages_are_those_of_the_code():
         assert f"{number:,}".replace(",", " ") in page
     assert f"{lexicon.MAX_FILE_BYTES // 2**20} MiB" in page
     assert f"over HTTP {MAX_LEXICON_WORDS} entries" in page
-    assert f"{MAX_OPEN_CHARS} characters long" in page
-    assert ", ".join(name.capitalize() for name in known_languages()) in page
+    assert f"{MAX_OPEN_CHARS} characters have followed" in page
+    *others, last = (name.capitalize() for name in known_languages())
+    assert f"{', '.join(others)} and {last}" in page
 
 
 def test_elements_values_and_limits_of_markup_are_those_of_the_code():
@@ -55,12 +56,12 @@ def test_elements_values_and_limits_of_markup_are_those_of_the_code():
             f"`{word}`" in page or f'"{word}"' in page for word in words if word != "default"
         )
     assert (
-        f"at most {values.MAX_PAUSE_S:g} s, and those of a request {values.MAX_PAUSES_S:g} s"
+        f"at most {values.MAX_PAUSE_S:g} s, and all pauses of a request {values.MAX_PAUSES_S:g} s"
         in page
     )
     assert f"nested {ssml.MAX_DEPTH} deep" in page
     assert f"at most {ssml.MAX_TAG_CHARS} characters" in page
-    assert f"hold {ssml.MAX_READ_AS_CHARS}" in page
+    assert f"`<phoneme>` {ssml.MAX_READ_AS_CHARS}" in page
     for strength, seconds in values.STRENGTHS.items():
         assert f"`{strength}` {seconds:g}" in page
     for rate, factor in values.RATES.items():
