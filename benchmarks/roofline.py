@@ -137,7 +137,7 @@ def main() -> None:
         "--bandwidth",
         type=parsing.positive,
         metavar="GB/S",
-        help="memory bandwidth of another machine than the known GPUs",
+        help="memory bandwidth of a machine that is not among the known GPUs",
     )
     args = parser.parse_args()
     models = {name: name for name in args.model} if args.model else RELEASED

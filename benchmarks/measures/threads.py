@@ -42,7 +42,11 @@ FIGURES = ("first_chunk_ms", "rtf", "decode_ms_per_frame", "underruns_100ms")
         help="backends to decode with",
     ),
     common.option(
-        "--busy", nargs="+", type=int, default=[0, 1, 2], help="numbers of busy loops to run beside"
+        "--busy",
+        nargs="+",
+        type=int,
+        default=[0, 1, 2],
+        help="numbers of busy loops to run at the same time",
     ),
     common.count("--runs", 5, "number of speeches of each case whose figures count"),
     common.option("--max-frames", type=int, help="longest speech in frames"),

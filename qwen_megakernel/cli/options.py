@@ -47,16 +47,16 @@ def add_model_options(parser: argparse.ArgumentParser, default: str | None = Non
         "--backend",
         default="auto",
         choices=BACKENDS,
-        help="what draws the codes: kernel (CUDA), graph (CUDA graphs), cpu (native code), torch "
-        "(PyTorch), emulation (the kernel on a CPU, slow), coreml (Apple) (default: auto, the "
-        "kernel on a GPU that can run it, native code on a CPU)",
+        help="backend that computes the codec codes: kernel (CUDA), graph (CUDA graphs), cpu "
+        "(native code), torch (PyTorch), emulation (the kernel on a CPU, slow), coreml (Apple) "
+        "(default: auto, the kernel on a GPU that can run it, native code on a CPU)",
     )
     add("--device", help=DEVICE_HELP)
     add(
         "--threads",
         type=parsing.at_least(1),
-        help="threads that compute on the CPU (default: by the model's size and the cores; "
-        "1 for demo-voice)",
+        help="number of CPU threads for computing (default: chosen by the model's size and the "
+        "cores; 1 for demo-voice)",
     )
     add(
         "--dtype",
@@ -78,7 +78,7 @@ def add_model_options(parser: argparse.ArgumentParser, default: str | None = Non
     add(
         "--lexicon",
         metavar="FILE",
-        help="file of pronunciations: lines of a word, a tab and how to spell it instead, or a W3C "
+        help="file of pronunciations: lines of a word, a tab and a respelling, or a W3C "
         "pronunciation lexicon",
     )
     add_verbosity(parser)
@@ -136,8 +136,8 @@ def add_text_format_option(parser: argparse.ArgumentParser) -> None:
         "--text-format",
         default="plain",
         choices=TEXT_FORMATS,
-        help="what the text is: plain, ssml (markup), or pauses (plain text with [pause 1.5s] in "
-        "it) (default: plain)",
+        help="format of the text: plain, ssml (markup), or pauses (plain text with [pause 1.5s] "
+        "in it) (default: plain)",
     )
 
 

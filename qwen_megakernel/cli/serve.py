@@ -41,7 +41,10 @@ def add_command(commands: Any) -> None:
     add("--api-key", metavar="K", help=f"key that clients must send (default: ${API_KEY_VARIABLE})")
     positive = parsing.at_least(1)
     add(
-        "--slots", type=positive, default=1, help="requests spoken at a time (default: %(default)s)"
+        "--slots",
+        type=positive,
+        default=1,
+        help="number of requests to speak at a time (default: %(default)s)",
     )
     add(
         "--max-frames",

@@ -251,8 +251,9 @@ def _add_infer(sheen: Any) -> None:
         "--backend",
         default="auto",
         choices=BACKENDS,
-        help="what draws the codes: kernel (CUDA), torch (transformers), emulation (the kernel "
-        "on a CPU, slow) (default: auto, the kernel on a GPU that can run it, else torch)",
+        help="backend that computes the codec codes: kernel (CUDA), torch (transformers), "
+        "emulation (the kernel on a CPU, slow) (default: auto, the kernel on a GPU that can run "
+        "it, else torch)",
     )
     add("--device", help=options.DEVICE_HELP)
     add(
@@ -333,7 +334,7 @@ def _add_training_options(command: argparse.ArgumentParser) -> None:
         help="number format to train in (default: fp16)",
     )
     add("--epochs", type=int, help="passes over the dataset (default: 20)")
-    add("--max-steps", type=int, help="steps after which to stop, whatever the epochs")
+    add("--max-steps", type=int, help="number of steps after which to stop, even within an epoch")
     add("--warmup-steps", type=int, help="steps while the learning rate rises (default: 100)")
     add("--weight-decay", type=float, help="weight decay of AdamW (default: 0.01)")
     add(

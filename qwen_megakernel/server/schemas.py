@@ -71,63 +71,80 @@ class SpeechSettings(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
-    model: str | None = Field(None, description="The model's name, or one of OpenAI's.")
+    model: str | None = Field(
+        None, description="The name of the server's model, or one of OpenAI's names."
+    )
     voice: Annotated[str | VoiceId | None, WrapValidator(_name_or_id)] = Field(
-        None, description="An id from GET /v1/audio/voices."
+        None, description="The voice: an id from GET /v1/audio/voices."
     )
     instructions: str | None = Field(None, max_length=_MAX_SIDE_CHARS)
-    response_format: Format | None = Field(None, description="Absent: the server's default.")
+    response_format: Format | None = Field(None, description="Default: the server's format.")
     encoding: Literal["pcm", "ulaw", "alaw"] | None = Field(
-        None, description="Of the samples of wav; absent: pcm, which has 16 bits."
+        None, description="Encoding of the samples in a wav file. Default: pcm (16 bits)."
     )
     speed: float | None = Field(
-        None, ge=MIN_SPEED, le=MAX_SPEED, description="2 is heard in half the time, at its pitch."
+        None,
+        ge=MIN_SPEED,
+        le=MAX_SPEED,
+        description="Speed at the same pitch: 2 takes half the time.",
     )
-    volume: float | None = Field(None, ge=MIN_VOLUME, le=MAX_VOLUME, description="dB")
+    volume: float | None = Field(
+        None, ge=MIN_VOLUME, le=MAX_VOLUME, description="Change of volume in dB."
+    )
     loudness: float | None = Field(
         None,
         ge=MIN_LOUDNESS,
         le=MAX_LOUDNESS,
-        description="LUFS of the whole speech; only with stream false.",
+        description="Loudness of the whole speech in LUFS; only with stream false.",
     )
     sample_rate: int | None = Field(
         None,
         ge=MIN_SAMPLE_RATE,
         le=MAX_SAMPLE_RATE,
-        description="Samples per second; absent: the model's, or 8000 of ulaw and alaw.",
+        description="Samples per second. Default: the model's rate; 8000 for ulaw and alaw.",
     )
     leading_silence: float | None = Field(
-        None, ge=0, le=MAX_SILENCE, description="Most ms of silence before the first sound."
+        None, ge=0, le=MAX_SILENCE, description="The longest silence before the first sound, in ms."
     )
     trailing_silence: float | None = Field(
-        None, ge=0, le=MAX_SILENCE, description="Most ms of silence after the last sound."
+        None, ge=0, le=MAX_SILENCE, description="The longest silence after the last sound, in ms."
     )
-    language: str | None = Field(None, max_length=64, description='A name, a code, or "auto".')
+    language: str | None = Field(
+        None, max_length=64, description='A language\'s name, its code, or "auto".'
+    )
     seed: int | None = Field(None, ge=0, lt=2**64)
-    do_sample: bool | None = Field(None, description="false: take the likeliest codes (greedy).")
+    do_sample: bool | None = Field(
+        None, description="false: greedy decoding, which takes the likeliest codes."
+    )
     temperature: float | None = Field(None, ge=MIN_FACTOR, le=MAX_FACTOR)
     top_k: int | None = Field(None, ge=0, le=MAX_TOP_K)
     top_p: float | None = Field(None, gt=0, le=1)
     repetition_penalty: float | None = Field(None, ge=MIN_FACTOR, le=MAX_FACTOR)
-    max_new_tokens: int | None = Field(None, ge=MIN_NEW_TOKENS, description="Most frames + 1.")
+    max_new_tokens: int | None = Field(
+        None, ge=MIN_NEW_TOKENS, description="The maximum number of frames, plus 1."
+    )
     ref_audio: str | None = Field(None, description="A recording to clone, in base64.")
     ref_text: str | None = Field(None, max_length=_MAX_SIDE_CHARS)
     x_vector_only_mode: bool | None = None
-    non_streaming_mode: bool | None = Field(None, description="true: read all text first.")
+    non_streaming_mode: bool | None = Field(
+        None, description="true: the model reads all text before it speaks."
+    )
     first_chunk_frames: int | None = Field(None, ge=1, le=MAX_FIRST_CHUNK_FRAMES)
     text_format: Literal["plain", "pauses", "ssml"] | None = Field(
-        None, description='ssml: markup; pauses: plain text with "[pause 1.5s]"; absent: plain.'
+        None,
+        description='ssml is markup, pauses is plain text with "[pause 1.5s]". Default: plain.',
     )
     normalize: Literal["auto", "on", "off"] | None = Field(
-        None, description="Read numbers, dates and Markdown as words; absent: as the server does."
+        None,
+        description="Read numbers, dates and Markdown as words. Default: the server's setting.",
     )
     lexicon: dict[str, str] | None = Field(
         None,
         max_length=MAX_LEXICON_WORDS,
-        description="Words and how to spell them to be said right.",
+        description="Words, and respellings that the model pronounces right.",
     )
     timestamp_granularities: list[Literal["word", "segment"]] | None = Field(
-        None, description="When words, or sentences, are heard; absent: not reported."
+        None, description="Report the times of words, of sentences (segment), or of both."
     )
 
     def warnings(self) -> list[str]:
@@ -165,12 +182,13 @@ class SpeechBody(SpeechSettings):
     """The body of POST /v1/audio/speech."""
 
     input: str = Field(description="The text to speak.")
-    stream_format: Literal["audio", "sse"] | None = Field(None, description="Absent: audio.")
+    stream_format: Literal["audio", "sse"] | None = Field(None, description="Default: audio.")
     stream: bool | None = Field(
-        None, description="true: all events; false: one answer with its length."
+        None, description="true: events; false: one complete response with its length."
     )
     event_format: Literal["phases"] | None = Field(
-        None, description="With stream true: only events of phases, and the audio at the end."
+        None,
+        description="With stream true: only the phases of a request, and the audio at the end.",
     )
     include_codes: bool = Field(False, description="Add the codec frames to events with audio.")
 

@@ -208,7 +208,7 @@ def parse_args() -> argparse.Namespace:
         "--teacher",
         choices=("espeak", "flite"),
         default="espeak",
-        help="program whose speech the codebooks hold (default: %(default)s)",
+        help="speech program to make codebooks for (default: %(default)s)",
     )
     parser.add_argument(
         "--books",

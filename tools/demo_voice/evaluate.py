@@ -269,13 +269,13 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--workers", type=int, default=1, help="number of processes that read sentences"
     )
-    parser.add_argument("--every", type=int, default=1, help="read each n-th sentence only")
+    parser.add_argument("--every", type=int, default=1, help="use only every n-th sentence")
     common.add_result_option(parser)
     parser.add_argument(
         "--recogniser",
         type=int,
         default=60,
-        help="number of sentences for the recogniser to hear; 0: none",
+        help="number of sentences to check with the speech recogniser; 0: none",
     )
     return parser.parse_args()
 

@@ -182,20 +182,26 @@ def parse_args() -> argparse.Namespace:
         help="state file of tools.demo_voice.train_vocoder, or a checkpoint folder",
     )
     parser.add_argument(
-        "--codebooks", type=Path, default=SHIPPED, help="codebooks file on which it was trained"
+        "--codebooks",
+        type=Path,
+        default=SHIPPED,
+        help="codebooks file that the vocoder was trained with",
     )
     parser.add_argument(
-        "--teacher", choices=SPEAKERS, default="espeak", help="program that it was trained on"
+        "--teacher",
+        choices=SPEAKERS,
+        default="espeak",
+        help="speech program that the vocoder was trained on",
     )
     parser.add_argument("--sentences", type=int, default=60, help="number of sentences")
     parser.add_argument(
-        "--test", action="store_true", help="take the sentences that are only for measuring"
+        "--test", action="store_true", help="use the sentences that are reserved for measuring"
     )
     parser.add_argument(
         "--recogniser",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="let pocketsphinx hear teacher and decoded sound",
+        help="count the words that pocketsphinx recognises in the original and the decoded sound",
     )
     common.add_result_option(parser)
     return parser.parse_args()

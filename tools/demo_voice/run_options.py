@@ -28,7 +28,7 @@ def parser(description: str, *, learning_rate: float, hold: float) -> argparse.A
         "--hold", type=float, default=hold, help="share of the run that has the full learning rate"
     )
     found.add_argument(
-        "--save-minutes", type=float, default=5.0, help="minutes between two savings of the state"
+        "--save-minutes", type=float, default=5.0, help="minutes between two saves of the state"
     )
     found.add_argument("--seed", type=int, default=0, help="seed of all random choices")
     found.add_argument(

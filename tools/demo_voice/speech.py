@@ -235,7 +235,7 @@ def parse_args() -> argparse.Namespace:
         "--teacher",
         choices=SPEAKERS,
         default="espeak",
-        help="program that speaks; its codebooks belong to it (default: %(default)s)",
+        help="speech program to use; each one has codebooks of its own (default: %(default)s)",
     )
     parser.add_argument(
         "--workers", type=int, default=1, help="number of processes that make shards (default: 1)"

@@ -210,7 +210,7 @@ def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
         "--presentations",
         type=int,
         default=500_000,
-        help="number of utterances to learn from in all, with repetitions",
+        help="total number of utterances to train on, repetitions included",
     )
     parser.add_argument(
         "--predictor-only",
@@ -229,13 +229,13 @@ def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
         "--codebooks",
         type=Path,
         default=SHIPPED,
-        help="codebooks file, to decide which words were said",
+        help="codebooks file, with which the spoken words are recognised",
     )
     parser.add_argument(
         "--test-minutes",
         type=float,
         default=10.0,
-        help="minutes between two readings of test sentences",
+        help="minutes between two tests on the test sentences",
     )
     parser.add_argument(
         "--compile",

@@ -263,7 +263,7 @@ def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
         "--teacher",
         choices=SPEAKERS,
         default="espeak",
-        help="program that speaks; its codebooks belong to it",
+        help="speech program to learn from; each one has codebooks of its own",
     )
     parser.add_argument(
         "--sentences", type=int, default=1300, help="number of sentences to learn from"
@@ -273,7 +273,7 @@ def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
         "--warm-up",
         type=int,
         default=0,
-        help="number of updates of the first layers alone before that; of use with flite",
+        help="number of updates of the first layers alone, before the others (for flite)",
     )
     parser.add_argument("--batch", type=int, default=6, help="number of segments in a batch")
     parser.add_argument("--segment", type=int, default=9, help="number of frames in a segment")

@@ -267,7 +267,7 @@ def main() -> int:
         "--set",
         type=parse_constants,
         metavar="NAME=VALUE,...",
-        help="further columns: the realistic constants with these measured values in their place",
+        help="further columns, with these measured values in place of the realistic constants",
     )
     args = parser.parse_args()
     configs = [parse_model_config(model_config(name)) for name in ("random-0.6b", "random-1.7b")]
