@@ -100,7 +100,7 @@ class Expectation:
 
 
 OVERLAP = Expectation(
-    "usual: 0.2 to 0.5 of two texts, 1 of equal codes; suspicious: above 0.8 of two"
+    "usual: 0.2 to 0.5 for two texts, 1 for equal codes; suspicious: above 0.8 for two texts"
 )
 
 
