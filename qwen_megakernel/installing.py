@@ -1,7 +1,7 @@
 """The pip command that adds an extra to this installation, for hints that a user can paste.
 
-The package is published on no index. The bare name would make pip look for one there, and install
-what another project may have published under it.
+The package is published on no index. With the bare name, pip would look there and could install
+another project's package of that name.
 """
 
 import json

@@ -55,7 +55,7 @@ class VoiceClonePromptItem:
 
 
 class OfficialNames(SpeechEngine):
-    """The official calls on an engine, whose `stream` and `create_voice` do the work."""
+    """The official package's methods for an engine, built on its `stream` and `create_voice`."""
 
     config: ModelConfig
     max_new_tokens: int  # of generation_config.json

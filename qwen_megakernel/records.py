@@ -177,7 +177,7 @@ class SoundOptions:
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How a part of a text is spoken and heard, beside what the request says for all of it."""
+    """The language, speed and volume of a part of a text, on top of the request's own settings."""
 
     language: str | None = None  # None: the request's
     speed: float = 1.0  # times the request's
@@ -192,7 +192,7 @@ class Manner:
 
 @dataclass(frozen=True, slots=True)
 class SpeechRequest:
-    """What to say and how. `text` is None for a request whose text arrives later, in pieces."""
+    """What to say and how. `text` is None if the text arrives later, in pieces."""
 
     text: str | None
     voice: str | Voice | None = None
@@ -270,8 +270,8 @@ class StepResult:
 class AudioChunk:
     """A piece of speech as it leaves the engine.
 
-    Where the request changes the sound, `samples` are what is heard, as many as that takes; frames
-    are the codec's.
+    If the request changes the sound, `samples` are the changed ones, which may be more or fewer
+    than the frames' own.
     """
 
     samples: np.ndarray  # [num_frames * samples_per_frame] int16; of a pause, its silence

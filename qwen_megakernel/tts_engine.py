@@ -236,9 +236,10 @@ class TTSEngine(OfficialNames):
     ) -> Voice:
         """Clone a voice from 1 to 60 s of one speaker; see `VoiceLibrary.create`.
 
-        With `text`, exactly what is said, the voice is used in context, else by its x-vector alone.
+        With `text`, which must be the exact transcript, the voice is used in context, otherwise by
+        its x-vector alone.
         The engine remembers the last few recordings: a repeated call costs a hash. With the native
-        CPU decoder one core computes, so that the engine can go on speaking meanwhile.
+        CPU decoder, this uses one core, so that the engine can continue to speak.
         """
         return self._beside_speech(
             lambda: self._voices.create(
@@ -297,7 +298,8 @@ class TTSEngine(OfficialNames):
 def _native_vocoder(
     config: CodecConfig, tensors: dict[str, Tensor], pool: CpuPool, running: Backend
 ) -> tuple[CpuVocoder | None, Backend]:
-    """Make the vocoder in the decoder's threads; if "auto" chose them, None where it is impossible.
+    """Create the vocoder in the decoder's threads; None if that is impossible and "auto" chose
+    them.
 
     Returns:
         The vocoder, and `running` with what replaces it in its reason.

@@ -1,8 +1,8 @@
 """The weights of a random checkpoint, drawn on a device when they are wanted: no file holds them.
 
 They have the scales of `random_weights` and other values, which differ from one kind of device to
-another. A model of the released shapes takes a second on a GPU, where writing and reading its files
-takes half a minute.
+another. A model of the released shapes takes a second on a GPU; writing and reading its files would
+take half a minute.
 """
 
 from collections.abc import Callable
@@ -27,14 +27,14 @@ PREFIX = "drawn:"  # in front of the name of a random checkpoint
 
 
 def write_small_files(name: str, folder: Path) -> None:
-    """Write what a random checkpoint has beside its weights: configs and tokenizer."""
+    """Write all files of a random checkpoint except the weights: configs and tokenizer."""
     random_weights.write_small_files(name.removeprefix(PREFIX), folder)
 
 
 def talker(config: ModelConfig, device: torch.device) -> dict[str, Tensor]:
     """Talker and code predictor in bfloat16, by names without "talker.".
 
-    The text table is in the host's memory, where that of a file is.
+    The text embedding stays in host memory, as it does when it is read from a file.
     """
     eos = config.talker.codec_eos_id
 

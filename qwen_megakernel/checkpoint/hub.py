@@ -206,7 +206,7 @@ def _failed(
 
 
 def _status(error: BaseException | None) -> int | None:
-    """Return the HTTP status behind an error; None if the hub did not answer."""
+    """Return the HTTP status that caused an error; None if the hub did not answer."""
     while error:
         response = getattr(error, "response", None)
         if response is not None:

@@ -67,8 +67,8 @@ class ModelFiles(Files):
 
 @dataclass(slots=True)
 class Checkpoint:
-    """A model whose files were read and checked. Tensors are views of the mapped files, on CPU;
-    those that were drawn are on the GPU, if there is one."""
+    """A model with all of its files read and checked. Tensors are views of the mapped files, on
+    CPU; those that were drawn are on the GPU, if there is one."""
 
     config: ModelConfig
     codec_config: CodecConfig

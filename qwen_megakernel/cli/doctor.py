@@ -1,4 +1,4 @@
-"""The command `doctor`: what a bug report needs to know about this machine."""
+"""The command `doctor`: prints the facts about this machine that a bug report needs."""
 
 import importlib.metadata
 import os

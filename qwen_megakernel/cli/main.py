@@ -24,7 +24,7 @@ def download(args: argparse.Namespace) -> int:
 
 
 def doctor(args: argparse.Namespace) -> int:
-    """Print what this machine has: versions, processor, GPU, compilers, caches, backend."""
+    """Print facts about this machine: versions, processor, GPU, compilers, caches, backend."""
     options.report_loading(args, "PyTorch")
     from qwen_megakernel.cli.doctor import report
 

@@ -344,17 +344,17 @@ def engine_from_args(args: argparse.Namespace, **options: Any) -> "SpeechEngine"
 
 
 def report_loading(args: argparse.Namespace, what: str) -> None:
-    """Print to stderr what is being loaded, unless --quiet.
+    """Print to stderr that a model is being loaded, unless --quiet.
 
-    Importing PyTorch alone takes seconds, beside busy programs ten of them, which nothing else
-    explains to the user.
+    Importing PyTorch alone takes seconds, or ten of them next to busy programs; without this line
+    the user would not know what the command is waiting for.
     """
     if not args.quiet:
         print(f"loading {what}", file=sys.stderr, flush=True)
 
 
 def report_engine(args: argparse.Namespace, engine: "SpeechEngine") -> None:
-    """Print to stderr what an engine runs on, unless --quiet."""
+    """Print the engine's backend and device to stderr, unless --quiet."""
     if not args.quiet:
         from qwen_megakernel.native.cpu_threads import available_cores
 
@@ -365,7 +365,7 @@ def report_engine(args: argparse.Namespace, engine: "SpeechEngine") -> None:
 
 
 def report_compiling(args: argparse.Namespace) -> None:
-    """Log what is compiled and how long it takes, unless --quiet or --debug sets the level."""
+    """Log compilations and their durations, unless --quiet or --debug sets the level."""
     from qwen_megakernel.native import compiling
 
     level = logging.NOTSET if args.quiet or args.debug else logging.INFO

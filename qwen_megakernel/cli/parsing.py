@@ -57,7 +57,7 @@ def temperature(text: str) -> float:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors take two lines and suggest the nearest option for an unknown one."""
+    """A parser with errors of two lines, which suggest the nearest option for an unknown one."""
 
     def __init__(self, *arguments: Any, **settings: Any):
         super().__init__(*arguments, **settings)
@@ -93,7 +93,7 @@ def new_command(
 
 
 def plot_file(text: str) -> str:
-    """Refuse a plot's file where matplotlib is missing, before anything is measured (argparse)."""
+    """Return the path of a plot; raise an error before any measurement if matplotlib is missing."""
     if find_spec("matplotlib") is None:
         raise argparse.ArgumentTypeError(f"drawing needs matplotlib: {install_command('plots')}")
     return text

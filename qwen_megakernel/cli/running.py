@@ -1,4 +1,4 @@
-"""What surrounds a command: the text it reads, what it writes, its errors and its exit code."""
+"""Code around every command: reading the text, writing output, reporting errors, exit codes."""
 
 import argparse
 import contextlib

@@ -293,7 +293,7 @@ def make_decoder(
 
 @contextlib.contextmanager
 def memory_for(what: str, *, hint: str) -> Iterator[None]:
-    """Raise `OutOfMemory`, with a hint, if the GPU has no memory for what the block makes."""
+    """Raise `OutOfMemory`, with a hint, if the GPU's memory does not suffice for the block."""
     try:
         yield
     except torch.cuda.OutOfMemoryError as error:

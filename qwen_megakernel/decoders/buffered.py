@@ -1,4 +1,4 @@
-"""The base class of the decoders on a GPU, whose slots are rows of tensors: kernel and graphs."""
+"""The base class of the decoders with slots as rows of tensors: the kernel and the graphs."""
 
 from torch import Tensor
 

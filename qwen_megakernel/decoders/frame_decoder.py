@@ -1,8 +1,8 @@
 """The base class of all decoders: it checks every call, and counts what each slot has done.
 
 A backend implements how a prompt runs, where text rows are stored and how frames are drawn. All
-else that a caller sees of a decoder is here, so that no backend draws a frame before the text row
-that it needs has arrived.
+other methods of a decoder are in this class, so that no backend draws a frame before its text row
+has arrived.
 """
 
 from abc import ABC, abstractmethod
@@ -23,9 +23,9 @@ class FrameDecoder(ABC):
 
     Args:
         config: the model's config.
-        sizes: how much the decoder holds; its dtypes are bfloat16 or float32.
+        sizes: the decoder's sizes; its dtypes must be bfloat16 or float32.
     Raises:
-        UsageError: a dtype is another one.
+        UsageError: a dtype is neither bfloat16 nor float32.
     """
 
     num_threads: int | None = None  # number of decoding threads, if the decoder has its own
@@ -122,8 +122,8 @@ class FrameDecoder(ABC):
     def frames_ready(self, slot: int) -> int:
         """Return how many frames can be drawn now: as many as have text, and fit the slot.
 
-        Frame k needs text row k - 1. A stream whose text is open waits for its rows, because the
-        pad embedding means to the model that the text is over.
+        Frame k needs text row k - 1. While the text is open, the stream waits for its rows, because
+        the pad embedding tells the model that the text is over.
         """
         state = self._state(slot)
         ready = self.max_frames - state.frame
@@ -142,7 +142,7 @@ class FrameDecoder(ABC):
         """Draw up to `num_frames` frames in every slot of `slots`; fewer after `cancel`.
 
         Args:
-            forced: [len(slots), num_frames, num_code_groups] integer codes; each stream goes on
+            forced: [len(slots), num_frames, num_code_groups] integer codes; each stream continues
                 with these instead of the drawn ones (teacher forcing), and a drawn EOS does not end
                 it.
             taps: filled with the raw logits: "talker" [rows, frames, vocab_size] and "predictor"
@@ -225,7 +225,7 @@ class FrameDecoder(ABC):
         return state
 
     def _lose(self, slots: Sequence[int]) -> None:
-        """Forget streams that cannot go on."""
+        """Drop streams that cannot continue."""
         for slot in slots:
             self._states[slot] = None
 

@@ -114,7 +114,7 @@ def cat(parts: Sequence[Matrix]) -> Matrix:
 
 
 def int8_stacks(talker: Mapping[str, Matrix]) -> tuple[str, ...]:
-    """Return the stacks whose layers `quantize` has made int8, among "talker" and "predictor"."""
+    """Return which of "talker" and "predictor" `quantize` has made int8."""
     return tuple(
         stack
         for stack, prefix in PREFIXES.items()

@@ -10,7 +10,7 @@ from qwen_megakernel.records import Sampling
 
 @dataclass(frozen=True, slots=True)
 class DecoderSizes:
-    """How much a decoder holds, on which device, and in what precision it computes."""
+    """The sizes, the device and the precision of a decoder."""
 
     num_slots: int  # streams that can be open at once
     max_positions: int  # prompt positions plus frames of one stream

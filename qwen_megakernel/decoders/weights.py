@@ -1,4 +1,4 @@
-"""The model that a decoder is made of: a config, and tensors of which some may be `Int8Matrix`."""
+"""The model of a decoder: its config and its tensors, some of which may be `Int8Matrix`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,8 @@ Weights = Mapping[str, Matrix]  # by the official names, without "talker."
 
 
 class DecoderModel(Protocol):
-    """What a decoder reads of a checkpoint. `Checkpoint` and `QuantizedModel` are such models."""
+    """The parts of a checkpoint that a decoder reads. `Checkpoint` and `QuantizedModel` are such
+    models."""
 
     @property
     def config(self) -> ModelConfig:
@@ -26,7 +27,7 @@ class DecoderModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class QuantizedModel:
-    """A model some of whose matrices `int8.quantize` has made 8-bit."""
+    """A model with some matrices in 8 bits, from `int8.quantize`."""
 
     config: ModelConfig
     talker: Weights

@@ -59,7 +59,8 @@ class ChunkDelivery:
         """Start the vocoder on due frames; streams of equal chunk length share a batch.
 
         Args:
-            drawing: the streams whose frames are being drawn, one of which may be about to run dry.
+            drawing: the streams with frames being drawn; the reader of one of them may be about to
+                run out of audio.
         Returns:
             Whether chunks of streams that are far ahead were left for a later turn.
         """

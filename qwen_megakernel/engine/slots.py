@@ -90,7 +90,7 @@ class ActiveStream:
     def begin_part(
         self, part: TextPart, num_tokens: int, *, text_open: bool, max_frames: int, vocoder: Any
     ) -> None:
-        """Begin a part whose prompt has run.
+        """Begin a part after its prompt has run.
 
         Args:
             num_tokens: text tokens of the part so far.
@@ -160,7 +160,7 @@ class ActiveStream:
             self.state.deliver(to_int16(frames.reshape(-1)), first, len(frames), manner=manner)
 
     def end_part(self) -> bool:
-        """Go on to the next part; returns whether there is none, or no frame left for it."""
+        """Move to the next part; returns True if there is none, or if no frame is left for it."""
         if self.part is not None:
             self.state.spoken_parts[-1].end(len(self.state.codes), self.part_end)
         if self.finish == "eos":
@@ -241,7 +241,7 @@ class SlotTable:
     # ---- ends ------------------------------------------------------------------------------------
 
     def end_part(self, stream: ActiveStream) -> None:
-        """Let a stream whose part is over go on to the next part, or end it."""
+        """After the end of a part, move the stream to its next part, or end the stream."""
         is_last = stream.end_part()
         self._look_again()  # the next part may begin
         if is_last:
@@ -268,7 +268,7 @@ class SlotTable:
 
     @contextlib.contextmanager
     def ending_on_error(self, streams: Sequence[ActiveStream]) -> Iterator[None]:
-        """If the block fails, `streams` end with the error; other streams, and the loop, go on."""
+        """If the block fails, `streams` end with the error; other streams and the loop continue."""
         try:
             yield
         except Exception as error:  # of any kind: the worker thread must go on
@@ -292,7 +292,8 @@ class SlotTable:
         self.end_all("error", self._failure_of(error))
 
     def _failure_of(self, error: Exception) -> QwenTTSError:
-        """Return the error that readers get for a fault; sets `failure` if no stream can go on."""
+        """Return the error that readers get for a fault; sets `failure` if no stream can
+        continue."""
         if lost := lost_gpu(error):
             self.failure = lost
             return lost

@@ -68,7 +68,7 @@ class Prompts(Protocol):
         """Return further text of an open part."""
 
     def end_rows(self) -> Any:
-        """Return what follows the last text of an open part."""
+        """Return the rows that follow the last text of an open part."""
 
 
 class FrameVocoder(Protocol):
@@ -80,7 +80,7 @@ class FrameVocoder(Protocol):
         """Return the state of a stream before its first frame."""
 
     def warm(self, codes: Any, state: Any) -> None:
-        """Advance a state over frames whose audio is not needed."""
+        """Advance a state over frames without computing their audio."""
 
     def step(self, codes: Tensor, states: Sequence[Any]) -> Tensor:
         """[n, num_frames, num_code_groups] -> [n, num_frames * samples_per_frame] float32.

@@ -1,9 +1,9 @@
-"""The order of cooperative launches on one GPU: those of several decoders run one after another.
+"""Makes the cooperative launches of several decoders on one GPU run one after another.
 
-A cooperative grid takes every multiprocessor. CUDA does not promise what becomes of two of them on
-two streams: where each got some of its blocks in, both would wait for the rest until their barriers
-time out. So a launch waits, on the device and not on the host, for what other streams have launched
-before it. Other processes are out of reach: docs/gpu-setup.md says what they need.
+A cooperative grid takes every multiprocessor. CUDA does not define what happens to two such grids
+on two streams: if each gets some of its blocks onto the GPU, both wait for the rest until their
+barriers time out. Therefore a launch waits, on the device and not on the host, for the earlier
+launches of other streams. This cannot order the launches of other processes: see docs/gpu-setup.md.
 """
 
 import contextlib
@@ -20,7 +20,8 @@ _last: dict[torch.device, torch.cuda.Stream] = {}  # where each GPU got its last
 def in_order(device: torch.device) -> Iterator[int]:
     """Yield the current stream's address, for one launch within the block; 0 on a CPU.
 
-    On a GPU what the block enqueues comes after the launches of other streams of this process.
+    On a GPU, the work that the block enqueues runs after the launches of other streams of this
+    process.
     """
     if device.type != "cuda":
         yield 0

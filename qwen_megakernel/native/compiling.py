@@ -133,7 +133,8 @@ def sources_below(folder: Path, *, without: Sequence[str] = ()) -> tuple[Path, .
 
 
 def build_cache() -> Path:
-    """Return $QWEN_MEGAKERNEL_BUILD_CACHE, or else the folder `kernels` in the package's cache."""
+    """Return $QWEN_MEGAKERNEL_BUILD_CACHE, or the folder `kernels` in the package's cache if it is
+    not set."""
     if folder := os.environ.get("QWEN_MEGAKERNEL_BUILD_CACHE"):
         return Path(folder)
     root = os.environ.get("QWEN_MEGAKERNEL_CACHE") or Path.home() / ".cache" / "qwen_megakernel"

@@ -75,7 +75,7 @@ def supported_sets(cpuinfo: Path = Path("/proc/cpuinfo"), machine: str | None = 
 
 
 def choose_set() -> str:
-    """Return the instruction set to compile for: $QWEN_MEGAKERNEL_INSTRUCTION_SET, else the best.
+    """Return the instruction set to compile for: $QWEN_MEGAKERNEL_INSTRUCTION_SET, or the best one.
 
     Raises:
         SetupError: the variable names a set that this CPU does not have.
@@ -91,7 +91,7 @@ def choose_set() -> str:
 
 
 def find_compiler() -> str:
-    """Return the command of the system's C++ compiler, or else that of the package ziglang.
+    """Return the command of the system's C++ compiler, or of the package ziglang if there is none.
 
     Raises:
         BuildError: there is neither.
@@ -125,7 +125,7 @@ def recipe(instruction_set: str, compiler: str = "") -> Recipe:
 
 
 def library_for(instruction_set: str) -> Path:
-    """Return the library of an instruction set: from the cache, or else compiled now.
+    """Return the library of an instruction set, from the cache or newly compiled.
 
     Raises:
         BuildError: the cache has none, and there is no compiler or it failed.

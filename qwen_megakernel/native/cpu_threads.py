@@ -101,7 +101,7 @@ def limit_this_thread(num_threads: int) -> None:
 
 
 def single_threads(count: int = 1) -> ThreadPoolExecutor:
-    """Return `count` new threads, each of which computes PyTorch's operations by itself.
+    """Return `count` new threads, which compute PyTorch's operations on one core each.
 
     PyTorch's own pool meets after every operation, and its threads spin for each other meanwhile:
     that takes a core from another program that needs it, and on a busy machine most of the time.

@@ -27,7 +27,7 @@ LONG_TEXT_CHARS = 400  # some sentences; longer texts are cut, which the sentenc
 
 
 class InProcessTTSService(TTSService):
-    """A `TTSService` whose words are timed by their audio, and which always ends."""
+    """A `TTSService` that times words by their audio, and that always ends."""
 
     def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
@@ -108,7 +108,7 @@ class InProcessTTSService(TTSService):
     # ---- words -----------------------------------------------------------------------------------
 
     async def start_word_timestamps(self) -> None:
-        """Begin to time the words of a context, whose first audio is about to be pushed.
+        """Begin to time the words of a context, just before its first audio is pushed.
 
         The base class counts from the last word of the context before, but the words are heard
         after the end of that context's audio.
@@ -132,8 +132,8 @@ class InProcessTTSService(TTSService):
     async def _push_sequencer_frames(self, frames: list[Frame], context_id: str | None) -> None:
         """Push a complete sentence, with its words that were heard before it was complete.
 
-        The base class appends these words to the context's queue, where a later word of the same
-        sentence may wait and would come first.
+        The base class would append these words to the context's queue, after later words of the
+        same sentence.
         """
         if any(isinstance(frame, TTSTextFrame) for frame in frames):
             async with self._words_in_order:

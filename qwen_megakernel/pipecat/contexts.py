@@ -37,7 +37,7 @@ _TAG = re.compile(r"<[^<>]*>")
 
 
 class WholeTurn:
-    """Collects a turn whose text, cut anywhere, would be broken markup."""
+    """Collects a turn with markup, which must not be divided into separate texts."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -93,7 +93,7 @@ class ContextSpeech:
             self._deadline = None
 
     async def feed(self, words: str) -> None:
-        """Take whole words of a turn whose text is still arriving."""
+        """Add whole words to a turn while its text is still arriving."""
         if self.sentences:
             async for sentence in self.sentences.aggregate(words):
                 self.requests.put_nowait(sentence.text)
@@ -160,7 +160,7 @@ class ContextTTSService(InProcessTTSService):
     @property
     @abstractmethod
     def _has_markup(self) -> bool:
-        """Whether texts have markup, which goes on from one sentence of a turn to the next."""
+        """Whether texts have markup, which may continue from one sentence of a turn to the next."""
 
     @property
     @abstractmethod

@@ -29,7 +29,7 @@ class MegakernelTTSSettings(TTSSettings):
             of 80 ms.
         text_feed: "stepwise" reads a token of text for each frame, "full" all of it before
             speaking (not in TOKEN mode); None or "auto" does as the official package.
-        text_format: "ssml" (markup, which may go on from one sentence of a turn to the next) or
+        text_format: "ssml" (markup, which may continue from one sentence of a turn to the next) or
             "pauses" (plain text with "[pause 1.5s]" in it); None or "plain" obeys nothing
             (docs/speech-control.md).
         normalize: "on" reads numbers, dates, abbreviations and Markdown as words, "off" does not;

@@ -19,7 +19,7 @@ SURE_AFTER_S = 0.7  # so long before the end of the audio, words are where they 
 
 
 class Spoken(Protocol):
-    """What is asked of a `SpeechStream`."""
+    """The methods of a `SpeechStream` that this module uses."""
 
     async def find_words(self) -> Sequence[TimedWord]:
         """Return the words that were heard so far, with their times."""
@@ -39,7 +39,7 @@ class WordTime:
 
 
 class WordTimer:
-    """Tells the words of one request, each once, in order.
+    """Returns the words of one request, each once, in order.
 
     Args:
         stream: of the request.
@@ -105,10 +105,11 @@ def _end(word: TimedWord) -> int:
 
 @dataclass(slots=True)
 class PlayoutClock:
-    """Where a listener is, judged by what audio was sent and when. All times in seconds.
+    """An estimate of the listener's position, from the audio that was sent and its times. All times
+    in seconds.
 
-    Audio plays at once, or after what was sent before. There are gaps between
-    sentences, and where the engine is slower than speech.
+    Audio plays at once, or after the audio that was sent before. There are gaps between sentences,
+    and where the engine is slower than speech.
     """
 
     delay_s: float = 0.0  # how much later the next sample is heard than its words were set for
@@ -118,7 +119,7 @@ class PlayoutClock:
     _kept_end_s: float = 0.0  # the same for what an interruption does not drop
 
     def begin(self, context_id: str | None, now_s: float, words_from_s: float) -> None:
-        """Begin a context, whose word times count from `words_from_s`."""
+        """Begin a context with word times that count from `words_from_s`."""
         self._context_id = context_id
         self._began_s = self._end_s = max(now_s, self._end_s)
         self.delay_s = self._began_s - words_from_s
@@ -133,7 +134,7 @@ class PlayoutClock:
             self._kept_end_s = self._end_s
 
     def cut(self, now_s: float) -> None:
-        """Drop what was sent and not heard yet, after an interruption."""
+        """Drop audio that was sent but not heard yet, after an interruption."""
         self._end_s = max(now_s, self._kept_end_s)
 
     def heard_s(self, context_id: str, now_s: float) -> float:

@@ -122,7 +122,7 @@ class ActiveSpeech:
             self._news.set()
 
     def facts(self) -> dict[str, Any]:
-        """Return what is known of the speech; complete once it is over."""
+        """Return the report on the speech so far; it is complete when the speech is over."""
         record = self.record
         facts = {
             "finish_reason": self.finish_reason,

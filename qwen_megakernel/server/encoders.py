@@ -174,7 +174,7 @@ class WavEncoder:
 
 
 class _Growing(io.RawIOBase):
-    """A file that only grows: it ignores what an encoder writes over bytes that were sent."""
+    """A file that only grows: it ignores writes over bytes that were already sent."""
 
     def __init__(self) -> None:
         self._position = self._end = 0

@@ -41,7 +41,7 @@ WAITING = ("OMP_WAIT_POLICY", "PASSIVE")
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How many replicas run, and what each of them takes of the cluster."""
+    """The number of replicas, and the resources of the cluster that each of them needs."""
 
     min_replicas: int = 1
     max_replicas: int = 1  # if above `min_replicas`, the number follows the running requests

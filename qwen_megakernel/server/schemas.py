@@ -59,7 +59,8 @@ class VoiceId(BaseModel):
 
 
 def _name_or_id(value: Any, validate: ValidatorFunctionWrapHandler) -> str | VoiceId:
-    """Raise one error instead of pydantic's one for each form, whose names no client knows."""
+    """Raise one error in place of pydantic's errors for each form, with names that no client
+    knows."""
     try:
         return validate(value)
     except ValidationError as error:

@@ -25,7 +25,7 @@ _BACKLOG = 2048  # connections that the operating system holds until the server 
 
 
 def guarded_protocol(header_timeout_s: float) -> type[asyncio.Protocol]:
-    """Return a protocol class whose connections must send their headers in time.
+    """Return a protocol class that closes connections without complete headers in time.
 
     uvicorn waits for a request for as long as bytes trickle in. The class also passes the app a
     function that cuts the connection: a normal close waits for a client that may never read.

@@ -321,7 +321,8 @@ class Session:
         return {"total_sentences": 1, "finish_reason": speaking.finish_reason}
 
     async def _open(self, utterance: Utterance) -> None:
-        """Start an utterance's stream; waits for the whole text where voice or feed needs it."""
+        """Start an utterance's stream; waits for the whole text if the voice or the feed needs
+        it."""
         whole = utterance.options["text_feed"] == "full"
         if not whole and not utterance.ended:
             try:

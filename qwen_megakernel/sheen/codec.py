@@ -165,7 +165,7 @@ class SnacCodec:
         return VocoderState()
 
     def warm(self, codes: np.ndarray, state: VocoderState) -> None:
-        """Advance a stream over [num_frames, 7] frames whose audio is not needed."""
+        """Advance a stream over [num_frames, 7] frames without computing their audio."""
         self._remember(state, np.asarray(codes, dtype=np.int32))
 
     def step(self, codes: Tensor, states: Sequence[VocoderState], *ahead: Tensor) -> Tensor:

@@ -56,7 +56,7 @@ def deinterleave(frames: np.ndarray) -> list[np.ndarray]:
 def estimate_length(num_text_tokens: int, seconds: float) -> int:
     """Estimate a training sequence's tokens: text, <audio_start>, 84 per second, <audio_end>.
 
-    The estimate is never below the tokens of `seconds` of audio, whose last frame may be padded.
+    The estimate is never below the tokens of `seconds` of audio, including a padded last frame.
     """
     frames = math.ceil(seconds * NOMINAL_FRAMES_PER_SECOND)
     return num_text_tokens + 1 + frames * CODES_PER_FRAME + 1

@@ -68,12 +68,12 @@ class TextInput:
             return torch.tensor(text_ids(self._tokenizer, phonemes))
 
     def stream(self) -> WholeText:
-        """Begin a part whose text arrives in pieces."""
+        """Begin a part with text that arrives in pieces."""
         return WholeText(self)
 
 
 class WholeText:
-    """A part whose text arrives in pieces and is encoded when it is complete.
+    """A part with text that arrives in pieces, which is encoded when it is complete.
 
     The model reads all of a text before it speaks, so the pieces wait for the last.
     """

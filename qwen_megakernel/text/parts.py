@@ -1,4 +1,4 @@
-"""Cuts a long text into parts, each of which has a prompt of its own.
+"""Divides a long text into parts, which get prompts of their own.
 
 A whole text is cut into parts of about equal length (`split`). The end of a text that arrives in
 pieces is not known, so `PartCutter` cuts at the first sentence end past a limit. Both count a wide
@@ -42,7 +42,7 @@ def split(text: str, min_chars: int = MIN_PART_CHARS, max_chars: int = MAX_PART_
 
 
 class PartEncoder(Protocol):
-    """Encodes one part whose text arrives in pieces, as `tokenizer.TextStream` does."""
+    """Encodes the text of one part, which arrives in pieces, as `tokenizer.TextStream` does."""
 
     def feed(self, piece: str) -> Tensor:
         """Take a piece; returns the ids [n] int64 that further text cannot change."""
@@ -66,7 +66,7 @@ class TextPart:
     def whole(
         cls, ids: Tensor, text: str = "", start: int = 0, manner: Manner | None = None
     ) -> Self:
-        """Return a part whose text is complete."""
+        """Return a part with complete text."""
         return cls(deque([ids]), True, text, start, manner or Manner())
 
     @classmethod
@@ -158,7 +158,7 @@ class PartCutter:
         self._growing, self._num_chars, self._maybe_end = None, 0, ""
 
     def cut(self, manner: Manner, pause_s: float) -> None:
-        """End the growing part, and speak what follows in another manner, behind a pause."""
+        """End the growing part; the text after it has the given manner, and follows a pause."""
         self.end()
         self._manner = manner
         if pause_s:

@@ -27,8 +27,8 @@ def pack_sentences(text: str, min_chars: int, max_chars: int) -> list[str]:
     """Cut a text into parts of about equal length, at sentences as far as possible.
 
     Sentences are packed so that parts fall short of `min_chars` as little as possible, and are as
-    few as possible. A sentence above `max_chars` is cut at a clause, or else between words, or else
-    between characters.
+    few as possible. A sentence above `max_chars` is cut at a clause; if that is not possible,
+    between words; and if that is not possible, between characters.
 
     Args:
         text: clean text, without white space at its ends.

@@ -118,7 +118,7 @@ class TextTokenizer:
         return TextStream(self, max_chars)
 
     def encode_open(self, first_ids: Tensor, *, instruct: str | None = None) -> TextIds:
-        """Return the ids of a text of which only the beginning has arrived.
+        """Return the ids of the beginning of a text, before the rest has arrived.
 
         Args:
             first_ids: [num_text_tokens] int64, from `TextStream.feed`; a prompt needs one at least.

@@ -1,4 +1,4 @@
-"""What a text has that its model cannot read: scripts of other languages, and markup."""
+"""Finds the parts of a text that its model cannot read: scripts of other languages, and markup."""
 
 import re
 import unicodedata

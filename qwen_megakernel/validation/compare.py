@@ -1,7 +1,7 @@
 """Compares decoders: the plain one with the official package, the kernel with the plain one.
 
-Every decoder is compared twice on each case (`cases`): teacher-forced, where logits can be compared
-step by step, and free-running, where one different code changes all that follow.
+Every decoder is compared twice on each case (`cases`): teacher-forced, so that logits can be
+compared step by step, and free-running, so that one different code changes all codes after it.
 """
 
 import os
@@ -184,7 +184,8 @@ def compare_free(decoder: Any, cases: list[Case], *, tolerance: float | None) ->
 def near_tie(
     decoder: Any, case: Case, ours: Tensor, frame: int, num_drawn: int, tolerance: float
 ) -> Row | None:
-    """Compare the two best logits where a decoder drew the second one instead of the case's code.
+    """Compare the two best logits at a place where a decoder drew the second one instead of the
+    case's code.
 
     Args:
         ours: [num_code_groups] the frame as the decoder drew it, the first that differs.

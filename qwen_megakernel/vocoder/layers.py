@@ -37,7 +37,7 @@ MIN_TAPS_AT_ONCE = 3
 
 
 def is_on_gpu(x: Tensor) -> bool:
-    """Return whether each operation on x is a kernel, whose start costs more than a short result.
+    """Return whether operations on x run as GPU kernels, which cost more to start than to run.
 
     Code for a GPU has few operations; code for a CPU writes results to their place instead.
     """
@@ -56,7 +56,7 @@ class Weights:
         self._tensors, self._prefix, self.device, self.dtype = tensors, prefix, device, dtype
 
     def at(self, name: str) -> Weights:
-        """Return the tensors whose names continue with `name` and a dot."""
+        """Return the tensors with names that begin with `name` and a dot."""
         return Weights(self._tensors, f"{self._prefix}{name}.", self.device, self.dtype)
 
     def __getitem__(self, name: str) -> Tensor:

@@ -161,7 +161,8 @@ class Vocoder:
 
     @torch.inference_mode()
     def warm(self, codes: np.ndarray | Tensor, state: VocoderState) -> None:
-        """Advance a stream over frames whose samples are not needed (an in-context voice's codes).
+        """Advance a stream over frames without returning their samples (an in-context voice's
+        codes).
 
         The new state is that of `step`, up to rounding. Only frames that later samples depend on
         are decoded, and the convolutions, nearly all of the work, run over the last few of them.

@@ -261,7 +261,7 @@ class GraphModel:
     def _draw_residual_codes(
         self, code: Tensor, given: Tensor | None, noise: Tensor, active: Tensor, use_top_p: bool
     ) -> tuple[Tensor, Tensor]:
-        """Draw the other codes of frames whose first code is `code` [num_slots].
+        """Draw codes 1 .. of the frames that begin with `code` [num_slots].
 
         Returns:
             All codes [num_slots, num_code_groups], and logits [num_slots, groups - 1, vocab_size].

@@ -75,7 +75,7 @@ class Target:
 
 
 def check_config(config: KernelSizes) -> None:
-    """Raise an error for a model whose dimensions the kernel cannot be compiled for.
+    """Raise an error if the kernel cannot be compiled for a model's dimensions.
 
     Raises:
         UnsupportedModel: dimensions do not fit; the message lists all of them.

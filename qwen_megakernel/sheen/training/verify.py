@@ -207,7 +207,7 @@ def _check_packing(trainer: Trainer, pair: list[TokenSequence], pad: int) -> Che
 
 
 def _in_chunks(codec: SnacCodec, frames: np.ndarray, sizes: tuple[int, ...]) -> np.ndarray:
-    """Decode as a stream does, in chunks of `sizes`, of which the last is repeated."""
+    """Decode as a stream does, in chunks of `sizes`; the last size is repeated."""
     state, pieces, first, turn = codec.new_state(), [], 0, 0
     while first < len(frames):
         end = first + sizes[min(turn, len(sizes) - 1)]
