@@ -154,8 +154,8 @@ def streams_table() -> list[str]:
 
 
 def listeners_table() -> list[str]:
-    """Listeners who play what they hear, and requests that come when they like, beside busy
-    programs: from `measure.py open-loop` on a CPU."""
+    """Listeners that play the speech, and requests at random times, next to busy programs: from
+    `measure.py open-loop` on a CPU."""
     rows: Rows = []
     for result in load_results("listeners_cpu_*.json"):
         for row in result["rows"]:

@@ -1,4 +1,4 @@
-"""The two pages about the kernel, whose rows the tools that compile it give."""
+"""The two pages about the kernel, with rows from the tools that compile it."""
 
 from benchmarks.page_parts import ROOT, table
 

@@ -18,7 +18,7 @@ FRAME_MS = 80
 
 
 def write(page: str, lines: list[str], *, check: bool = False) -> bool:
-    """Write a page, or what is between its markers if it has some.
+    """Write a page, or only the text between its markers if it has any.
 
     Args:
         page: its path in this repository.
@@ -136,7 +136,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
 
 
 def footnotes(lines: Sequence[str]) -> list[str]:
-    """Return what explains the marks in some lines, each after an empty line."""
+    """Return the explanations of the marks in some lines, each after an empty line."""
     notes = [note for mark, note in FOOTNOTES.items() if any(mark in line for line in lines)]
     return [line for note in notes for line in ("", note)]
 

@@ -39,7 +39,7 @@ def to_int16(pcm: np.ndarray) -> np.ndarray:
     Args:
         pcm: float samples of any shape, full scale at 1.
     Returns:
-        The same shape in int16.
+        An int16 array of the same shape.
     Raises:
         GenerationError: a sample is NaN or infinite.
     """

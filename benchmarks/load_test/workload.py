@@ -1,4 +1,4 @@
-"""Load that every machine draws alike: when requests arrive, what they say, how long they are."""
+"""Draws the load, in the same way on every machine: arrivals, texts and lengths of requests."""
 
 import hashlib
 import math
@@ -37,7 +37,7 @@ def arrivals(seed: int, rps: float, duration_s: float) -> Iterator[float]:
 
 
 def prompt_order(seed: int, num_prompts: int, num_requests: int) -> list[int]:
-    """Yield every prompt once in an order of its own, then again in another."""
+    """Yield every prompt once in a random order, then again in another order, without end."""
     order: list[int] = []
     while len(order) < num_requests:
         key = {i: uniform(seed, f"prompt {len(order)}", i) for i in range(num_prompts)}

@@ -1,4 +1,4 @@
-"""Measure another engine beside this one: github.com/gabriele-mastrapasqua/qwen3-tts, written in C.
+"""Compare this engine with one written in C: github.com/gabriele-mastrapasqua/qwen3-tts.
 
 Both speak the same random checkpoint on the same cores, in turn. The C engine runs as its own
 program and reports its figures itself; it must be built beforehand (`make blas`).

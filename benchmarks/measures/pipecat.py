@@ -121,7 +121,8 @@ async def run_once(args: argparse.Namespace) -> dict[str, list[float]]:
 
 
 def _watch_loop() -> Callable[[], tuple[float, float]]:
-    """Time every callback of the event loop; call the result for the longest: CPU, wall, in s.
+    """Time every callback of the event loop; call the result for the longest: CPU time and wall
+    time, in s.
 
     The limit is on the CPU time: on a busy machine the clock also counts what other programs do
     meanwhile, and nothing in the service waits for anything but the event loop.

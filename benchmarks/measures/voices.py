@@ -1,4 +1,4 @@
-"""Measure what cloning costs: a recording's x-vector, its codes, and using a remembered recording.
+"""Measure the time for cloning: a recording's x-vector, its codes, and a cached recording.
 
 The default model has the released shapes and random weights; only the Base checkpoint's encoders
 run, on the CPU. Processor time is reported beside wall time, which other work on the machine

@@ -1,9 +1,9 @@
 """How exactly the times of words are found, against those of espeak-ng.
 
-The demonstration voice learned espeak-ng's speech, in frames of which each belongs to a known word.
+The demonstration voice learned espeak-ng's speech, in frames that each belong to a known word.
 Two kinds of speech of its test sentences have exact times: the reference's codes, decoded; and
-speech that was drawn and has every word of the reference's codes. A word is placed in it where its
-first frame is. Words that espeak-ng runs together ("on the") have one time, that of the first.
+speech that was drawn and has every word of the reference's codes. A word begins at its first frame.
+Words that espeak-ng runs together ("on the") have one time, that of the first.
 
 The error is that of a word's beginning. "By letters" shares the sound after the first silence out
 by the length of the words, which is what the Pipecat service does while a sentence is being spoken.

@@ -44,7 +44,7 @@ class Decoder:
 
     Args:
         values: the contents of config.json.
-        weights: tensors by their official names; `lm_head.weight` is absent where it is tied.
+        weights: tensors by their official names; `lm_head.weight` is absent if it is tied.
         tokenizer: needed only by `generate`.
         device: a GPU runs the kernel, a CPU its emulation.
         dtype: bfloat16 or float32.

@@ -47,6 +47,8 @@ def test_every_old_name_that_the_page_replaces_is_gone(capsys):
 
 
 def test_names_that_are_the_same_exist():
-    same = re.findall(r"`([\w/]+\.py)`", PAGE.split("Names that are the same here")[1])
+    same = re.findall(
+        r"`([\w/]+\.py)`", PAGE.split("These names are the same as in other implementations")[1]
+    )
     assert len(same) == 10 and all((ROOT / name).is_file() for name in same)
     assert len(ROWS) == 13

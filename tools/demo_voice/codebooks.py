@@ -67,7 +67,7 @@ class Codebooks:
 
     @property
     def unit(self) -> float:
-        """How far sounds lie apart in these latents, beside those of the shipped voice: 1 there."""
+        """The distance of sounds in these latents, relative to the shipped voice, which has 1."""
         return round(float(torch.pdist(self.books[0]).median()) / SHIPPED_SPREAD, 2)
 
     def encode(self, frames: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The training network decodes many sentences at once, greedily, to show how training goes.
+"""Decodes many sentences at once with the training network, greedily, to show its progress.
 
 It has no cache, because short sentences on a small network do not need one. Published figures are
 measured with the engine (evaluate.py).

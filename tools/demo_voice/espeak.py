@@ -127,7 +127,8 @@ class Espeak:
         return Spoken(samples.astype(np.float32) / 32768, phonemes, word_starts or [0])
 
     def _initialize(self, folder: bytes | None) -> Path:
-        """Load data from `folder`, or with None from the system's place; return where they are."""
+        """Load espeak-ng's data from `folder`, or for None from the system's folder; return the
+        folder."""
         self.sample_rate = self._library.espeak_Initialize(
             _AUDIO_OUTPUT_SYNCHRONOUS, 0, folder, _INITIALIZE_PHONEME_EVENTS
         )

@@ -3,8 +3,8 @@
 python -m tools.demo_voice.evaluate --model demo-voice --json benchmarks/results/demo_voice.json
 
 The figures are words said right (word_accuracy.py), sentences that end by themselves, length beside
-the reference's, and, for some of them, the words that an offline recogniser hears. Of a voice whose
-frames have a pitch code, they say how well the melody follows the reference's too. Sampling is the
+the reference's, and, for some of them, the words that an offline recogniser hears. For a voice with
+pitch codes, they also include how well its melody follows the reference's. Sampling is the
 checkpoint's.
 """
 
@@ -70,7 +70,7 @@ class Reading:
 
 
 class Reader:
-    """A reader turns sentences into codes, and into sound where asked.
+    """Turns sentences into codes and, on request, into sound.
 
     Args:
         model: folder or name of a checkpoint.
@@ -154,7 +154,7 @@ def summary(readings: Sequence[Reading]) -> dict[str, Any]:
 
 
 def recognised(reader: Reader, said: Sequence[Reading | Utterance]) -> dict[str, Any]:
-    """Return what pocketsphinx hears: freely, and as a choice among these sentences."""
+    """Return what pocketsphinx recognises: freely, and as a choice among these sentences."""
     from tools.demo_voice.recogniser import Recogniser, word_error_rate
 
     recogniser = Recogniser()
@@ -216,7 +216,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 def _parts(
     references: Sequence[tuple[int, Utterance]], feed: str
 ) -> list[list[tuple[int, Utterance]]]:
-    """Return the references whose timing suits a way of feeding text, in parts."""
+    """Return the references with the timing that suits a way of feeding text, in parts."""
     fitting = [pair for pair in references if pair[1].feed in (feed, shards.ANY_FEED)]
     return [fitting[i : i + PART] for i in range(0, len(fitting), PART)]
 

@@ -145,7 +145,7 @@ def _power(spectrum: np.ndarray) -> np.ndarray:
 
 
 def _place_phonemes(phonemes: list[Phoneme], num_samples: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return where in the sound each subframe lies, and each frame's word.
+    """Return the place of each subframe in the sound, and the word of each frame.
 
     Returns [num_frames * SUBFRAMES] places and [num_frames] words; pauses after the last sound are
     dropped.

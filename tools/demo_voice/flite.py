@@ -1,8 +1,8 @@
 """flite is the speaker to learn from: its voices were made from recordings of people.
 
-A voice of flite's statistical kind gives, before any sound is made, what it wants to say: every
-5 ms the pitch, a mel-cepstrum and how voiced five bands are, and when each phoneme begins. The
-sound is made from these values alone, so a codec that carries them carries the voice.
+A statistical voice of flite computes these values before it makes any sound: every 5 ms the pitch,
+a mel-cepstrum and how voiced five bands are, and when each phoneme begins. The sound is made from
+these values alone, so a codec that carries them carries the voice.
 
 On Debian, `apt-get install flite` installs the library and its voices, whose terms allow any use of
 what they say. This module calls them as libraries, and no part of them ships.
@@ -197,7 +197,7 @@ class Flite:
         return Filters(found.mlsa_alpha, found.mlsa_beta, found.gain or 1.0, np.stack(bands))
 
     def __call__(self, text: str) -> Spoken | None:
-        """Return what flite wants to say for `text`; None if there is nothing to hear."""
+        """Return flite's values for `text`; None if there is nothing to hear."""
         if not re.search(r"[A-Za-z0-9]", text):
             return None
         library = self._library
@@ -230,7 +230,7 @@ class Flite:
         return samples.astype(np.float32) / 32768
 
     def _stop_before_the_sound(self, features: int) -> None:
-        """Let flite compute the values only: its filter takes nine tenths of the time."""
+        """Let flite compute only the values, because its filter takes nine tenths of the time."""
         callback = ctypes.CFUNCTYPE(ctypes.c_int, *([ctypes.c_void_p] * 5))
         self._callback = callback(lambda *_: _STOP)  # the library holds only its address
         info = self._library.new_audio_streaming_info()
@@ -247,7 +247,7 @@ class Flite:
             item = self._library.item_next(item)
 
     def _number_words(self, utterance: int, text: str) -> Iterator[int]:
-        """Give each token of the text its number; return where each begins in the text."""
+        """Number the tokens of the text; return where each one begins in the text."""
         after = 0
         for number, item in enumerate(self._items(utterance, b"Token")):
             self._library.item_set_int(item, b"number", number)

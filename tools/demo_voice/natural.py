@@ -167,7 +167,7 @@ class Synthesis:
 
 
 def pulses(pitch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return where the pulses of frames lie, and the period there, in samples at flite's rate."""
+    """Return the places of the frames' pulses and the periods there, in samples at flite's rate."""
     where, periods = [np.zeros(0)], [np.zeros(0)]
     for frame, code in enumerate(pitch):
         if code >= NO_PITCH:
@@ -202,7 +202,7 @@ def phase(code: int, share: np.ndarray) -> np.ndarray:
 
 
 def pitch_book(width: int) -> np.ndarray:
-    """Return [256, width] float32 with which the vocoder begins: what a frame's fundamental is.
+    """Return [256, width] float32, the vocoder's first pitch codebook: the fundamental of a frame.
 
     The cosine and sine of a frame's phase lie in few dimensions, whatever its pitch, so a linear
     map can draw the fundamental from such a row. The last column says that there is one.
@@ -258,7 +258,7 @@ def decode_pitch(codes: np.ndarray) -> np.ndarray:
 def compare_melodies(
     ours: np.ndarray, wanted: np.ndarray, is_voiced: np.ndarray
 ) -> dict[str, float]:
-    """Compare two melodies where the teacher is voiced.
+    """Compare two melodies in the frames in which the teacher is voiced.
 
     Args:
         ours, wanted: [n] Hz.
@@ -277,7 +277,7 @@ def compare_melodies(
 
 
 def place(spoken: Spoken, grid: float = GRID_SECONDS) -> tuple[np.ndarray, np.ndarray]:
-    """Return where in flite's time each row of the frames lies, and its word or SILENCE.
+    """Return the place of each row in flite's time, and its word or SILENCE.
 
     Phonemes begin on the grid; silence around the speech is cut to LEAD_ and TAIL_SECONDS.
     """
@@ -374,7 +374,7 @@ def _raise_questions(
 
 
 def _quiet(is_pause: np.ndarray) -> np.ndarray:
-    """Return how silent each row is: 1 in pauses, less near the sounds beside them."""
+    """Return how silent each row is: 1 in pauses, less near the sounds around them."""
     sounds = np.flatnonzero(~is_pause)
     rows = np.arange(len(is_pause))
     after = np.searchsorted(sounds, rows)

@@ -1,4 +1,4 @@
-"""Measure how well a vocoder carries its teacher: the codes that it should have, decoded.
+"""Measure how close a vocoder's sound is to its teacher's, for codes made from the teacher's sound.
 
 python -m tools.demo_voice.quality --teacher flite --codebooks natural.safetensors \\
     --vocoder natural-vocoder.pt --json quality.json
@@ -58,7 +58,8 @@ def levels(sound: np.ndarray) -> dict[str, float]:
 
 
 def pitch(sound: np.ndarray) -> np.ndarray:
-    """Return Hz every 10 ms, also where there is no voice: [1 + num_samples // 240] float32."""
+    """Return the pitch in Hz every 10 ms, interpolated in unvoiced places: [1 + num_samples // 240]
+    float32."""
     low, high = PITCH_RANGE_HZ
     return librosa.yin(
         sound.astype(np.float32),
@@ -71,7 +72,7 @@ def pitch(sound: np.ndarray) -> np.ndarray:
 
 
 def alike(ours: np.ndarray, wanted: np.ndarray) -> dict[str, float]:
-    """Return log-mel distance, and PESQ and STOI where their packages are installed."""
+    """Return the log-mel distance, and PESQ and STOI if their packages are installed."""
     mels = [
         np.log(
             librosa.feature.melspectrogram(y=sound, sr=RATE, n_fft=1024, hop_length=240, n_mels=80)

@@ -1,8 +1,8 @@
-"""An offline recogniser: pocketsphinx, whose wheel carries a model of US English.
+"""An offline recogniser: pocketsphinx, which includes a model of US English.
 
-It is an old recogniser and the voice is synthetic, so it mishears much even where the sound is
-right; its figures should only be compared with each other. It is dependable when it has to choose
-which of some sentences was said.
+It is an old recogniser and the voice is synthetic, so it makes many mistakes even with correct
+sound. Compare its figures only with each other. It is dependable when it has to choose which of
+some sentences was said.
 """
 
 import re

@@ -7,7 +7,7 @@ import torch
 
 
 def parser(description: str, *, learning_rate: float, hold: float) -> argparse.ArgumentParser:
-    """Return a command line with the shared options, whose help lines name the defaults.
+    """Return an argument parser with the shared options and their defaults.
 
     Args:
         learning_rate, hold: defaults of the peak rate and of the share of the run that has it.

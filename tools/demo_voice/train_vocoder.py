@@ -73,10 +73,10 @@ class Spectra:
 
 
 def initial_books(codebooks: Codebooks, teacher: str) -> Tensor:
-    """Return [num_codes, 256, code_width]: with what the decoder's codebooks start.
+    """Return [num_codes, 256, code_width]: the initial codebooks of the decoder.
 
-    They are those that made the codes. flite's have columns of their own for the pitch, whose code
-    is a frame's last.
+    They are those that made the codes. Those for flite have separate columns for the pitch, which
+    is a frame's last code.
     """
     books = codebooks.books / codebooks.books[0].std()
     if teacher == "espeak":
@@ -140,7 +140,8 @@ class Training:
         self.history: list[dict[str, float]] = []
 
     def _start_from(self, stored: dict[str, Tensor]) -> None:
-        """Take a checkpoint's weights; where its codes are others, those behind the codes."""
+        """Load a checkpoint's weights; if its codes differ, load only the layers after the
+        codes."""
         own = self.decoder.state_dict()
         shapes, wanted = ({k: v.shape for k, v in part.items()} for part in (stored, own))
         if shapes != wanted:

@@ -41,12 +41,12 @@ def words_right(
 def word_onsets(
     codes: np.ndarray, reference: np.ndarray, words: np.ndarray, codebooks: Codebooks
 ) -> dict[int, int]:
-    """Return where the words of a sentence begin in frames that were drawn.
+    """Return the drawn frames at which the words of a sentence begin.
 
     Args:
         codes, reference, words: as `words_right` takes them.
     Returns:
-        Word -> frame of `codes`, for words whose first frame was met closely.
+        Word -> frame of `codes`, for words with a close match of their first frame.
     """
     nearest, rows = _aligned(_distances(codes, reference, codebooks))
     firsts = {word: int(np.argmax(words == word)) for word in set(words.tolist()) - {SILENCE}}

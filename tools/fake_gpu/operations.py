@@ -267,7 +267,7 @@ def _is_on_device(x: Any) -> bool:
 
 
 def _alias(tensor: Tensor) -> Tensor:
-    """Return a CPU tensor over the same bytes, which no other code keeps: what a kernel sees."""
+    """Return a new CPU tensor over the same bytes, as a kernel sees them."""
     if not tensor.numel():
         return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
     last = sum((n - 1) * s for n, s in zip(tensor.size(), tensor.stride(), strict=True))

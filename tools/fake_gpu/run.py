@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def site_packages() -> Path:
-    """Return where the CUDA build of PyTorch is."""
+    """Return the folder of PyTorch's CUDA build."""
     python = shutil.which("python") or sys.executable
     script = "import torch; print(torch.version.cuda, *torch.__path__)"
     done = subprocess.run([python, "-c", script], capture_output=True, text=True, check=False)
@@ -96,7 +96,7 @@ def symbols(libraries: list[Path], kind: str, pattern: str) -> set[str]:
 
 
 def run(command: list[str]) -> str:
-    """Return what a command prints."""
+    """Return the output of a command."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{command[0]} failed:\n{done.stderr[-4000:]}")

@@ -65,7 +65,7 @@ def compiler_of(folder: Path) -> Iterator[str | None]:
 
     A library's key has the output of `nvcc --version`. So a program that answers with the folder's
     version, and otherwise is the nvcc of this machine, comes first on the PATH. Yields that
-    version, or None where the libraries are found anyway or are of another release.
+    version, or None if the libraries are found without it or are of another release.
     """
     program, file = shutil.which("nvcc"), folder / VERSION
     theirs = file.read_text(encoding="utf-8") if file.exists() else None

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Run every check of the kernel that needs a GPU: build, tests, sanitizers, speed and endurance.
 
-Every step is a process of its own with a time budget (the folder steps/): a step that fails, hangs
-or crashes the device does not stop the others, and what it had found by then is kept. This program
+Every step (in the folder steps/) is a process of its own with a time budget: a step that fails,
+hangs or crashes the device does not stop the others, and its results so far are kept. This program
 writes result.json and log.txt into --out, or else into gpu_NAME_SET/ in $OUT or
 benchmarks/results/. A call runs one set of steps, in the order of `SETS`. It does not compile
 libraries that are packed in build/carried (carry.py). `--emulation` runs the same steps on a CPU at
@@ -189,7 +189,7 @@ def run_step(step: str, seconds: float, commit: str, size: str | None, log: Any)
 def sampled() -> Iterator[dict[str, Any]]:
     """Sample `CLOCKS` while the block runs; the yielded dict is filled in afterwards with the least
     and greatest value of each, from the samples in which the GPU was busy, if there are any. It
-    stays empty where nvidia-smi reports nothing.
+    stays empty if nvidia-smi reports nothing.
     """
     found: dict[str, Any] = {}
     samples: list[dict[str, float]] = []
@@ -226,7 +226,8 @@ def numbers(facts: dict[str, str]) -> dict[str, float]:
 
 
 def read(output: Path) -> dict[str, Any] | None:
-    """Return what a step has written; None if it wrote nothing, or was killed while writing."""
+    """Return the results that a step has written; None if it wrote nothing, or was killed while
+    writing."""
     try:
         return json.loads(output.read_text())
     except (OSError, ValueError):
@@ -261,7 +262,7 @@ def has_gpu() -> bool:
 
 
 def query(fields: str) -> dict[str, str] | None:
-    """Return what nvidia-smi reports about the first GPU; None without a GPU."""
+    """Return nvidia-smi's facts about the first GPU; None without a GPU."""
     command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
@@ -287,7 +288,7 @@ def version(tool: str) -> str | None:
 
 
 def commit() -> str:
-    """Return the commit of this checkout; "unknown" where it came without its history."""
+    """Return the commit of this checkout; "unknown" without git history."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)

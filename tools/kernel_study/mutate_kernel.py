@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Remove each synchronisation of csrc/ in turn and see what notices: docs/kernel_mutations.md.
+"""Remove each synchronisation of csrc/ in turn and record which tests fail:
+docs/kernel_mutations.md.
 
-Every mutant runs tests/decoders/kernel/sanitized.cu twice: plain, where its codes must differ or
-the launch must fail, and under ThreadSanitizer. It needs g++ and takes a quarter of a minute for
-each. The exit code is 1 when no run notices a mutant that JUSTIFIED does not explain.
+Every mutant runs tests/decoders/kernel/sanitized.cu twice: plain, with the expectation that the
+codes differ or the launch fails, and under ThreadSanitizer. It needs g++ and takes a quarter of a
+minute for each. The exit code is 1 when no run notices a mutant that JUSTIFIED does not explain.
 """
 
 import argparse

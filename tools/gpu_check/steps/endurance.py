@@ -21,7 +21,7 @@ NUM_LAUNCHES = 100_000
 
 
 def endurance(context: Context, goal: int = NUM_LAUNCHES) -> dict[str, Any]:
-    """Launch again and again, with no stall and no changed bit, beside a load like a vocoder's."""
+    """Launch many times next to a load like a vocoder's; no launch may stall or change a bit."""
     decoder = _small_decoders(context, 1)[0]
     goal = 40 if context.toy else goal
     frames, expected, launches, slowest = 10 if context.toy else 200, None, 0, 0.0

@@ -26,7 +26,7 @@ Jobs = dict[str, tuple[ModelConfig, Target]]
 
 
 def model_jobs(context: Any) -> Jobs:
-    """Return what most steps need: every model in every dtype.
+    """Return the libraries that most steps need: every model in every dtype.
 
     Args:
         context: a `Context`, or another object with its `arch`, `models`, `dtypes` and `toy`.
@@ -50,7 +50,7 @@ def stamp_jobs(context: Any) -> Jobs:
 
 
 def test_jobs(context: Any) -> Jobs:
-    """Return what the tests of tests/decoders/kernel need beside `model_jobs`."""
+    """Return the libraries that tests/decoders/kernel needs besides those of `model_jobs`."""
     if context.toy:
         return {}
     configs = {TOY_PROJECTED: parse_model_config(model_config(TOY_PROJECTED))}
@@ -107,7 +107,8 @@ def all_jobs(context: Any) -> Jobs:
 
 
 def compile_all(jobs: Jobs, num_threads: int) -> dict[str, dict[str, Any]]:
-    """Compile what the cache lacks, several at a time; return {"seconds", "ptxas"} of each."""
+    """Compile the libraries that the cache lacks, several at a time; return {"seconds", "ptxas"} of
+    each."""
 
     def compile_one(job: tuple[ModelConfig, Target]) -> dict[str, Any]:
         started = time.monotonic()
@@ -121,7 +122,7 @@ def compile_all(jobs: Jobs, num_threads: int) -> dict[str, dict[str, Any]]:
 
 
 def build(context: Context, name: str = "build") -> dict[str, Any]:
-    """Compile what a set of steps needs and the cache lacks."""
+    """Compile the libraries that a set of steps needs and the cache lacks."""
     jobs: Jobs = {}
     for make in JOBS[name]:
         jobs |= make(context)

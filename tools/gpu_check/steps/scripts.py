@@ -24,7 +24,7 @@ MEMORY_STREAMS = (1, 8, 64)
 
 
 def benchmark(context: Context) -> dict[str, Any]:
-    """Run benchmark.py, and many streams: what a user of the engine sees."""
+    """Measure what a user of the engine sees: run benchmark.py, and many streams."""
     common = ["--model", context.drawn(context.models[0]), "--seed", "1"]
     common += ["--backend", context.backend.name]
     common += ["--runs", "1" if context.toy else "3", "--warmup", "1"]

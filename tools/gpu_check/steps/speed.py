@@ -67,7 +67,7 @@ def frame_times(context: Context) -> dict[str, Any]:
 
 
 def int8_frame_times(context: Context) -> dict[str, Any]:
-    """Time a frame with int8 layers, beside those with the layers as they are."""
+    """Time a frame with int8 layers, and compare with unquantised layers."""
     return _frame_times(context, (None, *INT8_STACKS), (1,) if context.toy else (1, 16))
 
 
