@@ -85,7 +85,8 @@ def add_result_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-_conditions: machine.Conditions | None = None  # of the run whose result is written
+# The conditions of the run that `write_json` will write.
+_conditions: machine.Conditions | None = None
 
 
 def run(main: Measurement, args: argparse.Namespace) -> int:

@@ -12,7 +12,8 @@ from benchmarks.page_parts import (
     value,
 )
 
-PARTS = ("decode", "vocoder", "overhead")  # of a frame, as `measure.py streams` names them
+# The parts of a frame, by their names in `measure.py streams`.
+PARTS = ("decode", "vocoder", "overhead")
 
 
 def measured_cpu() -> list[str]:

@@ -13,7 +13,7 @@ from benchmarks.machine import MAX_LOAD_PER_CORE, MAX_STOLEN_SHARE
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
-COLUMNS = 120  # of a line of prose
+COLUMNS = 120  # width of prose
 FRAME_MS = 80
 
 

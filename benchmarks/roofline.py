@@ -33,7 +33,7 @@ class Gpu:
     """A GPU's published peaks."""
 
     name: str
-    gb_per_s: float  # of its memory
+    gb_per_s: float  # memory bandwidth
     tflops: float  # dense bf16 with float32 sums
     source: str
 

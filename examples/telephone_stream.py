@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 ENCODING = "ulaw"
 FRAME_BYTES = TELEPHONE_RATE * 20 // 1000  # a sample is a byte
-SILENCE = b"\xff"  # of mu-law
+SILENCE = b"\xff"  # a silent sample in mu-law
 MARK = "heard"
 WRONG_DATA, INTERNAL_ERROR = 1007, 1011  # close codes of RFC 6455
 

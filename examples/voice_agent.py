@@ -22,7 +22,7 @@ import gc
 import os
 import sys
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # which torch reads when it is imported
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch reads it when it is imported
 
 from qwen_megakernel.cli import options, parsing, running
 

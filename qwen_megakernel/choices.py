@@ -27,7 +27,7 @@ DTYPES_BY_PART = tuple(
 
 # The beginning of a value of `weights=` -> the stacks whose layers it stores in int8.
 INT8_STACKS = {"int8-talker": ("talker",), "int8": ("talker", "predictor")}
-SCALES = ("", "-rows", "-groups")  # which weights share a scale; "": the backend chooses
+SCALES = ("", "-rows", "-groups")  # groups of weights that share a scale; "": the backend chooses
 HEADS = ("", "-heads")
 # All values of `weights=`; None leaves the weights as the checkpoint stores them.
 WEIGHTS = tuple(map("".join, product(INT8_STACKS, SCALES, HEADS)))
@@ -42,7 +42,7 @@ WEIGHTS_HELP = (
 class Int8Format:
     """The meaning of one of `WEIGHTS`."""
 
-    stacks: tuple[str, ...]  # whose layers are int8: "talker", "predictor"
+    stacks: tuple[str, ...]  # the stacks with int8 layers: "talker", "predictor"
     in_groups: bool | None  # a scale for 64 columns of a row, or for a row; None: backend chooses
     heads: bool  # the codec head and the code predictor's heads are int8, too
 

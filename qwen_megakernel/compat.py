@@ -27,7 +27,8 @@ from qwen_megakernel.tts_engine import TTSEngine
 
 __all__ = ["FasterQwen3TTS", "Qwen3TTSModel", "VoiceClonePromptItem"]
 
-DEFAULT_MAX_NEW_TOKENS = 2048  # of faster-qwen3-tts, which ignores generation_config.json
+# The default of faster-qwen3-tts, which ignores generation_config.json.
+DEFAULT_MAX_NEW_TOKENS = 2048
 
 Chunks = Iterator[tuple[np.ndarray, int, dict[str, Any]]]
 

@@ -14,7 +14,7 @@ from urllib.request import url2pathname
 
 from qwen_megakernel import PACKAGE_FOLDER
 
-REPOSITORY_URL = ""  # of the public git repository, https://...; empty while there is none
+REPOSITORY_URL = ""  # address of the public git repository, https://...; empty if there is none
 
 NAME = "qwen_megakernel"
 

@@ -58,7 +58,7 @@ class OfficialNames(SpeechEngine):
     """The official package's methods for an engine, built on its `stream` and `create_voice`."""
 
     config: ModelConfig
-    max_new_tokens: int  # of generation_config.json
+    max_new_tokens: int  # from generation_config.json
 
     def generate_voice_clone(
         self,

@@ -231,9 +231,9 @@ class Files:
     """The place of a model's files, which exist but are not checked yet."""
 
     folder: Path
-    name: str  # as the user gave it
+    name: str  # the name that the user gave
     is_synthetic: bool = False  # random weights
-    banner: str | None = None  # what the user should know before listening
+    banner: str | None = None  # a notice that the user should read before listening
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,8 +282,8 @@ class AudioChunk:
     is_last: bool = False  # a last chunk may be empty and carry only the reason
     finish_reason: FinishReason | None = None
     start_s: float = 0.0  # seconds that are heard before it
-    manner: Manner = field(default_factory=Manner)  # of the part that it belongs to
-    pause_s: float = 0.0  # of a pause that the text asks for, which is a chunk of its own
+    manner: Manner = field(default_factory=Manner)  # the manner of the chunk's part
+    pause_s: float = 0.0  # length of a pause in the text, which is a chunk of its own
 
     @property
     def end_s(self) -> float:

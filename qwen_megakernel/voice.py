@@ -141,7 +141,7 @@ class Voice:
                     transcript=metadata.get("transcript"),
                     fingerprint=metadata.get("fingerprint"),
                 )
-        except FileNotFoundError as error:  # it was there a moment ago
+        except FileNotFoundError as error:  # the file was deleted just now
             raise UnknownVoice(f"There is no voice file {path}.") from error
         except (SafetensorError, OSError, KeyError) as error:
             raise RecordingError(

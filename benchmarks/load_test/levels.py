@@ -163,7 +163,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
     body = {name: value for name, value in body.items() if value is not None} | args.body
     levels = [("open", load) for load in args.rps] + [("closed", n) for n in args.concurrency]
     if args.word_ms is not None:
-        del body["stream_format"]  # which only HTTP has
+        del body["stream_format"]  # a field that only HTTP has
     async with SpeechClient(args.url, body, args.api_key, args.timeout, args.word_ms) as client:
         found = common.header() | {
             "model": args.label or await client.model() or "unknown",

@@ -232,7 +232,7 @@ def system_voice(text: str, runs: int) -> dict[str, Any] | None:
             first.append(1000 * (time.perf_counter() - started))
             num_bytes = len(head) + len(process.stdout.read())
         total.append(1000 * (time.perf_counter() - started))
-        (rate,) = struct.unpack_from("<I", head, 24)  # of 16-bit mono after 44 bytes
+        (rate,) = struct.unpack_from("<I", head, 24)  # the sample rate in the header of 44 bytes
         audio.append((num_bytes - 44) / 2 / rate)
     found = {
         "first_chunk_ms": first,

@@ -38,7 +38,7 @@ METRICS = {
     "real_first_byte_overhead_ms": "request to first byte, less the time of --model's engine",
 }
 TEXT = "Your table for two is ready."
-FEW_FRAMES = 3  # of a request of which only the first byte counts
+FEW_FRAMES = 3  # the length of requests for which only the first byte counts
 RAMP_S = 1.0  # a crowd arrives within this time
 
 

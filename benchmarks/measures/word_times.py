@@ -38,14 +38,14 @@ REFERENCE, DRAWN = "reference codes", "drawn"
 METHODS = ("by_letters_ms", "found_ms")
 POSITIONS = {"first": range(1), "2 to 4": range(1, 4), "5 to 8": range(4, 8)}
 LAST_POSITION, EVERYWHERE = "9 and later", "all"
-LIMITS = {"p50": 80.0, "p95": 250.0}  # of `found_ms`, milliseconds
+LIMITS = {"p50": 80.0, "p95": 250.0}  # limits of `found_ms`, in milliseconds
 
 
 @dataclass(frozen=True, slots=True)
 class Error:
     """By how much the beginning of a word was missed."""
 
-    index: int  # of the word in its sentence
+    index: int  # the word's place in its sentence
     by_letters_ms: float
     found_ms: float
 
@@ -69,7 +69,7 @@ def word_times(args: argparse.Namespace) -> int:
         sentences = list(enumerate(shards.read(REFERENCES)))[:: args.every]
         for seed, sentence in tqdm(sentences, desc="sentences", disable=args.quiet):
             places = espeak(sentence.text).word_starts
-            if sentence.words.max() >= len(places):  # it is said otherwise than it once was
+            if sentence.words.max() >= len(places):  # espeak-ng now speaks it differently
                 continue
             for name, samples, pieces, begins in speeches(tts, codebooks, sentence, seed):
                 exact = {places[word]: seconds for word, seconds in begins.items()}

@@ -125,7 +125,7 @@ class ModelConfig:
     predictor: PredictorConfig
     speaker_encoder: SpeakerEncoderConfig | None
     # What only our own checkpoints say:
-    normalize: bool = False  # its texts are to be read in words
+    normalize: bool = False  # whether texts are read in words by default
     leading_silence: float | None = None  # ms of it that are heard at most; None: all
     high_pass: float | None = None  # Hz; what is below is no sound of its voice
 

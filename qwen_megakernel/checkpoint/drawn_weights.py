@@ -23,7 +23,7 @@ from qwen_megakernel.checkpoint.tensor_shapes import (
     model_tensors,
 )
 
-PREFIX = "drawn:"  # in front of the name of a random checkpoint
+PREFIX = "drawn:"  # comes before the name of a random checkpoint
 
 
 def write_small_files(name: str, folder: Path) -> None:

@@ -12,7 +12,7 @@ class FrameWeights:
 
     talker: int  # layers
     codec_head: int
-    projection: int  # of the hidden state; the projected embeddings are tables
+    projection: int  # for the hidden state; the projected embeddings are tables
     predictor: int
     lm_heads: int
 

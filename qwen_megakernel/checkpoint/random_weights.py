@@ -31,7 +31,7 @@ RECIPE_VERSION = 1  # part of the cache key: to be raised when the written bytes
 
 CODEC_FOLDER = "speech_tokenizer"
 
-DEFAULT_SEED = 1  # its greedy utterances are neither all endless nor all a few frames long
+DEFAULT_SEED = 1  # with it, some greedy utterances end, and not after a few frames
 
 # A prime length, so that a tensor longer than the block repeats it shifted against its rows.
 NOISE_LENGTH = 2**22 - 3
@@ -45,7 +45,7 @@ EOS_GAIN = 2.0
 X_VECTOR_GAIN = 0.2  # of the speaker encoder's last layer, whose output is a row beside codec rows
 BIAS_STD = 0.1
 NORM_STD = 0.1
-SNAKE_STD = 0.2  # of the logarithms of alpha and beta
+SNAKE_STD = 0.2  # standard deviation of the logarithms of alpha and beta
 # Of the vocoder's last convolution, times sqrt(fan_in): a speech-like level without clipping.
 PCM_STD = 0.02
 

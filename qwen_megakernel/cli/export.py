@@ -8,7 +8,7 @@ from typing import Any
 from qwen_megakernel.choices import WEIGHTS, WEIGHTS_HELP
 from qwen_megakernel.cli import options, parsing
 
-PRECISIONS = ("float16", "float32")  # those of coreml.export, which imports torch
+PRECISIONS = ("float16", "float32")  # as in coreml.export, which imports torch
 
 
 def export_coreml(args: argparse.Namespace) -> int:

@@ -209,7 +209,7 @@ def _replaced(path: Path) -> str:
 
 def _clone(tts: "SpeechEngine", recording: Path, args: argparse.Namespace) -> "Voice":
     text, beside = args.ref_text, recording.with_suffix(".txt")
-    without_text = args.xvector or args.legacy_bin  # that file holds only x-vectors
+    without_text = args.xvector or args.legacy_bin  # a presets file holds only x-vectors
     if text is None and beside.is_file() and not without_text:
         try:
             text = beside.read_text(encoding="utf-8").strip()

@@ -24,7 +24,7 @@ MIN_SECONDS = 1.0
 MAX_SECONDS = 60.0
 SILENT_DBFS = -60.0  # a recording whose loudest moment is lower has no speech
 FULL_SCALE = 0.999  # int16 recordings end at 32767 / 32768
-MAX_CLIPPED_SHARE = 1e-3  # of the samples; above, a limiter or the recorder has cut the peaks
+MAX_CLIPPED_SHARE = 1e-3  # with more such samples, a limiter or the recorder has cut the peaks
 
 # Words per second of a transcript: read speech has 2 to 4. Outside the outer limits the transcript
 # belongs to another recording, and the model would go on with text that was not spoken.

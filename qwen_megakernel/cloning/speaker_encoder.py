@@ -21,7 +21,7 @@ MAX_HZ = 12000
 POWER_FLOOR = 1e-9  # under the square root of the magnitude
 MEL_FLOOR = 1e-5  # under the logarithm
 
-VARIANCE_FLOOR = 1e-12  # of attentive statistics pooling
+VARIANCE_FLOOR = 1e-12  # for attentive statistics pooling
 
 
 class SpeakerEncoder:

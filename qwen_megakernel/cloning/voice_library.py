@@ -151,7 +151,7 @@ class VoiceLibrary:
 
     def _find(self, name: str) -> Voice:
         presets = self.presets
-        if name in presets:  # its file may have been deleted since
+        if name in presets:  # the voice's file may have been deleted since
             path = None if self._folder is None else self._folder / f"{name}{VOICE_SUFFIX}"
             with contextlib.suppress(KeyError, UnknownVoice):
                 return Voice.load(path) if path and path.is_file() else self._read_presets()[name]

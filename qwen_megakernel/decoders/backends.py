@@ -251,7 +251,7 @@ def make_decoder(
     kind: Callable[..., FrameDecoder]
     options: dict[str, Any] = {}
     model: Any = checkpoint  # a DecoderModel; Core ML takes the whole checkpoint
-    if backend.name == "coreml":  # it makes 8-bit weights itself
+    if backend.name == "coreml":  # this backend quantises the weights itself
         options["weights"] = weights
     elif weights:
         talker = int8.quantize(checkpoint.talker, weights, in_groups=backend.name == "cpu")

@@ -16,8 +16,8 @@ class DecoderSizes:
     max_positions: int  # prompt positions plus frames of one stream
     max_text_rows: int  # trailing text rows that may wait for their frame
     device: torch.device
-    dtype: torch.dtype  # of the talker, and of everything that names no dtype of its own
-    max_frames: int | None = None  # of one part of an utterance; None: as many as positions
+    dtype: torch.dtype  # for the talker, and for all parts without a dtype of their own
+    max_frames: int | None = None  # for each part of an utterance; None: as many as positions
     # Of the code predictor's layers, heads and projection; None: dtype. The tables of codes, which
     # both parts read, keep dtype.
     predictor_dtype: torch.dtype | None = None

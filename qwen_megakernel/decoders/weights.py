@@ -9,7 +9,7 @@ from torch import Tensor
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.decoders.int8 import Matrix
 
-Weights = Mapping[str, Matrix]  # by the official names, without "talker."
+Weights = Mapping[str, Matrix]  # the keys are the official names without "talker."
 
 
 class DecoderModel(Protocol):

@@ -12,7 +12,8 @@ from qwen_megakernel.errors import OutputError, UsageError
 
 MIN_JUDGED_FRAMES = 20  # in shorter speech the pauses at its ends weigh too much
 MIN_JUDGED_CODES = 64  # for figures over all groups together
-MOST_OF_A_GROUP = 0.75  # of a group's frames; pauses of a healthy voice hold one value for 0.35
+# Share of a group's frames; in a healthy voice, pauses have one value in 0.35.
+MOST_OF_A_GROUP = 0.75
 
 
 def write(path: Path, codes: np.ndarray, *, append: bool = False) -> None:

@@ -28,7 +28,7 @@ class Chunk:
     """Frames of some streams in the vocoder, of each the same number."""
 
     streams: list[ActiveStream]
-    codes: list[list[np.ndarray]]  # of each stream, [num_code_groups] for each frame
+    codes: list[list[np.ndarray]]  # for each stream, [num_code_groups] for each frame
     samples: HostCopy  # [num_streams, num_samples] float32
     spent_ms: float  # on the start of the vocoder
 

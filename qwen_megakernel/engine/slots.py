@@ -41,15 +41,15 @@ class ActiveStream:
 
     state: StreamState
     phase: Phase = Phase.WAITING
-    index: int = -1  # of the slot
-    vocoder: Any = None  # its state in the vocoder
+    index: int = -1  # the slot's index
+    vocoder: Any = None  # the stream's state in the vocoder
     lookahead: int = 0  # frames the vocoder must see after those it turns into audio
-    chunk_frames: int = 0  # of the chunk being filled; doubles up to the request's
+    chunk_frames: int = 0  # size of the current chunk; it doubles up to the request's size
     part: TextPart | None = None  # None: between parts
     text_open: bool = False  # more text of the part will come
     guard: RunawayGuard = field(default_factory=lambda: RunawayGuard(0))  # one for each part
     pending: list[np.ndarray] = field(default_factory=list)  # frames not yet turned into audio
-    part_end: FinishReason = "eos"  # of a part that drains: why it is over
+    part_end: FinishReason = "eos"  # the reason why a draining part has ended
     finish: FinishReason = "eos"  # the first reason that was not eos, over all parts
 
     @property
@@ -271,7 +271,7 @@ class SlotTable:
         """If the block fails, `streams` end with the error; other streams and the loop continue."""
         try:
             yield
-        except Exception as error:  # of any kind: the worker thread must go on
+        except Exception as error:  # all errors, because the worker thread must continue
             failure = self._failure_of(error)
             for stream in streams:
                 if not stream.is_over:

@@ -21,7 +21,7 @@ class Decoder(Protocol):
     """Turns prompts into codec frames, on `num_slots` slots that do not influence each other."""
 
     num_slots: int
-    max_frames: int  # of one part of an utterance
+    max_frames: int  # for each part of an utterance
 
     def prefill(
         self,

@@ -31,7 +31,7 @@ class RunningStep:
     """A step of the decoder, from its launch to its codes."""
 
     streams: list[ActiveStream]
-    parts: list[TextPart | None]  # of each stream, the part that the frames belong to
+    parts: list[TextPart | None]  # for each stream, the part of the frames
     wait: Callable[[], StepResult]
     spent_ms: float  # on the launch
 
@@ -67,7 +67,7 @@ class StepLoop:
         try:
             self._thread.start()
             self.stages = stages.result()
-        except BaseException:  # such as Ctrl-C: the caller gets no loop to close
+        except BaseException:  # also Ctrl-C, after which the caller has no loop to close
             self._closing = True
             raise
 
@@ -153,7 +153,7 @@ class StepLoop:
             self._news = False  # before the turn: later news leads to another one
             try:
                 is_busy = self._turn()
-            except Exception as error:  # of this package; no reader may wait for a dead thread
+            except Exception as error:  # a bug; no reader may wait for a dead thread
                 self._table.fail_all(error)
                 is_busy = False
             if not is_busy:

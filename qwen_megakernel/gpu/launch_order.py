@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 
 _lock = threading.Lock()
-_last: dict[torch.device, torch.cuda.Stream] = {}  # where each GPU got its last launch
+_last: dict[torch.device, torch.cuda.Stream] = {}  # the stream of each GPU's last launch
 
 
 @contextlib.contextmanager

@@ -70,7 +70,8 @@ class ContextSpeech:
     task: asyncio.Task | None = None  # moves its audio to the context, from the first word on
     unspoken: str = ""  # text before the first word
     sentences: SimpleTextAggregator | WholeTurn | None = None  # set if requests need whole texts
-    requests: asyncio.Queue[str | None] = field(default_factory=asyncio.Queue)  # their texts
+    # The texts of the requests.
+    requests: asyncio.Queue[str | None] = field(default_factory=asyncio.Queue)
     text_ended: asyncio.Event = field(default_factory=asyncio.Event)
     _deadline: asyncio.Timeout | None = None  # for the next chunk
 
@@ -141,7 +142,7 @@ class ContextTTSService(InProcessTTSService):
         self._engine = engine
         self._sound_rate = sample_rate
         self._engine_timeout_s = engine_timeout_s
-        self._speeches: dict[str, ContextSpeech] = {}  # by context id
+        self._speeches: dict[str, ContextSpeech] = {}  # context id -> its speech
         super().__init__(
             push_text_frames=False,  # words are pushed as they are heard
             push_start_frame=True,
@@ -217,7 +218,7 @@ class ContextTTSService(InProcessTTSService):
         if speech.text_ended.is_set():
             return  # the turn has failed
         if not self._is_streaming_tokens:
-            text += " "  # which Pipecat has taken from between the sentences
+            text += " "  # Pipecat has removed the space between the sentences
         try:
             if speech.task is None:
                 speech.unspoken += text
@@ -277,7 +278,7 @@ class ContextTTSService(InProcessTTSService):
             if stream.finish_reason == "cancelled" and not speech.is_cancelled:
                 raise EngineClosed("The engine was closed while it spoke.")
         except Exception as error:  # run_tts must not raise: that would leave the context open
-            if isinstance(error, MarkupError):  # what is before it has been spoken
+            if isinstance(error, MarkupError):  # the text before the error has been spoken
                 await self._push_words(context_id, await timer.finish())
             for frame in await self._failure(context_id, speech, error):
                 yield frame

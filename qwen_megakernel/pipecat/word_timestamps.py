@@ -113,7 +113,7 @@ class PlayoutClock:
     """
 
     delay_s: float = 0.0  # how much later the next sample is heard than its words were set for
-    _context_id: str | None = None  # whose audio was sent last
+    _context_id: str | None = None  # the context that was sent audio last
     _began_s: float = 0.0  # when its first sample is heard, moved up by the holes since
     _end_s: float = 0.0  # when all that was sent will have been heard
     _kept_end_s: float = 0.0  # the same for what an interruption does not drop

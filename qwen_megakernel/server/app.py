@@ -53,7 +53,7 @@ _EXPOSED = (
     "X-Warning",
     "X-Spoken-Text",
 )
-_MAX_HEADER_CHARS = 2000  # of X-Spoken-Text; the events and GET have all of it
+_MAX_HEADER_CHARS = 2000  # for X-Spoken-Text; the events and GET have the whole text
 _ERRORS: dict[int | str, dict[str, Any]] = {
     key: {"model": ErrorBody, "description": "Error"} for key in ("4XX", "5XX")
 }
@@ -234,7 +234,7 @@ def _add_voices(app: FastAPI, service: Service) -> None:
         service.voices.check_size(len(recording))
         try:
             voice = await service.voices.upload(recording, name, ref_text or None)
-        except RecordingError as error:  # whose field in a speech request is `ref_audio`
+        except RecordingError as error:  # here the field has another name than in a speech request
             raise ApiError.about("audio_sample", error) from error
         return {"success": True, "voice": voice}
 

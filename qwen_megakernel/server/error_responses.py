@@ -30,7 +30,7 @@ from qwen_megakernel.errors import (
 
 logger = logging.getLogger(__name__)
 
-RETRY_AFTER_S = 1  # where no better estimate is known
+RETRY_AFTER_S = 1  # used if there is no better estimate
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _PARAMS: dict[type[QwenTTSError], str] = {
@@ -60,7 +60,7 @@ _WANTED = {
 }
 _OTHER_NAMES_OF_INPUT = ("text", "prompt", "content")
 _WORD_START = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
-_MAX_ECHO_CHARS = 200  # of a client's text that a message repeats
+_MAX_ECHO_CHARS = 200  # the longest part of a client's text that a message repeats
 
 
 class ErrorFacts(BaseModel):

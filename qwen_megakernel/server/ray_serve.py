@@ -191,7 +191,7 @@ def run(
 
 def _check_room(scale: Scale) -> None:
     """Refuse replicas that this machine cannot hold, for which Ray would wait forever."""
-    if "RAY_ADDRESS" in os.environ:  # that cluster may grow
+    if "RAY_ADDRESS" in os.environ:  # such a cluster may grow
         return
     there_is = ray.cluster_resources()
     for name, each in (("CPU", scale.num_cpus), ("GPU", scale.num_gpus)):

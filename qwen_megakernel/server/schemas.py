@@ -46,7 +46,7 @@ _DATED_ALIAS = re.compile(rf"(?:{'|'.join(MODEL_ALIASES)})-(?:\d{{4}}-\d\d-\d\d|
 
 MIN_NEW_TOKENS = 2  # the last token is not a frame, and the first two never end the speech
 MAX_FIRST_CHUNK_FRAMES = 10  # the engine's chunk_frames, to which chunks grow
-MAX_LEXICON_WORDS = 1000  # of one request
+MAX_LEXICON_WORDS = 1000  # for each request
 _MAX_SIDE_CHARS = 4096  # in instructions and transcripts
 
 Format = Literal["wav", "pcm", "flac", "mp3", "opus", "aac", "ulaw", "alaw"]

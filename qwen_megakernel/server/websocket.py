@@ -56,7 +56,7 @@ class Utterance:
     cancelled: bool = False
     speaking: ActiveSpeech | None = None
     feeding: ActiveSpeech | None = None  # `speaking`, if it takes the text as it arrives
-    over: bool = False  # its speech has ended
+    over: bool = False  # whether its speech has ended
     # This utterance and those after it that began while too many were waiting. Their number has no
     # limit, so they are counted, not held; each is answered with an error.
     num_refused: int = 0

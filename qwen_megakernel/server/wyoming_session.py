@@ -291,7 +291,7 @@ class _BoundedReader:
 
     def __init__(self, reader: asyncio.StreamReader):
         self._reader = reader
-        self.readline = reader.readline  # which has a limit of its own, 64 KiB
+        self.readline = reader.readline  # it has a limit of its own, 64 KiB
 
     async def readexactly(self, num_bytes: int) -> bytes:
         if num_bytes > MAX_EVENT_BYTES:

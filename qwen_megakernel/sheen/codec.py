@@ -253,5 +253,5 @@ def _context(decoder: nn.Module, samples_per_frame: int) -> tuple[int, int]:
         else:
             first = first * stride - padding
             last = last * stride - padding + reach
-    positions = LAYER_RATIO[-1]  # of the latents, a frame
+    positions = LAYER_RATIO[-1]  # positions of the latents in a frame
     return -(first // positions), last // positions

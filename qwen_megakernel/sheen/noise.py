@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from qwen_megakernel.decoders.sampling import philox
 
 _KEY = 0x534E4143  # any number, but always the same
-_WORDS = 4  # of one Philox counter
+_WORDS = 4  # in each Philox counter
 
 
 def normals(layer: int, first: int, count: int) -> np.ndarray:

@@ -20,7 +20,7 @@ from qwen_megakernel.records import Manner, TextIds
 from qwen_megakernel.text.cleaning import clean, visible
 from qwen_megakernel.text.sentences import char_length, pack_sentences, spoken_length
 
-MIN_PART_CHARS, MAX_PART_CHARS = 200, 300  # of a whole text
+MIN_PART_CHARS, MAX_PART_CHARS = 200, 300  # limits for the parts of a whole text
 OPEN_PART_CHARS = 250  # minimum of a text that arrives in pieces
 
 _SENTENCE_END = re.compile(r"[.!?…][\"'”’)\]]{0,8}\s|[。！？]")
@@ -57,7 +57,7 @@ class TextPart:
 
     ids: deque[Tensor] = field(default_factory=deque)  # each [n] int64, n >= 1
     closed: bool = False  # set after the last ids were appended
-    text: str = ""  # what the ids stand for
+    text: str = ""  # the text that the ids stand for
     start: int = 0  # visible characters of the whole text before it
     manner: Manner = field(default_factory=Manner)
     pause_s: float = 0.0  # silence before it, until the engine has taken it
@@ -93,7 +93,7 @@ class EncodedText:
     parts: list[Tensor]  # [num_text_tokens] int64 each; empty if the text arrives in pieces
     new_part: Callable[[], PartEncoder]  # begins a part of a text that arrives in pieces
     part_chars: int = OPEN_PART_CHARS  # the first sentence end past these ends a part in pieces
-    texts: list[str] = field(default_factory=list)  # of the whole parts
+    texts: list[str] = field(default_factory=list)  # the texts of the complete parts
 
     def whole_parts(self, start: int = 0, manner: Manner | None = None) -> Iterator[TextPart]:
         """Yield the parts of a whole text.
@@ -125,10 +125,10 @@ class PartCutter:
     ) -> None:
         self._parts, self._new_part, self._part_chars = parts, new_part, part_chars
         self._growing: tuple[TextPart, PartEncoder] | None = None
-        self._num_chars = 0  # of the growing part
-        self._num_visible = 0  # of all parts
-        self._maybe_end = ""  # its last characters, if they may be the end of a sentence
-        self._manner = Manner()  # of the growing part
+        self._num_chars = 0  # characters of the growing part
+        self._num_visible = 0  # visible characters of all parts
+        self._maybe_end = ""  # the part's last characters, if they may end a sentence
+        self._manner = Manner()  # the manner of the growing part
 
     def feed(self, text: str) -> None:
         """Take the next piece of text, of any length.

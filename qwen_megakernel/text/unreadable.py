@@ -31,7 +31,7 @@ _MARKUP = re.compile(
     r"</?(?:speak|break|prosody|phoneme|say-as|sub|voice|emphasis|lang|audio|mark|p|s)"
     r"(?:\s[^<>]*)?/?>"
 )
-_MAX_TAG_CHARS = 200  # of one that may be complete in the next piece
+_MAX_TAG_CHARS = 200  # for a tag that may be completed by the next piece
 _MAX_SHOWN_CHARS = 10
 
 

@@ -153,7 +153,7 @@ class SpeechTimer:
         self._settled += words[num_known:]
         segments = _segments(written, words)
         if not is_over:
-            segments = segments[:-1]  # it may go on
+            segments = segments[:-1]  # the last sentence may continue
         first, self._num_settled_segments = self._num_settled_segments, len(segments)
         return words[num_known:], segments[first:]
 

@@ -49,7 +49,7 @@ def package() -> types.ModuleType:
                 importlib.import_module(name)
             except ImportError:
                 sys.modules[name] = types.ModuleType(name)
-        with contextlib.redirect_stdout(None):  # it prints advice on speed when it is imported
+        with contextlib.redirect_stdout(None):  # the package prints advice when it is imported
             return importlib.import_module("qwen_tts")
     except Exception as error:  # other versions of its dependencies raise any error
         raise MissingPackageError(
@@ -111,7 +111,7 @@ def generate(
         )
         for head in talker.code_predictor.lm_head
     ]
-    last_head = talker.code_predictor.lm_head[-1]  # it ends each frame
+    last_head = talker.code_predictor.lm_head[-1]  # this head runs last in each frame
     hooks.append(last_head.register_forward_hook(lambda _m, _i, _out: on_frames(1)))
     inner = talker.generate
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from qwen_megakernel.gpu.cuda_graphs import Graphs, upload
 from qwen_megakernel.vocoder.vocoder import Vocoder, VocoderState
 
-MAX_FRAMES = 12  # of one graph; longer chunks are cut
-MAX_STREAMS = 16  # of one graph; more streams take several
+MAX_FRAMES = 12  # for one graph; longer chunks are divided
+MAX_STREAMS = 16  # for one graph; more streams need several
 
 
 class GraphVocoder(Vocoder):

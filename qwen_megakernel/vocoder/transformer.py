@@ -38,7 +38,7 @@ class Transformer:
         dims = torch.arange(0, config.head_dim, 2, device=weights.device, dtype=torch.float64)
         angles = torch.outer(positions, config.rope_theta ** (-dims / config.head_dim))
         self.cos, self.signed_sin = (each.to(weights.dtype) for each in rotary_tables(angles))
-        age = positions[self.num_past :, None] - positions  # of each key, relative to each query
+        age = positions[self.num_past :, None] - positions  # distance of each query from each key
         self.in_window = (age >= 0) & (age <= self.num_past)
         self.positions = positions
 

@@ -33,7 +33,7 @@ VOICED_WEIGHT = 3.0  # weight of a voiced value beside a log energy, in the dist
 BEAM = 3  # candidates that the search keeps from codebook to codebook
 NUM_ITERATIONS = 14  # iterations of k-means for each codebook
 FRAMES_AT_ONCE = 4096
-NUM_NATURAL_COMPONENTS, NUM_NATURAL_BOOKS = 96, 7  # of flite's frames
+NUM_NATURAL_COMPONENTS, NUM_NATURAL_BOOKS = 96, 7  # for flite's frames
 NATURAL_VOICED_WEIGHT = 1.5
 NUM_SILENT = 500  # silent frames among those to which the codebooks are fitted
 

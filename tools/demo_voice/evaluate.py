@@ -37,7 +37,8 @@ from tools.demo_voice.word_accuracy import aligned_rows, words_right
 
 REFERENCES = Path(__file__).parent / "references.npz"
 FEEDS = ("full", "stepwise")
-AS_REFERENCE = "reference"  # beside the two feeds: the vocoder alone, on the reference's codes
+# A third way besides the two feeds: the vocoder alone, on the reference's codes.
+AS_REFERENCE = "reference"
 LENGTH_TOLERANCE = 0.25
 PART = 25  # sentences that a worker reads at once
 MAX_STRETCH = 3  # a sentence is cut off at this multiple of the reference's length

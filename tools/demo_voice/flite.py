@@ -21,13 +21,13 @@ LIBRARY = "libflite.so.1"
 VOICE_LIBRARIES = ("libflite_usenglish.so.1", "libflite_cmulex.so.1")  # the voices need them
 VOICES = ("rms", "slt", "awb")  # a man of the US, a woman of the US, a man of Scotland
 
-RATE = 16000  # of flite's own sound
+RATE = 16000  # flite's sample rate, in Hz
 HOP_SECONDS = 0.005  # between two rows of values
 NUM_CEPSTRUM = 25
 NUM_VOICED = 5
 PAUSE = "pau"
 
-_STOP = -1  # what a callback of flite returns to end the synthesis
+_STOP = -1  # a callback of flite returns it to end the synthesis
 
 
 class _Track(ctypes.Structure):

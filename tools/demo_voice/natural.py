@@ -43,7 +43,7 @@ PITCH_POINTS = 80  # at which `pitch_book` looks at a frame's phase
 RISE_SECONDS, RISE = 0.35, 1.35  # a question's end: how long it rises, to which share of the mean
 
 # ---- sound, at flite's rate
-SIZE = 1024  # of the Fourier transform
+SIZE = 1024  # size of the Fourier transform
 FRAME = round(FRAME_SECONDS * RATE)
 HOP = FRAME // SUBFRAMES
 LOUDNESS = 1.22

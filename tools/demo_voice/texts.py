@@ -21,7 +21,7 @@ TRAINING = "train"
 TEMPLATE, WRITTEN = "template", "written"  # kinds of test sentences: from grammar, by hand
 
 NUM_TEMPLATE = 200  # test sentences from the grammar
-NUM_DEVELOPMENT = 100  # as many sentences to choose settings by
+NUM_DEVELOPMENT = 100  # number of sentences for choosing settings
 TEST_WORDS = (3, 14)
 MAX_SENTENCE_CHARS = 120
 MAX_PARAGRAPH_CHARS = 280

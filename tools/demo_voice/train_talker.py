@@ -66,7 +66,7 @@ class Training:
         shape = {"num_rows": args.rows, "row_length": args.row_length, "num_frames": args.frames}
         training = [u for u in pool if u.kind == shards.TRAINING]
         self.packer = Packer(config, tokenizer.role_ids(), training, **shape, seed=args.seed)
-        self.sentences: dict[tuple[str, str], list[Utterance]] = {}  # by kind and feed
+        self.sentences: dict[tuple[str, str], list[Utterance]] = {}  # (kind, feed) -> utterances
         for utterance in pool:
             if utterance.kind != shards.TRAINING:
                 self.sentences.setdefault((utterance.kind, utterance.feed), []).append(utterance)

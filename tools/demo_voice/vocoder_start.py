@@ -19,7 +19,7 @@ from tools.demo_voice.codebooks import Codebooks
 STEPS_PER_FRAME = 32  # at 400 Hz
 NUM_PHASES = 4  # cosine and sine of the phase, and of its double
 PHASE_WEIGHT, VOICED_WEIGHT, ENVELOPE_WEIGHT = 2.0, 1.0, 0.2
-NUM_BLOCKS = 2  # of the decoder's blocks, those that lead to 400 Hz
+NUM_BLOCKS = 2  # number of the decoder's blocks that lead to 400 Hz
 LEARNING_RATE, WARMUP_STEPS, MIN_RATE = 2e-3, 50, 0.02
 BATCH, SEGMENT = 12, 12
 CONTEXT_FRAMES = 2  # first frames of a segment, not compared because their past is missing

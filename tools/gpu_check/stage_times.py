@@ -59,7 +59,7 @@ from tools.gpu_check.steps.context import SMALL, TOY, Context
 SCHEMA = "stage_times/1"
 RECORD = np.dtype(StageRecord)
 STAMPS = ("rows_ready", "first_tile", "last_tile", "arrived", "prepared", "released")
-MOMENTS = ("begin", "arrived", "prepared", "released")  # of the timeline
+MOMENTS = ("begin", "arrived", "prepared", "released")  # moments in the timeline
 LAYER_STAGES = ("qkv_proj", "attention", "o_proj", "gate_up_proj", "down_proj")
 WINDOW = 10  # stages: two layers of the talker; the predictor's last ones and the draw
 PARTS = ("span", "work", "longest", "hidden", "wait", "barrier", "rows", "starved", "product")
@@ -70,7 +70,7 @@ COLORS = {"work": "tab:blue", "hidden": "tab:orange", "wait": "lightgray"}
 class Launch:
     """The stamps of one launch, in microseconds since it began on the block's SM."""
 
-    names: list[str]  # of the stages, in their order
+    names: list[str]  # names of the stages, in order
     layers: list[int]
     us: dict[str, np.ndarray]  # of STAMPS, and "begin": [blocks, stages], NaN where there is none
     cycles_per_us: float

@@ -117,7 +117,7 @@ class Stage(NamedTuple):
 
     extra: float  # us besides the product
     tiles: int = 0  # tiles that one warp of the busiest block reads
-    paired: int = 0  # those of them that are multiplied two at a time
+    paired: int = 0  # how many of them are multiplied two at a time
     is_int8: bool = False
 
     @property

@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tools.kernel_study.frame_model import NUM_SMS
 from tools.kernel_study.ptx import build as ptx
 
-ARCH, CLOCK_GHZ = "sm_90a", 1.755  # of a hot H200; NVIDIA's figure: up to 1.98
+ARCH, CLOCK_GHZ = "sm_90a", 1.755  # clock of a hot H200; NVIDIA names up to 1.98
 LAYER = ("qkv_proj", "attention", "o_proj", "gate_up_proj", "down_proj")
 NUM_CODE_GROUPS = 10  # the predictor's last pass then has the positions of an average one
 NUM_LAYERS = 2  # enough for one layer to follow another, as nearly all do

@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""Remove each synchronisation of csrc/ in turn and record which tests fail:
-docs/kernel_mutations.md.
+"""Remove each synchronisation in csrc/ and record which tests fail: docs/kernel_mutations.md.
 
 Every mutant runs tests/decoders/kernel/sanitized.cu twice: plain, with the expectation that the
 codes differ or the launch fails, and under ThreadSanitizer. It needs g++ and takes a quarter of a

@@ -18,7 +18,7 @@ from qwen_megakernel.checkpoint.config import StackConfig
 from qwen_megakernel.checkpoint.loading import Checkpoint
 from qwen_megakernel.decoders.layers import rotary
 
-HIDDEN_SCORE = -3e4  # of positions that do not exist yet; float16 ends at 65504
+HIDDEN_SCORE = -3e4  # score of positions that do not exist yet; float16 ends at 65504
 
 
 def conv1x1(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -34,7 +34,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """
     largest = x.abs().amax(1, keepdim=True).clamp(min=1e-4)
     y = x / largest
-    small = x.new_tensor([eps**0.5]) / largest  # whose square is eps / largest^2
+    small = x.new_tensor([eps**0.5]) / largest  # its square is eps / largest^2
     return y * torch.rsqrt(y.square().mean(1, keepdim=True) + small.square()) * weight
 
 

@@ -46,7 +46,7 @@ MODELS = (
 )
 STACK_OF = {"talker": "CodeDecoder", "predictor": "MultiCodeDecoder"}
 MANIFEST = "manifest.json"
-STATES = ("keys", "values")  # of a stack
+STATES = ("keys", "values")  # the states of a stack
 
 
 @dataclass(frozen=True, slots=True)

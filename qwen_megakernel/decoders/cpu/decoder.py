@@ -225,7 +225,7 @@ class _Source:
         )
         # Native code reads these tables where they are, as long as the decoder lives.
         self.tables = [embeddings.codec_table, *embeddings.code_tables]
-        assert all(table.is_contiguous() for table in self.tables)  # else `_matrix` copies
+        assert all(table.is_contiguous() for table in self.tables)  # otherwise `_matrix` would copy
         assert all(table.dtype in (torch.float32, torch.bfloat16) for table in self.tables)
         self.model.code_tables = self._matrices(self.tables)
 

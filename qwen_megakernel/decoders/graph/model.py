@@ -23,7 +23,7 @@ from qwen_megakernel.decoders.sampling import MASK, MIN_FRAMES
 from qwen_megakernel.decoders.slots import DecoderSizes, SlotState
 from qwen_megakernel.decoders.weights import DecoderModel, tensor
 
-MAX_FRAMES_PER_LAUNCH = 4  # frames whose codes come back in one copy
+MAX_FRAMES_PER_LAUNCH = 4  # number of frames that one copy brings to the host
 
 # Every attention except cuDNN's, which PyTorch prefers on sm_90 and sm_100. There it has silently
 # returned wrong values in bf16 with a mask (pytorch/pytorch#193893, torch 2.11 to 2.13), and it

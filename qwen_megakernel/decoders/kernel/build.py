@@ -138,7 +138,7 @@ def definitions(config: KernelSizes, target: Target) -> dict[str, int]:
             "FORWARD_CHUNK_COLS": CHUNK_COLS,
             "ROUND_TILES": EMULATION_ROUND_TILES,
             "LOOKAHEAD_TILES": EMULATION_LOOKAHEAD_TILES,
-            "SMEM_BYTES": 1 << 20,  # of host memory, whose limit does not matter
+            "SMEM_BYTES": 1 << 20,  # host memory, which has no such limit
         }
     else:
         number = re.sub(r"\D", "", target.arch)

@@ -53,7 +53,7 @@ class KernelDecoder(BufferedDecoder):
         buffers = self._buffers
         self._seen, self._text, self._pad = buffers.seen, buffers.text_rows, buffers.pad_embed
         self.launcher = Launcher(self.library, buffers, num_blocks or most_blocks)
-        self._failures: dict[int, GenerationError] = {}  # of prompts, by their slots
+        self._failures: dict[int, GenerationError] = {}  # slot -> the error of its prompt
         self.embeddings = buffers.embeddings
 
     def cancel(self) -> None:
@@ -76,7 +76,7 @@ class KernelDecoder(BufferedDecoder):
 
     def _run_prompt(self, slot: int, embeds: Tensor, pad_embed: Tensor) -> None:
         """Enqueue the prompt; the next step of its slot reports its failure."""
-        self._failures.pop(slot, None)  # of the stream before
+        self._failures.pop(slot, None)  # an error of the slot's previous stream
         self._pad[slot] = pad_embed
         embeds = embeds.to(self.device, torch.float32).contiguous()
         self.launcher.start_prompt((slot, self._states[slot]), slot, embeds)
@@ -127,11 +127,11 @@ class KernelDecoder(BufferedDecoder):
             GenerationError: no stream of the step is left.
         """
         for (slot, state), error in self.launcher.failed_prompts():
-            if self._states[slot] is state:  # else another stream has the slot
+            if self._states[slot] is state:  # otherwise the slot has another stream by now
                 self._failures[slot] = error
         slots = [slot for group in groups for slot in group]
         parts: list[StepResult] = []
-        failures: dict[int, QwenTTSError] = {}  # by row
+        failures: dict[int, QwenTTSError] = {}  # row -> error
         for group, outcome in zip(groups, outcomes, strict=True):
             first = sum(len(part.codes) for part in parts)
             if isinstance(outcome, QwenTTSError):
@@ -151,7 +151,7 @@ class KernelDecoder(BufferedDecoder):
                 self._state(slot).advance(counts[row], ended[row])
         lost = [slots[row] for row in failures]
         self._lose(lost)
-        self._buffers.forget(lost)  # their caches hold half a frame
+        self._buffers.forget(lost)  # their caches contain a part of a frame
         if len(lost) == len(slots):
             raise failures[0]
         return StepResult(codes, tuple(counts), tuple(ended), failures)

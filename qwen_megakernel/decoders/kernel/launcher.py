@@ -57,7 +57,7 @@ class Launcher:
 
     def __init__(self, library: KernelLibrary, buffers: LayerBuffers, num_blocks: int):
         self.num_blocks = num_blocks
-        self.timeout_seconds = BARRIER_TIMEOUT_SECONDS  # of one grid barrier
+        self.timeout_seconds = BARRIER_TIMEOUT_SECONDS  # limit for one grid barrier
         self._library, self._buffers = library, buffers
         self._prompts: dict[int, Any] = {}  # owners of prompts under way, by their control block
         self._failed: list[tuple[Any, GenerationError]] = []  # owners of those that failed
@@ -107,7 +107,7 @@ class Launcher:
         )
         if forced is not None:
             forced = forced.to(buffers.device, torch.int32).contiguous()
-        for control in self._steps:  # of a step that failed before the caller waited for it
+        for control in self._steps:  # a step may have failed before the caller waited for it
             buffers.controls.give_back(control, is_clean=False)
         self._steps = []
         launches: list[int | QwenTTSError] = []

@@ -17,7 +17,7 @@ from qwen_megakernel.errors import BuildError, GenerationError, LaunchError, Usa
 from qwen_megakernel.native.compiling import load
 from qwen_megakernel.native.structs import fields
 
-MAX_STREAMS = 16  # of one launch: StepParams.streams
+MAX_STREAMS = 16  # for one launch: the size of StepParams.streams
 
 # cudaError_t values that mean "this grid cannot be resident here".
 LAUNCH_REFUSED = {720, 801}  # CooperativeLaunchTooLarge, NotSupported

@@ -58,7 +58,7 @@ def text_sizes(values: Mapping[str, Any]) -> TextSizes:
     """
     stack = _stack(values)
     predictor = replace(
-        stack,  # of the same width, so that no projection stands between the two
+        stack,  # the same width, so that there is no projection between the two
         intermediate_size=32,
         num_layers=1,
         num_heads=1,

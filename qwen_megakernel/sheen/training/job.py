@@ -51,7 +51,7 @@ class Job:
     save_steps: int = 500
     resume: bool = False
     local_files_only: bool = False
-    progress: bool = True  # of downloads
+    progress: bool = True  # whether downloads show their progress
 
     def __post_init__(self) -> None:
         if self.save_steps < 1:

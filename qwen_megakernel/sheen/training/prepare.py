@@ -39,8 +39,8 @@ class Report:
     """The outcome of all rows."""
 
     num_added: int = 0
-    num_present: int = 0  # in the output before
-    seconds: float = 0.0  # of audio added
+    num_present: int = 0  # rows that the output already had
+    seconds: float = 0.0  # seconds of audio that were added
     faults: list[str] = field(default_factory=list)
 
 

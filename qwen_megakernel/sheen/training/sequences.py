@@ -32,7 +32,7 @@ class TokenSequence:
     """One sample."""
 
     ids: list[int]
-    num_text: int  # of `ids`, at the beginning
+    num_text: int  # number of text tokens at the beginning of `ids`
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -36,7 +36,8 @@ class TrainOptions:
     batch_size: int = 4  # rows of a forward pass
     gradient_accumulation: int = 4  # forward passes of a step
     max_length: int = 1024  # tokens of a row
-    precision: str = "fp16"  # of the arithmetic; weights and their updates are float32
+    # Number format of the arithmetic; weights and their updates are float32.
+    precision: str = "fp16"
     epochs: int = 20
     max_steps: int | None = None  # stop after these, even within an epoch
     warmup_steps: int = 100  # the learning rate rises for these steps, then falls linearly to 0

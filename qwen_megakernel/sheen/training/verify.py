@@ -158,7 +158,7 @@ def check_training(
     num_steps = options.max_steps or options.epochs
     trainer = Trainer(parts.model, pair, pad, replace(options, epochs=num_steps))
     half = max(1, trainer.num_steps // 2)
-    num_all = 2 * trainer.num_steps - half  # those after the half are taken twice
+    num_all = 2 * trainer.num_steps - half  # the steps after the half run twice
 
     def count(record: StepRecord) -> None:
         on_step(record, num_all)

@@ -18,7 +18,7 @@ class PauseParser:
     def __init__(self) -> None:
         self.error: MarkupError | None = None
         self._held = ""  # text at the end that may be the beginning of a "[pause ...]"
-        self._place = Place(1, 1)  # where the text begins that is not parsed yet
+        self._place = Place(1, 1)  # the beginning of the text that is not parsed yet
         self._pauses_s = 0.0
 
     def take_warnings(self) -> list[str]:

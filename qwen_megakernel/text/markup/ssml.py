@@ -68,7 +68,7 @@ class SsmlParser:
         self._expat.EndElementHandler = self._end
         self._expat.CharacterDataHandler = self._characters
         self._expat.StartDoctypeDeclHandler = self._doctype
-        self._num_bytes = 0  # that expat has got
+        self._num_bytes = 0  # bytes that expat has received
         self._pair = ""  # the first half of a surrogate pair, at the end of a piece
         self._before: str | None = ""  # the text until its XML declaration is complete; then None
         self._root_place: Place | None = None  # where the root element was inserted
@@ -77,8 +77,8 @@ class SsmlParser:
         self._warnings: list[str] = []
         self._has_ignored = False
         self._elements: list[tuple[str, Place]] = []  # the open elements
-        self._manners = [Manner()]  # those of the text outside, and of each open element
-        self._manner = Manner()  # that of the latest item
+        self._manners = [Manner()]  # the manner outside all elements, and inside each open one
+        self._manner = Manner()  # the manner of the latest item
         self._text = ""  # text for the next item
         self._is_after_space = True
         self._num_silent = 0  # the number of open elements whose text is not spoken

@@ -108,7 +108,7 @@ class TextReader:
         self._last = ""  # the last character that was read
         self._is_raw = False  # inside a word that is spoken as it is written
         self._skips_space = False  # a mark of Markdown was removed before this space
-        self._next_language = ENGLISH  # of the word after a segment without a letter
+        self._next_language = ENGLISH  # language of the word after a segment without a letter
         self._pieces: list[Piece] = []  # all pieces that were returned
         self._warnings: list[str] = []
         self._has_warned = False

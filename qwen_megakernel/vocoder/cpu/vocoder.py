@@ -79,7 +79,7 @@ class CpuVocoder(Vocoder):
         check_structs(self._library, "qwen_cpu_vocoder_struct_bytes", native.STRUCTS)
         handle = ctypes.c_void_p()
         source, tables = _Source(self, is_direct), self._codebooks.tables
-        assert tables.is_contiguous()  # else native code would read a copy that is freed
+        assert tables.is_contiguous()  # otherwise native code would read a freed copy
         status = self._library.qwen_cpu_vocoder_create(
             ctypes.c_void_p(pool.handle), ctypes.byref(source.vocoder), ctypes.byref(handle)
         )

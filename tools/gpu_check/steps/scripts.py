@@ -19,7 +19,8 @@ from tools.gpu_check.steps.context import Context
 from tools.gpu_check.steps.speed import STREAM_COUNTS
 
 RATES, ALL_RATES, RATE_SECONDS = "20,80", "1,10,20,40,80", 6
-LISTENERS, LISTEN_SECONDS = "64,128,256", 4  # by the clock: a begun speech is heard to its end
+# Seconds of wall time; a begun speech is heard to its end.
+LISTENERS, LISTEN_SECONDS = "64,128,256", 4
 MEMORY_STREAMS = (1, 8, 64)
 
 
