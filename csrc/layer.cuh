@@ -135,11 +135,13 @@ class LayerWeights {
   __device__ const Weight* qkv_bias() const { return input_norm() + kNorms; }
 
  private:
-  // `opaque`: the compiler would keep these addresses from the forecast of a matrix to its product,
-  // and spill one of them (1.7B with int8 layers on sm_90a).
+  // The compiler computes these addresses at a matrix's forecast and keeps them until its product.
+  // With int8 layers (1.7B, sm_90a) it then spills one, which `opaque` prevents; with bf16 layers
+  // `opaque` itself makes a kernel spill.
   template <size_t kOffset>
   __device__ const unsigned char* at() const {
-    return first_ + opaque(static_cast<int>(kOffset));
+    if constexpr (Dims::kInt8) return first_ + opaque(static_cast<int>(kOffset));
+    return first_ + kOffset;
   }
 
   const unsigned char* first_;
