@@ -64,15 +64,15 @@ def speech_tables() -> list[str]:
     columns += ["decode, ms a frame", "vocoder, ms a frame"]
     return section(
         "A whole speech",
-        "The native decoder (`cpu`) and PyTorch's (`torch`) speak in turn in one process; p50. "
+        "The native decoder (`cpu`) and PyTorch's (`torch`) speak alternately in one process; p50. "
         "RTF is the real-time factor, seconds of computing for one second of speech.",
         columns,
         rows,
     ) + section(
         "With more cores (calculated, not measured)",
-        "The real-time factor of one stream with more cores and the same memory. Decoding keeps "
-        "its time, because two cores read as fast as this memory gives; the vocoder's is divided "
-        "among the cores. Memory that is faster shortens decoding.",
+        "This table gives the real-time factor of one stream with more cores and the same memory. "
+        "Decoding takes the same time, because two cores already read at the speed of this memory; "
+        "the vocoder's time is divided among the cores. Faster memory shortens decoding.",
         ["model", "weights", *(f"{cores} cores" for cores in CORES)],
         with_cores,
     )
@@ -102,14 +102,15 @@ def decode_tables() -> list[str]:
                 once.append((result | row, cells))
     return section(
         "Decoding a frame",
-        "Milliseconds a frame of all streams together, both backends in turn in one process. The "
-        "floor is the time in which numpy reads a frame's weights, measured in the same run.",
+        "Times are milliseconds for a frame of all streams together; both backends run alternately "
+        "in one process. The floor is the time in which numpy reads a frame's weights, measured in "
+        "the same run.",
         ["model", "weights", "backend", "streams", "p50", "p95", "floor", "times the floor"],
         frames,
     ) + section(
         "Loading, and prompts",
-        "Prompts of 10 and 110 positions, p50; loading with quantising; memory that belongs to the "
-        "process alone, beyond the packed weights, which processes share.",
+        "Prompts have 10 and 110 positions (p50), and loading includes quantising. Memory is that "
+        "of the process alone; the packed weights, which processes share, come on top.",
         ["model", "weights", "backend", "prompt 10", "prompt 110", "load", "private"],
         once,
     )
@@ -126,7 +127,7 @@ def vocoder_table() -> list[str]:
     return section(
         "The vocoder",
         "PyTorch's vocoder (`torch`), the native one (`native`), and the native one without fast "
-        "convolutions along time (`direct`), in turn with two threads each. Before every chunk "
+        "convolutions along time (`direct`) run alternately with two threads. Before every chunk "
         "the native decoder draws its frames, with the weights of the second column (–: it draws "
         "none).",
         [
@@ -147,7 +148,7 @@ def streams_table() -> list[str]:
         rows.append((result, [*cells, *(digits(spreads["p50"]) for spreads in figures)]))
     return section(
         "Streams at once",
-        "What each of their frames costs, p50; overhead is all that is neither decoder nor "
+        "Times are for one frame of each stream, p50; overhead is all time in neither decoder nor "
         "vocoder.",
         ["model", "precision", "streams", "RTF of all", *(f"{part}, ms" for part in PARTS)],
         rows,
@@ -170,8 +171,8 @@ def listeners_table() -> list[str]:
             rows.append((result, [*cells, row["requests"]]))
     return section(
         "Listeners at once",
-        "Each listener plays a speech and asks for the next, alone and beside programs that never "
-        "rest. Underruns are speeches in which a player runs dry.",
+        "Each listener plays a speech and then requests the next, on an idle machine or next to "
+        "programs that are always busy. Underruns are speeches with a gap in playback.",
         [
             *("model", "backend", "threads", "load", "busy programs", "first samples, p50", "p95"),
             *("underruns", "with 100 ms buffered", "requests"),
@@ -194,9 +195,9 @@ def threads_table() -> list[str]:
             )
     return section(
         "Threads",
-        "Speeches with one thread and more, alone and beside programs that never rest "
-        "(`docs/operations.md` says what follows from it). Waiting is what threads do between two "
-        "pieces of work.",
+        "Speeches run with one thread and more, on an idle machine or next to programs that are "
+        "always busy (`docs/operations.md` has the conclusions). Waiting is what threads do "
+        "between two pieces of work.",
         [
             *("model", "backend", "busy programs", "threads", "waiting"),
             *("first samples, p50", "p95", "RTF, p50", "p95"),
@@ -217,8 +218,8 @@ def c_engine_table() -> list[str]:
             rows.append((result, [*cells, *milliseconds(row["first_chunk_ms"], "p50")]))
     lines = section(
         "Another engine on the same cores",
-        f"An engine written in C ({C_ENGINE}) and this one speak the same random checkpoint by "
-        "turns, p50. The C engine hands on ten frames at once.",
+        f"An engine written in C ({C_ENGINE}) and this one speak the same random checkpoint "
+        "alternately, p50. The C engine returns ten frames at once.",
         ["engine", "model", "weights", "RTF", "first samples"],
         rows,
     ) or ["### Another engine", "", f"An engine written in C ({C_ENGINE}):", ""]
@@ -282,10 +283,10 @@ def texts_tables() -> list[str]:
         "### Texts of three lengths, by precision",
         "",
         *paragraph(
-            f"p50 of {TEXT_RUNS} speeches each, with first packets of 1 and 3 frames and in one "
-            f"piece, beside the system's own voice. A speech is cut after {cuts}: random weights "
-            "seldom end one, so a longer text is a longer prompt here and not a longer speech. The "
-            "system's own voice says each text to its end."
+            f"Times are the p50 of {TEXT_RUNS} speeches, with first packets of 1 and 3 frames and "
+            f"in one piece, compared with the system's own voice. A speech is cut after {cuts}, "
+            "because random weights rarely end one: a longer text makes the prompt longer here, "
+            "not the speech. The system's own voice speaks each text to its end."
         ),
         "",
     ]
@@ -321,7 +322,7 @@ def bandwidth_table() -> list[str]:
         rows.append((result, cells))
     return section(
         "PyTorch's decoder and the memory",
-        "A frame of PyTorch's decoder against the memory it reads, p50.",
+        "The table compares a frame of PyTorch's decoder with the memory that it reads, p50.",
         [
             *("model", "precision", "weights a frame", "memory reads"),
             *("floor", "measured", "times the floor"),

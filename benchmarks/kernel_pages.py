@@ -16,11 +16,10 @@ def kernel_ptxas(rows: list[list[str]] | None = None) -> list[str]:
     return [
         "# What ptxas says",
         "",
-        "Written by `tools/kernel_study/ptxas_table.py`; bf16 weights, or int8 layers beside them.",
-        "CPU s: of the compiler, for the kernels of an architecture, compiled side by side. A dash",
-        "means that they were in the cache. Rows of a build without few_step are of the sources",
-        "before that kernel was added: few_step_kernel decodes one to four streams, step_kernel",
-        "more.",
+        "Written by `tools/kernel_study/ptxas_table.py`; with bf16 weights, or int8 layers.",
+        "CPU s is the compiler's time for all kernels of an architecture. A dash means that they",
+        "were in the cache. Rows of a build without few_step come from the sources before that",
+        "kernel was added: few_step_kernel decodes one to four streams, step_kernel more.",
         "",
         *table([*columns, "spill stores/loads", "CPU s"], rows),
     ]

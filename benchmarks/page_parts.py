@@ -22,7 +22,7 @@ def write(page: str, lines: list[str], *, check: bool = False) -> bool:
 
     Args:
         page: its path in this repository.
-        lines: what a generator of `PAGES` returns.
+        lines: the result of a generator of `PAGES`.
         check: write nothing.
     Returns:
         Whether the page was out of date.
@@ -154,7 +154,7 @@ def paragraph(text: str, indent: str = "") -> list[str]:
     """Break a paragraph into lines of at most `COLUMNS`; inline code stays in one line.
 
     Args:
-        indent: what the lines after the first begin with.
+        indent: the beginning of all lines but the first.
     """
     lines = [""]
     for word in re.findall(r"(?:`[^`]*`|[^\s`])+", text):

@@ -29,7 +29,7 @@ PRECISIONS = ("bf16", "int8-talker", "int8")
 GOALS = {"random-0.6b-base": (1.56, 1.15), "random-1.7b": (2.02, 1.57)}
 
 ARRIVALS = (
-    "Requests that come when they like (random weights, end token masked, drawn lengths)",
+    "Requests at random times (random weights, end token masked, drawn lengths)",
     (
         *("model", "rps", "requests", "first_chunk_planned_ms.p50"),
         *("first_chunk_planned_ms.p95", "underruns", "times_real_time"),
@@ -42,7 +42,7 @@ GPU_TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
         ("model", "backend", "streams", "ms_per_frame", "times_real_time"),
     ),
     "int8_frame_times": (
-        "A frame with int8 layers, beside those as they are",
+        "A frame with int8 layers, compared with unquantised layers",
         ("model", "weights", "streams", "ms_per_frame", "mb_per_frame", "share_of_copy"),
     ),
     "variants": (
@@ -64,7 +64,7 @@ GPU_TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
     "open_loop": ARRIVALS,
     "open_loop_long": ARRIVALS,
     "capacity": (
-        "Listeners who play what they hear",
+        "Listeners that play the speech",
         ("model", "listeners", "requests", "first_chunk_ms.p50", "first_chunk_ms.p95", "underruns"),
     ),
     "peers": (
@@ -103,7 +103,7 @@ def performance() -> list[str]:
         *paragraph(
             "This page shows how long this project takes for a second of speech, and the least "
             "that the hardware allows. `benchmarks/pages.py` writes it: measured figures come from "
-            "the files in `benchmarks/results/`, which each table names below itself, calculated "
+            "the files in `benchmarks/results/` that are named below each table, calculated "
             "ones from the model's config and the GPUs' data sheets (`benchmarks/roofline.py`). "
             "Models named `random-` have random weights, which take the time of real ones and say "
             "nothing about how speech sounds. A frame is 80 ms of speech; p50 and p95 are the "
@@ -119,9 +119,9 @@ def performance() -> list[str]:
     if not gpus:
         lines += [
             *paragraph(
-                "Nothing yet: no GPU was at hand. On a machine with one, five commands leave files "
-                "in `benchmarks/results/`, and this section is written from them "
-                "(`docs/gpu-setup.md` fits them into half an hour):"
+                "Nothing yet, because no GPU was available. On a machine with a GPU, five commands "
+                "write files into `benchmarks/results/`, from which this section is made "
+                "(`docs/gpu-setup.md` describes them; they take half an hour):"
             ),
             "",
             "```",
@@ -212,8 +212,8 @@ def configs() -> dict[str, ModelConfig]:
 def calculated() -> list[str]:
     """Calculate bytes and floors from the config and the GPUs' data sheets."""
     lines = paragraph(
-        "A floor is the time that reading memory takes. Barriers, starting kernels and the host "
-        "come on top; `benchmarks/LOG.md` records what was expected of them and the result of each "
+        "A floor is the time for reading memory. Barriers, starting kernels and the host need "
+        "further time; `benchmarks/LOG.md` records the predictions for them and the result of each "
         "experiment."
     )
     lines += ["", "Weights that one frame reads, whatever the number of streams:", ""]

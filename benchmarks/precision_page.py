@@ -121,14 +121,13 @@ def precision() -> list[str]:
         "",
         *spaced_table(["variant", "code 0, best", "codes 1.., best", "all, drawn"], shares),
         *paragraph(
-            "`--weights int8-talker` makes 8 bits of the talker's layers, `int8` of the code "
-            "predictor's too, and `-heads` after either of the heads. Norms, embeddings and "
-            f"projections stay as they are stored. So does the text embedding, whose {outside} "
-            "million values are outside of every form: no frame reads it, and a prompt reads some "
-            "rows of its file."
+            "`--weights int8-talker` stores the talker's layers in 8 bits, `int8` also those of "
+            "the code predictor, and `-heads` after either also the heads. Norms, embeddings and "
+            f"projections stay as they are. So does the text embedding with its {outside} million "
+            "values: no frame reads it, and a prompt reads only some rows of its file."
         ),
         "",
-        "Bytes of weights a frame reads, computed from the released shapes:",
+        "The bytes of weights that a frame reads, computed from the released shapes:",
         "",
         *table(["", *WIDTHS.values()], sizes),
     ]

@@ -157,7 +157,7 @@ def speech_control() -> list[str]:
     return [
         *reading_table(),
         "",
-        "CPU time for a second that is heard, in the reader's thread (`measure.py sound`):",
+        "CPU time for each second of sound, in the reader's thread (`measure.py sound`):",
         "",
         *sound_table(),
         *([""] if times else []),
@@ -220,9 +220,9 @@ def what_is_left() -> list[str]:
         digits(speech[f"{part}_ms_per_frame"]["p50"]) for part in ("decode", "vocoder")
     )
     lines = [
-        f"**What is left.** `auto` takes the native decoder: a frame of {model_of(native)} takes "
+        f"**What is left.** `auto` uses the native decoder: a frame of {model_of(native)} takes "
         f"{native['times_the_floor']:.2f} times the time in which numpy reads its weights,",
-        f"{ms[0]} ms where PyTorch's decoder takes {ms[1]}. Only fewer bytes are faster: "
+        f"{ms[0]} ms; with PyTorch's decoder it takes {ms[1]}. Only fewer bytes are faster: "
         f"{ms[2]} ms in int8 ({timed_on(native | decoded)}; {', '.join(source_of(decoded))}).",
         f"In a whole speech a frame's decoding takes {decode} ms and its vocoder {vocoder} "
         f"({timed_on(speech | spoken)}; {', '.join(source_of(spoken))}).",

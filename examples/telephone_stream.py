@@ -41,9 +41,9 @@ class Call:
     """One call: its WebSocket, and the speech that is sent there.
 
     Args:
-        socket: of the provider.
+        socket: the provider's connection.
         engine: speaks; calls share it.
-        text: what to say.
+        text: the text to speak.
         how: options of `engine.stream`.
     """
 

@@ -121,7 +121,7 @@ class WavWriter:
         Args:
             path: its extension names the format: wav, flac, ogg or mp3.
             rate: samples per second.
-            encoding: of a wav file: "pcm" (16-bit), "ulaw" or "alaw".
+            encoding: encoding of a wav file: "pcm" (16-bit), "ulaw" or "alaw".
         Raises:
             UsageError: the extension or the encoding is unknown, or they or the rate do not go
                 together.
@@ -201,7 +201,7 @@ def write_wav(path: str | Path, samples: np.ndarray, rate: int, encoding: str = 
         path: its extension names the format: wav, flac, ogg or mp3.
         samples: [num_samples] float with full scale at 1, or int16.
         rate: samples per second.
-        encoding: of a wav file: "pcm" (16-bit), "ulaw" or "alaw".
+        encoding: encoding of a wav file: "pcm" (16-bit), "ulaw" or "alaw".
     Raises:
         UsageError: the extension or the encoding is unknown, they or the rate do not go together,
             or there are no samples.

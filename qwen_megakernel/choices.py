@@ -13,9 +13,9 @@ NORMALIZE = ("auto", "on", "off")
 # Whether a text is spoken as it stands, has "[pause 1.5s]" in it, or is SSML.
 TEXT_FORMATS = ("plain", "pauses", "ssml")
 
-# What the samples of a WAV file are: 16-bit PCM, or the 8 bits of telephones (ITU-T G.711).
+# Encodings of samples in a WAV file: 16-bit PCM, or the 8 bits of telephones (ITU-T G.711).
 ENCODINGS = ("pcm", "ulaw", "alaw")
-TELEPHONE_RATE = 8000  # Hz; of ulaw and alaw, if a request says nothing else
+TELEPHONE_RATE = 8000  # in Hz; the rate of ulaw and alaw, unless a request sets another
 # All that MP3 has, in Hz (ISO/IEC 11172-3 and 13818-3, with MPEG-2.5).
 MP3_RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)
 
@@ -25,7 +25,7 @@ DTYPES_BY_PART = tuple(
     f"talker={talker},predictor={predictor}" for talker, predictor in permutations(DTYPES, 2)
 )
 
-# The beginning of a value of `weights=` -> the stacks whose layers it stores in int8.
+# The beginning of a value of `weights=` -> the stacks with layers that it stores in int8.
 INT8_STACKS = {"int8-talker": ("talker",), "int8": ("talker", "predictor")}
 SCALES = ("", "-rows", "-groups")  # groups of weights that share a scale; "": the backend chooses
 HEADS = ("", "-heads")

@@ -119,7 +119,7 @@ class FasterQwen3TTS(TTSEngine):
         Args:
             xvec_only: clone by x-vector alone, without the transcript.
             append_silence: put half a second of silence after a recording with a transcript.
-            voice_clone_prompt: from `create_voice_clone_prompt`, instead of a recording.
+            voice_clone_prompt: result of `create_voice_clone_prompt`, instead of a recording.
             generation: see `OfficialNames.generate_voice_clone`.
         """
         self._require_type("base", "generate_voice_clone")

@@ -9,7 +9,7 @@ def check_writable(path: Path, what: str) -> None:
     """Raise an error for a path that cannot be written; no file is left there.
 
     Args:
-        what: what is to be written, for the error: "codes".
+        what: the name of the contents in the error: "codes".
     Raises:
         OutputError: the path is a folder, or its folder is missing or read-only.
     """

@@ -69,7 +69,7 @@ class TTSEngine(OfficialNames):
         num_slots: streams that are spoken at the same time; further ones wait.
         max_frames: maximum number of frames of one part of a text; sizes the KV cache.
         voices: a folder of voice files; requests name a file without its ending.
-        normalize: what "auto" means in a request: "on", "off", or (again "auto") what the
+        normalize: the meaning of "auto" in a request: "on", "off", or (again "auto") what the
             checkpoint's config says: on for demo-voice, off for the released models, which read
             most numbers themselves (docs/speech-control.md).
         lexicon: respellings of every request: a file, words with respellings, or a `Lexicon`.

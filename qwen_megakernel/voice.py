@@ -215,7 +215,7 @@ def unknown_voice(
 
     Args:
         name: the requested name.
-        model_type: of the checkpoint.
+        model_type: the checkpoint's type.
         speakers: names of the checkpoint's speakers.
         presets: names of other voices; None: the caller did not look for any.
     """

@@ -157,8 +157,8 @@ def texts(args: argparse.Namespace) -> int:
     of 3 frames, and the whole in one piece.
 
     These are the tables that the systems of docs/ledger.md publish, on one machine. If `espeak-ng`
-    is installed, the system's own voice speaks the same texts. Half precision by part takes a run
-    of its own, with --dtype, because its memory is its own.
+    is installed, the system's own voice speaks the same texts. Each precision needs a run of its
+    own, with --dtype, because the memory is measured for the whole process.
     """
     with common.timed_engine(args) as (tts, load_s):
         rows: list[dict[str, Any]] = []

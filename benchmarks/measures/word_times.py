@@ -131,7 +131,7 @@ def missed(
     """Return the errors of a sentence's words.
 
     Args:
-        pieces: of what was spoken for the text.
+        pieces: the pieces of the spoken text.
         samples: [num_samples] int16 of the whole sentence.
         exact: character of the text -> seconds at which the word that begins there is heard.
     """

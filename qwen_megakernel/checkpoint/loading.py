@@ -216,8 +216,8 @@ def write_once(name: str, version: int, write: Callable[[Path], None]) -> Path:
     nothing; the later of two writers drops its copy.
 
     Args:
-        name: of the model.
-        version: of the files; each version has its own folder.
+        name: the model's name.
+        version: the version of the files; each one has its own folder.
         write: makes the folder of its argument and writes all files into it.
     Raises:
         OutputError: the files cannot be written.

@@ -185,7 +185,7 @@ class VoiceLibrary:
                 (samples, rate), as in the official package.
             text: exactly what is said, for in-context cloning; None: the x-vector alone.
             rate: samples per second of an array; None for a file, which has its own.
-            name: of the voice; None: the file's name.
+            name: the voice's name; None: the file's name.
             silence_tail: seconds of silence after the recording of an in-context voice.
         Raises:
             TaskError: the checkpoint cannot clone, or its codec cannot encode.

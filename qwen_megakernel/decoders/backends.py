@@ -179,7 +179,7 @@ def load_decoder(
 
     Args:
         checkpoint: weights and config.
-        backend: from `choose_backend`.
+        backend: the result of `choose_backend`.
         num_slots: streams that can be open at once.
         max_frames: maximum number of frames of one part of an utterance.
         dtype: dtype of the computation; None: `default_dtype`.

@@ -220,7 +220,7 @@ class CpuPool:
     """Threads that wait for native work and share it; they sleep while there is none.
 
     Args:
-        library: from `open_library`.
+        library: the result of `open_library`.
         num_threads: number of threads with the calling one, 1 or more.
     Raises:
         SetupError: the system refuses that many threads.

@@ -1,4 +1,5 @@
-"""The number of threads that compute on a CPU: as many as help, at most the available cores."""
+"""Chooses the number of CPU threads: as many as make decoding faster, at most the available
+cores."""
 
 import logging
 import math

@@ -296,7 +296,7 @@ class ContextTTSService(InProcessTTSService):
     async def _failure(
         self, context_id: str, speech: ContextSpeech, error: Exception
     ) -> Sequence[Frame]:
-        """Return the frames that replace audio which could not be made."""
+        """Return the frames that replace missing audio."""
         frames: list[Frame] = []
         if isinstance(error, EngineClosed):
             await self.push_error(str(error), error, force_treat_as_permanent=True)

@@ -42,8 +42,8 @@ class WordTimer:
     """Returns the words of one request, each once, in order.
 
     Args:
-        stream: of the request.
-        start_s: where in the audio of its context the request begins.
+        stream: the request's stream.
+        start_s: the beginning of the request in the audio of its context.
     """
 
     def __init__(self, stream: Spoken, start_s: float = 0.0) -> None:

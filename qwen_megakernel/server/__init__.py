@@ -1,10 +1,9 @@
 """Speech over HTTP, WebSocket and Wyoming, and on Ray Serve.
 
-Read `app` first (the routes), then `service` (engine, voices and limits behind them), `schemas`
-(what clients send), `active_speech` and `responses` (what they get), `encoders` (audio formats),
-`admission` (the queue), `error_responses`, `middleware`, `metrics`, `voices` and `settings`.
-`serving` runs uvicorn. `websocket`, `wyoming_server`, `wyoming_session` and `ray_serve` serve the
-other protocols and Ray.
+Read `app` first (the routes), then `service` (engine, voices and limits), `schemas` (what clients
+send), `active_speech` and `responses` (what they get), `encoders` (audio formats), `admission` (the
+queue), `error_responses`, `middleware`, `metrics`, `voices` and `settings`. `serving` runs uvicorn.
+`websocket`, `wyoming_server`, `wyoming_session` and `ray_serve` serve the other protocols and Ray.
 
 Other rooms use `create_app`, `serve` and `ServerSettings`.
 """

@@ -38,7 +38,7 @@ class RequestGuard:
     """The ASGI middleware.
 
     Args:
-        app: the application behind it.
+        app: the application that gets the requests.
         settings: the key, limits, origins.
         metrics: counts refusals.
         bodies: path -> media type that a POST to it must have.

@@ -113,7 +113,7 @@ def application(
         ray_actor_options={
             "num_cpus": scale.num_cpus,
             "num_gpus": scale.num_gpus,
-            # For the process in which a replica imports torch, on any machine of the cluster.
+            # These variables are set where a replica imports torch, on any machine of the cluster.
             "runtime_env": {"env_vars": {name: os.environ.get(name, policy)}},
         },
     )

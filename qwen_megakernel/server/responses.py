@@ -220,9 +220,10 @@ async def buffered(
     """Return the whole speech in one response, with its length and finish reason.
 
     Args:
-        encoding: of the samples of wav.
-        loudness: in LUFS; None: as it was made.
-        granularities: of the timestamps; if there are any, the answer is JSON that holds the audio.
+        encoding: encoding of the samples in a wav file.
+        loudness: the loudness in LUFS; None: unchanged.
+        granularities: those of the timestamps; with any, the response is JSON that holds the
+            audio.
 
     Raises:
         DeadlineExceeded: the speech takes too long.

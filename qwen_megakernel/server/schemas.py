@@ -237,7 +237,7 @@ def sound_options(
     """Return the keyword arguments for `TTSEngine.stream` that change the sound.
 
     Args:
-        sample_rate: of the loaded model.
+        sample_rate: the loaded model's.
     Raises:
         ApiError: 400; the format does not have the encoding or the sample rate.
     """
@@ -288,7 +288,7 @@ async def engine_options(
     """Return keyword arguments for `TTSEngine.stream`, and warnings.
 
     Args:
-        body: what the client asks for.
+        body: the client's request.
         voices: the engine's voices.
         model_name, sample_rate: the loaded model's.
     Raises:

@@ -1,4 +1,4 @@
-"""The service behind all routes: it loads the engine and passes requests to it."""
+"""The service that all routes use: it loads the engine and passes requests to it."""
 
 import asyncio
 import gc
@@ -105,7 +105,7 @@ class Service:
 
         Args:
             text: the text; None: the caller will feed it to the stream.
-            options: from `configure`.
+            options: the result of `configure`.
             request_id: the id under which `finished` reports its end.
             arrived: perf_counter() at the request's arrival; None: now.
         Raises:

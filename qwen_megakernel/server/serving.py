@@ -233,7 +233,7 @@ def new_server(
     """Return uvicorn's server for `app`, with its limits; `run(sockets=[...])` serves.
 
     Args:
-        app: from `create_app`.
+        app: the result of `create_app`.
         settings: limits.
         wyoming: a listening socket for Wyoming clients.
         say: prints a line about the end.

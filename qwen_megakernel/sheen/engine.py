@@ -56,7 +56,7 @@ class SheenEngine(SpeechEngine):
         phonemes: texts are phonemes already, even if the voice was trained with espeak-ng.
         order: "repair" or "refuse", see `decoder.ORDERS`.
         voices: a folder of voice files, which voices of this family cannot use.
-        normalize: what "auto" means in a request; "auto" is off: espeak-ng reads numbers itself.
+        normalize: the meaning of "auto" in a request; "auto" is off: espeak-ng reads numbers.
         lexicon: respellings of every request, as `TTSEngine` takes them.
     Raises:
         ModelFilesError: a file is damaged, or does not fit the others.

@@ -43,7 +43,7 @@ def validate(text: str, max_chars: int = MAX_CHARS) -> str:
     """Clean the text of a request, or raise if it cannot be spoken.
 
     Args:
-        text: what the user typed.
+        text: the user's text.
         max_chars: maximum number of characters.
     Returns:
         The clean text.

@@ -53,7 +53,8 @@ class PartEncoder(Protocol):
 
 @dataclass(slots=True, eq=False)
 class TextPart:
-    """The ids of one part, which grows while it is open: the caller writes, the engine reads."""
+    """The ids of one part. While the part is open, the caller adds ids and the engine reads
+    them."""
 
     ids: deque[Tensor] = field(default_factory=deque)  # each [n] int64, n >= 1
     closed: bool = False  # set after the last ids were appended
@@ -100,7 +101,7 @@ class EncodedText:
 
         Args:
             start: visible characters before it.
-            manner: of all of them.
+            manner: the manner of all of them.
         """
         for ids, text in zip(self.parts, self.texts, strict=True):
             yield TextPart.whole(ids, text, start, manner)

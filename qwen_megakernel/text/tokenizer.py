@@ -93,9 +93,9 @@ class TextTokenizer:
         """Tokenise one part of an utterance, with the texts before it in the prompt.
 
         Args:
-            text: what to say; it is cleaned first.
+            text: the text to speak; it is cleaned first.
             instruct: how to say it; None and "" mean no instruct rows.
-            transcript: what is said in the reference recording of an in-context voice.
+            transcript: the transcript of an in-context voice's recording.
         Returns:
             The ids, equal to those of the official templates for the clean texts.
         Raises:

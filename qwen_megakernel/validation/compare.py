@@ -105,7 +105,7 @@ def compare_forced(decoder: Any, cases: list[Case], tolerance: float) -> list[Ro
     """Compare the logits and best codes of a decoder that is forced to the codes of the cases.
 
     Args:
-        tolerance: of the largest error of a logit; `RMS_SHARE` of it is that of their RMS.
+        tolerance: limit for the largest error of a logit; `RMS_SHARE` of it is that of their RMS.
     """
     worst = {"talker": 0.0, "predictor": 0.0}
     squares: dict[str, list[Tensor]] = {name: [] for name in worst}
@@ -146,10 +146,10 @@ def compare_free(decoder: Any, cases: list[Case], *, tolerance: float | None) ->
     """Compare the greedy codes of a free-running decoder: the first difference, and the end.
 
     Args:
-        tolerance: of a logit, where differing codes fail (float32). Where a text leaves the case
-            at two best logits that are nearer to each other than both may be wrong together, that
-            is reported and is no fault. None: differing codes are only reported (bf16, where two
-            correct decoders diverge after a few frames).
+        tolerance: limit for the error of a logit, if differing codes count as failures (float32).
+            If a text leaves the case where the two best logits are closer together than their
+            errors may be, that is reported and does not count. None: differing codes are only
+            reported (bf16, where two correct decoders diverge after a few frames).
     """
     same, elsewhere = 0, 0
     rows: list[Row] = []
@@ -190,7 +190,7 @@ def near_tie(
     Args:
         ours: [num_code_groups] the frame as the decoder drew it, the first that differs.
         num_drawn: frames that the decoder drew in all: up to `frame`, if it ended there.
-        tolerance: of each logit.
+        tolerance: limit for the error of each logit.
     Returns:
         The distance of the two, which may be twice the tolerance; None: it is more.
     """

@@ -92,7 +92,7 @@ def generate(
     """Run the official low-level generate() and record inputs, logits and codes.
 
     Args:
-        model: from `load`.
+        model: the result of `load`.
         sampling: passed on in the official spelling.
         max_frames: maximum number of frames; the official limit is one draw more.
         on_frames: called with 1 after each frame.

@@ -133,7 +133,7 @@ def test_without_a_gpus_result_the_page_tells_the_commands(tmp_path, monkeypatch
     for module in (page_parts, performance_page):
         monkeypatch.setattr(module, "RESULTS", tmp_path)
     page = "\n".join(performance_page.performance())
-    assert "tools/gpu_check.sh --set listeners" in page and "no GPU was at hand" in page
+    assert "tools/gpu_check.sh --set listeners" in page and "no GPU was available" in page
 
 
 def test_the_plot_is_drawn(results, tmp_path):
@@ -286,8 +286,8 @@ def test_what_is_left_is_of_the_decoder_that_auto_takes(plant):
     machine = CALM | {"load_before_run": 5}
     plant("speech_cpu_random-0.6b.json", rows=[other, speech | {"backend": "cpu"}], machine=machine)
     told = " ".join(result_tables.what_is_left())
-    assert "`auto` takes the native decoder: a frame of m (random weights) takes 0.95 times" in told
-    assert "76.0 ms where PyTorch's decoder takes 170" in told and "43.2 ms in int8" in told
+    assert "`auto` uses the native decoder: a frame of m (random weights) takes 0.95 times" in told
+    assert "76.0 ms; with PyTorch's decoder it takes 170" in told and "43.2 ms in int8" in told
     assert "decoding takes 75.0 ms and its vocoder 12.0" in told
     assert told.count("avx512_bf16, decoder in avx2") == 2 and "decoder in avx2 †" in told
     assert told.endswith(DISTURBED)

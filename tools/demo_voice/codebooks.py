@@ -114,7 +114,7 @@ def fit(
     """Fit components and codebooks to [num_frames, NUM_FEATURES]; the last frame is silent.
 
     Args:
-        weights: as `Codebooks` has them; None: those of espeak-ng's frames.
+        weights: those of `Codebooks`; None: the weights for espeak-ng's frames.
     """
     weights = _espeak_weights() if weights is None else weights
     data = torch.from_numpy(frames)

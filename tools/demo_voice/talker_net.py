@@ -42,7 +42,7 @@ def losses(
 
     Args:
         weights: float32; matrix products are done in `dtype`.
-        batch: from `batches.Packer`.
+        batch: a batch of `batches.Packer`.
     Returns:
         Loss of code 0 (the end included), share of code 0 that is the best guess, and the mean
         loss of the other codes, over the frames that `batch["frames"]` names. Scalars, float32.

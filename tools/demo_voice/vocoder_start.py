@@ -78,7 +78,7 @@ def teach(
     Args:
         sentences: the codes of each, [num_frames, num_codes] int64, `SEGMENT` frames or more.
         steps: number of updates.
-        seed: of the head and of the segments.
+        seed: seed of the head and of the segments.
     Returns:
         The error of the phase after each step: 1 for a head that knows nothing, 0 for a right one.
     """

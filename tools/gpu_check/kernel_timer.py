@@ -60,7 +60,7 @@ class KernelTimer:
         """Return milliseconds and bytes of a frame of so many streams.
 
         Args:
-            precision: of the decoder's weights, one of `roofline.WIDTHS`.
+            precision: precision of the decoder's weights, one of `roofline.WIDTHS`.
         """
         forced = ForcedStreams(decoder, streams, self._toy)
         frames, rounds = forced.FRAMES, 2 if self._toy else 20

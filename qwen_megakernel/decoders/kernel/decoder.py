@@ -35,7 +35,7 @@ class KernelDecoder(BufferedDecoder):
     Raises:
         UsageError: a dtype is neither bfloat16 nor float32.
         UnsupportedModel, ArchError, BuildError, LaunchError, OutOfMemory: the kernel cannot run;
-            nothing has run before.
+            this is found before any work on the GPU.
     """
 
     def __init__(

@@ -143,7 +143,7 @@ class KernelLibrary:
     """One compiled library and its entry points; its structs are checked to be ours.
 
     Args:
-        path: from `build.build`.
+        path: the result of `build.build`.
         config: dimensions that it was built for.
     Raises:
         BuildError: the library does not load, or describes another model.

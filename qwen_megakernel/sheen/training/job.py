@@ -63,7 +63,7 @@ class Parts:
     """The loaded inputs of a job, which fit each other."""
 
     model: PreTrainedModel  # float32, with a row for every token, on the job's device
-    tokenizer: PreTrainedTokenizerBase  # with the audio tokens
+    tokenizer: PreTrainedTokenizerBase  # includes the audio tokens
     tokens: AudioTokens
     sequences: list[TokenSequence]
     espeak: str | None  # the voice that phonemised the dataset

@@ -67,7 +67,7 @@ class Context:
         a sanitizer.
 
         Args:
-            defines: of a variant of the kernel.
+            defines: definitions of a variant of the kernel.
         """
         sizes = {"num_slots": 3, "max_positions": 256, "max_text_rows": 64} | sizes
         device = torch.device("cpu") if kind is PlainDecoder else self.device

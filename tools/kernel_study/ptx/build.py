@@ -103,7 +103,7 @@ def assemble(
     """Link PTX and the host code that launches it into one file, which is kept until they change.
 
     Args:
-        key: of the PTX.
+        key: the key of the PTX.
         compile_kernels: the PTX, by names.
         host: C++ sources. Kernels in them give way to those of the PTX.
     """
