@@ -103,7 +103,7 @@ def test_the_page_says_which_model_waits_for_memory(monkeypatch):
     monkeypatch.setattr(tool, "BANDWIDTH", tool.BANDWIDTH * 1e6)
     infinite = [[frame_ms(name, each) for each in tool.CONSTANTS.values()] for name in NAMES]
     small, large = np.subtract(as_it_is, infinite)
-    assert (small < NO_MEMORY_MS).all() and "A frame of 0.6B waits for memory in neither" in page
+    assert (small < NO_MEMORY_MS).all() and "A frame of 0.6B never waits for memory" in page
     assert "1.7B would be {:.2f} or {:.2f} ms shorter".format(*large) in page
 
 
@@ -113,7 +113,7 @@ def test_the_pages_say_what_the_tool_calculates():
     small, large = (f"{frame_ms(name):.2f} ms" for name in NAMES)
     assert f"{small} for 0.6B and {large} for 1.7B" in page
     real = [f"{frame_ms(name, tool.REALISTIC):.2f}" for name in NAMES]
-    assert f"it is {real[0]} and {real[1]} ms" in page
+    assert f"which are the prediction, {real[0]} and {real[1]} ms" in page
     assert f"the model says {real[0]} at realistic prices, {small.removesuffix(' ms')} at" in log
     assert f"{real[1]} and {large.removesuffix(' ms')}. 2.02 must be met" in log
     times = {}
@@ -124,7 +124,7 @@ def test_the_pages_say_what_the_tool_calculates():
         first, second = times["ideal", weights]
         assert f"{first} and {second} ms with {words}" in page
     talker, both = times["realistic", "int8-talker"], times["realistic", "int8"]
-    assert f"{talker[0]} and {talker[1]}, {both[0]} and {both[1]} at realistic ones" in page
+    assert f"prices {talker[0]} and {talker[1]}, and {both[0]} and {both[1]} ms" in page
     assert f"{talker[0]} and {both[0]} ms; {talker[1]} and {both[1]}. Ideal: " in log
     apart = [
         [f"{frame_ms(name, each, attention_everywhere=False):.2f}" for name in NAMES]

@@ -75,8 +75,8 @@ def test_the_pages_say_what_the_tool_calculates(capsys, monkeypatch):
                 assert f"| {name.upper()}, {variant} | {' | '.join(times)} |" in log
     text = " ".join((ROOT / "docs" / "kernel.md").read_text().split())
     small, large = ([f"{ms(name, n):.2f}" for n in (10, 110)] for name in CONFIGS)
-    assert f"ten positions is {small[0]} ms and one of 110 is {small[1]} for 0.6B" in text
-    assert f"{large[0]} and {large[1]} for 1.7B at ideal prices" in text
+    assert f"10 and 110 positions take {small[0]} and {small[1]} ms for 0.6B" in text
+    assert f"and {large[0]} and {large[1]} ms for 1.7B" in text
     slow = [f"{ms(name, n, frame_model.REALISTIC):.2f}" for name in CONFIGS for n in (10, 110)]
-    assert f"{slow[0]} and {slow[1]}, {slow[2]} and {slow[3]} at realistic ones" in text
+    assert f"prices {slow[0]} and {slow[1]}, and {slow[2]} and {slow[3]} ms" in text
     assert f"({slow[0]} and {slow[1]} at realistic prices)" in log
