@@ -62,7 +62,7 @@ def load_average(root: Path = HERE) -> float | None:
 
 
 class Conditions:
-    """The conditions of a run: make one before the run, and take its facts when writing the result.
+    """Observes the conditions of a run: create it before the run, and read its facts afterwards.
 
     Args:
         idle_seconds: longest wait for the load average to fall to a value that is not marked.

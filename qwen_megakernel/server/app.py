@@ -224,10 +224,14 @@ def _add_voices(app: FastAPI, service: Service) -> None:
 
     @app.post(VOICES, status_code=201, dependencies=only_allowed)
     async def upload(
-        audio_sample: Annotated[UploadFile, File(description="1 to 60 s of one speaker")],
+        audio_sample: Annotated[
+            UploadFile, File(description="recording of one speaker, 1 to 60 s")
+        ],
         name: Annotated[str, Form(min_length=1, max_length=80)],
-        consent: Annotated[str, Form(min_length=1, description="who agreed, or a reference to it")],
-        ref_text: Annotated[str | None, Form(description="exact transcript")] = None,
+        consent: Annotated[str, Form(min_length=1, description="proof of the speaker's consent")],
+        ref_text: Annotated[
+            str | None, Form(description="exact transcript of the recording")
+        ] = None,
     ) -> dict[str, Any]:
         """Clone a voice from a recording and store it."""
         recording = await audio_sample.read()

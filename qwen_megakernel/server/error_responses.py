@@ -79,7 +79,7 @@ class ErrorBody(BaseModel):
 
 
 class ApiError(Exception):
-    """An error of HTTP requests.
+    """An error with which the server answers an HTTP request.
 
     Args:
         status: the HTTP status.

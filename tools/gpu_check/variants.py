@@ -1,6 +1,6 @@
-"""Builds of the kernel to compare on a GPU: a name, and the -D's that differ from the kernel's.
+"""Builds of the kernel to compare on a GPU: names, and the -D options that differ in each build.
 
-A line here adds one; `carry.py` compiles it beforehand, and the step `variants` times it.
+To add a build, add a line. `carry.py` compiles it ahead of time, and the step `variants` times it.
 """
 
 VARIANTS: dict[str, dict[str, int]] = {
