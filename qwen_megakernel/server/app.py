@@ -228,7 +228,9 @@ def _add_voices(app: FastAPI, service: Service) -> None:
             UploadFile, File(description="recording of one speaker, 1 to 60 s")
         ],
         name: Annotated[str, Form(min_length=1, max_length=80)],
-        consent: Annotated[str, Form(min_length=1, description="proof of the speaker's consent")],
+        consent: Annotated[
+            str, Form(min_length=1, description="who agreed, or a reference to the consent")
+        ],
         ref_text: Annotated[
             str | None, Form(description="exact transcript of the recording")
         ] = None,
