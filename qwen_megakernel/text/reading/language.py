@@ -18,6 +18,10 @@ Say = Callable[[re.Match[str], str], str | None]
 # Each is an expression and what makes words of it, or a template whose slots are its groups.
 Rules = Iterable[tuple[str, Say | str]]
 
+# Signs as they are typed, and those that they stand for.
+TYPED_SIGNS = {">=": "≥", "<=": "≤", "!=": "≠", "->": "→", "=>": "→", "==": "="}
+_MULTIPLES = ("time",)  # "a 2x gain" is one of two times
+
 MAX_DIGITS = 15  # of a number that is read as one; a longer one is read by its digits
 
 
@@ -149,7 +153,11 @@ class Language:
     noun_gender = "m"
     plural_ending = ""
     UNITS: str
+    units_have_points = False  # "5 lb.": the point is the unit's where a sentence goes on
+    has_compounds = False  # "a 10-km race": one unit, whatever the number
+    ARTICLES = ""  # after which it is one unit, too: "a $5 bill"
     SCALES: str  # written after a number: "million", "bn"
+    MONEY_SCALES = ""  # those that only amounts of money have
     CURRENCIES: str
     per: str  # kilometres "per" hour
     money_joint: str  # between whole units and hundredth parts
@@ -168,6 +176,7 @@ class Language:
     # Words and marks.
     ABBREVIATIONS = ""  # "~" stands for a space in them
     FINAL = ""  # abbreviations that may end a sentence
+    AFTER_FINAL = ""  # words with capitals before which they do not end one
     SYMBOLS: str
     WEB: str  # characters of addresses
     OPENS = ""  # words, as written, whose reading depends on the next word
@@ -184,6 +193,8 @@ class Language:
         form = self.noun_gender, self.plural_ending
         self.units, self.scales = nouns(self.UNITS, *form), nouns(self.SCALES, *form)
         self.currencies = currencies(self.CURRENCIES, *form)
+        self.money_scales = nouns(self.MONEY_SCALES, *form) if self.MONEY_SCALES else {}
+        self.group_mark = "," if self.decimal == "." else "."
         self.months = self.MONTHS.split()
         written = zip(self.months, self.SHORT_MONTHS.lower().split(), strict=True)
         self.month_forms = {
@@ -197,10 +208,16 @@ class Language:
         self.symbols = {"™": "", "®": "", "+": self.plus} | ({"/": " "} if self.space else {})
         self.symbols |= {} if "{}" in self.percent else {"%": self.percent}
         self.symbols |= table(self.SYMBOLS)
+        for typed, sign in TYPED_SIGNS.items():
+            if sign in self.symbols:
+                self.symbols[typed] = self.symbols[sign]
         self.web = {sign: self.symbols[sign] for sign in "@=&"} | {"+": self.plus}
         self.web |= table(self.WEB)
         self.final, self.links = frozenset(self.FINAL.split()), frozenset(self.LINKS.split())
         self.opens, self.followers = map(frozenset, (self.OPENS.split(), self.FOLLOWERS.split()))
+        self.after_final, self.articles = (
+            frozenset(words.split()) for words in (self.AFTER_FINAL, self.ARTICLES)
+        )
 
     def rules(self) -> Rules:
         """Return the rules for expressions that only this language has."""
@@ -273,6 +290,12 @@ class Language:
         """Return a number with what it counts."""
         number = self.number(whole, decimals, noun.gender)
         return number + self.space + self.form(whole, decimals, noun)
+
+    def noun_after(self, noun: Noun, before: str) -> Noun:
+        """Return the noun that a number counts after the word `before`."""
+        if before.lower().lstrip("(\"'“‘*_") not in self.articles or noun.one in _MULTIPLES:
+            return noun
+        return Noun(noun.one, noun.one, noun.one, noun.gender)
 
     def money(self, whole: str, cents: str, currency: Currency) -> str:
         """Return an amount with two decimals, or without any."""

@@ -28,6 +28,7 @@ LEXICON = Lexicon(
 )
 EXPRESSIONS = """
     12 $5 .50 3:05 pm a.m. March 2026 5, St. Dr. No. X km/h kg % 1/2 - ** _a_ [b](https://x.io/1) `
+    lb. sq ft 2h 15m 12" x 27" Jan p.m. - am § ₂ ³ >= !=
     # | US New York City GPT 北京 年3月 시 мая é ½ e\u0301 \ud800 @ a@b.co million 4111 1111 & + =
     ( ) ' " — … , : ; / * ~ ∞ € 1,234 -5 0 VIII
 """
@@ -92,11 +93,13 @@ def test_a_spoken_piece_knows_what_it_stands_for():
     ]
 
 
-LETTERS = st.characters(categories=("Ll", "Lo", "Zs"), include_characters=",!?'")
+LETTERS = st.characters(
+    categories=("Ll", "Lo", "Zs"), include_characters=",!?'", exclude_characters="π"
+)
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.text(LETTERS).filter(lambda text: not {"vs", "etc"} & {*text.split()}))
+@given(st.text(LETTERS).filter(lambda text: not {"vs", "etc", "sq"} & {*text.split()}))
 def test_a_text_without_expressions_stays_as_it_is(text: str):
     assert reader().whole(text) == drop_controls(text)
 
