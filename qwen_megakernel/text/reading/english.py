@@ -3,6 +3,7 @@
 import re
 
 from qwen_megakernel.text.reading.language import Language, Rules, roman_number
+from qwen_megakernel.text.reading.spoken import RESPELT
 
 _SCALES = ("", " thousand", " million", " billion", " trillion")
 _HALVES = {2: ("half", "halves"), 4: ("quarter", "quarters")}
@@ -406,9 +407,10 @@ class English(Language):
 def _title(match: re.Match[str], before: str, title: str, street: str) -> str | None:
     """Read a title if a name follows, and a street if one precedes and none follows."""
     rest = match.string[match.end() :]
-    is_name_next = re.match(r"\s+[\"'“]?[A-Z]", rest) is not None
+    is_name_next = re.match(rf"\s+[\"'“]?[A-Z{RESPELT}]", rest) is not None
     is_numbered = re.fullmatch(r"\d+(?:st|nd|rd|th)", before) is not None
-    is_name_before = (before[:1].isupper() and before[-1:].isalpha()) or is_numbered
+    is_name = before[:1].isupper() and before[-1:].isalpha()
+    is_name_before = is_name or is_numbered or before[-1:] == RESPELT
     if is_name_next and not (is_name_before and not match[0].endswith(".")):
         if not is_name_before or before.lower() in ("the", "and", "in", "to", "from"):
             return title

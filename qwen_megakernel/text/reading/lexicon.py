@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from qwen_megakernel.errors import UsageError
+from qwen_megakernel.text.cleaning import REMOVED
 from qwen_megakernel.text.languages import AUTO, language_of_code
 from qwen_megakernel.text.reading import pls
 from qwen_megakernel.text.reading.languages import ScriptWatch
@@ -234,6 +235,11 @@ def _check(entry: Entry, where: str) -> None:
         if len(value) > limit:
             raise UsageError(
                 f"{where}: the {name} {value[:20]!r}... has {len(value)} characters; limit {limit}."
+            )
+        if unspeakable := REMOVED.search(value):
+            raise UsageError(
+                f"{where}: the {name} has the character U+{ord(unspeakable[0][0]):04X}, "
+                "which no text has: texts lose control characters and lone surrogates."
             )
     if not any(map(str.isalnum, entry.word)):
         raise UsageError(f"{where}: the word is {entry.word!r}, without a letter or a digit.")

@@ -17,13 +17,9 @@ from qwen_megakernel.text.reading.lexicon import Entry, Lexicon, folded
 from qwen_megakernel.text.reading.markdown import Markdown
 from qwen_megakernel.text.reading.say_as import words_of
 from qwen_megakernel.text.reading.segments import is_too_long, run_end, segment_end
-from qwen_megakernel.text.reading.spoken import Draft, Piece, SpokenText
+from qwen_megakernel.text.reading.spoken import GIVEN, RESPELT, Draft, Piece, SpokenText
 
 logger = logging.getLogger(__name__)
-
-# Stand for a respelling, and for words that were given. No text has them, for cleaning removes
-# surrogates.
-_RESPELT, _GIVEN = "\udc00", "\udc01"
 
 
 class Reading:
@@ -143,7 +139,7 @@ class TextReader:
         start = self._num_chars
         self._num_chars += num_chars
         self._given.append(words)
-        draft = Draft(_GIVEN, [start], [start + num_chars])
+        draft = Draft(GIVEN, [start], [start + num_chars])
         self._new = Draft.joined((self._new, draft))
         return self._read(is_ended=False)
 
@@ -217,7 +213,7 @@ class TextReader:
                 break
             length, respelling = found
             if length:
-                parts += [new[done:place], new.as_one(place, place + length, _RESPELT)]
+                parts += [new[done:place], new.as_one(place, place + length, RESPELT)]
                 self._respellings.append(respelling)
                 done = place + length
             place += length or 1
@@ -305,7 +301,7 @@ class TextReader:
 
     def _with_respellings(self, piece: Piece) -> Piece:
         text = piece.text
-        for placeholder, words in ((_RESPELT, self._respellings), (_GIVEN, self._given)):
+        for placeholder, words in ((RESPELT, self._respellings), (GIVEN, self._given)):
             while placeholder in text:
                 text = text.replace(placeholder, words.popleft(), 1)
         return piece if text is piece.text else Piece(text, piece.start, piece.end)
