@@ -149,7 +149,9 @@ class TTSEngine(OfficialNames):
             build,
             sample_rate=loaded.codec_config.sample_rate,
             seconds_per_frame=loaded.codec_config.frame_seconds,
-            reading=Reading(loaded.config.normalize, normalize, Lexicon.of(lexicon)),
+            reading=Reading(
+                loaded.config.normalize, normalize, Lexicon.of(lexicon), loaded.config.names_letters
+            ),
         )
         decoder, self._prompts, running = made.pop()
         self.dtype, self.num_threads = decoder.dtype, decoder.num_threads or self.num_threads

@@ -97,6 +97,8 @@ class English(Language):
         ×: times; °: degrees; ≈ ~: about; <: less than; >: more than; ≤: at most; ≥: at least
         ±: plus or minus; ©: copyright; §: section; →: to; *: times; ≠: does not equal; π: pi
         ∞: infinity"""
+    LETTERS = """ay bee see dee ee eff gee aitch eye jay kay el em en oh pee queue are ess tee you
+        vee double-you ex why zee"""
     WEB = """.: dot; /: slash; -: dash; _: underscore; ?: question mark; #: hash; %: percent
         ~: tilde; :: colon; \\: backslash"""
     OPENS = """St. St Dr. Dr No. Nos. no. Fig. Vol. vol. p. pp. Ch. ch. Sec. sec. Eq. Ext. ext. ext

@@ -48,10 +48,11 @@ class Grammar:
 
     Args:
         language: its tables.
+        names_letters: whether letters that stand alone are spoken by their names, as words.
     """
 
-    def __init__(self, language: Language):
-        self.language = language
+    def __init__(self, language: Language, names_letters: bool = False):
+        self.language, self._names_letters = language, names_letters
         # No letter and no digit comes next; where letters follow digits, none of the Latin script.
         self._edge = r"(?![A-Za-z0-9])" if language.letters_follow else r"(?![^\W_])"
         own = [(re.compile(pattern), say) for pattern, say in language.own_rules()]
@@ -85,6 +86,7 @@ class Grammar:
                 yield from self._apart(draft, done, last, text[done])
                 yield from draft.kept(done, place)
                 last = text[place - 1]
+            words = self.spoken(words)
             space = self.language.space if last.isalnum() and words[:1].isalnum() else ""
             yield draft.words(place, end, space + words)
             last = words[-1:] or last
@@ -92,6 +94,10 @@ class Grammar:
         if done < len(text):
             yield from self._apart(draft, done, last, text[done])
             yield from draft.kept(done, len(text))
+
+    def spoken(self, words: str) -> str:
+        """Return the words of an expression as this grammar's model knows them."""
+        return self.language.with_letter_names(words) if self._names_letters else words
 
     def _apart(self, draft: Draft, place: int, last: str, following: str) -> Iterator[Piece]:
         """Yield a space between words and the letters after them."""

@@ -20,6 +20,7 @@ Rules = Iterable[tuple[str, Say | str]]
 
 # Signs as they are typed, and those that they stand for.
 TYPED_SIGNS = {">=": "≥", "<=": "≤", "!=": "≠", "->": "→", "=>": "→", "==": "="}
+_LETTER = re.compile(r"(?<![\w'’])[A-Za-z](?![\w'’])")
 _MULTIPLES = ("time",)  # "a 2x gain" is one of two times
 
 MAX_DIGITS = 15  # of a number that is read as one; a longer one is read by its digits
@@ -178,6 +179,7 @@ class Language:
     FINAL = ""  # abbreviations that may end a sentence
     AFTER_FINAL = ""  # words with capitals before which they do not end one
     SYMBOLS: str
+    LETTERS = ""  # their names in the order of the alphabet, for a model that knows words alone
     WEB: str  # characters of addresses
     OPENS = ""  # words, as written, whose reading depends on the next word
     FOLLOWERS = ""  # other words, in lower case, that go with a number
@@ -211,6 +213,7 @@ class Language:
         for typed, sign in TYPED_SIGNS.items():
             if sign in self.symbols:
                 self.symbols[typed] = self.symbols[sign]
+        self.letters = dict(zip("abcdefghijklmnopqrstuvwxyz", self.LETTERS.split(), strict=False))
         self.web = {sign: self.symbols[sign] for sign in "@=&"} | {"+": self.plus}
         self.web |= table(self.WEB)
         self.final, self.links = frozenset(self.FINAL.split()), frozenset(self.LINKS.split())
@@ -218,6 +221,10 @@ class Language:
         self.after_final, self.articles = (
             frozenset(words.split()) for words in (self.AFTER_FINAL, self.ARTICLES)
         )
+
+    def with_letter_names(self, words: str) -> str:
+        """Return the words with every letter that stands alone by its name: "p m" as "pee em"."""
+        return _LETTER.sub(lambda match: self.letters.get(match[0].lower(), match[0]), words)
 
     def rules(self) -> Rules:
         """Return the rules for expressions that only this language has."""

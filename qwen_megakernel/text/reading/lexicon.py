@@ -122,7 +122,7 @@ class Lexicon:
     def parse(data: bytes | str, where: str = "lexicon") -> Lexicon:
         """Return the lexicon in the bytes or the text of a file; see `read`."""
         data = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
-        if data.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
+        if data.lstrip(b"\xef\xbb\xbf\xff\xfe\0 \t\r\n").startswith(b"<"):
             words = pls.parse(data, where)
             return Lexicon((Entry(*word, line=line) for line, word in words), where)
         try:

@@ -29,13 +29,20 @@ class Reading:
         is_on: what the checkpoint says of normalize="auto".
         normalize: what the user says of it; "auto": nothing.
         lexicon: of all requests.
+        names_letters: what the checkpoint says of it: letters are spoken by their names, as words.
     """
 
-    def __init__(self, is_on: bool = False, normalize: str = AUTO, lexicon: Lexicon | None = None):
+    def __init__(
+        self,
+        is_on: bool = False,
+        normalize: str = AUTO,
+        lexicon: Lexicon | None = None,
+        names_letters: bool = False,
+    ):
         check_normalize(normalize)
         self.is_on = is_on if normalize == AUTO else normalize == "on"
         self._lexicon = lexicon
-        self._grammars = Grammars()
+        self._grammars = Grammars(names_letters)
 
     def reader(
         self, normalize: str, language: str, lexicon: Lexicon | None, has_markup: bool = False
@@ -177,7 +184,8 @@ class TextReader:
         if grammar is None and kind != "characters":
             self._warnings.append(missing(language))
             return None
-        return words_of(text, kind, form, grammar)
+        words = words_of(text, kind, form, grammar)
+        return grammar.spoken(words) if grammar and words else words
 
     def _language_here(self, text: str) -> str:
         """Return the language of the words after those so far."""

@@ -131,6 +131,8 @@ def test_pls_is_read_with_its_language():
     assert say("SQL sequel", lexicon, "english") == "see quell see quell"
     assert say("SQL", lexicon, "german") == "SQL"
     assert say("SQL", Lexicon.parse(pls(body, "")), "german") == "see quell"
+    in_utf16 = pls(body).replace('"1.0"?>', '"1.0" encoding="UTF-16"?>').encode("utf-16")
+    assert say("SQL", Lexicon.parse(in_utf16), "english") == "see quell"
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,14 @@ def test_a_lexicon_alone_reads_no_numbers():
     assert made.whole("5 GPT in **New York**") == "5 gee pee tee in **Noo York**"
 
 
+def test_letters_have_their_names_for_a_model_that_knows_words_alone():
+    made = Reading(is_on=True, names_letters=True).reader("auto", "english", None)
+    text = "At 3 pm or 9 a.m. I saw a U.S. plan at x.com; one o'clock."
+    assert made.whole(text) == (
+        "At three pee em or nine ay em. I saw a you ess plan at ex dot com; one o'clock."
+    )
+
+
 def test_an_unknown_normalize_is_refused_with_those_there_are():
     with pytest.raises(UsageError, match=r"normalize is 'yes'; known: auto, on, off\."):
         READING.reader("yes", "auto", None)
