@@ -8,7 +8,12 @@ from qwen_megakernel.text.reading.spoken import RESPELT
 _SCALES = ("", " thousand", " million", " billion", " trillion")
 _HALVES = {2: ("half", "halves"), 4: ("quarter", "quarters")}
 _MAX_PARTS = 20  # largest number of parts of a whole that have a name; 120/80 is "over"
-_NAMED_FRACTIONS = {(24, 7): "twenty-four seven", (9, 11): "nine eleven", (20, 20): "twenty twenty"}
+_NAMED_FRACTIONS = {
+    (24, 7): "twenty-four seven",
+    (9, 11): "nine eleven",
+    (20, 20): "twenty twenty",
+    (50, 50): "fifty fifty",
+}
 _REGNAL = """henry louis george charles james elizabeth edward william richard john pope pius
     napoleon philip peter catherine mary francis frederick alexander nicholas paul benedict
     gregory"""
@@ -31,12 +36,12 @@ class English(Language):
     percent, per, to, number_sign = "percent", "per", "to", "number"
     ordinal_marks = "st|nd|rd|th|ST|ND|RD|TH"
     BEFORE_DIGITS = r"""(?:N[or]|#)\.?\s: number; Nos\.?\s: numbers; Fig\.?\s: figure
-        (?i:vol)\.?\s: volume; pp\.\s?: pages; p\.\s?: page; (?:[Nn]o\.|№\s?): number
+        (?i:vol)\.?\s: volume; pp\.\s?: pages; p\.\s?: page; (?:[Nn]o\.|[№]\s?|Nº\s?): number
         [Cc]h\.\s: chapter; [Ss]ec\.\s: section; Eq\.\s: equation; [Ee]xt\.?\s: extension
         Apt\.?\s: apartment; Ste\.\s: suite; Rm\.\s: room; √: the square root of"""
     plural_ending = "s"
-    UNITS = """km: kilometer; m: meter; cm: centimeter; mm: millimeter; nm: nanometer; mi: mile
-        ft: foot, feet; yd: yard; kg: kilogram; g: gram; mg: milligram; lb lbs: pound; oz: ounce
+    UNITS = """km KM: kilometer; m: meter; cm: centimeter; mm: millimeter; nm: nanometer; mi: mile
+        ft: foot, feet; yd: yard; kg KG: kilogram; g: gram; mg: milligram; lb lbs: pound; oz: ounce
         l L: liter; ml mL: milliliter; m² m2: square meter; km² km2: square kilometer
         m³ m3: cubic meter; °C ℃: degree Celsius, degrees Celsius; °: degree
         °F ℉: degree Fahrenheit, degrees Fahrenheit; h hr hrs: hour; min mins: minute
@@ -49,7 +54,7 @@ class English(Language):
         mA: milliamp; mAh: milliamp hour; dB: decibel; hp: horsepower, horsepower; kcal cal: calorie
         px: pixel; fps: frame per second, frames per second; x ×: time; in.: inch, inches
         rpm: revolution per minute, revolutions per minute; bpm: beat per minute, beats per minute
-        BPM: beat per minute, beats per minute
+        MPH: mile per hour, miles per hour; BPM: beat per minute, beats per minute
         ppm: part per million, parts per million; psi: pound per square inch, pounds per square inch
         yr yrs: year; mo mos: month; wk wks: week
         gal: gallon; qt: quart; pt: pint; tsp: teaspoon; tbsp: tablespoon; pc pcs: piece
@@ -81,7 +86,8 @@ class English(Language):
         Blvd. Blvd: boulevard; Rd.: road; Mt. Mt: mount; Ft.: fort; Gen.: general; Col.: colonel
         Sgt. Sgt: sergeant; Capt.: captain; Lt.: lieutenant; Rev.: reverend; Gov.: governor
         Sen.: senator; Rep.: representative; Pres.: president; est.: estimated; min.: minimum
-        max.: maximum; a.m. a.m: a m; p.m. p.m: p m; w/: with; w/o: without; U.S.: U S; U.K.: U K
+        max.: maximum; a.m. a.m: a m; p.m. p.m: p m; w/: with; w/o: without; b/c: because
+        U.S.: U S; U.K.: U K
         U.N.: U N; E.U.: E U; U.S.A.: U S A; D.C.: D C; Ph.D. PhD: P H D; Jan.: January
         Sept. Sep.: September; apt. Apt.: apartment; Feb.: February; Mar.: March; Apr.: April
         Jun.: June; Jul.: July; Aug.: August
@@ -102,7 +108,7 @@ class English(Language):
     WEB = """.: dot; /: slash; -: dash; _: underscore; ?: question mark; #: hash; %: percent
         ~: tilde; :: colon; \\: backslash"""
     OPENS = """St. St Dr. Dr No. Nos. no. Fig. Vol. vol. p. pp. Ch. ch. Sec. sec. Eq. Ext. ext. ext
-        Apt. Apt Ste. Rm. № Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec"""
+        Apt. Apt Ste. Rm. № Nº Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec"""
     FOLLOWERS = "am pm a.m p.m sq fl cu"
 
     def rules(self) -> Rules:
@@ -133,6 +139,9 @@ class English(Language):
         yield r"Dr\b\.?(?!\w)", lambda match, before: _title(match, before, "doctor", "drive")
         yield r"\b[IVXL]{1,7}(?!\w|\.\w|['’][a-z]{2})", self.roman
         yield r"Sun\.", lambda match, before: None if before.lower() == "the" else "Sunday"
+        yield r"50-50(?![\w-])", "fifty fifty"
+        days = "|".join(_WEEKDAYS.title().split())
+        yield rf"(?P<a>{days})[-–](?P<b>{days})(?![^\W_])", self.weekdays
         yield r"24(?:[/x]7)(?P<y>/365)?(?![\d/])", self.always
         yield (
             r"(?P<m>0?[1-9]|1[0-2])/(?P<d>0?[1-9]|[12]\d|3[01])(?![\d/.,]*\d|[a-z\"″])",
@@ -262,6 +271,14 @@ class English(Language):
             return None
         last = self.year(first + 1) if second < "10" else self.cardinal(int(second))
         return f"{self.year(first)} to {last}"
+
+    def weekdays(self, match: re.Match[str], before: str) -> str:
+        """ "Mon-Fri"."""
+        names = [name.title() for name in _WEEKDAYS.split()[:7]]
+        first, last = (
+            next(name for name in names if name.startswith(match[each])) for each in "ab"
+        )
+        return f"{first} to {last}"
 
     def always(self, match: re.Match[str], before: str) -> str:
         """ "24/7", "24x7", "24/7/365"."""
