@@ -202,7 +202,8 @@ class Grammar:
         span = rf"(?:\s?[-–—]\s?{self._num('to')})?"
         number = rf"(?P<sign>[-−+±~≈<>≤≥]\s?)?{self._num('')}{span}"
         units = _any_of(self.language.units)
-        unit = rf"(?P<unit>{units})(?:/(?P<per>{units})(?P<square>²|2(?!\d))?)?{self._edge}"
+        square = r"²|2(?!\d)" if "²" in self.language.symbols else r"(?!)"
+        unit = rf"(?P<unit>{units})(?:/(?P<per>{units})(?P<square>{square})?)?{self._edge}"
         point = r"(?:\.(?=\s+[a-z\d]))?" if self.language.units_have_points else ""
         yield rf"{number}(?P<gap>[{_SPACES}-]?){unit}{point}", self._unit
         yield rf"{number}[{_SPACES}]?%", self._percent
