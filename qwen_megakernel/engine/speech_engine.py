@@ -31,15 +31,11 @@ from qwen_megakernel.sound.chunks import HeardChunks
 from qwen_megakernel.sound.loudness import at_loudness, check_loudness
 from qwen_megakernel.text.cleaning import MAX_CHARS, check_length, clean, empty_text, visible
 from qwen_megakernel.text.languages import AUTO, language_of_code, resolve_language
-from qwen_megakernel.text.markup.marked_text import (
-    MarkedText,
-    Passage,
-    check_text_format,
-    new_parser,
-)
+from qwen_megakernel.text.markup.marked_text import MarkedText, check_text_format, new_parser
 from qwen_megakernel.text.parts import EncodedText, PartCutter, TextPart
 from qwen_megakernel.text.reading.lexicon import Lexicon
 from qwen_megakernel.text.reading.reader import Reading
+from qwen_megakernel.text.request_text import Passage, RequestText
 from qwen_megakernel.text.sentences import unspeakable
 from qwen_megakernel.text.unreadable import TextWatch
 from qwen_megakernel.voice import Voice
@@ -253,50 +249,47 @@ class SpeechEngine(ABC):
                 trailing_silence=trailing_silence,
             ),
         )
-        check_text_format(text_format)
-        has_markup = text_format != "plain"
-        heard = self._heard_chunks(request.sound, has_markup=has_markup)
-        name = self._language_name(language)
-        reader = self._reading.reader(normalize, name, Lexicon.of(lexicon), has_markup)
-        marked: MarkedText | None = None
-        if has_markup and reader:
-            marked = MarkedText(
-                new_parser(text_format),
-                reader,
-                self._spoken_language,
-                language=name,
-                takes_phonemes=self.takes_phonemes,
-            )
-        if marked and text is not None:
-            check_length(len(text), MAX_CHARS)
-            encoded, parts = self._encode_passages(request, marked.whole(text))
+        said = self._request_text(language, text_format, normalize, Lexicon.of(lexicon))
+        heard = self._heard_chunks(request.sound, has_markup=isinstance(said, MarkedText))
+        if text is None:
+            encoded, parts = self._encode(request), deque[TextPart]()
         else:
-            if reader and text is not None:
-                check_length(len(text), MAX_CHARS)
-                request = replace(request, text=reader.whole(text))
-            encoded = self._encode(request)
-            parts = deque(encoded.whole_parts())
+            check_length(len(text), MAX_CHARS)
+            encoded, parts = self._encode_passages(request, said.whole(text))
         loop = self._loop
         state = StreamState(
             *(request, encoded.prompt_ids, loop.wake, loop.interrupt, self.sample_rate),
             text_closed=not text_open,
             parts=parts,
             planned_parts=sum(len(part.ids) > 0 for part in parts) or None,
-            watch=TextWatch(self._read_languages),
             heard=heard,
         )
-        state.warn(request.sampling.cold_warnings(self._sampling))
-        if text is not None:
-            state.look(marked.written if marked else text)
-        if marked:
-            state.warn(marked.take_warnings())
-        elif reader:
-            state.warn(reader.take_warnings())
+        cutter: PartCutter | None = None
+        if text_open:
+            cutter = PartCutter(parts, encoded.new_part, encoded.part_chars)
+        warnings = request.sampling.cold_warnings(self._sampling) + said.take_warnings()
         loop.submit(state)
-        if not text_open:
-            return SpeechStream(state, self, None, reader, text, self._workers, marked)
-        cutter = PartCutter(state.parts, encoded.new_part, encoded.part_chars)
-        return SpeechStream(state, self, cutter, reader, None, self._workers, marked)
+        return SpeechStream(state, self, said, cutter, self._workers, warnings)
+
+    def _request_text(
+        self, language: str | None, text_format: str, normalize: str, lexicon: Lexicon | None
+    ) -> RequestText:
+        """Return the text of a request, before any of it was given."""
+        check_text_format(text_format)
+        has_markup = text_format != "plain"
+        name = self._language_name(language)
+        reader = self._reading.reader(normalize, name, lexicon, has_markup)
+        watch = TextWatch(self._read_languages)
+        if not has_markup or reader is None:
+            return RequestText(reader, watch)
+        return MarkedText(
+            new_parser(text_format),
+            reader,
+            self._spoken_language,
+            watch,
+            language=name,
+            takes_phonemes=self.takes_phonemes,
+        )
 
     def _heard_chunks(self, sound: SoundOptions, *, has_markup: bool) -> HeardChunks | None:
         """Return what changes the sound of a stream; None: its samples are heard as they are."""
@@ -315,10 +308,10 @@ class SpeechEngine(ABC):
     def _encode_passages(
         self, request: SpeechRequest, passages: Sequence[Passage]
     ) -> tuple[EncodedText, deque[TextPart]]:
-        """Encode what is spoken of a whole text with markup.
+        """Encode what is spoken of a whole text.
 
         Raises:
-            EmptyText, TextTooLong: as for a text without markup.
+            EmptyText, TextTooLong: see `cleaning.validate`.
         """
         check_length(sum(len(passage.text) for passage in passages), MAX_CHARS)
         encoded: EncodedText | None = None
@@ -333,7 +326,7 @@ class SpeechEngine(ABC):
             parts.extend(begun)
             start += len(visible(passage.text))
         if encoded is None:
-            raise empty_text("".join(passage.text for passage in passages))
+            raise empty_text(clean("".join(passage.text for passage in passages)))
         return encoded, parts
 
     def _spoken_language(self, language: str) -> str | None:

@@ -30,11 +30,9 @@ from qwen_megakernel.records import (
     check_text,
 )
 from qwen_megakernel.sound.chunks import HeardChunks
-from qwen_megakernel.text.markup.marked_text import Cut, MarkedText
 from qwen_megakernel.text.parts import PartCutter, TextPart
-from qwen_megakernel.text.reading.reader import TextReader
 from qwen_megakernel.text.reading.spoken import Piece
-from qwen_megakernel.text.unreadable import TextWatch
+from qwen_megakernel.text.request_text import Cut, RequestText
 from qwen_megakernel.timing import subtitles
 from qwen_megakernel.timing.speech_timer import SpeechTimer, SpokenPart
 from qwen_megakernel.timing.words import Segment, TimedWord
@@ -108,18 +106,6 @@ class StreamState:
     timings: dict[str, float] = field(default_factory=dict)  # milliseconds
     heard: HeardChunks | None = None  # None: the samples are heard as the engine makes them
     delivered_s: float = 0.0  # seconds of the samples and pauses that the reader was given
-    watch: TextWatch = field(default_factory=lambda: TextWatch(None))
-    warnings: list[str] = field(default_factory=list)  # about the text and the options
-
-    def look(self, text: str) -> None:
-        """Warn about what the model cannot read in the next piece of the text."""
-        self.warn(self.watch.look(text))
-
-    def warn(self, warnings: Iterable[str]) -> None:
-        """Log warnings, and keep them for the caller."""
-        for warning in warnings:
-            logger.warning("%s", warning[0].upper() + warning[1:] + ".")
-            self.warnings.append(warning)
 
     def deliver(
         self,
@@ -198,20 +184,21 @@ class SpeechStream:
         self,
         state: StreamState,
         engine: object,
+        text: RequestText,
         cutter: PartCutter | None = None,
-        reader: TextReader | None = None,
-        written: str | None = None,
         workers: Executor | None = None,
-        marked: MarkedText | None = None,
+        warnings: Iterable[str] = (),
     ) -> None:
         self._state = state
         self._engine = engine  # kept, because a dropped engine closes
-        self._cutter = cutter  # of a text that arrives in pieces
-        self._reader = reader  # None: the text is spoken as it is written
-        self._written = [written or ""]  # the user's text so far
-        self._marked = marked  # None: the text has no markup
-        self._timer = SpeechTimer(state.spoken_parts, are_heard_apart=marked is not None)
+        self._text = text
+        self._cutter = cutter  # None: the text is complete
+        self._warnings: list[str] = []
+        self._warn(warnings)
         self._heard = state.heard
+        self._timer = SpeechTimer(
+            state.spoken_parts, are_heard_apart=bool(self._heard and self._heard.has_parts)
+        )
         self._workers = workers  # make what a coroutine hears; None: those of its event loop
         self._working: asyncio.Future[list[AudioChunk]] | None = None  # on what is heard
         self._ready: deque[AudioChunk] = deque()  # received, and not handed out yet
@@ -257,7 +244,7 @@ class SpeechStream:
     def warnings(self) -> list[str]:
         """Warnings about text that the model cannot read (scripts of other languages, markup), and
         about options with which it may speak badly."""
-        return list(self._state.warnings)
+        return list(self._warnings)
 
     @property
     def num_text_tokens(self) -> int:
@@ -267,22 +254,19 @@ class SpeechStream:
     @property
     def is_normalized(self) -> bool:
         """Whether the text is read in words, or by a lexicon, before it is spoken."""
-        return self._reader is not None
+        return self._text.is_read
 
     @property
     def spoken_text(self) -> str:
         """The text so far as the model is given it: numbers in words, words as a lexicon spells
         them. It grows while text comes through `feed`, and what is there never changes."""
-        return self._reader.spoken.text if self._reader else self.written_text
+        return self._text.spoken.text
 
     @property
     def spoken_pieces(self) -> tuple[Piece, ...]:
         """The pieces of `spoken_text`, each with the characters of the written text that it stands
         for, counted over everything that was given or fed."""
-        if self._reader:
-            return self._reader.spoken.pieces
-        text = self.spoken_text
-        return (Piece(text, 0, len(text), is_kept=True),) if text else ()
+        return self._text.spoken.pieces
 
     @property
     def words(self) -> list[TimedWord]:
@@ -308,7 +292,7 @@ class SpeechStream:
     @property
     def written_text(self) -> str:
         """The user's text so far, without its markup. `words` count their places in it."""
-        return self._marked.written if self._marked else "".join(self._written)
+        return self._text.written
 
     def codes_of(self, chunk: AudioChunk) -> np.ndarray:
         """Return the frames of a chunk, [chunk.num_frames, num_code_groups] int32."""
@@ -325,52 +309,41 @@ class SpeechStream:
         if text is None:
             raise UsageError("text is None; it must be a text.", hint="end_text() ends it.")
         check_text(text=text)
-        if self._cutter and self._state.text_error:
+        if self._text.error:
             return  # the reader gets the error, behind what is spoken
-        if self._cutter is None or self._state.text_closed:
+        if self._cutter is None:
             raise UsageError(
                 "feed() on a stream whose text is complete.",
                 hint="Open it with tts.stream(text_open=True) and feed before end_text().",
             )
-        if self._marked:
-            self._take(self._cutter, self._marked, self._marked.feed(text))
-            return
-        self._state.look(text)
-        self._written.append(text)
-        if self._reader:
-            text = self._reader.feed(text)
-            self._state.warn(self._reader.take_warnings())
-        self._cutter.feed(text)
-        self._state.wake()
+        self._take(self._cutter, self._text.feed(text))
 
     def end_text(self) -> None:
         """Declare the text complete; the stream ends when all of it is spoken."""
-        if self._cutter is None or self._state.text_closed:
-            return
-        if self._marked:
-            self._take(self._cutter, self._marked, self._marked.end())
-        elif self._reader:
-            self._cutter.feed(self._reader.end())
-            self._state.warn(self._reader.take_warnings())
-        self._close_text(self._cutter)
+        if self._cutter:
+            self._take(self._cutter, self._text.end(), is_last=True)
 
-    def _take(self, cutter: PartCutter, marked: MarkedText, steps: Iterable[str | Cut]) -> None:
-        """Take words and cuts of a text with markup; an error in it ends the text."""
+    def _take(
+        self, cutter: PartCutter, steps: Iterable[str | Cut], *, is_last: bool = False
+    ) -> None:
+        """Take words and cuts of the text; it ends after the last ones, or at an error in them."""
         for step in steps:
-            if isinstance(step, str):
-                cutter.feed(step)
-            else:
+            if isinstance(step, Cut):
                 cutter.cut(step.manner, step.pause_s)
-        self._state.warn(marked.take_warnings())
-        if marked.error and not self._state.text_error:
-            self._state.text_error = marked.error
-            self._close_text(cutter)
+            else:
+                cutter.feed(step)
+        self._warn(self._text.take_warnings())
+        if is_last or self._text.error:
+            cutter.end()
+            self._cutter, self._state.text_error = None, self._text.error
+            self._state.text_closed = True  # last, because the engine looks at it first
         self._state.wake()
 
-    def _close_text(self, cutter: PartCutter) -> None:
-        cutter.end()
-        self._state.text_closed = True
-        self._state.wake()
+    def _warn(self, warnings: Iterable[str]) -> None:
+        """Log warnings, and keep them for the caller."""
+        for warning in warnings:
+            logger.warning("%s", warning[0].upper() + warning[1:] + ".")
+            self._warnings.append(warning)
 
     def _receive(self, item: AudioChunk | Exception) -> list[AudioChunk]:
         """Return the chunks that the reader hears; none if nothing is heard before the next."""

@@ -57,6 +57,11 @@ class HeardChunks:
         """Samples per second of what is heard."""
         return self._chain.sample_rate
 
+    @property
+    def has_parts(self) -> bool:
+        """Whether the parts of the text have chains of their own."""
+        return self._new_chain is not None
+
     def hear(self, chunk: AudioChunk) -> list[AudioChunk]:
         """Return what is heard with a chunk of the engine; nothing if that is nothing yet."""
         heard = [*self._turn(chunk), *self._take(chunk)]
