@@ -22,8 +22,9 @@ from qwen_megakernel.audio import FULL_SCALE
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.cloning import recordings
 from qwen_megakernel.cloning.voice_library import Recording, samples_of
+from qwen_megakernel.engine.speech import Speech
 from qwen_megakernel.engine.speech_engine import SpeechEngine
-from qwen_megakernel.engine.stream import Speech, SpeechStream
+from qwen_megakernel.engine.stream import SpeechStream
 from qwen_megakernel.errors import RecordingError, TaskError, UsageError
 from qwen_megakernel.records import AudioChunk
 from qwen_megakernel.voice import Voice

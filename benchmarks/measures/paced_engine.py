@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from qwen_megakernel.engine.stream import SpeechStream, StreamState
+from qwen_megakernel.engine.stream import SpeechStream
+from qwen_megakernel.engine.stream_state import StreamState
 from qwen_megakernel.records import AudioChunk, SpeechRequest
 from qwen_megakernel.text.languages import supported_languages
 from qwen_megakernel.text.request_text import RequestText

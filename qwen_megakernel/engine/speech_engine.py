@@ -21,9 +21,11 @@ import torch
 
 from qwen_megakernel import choices
 from qwen_megakernel.engine import codes_file
+from qwen_megakernel.engine.speech import Speech
 from qwen_megakernel.engine.stages import Stages
 from qwen_megakernel.engine.step_loop import StepLoop
-from qwen_megakernel.engine.stream import Speech, SpeechStream, StreamState
+from qwen_megakernel.engine.stream import SpeechStream
+from qwen_megakernel.engine.stream_state import StreamState
 from qwen_megakernel.errors import OutputError, QwenTTSError, UnknownLanguage, UsageError
 from qwen_megakernel.records import AudioChunk, Files, Manner, Sampling, SoundOptions, SpeechRequest
 from qwen_megakernel.sound.chain import SoundChain, new_chain
@@ -264,9 +266,7 @@ class SpeechEngine(ABC):
             planned_parts=sum(len(part.ids) > 0 for part in parts) or None,
             heard=heard,
         )
-        cutter: PartCutter | None = None
-        if text_open:
-            cutter = PartCutter(parts, encoded.new_part, encoded.part_chars)
+        cutter = PartCutter(parts, encoded.new_part, encoded.part_chars) if text_open else None
         warnings = request.sampling.cold_warnings(self._sampling) + said.take_warnings()
         loop.submit(state)
         return SpeechStream(state, self, said, cutter, self._workers, warnings)

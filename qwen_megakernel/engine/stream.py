@@ -1,176 +1,27 @@
-"""A stream: the handle of its caller, and the state that the engine's thread shares.
+"""A stream as its caller holds it: text goes in, chunks come out.
 
-`StreamState` is shared; `SpeechStream` is the caller's handle on it. Dropping the handle cancels
-the stream, so an abandoned loop never keeps a slot.
+`StreamState` is what the engine's thread shares with it. Dropping the stream cancels it, so an
+abandoned loop never keeps a slot.
 """
 
 import asyncio
-import contextlib
 import logging
-import math
-import threading
-import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
 
 import numpy as np
 
-from qwen_megakernel import audio
-from qwen_megakernel.errors import QwenTTSError, UsageError
-from qwen_megakernel.records import (
-    AudioChunk,
-    FinishReason,
-    Manner,
-    SpeechRequest,
-    TextIds,
-    check_text,
-)
-from qwen_megakernel.sound.chunks import HeardChunks
-from qwen_megakernel.text.parts import PartCutter, TextPart
+from qwen_megakernel.engine.stream_state import StreamState
+from qwen_megakernel.errors import UsageError
+from qwen_megakernel.records import AudioChunk, FinishReason, check_text
+from qwen_megakernel.text.parts import PartCutter
 from qwen_megakernel.text.reading.spoken import Piece
 from qwen_megakernel.text.request_text import Cut, RequestText
-from qwen_megakernel.timing import subtitles
-from qwen_megakernel.timing.speech_timer import SpeechTimer, SpokenPart
+from qwen_megakernel.timing.speech_timer import SpeechTimer
 from qwen_megakernel.timing.words import Segment, TimedWord
 
 logger = logging.getLogger(__name__)
-
-
-class Outbox:
-    """Chunks on their way to one reader, which may be a thread or a coroutine."""
-
-    def __init__(self) -> None:
-        self._items: deque[AudioChunk | Exception] = deque()
-        self._changed = threading.Condition()
-        self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def put(self, item: AudioChunk | Exception) -> None:
-        """Add an item without blocking; the engine looks at `len` before it decodes more."""
-        with self._changed:
-            self._items.append(item)
-            self._changed.notify_all()
-            waiter = self._waiter
-        if waiter:
-            with contextlib.suppress(RuntimeError):  # its event loop is closed: no reader waits
-                waiter[0].call_soon_threadsafe(waiter[1].set)
-
-    def get(self) -> AudioChunk | Exception:
-        """Block until there is an item."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._items)
-            return self._items.popleft()
-
-    async def get_async(self) -> AudioChunk | Exception:
-        """Await an item without blocking the event loop."""
-        event = asyncio.Event()
-        while True:
-            with self._changed:
-                if self._items:
-                    return self._items.popleft()
-                event.clear()
-                self._waiter = asyncio.get_running_loop(), event
-            try:
-                await event.wait()
-            finally:
-                self._waiter = None
-
-
-@dataclass(slots=True, eq=False)
-class StreamState:
-    """One utterance, shared by its caller and the engine. Compared by identity."""
-
-    request: SpeechRequest
-    prompt_ids: TextIds  # each part replaces the body
-    wake: Callable[[], None]  # makes the engine's thread check the streams again
-    interrupt: Callable[[], None]  # `wake`, and the running step ends after its current frame
-    sample_rate: int  # of the codec, in Hz
-    parts: deque[TextPart] = field(default_factory=deque)
-    text_closed: bool = False
-    text_error: QwenTTSError | None = None  # raised when the text before it is spoken
-    cancelled: bool = False
-    started: float = field(default_factory=time.perf_counter)
-    outbox: Outbox = field(default_factory=Outbox)
-    codes: list[np.ndarray] = field(default_factory=list)  # delivered frames
-    num_parts: int = 0
-    spoken_parts: list[SpokenPart] = field(default_factory=list)  # those begun
-    planned_parts: int | None = None  # None: the text is open
-    num_text_tokens: int = 0  # of the parts begun so far
-    finish_reason: FinishReason | None = None
-    timings: dict[str, float] = field(default_factory=dict)  # milliseconds
-    heard: HeardChunks | None = None  # None: the samples are heard as the engine makes them
-    delivered_s: float = 0.0  # seconds of the samples and pauses that the reader was given
-
-    def deliver(
-        self,
-        samples: np.ndarray,
-        frame_index: int,
-        num_frames: int,
-        reason: FinishReason | None = None,
-        *,
-        manner: Manner | None = None,
-        pause_s: float = 0.0,
-    ) -> None:
-        """Give a chunk to the reader: [num_samples] int16 of `num_frames` frames.
-
-        Args:
-            manner: of the part that they belong to.
-            pause_s: of a pause, which has no samples yet.
-        """
-        start_s = self.delivered_s
-        self.delivered_s += pause_s + len(samples) / self.sample_rate
-        self.outbox.put(
-            AudioChunk(
-                samples=samples,
-                sample_rate=self.sample_rate,
-                frame_index=frame_index,
-                num_frames=num_frames,
-                t_ms=self.elapsed_ms(),
-                is_last=reason is not None,
-                finish_reason=reason,
-                start_s=start_s,
-                manner=manner or Manner(),
-                pause_s=pause_s,
-            )
-        )
-
-    def deliver_pause(self, seconds: float) -> None:
-        """Give the reader a pause of the text."""
-        self.deliver(np.empty(0, dtype=np.int16), len(self.codes), 0, pause_s=seconds)
-
-    def lead_s(self) -> float:
-        """Return the seconds until a reader, playing from its first sample on, runs dry.
-
-        Minus infinity while the reader has nothing to play. Of a sound that is changed, the chain
-        knows what has been heard, which silence that it cuts or holds back is not; of chunks that
-        the reader has not taken yet, all is expected to be heard.
-        """
-        if self.heard is None:
-            begun_ms = self.timings.get("first_chunk")
-            if begun_ms is None:
-                return -math.inf
-            return self.delivered_s - (self.elapsed_ms() - begun_ms) / 1000
-        progress = self.heard.progress
-        untaken_s = (self.delivered_s - progress.made_s) / self.request.sound.speed
-        if progress.begun is None:
-            return untaken_s or -math.inf
-        return progress.heard_s + untaken_s - (time.perf_counter() - progress.begun)
-
-    def elapsed_ms(self) -> float:
-        """Milliseconds since the request was made."""
-        return (time.perf_counter() - self.started) * 1000
-
-    def cancel(self) -> None:
-        """Stop after the frame that is being drawn, without waiting; a finished stream stays."""
-        self.cancelled = True
-        if self.finish_reason is None:
-            self.interrupt()
 
 
 class SpeechStream:
@@ -415,68 +266,3 @@ class SpeechStream:
 
     def __del__(self) -> None:
         self._state.cancel()
-
-
-@dataclass(frozen=True, slots=True)
-class Speech:
-    """A whole utterance."""
-
-    audio: np.ndarray  # [num_samples] float32 in [-1, 1]
-    sample_rate: int
-    codes: np.ndarray  # [num_frames, num_code_groups] int32
-    finish_reason: FinishReason
-    seed: int
-    parts: int
-    timings: dict[str, float]
-    spoken_text: str = ""  # what the model was given: numbers in words
-    _words: Callable[[], list[TimedWord]] = field(default=list, repr=False, compare=False)
-    _segments: Callable[[], list[Segment]] = field(default=list, repr=False, compare=False)
-
-    @property
-    def words(self) -> list[TimedWord]:
-        """The words of the user's text, with their times."""
-        return self._words()
-
-    @property
-    def segments(self) -> list[Segment]:
-        """The sentences of the user's text, with their times."""
-        return self._segments()
-
-    def save(self, path: str | Path, encoding: str = "pcm") -> None:
-        """Write the audio; the extension picks the format (wav, flac, ogg, mp3).
-
-        Args:
-            encoding: of a wav file: "pcm" (16-bit), "ulaw" or "alaw".
-        Raises:
-            UsageError: there is no such format or encoding, or it has not the sample rate.
-            OutputError: the path cannot be written.
-        """
-        audio.write_wav(path, self.audio, self.sample_rate, encoding)
-
-    def save_subtitles(self, path: str | Path) -> None:
-        """Write the times of words and sentences; the extension picks the format (srt, vtt, json).
-
-        Raises:
-            UsageError, OutputError: the extension is unknown, or the path cannot be written.
-        """
-        subtitles.write(Path(path), self.words, self.segments)
-
-    @staticmethod
-    def collect(stream: SpeechStream) -> "Speech":
-        """Read `stream` to its end."""
-        chunks = list(stream)
-        assert stream.finish_reason
-        samples = np.concatenate([chunk.samples for chunk in chunks])
-        return Speech(
-            audio=samples.astype(np.float32) / 32768,
-            sample_rate=chunks[-1].sample_rate,
-            codes=stream.codes,
-            finish_reason=stream.finish_reason,
-            seed=stream.seed,
-            parts=stream.num_parts,
-            timings=stream.timings,
-            spoken_text=stream.spoken_text,
-            # Found when they are asked for. The stream itself would keep the engine.
-            _words=partial(stream._timer.words, stream.written_text, stream.spoken_pieces),
-            _segments=partial(stream._timer.segments, stream.written_text, stream.spoken_pieces),
-        )

@@ -10,8 +10,9 @@ from tolerances import nearly
 
 from qwen_megakernel.engine.delivery import FAR_AHEAD_S, HUNGRY_S, ChunkDelivery
 from qwen_megakernel.engine.slots import ActiveStream, SlotTable
+from qwen_megakernel.engine.speech import Speech
 from qwen_megakernel.engine.stages import StageTimes
-from qwen_megakernel.engine.stream import Speech, StreamState
+from qwen_megakernel.engine.stream_state import StreamState
 from qwen_megakernel.records import AudioChunk, SoundOptions, SpeechRequest, TextIds
 from qwen_megakernel.sound.chain import new_chain
 from qwen_megakernel.sound.chunks import HeardChunks
