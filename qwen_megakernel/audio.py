@@ -33,8 +33,8 @@ NUM_AUDIBLE_WINDOWS = 2
 def to_int16(pcm: np.ndarray) -> np.ndarray:
     """Round float samples to 16-bit PCM.
 
-    The scale is 32768, so int16 / 32768 converts back to the same values. Ties round to even, and
-    values outside -32768 .. 32767 are clipped.
+    `to_float32` converts back to the same values. Ties round to even, and values beyond full scale
+    are clipped.
 
     Args:
         pcm: float samples of any shape, full scale at 1.
@@ -50,6 +50,11 @@ def to_int16(pcm: np.ndarray) -> np.ndarray:
         )
     scaled = np.rint(pcm * FULL_SCALE)
     return scaled.clip(-FULL_SCALE, FULL_SCALE - 1).astype(np.int16)
+
+
+def to_float32(samples: np.ndarray) -> np.ndarray:
+    """Return 16-bit samples of any shape as float32, full scale at 1; `to_int16` reverses it."""
+    return samples.astype(np.float32) / FULL_SCALE
 
 
 def to_g711(samples: np.ndarray, encoding: str) -> bytes:

@@ -65,7 +65,7 @@ class Speech:
         assert stream.finish_reason
         samples = np.concatenate([chunk.samples for chunk in chunks])
         return Speech(
-            audio=samples.astype(np.float32) / audio.FULL_SCALE,
+            audio=audio.to_float32(samples),
             sample_rate=chunks[-1].sample_rate,
             codes=stream.codes,
             finish_reason=stream.finish_reason,

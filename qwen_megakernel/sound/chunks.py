@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from qwen_megakernel.audio import FULL_SCALE, to_int16
+from qwen_megakernel.audio import to_float32, to_int16
 from qwen_megakernel.records import AudioChunk, Manner
 from qwen_megakernel.sound.chain import SoundChain
 
@@ -77,7 +77,7 @@ class HeardChunks:
             return [self._heard(chunk, silence)]
         samples = np.empty(0, np.float32)
         if not self._has_ended:
-            samples = self._chain.push(chunk.samples.astype(np.float32) / FULL_SCALE)
+            samples = self._chain.push(to_float32(chunk.samples))
         if self._latest and self._is_held:
             num_frames = self._latest.num_frames + chunk.num_frames
             chunk = replace(chunk, frame_index=self._latest.frame_index, num_frames=num_frames)
