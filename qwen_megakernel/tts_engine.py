@@ -27,9 +27,9 @@ from qwen_megakernel.decoders.backends import (
     memory_for,
 )
 from qwen_megakernel.decoders.cpu.decoder import CpuDecoder
+from qwen_megakernel.decoders.dtypes import dtypes_of
 from qwen_megakernel.decoders.frame_decoder import FrameDecoder
 from qwen_megakernel.decoders.prompt import PromptBuilder
-from qwen_megakernel.engine.speech_engine import dtypes_of
 from qwen_megakernel.engine.stages import FrameVocoder, Stages
 from qwen_megakernel.errors import SetupError, UnsupportedModel
 from qwen_megakernel.native import cpu_threads

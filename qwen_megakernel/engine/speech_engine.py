@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
 import reprlib
 import secrets
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
 
-from qwen_megakernel import choices
-from qwen_megakernel.engine import codes_file
+from qwen_megakernel.engine.codes_dump import CodesDump
 from qwen_megakernel.engine.speech import Speech
 from qwen_megakernel.engine.stages import Stages
 from qwen_megakernel.engine.step_loop import StepLoop
 from qwen_megakernel.engine.stream import SpeechStream
 from qwen_megakernel.engine.stream_state import StreamState
-from qwen_megakernel.errors import OutputError, QwenTTSError, UnknownLanguage, UsageError
-from qwen_megakernel.records import AudioChunk, Files, Manner, Sampling, SoundOptions, SpeechRequest
-from qwen_megakernel.sound.chain import SoundChain, new_chain
-from qwen_megakernel.sound.chunks import HeardChunks
+from qwen_megakernel.errors import QwenTTSError, UnknownLanguage, UsageError
+from qwen_megakernel.records import AudioChunk, Files, Sampling, SoundOptions, SpeechRequest
+from qwen_megakernel.sound.chunks import new_chunks
 from qwen_megakernel.sound.loudness import at_loudness, check_loudness
 from qwen_megakernel.text.cleaning import MAX_CHARS, check_length, clean, empty_text, visible
 from qwen_megakernel.text.languages import AUTO, language_of_code, resolve_language
@@ -41,13 +36,6 @@ from qwen_megakernel.text.request_text import Passage, RequestText
 from qwen_megakernel.text.sentences import unspeakable
 from qwen_megakernel.text.unreadable import TextWatch
 from qwen_megakernel.voice import Voice
-
-logger = logging.getLogger(__name__)
-
-# The variable that names a file for the codes of every utterance, one row for each frame.
-DUMP_CODES_VARIABLE = "TTS_DUMP_CODES"
-
-DTYPES = {name: getattr(torch, name) for name in choices.DTYPES}
 
 
 class SpeechEngine(ABC):
@@ -87,7 +75,7 @@ class SpeechEngine(ABC):
     ) -> None:
         self.sample_rate, self.seconds_per_frame = sample_rate, seconds_per_frame
         self._reading = reading or Reading()
-        self._codes_dump = _CodesDump()
+        self._codes_dump = CodesDump()
         # Threads that begin when a coroutine reads a sound that is changed and end with the engine;
         # an event loop waits for its own when it is left, after Ctrl-C as well.
         self._workers = ThreadPoolExecutor(thread_name_prefix="sound")
@@ -252,7 +240,10 @@ class SpeechEngine(ABC):
             ),
         )
         said = self._request_text(language, text_format, normalize, Lexicon.of(lexicon))
-        heard = self._heard_chunks(request.sound, has_markup=isinstance(said, MarkedText))
+        heard = new_chunks(
+            *(request.sound, self.sample_rate, self._high_pass),
+            has_parts=isinstance(said, MarkedText),
+        )
         if text is None:
             encoded, parts = self._encode(request), deque[TextPart]()
         else:
@@ -290,20 +281,6 @@ class SpeechEngine(ABC):
             language=name,
             takes_phonemes=self.takes_phonemes,
         )
-
-    def _heard_chunks(self, sound: SoundOptions, *, has_markup: bool) -> HeardChunks | None:
-        """Return what changes the sound of a stream; None: its samples are heard as they are."""
-        chain = new_chain(sound, self.sample_rate, self._high_pass, may_pause=has_markup)
-        if chain is None:
-            return None
-        rate, high_pass = self.sample_rate, self._high_pass  # not self, which the stream has
-
-        def begin(manner: Manner, *, is_first: bool, is_behind_pause: bool) -> SoundChain | None:
-            leading = 0.0 if is_behind_pause else sound.leading_silence if is_first else None
-            options = replace(manner.sound(sound), leading_silence=leading)
-            return new_chain(options, rate, high_pass, may_pause=True)
-
-        return HeardChunks(chain, begin if has_markup else None)
 
     def _encode_passages(
         self, request: SpeechRequest, passages: Sequence[Passage]
@@ -392,59 +369,3 @@ class SpeechEngine(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def dtype_of(
-    name: str | torch.dtype | None, known: Iterable[str] = choices.DTYPES
-) -> torch.dtype | None:
-    """Return the dtype of a name, or a dtype as it is; None: the engine chooses.
-
-    Args:
-        known: the names that the error lists.
-    Raises:
-        UsageError: no engine computes in this dtype.
-    """
-    if name is None or (isinstance(name, torch.dtype) and name in DTYPES.values()):
-        return name
-    if name not in DTYPES:
-        raise UsageError(f"dtype is {name!r}; known: {', '.join(known)}.")
-    return DTYPES[name]
-
-
-def dtypes_of(name: str | torch.dtype | None) -> tuple[torch.dtype | None, torch.dtype | None]:
-    """Return the dtypes of talker and code predictor, as `dtype_of` does; the second is None if
-    they are the same."""
-    if name in choices.DTYPES_BY_PART:
-        talker, predictor = (DTYPES[part.partition("=")[2]] for part in name.split(","))
-        return talker, predictor
-    return dtype_of(name, (*choices.DTYPES, *choices.DTYPES_BY_PART)), None
-
-
-class _CodesDump:
-    """Writes the codes of finished utterances to the file that the variable names, oldest first.
-
-    The first utterance replaces an existing file, later ones are appended.
-    """
-
-    def __init__(self) -> None:
-        self._begun: str | None = None  # the file that this engine has written to
-        self._is_paused = False
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Write nothing in the block: a warm-up is no utterance of a caller."""
-        self._is_paused = True
-        try:
-            yield
-        finally:
-            self._is_paused = False
-
-    def __call__(self, state: StreamState) -> None:
-        path = os.environ.get(DUMP_CODES_VARIABLE)
-        if not path or not state.codes or self._is_paused:
-            return
-        try:
-            codes_file.write(Path(path), np.array(state.codes), append=path == self._begun)
-            self._begun = path
-        except OutputError as error:  # a debugging aid must not end the speech
-            logger.error("%s", error)

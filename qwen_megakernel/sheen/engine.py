@@ -14,7 +14,8 @@ import torch
 
 from qwen_megakernel.cloning import recordings
 from qwen_megakernel.decoders.backends import Backend, choose_backend
-from qwen_megakernel.engine.speech_engine import SpeechEngine, dtype_of
+from qwen_megakernel.decoders.dtypes import dtype_of
+from qwen_megakernel.engine.speech_engine import SpeechEngine
 from qwen_megakernel.engine.stages import Stages
 from qwen_megakernel.errors import SetupError, TaskError, UnknownVoice, UnsupportedModel, UsageError
 from qwen_megakernel.native import cpu_threads

@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from qwen_megakernel.audio import to_float32, to_int16
-from qwen_megakernel.records import AudioChunk, Manner
-from qwen_megakernel.sound.chain import SoundChain
+from qwen_megakernel.records import AudioChunk, Manner, SoundOptions
+from qwen_megakernel.sound.chain import SoundChain, new_chain
 
 
 class NewChain(Protocol):
@@ -127,3 +127,22 @@ class HeardChunks:
         rate, start_s = self.sample_rate, self._num_samples / self.sample_rate
         self._num_samples += len(samples)
         return replace(chunk, samples=to_int16(samples), sample_rate=rate, start_s=start_s)
+
+
+def new_chunks(
+    options: SoundOptions, sample_rate: int, high_pass: float | None, *, has_parts: bool
+) -> HeardChunks | None:
+    """Return what changes the sound of a stream; None: its samples are heard as they are.
+
+    Args:
+        options, sample_rate, high_pass: see `chain.new_chain`.
+        has_parts: parts of the text may follow a pause, or have a manner of their own.
+    """
+
+    def chain_of(manner: Manner, *, is_first: bool, is_behind_pause: bool) -> SoundChain | None:
+        leading = 0.0 if is_behind_pause else options.leading_silence if is_first else None
+        own = replace(manner.sound(options), leading_silence=leading)
+        return new_chain(own, sample_rate, high_pass, may_pause=True)
+
+    chain = new_chain(options, sample_rate, high_pass, may_pause=has_parts)
+    return HeardChunks(chain, chain_of if has_parts else None) if chain else None
