@@ -74,11 +74,6 @@ class ActiveStream:
         """Pending frames that can be turned into audio."""
         return len(self.pending) - (0 if self.phase is Phase.DRAINING else self.lookahead)
 
-    @property
-    def lead_s(self) -> float:
-        """See `StreamState.lead_s`."""
-        return self.state.lead_s()
-
     # ---- transitions -----------------------------------------------------------------------------
 
     def enter(self, index: int, vocoder: FrameVocoder) -> None:
