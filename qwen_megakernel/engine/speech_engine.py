@@ -355,6 +355,16 @@ class SpeechEngine(ABC):
         speech = Speech.collect(self.stream(text, **options))
         return replace(speech, audio=at_loudness(speech.audio, speech.sample_rate, target))
 
+    def _speak_both_ways(self, text: str, max_frames: int, **options: Any) -> int:
+        """Warm up: speak at random, then two frames greedily; returns the number of frames."""
+        num_frames = 0
+        with self._codes_dump.paused():
+            for at_random, most in ((True, max_frames), (False, 2)):
+                draws = {"do_sample": at_random, "subtalker_do_sample": at_random}
+                speech = self.synthesize(text, seed=0, max_frames=most, **draws, **options)
+                num_frames += len(speech.codes)
+        return num_frames
+
     def decode(self, codes: np.ndarray) -> np.ndarray:
         """Turn [num_frames, num_code_groups] codes into [num_samples] float32 at `sample_rate`."""
         vocoder = self._loop.stages.vocoder
