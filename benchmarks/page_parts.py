@@ -59,10 +59,9 @@ FOOTNOTES = {
 
 def machine_name(machine: dict[str, Any]) -> str:
     """Name a machine by its GPU, its CPU, the cores used and the instruction sets."""
-    if (sets := machine.get("instruction_sets")) is None:
-        told = "instruction sets not recorded"
-    else:  # the newer ones imply the older
-        told = " ".join(s for s in sets if s not in ("avx2", "avx512f")) or " ".join(sets[-1:])
+    sets = machine["instruction_sets"]
+    # The newer ones imply the older.
+    told = " ".join(s for s in sets if s not in ("avx2", "avx512f")) or " ".join(sets[-1:])
     parts = [machine["processor"], f"{machine['cores']} cores", told]
     if machine.get("gpu"):
         parts.insert(0, machine["gpu"]["name"])
@@ -88,12 +87,9 @@ def timed_on(result: dict[str, Any]) -> str:
 
 def mark_of(machine: dict[str, Any]) -> str:
     """Return the footnote's mark for figures of this machine, from the recorded load."""
-    load, stolen = machine.get("load_before_run"), machine.get("stolen_share")
-    # Files of schema 1 have the load at the end of the run, in which the run has its own share: an
-    # excess proves that something else ran beside it, and a small one proves nothing.
-    at_most = load if load is not None else machine.get("load_1min", 0) - machine["cores"]
-    cores = machine.get("online_cores") or machine["cores"]
-    if at_most > MAX_LOAD_PER_CORE * cores or (stolen or 0) > MAX_STOLEN_SHARE:
+    load, stolen = machine["load_before_run"], machine["stolen_share"]
+    is_loaded = (load or 0) > MAX_LOAD_PER_CORE * (machine["online_cores"] or machine["cores"])
+    if is_loaded or (stolen or 0) > MAX_STOLEN_SHARE:
         return DISTURBED
     return UNKNOWN if load is None or stolen is None else ""
 

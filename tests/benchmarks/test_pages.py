@@ -151,7 +151,11 @@ CALM = {
     **{"cores": 2, "online_cores": 4, "gpu": None, "torch": "2.13.0"},
     **{"load_before_run": 1.9, "stolen_share": 0.04, "read_bandwidth_gb_s": 40.0},
 }
-OLD = {"processor": "AMD EPYC", "cores": 2, "gpu": None, "load_1min": 0.1}
+# A machine whose system does not tell its load or the time that its host stole.
+SILENT = CALM | {
+    **{"processor": "Apple M4", "instruction_sets": ["neon"], "online_cores": None},
+    **{"load_before_run": None, "stolen_share": None},
+}
 DISTURBED, UNKNOWN = page_parts.FOOTNOTES.values()
 
 
@@ -190,18 +194,12 @@ def test_figures_of_a_busy_machine_are_marked_and_the_mark_is_explained(voices, 
     assert "load average above 0.5 per core" in note and "5 %" in note
 
 
-def test_what_older_files_lack_is_not_recorded(voices):
-    _, _, row, _, source, empty, note = voices(OLD)
+def test_a_load_that_the_system_does_not_tell_is_marked_as_unknown(voices):
+    _, _, row, _, source, empty, note = voices(SILENT)
     assert row.startswith("| m ‡ |") and (empty, note) == ("", UNKNOWN)
-    assert source.startswith("On AMD EPYC, 2 cores, instruction sets not recorded. From")
+    assert source.startswith("On Apple M4, 2 cores, neon. From")
     assert voices(CALM | {"stolen_share": None})[-1] == UNKNOWN
-    assert voices(OLD | {"load_before_run": 1.1})[-1] == DISTURBED
-
-
-def test_an_older_file_is_marked_where_more_ran_than_the_run_itself(voices):
-    """Its load average was taken at the end of the run, which kept two cores busy itself."""
-    assert voices(OLD | {"load_1min": 3.1})[-1] == DISTURBED
-    assert voices(OLD | {"load_1min": 2.9})[-1] == UNKNOWN
+    assert voices(SILENT | {"load_before_run": 1.1})[-1] == DISTURBED
 
 
 def sourced(*results):
@@ -220,7 +218,7 @@ def test_a_table_of_one_machine_names_it_once_and_every_file_once():
 
 def test_rows_of_several_machines_name_theirs_by_a_letter():
     lines = sourced(
-        {"file": "a", "instruction_set": "avx2"}, {"file": "b", "machine": OLD}, {"file": "c"}
+        {"file": "a", "instruction_set": "avx2"}, {"file": "b", "machine": SILENT}, {"file": "c"}
     )
     assert lines[0] == "| name | machine |"
     assert lines[2:5] == ["| a | A |", "| b ‡ | B |", "| c | A |"]
@@ -228,7 +226,7 @@ def test_rows_of_several_machines_name_theirs_by_a_letter():
     assert lines[5:8] == [
         "",
         f"- A: {cpu}; native code in avx2. From `a`, `c` at commit abc.",
-        "- B: AMD EPYC, 2 cores, instruction sets not recorded. From `b` at commit abc.",
+        "- B: Apple M4, 2 cores, neon. From `b` at commit abc.",
     ]
     assert lines[8:] == ["", UNKNOWN]
 
@@ -283,7 +281,7 @@ def test_what_is_left_is_of_the_decoder_that_auto_takes(plant):
     speech = {
         f"{part}_ms_per_frame": spread(ms, 1) for part, ms in (("decode", 75), ("vocoder", 12))
     }
-    speech |= {"instruction_set": "avx2", "machine": OLD}
+    speech |= {"instruction_set": "avx2", "machine": SILENT}
     other = {"backend": "torch", "decode_ms_per_frame": spread(1, 1)}
     machine = CALM | {"load_before_run": 5}
     plant("speech_cpu_random-0.6b.json", rows=[other, speech | {"backend": "cpu"}], machine=machine)
@@ -403,7 +401,7 @@ def test_more_cores_divide_the_vocoder_alone(plant):
     times = {"decode": 40.0, "vocoder": 40.0}
     row = {f"{part}_ms_per_frame": spread(ms, 1) for part, ms in times.items()}
     row |= {name: spread(90, 1) for name in ("first_frame_ms", "first_chunk_ms", "rtf")}
-    row |= {"model": "m", "threads": 2, "machine": OLD}
+    row |= {"model": "m", "threads": 2, "machine": SILENT}
     rows = [row | {"backend": backend} for backend in ("cpu", "torch")]
     plant("speech_cpu_x.json", settings={"weights": "int8"}, rows=rows)
     lines = cpu_page.speech_tables()

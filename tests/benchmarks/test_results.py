@@ -7,9 +7,6 @@ import pytest
 
 from benchmarks import common, page_parts
 
-# Files of an earlier schema, which have to be measured again. A name leaves the list with its new
-# file, and none comes back.
-TO_BE_TAKEN_AGAIN = ["coreml_speech_decoder.json", "demo_voice.json", "precision.json"]
 FACTS = ("created", "commit", "command", "machine")
 OF_THE_MACHINE = ("processor", "instruction_sets", "cores", "online_cores", "platform", "python")
 OF_THE_MACHINE += ("torch", "load_before_run", "stolen_share", "read_bandwidth_gb_s")
@@ -34,15 +31,9 @@ def faults(found: dict) -> list[str]:
 RESULTS = sorted(path.name for path in page_parts.RESULTS.glob("*.json"))
 
 
-@pytest.mark.parametrize("name", [name for name in RESULTS if name not in TO_BE_TAKEN_AGAIN])
+@pytest.mark.parametrize("name", RESULTS)
 def test_a_result_is_of_this_schema_complete_and_from_a_clean_tree(name):
     assert not faults(page_parts.load_result(name))
-
-
-@pytest.mark.parametrize("name", TO_BE_TAKEN_AGAIN)
-def test_what_is_to_be_taken_again_is_there_once_and_old(name):
-    assert TO_BE_TAKEN_AGAIN.count(name) == 1 and name in RESULTS
-    assert faults(page_parts.load_result(name)), f"{name} is new: take it from the list"
 
 
 GOOD = "benchmark_cpu_demo-voice.json"

@@ -41,11 +41,19 @@ def test_no_withheld_sentence_is_trained_on(grammar, references):
     withheld = texts.Withheld(text for row in tests.values() for text in row)
     assert {texts.normalize(u.text) for u in references} == withheld.normalized
     assert len(withheld.normalized) == 300
-    drawn = [text for _, text in texts.training_texts(grammar, withheld, 9000, seed=11)]
-    assert len(set(drawn)) == 9000
+    number = len(texts.words()) + 1000  # each word is spoken alone before sentences are drawn
+    drawn = [text for _, text in texts.training_texts(grammar, withheld, number, seed=11)]
+    assert len(set(drawn)) == number
     sentences = {texts.normalize(part) for text in drawn for part in text.split(". ")}
     assert not sentences & withheld.normalized
     assert max(map(len, drawn)) > texts.MAX_SENTENCE_CHARS  # paragraphs are among them
+
+
+def test_words_are_spelt_as_people_type_them():
+    words = texts.words()
+    assert len(words) == len(set(words)) == 20_000
+    assert {"don't", "o'clock", "Sarah", "McCain", "YouTube", "FBI", "Friday", "the"} <= set(words)
+    assert not {"sarah", "fbi", "The"} & set(words)
 
 
 def test_a_sentence_that_is_nearly_a_withheld_one_is_withheld_too():

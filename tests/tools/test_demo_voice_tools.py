@@ -237,6 +237,7 @@ def test_the_vocoder_learns_and_resumes(official_package, tmp_path):
     sound = torch.sin(torch.arange(12 * recipe.SAMPLES_PER_FRAME) / 20) * 0.3
     common = ["--texts", "none", "--device", "cpu", "--dtype", "float32"]
     common += ["--batch", "1", "--segment", "4", "--steps", "6", "--save-minutes", "0"]
+    common += ["--no-compile"]
 
     def training(*options: str) -> train_vocoder.Training:
         arguments = [*common, "--output", str(tmp_path / "v.pt"), *options]

@@ -180,7 +180,9 @@ def training_texts(
         "rare": [(rank + 30) ** -0.6 for rank in range(len(vocabulary))],
     }
     seen: set[str] = set()
-    alone = [word if rng.random() < 0.3 else word.capitalize() + "." for word in vocabulary]
+    alone = [
+        word if rng.random() < 0.3 else word[0].upper() + word[1:] + "." for word in vocabulary
+    ]
     count = 0
     while count < number:
         if alone:
@@ -247,7 +249,7 @@ def parse_args() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, required=True, help="folder for the three files")
-    parser.add_argument("--number", type=int, default=100_000, help="number of texts for training")
+    parser.add_argument("--number", type=int, default=120_000, help="number of texts for training")
     parser.add_argument(
         "--seed", type=int, default=11, help="seed of all random choices (default: %(default)s)"
     )

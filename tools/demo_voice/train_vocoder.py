@@ -138,6 +138,8 @@ class Training:
         self.shares = shares / shares.sum()
         self.step = 0
         self.history: list[dict[str, float]] = []
+        # All segments have one shape, so it compiles once.
+        self.forward = torch.compile(self.decoder, dynamic=False) if args.compile else self.decoder
 
     def _start_from(self, stored: dict[str, Tensor]) -> None:
         """Take a checkpoint's weights; where its codes are others, those behind the codes."""
@@ -167,7 +169,7 @@ class Training:
         codes, sounds = zip(*(self._segment() for _ in range(args.batch)), strict=True)
         target = torch.stack(sounds).to(self.device)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=args.dtype == "bfloat16"):
-            output = self.decoder(torch.stack(codes).mT.to(self.device))[:, 0]
+            output = self.forward(torch.stack(codes).mT.to(self.device))[:, 0]
         skipped = CONTEXT_FRAMES * SAMPLES
         losses = self.spectra.losses(output[:, skipped:].float(), target[:, skipped:])
         self.optimizer.zero_grad()
@@ -277,6 +279,12 @@ def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--batch", type=int, default=6, help="number of segments in a batch")
     parser.add_argument("--segment", type=int, default=9, help="number of frames in a segment")
+    parser.add_argument(
+        "--compile",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="compile the network with torch.compile",
+    )
     return parser.parse_args(arguments)
 
 
