@@ -12,7 +12,7 @@ from typing import Self
 import numpy as np
 
 from qwen_megakernel.choices import MP3_RATES, TELEPHONE_RATE
-from qwen_megakernel.errors import GenerationError, OutputError, UsageError
+from qwen_megakernel.errors import GenerationError, OutputError, UsageError, check_choice
 from qwen_megakernel.signals import deferred_signals
 
 FULL_SCALE = 32768  # int16 value of the float sample 1.0, which is clipped to FULL_SCALE - 1
@@ -88,8 +88,7 @@ def _begin_file(path: Path, encoding: str, rate: int | None) -> Path:
     """Create the empty hidden file beside `path` that collects its audio."""
     if path.is_dir():
         raise OutputError(f"Cannot write {path}: it is a folder.")
-    if encoding not in SUBTYPES:
-        raise UsageError(f"encoding is {encoding!r}; known: {', '.join(SUBTYPES)}.")
+    check_choice("encoding", encoding, SUBTYPES)
     if path.suffix.lower() not in FORMATS:
         what = f"no audio format is called {path.suffix!r}" if path.suffix else "no extension"
         raise UsageError(f"Cannot write {path}: {what}.", hint=f"Known: {', '.join(FORMATS)}.")

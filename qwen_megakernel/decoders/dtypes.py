@@ -1,17 +1,17 @@
 """The values of `dtype=`, as torch's dtypes."""
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 import torch
 
 from qwen_megakernel import choices
-from qwen_megakernel.errors import UsageError
+from qwen_megakernel.errors import check_choice
 
-DTYPES = {name: getattr(torch, name) for name in choices.DTYPES}
+DTYPES: dict[object, torch.dtype] = {name: getattr(torch, name) for name in choices.DTYPES}
 
 
 def dtype_of(
-    name: str | torch.dtype | None, known: Iterable[str] = choices.DTYPES
+    name: str | torch.dtype | None, known: Collection[str] = choices.DTYPES
 ) -> torch.dtype | None:
     """Return the dtype of a name, or a dtype as it is; None: the engine chooses.
 
@@ -22,8 +22,7 @@ def dtype_of(
     """
     if name is None or (isinstance(name, torch.dtype) and name in DTYPES.values()):
         return name
-    if name not in DTYPES:
-        raise UsageError(f"dtype is {name!r}; known: {', '.join(known)}.")
+    check_choice("dtype", name, known)
     return DTYPES[name]
 
 

@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 
 from qwen_megakernel.choices import TEXT_FORMATS
-from qwen_megakernel.errors import MarkupError, UsageError
+from qwen_megakernel.errors import MarkupError, check_choice
 from qwen_megakernel.records import Manner
 from qwen_megakernel.text.languages import AUTO
 from qwen_megakernel.text.markup.items import (
@@ -33,11 +33,8 @@ _CLOSING = "\"'”’»)]} "
 
 def check_text_format(text_format: str) -> None:
     """Raise UsageError for a value that `choices.TEXT_FORMATS` lacks."""
-    if text_format not in TEXT_FORMATS:
-        raise UsageError(
-            f"text_format is {text_format!r}; known: {', '.join(TEXT_FORMATS)}.",
-            hint='"ssml" is markup, "pauses" plain text with [pause 1.5s] in it.',
-        )
+    hint = '"ssml" is markup, "pauses" plain text with [pause 1.5s] in it.'
+    check_choice("text_format", text_format, TEXT_FORMATS, hint)
 
 
 def new_parser(text_format: str) -> Parser:
