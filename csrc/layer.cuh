@@ -115,9 +115,9 @@ class LayerWeights {
 
   // These are functions: members would keep eight addresses in registers through a layer.
   __device__ Qkv qkv_proj() const { return {first_, scales()}; }
-  __device__ O o_proj() const { return {first_ + Qkv::kBytes, scales() + Qkv::kOut}; }
+  __device__ O o_proj() const { return {at<Qkv::kBytes>(), scales() + Qkv::kOut}; }
   __device__ GateUp gate_up_proj() const {
-    return {first_ + Qkv::kBytes + O::kBytes, scales() + Qkv::kOut + O::kOut};
+    return {at<Qkv::kBytes + O::kBytes>(), scales() + Qkv::kOut + O::kOut};
   }
   __device__ Down down_proj() const {
     return {first_ + kMatrixBytes - Down::kBytes, scales() + Qkv::kOut + O::kOut + GateUp::kOut};
@@ -135,6 +135,15 @@ class LayerWeights {
   __device__ const Weight* qkv_bias() const { return input_norm() + kNorms; }
 
  private:
+  // The compiler computes these addresses at a matrix's forecast and keeps them until its product.
+  // With int8 layers (1.7B, sm_90a) it then spills one, which `opaque` prevents; with bf16 layers
+  // `opaque` itself makes a kernel spill.
+  template <size_t kOffset>
+  __device__ const unsigned char* at() const {
+    if constexpr (Dims::kInt8) return first_ + opaque(static_cast<int>(kOffset));
+    return first_ + kOffset;
+  }
+
   const unsigned char* first_;
 };
 
