@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from qwen_megakernel.audio import to_float32
+
 HOPS_PER_SECOND = 100
 NUM_FEATURES = 2  # loudness in dB of full scale; sharpness, the logarithm of how fast it swings
 _FLOOR = 1e-10  # of the power, beside a full scale of 1: -100 dB
@@ -20,7 +22,7 @@ class Loudness:
         """Compute the features of the next samples, [num_samples] int16."""
         hop = max(1, rate // HOPS_PER_SECOND)
         self.seconds_per_hop = hop / rate
-        sound = np.concatenate([self._left, samples.astype(np.float32) / 32768])
+        sound = np.concatenate([self._left, to_float32(samples)])
         count = len(sound) // hop
         whole, self._left = sound[: count * hop], sound[count * hop :]
         if not count:

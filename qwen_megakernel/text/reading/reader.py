@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 from qwen_megakernel.choices import NORMALIZE
-from qwen_megakernel.errors import UsageError
+from qwen_megakernel.errors import check_choice
 from qwen_megakernel.text.cleaning import REMOVED, SEPARATORS
 from qwen_megakernel.text.languages import AUTO
 from qwen_megakernel.text.reading.joining import WordJoining
@@ -39,7 +39,7 @@ class Reading:
         lexicon: Lexicon | None = None,
         names_letters: bool = False,
     ):
-        check_normalize(normalize)
+        check_choice("normalize", normalize, NORMALIZE)
         self.is_on = is_on if normalize == AUTO else normalize == "on"
         self._lexicon = lexicon
         self._grammars = Grammars(names_letters)
@@ -55,7 +55,7 @@ class Reading:
             lexicon: of this request; its entries go before the engine's.
             has_markup: the text has some, which needs a reader in any case.
         """
-        check_normalize(normalize)
+        check_choice("normalize", normalize, NORMALIZE)
         is_on = normalize == "on" or (normalize == AUTO and self.is_on)
         lexicons = [each for each in (lexicon, self._lexicon) if each]
         if not is_on and not lexicons and not has_markup:
@@ -69,12 +69,6 @@ class Reading:
             self.is_on = False
         if reader := self.reader(AUTO, ENGLISH, None):
             reader.whole("1")
-
-
-def check_normalize(normalize: str) -> None:
-    """Raise UsageError for a value that `choices.NORMALIZE` lacks."""
-    if normalize not in NORMALIZE:
-        raise UsageError(f"normalize is {normalize!r}; known: {', '.join(NORMALIZE)}.")
 
 
 class TextReader:
