@@ -136,11 +136,11 @@ class LayerWeights {
 
  private:
   // The compiler computes these addresses at a matrix's forecast and keeps them until its product.
-  // With int8 layers (1.7B, sm_90a) it then spills one, which `opaque` prevents; with bf16 layers
-  // `opaque` itself makes a kernel spill.
+  // In a kernel with int8 layers (1.7B, sm_90a) it then spills one, which `opaque` prevents; in
+  // others `opaque` itself makes a kernel spill.
   template <size_t kOffset>
   __device__ const unsigned char* at() const {
-    if constexpr (Dims::kInt8) return first_ + opaque(static_cast<int>(kOffset));
+    if constexpr (kAnyInt8) return first_ + opaque(static_cast<int>(kOffset));
     return first_ + kOffset;
   }
 

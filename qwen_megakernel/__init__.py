@@ -20,7 +20,7 @@ _HOMES = {
     "TTSEngine": "tts_engine",
     "SheenEngine": "sheen.engine",
     "SpeechStream": "engine.stream",
-    "Speech": "engine.stream",
+    "Speech": "engine.speech",
     "Voice": "voice",
     "Sampling": "records",
     "AudioChunk": "records",

@@ -12,7 +12,7 @@ from typing import Self
 import numpy as np
 
 from qwen_megakernel.choices import MP3_RATES, TELEPHONE_RATE
-from qwen_megakernel.errors import GenerationError, OutputError, UsageError
+from qwen_megakernel.errors import GenerationError, OutputError, UsageError, check_choice
 from qwen_megakernel.signals import deferred_signals
 
 FULL_SCALE = 32768  # int16 value of the float sample 1.0, which is clipped to FULL_SCALE - 1
@@ -33,8 +33,8 @@ NUM_AUDIBLE_WINDOWS = 2
 def to_int16(pcm: np.ndarray) -> np.ndarray:
     """Round float samples to 16-bit PCM.
 
-    The scale is 32768, so int16 / 32768 converts back to the same values. Ties round to even, and
-    values outside -32768 .. 32767 are clipped.
+    `to_float32` converts back to the same values. Ties round to even, and values beyond full scale
+    are clipped.
 
     Args:
         pcm: float samples of any shape, full scale at 1.
@@ -50,6 +50,11 @@ def to_int16(pcm: np.ndarray) -> np.ndarray:
         )
     scaled = np.rint(pcm * FULL_SCALE)
     return scaled.clip(-FULL_SCALE, FULL_SCALE - 1).astype(np.int16)
+
+
+def to_float32(samples: np.ndarray) -> np.ndarray:
+    """Return 16-bit samples of any shape as float32, full scale at 1; `to_int16` reverses it."""
+    return samples.astype(np.float32) / FULL_SCALE
 
 
 def to_g711(samples: np.ndarray, encoding: str) -> bytes:
@@ -83,8 +88,7 @@ def _begin_file(path: Path, encoding: str, rate: int | None) -> Path:
     """Create the empty hidden file beside `path` that collects its audio."""
     if path.is_dir():
         raise OutputError(f"Cannot write {path}: it is a folder.")
-    if encoding not in SUBTYPES:
-        raise UsageError(f"encoding is {encoding!r}; known: {', '.join(SUBTYPES)}.")
+    check_choice("encoding", encoding, SUBTYPES)
     if path.suffix.lower() not in FORMATS:
         what = f"no audio format is called {path.suffix!r}" if path.suffix else "no extension"
         raise UsageError(f"Cannot write {path}: {what}.", hint=f"Known: {', '.join(FORMATS)}.")

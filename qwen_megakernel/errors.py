@@ -3,6 +3,8 @@
 The text of an error has up to three lines: what is wrong (with the value seen), why, and the hint.
 """
 
+from collections.abc import Collection
+
 
 class QwenTTSError(Exception):
     """Base of all errors this package raises on purpose.
@@ -168,3 +170,9 @@ class EngineClosed(GenerationError):
     """The engine was closed before or while this stream ran."""
 
     http_status = 503
+
+
+def check_choice(name: str, value: object, known: Collection[str], hint: str = "") -> None:
+    """Raise UsageError, with its name, for a value that is none of `known`."""
+    if value not in known:
+        raise UsageError(f"{name} is {value!r}; known: {', '.join(known)}.", hint=hint)

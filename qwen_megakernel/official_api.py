@@ -18,12 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qwen_megakernel.audio import FULL_SCALE
+from qwen_megakernel.audio import to_float32
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.cloning import recordings
 from qwen_megakernel.cloning.voice_library import Recording, samples_of
+from qwen_megakernel.engine.speech import Speech
 from qwen_megakernel.engine.speech_engine import SpeechEngine
-from qwen_megakernel.engine.stream import Speech, SpeechStream
+from qwen_megakernel.engine.stream import SpeechStream
 from qwen_megakernel.errors import RecordingError, TaskError, UsageError
 from qwen_megakernel.records import AudioChunk
 from qwen_megakernel.voice import Voice
@@ -240,7 +241,7 @@ def stream_chunks(stream: SpeechStream) -> Iterator[tuple[np.ndarray, int, dict[
             "total_steps_so_far": chunk.frame_index + chunk.num_frames,
             "is_final": following is None or not len(following.samples),
         }
-        yield chunk.samples.astype(np.float32) / FULL_SCALE, chunk.sample_rate, figures
+        yield to_float32(chunk.samples), chunk.sample_rate, figures
         index, last_ms, chunk = index + 1, chunk.t_ms, following
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from qwen_megakernel.errors import QwenTTSError, UsageError
+from qwen_megakernel.errors import QwenTTSError, UsageError, check_choice
 from qwen_megakernel.voice import Voice
 
 if TYPE_CHECKING:
@@ -217,8 +217,7 @@ class SpeechRequest:
         if self.max_frames is not None and self.max_frames < 1:
             raise UsageError(f"max_frames is {self.max_frames}; it must be 1 or more.")
         for name, known in (("text_feed", TEXT_FEEDS), ("split", SPLITS)):
-            if getattr(self, name) not in known:
-                raise UsageError(f"{name} is {getattr(self, name)!r}; known: {', '.join(known)}.")
+            check_choice(name, getattr(self, name), known)
         if not 1 <= self.first_chunk_frames <= self.chunk_frames:
             raise UsageError(
                 f"first_chunk_frames is {self.first_chunk_frames} and chunk_frames "

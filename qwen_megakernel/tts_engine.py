@@ -27,9 +27,9 @@ from qwen_megakernel.decoders.backends import (
     memory_for,
 )
 from qwen_megakernel.decoders.cpu.decoder import CpuDecoder
+from qwen_megakernel.decoders.dtypes import dtypes_of
 from qwen_megakernel.decoders.frame_decoder import FrameDecoder
 from qwen_megakernel.decoders.prompt import PromptBuilder
-from qwen_megakernel.engine.speech_engine import dtypes_of
 from qwen_megakernel.engine.stages import FrameVocoder, Stages
 from qwen_megakernel.errors import SetupError, UnsupportedModel
 from qwen_megakernel.native import cpu_threads
@@ -149,7 +149,9 @@ class TTSEngine(OfficialNames):
             build,
             sample_rate=loaded.codec_config.sample_rate,
             seconds_per_frame=loaded.codec_config.frame_seconds,
-            reading=Reading(loaded.config.normalize, normalize, Lexicon.of(lexicon)),
+            reading=Reading(
+                loaded.config.normalize, normalize, Lexicon.of(lexicon), loaded.config.names_letters
+            ),
         )
         decoder, self._prompts, running = made.pop()
         self.dtype, self.num_threads = decoder.dtype, decoder.num_threads or self.num_threads
@@ -158,8 +160,7 @@ class TTSEngine(OfficialNames):
         logger.info("%s on %s in %s: %s.", self.backend, self.device, self.dtype_name, self.why)
         if warmup:
             self._reading.warm_up()
-            with self._codes_dump.paused():
-                rtf = self._warm_up()
+            rtf = self._warm_up()
             if rtf > 1 and self.backend == "cpu" and not weights:
                 logger.warning(
                     "On this CPU, speech takes %.1f times as long to make as to play. 8-bit "
@@ -276,21 +277,14 @@ class TTSEngine(OfficialNames):
         if self.config.model_type == "base":  # without a voice it would log a warning
             width = self.config.talker.stack.hidden_size
             voice = Voice("warm-up", x_vector=np.zeros(width, dtype=np.float32))
-        sentence = "This takes two seconds to say, and so it has every chunk size."
-        num_frames = 0
-        for at_random, max_frames in ((True, 25), (False, 2)):
-            speech = self.synthesize(
-                sentence,
-                voice=voice,
-                seed=0,
-                max_frames=max_frames,
-                # In the prompt the text may have more rows than this engine allows frames.
-                text_feed="full",
-                first_chunk_frames=1,
-                do_sample=at_random,
-                subtalker_do_sample=at_random,
-            )
-            num_frames += len(speech.codes)
+        num_frames = self._speak_both_ways(
+            "This takes two seconds to say, and so it has every chunk size.",
+            25,
+            voice=voice,
+            # In the prompt the text may have more rows than this engine allows frames.
+            text_feed="full",
+            first_chunk_frames=1,
+        )
         spent_s = (self.spent_ms["decode"] + self.spent_ms["vocoder"]) / 1000
         return spent_s / (num_frames * self.seconds_per_frame)
 

@@ -15,7 +15,14 @@ import soundfile
 from tolerances import LOSSY_LOUDNESS, nearly
 
 from qwen_megakernel import audio
-from qwen_megakernel.audio import WavWriter, leading_silence_ms, playback_gaps, to_int16, write_wav
+from qwen_megakernel.audio import (
+    WavWriter,
+    leading_silence_ms,
+    playback_gaps,
+    to_float32,
+    to_int16,
+    write_wav,
+)
 from qwen_megakernel.choices import MP3_RATES
 from qwen_megakernel.errors import GenerationError, OutputError, UsageError
 
@@ -39,7 +46,9 @@ def read_wav(path: Path) -> np.ndarray:
 
 def test_every_int16_comes_back():
     samples = np.arange(-32768, 32768, dtype=np.int16)
-    assert np.array_equal(to_int16(samples.astype(np.float32) / 32768), samples)
+    floats = to_float32(samples)
+    assert floats.dtype == np.float32 and np.array_equal(floats, samples / 32768)
+    assert np.array_equal(to_int16(floats), samples)
 
 
 def test_samples_are_rounded_to_nearest_and_clipped():

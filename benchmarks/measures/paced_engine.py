@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from qwen_megakernel.engine.stream import SpeechStream, StreamState
+from qwen_megakernel.engine.stream import SpeechStream
+from qwen_megakernel.engine.stream_state import StreamState
 from qwen_megakernel.records import AudioChunk, SpeechRequest
 from qwen_megakernel.text.languages import supported_languages
+from qwen_megakernel.text.request_text import RequestText
 
 FRAME_S, RATE = 0.08, 24000
 FRAME_SAMPLES = int(FRAME_S * RATE)
@@ -83,7 +85,7 @@ class PacedEngine:
         state = StreamState(request, None, _nothing, _nothing, RATE, text_closed=not text_open)
         self.states.append(state)
         self._next.append((time.perf_counter(), state, 0, first_chunk_frames))
-        return SpeechStream(state, self, PacedText())
+        return SpeechStream(state, self, RequestText(), PacedText())
 
     def find_voice(self, voice: None) -> None:
         """Return no voice, whichever is asked for."""

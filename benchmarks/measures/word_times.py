@@ -6,7 +6,7 @@ speech that was drawn and has every word of the reference's codes. A word begins
 Words that espeak-ng runs together ("on the") have one time, that of the first.
 
 The error is that of a word's beginning. "By letters" shares the sound after the first silence out
-by the length of the words, which is what the Pipecat service does while a sentence is being spoken.
+by the length of the words, which needs no look at the samples.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import numpy as np
 from tqdm import tqdm
 
 from benchmarks import common
+from benchmarks.letters import count_letters
 from qwen_megakernel.audio import leading_silence_ms, to_int16
 from qwen_megakernel.cli import options
 from qwen_megakernel.engine.speech_engine import SpeechEngine
@@ -26,7 +27,7 @@ from qwen_megakernel.records import MAX_SILENCE, AudioChunk
 from qwen_megakernel.text.parts import TextPart
 from qwen_megakernel.text.reading.spoken import Piece
 from qwen_megakernel.timing.speech_timer import SpeechTimer, SpokenPart
-from qwen_megakernel.timing.words import count_letters, spoken_spans, word_spans
+from qwen_megakernel.timing.words import spoken_spans, word_spans
 from tools.demo_voice import shards
 from tools.demo_voice.codebooks import Codebooks
 from tools.demo_voice.espeak import Espeak

@@ -125,7 +125,8 @@ class ModelConfig:
     predictor: PredictorConfig
     speaker_encoder: SpeakerEncoderConfig | None
     # What only our own checkpoints say:
-    normalize: bool = False  # whether texts are read in words by default
+    normalize: bool = False  # its texts are to be read in words
+    names_letters: bool = False  # in which letters have their names ("pee em"): it knows no others
     leading_silence: float | None = None  # ms of it that are heard at most; None: all
     high_pass: float | None = None  # Hz; what is below is no sound of its voice
 
@@ -226,6 +227,7 @@ def parse_model_config(values: dict[str, Any], where: str = "config.json") -> Mo
         if values["tts_model_type"] == "base"
         else None,
         normalize=_parse_flag(values, "normalize", where),
+        names_letters=_parse_flag(values, "names_letters", where),
         leading_silence=_parse_number(values, "leading_silence", where),
         high_pass=_parse_number(values, "high_pass", where),
     )

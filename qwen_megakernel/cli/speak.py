@@ -102,7 +102,7 @@ def write_speech(
                 _print_chunk(args, chunk)
                 seconds = chunk.end_s
             if whole:
-                samples = np.concatenate(whole).astype(np.float32) / audio.FULL_SCALE
+                samples = audio.to_float32(np.concatenate(whole))
                 samples = at_loudness(samples, stream.sample_rate, args.loudness)
                 writer.write(audio.to_int16(samples))
         if not seconds:

@@ -47,7 +47,7 @@ class ReferenceCache:
 
     def __init__(self, capacity: int = CACHE_CAPACITY):
         self.capacity = capacity
-        self.hits, self.misses = 0, 0  # requests that found everything, and those that did not
+        self.hits = 0  # requests that found everything
         self._lock = threading.Lock()
         self._references: OrderedDict[bytes, _Reference] = OrderedDict()
 
@@ -75,11 +75,10 @@ class ReferenceCache:
             found = {name: reference.values[name] for name in wanted}
         with self._lock:
             self.hits += not missing
-            self.misses += bool(missing)
         return found
 
     def clear(self) -> None:
-        """Forget every recording, but keep the counters."""
+        """Forget every recording, but keep the counter."""
         with self._lock:
             self._references.clear()
 

@@ -6,8 +6,9 @@ tests compare the other decoders with it. `cpu/` is native code for a CPU, `kern
 CUDA kernel or its emulation on a CPU, `graph/` PyTorch operations recorded as CUDA graphs,
 `coreml/` two converted models; `kernel/` and `graph/` share `buffered`. `backends` chooses between
 the five. `prompt` builds their input, `sampling` draws codes, `slots` has sizes and the state of a
-slot, `weights` and `int8` are the tensors of a model, as they are stored or in 8 bits.
+slot, `weights` and `int8` are the tensors of a model, as they are stored or in 8 bits, and `dtypes`
+has the values of `dtype=`.
 
 Other rooms take `FrameDecoder`, `load_decoder`, `choose_backend`, `Backend`, `PromptBuilder`,
-`KernelTextModel`, and `sampling`.
+`KernelTextModel`, `dtypes`, and `sampling`.
 """

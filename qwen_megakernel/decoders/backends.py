@@ -23,6 +23,7 @@ from qwen_megakernel.errors import (
     SetupError,
     UnsupportedModel,
     UsageError,
+    check_choice,
 )
 from qwen_megakernel.gpu.driver import find_device, no_gpu, too_old
 from qwen_megakernel.records import plain_number
@@ -79,10 +80,9 @@ def choose_backend(
         SetupError: "coreml" was requested, and this is no Mac with macOS 15.
         NoGPUError, DriverError: the kernel, or a CUDA device, was requested and torch sees no GPU.
     """
-    if requested not in BACKENDS:
-        raise UsageError(f"backend is {requested!r}; known: {', '.join(BACKENDS)}.")
-    if weights not in (None, *WEIGHTS):
-        raise UsageError(f"weights is {weights!r}; known: {', '.join(WEIGHTS)}.")
+    check_choice("backend", requested, BACKENDS)
+    if weights is not None:
+        check_choice("weights", weights, WEIGHTS)
     has_gpu = torch.cuda.is_available()
     if requested == "kernel" and not has_gpu:
         raise no_gpu("--backend kernel")

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qwen_megakernel.decoders.weights import DecoderModel, tensor
+from qwen_megakernel.decoders.weights import DecoderModel, WeightReader, tensor
 from qwen_megakernel.gpu.cuda_graphs import uploaded
 
 
@@ -32,20 +32,17 @@ class Embeddings:
     ):
         self.device, self.dtype = device, dtype
         self.num_code_groups = model.config.talker.num_code_groups
-        weights = model.talker
-
-        def load(name: str) -> Tensor:
-            return tensor(weights, name).to(device=device, dtype=dtype)
+        weights, read = model.talker, WeightReader(model.talker, device, dtype)
 
         def load_table(name: str) -> Tensor:
             stored = tensor(weights, name)
             if stored_tables and stored.dtype == torch.bfloat16:
                 return stored.to(device).contiguous()
-            return load(name)
+            return read.tensor(name)
 
         self._text_table = tensor(weights, "model.text_embedding.weight")
         self._projection = [
-            load(f"text_projection.linear_{part}")
+            read.tensor(f"text_projection.linear_{part}")
             for part in ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")
         ]
         self.codec_table = load_table("model.codec_embedding.weight")  # [vocab_size, hidden_size]
@@ -53,6 +50,16 @@ class Embeddings:
             load_table(f"code_predictor.model.codec_embedding.{group}.weight")
             for group in range(self.num_code_groups - 1)
         ]
+
+    def join_tables(self) -> Tensor:
+        """Join the tables of codes into one, [num_rows, hidden_size], of which they become parts.
+
+        A decoder that needs one table thus has no second copy in memory.
+        """
+        tables = [self.codec_table, *self.code_tables]
+        joined = torch.cat(tables)
+        self.codec_table, *self.code_tables = joined.split([len(table) for table in tables])
+        return joined
 
     def text(self, ids: Tensor) -> Tensor:
         """Return text_projection(text_embedding) of text ids: [n] int64 -> [n, hidden_size]."""

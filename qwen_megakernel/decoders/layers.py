@@ -15,7 +15,7 @@ from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import StackConfig
 from qwen_megakernel.decoders.int8 import Int8Matrix, Matrix
-from qwen_megakernel.decoders.weights import Weights, tensor
+from qwen_megakernel.decoders.weights import WeightReader
 
 # `linear` takes matrix-vector products for up to this many rows; the predictor's first pass has 2.
 MAX_VECTOR_ROWS = 2
@@ -119,46 +119,32 @@ class DecoderStack:
 
     Args:
         config: the stack's dimensions.
-        weights: tensors whose names begin with `prefix`.
-        prefix: "model." or "code_predictor.model.".
-        device, dtype: device and dtype of weights, caches and results.
+        read: reads its tensors onto the device and in the dtype of caches and results.
+        name: "talker" or "code_predictor", for `tap`.
     """
 
-    def __init__(
-        self,
-        config: StackConfig,
-        weights: Weights,
-        prefix: str,
-        device: torch.device,
-        dtype: torch.dtype,
-    ):
-        self.config, self.name = config, prefix.split(".")[0]
+    def __init__(self, config: StackConfig, read: WeightReader, name: str):
+        self.config, self.name = config, name
         self.tap: Tap | None = None  # called with (name, hidden) after each layer and the norm
 
-        def vector(name: str) -> Tensor:
-            return tensor(weights, f"{prefix}{name}.weight").to(device=device, dtype=dtype)
-
-        def matrix(name: str) -> Matrix:
-            return weights[f"{prefix}{name}.weight"].to(device=device, dtype=dtype)
-
         def layer(index: int) -> _Layer:
-            at = f"layers.{index}."
+            at = read.under(f"layers.{index}.")
             return _Layer(
-                q_proj=matrix(f"{at}self_attn.q_proj"),
-                k_proj=matrix(f"{at}self_attn.k_proj"),
-                v_proj=matrix(f"{at}self_attn.v_proj"),
-                o_proj=matrix(f"{at}self_attn.o_proj"),
-                q_norm=vector(f"{at}self_attn.q_norm"),
-                k_norm=vector(f"{at}self_attn.k_norm"),
-                gate_proj=matrix(f"{at}mlp.gate_proj"),
-                up_proj=matrix(f"{at}mlp.up_proj"),
-                down_proj=matrix(f"{at}mlp.down_proj"),
-                input_layernorm=vector(f"{at}input_layernorm"),
-                post_attention_layernorm=vector(f"{at}post_attention_layernorm"),
+                q_proj=at.matrix("self_attn.q_proj.weight"),
+                k_proj=at.matrix("self_attn.k_proj.weight"),
+                v_proj=at.matrix("self_attn.v_proj.weight"),
+                o_proj=at.matrix("self_attn.o_proj.weight"),
+                q_norm=at.tensor("self_attn.q_norm.weight"),
+                k_norm=at.tensor("self_attn.k_norm.weight"),
+                gate_proj=at.matrix("mlp.gate_proj.weight"),
+                up_proj=at.matrix("mlp.up_proj.weight"),
+                down_proj=at.matrix("mlp.down_proj.weight"),
+                input_layernorm=at.tensor("input_layernorm.weight"),
+                post_attention_layernorm=at.tensor("post_attention_layernorm.weight"),
             )
 
         self.layers = [layer(index) for index in range(config.num_layers)]
-        self.norm = vector("norm")
+        self.norm = read.tensor("norm.weight")
 
     def new_cache(self, num_positions: int) -> Tensor:
         """Return zeros [num_layers, 2 (keys, values), num_kv_heads, num_positions, head_dim]."""

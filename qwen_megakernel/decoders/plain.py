@@ -15,11 +15,10 @@ from torch import Tensor
 from qwen_megakernel.decoders import sampling
 from qwen_megakernel.decoders.embeddings import Embeddings
 from qwen_megakernel.decoders.frame_decoder import FrameDecoder
-from qwen_megakernel.decoders.int8 import Matrix
 from qwen_megakernel.decoders.layers import DecoderStack, Stack, linear
 from qwen_megakernel.decoders.onednn import without_onednn
 from qwen_megakernel.decoders.slots import DecoderSizes, SlotState
-from qwen_megakernel.decoders.weights import DecoderModel, tensor
+from qwen_megakernel.decoders.weights import DecoderModel, WeightReader
 from qwen_megakernel.records import Sampling, StepResult
 
 Taps = dict[str, Tensor]  # raw logits, as `FrameDecoder.step` fills them
@@ -57,36 +56,29 @@ class PlainDecoder(FrameDecoder):
     def __init__(self, model: DecoderModel, sizes: DecoderSizes):
         super().__init__(model.config, sizes)
         self.embeddings = Embeddings(model, sizes.device, sizes.dtype)
-        self.codec_head = self._load(model, "codec_head.weight", self.dtype)
+        read = WeightReader(model.talker, self.device, self.dtype)
+        self.codec_head = read.matrix("codec_head.weight")
         self._load_stacks(model)
         self.caches = [self.talker.new_cache(sizes.max_positions) for _ in range(sizes.num_slots)]
         self._predictor_cache = self.predictor.new_cache(self.config.talker.num_code_groups)
         self._cancelled = False
 
-    def _load(self, model: DecoderModel, name: str, dtype: torch.dtype) -> Matrix:
-        return model.talker[name].to(device=self.device, dtype=dtype)
-
     def _load_stacks(self, model: DecoderModel) -> None:
         """Set talker and code predictor, and the heads and the projection of the latter."""
-        config, weights, dtype = self.config, model.talker, self.predictor_dtype
-        talker = DecoderStack(config.talker.stack, weights, "model.", self.device, self.dtype)
-        talker.name = "talker"
-        self.talker = talker
-        self.predictor = DecoderStack(
-            config.predictor.stack, weights, "code_predictor.model.", self.device, dtype
-        )
+        config, weights = self.config, model.talker
+        read = WeightReader(weights, self.device, self.dtype, "model.")
+        self.talker = DecoderStack(config.talker.stack, read, "talker")
+        read = WeightReader(weights, self.device, self.predictor_dtype, "code_predictor.")
+        predictor = read.under("model.")
+        self.predictor = DecoderStack(config.predictor.stack, predictor, "code_predictor")
         self.lm_heads = [
-            self._load(model, f"code_predictor.lm_head.{group}.weight", dtype)
+            read.matrix(f"lm_head.{group}.weight")
             for group in range(config.talker.num_code_groups - 1)
         ]
         self.projection: tuple[Tensor, Tensor] | None = None
         if config.has_projection:
-            name = "code_predictor.small_to_mtp_projection."
-            weight, bias = (
-                tensor(weights, name + part).to(device=self.device, dtype=dtype)
-                for part in ("weight", "bias")
-            )
-            self.projection = weight, bias
+            at = read.under("small_to_mtp_projection.")
+            self.projection = at.tensor("weight"), at.tensor("bias")
 
     def cancel(self) -> None:
         """End the running `step`, or else the next one, before it begins another frame."""

@@ -65,7 +65,7 @@ class ChunkDelivery:
             Whether chunks of streams that are far ahead were left for a later turn.
         """
         due = [stream for stream in self._table.active() if stream.frames_until_due <= 0]
-        leads = {stream: stream.lead_s for stream in {*due, *drawing}}
+        leads = {stream: stream.state.lead_s() for stream in {*due, *drawing}}
         late: list[ActiveStream] = []
         if min(leads.values(), default=math.inf) < HUNGRY_S:
             late = [stream for stream in due if leads[stream] > FAR_AHEAD_S]

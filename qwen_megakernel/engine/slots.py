@@ -13,7 +13,7 @@ import numpy as np
 from qwen_megakernel.audio import to_int16
 from qwen_megakernel.engine.runaway_guard import RunawayGuard
 from qwen_megakernel.engine.stages import FrameVocoder
-from qwen_megakernel.engine.stream import StreamState
+from qwen_megakernel.engine.stream_state import StreamState
 from qwen_megakernel.errors import GenerationError, KernelTimeout, QwenTTSError
 from qwen_megakernel.gpu.driver import lost_gpu
 from qwen_megakernel.records import FinishReason, StepResult
@@ -73,11 +73,6 @@ class ActiveStream:
     def num_ready(self) -> int:
         """Pending frames that can be turned into audio."""
         return len(self.pending) - (0 if self.phase is Phase.DRAINING else self.lookahead)
-
-    @property
-    def lead_s(self) -> float:
-        """See `StreamState.lead_s`."""
-        return self.state.lead_s()
 
     # ---- transitions -----------------------------------------------------------------------------
 

@@ -2,54 +2,40 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
 import reprlib
 import secrets
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
 
-from qwen_megakernel import choices
-from qwen_megakernel.engine import codes_file
+from qwen_megakernel.engine.codes_dump import CodesDump
+from qwen_megakernel.engine.speech import Speech
 from qwen_megakernel.engine.stages import Stages
 from qwen_megakernel.engine.step_loop import StepLoop
-from qwen_megakernel.engine.stream import Speech, SpeechStream, StreamState
-from qwen_megakernel.errors import OutputError, QwenTTSError, UnknownLanguage, UsageError
-from qwen_megakernel.records import AudioChunk, Files, Manner, Sampling, SoundOptions, SpeechRequest
-from qwen_megakernel.sound.chain import SoundChain, new_chain
-from qwen_megakernel.sound.chunks import HeardChunks
+from qwen_megakernel.engine.stream import SpeechStream
+from qwen_megakernel.engine.stream_state import StreamState
+from qwen_megakernel.errors import QwenTTSError, UnknownLanguage, UsageError
+from qwen_megakernel.records import AudioChunk, Files, Sampling, SoundOptions, SpeechRequest
+from qwen_megakernel.sound.chunks import new_chunks
 from qwen_megakernel.sound.loudness import at_loudness, check_loudness
 from qwen_megakernel.text.cleaning import MAX_CHARS, check_length, clean, empty_text, visible
 from qwen_megakernel.text.languages import AUTO, language_of_code, resolve_language
-from qwen_megakernel.text.markup.marked_text import (
-    MarkedText,
-    Passage,
-    check_text_format,
-    new_parser,
-)
+from qwen_megakernel.text.markup.marked_text import MarkedText, check_text_format, new_parser
 from qwen_megakernel.text.parts import EncodedText, PartCutter, TextPart
 from qwen_megakernel.text.reading.lexicon import Lexicon
 from qwen_megakernel.text.reading.reader import Reading
+from qwen_megakernel.text.request_text import Passage, RequestText
 from qwen_megakernel.text.sentences import unspeakable
 from qwen_megakernel.text.unreadable import TextWatch
 from qwen_megakernel.voice import Voice
-
-logger = logging.getLogger(__name__)
-
-# The variable that names a file for the codes of every utterance, one row for each frame.
-DUMP_CODES_VARIABLE = "TTS_DUMP_CODES"
-
-DTYPES = {name: getattr(torch, name) for name in choices.DTYPES}
 
 
 class SpeechEngine(ABC):
@@ -89,7 +75,7 @@ class SpeechEngine(ABC):
     ) -> None:
         self.sample_rate, self.seconds_per_frame = sample_rate, seconds_per_frame
         self._reading = reading or Reading()
-        self._codes_dump = _CodesDump()
+        self._codes_dump = CodesDump()
         # Threads that begin when a coroutine reads a sound that is changed and end with the engine;
         # an event loop waits for its own when it is left, after Ctrl-C as well.
         self._workers = ThreadPoolExecutor(thread_name_prefix="sound")
@@ -253,72 +239,56 @@ class SpeechEngine(ABC):
                 trailing_silence=trailing_silence,
             ),
         )
-        check_text_format(text_format)
-        has_markup = text_format != "plain"
-        heard = self._heard_chunks(request.sound, has_markup=has_markup)
-        name = self._language_name(language)
-        reader = self._reading.reader(normalize, name, Lexicon.of(lexicon), has_markup)
-        marked: MarkedText | None = None
-        if has_markup and reader:
-            marked = MarkedText(
-                new_parser(text_format),
-                reader,
-                self._spoken_language,
-                language=name,
-                takes_phonemes=self.takes_phonemes,
-            )
-        if marked and text is not None:
-            check_length(len(text), MAX_CHARS)
-            encoded, parts = self._encode_passages(request, marked.whole(text))
+        said = self._request_text(language, text_format, normalize, Lexicon.of(lexicon))
+        heard = new_chunks(
+            *(request.sound, self.sample_rate, self._high_pass),
+            has_parts=isinstance(said, MarkedText),
+        )
+        if text is None:
+            encoded, parts = self._encode(request), deque[TextPart]()
         else:
-            if reader and text is not None:
-                check_length(len(text), MAX_CHARS)
-                request = replace(request, text=reader.whole(text))
-            encoded = self._encode(request)
-            parts = deque(encoded.whole_parts())
+            check_length(len(text), MAX_CHARS)
+            encoded, parts = self._encode_passages(request, said.whole(text))
         loop = self._loop
         state = StreamState(
             *(request, encoded.prompt_ids, loop.wake, loop.interrupt, self.sample_rate),
             text_closed=not text_open,
             parts=parts,
             planned_parts=sum(len(part.ids) > 0 for part in parts) or None,
-            watch=TextWatch(self._read_languages),
             heard=heard,
         )
-        state.warn(request.sampling.cold_warnings(self._sampling))
-        if text is not None:
-            state.look(marked.written if marked else text)
-        if marked:
-            state.warn(marked.take_warnings())
-        elif reader:
-            state.warn(reader.take_warnings())
+        cutter = PartCutter(parts, encoded.new_part, encoded.part_chars) if text_open else None
+        warnings = request.sampling.cold_warnings(self._sampling) + said.take_warnings()
         loop.submit(state)
-        if not text_open:
-            return SpeechStream(state, self, None, reader, text, self._workers, marked)
-        cutter = PartCutter(state.parts, encoded.new_part, encoded.part_chars)
-        return SpeechStream(state, self, cutter, reader, None, self._workers, marked)
+        return SpeechStream(state, self, said, cutter, self._workers, warnings)
 
-    def _heard_chunks(self, sound: SoundOptions, *, has_markup: bool) -> HeardChunks | None:
-        """Return what changes the sound of a stream; None: its samples are heard as they are."""
-        chain = new_chain(sound, self.sample_rate, self._high_pass, may_pause=has_markup)
-        if chain is None:
-            return None
-        rate, high_pass = self.sample_rate, self._high_pass  # not self, which the stream has
-
-        def begin(manner: Manner, *, is_first: bool, is_behind_pause: bool) -> SoundChain | None:
-            leading = 0.0 if is_behind_pause else sound.leading_silence if is_first else None
-            options = replace(manner.sound(sound), leading_silence=leading)
-            return new_chain(options, rate, high_pass, may_pause=True)
-
-        return HeardChunks(chain, begin if has_markup else None)
+    def _request_text(
+        self, language: str | None, text_format: str, normalize: str, lexicon: Lexicon | None
+    ) -> RequestText:
+        """Return the text of a request, before any of it was given."""
+        check_text_format(text_format)
+        has_markup = text_format != "plain"
+        name = self._language_name(language)
+        reader = self._reading.reader(normalize, name, lexicon, has_markup)
+        watch = TextWatch(self._read_languages)
+        if not has_markup or reader is None:
+            return RequestText(reader, watch)
+        return MarkedText(
+            new_parser(text_format),
+            reader,
+            self._spoken_language,
+            watch,
+            language=name,
+            takes_phonemes=self.takes_phonemes,
+        )
 
     def _encode_passages(
         self, request: SpeechRequest, passages: Sequence[Passage]
     ) -> tuple[EncodedText, deque[TextPart]]:
-        """Encode what is spoken of a whole text with markup.
+        """Encode what is spoken of a whole text.
 
         Raises:
-            EmptyText, TextTooLong: as for a text without markup.
+            EmptyText, TextTooLong: see `cleaning.validate`.
         """
         check_length(sum(len(passage.text) for passage in passages), MAX_CHARS)
         encoded: EncodedText | None = None
@@ -333,7 +303,7 @@ class SpeechEngine(ABC):
             parts.extend(begun)
             start += len(visible(passage.text))
         if encoded is None:
-            raise empty_text("".join(passage.text for passage in passages))
+            raise empty_text(clean("".join(passage.text for passage in passages)))
         return encoded, parts
 
     def _spoken_language(self, language: str) -> str | None:
@@ -385,6 +355,16 @@ class SpeechEngine(ABC):
         speech = Speech.collect(self.stream(text, **options))
         return replace(speech, audio=at_loudness(speech.audio, speech.sample_rate, target))
 
+    def _speak_both_ways(self, text: str, max_frames: int, **options: Any) -> int:
+        """Warm up: speak at random, then two frames greedily; returns the number of frames."""
+        num_frames = 0
+        with self._codes_dump.paused():
+            for at_random, most in ((True, max_frames), (False, 2)):
+                draws = {"do_sample": at_random, "subtalker_do_sample": at_random}
+                speech = self.synthesize(text, seed=0, max_frames=most, **draws, **options)
+                num_frames += len(speech.codes)
+        return num_frames
+
     def decode(self, codes: np.ndarray) -> np.ndarray:
         """Turn [num_frames, num_code_groups] codes into [num_samples] float32 at `sample_rate`."""
         vocoder = self._loop.stages.vocoder
@@ -399,59 +379,3 @@ class SpeechEngine(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def dtype_of(
-    name: str | torch.dtype | None, known: Iterable[str] = choices.DTYPES
-) -> torch.dtype | None:
-    """Return the dtype of a name, or a dtype as it is; None: the engine chooses.
-
-    Args:
-        known: the names that the error lists.
-    Raises:
-        UsageError: no engine computes in this dtype.
-    """
-    if name is None or (isinstance(name, torch.dtype) and name in DTYPES.values()):
-        return name
-    if name not in DTYPES:
-        raise UsageError(f"dtype is {name!r}; known: {', '.join(known)}.")
-    return DTYPES[name]
-
-
-def dtypes_of(name: str | torch.dtype | None) -> tuple[torch.dtype | None, torch.dtype | None]:
-    """Return the dtypes of talker and code predictor, as `dtype_of` does; the second is None if
-    they are the same."""
-    if name in choices.DTYPES_BY_PART:
-        talker, predictor = (DTYPES[part.partition("=")[2]] for part in name.split(","))
-        return talker, predictor
-    return dtype_of(name, (*choices.DTYPES, *choices.DTYPES_BY_PART)), None
-
-
-class _CodesDump:
-    """Writes the codes of finished utterances to the file that the variable names, oldest first.
-
-    The first utterance replaces an existing file, later ones are appended.
-    """
-
-    def __init__(self) -> None:
-        self._begun: str | None = None  # the file that this engine has written to
-        self._is_paused = False
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Write nothing in the block: a warm-up is no utterance of a caller."""
-        self._is_paused = True
-        try:
-            yield
-        finally:
-            self._is_paused = False
-
-    def __call__(self, state: StreamState) -> None:
-        path = os.environ.get(DUMP_CODES_VARIABLE)
-        if not path or not state.codes or self._is_paused:
-            return
-        try:
-            codes_file.write(Path(path), np.array(state.codes), append=path == self._begun)
-            self._begun = path
-        except OutputError as error:  # a debugging aid must not end the speech
-            logger.error("%s", error)

@@ -16,7 +16,7 @@ from typing import Any
 from qwen_megakernel.engine.delivery import ChunkDelivery
 from qwen_megakernel.engine.slots import ActiveStream, Phase, SlotTable
 from qwen_megakernel.engine.stages import MAX_FRAMES_PER_STEP, Stages, StageTimes
-from qwen_megakernel.engine.stream import StreamState
+from qwen_megakernel.engine.stream_state import StreamState
 from qwen_megakernel.errors import EmptyText, EngineClosed, QwenTTSError
 from qwen_megakernel.records import StepResult
 from qwen_megakernel.text.parts import TextPart

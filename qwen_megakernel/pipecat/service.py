@@ -17,7 +17,7 @@ from pipecat.transcriptions.language import Language
 from pipecat.utils.errors import ErrorCategory
 from pipecat.utils.types import is_given
 
-from qwen_megakernel.choices import DEFAULT_MODEL
+from qwen_megakernel.choices import DEFAULT_MODEL, NORMALIZE
 from qwen_megakernel.errors import (
     EmptyText,
     EngineBusy,
@@ -26,6 +26,7 @@ from qwen_megakernel.errors import (
     TextTooLong,
     UnknownLanguage,
     UsageError,
+    check_choice,
 )
 from qwen_megakernel.pipecat.base import base_arguments
 from qwen_megakernel.pipecat.contexts import ContextTTSService
@@ -34,7 +35,6 @@ from qwen_megakernel.records import Sampling, SoundOptions, SpeechRequest
 from qwen_megakernel.text.languages import AUTO, resolve_language
 from qwen_megakernel.text.markup.marked_text import check_text_format
 from qwen_megakernel.text.reading.lexicon import Lexicon
-from qwen_megakernel.text.reading.reader import check_normalize
 from qwen_megakernel.voice import Voice
 
 # Hints for arguments of other services and of the base class that this service refuses.
@@ -264,7 +264,7 @@ class MegakernelTTSService(ContextTTSService):
             **self._chunking,
         )
         check_text_format(settings.text_format or PLAIN)
-        check_normalize(settings.normalize or AUTO)
+        check_choice("normalize", settings.normalize or AUTO, NORMALIZE)
         return Lexicon.of(settings.lexicon)
 
     async def _rotate_turn(self) -> None:

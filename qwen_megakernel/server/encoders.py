@@ -73,9 +73,7 @@ def wav_header(rate: int, num_bytes: int = _UNKNOWN_BYTES, encoding: str = "pcm"
     # One channel, samples per second, bytes per second, bytes and bits of a sample.
     layout = struct.pack("<HHIIHH", tag, 1, rate, width * rate, width, 8 * width)
     fact = b""
-    if (
-        encoding in _WAV_TAGS
-    ):  # other formats than PCM need an extension's length and a sample count
+    if encoding in _WAV_TAGS:  # not PCM: an extension's length and a sample count follow
         layout += struct.pack("<H", 0)
         fact = b"fact" + struct.pack("<II", 4, num_bytes)
     head = b"WAVEfmt %s%s%s" % (struct.pack("<I", len(layout)), layout, fact)

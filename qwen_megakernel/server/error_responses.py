@@ -50,6 +50,8 @@ _WANTED = {
     "float_type": "a number",
     "bool_type": "true or false",
     "model_type": "an object",
+    "dict_type": "an object",
+    "list_type": "a list",
     "literal_error": "one of {expected}",
     "greater_than": "above {gt}",
     "greater_than_equal": "{ge} or more",
@@ -201,11 +203,14 @@ def _complaint(name: str, fault: Mapping[str, Any], meant: str | None) -> str:
         limit = context.get("max_length") or context.get("min_length")
         bound = "at most" if kind == "string_too_long" else "at least"
         return f"{name} has {len(str(value))} characters; it must have {bound} {limit}."
+    if kind == "too_long":
+        return f"{name} has too many entries; it must have at most {context['max_length']}."
     limits = {key: f"{v:g}" if isinstance(v, float) else v for key, v in context.items()}
     wanted = _WANTED.get(kind, "").format(**limits) or fault["msg"]
-    seen = json.dumps(value)[:_MAX_ECHO_CHARS]
     if isinstance(value, dict | list):
         seen = "an object" if isinstance(value, dict) else "a list"
+    else:
+        seen = json.dumps(value)[:_MAX_ECHO_CHARS]
     return f"{name} is {seen}; it must be {wanted}."
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from qwen_megakernel.audio import FULL_SCALE, to_int16
+from qwen_megakernel.audio import to_float32, to_int16
 from qwen_megakernel.records import AudioChunk
 from qwen_megakernel.server.active_speech import ActiveSpeech, encoded, encoded_whole
 from qwen_megakernel.server.encoders import Encoder
@@ -238,7 +238,7 @@ async def buffered(
         watcher.cancel()
     whole, rate = np.concatenate(samples), speaking.record.sample_rate
     if loudness is not None:
-        heard = whole.astype(np.float32) / FULL_SCALE
+        heard = to_float32(whole)
         whole = to_int16(await asyncio.to_thread(at_loudness, heard, rate, loudness))
     data = await encoded_whole(response_format, whole, rate, settings.opus_kbits, encoding)
     headers = {"X-Finish-Reason": str(speaking.finish_reason)}

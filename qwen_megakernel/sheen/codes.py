@@ -4,7 +4,6 @@ SNAC describes audio in three layers, each at twice the rate of the one before. 
 of the first layer, followed by the codes of the other layers for the same time.
 """
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,10 +16,6 @@ CODES_PER_FRAME = sum(LAYER_RATIO)
 
 # The layer of each place in a frame: 0 1 1 2 2 2 2.
 LAYER_OF_PLACE = tuple(layer for layer, count in enumerate(LAYER_RATIO) for _ in range(count))
-
-# For estimates; the codec's own rate is 24000 / 2048 = 11.72.
-NOMINAL_FRAMES_PER_SECOND = 12
-NOMINAL_CODES_PER_SECOND = NOMINAL_FRAMES_PER_SECOND * CODES_PER_FRAME
 
 
 def interleave(layers: Sequence[Sequence[int] | np.ndarray]) -> np.ndarray:
@@ -51,12 +46,3 @@ def deinterleave(frames: np.ndarray) -> list[np.ndarray]:
     """Undo `interleave`: [num_frames, 7] -> the codes of each layer, int32."""
     ends = np.cumsum(LAYER_RATIO)[:-1]
     return [part.reshape(-1) for part in np.split(np.asarray(frames, np.int32), ends, axis=1)]
-
-
-def estimate_length(num_text_tokens: int, seconds: float) -> int:
-    """Estimate a training sequence's tokens: text, <audio_start>, 84 per second, <audio_end>.
-
-    The estimate is never below the tokens of `seconds` of audio, including a padded last frame.
-    """
-    frames = math.ceil(seconds * NOMINAL_FRAMES_PER_SECOND)
-    return num_text_tokens + 1 + frames * CODES_PER_FRAME + 1

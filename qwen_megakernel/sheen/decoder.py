@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.decoders.sampling import draw, penalize
-from qwen_megakernel.errors import TextTooLong, TokenOrderError, UsageError
+from qwen_megakernel.errors import TextTooLong, TokenOrderError, UsageError, check_choice
 from qwen_megakernel.records import Sampling, SpeechRequest, StepResult, TextIds
 from qwen_megakernel.sheen.codes import CODES_PER_FRAME
 from qwen_megakernel.sheen.language_model import LanguageModel
@@ -104,8 +104,7 @@ class SheenDecoder:
         max_frames: int,
         order: str = "repair",
     ):
-        if order not in ORDERS:
-            raise UsageError(f"order is {order!r}; known: {', '.join(ORDERS)}.")
+        check_choice("order", order, ORDERS)
         if num_slots < 1 or max_frames < 1:
             raise UsageError(f"num_slots is {num_slots}, max_frames {max_frames}; need 1 or more.")
         self.num_slots, self.max_frames = num_slots, max_frames

@@ -14,7 +14,8 @@ import torch
 
 from qwen_megakernel.cloning import recordings
 from qwen_megakernel.decoders.backends import Backend, choose_backend
-from qwen_megakernel.engine.speech_engine import SpeechEngine, dtype_of
+from qwen_megakernel.decoders.dtypes import dtype_of
+from qwen_megakernel.engine.speech_engine import SpeechEngine
 from qwen_megakernel.engine.stages import Stages
 from qwen_megakernel.errors import SetupError, TaskError, UnknownVoice, UnsupportedModel, UsageError
 from qwen_megakernel.native import cpu_threads
@@ -127,8 +128,7 @@ class SheenEngine(SpeechEngine):
         )
         logger.info("%s on %s in %s: %s.", self.backend, self.device, self.dtype, self.why)
         if warmup:
-            with self._codes_dump.paused():
-                self._warm_up()
+            self._speak_both_ways("a", self._codec.lookahead + 1)  # "a" is a word and a phoneme
 
     @classmethod
     def from_pretrained(
@@ -223,17 +223,6 @@ class SheenEngine(SpeechEngine):
                 logger.warning("%s", error)
                 self.backend, self.why = "torch", f"the kernel cannot run here: {error.what}"
         return TorchLanguageModel(model, self.num_slots)
-
-    def _warm_up(self) -> None:
-        """Run every stage, with random and with greedy draws; "a" is a word and a phoneme."""
-        for at_random, max_frames in ((True, self._codec.lookahead + 1), (False, 2)):
-            self.synthesize(
-                "a",
-                seed=0,
-                max_frames=max_frames,
-                do_sample=at_random,
-                subtalker_do_sample=at_random,
-            )
 
 
 def _choose_backend(requested: str, device: str | None) -> Backend:

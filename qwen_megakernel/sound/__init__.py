@@ -4,6 +4,6 @@ Read `chain` first (the steps and their order), then `chunks` (which applies a c
 chunks), `silence` (silence at the beginning and the end), `stretch` (speed), `gain` (volume, and a
 limiter) and `resampling` (sample rate). `loudness` changes complete speeches.
 
-Other rooms use `chain.new_chain`, `chunks.HeardChunks` and both functions of `loudness`. A stream
-has no chain if its request changes nothing; its samples are then exactly those of the codec.
+Other rooms take `new_chunks` and `HeardChunks` of `chunks`, and both functions of `loudness`. A
+speech whose request changes nothing has no chain: its samples are the codec's.
 """

@@ -7,9 +7,9 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from qwen_megakernel.audio import FULL_SCALE, to_int16
-from qwen_megakernel.records import AudioChunk, Manner
-from qwen_megakernel.sound.chain import SoundChain
+from qwen_megakernel.audio import to_float32, to_int16
+from qwen_megakernel.records import AudioChunk, Manner, SoundOptions
+from qwen_megakernel.sound.chain import SoundChain, new_chain
 
 
 class NewChain(Protocol):
@@ -57,6 +57,11 @@ class HeardChunks:
         """The sample rate of the returned chunks, in Hz."""
         return self._chain.sample_rate
 
+    @property
+    def has_parts(self) -> bool:
+        """Whether the parts of the text have chains of their own."""
+        return self._new_chain is not None
+
     def hear(self, chunk: AudioChunk) -> list[AudioChunk]:
         """Process a chunk of the engine, and return the chunks for the reader, perhaps none."""
         heard = [*self._turn(chunk), *self._take(chunk)]
@@ -72,7 +77,7 @@ class HeardChunks:
             return [self._heard(chunk, silence)]
         samples = np.empty(0, np.float32)
         if not self._has_ended:
-            samples = self._chain.push(chunk.samples.astype(np.float32) / FULL_SCALE)
+            samples = self._chain.push(to_float32(chunk.samples))
         if self._latest and self._is_held:
             num_frames = self._latest.num_frames + chunk.num_frames
             chunk = replace(chunk, frame_index=self._latest.frame_index, num_frames=num_frames)
@@ -122,3 +127,22 @@ class HeardChunks:
         rate, start_s = self.sample_rate, self._num_samples / self.sample_rate
         self._num_samples += len(samples)
         return replace(chunk, samples=to_int16(samples), sample_rate=rate, start_s=start_s)
+
+
+def new_chunks(
+    options: SoundOptions, sample_rate: int, high_pass: float | None, *, has_parts: bool
+) -> HeardChunks | None:
+    """Return what changes the sound of a stream; None: its samples are heard as they are.
+
+    Args:
+        options, sample_rate, high_pass: see `chain.new_chain`.
+        has_parts: parts of the text may follow a pause, or have a manner of their own.
+    """
+
+    def chain_of(manner: Manner, *, is_first: bool, is_behind_pause: bool) -> SoundChain | None:
+        leading = 0.0 if is_behind_pause else options.leading_silence if is_first else None
+        own = replace(manner.sound(options), leading_silence=leading)
+        return new_chain(own, sample_rate, high_pass, may_pause=True)
+
+    chain = new_chain(options, sample_rate, high_pass, may_pause=has_parts)
+    return HeardChunks(chain, chain_of if has_parts else None) if chain else None

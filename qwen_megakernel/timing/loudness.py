@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from qwen_megakernel.audio import to_float32
+
 HOPS_PER_SECOND = 100
 # The loudness in dB relative to full scale; and the sharpness, which is the logarithm of the power
 # of the samples' differences over the power of the samples: high for "s", low for vowels.
@@ -22,7 +24,7 @@ class Loudness:
         """Compute the features of the next samples, [num_samples] int16."""
         hop = max(1, rate // HOPS_PER_SECOND)
         self.seconds_per_hop = hop / rate
-        sound = np.concatenate([self._left, samples.astype(np.float32) / 32768])
+        sound = np.concatenate([self._left, to_float32(samples)])
         count = len(sound) // hop
         whole, self._left = sound[: count * hop], sound[count * hop :]
         if not count:

@@ -1,18 +1,13 @@
-"""Divides texts into words, estimates how long they take to speak, and records their times."""
+"""Words as their scripts write them, and records of their times."""
 
 import math
 import re
-import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from qwen_megakernel.text.reading.spoken import Piece
 
-_WIDE_LETTERS = 3  # for an ideograph, kana or Hangul syllable: about a fifth of a second
-_DIGIT_LETTERS = 4  # for a digit: "7" is spoken "seven"
-_PAUSE_LETTERS = {**dict.fromkeys(",;:、，；：—–", 2), **dict.fromkeys(".!?…。！？", 4)}
-
-# Han characters and kana: the scripts among those of the models that have no spaces between words.
+# Han and kana, of the scripts that the model speaks the ones without spaces between words.
 _UNSPACED = "\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _UNSPACED_LETTER = re.compile(f"[{_UNSPACED}]")
 _UNSPACED_PIECE = re.compile(rf"[{_UNSPACED}][^\w\s]*|[^{_UNSPACED}]+")
@@ -84,14 +79,6 @@ def whole_words(text: str) -> int:
     return end.end() if end else 0
 
 
-def count_letters(text: str) -> int:
-    """Estimate how long a text takes to speak, as a number of Latin letters.
-
-    Punctuation counts as the pause that it marks.
-    """
-    return sum(map(letters_of, text))
-
-
 def spoken_spans(
     pieces: Sequence[Piece], spans: Sequence[tuple[int, int]]
 ) -> list[tuple[int, int]]:
@@ -138,12 +125,3 @@ def _share(piece: Piece, char: float) -> int:
     share = len(piece.text) * (char - piece.start) / (piece.end - piece.start)
     begins = [match.end() for match in re.finditer(r"\s", piece.text)]  # where its words begin
     return min(begins or [round(share)], key=lambda begin: abs(begin - share))
-
-
-def letters_of(char: str) -> int:
-    """Estimate how long a character takes to speak, as a number of Latin letters."""
-    if char.isdigit():
-        return _DIGIT_LETTERS
-    if char.isalpha():
-        return _WIDE_LETTERS if unicodedata.east_asian_width(char) in "WF" else 1
-    return _PAUSE_LETTERS.get(char, 0)

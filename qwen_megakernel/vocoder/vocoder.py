@@ -55,11 +55,6 @@ class VocoderState:
 
     values: Tensor
 
-    @torch.inference_mode()
-    def reset(self) -> None:
-        """Make this the state of a new stream."""
-        self.values.zero_()
-
 
 class Vocoder:
     """The speech tokenizer's decoder.

@@ -291,7 +291,7 @@ def test_the_cache_counts_hits_evicts_the_oldest_and_forgets_on_demand():
     for clip in clips[:4]:
         cache.get(clip, 16000, counting(calls, "a"))
     cache.get(clips[0].copy(), 16000, counting(calls, "a"))
-    assert (cache.hits, cache.misses, len(cache), len(calls)) == (1, 4, 4, 4)
+    assert (cache.hits, len(cache), len(calls)) == (1, 4, 4)
     cache.get(clips[4], 16000, counting(calls, "a"))  # pushes out 1, the longest unused
     cache.get(clips[0], 16000, counting(calls, "a"))
     assert (cache.hits, len(calls)) == (2, 5)
@@ -299,7 +299,7 @@ def test_the_cache_counts_hits_evicts_the_oldest_and_forgets_on_demand():
     assert (cache.hits, len(calls)) == (2, 6)
     cache.get(clips[1], 24000, counting(calls, "a"))  # the rate is part of the key
     cache.get(clips[1], 24000, counting(calls, "b"))  # and values are kept one by one
-    assert (cache.hits, cache.misses, len(calls), len(cache)) == (2, 8, 8, 4)
+    assert (cache.hits, len(calls), len(cache)) == (2, 8, 4)
     cache.clear()
     cache.get(clips[1], 24000, counting(calls, "b"))
     assert (len(cache), len(calls)) == (1, 9)
@@ -322,7 +322,7 @@ def test_requests_racing_for_one_recording_compute_once():
 
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(request, range(8)))
-    assert len(calls) == 1 and len(found) == 8 and (cache.hits, cache.misses) == (7, 1)
+    assert len(calls) == 1 and len(found) == 8 and cache.hits == 7
 
 
 def test_the_engine_remembers_recordings(engine, recording):

@@ -6,8 +6,8 @@ from tiny_speech import tiny_engine
 
 from qwen_megakernel.choices import BACKENDS, DTYPES_BY_PART
 from qwen_megakernel.decoders.backends import Backend, choose_backend, make_decoder
+from qwen_megakernel.decoders.dtypes import dtypes_of
 from qwen_megakernel.decoders.slots import DecoderSizes
-from qwen_megakernel.engine.speech_engine import dtypes_of
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.records import Prefill, Sampling
 

@@ -12,7 +12,7 @@ from qwen_megakernel.errors import EmptyText, TextTooLong, UsageError
 from qwen_megakernel.text.cleaning import MAX_CHARS
 
 WRITTEN = "It is 3:05 pm, and **Dr. Smith** paid $12.50."
-WORDS = "It is three oh five p m, and doctor Smith paid twelve dollars and fifty cents."
+WORDS = "It is three oh five pee em, and doctor Smith paid twelve dollars and fifty cents."
 
 
 @pytest.fixture(scope="module")

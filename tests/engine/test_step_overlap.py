@@ -22,7 +22,7 @@ from qwen_megakernel.engine import delivery, runaway_guard
 from qwen_megakernel.engine.slots import ActiveStream
 from qwen_megakernel.engine.stages import Stages
 from qwen_megakernel.engine.step_loop import StepLoop
-from qwen_megakernel.engine.stream import StreamState
+from qwen_megakernel.engine.stream_state import StreamState
 from qwen_megakernel.errors import GenerationError
 from qwen_megakernel.records import SpeechRequest, StepResult, TextIds
 from qwen_megakernel.text.parts import TextPart

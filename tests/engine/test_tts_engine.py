@@ -14,8 +14,9 @@ from waiting import wait_until
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.engine import codes_file
+from qwen_megakernel.engine.speech import Speech
 from qwen_megakernel.engine.step_loop import MAX_QUEUED_CHUNKS
-from qwen_megakernel.engine.stream import Speech, StreamState
+from qwen_megakernel.engine.stream_state import StreamState
 from qwen_megakernel.errors import (
     EmptyText,
     ModelFilesError,

@@ -19,9 +19,10 @@ from tolerances import PCM16
 from waiting import wait_until
 
 from qwen_megakernel.engine.slots import ActiveStream, SlotTable
+from qwen_megakernel.engine.speech import Speech
 from qwen_megakernel.engine.stages import Stages
 from qwen_megakernel.engine.step_loop import StepLoop
-from qwen_megakernel.engine.stream import Speech, StreamState
+from qwen_megakernel.engine.stream_state import StreamState
 from qwen_megakernel.errors import (
     EngineClosed,
     GenerationError,

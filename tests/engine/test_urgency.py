@@ -10,8 +10,9 @@ from tolerances import nearly
 
 from qwen_megakernel.engine.delivery import FAR_AHEAD_S, HUNGRY_S, ChunkDelivery
 from qwen_megakernel.engine.slots import ActiveStream, SlotTable
+from qwen_megakernel.engine.speech import Speech
 from qwen_megakernel.engine.stages import StageTimes
-from qwen_megakernel.engine.stream import Speech, StreamState
+from qwen_megakernel.engine.stream_state import StreamState
 from qwen_megakernel.records import AudioChunk, SoundOptions, SpeechRequest, TextIds
 from qwen_megakernel.sound.chain import new_chain
 from qwen_megakernel.sound.chunks import HeardChunks
@@ -191,11 +192,9 @@ def test_a_stream_that_waited_is_spoken_after_the_hungry_one(monkeypatch):
     with tiny_engine(backend="torch", num_slots=2) as tts:
         options = {"voice": VOICE, "chunk_frames": 4}
         alone = tts.synthesize(TEXT, seed=1, max_frames=40, **options)
-        lead = ActiveStream.lead_s.fget
+        lead = StreamState.lead_s
         monkeypatch.setattr(
-            ActiveStream,
-            "lead_s",
-            property(lambda self: 9.0 if self.state.request.seed == 1 else lead(self) - 9),
+            StreamState, "lead_s", lambda self: 9.0 if self.request.seed == 1 else lead(self) - 9
         )
         long = tts.stream(TEXT, seed=1, max_frames=40, **options)
         for seed in range(2, 5):

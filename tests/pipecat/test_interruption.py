@@ -25,7 +25,7 @@ from pipecat.processors.aggregators.llm_response_universal import LLMContextAggr
 from pipelines import SPEECH, TOKEN, Mode, Run, WavOutput, service, talk
 from tolerances import WORD_SECONDS
 
-from qwen_megakernel.timing.words import count_letters
+from benchmarks.letters import count_letters
 
 STORY = (
     "Once upon a time there was a very small house at the edge of a wood. ",

@@ -11,10 +11,10 @@ from pipecat.frames.frames import (
 from pipelines import TOKEN, Mode, Run, service
 from tolerances import WORD_SECONDS
 
+from benchmarks.letters import count_letters
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.pipecat.service import MegakernelTTSService
 from qwen_megakernel.text.reading.reader import Reading, TextReader
-from qwen_megakernel.timing.words import count_letters
 
 Settings = MegakernelTTSService.Settings
 

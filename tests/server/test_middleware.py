@@ -1,6 +1,7 @@
 """The middleware: keys, origins, bodies that are too large, too slow or wrong."""
 
 import contextlib
+import json
 import re
 import time
 from unittest.mock import Mock
@@ -139,6 +140,11 @@ def test_an_impossible_value_is_answered_400_and_named(live, field, value):
         (b'{"input": "a", "top_p": 2}', "top_p is 2; it must be 1 or less."),
         (b'{"input": "a", "top_k": 1.5}', "top_k is 1.5; it must be a whole number."),
         (b'{"input": "a", "stream": 1}', "stream is 1; it must be true or false."),
+        (b'{"input": "a", "lexicon": [1]}', "lexicon is a list; it must be an object."),
+        (
+            json.dumps({"input": "a", "lexicon": {f"w{n}": "x" for n in range(1001)}}).encode(),
+            "lexicon has too many entries; it must have at most 1000.",
+        ),
         (
             b'{"input": "a", "response_format": "mp4"}',
             'response_format is "mp4"; it must be one of',

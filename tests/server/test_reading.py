@@ -81,6 +81,7 @@ def test_a_lexicon_of_the_request_is_used(live: LiveServer):
         ({"lexicon": "names.tsv"}, "lexicon"),
         ({"lexicon": {"a": 5}}, "lexicon"),
         ({"lexicon": {"..": "x"}}, "lexicon"),
+        ({"lexicon": {"a": "\ud800"}}, "lexicon"),
         ({"lexicon": {"a": "x", "A": "y"}}, "lexicon"),
         ({"lexicon": {"a" * (MAX_WORD_CHARS + 1): "x"}}, "lexicon"),
         ({"lexicon": {f"w{n}": "x" for n in range(MAX_LEXICON_WORDS + 1)}}, "lexicon"),

@@ -60,20 +60,3 @@ def test_each_code_lies_in_the_frame_of_its_time(given_layers):
 def test_other_lengths_than_one_two_four_are_refused(wrong):
     with pytest.raises(DatasetError, match="1 code of the first layer, 2 of the second"):
         codes.interleave(wrong)
-
-
-def test_the_length_estimate_is_the_published_table():
-    """5 s of audio are 420 tokens, with 50 to 100 of text some 470 to 520; 1024 hold 10-12 s."""
-    assert codes.NOMINAL_CODES_PER_SECOND == 84
-    assert codes.estimate_length(0, 5) == 1 + 420 + 1
-    assert [codes.estimate_length(text, 5) for text in (50, 100)] == [472, 522]
-    assert codes.estimate_length(100, 10) < 1024 < codes.estimate_length(50, 12)
-    assert codes.estimate_length(50, 11) < 1024
-
-
-@settings(deadline=None)
-@given(st.integers(1, 30 * 24000))
-def test_the_estimate_is_never_less_than_what_the_codec_makes(num_samples):
-    """A frame is 2048 samples at 24 kHz, so 82 tokens a second."""
-    frames = -(-num_samples // 2048)
-    assert codes.estimate_length(10, num_samples / 24000) >= 10 + 1 + 7 * frames + 1

@@ -12,7 +12,7 @@ from tiny_speech import feed_and_end
 from tolerances import PCM16, SNAC_CHUNKS_F32
 
 from qwen_megakernel import families
-from qwen_megakernel.engine.stream import StreamState
+from qwen_megakernel.engine.stream_state import StreamState
 from qwen_megakernel.errors import (
     EmptyText,
     EngineClosed,

@@ -9,7 +9,7 @@ from tolerances import HUM_PAUSE_SECONDS, HUMS_SECONDS, LIMITED, nearly
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.records import AudioChunk, Manner, SoundOptions
 from qwen_megakernel.sound.chain import SoundChain, new_chain
-from qwen_megakernel.sound.chunks import HeardChunks
+from qwen_megakernel.sound.chunks import HeardChunks, new_chunks
 
 RATE = 24000
 
@@ -134,14 +134,8 @@ def test_silence_beside_a_pause_is_cut_and_at_other_places_stays(size: int, rate
     options = SoundOptions(sample_rate=rate)
     tone = (8000 * np.sin(np.arange(4800) / 5)).astype(np.int16)
     part = np.concatenate([np.zeros(2400, np.int16), tone, np.zeros(2400, np.int16)])
-
-    def begin(manner: Manner, *, is_first: bool, is_behind_pause: bool) -> SoundChain | None:
-        leading = 0.0 if is_behind_pause else None
-        return new_chain(replace(options, leading_silence=leading), RATE, may_pause=True)
-
-    chain = new_chain(options, RATE, may_pause=True)
-    assert chain
-    heard = HeardChunks(chain, begin)
+    heard = new_chunks(options, RATE, None, has_parts=True)
+    assert heard
     got: list[AudioChunk] = []
     for pause_s in (0.25, 0.0):
         for first in range(0, len(part), size):

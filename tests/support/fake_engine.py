@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.letters import count_letters
 from qwen_megakernel.errors import (
     EmptyText,
     EngineClosed,
@@ -30,7 +31,7 @@ from qwen_megakernel.text.reading.reader import Reading, TextReader
 from qwen_megakernel.text.reading.spoken import Piece
 from qwen_megakernel.text.sentences import unspeakable
 from qwen_megakernel.timing.speech_timer import SpeechTimer, SpokenPart
-from qwen_megakernel.timing.words import Segment, TimedWord, count_letters, spoken_spans, word_spans
+from qwen_megakernel.timing.words import Segment, TimedWord, spoken_spans, word_spans
 from qwen_megakernel.voice import Voice
 
 SAMPLE_RATE = 24000
@@ -44,7 +45,7 @@ class FakeEngine:
 
     Args:
         rtf: seconds to make a second of audio.
-        letter_s: seconds of audio per letter (timing.words.count_letters).
+        letter_s: seconds of audio per letter (benchmarks.letters.count_letters).
         first_delay_s: before the first chunk, for the prefill.
         silent_frames: silent frames before the first word.
         refusal: raised for every request.

@@ -3,7 +3,8 @@
 from typing import Any
 
 from qwen_megakernel import TTSEngine
-from qwen_megakernel.engine.stream import Speech, SpeechStream
+from qwen_megakernel.engine.speech import Speech
+from qwen_megakernel.engine.stream import SpeechStream
 
 # The backend of tests about other things; `pytest --backend cpu` sets another.
 default_backend = "torch"

@@ -95,6 +95,9 @@ def test_the_engine_warns_of_whole_and_of_fed_text(demo, caplog):
         assert stream.warnings == []
         stream.feed("你好")
         assert stream.warnings == [CHINESE]
+    with demo.stream(text_open=True, text_format="ssml", max_frames=1) as stream:
+        stream.feed("<speak>Hello 你好")
+        assert stream.warnings == [CHINESE]
 
 
 async def test_wyoming_tells_its_clients_at_the_end(demo, caplog):

@@ -13,7 +13,7 @@ from tiny_speech import TEXT, VOICE, tiny_engine
 from tolerances import AUDIO_GPU_F32
 
 from qwen_megakernel import TTSEngine
-from qwen_megakernel.engine.stream import Speech
+from qwen_megakernel.engine.speech import Speech
 from qwen_megakernel.gpu.cuda_graphs import Graphs, HostCopy, upload
 
 pytestmark = [

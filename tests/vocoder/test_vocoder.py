@@ -137,18 +137,6 @@ def test_streams_at_different_positions_share_a_batch(vocoder):
     assert_positions_do_not_matter(vocoder)
 
 
-def test_state_after_reset_equals_new(vocoder):
-    codes = random_codes(vocoder, 1, 20)
-    state = vocoder.new_state()
-    expected = vocoder.step(codes, [state])
-    vocoder.step(random_codes(vocoder, 1, 35, seed=1), [state])
-    storage = state.values.data_ptr()
-    state.reset()
-    assert state.values.data_ptr() == storage
-    assert torch.equal(state.values, vocoder.new_state().values)
-    assert torch.equal(vocoder.step(codes, [state]), expected)
-
-
 # The toy sees 41 past frames: 15 through the convolutions behind the transformer, 3 * 8 through its
 # attention, 2 through pre_conv.
 @pytest.mark.parametrize("num_reference", [1, 5, 15, 17, 40, 41, 150])

@@ -100,7 +100,8 @@ def model_config(num_codebooks: int = NUM_CODEBOOKS) -> dict[str, Any]:
         "tokenizer_type": "qwen3_tts_tokenizer_12hz",
         "tts_model_size": TOY,
         "tts_model_type": "custom_voice",
-        "normalize": True,  # the model has learned no digits
+        "normalize": True,  # it has learned no digits
+        "names_letters": True,  # nor a letter that stands alone
         "leading_silence": 60,  # ms, where the training target waits 240 for the first word
         "high_pass": 20,  # Hz: the vocoder has an offset, and starts with a tick
         "im_start_token_id": _TEXT_IDS["<|im_start|>"],

@@ -29,7 +29,7 @@ from qwen_megakernel.choices import Int8Format
 from qwen_megakernel.decoders.coreml import decoder_models
 from qwen_megakernel.decoders.coreml.speech_decoder import SpeechDecoder
 from qwen_megakernel.decoders.int8 import check_weights
-from qwen_megakernel.errors import MissingPackageError, UsageError
+from qwen_megakernel.errors import MissingPackageError, UsageError, check_choice
 from qwen_megakernel.installing import install_command
 
 logger = logging.getLogger(__name__)
@@ -81,8 +81,8 @@ class ExportOptions:
                 "In 16 bits each layer rounds the waveform, and the noise adds up.",
                 "Use float32; docs/coreml.md has measurements of the noise.",
             )
-        if self.weights not in (None, *INT8_FORMS):
-            raise UsageError(f"weights is {self.weights!r}; known: {', '.join(INT8_FORMS)}.")
+        if self.weights is not None:
+            check_choice("weights", self.weights, INT8_FORMS)
         check_weights(self.weights, "coreml")
         for name in ("num_positions", "chunk_frames"):
             if getattr(self, name) < 1:

@@ -6,7 +6,7 @@ the same functions run directly; the tests compare them with `plain`. As it shar
 kernel, its codes also check the kernel's on a GPU.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -162,28 +162,23 @@ class GraphDecoder(BufferedDecoder):
         No slot is active, so only the prompt rows of slot 0 change, which no stream holds yet.
         """
         self.model.control_rows.copy_(self.model.control_of({}))
-        reaches = [0]
-        prompts: list[int] = []
-        size = MIN_REACH
-        while reaches[-1] < self.max_positions:
-            reaches.append(_padded(size, MIN_REACH, self.max_positions))
-            size *= 2
-        size = MIN_PROMPT
-        while not prompts or prompts[-1] < self.max_positions:
-            prompts.append(_padded(size, MIN_PROMPT, self.max_positions))
-            size *= 2
         with torch.inference_mode():
-            for count in prompts:
+            for count in _sizes(MIN_PROMPT, self.max_positions):
                 self._graphs.run(("prompt", count), partial(self.model.run_prompt, count))
-            for reach in reaches:
+            for reach in (0, *_sizes(MIN_REACH, self.max_positions)):
                 self.model.index.zero_()
                 key = (reach, False, False)
                 self._graphs.run(key, partial(self.model.run_frame, *key))
 
 
+def _sizes(smallest: int, largest: int) -> Iterator[int]:
+    """Yield `smallest` times each power of two below `largest`, then `largest`."""
+    while smallest < largest:
+        yield smallest
+        smallest *= 2
+    yield largest
+
+
 def _padded(count: int, smallest: int, largest: int) -> int:
-    """Return `smallest` times the least power of two that holds `count`, at most `largest`."""
-    size = smallest
-    while size < count:
-        size *= 2
-    return min(size, largest)
+    """Return the least of the `_sizes` that holds `count`."""
+    return next(size for size in _sizes(smallest, largest) if size >= count)

@@ -7,6 +7,7 @@ shape depends on a value.
 import functools
 import threading
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from qwen_megakernel.decoders.graph.sampling import Knobs
 from qwen_megakernel.decoders.graph.stack import GraphStack
 from qwen_megakernel.decoders.sampling import MASK, MIN_FRAMES
 from qwen_megakernel.decoders.slots import DecoderSizes, SlotState
-from qwen_megakernel.decoders.weights import DecoderModel, tensor
+from qwen_megakernel.decoders.weights import DecoderModel, WeightReader
 
 MAX_FRAMES_PER_LAUNCH = 4  # number of frames that one copy brings to the host
 
@@ -81,46 +82,34 @@ class GraphModel:
         self._allocate(sizes.max_text_rows)
 
     def _load(self, model: DecoderModel) -> None:
-        weights, talker = model.talker, self.config.talker
-
-        def load(name: str) -> Tensor:
-            return tensor(weights, name).to(device=self.device, dtype=self.predictor_dtype)
-
+        weights, groups = model.talker, self.config.talker.num_code_groups
+        read = WeightReader(weights, self.device, self.dtype)
+        of_predictor = WeightReader(weights, self.device, self.predictor_dtype, "code_predictor.")
         self.embeddings = Embeddings(model, self.device, self.dtype)
-        tables = self.embeddings.codec_table, *self.embeddings.code_tables
-        # The embeddings read their parts of one table: one copy in memory.
-        self._frame_table = torch.cat(tables)
-        splits = [len(table) for table in tables]
-        self.embeddings.codec_table, *self.embeddings.code_tables = self._frame_table.split(splits)
-        self._first_rows = torch.tensor([0, *np.cumsum(splits[:-1]).tolist()]).to(self.device)
+        self._frame_table = self.embeddings.join_tables()
+        tables = [self.embeddings.codec_table, *self.embeddings.code_tables]
+        first_rows = list(accumulate(map(len, tables[:-1]), initial=0))
+        self._first_rows = torch.tensor(first_rows).to(self.device)
         self.talker = GraphStack(
-            talker.stack,
-            weights,
-            "model.",
+            self.config.talker.stack,
+            read.under("model."),
             num_slots=self.num_slots,
             num_positions=self.max_positions,
-            device=self.device,
-            dtype=self.dtype,
         )
         self.predictor = GraphStack(
             self.config.predictor.stack,
-            weights,
-            "code_predictor.model.",
+            of_predictor.under("model."),
             num_slots=self.num_slots,
-            num_positions=talker.num_code_groups,
-            device=self.device,
-            dtype=self.predictor_dtype,
+            num_positions=groups,
         )
-        head = tensor(weights, "codec_head.weight")
-        self._codec_head = head.to(device=self.device, dtype=self.dtype)
+        self._codec_head = read.tensor("codec_head.weight")
         self._lm_heads = [
-            load(f"code_predictor.lm_head.{group}.weight")
-            for group in range(talker.num_code_groups - 1)
+            of_predictor.tensor(f"lm_head.{group}.weight") for group in range(groups - 1)
         ]
         self._projection: tuple[Tensor, Tensor] | None = None
         if self.config.has_projection:
-            name = "code_predictor.small_to_mtp_projection."
-            self._projection = load(name + "weight"), load(name + "bias")
+            at = of_predictor.under("small_to_mtp_projection.")
+            self._projection = at.tensor("weight"), at.tensor("bias")
 
     def _allocate(self, max_text_rows: int) -> None:
         """Allocate every tensor that a graph reads or writes, except the weights."""

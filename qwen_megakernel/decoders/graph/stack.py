@@ -17,7 +17,7 @@ from qwen_megakernel.checkpoint.config import StackConfig
 from qwen_megakernel.decoders import int8
 from qwen_megakernel.decoders.int8 import Matrix, linear
 from qwen_megakernel.decoders.layers import rotary
-from qwen_megakernel.decoders.weights import Weights, tensor
+from qwen_megakernel.decoders.weights import WeightReader
 
 # attend(layer, q [n, T, num_heads, head_dim], kv [n, T, 2, num_kv_heads, head_dim]) -> like q
 Attend = Callable[[int, Tensor, Tensor], Tensor]
@@ -44,49 +44,34 @@ class GraphStack:
 
     Args:
         config: the stack's dimensions.
-        weights: tensors whose names begin with `prefix`.
-        prefix: "model." or "code_predictor.model.".
+        read: reads the stack's tensors onto the device and in the dtype of the computation.
         num_slots, num_positions: size of the cache.
-        device, dtype: device and dtype of the computation.
     """
 
     def __init__(
-        self,
-        config: StackConfig,
-        weights: Weights,
-        prefix: str,
-        *,
-        num_slots: int,
-        num_positions: int,
-        device: torch.device,
-        dtype: torch.dtype,
+        self, config: StackConfig, read: WeightReader, *, num_slots: int, num_positions: int
     ):
         self.config, self.num_positions, self.unused_position = config, num_positions, num_positions
 
-        def vector(name: str) -> Tensor:
-            return tensor(weights, f"{prefix}{name}.weight").to(device=device, dtype=dtype)
-
-        def matrix(name: str) -> Matrix:
-            return weights[f"{prefix}{name}.weight"].to(device=device, dtype=dtype)
-
         def layer(index: int) -> _Layer:
-            at = f"layers.{index}."
+            at = read.under(f"layers.{index}.")
             heads = [
-                vector(f"{at}self_attn.{which}_norm").expand(count, -1)
+                at.tensor(f"self_attn.{which}_norm.weight").expand(count, -1)
                 for which, count in (("q", config.num_heads), ("k", config.num_kv_heads))
             ]
             return _Layer(
-                vector(f"{at}input_layernorm"),
-                int8.cat([matrix(f"{at}self_attn.{which}_proj") for which in "qkv"]),
+                at.tensor("input_layernorm.weight"),
+                int8.cat([at.matrix(f"self_attn.{which}_proj.weight") for which in "qkv"]),
                 torch.cat(heads),
-                matrix(f"{at}self_attn.o_proj"),
-                vector(f"{at}post_attention_layernorm"),
-                int8.cat([matrix(f"{at}mlp.{which}_proj") for which in ("gate", "up")]),
-                matrix(f"{at}mlp.down_proj"),
+                at.matrix("self_attn.o_proj.weight"),
+                at.tensor("post_attention_layernorm.weight"),
+                int8.cat([at.matrix(f"mlp.{which}_proj.weight") for which in ("gate", "up")]),
+                at.matrix("mlp.down_proj.weight"),
             )
 
         self.layers = [layer(index) for index in range(config.num_layers)]
-        self.norm = vector("norm")
+        self.norm = read.tensor("norm.weight")
+        device, dtype = read.device, read.dtype
         shape = (num_slots, num_positions + 1, 2, config.num_kv_heads, config.head_dim)
         self.cache = torch.zeros((config.num_layers, *shape), device=device, dtype=dtype)
         self._slots = torch.arange(num_slots, device=device)

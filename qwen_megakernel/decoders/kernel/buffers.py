@@ -27,7 +27,7 @@ from qwen_megakernel.decoders.kernel.sizes import KernelSizes
 from qwen_megakernel.decoders.layers import rope_tables
 from qwen_megakernel.decoders.sampling import MIN_FRAMES
 from qwen_megakernel.decoders.slots import DecoderSizes
-from qwen_megakernel.decoders.weights import DecoderModel, Weights, tensor
+from qwen_megakernel.decoders.weights import DecoderModel, WeightReader, Weights
 from qwen_megakernel.errors import OutOfMemory
 
 TALKER = "model."  # the names of the talker's weights begin with this
@@ -57,7 +57,8 @@ class LayerBuffers:
         self._alive: list[Tensor] = []
         self.caches: dict[str, list[Tensor]] = {}  # keys and values of each stack
         talker = config.talker.stack
-        stack = self._load_stack(weights, TALKER, talker, sizes.num_slots, sizes.max_positions)
+        read = WeightReader(weights, self.device, self.dtype, TALKER)
+        stack = self._load_stack(read, talker, sizes.num_slots, sizes.max_positions)
         self.model = Model(talker=stack)
         self.slots = SlotBuffers()
         self.workspace = self._allocate_workspace(description)
@@ -94,9 +95,6 @@ class LayerBuffers:
     def _zeros(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=self.device)
 
-    def _load(self, weights: Weights, name: str) -> Tensor:
-        return tensor(weights, name).to(device=self.device, dtype=self.dtype)
-
     def _check_memory(self, weights: Weights, sizes: DecoderSizes) -> None:
         stack, size = self.config.talker.stack, self.dtype.itemsize
         num_rows = stack.num_layers * sizes.num_slots * sizes.max_positions
@@ -115,16 +113,16 @@ class LayerBuffers:
             )
 
     def _load_stack(
-        self, weights: Weights, prefix: str, config: StackConfig, num_slots: int, max_positions: int
+        self, read: WeightReader, config: StackConfig, num_slots: int, max_positions: int
     ) -> Stack:
-        norm = self._load(weights, prefix + "norm.weight")
+        norm = read.tensor("norm.weight")
         cos, sin = (t.to(self.device) for t in rope_tables(config, max_positions))
         cache_shape = (
             *(config.num_layers, num_slots, config.num_kv_heads, max_positions, config.head_dim),
         )
-        layers = packing.pack_stack(weights, prefix, config, self.device, self.dtype)
+        layers = packing.pack_stack(read, config)
         caches = [self._zeros(*cache_shape, dtype=self.dtype) for _ in range(2)]
-        self.caches[prefix] = caches
+        self.caches[read.prefix] = caches
         _, height_pairs, width_pairs = config.mrope_section or (0, 0, 0)
         return Stack(
             layers=self._keep(layers),
@@ -187,32 +185,26 @@ class KernelBuffers(LayerBuffers):
 
     def _load_codes(self, model: DecoderModel) -> None:
         """Add the code predictor, the heads and the tables of codes to the struct `model`."""
-        config, weights, native = model.config, model.talker, self.model
-        tables = self.embeddings.codec_table, *self.embeddings.code_tables
-        frame_table = torch.cat(tables)
-        # The embeddings read the kernel's table from now on: one copy in memory.
-        splits = [len(table) for table in tables]
-        self.embeddings.codec_table, *self.embeddings.code_tables = frame_table.split(splits)
-        predictor_table = frame_table
+        config, native = model.config, self.model
+        read = WeightReader(model.talker, self.device, self.dtype)
+        frame_table = predictor_table = self.embeddings.join_tables()
         if config.has_projection:
-            name = "code_predictor.small_to_mtp_projection."
-            matrix = self._load(weights, name + "weight").contiguous()
-            bias = self._load(weights, name + "bias").contiguous().float()
+            at = read.under("code_predictor.small_to_mtp_projection.")
+            matrix = at.tensor("weight").contiguous()
+            bias = at.tensor("bias").contiguous().float()
             predictor_table = packing.project_table(frame_table, matrix, bias)
             native.projection = self._keep(packing.pack(matrix))
             native.projection_bias = self._keep(bias)
         native.predictor = self._load_stack(
-            weights,
-            "code_predictor.model.",
+            read.under("code_predictor.model."),
             config.predictor.stack,
             MAX_STREAMS,
             config.talker.num_code_groups,
         )
-        head = self._load(weights, "codec_head.weight").contiguous()
+        head = read.tensor("codec_head.weight").contiguous()
         native.codec_head = self._keep(packing.pack(head))
-        native.lm_heads = self._keep(
-            packing.pack_lm_heads(weights, config, self.device, self.dtype)
-        )
+        lm_heads = packing.pack_lm_heads(read, config.talker.num_code_groups)
+        native.lm_heads = self._keep(lm_heads)
         native.frame_table = self._keep(frame_table)
         native.predictor_table = self._keep(predictor_table)
         native.codec_eos_id = config.talker.codec_eos_id

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qwen_megakernel.checkpoint.config import ModelConfig, StackConfig
+from qwen_megakernel.checkpoint.config import StackConfig
 from qwen_megakernel.decoders import int8
 from qwen_megakernel.decoders.int8 import Int8Matrix, Matrix
-from qwen_megakernel.decoders.weights import Weights, tensor
+from qwen_megakernel.decoders.weights import WeightReader
 
 TILE_ROWS = 8
 TILE_COLS = 64
@@ -65,24 +65,20 @@ def interleave(gate: Tensor, up: Tensor) -> Tensor:
     return torch.stack((gate, up), dim=1).flatten(0, 1)
 
 
-def pack_stack(
-    weights: Weights, prefix: str, config: StackConfig, device: torch.device, dtype: torch.dtype
-) -> Tensor:
+def pack_stack(read: WeightReader, config: StackConfig) -> Tensor:
     """Return the layers of a stack, converted one by one to save memory: [num_layers, layer size].
 
-    They are of `dtype`; if the matrices are int8, they are bytes.
+    They are of the reader's dtype; if the matrices are int8, they are bytes.
     """
 
     def layer(index: int) -> Tensor:
+        at = read.under(f"layers.{index}.")
+
         def matrix(name: str) -> Matrix:
-            weight = weights[f"{prefix}layers.{index}.{name}.weight"]
+            weight = read.weights[f"{at.prefix}{name}.weight"]
             # Scales keep their precision: no tensor core multiplies them.
             is_int8 = isinstance(weight, Int8Matrix)
-            return weight.to(device=device, dtype=torch.float32 if is_int8 else dtype)
-
-        def vector(name: str) -> Tensor:
-            values = tensor(weights, f"{prefix}layers.{index}.{name}")
-            return values.to(device=device, dtype=dtype)
+            return weight.to(device=read.device, dtype=torch.float32 if is_int8 else read.dtype)
 
         matrices = [
             int8.cat([matrix(f"self_attn.{name}_proj") for name in "qkv"]),
@@ -90,11 +86,12 @@ def pack_stack(
             _interleave_matrices(matrix("mlp.gate_proj"), matrix("mlp.up_proj")),
             matrix("mlp.down_proj"),
         ]
-        vectors = [vector("input_layernorm.weight"), vector("post_attention_layernorm.weight")]
+        names = ["input_layernorm.weight", "post_attention_layernorm.weight"]
         if config.qk_norm:
-            vectors += [vector("self_attn.q_norm.weight"), vector("self_attn.k_norm.weight")]
+            names += ["self_attn.q_norm.weight", "self_attn.k_norm.weight"]
         if config.qkv_bias:
-            vectors += [vector(f"self_attn.{name}_proj.bias") for name in "qkv"]
+            names += [f"self_attn.{name}_proj.bias" for name in "qkv"]
+        vectors = [at.tensor(name) for name in names]
         quantized = [each for each in matrices if isinstance(each, Int8Matrix)]
         if not quantized:
             packed = [pack(each) for each in matrices if isinstance(each, Tensor)]
@@ -105,7 +102,7 @@ def pack_stack(
         return torch.cat([part.view(torch.uint8) for part in (*parts, *vectors)])
 
     first = layer(0)
-    packed = torch.empty((config.num_layers, first.numel()), device=device, dtype=first.dtype)
+    packed = torch.empty((config.num_layers, first.numel()), device=read.device, dtype=first.dtype)
     packed[0] = first
     for index in range(1, config.num_layers):
         packed[index] = layer(index)
@@ -120,16 +117,10 @@ def _interleave_matrices(gate: Matrix, up: Matrix) -> Matrix:
     return interleave(gate, up)
 
 
-def pack_lm_heads(
-    weights: Weights, config: ModelConfig, device: torch.device, dtype: torch.dtype
-) -> Tensor:
+def pack_lm_heads(read: WeightReader, num_code_groups: int) -> Tensor:
     """Return the predictor's heads, [num_code_groups - 1, vocab_size * hidden_size]."""
-    names = [
-        f"code_predictor.lm_head.{group}.weight"
-        for group in range(config.talker.num_code_groups - 1)
-    ]
-    heads = [tensor(weights, name).to(device=device, dtype=dtype) for name in names]
-    return torch.stack([pack(head) for head in heads])
+    names = [f"code_predictor.lm_head.{group}.weight" for group in range(num_code_groups - 1)]
+    return torch.stack([pack(read.tensor(name)) for name in names])
 
 
 def project_table(table: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -15,7 +15,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from qwen_megakernel.errors import DatasetError, GenerationError, OutputError, UsageError
+from qwen_megakernel.errors import (
+    DatasetError,
+    GenerationError,
+    OutputError,
+    UsageError,
+    check_choice,
+)
 from qwen_megakernel.installing import install_command
 from qwen_megakernel.sheen.training.sequences import IGNORED, Batch, TokenSequence, collate, pack
 
@@ -46,8 +52,7 @@ class TrainOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.precision not in PRECISIONS:
-            raise UsageError(f"precision is {self.precision!r}; known: {', '.join(PRECISIONS)}.")
+        check_choice("precision", self.precision, PRECISIONS)
         for name in ("batch_size", "gradient_accumulation", "max_length", "epochs", "max_steps"):
             value = getattr(self, name)
             if value is not None and value < 1:

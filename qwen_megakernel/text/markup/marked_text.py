@@ -5,10 +5,9 @@ from __future__ import annotations
 import reprlib
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
 from qwen_megakernel.choices import TEXT_FORMATS
-from qwen_megakernel.errors import MarkupError, UsageError
+from qwen_megakernel.errors import MarkupError, check_choice
 from qwen_megakernel.records import Manner
 from qwen_megakernel.text.languages import AUTO
 from qwen_megakernel.text.markup.items import (
@@ -23,7 +22,9 @@ from qwen_megakernel.text.markup.items import (
 from qwen_megakernel.text.markup.pauses import PauseParser
 from qwen_megakernel.text.markup.ssml import SsmlParser
 from qwen_megakernel.text.reading.reader import TextReader
+from qwen_megakernel.text.request_text import Cut, RequestText
 from qwen_megakernel.text.sentences import PARAGRAPH_SEPARATOR
+from qwen_megakernel.text.unreadable import TextWatch
 
 _SENTENCE_ENDS = ".!?;:…。！？；："  # a sentence that ends with one of them needs no full stop
 _MAX_WARNINGS = 20  # for each text
@@ -31,12 +32,9 @@ _CLOSING = "\"'”’»)]} "
 
 
 def check_text_format(text_format: str) -> None:
-    """Raise UsageError unless `choices.TEXT_FORMATS` contains the value."""
-    if text_format not in TEXT_FORMATS:
-        raise UsageError(
-            f"text_format is {text_format!r}; known: {', '.join(TEXT_FORMATS)}.",
-            hint='"ssml" is SSML markup; "pauses" is plain text with [pause 1.5s] in it.',
-        )
+    """Raise UsageError for a value that `choices.TEXT_FORMATS` lacks."""
+    hint = '"ssml" is markup, "pauses" plain text with [pause 1.5s] in it.'
+    check_choice("text_format", text_format, TEXT_FORMATS, hint)
 
 
 def new_parser(text_format: str) -> Parser:
@@ -53,112 +51,68 @@ def check_markup(text: str, text_format: str) -> None:
         raise parser.error
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """The beginning of a new passage: the words after it are not joined to those before it."""
-
-    manner: Manner  # of the new passage
-    pause_s: float = 0.0  # silence before the new passage
-
-
-@dataclass(frozen=True, slots=True)
-class Passage:
-    """Words that are spoken in one manner, and the pause before them."""
-
-    text: str
-    manner: Manner
-    pause_s: float
-
-
-class MarkedText:
-    """The words of one text with markup, which may arrive in pieces. Not thread-safe.
+class MarkedText(RequestText):
+    """The words of one text with markup, whole or as it arrives. Not thread-safe.
 
     Args:
-        parser: a new parser of the text's format.
-        reader: the request's reader, which turns numbers and abbreviations into words.
-        language_of: returns the engine's name of a language, or None if the engine does not
-            speak that language.
-        language: the language of words for which the markup names none.
-        takes_phonemes: whether the voice accepts phonemes.
+        parser: of its format.
+        reader: reads the words; of the request.
+        language_of: returns the engine's name of a language; None: it does not speak it.
+        watch: see `RequestText`.
+        language: the reader's, where the markup names none.
+        takes_phonemes: the voice is given phonemes.
     """
+
+    _reader: TextReader
 
     def __init__(
         self,
         parser: Parser,
         reader: TextReader,
         language_of: Callable[[str], str | None],
+        watch: TextWatch | None = None,
         *,
         language: str = AUTO,
         takes_phonemes: bool = False,
     ):
-        self._parser, self._reader = parser, reader
+        super().__init__(reader, watch)
+        self._parser = parser
         self._language_of, self._language = language_of, language
         self._takes_phonemes = takes_phonemes
         self._manner = Manner()
-        self._written: list[str] = []
         self._last = ""  # the last character that is spoken
         self._is_after_sentence = False  # a sentence has ended, and no text has followed yet
         self._warnings: list[str] = []
         self._warned: set[str] = set()
 
     @property
-    def written(self) -> str:
-        """The text so far without its markup, as the user wrote it."""
-        return "".join(self._written)
-
-    @property
     def error(self) -> MarkupError | None:
-        """The first error in the markup, or None. Text after the error is ignored."""
+        """See `RequestText`."""
         return self._parser.error
 
     def take_warnings(self) -> list[str]:
-        """Return the new warnings about markup and words, each of them only once."""
+        """See `RequestText`; these are of the markup, too."""
         warnings, self._warnings = self._warnings, []
-        return self._parser.take_warnings() + warnings + self._reader.take_warnings()
-
-    def whole(self, text: str) -> list[Passage]:
-        """Return the passages of a complete text; the last one may be a pause without words.
-
-        Raises:
-            MarkupError: the markup is broken.
-        """
-        steps = [*self.feed(text), *self.end()]
-        if self.error:
-            raise self.error
-        passages: list[Passage] = []
-        words: list[str] = []
-        cut = Cut(Manner())
-        for step in [*steps, Cut(Manner())]:
-            if isinstance(step, str):
-                words.append(step)
-                continue
-            if words or cut.pause_s:
-                passages.append(Passage("".join(words), cut.manner, cut.pause_s))
-            words, cut = [], step
-        return passages
+        return self._parser.take_warnings() + warnings + super().take_warnings()
 
     def feed(self, text: str) -> Iterator[str | Cut]:
-        """Parse the next piece of the text; yields the words and cuts that cannot change."""
+        """See `RequestText`."""
         yield from self._spoken(self._parser.feed(text))
         if self.error:
-            yield from self._words(self._reader.end())
+            yield self._reader.end()
 
     def end(self) -> Iterator[str | Cut]:
-        """Close the text; yields the words and cuts that were still held back."""
+        """See `RequestText`."""
         if not self.error:
             yield from self._spoken(self._parser.end())
-            yield from self._words(self._reader.end())
+            yield self._reader.end()
 
     def _spoken(self, items: Iterable[Item]) -> Iterator[str | Cut]:
         for item in items:
             if isinstance(item, Pause | Manner):
                 yield from self._cut(item)
             else:
-                yield from self._words(self._read(item))
-
-    def _words(self, text: str) -> Iterator[str]:
-        if text:
-            yield text
+                yield self._read(item)
 
     def _read(self, item: Words | Replaced | SayAs | SentenceEnd) -> str:
         """Give an item to the reader; returns the words that no later item can change."""
@@ -217,7 +171,7 @@ class MarkedText:
         manner = self._manner if isinstance(item, Pause) else self._known(item)
         if not pause_s and manner == self._manner:
             return
-        yield from self._words(self._reader.end())
+        yield self._reader.end()
         self._manner, self._last = manner, ""
         self._reader.turn(manner.language or self._language)
         yield Cut(manner, pause_s)

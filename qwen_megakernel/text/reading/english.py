@@ -3,14 +3,31 @@
 import re
 
 from qwen_megakernel.text.reading.language import Language, Rules, roman_number
+from qwen_megakernel.text.reading.spoken import RESPELT
 
 _SCALES = ("", " thousand", " million", " billion", " trillion")
 _HALVES = {2: ("half", "halves"), 4: ("quarter", "quarters")}
-_MAX_PARTS = 20  # the largest denominator that is an ordinal; 120/80 is "120 over 80"
-_NAMED_FRACTIONS = {(24, 7): "twenty-four seven", (9, 11): "nine eleven", (20, 20): "twenty twenty"}
+_MAX_PARTS = 20  # largest number of parts of a whole that have a name; 120/80 is "over"
+_NAMED_FRACTIONS = {
+    (24, 7): "twenty-four seven",
+    (9, 11): "nine eleven",
+    (20, 20): "twenty twenty",
+    (50, 50): "fifty fifty",
+}
 _REGNAL = """henry louis george charles james elizabeth edward william richard john pope pius
     napoleon philip peter catherine mary francis frederick alexander nicholas paul benedict
     gregory"""
+_NUMBERED = """act appendix article book chapter class division episode grade level part phase
+    section season stage step table title tier type unit vol volume war"""
+_WEEKDAYS = "monday tuesday wednesday thursday friday saturday sunday mon tue wed thu fri sat sun"
+_DUE = {*_WEEKDAYS.split(), "on", "due", "dated"}  # before 5/6 that is a date
+_CODED = (
+    "id pin otp zip postcode passcode password code extension ext"  # what has digits, no number
+)
+_FILES = """bat bin cfg conf cpp css csv cu dll doc docx exe gif git go gz html ini ipynb jpeg jpg
+    js json jsx log md mp3 mp4 onnx pdf php png ppt pptx ps py rb rs sh so sql svg tar tex toml ts
+    tsv tsx txt wav xls xlsx xml yaml yml zip net safetensors gguf pt"""
+_PER_SQUARE = {"sq": "square", "cu": "cubic", "fl": "fluid"}
 
 
 class English(Language):
@@ -19,10 +36,12 @@ class English(Language):
     percent, per, to, number_sign = "percent", "per", "to", "number"
     ordinal_marks = "st|nd|rd|th|ST|ND|RD|TH"
     BEFORE_DIGITS = r"""(?:N[or]|#)\.?\s: number; Nos\.?\s: numbers; Fig\.?\s: figure
-        (?i:vol)\.?\s: volume; pp\.\s?: pages; p\.\s?: page"""
+        (?i:vol)\.?\s: volume; pp\.\s?: pages; p\.\s?: page; (?:[Nn]o\.|[№]\s?|Nº\s?): number
+        [Cc]h\.\s: chapter; [Ss]ec\.\s: section; Eq\.\s: equation; [Ee]xt\.?\s: extension
+        Apt\.?\s: apartment; Ste\.\s: suite; Rm\.\s: room; √: the square root of"""
     plural_ending = "s"
-    UNITS = """km: kilometer; m: meter; cm: centimeter; mm: millimeter; nm: nanometer; mi: mile
-        ft: foot, feet; yd: yard; kg: kilogram; g: gram; mg: milligram; lb lbs: pound; oz: ounce
+    UNITS = """km KM: kilometer; m: meter; cm: centimeter; mm: millimeter; nm: nanometer; mi: mile
+        ft: foot, feet; yd: yard; kg KG: kilogram; g: gram; mg: milligram; lb lbs: pound; oz: ounce
         l L: liter; ml mL: milliliter; m² m2: square meter; km² km2: square kilometer
         m³ m3: cubic meter; °C ℃: degree Celsius, degrees Celsius; °: degree
         °F ℉: degree Fahrenheit, degrees Fahrenheit; h hr hrs: hour; min mins: minute
@@ -34,10 +53,23 @@ class English(Language):
         GHz: gigahertz, gigahertz; W: watt; kW: kilowatt; MW: megawatt; kWh: kilowatt hour; V: volt
         mA: milliamp; mAh: milliamp hour; dB: decibel; hp: horsepower, horsepower; kcal cal: calorie
         px: pixel; fps: frame per second, frames per second; x ×: time; in.: inch, inches
-        rpm: revolution per minute, revolutions per minute"""
+        rpm: revolution per minute, revolutions per minute; bpm: beat per minute, beats per minute
+        MPH: mile per hour, miles per hour; BPM: beat per minute, beats per minute
+        ppm: part per million, parts per million; psi: pound per square inch, pounds per square inch
+        yr yrs: year; mo mos: month; wk wks: week
+        gal: gallon; qt: quart; pt: pint; tsp: teaspoon; tbsp: tablespoon; pc pcs: piece
+        dl dL: deciliter; cl: centiliter; μm µm um: micrometer; μs µs us: microsecond
+        μg µg mcg: microgram; Ω: ohm; kΩ: kilohm; MΩ: megohm; N: newton; Nm: newton meter
+        kJ: kilojoule; ha: hectare
+        Pa: pascal; hPa: hectopascal; kPa: kilopascal; kB/s: kilobyte per second; GW: gigawatt
+        mmHg: millimeter of mercury, millimeters of mercury; mol: mole; rad: radian; Gb: gigabit
+        bps: bit per second, bits per second; mW: milliwatt; mV: millivolt; kV: kilovolt"""
+    units_have_points = has_compounds = True
+    ARTICLES = "a an another"
     SCALES = """k K: thousand, thousand; thousand: thousand, thousand
         M mn million: million, million; B bn billion: billion, billion
         T tn trillion: trillion, trillion"""
+    MONEY_SCALES = "m: million, million; b: billion, billion; t: trillion, trillion"
     CURRENCIES = """$ US$ USD: dollar / cent; € EUR: euro / cent; £ GBP: pound / penny, pence
         ¥ JPY: yen, yen; ₹ INR: rupee / paisa, paise; ₩ KRW: won, won; ₽ RUB: ruble / kopek
         C$ CAD: Canadian dollar / cent; A$ AUD: Australian dollar / cent; CHF: Swiss franc / centime
@@ -53,25 +85,36 @@ class English(Language):
         Corp.: corporation; Co.: company; Dept. dept.: department; Ave. Ave: avenue
         Blvd. Blvd: boulevard; Rd.: road; Mt. Mt: mount; Ft.: fort; Gen.: general; Col.: colonel
         Sgt. Sgt: sergeant; Capt.: captain; Lt.: lieutenant; Rev.: reverend; Gov.: governor
-        Sen.: senator; Rep.: representative; Pres.: president; est.: estimated; min.: minutes
-        max.: maximum; a.m. a.m: a m; p.m. p.m: p m; w/: with; w/o: without; U.S.: U S; U.K.: U K
+        Sen.: senator; Rep.: representative; Pres.: president; est.: estimated; min.: minimum
+        max.: maximum; a.m. a.m: a m; p.m. p.m: p m; w/: with; w/o: without; b/c: because
+        U.S.: U S; U.K.: U K
         U.N.: U N; E.U.: E U; U.S.A.: U S A; D.C.: D C; Ph.D. PhD: P H D; Jan.: January
-        Feb.: February; Mar.: March; Apr.: April; Aug.: August; Sept. Sep.: September; Oct.: October
+        Sept. Sep.: September; apt. Apt.: apartment; Feb.: February; Mar.: March; Apr.: April
+        Jun.: June; Jul.: July; Aug.: August
+        km/h: kilometers per hour; m/s: meters per second; mi/h: miles per hour
+        ext.: extension; Pkwy. Pkwy: parkway; Hwy. Hwy: highway; Oct.: October
         Nov.: November; Dec.: December; Mon.: Monday; Tue. Tues.: Tuesday; Wed.: Wednesday
-        Thu. Thurs.: Thursday; Fri.: Friday; Sat.: Saturday; Sun.: Sunday"""
+        Thu. Thurs.: Thursday; Fri.: Friday; Sat.: Saturday"""
     FINAL = "Jr. Sr. etc. Inc. Ltd. Corp. Co. Ave. Blvd. Rd. a.m. p.m."
+    AFTER_FINAL = (
+        "NE NW SE SW EST EDT CST CDT MST MDT PST PDT ET CT MT PT GMT UTC BST CET CEST IST JST"
+    )
     SYMBOLS = """&: and; @: at; ²: squared; ³: cubed; ++: plus plus; =: equals; ÷: divided by
         ×: times; °: degrees; ≈ ~: about; <: less than; >: more than; ≤: at most; ≥: at least
-        ±: plus or minus; ©: copyright; §: section; →: to; *: times"""
+        ±: plus or minus; ©: copyright; §: section; →: to; *: times; ≠: does not equal; π: pi
+        ∞: infinity"""
+    LETTERS = """ay bee see dee ee eff gee aitch eye jay kay el em en oh pee queue are ess tee you
+        vee double-you ex why zee"""
     WEB = """.: dot; /: slash; -: dash; _: underscore; ?: question mark; #: hash; %: percent
-        ~: tilde; :: colon"""
-    OPENS = "St. St Dr. Dr No. Nos. no. Fig. Vol. vol. p. pp."
-    FOLLOWERS = "am pm a.m p.m"
+        ~: tilde; :: colon; \\: backslash"""
+    OPENS = """St. St Dr. Dr No. Nos. no. Fig. Vol. vol. p. pp. Ch. ch. Sec. sec. Eq. Ext. ext. ext
+        Apt. Apt Ste. Rm. № Nº Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec"""
+    FOLLOWERS = "am pm a.m p.m sq fl cu"
 
     def rules(self) -> Rules:
         """Times with am or pm, decades, dates, titles, Roman numerals, feet, and powers."""
         half_day = r"(?P<mark>[ap]\.m\.?|[ap]m)(?!\w)"
-        yield rf"(?i)(?P<h>1[0-2]|0?[1-9])(?::(?P<m>[0-5]\d))?\s?{half_day}", self.half_day
+        yield rf"(?i)(?P<h>1[0-2]|0?[1-9])(?:[:.](?P<m>[0-5]\d))?\s?{half_day}", self.half_day
         yield r"['’]?(?P<c>1\d|20)(?P<t>[1-9]0)['’]?s\b", "{c} {t:decade}"
         yield r"['’]?(?P<t>[1-9]0)['’]?s\b", "{t:decade}"
         yield r"['’]?(?P<c>1[1-9])00['’]?s\b", "{c} hundreds"
@@ -79,17 +122,71 @@ class English(Language):
         months = "|".join(sorted(self.month_forms, key=len, reverse=True))
         month = rf"(?:of\s)?(?P<m>{months})\b\.?(?:,?\s(?P<y>\d{{4}})(?!\d))?"
         yield rf"(?i)(?P<d>[12]\d|3[01]|0?[1-9])(?:st|nd|rd|th)?\s{month}", self.british_date
-        day = r"(?P<d>\d{1,2})(?:st|nd|rd|th)?(?:,?\s(?P<y>\d{4}))?(?![\d:%]|\.\d|,\d)(?![^\W_])"
+        yield (
+            rf"(?i)(?P<d>[12]\d|3[01]|0?[1-9])-(?P<m>{months})-(?P<y>\d{{4}})(?!\d)",
+            self.british_date,
+        )
+        short = "|".join(
+            name.title() for name in self.month_forms if name.title() not in self.months
+        )
+        yield rf"(?P<m>{short})(?=\s\d)", lambda match, _: self._month_of(match)
+        day = (
+            r"(?P<d>\d{1,2})(?:st|nd|rd|th)?(?:[-–](?P<to>\d{1,2})(?:st|nd|rd|th)?)?"
+            r"(?:,?\s(?P<y>\d{4}))?(?![\d:%]|\.\d|,\d)(?![^\W_])"
+        )
         yield day, self.day_of_month
         yield r"St\b\.?(?!\w)", lambda match, before: _title(match, before, "saint", "street")
         yield r"Dr\b\.?(?!\w)", lambda match, before: _title(match, before, "doctor", "drive")
-        yield r"[IVXL]{2,7}(?![\w.])", self.roman
+        yield r"\b[IVXL]{1,7}(?!\w|\.\w|['’][a-z]{2})", self.roman
+        yield r"Sun\.", lambda match, before: None if before.lower() == "the" else "Sunday"
+        yield r"50-50(?![\w-])", "fifty fifty"
+        days = "|".join(_WEEKDAYS.title().split())
+        yield rf"(?P<a>{days})[-–](?P<b>{days})(?![^\W_])", self.weekdays
+        yield r"24(?:[/x]7)(?P<y>/365)?(?![\d/])", self.always
+        yield (
+            r"(?P<m>0?[1-9]|1[0-2])/(?P<d>0?[1-9]|[12]\d|3[01])(?![\d/.,]*\d|[a-z\"″])",
+            self.slash_date,
+        )
+        yield r"(?P<m>0[1-9]|1[0-2])/(?P<y>(?:19|20)\d\d)(?![\d/])", self.month_of_year
+        yield r"(?P<y>(?:1[89]|20)\d\d)/(?P<z>\d\d)(?![\d/])", self.two_years
+        yield r"(?P<n>\d{1,4})/(?P<d>\d{1,3})(?:rds|ths|nds)(?!\w)", self.plural_fraction
+        number = r"\d{1,3}(?:\.\d{1,2})?"
+        yield rf"(?P<a>{number}\.\d|\d{{1,3}}\.\d{{1,2}})/(?P<b>\d{{1,3}})(?![\d/.])", self.out_of
+        yield r"(?P<n>\d{3,10})(?:-(?P<more>\d{4}))?(?![\d.,:/%-]*\d)(?!\w)", self.code_of
+        yield r"1-(?P<n>8)(?P<rest>00|33|44|55|66|77|88)-(?=[A-Z])", self.toll_free
+        yield r"(?P<h>\d{1,2})\s?h(?:(?P<m>[0-5]\d)m?|\s(?P<n>[0-5]?\d)m)(?!\w)", self.hours
+        yield r"(?P<m>\d{1,2})m(?P<s>[0-5]?\d)s(?!\w)", self.minutes_and_seconds
+        yield r"(?P<m>[0-5]?\d)m(?!\w)", self.minutes_after
+        yield r"(?P<c>7|10|14|21|4[38])(?P<t>[1-9]\d)p(?!\w)", "{c} {t} p"
+        yield r"(?P<n>\d{1,3})(?:\.(?P<d>\d{1,2}))?(?P<s>M|[mb]n)(?![\w/])", self.large_count
+        yield r"(?P<n>\d+)in(?!\w)\.?", self.inches
+        yield (
+            r"(?P<n>\d+)(?:\.(?P<d>\d+)|/(?P<b>\d{1,2}))?(?:\"|″)(?!\w)(?P<x>\sx\s(?=\d))?",
+            self.inches,
+        )
+        yield r"\b(?P<s>sq|cu|fl)\.?(?!\w)", self.power_before
+        yield r"\b(?P<u>ft|in|mi|yd|km|m|cm|oz)\.?(?!\w)", self.unit_after_power
+        times = "second|minute|hour|day|week|month|year|person"
+        yield rf"/(?=(?:{times})(?!\w))", self.per_time
+        yield r"(?<=[A-G])#(?!\w)", " sharp"
+        yield r"#(?=[^\W\d_])", "hashtag "
+        files = "|".join(_FILES.split())
+        yield (
+            rf"(?:[A-Za-z0-9][\w-]*)?(?:\.(?i:{files}))+(?!\w|\.\w)|(?:~|\.\.?)?(?:/[\w.-]+){{2,}}/?"
+            r"|~/[\w./-]+|[A-Z]:\\[\w.\\-]+",
+            self.file,
+        )
         yield r"(?P<ft>\d)['′’](?P<in>1[01]|\d)(?:\"|″|'')?(?!\w)", "{ft} foot {in}"
         yield r"(?P<ft>\d)['′’](?!\w)", "{ft} foot"
         yield r"(?:[A-Z]\.){2,}(?!\w)", lambda match, _: " ".join(match[0].replace(".", ""))
         yield r"\^0{0,2}2(?!\d)", " squared"
         yield r"\^0{0,2}3(?!\d)", " cubed"
         yield r"\^(?P<n>\d{1,3})(?!\d)", " to the power of {n}"
+        yield r"\^[-−](?P<n>\d{1,3})(?!\d)", " to the power of minus {n}"
+        yield (
+            r"(?P<n>\d)(?:\.(?P<d>\d{1,9}))?[eE](?P<s>[-+−])?(?P<p>\d{1,3})(?!\w)",
+            self.scientific,
+        )
         yield r"(?i)v(?=\d+\.\d)", "version"
         yield r"(?P<a>\d{1,6})(?:\s?x\s?|×)(?P<b>\d{1,6})(?!\w)", "{a} by {b}"
         yield r"(?P<n>\d{1,3})k(?!\w)", "{n} thousand"
@@ -141,12 +238,51 @@ class English(Language):
         return words + (f" {self.year(int(match['y']))}" if match["y"] else "")
 
     def day_of_month(self, match: re.Match[str], before: str) -> str | None:
-        """Return the words of "5, 2026" after the name of a month; None after another word."""
-        is_month = before.lower().strip("*_(\"'.") in self.month_forms
-        if not is_month or not 1 <= int(match["d"]) <= 31:
+        """ "5, 2026" after the name of a month."""
+        name = before.strip("*_(\"'.")
+        is_month = name.lower() in self.month_forms and name not in ("may", "march", "mar")
+        last = match["to"] or match["d"]
+        if not is_month or not 1 <= int(match["d"]) <= int(last) <= 31:
             return None
         words = self.ordinal(int(match["d"]))
+        if match["to"]:
+            words += f" to {self.ordinal(int(last))}"
         return words + (f", {self.year(int(match['y']))}" if match["y"] else "")
+
+    def _month_of(self, match: re.Match[str]) -> str:
+        return self.month(self.month_forms[match["m"].lower()])
+
+    def slash_date(self, match: re.Match[str], before: str) -> str | None:
+        """Return "12/25" as a date where it can hardly be a fraction, or a day's name precedes."""
+        month, day = int(match["m"]), int(match["d"])
+        is_inside = match.string[match.start() - 1 : match.start()] in ("/", ".", ",", "$")
+        if is_inside or not (day > _MAX_PARTS or before.lower().strip(",.(") in _DUE):
+            return None
+        return self.date(day, month, None, before)
+
+    def month_of_year(self, match: re.Match[str], before: str) -> str:
+        """Return "03/2024" as a month."""
+        return f"{self.month(int(match['m']))} {self.year(int(match['y']))}"
+
+    def two_years(self, match: re.Match[str], before: str) -> str | None:
+        """Return "2019/20" as two years; None where the second does not follow the first."""
+        first, second = int(match["y"]), match["z"]
+        if int(second) != (first + 1) % 100:
+            return None
+        last = self.year(first + 1) if second < "10" else self.cardinal(int(second))
+        return f"{self.year(first)} to {last}"
+
+    def weekdays(self, match: re.Match[str], before: str) -> str:
+        """ "Mon-Fri"."""
+        names = [name.title() for name in _WEEKDAYS.split()[:7]]
+        first, last = (
+            next(name for name in names if name.startswith(match[each])) for each in "ab"
+        )
+        return f"{first} to {last}"
+
+    def always(self, match: re.Match[str], before: str) -> str:
+        """ "24/7", "24x7", "24/7/365"."""
+        return "twenty-four seven" + (" three sixty-five" if match["y"] else "")
 
     def decade(self, tens: int) -> str:
         """Return the plural of a number of tens, such as "nineties" for 90."""
@@ -168,8 +304,29 @@ class English(Language):
             words += " " + self._minutes(int(match["m"]))
         words += f" {match['mark'][0].lower()} m"
         rest = match.string[match.end() :]
-        ends = match["mark"].endswith(".") and (not rest.strip() or re.match(r"\s+[A-Z]", rest))
-        return words + ("." if ends else "")
+        following = (rest.split() or [""])[0]
+        ends = following[:1].isupper() and following.rstrip(",.;:)") not in self.after_final
+        is_end = match["mark"].endswith(".") and (not following or (ends and rest[0].isspace()))
+        return words + ("." if is_end else "")
+
+    def hours(self, match: re.Match[str], before: str) -> str | None:
+        """Return "1h30" and "2h 15m" as a length of time."""
+        hours = self.count(match["h"], "", self.units["h"])
+        if match["m"] and match[0][-1] != "m":
+            return f"{hours} {self._minutes(int(match['m']))}"
+        minutes = str(int(match["m"] or match["n"]))
+        return f"{hours} {self.count(minutes, '', self.units['min'])}"
+
+    def minutes_and_seconds(self, match: re.Match[str], before: str) -> str:
+        """ "1m30s"."""
+        groups = (match["m"], self.units["min"]), (match["s"], self.units["s"])
+        return " ".join(self.count(str(int(number)), "", unit) for number, unit in groups)
+
+    def minutes_after(self, match: re.Match[str], before: str) -> str | None:
+        """Return the "15m" of "2h 15m", where it is a word of its own."""
+        if not re.fullmatch(r"\d{1,2}h(?:rs?)?", before):
+            return None
+        return self.count(str(int(match["m"])), "", self.units["min"])
 
     def _minutes(self, minute: int) -> str:
         return self.cardinal(minute) if minute > 9 else f"oh {self.cardinal(minute)}"
@@ -180,16 +337,99 @@ class English(Language):
         """Return the words of a Roman numeral after a name or a title, as in "Chapter IV"."""
         if not before[:1].isupper() or before.isupper() or not before.isalpha():
             return None
-        number = roman_number(match[0])
         is_of_a_ruler = before.lower() in _REGNAL.split()
+        is_numbered = before.lower() in _NUMBERED.split()
+        if len(match[0]) == 1 and not (is_numbered or (is_of_a_ruler and match[0] == "V")):
+            return None  # "Charles I think", "Malcolm X"
+        number = roman_number(match[0])
         return f"the {self.ordinal(number)}" if is_of_a_ruler else self.cardinal(number)
+
+    def plural_fraction(self, match: re.Match[str], before: str) -> str | None:
+        """ "2/3rds"."""
+        return self.fraction(int(match["n"]), int(match["d"]))
+
+    def out_of(self, match: re.Match[str], before: str) -> str:
+        """ "4.5/5"."""
+        return f"{self.number(*match['a'].split('.'))} out of {self.cardinal(int(match['b']))}"
+
+    def code_of(self, match: re.Match[str], before: str) -> str | None:
+        """Return digits one by one after a word that a code follows, or a state of the US."""
+        name, digits = before.strip("(:.#,*_"), match["n"]
+        is_zip = len(name) == 2 and name.isupper() and name.isalpha() and len(digits) == 5
+        is_call = name.lower() in ("call", "dial") and len(digits) == 3
+        if name.lower() not in _CODED.split() and not is_zip and not is_call:
+            return None
+        more = f", {self.spell(match['more'])}" if match["more"] else ""
+        return self.spell(digits) + more
+
+    def toll_free(self, match: re.Match[str], before: str) -> str:
+        """Return the beginning of "1-800-FLOWERS"."""
+        rest = int(match["rest"])
+        return "one eight " + (self.cardinal(rest) if rest else "hundred") + " "
+
+    def scientific(self, match: re.Match[str], before: str) -> str:
+        """ "1.5e-3"."""
+        minus = "" if match["s"] in (None, "+") else "minus "
+        power = f"times ten to the power of {minus}{self.cardinal(int(match['p']))}"
+        return f"{self.number(match['n'], match['d'] or '')} {power}"
+
+    def large_count(self, match: re.Match[str], before: str) -> str:
+        """ "5M", "2bn"."""
+        scale = "billion" if match["s"] == "bn" else "million"
+        return f"{self.number(match['n'], match['d'] or '')} {scale}"
+
+    def inches(self, match: re.Match[str], before: str) -> str | None:
+        """Return a length whose quotation mark can hardly end a quotation."""
+        groups = match.groupdict()
+        is_after_article = before.lower() in (*self.articles, "the", "x", "by")
+        is_quoted = match.string[match.start() - 1 : match.start()] == '"'
+        is_sure = is_after_article or groups.get("b") or groups.get("x")
+        if '"' in match[0] and (is_quoted or not is_sure):
+            return None
+        noun = self.noun_after(self.units["in."], before)
+        if bottom := groups.get("b"):
+            return f"{self.fraction(int(match['n']), int(bottom))} {noun.one}"
+        words = self.count(match["n"], groups.get("d") or "", noun)
+        return words + (" by " if groups.get("x") else "")
+
+    def per_time(self, match: re.Match[str], before: str) -> str | None:
+        """Return what "/" is in "7 days/week", not in "the month/year"."""
+        is_count = before[-1:] == "s" or before.lower() in ("once", "twice")
+        is_unit = before.lstrip("0123456789.,") in self.units
+        return " per " if is_count or is_unit or before[-1:].isdigit() else None
+
+    def power_before(self, match: re.Match[str], before: str) -> str | None:
+        """Return the "sq" of "500 sq ft"."""
+        is_sure = match["s"] == "sq" or before[-1:].isdigit()
+        return _PER_SQUARE[match["s"]] if is_sure else None
+
+    def unit_after_power(self, match: re.Match[str], before: str) -> str | None:
+        """Return the "ft" of "500 sq ft"."""
+        if before.rstrip(".") not in _PER_SQUARE:
+            return None
+        unit = self.units["in." if match["u"] == "in" else match["u"]]
+        is_end = match[0].endswith(".") and not match.string[match.end() :].strip()
+        return unit.many + ("." if is_end else "")
+
+    def file(self, match: re.Match[str], before: str) -> str | None:
+        """Return a file's name or a path with the names of its marks."""
+        if match.string[match.start() - 1 : match.start()].isalnum() and match[0][0] in ".~/":
+            return None
+        text = match[0].rstrip(".")
+        parts = re.findall(r"[^\W\d_]+|\d+|.", text)
+        words = [
+            self.number(part) if part.isdigit() else self.web.get(part, part) for part in parts
+        ]
+        return " ".join(words) + match[0][len(text) :]
 
 
 def _title(match: re.Match[str], before: str, title: str, street: str) -> str | None:
     """Return `title` before a name and `street` after one; None if neither is certain."""
     rest = match.string[match.end() :]
-    is_name_next = re.match(r"\s+[\"'“]?[A-Z]", rest) is not None
-    is_name_before = before[:1].isupper() and before[-1:].isalpha()
+    is_name_next = re.match(rf"\s+[\"'“]?[A-Z{RESPELT}]", rest) is not None
+    is_numbered = re.fullmatch(r"\d+(?:st|nd|rd|th)", before) is not None
+    is_name = before[:1].isupper() and before[-1:].isalpha()
+    is_name_before = is_name or is_numbered or before[-1:] == RESPELT
     if is_name_next and not (is_name_before and not match[0].endswith(".")):
         if not is_name_before or before.lower() in ("the", "and", "in", "to", "from"):
             return title

@@ -21,7 +21,10 @@ class French(Romance):
         min: minute, f; s: seconde, f; ms: milliseconde, f; Ko ko: kilo-octet; Mo: mégaoctet
         Go: gigaoctet; To: téraoctet; Hz: hertz, hertz; kHz: kilohertz, kilohertz
         MHz: mégahertz, mégahertz; GHz: gigahertz, gigahertz; W: watt; kW: kilowatt
-        kWh: kilowattheure; V: volt; dB: décibel; x ×: fois, fois"""
+        kWh: kilowattheure; V: volt; dB: décibel; x ×: fois, fois
+        fois: fois, fois, f; heure heures: heure, f; minute minutes: minute, f
+        seconde secondes: seconde, f; semaine semaines: semaine, f; année années: année, f
+        personne personnes: personne, f; page pages: page, f"""
     SCALES = "million millions M: million; milliard milliards: milliard"
     CURRENCIES = """€ EUR: euro / centime; $ USD: dollar / cent; £ GBP: livre, f / penny, pence
         ¥ JPY: yen; CHF: franc suisse, francs suisses / centime; ₽ RUB: rouble / kopeck"""

@@ -23,7 +23,10 @@ class German(Language):
         ms: Millisekunde, Millisekunden, f; kB KB: Kilobyte; MB: Megabyte; GB: Gigabyte
         TB: Terabyte; Hz: Hertz; kHz: Kilohertz; MHz: Megahertz; GHz: Gigahertz; W: Watt
         kW: Kilowatt; kWh: Kilowattstunde, Kilowattstunden, f; V: Volt; dB: Dezibel; PS: PS
-        x ×: mal"""
+        x ×: mal; Tag Tage: Tag, Tage; Monat Monate: Monat, Monate; Jahr Jahre: Jahr, Jahre, n
+        Woche Wochen: Woche, Wochen, f; Stunde Stunden: Stunde, Stunden, f
+        Minute Minuten: Minute, Minuten, f; Sekunde Sekunden: Sekunde, Sekunden, f
+        Person Personen: Person, Personen, f; Mal: Mal, Mal, n"""
     SCALES = """Mio. Mio Million Millionen: Million, Millionen, f; Tsd.: tausend
         Mrd. Mrd Milliarde Milliarden: Milliarde, Milliarden, f"""
     CURRENCIES = """€ EUR: Euro / Cent; $ USD: Dollar / Cent; £ GBP: Pfund / Penny, Pence

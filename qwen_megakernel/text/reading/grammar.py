@@ -8,14 +8,18 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator
 
-from qwen_megakernel.text.reading.language import Currency, Language, Noun, Say
+from qwen_megakernel.text.reading.language import TYPED_SIGNS, Currency, Language, Noun, Say
 from qwen_megakernel.text.reading.spoken import Draft, Piece
 
 _SPACES = " \u00a0\u2009\u202f"
-_URL = re.compile(r"(?:https?://|www\.)[^\s<>\"'()\[\]{}]+", re.IGNORECASE)
+_URL = re.compile(r"(?:(?:https?|ftp|wss?)://|www\.)[^\s<>\"'()\[\]{}]+", re.IGNORECASE)
+_HOST_AND_PORT = re.compile(
+    r"(?:localhost|\d{1,3}(?:\.\d{1,3}){3}):\d{1,5}(?!\d)(?:/[^\s<>\"'()\[\]{}]*)?", re.IGNORECASE
+)
 _DOMAIN = re.compile(
     r"(?:[a-z0-9][\w-]*\.)+(?:com|org|net|io|dev|ai|app|edu|gov|info|eu|de|fr|es|it|pt|br|ru|kr|jp"
-    r"|cn|uk|us|ca|au|ch|at|co)(?![\w-]|\.\w)(?:/[^\s<>\"'()\[\]{}]*)?",
+    r"|cn|uk|us|ca|au|ch|at|co|ly|tv|gg|xyz|nl|pl)(?![\w-]|\.\w)"
+    r"(?::\d{2,5}(?!\d))?(?:/[^\s<>\"'()\[\]{}]*)?",
     re.IGNORECASE,
 )
 _EMAIL = re.compile(r"[\w.+-]{1,64}@(?:[\w-]+\.)+[a-z]{2,}", re.IGNORECASE)
@@ -25,14 +29,16 @@ _PHONE = re.compile(
     r"|\(\d{2,5}\) ?\d{3,4}(?:[ \-.]\d{2,4})*"
     r"|1-\d{3}-\d{3}-\d{4}|\d{3}[-.]\d{3}[-.]\d{4}|\d{3}-\d{2}-\d{4}|\d{3}[- ]\d{4}"
     r"|\d{4}(?:[ -]\d{4}){3}|0\d(?:[ .-]\d{2}){4}|0\d{1,4}[-/ ]\d{3,}(?:[- ]\d{2,})*"
-    r"|\d{3}-\d{4}-\d{4}"
+    r"|\d{3}-\d{4}-\d{4}|\d+(?:-\d+){3,}"
 )
 _MIN_PHONE_DIGITS = 7
 _RANGE_BEGIN = re.compile(r"[$€£¥(]?\d")
 _VERSION = re.compile(r"\d+(?:\.\d+){2,}")
 _VULGAR = re.compile("[¼-¾⅐-⅞]")
 _SIGNS = "-−+±~≈<>≤≥"
-_DASH = re.compile(rf"[{_SPACES}]?[-–—][{_SPACES}]?(?=[$€£¥]?\d)")
+_DASH = re.compile(rf"[{_SPACES}]?[-–—][{_SPACES}]?(?=[$€£¥]?\d)|(?<=\d)~(?=\d)")
+_CHAIN = re.compile(r"\d+(?:-\d+){2,}(?![\w-])")  # a formation, a part's number
+_HIDDEN_DIGITS = re.compile("[₀-₉]+")
 _DASHES = ("-", "–", "—")
 _FIRST_YEAR, _LAST_YEAR = 1100, 2099  # four digits in this range are read as a year
 
@@ -41,20 +47,20 @@ class Grammar:
     """The rules of one language.
 
     Args:
-        language: the tables and words of the language.
+        language: its tables.
+        names_letters: whether letters that stand alone are spoken by their names, as words.
     """
 
-    def __init__(self, language: Language):
-        self.language = language
-        # The end of a word: no letter or digit comes next. If the language writes letters directly
-        # after digits, only Latin letters count.
+    def __init__(self, language: Language, names_letters: bool = False):
+        self.language, self._names_letters = language, names_letters
+        # No letter and no digit comes next; where letters follow digits, none of the Latin script.
         self._edge = r"(?![A-Za-z0-9])" if language.letters_follow else r"(?![^\W_])"
         own = [(re.compile(pattern), say) for pattern, say in language.own_rules()]
         self._own = [pattern for pattern, _ in own]
         common = ((re.compile(pattern), say) for pattern, say in self._common_rules())
         self._rules = (*own, *common)
         self._interesting = re.compile(
-            r"\d|[¼-¾⅐-⅞]|://|www\.|@|" + _any_of([".com", *language.symbols])
+            r"\d|[¼-¾⅐-⅞₀-₉]|://|www\.|@|" + _any_of([".com", *language.symbols])
         )
         self._abbreviations = frozenset({*language.abbreviations, *language.opens})
 
@@ -80,6 +86,7 @@ class Grammar:
                 yield from self._apart(draft, done, last, text[done])
                 yield from draft.kept(done, place)
                 last = text[place - 1]
+            words = self.spoken(words)
             space = self.language.space if last.isalnum() and words[:1].isalnum() else ""
             yield draft.words(place, end, space + words)
             last = words[-1:] or last
@@ -87,6 +94,10 @@ class Grammar:
         if done < len(text):
             yield from self._apart(draft, done, last, text[done])
             yield from draft.kept(done, len(text))
+
+    def spoken(self, words: str) -> str:
+        """Return the words of an expression as this grammar's model knows them."""
+        return self.language.with_letter_names(words) if self._names_letters else words
 
     def _apart(self, draft: Draft, place: int, last: str, following: str) -> Iterator[Piece]:
         """Yield a space between words and the letters after them."""
@@ -110,7 +121,7 @@ class Grammar:
             return 0, ""
         if last.isalnum() and char.isalpha():
             return 0, ""
-        if last.isdigit() and char.isdigit():
+        if last.isdecimal() and char.isdecimal():
             return 0, ""
         before = (text[:place].split() or [before])[-1]
         for pattern, say in self._rules:
@@ -125,9 +136,13 @@ class Grammar:
 
     def _common_rules(self) -> Iterator[tuple[str | re.Pattern[str], Say]]:
         lang = self.language
-        yield from ((pattern, self._web) for pattern in (_URL, _EMAIL, _DOMAIN))
+        yield from ((each, self._web) for each in (_URL, _EMAIL, _HOST_AND_PORT, _DOMAIN))
+        clock = r"(?P<h>\d\d):(?P<min>\d\d)(?::(?P<s>\d\d)(?:[.,]\d+)?)?(?P<utc>Z)?"
+        yield rf"(?P<y>\d{{4}})-(?P<m>\d\d)-(?P<d>\d\d)T{clock}{self._edge}", self._date_and_time
+        yield r"(?P<y>\d{4})\.(?P<m>\d\d)\.(?P<d>\d\d)(?![\d.])", lang.written_date
         yield r"(?P<y>\d{4})([-/])(?P<m>\d{1,2})\2(?P<d>\d{1,2})(?!\d)", lang.written_date
         numeric = r"(?P<{}>\d{{1,2}})([-./])(?P<{}>\d{{1,2}})\2(?P<y>\d{{4}}|\d\d)(?![\d./-]\d|\d)"
+        yield r"(?P<d>\d\d)\.(?P<m>\d\d)\.(?P<y>\d{4})(?![\d./-]\d|\d)", lang.written_date
         yield numeric.format(*("dm" if lang.day_first else "md")), lang.written_date
         if lang.says_written_dates:
             links = _any_of(lang.links)
@@ -143,14 +158,17 @@ class Grammar:
         )
         yield r"(?P<a>\d{1,4}):(?P<b>\d{1,4})(?![\d:])", self._ratio
         yield _PHONE, self._phone
+        yield _CHAIN, self._chain
+        yield _HIDDEN_DIGITS, lambda match, _: lang.number(unicodedata.normalize("NFKC", match[0]))
         yield _VERSION, self._version
         yield from self._money_rules()
         yield from self._unit_rules()
         yield (
-            r"(?:(?P<w>\d+)\s)?(?P<n>\d{1,4})[/⁄](?P<d>\d{1,4})(?![\d/])" + self._edge,
+            r"(?:(?P<w>\d+)\s)?(?P<n>\d{1,4})(?: / |[/⁄])(?P<d>\d{1,4})(?![\d/])" + self._edge,
             self._fraction,
         )
-        yield rf"(?P<w>\d+)(?:{lang.ordinal_marks}){self._edge}", self._ordinal
+        whole = rf"\d{{1,3}}(?:{re.escape(lang.group_mark)}\d{{3}})+|\d+"
+        yield rf"(?P<w>{whole})(?:{lang.ordinal_marks}){self._edge}", self._ordinal
         abbreviations = _any_of(lang.abbreviations)
         yield rf"(?<!\w)(?<!\w\.)(?:{abbreviations}){self._edge}", self._abbreviation
         yield rf"#\s?{self._num('')}", self._with_number_sign
@@ -160,19 +178,19 @@ class Grammar:
         yield rf"(?P<sym>{_any_of(lang.symbols)})(?!(?P=sym))", self._symbol
 
     def _num(self, name: str) -> str:
-        """Return the pattern of a number.
-
-        Its group `name` + "w" is the whole number, `name` + "d" its decimals.
-        """
-        mark = re.escape("," if self.language.decimal == "." else ".")
-        decimal = re.escape(self.language.decimal)
+        """Return the pattern of a number, whose groups are `name` + "w" and `name` + "d"."""
+        mark, decimal = re.escape(self.language.group_mark), re.escape(self.language.decimal)
         return (
             rf"(?P<{name}w>\d{{1,3}}(?:{mark}\d{{3}})+(?!\d)|\d{{1,3}}(?:[{_SPACES}'’]\d{{3}})+(?!\d)"
+            # Groups of Indian numbers, and marks that another language writes.
+            rf"|\d{{1,2}}(?:{mark}\d\d)+{mark}\d{{3}}(?!\d)"
+            rf"|\d{{1,3}}(?:{decimal}\d{{3}})+(?={mark}\d{{1,2}}(?!\d))"
             rf"|\d+|(?={decimal}\d))(?:[.,](?P<{name}d>\d+))?(?![.,]?\d)"
         )
 
     def _money_rules(self) -> Iterator[tuple[str, Say]]:
-        signs, scales = _any_of(self.language.currencies), _any_of(self.language.scales)
+        signs = _any_of(self.language.currencies)
+        scales = _any_of([*self.language.scales, *self.language.money_scales])
         number, sign = self._num(""), r"(?P<sign>[-−+~]\s?)?"
         scale = rf"(?:\s?(?P<scale>{scales}){self._edge}\.?)?"
         per = r"(?:/(?P<per>[^\W\d_]+))?"
@@ -184,8 +202,10 @@ class Grammar:
         span = rf"(?:\s?[-–—]\s?{self._num('to')})?"
         number = rf"(?P<sign>[-−+±~≈<>≤≥]\s?)?{self._num('')}{span}"
         units = _any_of(self.language.units)
-        unit = rf"(?P<unit>{units})(?:/(?P<per>{units}))?{self._edge}"
-        yield rf"{number}[{_SPACES}-]?{unit}", self._unit
+        square = r"²|2(?!\d)" if "²" in self.language.symbols else r"(?!)"
+        unit = rf"(?P<unit>{units})(?:/(?P<per>{units})(?P<square>{square})?)?{self._edge}"
+        point = r"(?:\.(?=\s+[a-z\d]))?" if self.language.units_have_points else ""
+        yield rf"{number}(?P<gap>[{_SPACES}-]?){unit}{point}", self._unit
         yield rf"{number}[{_SPACES}]?%", self._percent
 
     # ---- words of a match ------------------------------------------------------------------------
@@ -211,17 +231,22 @@ class Grammar:
 
     def _number(self, match: re.Match[str], before: str) -> str | None:
         lang, (whole, decimals) = self.language, self._digits(match)
-        is_after_word = match.string[match.start() - 1 : match.start()].isalnum()
-        if match["sign"] and is_after_word:
-            return None  # a hyphen or a sum, for which there are other rules
+        if self._is_inside(match):
+            return None  # a hyphen or a sum: the sign is a rule of its own
         is_alone = len(match["w"]) == 4 and not decimals and not match["sign"]
         if is_alone and _FIRST_YEAR <= int(whole) <= _LAST_YEAR:
             return lang.year(int(whole))
         return self._sign(match) + lang.number(whole, decimals)
 
-    def _range(self, match: re.Match[str], noun: Noun) -> str:
-        """Return the words of a number, or of both numbers of a range, and the noun after them."""
+    def _is_inside(self, match: re.Match[str]) -> bool:
+        """Return whether the sign of a match stands behind a word or a number."""
+        last = match.string[: match.start()][-1:]
+        return bool(match["sign"]) and (last.isalnum() or last in _BEHIND_NUMBERS)
+
+    def _range(self, match: re.Match[str], noun: Noun, before: str = "") -> str:
+        """Return one number, or the two of a range, with what they count."""
         lang, (whole, decimals) = self.language, self._digits(match)
+        noun = lang.noun_after(noun, before)
         first = ""
         if match["tow"] is not None:
             first = lang.number(whole, decimals, noun.gender) + self._joint(lang.to)
@@ -230,20 +255,24 @@ class Grammar:
 
     def _money(self, match: re.Match[str], before: str) -> str | None:
         lang = self.language
-        if match["sign"] and match.string[: match.start()][-1:].isalnum():
-            return None  # the sign is the dash of a range
+        if self._is_inside(match):
+            return None  # of a range
         currency: Currency = lang.currencies[match["sym"]]
         whole, cents = self._digits(match)
         if match["scale"]:
-            scale, number = lang.scales[match["scale"]], (whole, cents)
+            scales, number = lang.scales | lang.money_scales, (whole, cents)
+            scale = scales[match["scale"]]
             words = lang.number(*number, scale.gender)
             if match["tow"] is not None:
                 number = self._digits(match, "to")
                 words += self._joint(lang.to) + lang.number(*number)
-            words += lang.space + lang.form(*number, scale) + lang.scale_joint + currency.unit.many
+            unit = lang.noun_after(currency.unit, before)
+            words += lang.space + lang.form(*number, scale) + lang.scale_joint + unit.many
         elif match["tow"] is not None or len(cents) != 2:
-            return self._range(match, currency.unit) + self._per(match)
+            return self._range(match, currency.unit, before) + self._per(match)
         else:
+            unit, cent = lang.noun_after(currency.unit, before), currency.cent
+            currency = Currency(unit, lang.noun_after(cent, before) if cent else None)
             words = lang.money(whole, cents, currency)
         return self._sign(match) + words + self._per(match)
 
@@ -254,9 +283,17 @@ class Grammar:
         return self._joint(self.language.per) + (noun.one if noun else match["per"])
 
     def _unit(self, match: re.Match[str], before: str) -> str | None:
-        return self._range(match, self.language.units[match["unit"]]) + self._per(match)
+        if self._is_inside(match):
+            return None  # of a range
+        lang, noun = self.language, self.language.units[match["unit"]]
+        if match["gap"] == "-" and lang.has_compounds and match["tow"] is None:
+            return self._sign(match) + lang.number(*self._digits(match)) + "-" + noun.one
+        square = f" {lang.symbols['²']}" if match["square"] else ""
+        return self._range(match, noun, before) + self._per(match) + square
 
     def _percent(self, match: re.Match[str], before: str) -> str | None:
+        if self._is_inside(match):
+            return None  # of a range
         percent, is_around = self.language.percent, "{}" in self.language.percent
         noun = Noun(*(("",) if is_around else (percent,)) * 3)
         words = self._range(match, noun)
@@ -283,9 +320,24 @@ class Grammar:
         if lang.decimal == "," and all(len(part) == 3 for part in parts[1:]):
             return None  # a number whose thousands are grouped by points
         is_address = len(parts) == 4 and all(int(part) < 256 for part in parts)
+        are_groups = all(len(part) == 3 for part in parts[1:]) and 0 < int(parts[0]) < 1000
+        if are_groups and not is_address:
+            return lang.number("".join(parts))
         say = lang.spell if is_address else lang.number
         point = lang.point if lang.decimal == "." and not is_address else lang.web["."]
         return self._joint(point).join(map(say, parts))
+
+    def _chain(self, match: re.Match[str], before: str) -> str | None:
+        lang = self.language
+        return lang.space.join(map(lang.number, match.group().split("-")))
+
+    def _date_and_time(self, match: re.Match[str], before: str) -> str | None:
+        lang, second = self.language, match["s"]
+        date = lang.written_date(match, before)
+        if date is None or int(match["h"]) > 24 or int(match["min"]) > 59:
+            return None
+        time = lang.time(int(match["h"]), int(match["min"]), int(second) if second else None)
+        return date + lang.space + time + (" UTC" if match["utc"] else "")
 
     def _fraction(self, match: re.Match[str], before: str) -> str | None:
         words = self.language.fraction(int(match["n"]), int(match["d"]))
@@ -294,17 +346,23 @@ class Grammar:
         return self.language.number(match["w"]) + self._joint(self.language.symbols["&"]) + words
 
     def _ordinal(self, match: re.Match[str], before: str) -> str | None:
-        return self.language.ordinal(int(match["w"])) if len(match["w"]) < 7 else None
+        digits, _ = re.subn(r"\D", "", match["w"])
+        return self.language.ordinal(int(digits)) if len(digits) < 7 else None
 
     def _abbreviation(self, match: re.Match[str], before: str) -> str | None:
         lang, key = self.language, match.group()
         rest = match.string[match.end() :].lstrip("*_\"'”’)")
         ends = key in lang.final and (not rest.strip() or re.match(r"\s+[^\W\d_a-zà-ÿ]", rest))
+        if ends and rest.strip():
+            following = rest.split()[0].rstrip(",;:)")
+            ends = following not in lang.abbreviations and following not in lang.after_final
         return lang.abbreviations[key] + ("." if ends and key.endswith(".") else "")
 
     def _dash(self, match: re.Match[str], before: str) -> str | None:
-        is_after_word = match.string[: match.start()][-1:].isalnum()
-        if not is_after_word or not _RANGE_BEGIN.match(before):
+        last = match.string[: match.start()][-1:]
+        ends = before, re.split("[-–—]", before)[-1]  # not the second dash of "1-on-1"
+        is_behind = last.isalnum() or last in _BEHIND_NUMBERS
+        if not is_behind or not all(map(_RANGE_BEGIN.match, ends)):
             return None
         is_minus = match.group() == " - " and ":" not in before
         return self._joint(self.language.minus if is_minus else self.language.to)
@@ -315,7 +373,11 @@ class Grammar:
             return None  # the symbol is repeated, as in a line of stars
         if match["sym"] == "*" and not before[-1:].isdigit():
             return None
-        before_it, after_it = match.string[: match.start()][-1:], match.string[match.end() :][:1]
+        before_it, behind = match.string[: match.start()][-1:], match.string[match.end() :][:1]
+        if match["sym"] == "~" and not behind.isalnum():
+            return None
+        if match["sym"] in TYPED_SIGNS and (before_it + behind).strip(" ") in tuple("=<>-!"):
+            return None  # a longer sign: "===", "-->"
         is_beside = before_it and not before_it.isspace() and before_it not in _OPENING
         space = self.language.space if is_beside else ""
         if not words.strip():
@@ -326,7 +388,7 @@ class Grammar:
     def _web(self, match: re.Match[str], before: str) -> str | None:
         """Return the words of an address: its marks by their names, its digits one by one."""
         text = match.group()
-        address = re.sub(r"(?i)^https?://", "", text).rstrip(_TRAILING + "/")
+        address = re.sub(r"(?i)^(?:https?|ftp|wss?)://", "", text).rstrip(_TRAILING + "/")
         rest = text[len(text.rstrip(_TRAILING)) :]
         words: list[str] = []
         for part in re.findall(r"(?i)^www|[^\W\d_]+|\d|.", address):
@@ -340,6 +402,7 @@ class Grammar:
 
 
 _BEFORE_DIGITS = frozenset("$€£¥-−.")
+_BEHIND_NUMBERS = frozenset("%°¢")
 _OPENING = "\"'“‘«([{*_`"
 
 

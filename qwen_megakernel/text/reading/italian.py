@@ -1,5 +1,8 @@
 """Italian: "un" and "una", ordinals such as "1º", and the plurals of fractions."""
 
+import re
+
+from qwen_megakernel.text.reading.language import Noun
 from qwen_megakernel.text.reading.romance import Romance
 
 
@@ -20,7 +23,11 @@ class Italian(Romance):
         °C ℃: grado Celsius, gradi Celsius; °: grado, gradi; h: ora, ore, f; min: minuto, minuti
         s sec: secondo, secondi; ms: millisecondo, millisecondi; KB kB: kilobyte; MB: megabyte
         GB: gigabyte; TB: terabyte; Hz: hertz; kHz: chilohertz; MHz: megahertz; GHz: gigahertz
-        W: watt; kW: chilowatt; V: volt; dB: decibel; x ×: volta, volte, f"""
+        W: watt; kW: chilowatt; V: volt; dB: decibel; x ×: volta, volte, f
+        anno anni: anno, anni; giorno giorni: giorno, giorni; mese mesi: mese, mesi
+        minuto minuti: minuto, minuti; secondo secondi: secondo, secondi; ora ore: ora, ore, f
+        settimana settimane: settimana, settimane, f; persona persone: persona, persone, f
+        volta volte: volta, volte, f"""
     SCALES = "milione milioni mln: milione, milioni; miliardo miliardi mld: miliardo, miliardi"
     CURRENCIES = """€ EUR: euro / centesimo, centesimi
         $ USD: dollaro, dollari / centesimo, centesimi; £ GBP: sterlina, sterline, f / penny, pence
@@ -43,6 +50,9 @@ class Italian(Romance):
     WEB = """.: punto; /: barra; -: trattino; _: trattino basso; ?: punto interrogativo
         #: cancelletto; :: due punti"""
     OPENS = "n° N° p. n."
+
+    def count(self, whole: str, decimals: str, noun: Noun) -> str:
+        return re.sub(r"\buna (?=[aeiou])", "un'", super().count(whole, decimals, noun))
 
     def parts_of(self, part: str) -> str:
         """Return the plural of a denominator's name."""

@@ -7,7 +7,7 @@ from qwen_megakernel.text.reading.language import Language
 _MARKS = "*_~`\"'”’»)]}"
 _OPENING = "*_~`\"'“‘«([{"
 _SENTENCE_ENDS = ".!?;:…。！？"
-_OPERATORS = frozenset("+-−–—×÷=*/<>≤≥±≈")
+_OPERATORS = frozenset("+-−–—×÷=*/<>≤≥±≈x")
 _NEAR_DIGIT = re.compile(r"\d\D{0,4}$")
 _DAY_AND_COMMA = re.compile(r"(?:^|[^\d,])\d{1,2}(?:st|nd|rd|th)?,$")
 _MORE_DIGITS = re.compile(r"\(?(?:\d{2,}|\d/\d)")
@@ -39,7 +39,8 @@ class WordJoining:
                 bare in lang.opens or bare in lang.final or bare in self._signs
             )
         core = words.rstrip(_MARKS)
-        if lang and (last in lang.scales or last.endswith(tuple(lang.final))):
+        is_final = lang is not None and last.endswith(tuple(lang.final))
+        if is_final or self._is_unit(last) or (lang and last in lang.scales):
             return True
         if not any(map(str.isdigit, last)):
             bare = last.strip(_OPENING + _MARKS)
@@ -61,7 +62,7 @@ class WordJoining:
         last = words.split()[-1]
         if last in _OPERATORS:
             return word.lstrip(_OPENING + "$€£¥-")[:1].isdigit()
-        is_final = last.endswith(tuple(lang.final))
+        is_final = last.endswith(tuple(lang.final)) or self._is_unit(last)
         last = last.strip(_OPENING + _MARKS)
         if not any(map(str.isdigit, words)):
             return last not in self._signs or word[:1].isdigit()
@@ -86,7 +87,14 @@ class WordJoining:
             or low in self._months
             or low in lang.links
             or low in lang.followers
-            or core.partition("/")[0] in lang.units
+            or core.partition("/")[0] in self._follow_digits
             or _MORE_DIGITS.match(core) is not None
             or word in _OPERATORS
         )
+
+    def _is_unit(self, word: str) -> bool:
+        """Return whether a word is an abbreviated unit: "lb.", "5kg."."""
+        lang = self._language
+        if lang is None or not lang.units_have_points or word[-1:] != ".":
+            return False
+        return word[:-1].lstrip("0123456789.,-–") in lang.units

@@ -20,7 +20,12 @@ Say = Callable[[re.Match[str], str], str | None]
 # the regular expression.
 Rules = Iterable[tuple[str, Say | str]]
 
-MAX_DIGITS = 15  # a number with more digits is read digit by digit
+# Signs as they are typed, and those that they stand for.
+TYPED_SIGNS = {">=": "≥", "<=": "≤", "!=": "≠", "->": "→", "=>": "→", "==": "="}
+_LETTER = re.compile(r"(?<![\w'’])[A-Za-z](?![\w'’])")
+_MULTIPLES = ("time",)  # "a 2x gain" is one of two times
+
+MAX_DIGITS = 15  # of a number that is read as one; a longer one is read by its digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +166,11 @@ class Language:
     noun_gender = "m"
     plural_ending = ""
     UNITS: str
-    SCALES: str  # words and abbreviations after a number: "million", "bn"
+    units_have_points = False  # "5 lb.": the point is the unit's where a sentence goes on
+    has_compounds = False  # "a 10-km race": one unit, whatever the number
+    ARTICLES = ""  # after which it is one unit, too: "a $5 bill"
+    SCALES: str  # written after a number: "million", "bn"
+    MONEY_SCALES = ""  # those that only amounts of money have
     CURRENCIES: str
     per: str  # the word for "/" in km/h
     money_joint: str  # the text between whole units and hundredth parts
@@ -180,8 +189,10 @@ class Language:
     # Words and marks.
     ABBREVIATIONS = ""  # "~" stands for a space in them
     FINAL = ""  # abbreviations that may end a sentence
+    AFTER_FINAL = ""  # words with capitals before which they do not end one
     SYMBOLS: str
-    WEB: str  # names of the characters in addresses
+    LETTERS = ""  # their names in the order of the alphabet, for a model that knows words alone
+    WEB: str  # characters of addresses
     OPENS = ""  # words, as written, whose reading depends on the next word
     FOLLOWERS = ""  # further words, in lower case, that may belong to the number before them
     space = " "  # the text between words
@@ -196,6 +207,8 @@ class Language:
         form = self.noun_gender, self.plural_ending
         self.units, self.scales = nouns(self.UNITS, *form), nouns(self.SCALES, *form)
         self.currencies = currencies(self.CURRENCIES, *form)
+        self.money_scales = nouns(self.MONEY_SCALES, *form) if self.MONEY_SCALES else {}
+        self.group_mark = "," if self.decimal == "." else "."
         self.months = self.MONTHS.split()
         written = zip(self.months, self.SHORT_MONTHS.lower().split(), strict=True)
         self.month_forms = {
@@ -209,10 +222,21 @@ class Language:
         self.symbols = {"™": "", "®": "", "+": self.plus} | ({"/": " "} if self.space else {})
         self.symbols |= {} if "{}" in self.percent else {"%": self.percent}
         self.symbols |= table(self.SYMBOLS)
+        for typed, sign in TYPED_SIGNS.items():
+            if sign in self.symbols:
+                self.symbols[typed] = self.symbols[sign]
+        self.letters = dict(zip("abcdefghijklmnopqrstuvwxyz", self.LETTERS.split(), strict=False))
         self.web = {sign: self.symbols[sign] for sign in "@=&"} | {"+": self.plus}
         self.web |= table(self.WEB)
         self.final, self.links = frozenset(self.FINAL.split()), frozenset(self.LINKS.split())
         self.opens, self.followers = map(frozenset, (self.OPENS.split(), self.FOLLOWERS.split()))
+        self.after_final, self.articles = (
+            frozenset(words.split()) for words in (self.AFTER_FINAL, self.ARTICLES)
+        )
+
+    def with_letter_names(self, words: str) -> str:
+        """Return the words with every letter that stands alone by its name: "p m" as "pee em"."""
+        return _LETTER.sub(lambda match: self.letters.get(match[0].lower(), match[0]), words)
 
     def rules(self) -> Rules:
         """Return the rules that only this language has."""
@@ -285,6 +309,12 @@ class Language:
         """Return the words of a number and of the noun after it."""
         number = self.number(whole, decimals, noun.gender)
         return number + self.space + self.form(whole, decimals, noun)
+
+    def noun_after(self, noun: Noun, before: str) -> Noun:
+        """Return the noun that a number counts after the word `before`."""
+        if before.lower().lstrip("(\"'“‘*_") not in self.articles or noun.one in _MULTIPLES:
+            return noun
+        return Noun(noun.one, noun.one, noun.one, noun.gender)
 
     def money(self, whole: str, cents: str, currency: Currency) -> str:
         """Return the words of an amount of money, which has two decimals or none."""

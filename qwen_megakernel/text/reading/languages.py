@@ -23,9 +23,14 @@ _LANGUAGES = {each.__name__.lower(): each for each in (*_EUROPEAN, Chinese, Japa
 
 
 class Grammars:
-    """The grammars of one engine; each is created when it is first used."""
+    """The grammars of one engine, each made when it is first needed.
 
-    def __init__(self) -> None:
+    Args:
+        names_letters: see `Grammar`.
+    """
+
+    def __init__(self, names_letters: bool = False) -> None:
+        self._names_letters = names_letters
         self._lock = threading.Lock()
         self._made: dict[str, tuple[Grammar | None, WordJoining]] = {}
 
@@ -34,7 +39,8 @@ class Grammars:
         if language not in self._made:
             with self._lock:
                 tables = _LANGUAGES[language]() if language in _LANGUAGES else None
-                made = Grammar(tables) if tables else None, WordJoining(tables)
+                grammar = Grammar(tables, self._names_letters) if tables else None
+                made = grammar, WordJoining(tables)
                 self._made.setdefault(language, made)
         return self._made[language]
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from qwen_megakernel.errors import UsageError
+from qwen_megakernel.text.cleaning import REMOVED
 from qwen_megakernel.text.languages import AUTO, language_of_code
 from qwen_megakernel.text.reading import pls
 from qwen_megakernel.text.reading.languages import ScriptWatch
@@ -124,7 +125,7 @@ class Lexicon:
     def parse(data: bytes | str, where: str = "lexicon") -> Lexicon:
         """Read a lexicon from the contents of a file; see `read`."""
         data = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
-        if data.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
+        if data.lstrip(b"\xef\xbb\xbf\xff\xfe\0 \t\r\n").startswith(b"<"):
             words = pls.parse(data, where)
             return Lexicon((Entry(*word, line=line) for line, word in words), where)
         try:
@@ -242,6 +243,11 @@ def _check(entry: Entry, where: str) -> None:
             raise UsageError(
                 f"{where}: the {name} {value[:20]!r}... has {len(value)} characters; the limit is "
                 f"{limit}."
+            )
+        if unspeakable := REMOVED.search(value):
+            raise UsageError(
+                f"{where}: the {name} has the character U+{ord(unspeakable[0][0]):04X}, "
+                "which no text has: texts lose control characters and lone surrogates."
             )
     if not any(map(str.isalnum, entry.word)):
         raise UsageError(f"{where}: the word {entry.word!r} has no letter or digit.")

@@ -21,7 +21,9 @@ _LINK_TARGET = re.compile(r"\]\([^)\s]*\)?|\]\[[^\]\s]*\]")
 _FOOTNOTE = re.compile(r"(?<=[^\W\d_]{2})\[\^?\d{1,3}\]|(?<=[.,;!?])\[\^?\d{1,3}\]|\[\^\w+\]")
 _BRACKETS = re.compile(r"!?\[|\]")
 _AUTOLINK = re.compile(r"<(https?://[^>\s]*|[^@>\s]+@[^>\s]+)>")
-_BREAK = re.compile(r"<br\s?/?>")
+_TAG = re.compile(
+    r"</?(?:br?|i|u|s|p|em|strong|code|pre|kbd|mark|small|sub|sup|del|ins|span|div|h[1-6]|[uo]l|li)\s?/?>"
+)
 _ENTITY = re.compile(r"&(?:amp|lt|gt|quot|nbsp|apos|#39|#x27|mdash|ndash|hellip);")
 _ESCAPE = re.compile(r"\\([!-/:-@\[-`{-~])")
 _CODE = re.compile(r"`+")
@@ -96,7 +98,7 @@ class Markdown:
 
 
 def _without_marks(segment: Draft, is_row: bool) -> Draft:
-    draft = segment.replace(_AUTOLINK, lambda match: match[1]).replace(_BREAK, "")
+    draft = segment.replace(_AUTOLINK, lambda match: match[1]).replace(_TAG, "")
     draft = draft.replace(_ENTITY, lambda match: html.unescape(match.group()))
     for pattern in (_FOOTNOTE, _LINK_TARGET, _BRACKETS, _CODE, _STRUCK):
         draft = draft.replace(pattern, "")

@@ -21,7 +21,10 @@ class Portuguese(Romance):
         min: minuto; s seg: segundo; ms: milissegundo; h: hora, f; KB kB: quilobyte; MB: megabyte
         GB: gigabyte; TB: terabyte; Hz: hertz, hertz; kHz: quilohertz, quilohertz
         MHz: megahertz, megahertz; GHz: gigahertz, gigahertz; W: watt; kW: quilowatt; V: volt
-        dB: decibel, decibéis; x ×: vez, vezes, f"""
+        dB: decibel, decibéis; x ×: vez, vezes, f; ano anos: ano; dia dias: dia
+        mês meses: mês, meses
+        minuto minutos: minuto; segundo segundos: segundo; hora horas: hora, f
+        semana semanas: semana, f; pessoa pessoas: pessoa, f; vez vezes: vez, vezes, f"""
     SCALES = "milhão milhões mi: milhão, milhões; bilhão bilhões bi: bilhão, bilhões"
     CURRENCIES = """R$ BRL: real, reais / centavo; $ US$ USD: dólar, dólares / centavo
         € EUR: euro / cêntimo; £ GBP: libra, f / pêni, pence; ¥ JPY: iene"""

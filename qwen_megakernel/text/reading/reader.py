@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 from qwen_megakernel.choices import NORMALIZE
-from qwen_megakernel.errors import UsageError
+from qwen_megakernel.errors import check_choice
 from qwen_megakernel.text.cleaning import REMOVED, SEPARATORS
 from qwen_megakernel.text.languages import AUTO
 from qwen_megakernel.text.reading.joining import WordJoining
@@ -20,29 +20,32 @@ from qwen_megakernel.text.reading.lexicon import Entry, Lexicon, folded
 from qwen_megakernel.text.reading.markdown import Markdown
 from qwen_megakernel.text.reading.say_as import words_of
 from qwen_megakernel.text.reading.segments import is_too_long, run_end, segment_end
-from qwen_megakernel.text.reading.spoken import Draft, Piece, SpokenText
+from qwen_megakernel.text.reading.spoken import GIVEN, RESPELT, Draft, Piece, SpokenText
 
 logger = logging.getLogger(__name__)
-
-# Placeholders for a respelling, and for words from `give`. No text contains them, because cleaning
-# removes surrogates.
-_RESPELT, _GIVEN = "\udc00", "\udc01"
 
 
 class Reading:
     """The settings with which one engine reads texts.
 
     Args:
-        is_on: the checkpoint's setting, which applies if `normalize` is "auto".
-        normalize: the user's setting, one of `NORMALIZE`.
-        lexicon: the lexicon for all requests.
+        is_on: what the checkpoint says of normalize="auto".
+        normalize: what the user says of it; "auto": nothing.
+        lexicon: of all requests.
+        names_letters: what the checkpoint says of it: letters are spoken by their names, as words.
     """
 
-    def __init__(self, is_on: bool = False, normalize: str = AUTO, lexicon: Lexicon | None = None):
-        check_normalize(normalize)
+    def __init__(
+        self,
+        is_on: bool = False,
+        normalize: str = AUTO,
+        lexicon: Lexicon | None = None,
+        names_letters: bool = False,
+    ):
+        check_choice("normalize", normalize, NORMALIZE)
         self.is_on = is_on if normalize == AUTO else normalize == "on"
         self._lexicon = lexicon
-        self._grammars = Grammars()
+        self._grammars = Grammars(names_letters)
 
     def reader(
         self, normalize: str, language: str, lexicon: Lexicon | None, has_markup: bool = False
@@ -55,7 +58,7 @@ class Reading:
             lexicon: the request's lexicon, whose entries take precedence over the engine's.
             has_markup: whether the text has markup, which always needs a reader.
         """
-        check_normalize(normalize)
+        check_choice("normalize", normalize, NORMALIZE)
         is_on = normalize == "on" or (normalize == AUTO and self.is_on)
         lexicons = [each for each in (lexicon, self._lexicon) if each]
         if not is_on and not lexicons and not has_markup:
@@ -69,12 +72,6 @@ class Reading:
             self.is_on = False
         if reader := self.reader(AUTO, ENGLISH, None):
             reader.whole("1")
-
-
-def check_normalize(normalize: str) -> None:
-    """Raise UsageError unless `choices.NORMALIZE` contains the value."""
-    if normalize not in NORMALIZE:
-        raise UsageError(f"normalize is {normalize!r}; known: {', '.join(NORMALIZE)}.")
 
 
 class TextReader:
@@ -150,7 +147,7 @@ class TextReader:
         start = self._num_chars
         self._num_chars += num_chars
         self._given.append(words)
-        draft = Draft(_GIVEN, [start], [start + num_chars])
+        draft = Draft(GIVEN, [start], [start + num_chars])
         self._new = Draft.joined((self._new, draft))
         return self._read(is_ended=False)
 
@@ -188,7 +185,8 @@ class TextReader:
         if grammar is None and kind != "characters":
             self._warnings.append(missing(language))
             return None
-        return words_of(text, kind, form, grammar)
+        words = words_of(text, kind, form, grammar)
+        return grammar.spoken(words) if grammar and words else words
 
     def _language_here(self, text: str) -> str:
         """Return the language of a text that follows the words so far."""
@@ -224,7 +222,7 @@ class TextReader:
                 break
             length, respelling = found
             if length:
-                parts += [new[done:place], new.as_one(place, place + length, _RESPELT)]
+                parts += [new[done:place], new.as_one(place, place + length, RESPELT)]
                 self._respellings.append(respelling)
                 done = place + length
             place += length or 1
@@ -315,7 +313,7 @@ class TextReader:
 
     def _with_respellings(self, piece: Piece) -> Piece:
         text = piece.text
-        for placeholder, words in ((_RESPELT, self._respellings), (_GIVEN, self._given)):
+        for placeholder, words in ((RESPELT, self._respellings), (GIVEN, self._given)):
             while placeholder in text:
                 text = text.replace(placeholder, words.popleft(), 1)
         return piece if text is piece.text else Piece(text, piece.start, piece.end)

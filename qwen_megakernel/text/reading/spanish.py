@@ -22,7 +22,10 @@ class Spanish(Romance):
         t: tonelada, f; l L: litro; ml mL: mililitro; °C ℃: grado Celsius, grados Celsius; °: grado
         h: hora, f; min: minuto; s seg: segundo; ms: milisegundo; KB kB: kilobyte; MB: megabyte
         GB: gigabyte; TB: terabyte; Hz: hercio; kHz: kilohercio; MHz: megahercio; GHz: gigahercio
-        W: vatio; kW: kilovatio; V: voltio; dB: decibelio; x ×: vez, veces, f"""
+        W: vatio; kW: kilovatio; V: voltio; dB: decibelio; x ×: vez, veces, f
+        año años: año; día días: día; mes meses: mes, meses; minuto minutos: minuto
+        segundo segundos: segundo; hora horas: hora, f; semana semanas: semana, f
+        persona personas: persona, f; vez veces: vez, veces, f"""
     SCALES = "millón millones M: millón, millones"
     CURRENCIES = """€ EUR: euro / céntimo; $ USD: dólar, dólares / centavo
         £ GBP: libra, f / penique; ¥ JPY: yen, yenes; MXN: peso / centavo"""
@@ -45,13 +48,14 @@ class Spanish(Romance):
         ±: más o menos; §: sección; ©: copyright"""
     WEB = """.: punto; /: barra; -: guion; _: guion bajo; ?: interrogación; =: igual; #: almohadilla
         :: dos puntos"""
-    OPENS, FOLLOWERS = "n.º nº N.º p. EE.", "h"
+    OPENS, FOLLOWERS = "n.º nº N.º p. EE. &", "h"
 
     def rules(self) -> Rules:
         """Feminine ordinals, and "1er" and "3er"."""
         yield from super().rules()
         yield r"1\.?er(?!\w)", "primer"
         yield r"3\.?er(?!\w)", "tercer"
+        yield r"&(?=\s(?:[Hh]i(?![aeou])|[Ii](?![aeou])))", "e"
 
     def time(self, hour: int, minute: int, second: int | None) -> str:
         """Return a time of day: "las tres", and "quince horas" in the afternoon."""

@@ -6,6 +6,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+# Stand for a respelling, and for words that were given. No text has them, for cleaning removes
+# surrogates.
+RESPELT, GIVEN = "\udc00", "\udc01"
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:

@@ -27,7 +27,7 @@ from qwen_megakernel.decoders.int8 import Int8Matrix
 from qwen_megakernel.decoders.plain import PlainDecoder
 from qwen_megakernel.decoders.prompt import PromptBuilder
 from qwen_megakernel.decoders.slots import DecoderSizes
-from qwen_megakernel.engine.stream import Speech
+from qwen_megakernel.engine.speech import Speech
 from qwen_megakernel.errors import MissingPackageError, SetupError, UsageError
 from qwen_megakernel.records import Sampling, SpeechRequest
 from qwen_megakernel.text.tokenizer import TextTokenizer

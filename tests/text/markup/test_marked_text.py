@@ -9,15 +9,10 @@ from hypothesis import strategies as st
 
 from qwen_megakernel.errors import MarkupError, UsageError
 from qwen_megakernel.records import Manner
-from qwen_megakernel.text.markup.marked_text import (
-    Cut,
-    MarkedText,
-    Passage,
-    check_text_format,
-    new_parser,
-)
+from qwen_megakernel.text.markup.marked_text import MarkedText, check_text_format, new_parser
 from qwen_megakernel.text.reading.lexicon import Lexicon
 from qwen_megakernel.text.reading.reader import Reading, TextReader
+from qwen_megakernel.text.request_text import Cut, Passage
 from qwen_megakernel.text.sentences import sentence_spans
 from qwen_megakernel.timing.words import spoken_spans, word_spans
 

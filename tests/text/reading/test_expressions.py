@@ -77,6 +77,15 @@ def test_auto_goes_by_the_script(text: str, words: str, reading: Reading):
     assert reading.reader("on", "auto", None).whole(text) == words
 
 
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_no_expression_of_another_language_stops_the_reading(path: Path, reading: Reading):
+    for other in FILES:
+        for written, _ in rows(other):
+            made = reading.reader("on", path.stem, None)
+            assert made.whole(written) is not None
+            assert made.spoken.text.strip() or not written.strip()
+
+
 def test_a_language_without_tables_is_left_as_it_is_and_named(reading: Reading):
     reader = reading.reader("on", "klingon", None)
     assert reader.whole("wa' 5 cha' 6") == "wa' 5 cha' 6"

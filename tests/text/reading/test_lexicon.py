@@ -105,6 +105,25 @@ def test_a_respelling_is_not_read_again():
     assert say("5 K2", {"K2": "K 2"}, normalize="on") == "five K 2"
 
 
+def test_a_title_stands_before_a_name_that_is_respelled():
+    names = {"Smith": "Smit", "Elm": "Ellm"}
+    assert say("Dr. Smith, 5 Elm St.", names, normalize="on") == "doctor Smit, five Ellm street."
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"a": "\ud800"}, "lexicon, entry 1: the respelling has the character U+D800"),
+        ({"x": "y", "a": "\udc00 \udc01"}, "entry 2: the respelling has the character U+DC00"),
+        ({"a\x00": "b"}, "entry 1: the word has the character U+0000"),
+    ],
+)
+def test_characters_that_no_text_has_are_refused(entry: dict[str, str], message: str):
+    with pytest.raises(UsageError) as refused:
+        Lexicon.of(entry)
+    assert message in str(refused.value)
+
+
 def test_pls_is_read_with_its_language():
     words = "<grapheme>SQL</grapheme><grapheme>Sequel</grapheme>"
     body = f"<lexeme>{words}<alias>see quell</alias></lexeme>"
@@ -112,6 +131,8 @@ def test_pls_is_read_with_its_language():
     assert say("SQL sequel", lexicon, "english") == "see quell see quell"
     assert say("SQL", lexicon, "german") == "SQL"
     assert say("SQL", Lexicon.parse(pls(body, "")), "german") == "see quell"
+    in_utf16 = pls(body).replace('"1.0"?>', '"1.0" encoding="UTF-16"?>').encode("utf-16")
+    assert say("SQL", Lexicon.parse(in_utf16), "english") == "see quell"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,48 @@
+"""The codes of finished utterances, in a file that a variable of the environment names."""
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from qwen_megakernel.engine import codes_file
+from qwen_megakernel.engine.stream_state import StreamState
+from qwen_megakernel.errors import OutputError
+
+logger = logging.getLogger(__name__)
+
+# The variable that names a file for the codes of every utterance, one row for each frame.
+DUMP_CODES_VARIABLE = "TTS_DUMP_CODES"
+
+
+class CodesDump:
+    """Writes the codes of finished utterances to the file that the variable names, oldest first.
+
+    The first utterance replaces an existing file, later ones are appended.
+    """
+
+    def __init__(self) -> None:
+        self._begun: str | None = None  # the file that this engine has written to
+        self._is_paused = False
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Write nothing in the block: a warm-up is no utterance of a caller."""
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
+
+    def __call__(self, state: StreamState) -> None:
+        path = os.environ.get(DUMP_CODES_VARIABLE)
+        if not path or not state.codes or self._is_paused:
+            return
+        try:
+            codes_file.write(Path(path), np.array(state.codes), append=path == self._begun)
+            self._begun = path
+        except OutputError as error:  # a debugging aid must not end the speech
+            logger.error("%s", error)

@@ -1,0 +1,79 @@
+"""A whole utterance, as `SpeechEngine.synthesize` returns it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from qwen_megakernel import audio
+from qwen_megakernel.engine.stream import SpeechStream
+from qwen_megakernel.records import FinishReason
+from qwen_megakernel.timing import subtitles
+from qwen_megakernel.timing.words import Segment, TimedWord
+
+
+@dataclass(frozen=True, slots=True)
+class Speech:
+    """A whole utterance."""
+
+    audio: np.ndarray  # [num_samples] float32 in [-1, 1]
+    sample_rate: int
+    codes: np.ndarray  # [num_frames, num_code_groups] int32
+    finish_reason: FinishReason
+    seed: int
+    parts: int
+    timings: dict[str, float]
+    spoken_text: str = ""  # what the model was given: numbers in words
+    _words: Callable[[], list[TimedWord]] = field(default=list, repr=False, compare=False)
+    _segments: Callable[[], list[Segment]] = field(default=list, repr=False, compare=False)
+
+    @property
+    def words(self) -> list[TimedWord]:
+        """The words of the user's text, with their times."""
+        return self._words()
+
+    @property
+    def segments(self) -> list[Segment]:
+        """The sentences of the user's text, with their times."""
+        return self._segments()
+
+    def save(self, path: str | Path, encoding: str = "pcm") -> None:
+        """Write the audio; the extension picks the format (wav, flac, ogg, mp3).
+
+        Args:
+            encoding: of a wav file: "pcm" (16-bit), "ulaw" or "alaw".
+        Raises:
+            UsageError: there is no such format or encoding, or it has not the sample rate.
+            OutputError: the path cannot be written.
+        """
+        audio.write_wav(path, self.audio, self.sample_rate, encoding)
+
+    def save_subtitles(self, path: str | Path) -> None:
+        """Write the times of words and sentences; the extension picks the format (srt, vtt, json).
+
+        Raises:
+            UsageError, OutputError: the extension is unknown, or the path cannot be written.
+        """
+        subtitles.write(Path(path), self.words, self.segments)
+
+    @staticmethod
+    def collect(stream: SpeechStream) -> "Speech":
+        """Read `stream` to its end."""
+        chunks = list(stream)
+        assert stream.finish_reason
+        samples = np.concatenate([chunk.samples for chunk in chunks])
+        return Speech(
+            audio=audio.to_float32(samples),
+            sample_rate=chunks[-1].sample_rate,
+            codes=stream.codes,
+            finish_reason=stream.finish_reason,
+            seed=stream.seed,
+            parts=stream.num_parts,
+            timings=stream.timings,
+            spoken_text=stream.spoken_text,
+            # Found when they are asked for. The stream itself would keep the engine.
+            _words=partial(stream._timer.words, stream.written_text, stream.spoken_pieces),
+            _segments=partial(stream._timer.segments, stream.written_text, stream.spoken_pieces),
+        )

@@ -1,0 +1,151 @@
+"""The state of a stream, which its caller and the engine's thread share."""
+
+import asyncio
+import contextlib
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from qwen_megakernel.errors import QwenTTSError
+from qwen_megakernel.records import AudioChunk, FinishReason, Manner, SpeechRequest, TextIds
+from qwen_megakernel.sound.chunks import HeardChunks
+from qwen_megakernel.text.parts import TextPart
+from qwen_megakernel.timing.speech_timer import SpokenPart
+
+
+class Outbox:
+    """Chunks on their way to one reader, which may be a thread or a coroutine."""
+
+    def __init__(self) -> None:
+        self._items: deque[AudioChunk | Exception] = deque()
+        self._changed = threading.Condition()
+        self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, item: AudioChunk | Exception) -> None:
+        """Add an item without blocking; the engine looks at `len` before it decodes more."""
+        with self._changed:
+            self._items.append(item)
+            self._changed.notify_all()
+            waiter = self._waiter
+        if waiter:
+            with contextlib.suppress(RuntimeError):  # its event loop is closed: no reader waits
+                waiter[0].call_soon_threadsafe(waiter[1].set)
+
+    def get(self) -> AudioChunk | Exception:
+        """Block until there is an item."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._items)
+            return self._items.popleft()
+
+    async def get_async(self) -> AudioChunk | Exception:
+        """Await an item without blocking the event loop."""
+        event = asyncio.Event()
+        while True:
+            with self._changed:
+                if self._items:
+                    return self._items.popleft()
+                event.clear()
+                self._waiter = asyncio.get_running_loop(), event
+            try:
+                await event.wait()
+            finally:
+                self._waiter = None
+
+
+@dataclass(slots=True, eq=False)
+class StreamState:
+    """One utterance, shared by its caller and the engine. Compared by identity."""
+
+    request: SpeechRequest
+    prompt_ids: TextIds  # each part replaces the body
+    wake: Callable[[], None]  # makes the engine's thread check the streams again
+    interrupt: Callable[[], None]  # `wake`, and the running step ends after its current frame
+    sample_rate: int  # of the codec, in Hz
+    parts: deque[TextPart] = field(default_factory=deque)
+    text_closed: bool = False
+    text_error: QwenTTSError | None = None  # raised when the text before it is spoken
+    cancelled: bool = False
+    started: float = field(default_factory=time.perf_counter)
+    outbox: Outbox = field(default_factory=Outbox)
+    codes: list[np.ndarray] = field(default_factory=list)  # delivered frames
+    num_parts: int = 0
+    spoken_parts: list[SpokenPart] = field(default_factory=list)  # those begun
+    planned_parts: int | None = None  # None: the text is open
+    num_text_tokens: int = 0  # of the parts begun so far
+    finish_reason: FinishReason | None = None
+    timings: dict[str, float] = field(default_factory=dict)  # milliseconds
+    heard: HeardChunks | None = None  # None: the samples are heard as the engine makes them
+    delivered_s: float = 0.0  # seconds of the samples and pauses that the reader was given
+
+    def deliver(
+        self,
+        samples: np.ndarray,
+        frame_index: int,
+        num_frames: int,
+        reason: FinishReason | None = None,
+        *,
+        manner: Manner | None = None,
+        pause_s: float = 0.0,
+    ) -> None:
+        """Give a chunk to the reader: [num_samples] int16 of `num_frames` frames.
+
+        Args:
+            manner: of the part that they belong to.
+            pause_s: of a pause, which has no samples yet.
+        """
+        start_s = self.delivered_s
+        self.delivered_s += pause_s + len(samples) / self.sample_rate
+        self.outbox.put(
+            AudioChunk(
+                samples=samples,
+                sample_rate=self.sample_rate,
+                frame_index=frame_index,
+                num_frames=num_frames,
+                t_ms=self.elapsed_ms(),
+                is_last=reason is not None,
+                finish_reason=reason,
+                start_s=start_s,
+                manner=manner or Manner(),
+                pause_s=pause_s,
+            )
+        )
+
+    def deliver_pause(self, seconds: float) -> None:
+        """Give the reader a pause of the text."""
+        self.deliver(np.empty(0, dtype=np.int16), len(self.codes), 0, pause_s=seconds)
+
+    def lead_s(self) -> float:
+        """Return the seconds until a reader, playing from its first sample on, runs dry.
+
+        Minus infinity while the reader has nothing to play. Of a sound that is changed, the chain
+        knows what has been heard, which silence that it cuts or holds back is not; of chunks that
+        the reader has not taken yet, all is expected to be heard.
+        """
+        if self.heard is None:
+            begun_ms = self.timings.get("first_chunk")
+            if begun_ms is None:
+                return -math.inf
+            return self.delivered_s - (self.elapsed_ms() - begun_ms) / 1000
+        progress = self.heard.progress
+        untaken_s = (self.delivered_s - progress.made_s) / self.request.sound.speed
+        if progress.begun is None:
+            return untaken_s or -math.inf
+        return progress.heard_s + untaken_s - (time.perf_counter() - progress.begun)
+
+    def elapsed_ms(self) -> float:
+        """Milliseconds since the request was made."""
+        return (time.perf_counter() - self.started) * 1000
+
+    def cancel(self) -> None:
+        """Stop after the frame that is being drawn, without waiting; a finished stream stays."""
+        self.cancelled = True
+        if self.finish_reason is None:
+            self.interrupt()
