@@ -373,10 +373,10 @@ class Grammar:
             return None  # the symbol is repeated, as in a line of stars
         if match["sym"] == "*" and not before[-1:].isdigit():
             return None
-        before_it, behind = match.string[: match.start()][-1:], match.string[match.end() :][:1]
-        if match["sym"] == "~" and not behind.isalnum():
+        before_it, after_it = match.string[: match.start()][-1:], match.string[match.end() :][:1]
+        if match["sym"] == "~" and not after_it.isalnum():
             return None
-        if match["sym"] in TYPED_SIGNS and (before_it + behind).strip(" ") in tuple("=<>-!"):
+        if match["sym"] in TYPED_SIGNS and (before_it + after_it).strip(" ") in tuple("=<>-!"):
             return None  # a longer sign: "===", "-->"
         is_beside = before_it and not before_it.isspace() and before_it not in _OPENING
         space = self.language.space if is_beside else ""
