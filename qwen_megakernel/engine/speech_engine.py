@@ -185,26 +185,26 @@ class SpeechEngine(ABC):
             lexicon: respellings of this request, before the engine's own: a file, words with their
                 respellings, or a `Lexicon`.
             speed: 0.25 .. 4; 2 is heard in half the time, at the same pitch.
-            volume: in dB, -60 .. 20; what is made louder does not clip.
-            sample_rate: of what is heard, 8000 .. 48000 Hz; None: `sample_rate` of the engine.
-            leading_silence, trailing_silence: at most so many ms of silence, 0 .. 60000, before the
-                first sound and after the last; None: as the checkpoint's config says, else all.
+            volume: in dB, -60 .. 20; louder sound is limited and does not clip.
+            sample_rate: of the chunks, 8000 .. 48000 Hz; None: `sample_rate` of the engine.
+            leading_silence, trailing_silence: the longest silence before the first sound and after
+                the last, 0 .. 60000 ms; None: the values of the checkpoint's config, or no limit.
             sampling: do_sample, temperature, top_k, top_p, repetition_penalty and their
                 subtalker_ forms; None or absent: generation_config.json.
         Raises:
             UsageError: the request can never work, or an option does not exist; no stream was
                 started. A `MarkupError` names the line and column where the markup of `text` is
-                broken; that of a text that comes through `feed` is raised by the stream, behind
-                what is spoken before it.
+                broken. If the text comes through `feed`, the stream raises it after the speech of
+                the text before the error.
             SetupError: the text of a trained voice needs espeak-ng, or sample_rate soxr, which is
                 not installed.
             EngineClosed: the engine is closed.
         """
         if sampling.pop("loudness", None) is not None:
             raise UsageError(
-                "A stream takes no loudness.",
-                "It is that of a whole speech, which is known at its end.",
-                "synthesize(loudness=...) has it; a stream has volume=, in dB.",
+                "A stream has no option loudness.",
+                "The loudness of a speech is known only when it is complete.",
+                "Call synthesize(loudness=...), or give the stream volume=, in dB.",
             )
         if isinstance(voice, os.PathLike):
             voice = os.fspath(voice)
@@ -265,7 +265,7 @@ class SpeechEngine(ABC):
     def _request_text(
         self, language: str | None, text_format: str, normalize: str, lexicon: Lexicon | None
     ) -> RequestText:
-        """Return the text of a request, before any of it was given."""
+        """Return an empty text that reads what the request will give it."""
         check_text_format(text_format)
         has_markup = text_format != "plain"
         name = self._language_name(language)
@@ -285,7 +285,7 @@ class SpeechEngine(ABC):
     def _encode_passages(
         self, request: SpeechRequest, passages: Sequence[Passage]
     ) -> tuple[EncodedText, deque[TextPart]]:
-        """Encode what is spoken of a whole text.
+        """Encode the words to speak of a complete text.
 
         Raises:
             EmptyText, TextTooLong: see `cleaning.validate`.

@@ -1,7 +1,7 @@
-"""A stream as its caller holds it: text goes in, chunks come out.
+"""A stream from its caller's side: text goes in, and chunks of audio come out.
 
-`StreamState` is what the engine's thread shares with it. Dropping the stream cancels it, so an
-abandoned loop never keeps a slot.
+The stream shares its `StreamState` with the engine's thread. A stream that is garbage-collected is
+cancelled, so an abandoned loop never keeps a slot.
 """
 
 import asyncio
@@ -50,14 +50,14 @@ class SpeechStream:
         self._timer = SpeechTimer(
             state.spoken_parts, are_heard_apart=bool(self._heard and self._heard.has_parts)
         )
-        self._workers = workers  # make what a coroutine hears; None: those of its event loop
+        self._workers = workers  # change the sound for a coroutine; None: its loop's threads
         self._working: asyncio.Future[list[AudioChunk]] | None = None  # on what is heard
         self._ready: deque[AudioChunk] = deque()  # received, and not handed out yet
         self._over = False
 
     @property
     def sample_rate(self) -> int:
-        """Samples per second of what is heard."""
+        """Samples per second in the chunks."""
         return self._heard.sample_rate if self._heard else self._state.sample_rate
 
     @property
@@ -104,19 +104,19 @@ class SpeechStream:
 
     @property
     def is_normalized(self) -> bool:
-        """Whether the text is read in words, or by a lexicon, before it is spoken."""
+        """Whether numbers become words, or a lexicon respells words, before the text is spoken."""
         return self._text.is_read
 
     @property
     def spoken_text(self) -> str:
-        """The text so far as the model is given it: numbers in words, words as a lexicon spells
-        them. It grows while text comes through `feed`, and what is there never changes."""
+        """The text so far as the model receives it: numbers as words, and words as a lexicon
+        respells them. It grows while text comes through `feed`; no part of it ever changes."""
         return self._text.spoken.text
 
     @property
     def spoken_pieces(self) -> tuple[Piece, ...]:
-        """The pieces of `spoken_text`, each with the characters of the written text that it stands
-        for, counted over everything that was given or fed."""
+        """The pieces of `spoken_text`. Each has the positions of the characters for which it
+        stands, counted in all text that the stream was given."""
         return self._text.spoken.pieces
 
     @property
@@ -136,13 +136,13 @@ class SpeechStream:
         return self._timer.segments(self.written_text, self.spoken_pieces)
 
     def take_timestamps(self) -> tuple[list[TimedWord], list[Segment]]:
-        """Return the words and sentences whose times have settled since the last call. What was
-        returned never changes, in `words` and `segments` neither."""
+        """Return the words and sentences whose times have become final since the last call. They
+        have the same times in `words` and `segments` from then on."""
         return self._timer.take(self.written_text, self.spoken_pieces)
 
     @property
     def written_text(self) -> str:
-        """The user's text so far, without its markup. `words` count their places in it."""
+        """The user's text so far, without its markup. The positions of `words` refer to it."""
         return self._text.written
 
     def codes_of(self, chunk: AudioChunk) -> np.ndarray:
@@ -161,7 +161,7 @@ class SpeechStream:
             raise UsageError("text is None; it must be a text.", hint="end_text() ends it.")
         check_text(text=text)
         if self._text.error:
-            return  # the reader gets the error, behind what is spoken
+            return  # the reader gets the error after the speech of the text before it
         if self._cutter is None:
             raise UsageError(
                 "feed() on a stream whose text is complete.",
@@ -177,7 +177,7 @@ class SpeechStream:
     def _take(
         self, cutter: PartCutter, steps: Iterable[str | Cut], *, is_last: bool = False
     ) -> None:
-        """Take words and cuts of the text; it ends after the last ones, or at an error in them."""
+        """Queue words and cuts of the text; close it at its end, or at an error in its markup."""
         for step in steps:
             if isinstance(step, Cut):
                 cutter.cut(step.manner, step.pause_s)
@@ -197,7 +197,7 @@ class SpeechStream:
             self._warnings.append(warning)
 
     def _receive(self, item: AudioChunk | Exception) -> list[AudioChunk]:
-        """Return the chunks that the reader hears; none if nothing is heard before the next."""
+        """Return the chunks to hand out for an item; none if all of its sound is held back."""
         self._state.wake()  # a slot that waits for the reader may go on
         if isinstance(item, Exception):
             if self._heard and (rest := self._heard.rest()):
@@ -222,7 +222,7 @@ class SpeechStream:
             self._working = loop.run_in_executor(self._workers, self._receive, item)
         try:
             chunks = await asyncio.shield(self._working)
-        except Exception:  # not where the reader is cancelled: it may come again for the chunks
+        except Exception:  # a cancelled reader is not caught: it may ask for the chunks again
             self._working = None
             raise
         self._working = None
@@ -249,7 +249,7 @@ class SpeechStream:
         return self._ready.popleft()
 
     def close(self) -> None:
-        """Cancel after the current frame, without waiting; chunks made before can still be read."""
+        """Cancel after the current frame, without waiting. Earlier chunks can still be read."""
         self._state.cancel()
 
     def __enter__(self) -> "SpeechStream":

@@ -1,4 +1,4 @@
-"""The state of a stream, which its caller and the engine's thread share."""
+"""The state of a stream, which its caller shares with the engine's thread."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ from qwen_megakernel.timing.speech_timer import SpokenPart
 
 
 class Outbox:
-    """Chunks on their way to one reader, which may be a thread or a coroutine."""
+    """A queue of chunks for one reader, which may be a thread or a coroutine."""
 
     def __init__(self) -> None:
         self._items: deque[AudioChunk | Exception] = deque()
@@ -65,24 +65,24 @@ class StreamState:
     """One utterance, shared by its caller and the engine. Compared by identity."""
 
     request: SpeechRequest
-    prompt_ids: TextIds  # each part replaces the body
+    prompt_ids: TextIds  # each part of the text replaces the body of the prompt
     wake: Callable[[], None]  # makes the engine's thread check the streams again
     interrupt: Callable[[], None]  # `wake`, and the running step ends after its current frame
     sample_rate: int  # of the codec, in Hz
     parts: deque[TextPart] = field(default_factory=deque)
     text_closed: bool = False
-    text_error: QwenTTSError | None = None  # raised when the text before it is spoken
+    text_error: QwenTTSError | None = None  # raised after the text before the error is spoken
     cancelled: bool = False
     started: float = field(default_factory=time.perf_counter)
     outbox: Outbox = field(default_factory=Outbox)
     codes: list[np.ndarray] = field(default_factory=list)  # delivered frames
     num_parts: int = 0
-    spoken_parts: list[SpokenPart] = field(default_factory=list)  # those begun
+    spoken_parts: list[SpokenPart] = field(default_factory=list)  # the parts that have begun
     planned_parts: int | None = None  # None: the text is open
     num_text_tokens: int = 0  # of the parts begun so far
     finish_reason: FinishReason | None = None
     timings: dict[str, float] = field(default_factory=dict)  # milliseconds
-    heard: HeardChunks | None = None  # None: the samples are heard as the engine makes them
+    heard: HeardChunks | None = None  # changes the samples; None: they are heard as they are
     delivered_s: float = 0.0  # seconds of the samples and pauses that the reader was given
 
     def deliver(
@@ -95,7 +95,7 @@ class StreamState:
         manner: Manner | None = None,
         pause_s: float = 0.0,
     ) -> None:
-        """Give a chunk to the reader: [num_samples] int16 of `num_frames` frames.
+        """Put a chunk into the outbox: [num_samples] int16 of `num_frames` frames.
 
         Args:
             manner: of the part that they belong to.
@@ -119,15 +119,15 @@ class StreamState:
         )
 
     def deliver_pause(self, seconds: float) -> None:
-        """Give the reader a pause of the text."""
+        """Put a pause of the text into the outbox."""
         self.deliver(np.empty(0, dtype=np.int16), len(self.codes), 0, pause_s=seconds)
 
     def lead_s(self) -> float:
-        """Return the seconds until a reader, playing from its first sample on, runs dry.
+        """Return for how many seconds the reader can go on playing what it has.
 
-        Minus infinity while the reader has nothing to play. Of a sound that is changed, the chain
-        knows what has been heard, which silence that it cuts or holds back is not; of chunks that
-        the reader has not taken yet, all is expected to be heard.
+        Minus infinity while the reader has nothing to play. If a sound chain changes the samples,
+        it counts what is heard, without silence that it removes or holds back. Chunks that the
+        reader has not taken yet count in full.
         """
         if self.heard is None:
             begun_ms = self.timings.get("first_chunk")

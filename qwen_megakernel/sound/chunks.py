@@ -16,7 +16,7 @@ class NewChain(Protocol):
     """Creates the chain for a part after a pause, or for a part with another speed or volume."""
 
     def __call__(
-        self, manner: Manner, *, is_first: bool, is_behind_pause: bool
+        self, manner: Manner, *, is_first: bool, is_after_pause: bool
     ) -> SoundChain | None: ...
 
 
@@ -111,7 +111,7 @@ class HeardChunks:
         self._is_after_pause = self._is_after_pause or bool(chunk.pause_s)
         if chunk.num_frames and self._has_ended:
             chain = self._new_chain(
-                chunk.manner, is_first=self._latest is None, is_behind_pause=self._is_after_pause
+                chunk.manner, is_first=self._latest is None, is_after_pause=self._is_after_pause
             )
             self._chain = chain or self._chain
             self._heard_as, self._has_ended, self._is_after_pause = heard_as, False, False
@@ -139,8 +139,8 @@ def new_chunks(
         has_parts: parts of the text may follow a pause, or have a manner of their own.
     """
 
-    def chain_of(manner: Manner, *, is_first: bool, is_behind_pause: bool) -> SoundChain | None:
-        leading = 0.0 if is_behind_pause else options.leading_silence if is_first else None
+    def chain_of(manner: Manner, *, is_first: bool, is_after_pause: bool) -> SoundChain | None:
+        leading = 0.0 if is_after_pause else options.leading_silence if is_first else None
         own = replace(manner.sound(options), leading_silence=leading)
         return new_chain(own, sample_rate, high_pass, may_pause=True)
 

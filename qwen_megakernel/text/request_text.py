@@ -1,4 +1,4 @@
-"""The text of one request: what the user wrote, the words that are spoken, and warnings of both."""
+"""The text of one request: what the user wrote, the words to speak for it, and warnings."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from qwen_megakernel.text.unreadable import TextWatch
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Words behind it are a part of their own."""
+    """The beginning of a new passage: the words after it are not joined to those before it."""
 
-    manner: Manner
-    pause_s: float = 0.0  # before it
+    manner: Manner  # of the new passage
+    pause_s: float = 0.0  # silence before the new passage
 
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """What is spoken in one manner, and the pause before it."""
+    """Words that are spoken in one manner, and the pause before them."""
 
     text: str
     manner: Manner
@@ -30,50 +30,52 @@ class Passage:
 
 
 class RequestText:
-    """A text, whole or as it arrives; this class obeys no markup. Not thread-safe.
+    """A text without markup, which may arrive in pieces. Not thread-safe.
 
     Args:
-        reader: reads it as words; None: it is spoken as it is written.
-        watch: knows what the model can read; None: nobody is warned.
+        reader: turns numbers and abbreviations into words; without one, the text is spoken as it
+            is written.
+        watch: finds characters that the model cannot read; without one, there are no warnings of
+            them.
     """
 
     def __init__(self, reader: TextReader | None = None, watch: TextWatch | None = None):
         self._reader, self._watch = reader, watch
         self._written: list[str] = []
-        self._num_watched = 0  # of `_written`
+        self._num_watched = 0  # pieces of `_written` that `_watch` has seen
 
     @property
     def error(self) -> MarkupError | None:
-        """What is wrong with the markup. Nothing behind it is read."""
+        """The first error in the markup, or None. Text after the error is ignored."""
         return None
 
     @property
     def is_read(self) -> bool:
-        """Whether it is read as words, or by a lexicon, before it is spoken."""
+        """Whether numbers become words, or a lexicon respells words, before the text is spoken."""
         return self._reader is not None
 
     @property
     def written(self) -> str:
-        """The text so far without its markup: what the user wrote to be spoken."""
+        """The text so far without its markup, as the user wrote it."""
         return "".join(self._written)
 
     @property
     def spoken(self) -> SpokenText:
-        """What is spoken for it, and which of its characters each piece stands for."""
+        """The words to speak, in pieces that know which characters of the text they stand for."""
         if self._reader:
             return self._reader.spoken
         text = self.written
         return SpokenText(text, (Piece(text, 0, len(text), is_kept=True),) if text else ())
 
     def take_warnings(self) -> list[str]:
-        """Return warnings of the text and of how it is read, each of them once."""
+        """Return the new warnings about the text and its reading, each of them only once."""
         new = "".join(self._written[self._num_watched :])
         self._num_watched = len(self._written)
         warnings = self._watch.look(new) if self._watch else []
         return warnings + self._reader.take_warnings() if self._reader else warnings
 
     def whole(self, text: str) -> list[Passage]:
-        """Return what is spoken for a complete text; the last passage may be a pause alone.
+        """Return the passages of a complete text; the last one may be a pause without words.
 
         Raises:
             MarkupError: the markup is broken.
@@ -92,11 +94,11 @@ class RequestText:
         return passages
 
     def feed(self, text: str) -> Iterator[str | Cut]:
-        """Take the next piece of the text; yields what has become certain, words and cuts."""
+        """Take the next piece of the text; yields the words and cuts that cannot change."""
         self._written.append(text)
         yield self._reader.feed(text) if self._reader else text
 
     def end(self) -> Iterator[str | Cut]:
-        """Close the text; yields what was held back."""
+        """Close the text; yields the words and cuts that were still held back."""
         if self._reader:
             yield self._reader.end()

@@ -187,7 +187,7 @@ def test_a_whole_speech_has_the_loudness_that_is_asked_for(tts: TTSEngine):
         speech = tts.synthesize(TEXT, **VOICE, loudness=loudness)
         levels.append(20 * np.log10(np.sqrt(np.mean(speech.audio**2))))
     assert levels[1] - levels[0] == pytest.approx(10, abs=LOUDNESS_LU)
-    with pytest.raises(UsageError, match=r"A stream takes no loudness.(.|\n)*volume="):
+    with pytest.raises(UsageError, match=r"A stream has no option loudness.(.|\n)*volume="):
         tts.stream(TEXT, loudness=-16)
 
 

@@ -85,8 +85,8 @@ LOUD = Manner(volume=6)
 def test_a_pause_is_a_chunk_of_silence_behind_all_of_the_sound_before_it():
     begun: list[tuple[Manner, bool, bool]] = []
 
-    def begin(manner: Manner, *, is_first: bool, is_behind_pause: bool) -> SoundChain:
-        begun.append((manner, is_first, is_behind_pause))
+    def begin(manner: Manner, *, is_first: bool, is_after_pause: bool) -> SoundChain:
+        begun.append((manner, is_first, is_after_pause))
         return SoundChain([Late(150)], RATE)
 
     heard = HeardChunks(SoundChain([Late(150)], RATE), begin)
