@@ -1,5 +1,7 @@
 """What is measured of a vocoder that learns natural speech, and how its first layers begin."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -8,13 +10,15 @@ from tolerances import (
     LEVEL_DECIBELS,
     LEVEL_LUFS,
     LEVEL_SAMPLE,
+    NATURAL_WAVE,
     NEARLY_EXACT,
     OCTAVE_SEMITONES,
 )
 
 from qwen_megakernel.checkpoint.loading import DEMO_VOICE_FOLDER
-from tools.demo_voice import codebooks, evaluate, natural, quality, recipe, vocoder_start
+from tools.demo_voice import codebooks, evaluate, natural, quality, recipe, texts, vocoder_start
 
+NATURAL = Path(quality.__file__).parent / "natural"
 RATE = recipe.SAMPLE_RATE
 
 
@@ -96,6 +100,22 @@ def test_a_checkpoints_vocoder_is_read_with_its_own_codes():
     vocoder = quality.load_vocoder(DEMO_VOICE_FOLDER)
     codes = np.zeros((3, recipe.NUM_CODEBOOKS), np.int64)
     assert len(vocoder.decode(codes)) == 3 * recipe.SAMPLES_PER_FRAME
+
+
+def test_the_begun_vocoder_of_natural_speech_makes_the_sound_of_its_codes():
+    from tools.demo_voice.speech import NaturalSpeaker
+
+    vocoder = quality.load_vocoder(NATURAL)
+    try:
+        speaker = NaturalSpeaker(NATURAL / "codebooks.safetensors")
+    except OSError as error:  # libflite is not installed
+        pytest.skip(str(error))
+    distances = []
+    for text in texts.written_for_development()[:4]:
+        codes, wanted = speaker.pair(text)
+        found = vocoder.decode(codes.astype(np.int64))
+        distances.append(np.abs(found - wanted).mean() / np.abs(wanted).mean())
+    assert np.mean(distances) < NATURAL_WAVE, distances
 
 
 def test_the_first_layers_learn_the_phase(official_package):
