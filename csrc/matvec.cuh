@@ -99,7 +99,7 @@ __device__ __forceinline__ void load_rows(const Input& rows, int begin, int end,
     weight_segment = segment;
   };
 #pragma unroll 1
-  for (Place place = carried({0, warp_idx()}); place.row < rows.num_rows;) {
+  for (Place place = carried({0, opaque(warp_idx())}); place.row < rows.num_rows;) {
     load_weight(place.segment);
     float4 xs[kAtOnce] = {};
     Place ahead = place;
