@@ -176,7 +176,7 @@ async def at_random_times(tts: TTSEngine, args: argparse.Namespace, rps: float) 
 
 
 async def listen(tts: TTSEngine, args: argparse.Namespace, listeners: int) -> list[Played]:
-    """Serve so many listeners; each sends a request as soon as the last one has been played."""
+    """Serve a number of listeners; each sends a request when it has played the last speech."""
     heard: list[Played] = []
     end = time.perf_counter() + args.duration
 

@@ -282,7 +282,7 @@ class PromptBuilder:
                 raise TaskError(
                     f"Voice {voice.name!r} was made from a recording, and this model "
                     f"({self._config.model_type}) cannot clone: the two cannot go together.",
-                    "Its voices are its own; a Base model speaks with that of a recording.",
+                    "It has voices of its own; only a Base model speaks with that of a recording.",
                     "Name one of its speakers, or load for example Qwen/Qwen3-TTS-12Hz-0.6B-Base.",
                 )
             self._check_clone(voice)

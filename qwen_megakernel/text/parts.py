@@ -100,8 +100,8 @@ class EncodedText:
         """Yield the parts of a whole text.
 
         Args:
-            start: visible characters before it.
-            manner: the manner of all of them.
+            start: the number of visible characters before the text.
+            manner: the manner in which all parts are spoken.
         """
         for ids, text in zip(self.parts, self.texts, strict=True):
             yield TextPart.whole(ids, text, start, manner)

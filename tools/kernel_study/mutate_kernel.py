@@ -60,7 +60,9 @@ def mutants(csrc: Path) -> Iterator[tuple[str, int, str, str]]:
         text = path.read_text()
         found = sum(len(each.findall(text)) for each in (BARRIER, BARRIER_WITH_WORK))
         if found != text.count("barrier.sync("):
-            raise SystemExit(f"{path}: a barrier is written in a way that this tool does not see.")
+            raise SystemExit(
+                f"{path}: a barrier is written in a way that this tool does not recognise."
+            )
         for pattern, replacement in REMOVALS:
             for match in pattern.finditer(text):
                 line = text.count("\n", 0, match.start()) + 1
