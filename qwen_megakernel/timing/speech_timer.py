@@ -2,7 +2,7 @@
 
 The timer knows the text of each part, and its end to the sample. Inside a part, it finds the words
 in the samples (`alignment`). If a part is still being spoken, or was cut off, the samples hold only
-its beginning; the pace of the parts before then tells how many of its words have been heard.
+its beginning; the timer then estimates from the pace of earlier parts how many words were heard.
 """
 
 from bisect import bisect_left
