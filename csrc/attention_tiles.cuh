@@ -8,7 +8,7 @@
 namespace qwen_tts {
 
 // Row length of keys and values in shared memory, in whole tiles. Each row orders its 16-byte
-// vectors differently, so that the ones a product reads together lie in different banks.
+// vectors differently, so that vectors that a product reads together lie in different banks.
 template <int kHeadDim>
 constexpr int kHeadRow = (kHeadDim + kTileCols - 1) / kTileCols * kTileCols;
 __device__ __forceinline__ int key_place(int position, int element) {

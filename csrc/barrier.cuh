@@ -42,8 +42,8 @@ class GridBarrier {
   }
 
   // All threads of all blocks call this. If it returns false, the caller leaves without another
-  // sync(). `meanwhile` runs while other blocks arrive: after this barrier they need not see its
-  // results yet, and it must not use theirs.
+  // sync(). `meanwhile` runs while other blocks arrive: this barrier does not make its results
+  // visible to them, and it must not use theirs.
   template <class Meanwhile>
   __device__ bool sync(Stage stage, int layer, const Meanwhile& meanwhile) {
     __syncthreads();

@@ -1,7 +1,7 @@
 // Small helpers of every stage: indices, conversions, order-preserving keys.
 //
-// With 512 threads a block has 128 registers for each. Loops marked "unroll 1" or "unroll 4" are
-// not worth the registers that ptxas would spend on them; without the marks the frame spills.
+// A thread of a block of 512 has 128 registers. Loops marked "unroll 1" or "unroll 4" are not worth
+// the registers that ptxas would otherwise spend on them; without the marks the frame spills.
 #pragma once
 #include "dims.cuh"
 
@@ -184,7 +184,7 @@ struct Team {
   // division would take twenty instructions. Instead, the upper half of n * inverse is n /
   // num_blocks, as long as n * num_blocks < 2^32.
   __device__ BlockRange share(int num_items) const {
-    const auto first_of = [&](int i) {  // the last end is known: of one block the inverse overflows
+    const auto first_of = [&](int i) {  // the last end is known; one block's inverse overflows
       return i == num_blocks ? num_items : static_cast<int>(__umulhi(num_items * i, inverse));
     };
     return {first_of(block), first_of(block + 1)};

@@ -23,7 +23,7 @@ constexpr int kTileCols = 64;
 constexpr bool kAnyInt8 = TALKER_INT8 || PREDICTOR_INT8;
 
 constexpr int kMaxRows = 16;  // rows (streams or prompt positions) that a block multiplies at once
-constexpr int kFewRows = 8;   // rows of one tensor-core product, and the most of few_step_kernel
+constexpr int kFewRows = 8;   // rows of one tensor-core product; few_step_kernel has no more
 constexpr int kMaxForwardRows = 128;  // prompt positions of one weight pass, shared by teams
 constexpr int kNumThreads = NUM_THREADS;
 constexpr int kNumWarps = kNumThreads / kWarpSize;

@@ -54,7 +54,7 @@ struct TeamActivations {
   __device__ float* at(float* rows, size_t stride) const { return rows + first_row * stride; }
 };
 
-// Plans the rows of the next pass, and those of `team` in it. One thread calls this.
+// Plans the rows of the next pass, and the rows of `team` in it. One thread calls this.
 __device__ __forceinline__ void plan_pass(const ForwardParams& p, int team, BlockSmem& smem) {
   ForwardPlan& plan = smem.forward;
   const int pass = plan.pass++;

@@ -14,7 +14,7 @@ namespace qwen_tts {
 constexpr int kSlotBytes =
     kNumWarps * kVectorsOfWeight * kWarpSize * static_cast<int>(sizeof(uint4));
 
-constexpr int kOtherBytes = 2048;  // upper bound of BlockSmem's members besides stage and rings
+constexpr int kOtherBytes = 2048;  // most bytes of BlockSmem's members besides stage and rings
 
 // The predictor uses short attention if its keys and values fit in shared memory beside a small
 // ring, and if its rows fit in the place from which o_proj reads them.

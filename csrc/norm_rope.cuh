@@ -40,7 +40,7 @@ __device__ void rms_norm(float* out, const float* x, const Weight* weight, float
   __syncthreads();
 }
 
-// A head spread over a warp: lane l holds kLaneDims elements from l * kLaneDims on.
+// A head spread over a warp: lane l holds kLaneDims (a power of two) elements from l * kLaneDims.
 template <int kHeadDim>
 struct HeadLanes {
   static constexpr int kLaneDims = kHeadDim <= 32    ? 1

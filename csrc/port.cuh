@@ -104,8 +104,8 @@ __device__ __forceinline__ void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kGroupsLeft) : "memory");
 }
 
-// Returns its argument, which the compiler cannot know. Otherwise it would keep what a stage
-// computes from the value in registers through all other stages.
+// Returns its argument, which the compiler cannot see. Otherwise the compiler would keep what a
+// stage computes from the value in registers through all other stages.
 __device__ __forceinline__ int opaque(int value) {
   asm volatile("" : "+r"(value));
   return value;

@@ -1,6 +1,6 @@
 // Grouped-query attention over a short context: the code predictor's, the codes of one frame.
 //
-// This is little work. If the pass has one sequence, every block does all of it: o_proj finds
+// It is little work. If the pass has one sequence, every block does all of it: o_proj finds
 // its rows in the block's own shared memory, and the grid need not meet in between. Otherwise
 // the blocks take items (sequence, key/value head) in turn. The result has the same bits either
 // way.

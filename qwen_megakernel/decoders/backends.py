@@ -175,7 +175,7 @@ def load_decoder(
     weights: str | None = None,
     num_threads: int | None = None,
 ) -> tuple[FrameDecoder, Backend]:
-    """Make the decoder of a backend, or of the one that replaces it if it cannot start.
+    """Make the decoder of a backend, or of another backend if this one cannot start.
 
     Args:
         checkpoint: weights and config.

@@ -90,7 +90,7 @@ class History:
         return values.unflatten(1, (self.num_rows, self.width)).transpose(0, 1)
 
     def extend(self, x: Tensor, batch: Tensor, snake: Snake | None = None) -> Tensor:
-        """Activate x, put the past inputs in front of it, and remember the last inputs.
+        """Activate x, put the past inputs in front of it, and store the last inputs in the states.
 
         Args:
             x: [num_steps, n, width].

@@ -39,7 +39,7 @@ STATUS_TIMEOUT, STATUS_CANCELLED, STATUS_BAD_LOGITS = 1, 2, 3
 
 
 def current(device: torch.device) -> contextlib.AbstractContextManager:
-    """Make a GPU the thread's current device, which is the one that the library launches on."""
+    """Make a GPU the thread's current device, on which the library launches its kernels."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
