@@ -12,8 +12,8 @@
 
 namespace qwen_tts {
 
-constexpr int kSegment = 4 * kWarpSize;  // columns that one warp loads at once
-constexpr int kPiecesAtOnce = 2;         // segments for which a warp waits for L2 once
+// The number of columns that one warp loads at once.
+constexpr int kSegment = 4 * kWarpSize;
 constexpr int kMaxSegments = (kMaxHidden + kSegment - 1) / kSegment;
 
 // The distance in words between rows of activations in shared memory. A tensor-core fragment reads
