@@ -93,7 +93,7 @@ def fetch(
         raise UsageError(f"HF_ENDPOINT is {endpoint!r}; it must begin with https:// or http://.")
     host = urlsplit(endpoint).netloc
     if local_files_only or constants.HF_HUB_OFFLINE:
-        raise _offline(repo, names, option, f"Not asking {host} (local files only)")
+        raise _offline(repo, names, option, f"{host} was not contacted (local files only)")
     reason = _why_unreachable(f"{endpoint}/api/models/{repo}")
     if reason:
         raise _offline(repo, names, option, f"Cannot reach {host} ({reason})")
