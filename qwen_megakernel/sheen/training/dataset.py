@@ -40,10 +40,10 @@ class Sample:
 
 
 def parse(line: str, codebook_size: int) -> Sample:
-    """Read a line.
+    """Read one line of a dataset.
 
     Raises:
-        DatasetError: the line is no sample of such a codebook.
+        DatasetError: the line is not a sample, or a code is outside the codebook.
     """
     try:
         values = json.loads(line)
@@ -116,7 +116,7 @@ def check_one_phonemiser(path: Path, voices: set[str | None]) -> None:
 
     Args:
         path: the dataset, for the message.
-        voices: the espeak-ng voices of its samples; None: phonemes were given.
+        voices: the espeak-ng voices of its samples; None stands for given phonemes.
     Raises:
         DatasetError: there is more than one voice.
     """
