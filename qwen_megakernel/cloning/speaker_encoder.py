@@ -58,7 +58,7 @@ class SpeakerEncoder:
         Returns:
             [enc_dim] float32.
         Raises:
-            RecordingError: the samples are fewer than the network looks across (some 0.06 s).
+            RecordingError: there are fewer samples than the widest layer spans (about 0.1 s).
         """
         config = self.config
         reach = max(
