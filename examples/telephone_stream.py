@@ -8,7 +8,7 @@ call. The program ignores what the caller says. To react to an interruption, it 
 and the next speech.
 
     pip install -e ".[server]"
-    python examples/telephone_stream.py --port 8765    # give the provider wss://HOST/, TLS in front
+    python examples/telephone_stream.py --port 8765    # providers need wss: put TLS in front
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""A voice agent to talk to in the browser: python examples/voice_agent.py
+"""Run a voice agent for the browser: python examples/voice_agent.py
 
 Talk to it at http://localhost:7860, over the browser's microphone and loudspeaker (WebRTC). Whisper
 recognises speech in this process, any LLM with an OpenAI-compatible server answers it, and this

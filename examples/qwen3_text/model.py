@@ -75,7 +75,7 @@ class Decoder:
 
     @classmethod
     def from_pretrained(cls, model: str, **options: Any) -> "Decoder":
-        """Load a folder or a hub id such as "Qwen/Qwen3-0.6B"."""
+        """Load the checkpoint in a folder, or that of a hub id such as "Qwen/Qwen3-0.6B"."""
         folder = find(model)
         values = json.loads((folder / "config.json").read_text())
         generation = folder / "generation_config.json"

@@ -194,7 +194,7 @@ def parse_model_config(values: dict[str, Any], where: str = "config.json") -> Mo
         )
     if kind != "qwen3_tts":
         raise ModelFilesError(
-            f"{where}: model_type {kind!r} is not a Qwen3-TTS model; need 'qwen3_tts'."
+            f"{where}: model_type {kind!r} is not a Qwen3-TTS model; it must be 'qwen3_tts'."
         )
     top = Keys(values, where)
     if top("tokenizer_type") != SUPPORTED_TOKENIZER:

@@ -1,8 +1,8 @@
 """Fetches model files from the Hugging Face hub (or the mirror that HF_ENDPOINT names).
 
-huggingface_hub does cache, resume, progress bars and authentication. This module adds three things:
-cached files are used without a request, an unreachable hub is noticed within two seconds instead of
-a minute, and errors have a hint.
+huggingface_hub handles the cache, resuming, progress bars and authentication. This module adds
+three things: it uses cached files without a request, it notices an unreachable hub within two
+seconds instead of a minute, and its errors have a hint.
 """
 
 import errno

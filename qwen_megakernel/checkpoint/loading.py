@@ -83,8 +83,8 @@ class Checkpoint:
         """Read the tensors of `speaker_encoder.` or of the codec's `encoder.`.
 
         Returns:
-            Names without the prefix; dtype as stored, except the codec's, which is float32. Empty
-            if the checkpoint has none.
+            The tensors by their names without the prefix, in the stored dtype, or in float32 for
+            the codec; none if the checkpoint has none.
         """
         if prefix == SPEAKER_ENCODER_PREFIX:
             return safetensors_file.read(self.files.folder / WEIGHTS, prefix)

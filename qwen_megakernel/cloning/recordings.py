@@ -129,7 +129,7 @@ def check_duration(samples: np.ndarray, rate: int, name: str) -> None:
         rate: samples per second.
         name: the recording's name in messages.
     Raises:
-        RecordingError: the recording is too short or too long, or its rate is no rate.
+        RecordingError: the recording is too short or too long, or its rate is not above 0.
     """
     if rate <= 0:
         raise RecordingError(f"{name} has a sample rate of {rate}; it must be above 0.")

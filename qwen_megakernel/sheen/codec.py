@@ -187,7 +187,7 @@ class SnacCodec:
         seen = np.concatenate([rows, behind], axis=1)
         if seen.size and not (seen.min() >= 0 and seen.max() < self.codebook_size):
             raise UsageError(
-                f"Codes from {seen.min()} to {seen.max()}; this SNAC has 0 .. "
+                f"The codes are {seen.min()} .. {seen.max()}; this SNAC has 0 .. "
                 f"{self.codebook_size - 1}."
             )
         pcm = []

@@ -31,8 +31,8 @@ class Progress(NamedTuple):
 class HeardChunks:
     """Applies a stream's chain to its chunks, in the reader's thread.
 
-    While the chain holds back all samples of a chunk, no chunk is returned; the next chunk counts
-    these frames, too. The last chunk has the end of the sound. A pause is a separate chunk.
+    If the chain holds back all samples of a chunk, the reader gets no chunk, and the next chunk
+    counts its frames, too. The last chunk has the end of the sound. A pause is a separate chunk.
 
     Args:
         chain: the chain for the beginning of the stream.

@@ -74,7 +74,7 @@ class Edges:
 
     @property
     def _num_trailing(self) -> int | None:
-        """The most samples of silence to keep after the last sound; None: all."""
+        """Maximum number of samples of silence to keep after the last sound; None: all."""
         return None if self.trailing_s is None else round(self.trailing_s * self._sample_rate)
 
     def _take(self, samples: np.ndarray, is_sound: np.ndarray) -> np.ndarray:

@@ -104,7 +104,7 @@ class Stretch:
     def _most_alike(self) -> int:
         """Return the index near `_place` at which the input is most similar to what would follow.
 
-        What would follow is the input after the latest segment.
+        What would follow is the input from the second half of the latest segment on.
         """
         first, last = max(self._place - self._reach, 0), self._place + self._reach
         following = self._input[self._following - self._origin :][: self._size]

@@ -64,7 +64,8 @@ def check_length(num_chars: int, max_chars: int) -> None:
         minutes = max_chars / _CHARS_PER_SECOND / 60
         counts = [f"{count:,}".replace(",", " ") for count in (num_chars, max_chars)]
         raise TextTooLong(
-            f"{counts[0]} characters; limit {counts[1]} (about {minutes:.0f} min).",
+            f"The text has {counts[0]} characters; the limit is {counts[1]} "
+            f"(about {minutes:.0f} min).",
             hint="Split the input.",
         )
 

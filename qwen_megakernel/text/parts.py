@@ -75,12 +75,12 @@ class TextPart:
         return cls(closed=True, start=start, pause_s=seconds)
 
     def take_pause(self) -> float:
-        """Take the seconds of silence before the part; 0 the second time."""
+        """Return the seconds of silence before the part, and 0 when called again."""
         pause_s, self.pause_s = self.pause_s, 0.0
         return pause_s
 
     def take(self) -> Tensor:
-        """Take all ids that were not taken before, [n] int64; n may be 0."""
+        """Return all ids that were not returned before, [n] int64; n may be 0."""
         taken = [self.ids.popleft() for _ in range(len(self.ids))]
         return torch.cat(taken) if taken else torch.empty(0, dtype=torch.int64)
 

@@ -14,7 +14,7 @@ _WIDE_CHARS = 3
 _CLAUSE_END = re.compile(r"[,;:.!?…—–)\]][\"'”’»)\]]*\s+|[、，；：。！？）」』】]+\s*")
 _LAST_SPACE = re.compile(r".*\s", re.DOTALL)
 _SENTENCE_TAIL = re.compile(r"\**\s*")
-PARAGRAPH_SEPARATOR = "\u2029"  # Unicode's; a sentence ends at it, whether or not it has a mark
+PARAGRAPH_SEPARATOR = "\u2029"  # Unicode's; it ends a sentence, even one without a mark
 _ZERO_WIDTH_JOINER = "\u200d"
 
 

@@ -13,7 +13,7 @@ _NAME = re.compile(
     r" (?:LETTER|LIGATURE|SYLLABLE|SYLLABICS|CHARACTER|VOWEL|HIEROGLYPH|CHOSEONG|JUNGSEONG"
     r"|JONGSEONG|(?:UNIFIED |COMPATIBILITY )?IDEOGRAPH)\b"
 )
-# The names in messages of scripts that are not named on the pattern of "Georgian letters".
+# The names of scripts in messages; names that are not here are made like "Georgian letters".
 _CALLED = {
     "CJK": "Chinese characters",
     **dict.fromkeys(("HIRAGANA", "KATAKANA", "HENTAIGANA"), "Japanese kana"),

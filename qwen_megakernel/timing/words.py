@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from qwen_megakernel.text.reading.spoken import Piece
 
-# Han and kana, the two scripts of the model's languages that have no spaces between words.
+# Han and kana, the scripts of the model's languages that are written without spaces.
 _UNSPACED = "\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _UNSPACED_LETTER = re.compile(f"[{_UNSPACED}]")
 _UNSPACED_PIECE = re.compile(rf"[{_UNSPACED}][^\w\s]*|[^{_UNSPACED}]+")

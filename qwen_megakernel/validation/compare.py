@@ -46,8 +46,8 @@ RMS_SHARE = 0.2
 # layers of 0.6B was 0.087, in the eight rows of a prompt.
 BF16_HIDDEN_TOLERANCE = BF16_TOLERANCE / 3
 
-# The graphs round about as often as the plain decoder, but in other places: they differ from it by
-# the square root of two times the error of a decoder that does not round.
+# The graphs round about as often as the plain decoder, but in other places, so they differ from it
+# by sqrt(2) times as much as a decoder that does not round.
 BF16_GRAPH_TOLERANCE = 0.6
 
 MAX_SEEDS = 50  # sampled first frames to compare

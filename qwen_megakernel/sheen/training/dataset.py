@@ -64,7 +64,7 @@ def parse(line: str, codebook_size: int) -> Sample:
         raise DatasetError("snac_codes is empty.")
     if frames.min() < 0 or frames.max() >= codebook_size:
         raise DatasetError(
-            f"codes from {frames.min()} to {frames.max()}; there are 0 .. {codebook_size - 1}."
+            f"codes are {frames.min()} .. {frames.max()}; they must be 0 .. {codebook_size - 1}."
         )
     return Sample(str(values.get("id", "")), text, frames, values.get("espeak"))
 

@@ -146,7 +146,7 @@ class Trainer:
         return [rows[first : first + size] for first in range(0, len(rows), size)]
 
     def _steps_from(self, step: int) -> Iterator[list[list[int]]]:
-        """Yield the steps after the first `step`, of all epochs."""
+        """Yield the steps of all epochs, without the first `step` of them."""
         for epoch in range(self.options.epochs):
             groups = self._groups(epoch)
             yield from groups[step:]

@@ -45,7 +45,7 @@ class Entry:
 
 
 class Lexicon:
-    """A set of entries, which finds the one that a text continues with.
+    """A set of entries that finds the entry with which a text continues.
 
     Args:
         entries: at most `MAX_ENTRIES`.
