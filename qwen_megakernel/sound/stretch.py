@@ -123,7 +123,7 @@ class Stretch:
             self._input, self._origin = self._input[index - self._origin :], index
 
     def _give(self, num_heard: int) -> np.ndarray:
-        """Return new output, of which at most `num_heard` samples are returned in total."""
+        """Return the new output, but at most `num_heard` samples in all calls together."""
         count = max(0, num_heard - self._num_given)
         given, self._output = self._output[:count], self._output[count:]
         self._num_given += len(given)
