@@ -37,7 +37,7 @@ _VERSION = re.compile(r"\d+(?:\.\d+){2,}")
 _VULGAR = re.compile("[¼-¾⅐-⅞]")
 _SIGNS = "-−+±~≈<>≤≥"
 _DASH = re.compile(rf"[{_SPACES}]?[-–—][{_SPACES}]?(?=[$€£¥]?\d)|(?<=\d)~(?=\d)")
-_CHAIN = re.compile(r"\d+(?:-\d+){2,}(?![\w-])")  # a formation, a part's number
+_CHAIN = re.compile(r"\d+(?:-\d+){2,}(?![\w-])")  # a formation (4-3-3), the number of a part
 _HIDDEN_DIGITS = re.compile("[₀-₉]+")
 _DASHES = ("-", "–", "—")
 _FIRST_YEAR, _LAST_YEAR = 1100, 2099  # four digits in this range are read as a year
@@ -47,13 +47,14 @@ class Grammar:
     """The rules of one language.
 
     Args:
-        language: its tables.
+        language: the tables of the language.
         names_letters: whether letters that stand alone are spoken by their names, as words.
     """
 
     def __init__(self, language: Language, names_letters: bool = False):
         self.language, self._names_letters = language, names_letters
-        # No letter and no digit comes next; where letters follow digits, none of the Latin script.
+        # Matches where no letter or digit follows. Only ASCII ones count in a language that writes
+        # words directly after digits.
         self._edge = r"(?![A-Za-z0-9])" if language.letters_follow else r"(?![^\W_])"
         own = [(re.compile(pattern), say) for pattern, say in language.own_rules()]
         self._own = [pattern for pattern, _ in own]
@@ -98,7 +99,7 @@ class Grammar:
             yield from draft.kept(done, len(text))
 
     def spoken(self, words: str) -> str:
-        """Return the words of an expression as this grammar's model knows them."""
+        """Return the words of an expression, with the names of letters if the model needs them."""
         return self.language.with_letter_names(words) if self._names_letters else words
 
     def _apart(self, draft: Draft, place: int, last: str, following: str) -> Iterator[Piece]:
@@ -184,7 +185,7 @@ class Grammar:
         mark, decimal = re.escape(self.language.group_mark), re.escape(self.language.decimal)
         return (
             rf"(?P<{name}w>\d{{1,3}}(?:{mark}\d{{3}})+(?!\d)|\d{{1,3}}(?:[{_SPACES}'’]\d{{3}})+(?!\d)"
-            # Groups of Indian numbers, and marks that another language writes.
+            # Numbers grouped as in India, and numbers with the marks of another language.
             rf"|\d{{1,2}}(?:{mark}\d\d)+{mark}\d{{3}}(?!\d)"
             rf"|\d{{1,3}}(?:{decimal}\d{{3}})+(?={mark}\d{{1,2}}(?!\d))"
             rf"|\d+|(?={decimal}\d))(?:[.,](?P<{name}d>\d+))?(?![.,]?\d)"
@@ -239,7 +240,7 @@ class Grammar:
     def _number(self, match: re.Match[str], before: str) -> str | None:
         lang, (whole, decimals) = self.language, self._digits(match)
         if self._is_inside(match):
-            return None  # a hyphen or a sum: the sign is a rule of its own
+            return None  # a hyphen or a sum, whose sign another rule reads
         is_alone = len(match["w"]) == 4 and not decimals and not match["sign"]
         if is_alone and _FIRST_YEAR <= int(whole) <= _LAST_YEAR:
             return lang.year(int(whole))
@@ -251,7 +252,7 @@ class Grammar:
         return bool(match["sign"]) and (last.isalnum() or last in _BEHIND_NUMBERS)
 
     def _range(self, match: re.Match[str], noun: Noun, before: str = "") -> str:
-        """Return one number, or the two of a range, with what they count."""
+        """Return the words of a number or a range, and of the noun that is counted."""
         lang, (whole, decimals) = self.language, self._digits(match)
         noun = lang.noun_after(noun, before)
         first = ""
@@ -263,7 +264,7 @@ class Grammar:
     def _money(self, match: re.Match[str], before: str) -> str | None:
         lang = self.language
         if self._is_inside(match):
-            return None  # of a range
+            return None  # the sign is the dash of a range
         currency: Currency = lang.currencies[match["sym"]]
         whole, cents = self._digits(match)
         if match["scale"]:
@@ -291,7 +292,7 @@ class Grammar:
 
     def _unit(self, match: re.Match[str], before: str) -> str | None:
         if self._is_inside(match):
-            return None  # of a range
+            return None  # the sign is the dash of a range
         lang, noun = self.language, self.language.units[match["unit"]]
         if match["gap"] == "-" and lang.has_compounds and match["tow"] is None:
             return self._sign(match) + lang.number(*self._digits(match)) + "-" + noun.one
@@ -300,7 +301,7 @@ class Grammar:
 
     def _percent(self, match: re.Match[str], before: str) -> str | None:
         if self._is_inside(match):
-            return None  # of a range
+            return None  # the sign is the dash of a range
         percent, is_around = self.language.percent, "{}" in self.language.percent
         noun = Noun(*(("",) if is_around else (percent,)) * 3)
         words = self._range(match, noun)
