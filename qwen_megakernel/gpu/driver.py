@@ -56,7 +56,7 @@ def too_old() -> DriverError | None:
     """Return the error for a driver that is older than this torch needs; None if it is not.
 
     Within one major version of CUDA any driver runs what a newer toolkit built (NVIDIA, "CUDA
-    Compatibility", minor version compatibility), so majors are compared.
+    Compatibility", minor version compatibility), so this compares major versions.
     """
     supported, needed = cuda_of_driver(), torch.version.cuda
     if supported is None or needed is None or supported[0] >= int(needed.split(".")[0]):
