@@ -76,8 +76,8 @@ class SpeechEngine(ABC):
         self.sample_rate, self.seconds_per_frame = sample_rate, seconds_per_frame
         self._reading = reading or Reading()
         self._codes_dump = CodesDump()
-        # These threads change the sound of streams that coroutines read. An event loop's own threads
-        # would not do: the loop waits for them when it ends, even after Ctrl-C.
+        # These threads change the sound of streams that coroutines read. A loop's own threads would
+        # not do: an event loop waits for them when it ends, even after Ctrl-C.
         self._workers = ThreadPoolExecutor(thread_name_prefix="sound")
         self._loop = StepLoop(build, on_finished=self._codes_dump)
         # Threads that compute on a CPU: PyTorch's number for the loop's thread, not for this one.
