@@ -11,7 +11,7 @@ from qwen_megakernel.errors import UsageError
 
 
 def download(args: argparse.Namespace) -> int:
-    """Download a model's files unless they are here already, and print their folder."""
+    """Download a model's files unless this machine has them, and print their folder."""
     import shutil
 
     from qwen_megakernel.checkpoint import loading

@@ -131,7 +131,7 @@ def add_speech_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_text_format_option(parser: argparse.ArgumentParser) -> None:
-    """--text-format."""
+    """Add --text-format."""
     parser.add_argument(
         "--text-format",
         default="plain",
@@ -252,10 +252,10 @@ def _voice(args: argparse.Namespace, tts: "SpeechEngine") -> "str | Voice | None
 
 
 def require_cloning(tts: "SpeechEngine", words: str) -> None:
-    """Refuse to clone with a model that cannot.
+    """Raise an error if the model cannot clone voices.
 
     Args:
-        words: the option or command that asks for it.
+        words: the option or command that needs it.
     Raises:
         UsageError: the model has no speaker encoder.
     """
@@ -322,7 +322,7 @@ def engine_from_args(args: argparse.Namespace, **options: Any) -> "SpeechEngine"
     from qwen_megakernel.native import cpu_threads
 
     report_compiling(args)
-    # PyTorch's limit for threads beside the engine's own, which read recordings, for example.
+    # PyTorch's limit for threads other than the engine's, such as one that reads a recording.
     most = min(cpu_threads.available_cores(), torch.get_num_threads())
     torch.set_num_threads(args.threads or most)
     engine = families.load_engine(
@@ -365,7 +365,7 @@ def report_engine(args: argparse.Namespace, engine: "SpeechEngine") -> None:
 
 
 def report_compiling(args: argparse.Namespace) -> None:
-    """Log compilations and their durations, unless --quiet or --debug sets the level."""
+    """Log compilations and their durations, unless --quiet or --debug sets the log level."""
     from qwen_megakernel.native import compiling
 
     level = logging.NOTSET if args.quiet or args.debug else logging.INFO

@@ -270,7 +270,7 @@ def _engine_maker(args: argparse.Namespace, settings: "ServerSettings") -> Calla
         limits = {} if args.max_frames is None else {"max_frames": args.max_frames}
         engine = options.engine_from_args(args, num_slots=args.slots, **limits)
         if settings.voice_fallback is not None:
-            engine.find_voice(settings.voice_fallback)  # refuses an unknown one now
+            engine.find_voice(settings.voice_fallback)  # raises an error now if it is unknown
         freeze_garbage_collector()
         if not args.quiet:
             print("ready", file=sys.stderr)
