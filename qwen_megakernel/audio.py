@@ -23,7 +23,7 @@ FORMATS = {".wav": "WAV", ".flac": "FLAC", ".ogg": "OGG", ".mp3": "MP3"}
 SUBTYPES = {"pcm": "PCM_16", "ulaw": "ULAW", "alaw": "ALAW"}
 
 # Audible sound, as nari-labs' benchmark of first audible audio defines it: two windows in a row
-# are above the threshold; a window begins half a window after the one before.
+# are above the threshold; each window begins half a window after the last.
 WINDOW_MS = 20
 HOP_MS = 10
 AUDIBLE_DBFS = -45

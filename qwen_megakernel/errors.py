@@ -65,7 +65,7 @@ class VoiceMismatch(UsageError):
 
 
 class DatasetError(UsageError):
-    """No model can be trained on these recordings, or on the file made of them."""
+    """No model can be trained on these recordings, or on a dataset made from them."""
 
 
 class SetupError(QwenTTSError):

@@ -69,8 +69,8 @@ class TTSEngine(OfficialNames):
         num_slots: streams that are spoken at the same time; further ones wait.
         max_frames: maximum number of frames of one part of a text; sizes the KV cache.
         voices: a folder of voice files; requests name a file without its ending.
-        normalize: the meaning of "auto" in a request: "on", "off", or (again "auto") what the
-            checkpoint's config says: on for demo-voice, off for the released models, which read
+        normalize: the meaning of "auto" in a request: "on", "off", or (again "auto") the
+            choice of the checkpoint: on for demo-voice, off for the released models, which read
             most numbers themselves (docs/speech-control.md).
         lexicon: respellings of every request: a file, words with respellings, or a `Lexicon`.
         warmup: speak a sentence, greedily and at random, so that the first request is as fast as
@@ -129,7 +129,7 @@ class TTSEngine(OfficialNames):
             )
             prompts = PromptBuilder(loaded.config, decoder.embeddings)
             with memory_for(
-                f"Beside the decoder, the vocoder and its graphs for {num_slots} streams",
+                f"Next to the decoder, the vocoder and its graphs for {num_slots} streams",
                 hint="Use fewer slots, or warmup=False, which records fewer graphs.",
             ):
                 codec = loaded.codec_config, loaded.codec_decoder

@@ -61,7 +61,7 @@ def add_command(commands: Any) -> None:
         "--arch",
         metavar="LIST",
         help="targets: sm_90a,sm_120,... (GPUs), cpu (the CPU decoder, for every instruction set "
-        "of this architecture), emulation (the kernel on a CPU) (default: this GPU, else cpu)",
+        "of this architecture), emulation (the kernel on this CPU) (default: this GPU, else cpu)",
     )
     add(
         "--dtype",

@@ -73,7 +73,7 @@ def write_speech(
     """Write a stream to the outputs in `args`; the length of `text` scales the progress bar.
 
     Raises:
-        UsageError: the speech has no samples left to write to the file.
+        UsageError: the speech is all silence, which was cut, so there is nothing to write.
         OutputError: a file cannot be written.
     """
     import numpy as np

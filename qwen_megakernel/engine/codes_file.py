@@ -12,7 +12,7 @@ from qwen_megakernel.errors import OutputError, UsageError
 
 MIN_JUDGED_FRAMES = 20  # in shorter speech, pauses at the ends weigh too much
 MIN_JUDGED_CODES = 64  # the same for figures over all groups together
-# Share of a group's frames with one value; in a healthy voice, pauses give one value 0.35.
+# Share of a group's frames that have one value; the pauses of a healthy voice make it 0.35.
 MOST_OF_A_GROUP = 0.75
 
 

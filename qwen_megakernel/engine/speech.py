@@ -25,7 +25,7 @@ class Speech:
     seed: int
     parts: int
     timings: dict[str, float]
-    spoken_text: str = ""  # the text that the model received, such as numbers in words
+    spoken_text: str = ""  # the text that the model received, with numbers as words
     _words: Callable[[], list[TimedWord]] = field(default=list, repr=False, compare=False)
     _segments: Callable[[], list[Segment]] = field(default=list, repr=False, compare=False)
 

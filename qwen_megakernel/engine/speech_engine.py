@@ -76,13 +76,13 @@ class SpeechEngine(ABC):
         self.sample_rate, self.seconds_per_frame = sample_rate, seconds_per_frame
         self._reading = reading or Reading()
         self._codes_dump = CodesDump()
-        # These threads change the sound of streams that coroutines read. A loop's own threads would
-        # not do: an event loop waits for them when it ends, even after Ctrl-C.
+        # Streams that coroutines read change their sound in these threads: an event loop would wait
+        # for threads of its own when it ends, even after Ctrl-C.
         self._workers = ThreadPoolExecutor(thread_name_prefix="sound")
         self._loop = StepLoop(build, on_finished=self._codes_dump)
-        # Threads that compute on a CPU: PyTorch's number for the loop's thread, not for this one.
+        # PyTorch's number of CPU threads in the loop's thread, which computes; here it may differ.
         self.num_threads: int = self._loop.run(torch.get_num_threads)
-        # Runs also when the engine is collected, and at exit, before the interpreter stops threads.
+        # Also called when the engine is collected, and at exit, while threads still run.
         self._close = weakref.finalize(self, self._loop.close)
 
     @property
@@ -314,7 +314,7 @@ class SpeechEngine(ABC):
             return None
 
     def _language_name(self, language: str | None) -> str:
-        """Return the language to read a text in; "auto" means that of a model with only one."""
+        """Return the language to read a text in; if a model has only one, "auto" stands for it."""
         name = (language or AUTO).strip().lower()
         own = [each for each in self.languages if each != AUTO]
         if name == AUTO and len(own) == 1:

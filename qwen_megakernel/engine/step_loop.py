@@ -193,7 +193,7 @@ class StepLoop:
     def _begin_parts(self) -> None:
         """Prefill the next part of every stream that is between parts and has text for it."""
         between = self._table.active(Phase.BETWEEN_PARTS)
-        parts = (part for stream in between for part in stream.state.parts.copy())  # it may grow
+        parts = (part for stream in between for part in stream.state.parts.copy())  # may grow
         if any(part.ids for part in parts):
             self._delivery.deliver()  # a finished chunk does not wait for another stream's prompt
         for stream in between:

@@ -47,7 +47,7 @@ class Graphs:
         graph = torch.cuda.CUDAGraph()
         if not self._place:  # graphs run one after another, so they share their scratch memory
             self._place["pool"] = torch.cuda.graph_pool_handle()
-            # PyTorch has one capture stream for the process, on the GPU that was used first.
+            # By default PyTorch has one capture stream per process, on the first GPU that was used.
             self._place["stream"] = torch.cuda.Stream(self.device)
         with (
             self._one_at_a_time,

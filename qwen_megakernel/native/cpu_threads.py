@@ -50,7 +50,7 @@ def choose(bytes_per_frame: int, asked: int | None = None) -> int:
 
     Args:
         bytes_per_frame: bytes of weights that decoding one codec frame reads.
-        asked: the caller's number, which is returned; above the cores, it logs a warning.
+        asked: the caller's number, which is returned, with a warning if it exceeds the cores.
     Raises:
         UsageError: `asked` is less than 1.
     """
@@ -105,7 +105,7 @@ def single_threads(count: int = 1) -> ThreadPoolExecutor:
     """Return `count` new threads, which compute PyTorch's operations on one core each.
 
     The threads of PyTorch's own pool wait for each other after every operation, in a busy loop. The
-    loop takes cores from other programs, and most of the pool's time on a busy machine.
+    loop takes cores from other programs; on a busy machine, most of the time is spent in it.
     """
     return ThreadPoolExecutor(count, initializer=limit_this_thread, initargs=(1,))
 

@@ -336,7 +336,7 @@ class ContextTTSService(InProcessTTSService):
         The base class ends a context itself only if its last sentence had audio.
 
         Args:
-            context_id: The context; default: the one that plays, or the turn's.
+            context_id: The context; default: the playing one, or else the turn's.
         """
         context_id = context_id or self.get_active_audio_context_id()
         speech = self._speeches.get(context_id) if context_id else None

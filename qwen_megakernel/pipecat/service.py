@@ -252,7 +252,7 @@ class MegakernelTTSService(ContextTTSService):
         return voice
 
     def _check_values(self, settings: MegakernelTTSSettings) -> Lexicon | None:
-        """Return the lexicon of these settings; raise UsageError for a value that can never work."""
+        """Return the lexicon of these settings; raise UsageError for a value that cannot work."""
         options = settings.stream_options
         SpeechRequest(
             text=None,

@@ -135,7 +135,7 @@ class WordAggregator(BaseTextAggregator):
 
 
 def as_language(language: Language | str | NotGiven | None) -> Language | str:
-    """Return a `Language` if there is one, which the base class needs to split sentences."""
+    """Return the `Language` of a language, for the base class's splitter, or else the text."""
     if not isinstance(language, str):
         return AUTO
     code = code_of_language(language)

@@ -1,8 +1,8 @@
 """Chooses when to report a speech's words to the pipeline, and estimates the listener's position.
 
-A stream knows when its words are heard (`timing/`). For a part that is still being spoken, it only
-estimates the times, better and better while more of the part is made. Therefore words are reported
-only shortly before they are heard.
+A stream knows when its words are heard (`timing/`). In a part that is still being spoken, the times
+are estimates, which improve as more of the part is made. Therefore words are reported only shortly
+before they are heard.
 """
 
 import math
@@ -79,14 +79,14 @@ class WordTimer:
         self._sure_s = made_s - SURE_AFTER_S
 
     def _tell(self, limit_s: float, sure_s: float) -> list[WordTime]:
-        """Take the words that begin before `limit_s` and end before `sure_s`; mark them reported."""
+        """Report the words that begin before `limit_s` and end before `sure_s`, and return them."""
         unspaced = is_unspaced(self._stream.written_text)
         told: list[WordTime] = []
         for word in self._words:
             seconds = self._start_s + word.start
             if seconds >= limit_s or self._end_s(word) > sure_s:
                 break
-            # The first ideograph divides a text into other words; part of one may be reported already.
+            # With its first ideograph, a text has other words; part of one may be reported already.
             text = word.word[max(0, self._told_end - word.offset) :].strip()
             self._last_s = max(self._last_s, seconds)  # a better estimate never moves a word back
             self._told_end = _end(word)
@@ -111,7 +111,7 @@ class PlayoutClock:
     and where the engine is slower than speech.
     """
 
-    delay_s: float = 0.0  # delay of the next sample from the time that its words assume
+    delay_s: float = 0.0  # how much later the next sample is heard than its words' times assume
     _context_id: str | None = None  # the context of the last audio
     _began_s: float = 0.0  # when its first sample is heard, plus all gaps since
     _end_s: float = 0.0  # when all audio that was sent will have been heard
@@ -137,5 +137,5 @@ class PlayoutClock:
         self._end_s = max(now_s, self._kept_end_s)
 
     def heard_s(self, context_id: str, now_s: float) -> float:
-        """Return how many seconds of a context were heard; 0 if its audio was not the last sent."""
+        """Return how many seconds of a context were heard; 0 unless it is the current one."""
         return max(0.0, now_s - self._began_s) if context_id == self._context_id else 0.0

@@ -19,7 +19,7 @@ _NEWEST = 0.2  # weight of the newest request in the mean time that requests hol
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """The place of an admitted request, on a slot or in the queue."""
+    """The place of an admitted request, in a slot or in the queue."""
 
     admission: "Admission"
     started: float | None = None  # perf_counter() when it got a slot; None: it waits

@@ -1,8 +1,8 @@
 """Encoders of samples, piece by piece, for clients that play while the engine speaks.
 
-libsndfile (soundfile) encodes, and for AAC FFmpeg (PyAV). A stream cannot be rewound, so the fields
-that a format completes at the end (lengths, checksums) stay unknown: players take the file for a
-live stream.
+FLAC, MP3 and Opus are encoded by libsndfile (soundfile), AAC by FFmpeg (PyAV). A stream cannot be
+rewound, so the fields that a format completes at the end (lengths, checksums) stay unknown: players
+take the file for a live stream.
 """
 
 import io
@@ -17,7 +17,7 @@ from qwen_megakernel.server.settings import MAX_OPUS_KBITS, MEDIA_TYPES, MIN_OPU
 
 # Bit rates for one voice of 24 kHz, without music.
 _MP3_KBITS, _AAC_KBITS = 64, 64
-# Lowest and highest of MPEG-1, MPEG-2 and MPEG-2.5, by the lowest sample rate of each.
+# Lowest and highest kbit/s of MPEG-1, MPEG-2 and MPEG-2.5, by the lowest sample rate of each.
 _MP3_KBITS_FROM = {32000: (32, 320), 16000: (8, 160), 0: (8, 64)}
 _UNKNOWN_BYTES = 0xFFFFFFFF  # length of a WAV that is still being made
 _WAV_TAGS = {"ulaw": 7, "alaw": 6}  # the encodings of G.711 (RFC 2361)

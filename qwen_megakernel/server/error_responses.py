@@ -151,7 +151,7 @@ def error_response(error: Exception) -> JSONResponse:
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Answer the errors of `app` in the one form; `middleware` answers all other exceptions."""
+    """Answer the errors of `app` in that form; `middleware` answers all other exceptions."""
 
     async def answer(request: Request, error: Exception) -> JSONResponse:
         if not isinstance(error, HTTPException) or error.status_code not in (404, 405):
@@ -215,7 +215,7 @@ def _complaint(name: str, fault: Mapping[str, Any], meant: str | None) -> str:
 
 
 def _meant(error: RequestValidationError | ValidationError, name: str) -> str | None:
-    """Return the field that the body has instead of `input`, if other servers call it that."""
+    """Return the field that the body has instead of `input`: another speech server's name of it."""
     body = getattr(error, "body", None)
     if name != "input" or not isinstance(body, dict):
         return None

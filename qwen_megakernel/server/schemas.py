@@ -45,7 +45,7 @@ MODEL_ALIASES = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
 _DATED_ALIAS = re.compile(rf"(?:{'|'.join(MODEL_ALIASES)})-(?:\d{{4}}-\d\d-\d\d|\d{{4}})", re.ASCII)
 
 MIN_NEW_TOKENS = 2  # the last token is not a frame, and the first two never end the speech
-MAX_FIRST_CHUNK_FRAMES = 10  # chunks grow to this length
+MAX_FIRST_CHUNK_FRAMES = 10  # the engine's chunk_frames: chunks grow to this length
 MAX_LEXICON_WORDS = 1000  # for each request
 _MAX_SIDE_CHARS = 4096  # in instructions and transcripts
 
@@ -59,7 +59,7 @@ class VoiceId(BaseModel):
 
 
 def _name_or_id(value: Any, validate: ValidatorFunctionWrapHandler) -> str | VoiceId:
-    """Validate a voice; raise one error instead of pydantic's two, whose names no client knows."""
+    """Validate a voice; raise one error instead of pydantic's, whose names no client knows."""
     try:
         return validate(value)
     except ValidationError as error:

@@ -23,8 +23,8 @@ class Service:
     """One engine, its clients' requests and their figures.
 
     Args:
-        engine: a `TTSEngine`, which its owner closes; or a function that makes one, which runs in a
-            thread when the server starts. The service closes the engine of such a function.
+        engine: a `TTSEngine`, which its owner closes; or a function that makes one, which `start`
+            calls in a thread. `close` closes the engine that the function made.
         settings: limits.
     """
 

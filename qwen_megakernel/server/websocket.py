@@ -321,7 +321,7 @@ class Session:
         return {"total_sentences": 1, "finish_reason": speaking.finish_reason}
 
     async def _open(self, utterance: Utterance) -> None:
-        """Start an utterance's stream; wait for the whole text if voice or `text_feed` need it."""
+        """Start an utterance's stream; first await the whole text if voice or feed require it."""
         whole = utterance.options["text_feed"] == "full"
         if not whole and not utterance.ended:
             try:

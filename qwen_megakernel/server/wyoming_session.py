@@ -261,7 +261,7 @@ class Session:
             await self._send(SynthesizeStopped().event())
 
     async def _send(self, event: Event) -> None:
-        """Send an event; raises `ConnectionError` if the client has gone or does not read."""
+        """Send an event; raises `ConnectionError` if the client is gone or does not read."""
         limit = self._settings.stall_timeout_s
         try:
             async with asyncio.timeout(limit):
