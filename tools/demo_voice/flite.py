@@ -302,11 +302,9 @@ def _load_library() -> Any:
 def _rows(track: Any) -> np.ndarray:
     """Return a copy of a track of flite's: [num_frames, num_channels] float32."""
     found = track.contents
-    rows = [
-        np.ctypeslib.as_array(found.frames[i], (found.num_channels,))
-        for i in range(found.num_frames)
-    ]
-    return np.stack(rows).astype(np.float32)
+    size = found.num_channels * ctypes.sizeof(ctypes.c_float)
+    rows = b"".join(ctypes.string_at(row, size) for row in found.frames[: found.num_frames])
+    return np.frombuffer(rows, np.float32).reshape(-1, found.num_channels).copy()
 
 
 def _track(rows: np.ndarray) -> Any:
