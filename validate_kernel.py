@@ -199,7 +199,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--tolerance",
         type=float,
-        help="largest difference of logits to accept, instead of the derived ones",
+        help="largest difference of logits to accept (default: derived for each comparison)",
     )
     parser.add_argument(
         "--reference", metavar="FILE", help="recording to use in place of the official package"
@@ -207,7 +207,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--save-reference",
         metavar="FILE",
-        help="file to keep this run of the official package in, as a recording",
+        help="file to which this run of the official package is written, as a recording",
     )
     parser.add_argument("--quiet", action="store_true", help="print errors only")
     parser.add_argument(

@@ -41,7 +41,7 @@ def check_text(**values: Any) -> None:
     """Raise a UsageError that names the first value that is neither a string nor None."""
     for name, value in values.items():
         if value is not None and not isinstance(value, str):
-            raise UsageError(f"{name} is {reprlib.repr(value)}; it must be a text.")
+            raise UsageError(f"{name} is {reprlib.repr(value)}; it must be a string.")
 
 
 def _make_plain(record: Any, kind: type, *names: str) -> None:

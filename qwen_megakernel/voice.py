@@ -201,7 +201,7 @@ def save_presets(path: str | Path, voices: Iterable[Voice]) -> None:
     for voice in voices:
         name = voice.name.encode()
         if len(name) >= _PRESET_NAME_BYTES:
-            raise UsageError(f"{voice.name!r} has {len(name)} bytes; presets allow 63.")
+            raise UsageError(f"{voice.name!r} has {len(name)} bytes; a presets file allows 63.")
         if voice.x_vector is None or len(voice.x_vector) != width:
             raise UsageError(f"{voice.name!r} has no x-vector of the same width as the others.")
         data += name.ljust(_PRESET_NAME_BYTES, b"\0") + voice.x_vector.astype("<f4").tobytes()

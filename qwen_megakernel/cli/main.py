@@ -98,7 +98,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="MODEL",
         help="hub id of the model, such as Qwen/Qwen3-TTS-12Hz-0.6B-Base",
     )
-    add("--to", metavar="DIR", help="folder to copy the files to as well")
+    add("--to", metavar="DIR", help="folder to which the files are copied, too")
     options.add_verbosity(command)
 
     command = parsing.new_command(commands, "doctor", doctor, "describe this machine")

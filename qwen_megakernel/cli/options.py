@@ -154,7 +154,7 @@ def add_subtitles_option(parser: argparse.ArgumentParser) -> None:
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     """Add --seed, --max-frames and the sampling options that every family of models has."""
     add = parser.add_argument
-    add("--seed", type=int, help="number that makes speech repeatable (default: drawn, printed)")
+    add("--seed", type=int, help="number that makes speech repeatable (default: random, printed)")
     add(
         "--max-frames",
         type=int,
@@ -164,9 +164,9 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--greedy", action="store_true", help="take the likeliest codes instead of sampling")
     knobs: tuple[tuple[str, Callable[[str], float], str], ...] = (
-        ("temperature", parsing.temperature, "how varied to draw: the logits are divided by it"),
+        ("temperature", parsing.temperature, "how varied the codes are: it divides the logits"),
         ("top-k", int, "how many of the likeliest codes to draw from; 0: all"),
-        ("top-p", float, "share of the probability whose likeliest codes to draw from; 1: all"),
+        ("top-p", float, "draw only from the likeliest codes, of this total probability; 1: all"),
         ("repetition-penalty", float, "factor that makes codes drawn before less likely; 1: none"),
     )
     for name, kind, meaning in knobs:

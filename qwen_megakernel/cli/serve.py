@@ -243,7 +243,7 @@ def _settings(args: argparse.Namespace) -> "ServerSettings":
         raise UsageError(f"--max-chars is {args.max_chars}; the engine takes {MAX_CHARS} at most.")
     if args.slots > MAX_SLOTS:
         raise UsageError(
-            f"--slots is {args.slots}; {MAX_SLOTS} at most.",
+            f"--slots is {args.slots}; it must be {MAX_SLOTS} or less.",
             "Each slot reserves the memory of a whole stream at the start.",
             "Requests beyond the slots wait; --max-queue limits how many.",
         )

@@ -118,7 +118,7 @@ def expectations(figures: Mapping[str, Any]) -> dict[str, Expectation]:
         limits["max_code_share"] = ("below 0.1", -math.inf, 0.15)
     if frames < MIN_JUDGED_FRAMES:
         found = dict.fromkeys(figures, Expectation(""))
-        few = f"too few to judge the figures of each group: {MIN_JUDGED_FRAMES} at least"
+        few = f"too few to judge the figures of each group: {MIN_JUDGED_FRAMES} are needed"
         found["frames"] = Expectation(few)
     else:
         found = dict.fromkeys(figures, Expectation("depends on the codec and the voice"))

@@ -158,7 +158,7 @@ class SpeechStream:
                 `text` is no string.
         """
         if text is None:
-            raise UsageError("text is None; it must be a text.", hint="end_text() ends it.")
+            raise UsageError("text is None; it must be a string.", hint="end_text() ends it.")
         check_text(text=text)
         if self._text.error:
             return  # the reader gets the error after the speech of the text before it

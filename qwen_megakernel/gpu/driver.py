@@ -47,8 +47,8 @@ def no_gpu(demanded_by: str) -> SetupError:
     """
     return too_old() or NoGPUError(
         f"{demanded_by} needs an NVIDIA GPU; torch sees none (torch {torch.__version__}).",
-        "Without that demand the CPU path is used.",
-        'Use --backend torch --device cpu (in Python backend="torch", device="cpu"), or neither.',
+        "Without this option, the engine runs on the CPU.",
+        'Use --backend torch --device cpu (in Python backend="torch", device="cpu"), or omit both.',
     )
 
 

@@ -232,7 +232,7 @@ class CpuPool:
         if not self.handle:
             raise SetupError(
                 f"The system refuses {num_threads} threads.",
-                hint="Ask for fewer with --threads, or raise the limit (ulimit -u).",
+                hint="Use fewer, with --threads, or raise the limit (ulimit -u).",
             )
         # A decoder and a vocoder keep a reference to their pool.
         destroy_with(self, library.qwen_cpu_pool_destroy, self.handle)

@@ -199,7 +199,7 @@ def _check_room(scale: Scale) -> None:
             raise ResourceError(
                 f"{scale.min_replicas} replicas need {scale.min_replicas * each:g} {name}s; Ray "
                 f"has {there_is.get(name, 0):g}.",
-                hint="Ask for fewer with --replicas.",
+                hint="Use fewer, with --replicas.",
             )
 
 

@@ -74,7 +74,7 @@ class VoiceStore:
             return voice, None
         if name.lower() in OPENAI_VOICES:
             if self._engine.default_voice is None:
-                return None, f'voice "{name}" means no speaker on this model'
+                return None, f'voice "{name}" is ignored: this model has no speakers'
             if self._settings.voice_fallback is not None:
                 fallback = self._settings.voice_fallback
                 return fallback, f'voice "{name}" is spoken by "{fallback}"'

@@ -80,7 +80,7 @@ class Session:
                     await self._stop_speaking()
         except TimeoutError:
             limit = self._settings.idle_timeout_s
-            await self.refuse(UsageError(f"Nothing was sent for {limit:g} s."))
+            await self.refuse(UsageError(f"The client sent nothing for {limit:g} s."))
         except QwenTTSError as error:
             await self.refuse(error)
         except ConnectionError as error:
@@ -137,7 +137,7 @@ class Session:
         elif SynthesizeStart.is_type(event.type):
             if self._options is not None:
                 raise UsageError(
-                    "synthesize-start came before the synthesize-stop of the text before."
+                    "synthesize-start came before the synthesize-stop of the last text."
                 )
             self._options = await self._configure(event)
             self._feeding, self._pieces, self._num_chars = None, [], 0
