@@ -139,7 +139,7 @@ async def speak(engine: "TTSEngine", text: str, args: argparse.Namespace, heard:
             await asyncio.sleep(1 / WORDS_PER_S)
         await worker.queue_frame(LLMFullResponseEndFrame())
 
-    # With its handler, Python would handle a second Ctrl-C.
+    # With the runner's own handler, Python would handle a second Ctrl-C.
     runner = WorkerRunner(handle_sigint=False)
     await runner.add_workers(worker)
     loop = asyncio.get_running_loop()

@@ -28,7 +28,7 @@ SERVER = ["fastapi", "uvicorn", "python-multipart", "prometheus-client", "websoc
 PIPECAT = ["pipecat-ai>=1.14,<1.15"]
 RECOGNISER = ["pocketsphinx", "jiwer", "scipy"]  # these transcribe the demonstration voice
 WYOMING = ["wyoming>=1.7"]
-SHEEN = ["snac==1.2.1"]  # the release of 2024; there is none since
+SHEEN = ["snac==1.2.1"]  # the latest release, of 2024
 PLOTS = ["matplotlib"]
 LOUDNESS = ["loudness>=0.2"]
 COREML = ["coremltools>=9,<10"]

@@ -196,7 +196,7 @@ class TTSEngine(OfficialNames):
 
     # ---- for callers -----------------------------------------------------------------------------
 
-    # Even if all of an open text has arrived when its prompt is built.
+    # This holds even if all of an open text has arrived when its prompt is built.
     _open_text_feed = "stepwise"
 
     @property

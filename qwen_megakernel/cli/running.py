@@ -151,7 +151,7 @@ def run(main: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> 
     end = GracefulExit()
     try:
         with end:
-            # Before torch, which would import it from C++ and swallow a Ctrl-C there.
+            # numpy comes before torch, which would import it from C++ and swallow a Ctrl-C there.
             import numpy  # noqa: F401
 
             code = main(args)

@@ -88,7 +88,7 @@ class ContextSpeech:
         except TimeoutError as error:
             raise GenerationError(
                 f"No audio from the engine for {self.timeout_s:g} s.",
-                "The engine hangs, other requests keep it busy, or the LLM stopped within its turn.",
+                "It hangs, other requests keep it busy, or the LLM has stopped within its turn.",
             ) from error
         finally:
             self._deadline = None

@@ -113,7 +113,7 @@ def application(
         ray_actor_options={
             "num_cpus": scale.num_cpus,
             "num_gpus": scale.num_gpus,
-            # Set before a replica imports torch, on any machine of the cluster.
+            # Ray sets this variable on any machine of the cluster, before a replica imports torch.
             "runtime_env": {"env_vars": {name: os.environ.get(name, policy)}},
         },
     )

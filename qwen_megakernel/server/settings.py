@@ -40,7 +40,7 @@ class ServerSettings:
     max_upload_bytes: int = 10 * 2**20  # in a recording, in an upload or in `ref_audio`
     default_format: str = "wav"
     opus_kbits: int = OPUS_KBITS  # bit rate of opus, kbit/s
-    sound: SoundOptions = field(default_factory=SoundOptions)  # for requests that set none
+    sound: SoundOptions = field(default_factory=SoundOptions)  # defaults of requests
     voice_fallback: str | None = None  # voice for requests that name one of OpenAI's voices
     voices: Path | None = None  # the engine's folder of voice files, which uploads go to
     allow_upload: bool = False

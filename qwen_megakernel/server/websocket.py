@@ -282,7 +282,7 @@ class Session:
         utterance.over = True
         if not utterance.ended:
             sending.close()  # a draining server does not wait for text
-        # One session.done for each input.done, and after it.
+        # Each input.done gets one session.done, which comes after it.
         while not utterance.ended and utterance.num_refused < 2:
             utterance.changed.clear()
             await utterance.changed.wait()
