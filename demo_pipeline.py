@@ -257,7 +257,7 @@ class Speaker:
     """The loudspeaker, fed from a thread of its own. Leaving the block waits for the last sample.
 
     Args:
-        silent: plays nothing.
+        silent: play nothing.
     """
 
     def __init__(self, rate: int, *, silent: bool):

@@ -88,7 +88,7 @@ def validate_plain(loaded: loading.Checkpoint, args: argparse.Namespace, title: 
 def validate_fast(
     loaded: loading.Checkpoint, backend: Backend, dtype: torch.dtype, args: argparse.Namespace
 ) -> Report:
-    """Compare a kernel, its emulation or the graphs with the plain decoder in the same precision.
+    """Compare the decoder of a backend with the plain decoder in the same precision.
 
     Args:
         loaded: from `with_weights`; `args.weights` only names it.

@@ -59,11 +59,11 @@ class TTSEngine(OfficialNames):
         backend: "auto", "kernel", "graph", "cpu", "torch", "emulation" or "coreml"; the attribute
             `backend` names the backend that runs, and `why` the reason for it.
         device: "cpu", "cuda", "cuda:1"; None: a GPU if there is one.
-        dtype: "float32" or "bfloat16", or torch's dtype; None: bf16 on a GPU, the faster one on a
-            CPU. "talker=bfloat16,predictor=float32", or the reverse, is for the backends "torch"
-            and "graph".
-        weights: "int8-talker" or "int8" (talker and code predictor): half the bytes of the layers,
-            at the cost that docs/precision.md documents; None: as the checkpoint stores them.
+        dtype: "float32" or "bfloat16", or torch's dtype; None: bf16 on a GPU that has it, float32
+            in the CPU decoder. "talker=bfloat16,predictor=float32", or the reverse, is for the
+            backends "torch" and "graph".
+        weights: "int8-talker", "int8" (code predictor, too) or another of `choices.WEIGHTS`, at the
+            cost that docs/precision.md documents; None: as the checkpoint stores them.
         num_threads: threads that compute on a CPU; None: as many as speed up a model of this size,
             at most the cores that the process may use (docs/operations.md).
         num_slots: streams that are spoken at the same time; further ones wait.

@@ -41,8 +41,8 @@ class StepLoop:
 
     Where the device is asynchronous (a GPU), the next frames are being drawn while a chunk is
     delivered: a turn starts a step, delivers the chunks of the turn before, waits for the step's
-    codes, and starts the vocoder on the chunks that are due. Elsewhere a chunk is delivered in the
-    turn that drew it.
+    codes, and starts the vocoder on the chunks that are due. On a CPU, a chunk is delivered in the
+    turn that drew its frames.
 
     Args:
         build: makes the stages. It runs on the worker thread, which then owns all device work: a

@@ -96,7 +96,7 @@ def is_built_for(capability: tuple[int, int], built_for: Sequence[str]) -> bool:
     """Return whether a torch that was built for `built_for` ("sm_86", "compute_90") runs on a GPU.
 
     Machine code runs on later minor versions of its major: an RTX 4090 (8.9) runs the sm_86 code of
-    PyTorch, which has no builds for sm_89. Code for a single GPU ("sm_90a") runs on that one. PTX
+    PyTorch, which has no builds for sm_89. Code for one GPU ("sm_90a") runs on that GPU only. PTX
     ("compute_90") is translated for any later GPU (CUDA C++ Programming Guide, "Application
     Compatibility").
     """
@@ -120,7 +120,7 @@ def lost_gpu(error: Exception) -> GPULost | None:
     """Return the error for a fault from which CUDA does not recover; None for any other `error`.
 
     After an illegal address, for example, every call of the process fails with the same error, so
-    this calls the GPU once more.
+    this function calls the GPU once more.
     """
     if "CUDA error" not in str(error) or _answers():
         return None

@@ -1,6 +1,6 @@
 """Admission of requests: some run on the engine's slots, some wait, the others are refused at once.
 
-The engine itself queues without a limit, oldest first; this queue in front of it has one.
+The engine itself queues without a limit, oldest first; this queue in front of it has a limit.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""WS /v1/audio/speech/stream: takes text by the token, and sends audio before it is complete.
+"""WS /v1/audio/speech/stream: takes text by the token, and sends audio before the text ends.
 
 The protocol is vLLM-Omni's, with `response.cancel` added and audio sent while it is made. One
 connection speaks one utterance after the other; `input.done` ends an utterance, not the connection.

@@ -109,7 +109,7 @@ class Session:
         """Return the next event; None: the connection is closed.
 
         Raises:
-            UsageError: the client sent something else.
+            UsageError: the client sent something that is no event.
         """
         try:
             # `async_read_event` uses the two methods that `_BoundedReader` has.
