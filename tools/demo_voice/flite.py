@@ -215,7 +215,9 @@ class Flite:
             library.delete_utterance(utterance)
         if not segments or not word_starts:
             return None
-        return Spoken(values[:, 0], values[:, 1 : 1 + NUM_CEPSTRUM], voiced, segments, word_starts)
+        # In one sentence of 15,000 the smoothing makes a pitch infinite; that row has none then.
+        f0 = np.where(np.isfinite(values[:, 0]), values[:, 0], 0)
+        return Spoken(f0, values[:, 1 : 1 + NUM_CEPSTRUM], voiced, segments, word_starts)
 
     def sound(self, f0: np.ndarray, cepstrum: np.ndarray, voiced: np.ndarray) -> np.ndarray:
         """Return flite's own sound of such values: [num_samples] float32 in [-1, 1] at `RATE`."""

@@ -87,8 +87,10 @@ class Grammar:
                 yield from draft.kept(done, place)
                 last = text[place - 1]
             words = self.spoken(words)
-            space = self.language.space if last.isalnum() and words[:1].isalnum() else ""
-            yield draft.words(place, end, space + words)
+            lang = self.language
+            is_suffix = lang.to_is_suffix and words.startswith(lang.to)
+            is_apart = last.isalnum() and words[:1].isalnum() and not is_suffix
+            yield draft.words(place, end, lang.space * is_apart + words)
             last = words[-1:] or last
             done = place = end
         if done < len(text):
@@ -221,6 +223,11 @@ class Grammar:
         """Return a word with the spaces between it and two others."""
         return self.language.space + word + self.language.space
 
+    def _to(self) -> str:
+        """Return the words between the ends of a range, with their spaces."""
+        joint = self._joint(self.language.to)
+        return joint.lstrip() if self.language.to_is_suffix else joint
+
     def _sign(self, match: re.Match[str]) -> str:
         """Return the words of the sign before a number, followed by a space."""
         lang, sign = self.language, (match["sign"] or "").strip()
@@ -249,7 +256,7 @@ class Grammar:
         noun = lang.noun_after(noun, before)
         first = ""
         if match["tow"] is not None:
-            first = lang.number(whole, decimals, noun.gender) + self._joint(lang.to)
+            first = lang.number(whole, decimals, noun.gender) + self._to()
             whole, decimals = self._digits(match, "to")
         return self._sign(match) + first + lang.count(whole, decimals, noun)
 
@@ -265,7 +272,7 @@ class Grammar:
             words = lang.number(*number, scale.gender)
             if match["tow"] is not None:
                 number = self._digits(match, "to")
-                words += self._joint(lang.to) + lang.number(*number)
+                words += self._to() + lang.number(*number)
             unit = lang.noun_after(currency.unit, before)
             words += lang.space + lang.form(*number, scale) + lang.scale_joint + unit.many
         elif match["tow"] is not None or len(cents) != 2:
@@ -301,7 +308,7 @@ class Grammar:
 
     def _ratio(self, match: re.Match[str], before: str) -> str | None:
         lang = self.language
-        joint = self._joint(lang.ratio or lang.to)
+        joint = self._joint(lang.ratio) if lang.ratio else self._to()
         return lang.number(match["a"]) + joint + lang.number(match["b"])
 
     def _phone(self, match: re.Match[str], before: str) -> str | None:
@@ -365,7 +372,7 @@ class Grammar:
         if not is_behind or not all(map(_RANGE_BEGIN.match, ends)):
             return None
         is_minus = match.group() == " - " and ":" not in before
-        return self._joint(self.language.minus if is_minus else self.language.to)
+        return self._joint(self.language.minus) if is_minus else self._to()
 
     def _symbol(self, match: re.Match[str], before: str) -> str | None:
         words = self.language.symbols[match["sym"]]

@@ -161,6 +161,7 @@ class Language:
     BEFORE_DIGITS = ""  # regular expressions of marks before a number, and the word for each
     percent: str  # the word after the number; a "{}" in it stands for the number
     to: str  # the word between the ends of a range
+    to_is_suffix = False  # whether that word is written together with the first end
     ratio = ""  # the word between the numbers of 16:9, if it is not `to`
     # Nouns after numbers.
     noun_gender = "m"
