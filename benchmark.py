@@ -1,7 +1,7 @@
 """Measure speed and latency of the engine: python benchmark.py --runs 5
 
-It prints machine, backend and figures; --json and --plot keep them. The exit code is 1 when
---max-ttfc-ms or --max-rtf is given and missed.
+It prints machine, backend and figures; --json and --plot write them to files. The exit code is 1
+if a median is above --max-ttfc-ms or --max-rtf.
 """
 
 import argparse
@@ -12,7 +12,7 @@ from qwen_megakernel.cli import parsing
 
 
 def main(args: argparse.Namespace) -> int:
-    """Measure, report, and hold the result against the limits."""
+    """Measure, report, and compare the medians with the limits."""
     found = common.measure(args)
     common.print_table(found)
     common.write_json(args.json, found)

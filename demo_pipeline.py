@@ -1,7 +1,7 @@
 """Speak through a Pipecat pipeline: python demo_pipeline.py --text "Hello." --output out.wav
 
-Text source -> MegakernelTTSService -> file (and loudspeaker with --play). The demo times every
-chunk when it arrives. The file is complete however the demo ends, by Ctrl-C too.
+Text source -> MegakernelTTSService -> file (and loudspeaker with --play). The demo records when
+each chunk arrives. Even if Ctrl-C ends the demo, the file is complete.
 """
 
 import argparse
@@ -36,7 +36,7 @@ CLIENT_BUFFERS_MS = (0, 100)
 
 
 def main(args: argparse.Namespace) -> int:
-    """Speak, write the file, and report."""
+    """Speak, write the file, and print the figures."""
     _need_packages(args)
     text = running.read_speech(
         args.text,
@@ -53,7 +53,7 @@ def main(args: argparse.Namespace) -> int:
         heard = Heard(rate, file, speaker, log=not (args.json or args.quiet))
         try:
             asyncio.run(speak(engine, text, args, heard))
-        finally:  # the codes of what was spoken are written after a Ctrl-C, too
+        finally:  # after a Ctrl-C, the codes of the speech until then are written, too
             if args.dump_codes and heard.codes:
                 codes_file.write(Path(args.dump_codes), np.concatenate(heard.codes))
     if heard.errors:
@@ -139,7 +139,7 @@ async def speak(engine: "TTSEngine", text: str, args: argparse.Namespace, heard:
             await asyncio.sleep(1 / WORDS_PER_S)
         await worker.queue_frame(LLMFullResponseEndFrame())
 
-    # With its handler, Python would handle a second Ctrl-C.
+    # With the runner's own handler, Python would handle a second Ctrl-C.
     runner = WorkerRunner(handle_sigint=False)
     await runner.add_workers(worker)
     loop = asyncio.get_running_loop()
@@ -257,7 +257,7 @@ class Speaker:
     """The loudspeaker, fed from a thread of its own. Leaving the block waits for the last sample.
 
     Args:
-        silent: plays nothing.
+        silent: play nothing.
     """
 
     def __init__(self, rate: int, *, silent: bool):
@@ -300,7 +300,7 @@ class Speaker:
 
 
 def _need_packages(args: argparse.Namespace) -> None:
-    """Refuse before the model is loaded; silence Pipecat's logger before it prints its greeting."""
+    """Raise an error for a missing package; silence Pipecat's logger, which prints a greeting."""
     try:
         from loguru import logger
 

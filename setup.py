@@ -1,4 +1,4 @@
-"""Build the package. `csrc/` lies beside the package and ships inside it: it is compiled at first
+"""Build the package. `csrc/` lies beside the package and ships inside it, to be compiled at first
 use.
 """
 
@@ -26,9 +26,9 @@ REPOSITORY_URL = constant("installing", "REPOSITORY_URL")
 
 SERVER = ["fastapi", "uvicorn", "python-multipart", "prometheus-client", "websockets"]
 PIPECAT = ["pipecat-ai>=1.14,<1.15"]
-RECOGNISER = ["pocketsphinx", "jiwer", "scipy"]  # these hear the demonstration voice
+RECOGNISER = ["pocketsphinx", "jiwer", "scipy"]  # these transcribe the demonstration voice
 WYOMING = ["wyoming>=1.7"]
-SHEEN = ["snac==1.2.1"]  # the release of 2024; there is none since
+SHEEN = ["snac==1.2.1"]  # the latest release, of 2024
 PLOTS = ["matplotlib"]
 LOUDNESS = ["loudness>=0.2"]
 COREML = ["coremltools>=9,<10"]
@@ -39,12 +39,12 @@ RAY = ["ray[serve]>=2.60", *SERVER]
 class BuildWithKernel(build_py):
     """Copies the kernel's sources into the package that is built.
 
-    The sources are not packages with folders of their own (`package_dir`): with those, an editable
-    install would be a finder of modules, with long warnings, where a path to this folder is enough.
+    The sources are not declared as packages with a `package_dir` of their own: an editable install
+    would then need a finder of modules, with long warnings, instead of a path to this folder.
     """
 
     def run(self) -> None:
-        """Build; an editable install reads the sources in place."""
+        """Build, and copy the sources; an editable install reads them in place."""
         super().run()
         for source, target in ({} if self.editable_mode else self._targets()).items():
             self.mkpath(str(Path(target).parent))

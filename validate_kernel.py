@@ -2,12 +2,12 @@
 
 python validate_kernel.py --model tiny-random
 
-The others are the kernel and the CUDA-graph path; without a GPU the kernel runs by emulation and
-the graphs' functions are called directly. Without the official package a recording of it serves
-(--reference FILE, made by --save-reference), or only the kernel is compared. Without a GPU this
-takes up to two minutes on two cores; --full compares more. The last line is the verdict. The exit
-code is 0 if all is within tolerance, 1 if something differs, 77 if this machine can compare
-nothing.
+With a GPU, the others are the kernel and the CUDA-graph path; without one, the CPU decoder, the
+kernel by emulation, and the graphs' functions, called directly. Without the official package, a
+recording of it serves (--reference FILE, made by --save-reference), or the plain decoder is not
+checked. Without a GPU this takes up to two minutes on two cores; --full compares more frames. The
+last line is the verdict. The exit code is 0 if all differences are within tolerance, 1 if not, 77
+if this machine can compare nothing.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from qwen_megakernel.validation.compare import Report
 
 NOTHING_TO_COMPARE = 77
 FULL_STEPS = 200
-EMULATED_STEPS = 30  # the emulation draws some two frames a second
+EMULATED_STEPS = 30  # the emulation draws about two frames a second
 
 
 def decoder(loaded: loading.Checkpoint, backend: Backend, dtype: torch.dtype):
@@ -65,7 +65,7 @@ def validate_plain(loaded: loading.Checkpoint, args: argparse.Namespace, title: 
     """Compare the plain decoder in float32 with the official package, or with a recording of it.
 
     Raises:
-        MissingPackageError: there is neither.
+        MissingPackageError: there is neither the package nor a recording.
     """
     plain = decoder(loaded, Backend("torch", torch.device("cpu"), ""), torch.float32)
     rows = []
@@ -88,7 +88,7 @@ def validate_plain(loaded: loading.Checkpoint, args: argparse.Namespace, title: 
 def validate_fast(
     loaded: loading.Checkpoint, backend: Backend, dtype: torch.dtype, args: argparse.Namespace
 ) -> Report:
-    """Compare a kernel, its emulation or the graphs with the plain decoder in the same precision.
+    """Compare the decoder of a backend with the plain decoder in the same precision.
 
     Args:
         loaded: from `with_weights`; `args.weights` only names it.
@@ -124,7 +124,7 @@ def title_of(backend: Backend, dtype: torch.dtype, args: argparse.Namespace) -> 
 
 
 def main(args: argparse.Namespace) -> int:
-    """Compare what can be compared; print each table when it is made, and a verdict at the end."""
+    """Compare the decoders; print each table when it is made, and a verdict at the end."""
     compare.forbid_reduced_precision()
     loaded = with_weights(loading.load(loading.resolve(args.model)), args.weights)
     options.report_compiling(args)
@@ -199,7 +199,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--tolerance",
         type=float,
-        help="largest difference of logits to accept, instead of the derived ones",
+        help="largest difference of logits to accept (default: derived for each comparison)",
     )
     parser.add_argument(
         "--reference", metavar="FILE", help="recording to use in place of the official package"
@@ -207,7 +207,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--save-reference",
         metavar="FILE",
-        help="file to keep this run of the official package in, as a recording",
+        help="file to which this run of the official package is written, as a recording",
     )
     parser.add_argument("--quiet", action="store_true", help="print errors only")
     parser.add_argument(

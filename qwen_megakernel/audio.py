@@ -23,7 +23,7 @@ FORMATS = {".wav": "WAV", ".flac": "FLAC", ".ogg": "OGG", ".mp3": "MP3"}
 SUBTYPES = {"pcm": "PCM_16", "ulaw": "ULAW", "alaw": "ALAW"}
 
 # Audible sound, as nari-labs' benchmark of first audible audio defines it: two windows in a row
-# are above the threshold; a window begins half a window after the one before.
+# are above the threshold; each window begins half a window after the last.
 WINDOW_MS = 20
 HOP_MS = 10
 AUDIBLE_DBFS = -45
@@ -58,7 +58,7 @@ def to_float32(samples: np.ndarray) -> np.ndarray:
 
 
 def to_g711(samples: np.ndarray, encoding: str) -> bytes:
-    """Return the telephone's 8 bits for each of [num_samples] int16, at whatever rate.
+    """Return [num_samples] int16 as G.711, which has 8 bits per sample and no sample rate.
 
     Args:
         encoding: "ulaw" or "alaw".
@@ -73,11 +73,11 @@ def to_g711(samples: np.ndarray, encoding: str) -> bytes:
 
 
 def check_path(path: str | Path, encoding: str = "pcm", rate: int | None = None) -> None:
-    """Raise the error that a `WavWriter` of this path would raise; no file is left there.
+    """Raise the error that a `WavWriter` of this path would raise; leave no file there.
 
     Args:
         path, encoding: see `WavWriter`.
-        rate: samples per second; None: a rate that every format has.
+        rate: samples per second; None: the rate is not checked.
     Raises:
         UsageError, OutputError: see `WavWriter`.
     """
@@ -114,9 +114,9 @@ def _begin_file(path: Path, encoding: str, rate: int | None) -> Path:
 class WavWriter:
     """An audio file, written while the speech arrives.
 
-    Audio is written to a hidden file beside `path`, which `close` renames, so `path` is never half
-    a file. Leaving a `with` block closes it, also through Ctrl-C, so the speech until then is kept.
-    A file without a sample is removed.
+    The writer fills a hidden file beside `path`, which `close` renames, so `path` is never half a
+    file. Leaving a `with` block, also by Ctrl-C, closes the file and keeps the speech until then.
+    `close` removes a file without a sample.
     """
 
     def __init__(self, path: str | Path, rate: int, encoding: str = "pcm"):
@@ -127,8 +127,8 @@ class WavWriter:
             rate: samples per second.
             encoding: encoding of a wav file: "pcm" (16-bit), "ulaw" or "alaw".
         Raises:
-            UsageError: the extension or the encoding is unknown, or they or the rate do not go
-                together.
+            UsageError: the extension or the encoding is unknown, or the format does not have the
+                encoding or the rate.
             OutputError: the folder is not writable, or `path` is no regular file.
         """
         import soundfile
@@ -152,7 +152,7 @@ class WavWriter:
         """
         assert samples.dtype == np.int16
         try:
-            # libsndfile's Vorbis encoder copies each write to the stack, which 90 s overflow.
+            # libsndfile's Vorbis encoder copies each write to the stack; 90 s of audio overflow it.
             for first in range(0, len(samples), self._block_samples):
                 self._file.write(samples[first : first + self._block_samples])
                 self._has_audio = True
@@ -207,8 +207,8 @@ def write_wav(path: str | Path, samples: np.ndarray, rate: int, encoding: str = 
         rate: samples per second.
         encoding: encoding of a wav file: "pcm" (16-bit), "ulaw" or "alaw".
     Raises:
-        UsageError: the extension or the encoding is unknown, they or the rate do not go together,
-            or there are no samples.
+        UsageError: the extension or the encoding is unknown, the format does not have the encoding
+            or the rate, or there are no samples.
         OutputError: the file cannot be written.
         GenerationError: a sample is NaN or infinite.
     """

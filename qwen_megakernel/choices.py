@@ -7,7 +7,7 @@ DEFAULT_MODEL = "Qwen/Qwen3-TTS-12Hz-0.6B-Base"
 
 BACKENDS = ("auto", "kernel", "graph", "cpu", "torch", "emulation", "coreml")
 
-# Whether numbers, dates and abbreviations are read as words; "auto": as the checkpoint says.
+# Whether numbers, dates and abbreviations are read as words; "auto": the checkpoint decides.
 NORMALIZE = ("auto", "on", "off")
 
 # Whether a text is spoken as it stands, has "[pause 1.5s]" in it, or is SSML.
@@ -16,7 +16,7 @@ TEXT_FORMATS = ("plain", "pauses", "ssml")
 # Encodings of samples in a WAV file: 16-bit PCM, or the 8 bits of telephones (ITU-T G.711).
 ENCODINGS = ("pcm", "ulaw", "alaw")
 TELEPHONE_RATE = 8000  # in Hz; the rate of ulaw and alaw, unless a request sets another
-# All that MP3 has, in Hz (ISO/IEC 11172-3 and 13818-3, with MPEG-2.5).
+# All sample rates of MP3, in Hz (ISO/IEC 11172-3 and 13818-3, with MPEG-2.5).
 MP3_RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)
 
 DTYPES = ("float32", "bfloat16")
@@ -43,7 +43,7 @@ class Int8Format:
     """The meaning of one of `WEIGHTS`."""
 
     stacks: tuple[str, ...]  # the stacks with int8 layers: "talker", "predictor"
-    in_groups: bool | None  # a scale for 64 columns of a row, or for a row; None: backend chooses
+    in_groups: bool | None  # a scale per 64 columns (True) or row (False); None: backend chooses
     heads: bool  # the codec head and the code predictor's heads are int8, too
 
     @staticmethod

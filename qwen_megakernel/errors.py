@@ -65,7 +65,7 @@ class VoiceMismatch(UsageError):
 
 
 class DatasetError(UsageError):
-    """No model can be trained on these recordings, or on the file made of them."""
+    """No model can be trained on these recordings, or on a dataset made from them."""
 
 
 class SetupError(QwenTTSError):
@@ -135,7 +135,7 @@ class EngineBusy(ResourceError):
 
 
 class Draining(ResourceError):
-    """The server finishes the requests it has begun and takes no new ones."""
+    """The server finishes the requests it has begun and accepts no new ones."""
 
 
 class NotReady(ResourceError):
@@ -173,6 +173,6 @@ class EngineClosed(GenerationError):
 
 
 def check_choice(name: str, value: object, known: Collection[str], hint: str = "") -> None:
-    """Raise UsageError, with its name, for a value that is none of `known`."""
+    """Raise a UsageError that names the value if it is none of `known`."""
     if value not in known:
         raise UsageError(f"{name} is {value!r}; known: {', '.join(known)}.", hint=hint)

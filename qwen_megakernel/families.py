@@ -12,7 +12,7 @@ def load_engine(model: str | None = None, **options: Any) -> SpeechEngine:
     """Load a model and start its engine.
 
     Args:
-        model: a model of `TTSEngine.from_pretrained`, or the folder of a trained voice
+        model: a model that `TTSEngine.from_pretrained` loads, or the folder of a trained voice
             (docs/sheen.md); None: the default of `TTSEngine`.
         options: passed to the `from_pretrained` of the engine.
     Raises:
@@ -22,7 +22,7 @@ def load_engine(model: str | None = None, **options: Any) -> SpeechEngine:
         from qwen_megakernel.sheen.engine import SheenEngine
 
         if weights := options.pop("weights", None):
-            raise UsageError(f"A trained voice has no {weights} weights.", hint="Leave it out.")
+            raise UsageError(f"A trained voice has no {weights} weights.", hint="Omit the option.")
         return SheenEngine.from_pretrained(model, **options)
     from qwen_megakernel.tts_engine import TTSEngine
 

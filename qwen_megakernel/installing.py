@@ -22,8 +22,8 @@ NAME = "qwen_megakernel"
 def install_command(*extras: str, also: Sequence[str] = ()) -> str:
     """Return the command that installs this package again, with extras.
 
-    It names the first of these that there is: the clone that the package runs from, the folder that
-    pip installed it from, `REPOSITORY_URL`. Otherwise the user has to fill in where the clone is.
+    The command names the first of these that exists: the clone that the package runs from, the
+    folder that pip installed it from, `REPOSITORY_URL`. Otherwise the user fills in the path.
 
     Args:
         extras: keys of `extras_require` in setup.py.

@@ -104,7 +104,7 @@ class OfficialNames(SpeechEngine):
         non_streaming_mode: bool = True,
         **generation: Any,
     ) -> tuple[list[np.ndarray], int]:
-        """Speak as a speaker of a CustomVoice checkpoint; otherwise as `generate_voice_clone`."""
+        """Speak as a speaker of a CustomVoice checkpoint; see `generate_voice_clone`."""
         self._require_type("custom_voice", "generate_custom_voice")
         return self._speak_all(
             _as_list(text),
@@ -123,7 +123,7 @@ class OfficialNames(SpeechEngine):
         non_streaming_mode: bool = True,
         **generation: Any,
     ) -> tuple[list[np.ndarray], int]:
-        """Speak in a voice described in words; otherwise as `generate_voice_clone`."""
+        """Speak in a voice described in words; see `generate_voice_clone`."""
         self._require_type("voice_design", "generate_voice_design")
         return self._speak_all(
             _as_list(text), non_streaming_mode, generation, language=language, instruct=instruct
@@ -139,8 +139,8 @@ class OfficialNames(SpeechEngine):
 
         Args:
             ref_audio: a file, URL, base64 audio, or (samples, rate); or a list of them. URLs are
-                fetched and paths are opened, so pass no strings of untrusted users.
-            ref_text: exactly what is said; required unless x_vector_only_mode.
+                fetched and paths are opened, so do not pass strings from untrusted users.
+            ref_text: exact transcript; required unless x_vector_only_mode.
             x_vector_only_mode: use only the x-vector.
         Raises:
             UsageError: a transcript is missing, or the lists differ in length.
@@ -160,11 +160,11 @@ class OfficialNames(SpeechEngine):
         return items
 
     def get_supported_speakers(self) -> list[str]:
-        """Speakers of this checkpoint, in lower case."""
+        """Return the speakers of this checkpoint, in lower case."""
         return sorted(name.lower() for name in self.config.talker.speakers)
 
     def get_supported_languages(self) -> list[str]:
-        """Languages of this checkpoint and "auto", in lower case."""
+        """Return the languages of this checkpoint and "auto", in lower case."""
         return sorted(name.lower() for name in self.languages)
 
     def _speak_all(
@@ -260,7 +260,7 @@ def _spread(value: Any, count: int, name: str) -> list:
 
 
 def open_recording(recording: Recording) -> tuple[np.ndarray, int]:
-    """Read a recording of any kind: [num_samples] float32 mono, and its rate."""
+    """Return a recording of any kind as [num_samples] float32 mono, and its rate."""
     if not isinstance(recording, str | Path):
         return samples_of(recording, None)
     source = str(recording)

@@ -1,4 +1,4 @@
-"""Whether a file can be written, before the work that fills it."""
+"""Checks that a file can be written, before the work whose result it will hold."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from qwen_megakernel.errors import OutputError
 
 
 def check_writable(path: Path, what: str) -> None:
-    """Raise an error for a path that cannot be written; no file is left there.
+    """Raise an error for a path that cannot be written; leave no file there.
 
     Args:
         what: the name of the contents in the error: "codes".
@@ -14,7 +14,7 @@ def check_writable(path: Path, what: str) -> None:
         OutputError: the path is a folder, or its folder is missing or read-only.
     """
     if path.exists() and not (path.is_file() or path.is_dir()):
-        return  # the reader of a pipe would take this for its end
+        return  # opening and closing a pipe would end it for its reader
     was_there = path.exists()
     try:
         path.open("a").close()

@@ -25,23 +25,23 @@ SPLITS = ("auto", "off")
 # Limits of temperatures and penalties. Far beyond them logits become infinite in float32, and a
 # launch with infinite logits fails for every stream in it.
 MIN_FACTOR, MAX_FACTOR = 1e-6, 1e6
-COLD = 0.5  # a lower fraction of the checkpoint's own temperature is warned about
+COLD = 0.5  # below this fraction of the checkpoint's own temperature, a warning is given
 MAX_TOP_K = 2**31 - 1  # an int32 on the device
 
 MIN_SPEED, MAX_SPEED = 0.25, 4.0
 MIN_VOLUME, MAX_VOLUME = -60.0, 20.0  # dB
 MIN_SAMPLE_RATE, MAX_SAMPLE_RATE = 8000, 48000  # Hz
 MIN_LOUDNESS, MAX_LOUDNESS = -40.0, -5.0  # LUFS
-MAX_SILENCE = 60_000  # ms; no silence is longer, so this leaves all of it
+MAX_SILENCE = 60_000  # ms; no silence is longer, so this limit cuts nothing
 
 _KINDS = {bool: "True or False", int: "a whole number", float: "a number"}
 
 
 def check_text(**values: Any) -> None:
-    """Raise UsageError, with its name, for a value that is neither a string nor None."""
+    """Raise a UsageError that names the first value that is neither a string nor None."""
     for name, value in values.items():
         if value is not None and not isinstance(value, str):
-            raise UsageError(f"{name} is {reprlib.repr(value)}; it must be a text.")
+            raise UsageError(f"{name} is {reprlib.repr(value)}; it must be a string.")
 
 
 def _make_plain(record: Any, kind: type, *names: str) -> None:
@@ -54,7 +54,7 @@ def _make_plain(record: Any, kind: type, *names: str) -> None:
 
 
 def plain_number(kind: type, name: str, value: Any) -> Any:
-    """Return `value` as a plain bool, int or float, or raise UsageError with its name."""
+    """Return `value` as a plain bool, int or float, or raise a UsageError with its name."""
     try:
         plain = kind(value)
         fits = isinstance(value, Real | np.bool_) and (plain == value or value != value)
@@ -121,7 +121,7 @@ class Sampling:
 
     @staticmethod
     def greedy() -> Sampling:
-        """Argmax for the talker and for the code predictor."""
+        """Return greedy sampling: argmax for the talker and for the code predictor."""
         return Sampling(do_sample=False, subtalker_do_sample=False)
 
     def override(self, **values: Any) -> Sampling:
@@ -143,13 +143,13 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class SoundOptions:
-    """How a speech is heard; the defaults leave its samples as the codec makes them."""
+    """How the engine changes the samples of a speech; with the defaults it changes nothing."""
 
-    speed: float = 1.0  # duration as the model speaks over that of what is heard
-    volume: float = 0.0  # dB
+    speed: float = 1.0  # duration of the model's speech, divided by the duration that is heard
+    volume: float = 0.0  # change of volume in dB
     sample_rate: int | None = None  # Hz; None: the codec's
-    leading_silence: float | None = None  # ms before the first sound, at most; None: all
-    trailing_silence: float | None = None  # ms after the last sound, at most; None: all
+    leading_silence: float | None = None  # longest silence before the first sound, ms; None: any
+    trailing_silence: float | None = None  # longest silence after the last sound, ms; None: any
 
     def __post_init__(self) -> None:
         _make_plain(self, float, "speed", "volume")
@@ -177,14 +177,14 @@ class SoundOptions:
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """The language, speed and volume of a part of a text, on top of the request's own settings."""
+    """The language, speed and volume of one part of a text, relative to those of its request."""
 
-    language: str | None = None  # None: the request's
-    speed: float = 1.0  # times the request's
-    volume: float = 0.0  # dB, beside the request's
+    language: str | None = None  # None: the request's language
+    speed: float = 1.0  # factor that multiplies the request's speed
+    volume: float = 0.0  # dB that are added to the request's volume
 
     def sound(self, options: SoundOptions) -> SoundOptions:
-        """Return a request's options as they are for this part, within the limits of both."""
+        """Return a request's options with this part's speed and volume, clipped to the limits."""
         speed = min(max(options.speed * self.speed, MIN_SPEED), MAX_SPEED)
         volume = min(max(options.volume + self.volume, MIN_VOLUME), MAX_VOLUME)
         return replace(options, speed=speed, volume=volume)
@@ -261,32 +261,32 @@ class StepResult:
     codes: np.ndarray  # [num_rows, num_frames, num_code_groups] int32; rows past the count are 0
     num_frames: tuple[int, ...]  # frames drawn, per row
     ended: tuple[bool, ...]  # EOS was drawn after those frames, per row
-    # Rows whose streams are lost, after the frames that they have, and why; the others go on.
+    # Row -> the error that ended its stream, after the frames that the row has; other rows go on.
     failures: Mapping[int, QwenTTSError] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class AudioChunk:
-    """A piece of speech as it leaves the engine.
+    """A piece of speech.
 
-    If the request changes the sound, `samples` are the changed ones, which may be more or fewer
-    than the frames' own.
+    If the request changes the sound, `samples` are the changed ones, whose number may differ from
+    that of the frames' own samples.
     """
 
-    samples: np.ndarray  # [num_frames * samples_per_frame] int16; of a pause, its silence
+    samples: np.ndarray  # [num_frames * samples_per_frame] int16; for a pause, its silence
     sample_rate: int
     frame_index: int  # first frame of this chunk, counted over the whole utterance
     num_frames: int
     t_ms: float  # milliseconds since the request was made
     is_last: bool = False  # a last chunk may be empty and carry only the reason
     finish_reason: FinishReason | None = None
-    start_s: float = 0.0  # seconds that are heard before it
+    start_s: float = 0.0  # seconds of audio before this chunk
     manner: Manner = field(default_factory=Manner)  # the manner of the chunk's part
     pause_s: float = 0.0  # length of a pause in the text, which is a chunk of its own
 
     @property
     def end_s(self) -> float:
-        """Seconds that are heard up to its end."""
+        """Seconds of audio up to the end of this chunk."""
         return self.start_s + len(self.samples) / self.sample_rate
 
     @property

@@ -12,8 +12,8 @@ from typing import Any, NoReturn, Self
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-# A second signal within this time asks for the end that the first one began. A later one means
-# that the program hangs, or that a library swallowed the first.
+# A second signal within this time repeats the request of the first. A later one means that the
+# program hangs, or that a library swallowed the first.
 GRACE_S = 5.0
 
 Handler = Callable[[int, FrameType | None], Any] | int | None
@@ -68,7 +68,7 @@ class GracefulExit:
             return
         self._came_at = now
         if loop := _running_loop():
-            # Between tasks: a task would keep the exception for itself and log it.
+            # Raised between tasks: a task would store the exception, and asyncio would log it.
             loop.call_soon_threadsafe(_interrupt)
         else:
             _interrupt()

@@ -57,20 +57,20 @@ class TTSEngine(OfficialNames):
     Args:
         loaded: a checkpoint, from `loading.load`.
         backend: "auto", "kernel", "graph", "cpu", "torch", "emulation" or "coreml"; the attribute
-            `backend` is the one that runs, and `why` the reason for it.
+            `backend` names the backend that runs, and `why` the reason for it.
         device: "cpu", "cuda", "cuda:1"; None: a GPU if there is one.
-        dtype: "float32" or "bfloat16", or torch's dtype; None: bf16 on a GPU, the faster one on a
-            CPU. "talker=bfloat16,predictor=float32", or the reverse, is for the backends "torch"
-            and "graph".
-        weights: "int8-talker" or "int8" (talker and code predictor): half the bytes of the layers,
-            at the cost that docs/precision.md documents; None: as the checkpoint stores them.
+        dtype: "float32" or "bfloat16", or torch's dtype; None: bf16 on a GPU that has it, float32
+            in the CPU decoder. "talker=bfloat16,predictor=float32", or the reverse, is for the
+            backends "torch" and "graph".
+        weights: "int8-talker", "int8" (code predictor, too) or another of `choices.WEIGHTS`, at the
+            cost that docs/precision.md documents; None: as the checkpoint stores them.
         num_threads: threads that compute on a CPU; None: as many as speed up a model of this size,
             at most the cores that the process may use (docs/operations.md).
         num_slots: streams that are spoken at the same time; further ones wait.
         max_frames: maximum number of frames of one part of a text; sizes the KV cache.
         voices: a folder of voice files; requests name a file without its ending.
-        normalize: the meaning of "auto" in a request: "on", "off", or (again "auto") what the
-            checkpoint's config says: on for demo-voice, off for the released models, which read
+        normalize: the meaning of "auto" in a request: "on", "off", or (again "auto") the
+            choice of the checkpoint: on for demo-voice, off for the released models, which read
             most numbers themselves (docs/speech-control.md).
         lexicon: respellings of every request: a file, words with respellings, or a `Lexicon`.
         warmup: speak a sentence, greedily and at random, so that the first request is as fast as
@@ -129,7 +129,7 @@ class TTSEngine(OfficialNames):
             )
             prompts = PromptBuilder(loaded.config, decoder.embeddings)
             with memory_for(
-                f"Beside the decoder, the vocoder and its graphs for {num_slots} streams",
+                f"Next to the decoder, the vocoder and its graphs for {num_slots} streams",
                 hint="Use fewer slots, or warmup=False, which records fewer graphs.",
             ):
                 codec = loaded.codec_config, loaded.codec_decoder
@@ -180,7 +180,7 @@ class TTSEngine(OfficialNames):
         """Load a model and start its engine.
 
         Args:
-            model: hub id, folder, "demo-voice", or a random built-in ("tiny-random", ...).
+            model: hub id, folder, "demo-voice", or random weights ("tiny-random", ...).
             local_files_only: use only local files, without any network access.
             progress: show a download bar on stderr.
             options: backend, device, dtype, weights, num_threads, num_slots, max_frames, voices,
@@ -190,13 +190,13 @@ class TTSEngine(OfficialNames):
             SetupError: the requested backend cannot run on this machine.
         """
         chosen = (options.get(name) for name in ("device", "weights", "dtype"))
-        choose_backend(options.get("backend", "auto"), *chosen)  # before any file
+        choose_backend(options.get("backend", "auto"), *chosen)  # raises before a download
         files = loading.resolve(model, local_files_only=local_files_only, progress=progress)
         return cls(loading.load(files), **options)
 
     # ---- for callers -----------------------------------------------------------------------------
 
-    # Also if all of an open text has arrived when its prompt is built.
+    # This holds even if all of an open text has arrived when its prompt is built.
     _open_text_feed = "stepwise"
 
     @property
@@ -239,8 +239,8 @@ class TTSEngine(OfficialNames):
 
         With `text`, which must be the exact transcript, the voice is used in context, otherwise by
         its x-vector alone.
-        The engine remembers the last few recordings: a repeated call costs a hash. With the native
-        CPU decoder, this uses one core, so that the engine can continue to speak.
+        The engine remembers the last few recordings: a repeated call only computes a hash. With the
+        native CPU decoder, cloning uses one core, so that the engine can continue to speak.
         """
         return self._beside_speech(
             lambda: self._voices.create(
@@ -281,7 +281,7 @@ class TTSEngine(OfficialNames):
             "This takes two seconds to say, and so it has every chunk size.",
             25,
             voice=voice,
-            # In the prompt the text may have more rows than this engine allows frames.
+            # Stepwise, the decoder would refuse a text with more rows than `max_frames`.
             text_feed="full",
             first_chunk_frames=1,
         )
@@ -292,14 +292,14 @@ class TTSEngine(OfficialNames):
 def _native_vocoder(
     config: CodecConfig, tensors: dict[str, Tensor], pool: CpuPool, running: Backend
 ) -> tuple[CpuVocoder | None, Backend]:
-    """Create the vocoder in the decoder's threads; None if that is impossible and "auto" chose
-    them.
+    """Create the native vocoder, which runs in the decoder's threads.
 
     Returns:
-        The vocoder, and `running` with what replaces it in its reason.
+        The vocoder and `running`; or, if the vocoder cannot run and "auto" chose the backend, None
+        and `running` with a reason that names PyTorch's vocoder.
     Raises:
-        UnsupportedModel, SetupError: the backend was asked for by its name.
-        OutOfMemory: nothing replaces the vocoder for that, as `load_decoder` has it.
+        UnsupportedModel, SetupError: the vocoder cannot run, and the user chose the backend.
+        OutOfMemory: the vocoder does not fit; as in `load_decoder`, nothing replaces it.
     """
     try:
         vocoder = CpuVocoder(config, tensors, pool)
@@ -308,5 +308,5 @@ def _native_vocoder(
             raise
         logger.warning("%s The vocoder is PyTorch's instead, which takes twice as long.", error)
         return None, replace(running, why=f"{running.why}; the vocoder by PyTorch: {error.what}")
-    cpu_threads.limit_this_thread(1)  # torch's own spin for milliseconds, on the pool's cores
+    cpu_threads.limit_this_thread(1)  # torch's threads spin for milliseconds, on the pool's cores
     return vocoder, running

@@ -32,11 +32,11 @@ _COUNT_BYTES = 4
 
 # A name is also a file name: one component of a path, and not a hidden one.
 _NAME = re.compile(r"(?!\.)[^/\\:\x00-\x1f]{1,80}")
-_NAME_BYTES = 200  # file systems take 255; the ending and a mark while writing need some
+_NAME_BYTES = 200  # file systems allow 255; the ending and a temporary suffix need the rest
 
 
 class MakesVoices(Protocol):
-    """What `Voice.from_audio` needs of an engine."""
+    """The method of an engine that `Voice.from_audio` calls."""
 
     def create_voice(self, *args: Any, **options: Any) -> Voice:
         """Clone a voice from a recording."""
@@ -192,7 +192,7 @@ def save_presets(path: str | Path, voices: Iterable[Voice]) -> None:
     """Write the x-vectors of `voices` as a `voice_presets.bin`; codes and transcripts are left out.
 
     Raises:
-        UsageError: a name is too long, a voice has no x-vector, or they differ in width.
+        UsageError: a name is too long, a voice has no x-vector, or x-vectors differ in width.
         OutputError: the file cannot be written.
     """
     voices = list(voices)
@@ -201,7 +201,7 @@ def save_presets(path: str | Path, voices: Iterable[Voice]) -> None:
     for voice in voices:
         name = voice.name.encode()
         if len(name) >= _PRESET_NAME_BYTES:
-            raise UsageError(f"{voice.name!r} has {len(name)} bytes; presets allow 63.")
+            raise UsageError(f"{voice.name!r} has {len(name)} bytes; a presets file allows 63.")
         if voice.x_vector is None or len(voice.x_vector) != width:
             raise UsageError(f"{voice.name!r} has no x-vector of the same width as the others.")
         data += name.ljust(_PRESET_NAME_BYTES, b"\0") + voice.x_vector.astype("<f4").tobytes()

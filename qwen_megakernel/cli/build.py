@@ -7,7 +7,7 @@ from qwen_megakernel.choices import DEFAULT_MODEL, WEIGHTS, WEIGHTS_HELP, Int8Fo
 from qwen_megakernel.cli import options, parsing
 from qwen_megakernel.errors import UsageError
 
-# Values of --arch that are no GPU's.
+# Values of --arch that name no GPU.
 EMULATION = "emulation"  # the kernel's sources for this CPU
 CPU = "cpu"  # the CPU decoder, for each instruction set
 
@@ -29,7 +29,7 @@ def build(args: argparse.Namespace) -> int:
         return 0
     check_weights(args.weights, "kernel")
     stacks = Int8Format.parse(args.weights).stacks if args.weights else ()
-    # The dimensions of released models are known without their files: nothing is downloaded.
+    # The dimensions of released models are known without a download.
     name = hub.RELEASED.get(args.model, args.model)
     if name in random_configs.RECIPES:
         model = config.parse_model_config(random_configs.model_config(name))
@@ -61,7 +61,7 @@ def add_command(commands: Any) -> None:
         "--arch",
         metavar="LIST",
         help="targets: sm_90a,sm_120,... (GPUs), cpu (the CPU decoder, for every instruction set "
-        "of such machines), emulation (the kernel on this CPU) (default: this GPU, else cpu)",
+        "of this architecture), emulation (the kernel on this CPU) (default: this GPU, else cpu)",
     )
     add(
         "--dtype",

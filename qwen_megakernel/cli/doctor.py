@@ -104,7 +104,7 @@ def processor(root: Path = Path("/")) -> str:
         lines = (root / "proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux
         lines = []
-    # The lines of the first core. ARM has no name there, only its designer's numbers.
+    # The lines of the first core. On ARM they have no name, only the designer's numbers.
     found = {k.strip(): v.strip() for k, _, v in (line.partition(":") for line in reversed(lines))}
     name = found.get("model name") or platform.processor() or platform.machine()
     keys = ("cpu family", "model") if "model" in found else ("CPU implementer", "CPU part")

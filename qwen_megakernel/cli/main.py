@@ -11,7 +11,7 @@ from qwen_megakernel.errors import UsageError
 
 
 def download(args: argparse.Namespace) -> int:
-    """Download a model's files unless they are here already, and print their folder."""
+    """Download a model's files unless this machine has them, and print their folder."""
     import shutil
 
     from qwen_megakernel.checkpoint import loading
@@ -98,7 +98,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="MODEL",
         help="hub id of the model, such as Qwen/Qwen3-TTS-12Hz-0.6B-Base",
     )
-    add("--to", metavar="DIR", help="folder to copy the files to as well")
+    add("--to", metavar="DIR", help="folder to which the files are copied, too")
     options.add_verbosity(command)
 
     command = parsing.new_command(commands, "doctor", doctor, "describe this machine")

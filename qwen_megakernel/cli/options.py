@@ -131,7 +131,7 @@ def add_speech_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_text_format_option(parser: argparse.ArgumentParser) -> None:
-    """--text-format."""
+    """Add --text-format."""
     parser.add_argument(
         "--text-format",
         default="plain",
@@ -154,7 +154,7 @@ def add_subtitles_option(parser: argparse.ArgumentParser) -> None:
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     """Add --seed, --max-frames and the sampling options that every family of models has."""
     add = parser.add_argument
-    add("--seed", type=int, help="number that makes speech repeatable (default: drawn, printed)")
+    add("--seed", type=int, help="number that makes speech repeatable (default: random, printed)")
     add(
         "--max-frames",
         type=int,
@@ -164,9 +164,9 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--greedy", action="store_true", help="take the likeliest codes instead of sampling")
     knobs: tuple[tuple[str, Callable[[str], float], str], ...] = (
-        ("temperature", parsing.temperature, "how varied to draw: the logits are divided by it"),
+        ("temperature", parsing.temperature, "how varied the codes are: it divides the logits"),
         ("top-k", int, "how many of the likeliest codes to draw from; 0: all"),
-        ("top-p", float, "share of the probability whose likeliest codes to draw from; 1: all"),
+        ("top-p", float, "draw only from the likeliest codes, of this total probability; 1: all"),
         ("repetition-penalty", float, "factor that makes codes drawn before less likely; 1: none"),
     )
     for name, kind, meaning in knobs:
@@ -252,10 +252,10 @@ def _voice(args: argparse.Namespace, tts: "SpeechEngine") -> "str | Voice | None
 
 
 def require_cloning(tts: "SpeechEngine", words: str) -> None:
-    """Refuse to clone with a model that cannot.
+    """Raise an error if the model cannot clone voices.
 
     Args:
-        words: the option or command that asks for it.
+        words: the option or command that needs it.
     Raises:
         UsageError: the model has no speaker encoder.
     """
@@ -322,7 +322,7 @@ def engine_from_args(args: argparse.Namespace, **options: Any) -> "SpeechEngine"
     from qwen_megakernel.native import cpu_threads
 
     report_compiling(args)
-    # PyTorch's limit for threads beside the engine's own, which read recordings, for example.
+    # PyTorch's limit for threads other than the engine's, such as one that reads a recording.
     most = min(cpu_threads.available_cores(), torch.get_num_threads())
     torch.set_num_threads(args.threads or most)
     engine = families.load_engine(
@@ -365,7 +365,7 @@ def report_engine(args: argparse.Namespace, engine: "SpeechEngine") -> None:
 
 
 def report_compiling(args: argparse.Namespace) -> None:
-    """Log compilations and their durations, unless --quiet or --debug sets the level."""
+    """Log compilations and their durations, unless --quiet or --debug sets the log level."""
     from qwen_megakernel.native import compiling
 
     level = logging.NOTSET if args.quiet or args.debug else logging.INFO

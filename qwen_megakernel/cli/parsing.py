@@ -66,7 +66,7 @@ class Parser(argparse.ArgumentParser):
         self.register("type", float, number)
 
     def error(self, message: str) -> NoReturn:
-        """Print the error and exit with 2; argparse would print the usage of all options before."""
+        """Print the error and exit with 2; argparse itself would first print all options."""
         self.exit(2, f"{self.prog}: error: {message}\n{self.prog} --help explains all options.\n")
 
     # argparse's stub has overloads, one for each type of `namespace`.
@@ -86,7 +86,7 @@ class Parser(argparse.ArgumentParser):
 def new_command(
     commands: Any, name: str, run: Callable[[argparse.Namespace], int], summary: str
 ) -> Any:
-    """Add a command, `run` with its docstring as description, to the subparsers `commands`."""
+    """Add a command that calls `run`, described by the docstring of `run`, to `commands`."""
     command = commands.add_parser(name, help=summary, description=run.__doc__)
     command.set_defaults(run=run)
     return command

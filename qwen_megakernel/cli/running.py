@@ -60,7 +60,7 @@ def read_speech(
         text_format: one of `choices.TEXT_FORMATS`.
     Raises:
         UsageError: the text is empty or too long, a format of audio or subtitles is unknown, or
-            it has not the sample rate.
+            the audio format does not have the encoding or the sample rate.
         MarkupError: the markup of the text is broken.
         OutputError: a file cannot be written.
     """
@@ -112,7 +112,7 @@ def write_output(data: bytes) -> None:
 
 @contextlib.contextmanager
 def needed(*extras: str, by: str, also: Sequence[str] = ()) -> Iterator[None]:
-    """Exit with the packages to install if the block cannot import one.
+    """Exit with a pip command if the block cannot import a package.
 
     Args:
         extras: this package's extras that bring the packages that the block imports.
@@ -131,8 +131,8 @@ def wait_passively() -> None:
     """Let PyTorch's threads sleep while they wait for each other, unless the user set a policy.
 
     By default they wait in a loop that keeps their cores busy: if another program has the core of
-    the thread they wait for, all of them wait until that program gives it up. OpenMP reads the
-    variable when it is loaded, so a command must call this before it imports torch.
+    the thread that they wait for, all of them wait until that program releases the core. OpenMP
+    reads the variable when it is loaded, so a command must call this before it imports torch.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -151,11 +151,11 @@ def run(main: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> 
     end = GracefulExit()
     try:
         with end:
-            # Before torch, which would import it from C++ and swallow a Ctrl-C there.
+            # numpy comes before torch, which would import it from C++ and swallow a Ctrl-C there.
             import numpy  # noqa: F401
 
             code = main(args)
-            if sys.stdout:  # None where the caller closed it
+            if sys.stdout:  # None if the caller closed it
                 sys.stdout.flush()  # here, where an error can still be reported
             return code
     except QwenTTSError as error:
@@ -179,8 +179,8 @@ def run(main: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> 
 
 
 def _has_output_failed() -> bool:
-    """Return whether standard output fails; drops what it has not taken, which Python would report
-    at exit."""
+    """Return whether standard output fails; if so, drop its unwritten data, on which Python would
+    report an error at exit."""
     try:
         if sys.stdout:
             sys.stdout.flush()

@@ -243,7 +243,7 @@ def _settings(args: argparse.Namespace) -> "ServerSettings":
         raise UsageError(f"--max-chars is {args.max_chars}; the engine takes {MAX_CHARS} at most.")
     if args.slots > MAX_SLOTS:
         raise UsageError(
-            f"--slots is {args.slots}; {MAX_SLOTS} at most.",
+            f"--slots is {args.slots}; it must be {MAX_SLOTS} or less.",
             "Each slot reserves the memory of a whole stream at the start.",
             "Requests beyond the slots wait; --max-queue limits how many.",
         )
@@ -270,7 +270,7 @@ def _engine_maker(args: argparse.Namespace, settings: "ServerSettings") -> Calla
         limits = {} if args.max_frames is None else {"max_frames": args.max_frames}
         engine = options.engine_from_args(args, num_slots=args.slots, **limits)
         if settings.voice_fallback is not None:
-            engine.find_voice(settings.voice_fallback)  # refuses an unknown one now
+            engine.find_voice(settings.voice_fallback)  # raises an error now if it is unknown
         freeze_garbage_collector()
         if not args.quiet:
             print("ready", file=sys.stderr)

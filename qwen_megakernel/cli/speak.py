@@ -54,8 +54,8 @@ def read_text(args: argparse.Namespace) -> str:
     if args.stdout and args.loudness is not None:
         raise UsageError(
             "--stdout and --loudness cannot be combined.",
-            "Samples leave while they are made; how loud the whole is, is known at its end.",
-            "--volume is in dB.",
+            "Samples are written before the loudness of the whole speech is known.",
+            "Write to a file with --output, or use --volume, in dB.",
         )
     if args.stdout and args.encoding != "pcm":
         raise UsageError(
@@ -70,10 +70,10 @@ def read_text(args: argparse.Namespace) -> str:
 def write_speech(
     args: argparse.Namespace, tts: "SpeechEngine", stream: "SpeechStream", text: str
 ) -> None:
-    """Write a stream where the options say; `text` estimates its length for the progress bar.
+    """Write a stream to the outputs in `args`; the length of `text` scales the progress bar.
 
     Raises:
-        UsageError: nothing is heard of the speech, so no file is written.
+        UsageError: the speech is all silence, which was cut, so there is nothing to write.
         OutputError: a file cannot be written.
     """
     import numpy as np

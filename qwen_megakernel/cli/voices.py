@@ -203,7 +203,7 @@ def _check_free(paths: list[Path], *, force: bool) -> None:
 
 
 def _replaced(path: Path) -> str:
-    """Return what to append to the line about a file that is to be written."""
+    """Return " (replaced)" if a file that will be written exists already, else nothing."""
     return " (replaced)" if path.exists() else ""
 
 

@@ -4,7 +4,7 @@ Read `speech_engine` first (what the caller holds), then `stream` (a stream as i
 and `stream_state` (as the engine sees it), `stages` (what a decoder, prompts and a vocoder must
 offer), `step_loop` (the engine's one thread), `slots` (which stream holds which slot), `delivery`
 (from frames to chunks) and `runaway_guard`. `speech` is a whole utterance; `codes_file` reads and
-writes codes, `codes_dump` those of every utterance.
+writes codes, `codes_dump` writes those of every utterance.
 
 Other rooms take `SpeechEngine`, `SpeechStream`, `Speech`, `Stages` and its three protocols, and
 `codes_file`.

@@ -1,4 +1,4 @@
-"""The codes of finished utterances, in a file that a variable of the environment names."""
+"""Writes the codes of finished utterances to a file that an environment variable names."""
 
 import contextlib
 import logging
@@ -19,10 +19,7 @@ DUMP_CODES_VARIABLE = "TTS_DUMP_CODES"
 
 
 class CodesDump:
-    """Writes the codes of finished utterances to the file that the variable names, oldest first.
-
-    The first utterance replaces an existing file, later ones are appended.
-    """
+    """The dump of an engine: its first utterance replaces the file, later ones go to its end."""
 
     def __init__(self) -> None:
         self._begun: str | None = None  # the file that this engine has written to
@@ -30,7 +27,7 @@ class CodesDump:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Write nothing in the block: a warm-up is no utterance of a caller."""
+        """Write nothing during the block, such as a warm-up, which no caller requested."""
         self._is_paused = True
         try:
             yield

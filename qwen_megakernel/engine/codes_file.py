@@ -10,9 +10,9 @@ import numpy as np
 
 from qwen_megakernel.errors import OutputError, UsageError
 
-MIN_JUDGED_FRAMES = 20  # in shorter speech the pauses at its ends weigh too much
-MIN_JUDGED_CODES = 64  # for figures over all groups together
-# Share of a group's frames; in a healthy voice, pauses have one value in 0.35.
+MIN_JUDGED_FRAMES = 20  # in shorter speech, pauses at the ends weigh too much
+MIN_JUDGED_CODES = 64  # the same for figures over all groups together
+# Share of a group's frames that have one value; the pauses of a healthy voice make it 0.35.
 MOST_OF_A_GROUP = 0.75
 
 
@@ -36,7 +36,7 @@ def read(path: Path) -> np.ndarray:
         UsageError: the file is missing, empty, or not a table of integers.
     """
     try:
-        rows = path.read_text(encoding="utf-8").split("\n")  # numpy's own error would not say why
+        rows = path.read_text(encoding="utf-8").split("\n")  # numpy's error would lack the reason
         if not any(map(str.strip, rows)):
             raise UsageError(f"{path} holds no frames.")
         return np.loadtxt(rows, dtype=np.int64, delimiter="\t", ndmin=2)
@@ -53,13 +53,13 @@ def describe(codes: np.ndarray) -> dict[str, float | int | list[int]]:
     """Compute figures that distinguish a healthy dump from a stuck one.
 
     Returns:
-        `frames`; `entropy_bits`, the mean over groups of the entropy of each group's histogram,
-        with the least and the largest of them; mean and standard deviation of code 0 and of all
-        others; `stuck_groups`, groups that hold one value throughout, and `single_value_groups`,
-        those that hold it in `MOST_OF_A_GROUP`; of all groups together, `top_code`, the commonest
+        `frames` and `groups`; `entropy_bits`, the entropy of each group's histogram (mean over
+        groups, lowest and highest); mean and standard deviation of code 0 and of all other codes;
+        `stuck_groups`, in which all frames have one value, and `single_value_groups`, in which more
+        than `MOST_OF_A_GROUP` of them do; over all groups together, `top_code`, the commonest
         value, and `max_code`, the largest, each with its share of all codes; `repeat_rate`, the
         share of frames whose code 0 equals the previous frame's; `entropy_drop_bits`, entropy of
-        code 0 in the first half less that in the second; `unique_code_0`.
+        code 0 in the first half minus that in the second; `unique_code_0`, its different values.
     """
     code_0, others, half = codes[:, 0], codes[:, 1:], len(codes) // 2
     entropies = [_entropy_bits(group) for group in codes.T]
@@ -94,7 +94,7 @@ def describe(codes: np.ndarray) -> dict[str, float | int | list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """The usual values of a figure, in words, and whether its own value is suspicious."""
+    """The usual values of a figure, in words, and whether its actual value is suspicious."""
 
     description: str
     is_suspicious: bool = False
@@ -118,7 +118,7 @@ def expectations(figures: Mapping[str, Any]) -> dict[str, Expectation]:
         limits["max_code_share"] = ("below 0.1", -math.inf, 0.15)
     if frames < MIN_JUDGED_FRAMES:
         found = dict.fromkeys(figures, Expectation(""))
-        few = f"too few to judge the figures of each group: {MIN_JUDGED_FRAMES} at least"
+        few = f"too few to judge the figures of each group: {MIN_JUDGED_FRAMES} are needed"
         found["frames"] = Expectation(few)
     else:
         found = dict.fromkeys(figures, Expectation("depends on the codec and the voice"))
@@ -127,7 +127,7 @@ def expectations(figures: Mapping[str, Any]) -> dict[str, Expectation]:
         limits |= {
             "entropy_bits": (f"{0.75 * most:.1f} to {most:.1f}", 0.5 * most, math.inf),
             "entropy_min_bits": (f"above {0.6 * most:.1f}", 0.3 * most, math.inf),
-            "repeat_rate": ("below 0.2, in pauses more", -math.inf, 0.5),
+            "repeat_rate": ("below 0.2, more in pauses", -math.inf, 0.5),
             "entropy_drop_bits": ("-1 to 1", -math.inf, 2.0),
             "unique_code_0": (f"above {frames // 2}", frames / 4, math.inf),
         }

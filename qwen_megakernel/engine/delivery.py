@@ -1,8 +1,8 @@
-"""From drawn frames to chunks: runs the vocoder for the most urgent streams, and delivers.
+"""Turns drawn frames into chunks: runs the vocoder for the most urgent streams, and delivers.
 
 On a GPU a chunk is started in one turn of the step loop and delivered in the next, while the
-following frames are being drawn. On a CPU decoder and vocoder share the cores, so each chunk is
-delivered before the next is begun, the most urgent first.
+following frames are being drawn. On a CPU, decoder and vocoder share the cores, so each chunk, the
+most urgent first, is delivered before the next one is begun.
 """
 
 import math
@@ -25,12 +25,12 @@ HUNGRY_S, FAR_AHEAD_S = 0.5, 2.0
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Frames of some streams in the vocoder, of each the same number."""
+    """Frames that the vocoder turns into audio: equally many of each stream."""
 
     streams: list[ActiveStream]
     codes: list[list[np.ndarray]]  # for each stream, [num_code_groups] for each frame
     samples: HostCopy  # [num_streams, num_samples] float32
-    spent_ms: float  # on the start of the vocoder
+    spent_ms: float  # time that starting the vocoder took
 
 
 class ChunkDelivery:
@@ -39,7 +39,7 @@ class ChunkDelivery:
     Args:
         vocoder: turns frames into samples.
         table: holds the streams, and ends those that fail.
-        spent: the vocoder's time is added to it.
+        spent: collects the vocoder's time.
         is_asynchronous: the vocoder returns before the device is done.
     """
 

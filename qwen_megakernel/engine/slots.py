@@ -176,7 +176,7 @@ class ActiveStream:
 
 
 class SlotTable:
-    """Streams, from their submission to their end. Only the worker thread uses it.
+    """Streams, from their submission to their end. Only the worker thread uses the table.
 
     Args:
         num_slots: streams that are spoken at the same time; the others wait.
@@ -218,7 +218,7 @@ class SlotTable:
 
     def drop_cancelled(self) -> None:
         """End the streams that their callers have closed."""
-        for stream in self.waiting.copy():  # other threads append meanwhile
+        for stream in self.waiting.copy():  # other threads may append to it
             if stream.state.cancelled:
                 self.waiting.remove(stream)
                 self._finish(stream, "cancelled")
@@ -274,7 +274,7 @@ class SlotTable:
 
     def end_failed(self, streams: Sequence[ActiveStream], result: StepResult) -> None:
         """End the streams that a step has lost, and count launches in a row that hung."""
-        errors = {id(error): error for error in result.failures.values()}  # one for many streams
+        errors = {id(error): error for error in result.failures.values()}  # streams may share one
         failures = {key: self._failure_of(error) for key, error in errors.items()}
         if not any(isinstance(error, KernelTimeout) for error in failures.values()):
             self._num_timeouts = 0  # the launches that hung before were accidents

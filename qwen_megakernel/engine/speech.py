@@ -25,7 +25,7 @@ class Speech:
     seed: int
     parts: int
     timings: dict[str, float]
-    spoken_text: str = ""  # what the model was given: numbers in words
+    spoken_text: str = ""  # the text that the model received, with numbers as words
     _words: Callable[[], list[TimedWord]] = field(default=list, repr=False, compare=False)
     _segments: Callable[[], list[Segment]] = field(default=list, repr=False, compare=False)
 
@@ -43,10 +43,9 @@ class Speech:
         """Write the audio; the extension picks the format (wav, flac, ogg, mp3).
 
         Args:
-            encoding: of a wav file: "pcm" (16-bit), "ulaw" or "alaw".
+            encoding: encoding of a wav file: "pcm" (16-bit), "ulaw" or "alaw".
         Raises:
-            UsageError: there is no such format or encoding, or it has not the sample rate.
-            OutputError: the path cannot be written.
+            UsageError, OutputError: see `audio.write_wav`.
         """
         audio.write_wav(path, self.audio, self.sample_rate, encoding)
 
@@ -73,7 +72,7 @@ class Speech:
             parts=stream.num_parts,
             timings=stream.timings,
             spoken_text=stream.spoken_text,
-            # Found when they are asked for. The stream itself would keep the engine.
+            # Computed on demand. A reference to the stream would keep the engine alive.
             _words=partial(stream._timer.words, stream.written_text, stream.spoken_pieces),
             _segments=partial(stream._timer.segments, stream.written_text, stream.spoken_pieces),
         )

@@ -43,9 +43,9 @@ class SpeechEngine(ABC):
 
     Args:
         build: makes the stages, on the loop's thread.
-        sample_rate: of the audio, in Hz.
+        sample_rate: samples per second of the audio.
         seconds_per_frame: the duration of one frame of codes.
-        reading: how texts are read; None: as they are written, if the request does not say more.
+        reading: how texts are read; None: as they are written, unless a request sets options.
     """
 
     files: Files
@@ -53,14 +53,14 @@ class SpeechEngine(ABC):
     why: str  # the reason for this backend
     device: torch.device
     dtype: torch.dtype
-    predictor_dtype: torch.dtype | None = None  # of the code predictor, if it is not dtype
-    max_frames: int  # of one part of a text
+    predictor_dtype: torch.dtype | None = None  # the code predictor's dtype; None: `dtype`
+    max_frames: int  # most frames of one part of a text
     num_slots: int  # streams spoken at the same time
-    _sampling: Sampling  # of requests without options of their own
-    _sound = SoundOptions()  # the same
-    _high_pass: float | None = None  # Hz; of every stream's sound
+    _sampling: Sampling  # defaults for requests
+    _sound = SoundOptions()  # defaults for requests
+    _high_pass: float | None = None  # cutoff of a filter on every stream, in Hz; None: no filter
     ignores_instruct = False  # the model was not trained with instructions, but may be given one
-    _read_languages: Sequence[str] | None = None  # of texts that the model reads; None: not known
+    _read_languages: Sequence[str] | None = None  # languages that the model reads; None: unknown
     _open_text_feed = "auto"  # `text_feed` of a text that arrives in pieces
     can_clone = False  # `create_voice` works
     takes_phonemes = False  # texts are phonemes
@@ -76,13 +76,13 @@ class SpeechEngine(ABC):
         self.sample_rate, self.seconds_per_frame = sample_rate, seconds_per_frame
         self._reading = reading or Reading()
         self._codes_dump = CodesDump()
-        # Threads that begin when a coroutine reads a sound that is changed and end with the engine;
-        # an event loop waits for its own when it is left, after Ctrl-C as well.
+        # Streams that coroutines read change their sound in these threads: an event loop would wait
+        # for threads of its own when it ends, even after Ctrl-C.
         self._workers = ThreadPoolExecutor(thread_name_prefix="sound")
         self._loop = StepLoop(build, on_finished=self._codes_dump)
-        # Threads that compute on a CPU: those of the loop's thread, not of this one.
+        # PyTorch's number of CPU threads in the loop's thread, which computes; here it may differ.
         self.num_threads: int = self._loop.run(torch.get_num_threads)
-        # Also runs when the engine is dropped, and before the interpreter stops its threads.
+        # Also called when the engine is collected, and at exit, while threads still run.
         self._close = weakref.finalize(self, self._loop.close)
 
     @property
@@ -95,7 +95,7 @@ class SpeechEngine(ABC):
 
     @property
     def normalizes(self) -> bool:
-        """Whether texts are read in words where a request leaves normalize at "auto"."""
+        """Whether numbers are read as words in requests that leave normalize at "auto"."""
         return self._reading.is_on
 
     # ---- what a family defines -------------------------------------------------------------------
@@ -113,7 +113,7 @@ class SpeechEngine(ABC):
     @property
     @abstractmethod
     def default_voice(self) -> str | None:
-        """The voice of a request that names none; None: no particular one."""
+        """The voice of a request that names none; None: there is no default."""
 
     @abstractmethod
     def find_voice(self, voice: str | Voice | None) -> str | Voice | None:
@@ -124,7 +124,7 @@ class SpeechEngine(ABC):
         """Encode the text of a request, or raise if the model cannot speak it.
 
         Args:
-            request: its voice is from `find_voice`; its text is None if it comes through `feed`.
+            request: its voice is from `find_voice`; text None: the text comes through `feed`.
         """
 
     @abstractmethod
@@ -184,20 +184,20 @@ class SpeechEngine(ABC):
                 them as they are written, "auto" is the engine's choice (docs/speech-control.md).
             lexicon: respellings of this request, before the engine's own: a file, words with their
                 respellings, or a `Lexicon`.
-            speed: 0.25 .. 4; 2 is heard in half the time, at the same pitch.
-            volume: in dB, -60 .. 20; louder sound is limited and does not clip.
-            sample_rate: of the chunks, 8000 .. 48000 Hz; None: `sample_rate` of the engine.
+            speed: 0.25 .. 4; at 2, speech takes half the time, at the same pitch.
+            volume: change of volume in dB, -60 .. 20; a limiter prevents clipping.
+            sample_rate: rate of the chunks, 8000 .. 48000 Hz; None: `sample_rate` of the engine.
             leading_silence, trailing_silence: the longest silence before the first sound and after
                 the last, 0 .. 60000 ms; None: the values of the checkpoint's config, or no limit.
             sampling: do_sample, temperature, top_k, top_p, repetition_penalty and their
-                subtalker_ forms; None or absent: generation_config.json.
+                subtalker_ forms; None or absent: the value in generation_config.json.
         Raises:
             UsageError: the request can never work, or an option does not exist; no stream was
                 started. A `MarkupError` names the line and column where the markup of `text` is
                 broken. If the text comes through `feed`, the stream raises it after the speech of
                 the text before the error.
-            SetupError: the text of a trained voice needs espeak-ng, or sample_rate soxr, which is
-                not installed.
+            SetupError: espeak-ng, which the text of a trained voice needs, or soxr, which
+                sample_rate needs, is not installed.
             EngineClosed: the engine is closed.
         """
         if sampling.pop("loudness", None) is not None:
@@ -265,7 +265,7 @@ class SpeechEngine(ABC):
     def _request_text(
         self, language: str | None, text_format: str, normalize: str, lexicon: Lexicon | None
     ) -> RequestText:
-        """Return an empty text that reads what the request will give it."""
+        """Return an empty `RequestText`, to which the request's text is then added."""
         check_text_format(text_format)
         has_markup = text_format != "plain"
         name = self._language_name(language)
@@ -285,7 +285,7 @@ class SpeechEngine(ABC):
     def _encode_passages(
         self, request: SpeechRequest, passages: Sequence[Passage]
     ) -> tuple[EncodedText, deque[TextPart]]:
-        """Encode the words to speak of a complete text.
+        """Encode the passages of a complete text as parts.
 
         Raises:
             EmptyText, TextTooLong: see `cleaning.validate`.
@@ -307,14 +307,14 @@ class SpeechEngine(ABC):
         return encoded, parts
 
     def _spoken_language(self, language: str) -> str | None:
-        """Return the model's name of a language; None: it does not speak it."""
+        """Return the model's name of a language; None: the model does not speak it."""
         try:
             return resolve_language(language, self.languages)
         except UnknownLanguage:
             return None
 
     def _language_name(self, language: str | None) -> str:
-        """Return the language that a text is read in; a model of one language always has that."""
+        """Return the language to read a text in; if a model has only one, "auto" stands for it."""
         name = (language or AUTO).strip().lower()
         own = [each for each in self.languages if each != AUTO]
         if name == AUTO and len(own) == 1:
@@ -346,7 +346,7 @@ class SpeechEngine(ABC):
         """Speak `text` and return all of it; the other options are those of `stream`.
 
         Args:
-            loudness: in LUFS, -40 .. -5, of the whole speech; needs the extra `loudness`.
+            loudness: loudness of the whole speech in LUFS, -40 .. -5; needs the extra `loudness`.
         """
         options.setdefault("first_chunk_frames", options.get("chunk_frames", 10))
         if loudness is None:

@@ -1,6 +1,6 @@
 """The protocols of decoder, prompts and vocoder that the step loop drives.
 
-`FrameDecoder`, `PromptBuilder` and `Vocoder` are those of Qwen3-TTS; `sheen` has its own three.
+`FrameDecoder`, `PromptBuilder` and `Vocoder` implement them for Qwen3-TTS; `sheen` has its own.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ class Prompts(Protocol):
 
 
 class FrameVocoder(Protocol):
-    """Turns codec frames into PCM, in chunks that together equal the whole."""
+    """Turns codec frames into PCM, in chunks that, joined, equal the PCM of the whole utterance."""
 
-    lookahead: int  # frames it must see after those that it turns into audio; 0: it is causal
+    lookahead: int  # frames it needs after those that it turns into audio; 0: it is causal
 
     def new_state(self) -> Any:
         """Return the state of a stream before its first frame."""
@@ -83,7 +83,7 @@ class FrameVocoder(Protocol):
         """Advance a state over frames without computing their audio."""
 
     def step(self, codes: Tensor, states: Sequence[Any]) -> Tensor:
-        """[n, num_frames, num_code_groups] -> [n, num_frames * samples_per_frame] float32.
+        """[n, num_frames, num_code_groups] codes -> [n, num_frames * samples_per_frame] float32.
 
         Where `lookahead` is not 0, a third argument [n, k, num_code_groups] has the frames after
         `codes`: `lookahead` of them, or fewer at the end of a part.

@@ -1,7 +1,7 @@
-"""The engine's thread: gives text to the slots, steps the decoder, and has chunks delivered.
+"""The engine's thread: gives text to the slots, steps the decoder, and delivers chunks.
 
 Everything but `submit`, `run`, `wake`, `interrupt` and `close` runs on one worker thread, which
-owns all device work. `slots` knows which stream holds which slot, `delivery` turns drawn frames
+owns all device work. `slots` records which stream holds which slot, `delivery` turns drawn frames
 into chunks.
 """
 
@@ -31,9 +31,9 @@ class RunningStep:
     """A step of the decoder, from its launch to its codes."""
 
     streams: list[ActiveStream]
-    parts: list[TextPart | None]  # for each stream, the part of the frames
+    parts: list[TextPart | None]  # for each stream, the part that its frames belong to
     wait: Callable[[], StepResult]
-    spent_ms: float  # on the launch
+    spent_ms: float  # time that the launch took
 
 
 class StepLoop:
@@ -41,13 +41,13 @@ class StepLoop:
 
     Where the device is asynchronous (a GPU), the next frames are being drawn while a chunk is
     delivered: a turn starts a step, delivers the chunks of the turn before, waits for the step's
-    codes, and starts the vocoder on the chunks that are due. Elsewhere a chunk is delivered in the
-    turn that drew it.
+    codes, and starts the vocoder on the chunks that are due. On a CPU, a chunk is delivered in the
+    turn that drew its frames.
 
     Args:
         build: makes the stages. It runs on the worker thread, which then owns all device work: a
-            GPU context, or on a CPU the one pool of OpenMP threads. A second pool, of the thread
-            that loaded the model, makes each step a third slower on as many cores as threads.
+            GPU context, or on a CPU the one pool of OpenMP threads. A second pool, in the thread
+            that loaded the model, would slow each step by a third with as many cores as threads.
         on_finished: called on the worker thread when a stream is over, for any reason.
     Raises:
         Exception: from `build`.
@@ -150,7 +150,7 @@ class StepLoop:
         if stages.exception():
             return
         while not self._closing:
-            self._news = False  # before the turn: later news leads to another one
+            self._news = False  # before the turn: later news leads to another turn
             try:
                 is_busy = self._turn()
             except Exception as error:  # a bug; no reader may wait for a dead thread
@@ -293,7 +293,7 @@ class StepLoop:
         return None
 
     def _collect(self, step: RunningStep) -> None:
-        """Wait for a step and take its frames; those of a part that ended meanwhile are dropped."""
+        """Wait for a step and take its frames, except those of a part that ended meanwhile."""
         started = time.perf_counter()
         with self._table.ending_on_error(step.streams):
             result = step.wait()

@@ -50,9 +50,9 @@ class SpeechStream:
         self._timer = SpeechTimer(
             state.spoken_parts, are_heard_apart=bool(self._heard and self._heard.has_parts)
         )
-        self._workers = workers  # change the sound for a coroutine; None: its loop's threads
-        self._working: asyncio.Future[list[AudioChunk]] | None = None  # on what is heard
-        self._ready: deque[AudioChunk] = deque()  # received, and not handed out yet
+        self._workers = workers  # they change the sound for coroutines; None: the event loop's
+        self._working: asyncio.Future[list[AudioChunk]] | None = None  # a `_receive` in a thread
+        self._ready: deque[AudioChunk] = deque()  # received, but not yet returned
         self._over = False
 
     @property
@@ -158,13 +158,13 @@ class SpeechStream:
                 `text` is no string.
         """
         if text is None:
-            raise UsageError("text is None; it must be a text.", hint="end_text() ends it.")
+            raise UsageError("text is None; it must be a string.", hint="end_text() ends it.")
         check_text(text=text)
         if self._text.error:
             return  # the reader gets the error after the speech of the text before it
         if self._cutter is None:
             raise UsageError(
-                "feed() on a stream whose text is complete.",
+                "feed() was called on a stream whose text is complete.",
                 hint="Open it with tts.stream(text_open=True) and feed before end_text().",
             )
         self._take(self._cutter, self._text.feed(text))
@@ -197,11 +197,11 @@ class SpeechStream:
             self._warnings.append(warning)
 
     def _receive(self, item: AudioChunk | Exception) -> list[AudioChunk]:
-        """Return the chunks to hand out for an item; none if all of its sound is held back."""
-        self._state.wake()  # a slot that waits for the reader may go on
+        """Return the chunks for the reader; none if the sound chain holds all of the item back."""
+        self._state.wake()  # a slot that waited for the reader can continue
         if isinstance(item, Exception):
             if self._heard and (rest := self._heard.rest()):
-                self._state.outbox.put(item)  # comes after it
+                self._state.outbox.put(item)  # raised after `rest` is read
                 self._timer.hear(rest)
                 return [rest]
             self._over = True
@@ -213,7 +213,7 @@ class SpeechStream:
         return chunks
 
     async def _receive_async(self) -> list[AudioChunk]:
-        """Await the next item of `_receive`; a thread works on the sound, not the event loop."""
+        """Await the next item and `_receive` it, in a thread if the sound must be changed."""
         if not self._heard:
             return self._receive(await self._state.outbox.get_async())
         if self._working is None:
@@ -222,7 +222,7 @@ class SpeechStream:
             self._working = loop.run_in_executor(self._workers, self._receive, item)
         try:
             chunks = await asyncio.shield(self._working)
-        except Exception:  # a cancelled reader is not caught: it may ask for the chunks again
+        except Exception:  # not CancelledError: the next call awaits the same work
             self._working = None
             raise
         self._working = None

@@ -82,8 +82,8 @@ class StreamState:
     num_text_tokens: int = 0  # of the parts begun so far
     finish_reason: FinishReason | None = None
     timings: dict[str, float] = field(default_factory=dict)  # milliseconds
-    heard: HeardChunks | None = None  # changes the samples; None: they are heard as they are
-    delivered_s: float = 0.0  # seconds of the samples and pauses that the reader was given
+    heard: HeardChunks | None = None  # changes the samples; None: nothing changes them
+    delivered_s: float = 0.0  # seconds of samples and pauses that were put into the outbox
 
     def deliver(
         self,
@@ -98,8 +98,8 @@ class StreamState:
         """Put a chunk into the outbox: [num_samples] int16 of `num_frames` frames.
 
         Args:
-            manner: of the part that they belong to.
-            pause_s: of a pause, which has no samples yet.
+            manner: manner of the part that the samples belong to.
+            pause_s: length of a pause, which has no samples yet.
         """
         start_s = self.delivered_s
         self.delivered_s += pause_s + len(samples) / self.sample_rate
@@ -123,11 +123,10 @@ class StreamState:
         self.deliver(np.empty(0, dtype=np.int16), len(self.codes), 0, pause_s=seconds)
 
     def lead_s(self) -> float:
-        """Return for how many seconds the reader can go on playing what it has.
+        """Return for how many seconds the reader can go on playing; -inf if it has nothing to play.
 
-        Minus infinity while the reader has nothing to play. If a sound chain changes the samples,
-        it counts what is heard, without silence that it removes or holds back. Chunks that the
-        reader has not taken yet count in full.
+        If a sound chain changes the samples, the chain's output counts, without silence that the
+        chain removes or holds back. Chunks that the reader has not taken yet count in full.
         """
         if self.heard is None:
             begun_ms = self.timings.get("first_chunk")
@@ -141,11 +140,11 @@ class StreamState:
         return progress.heard_s + untaken_s - (time.perf_counter() - progress.begun)
 
     def elapsed_ms(self) -> float:
-        """Milliseconds since the request was made."""
+        """Return the milliseconds since the request was made."""
         return (time.perf_counter() - self.started) * 1000
 
     def cancel(self) -> None:
-        """Stop after the frame that is being drawn, without waiting; a finished stream stays."""
+        """Stop after the frame that is being drawn, without waiting, unless the stream is over."""
         self.cancelled = True
         if self.finish_reason is None:
             self.interrupt()

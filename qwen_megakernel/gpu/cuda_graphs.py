@@ -16,8 +16,8 @@ class Graphs:
     """CUDA graphs by key.
 
     Recorded work must read and write tensors that stay where they are, have shapes that depend on
-    the key alone, and never wait for the device. Calling it directly then does the same, which is
-    how a CPU runs and tests it.
+    the key alone, and never wait for the device. Calling such work directly has the same effect,
+    which is how a CPU runs and tests it.
     """
 
     # "Only one capture may be underway at a time in the process" (PyTorch, torch/cuda/graphs.py).
@@ -32,8 +32,8 @@ class Graphs:
     def run(self, key: Hashable, work: Callable[[], None]) -> None:
         """Replay the work of `key`, or on first use do `work` and record it.
 
-        The first use calls `work` directly, which also warms up the libraries it calls, and once
-        more to record it, which does not execute it.
+        The first use calls `work` directly, which also warms up the libraries that it calls, and
+        once more to record it; the recording does not execute it.
         """
         graph = self._graphs.get(key)
         if graph is not None:
@@ -47,7 +47,7 @@ class Graphs:
         graph = torch.cuda.CUDAGraph()
         if not self._place:  # graphs run one after another, so they share their scratch memory
             self._place["pool"] = torch.cuda.graph_pool_handle()
-            # PyTorch's own capture stream is one for the process, on the GPU that was used first.
+            # By default PyTorch has one capture stream per process, on the first GPU that was used.
             self._place["stream"] = torch.cuda.Stream(self.device)
         with (
             self._one_at_a_time,
@@ -57,7 +57,7 @@ class Graphs:
             torch.cuda.graph(
                 graph,
                 **self._place,
-                # Other threads may use the GPU meanwhile: another engine, an adapter's reader.
+                # Other threads, such as another engine's, may use the GPU during the capture.
                 capture_error_mode="thread_local",
             ),
         ):
@@ -80,7 +80,7 @@ def uploaded(values: Tensor, device: torch.device, dtype: torch.dtype | None = N
     """Return the values on `device`, copied without waiting, as `upload` copies."""
     if device.type == "cuda" and not values.is_cuda:
         values = values.contiguous().pin_memory()
-    # Another dtype is made there: here it would be made in ordinary memory.
+    # The device changes the dtype; the CPU would do so in ordinary memory.
     return values.to(device, non_blocking=True).to(dtype or values.dtype)
 
 

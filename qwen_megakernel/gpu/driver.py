@@ -47,8 +47,8 @@ def no_gpu(demanded_by: str) -> SetupError:
     """
     return too_old() or NoGPUError(
         f"{demanded_by} needs an NVIDIA GPU; torch sees none (torch {torch.__version__}).",
-        "Without that demand the CPU path is used.",
-        'Use --backend torch --device cpu (in Python backend="torch", device="cpu"), or neither.',
+        "Without this option, the engine runs on the CPU.",
+        'Use --backend torch --device cpu (in Python backend="torch", device="cpu"), or omit both.',
     )
 
 
@@ -56,7 +56,7 @@ def too_old() -> DriverError | None:
     """Return the error for a driver that is older than this torch needs; None if it is not.
 
     Within one major version of CUDA any driver runs what a newer toolkit built (NVIDIA, "CUDA
-    Compatibility", minor version compatibility), so majors are compared.
+    Compatibility", minor version compatibility), so this compares major versions.
     """
     supported, needed = cuda_of_driver(), torch.version.cuda
     if supported is None or needed is None or supported[0] >= int(needed.split(".")[0]):
@@ -96,7 +96,7 @@ def is_built_for(capability: tuple[int, int], built_for: Sequence[str]) -> bool:
     """Return whether a torch that was built for `built_for` ("sm_86", "compute_90") runs on a GPU.
 
     Machine code runs on later minor versions of its major: an RTX 4090 (8.9) runs the sm_86 code of
-    PyTorch, which has no builds for sm_89. Code for a single GPU ("sm_90a") runs on that one. PTX
+    PyTorch, which has no builds for sm_89. Code for one GPU ("sm_90a") runs on that GPU only. PTX
     ("compute_90") is translated for any later GPU (CUDA C++ Programming Guide, "Application
     Compatibility").
     """
@@ -120,7 +120,7 @@ def lost_gpu(error: Exception) -> GPULost | None:
     """Return the error for a fault from which CUDA does not recover; None for any other `error`.
 
     After an illegal address, for example, every call of the process fails with the same error, so
-    this calls the GPU once more.
+    this function calls the GPU once more.
     """
     if "CUDA error" not in str(error) or _answers():
         return None

@@ -7,6 +7,6 @@ chooses the number of threads, and reads the quota of a container. `structs` hel
 of C headers.
 
 Other rooms take `Recipe`, `compiled`, `build_cache`, `source_folder`, `find_cxx`, `find_ninja`,
-`load`, of `cpu_library` `CpuPool`, `open_library`, `library_for`, `choose_set` and the checks of a
-call, `cpu_threads`, and `structs`.
+`load`, `cpu_threads`, `structs`, and from `cpu_library` `CpuPool`, `open_library`, `library_for`,
+`choose_set` and the checks of a call.
 """

@@ -36,7 +36,7 @@ SUFFIXES = (".cu", ".cuh", ".h", ".cpp", ".inc")  # the suffixes of a library's 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """The sources of a library, and the compiler and flags that make it of them."""
+    """The sources of a library, and the compiler and flags that build it."""
 
     name: str  # for messages, such as "the kernel for sm_90a"
     library: str  # file name of the library, such as "libqwen_tts.so"
@@ -48,8 +48,8 @@ class Recipe:
     link_flags: tuple[str, ...] = ()
     cu_language: str = ""  # flag with which the compiler reads a .cu file
     limit_seconds: float = 3600  # time after which the compiler is ended
-    # The key leaves the compiler out: the library is found after that compiler was removed or
-    # another one was installed.
+    # True: the key leaves the compiler out, so the library is found even after that compiler was
+    # removed or replaced.
     is_portable: bool = False
 
     @property
@@ -66,7 +66,7 @@ class Recipe:
 
 
 def key_of(words: Sequence[str], sources: Sequence[Path], root: Path) -> str:
-    """Hash words (of the compiler and its command) and the sources below `root`."""
+    """Return a hash of words (the compiler and its command) and of the sources below `root`."""
     digest = hashlib.sha256()
     digest.update("\0".join(words).encode())
     for path in sources:
@@ -116,10 +116,10 @@ def source_folder() -> Path:
 
 
 def sources_below(folder: Path, *, without: Sequence[str] = ()) -> tuple[Path, ...]:
-    """Return every source of a folder, sorted.
+    """Return every source in a folder and its subfolders, sorted.
 
     Args:
-        without: names of folders directly in it that are left out.
+        without: names of its direct subfolders to leave out.
     """
     return tuple(
         sorted(
@@ -133,8 +133,7 @@ def sources_below(folder: Path, *, without: Sequence[str] = ()) -> tuple[Path, .
 
 
 def build_cache() -> Path:
-    """Return $QWEN_MEGAKERNEL_BUILD_CACHE, or the folder `kernels` in the package's cache if it is
-    not set."""
+    """Return $QWEN_MEGAKERNEL_BUILD_CACHE, or by default `kernels` in the package's cache."""
     if folder := os.environ.get("QWEN_MEGAKERNEL_BUILD_CACHE"):
         return Path(folder)
     root = os.environ.get("QWEN_MEGAKERNEL_CACHE") or Path.home() / ".cache" / "qwen_megakernel"
@@ -173,7 +172,7 @@ def _compiled(recipe: Recipe) -> Path:
     ninja = find_ninja()
     build_cache().mkdir(parents=True, exist_ok=True)
     with _lock(build_cache() / f"{key}.lock", recipe.name):
-        if _is_intact(library, checksum):  # another process built it meanwhile
+        if _is_intact(library, checksum):  # another process built it during the wait
             return library
         if folder.exists():
             logger.warning("%s is damaged; building it again.", library)
@@ -183,7 +182,7 @@ def _compiled(recipe: Recipe) -> Path:
         with tempfile.TemporaryDirectory(dir=build_cache(), prefix=f"{key}.") as work:
             _compile(Path(work), recipe, ninja)
             os.replace(work, folder)
-            Path(work).mkdir()  # the context manager wants to remove it
+            Path(work).mkdir()  # for the context manager to remove
         logger.info("Compiled %s in %.1f s.", recipe.name, time.monotonic() - started)
     return library
 
@@ -212,7 +211,7 @@ def find_zig() -> str | None:
     zig = Path(spec.submodule_search_locations[0]) / "zig"
     system = "macos" if platform.system() == "Darwin" else "linux-gnu"
     machine = {"arm64": "aarch64", "AMD64": "x86_64"}.get(platform.machine(), platform.machine())
-    # Without a target it uses every instruction of this CPU, and a library is for one set of them.
+    # Without a target, zig uses all of this CPU's instructions, not one instruction set.
     return f"{shlex.quote(str(zig))} c++ -target {machine}-{system}"
 
 

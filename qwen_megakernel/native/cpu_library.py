@@ -109,7 +109,7 @@ def find_compiler() -> str:
 
 
 def recipe(instruction_set: str, compiler: str = "") -> Recipe:
-    """Return the recipe of an instruction set's library; `found` needs no compiler in it."""
+    """Return the recipe of an instruction set's library; for `found`, omit the compiler."""
     folder = source_folder() / "cpu"
     return Recipe(
         name=f"the CPU decoder for {instruction_set}",
@@ -157,14 +157,14 @@ def open_library() -> ctypes.CDLL:
 
 
 def check_status(status: int, what: str, hint: str) -> None:
-    """Raise the error that a native function's Status means, if it means one.
+    """Raise the error that a native function's Status stands for, unless it is `DONE`.
 
     Args:
         status: the function's result.
         what: the subject of the message, such as "A step".
         hint: the hint of an `OutOfMemory`.
     Raises:
-        OutOfMemory: the memory does not suffice.
+        OutOfMemory: there is too little memory.
         GenerationError: the system refuses a thread, or the function failed otherwise.
     """
     if status == OUT_OF_MEMORY:
@@ -221,7 +221,7 @@ class CpuPool:
 
     Args:
         library: the result of `open_library`.
-        num_threads: number of threads with the calling one, 1 or more.
+        num_threads: number of threads, including the calling one; 1 or more.
     Raises:
         SetupError: the system refuses that many threads.
     """
@@ -232,7 +232,7 @@ class CpuPool:
         if not self.handle:
             raise SetupError(
                 f"The system refuses {num_threads} threads.",
-                hint="Ask for fewer with --threads, or raise the limit (ulimit -u).",
+                hint="Use fewer, with --threads, or raise the limit (ulimit -u).",
             )
         # A decoder and a vocoder keep a reference to their pool.
         destroy_with(self, library.qwen_cpu_pool_destroy, self.handle)

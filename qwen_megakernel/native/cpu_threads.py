@@ -19,9 +19,9 @@ logger = logging.getLogger(__name__)
 # (docs/performance.md has measurements of both cases).
 BYTES_PER_THREAD = 256 * 2**20
 # On an idle machine, the native decoder's second thread makes a speech of demo-voice, 5 million
-# weights a frame, 1.7 times as fast (0.6 instead of 1.0 ms a frame, vocoder included). Beside two
-# busy programs it makes it 3.5 times as slow: a lost core costs a scheduler's slice, several
-# frames. A frame of the 0.6B model lasts longer than slices do, and gains either way.
+# weights a frame, 1.7 times as fast (0.6 instead of 1.0 ms a frame, vocoder included). Next to two
+# busy programs, it makes the speech 3.5 times as slow: losing a core for a scheduler's time slice
+# costs several frames. A frame of the 0.6B model outlasts a slice, and gains either way.
 WEIGHTS_PER_NATIVE_THREAD = 2**24
 
 
@@ -44,13 +44,13 @@ def available_cores(root: Path = Path("/")) -> int:
 def choose(bytes_per_frame: int, asked: int | None = None) -> int:
     """Return the number of threads with which PyTorch computes a model.
 
-    It depends on the model, on the cores that the process may use, and on PyTorch's own number
-    (OMP_NUM_THREADS, `torch.set_num_threads`), but not on the load of the machine, so that sums,
-    and therefore codes, are the same in the next run.
+    The number depends on the model, on the cores that the process may use, and on PyTorch's own
+    number (OMP_NUM_THREADS, `torch.set_num_threads`), but not on the load of the machine, so that
+    sums, and therefore codes, are the same in the next run.
 
     Args:
         bytes_per_frame: bytes of weights that decoding one codec frame reads.
-        asked: the caller's number, which is returned; one above the cores logs a warning.
+        asked: the caller's number, which is returned, with a warning if it exceeds the cores.
     Raises:
         UsageError: `asked` is less than 1.
     """
@@ -66,8 +66,8 @@ def choose(bytes_per_frame: int, asked: int | None = None) -> int:
 def choose_native(weights_per_frame: int, asked: int | None = None) -> int:
     """Return the number of threads of the native decoder; log a warning if a quota is too small.
 
-    Its threads wait microseconds for each other, so more of them help far below `BYTES_PER_THREAD`,
-    and its sums do not depend on their number.
+    The decoder's threads wait microseconds for each other, so a second thread helps far below
+    `BYTES_PER_THREAD`, and its sums do not depend on their number.
 
     Args:
         weights_per_frame: number of weights that decoding one codec frame reads.
@@ -92,7 +92,7 @@ def _checked(asked: int) -> int:
 def limit_this_thread(num_threads: int) -> None:
     """Set the number of threads that PyTorch uses in the calling thread.
 
-    Other threads, also those that start later, keep their number.
+    Other threads, even those that start later, keep their number.
     """
     of_others = torch.get_num_threads()
     torch.set_num_threads(num_threads)  # for this thread and for threads that begin later
@@ -104,14 +104,14 @@ def limit_this_thread(num_threads: int) -> None:
 def single_threads(count: int = 1) -> ThreadPoolExecutor:
     """Return `count` new threads, which compute PyTorch's operations on one core each.
 
-    PyTorch's own pool meets after every operation, and its threads spin for each other meanwhile:
-    that takes a core from another program that needs it, and on a busy machine most of the time.
+    The threads of PyTorch's own pool wait for each other after every operation, in a busy loop. The
+    loop takes cores from other programs; on a busy machine, most of the time is spent in it.
     """
     return ThreadPoolExecutor(count, initializer=limit_this_thread, initargs=(1,))
 
 
 def quota(root: Path = Path("/")) -> float | None:
-    """Return how many cores' time the process's control groups grant; None: they set no limit.
+    """Return the quota of the process's control groups, in cores; None: they set no limit.
 
     Args:
         root: folder with `proc` and `sys`.

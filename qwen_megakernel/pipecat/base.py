@@ -1,7 +1,7 @@
 """Pipecat's TTS base class, corrected for a service that makes its audio in this process.
 
-It corrects the timing of words and the end of speech in pipecat-ai 1.14. That takes private members
-of Pipecat's class, so its release is pinned.
+The class corrects the timing of words and the end of speech in pipecat-ai 1.14. It uses private
+members of Pipecat's class, so the release of Pipecat is pinned.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class InProcessTTSService(TTSService):
 
     # FrameProcessor changes the type of its base's argument, too.
     async def setup(self, setup: FrameProcessorSetup) -> None:  # type: ignore[override]
-        """Join a pipeline; forgets the times of an earlier one, which had another clock."""
+        """Join a pipeline; forget the times of an earlier one, which had another clock."""
         self._playout = PlayoutClock()
         self._stopping = False
         self._played_out.clear()
@@ -159,7 +159,7 @@ class InProcessTTSService(TTSService):
 
 
 async def _sentences(text: str, language: str) -> AsyncIterator[str]:
-    """Cut a text into sentences; joined, they are the text."""
+    """Yield the sentences of a text; joined, they are the text."""
     aggregator = SimpleTextAggregator(language=language)
     end = 0
     async for sentence in aggregator.aggregate(text):

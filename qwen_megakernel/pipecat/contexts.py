@@ -1,4 +1,4 @@
-"""The speech of Pipecat's audio contexts: requests to the engine, their words, their ends.
+"""The speech of Pipecat's audio contexts: requests to the engine, their words and their ends.
 
 `service` chooses voice and settings. Needs pipecat-ai 1.14.
 """
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from qwen_megakernel.engine.speech_engine import SpeechEngine
     from qwen_megakernel.engine.stream import SpeechStream
 
-# Silence in place of text without sound, and of speech that failed before its first sample. The
-# base class gives a service up after three contexts without audio.
+# Silence that replaces text without sound, and speech that failed before its first sample. The base
+# class gives a service up after three contexts without audio.
 SILENCE_S = 0.08
 
 _TAG = re.compile(r"<[^<>]*>")
@@ -67,7 +67,7 @@ class ContextSpeech:
     stream: SpeechStream | None = None  # the latest request
     is_cancelled: bool = False
     # For a turn whose text is still arriving (TOKEN mode, or text with markup):
-    task: asyncio.Task | None = None  # moves its audio to the context, from the first word on
+    task: asyncio.Task | None = None  # moves audio to the context, from the first word on
     unspoken: str = ""  # text before the first word
     sentences: SimpleTextAggregator | WholeTurn | None = None  # set if requests need whole texts
     # The texts of the requests.
@@ -128,7 +128,7 @@ class ContextSpeech:
 
 
 class ContextTTSService(InProcessTTSService):
-    """Speaks contexts with an engine: a sentence is a request, or in TOKEN mode a whole turn is.
+    """Speaks contexts with an engine. A sentence is one request; in TOKEN mode, a whole turn is.
 
     Args:
         engine: The engine.
@@ -156,7 +156,7 @@ class ContextTTSService(InProcessTTSService):
 
     @abstractmethod
     def _open_stream(self, text: str | None) -> SpeechStream:
-        """Start a request with the current settings; text None: `feed` brings it."""
+        """Start a request with the current settings; text None: it comes through `feed`."""
 
     @property
     @abstractmethod
@@ -179,7 +179,7 @@ class ContextTTSService(InProcessTTSService):
             context_id: The context; sentences of a turn share one.
 
         Yields:
-            Audio and error frames. In TOKEN mode, and of text with markup, audio comes through the
+            Audio and error frames. In TOKEN mode, and for text with markup, audio comes through the
             context instead.
         """
         if self._stopping:
@@ -319,7 +319,7 @@ class ContextTTSService(InProcessTTSService):
             )
 
     async def _push_word_frames(self, frames: list[Frame]) -> None:
-        """Push the frames of words; not those of the tags that are left at the end of a turn."""
+        """Push the frames of words, but not those of tags that are left at the end of a turn."""
         if self._has_markup:
             frames = [
                 frame
@@ -336,7 +336,7 @@ class ContextTTSService(InProcessTTSService):
         The base class ends a context itself only if its last sentence had audio.
 
         Args:
-            context_id: The context; default: the one that plays, or the turn's.
+            context_id: The context; default: the playing one, or else the turn's.
         """
         context_id = context_id or self.get_active_audio_context_id()
         speech = self._speeches.get(context_id) if context_id else None

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 class MegakernelTTSService(ContextTTSService):
     """Speaks the text of a pipeline with Qwen3-TTS, in this process.
 
-    Audio leaves while the rest is still being generated. Frames are 16-bit mono at the model's
+    It sends audio while the engine generates the rest. Frames are 16-bit mono at the model's
     24 kHz, or at `sample_rate`; transports resample them, and flush their resampler at the end of
     speech.
 
@@ -101,7 +101,7 @@ class MegakernelTTSService(ContextTTSService):
             engine: The engine to use instead. It may be shared and is left open.
             voices: Voices by name for `settings.voice`, besides the engine's own.
             first_chunk_frames: Frames of 80 ms in the first chunk of a request.
-            chunk_frames: Frames in later chunks; chunks double from the first to this.
+            chunk_frames: Frames in the longest chunks; each chunk doubles the one before.
             sample_rate: Samples per second of the frames, 8000 to 48000. Default: the model's.
             engine_timeout_s: Seconds without audio after which a request has failed.
             stop_frame_timeout_s: Seconds without text and audio after which a turn is over. Must
@@ -164,7 +164,7 @@ class MegakernelTTSService(ContextTTSService):
         settings: MegakernelTTSSettings | None,
         others: dict[str, Any],
     ) -> None:
-        """Refuse arguments that only other services take, before a model is loaded."""
+        """Refuse arguments that this service does not take, before a model is loaded."""
         if model_path is not None and engine is not None:
             raise UsageError("Give model_path or engine, not both.")
         if engine is not None and not hasattr(engine, "stream"):
@@ -239,7 +239,7 @@ class MegakernelTTSService(ContextTTSService):
         return changed
 
     def _check(self, settings: MegakernelTTSSettings) -> str | Voice | None:
-        """Return the voice of these settings; raises an error if a request of them would fail."""
+        """Return the voice of these settings; raise an error if a request with them would fail."""
         name = settings.stream_options["voice"]
         voice = self._engine.find_voice(self._voices.get(name, name))
         resolve_language(settings.stream_options["language"], self._engine.languages)
@@ -252,7 +252,7 @@ class MegakernelTTSService(ContextTTSService):
         return voice
 
     def _check_values(self, settings: MegakernelTTSSettings) -> Lexicon | None:
-        """Return the lexicon of these settings; raises `UsageError` for one that no model takes."""
+        """Return the lexicon of these settings; raise UsageError for a value that cannot work."""
         options = settings.stream_options
         SpeechRequest(
             text=None,

@@ -28,22 +28,22 @@ class MegakernelTTSSettings(TTSSettings):
         max_frames: Longest speech of one request (a sentence; in TOKEN mode a turn), in frames
             of 80 ms.
         text_feed: "stepwise" reads a token of text for each frame, "full" all of it before
-            speaking (not in TOKEN mode); None or "auto" does as the official package.
+            speaking (not in TOKEN mode); None or "auto" chooses as the official package does.
         text_format: "ssml" (markup, which may continue from one sentence of a turn to the next) or
-            "pauses" (plain text with "[pause 1.5s]" in it); None or "plain" obeys nothing
+            "pauses" (plain text with "[pause 1.5s]" in it); None or "plain": no markup is read
             (docs/speech-control.md).
         normalize: "on" reads numbers, dates, abbreviations and Markdown as words, "off" does not;
             None or "auto" is the engine's choice (docs/speech-control.md).
         lexicon: Respellings of words, before the engine's own: a file, a dict or a `Lexicon`.
         speed: 0.25 to 4; at 2 the speech takes half the time, at the same pitch.
-        volume: Decibels, -60 to 20; a louder voice does not clip.
-        leading_silence: Most ms of silence before a request's first sound; None: the model's.
-        trailing_silence: Most ms of silence after a request's last sound; None: the model's.
+        volume: Change of volume in dB, -60 to 20; a limiter prevents clipping.
+        leading_silence: Longest silence before a request's first sound, ms; None: the model's.
+        trailing_silence: Longest silence after a request's last sound, ms; None: the model's.
         do_sample: True draws code 0 of each frame, False takes the most probable one.
         temperature: Temperature of code 0.
         top_k: Number of most probable codes to draw code 0 from; 0 is all.
         top_p: Share of the probability to draw code 0 from.
-        repetition_penalty: Factor against values of code 0 that were drawn before.
+        repetition_penalty: Factor that makes values of code 0 that were drawn before less likely.
         subtalker_do_sample: `do_sample` for a frame's other codes.
         subtalker_temperature: `temperature` for the other codes.
         subtalker_top_k: `top_k` for the other codes.
@@ -113,7 +113,7 @@ class WordAggregator(BaseTextAggregator):
         return Aggregation(self._held, TextType.TOKEN)
 
     async def aggregate(self, text: str) -> AsyncIterator[Aggregation]:
-        """Take a piece of text; yields the words that are complete now, with their white space."""
+        """Take a piece of text; yield the words that are complete now, with their white space."""
         self._held += text
         end = whole_words(self._held)
         if end:
@@ -135,7 +135,7 @@ class WordAggregator(BaseTextAggregator):
 
 
 def as_language(language: Language | str | NotGiven | None) -> Language | str:
-    """Return a language as the base class takes it: a `Language` if known, for its splitter."""
+    """Return the `Language` of a language, for the base class's splitter, or else the text."""
     if not isinstance(language, str):
         return AUTO
     code = code_of_language(language)

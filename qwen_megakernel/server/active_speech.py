@@ -1,6 +1,6 @@
 """One request being spoken, read from the engine ahead of its client.
 
-For a client that reads slowly, audio is kept up to a limit; then its own stream waits in its slot.
+The server keeps audio for a slow client up to a limit; beyond it, only that client's stream waits.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from qwen_megakernel.server.settings import OPUS_KBITS
 class ActiveSpeech:
     """One admitted request, being spoken; its chunks wait here for the client.
 
-    The sender uses it as a `with` block, whose end stops the speech; a server that drains waits for
+    The sender uses it as a `with` block, whose end stops the speech; a draining server waits for
     that end.
 
     Args:
@@ -144,11 +144,11 @@ class ActiveSpeech:
         return facts
 
     async def timestamps(self, granularities: Collection[str]) -> dict[str, list[dict[str, Any]]]:
-        """Return the times of `words` and `segments` that have settled since the last call.
+        """Return the times of `words` and `segments` that have become final since the last call.
 
         Args:
-            granularities: "word", "segment" or both; the answer has only the lists of these, and
-                none that is empty.
+            granularities: "word", "segment" or both; the result has only their lists, and no empty
+                list.
         """
         if not granularities:
             return {}

@@ -1,6 +1,6 @@
 """Admission of requests: some run on the engine's slots, some wait, the others are refused at once.
 
-The engine itself queues without a limit, oldest first; this queue in front of it has one.
+The engine itself queues without a limit, oldest first; this queue in front of it has a limit.
 """
 
 import math
@@ -19,7 +19,7 @@ _NEWEST = 0.2  # weight of the newest request in the mean time that requests hol
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """The place of one admitted request."""
+    """The place of an admitted request, in a slot or in the queue."""
 
     admission: "Admission"
     started: float | None = None  # perf_counter() when it got a slot; None: it waits
@@ -107,14 +107,14 @@ class Admission:
 
 
 class FinishedRequests:
-    """How the last requests ended, by id, which the headers of a streamed response cannot say."""
+    """The ends of the last requests by id, which a streamed response's headers cannot report."""
 
     def __init__(self, capacity: int = MAX_FINISHED):
         self._capacity = capacity
         self._facts: OrderedDict[str, dict[str, Any]] = OrderedDict()
 
     def add(self, request_id: str, facts: dict[str, Any]) -> None:
-        """Remember a request's facts; the oldest request is forgotten."""
+        """Remember a request's facts; beyond the capacity, forget the oldest request."""
         self._facts[request_id] = facts
         self._facts.move_to_end(request_id)
         if len(self._facts) > self._capacity:

@@ -1,7 +1,7 @@
 """The HTTP server: OpenAI's speech endpoint, its events, a WebSocket, voices, health, metrics.
 
     app = create_app(engine, ServerSettings())
-    uvicorn.run(app)                    # or `serve`, which drains, and times slow clients out
+    uvicorn.run(app)                    # or `serve`, which also drains and limits slow clients
 
 docs/serving.md and the server's /openapi.json describe the endpoints.
 """
@@ -162,7 +162,7 @@ def _add_speech(app: FastAPI, service: Service) -> None:
 
     @app.get(SPEECH + "/{request_id}")
     async def finished(request_id: str) -> dict[str, Any]:
-        """Report how a request ended, which the headers of a streamed response cannot."""
+        """Report how a request ended, which a streamed response's headers cannot contain."""
         facts = service.finished.get(request_id)
         if facts is None:
             raise ApiError(404, "No finished request has this id.", code="not_found")
@@ -195,7 +195,7 @@ def _headers(speaking: ActiveSpeech, warnings: list[str]) -> dict[str, str]:
 
 
 def _percent_encoded(text: str) -> str:
-    """Return the beginning of a text, as much as a header has room for."""
+    """Return a text percent-encoded, cut to the length that a header may have."""
     encoded = ""
     for char in text:
         encoded_char = quote(char, safe=" ,.!?'")
@@ -312,7 +312,7 @@ def _add_facts(app: FastAPI, service: Service) -> None:
 
     @app.get("/ready")
     async def ready() -> dict[str, Any]:
-        """Report that requests are taken: the model is loaded, and no shutdown has begun."""
+        """Report that requests are accepted: the model is loaded, and no shutdown has begun."""
         if not service.ready:
             service.engine  # noqa: B018 - raises if it is not loaded
             if service.broken:

@@ -1,8 +1,8 @@
 """Encoders of samples, piece by piece, for clients that play while the engine speaks.
 
-They are libsndfile's (soundfile) and, for AAC, FFmpeg's (PyAV). A stream cannot be rewound, so the
-fields that a format completes at the end (lengths, checksums) stay unknown: players take the file
-for a live stream.
+FLAC, MP3 and Opus are encoded by libsndfile (soundfile), AAC by FFmpeg (PyAV). A stream cannot be
+rewound, so the fields that a format completes at the end (lengths, checksums) stay unknown: players
+take the file for a live stream.
 """
 
 import io
@@ -17,7 +17,7 @@ from qwen_megakernel.server.settings import MAX_OPUS_KBITS, MEDIA_TYPES, MIN_OPU
 
 # Bit rates for one voice of 24 kHz, without music.
 _MP3_KBITS, _AAC_KBITS = 64, 64
-# Least and most of MPEG-1, MPEG-2 and MPEG-2.5, by the least sample rate of each.
+# Lowest and highest kbit/s of MPEG-1, MPEG-2 and MPEG-2.5, by the lowest sample rate of each.
 _MP3_KBITS_FROM = {32000: (32, 320), 16000: (8, 160), 0: (8, 64)}
 _UNKNOWN_BYTES = 0xFFFFFFFF  # length of a WAV that is still being made
 _WAV_TAGS = {"ulaw": 7, "alaw": 6}  # the encodings of G.711 (RFC 2361)
@@ -65,7 +65,7 @@ def wav_header(rate: int, num_bytes: int = _UNKNOWN_BYTES, encoding: str = "pcm"
 
     Args:
         rate: samples per second.
-        num_bytes: length of the samples; left out while they are still being made.
+        num_bytes: length of the samples; the default means that it is not yet known.
         encoding: encoding of the samples.
     """
     width = 1 if encoding in _WAV_TAGS else 2
@@ -149,7 +149,7 @@ class G711Encoder:
         return to_g711(samples, self._encoding)
 
     def finish(self) -> bytes:
-        """Nothing."""
+        """See `Encoder`."""
         return b""
 
 
@@ -238,7 +238,7 @@ class AacEncoder:
         try:
             import av
         except ImportError as error:
-            raise MissingPackageError(  # the server's clients read it: its folders are not theirs
+            raise MissingPackageError(  # clients see it, so it names no folder of the server
                 "response_format aac needs the package av (PyAV).", hint="pip install av"
             ) from error
         self._frame = av.AudioFrame.from_ndarray

@@ -85,7 +85,7 @@ class ApiError(Exception):
 
     Args:
         status: the HTTP status.
-        message: what is wrong, why, what to do.
+        message: what is wrong, why, and what to do.
         code: a word for programs.
         param: the field at fault.
         headers: added to the response.
@@ -121,7 +121,7 @@ def error_facts(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
         status, message = error.http_status, str(error)
         code, param = snake(type(error).__name__), _PARAMS.get(type(error))
         if isinstance(error, MissingPackageError):
-            status = 400  # a format that this server was installed without: retrying is no use
+            status = 400  # a format that this server lacks: retrying does not help
         if isinstance(error, EngineBusy):
             headers = {"Retry-After": str(error.retry_after_s)}
     elif isinstance(error, RequestValidationError | ValidationError):
@@ -151,7 +151,7 @@ def error_response(error: Exception) -> JSONResponse:
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Answer the errors of `app` in the one form; `middleware` answers all other exceptions."""
+    """Answer the errors of `app` in that form; `middleware` answers all other exceptions."""
 
     async def answer(request: Request, error: Exception) -> JSONResponse:
         if not isinstance(error, HTTPException) or error.status_code not in (404, 405):
@@ -215,7 +215,7 @@ def _complaint(name: str, fault: Mapping[str, Any], meant: str | None) -> str:
 
 
 def _meant(error: RequestValidationError | ValidationError, name: str) -> str | None:
-    """Return the field that the body has in place of `input`, as other speech servers name it."""
+    """Return the field that the body has instead of `input`: another speech server's name of it."""
     body = getattr(error, "body", None)
     if name != "input" or not isinstance(body, dict):
         return None

@@ -25,13 +25,13 @@ from qwen_megakernel.server.settings import ServerSettings
 logger = logging.getLogger(__name__)
 access_logger = logging.getLogger("qwen_megakernel.access")
 
-_PROBES = ("/health", "/ready")  # monitors ask all the time: these errors count as no refusals
+_PROBES = ("/health", "/ready")  # monitors poll these, so their errors do not count as refusals
 _PROTECTED = ("/v1", "/metrics")
 _REQUEST_ID = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _CHANGING = ("POST", "PUT", "PATCH", "DELETE")
 _MULTIPART_SLACK = 64 * 1024  # bytes of an upload besides the recording: fields and boundaries
 _MAX_PATH_CHARS = 200  # in a line of the access log
-_LINGER_S, _LINGER_BYTES = 1.0, 1 << 20  # limits on reading what a refused client still sends
+_LINGER_S, _LINGER_BYTES = 1.0, 1 << 20  # limits on reading from a refused client
 
 
 class RequestGuard:
@@ -120,7 +120,7 @@ class RequestGuard:
             )
 
     def _check_origin(self, scope: Scope, headers: Headers) -> None:
-        """Refuse web pages of other hosts: their reader's browser may reach this server."""
+        """Refuse web pages of other hosts, since a browser that shows one may reach this server."""
         origin = headers.get("origin")
         if origin is None or (scope["type"] == "http" and scope["method"] not in _CHANGING):
             return

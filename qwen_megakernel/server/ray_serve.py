@@ -1,8 +1,8 @@
 """The server on Ray Serve: replicas of the app behind one address, each with an engine.
 
 Ray Serve's proxy takes the connections and gives each request, HTTP or WebSocket, to the replica
-with fewer of them. Replicas share only the folder of voices. When a replica dies, its streams
-break off and Ray Serve starts another.
+that has fewer requests. Replicas share only the folder of voices. When a replica dies, its streams
+break off and Ray Serve starts another replica.
 """
 
 import os
@@ -31,11 +31,11 @@ NAME = "qwen_megakernel"  # the application's and its deployment's
 # refuses further ones (429), as a server without Ray does, and health checks get through.
 _SPARE_REQUESTS = 64
 
-# Ray Serve kills its proxy if it has not started within 5 s, too short on a busy machine. Must be
-# set before Ray starts; Ray Serve itself gives up after 60 s.
+# Ray Serve kills a proxy that has not started within 5 s, which is too short on a busy machine.
+# The variable must be set before Ray starts; Ray Serve itself gives up after 60 s.
 PROXY_PATIENCE = ("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
 
-# How the threads of a replica wait for each other; `options.wait_passively` sets it for commands.
+# How a replica's threads wait for each other; `cli.running.wait_passively` sets it for commands.
 WAITING = ("OMP_WAIT_POLICY", "PASSIVE")
 
 
@@ -95,7 +95,7 @@ def application(
     Args:
         make_engine: makes a replica's engine; must be picklable.
         settings: see `create_app`; all replicas must see its folder of voices.
-        scale: how many replicas.
+        scale: the number of replicas and their resources.
         num_slots: streams that one engine speaks at the same time, the autoscaler's target.
     """
     name, policy = WAITING
@@ -113,7 +113,7 @@ def application(
         ray_actor_options={
             "num_cpus": scale.num_cpus,
             "num_gpus": scale.num_gpus,
-            # These variables are set where a replica imports torch, on any machine of the cluster.
+            # Ray sets this variable on any machine of the cluster, before a replica imports torch.
             "runtime_env": {"env_vars": {name: os.environ.get(name, policy)}},
         },
     )
@@ -190,7 +190,7 @@ def run(
 
 
 def _check_room(scale: Scale) -> None:
-    """Refuse replicas that this machine cannot hold, for which Ray would wait forever."""
+    """Raise an error for replicas that do not fit, for which Ray would wait forever."""
     if "RAY_ADDRESS" in os.environ:  # such a cluster may grow
         return
     there_is = ray.cluster_resources()
@@ -199,7 +199,7 @@ def _check_room(scale: Scale) -> None:
             raise ResourceError(
                 f"{scale.min_replicas} replicas need {scale.min_replicas * each:g} {name}s; Ray "
                 f"has {there_is.get(name, 0):g}.",
-                hint="Ask for fewer with --replicas.",
+                hint="Use fewer, with --replicas.",
             )
 
 

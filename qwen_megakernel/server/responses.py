@@ -48,10 +48,10 @@ async def events(
         encoder: encodes the audio of the deltas, which joined are one file. No delta is empty:
             while the encoder holds samples back, the next delta covers more frames.
         include_codes: add the codec frames of each delta.
-        max_steps: adds to OpenAI's events one for each frame, of so many, and at the end the whole
-            speech as WAV and "[DONE]"; None: only OpenAI's events.
-        granularities: those of the timestamps, which get an event when they have settled; they may
-            be ahead of the audio that was sent.
+        max_steps: the most frames that the request can have. It adds to OpenAI's events one for
+            each frame, and at the end the whole speech as WAV and "[DONE]"; None: it adds nothing.
+        granularities: kinds of timestamps to send, once they are final; they may be ahead of the
+            audio that was sent.
     """
     stream, rate = speaking.stream, speaking.record.sample_rate
     whole: list[np.ndarray] = []
@@ -147,10 +147,9 @@ class SpeechResponse(Response):
 
     Args:
         speaking: the speech.
-        body: its bytes.
-        media_type: the body's.
-        headers: the response's.
-        settings: the deadline, and how long a client may stall.
+        body: the bytes of the speech.
+        media_type, headers: those of the response.
+        settings: the deadline, and the time that a client may stall.
         on_error: makes the last piece of a body that failed; None: the connection is cut, the only
             way to report an error in the middle of audio.
     """
@@ -222,7 +221,7 @@ async def buffered(
     Args:
         encoding: encoding of the samples in a wav file.
         loudness: the loudness in LUFS; None: unchanged.
-        granularities: those of the timestamps; with any, the response is JSON that holds the
+        granularities: kinds of timestamps to add; with any, the response is JSON that holds the
             audio.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The bodies that clients send, and the engine's options that they ask for."""
+"""The bodies that clients send, and their translation to options of the engine."""
 
 import json
 import re
@@ -45,7 +45,7 @@ MODEL_ALIASES = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
 _DATED_ALIAS = re.compile(rf"(?:{'|'.join(MODEL_ALIASES)})-(?:\d{{4}}-\d\d-\d\d|\d{{4}})", re.ASCII)
 
 MIN_NEW_TOKENS = 2  # the last token is not a frame, and the first two never end the speech
-MAX_FIRST_CHUNK_FRAMES = 10  # the engine's chunk_frames, to which chunks grow
+MAX_FIRST_CHUNK_FRAMES = 10  # the engine's chunk_frames: chunks grow to this length
 MAX_LEXICON_WORDS = 1000  # for each request
 _MAX_SIDE_CHARS = 4096  # in instructions and transcripts
 
@@ -59,8 +59,7 @@ class VoiceId(BaseModel):
 
 
 def _name_or_id(value: Any, validate: ValidatorFunctionWrapHandler) -> str | VoiceId:
-    """Raise one error in place of pydantic's errors for each form, with names that no client
-    knows."""
+    """Validate a voice; raise one error instead of pydantic's, whose names no client knows."""
     try:
         return validate(value)
     except ValidationError as error:
@@ -158,7 +157,7 @@ class SpeechSettings(BaseModel):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the speech is answered when all of it is there."""
+        """Whether the server sends the speech only when it is complete."""
         return False
 
     def check_timestamps(self) -> None:
@@ -246,8 +245,8 @@ def sound_options(
         if not body.is_whole:
             error = UsageError(
                 f"loudness is {body.loudness:g}, and the speech is streamed.",
-                "It is that of a whole speech, which is known at its end.",
-                ("Say stream false, or " if isinstance(body, SpeechBody) else "Say ")
+                "The loudness of a speech is known only when it is complete.",
+                ("Set stream to false, or use " if isinstance(body, SpeechBody) else "Use ")
                 + "volume, in dB.",
             )
             raise ApiError.about("loudness", error)
@@ -256,7 +255,7 @@ def sound_options(
         error = UsageError(
             f"encoding is {body.encoding} and response_format {response_format}.",
             "Only wav can hold samples of several kinds.",
-            "response_format ulaw and alaw are their raw samples, pcm those of 16 bits.",
+            "For raw samples use response_format ulaw, alaw, or pcm (16 bits).",
         )
         raise ApiError.about("encoding", error)
     sound = {

@@ -23,8 +23,8 @@ class Service:
     """One engine, its clients' requests and their figures.
 
     Args:
-        engine: a `TTSEngine`, which its owner closes; or a function that makes one, which runs in a
-            thread when the server starts, and whose engine is closed with the server.
+        engine: a `TTSEngine`, which its owner closes; or a function that makes one, which `start`
+            calls in a thread. `close` closes the engine that the function made.
         settings: limits.
     """
 
@@ -106,7 +106,7 @@ class Service:
         Args:
             text: the text; None: the caller will feed it to the stream.
             options: the result of `configure`.
-            request_id: the id under which `finished` reports its end.
+            request_id: the id under which `finished` reports the end of the speech.
             arrived: perf_counter() at the request's arrival; None: now.
         Raises:
             EngineBusy, Draining: no request is admitted.

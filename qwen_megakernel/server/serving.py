@@ -91,7 +91,7 @@ class DrainingServer(uvicorn.Server):
     Args:
         config: uvicorn's configuration.
         service: the service whose requests are finished.
-        settings: how long they may take.
+        settings: the time that draining may take.
         wyoming: a Wyoming server to start and close with this one.
         say: prints a line about the end.
     """

@@ -19,8 +19,8 @@ MEDIA_TYPES = {
     "alaw": "audio/pcma",
 }
 
-# The sample rates of a format that has only some (RFC 7587 for Opus, ISO/IEC 14496-3 for AAC), as
-# far as requests may name them.
+# The sample rates of formats that do not have every rate (RFC 7587 for Opus, ISO/IEC 14496-3 for
+# AAC), within the limits of a request.
 SAMPLE_RATES = {"mp3": MP3_RATES, "opus": (8000, 12000, 16000, 24000, 48000), "aac": MP3_RATES}
 
 # kbit/s: Opus sounds like the original from 24 on (RFC 7587); libopus takes 6 to 256 for mono.
@@ -40,11 +40,11 @@ class ServerSettings:
     max_upload_bytes: int = 10 * 2**20  # in a recording, in an upload or in `ref_audio`
     default_format: str = "wav"
     opus_kbits: int = OPUS_KBITS  # bit rate of opus, kbit/s
-    sound: SoundOptions = field(default_factory=SoundOptions)  # for requests that set none
-    voice_fallback: str | None = None  # voice for requests that name one of OpenAI's
+    sound: SoundOptions = field(default_factory=SoundOptions)  # defaults of requests
+    voice_fallback: str | None = None  # voice for requests that name one of OpenAI's voices
     voices: Path | None = None  # the engine's folder of voice files, which uploads go to
     allow_upload: bool = False
-    allow_origins: tuple[str, ...] = ()  # origins of web pages that may call
+    allow_origins: tuple[str, ...] = ()  # origins of web pages that may call the server
     deadline_s: float = 600.0  # from a request's arrival to its last byte
     body_timeout_s: float = 30.0  # for a client to send headers, and then the body
     stall_timeout_s: float = 30.0  # for a client to read one chunk

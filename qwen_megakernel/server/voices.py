@@ -29,9 +29,9 @@ OPENAI_VOICES = frozenset(
     | {"sage", "shimmer", "verse"}
 )
 
-_CONTAINERS = ("WAV", "WAVEX", "FLAC", "OGG", "MP3")  # accepted, by libsndfile's names
+_CONTAINERS = ("WAV", "WAVEX", "FLAC", "OGG", "MP3")  # accepted formats, by libsndfile's names
 _MAX_CHANNELS = 8
-_MAX_RATE = 384_000  # the highest of studio equipment; an Ogg file may claim any
+_MAX_RATE = 384_000  # the highest of studio equipment; an Ogg file may state any rate
 
 
 class VoiceStore:
@@ -74,7 +74,7 @@ class VoiceStore:
             return voice, None
         if name.lower() in OPENAI_VOICES:
             if self._engine.default_voice is None:
-                return None, f'voice "{name}" means no speaker on this model'
+                return None, f'voice "{name}" is ignored: this model has no speakers'
             if self._settings.voice_fallback is not None:
                 fallback = self._settings.voice_fallback
                 return fallback, f'voice "{name}" is spoken by "{fallback}"'
@@ -163,7 +163,7 @@ class VoiceStore:
         Returns:
             The voice, as the listing has it.
         Raises:
-            ApiError: 409, the name is taken; 400, the name cannot be a voice's.
+            ApiError: 409, the name is taken; 400, a voice cannot have the name.
         """
         try:
             Voice(name)  # refuses a name that cannot be a file's, before any work
@@ -214,8 +214,8 @@ def _entry(name: str, *, uploaded: bool) -> dict[str, Any]:
 def _decode(recording: bytes) -> tuple[np.ndarray, int]:
     """Return [num_samples] float32 mono and the rate of an untrusted file.
 
-    Length, rate and channels are checked before decoding, which holds a second with all channels at
-    most: a small file can contain hours, or a gigabyte of silence.
+    Length, rate and channels are checked before decoding, since a small file can contain hours, or
+    a gigabyte of silence. Decoding holds at most one second with all channels in memory.
     """
     import soundfile
 

@@ -1,4 +1,4 @@
-"""WS /v1/audio/speech/stream: takes text by the token, and sends audio before it is complete.
+"""WS /v1/audio/speech/stream: takes text by the token, and sends audio before the text ends.
 
 The protocol is vLLM-Omni's, with `response.cancel` added and audio sent while it is made. One
 connection speaks one utterance after the other; `input.done` ends an utterance, not the connection.
@@ -43,7 +43,7 @@ _POLICY, _INTERNAL, _RESTART = 1008, 1011, 1012  # close codes (RFC 6455)
 
 @dataclass(eq=False, slots=True)
 class Utterance:
-    """The text until an `input.done`; held here until its stream is open, then passed on."""
+    """The text until an `input.done`; it is kept here until its stream is open, then fed."""
 
     index: int
     config: SessionConfig
@@ -85,7 +85,7 @@ class Utterance:
         self.num_chars, self.over, self.ended = 0, True, False
 
     def cancel(self) -> None:
-        """Stop speaking the utterance, or do not begin."""
+        """Stop speaking the utterance, or never begin."""
         self.cancelled = self.ended = True
         if self.speaking:
             self.speaking.close()
@@ -96,10 +96,10 @@ class Session:
     """One WebSocket connection.
 
     Args:
-        websocket: not accepted yet.
+        websocket: the connection, not accepted yet.
         settings: limits and times.
         configure: turns a config into options of `TTSEngine.stream` and warnings.
-        speak: `speak(text, options)` starts an utterance; text None: it is fed in pieces.
+        speak: `speak(text, options)` starts an utterance; text None: the text is fed in pieces.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Session:
         self._options: dict[str, Any] = {}
         self._warnings: list[str] = []
         self._pending: deque[Utterance] = deque()  # the first is being spoken
-        self._writing: Utterance | None = None  # the one that still takes text
+        self._writing: Utterance | None = None  # the utterance that still takes text
         self._num_utterances = self._num_faults = 0
         self._news = asyncio.Event()
 
@@ -241,7 +241,7 @@ class Session:
 
     def _begin(self) -> Utterance:
         num_held = sum(not each.num_refused for each in self._pending)
-        is_refused = num_held > MAX_WAITING  # one of them is being spoken
+        is_refused = num_held > MAX_WAITING  # one of those held is being spoken
         if is_refused and self._pending[-1].num_refused:
             utterance = self._pending[-1]
         else:
@@ -268,7 +268,7 @@ class Session:
     async def _serve(self, utterance: Utterance, sending: contextlib.ExitStack) -> None:
         """Speak an utterance and send its session.done; then the caller ends `sending`.
 
-        A server that drains waits until then, so the client gets the last message, too.
+        A draining server waits until then, so the client gets the last message, too.
         """
         facts: dict[str, Any] = {"total_sentences": 0}
         try:
@@ -281,8 +281,8 @@ class Session:
                 facts["finish_reason"] = "error"
         utterance.over = True
         if not utterance.ended:
-            sending.close()  # for the client's text no server waits
-        # One session.done for each input.done, and after it.
+            sending.close()  # a draining server does not wait for text
+        # Each input.done gets one session.done, which comes after it.
         while not utterance.ended and utterance.num_refused < 2:
             utterance.changed.clear()
             await utterance.changed.wait()
@@ -321,8 +321,7 @@ class Session:
         return {"total_sentences": 1, "finish_reason": speaking.finish_reason}
 
     async def _open(self, utterance: Utterance) -> None:
-        """Start an utterance's stream; waits for the whole text if the voice or the feed needs
-        it."""
+        """Start an utterance's stream; first await the whole text if voice or feed require it."""
         whole = utterance.options["text_feed"] == "full"
         if not whole and not utterance.ended:
             try:
@@ -355,7 +354,7 @@ class Session:
                 await self._send(
                     type="audio.start",
                     **names,
-                    # Known only after the client has ended it.
+                    # The text is known only after the client has ended it.
                     sentence_text="".join(utterance.pieces) if utterance.ended else None,
                     format=response_format,
                     sample_rate=rate,
@@ -380,7 +379,7 @@ class Session:
         await self._send(type="audio.done", **names, **speaking.facts(), usage=speaking.usage)
 
     async def _send_timestamps(self, utterance: Utterance, speaking: ActiveSpeech) -> None:
-        """When words are heard, of those that have settled; they may be ahead of the audio."""
+        """Send times of words and sentences that have become final; audio may come later."""
         granularities = utterance.config.timestamp_granularities or ()
         if found := await speaking.timestamps(granularities):
             await self._send(type="audio.timestamps", utterance_index=utterance.index, **found)

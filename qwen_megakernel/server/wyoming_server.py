@@ -48,7 +48,7 @@ class WyomingServer:
         await asyncio.gather(*clients, return_exceptions=True)
 
     def info(self) -> Info:
-        """Return the program and its voices, anew for each `describe`.
+        """Return the program and its current voices, which answer a `describe`.
 
         Raises:
             NotReady: the model is not loaded yet.

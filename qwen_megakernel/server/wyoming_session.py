@@ -1,8 +1,8 @@
 """The session of one Wyoming client: reads its events and sends its audio.
 
-Requests are answered in order. The text of `synthesize-start`, `-chunk` and `-stop` goes to the
-engine as it arrives, so audio leaves before the text is complete. An error closes the connection:
-Home Assistant waits for the end of the audio and ignores errors.
+The session answers requests in order. The text of `synthesize-start`, `-chunk` and `-stop` goes to
+the engine as it arrives, so audio is sent before the text is complete. An error closes the
+connection: Home Assistant waits for the end of the audio and ignores errors.
 
 Source: homeassistant/components/wyoming/tts.py; in a streamed request Home Assistant also sends the
 whole text as `synthesize`, for old servers.
@@ -35,7 +35,7 @@ from qwen_megakernel.server.service import Service
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_VOICE = "default"  # clients need a voice to choose, also if the checkpoint has none
+DEFAULT_VOICE = "default"  # clients need a voice to choose, even if the checkpoint has none
 # The protocol's formats of a text, and the engine's names of them.
 TEXT_FORMATS = {None: "plain", "text": "plain", "ssml": "ssml"}
 MAX_EVENT_BYTES = 1 << 20
@@ -80,7 +80,7 @@ class Session:
                     await self._stop_speaking()
         except TimeoutError:
             limit = self._settings.idle_timeout_s
-            await self.refuse(UsageError(f"Nothing was sent for {limit:g} s."))
+            await self.refuse(UsageError(f"The client sent nothing for {limit:g} s."))
         except QwenTTSError as error:
             await self.refuse(error)
         except ConnectionError as error:
@@ -109,13 +109,13 @@ class Session:
         """Return the next event; None: the connection is closed.
 
         Raises:
-            UsageError: the client sent something else.
+            UsageError: the client sent something that is no event.
         """
         try:
             # `async_read_event` uses the two methods that `_BoundedReader` has.
             event = await async_read_event(self._reader)  # type: ignore[arg-type]
         except (AttributeError, KeyError, TypeError, RecursionError, EOFError) as error:
-            # Not an object, no type, a length that is no number, too deep, cut off.
+            # No object, no type, a length that is no number, nested too deep, cut off.
             raise UsageError(f"This is not a Wyoming event: {error!r}.") from error
         if event and not (isinstance(event.type, str) and isinstance(event.data, dict)):
             raise UsageError(
@@ -137,7 +137,7 @@ class Session:
         elif SynthesizeStart.is_type(event.type):
             if self._options is not None:
                 raise UsageError(
-                    "synthesize-start came before the synthesize-stop of the text before."
+                    "synthesize-start came before the synthesize-stop of the last text."
                 )
             self._options = await self._configure(event)
             self._feeding, self._pieces, self._num_chars = None, [], 0
@@ -218,7 +218,7 @@ class Session:
     async def _speak(
         self, text: str | None, options: dict[str, Any], *, is_streamed: bool
     ) -> ActiveSpeech:
-        """Start a speech when the one before it has been sent; text None: it will be fed."""
+        """Start a speech when the last one has been sent; text None: the caller feeds it."""
         if self._sending:
             self._idle.reschedule(None)
             await asyncio.wait([self._sending])
@@ -249,7 +249,7 @@ class Session:
                 await self._send(AudioChunk(**sound, audio=chunk.pcm16, timestamp=ms).event())
                 num_samples += len(chunk.samples)
         end = AudioStop(timestamp=1000 * num_samples // rate).event()
-        # Not of the protocol, whose readers take what they know.
+        # These fields are not in the protocol; clients ignore fields that they do not know.
         stream = speaking.stream
         end.data |= {"finish_reason": speaking.finish_reason, "seed": stream.seed}
         if stream.is_normalized:
@@ -261,7 +261,7 @@ class Session:
             await self._send(SynthesizeStopped().event())
 
     async def _send(self, event: Event) -> None:
-        """Send an event; raises `ConnectionError` if the client has gone or does not read."""
+        """Send an event; raises `ConnectionError` if the client is gone or does not read."""
         limit = self._settings.stall_timeout_s
         try:
             async with asyncio.timeout(limit):

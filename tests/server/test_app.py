@@ -228,7 +228,7 @@ def test_the_seeds_curl_is_answered_event_by_event_on_a_base_model(base):
     head, chunks = curl(base, b'{"input":"Hello world","voice":"alloy","stream":true}')
     assert head.startswith(b"HTTP/1.1 200 OK\r\n")
     assert b"content-type: text/event-stream" in head
-    assert b'x-warning: voice "alloy" means no speaker on this model' in head
+    assert b'x-warning: voice "alloy" is ignored: this model has no speakers' in head
     text = b"".join(chunks).decode("ascii")
     assert text.endswith("data: [DONE]\n\n")
     assert all(line.startswith("data: ") for line in text.splitlines() if line)

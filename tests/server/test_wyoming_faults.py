@@ -76,7 +76,7 @@ async def test_a_silent_client_is_sent_away(opening: tuple[Any, ...]) -> None:
     async with connected(engine, idle_timeout_s=0.3) as client:
         for event in opening:
             await client.write_event(event.event())
-        assert "Nothing was sent" in (await error_of(client)).text
+        assert "sent nothing for" in (await error_of(client)).text
     assert not engine.speaking
 
 
