@@ -62,8 +62,9 @@ def add_model_options(parser: argparse.ArgumentParser, default: str | None = Non
         "--dtype",
         choices=DTYPES + DTYPES_BY_PART,
         metavar="DTYPE",
-        help="number format to compute in: float32 or bfloat16 (default: bfloat16 on a GPU, "
-        "float32 on a CPU); on backends torch and graph one for each model: "
+        help="number format to compute in: float32 or bfloat16 (default: bfloat16 on a GPU, and on "
+        "a CPU for large checkpoints with --backend torch; otherwise float32); on backends torch "
+        "and graph one for each model: "
         f"{' or '.join(DTYPES_BY_PART)}",
     )
     add("--weights", choices=WEIGHTS, metavar="FORM", help=WEIGHTS_HELP)

@@ -70,7 +70,7 @@ class Admission:
         if len(self.running) >= self.num_slots + self.max_queue:
             seconds = self._retry_after_s()
             error = EngineBusy(
-                f"{self.num_waiting} requests waiting (limit {self.max_queue}).",
+                f"{self.num_waiting} of {self.max_queue} places in the queue are taken.",
                 hint=f"Try again in {seconds} s.",
             )
             error.retry_after_s = seconds

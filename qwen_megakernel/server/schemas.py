@@ -344,7 +344,7 @@ def check_length(num_chars: int, settings: ServerSettings) -> None:
     if num_chars > settings.max_chars:
         or_raise = ", or raise the server's --max-chars" if settings.max_chars < MAX_CHARS else ""
         raise TextTooLong(
-            f"{num_chars} characters; limit {settings.max_chars}.",
+            f"The text has {num_chars} characters; the limit is {settings.max_chars}.",
             hint=f"Split the input{or_raise}.",
         )
 

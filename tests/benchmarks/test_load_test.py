@@ -140,7 +140,7 @@ def test_requests_that_fail_are_counted_and_reported(run, tmp_path):
 
         def stream(*args: object, **options: object) -> object:
             if len(engine.streams) >= 4:
-                raise EngineBusy("8 requests waiting (limit 8).")
+                raise EngineBusy("8 of 8 places in the queue are taken.")
             return speak(*args, **options)
 
         engine.stream = stream

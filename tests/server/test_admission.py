@@ -35,7 +35,7 @@ def test_one_too_many_is_answered_429_at_once():
         wait_until(lambda: len(live.service.admission.running) == 3)
         answer = live.speak(SHORT)  # the engine is stuck: waiting would never end
         facts = assert_error(answer, 429, "engine_busy")
-        assert facts["message"].startswith("1 requests waiting (limit 1).")
+        assert facts["message"].startswith("1 of 1 places in the queue are taken.")
         assert facts["type"] == "rate_limit_error"
         assert int(answer.headers["retry-after"]) >= 1
         for connection in held:

@@ -175,7 +175,7 @@ def test_the_hint_to_raise_the_limit_of_a_text_appears_only_if_it_can_be_raised(
 
 def test_text_that_is_too_long_is_answered_413(live):
     facts = assert_error(live.speak("a" * 4097), 413, "text_too_long")
-    assert facts["message"].startswith("4097 characters; limit 4096.")
+    assert facts["message"].startswith("The text has 4097 characters; the limit is 4096.")
     with serving(FakeEngine(rtf=0.001), max_chars=5000) as raised:
         assert raised.speak("a" * 4097, max_new_tokens=3).status_code == 200
 

@@ -273,11 +273,11 @@ def test_a_box_says_whether_the_text_is_markup(open_page: Open) -> None:
 
 
 def test_errors_are_shown_and_the_next_request_works(open_page: Open) -> None:
-    engine = FakeEngine(refusal=EngineBusy("8 requests waiting (limit 8)."))
+    engine = FakeEngine(refusal=EngineBusy("8 of 8 places in the queue are taken."))
     with serving(engine) as server:
         page = open_page(server)
         speak(page)
-        expect(page.get_by_role("alert")).to_contain_text("8 requests waiting")
+        expect(page.get_by_role("alert")).to_contain_text("8 of 8 places in the queue")
         engine.refusal = None
         engine.fail_after, engine.error = 3, GenerationError("The grid broke.")
         speak(page)
