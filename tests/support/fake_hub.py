@@ -12,7 +12,7 @@ SHA = "0123456789abcdef0123456789abcdef01234567"
 
 
 class FakeHub:
-    """Serves folders as repositories, and counts the requests and the bytes of clients.
+    """Serves folders as repositories, and records the requests of clients.
 
     After `cut_after` bytes of a file's body the connection drops, once (a download that breaks
     off).
