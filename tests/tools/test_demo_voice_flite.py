@@ -35,6 +35,14 @@ def test_the_values_have_a_row_every_five_milliseconds_and_phonemes_in_order(fli
     assert spoken.f0[is_pitched].min() > 50 and spoken.f0.max() < 300
 
 
+def test_a_pitch_that_the_smoothing_makes_infinite_is_none():
+    try:
+        spoken = Flite.shared("rms")("If there is a bridge in the car, we learned to swim.")
+    except OSError as error:
+        pytest.skip(str(error))
+    assert np.isfinite(spoken.f0).all() and spoken.f0.max() < 300
+
+
 def test_every_phoneme_names_its_word_and_every_word_its_place_in_the_text(flite):
     spoken = flite(TEXT)
     names = [TEXT[start:].split()[0].strip(",.?") for start in spoken.word_starts]

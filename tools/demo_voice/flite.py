@@ -215,7 +215,9 @@ class Flite:
             library.delete_utterance(utterance)
         if not segments or not word_starts:
             return None
-        return Spoken(values[:, 0], values[:, 1 : 1 + NUM_CEPSTRUM], voiced, segments, word_starts)
+        # In one sentence of 15,000 the smoothing makes a pitch infinite; that row has none then.
+        f0 = np.where(np.isfinite(values[:, 0]), values[:, 0], 0)
+        return Spoken(f0, values[:, 1 : 1 + NUM_CEPSTRUM], voiced, segments, word_starts)
 
     def sound(self, f0: np.ndarray, cepstrum: np.ndarray, voiced: np.ndarray) -> np.ndarray:
         """Return flite's own sound of such values: [num_samples] float32 in [-1, 1] at `RATE`."""
@@ -302,11 +304,9 @@ def _load_library() -> Any:
 def _rows(track: Any) -> np.ndarray:
     """Return a copy of a track of flite's: [num_frames, num_channels] float32."""
     found = track.contents
-    rows = [
-        np.ctypeslib.as_array(found.frames[i], (found.num_channels,))
-        for i in range(found.num_frames)
-    ]
-    return np.stack(rows).astype(np.float32)
+    size = found.num_channels * ctypes.sizeof(ctypes.c_float)
+    rows = b"".join(ctypes.string_at(row, size) for row in found.frames[: found.num_frames])
+    return np.frombuffer(rows, np.float32).reshape(-1, found.num_channels).copy()
 
 
 def _track(rows: np.ndarray) -> Any:

@@ -31,7 +31,8 @@ SAMPLES = recipe.SAMPLES_PER_FRAME
 CONTEXT_FRAMES = 2  # first frames of a segment, not compared because their past is missing
 RESOLUTIONS = ((2048, 480), (1024, 240), (512, 120), (256, 60))  # window, hop
 MEL_WINDOW, NUM_MELS = 1024, 80
-MEL_WEIGHT, WAVE_WEIGHT, RATIO_WEIGHT = 1.0, 0.5, 0.5
+MEL_WEIGHT, WAVE_WEIGHT, RATIO_WEIGHT = 3.0, 0.5, 0.5
+PRE_EMPHASIS = 0.9  # without it, the wave's and the ratio's losses hear little above 1 kHz
 PITCH_WIDTH = 32  # columns of the codebooks for flite's pitch
 BEFORE_THE_STACK = ("quantizer.", "pre_conv.")  # parts whose shapes depend on the codes
 INITIAL_GAMMA = 0.3  # of the ConvNeXt blocks, whose official 1e-6 would take long to grow
@@ -52,8 +53,14 @@ class Spectra:
         self._mel = torch.from_numpy(mel).to(device)
 
     def losses(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return total, log-mel distance and relative wave distance of [n, num_samples] sounds."""
+        """Return total, log-mel distance and relative wave distance of [n, num_samples] sounds.
+
+        All of them compare pre-emphasised sound.
+        """
         total, mel = output.new_zeros(()), output.new_zeros(())
+        output, target = (
+            sound[:, 1:] - PRE_EMPHASIS * sound[:, :-1] for sound in (output, target)
+        )
         for size, hop in RESOLUTIONS:
             ours, wanted = (self._magnitude(sound, size, hop) for sound in (output, target))
             ratio = (ours - wanted).norm() / wanted.norm().clamp(min=1e-2)
