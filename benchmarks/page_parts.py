@@ -117,7 +117,7 @@ def cell(value: Any) -> str:
 
 
 def digits(value: float, count: int = 3) -> str:
-    """Format a value with so many significant digits, without an exponent."""
+    """Format a value with `count` significant digits, without an exponent."""
     if value == 0:
         return "0"
     places = count - 1 - math.floor(math.log10(abs(value)))

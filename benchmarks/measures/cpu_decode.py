@@ -190,7 +190,8 @@ class Made:
         return 1000 * (time.perf_counter() - started)
 
     def frame_ms(self, num_streams: int) -> float:
-        """Return the milliseconds of a frame of so many streams, the second after their prompts."""
+        """Return the milliseconds of a frame of `num_streams` streams, the second after their
+        prompts."""
         for slot in range(num_streams):
             self.decoder.prefill(
                 slot, self._prefill(PROMPTS[0], slot), Sampling(), seed=slot, part=0

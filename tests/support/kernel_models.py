@@ -160,8 +160,8 @@ def is_clean(decoder: Any) -> bool:
 
 
 def emulate_blocks(monkeypatch: pytest.MonkeyPatch, decoder: Any, num_blocks: int) -> None:
-    """Let so many blocks be resident, and give all of them to a decoder's launches; a GPU has its
-    own number, unless tools/fake_gpu emulates it.
+    """Let `num_blocks` blocks be resident, and give all of them to a decoder's launches; a GPU has
+    its own number, unless tools/fake_gpu emulates it.
     """
     if decoder.device.type == "cpu" or "QWEN_MEGAKERNEL_FAKE_GPU" in os.environ:
         monkeypatch.setenv("EMULATION_SMS", str(num_blocks))

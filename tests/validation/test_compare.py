@@ -224,7 +224,7 @@ def test_what_rounds_right_is_within_the_tolerance_at_the_released_depth():
     """The largest of the 32 frames that tools/gpu_check compares, by the measured RMS errors."""
     path = Path(__file__).parents[2] / "benchmarks" / "results" / "precision.json"
     variants = json.loads(path.read_text())["runs"][0]["variants"]
-    largest = sqrt(2 * log(32 * 15 * 2048))  # of so many normal errors, in standard deviations
+    largest = sqrt(2 * log(32 * 15 * 2048))  # of these normal errors, in standard deviations
     for bf16, without in (("bf16", "fp32"), ("int8-rows, bf16", "int8-rows")):
         rounded, exact = (
             variants[name]["relative_rms_error"]["predictor logits"] for name in (bf16, without)
