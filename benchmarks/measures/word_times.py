@@ -1,9 +1,9 @@
-"""Measure how exactly the times of words are found, compared with those of espeak-ng.
+"""Measure how exactly the times of words are found, against the demonstration voice's teacher.
 
-The demonstration voice learned espeak-ng's speech, in frames that each belong to a known word.
-Two kinds of speech of its test sentences have exact times: the reference's codes, decoded; and
-speech that was drawn and has every word of the reference's codes. A word begins at its first frame.
-Words that espeak-ng runs together ("on the") have one time, that of the first.
+The voice learned the speech of espeak-ng or flite, in frames that each belong to a known word. Two
+kinds of speech of its test sentences have exact times: the reference's codes, decoded; and speech
+that was drawn and has every word of the reference's codes. A word begins at its first frame. Words
+that the teacher runs together ("on the") have one time, that of the first.
 
 The error is that of a word's beginning. "By letters" divides the time after the first silence in
 proportion to the lengths of the words, without looking at the samples.
@@ -32,6 +32,7 @@ from tools.demo_voice import shards
 from tools.demo_voice.codebooks import Codebooks
 from tools.demo_voice.espeak import Espeak
 from tools.demo_voice.evaluate import REFERENCES
+from tools.demo_voice.flite import Flite
 from tools.demo_voice.shards import SILENCE, Utterance
 from tools.demo_voice.word_accuracy import word_onsets, words_right
 
@@ -57,20 +58,15 @@ class Error:
 )
 def word_times(args: argparse.Namespace) -> int:
     """Measure and report; return 1 if a limit is missed."""
-    try:
-        espeak = Espeak.shared()
-    except OSError as error:
-        raise SetupError(
-            f"This needs espeak-ng: {error}.", hint="apt-get install espeak-ng"
-        ) from error
     codebooks = Codebooks.load()
     errors: dict[str, list[Error]] = {REFERENCE: [], DRAWN: []}
     num_sentences = dict.fromkeys(errors, 0)
     with options.engine_from_args(args) as tts:
-        sentences = list(enumerate(shards.read(REFERENCES)))[:: args.every]
-        for seed, sentence in tqdm(sentences, desc="sentences", disable=args.quiet):
-            places = espeak(sentence.text).word_starts
-            if sentence.words.max() >= len(places):  # espeak-ng now speaks it differently
+        sentences = [u for u in shards.read(REFERENCES) if u.suits(shards.FULL)]
+        numbered = list(enumerate(sentences))[:: args.every]
+        for seed, sentence in tqdm(numbered, desc="sentences", disable=args.quiet):
+            places = word_starts(sentence)
+            if sentence.words.max() >= len(places):  # the teacher now speaks it differently
                 continue
             for name, samples, pieces, begins in speeches(tts, codebooks, sentence, seed):
                 exact = {places[word]: seconds for word, seconds in begins.items()}
@@ -96,13 +92,31 @@ def word_times(args: argparse.Namespace) -> int:
     )
 
 
+def word_starts(sentence: Utterance) -> list[int]:
+    """Return the first character of each word that the teacher counts in a sentence.
+
+    Raises:
+        SetupError: the teacher is not installed.
+    """
+    program, teacher = (
+        ("espeak-ng", Espeak) if sentence.feed == shards.ANY_FEED else ("flite", Flite)
+    )
+    try:
+        spoken = teacher.shared()(sentence.text)
+    except OSError as error:
+        raise SetupError(
+            f"This needs {program}: {error}.", hint=f"apt-get install {program}"
+        ) from error
+    return spoken.word_starts if spoken else []
+
+
 def speeches(
     tts: SpeechEngine, codebooks: Codebooks, sentence: Utterance, seed: int
 ) -> Iterator[tuple[str, np.ndarray, tuple[Piece, ...], dict[int, float]]]:
     """Yield both speeches of a sentence, the drawn one only if it has all words.
 
     Yields:
-        Its kind; [num_samples] int16; what is spoken for the text; and for each word of espeak-ng
+        Its kind; [num_samples] int16; what is spoken for the text; and for each word of the teacher
         the seconds at which it begins.
     """
     said = set(sentence.words.tolist()) - {SILENCE}

@@ -200,7 +200,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         if args.recogniser:
             recogniser[feed] = recognised(reader, rows["written"][: args.recogniser])
     if args.recogniser:
-        written = [u for _, u in references if u.kind == "written" and u.feed != shards.STEPWISE]
+        written = [u for _, u in references if u.kind == "written" and u.suits(shards.FULL)]
         written = written[: args.recogniser]
         recogniser[AS_REFERENCE] = recognised(reader, written)
     return common.header() | {
@@ -218,7 +218,7 @@ def _parts(
     references: Sequence[tuple[int, Utterance]], feed: str
 ) -> list[list[tuple[int, Utterance]]]:
     """Return the references with the timing that suits a way of feeding text, in parts."""
-    fitting = [pair for pair in references if pair[1].feed in (feed, shards.ANY_FEED)]
+    fitting = [(seed, reference) for seed, reference in references if reference.suits(feed)]
     return [fitting[i : i + PART] for i in range(0, len(fitting), PART)]
 
 

@@ -22,6 +22,10 @@ class Utterance:
     words: np.ndarray  # [num_frames] int16: the index of the spoken word, or SILENCE
     feed: str = ANY_FEED  # the way of feeding text to which its timing belongs
 
+    def suits(self, feed: str) -> bool:
+        """Return whether speech has this timing when its text is fed in this way."""
+        return self.feed in (feed, ANY_FEED)
+
 
 def write(path: Path, utterances: Sequence[Utterance]) -> None:
     """Write a shard; it appears whole."""

@@ -58,9 +58,7 @@ class Spectra:
         All of them compare pre-emphasised sound.
         """
         total, mel = output.new_zeros(()), output.new_zeros(())
-        output, target = (
-            sound[:, 1:] - PRE_EMPHASIS * sound[:, :-1] for sound in (output, target)
-        )
+        output, target = (sound[:, 1:] - PRE_EMPHASIS * sound[:, :-1] for sound in (output, target))
         for size, hop in RESOLUTIONS:
             ours, wanted = (self._magnitude(sound, size, hop) for sound in (output, target))
             ratio = (ours - wanted).norm() / wanted.norm().clamp(min=1e-2)

@@ -26,7 +26,8 @@ from tools.gpu_check import carried
 from tools.gpu_check.steps import libraries
 from tools.gpu_check.steps.context import BIG, SMALL
 
-MOST_MB = 40  # with the checkout (some 21 MB) less than 64 MiB, the most that may be copied
+# With the checkout (some 21 MB), this stays below 64 MiB, the most that may be copied.
+MOST_MB = 40
 
 
 def main() -> int:
