@@ -34,15 +34,15 @@ class WarpAttention {
 
  public:
   static constexpr int kLaneDims = HeadLanes<Dims::kHeadDim>::kLaneDims;
-  static constexpr int kLanesOfHead = kWarpSize / padded_heads();  // they keep its maximum and sum
+  static constexpr int kLanesOfHead = kWarpSize / padded_heads();  // lanes with its maximum and sum
   static_assert(kLanesOfHead >= 1);
   static constexpr int kAtOnce = kLanesOfHead < 4 ? kLanesOfHead : 4;  // positions in one add()
 
   float query[Dims::kHeadsPerKv][kLaneDims] = {}, mixed[Dims::kHeadsPerKv][kLaneDims] = {};
   float maximum = -INFINITY;  // of the scores of head lane / kLanesOfHead
-  float total = 0;            // of its weights; the head's total is the sum over its lanes
+  float total = 0;            // of this lane's weights; the head's total is the sum over its lanes
 
-  // Adds positions [0, count), of which there is at least one; the ones behind are finite numbers.
+  // Adds positions [0, count), at least one; keys and values of the others must be finite numbers.
   template <int kPositions>
   __device__ __forceinline__ void add(const float (&keys)[kPositions][kLaneDims],
                                       const float (&values)[kPositions][kLaneDims], int count) {
@@ -100,8 +100,8 @@ struct AttentionSmem {
   float fresh_keys[kMaxRows][Dims::kHeadDim];  // of the positions that this pass adds
   float fresh_values[kMaxRows][Dims::kHeadDim];
   float maximum[kNumWarps][Dims::kHeadsPerKv];                // of the scores that a warp saw
-  float total[kNumWarps][Dims::kHeadsPerKv];                  // of exp(score - maximum)
-  float mixed[kNumWarps][Dims::kHeadsPerKv][Dims::kHeadDim];  // values, weighted with the same
+  float total[kNumWarps][Dims::kHeadsPerKv];                  // of the weights exp(score - maximum)
+  float mixed[kNumWarps][Dims::kHeadsPerKv][Dims::kHeadDim];  // sums of the weighted values
   int is_last;
 };
 
@@ -140,7 +140,7 @@ class Attention {
     });
   }
 
-  // All threads of all blocks. The caller owes a grid barrier before `out` or the cache is read.
+  // All threads of all blocks call this. A grid barrier must follow before the results are read.
   __device__ void run() {
     for_each_item([&](int row, int head, int split, int num_splits, int begin, int end) {
       attend(row, head, split, num_splits, begin, end);
@@ -174,8 +174,8 @@ class Attention {
     }
   }
 
-  // Positions [begin, end) of one row and one key/value head, for all query heads that share it. It
-  // ends without a barrier: no thread still reads what the next item writes first.
+  // Attends to positions [begin, end) for one row and the query heads of one key/value head. Ends
+  // without a barrier: no thread still reads what the next item writes first.
   __device__ __forceinline__ void attend(int row, int head, int split, int num_splits, int begin,
                                          int end) {
     const int first_row = pass_.rows[row].first_row;
@@ -198,7 +198,7 @@ class Attention {
   }
 
   // Stores normalised, rotated queries; and the fresh keys and values of [first_fresh, end),
-  // rounded as in the cache. The item with the row's own position appends that to the cache.
+  // rounded as in the cache. The item with the row's own position appends it to the cache.
   __device__ __forceinline__ void prepare(int row, int head, int first_fresh, int end) {
     const PassRow& own = pass_.rows[row];
     const int num_fresh = max(end - first_fresh, 0);
@@ -251,7 +251,7 @@ class Attention {
     constexpr int kAtOnce = Warp::kAtOnce;  // cached positions that wait for L2 together
     const int lane = opaque(lane_idx());
     const bool active = lane * kLaneDims < kHeadDim;
-    const int element = active ? lane * kLaneDims : 0;  // idle lanes read one too; unused
+    const int element = active ? lane * kLaneDims : 0;  // idle lanes read element 0, unused
     Warp warp;
     if (active) {
 #pragma unroll
@@ -306,8 +306,8 @@ class Attention {
     return workspace_.attention_partials + (item + split) * kPartialSize;
   }
 
-  // Warps that saw no position have maximum -inf and weigh nothing. Here a warp takes 32 elements
-  // of one head: lane w computes the weight of warp w once, for all of them.
+  // Merges the warps' results; a warp that saw no position has maximum -inf and weight 0. A warp
+  // merges 32 elements of one head at a time. Lane w computes the weight of warp w for all of them.
   __device__ __forceinline__ void merge_warps(int row, int head, int split, int num_splits) {
     const int lane = opaque(lane_idx());
 #pragma unroll 1
@@ -339,11 +339,11 @@ class Attention {
     }
   }
 
-  // The block that finishes a head last calls this. It adds the splits in their order, whichever
-  // block computed each. Lane l computes the weights of splits l and l + 32.
+  // Merges the splits of a head, in the block that finishes it last. The order of the splits is
+  // fixed, whichever block computed each. Lane l computes the weights of splits l and l + 32.
   __device__ __forceinline__ void merge_splits(int row, int head, int num_splits) {
     static_assert(kMaxSplits <= 2 * kWarpSize);
-    constexpr int kAtOnce = 8;  // elements that wait for L2 together, the first with the weights
+    constexpr int kAtOnce = 8;  // elements loaded from L2 at once, the first ones with the weights
     const int lane = opaque(lane_idx());
 #pragma unroll 1
     for (int item = warp_idx(); item < kHeadsPerKv * kSegments; item += kNumWarps) {

@@ -8,7 +8,7 @@
 namespace qwen_tts {
 
 // Row length of keys and values in shared memory, in whole tiles. Each row orders its 16-byte
-// vectors differently, so that the ones a product reads together lie in different banks.
+// vectors differently, so that vectors that a product reads together lie in different banks.
 template <int kHeadDim>
 constexpr int kHeadRow = (kHeadDim + kTileCols - 1) / kTileCols * kTileCols;
 __device__ __forceinline__ int key_place(int position, int element) {
@@ -31,8 +31,8 @@ __device__ __forceinline__ void store_query_words(float* words, const float (&qu
 // sixteen positions.
 //   queries        [num_queries][row_stride(kHeadRow)] words
 //   keys           [16 kSteps][kHeadRow]
-//   num_positions  no query sees a key from here on: no score is computed
-//   is_seen        (position) -> bool; where false, the score is -inf
+//   num_positions  no query sees a key from here on, so no score is computed
+//   is_seen        (position) -> bool; if false, the score is -inf
 template <int kHeadDim, int kSteps, class IsSeen>
 __device__ __forceinline__ void score_positions(float (&scores)[kSteps][4], const float* queries,
                                                 int num_queries, const bf16* keys,
@@ -46,7 +46,7 @@ __device__ __forceinline__ void score_positions(float (&scores)[kSteps][4], cons
 #pragma unroll
   for (int col = 0; col < kHeadDim; col += kTileCols) {
     ActivationColumns columns = load_columns(queries + col, lane, 0, num_queries, row_stride(kRow));
-    const auto exists = [&](int half) {  // Does this lane have such columns?
+    const auto exists = [&](int half) {  // whether this lane has such columns
       return kRow == kHeadDim || col + half * (kTileCols / 2) + 8 * t < kHeadDim;
     };
     if (!exists(0)) columns.left[0] = columns.left[1] = uint4{};
@@ -74,8 +74,8 @@ __device__ __forceinline__ void score_positions(float (&scores)[kSteps][4], cons
   }
 }
 
-// Sums of weighted values of sixteen positions, 64 elements of each. Tile j of the product holds
-// element 8 column + j in each of its 8 columns.
+// Adds the weighted values of sixteen positions to `sums`, 64 elements of each. Tile j of the
+// product holds element 8 column + j in each of its 8 columns.
 //   values   [16][row], from the first of these elements on
 //   weights  of the lane's four positions
 template <int kRow>

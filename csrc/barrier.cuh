@@ -8,25 +8,25 @@
 // clears the counters, so every launch starts from zero without a memset; after an error the host
 // clears the control block before using it again.
 //
-// One counter that only grows within a launch: there is no sense flag and no reset that an early
-// block could overtake. Its uppermost bit reports an error, so a block that sees all arrivals sees
-// the error too and need not read another word, which would be a second way to L2 at every barrier.
-// A control block belongs to one launch: a launch that fails leaves the next one, which is already
-// enqueued behind it, alone.
+// The barrier is one counter that only grows within a launch: there is no sense flag and no reset
+// that an early block could overtake. The counter's uppermost bit reports an error, so a block that
+// sees all arrivals sees the error too, without reading another word from L2 at every barrier.
+// Every launch has a control block of its own: a launch that fails does not affect the next one,
+// which is already enqueued behind it.
 #pragma once
 #include "stage_times.cuh"
 
 namespace qwen_tts {
 
-// Control::error: which wait failed and why. `layer` is the group in stages of a predictor head.
+// Packs Control::error: which wait failed and why. `layer` is the code group in a predictor's head.
 __host__ __device__ inline unsigned pack_error(LaunchStatus status, Stage stage, int layer) {
   return static_cast<unsigned>(status) << 24 | static_cast<unsigned>(stage) << 16 |
          (static_cast<unsigned>(layer) & 0xffffu);
 }
 
-// What a block's barrier keeps in shared memory. Only GridBarrier uses it.
+// The state of a block's barrier in shared memory. Only GridBarrier uses it.
 struct BarrierSmem {
-  uint64_t timeout_ns;  // kWaiter alone uses these two; registers would hold them all frame long
+  uint64_t timeout_ns;  // only kWaiter uses these two; members would occupy registers all frame
   unsigned target;      // arrivals of this launch once every block has reached the barrier
   int verdict;
 };
@@ -41,9 +41,9 @@ class GridBarrier {
     }
   }
 
-  // All threads of all blocks call this. Where it returns false the caller leaves without another
-  // sync(). `meanwhile` is work to do while the other blocks arrive: they do not see its results,
-  // and it must not need theirs.
+  // All threads of all blocks call this. If it returns false, the caller leaves without another
+  // sync(). `meanwhile` runs while other blocks arrive: this barrier does not make its results
+  // visible to them, and it must not use theirs.
   template <class Meanwhile>
   __device__ bool sync(Stage stage, int layer, const Meanwhile& meanwhile) {
     __syncthreads();
@@ -86,8 +86,8 @@ class GridBarrier {
   }
 
  private:
-  // The thread that arrives for its block and polls. It belongs to the last warp, which has the
-  // least to do meanwhile: loops over few items end with the first warps.
+  // The thread that arrives for its block and polls. By default it belongs to the last warp, which
+  // has the least other work: loops over few items occupy only the first warps.
   static constexpr int kWaiter = FIRST_WARP_WAITS ? 0 : kNumThreads - kWarpSize;
 
   __device__ bool wait(Stage stage, int layer) {
@@ -108,8 +108,8 @@ class GridBarrier {
     }
   }
 
-  static constexpr unsigned kStopped = 1u << 31;  // of Control::arrived; no launch counts that far
-  static constexpr unsigned kPollsPerCheck = 64;  // polls between looks at the clock
+  static constexpr unsigned kStopped = 1u << 31;  // a bit of Control::arrived that no count reaches
+  static constexpr unsigned kPollsPerCheck = 64;  // polls between readings of the clock
   Control* control_;
   BarrierSmem& smem_;
 };

@@ -1,7 +1,7 @@
 // Small helpers of every stage: indices, conversions, order-preserving keys.
 //
-// Registers: 128 per thread at 512 threads. The stages mark loops "unroll 1" or "unroll 4" that are
-// not worth the registers ptxas would spend on them; without the marks the frame spills.
+// A thread of a block of 512 has 128 registers. Loops marked "unroll 1" or "unroll 4" are not worth
+// the registers that ptxas would otherwise spend on them; without the marks the frame spills.
 #pragma once
 #include "dims.cuh"
 
@@ -37,8 +37,8 @@ __device__ __forceinline__ uint2 split_bf16(float low, float high) {
 }
 
 // Widens the four int8 weights of one register (packing.py) to bf16 pairs, in units of 2^-6. Seven
-// bits of magnitude and a sign are a subnormal bf16, 2^-133 of the integer, and a product with
-// 2^127 is exact: five instructions for four weights.
+// bits of magnitude and a sign form a subnormal bf16 that is 2^-133 times the integer, and its
+// product with 2^127 is exact. Four weights take five instructions.
 __device__ __forceinline__ uint2 widen_int8(unsigned four) {
   const auto widen = [](unsigned pair) { return multiply_bf16x2(pair & 0x807f807fu, 0x7f007f00u); };
   return make_uint2(widen(four), widen(four << 8 | four >> 24));
@@ -59,8 +59,8 @@ __device__ __forceinline__ float quad_max(float value) {
   return fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 2));
 }
 
-// Loads activations that other blocks wrote earlier in this launch, from L2, where the grid barrier
-// made them visible. These never take the read-only path.
+// Loads activations that other blocks wrote earlier in this launch. The loads read from L2, where
+// the grid barrier made the values visible, and never take the read-only path.
 __device__ __forceinline__ float load_activation(const float* address) { return __ldcg(address); }
 __device__ __forceinline__ float4 load_activation4(const float* address) {
   return __ldcg(reinterpret_cast<const float4*>(address));
@@ -85,7 +85,7 @@ struct VectorOf<16> {
   using Type = uint4;
 };
 
-// Loads kCount adjacent elements, a power of two of them, from L2 (as above) as f32.
+// Loads kCount adjacent elements from L2 and converts them to f32; kCount is a power of two.
 template <int kCount, class T>
 __device__ __forceinline__ void load_elements(float (&out)[kCount], const T* address) {
   constexpr int kVectorBytes = kCount * sizeof(T) < 16 ? kCount * sizeof(T) : 16;
@@ -115,8 +115,8 @@ __device__ __forceinline__ void store_elements(T* address, const float (&values)
   }
 }
 
-// Sums kCount values, a power of two of them, over the warp: lane l gets the sum of value l / (32 /
-// kCount). That takes a third of the shuffles of one warp_sum() each.
+// Sums kCount values over the warp: lane l gets the sum of value l / (32 / kCount). kCount is a
+// power of two. Four values take 6 shuffles; four calls of warp_sum() would take 20.
 template <int kCount>
 __device__ __forceinline__ float warp_sums(float (&values)[kCount]) {
   static_assert(kCount >= 1 && kCount <= kWarpSize && (kCount & (kCount - 1)) == 0);
@@ -139,8 +139,8 @@ __device__ __forceinline__ float warp_sums(float (&values)[kCount]) {
 
 // One row of a weight pass: a position of one sequence.
 struct PassRow {
-  int slot;               // which slot's KV cache
-  int position;           // in that cache; also of rope, unless rope_positions differ
+  int slot;               // index of the sequence's KV cache
+  int position;           // in that cache; rope_positions, which RoPE uses, may differ
   int first_row;          // first row of the pass that belongs to the same sequence; positions of a
                           // sequence are consecutive rows
   int rope_positions[3];  // time, height, width
@@ -154,37 +154,37 @@ struct PassRow {
 struct Pass {
   PassRow rows[kMaxRows];
   int num_rows;
-  int sequence_rows;  // of each sequence: all have equally many, one sequence after another
+  int sequence_rows;  // rows of every sequence; the sequences follow one another
 };
 
 __device__ __forceinline__ int block_idx() { return static_cast<int>(blockIdx.x); }
 __device__ __forceinline__ int num_blocks() { return static_cast<int>(gridDim.x); }
-// Is this the block that does the work which only one block of a row has to do?
+// Whether this block does the work of `row` that only one block has to do.
 __device__ __forceinline__ bool owns_row(int row) { return row % num_blocks() == block_idx(); }
 
 struct BlockRange {
   int begin, end;
 };
 
-// Blocks that multiply the same rows, each by its share of every matrix. The streams of a frame are
-// the rows of one team, which is the whole grid; a prompt has more rows than one team can take.
+// The blocks of a team multiply the same rows, each by its share of every matrix. In a frame the
+// whole grid is one team, whose rows are the streams; a prompt can have more rows than one team.
 struct Team {
   int block;  // the index of this block in the team
   int num_blocks;
   unsigned inverse;  // 2^32 / num_blocks, rounded up
 
-  // Team `number` of `num_teams`. Neighbours are in different teams and read the same weights.
+  // Returns team `number` of `num_teams`. Adjacent blocks read the same weights for other teams.
   __device__ static Team of(int number, int num_teams) {
     const int size = (static_cast<int>(gridDim.x) - number + num_teams - 1) / num_teams;
     return {block_idx() / num_teams, size, 0xffffffffu / size + 1};
   }
   __device__ static Team whole_grid() { return of(0, 1); }
 
-  // The items [begin, end) of `num_items` that this block owns: items are rows / 8, blocks are SMs.
-  // A division would take twenty instructions; instead, n / num_blocks is the upper half of n *
-  // inverse, as long as n * num_blocks < 2^32.
+  // Returns the items [begin, end) of `num_items` that this block owns; an item is eight rows. A
+  // division would take twenty instructions. Instead, the upper half of n * inverse is n /
+  // num_blocks, as long as n * num_blocks < 2^32.
   __device__ BlockRange share(int num_items) const {
-    const auto first_of = [&](int i) {  // the last end apart: one block has no inverse
+    const auto first_of = [&](int i) {  // the last end is known; one block's inverse overflows
       return i == num_blocks ? num_items : static_cast<int>(__umulhi(num_items * i, inverse));
     };
     return {first_of(block), first_of(block + 1)};

@@ -13,17 +13,17 @@ using Weight = bf16;
 using Cache = Weight;  // the element type of keys and values
 
 // Packed weights (packing.py): tiles of 8 output rows x 64 columns, stored one after another along
-// the columns. A lane of a warp has 16 bytes of a tile at a time, as often as the tile needs: once
-// for int8, twice for bf16, four times for f32. Lane 4g+t has weights of row g.
+// the columns. A lane of a warp holds a tile in pieces of 16 bytes: one piece for int8, two for
+// bf16, four for f32. Lane 4g+t has weights of row g.
 constexpr int kTileRows = 8;
 constexpr int kTileCols = 64;
 
-// Which stacks have int8 layers, with an f32 scale for each output row. Heads, the projection,
-// embeddings, norms and biases stay Weight.
+// Whether any stack has int8 layers. Their matrices have an f32 scale for each output row; heads,
+// the projection, embeddings, norms and biases have the type Weight.
 constexpr bool kAnyInt8 = TALKER_INT8 || PREDICTOR_INT8;
 
 constexpr int kMaxRows = 16;  // rows (streams or prompt positions) that a block multiplies at once
-constexpr int kFewRows = 8;   // one tensor-core product; launches with so few have their own kernel
+constexpr int kFewRows = 8;   // rows of one tensor-core product; few_step_kernel has no more
 constexpr int kMaxForwardRows = 128;  // prompt positions of one weight pass, shared by teams
 constexpr int kNumThreads = NUM_THREADS;
 constexpr int kNumWarps = kNumThreads / kWarpSize;
@@ -44,7 +44,7 @@ struct StackDims {
   static constexpr int kHeadsPerKv = kNumHeads / kNumKvHeads;
   static constexpr bool kQkvBias = kQkvBias_;           // Qwen2 adds a bias to q, k and v
   static constexpr bool kQkNorm = kQkNorm_;             // Qwen3 normalises the heads of q and k
-  static constexpr bool kInt8 = kInt8_;                 // of the layers' matrices
+  static constexpr bool kInt8 = kInt8_;                 // whether the layers' matrices are int8
   static constexpr int kMaxPositions = kMaxPositions_;  // 0: as many as its cache holds
   static_assert(kHidden % 32 == 0 && kIntermediate % 32 == 0 && kQSize % 32 == 0,
                 "whole sectors of activations");

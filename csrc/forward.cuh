@@ -1,7 +1,7 @@
 // Runs rows through one stack without drawing codes: a prompt (prefill), or one position at a time.
 //
 // A block multiplies 16 rows at most, so teams of blocks (common.cuh) share the rows of a prompt.
-// The teams meet at the same barriers; only attention looks at rows of other teams.
+// The teams meet at the same barriers; only attention reads rows of other teams.
 #pragma once
 #include "frame.cuh"
 
@@ -9,7 +9,7 @@ namespace qwen_tts {
 
 constexpr int kMostTeams = kMaxForwardRows / kMaxRows;
 
-// Many blocks attend to one position of the talker, as in a frame; several positions are a prompt.
+// The talker's attention: for one position as in a frame (Attention), for several as in a prompt.
 class ForwardAttention {
  public:
   __device__ ForwardAttention(const ForwardParams& p, int layer, const Weight* head_norms,
@@ -54,7 +54,7 @@ struct TeamActivations {
   __device__ float* at(float* rows, size_t stride) const { return rows + first_row * stride; }
 };
 
-// Plans the rows of the next pass, and those of `team` in it. One thread calls this.
+// Plans the rows of the next pass, and the rows of `team` in it. One thread calls this.
 __device__ __forceinline__ void plan_pass(const ForwardParams& p, int team, BlockSmem& smem) {
   ForwardPlan& plan = smem.forward;
   const int pass = plan.pass++;
@@ -67,10 +67,10 @@ __device__ __forceinline__ void plan_pass(const ForwardParams& p, int team, Bloc
   smem.pass.num_rows = smem.pass.sequence_rows = plan.team_count;
 }
 
-// Embeds, runs and normalises p.num_rows consecutive positions. A weight pass takes as many as the
-// teams have rows, and all passes take about equally many. A token id of -1 means "take the
-// prepared embedding". `attention_of` is an argument of decoder_layers(). All threads of all blocks
-// call this.
+// Embeds p.num_rows consecutive positions, runs them through the layers, and normalises the result.
+// A weight pass takes at most as many positions as the teams have rows, and all passes take about
+// equally many. A token id of -1 stands for a prepared embedding. `attention_of` is an argument of
+// decoder_layers(). All threads of all blocks call this.
 template <class Dims, class AttentionOf>
 __device__ __forceinline__ void forward_rows(const ForwardParams& p, const Stack& stack,
                                              const void* table, const AttentionOf& attention_of,
@@ -129,7 +129,7 @@ __device__ __forceinline__ void forward_rows(const ForwardParams& p, const Stack
         normalise_to(c.slots.hidden + static_cast<size_t>(p.slot) * kHidden);
       }
     }
-    // No grid barrier: the block that overwrites a row of x is the one that has just read it.
+    // This needs no grid barrier: the block that overwrites a row of x has itself just read it.
     more = plan.begin + plan.count < p.num_rows;
     __syncthreads();  // the plan has been read
   }

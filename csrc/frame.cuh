@@ -1,10 +1,10 @@
 // Frames of speech. A frame is one code for each codebook, 80 ms of audio:
 //
 //   talker step       reads the embedding of the previous frame plus one row of text. A stream's
-//                     first frame skips it: the prompt has left its hidden state.
-//   codec head        hidden -> logits of code 0; draws it. EOS ends the stream without a frame.
+//                     first frame skips it: its hidden state is the prompt's result.
+//   codec head        logits of code 0, which is then drawn. EOS ends the stream without a frame.
 //   code predictor    a small stack with a fresh KV cache per frame. Positions 0 and 1 are the
-//                     hidden state and code 0; every further position is the code drawn before.
+//                     hidden state and code 0; every further position is the previous code.
 //                     Position g gives the logits of code g.
 //
 // Row r of a pass belongs to the r-th stream that still decodes. Block r % num_blocks() does the
@@ -19,7 +19,7 @@ __device__ __forceinline__ size_t table_row(int group, int code) {
   return group == 0 ? code : kTalkerVocab + size_t{kPredictorVocab} * (group - 1) + code;
 }
 
-// x[i] = table[row][i], by one block. Rows come from memory: all loads of one start at once.
+// Copies table[row] to x, by one block. Rows come from memory: all loads of a row start at once.
 template <int kHidden>
 __device__ void copy_embedding(float* x, const void* table, size_t row) {
   const Weight* embedding = static_cast<const Weight*>(table) + row * kHidden;
@@ -31,7 +31,7 @@ __device__ void copy_embedding(float* x, const void* table, size_t row) {
   }
 }
 
-// to[i] = from[i], by one block; both are global and 16-byte aligned.
+// Copies kSize elements, by one block; both arrays are global and 16-byte aligned.
 template <int kSize>
 __device__ void copy_row(float* to, const float* from) {
 #pragma unroll 1
@@ -40,7 +40,7 @@ __device__ void copy_row(float* to, const float* from) {
   }
 }
 
-//   kMostRows  rows of a pass; positions 0 and 1 of the predictor are two rows per stream
+//   kMostRows  most rows of a pass; positions 0 and 1 of the predictor are two rows per stream
 template <int kMostRows>
 class FrameLoop {
  public:
@@ -79,13 +79,13 @@ class FrameLoop {
   __device__ float* hidden(int row) const {
     return c_.slots.hidden + static_cast<size_t>(stream(row).slot) * Talker::kHidden;
   }
-  // Where the logits of a row and one code lie: in the same place for every code, unless a test
-  // keeps them all.
+  // The address of the logits of a row and one code. All codes share one place, unless a test keeps
+  // the logits of every code.
   __device__ float* logits(int row, int group) const {
     const size_t step = static_cast<size_t>(frame()) * kNumCodeGroups + group;
     return c_.workspace.logits + step * p_.logits_step + c_.smem.streams[row] * kMaxVocab;
   }
-  // Where the current frame of a row's stream lies in the launch's outputs.
+  // The index of a row's current frame in the launch's outputs.
   __device__ size_t output(int row) const {
     return static_cast<size_t>(c_.smem.streams[row]) * p_.num_frames + frame();
   }
@@ -96,9 +96,9 @@ class FrameLoop {
   // Runs the previous frame of every stream that has one through the talker; then writes the hidden
   // states of all streams to workspace.hidden.
   __device__ __forceinline__ bool talker_step() {
-    // One thread reads, for all, whether the host has cancelled the launch. The word lies in the
-    // host's memory: the read starts here, and the grid obeys it at its next wait. Blocks may leave
-    // at that barrier or at the next one; until then they write nothing that a caller keeps.
+    // One thread reads for the whole grid whether the host has cancelled the launch. The word is in
+    // host memory, so the read starts here, and its result is reported at the next wait. Blocks
+    // leave at that barrier or the one after; until then they write nothing that a caller keeps.
     const unsigned cancelled =
         block_idx() == 0 && thread_idx() == 0 ? load_from_host(c_.workspace.cancel) : 0;
     const auto heed_cancel = [&] {
@@ -123,7 +123,7 @@ class FrameLoop {
         return false;
       }
     } else {
-      heed_cancel();  // there is no wait to hide it behind
+      heed_cancel();  // there is no wait during which the read could arrive
     }
     for (int row = 0; row < num_rows(); ++row) {
       if (!owns_row(row)) continue;
@@ -151,7 +151,7 @@ class FrameLoop {
       if (thread_idx() == 0) {
         const Stream& s = stream(row);
         c_.smem.talker_row[row] = steps ? num_steps : -1;
-        // A stream that began this launch with frame 0 took no step for it.
+        // A stream whose first frame was drawn in this launch took no talker step for that frame.
         const int position = s.position + frame() - (s.frame == 0);
         if (steps) {
           c_.smem.pass.rows[num_steps] = {
@@ -181,7 +181,7 @@ class FrameLoop {
     const Weight* table = static_cast<const Weight*>(c_.model.frame_table);
     float* x = c_.workspace.x + static_cast<size_t>(c_.smem.talker_row[row]) * Talker::kHidden;
     int* table_rows = c_.smem.stage.table_rows;
-    __syncthreads();  // the block has read those of the row before
+    __syncthreads();  // the block has read the table_rows of the previous row
     for (int group = thread_idx(); group < kNumCodeGroups; group += kNumThreads) {
       table_rows[group] = static_cast<int>(table_row(group, __ldcg(codes(row) + group)));
     }
@@ -214,7 +214,7 @@ class FrameLoop {
     return {tile_grid(projection()), predictor.next};
   }
 
-  // Logits of code 0 from workspace.hidden; where widths differ, also the predictor's first input.
+  // Computes the logits of code 0 from workspace.hidden, draws it, writes the predictor's inputs.
   __device__ __forceinline__ bool draw_code_0() {
     const Workspace& w = c_.workspace;
     const InputRows<false, kMostRows> rows{w.hidden, Talker::kHidden, num_rows()};
@@ -365,9 +365,9 @@ class FrameLoop {
     if (block_idx() < num_rows()) prepare_draw_of(block_idx(), group);
   }
 
-  // Draws and publishes one code; returns the code to go on with, which teacher forcing replaces.
+  // Draws and stores one code. Returns the code to continue with, which teacher forcing replaces.
   __device__ int draw(int row, int group, const TokenRules& rules) {
-    if (row >= num_blocks()) {  // a further row: it is not prepared yet
+    if (row >= num_blocks()) {  // not this block's first row: its draw is not prepared yet
       prepare_draw_of(row, group);
       __syncthreads();
     }
@@ -396,7 +396,7 @@ class FrameLoop {
     return true;
   }
 
-  // Closes the gaps that ended streams leave. On return every thread sees the new rows and count.
+  // Removes the rows of ended streams. On return every thread sees the new rows and their number.
   __device__ void end_frame() {
     if (thread_idx() == 0) {
       int num_left = 0;
@@ -411,7 +411,7 @@ class FrameLoop {
 
   const StepParams& p_;
   Context& c_;
-  WeightStream<kRingSlots> weight_stream_;  // opened before the matrix behind each barrier
+  WeightStream<kRingSlots> weight_stream_;  // opened while the grid waits in front of each matrix
 };
 
 // Decodes all frames of a launch of at most kMostRows rows. All threads of all blocks call this.

@@ -1,4 +1,4 @@
-// Where the keys and values of one layer lie.
+// Addresses of the keys and values of one layer.
 #pragma once
 #include "common.cuh"
 #include "tts_kernel.h"

@@ -1,5 +1,5 @@
-// Host side of the kernels: the largest grid, and its start. Each kernel has its own source file,
-// so that several cores compile them together.
+// Host side of the kernels: finds the largest grid, and launches it. Each kernel has its own source
+// file, so that several cores can compile them at the same time.
 #pragma once
 #include "layer.cuh"
 
@@ -30,7 +30,7 @@ int launch(void (*kernel)(Params), const Params& params, int num_blocks, void* s
   return launch_cooperative(kernel, num_blocks, kNumThreads, kSmemBytes, stream, params);
 }
 
-// How many blocks of each kernel can be resident at once.
+// Set the number of blocks of each kernel that can be resident at once.
 cudaError_t max_step_blocks(int* num_blocks);
 cudaError_t max_few_step_blocks(int* num_blocks);
 cudaError_t max_forward_blocks(int* num_blocks);

@@ -9,15 +9,15 @@
 
 namespace qwen_tts {
 
-// A slot of the weight rings. The rings get what the stages leave of SMEM_BYTES, the most that a
-// block may have.
+// Bytes of a slot in all weight rings. The rings get what the stages leave of SMEM_BYTES, which is
+// the most shared memory that a block may have.
 constexpr int kSlotBytes =
     kNumWarps * kVectorsOfWeight * kWarpSize * static_cast<int>(sizeof(uint4));
 
-constexpr int kOtherBytes = 2048;  // other members of BlockSmem than the stage and the rings
+constexpr int kOtherBytes = 2048;  // most bytes of BlockSmem's members besides stage and rings
 
-// The predictor uses short attention where its keys and values fit shared memory beside a small
-// ring, and where its rows fit the place in which o_proj looks for them.
+// The predictor uses short attention if its keys and values fit in shared memory beside a small
+// ring, and if its rows fit in the place from which o_proj reads them.
 constexpr bool kPredictorIsShort =
     SHORT_ATTENTION && kNumCodeGroups <= kWarpSize && Predictor::kHeadsPerKv <= 8 &&
     kRowsEverywhere * row_stride(kOProjCols<Predictor>) <= kMaxRows * row_stride(kChunkCols) &&
@@ -46,7 +46,7 @@ static_assert(kReservedBytes + kSlotBytes <= SMEM_BYTES, "the stages do not fit 
 constexpr int kFittingSlots = (SMEM_BYTES - kReservedBytes) / kSlotBytes;
 constexpr int kRingSlots = kFittingSlots < LOOKAHEAD_TILES ? kFittingSlots : LOOKAHEAD_TILES;
 
-// The rows of a launch that a pass has, and those that this block's team takes (forward.cuh).
+// The rows of a launch that a pass takes, and the rows that this block's team takes (forward.cuh).
 struct ForwardPlan {
   int num_teams, num_passes;
   int pass;                    // the index of the next pass
@@ -55,7 +55,7 @@ struct ForwardPlan {
   PromptRows prompt;           // the rows of the pass
 };
 
-// What a block keeps in shared memory.
+// The shared memory of a block.
 struct BlockSmem {
 #if STAGE_TIMES
   StageTimesSmem times;
@@ -72,7 +72,7 @@ struct BlockSmem {
 };
 static_assert(sizeof(BlockSmem) <= SMEM_BYTES);
 
-// What every stage has access to.
+// The objects that every stage can use.
 struct Context {
   const Model& model;
   const SlotBuffers& slots;
@@ -102,7 +102,7 @@ class LayerWeights {
   using GateUp = Matrix<2 * Dims::kIntermediate, Dims::kHidden>;  // rows gate 0, up 0, gate 1, ...
   using Down = Matrix<Dims::kHidden, Dims::kIntermediate>;
   static constexpr size_t kMatrixBytes = Qkv::kBytes + O::kBytes + GateUp::kBytes + Down::kBytes;
-  // f32, of the rows of all matrices, in the order of the matrices
+  // f32 scales of the rows of all matrices, in the order of the matrices
   static constexpr size_t kScaleBytes =
       Dims::kInt8 ? sizeof(float) * (Qkv::kOut + O::kOut + GateUp::kOut + Down::kOut) : 0;
   static constexpr size_t kNorms = 2 * Dims::kHidden + (Dims::kQkNorm ? 2 * Dims::kHeadDim : 0);
@@ -129,9 +129,9 @@ class LayerWeights {
     return reinterpret_cast<const Weight*>(first_ + kMatrixBytes + kScaleBytes);
   }
   __device__ const Weight* post_norm() const { return input_norm() + Dims::kHidden; }
-  // [2, kHeadDim]: of q, of k; only where the model normalises heads
+  // [2, kHeadDim], for q and for k; only if the model normalises heads
   __device__ const Weight* head_norms() const { return post_norm() + Dims::kHidden; }
-  // [kQkvSize], where the model has one
+  // [kQkvSize], only if the model has it
   __device__ const Weight* qkv_bias() const { return input_norm() + kNorms; }
 
  private:
@@ -155,8 +155,8 @@ __device__ Forecast layer_start(const Stack& stack, int layer) {
 }
 
 // Prefetches a layer's norm vectors to L2. The weight stream does not carry them, and a whole stage
-// would wait for memory at their first use. One block does it, and not one that draws. The scales
-// in front of them are ten times as large: every block prefetches a part.
+// would wait for memory at their first use. The last block does it: the first ones draw codes. The
+// scales, which lie in front of them, are ten times as large, so every block prefetches a part.
 template <class Dims>
 __device__ void prefetch_vectors(const Stack& stack, int layer) {
   constexpr int kLine = 128;
@@ -185,7 +185,7 @@ __device__ void prefetch_layer(const Stack& stack, int layer, const Pass& pass) 
   if constexpr (kIsShort<Dims>) ShortAttention<Dims>::prefetch_to_l2(stack, layer, pass);
 }
 
-// Makes the attention of a layer for decoder_layers(): that of the rows of smem.pass.
+// Constructs the attention of a layer over the rows of smem.pass, for decoder_layers().
 template <class Dims>
 struct PassAttention {
   const Stack& stack;
@@ -200,7 +200,7 @@ struct PassAttention {
 
 __device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
 
-// Opens the first matrix of a layer; for layer 0, while the grid waits in front of a pass.
+// Opens the first matrix of a layer, while the grid waits at the barrier in front of that layer.
 template <class Dims, class Stream>
 __device__ __forceinline__ void open_layer(Stream& weight_stream, const Stack& stack, int layer) {
   const LayerWeights<Dims> weights(stack, layer);
@@ -208,8 +208,8 @@ __device__ __forceinline__ void open_layer(Stream& weight_stream, const Stack& s
                      {tile_grid(weights.o_proj()), tile_grid(weights.gate_up_proj())});
 }
 
-// Where the rows lie that this block multiplies in a pass; global memory, visible to all blocks. x
-// is [pass.num_rows, Dims::kHidden], qkv [.., kQkvSize], attention [.., kQSize], mlp [..,
+// Addresses of the rows that this block multiplies in a pass, in global memory that all blocks see.
+// x is [pass.num_rows, Dims::kHidden], qkv [.., kQkvSize], attention [.., kQSize], mlp [..,
 // kIntermediate]. They are functions, so that registers hold no addresses through the layers. A
 // pass has at most kMostRows rows.
 template <int kMostRows_>
@@ -225,16 +225,16 @@ struct PassActivations {
 };
 
 // Computes x = x + attention(norm(x)); x = x + mlp(norm(x)), `num_layers` times, for the rows of
-// smem.pass. A stage is a computation, what the block prepares of the next stage while the grid
-// waits (`before_` and its name), and a barrier.
+// smem.pass. A stage is a computation and a barrier. While the grid waits at the barrier, a block
+// calls the lambda `before_<next stage>`, which prepares that stage.
 //   rows           a PassActivations, or a class with its members
 //   weight_stream  open at layer 0
 //   attention_of   (layer, head norms) -> the attention of all rows of the grid, in the same
 //                  workspace
-//   after          () -> Forecast: what the block multiplies by after the last layer. It is a
-//                  function, so that its addresses do not stay in registers through the layers
-//   before_after   () -> void: what to do while the grid waits after the last layer
-// All threads of all blocks call this. False: the barrier failed, and the caller leaves.
+//   after          () -> Forecast: the matrices after the last layer. It is a function, so that
+//                  their addresses do not stay in registers through the layers
+//   before_after   () -> void: called while the grid waits after the last layer
+// All threads of all blocks call this. Returns false if a barrier failed: the caller then leaves.
 template <class Dims, class Activations, class Stream, class AttentionOf, class After,
           class BeforeAfter>
 __device__ __forceinline__ bool decoder_layers(const Activations& rows, const Stack& stack,
@@ -274,7 +274,7 @@ __device__ __forceinline__ bool decoder_layers(const Activations& rows, const St
     };
     const auto before_attention = [&] {
       attention.prefetch_cache();
-      if (kIsShort<Dims>) open_o_proj();  // it may have no barrier behind it
+      if (kIsShort<Dims>) open_o_proj();  // short attention may have no barrier behind it
     };
     if (!c.barrier.sync(Stage::kQkvProj, layer, before_attention)) return false;
 

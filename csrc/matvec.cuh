@@ -12,15 +12,15 @@
 
 namespace qwen_tts {
 
-constexpr int kSegment = 4 * kWarpSize;  // columns that one warp loads at once
-constexpr int kPiecesAtOnce = 2;         // segments for which a warp waits for L2 once
+// The number of columns that one warp loads at once.
+constexpr int kSegment = 4 * kWarpSize;
 constexpr int kMaxSegments = (kMaxHidden + kSegment - 1) / kSegment;
 
-// Words from row to row of activations in shared memory. A tensor-core fragment reads 16 of every
-// 32 bytes of two rows at once; this distance puts them in different banks.
+// The distance in words between rows of activations in shared memory. A tensor-core fragment reads
+// 16 of every 32 bytes of two rows at once; this distance puts them in different banks.
 __device__ __forceinline__ constexpr int row_stride(int num_cols) { return num_cols + 4; }
 
-// Where the partial sums of a row lie within a row tile. Half a warp reads one row of four tiles at
+// The place of a row's partial sums within a row tile. Half a warp reads one row of four tiles at
 // once; this permutation puts them in different banks.
 __device__ __forceinline__ constexpr int partials_row(int tile, int row) { return row ^ tile; }
 static_assert((kMaxRows & (kMaxRows - 1)) == 0 && kRoundTiles <= kMaxRows);
@@ -43,7 +43,7 @@ struct InputRows {
   int num_rows;                         // 1 .. kMostRows
   const Weight* norm_weight = nullptr;  // [columns], if kNormed
   float norm_eps = 0;
-  bool loaded = false;  // whether shared memory has all their columns, as load_rows leaves them
+  bool loaded = false;  // whether shared memory already has all columns, as load_rows stores them
 };
 using Rows = InputRows<false>;
 using NormedRows = InputRows<true>;
@@ -69,12 +69,12 @@ __device__ __forceinline__ void store_activations(float* target, float4 v) {
 #endif
 }
 
-// Copies columns [begin, end) of every row to shared memory, times the norm weight, and keeps each
-// row's sum of squares. Columns that fill up tiles are zero. RMSNorm's scale is one factor per row,
-// which is applied to the finished sums, so no thread waits for it here.
+// Copies columns [begin, end) of every row to shared memory, multiplied by the norm weight, and
+// stores each row's sum of squares. Columns that fill up tiles are zero. RMSNorm's scale is one
+// factor per row, which matvec() applies to the finished sums, so no thread waits for it here.
 template <class Matrix, class Input>
 __device__ __forceinline__ void load_rows(const Input& rows, int begin, int end, MatvecSmem& smem) {
-  constexpr int kAtOnce = 4;  // segments of a warp that wait for L2 together
+  constexpr int kAtOnce = 4;  // segments that a warp loads from L2 at the same time
   const int num_segments = (end - begin + kSegment - 1) / kSegment;
   const int stride = row_stride(end - begin);
   const float4 zeros = make_float4(0.f, 0.f, 0.f, 0.f);
@@ -131,7 +131,7 @@ __device__ __forceinline__ void load_rows(const Input& rows, int begin, int end,
 }
 
 // The sums of one warp in a round: the products of its columns with up to kRoundTiles row tiles.
-// store() leaves them in smem.partials[warp].
+// store() writes them to smem.partials[warp].
 #if WEIGHTS_F32
 
 template <int kMostRows>
@@ -146,8 +146,8 @@ class WarpSums {
     }
   }
 
-  // Adds one column tile of every row tile; `activations` are those of its columns. Lane 4g+t
-  // multiplies sixteen of them with weights of row g, then the four lanes of g add up.
+  // Adds one column tile of every row tile; `activations` begins at its first column. Lane 4g+t
+  // multiplies sixteen activations by weights of row g, then the four lanes of g add their sums.
   template <class Matrix, class Stream>
   __device__ void add_column(Stream& weights, const float* activations, int stride) {
 #pragma unroll 1
@@ -200,8 +200,8 @@ struct ActivationColumns {
   uint4 left[2], right[2];  // of the first 32 columns, of the other 32
 };
 //   activations  of these columns, in shared memory
-//   num_rows     a lane beyond the last row reads row 0, and the sums of that are not used; under
-//                emulation it returns zeros, which cost nothing there.
+//   num_rows     a lane beyond the last row reads row 0, and no code uses the resulting sums; in
+//                the emulation it returns zeros, which cost nothing there.
 __device__ __forceinline__ ActivationColumns load_columns(const float* activations, int lane,
                                                           int first_row, int num_rows, int stride) {
   constexpr int kHalf = kTileCols / 2 / 4;
@@ -220,14 +220,14 @@ class WarpSums {
   __device__ WarpSums(MatvecSmem& smem, int num_rows, int num_tiles)
       : partials_(smem.partials[warp_idx()]), num_rows_(num_rows), num_tiles_(num_tiles) {}
 
-  // Adds one column tile of every row tile, on tensor cores; `activations` are those of its
-  // columns. Lane 4g+t reads columns 8t .. 8t+7 of each half of a tile, of activation row g and of
+  // Adds one column tile of every row tile, on tensor cores; `activations` begins at its first
+  // column. Lane 4g+t reads columns 8t .. 8t+7 of each half of a tile, of activation row g and of
   // weight row g; it gets the sums of row g with weight rows 2t and 2t+1. The order of columns does
   // not matter to a dot product, so both sides use the order of their 16-byte pieces.
   template <class Matrix, class Stream>
   __device__ void add_column(Stream& weights, const float* activations, int stride) {
     const auto columns_of = [&](int first_row) {
-      // A prompt's stages have no registers left for where a lane reads.
+      // A prompt's stages have no register left to hold the address at which a lane reads.
       const int lane = Stream::kTeams ? opaque(lane_idx()) : lane_idx();
       return load_columns(activations, lane, first_row, num_rows_, stride);
     };
@@ -266,7 +266,7 @@ class WarpSums {
   }
 
  private:
-  static constexpr int kTilesAtOnce = 2;  // products of one do not wait for the other's
+  static constexpr int kTilesAtOnce = 2;  // row tiles whose products do not wait for each other
   static_assert(kTilesAtOnce == 2 && kRoundTiles % kTilesAtOnce == 0);
 
   // Adds `kCount` row tiles from `tile` on, each in the same order of columns.
@@ -289,7 +289,7 @@ class WarpSums {
     };
     add(sums_ + tile, first);
     if constexpr (kMostRows > kFewRows) {
-      // These are read again for every tile: a frame has no registers to keep them.
+      // Every tile reads these columns again: a frame has no registers to keep them.
       if (num_rows_ > kFewRows) add(more_sums_ + tile, columns_of(kFewRows));
     }
   }
@@ -317,9 +317,9 @@ struct AddTo {
   size_t stride;
 };
 
-// Computes y = W x. For every output row o of this block's share and every input row r, one thread
-// calls epilogue(r, o, (y[r][o], y[r][o + 1])), for even o; or the epilogue is AddTo.
-// All threads call this, and none still uses `smem`. There is no grid barrier inside: other blocks
+// Computes y = W x. For every even output row o of this block's share and every input row r, one
+// thread calls epilogue(r, o, (y[r][o], y[r][o + 1])), unless the epilogue is AddTo.
+// All threads call this when none still uses `smem`. There is no grid barrier inside: other blocks
 // see what the epilogue writes, and `smem` is free, after the caller's GridBarrier::sync().
 //   weights  a WeightStream, opened for W and not yet closed
 //   matrix   W
@@ -328,7 +328,7 @@ __device__ __forceinline__ void matvec(Stream& weights, const Matrix& matrix, co
                                        const Epilogue& epilogue, MatvecSmem& smem) {
   constexpr int kIn = Matrix::kIn, kPaddedIn = Matrix::kPaddedIn;
   static_assert(!Input::kNormed || kIn <= kMaxHidden);
-  // Where all columns of the rows fit they are loaded once; else chunk by chunk, in every round.
+  // If all columns of the rows fit, they are loaded once; otherwise in chunks, by every round.
   const bool resident = kPaddedIn <= kChunkCols ||
                         rows.num_rows * row_stride(kPaddedIn) <= kMaxRows * row_stride(kChunkCols);
   bool loaded = rows.loaded;
@@ -369,7 +369,7 @@ __device__ __forceinline__ void matvec(Stream& weights, const Matrix& matrix, co
     if (thread_idx() == 0) stamp(Stamp::kLastTile);
     sums.store();
     __syncthreads();  // partials and norm_scale are complete
-    // A full round's count: a division by num_tiles takes longer than the sums.
+    // The count of a full round, because a division by num_tiles would take longer than the sums.
     constexpr unsigned kTilePairs = kTileRows / 2;
     const unsigned num_items = rows.num_rows * kRoundTiles * kTilePairs;
 #pragma unroll 1

@@ -40,7 +40,7 @@ __device__ void rms_norm(float* out, const float* x, const Weight* weight, float
   __syncthreads();
 }
 
-// A head spread over a warp: lane l holds kLaneDims elements, a power of two, from l * kLaneDims.
+// A head spread over a warp: lane l holds kLaneDims (a power of two) elements from l * kLaneDims.
 template <int kHeadDim>
 struct HeadLanes {
   static constexpr int kLaneDims = kHeadDim <= 32    ? 1
@@ -50,7 +50,7 @@ struct HeadLanes {
   static_assert(kHeadDim % kLaneDims == 0);
 };
 
-// The axis whose position turns pair i. Sections are interleaved: time, height, width, time, ...
+// The axis whose position rotates `pair`. Sections are interleaved: time, height, width, time, ...
 // for as long as height and width have pairs left, then time. With three equal positions this is
 // plain RoPE, bit for bit. Source: QwenLM/Qwen3-TTS, apply_multimodal_rotary_pos_emb.
 __device__ __forceinline__ int rope_axis(int pair, const Stack& stack) {
@@ -61,9 +61,9 @@ __device__ __forceinline__ int rope_axis(int pair, const Stack& stack) {
   return pair < 3 * num_pairs ? axis : 0;
 }
 
-// Takes one head of q or k through RMSNorm, where the model has one, and the rotation of the pairs
-// (i, i + kHeadDim / 2). All lanes of one warp call this; a lane has adjacent pairs. With kAxes 3,
-// the axis of a pair chooses the position that turns it; with kAxes 1 the first position turns all.
+// Applies RMSNorm to one head of q or k, if the model has it, and rotates the pairs (i, i +
+// kHeadDim / 2). All lanes of one warp call this; a lane has adjacent pairs. With kAxes 3 the axis
+// of a pair chooses the position that rotates it; with kAxes 1 the first position rotates all.
 template <int kHeadDim, bool kNorm, int kAxes>
 class RotatedHead {
  public:
@@ -75,7 +75,7 @@ class RotatedHead {
   __device__ RotatedHead(const float* head, const Weight* weight, const RopePosition& rope_position,
                          const Stack& stack)
       : first_(opaque(lane_idx()) * kLanePairs) {
-    const int first = inside() ? first_ : 0;  // lanes without a pair read another's
+    const int first = inside() ? first_ : 0;  // lanes without a pair read pair 0
     load_elements(lower_, head + first);
     load_elements(upper_, head + first + kPairs);
     if constexpr (kNorm) {
@@ -130,7 +130,7 @@ class RotatedHead {
 
   __device__ bool inside() const { return kPairs == kLanePairs * kWarpSize || first_ < kPairs; }
 
-  int first_;  // of this lane's pairs
+  int first_;  // the first of this lane's pairs
   float lower_[kLanePairs], upper_[kLanePairs], lower_weight_[kLanePairs],
       upper_weight_[kLanePairs];
   float cos_[kLanePairs], sin_[kLanePairs];

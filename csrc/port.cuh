@@ -23,11 +23,11 @@ __device__ __forceinline__ unsigned char* dynamic_smem() {
   return dynamic_smem_bytes;
 }
 
-// ---- Words with which blocks signal each other. They use acquire and release at GPU scope, never
-// fences around relaxed accesses. Both are PTX, because CUDA C++ has no such loads and stores on
-// plain memory; thread sanitizer understands their twins.
+// ---- Words through which blocks signal each other. Their accesses have acquire and release order
+// at GPU scope, without fences. They are PTX because CUDA C++ has no such loads and stores on plain
+// memory; ThreadSanitizer understands their twins in the emulation.
 
-// Adds without waiting for the old value: no thread waits for the round trip of an arrival.
+// Adds without returning the old value, so no thread waits for the round trip of an arrival.
 __device__ __forceinline__ void add_release(unsigned* word, unsigned value) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
 }
@@ -52,7 +52,7 @@ __device__ __forceinline__ unsigned load_relaxed(const unsigned* word) {
 __device__ __forceinline__ void store_release(unsigned* word, unsigned value) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
 }
-// Loads a flag that the host writes while the kernel runs: system scope.
+// Loads, at system scope, a flag that the host may write while the kernel runs.
 __device__ __forceinline__ unsigned load_from_host(const unsigned* word) {
   unsigned value;
   asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
@@ -65,7 +65,7 @@ __device__ __forceinline__ uint64_t clock_ns() {
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
   return now;
 }
-// The clock of this SM alone: other SMs count from other starts.
+// Returns the clock of this SM; the clocks of other SMs do not start at the same time.
 __device__ __forceinline__ uint64_t clock_cycles() {
   uint64_t now;
   asm volatile("mov.u64 %0, %%clock64;" : "=l"(now));
@@ -95,7 +95,7 @@ __device__ __forceinline__ void copy_async(void* smem, const void* global) {
 __device__ __forceinline__ void prefetch_l2(const void* global) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
 }
-// Copies come in groups; a wait leaves at most the youngest kGroupsLeft of this thread unfinished.
+// Ends a group of copies. A wait leaves at most this thread's newest kGroupsLeft groups unfinished.
 __device__ __forceinline__ void copy_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
@@ -104,8 +104,8 @@ __device__ __forceinline__ void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kGroupsLeft) : "memory");
 }
 
-// Returns its argument, but the compiler does not know that: so it does not keep what a stage
-// computes from the value in registers through all the other stages.
+// Returns its argument, which the compiler cannot see. Otherwise the compiler would keep what a
+// stage computes from the value in registers through all other stages.
 __device__ __forceinline__ int opaque(int value) {
   asm volatile("" : "+r"(value));
   return value;
@@ -134,7 +134,7 @@ __device__ __forceinline__ float quad_sum(float value) {
   value += __shfl_xor_sync(0xffffffffu, value, 1);
   return value + __shfl_xor_sync(0xffffffffu, value, 2);
 }
-// Is a product faster when rows of it are zero?
+// Whether a product takes less time when some of its rows are zero.
 constexpr bool kZerosAreFree = false;
 // d[16x8] += a[16x16] b[16x8], bf16 in, f32 accumulated. Lane 4g+t holds row g of a, columns
 // 2t,2t+1 (x) and 2t+8,2t+9 (z), and the same of row g+8 (y, w); column g of b, rows 2t,2t+1
@@ -154,7 +154,7 @@ __device__ __forceinline__ void mma_tile(float (&d)[4], const uint4& a_first, co
   mma(d, a_second, b.z, b.w);
 }
 
-// Rounds two values to the nearest bf16, in one register; `low` is its lower half.
+// Rounds two values to bf16 and packs them into one register, with `low` in its lower half.
 __device__ __forceinline__ unsigned pack_bf16(float low, float high) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
   return reinterpret_cast<const unsigned&>(pair);

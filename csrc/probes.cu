@@ -1,5 +1,5 @@
-// Every stage alone, for tests/decoders/kernel. Each probe launches one small kernel whose
-// arguments are those of the stage, in global memory. Only test builds have them.
+// Probes that run one stage alone, for tests/decoders/kernel. Each probe launches a small kernel
+// whose arguments are those of the stage, in global memory. Only test builds have them.
 #include "frame.cuh"
 
 namespace qwen_tts {
@@ -12,10 +12,10 @@ struct MatvecProbe {
   const void* norm_weight;
   float* y;
   int32_t num_rows;
-  int32_t num_passes;  // how often the matrix is read, as its own successor in the stream
+  int32_t num_passes;  // number of times the matrix is read, as its own successor in the stream
 };
 
-// The talker's down_proj (plain rows) or qkv_proj (normed rows), all of what the blocks own.
+// Runs the talker's down_proj (plain rows) or qkv_proj (normed rows), on each block's share.
 template <class Matrix, class Input>
 __device__ void run_matvec(const MatvecProbe& p, const Input& rows) {
   BlockSmem& smem = *reinterpret_cast<BlockSmem*>(dynamic_smem());
@@ -27,7 +27,7 @@ __device__ void run_matvec(const MatvecProbe& p, const Input& rows) {
   for (int pass = 0; pass < p.num_passes; ++pass) {
     stream.open(grid, {pass + 1 < p.num_passes ? grid : TileGrid{},
                        pass + 2 < p.num_passes ? grid : TileGrid{}});
-    __syncthreads();  // the block has finished the pass before
+    __syncthreads();  // the block has finished the previous pass
     matvec(
         stream, matrix, rows,
         [&](int row, int i, float2 sum) {
@@ -130,7 +130,7 @@ __device__ void poison(StageSmem& stage) {
   __syncthreads();
 }
 
-// The rows of a prompt, which begins with the first of them.
+// Treats the rows as one prompt, whose first position is that of row 0.
 __global__ void __launch_bounds__(kNumThreads, 1) prompt_attention_kernel(AttentionProbe p) {
   BlockSmem& smem = *reinterpret_cast<BlockSmem*>(dynamic_smem());
   poison(smem.stage);
@@ -179,7 +179,7 @@ struct SamplingProbe {
   float* noise;          // [num_draws, vocab] or null
   SamplingParams params;
   int32_t vocab;
-  int32_t num_draws;  // draw i is frame i
+  int32_t num_draws;  // draw i has frame number i
   int32_t suppressed_from, eos, eos_banned;
   uint32_t seed_low, seed_high, part, codebook;
 };
@@ -230,7 +230,7 @@ __global__ void __launch_bounds__(kNumThreads, 1) barrier_kernel(BarrierProbe p)
     board[block_idx() * kNumThreads + thread_idx()] = round;
     if (!barrier.sync(Stage::kOProj, round)) break;
     if (thread_idx() == 0) p.synced[block_idx()] = round + 1;
-    // Every thread reads what the threads of its number wrote in all blocks.
+    // Every thread reads what the threads with its index wrote in all blocks.
     for (int block = 0; block < num_blocks(); ++block) {
       if (__ldcg(&board[block * kNumThreads + thread_idx()]) != round) {
         atomicAdd(reinterpret_cast<unsigned*>(p.errors), 1u);

@@ -3,8 +3,8 @@
 // The blocks take items (some rows, key/value head) in turn. All rows of an item read keys and
 // values in shared memory, a chunk of positions at a time. A block does not read from the cache
 // what this pass adds, because another block may be writing it, but computes it again from qkv. The
-// order in which a row sees positions depends on the positions alone: it has the same bits however
-// a prompt is cut into passes, and on every grid.
+// order in which a row sees positions depends on the positions alone, so its result has the same
+// bits however a prompt is cut into passes, and on every grid.
 #pragma once
 #include "prompt_context.cuh"
 
@@ -14,7 +14,7 @@ namespace qwen_tts {
 struct PromptRows {
   int slot;
   int first_position, num_rows;
-  const int32_t* rope_positions;  // of row 0: time, height, width; null: the positions
+  const int32_t* rope_positions;  // of row 0: time, height, width; null: the cache positions
   int rope_stride;                // from axis to axis
 };
 
@@ -32,13 +32,13 @@ class PromptAttention {
         workspace_(workspace),
         smem_(smem) {}
 
-  // All threads of all blocks. The caller owes a grid barrier before `out` or the cache is read.
+  // All threads of all blocks call this. A grid barrier must follow before the results are read.
   __device__ __forceinline__ void run() {
     const auto num_groups = [&] { return (prompt_.num_rows + kRows - 1) / kRows; };
 #pragma unroll 1
     for (int item = block_idx(); item < num_groups() * Dims::kNumKvHeads * kRounds;
          item += num_blocks()) {
-      if (item != block_idx()) __syncthreads();  // the block has read the item before
+      if (item != block_idx()) __syncthreads();  // the block has read the previous item
       // The last rows see most positions: they come first, so that no block starts them late.
       const int group = num_groups() - 1 - item / kRounds / Dims::kNumKvHeads;
       attend(group * kRows, item / kRounds % Dims::kNumKvHeads, item % kRounds);
@@ -53,8 +53,8 @@ class PromptAttention {
   static constexpr int kRounds = (Context::kTasks + kNumWarps - 1) / kNumWarps;
   static constexpr int kLaneDims = HeadLanes<kHeadDim>::kLaneDims;
 
-  // Up to kRows rows from `first` on and one key/value head, for all query heads that share it. A
-  // round does kNumWarps of their tasks.
+  // Attends for up to kRows rows from `first` on and the query heads of one key/value head. A round
+  // does kNumWarps of their tasks.
   __device__ __forceinline__ void attend(int first, int head, int round) {
     const int num_rows = min(kRows, prompt_.num_rows - first);
     const PromptItem rows{num_rows, prompt_.first_position + first + 1};
@@ -63,7 +63,7 @@ class PromptAttention {
     typename Context::Mixed mixed;
 #pragma unroll 1
     for (int begin = 0; begin < end; begin += kChunk) {
-      if (begin) __syncthreads();  // the block has read the chunk before
+      if (begin) __syncthreads();  // the block has read the previous chunk
       const int chunk_end = min(end, begin + kChunk);
       fetch(head, begin, min(chunk_end, prompt_.first_position));
       prepare(head, first, num_rows, begin, chunk_end, round == 0);
@@ -112,7 +112,7 @@ class PromptAttention {
 
   // Stores keys and values of the pass's positions in [begin, end), rounded as in the cache, to the
   // chunk that starts at `begin`; with the first chunk also the queries of the item's rows.
-  // `appends` says whether it also appends the positions of these rows to the cache.
+  // With `appends` it also appends the positions of these rows to the cache.
   __device__ __forceinline__ void prepare(int head, int first, int num_rows, int begin, int end,
                                           bool appends) {
     const int num_queries = begin == 0 ? num_rows * kHeadsPerKv : 0;

@@ -46,8 +46,8 @@ class PromptContext {
     store_elements(&queries[row][head][element], query);
   }
 
-  // What a warp has computed from the chunks so far, for one task. Its caller passes the task in
-  // every call, so that no register holds it.
+  // A warp's result for one task, from the chunks so far. The caller passes the task to every call,
+  // so that no register holds it.
   class Mixed {
    public:
     // Adds positions [begin, end), which are a chunk. All lanes call this.
@@ -126,7 +126,7 @@ class PromptContext {
   alignas(16) bf16 keys[kChunk][kRow];
   alignas(16) bf16 values[kChunk][kRow];
 
-  // The same as in float32.
+  // As in the float32 class.
   __device__ bf16* key(int position, int element) {
     return &keys[position][key_place(position, element)];
   }
@@ -138,7 +138,7 @@ class PromptContext {
     store_query_words(&queries[row * kHeadsPerKv + head][element], query);
   }
 
-  // The same as in float32; a task is a tile of queries and 64 elements of the values.
+  // As in the float32 class; a task is a tile of queries and 64 elements of the values.
   class Mixed {
    public:
     __device__ void add(const PromptContext& context, int task, const PromptItem& item, int begin,

@@ -1,4 +1,4 @@
-// One code from one row of logits, exactly as qwen_megakernel/decoders/sampling.py specifies it.
+// Draws a code from one row of logits, exactly as qwen_megakernel/decoders/sampling.py specifies.
 //
 // Random numbers have addresses instead of an order: Philox4x32-10 with key = seed and counter =
 // (token / 4, frame, codebook, part), lane = token % 4. Gumbel-max needs no order over the tokens
@@ -9,7 +9,7 @@
 
 namespace qwen_tts {
 
-// What code 0 adds: history, banned ids. All others have `seen` null, and nothing of this applies.
+// History and banned ids, which apply to code 0 alone. For all other codes `seen` is null.
 struct TokenRules {
   const uint32_t* seen;  // [vocab / 32] bit set: the token was drawn earlier in this part
   float repetition_penalty;
@@ -37,9 +37,9 @@ struct SamplingSmem {
   alignas(16) unsigned keys[kMaxVocab];  // order_key of each score
   alignas(16) float noise[kMaxVocab];
   float weights[kMaxVocab];                 // exp(score - best), for top-p
-  alignas(16) unsigned histograms[4][256];  // of one byte of the keys each, the upper one first
+  alignas(16) unsigned histograms[4][256];  // one for each byte of the keys, the upper byte first
   Digit digit;
-  Candidate bests[2][kNumWarps];  // of each warp: over all tokens, over the drawn ones
+  Candidate bests[2][kNumWarps];  // each warp's best score, and its best score with noise
   float warp_sums[kNumWarps];
 };
 
@@ -59,14 +59,14 @@ __device__ inline uint4 philox(uint4 counter, uint32_t key_low, uint32_t key_hig
   return counter;
 }
 
-// -log(-log(u)) for u in (0, 1). 23 bits: the largest u must stay below 1 in f32.
+// Returns -log(-log(u)), u in (0, 1). u has 23 bits so that its largest value is below 1 in f32.
 __device__ __forceinline__ float gumbel_noise(uint32_t bits) {
   const float u = (static_cast<float>(bits >> 9) + 0.5f) * (1.0f / 8388608.0f);
   return -logf(-logf(u));
 }
 
-// Prepares what a draw needs besides its logits, while those are computed. All threads of a block
-// call this; the caller owes a __syncthreads() before draw_token().
+// Prepares a draw (its noise and empty histograms) while its logits are computed. All threads of a
+// block call this; a __syncthreads() must follow before draw_token().
 __device__ inline void prepare_draw(int vocab, const SamplingParams& params, const DrawAddress& at,
                                     SamplingSmem& smem) {
   if (!params.do_sample) return;
@@ -84,7 +84,7 @@ __device__ inline void prepare_draw(int vocab, const SamplingParams& params, con
   }
 }
 
-// The best candidate of a warp, in all its lanes; below, that of the block, in all its threads.
+// Returns the warp's best candidate in all its lanes; block_best(), the block's in all its threads.
 __device__ __forceinline__ Candidate warp_best(const Candidate& mine) {
   const unsigned key = warp_max(mine.key);
   return {key, ~warp_max(mine.key == key ? ~mine.token : 0u)};
@@ -97,7 +97,7 @@ __device__ __forceinline__ Candidate block_best(const Candidate& mine, Candidate
   return warp_best(bests[min(lane_idx(), kNumWarps - 1)]);
 }
 
-// Finds the digit. All lanes of a warp call this.
+// Finds the digit at which the count reaches `k`. All lanes of a warp call this.
 //   histogram  [256], shared
 __device__ __forceinline__ Digit find_digit(const unsigned* histogram, unsigned k) {
   unsigned digit = 255 - 8 * opaque(lane_idx());  // the highest of this lane's eight
@@ -138,8 +138,8 @@ __device__ __forceinline__ void for_my_tokens(int vocab, const SamplingSmem& sme
   }
 }
 
-// The k-th largest of keys[0 .. vocab), or as many of its upper bits as separate the k largest from
-// the others: radix select, 8 bits at a time. The caller has filled the first histogram.
+// Returns the k-th largest of keys[0 .. vocab), or only the upper bits that separate the k largest
+// from the others: radix select, 8 bits at a time. The caller has filled the first histogram.
 __device__ __forceinline__ unsigned kth_largest_key(unsigned k, int vocab, SamplingSmem& smem) {
   unsigned prefix = 0;
 #pragma unroll 1
@@ -165,10 +165,10 @@ __device__ __forceinline__ unsigned kth_largest_key(unsigned k, int vocab, Sampl
   return prefix;
 }
 
-// Draws a token; every thread of the block gets it: -1 when the logits hold NaN or no finite
-// number. The caller has called prepare_draw() and then __syncthreads(). `logits` [vocab] are f32,
-// global, 16-byte aligned and written before the last grid barrier; vocab is a multiple of 8 and at
-// most kMaxVocab.
+// Draws a token and returns it to every thread of the block; returns -1 if the logits hold NaN or
+// no finite number. The caller has called prepare_draw() and then __syncthreads(). `logits` [vocab]
+// are f32, global, 16-byte aligned and written before the last grid barrier; vocab is a multiple of
+// 8 and at most kMaxVocab.
 __device__ inline int draw_token(const float* logits, int vocab, const SamplingParams& params,
                                  const TokenRules& rules, SamplingSmem& smem) {
   const bool limited = params.do_sample && params.top_k > 0 && params.top_k < vocab;

@@ -1,8 +1,8 @@
 // Grouped-query attention over a short context: the code predictor's, the codes of one frame.
 //
-// That is little work. Where the pass has one sequence, every block does all of it: o_proj
-// finds its rows in the block's own shared memory, and the grid need not meet in between.
-// Otherwise the blocks take items (sequence, key/value head) in turn. Bits are the same either
+// It is little work. If the pass has one sequence, every block does all of it: o_proj finds
+// its rows in the block's own shared memory, and the grid need not meet in between. Otherwise
+// the blocks take items (sequence, key/value head) in turn. The result has the same bits either
 // way.
 #pragma once
 #include "kv_cache.cuh"
@@ -11,7 +11,7 @@
 
 namespace qwen_tts {
 
-constexpr int kRowsEverywhere = 2;  // of a pass that every block attends to: positions 0 and 1
+constexpr int kRowsEverywhere = 2;  // most rows to which every block attends: positions 0 and 1
 
 // Columns of attention as o_proj reads them, in whole tiles.
 template <class Dims>
@@ -38,7 +38,7 @@ class ShortAttention {
         workspace_(workspace),
         smem_(smem) {}
 
-  // Does every block attend to all? Then the result is in shared memory, not in the workspace.
+  // Whether every block does all the work; the result is then in shared memory, not the workspace.
   __device__ bool everywhere() const {
     return pass_.sequence_rows == pass_.num_rows && pass_.num_rows <= kRowsEverywhere;
   }
@@ -70,7 +70,7 @@ class ShortAttention {
   }
 
   // All threads of all blocks call this after prefetch_cache(). It reads workspace.qkv and writes
-  // workspace.attention, as Attention does; if everywhere(), smem.activations, complete on return.
+  // workspace.attention, or, if everywhere(), smem.activations, which is complete on return.
   __device__ void run() const {
     const bool is_everywhere = everywhere();
     const int begin = first_item();
@@ -79,13 +79,13 @@ class ShortAttention {
       const Item item(*this, i);
       if (item.first_row >= pass_.num_rows) break;
       if (i != begin) {
-        __syncthreads();  // the block has read what the item before needed
+        __syncthreads();  // the block has read what the previous item needed
         fetch(item);
         __syncthreads();  // prepare() writes where fetch() left zeros
       }
 #pragma unroll 1
       for (int row = item.first_row; row < item.end_row; ++row) {
-        if (row != item.first_row) __syncthreads();  // the block has read the queries before
+        if (row != item.first_row) __syncthreads();  // the block has read the previous queries
         prepare(item, row, !is_everywhere || block_idx() == num_blocks() - 1);
         __syncthreads();
         const auto store = [&](int head, int element, float4 v) {
@@ -109,7 +109,7 @@ class ShortAttention {
   static constexpr int kLaneDims = HeadLanes<kHeadDim>::kLaneDims;
   using Context = ShortContext<Dims>;
 
-  // Key/value heads of a sequence that one block attends to: one; if everywhere(), all.
+  // The key/value heads of a sequence that one block takes: one; if everywhere(), all.
   struct Item {
     int first_row, end_row;  // within the pass
     int first_head, num_heads;
@@ -131,7 +131,7 @@ class ShortAttention {
     constexpr int kVectors = kHeadDim / kVectorCaches;            // of a head and position
     constexpr int kHeadVectors = Context::kPositions * kVectors;  // of a head
     constexpr int kStep = kNumThreads > kHeadVectors ? kNumThreads / kHeadVectors : 1;
-    constexpr int kAtOnce = 4;  // loads of keys, and as many of values, that wait for L2 together
+    constexpr int kAtOnce = 4;  // keys, and as many values, that a thread loads from L2 at once
     const PassRow& first = pass_.rows[item.first_row];
 #pragma unroll 1
     for (int i = opaque(thread_idx()); i < kStep * kHeadVectors; i += kNumThreads) {
@@ -202,7 +202,7 @@ class ShortAttention {
   __device__ void store(int row, int first, float4 v, bool is_everywhere) const {
     if (is_everywhere) {
       store_activations(smem_.activations + row * kStride + first, v);
-      // Columns that fill up the last tile.
+      // Zeroes the columns that fill up the last tile.
       constexpr int kPadding = kOProjCols<Dims> - Dims::kQSize;
       if (kPadding && first < kPadding) {
         store_activations(smem_.activations + row * kStride + Dims::kQSize + first,

@@ -34,7 +34,7 @@ struct ShortContext {
   template <class Store>
   __device__ void attend(int task, int num_positions, const Store& store) const {
     const int lane = opaque(lane_idx()), kv_head = task / Dims::kHeadsPerKv;
-    float scores[kRounds];  // in lane l: of position 4 round + l / 8
+    float scores[kRounds];  // lane l has the score of position 4 round + l / 8
     score(scores, queries[task], keys[kv_head][0], num_positions, lane);
     float maximum = -INFINITY, total = 0;
 #pragma unroll

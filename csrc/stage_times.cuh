@@ -1,8 +1,8 @@
 // Where a launch spends its time: clock stamps of every block and stage, in a library that is built
 // with -DSTAGE_TIMES=1 (tools/gpu_check/stage_times.py). No other build has any of this.
 //
-// A stage of a block begins when the barrier before it releases the block, and passes these
-// moments. The stamps of a product are its warp 0's; of two products in a stage, the later one's.
+// A stage of a block begins when the barrier before it releases the block, and passes the moments
+// of Stamp. Warp 0 stamps a product; of two products in a stage the later one's stamps remain.
 #pragma once
 #include "common.cuh"
 #include "tts_kernel.h"
@@ -13,17 +13,17 @@ constexpr bool kStageTimes = STAGE_TIMES != 0;
 
 enum class Stamp {
   kRowsReady,  // the product's activations are in shared memory
-  kFirstTile,  // so is its first tile of weights: later only if memory is behind
+  kFirstTile,  // so is its first tile of weights; it comes later only if memory is behind
   kLastTile,   // its last tile has been multiplied
   kArrived,    // the block has arrived at the barrier
-  kPrepared,   // it has done what it does while it waits
+  kPrepared,   // the block has finished the work that it does while it waits
   kReleased,   // every block has arrived
 };
 
 // The times of one block. BlockSmem begins with them.
 struct StageTimesSmem {
   StageRecord* header;  // the block's clocks
-  StageRecord* record;  // of the running stage; null: not requested, or the records are full
+  StageRecord* record;  // the running stage's; null: not requested, or the records are full
 };
 
 __device__ __forceinline__ StageTimesSmem& stage_times() {
@@ -42,7 +42,7 @@ __device__ __forceinline__ void stamp(Stamp which, uint64_t cycles = stage_clock
   }
 }
 
-// Thread 0 calls this at a launch's start; the caller owes a __syncthreads() before any stamp.
+// Thread 0 calls this at a launch's start; a __syncthreads() must follow before the first stamp.
 //   records  [num_blocks, kMaxStageRecords], zeros; or null
 __device__ __forceinline__ void begin_stage_times(StageRecord* records) {
   if constexpr (kStageTimes) {
@@ -55,7 +55,7 @@ __device__ __forceinline__ void begin_stage_times(StageRecord* records) {
   }
 }
 
-// One thread calls this after a stage; the caller owes a __syncthreads() before the next stamp.
+// One thread calls this after a stage; a __syncthreads() must follow before the next stamp.
 __device__ __forceinline__ void end_stage_times(Stage stage, int layer) {
   if constexpr (kStageTimes) {
     StageTimesSmem& times = stage_times();

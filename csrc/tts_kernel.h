@@ -2,8 +2,8 @@
 // decoders/kernel/library.py mirrors the structs with ctypes and compares sizes with
 // qwen_tts_describe().
 //
-// The library allocates nothing and keeps nothing: every pointer is device memory (host memory
-// under emulation) that the caller owns until the stream is synchronised.
+// The library allocates nothing and keeps nothing. Every pointer is to device memory (in the
+// emulation host memory) that the caller must keep until the stream is synchronised.
 #pragma once
 #include <stdint.h>
 
@@ -26,7 +26,7 @@ enum class Stage : uint32_t {
   kNumStages,
 };
 
-// Names of the stages for people, in the order of Stage.
+// Printable names of the stages, in the order of Stage.
 constexpr const char* kStageNames[] = {"none",       "input",         "qkv_proj",  "attention",
                                        "o_proj",     "gate_up_proj",  "down_proj", "final_norm",
                                        "codec_head", "sample_code_0", "lm_head",   "sample_code"};
@@ -54,7 +54,7 @@ struct StageRecord {
   uint64_t stamps[6];  // cycles of the block's SM, in the order of Stamp; 0: the stage has none
   uint32_t stage, layer;
 };
-constexpr int kMaxStageRecords = 4096;  // of a block; four frames have some 2200 stages
+constexpr int kMaxStageRecords = 4096;  // for each block; four frames have some 2200 stages
 
 struct Stack {
   const void* layers;      // [num_layers, LayerWeights::kSize] Weight (layer.cuh)
@@ -83,10 +83,10 @@ struct Model {
   const void* predictor_table;  // the same rows as predictor inputs, [.., its hidden]
   int32_t codec_eos_id;
   int32_t suppressed_from;  // ids from here on are never drawn, except EOS
-  int32_t min_frames;       // EOS is not drawn before
+  int32_t min_frames;       // frames of a part before EOS may be drawn
 };
 
-// What a stream keeps on the device between launches; index = slot.
+// The state of all streams on the device between launches, indexed by slot.
 struct SlotBuffers {
   float* hidden;           // [num_slots, talker hidden], after the final norm, of the last position
   int32_t* codes;          // [num_slots, num_code_groups] of the last frame
@@ -96,8 +96,8 @@ struct SlotBuffers {
   int32_t max_text_rows;
 };
 
-// The contents do not outlive a launch. n is kMaxForwardRows for the talker's prompts, else
-// kMaxRows; x has twice as many rows, for the predictor's positions 0 and 1.
+// Scratch memory; its contents do not outlive a launch. n is kMaxForwardRows. A frame uses kMaxRows
+// rows of each member, and of x twice as many, for the predictor's positions 0 and 1.
 struct Workspace {
   float* x;                     // [n, max hidden] residual
   float* hidden;                // [kMaxRows, talker hidden] what the codec head reads
@@ -106,7 +106,7 @@ struct Workspace {
   float* mlp;                   // [n, max intermediate]
   float* logits;                // [kMaxRows, max vocab]
   float* attention_partials;    // [kMaxRows, heads, kMaxSplits, head_dim + 2] of the larger stack
-  uint32_t* attention_tickets;  // [kMaxRows, max kv heads], for one launch, like `control`
+  uint32_t* attention_tickets;  // [kMaxRows, max kv heads]; like `control`, of one launch alone
   Control* control;
   const uint32_t* cancel;    // host memory that the device can read; not 0: begin no further frame
   StageRecord* stage_times;  // [num_blocks, kMaxStageRecords], zeros, or null; only with stamps
@@ -145,13 +145,13 @@ struct StepParams {
   uint64_t timeout_ns;    // of one grid barrier
 };
 
-// Rows through one stack, without sampling: prefill, and driving the layers one step at a time.
+// Parameters of a launch that runs rows through one stack without sampling: prefill, or one step.
 struct ForwardParams {
   Model model;
   SlotBuffers slots;
   Workspace workspace;
   int32_t use_predictor;  // 1: the predictor's stack, 0: the talker's
-  int32_t num_layers;     // run only the first so many layers
+  int32_t num_layers;     // number of layers to run, from the first on
   int32_t slot;
   int32_t first_position;  // of row 0 in the KV cache
   int32_t num_rows;
@@ -163,14 +163,14 @@ struct ForwardParams {
   uint64_t timeout_ns;
 };
 
-struct Description {        // what this library was built for
+struct Description {        // the sizes for which this library was built
   int32_t struct_bytes[3];  // of StepParams, ForwardParams, Control
   int32_t max_rows;
   int32_t max_forward_rows;
   int32_t num_threads;
   int32_t max_splits;
   int32_t weights_f32;
-  int32_t max_stage_records;  // of a block; 0: built without stamps
+  int32_t max_stage_records;  // for each block; 0: built without stamps
   int32_t talker[7];          // hidden, intermediate, heads, kv heads, head_dim, vocab, code groups
   int32_t predictor[7];
 };

@@ -42,7 +42,7 @@ struct LaneTile {  // one lane's 16-byte pieces of a tile (packing.py)
 struct alignas(16) TileGrid {
   const uint4* tiles = nullptr;
   int num_rows = 0;         // of tiles
-  int signed_num_cols = 0;  // of tiles; negative: of int8, without another word
+  int signed_num_cols = 0;  // of tiles; negative if the tiles are int8, which saves a word
 
   __device__ bool is_int8() const { return kAnyInt8 && signed_num_cols < 0; }
   __device__ int num_cols() const { return is_int8() ? -signed_num_cols : signed_num_cols; }
@@ -64,10 +64,10 @@ __device__ TileGrid tile_grid(const Matrix& matrix) {
           Matrix::kInt8 ? -Matrix::kColTiles : Matrix::kColTiles};
 }
 
-// The tiles of a block's share that one warp reads, in this order: rounds of kRoundTiles row tiles;
-// within a round every kNumWarps-th column tile; within a column tile the row tiles of the round,
-// called a run. The loops of matvec.cuh have the same order. Every tile takes a step, so a step
-// inside a run consists of additions alone.
+// A warp's place in a block's share of a matrix. The warp reads tiles in this order: rounds of
+// kRoundTiles row tiles; within a round every kNumWarps-th column tile; within a column tile the
+// row tiles of the round, called a run. The loops of matvec.cuh have the same order. The warp takes
+// a step for every tile, so a step inside a run consists of additions alone.
 struct WeightCursor {
   const uint4* address;  // of this lane's first piece of the current tile
   int run_left;          // tiles left in the run, with the current one; 0: all have been read
@@ -84,7 +84,7 @@ struct WeightCursor {
     rows_left = col < share.num_cols() ? share.num_rows : 0;
     run_left = min(kRoundTiles, rows_left);
   }
-  // Steps to the next tile. False at the end of a run, when the caller owes next_run().
+  // Steps to the next tile. Returns false at the end of a run; the caller then calls next_run().
   __device__ bool advance() {
     address += grid().row_vectors();
     return --run_left != 0;
@@ -103,18 +103,18 @@ struct WeightCursor {
   }
 };
 
-// What this block will multiply by after the current matrix, in this order. It names two matrices,
-// because one alone may be smaller than the ring, and memory would idle while the grid waits.
+// The two matrices that this block will multiply by after the current one, in this order. One alone
+// may be smaller than the ring, and memory would then idle while the grid waits.
 struct Forecast {
   TileGrid next, then;
 };
 
-// What a warp keeps in shared memory of its stream between two matrices.
+// The state of a warp's stream between two matrices, in shared memory.
 struct WeightStreamState {
-  TileGrid forecast[2];     // this block's shares of what follows the matrix that is or was read
+  TileGrid forecast[2];     // this block's shares of the two matrices after the last one opened
   const void* expected[2];  // the addresses of these matrices
-  WeightCursor cursor;      // lane 0's: the first tile that is not in the ring
-  int cursor_in;            // the index in `forecast` of its matrix
+  WeightCursor cursor;      // lane 0's, at the first tile that is not in the ring
+  int cursor_in;            // the index in `forecast` of the cursor's matrix
   int head;                 // the slot of the oldest tile, counted as in WeightStream
   int num_tiles;            // in the ring
   Team team;                // whose share of a matrix this block reads
@@ -127,23 +127,23 @@ struct WeightRings {
   WeightStreamState states[kNumWarps];
 };
 
-// A warp's stream of weights. It reads matrices one after another: open(), then front() and pop()
-// for every tile, then close(). Nothing in it waits for other blocks: open() belongs in the time
-// during which the block waits for them.
-//   kTeams  false: the whole grid is one team, whose numbers need not be read from shared memory
+// A warp's stream of weights, one matrix after another. For each matrix the caller calls open(),
+// then front() and pop() for every tile, then close(). None of them waits for other blocks, so
+// open() belongs in the time during which the block waits.
+//   kTeams  false: the whole grid is one team, whose size and index are not in shared memory
 template <int kSlots, bool kTeams_ = false>
 class WeightStream {
  public:
   static constexpr bool kTeams = kTeams_;
-  // With several teams, all but one read a weight from L2.
+  // With several teams all but one read a weight from L2, which must then keep it.
   static constexpr bool kEvictFirst = !kTeams && WEIGHTS_EVICT_FIRST;
 
   __device__ explicit WeightStream(WeightRings<kSlots>& rings)
       : tiles_(&rings.tiles[warp_idx()][0][0][lane_idx()]), state_(rings.states[warp_idx()]) {}
 
-  // grid      what will be read. Tiles of anything else in the ring are dropped: a wrong forecast
-  //           costs time and nothing else
-  // forecast  what will probably be read after it
+  // grid      the matrix to read. The ring drops tiles of any other matrix, so a wrong forecast
+  //           costs only time
+  // forecast  the matrices that will probably be read after it
   __device__ void open(const TileGrid& grid, const Forecast& forecast) {
     const auto owned = [&](const TileGrid& whole) { return team().share(whole.num_rows); };
     cursor_ = state_.cursor;
@@ -180,13 +180,13 @@ class WeightStream {
   __device__ BlockRange rows() const { return rows_; }
 
   // Every slot, filled or left empty, is one group of copies, in the order of the slots, and every
-  // pop() starts one more: at least kSlots - kCount groups follow the oldest `kCount`.
+  // pop() adds one more. So at least kSlots - kCount groups are newer than the oldest kCount.
   template <int kCount = 1>
   __device__ void wait_for_front() const {
     copy_async_wait<kSlots - kCount>();
   }
 
-  // Reads this lane's weights of the warp's next tiles; the caller owes as many pop() after use.
+  // Reads this lane's weights of the warp's next tiles. After use the caller calls pop() for each.
   template <int kVectors, int kCount>
   __device__ void front(LaneTile<kVectors> (&tiles)[kCount]) {
     static_assert(kCount <= kSlots);
@@ -199,15 +199,15 @@ class WeightStream {
     }
   }
 
-  // Fills the slot of the used tile again. While tiles remain to be fetched the ring is full: the
-  // last one goes where the first one was. The new copy could overtake a load from shared memory
-  // that is still under way, hence "used".
+  // Copies the next tile to the slot of the oldest one; while tiles remain to be fetched, the ring
+  // is full. The caller must have used the oldest tile: the copy could overtake a load from shared
+  // memory that is still in flight.
   __device__ void pop() {
     if (!fetch(head_)) --num_tiles_;
     head_ = slot_after(head_);
   }
 
-  // All lanes call this when they have read everything. What follows is in the ring or on its way.
+  // All lanes call this at the end of a matrix; the ring has, or is receiving, the tiles after it.
   __device__ void close() {
     if (lane_idx() == 0) {
       state_.cursor = cursor_;
@@ -224,14 +224,14 @@ class WeightStream {
     return {block_idx(), num_blocks(), state_.team.inverse};
   }
 
-  // Turns to the next matrix that has tiles for this warp, as far as the forecast goes.
+  // If the cursor's matrix is finished, enters the next forecast one that has tiles for this warp.
   __device__ void leave_finished() {
 #pragma unroll 1
     while (matrix_ < 2 && !cursor_.inside()) cursor_.enter(state_.forecast[matrix_++]);
   }
 
-  // Starts copying the next tile into a free slot. False: the forecast has ended, and the slot
-  // stays empty.
+  // Starts copying the next tile into a free slot. Returns false, and leaves the slot empty, when
+  // the forecast has no further tile.
   __device__ bool fetch(int slot) {
     const bool exists = cursor_.inside();
     if (exists) {
@@ -250,7 +250,7 @@ class WeightStream {
     return exists;
   }
 
-  // Slots are counted in vectors from the ring's first, so an address is one addition.
+  // Slots are numbered in vectors from the start of the ring, so an address takes one addition.
   static constexpr int kSlotVectors = kVectorsOfWeight * kWarpSize, kEnd = kSlots * kSlotVectors;
   __device__ uint4& piece(int slot, int i) const { return tiles_[slot + i * kWarpSize]; }
   __device__ static int slot_after(int slot) {
@@ -263,10 +263,10 @@ class WeightStream {
   WeightCursor cursor_;
   int matrix_;     // 0: the current matrix is being fetched; 1, 2: the first, the second forecast
   int head_;       // the slot of the oldest tile
-  int num_tiles_;  // in the ring
+  int num_tiles_;  // number of tiles in the ring
 };
 
-// Empties the rings at the start of a launch, and fetches what will be read first.
+// Empties the rings at the start of a launch, and starts fetching the first matrices.
 template <bool kTeams = false, int kSlots>
 __device__ void prime(WeightRings<kSlots>& rings, const Team& team, const Forecast& first) {
   WeightStreamState& state = rings.states[warp_idx()];

@@ -4,7 +4,7 @@ A scripted user asks, listens, and then talks over the answer. The recogniser an
 scripted, too; voice activity detection, turns, barge-in, context, Qwen3-TTS and a loudspeaker that
 plays in real time are real. The example writes what the loudspeaker played to a file.
 
-It speaks with demo-voice, which the package brings along, unless --model names another model.
+The agent speaks with demo-voice, which the package contains, unless --model names another model.
 
     python examples/offline_agent.py --output agent.wav
     python examples/offline_agent.py --token --vad silero --user question.wav
@@ -99,7 +99,7 @@ class User(BaseInputTransport):
 
     def __init__(self, speech: np.ndarray, num_questions: int, patience_s: float):
         super().__init__(TransportParams(audio_in_enabled=True, audio_in_sample_rate=IN_RATE))
-        self.spoken: list[tuple[float, float]] = []  # from, until
+        self.spoken: list[tuple[float, float]] = []  # begin and end of each question
         self._speech, self._num_questions, self._patience_s = speech, num_questions, patience_s
         self._answered = asyncio.Event()
         self._talking: asyncio.Task | None = None
@@ -184,7 +184,7 @@ class Loudspeaker(BaseOutputTransport):
                 audio_out_enabled=True, audio_out_sample_rate=OUT_RATE, audio_out_end_silence_secs=0
             )
         )
-        self.played: list[tuple[float, np.ndarray]] = []  # from, [num_samples] int16
+        self.played: list[tuple[float, np.ndarray]] = []  # begin, [num_samples] int16
         self._free_at = 0.0
 
     async def start(self, frame: StartFrame) -> None:
@@ -192,7 +192,7 @@ class Loudspeaker(BaseOutputTransport):
         await self.set_transport_ready(frame)
 
     async def write_audio_frame(self, frame: OutputAudioRawFrame) -> bool:
-        """Play a chunk: wait until it would have been heard."""
+        """Play a chunk; returns when a listener would have heard it."""
         now = time.monotonic()
         begin = max(now, self._free_at)
         self.played.append((begin, np.frombuffer(frame.audio, np.int16)))
@@ -206,7 +206,7 @@ class Conversation:
     """The messages of a conversation and the times of its audio, in seconds of one clock."""
 
     messages: list[dict[str, str]] = field(default_factory=list)
-    spoken: list[tuple[float, float]] = field(default_factory=list)  # each question: from, until
+    spoken: list[tuple[float, float]] = field(default_factory=list)  # each question: begin, end
     played: list[tuple[float, np.ndarray]] = field(default_factory=list)  # each chunk of answers
 
     def answer_after_s(self, question: int) -> float:
@@ -215,7 +215,7 @@ class Conversation:
         return min(begin for begin, _ in self.played if begin > until) - until
 
     def talked_over_s(self, question: int) -> float:
-        """Return how long the bot went on speaking into a question."""
+        """Return how many seconds of a question pass before the bot is silent."""
         begin, until = self.spoken[question]
         ends = [at + len(pcm) / OUT_RATE for at, pcm in self.played if begin < at < until]
         return max(ends, default=begin) - begin
@@ -242,8 +242,8 @@ async def converse(
 
     Args:
         tts: the service that speaks for the agent.
-        vad: detects the user's speech; default: by energy.
-        speech: [num_samples] int16 at 16 kHz, the sound of the user's questions; default: a hum.
+        vad: detects the user's speech; None: `EnergyVAD`.
+        speech: [num_samples] int16 at 16 kHz, the sound of the user's questions; None: a hum.
         patience_s: seconds after which the user talks over the first answer.
     """
     if speech is None:

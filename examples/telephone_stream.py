@@ -1,14 +1,14 @@
 """Answer a telephone call: python examples/telephone_stream.py --text "Your table is ready."
 
 A telephone provider that streams a call's media opens a WebSocket to this program, and each caller
-hears TEXT. Messages are JSON, of the form that Twilio gave them and others took over: `start`
-names the stream; `media` carries 20 ms of the telephone's audio (8000 Hz, 8-bit mu-law) in base64,
-in both directions; `mark` comes back when all the media before it has been heard; `stop` is the
-end of the call. What the caller says is not listened to; `clear` and the next speech would be the
-answer to an interruption.
+hears TEXT. Messages are JSON in the form that Twilio introduced and others adopted: `start` names
+the stream; `media` carries 20 ms of the telephone's audio (8000 Hz, 8-bit mu-law) in base64, in
+both directions; `mark` comes back when the caller has heard all media before it; `stop` ends the
+call. The program ignores what the caller says. To react to an interruption, it would send `clear`
+and the next speech.
 
     pip install -e ".[server]"
-    python examples/telephone_stream.py --port 8765    # give the provider wss://HOST/, TLS in front
+    python examples/telephone_stream.py --port 8765    # providers need wss: put TLS in front
 """
 
 import argparse
@@ -42,9 +42,9 @@ class Call:
 
     Args:
         socket: the provider's connection.
-        engine: speaks; calls share it.
+        engine: the engine, which all calls share.
         text: the text to speak.
-        how: options of `engine.stream`.
+        how: the options of `engine.stream`.
     """
 
     def __init__(self, socket: ServerConnection, engine: "SpeechEngine", text: str, how: Any):
@@ -60,14 +60,14 @@ class Call:
         except ConnectionClosed:
             return
         except (ValueError, KeyError, TypeError) as error:
-            await self._socket.close(WRONG_DATA, f"No message of a media stream: {error!r}"[:100])
+            await self._socket.close(WRONG_DATA, f"Not a media stream's message: {error!r}"[:100])
         finally:
             if self._speaking:
-                self._speaking.cancel()  # leaving its stream, which ends the engine's work
+                self._speaking.cancel()  # closes its stream, too, which ends the engine's work
                 await asyncio.gather(self._speaking, return_exceptions=True)
 
     async def _take(self, message: dict[str, Any]) -> bool:
-        """Do what a message asks for; True: the call is over."""
+        """Handle a message, and return whether the call is over."""
         event = message["event"]
         if event == "start" and self._speaking is None:
             if message["start"].get("mediaFormat", {}).get("sampleRate") not in (None, 8000):
@@ -102,7 +102,7 @@ class Call:
 
 
 async def answer_calls(engine: "SpeechEngine", text: str, host: str, port: int, **how: Any) -> None:
-    """Answer every call until the task is cancelled; says on stderr where."""
+    """Print the server's address on stderr, and answer every call until the task is cancelled."""
 
     async def answer(socket: ServerConnection) -> None:
         await Call(socket, engine, text, how).run()
@@ -134,7 +134,7 @@ def parse_args() -> argparse.Namespace:
         "--port", type=int, default=8765, help="TCP port; 0: any free one (default: 8765)"
     )
     parser.add_argument(
-        "--slots", type=parsing.at_least(1), default=4, help="most calls at once (default: 4)"
+        "--slots", type=parsing.at_least(1), default=4, help="number of calls at once (default: 4)"
     )
     parser.add_argument("--voice", help="speaker of the model, or path of a voice file")
     parser.add_argument(

@@ -1,17 +1,17 @@
-"""A voice agent to talk to in the browser: python examples/voice_agent.py
+"""Run a voice agent for the browser: python examples/voice_agent.py
 
-Microphone and loudspeaker are the browser's (WebRTC, http://localhost:7860), speech is recognised
-by Whisper in this process, answered by any LLM with an OpenAI-compatible server, and spoken in this
-process: by demo-voice, the small voice in the box, unless --model names another one. Interrupt it
-whenever you like.
+Talk to it at http://localhost:7860, over the browser's microphone and loudspeaker (WebRTC). Whisper
+recognises speech in this process, any LLM with an OpenAI-compatible server answers it, and this
+process speaks the answer: with demo-voice, the small voice in the package, unless --model names
+another model. You can interrupt it at any time.
 
     pip install -e ".[pipecat]" "pipecat-ai[webrtc,runner,whisper]"
-    export LLM_BASE_URL=http://localhost:11434/v1 LLM_MODEL=qwen3:4b  # Ollama, say
+    export LLM_BASE_URL=http://localhost:11434/v1 LLM_MODEL=qwen3:4b  # such as Ollama
     python examples/voice_agent.py --model Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice
 
 Environment:
-    LLM_BASE_URL, LLM_MODEL, LLM_API_KEY   the LLM; without them OpenAI with OPENAI_API_KEY
-    TTS_VOICE, TTS_LANGUAGE                default: aiden where the model has him, auto
+    LLM_BASE_URL, LLM_MODEL, LLM_API_KEY   the LLM; default: OpenAI with OPENAI_API_KEY
+    TTS_VOICE, TTS_LANGUAGE                default: aiden if the model has this voice; auto
     TTS_MODE                               sentence (default) or token
     STT_MODEL                              default: small
 """
@@ -74,14 +74,14 @@ def load_engine() -> SpeechEngine:
 def preload(_: argparse.Namespace) -> int:
     """Load the engine before the first call."""
     load_engine()
-    # A full collection looks at every object of the libraries; no audio is sent meanwhile.
+    # A full collection looks at every object of the libraries, and no audio is sent until it ends.
     gc.collect()
     gc.freeze()
     return 0
 
 
 def make_stt() -> FrameProcessor:
-    """Speech recognition in this process."""
+    """Make the speech recognition, which runs in this process."""
     from pipecat.services.whisper.stt import WhisperSTTService
 
     model = os.environ.get("STT_MODEL", "small")
@@ -89,7 +89,7 @@ def make_stt() -> FrameProcessor:
 
 
 def make_llm() -> FrameProcessor:
-    """Any server that speaks OpenAI's chat completions."""
+    """Make the client of any server that has OpenAI's chat completions."""
     settings = OpenAILLMService.Settings(system_instruction=INSTRUCTION)
     if "LLM_MODEL" in os.environ:
         settings.model = os.environ["LLM_MODEL"]

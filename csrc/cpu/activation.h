@@ -15,7 +15,7 @@ constexpr float kSineSquared[] = {0.999999849f,    -0.333332138f,  0.044441287f,
 inline Floats snake(Floats x, Floats frequency, Floats amplitude) {
   const Floats z = x * frequency, shift = broadcast(12582912.0f);  // 1.5 * 2^23: rounds to integers
   const Floats k = fma(z, broadcast(0.318309886f), shift) - shift;
-  // pi is added in two parts, of which the first has 24 bits.
+  // Subtracts k * pi in two parts; the first part of pi has 24 bits.
   const Floats r = fma(k, broadcast(8.74227766e-8f), fma(k, broadcast(-3.14159274f), z));
   const Floats u = r * r;
   Floats q = broadcast(kSineSquared[5]);

@@ -79,7 +79,7 @@ inline void attend(float* out, const float* query, const float* keys, const floa
   const float scale = 1 / std::sqrt(float(head_dim));
   float most = -INFINITY;
   for (int p = 0; p <= last; ++p) most = std::max(most, scores[p] *= scale);
-  // Each score is written right after it is read: the loop of the sum alone becomes vectors.
+  // The exponentials and their sum have separate loops, which the compiler turns into vectors.
   for (int p = 0; p <= last; ++p) scores[p] = exponential(scores[p] - most);
   const float inverse = 1 / sum_of(last + 1, [&](int p) { return scores[p]; });
   constexpr int kWidth = 16 / kLanes;  // 16 values of a head at a time

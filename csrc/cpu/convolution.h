@@ -19,12 +19,12 @@ namespace qwen_tts {
 
 constexpr int kChannelBlock = 16;
 constexpr int kWidth = 2 * kLanes;  // columns of a packed block
-// Terms of a running sum, which is also how many columns' weights meet all rows of a panel at once.
+// Terms of a running sum, and columns whose weights are multiplied by all rows of a panel at once.
 // With 128 the error equals that of MKL's products; with 64 it is two thirds, at 4 % more time.
 constexpr int kSumTerms = 64;
 constexpr int kPanelRows = 96;
 constexpr int kPanelTiles = 96;
-constexpr size_t kPointBytes = size_t{384} << 10;  // points that one worker keeps
+constexpr size_t kPointBytes = size_t{384} << 10;  // of the points that one worker keeps
 // Every worker reads a matrix of up to this size, for its own rows; each block of a larger one is
 // read by one worker.
 constexpr size_t kSharedBytes = size_t{3} << 20;
@@ -40,8 +40,8 @@ inline std::vector<float> padded_copy(const float* values, int channels, int cou
   return copy;
 }
 
-// Weights whose transform exceeds kFastBytes would take longer to read than the transform saves;
-// those of few channels would take longer to compute.
+// With more than kFastBytes of weights, reading the transformed weights would take longer than the
+// transform saves; with fewer than kFastChannels channels, computing would take longer.
 constexpr size_t kFastBytes = size_t{12} << 20;
 constexpr int kFastChannels = 64;
 
@@ -64,7 +64,7 @@ struct Convolution {
   int num_products() const { return products_of(transform, num_taps); }
   size_t depth() const { return size_t(num_products()) * in_channels; }
   size_t num_weights() const { return depth() * num_columns(); }
-  // The tiles whose points a worker keeps at once.
+  // The number of tiles whose points a worker keeps at once.
   int panel_tiles() const {
     const size_t per_tile = num_products() * in_size() * 4;
     const int tall = int(kPointBytes / per_tile) / kTallRows;
@@ -81,7 +81,7 @@ struct Convolution {
   }
 };
 
-// Depends on the shape alone, so that equal cuts give equal bits.
+// The choice depends on the shape alone, so that equal cuts give equal bits.
 inline Transform transform_of(const ConvolutionSource& s) {
   const size_t bytes = size_t(s.num_taps) * s.in_channels * s.stride * s.out_channels * 4;
   if (std::min(s.in_channels, s.out_channels) < kFastChannels || bytes > kFastBytes)
@@ -104,7 +104,7 @@ inline Convolution make_convolution(const ConvolutionSource& s, bool is_direct) 
   return c;
 }
 
-// `of_taps` is scratch [num_taps + num_products].
+// Transforms and packs the weights of a block; `of_taps` is scratch [num_taps + num_products].
 inline void pack_block(const Convolution& c, const float* taps, int block, double* of_taps,
                        float* to) {
   const int width = c.width(block);
@@ -122,7 +122,7 @@ inline void pack_block(const Convolution& c, const float* taps, int block, doubl
     }
 }
 
-// sums [kRows][kWidth] = kRows rows of x times weights [num_cols][kVectors * kLanes], or += that.
+// Computes sums [kRows][kWidth] = x times weights [num_cols][kVectors * kLanes], or adds to sums.
 template <int kRows, int kVectors>
 void multiply_tile(const float* x, size_t stride, const float* weights, int num_cols, float* sums,
                    bool adds) {
@@ -169,7 +169,7 @@ inline const float* multiply_rows(const Convolution& c, const float* x, int num_
     const int num_cols = std::min(kSumTerms, c.in_channels - col);
     for (int row = 0; row < num_rows;) {
       const int left = num_rows - row;
-      // The last two tiles share the remaining rows: a low tile waits for its sums.
+      // The last two tiles share the remaining rows, because a tile of few rows waits for its sums.
       const int size = left >= 2 * kTallRows ? kTallRows : left > kTallRows ? (left + 1) / 2 : left;
       kTiles[width / kLanes - 1][size - 1](x + row * stride + col, stride, weights, num_cols,
                                            sums + row * kWidth, adds || col);

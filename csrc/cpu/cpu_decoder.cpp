@@ -1,8 +1,8 @@
 // The CPU decoder's entry points. frame.h lists the stages of a frame.
 //
-// The idea is the CUDA kernel's, on threads: workers that live as long as the engine run a whole
-// frame together, each reads its own part of every matrix at the speed of memory, and they meet at
-// barriers. Arithmetic is float32, or exact integers where weights are int8.
+// The design is the CUDA kernel's, with threads: workers that live as long as the engine run a
+// whole frame together. Each reads its own part of every matrix at the speed of memory, and they
+// meet at barriers. Arithmetic is float32, or exact integers where weights are int8.
 #include "cpu_decoder.h"
 
 #include "frame.h"

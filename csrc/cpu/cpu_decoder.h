@@ -18,7 +18,7 @@ enum Status : int32_t {
   kUnforeseen = 4,  // a fault in this library
 };
 
-// How a matrix is stored by the caller.
+// The formats in which the caller stores a matrix.
 enum SourceFormat : int32_t { kSourceFloat32 = 0, kSourceBf16 = 1, kSourceInt8 = 2 };
 
 // A row-major matrix [num_rows, num_cols] of a checkpoint.
@@ -76,23 +76,23 @@ struct StepRequest {
   float* code_logits;     // [num_streams, num_frames, num_code_groups - 1, code_vocab], or null
 };
 
-// The sizes of the structs above, in order, which the mirror compares with its own.
+// Writes the sizes of the structs above, in order, which library.py compares with its own.
 void qwen_cpu_struct_bytes(int32_t* sizes);
 const char* qwen_cpu_instruction_set();
 
-// Threads that sleep until there is work. One pool serves one engine and runs its jobs one after
-// another. Null: the system refused a thread.
+// Creates threads that sleep until there is work. One pool serves one engine and runs its jobs one
+// after another. Returns null if the system refuses a thread.
 void* qwen_cpu_pool_create(int32_t num_threads);
 void qwen_cpu_pool_destroy(void* pool);
 
 // Packs the weights; `decoder` receives the handle. The pool must outlive the decoder.
 int32_t qwen_cpu_decoder_create(void* pool, const ModelSource* source, void** decoder);
 void qwen_cpu_decoder_destroy(void* decoder);
-int64_t qwen_cpu_decoder_weight_bytes(void* decoder);  // that one frame reads
+int64_t qwen_cpu_decoder_weight_bytes(void* decoder);  // the bytes of weights that a frame reads
 int64_t qwen_cpu_decoder_packed_bytes(void* decoder);  // the size of the packed weights
 
-// Copy keys and values of prompt positions as rows [count, kept_floats] out of a slot's cache and
-// into one. A position's row depends only on those before it: prompts that begin alike share rows.
+// Copy keys and values of prompt positions, as rows [count, kept_floats], out of a slot's cache and
+// into it. A row depends on no later position, so prompts that begin alike can share rows.
 int64_t qwen_cpu_decoder_kept_floats(void* decoder);
 void qwen_cpu_decoder_read_cache(void* decoder, int32_t slot, int32_t first, int32_t count,
                                  float* kept);

@@ -17,7 +17,7 @@ struct ConvolutionSource {
   const float* frequency;  // [in_channels] of the snake activation in front, or null
   const float* amplitude;
   int32_t num_taps, in_channels, out_channels, stride, dilation;
-  int32_t history;  // the place of the last (num_taps - 1) * dilation inputs, activated, in a state
+  int32_t history;  // offset in a state of the last (num_taps - 1) * dilation inputs, activated
 };
 
 struct VocoderSource {
@@ -27,7 +27,7 @@ struct VocoderSource {
   int32_t num_layers, num_heads, num_kv_heads, head_dim, num_past, max_frames;
   float rms_norm_eps, layer_norm_eps;
   const float *rope_cos, *rope_signed_sin;  // [num_past + max_frames, head_dim]
-  int32_t num_keys;                         // the place of the number of valid keys in a state
+  int32_t num_keys;                         // offset in a state of the number of valid keys
   int32_t num_upsamplings, num_blocks, units_per_block;
   int32_t is_direct;  // 1: no convolution uses transforms, for comparisons
   // In the order of the network: the codebooks' projection (of the first table beside the sum of
@@ -45,19 +45,19 @@ struct VocoderRequest {
   const int32_t* codes;  // [num_streams, num_frames, num_codebooks]
   float* const* states;  // [num_streams]
   int32_t num_streams, num_frames;
-  int32_t num_silent;  // the first so many frames end after the transformer
+  int32_t num_silent;  // number of first frames that end after the transformer
   float* pcm;  // [num_streams, (num_frames - num_silent) * samples_per_frame], or null; may be NaN
 };
 
-// The sizes of the structs above, in order, which the mirror compares with its own.
+// Writes the sizes of the structs above, in order, which library.py compares with its own.
 void qwen_cpu_vocoder_struct_bytes(int32_t* sizes);
 
 // Packs the weights; `vocoder` receives the handle. The pool must outlive the vocoder.
 int32_t qwen_cpu_vocoder_create(void* pool, const VocoderSource* source, void** vocoder);
 void qwen_cpu_vocoder_destroy(void* vocoder);
-int64_t qwen_cpu_vocoder_weight_bytes(void* vocoder);  // that one pass reads
+int64_t qwen_cpu_vocoder_weight_bytes(void* vocoder);  // the bytes of weights that a pass reads
 
-// A kBadCode leaves the states as they are.
+// Returns kBadCode, and leaves the states as they are, if a code is not in its codebook.
 int32_t qwen_cpu_vocoder_step(void* vocoder, const VocoderRequest* request);
 
 }  // extern "C"

@@ -5,7 +5,7 @@
 //            o_proj     x += o * attention                            rows of o
 //            gate_up    x -> norm -> silu(gate) * up                  rows of gate and up
 //            down       x += down * mlp                               rows of down
-//   frame    talker     the embedding of the frame before, 28 layers
+//   frame    talker     the previous frame's embedding, 28 layers
 //            codec_head logits of code 0                              rows of the head
 //            draw       code 0, or the end                            streams
 //   code     projection (1.7B only) to the predictor's width          rows of the projection
@@ -13,8 +13,8 @@
 //            lm_head    logits of the code                            rows of the head
 //            draw       the code, and its embedding                   streams
 //
-// The last column is what the workers share out among them. Every worker computes norms and narrows
-// activations for itself: that costs less than a barrier.
+// The last column names what the workers divide among themselves. Every worker computes norms and
+// narrows activations for itself, because that costs less than a barrier.
 #pragma once
 #include "model.h"
 #include "sampling.h"
@@ -37,7 +37,7 @@ struct Worker {
     product(matrix, blocks.first, blocks.end, scratch().inputs, use);
   }
 
-  // Makes rows of `from` [num_rows, num_cols of the matrix] inputs, normed if a weight is given.
+  // Sets the inputs to rows of `from` [num_rows, num_cols of the matrix], normed if given a weight.
   void set_inputs(const Matrix& matrix, const float* from, int num_rows,
                   const float* norm_weight = nullptr, float eps = 0) const {
     const int n = matrix.num_cols;
@@ -62,7 +62,7 @@ inline void add_product(const Worker& worker, const Matrix& matrix, int hidden_s
   worker.barrier();
 }
 
-// Attention of `num_rows` rows, of which each rows_per_stream adjacent ones share a cache.
+// Computes the attention of `num_rows` rows; each rows_per_stream adjacent rows share a cache.
 inline void attention_stage(const Worker& worker, const Stack& stack, int layer_idx, int num_rows,
                             int rows_per_stream) {
   Model& model = worker.model;
@@ -100,7 +100,7 @@ inline void attention_stage(const Worker& worker, const Stack& stack, int layer_
       for (int i = 0; i < rows_per_stream; ++i) keep(b + i, unit % stack.num_kv_heads);
       for (int i = 0; i < rows_per_stream; ++i) mix(b + i, unit % stack.num_kv_heads);
     }
-  } else {  // a prompt: later rows take longer, so each worker takes rows of every age
+  } else {  // a prompt: later rows take longer, so each worker takes rows from all parts of it
     const int num_units = num_rows * stack.num_kv_heads;
     for (int unit = worker.index; unit < num_units; unit += worker.num_workers)
       keep(unit / stack.num_kv_heads, unit % stack.num_kv_heads);
@@ -143,7 +143,7 @@ inline void run_layers(const Worker& worker, const Stack& stack, int num_rows,
   }
 }
 
-// Computes logits [num_rows, num_rows of the head] of the inputs in every worker's scratch.
+// Computes logits [num_rows, vocab_size] of the inputs in every worker's scratch.
 inline void head_stage(const Worker& worker, const Matrix& head, int vocab_size) {
   float* logits = worker.model.logits.data();
   worker.multiply(head, [=](int block, int row, const float* sums) {
@@ -154,7 +154,7 @@ inline void head_stage(const Worker& worker, const Matrix& head, int vocab_size)
   worker.barrier();
 }
 
-// Runs positions num_kept .. of a prompt; the last one's hidden state stays in the slot.
+// Runs a prompt from position num_kept on, and stores the last position's hidden state in the slot.
 inline void run_prompt(Model& model, Slot& slot, const float* embeds, int num_positions,
                        int num_kept) {
   const Stack& stack = model.talker;
@@ -189,7 +189,7 @@ class Frame {
   Slot& slot(int stream) const { return *model_.slots[request_.slots[stream]]; }
   size_t place(int stream) const { return size_t(stream) * request_.num_frames + index_; }
 
-  // Makes the talker's inputs, for the streams that have a previous frame.
+  // Computes the talker's inputs for the streams that have a previous frame.
   void begin() {
     const int hidden_size = model_.talker.hidden_size;
     for (int stream : streams_) {
@@ -217,7 +217,7 @@ class Frame {
   void draw_code_0(const Worker& worker) {
     const Stack& stack = model_.talker;
     const int hidden_size = stack.hidden_size, num_streams = int(streams_.size());
-    // Streams in order; those that took a step have their hidden state in model.x.
+    // Streams that took a step have their hidden states in model.x, in the order of the streams.
     const auto hidden = [&](int which, float* to) {
       const Slot& slot = this->slot(streams_[which]);
       if (slot.frame == 0)
@@ -242,7 +242,7 @@ class Frame {
       const int code = draw(logits, model_.vocab_size, slot.options.talker, slot.options,
                             slot.frame, 0, worker.scratch().draw.data());
       keep(stream, 0, code);
-      // A stream that ended goes through the frame like the others, and nothing of it is kept.
+      // An ended stream goes through the frame like the others, but finish() discards its codes.
       is_drawn_[which] = request_.forced || code != model_.codec_eos_id;
       float* input = model_.code_inputs.data() + size_t(2 * which + 1) * hidden_size;
       std::fill_n(input, hidden_size, 0.0f);
@@ -299,7 +299,7 @@ class Frame {
     worker.barrier();
   }
 
-  // Applies the repetition penalty, and rules out what code 0 can never be.
+  // Applies the repetition penalty to the logits of code 0, and masks its banned ids.
   void mask(const Slot& slot, float* logits) const {
     const float penalty = slot.options.repetition_penalty;
     for (int i = 0; i < model_.vocab_size; ++i) {
@@ -317,7 +317,7 @@ class Frame {
     request_.codes[place(stream) * model_.num_code_groups + group] = std::max(code, 0);
   }
 
-  // The code that decoding goes on with: the drawn one, unless the caller forces codes.
+  // Stores and returns the code to continue with: the drawn one, unless the caller forces codes.
   int next_code(int stream, int group) const {
     const size_t at = place(stream) * model_.num_code_groups + group;
     const int code = request_.forced ? request_.forced[at] : request_.codes[at];
@@ -347,7 +347,7 @@ class Frame {
   std::vector<uint8_t> is_drawn_;
 };
 
-// Runs frames until all are drawn, every stream has ended or lost its numbers, or `cancel` is set.
+// Runs frames until all are drawn, all streams have ended or had bad logits, or the caller cancels.
 inline void run_step(Model& model, const StepRequest& request) {
   for (int i = 0; i < request.num_streams; ++i)
     request.num_done[i] = request.ended[i] = 0, request.bad_codebook[i] = -1;

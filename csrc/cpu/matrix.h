@@ -1,8 +1,8 @@
 // Weights in the layout that decoding reads.
 //
 // A block is 32 rows. Its columns come one (float32), two (bf16) or four (int8) at a time: 32 words
-// of 32 bits, one for each row. int8 columns are padded to groups of 64, because activations meet
-// them as 16-bit integers with one scale per group. Blocks lie one after another in the order in
+// of 32 bits, one for each row. int8 columns are padded to groups of 64, because the activations
+// are then 16-bit integers with one scale per group. Blocks lie one after another in the order in
 // which a frame reads them, on huge pages.
 #pragma once
 #include <sys/mman.h>
@@ -93,8 +93,8 @@ inline size_t row_bytes(const MatrixSource& source) {
   return bytes * source.num_cols;
 }
 
-// Packs words [first, end) of 32 rows and returns where the next ones go. Missing columns are zero.
-// They go through a tile, because a byte of each row in turn takes int8 four times as long.
+// Packs words [first, end) of 32 rows; returns the address for the next words. Missing columns are
+// zero. Rows are read into a tile first: int8 takes four times as long with a byte of each in turn.
 template <class Arrange>
 uint8_t* pack_words(const SourceRow* rows, size_t first, size_t end, uint8_t* out,
                     Arrange arrange) {
@@ -159,12 +159,12 @@ class Arena {
     bytes = (bytes + kHugePage) / kHugePage * kHugePage;
     next_ = add(kHugePage, bytes);
 #ifdef MADV_HUGEPAGE
-    madvise(next_, bytes, MADV_HUGEPAGE);  // brings 9 to 14 % of bandwidth on a Zen 3
+    madvise(next_, bytes, MADV_HUGEPAGE);  // adds 9 to 14 % of bandwidth on a Zen 3
 #endif
   }
 
-  // Returns the next bytes. Under the address sanitizer each call allocates a block of its own, so
-  // that it sees reads past the end of a matrix.
+  // Returns the next bytes. Under AddressSanitizer each call allocates a block of its own, so that
+  // the sanitizer reports reads past the end of a matrix.
   uint8_t* take(size_t bytes) {
 #ifdef __SANITIZE_ADDRESS__
     return add(64, bytes);
@@ -192,9 +192,9 @@ class Arena {
   uint8_t* next_;
 };
 
-// Zeros whose pages take memory only once they are written: caches are larger than most streams.
-// The pages are small even where the system uses huge ones for everything: there the first number
-// of a head would take a whole huge page.
+// Zeros whose pages take memory only once they are written: most streams do not fill their caches.
+// The pages are small even where the system uses huge ones for everything, because the first number
+// of a head would then take a whole huge page.
 class LazyFloats {
  public:
   explicit LazyFloats(size_t count) : bytes_(std::max(count, size_t{1}) * sizeof(float)) {

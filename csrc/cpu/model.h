@@ -21,7 +21,7 @@ struct Layer {
   Matrix gate_up;  // a block has 16 rows of gate, then the same rows of up
   Matrix down;
   std::vector<float> input_norm, post_norm, q_norm, k_norm;
-  std::vector<float> qkv_bias;  // empty where the model has none
+  std::vector<float> qkv_bias;  // empty if the model has none
 };
 
 struct Stack {
@@ -44,7 +44,7 @@ struct Stack {
   float* values(float* cache, int layer, int kv_head) const {
     return keys(cache, layer, num_kv_heads + kv_head);
   }
-  // The key of one position has numbers kKeyBlock apart; those of its value are adjacent.
+  // The numbers of a position's key are kKeyBlock apart; the numbers of its value are adjacent.
   float* key(float* cache, int layer, int kv_head, int position) const {
     return keys(cache, layer, kv_head) + size_t(position / kKeyBlock) * kKeyBlock * head_dim +
            position % kKeyBlock;
@@ -68,7 +68,7 @@ struct Slot {
   int position = 0, frame = 0;
 };
 
-// A row of a pass: its slot, and its position there.
+// A row of a pass: its slot's cache, and its position there.
 struct Row {
   float* cache;
   int position;
@@ -85,7 +85,7 @@ struct Model {
   int num_code_groups, vocab_size, code_vocab_size;
   int codec_eos_id, suppressed_from, min_frames;
   Stack talker, predictor;
-  Matrix codec_head, projection;  // projection has no blocks where the model has none
+  Matrix codec_head, projection;  // projection has no blocks if the model has no projection
   std::vector<float> projection_bias;
   std::vector<Matrix> lm_heads;
   std::vector<MatrixSource> code_tables;  // in the caller's memory
@@ -126,7 +126,7 @@ void each_matrix(Model& model, Visit visit) {
   for (Matrix& head : model.lm_heads) visit(head);
 }
 
-// Calls copy(kept, cached) for each number of `count` positions from `first` on; kept is [count,
+// Calls copy(kept, cached) for every number of `count` positions from `first` on; `kept` is [count,
 // kept_floats].
 template <class Copy>
 void each_kept(const Stack& stack, float* cache, int first, int count, float* kept, Copy copy) {

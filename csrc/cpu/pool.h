@@ -1,8 +1,8 @@
 // Threads that work on one job together and meet at barriers.
 //
-// The caller is worker 0. A wait spins for microseconds, because running workers meet in less than
-// one, then sleeps: the other worker may be waiting for this very core. When waits show that
-// another program has taken a core, later jobs use one worker fewer until a trial shows that it is
+// The caller is worker 0. A wait spins for microseconds, because running workers meet within one,
+// and then sleeps, because the other worker may need this core. When waits show that another
+// program has taken a core, later jobs use one worker fewer until a trial shows that the core is
 // free again. No sum depends on the number of workers, so a listener hears no difference.
 #pragma once
 #include <unistd.h>
@@ -26,15 +26,15 @@ namespace qwen_tts {
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kSpin = std::chrono::microseconds(40);
-// A wait this long means that the other worker has lost its core: work is dealt more evenly.
+// A wait this long means that the other worker has lost its core: shares of work are more even.
 constexpr auto kLate = std::chrono::microseconds(300);
-constexpr int kPausesBetweenLooks = 64;  // at the clock
+constexpr int kPausesBetweenLooks = 64;  // pauses between two readings of the clock
 // A job is crowded when a worker waited for this fraction of it.
 constexpr double kCrowdedPart = 0.2;
 // The time until the next trial; each failed trial doubles it. A trial may cost a time slice.
 constexpr Clock::duration kFirstPatience = std::chrono::milliseconds(20);
 constexpr Clock::duration kLastPatience = std::chrono::seconds(2);
-constexpr Clock::duration kCalm = std::chrono::seconds(1);  // then kFirstPatience applies again
+constexpr Clock::duration kCalm = std::chrono::seconds(1);  // after it kFirstPatience applies again
 
 inline void pause_thread() {
 #if defined(__x86_64__)
@@ -98,7 +98,7 @@ class Pool {
   explicit Pool(int num_threads)
       : num_threads_(num_threads), num_workers_(num_threads), crew_(new_crew()) {}
   ~Pool() {
-    // A child process has no threads of its parent: there are none to join.
+    // A child process does not have its parent's threads, so it has none to join.
     if (crew_->process != getpid()) {
       static_cast<void>(crew_.release());
       return;
@@ -107,11 +107,11 @@ class Pool {
   }
 
   int num_threads() const { return num_threads_; }
-  // The workers of the next job; any thread may call this.
+  // The number of workers of the next job; any thread may call this.
   int num_workers() const { return num_workers_.load(std::memory_order_relaxed); }
 
   // Calls job(worker, num_workers) in every worker; returns when all have returned. Jobs run one at
-  // a time. A job throws nothing and allocates nothing: its caller reserves the memory it needs.
+  // a time. A job throws nothing and allocates nothing: its caller reserves the memory in advance.
   template <class Job>
   void run(Job&& job) {
     if (crew_->process != getpid()) {  // after a fork only the calling thread exists
@@ -146,7 +146,7 @@ class Pool {
     std::thread thread;
   };
   // How long one worker waited for others that had lost their core, in the job that it began last.
-  // Its last wait counts nowhere: it ends after the job, when the caller may already read this.
+  // A thread's wait at the end of a job is not counted: the caller may read this before it ends.
   class alignas(64) Late {
    public:
     Clock::duration sum() const { return Clock::duration(ticks_.load(std::memory_order_relaxed)); }
@@ -155,7 +155,7 @@ class Pool {
    private:
     std::atomic<Clock::rep> ticks_{0};
   };
-  // All that the threads share; a child process leaves its parent's as it is and makes its own.
+  // Everything that the threads share. A child process makes its own and leaves its parent's alone.
   struct Crew {
     pid_t process = getpid();
     std::vector<std::unique_ptr<Member>> members;
@@ -168,7 +168,7 @@ class Pool {
     std::atomic<bool> is_closing{false};
   };
 
-  // Throws the system's error where it refuses a thread or its memory; then no thread is left.
+  // Throws the system's error if it refuses a thread or memory; no new thread is then left.
   std::unique_ptr<Crew> new_crew() {
     auto crew = std::make_unique<Crew>();
     crew->late = std::make_unique<Late[]>(num_threads_);

@@ -1,7 +1,7 @@
 // Matrices times a few rows of activations.
 //
-// A sum runs over columns in their order, in one lane. It does not depend on the number of other
-// rows, workers or vectors at once: a stream's codes have the same bits alone and beside others.
+// A sum runs over columns in their order, in one lane. It does not depend on the number of rows, of
+// workers, or of vectors at once: a stream's codes have the same bits alone and beside others.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -11,15 +11,15 @@
 
 namespace qwen_tts {
 
-// Inputs whose sums fit in registers together. Four reach the peak of a Zen 4 in bf16 and in int8;
-// six and eight are slower there, because registers run out.
+// The number of inputs whose sums fit in registers together. Four reach the peak of a Zen 4 in bf16
+// and in int8; six and eight are slower there, because registers run out.
 constexpr int kTileRows = 4;
 
 // Activations in the layout that products read: tiles of rows, within which columns come one after
 // another, with the values of the rows adjacent.
 class Inputs {
  public:
-  // Allocates room for num_rows of num_cols.
+  // Allocates memory for num_rows rows of num_cols columns.
   void reserve(int num_rows, int num_cols) {
     const size_t padded = size_t(num_cols + kGroup - 1) / kGroup * kGroup;
     words_.resize(num_rows * padded);
@@ -27,7 +27,7 @@ class Inputs {
     row_.resize(padded);
   }
 
-  // fill(row, to) writes the num_cols values of a row.
+  // Sets the inputs of a matrix; fill(row, to) writes the num_cols values of a row.
   template <class Fill>
   void set(const Matrix& matrix, int num_rows, Fill fill) {
     num_rows_ = num_rows, num_cols_ = matrix.num_cols, is_int8_ = matrix.is_int8();
@@ -57,7 +57,7 @@ class Inputs {
 
  private:
   // Narrows a row to 16-bit integers in pairs of columns, with a scale for each group. The scale is
-  // NaN where a number of the group is not finite, so that its sums are NaN too.
+  // NaN if a number of the group is not finite, so that the row's sums are NaN too.
   void narrow(int32_t* words, float* scales, int stride) {
     std::fill(row_.data() + num_cols_, row_.data() + num_groups_ * kGroup, 0.0f);
     for (int group = 0; group < num_groups_; ++group) {
@@ -66,7 +66,7 @@ class Inputs {
       const float inverse = most > 0 && most < INFINITY ? 32767 / most : 0;
       uint32_t rounded[kGroup];
       for (int i = 0; i < kGroup; ++i) {
-        const float shifted = from[i] * inverse + 12582912.0f;  // 1.5 * 2^23 leaves the integer
+        const float shifted = from[i] * inverse + 12582912.0f;  // 1.5 * 2^23: rounds to integers
         std::memcpy(rounded + i, &shifted, 4);
       }
       int32_t* to = words + size_t(group) * (kGroup / 2) * stride;
@@ -93,10 +93,10 @@ class Inputs {
   std::vector<float> scales_, row_;
 };
 
-// Each function multiplies kVectors vectors of a block's rows, from byte `lane` of a stride, by
-// kRows inputs: sums [kRows][kBlockRows].
+// Each dot_ function multiplies kVectors vectors of a block's rows, from byte `lane` of a stride,
+// by kRows inputs, and stores sums [kRows][kBlockRows].
 
-// sum[b][v] += weights(v) * x[b], for one column, or for one pair of 16-bit columns.
+// Computes sum[b][v] += weights(v) * x[b], for one column, or for one pair of 16-bit columns.
 template <int kVectors, int kRows, class Sum, class Weights, class X>
 inline void add_products(Sum& sum, Weights weights, const X* x) {
   decltype(weights(0)) of_column[kVectors];

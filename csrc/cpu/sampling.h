@@ -1,4 +1,4 @@
-// Drawing one code from logits; decoders/sampling.py is the specification.
+// Draws one code from logits; decoders/sampling.py is the specification.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -32,7 +32,7 @@ inline float uniform(int token, const StreamOptions& options, int frame, int cod
   return (float(counter[token % 4] >> 9) + 0.5f) * 0x1p-23f;
 }
 
-// The least score that top-k and top-p keep, and ties with it. Reorders `order` [n].
+// Returns the least score that top-k and top-p keep; they keep all its ties. Reorders `order` [n].
 inline float least_kept(float* order, int n, const Sampling& sampling) {
   float least = -INFINITY;
   int num_kept = n;

@@ -1,4 +1,4 @@
-// What the entry points return.
+// The status codes that the entry points return.
 #pragma once
 #include <new>
 #include <stdexcept>

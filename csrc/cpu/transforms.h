@@ -28,7 +28,7 @@ struct Table {
   double at[kRows][kCols] = {};
 };
 
-// y = the table of entry(row, col) * x, without the terms that are zero.
+// Multiplies x by the table whose elements entry(row, col) returns; skips elements that are zero.
 template <class Entry, int kRows, int kCols>
 inline void apply(Entry entry, const Floats (&x)[kCols], Floats (&y)[kRows]) {
   visit_each<kRows>([&](auto row) {
@@ -78,7 +78,7 @@ struct Toom {
   }
 
  private:
-  // Scales rows of B and G to near 1 by powers of two, which round nothing.
+  // Scales rows of B and G to near 1 by powers of two, which causes no rounding.
   constexpr void balance() {
     for (int i = 0; i < kProducts; ++i) {
       double most = 0, sum = 0;
@@ -92,7 +92,7 @@ struct Toom {
   }
 };
 
-// B * x and A * products of a Toom, whose constants are exact in float32.
+// Compute B * x and A * products of a Toom, whose constants are exact in float32.
 template <const auto& toom, int kRows, int kCols>
 inline void to_points(const Floats (&x)[kCols], Floats (&y)[kRows]) {
   apply([](int row, int col) { return toom.b.at[row][col]; }, x, y);
@@ -107,7 +107,7 @@ inline void from_points(const Floats (&products)[kCols], Floats (&y)[kRows]) {
 //   inputs(x, v)             kOutputs + kTaps - 1 steps -> kProducts
 //   outputs(products, y)     kProducts -> kOutputs
 
-// Two taps: 4 products for 3 outputs instead of 6. An upsampling has such filters.
+// Two taps: 4 products for 3 outputs instead of 6. A block's transposed convolution has two taps.
 struct TwoTaps {
   static constexpr Toom<3, 2> kToom{{0, 1, -1}};
   static constexpr int kTaps = 2, kOutputs = 3, kProducts = 4;

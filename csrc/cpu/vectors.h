@@ -2,7 +2,7 @@
 // lane, so no product needs a sum across lanes, and one layout of weights serves every width.
 //
 // Each header defines: kInstructionSet, kLanes, Floats and Words (kLanes of 32 bits),
-// vectors_of(rows) (how many vectors of a block to sum at once for so many inputs), kTallRows
+// vectors_of(rows) (the number of a block's vectors to sum at once for that many inputs), kTallRows
 // (inputs whose sums of two vectors fit in registers), and the functions that make up products.
 #pragma once
 #include <cstdint>

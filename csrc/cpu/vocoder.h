@@ -18,8 +18,8 @@
 //           last        one sample a row, clamped                                 rows
 // clang-format on
 //
-// The last column is what the workers share out among them. A convolution's inputs lie after those
-// that the stream's state remembers; the last worker fetches these while others compute.
+// The last column names what the workers divide. A convolution's new inputs follow its history,
+// which a stream's state remembers; the last worker copies the history while others compute.
 #pragma once
 #include "activation.h"
 #include "vocoder_model.h"
@@ -41,7 +41,7 @@ struct Output {
   const Convolution& from;
   int num_streams;
   float* next = nullptr;                // receives y, activated for `reader`
-  const Convolution* reader = nullptr;  // null: not activated
+  const Convolution* reader = nullptr;  // null: no activation
   float* keep = nullptr;                // receives y
   const float* residual = nullptr;
   const float* scale = nullptr;
@@ -80,7 +80,7 @@ struct VocoderWorker {
   Share share(int count) const { return share_of(count, index, num_workers); }
   bool is_last() const { return index == num_workers - 1; }
 
-  // Where a convolution's new inputs begin in a buffer.
+  // Returns the place in a buffer where a convolution's new inputs begin.
   float* after_history(const Convolution& c, float* buffer) const {
     return buffer + size_t(c.history_rows()) * pass.num_streams * c.in_size();
   }
@@ -98,7 +98,7 @@ struct VocoderWorker {
       std::copy_n(state, c.in_channels, buffer + row * c.in_size());
     });
   }
-  // Keeps the history of a buffer that has num_rows rows after it.
+  // Stores the next history in the states: the last rows of a buffer with num_rows new rows.
   void keep_history(const Convolution& c, const float* buffer, int num_rows) const {
     each_history_row(c, [&](size_t row, float* state) {
       std::copy_n(buffer + (row + num_rows) * c.in_size(), c.in_channels, state);
@@ -145,7 +145,7 @@ struct VocoderWorker {
     }
   }
 
-  // A stage: does what `output` describes, after the history of its reader.
+  // Runs a convolution as a stage. Its outputs follow the history of `output.reader`.
   void convolution(const Convolution& c, const float* x, int num_rows, Output output) const {
     if (is_last()) {
       keep_history(c, x, num_rows);
@@ -156,7 +156,7 @@ struct VocoderWorker {
     barrier();
   }
 
-  // Returns x of the transformer, normed, for this worker alone.
+  // Returns the transformer's x, normed, in this worker's scratch.
   const float* normed(const std::vector<float>& weight) const {
     const size_t size = weight.size();
     float* to = scratch().normed.data();
@@ -192,7 +192,7 @@ inline void embed(const VocoderWorker& worker) {
   worker.barrier();
 }
 
-// Queries, keys and values of model.in [num_rows, qkv] -> model.out; moves histories on. Positions
+// Computes attention, model.in [num_rows, qkv] -> model.out, and updates the histories. Positions
 // count from the oldest key that the window of the piece's first frame can have.
 inline void attention(const VocoderWorker& worker, const TransformerLayer& layer) {
   const VocoderModel& model = worker.model;
@@ -284,7 +284,7 @@ inline void run_layer(const VocoderWorker& worker, const TransformerLayer& layer
   worker.barrier();
 }
 
-// Codes -> model.in, after the history of `reader`.
+// Computes model.in from codes; it follows the history of `reader`.
 inline void run_front(const VocoderWorker& worker, const Convolution& reader) {
   const VocoderModel& model = worker.model;
   const Pass& pass = worker.pass;
@@ -306,7 +306,7 @@ inline void run_front(const VocoderWorker& worker, const Convolution& reader) {
                      Output{*model.output_proj, n, model.in, &reader});
 }
 
-// model.in -> model.in, after the history of `reader`.
+// Upsamples model.in in place; the result follows the history of `reader`.
 inline void upsample(const VocoderWorker& worker, const Upsampling& stage, int num_rows,
                      const Convolution& reader) {
   const VocoderModel& model = worker.model;
@@ -343,7 +343,7 @@ inline void upsample(const VocoderWorker& worker, const Upsampling& stage, int n
                             worker.after_history(depthwise, model.out), stage.gamma.data()});
 }
 
-// `in` -> `out`, after the history of `reader`. Both are buffers.
+// Runs a block on buffer `in`. On return `in` is its result, after the history of `reader`.
 inline void run_block(const VocoderWorker& worker, const Block& block, int num_rows, float*& in,
                       float*& out, const Convolution& reader) {
   const VocoderModel& model = worker.model;

@@ -8,8 +8,8 @@
 
 namespace qwen_tts {
 
-// Frames of a stream in one pass, and of all streams of a pass. Longer chunks are cut at the same
-// places whichever other streams there are.
+// The most frames of one stream in a pass, and of all its streams together. Other streams do not
+// change the places at which a longer chunk is cut.
 constexpr int kPieceFrames = 8;
 constexpr int kPassFrames = 16;
 
@@ -39,7 +39,7 @@ struct VocoderScratch {
 
 struct VocoderModel {
   Pool* pool;
-  VocoderSource sizes;  // all pointers are null except the tables
+  VocoderSource sizes;  // of its pointers only `tables` stays valid
   std::vector<float> rope_cos, rope_sin;
   std::vector<Convolution> convolutions;
   Convolution *codebook_proj, *pre_conv, *input_proj, *output_proj, *first, *last;
@@ -53,7 +53,7 @@ struct VocoderModel {
   std::unique_ptr<Arena> memory;
   size_t buffer_floats = 0;
   float *in, *out, *x, *mid;            // in, out: a convolution's inputs after their history
-  float* points;                        // of a transform whose columns of weights are shared out
+  float* points;                        // of a transform whose blocks of weights are divided
   std::vector<VocoderScratch> scratch;  // by worker
 };
 
@@ -91,7 +91,7 @@ inline std::unique_ptr<VocoderModel> make_vocoder(Pool* pool, const VocoderSourc
   const int num_before_blocks = 5 + 4 * (source.num_layers + source.num_upsamplings);
   const int num_in_blocks = source.num_blocks * (1 + 2 * source.units_per_block);
   for (int i = 0; i <= num_before_blocks + num_in_blocks; ++i) {
-    // Nearly all the work is in the blocks. In front of them a lost digit costs more than time.
+    // Nearly all the work is in the blocks. In front of them a lost digit matters more than time.
     const bool is_of_block = i >= num_before_blocks && i < num_before_blocks + num_in_blocks;
     model->convolutions.push_back(
         make_convolution(source.convolutions[i], source.is_direct || !is_of_block));
@@ -153,7 +153,7 @@ inline std::unique_ptr<VocoderModel> make_vocoder(Pool* pool, const VocoderSourc
   return model;
 }
 
-// Allocates for passes of so many frames of all streams and so many streams.
+// Allocates buffers for passes of num_frames frames, counted over all of num_streams streams.
 inline void reserve(VocoderModel& model, int num_frames, int num_streams) {
   size_t most = 0, steps = num_frames;
   const auto needs = [&](const Convolution& c) {

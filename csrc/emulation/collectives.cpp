@@ -40,14 +40,14 @@ float upper_half(uint32_t pair) {
   return value;
 }
 
-// Four columns at a time: the compiler does not see by itself that they are independent. Wider
-// vectors would lie in memory where the target CPU has none.
+// Types of four columns: the compiler does not see by itself that columns are independent. A CPU
+// without wider vectors would keep those in memory.
 using Columns = float __attribute__((vector_size(16)));
 using ColumnBits = uint32_t __attribute__((vector_size(16)));
 
-// Two mma.sync.m16n8k16, bf16 in, f32 out, one after the other into the same sums; port.cuh
-// describes the layout. Lanes bring addresses. Rows of `a` that are all zero are skipped: most of
-// the 16 are zero with one stream.
+// Executes two mma.sync.m16n8k16, bf16 in, f32 out, one after the other into the same sums;
+// port.cuh describes the layout. Lanes deposit addresses. Rows of `a` that are all zero are
+// skipped: with one stream most of the 16 are.
 void multiply(Fiber* lanes) {
   MmaOperands of[32];
   for (int lane = 0; lane < 32; ++lane) std::memcpy(&of[lane], lanes[lane].deposit, sizeof of[0]);
@@ -224,7 +224,7 @@ void block_barrier(Where where) {
   acquire(tsan);
 }
 
-// With lazy copies the target holds NaNs until a thread waits for it: a missing wait shows.
+// With lazy copies the target holds NaNs until the thread waits, which reveals a missing wait.
 void async_copy(void* shared, const void* global, int bytes) {
   if (reinterpret_cast<uintptr_t>(shared) % bytes || reinterpret_cast<uintptr_t>(global) % bytes) {
     fail("cp.async of %d bytes is misaligned", bytes);

@@ -1,5 +1,5 @@
-// The subset of CUDA C++ that csrc/ uses, for an ordinary C++ compiler: no NVIDIA header needed.
-// Kernel sources reach it through port.cuh; the rules of the subset are in csrc/README.md.
+// The subset of CUDA C++ that csrc/ uses, for an ordinary C++ compiler, without NVIDIA's headers.
+// Kernel sources include it through port.cuh; the rules of the subset are in csrc/README.md.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -68,7 +68,7 @@ inline T __shfl_up_sync(unsigned, T value, int distance, EMULATION_HERE) {
   return emulated_shuffle(value, lane < distance ? lane : lane - distance, where);
 }
 
-// Picks four bytes of b:a by number; where the digit's 8 is set, eight copies of the byte's sign.
+// Selects four bytes of b:a by number; bit 3 of a digit selects eight copies of the byte's sign.
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned digits) {
   const uint64_t bytes = uint64_t{b} << 32 | a;
   unsigned result = 0;

@@ -7,7 +7,7 @@
 
 #include "runtime.h"
 
-extern "C" {  // weak: present only in a program linked with that sanitizer
+extern "C" {  // weak: only a program that is linked with the sanitizer has these
 __attribute__((weak)) void* __tsan_create_fiber(unsigned);
 __attribute__((weak)) void* __tsan_get_current_fiber(void);
 __attribute__((weak)) void __tsan_destroy_fiber(void*);
@@ -25,8 +25,8 @@ void emulation_swap_context(void** save, void* load);
 
 namespace emulation {
 
-// Two TSan variables that take turns: a fast thread may already release the next meeting before a
-// slow one has acquired this one.
+// A meeting of threads. Its two TSan variables take turns: a fast thread may release the next
+// meeting before a slow one has acquired this one.
 struct Meeting {
   int arrived = 0;
   unsigned generation = 0;

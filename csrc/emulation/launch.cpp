@@ -19,7 +19,7 @@ std::mutex launch_mutex;
 std::vector<void*> free_stacks;
 std::string last_message;
 
-// The address sanitizer's frames are several times larger.
+// Under AddressSanitizer, stack frames are several times larger.
 size_t stack_bytes() { return (__sanitizer_start_switch_fiber ? 512 : 64) * 1024; }
 
 void* take_stack() {
@@ -38,7 +38,7 @@ void* take_stack() {
   return stack;
 }
 
-// Starts at different offsets: stacks are a power of two apart and would share cache sets.
+// Gives stacks different offsets: they are a power of two apart and would share cache sets.
 void* prepare_stack(void* stack, int thread) {
   uint64_t* top =
       reinterpret_cast<uint64_t*>(static_cast<char*>(stack) + stack_bytes() - thread % 31 * 128);

@@ -22,7 +22,7 @@ namespace emulation {
 
 struct Block;
 
-// Source position of a meeting point, for the reports.
+// The source position of a meeting point, for error reports.
 struct Where {
   const char* file = "";
   int line = 0;
@@ -36,9 +36,9 @@ struct Fiber {  // one CUDA thread
   uint3 thread_idx{};
   int linear_idx = 0, lane = 0, warp = 0;
   Block* block = nullptr;
-  alignas(16) unsigned char deposit[32];  // what this lane brings to the current collective
-  alignas(16) unsigned char result[8];    // what it receives from it
-  Where where;                            // where it waits, for the deadlock report
+  alignas(16) unsigned char deposit[32];  // this lane's operands of the current collective
+  alignas(16) unsigned char result[8];    // this lane's result of it
+  Where where;                            // where the thread waits, for the deadlock report
   const char* state = "has not started";
   void* async_copies = nullptr;
   void* tsan_fiber = nullptr;
@@ -53,7 +53,7 @@ struct BlockView {  // what a thread sees of its block
   size_t shared_bytes;
 };
 
-// The running thread. Plain globals of the library: launches run one at a time, on one OS thread.
+// The running thread and its block. They are globals: launches run one at a time, on one OS thread.
 extern Fiber* current __attribute__((visibility("hidden")));
 extern BlockView* view __attribute__((visibility("hidden")));
 
@@ -61,8 +61,8 @@ enum class Collective { kSyncWarp, kShuffle, kSum, kMax, kMaxUnsigned, kQuadSum,
 
 // A lane's deposit in kMma: where its operands lie and where its sums are added.
 struct MmaOperands {
-  const uint32_t* a[2];  // four registers of two bf16 each, for either instruction
-  const uint32_t* b;     // four registers, two for either
+  const uint32_t* a[2];  // four registers of two bf16 each, for each of two instructions
+  const uint32_t* b;     // four registers, two for each instruction
   float* d;              // [4]
 };
 
@@ -76,21 +76,21 @@ T warp_reduce(T value, Collective kind, Where where) {
   std::memcpy(&value, current->result, sizeof value);
   return value;
 }
-// A collective with its own operation: when all 32 lanes have arrived, `call` receives them; each
-// deposit holds `operands` behind its first eight bytes.
+// A collective with its own operation: when all 32 lanes have arrived, `call` receives them. Each
+// lane's deposit holds its `operands` behind the first eight bytes.
 void warp_call(void (*call)(Fiber* lanes), void* operands, Where where);
 void block_barrier(Where where);
-// Runs other threads, inside a spin loop. Fails the launch when no thread makes progress any more.
+// Runs other threads; spin loops call it. Fails the launch when no thread makes progress any more.
 void pause(Where where);
-// Called after a synchronising load: under a seed, it sometimes runs other threads first. Without
-// it a late block would always see later stores too, and a missing acquire would go unnoticed.
+// A synchronising load calls this when it has read: with a seed, it sometimes runs other threads.
+// Without it a late block would always see later stores too, which would hide a missing acquire.
 void preempt(Where where);
 // Reports that something a spinning thread may wait for has changed.
 void progress();
 // Ends this launch with a message; the process lives on.
 [[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
-// Do copies land when waited for? Otherwise they land at once, and the three below do nothing.
+// Whether an asynchronous copy happens only when a thread waits for it, or else at once.
 extern bool lazy_copies __attribute__((visibility("hidden")));
 void async_copy(void* shared, const void* global, int bytes);
 void async_commit();
@@ -100,7 +100,7 @@ void async_wait(int groups_left);
 int launch(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body);
 // The number of launches before this one.
 extern uint64_t launch_number __attribute__((visibility("hidden")));
-// How often attributes were set and occupancy was queried.
+// The number of calls that set an attribute of a kernel or queried its occupancy.
 extern uint64_t num_questions __attribute__((visibility("hidden")));
 int environment(const char* name, int fallback);
 uint64_t now_ns();

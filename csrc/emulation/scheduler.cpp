@@ -1,4 +1,4 @@
-// Chooses the next fiber. Compiled without sanitizers: it reports its switches to TSan and ASan.
+// Chooses the next fiber. It is compiled without sanitizers and reports its switches to TSan, ASan.
 #include <chrono>
 #include <cstdarg>
 #include <cstdio>
@@ -77,7 +77,7 @@ bool lazy_copies = false;
 namespace {
 Fiber main_fiber;
 uint64_t random_state = 0;
-// A host write at the n-th progress event: it makes asynchronous flags testable.
+// A host write at the n-th progress event, for tests of flags that the host sets during a launch.
 uint64_t inject_at = 0;
 unsigned* inject_address = nullptr;
 unsigned inject_value = 0;
@@ -117,7 +117,7 @@ Fiber* next_in_grid(Grid* grid, Block* except, int start) {
   return nullptr;
 }
 
-// Every runnable thread of this block is spinning: another block takes its turn.
+// Runs another block, because every runnable thread of this block is spinning.
 void yield_block(Fiber* fiber) {
   Block* block = fiber->block;
   Grid* grid = block->grid;
@@ -251,7 +251,7 @@ void wait_here(const char* state) {
   Fiber* fiber = current;
   set_runnable(fiber, false);
   fiber->state = state;
-  // Nearly always this is the next lane of the same warp.
+  // The next fiber is nearly always the next lane of the same warp.
   const Warp& warp = fiber->block->warps[fiber->warp];
   const uint32_t later = fiber->lane == 31 ? 0 : warp.runnable & (~0u << (fiber->lane + 1));
   Fiber* next = later && !settings.shuffled ? fiber + (__builtin_ctz(later) - fiber->lane)
@@ -313,7 +313,7 @@ void progress() {
   }
 }
 
-// The first code of every fiber: runs the kernel, then switches to a thread that still has work.
+// The entry point of every fiber: runs the kernel, then switches to a thread that still has work.
 void fiber_main() {
   if (__sanitizer_finish_switch_fiber) __sanitizer_finish_switch_fiber(nullptr, nullptr, nullptr);
   Fiber* fiber = current;

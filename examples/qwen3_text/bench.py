@@ -1,7 +1,7 @@
-"""Tokens a second of greedy text decoding: python bench.py --model Qwen/Qwen3-0.6B
+"""Measure tokens per second of greedy text decoding: python bench.py --model Qwen/Qwen3-0.6B
 
-`--random` takes the dimensions of Qwen3-0.6B and random weights: the speed is the same, the text is
-not text, and nothing is downloaded.
+`--random` uses random weights with the dimensions of Qwen3-0.6B: the speed is the same, the text
+has no meaning, and nothing is downloaded.
 """
 
 import argparse
@@ -41,7 +41,7 @@ PROMPT_TOKENS = 16
 
 
 def random_weights(values: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Finite weights of the right shapes, bf16."""
+    """Return finite random weights of the right shapes, in bf16."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(name: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -55,7 +55,7 @@ def random_weights(values: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def main() -> int:
-    """Measure, print, keep."""
+    """Measure the speed, print it, and write it to a file if the options name one."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", help="folder or hub id")
     parser.add_argument("--random", action="store_true", help="random weights, 0.6B dimensions")
@@ -75,7 +75,7 @@ def main() -> int:
     else:
         decoder = Decoder.from_pretrained(args.model, **options)
     speeds = []
-    for run in range(args.runs + 1):  # the first warms up
+    for run in range(args.runs + 1):  # the first run warms up
         started = time.perf_counter()
         made = decoder.generate_ids(list(range(PROMPT_TOKENS)), args.tokens)
         speeds.append(len(made) / (time.perf_counter() - started))

@@ -1,4 +1,4 @@
-"""Decodes Qwen3 text on the kernel that decodes speech (decoders.kernel.text_model)."""
+"""Decodes Qwen3 text with the kernel that decodes speech (decoders.kernel.text_model)."""
 
 import json
 from pathlib import Path
@@ -40,7 +40,7 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
 
 
 class Decoder:
-    """Greedy text decoding of one sequence.
+    """Decodes one sequence of text, greedily.
 
     Args:
         values: the contents of config.json.
@@ -48,7 +48,7 @@ class Decoder:
         tokenizer: needed only by `generate`.
         device: a GPU runs the kernel, a CPU its emulation.
         dtype: bfloat16 or float32.
-        max_positions: most tokens of prompt and answer together.
+        max_positions: maximum number of tokens of prompt and answer together.
         end_ids: tokens that end an answer; None: those of config.json.
     """
 
@@ -68,14 +68,14 @@ class Decoder:
             values, weights, max_positions=max_positions, device=torch.device(device), dtype=dtype
         )
         self._embedding = weights["model.embed_tokens.weight"].to(device=device, dtype=dtype)
-        head = weights.get("lm_head.weight")  # absent: tied
+        head = weights.get("lm_head.weight")  # absent if it is tied
         self._head = self._embedding if head is None else head.to(device=device, dtype=dtype)
         ends = values.get("eos_token_id")
         self.end_ids = end_ids or set(ends if isinstance(ends, list) else [ends])
 
     @classmethod
     def from_pretrained(cls, model: str, **options: Any) -> "Decoder":
-        """Load a folder or a hub id such as "Qwen/Qwen3-0.6B"."""
+        """Load the checkpoint in a folder, or that of a hub id such as "Qwen/Qwen3-0.6B"."""
         folder = find(model)
         values = json.loads((folder / "config.json").read_text())
         generation = folder / "generation_config.json"
@@ -103,7 +103,8 @@ class Decoder:
         """
         if not ids or len(ids) + max_tokens > self.max_positions:
             raise UsageError(
-                f"{len(ids)} prompt and {max_tokens} new tokens; {self.max_positions} positions."
+                f"The prompt has {len(ids)} tokens, and {max_tokens} more may follow; it needs 1 "
+                f"or more, and there are {self.max_positions} positions."
             )
         answer: list[int] = []
         hidden = self.forward(ids, 0)

@@ -64,7 +64,7 @@ class CodecDecoderConfig:
 
 @dataclass(frozen=True, slots=True)
 class CodecConfig:
-    """speech_tokenizer/config.json."""
+    """The contents of speech_tokenizer/config.json."""
 
     decoder: CodecDecoderConfig
     encoder: dict[str, Any]  # transformers' MimiConfig keys, completed with MIMI_DEFAULTS

@@ -1,4 +1,4 @@
-"""The config of a speech tokenizer without config.json: sizes of its tensors, the rest as released.
+"""Derives the missing config.json of a speech tokenizer from the shapes of its tensors.
 
 Some distributions of the codec have only its model.safetensors.
 """
@@ -10,7 +10,7 @@ from typing import Any
 from qwen_megakernel.checkpoint.random_configs import read_json
 from qwen_megakernel.checkpoint.tensor_shapes import NUM_SEMANTIC_QUANTIZERS, Shape
 
-# Section -> key -> the tensor and the axis whose length is its value.
+# Section -> key -> the tensor and the axis whose length is the key's value.
 SIZES = {
     "decoder_config": {
         "codebook_size": ("decoder.quantizer.rvq_first.vq.layers.0._codebook.embedding_sum", 0),
@@ -38,7 +38,7 @@ SIZES = {
         ),
     },
 }
-# Section -> key -> the list of modules whose length is its value, and how many others to add.
+# Section -> key -> the list of modules whose length, plus a number, is the key's value.
 COUNTS = {
     "decoder_config": {
         "num_hidden_layers": ("decoder.pre_transformer.layers", 0),
@@ -69,8 +69,8 @@ UNTOLD = {
 def layout_of(shapes: Mapping[str, Shape]) -> dict[str, Any]:
     """Return the config.json that tensors of these shapes are likely to have had.
 
-    Values that do not follow from shapes are official, and so is the size of a tensor that is not
-    there: the check of all tensors against this config then finds it missing.
+    Values that do not follow from shapes are those of the official codec. So is the size of a
+    missing tensor; the check of all tensors against this config then reports it.
     """
     values = read_json("released")["speech_tokenizer"]
     for section, sizes in SIZES.items():

@@ -1,4 +1,4 @@
-"""Typed records of a checkpoint's config.json; those of the codec are in `codec_config`.
+"""Typed records of a checkpoint's config.json; the records of the codec are in `codec_config`.
 
 No value that a checkpoint holds has a default: a missing key is an error that names it.
 Source of the keys: QwenLM/Qwen3-TTS, configuration_qwen3_tts.py (qwen-tts 0.1.1).
@@ -11,8 +11,8 @@ from typing import Any
 
 from qwen_megakernel.errors import ModelFilesError, UnsupportedModel
 
-# The official generate() suppresses the last 1024 ids of the talker's vocabulary except EOS, which
-# are control, language and speaker ids. It is a literal in the official code, in no config.
+# The official generate() suppresses the last 1024 ids of the talker's vocabulary except EOS: the
+# control, language and speaker ids. The number is a literal in the official code; no config has it.
 NUM_CONTROL_IDS = 1024
 
 # Defaults of the official SpeakerEncoderConfig. The released speaker_encoder_config has enc_dim and
@@ -46,8 +46,8 @@ class StackConfig:
     rms_norm_eps: float
     rope_theta: float
     max_positions: int
-    mrope_section: tuple[int, int, int] | None  # pairs turned by (time, height, width); None: 1-D
-    qkv_bias: bool = False  # Qwen2 adds one to q, k and v; Qwen3 does not
+    mrope_section: tuple[int, int, int] | None  # pairs rotated by (time, height, width); None: 1-D
+    qkv_bias: bool = False  # Qwen2 adds a bias to q, k and v; Qwen3 does not
     qk_norm: bool = True  # Qwen3 normalises the heads of q and k; Qwen2 does not
 
     @property
@@ -63,7 +63,7 @@ class StackConfig:
 
 @dataclass(frozen=True, slots=True)
 class TalkerConfig:
-    """The talker: text and codec embeddings, its stack, the ids of the codec vocabulary."""
+    """The talker: its embeddings of text and codes, its stack, the ids of the codec vocabulary."""
 
     stack: StackConfig
     vocab_size: int
@@ -83,7 +83,7 @@ class TalkerConfig:
 
     @property
     def suppressed_from(self) -> int:
-        """First id that is never drawn (EOS excepted)."""
+        """The first of the ids that are never drawn, apart from EOS."""
         return self.vocab_size - NUM_CONTROL_IDS
 
 
@@ -124,24 +124,24 @@ class ModelConfig:
     talker: TalkerConfig
     predictor: PredictorConfig
     speaker_encoder: SpeakerEncoderConfig | None
-    # What only our own checkpoints say:
-    normalize: bool = False  # its texts are to be read in words
-    names_letters: bool = False  # in which letters have their names ("pee em"): it knows no others
-    leading_silence: float | None = None  # ms of it that are heard at most; None: all
-    high_pass: float | None = None  # Hz; what is below is no sound of its voice
+    # Keys that only this project's checkpoints have:
+    normalize: bool = False  # whether numbers and abbreviations become words by default
+    names_letters: bool = False  # whether single letters must be written as names ("pee em")
+    leading_silence: float | None = None  # maximum silence before speech, in ms; None: no limit
+    high_pass: float | None = None  # cutoff of the high-pass filter, in Hz; None: no filter
 
     @property
     def drops_instruct(self) -> bool:
-        """Whether instruct is ignored, as by the official wrapper on 0.6B CustomVoice ("0b6").
+        """Whether instruct is ignored, as the official wrapper does on 0.6B CustomVoice ("0b6").
 
-        The demonstration voice has not learned to follow one and would read it aloud.
+        The demonstration voice has not learned to follow an instruct, and would read it aloud.
         """
         is_untrained = "0b6" in self.model_size or self.model_size == TOY
         return self.model_type == "custom_voice" and is_untrained
 
     @property
     def has_projection(self) -> bool:
-        """Whether `small_to_mtp_projection` exists: if the two hidden sizes differ."""
+        """Whether `small_to_mtp_projection` exists: it does if the two hidden sizes differ."""
         return self.talker.stack.hidden_size != self.predictor.stack.hidden_size
 
 
@@ -194,14 +194,14 @@ def parse_model_config(values: dict[str, Any], where: str = "config.json") -> Mo
         )
     if kind != "qwen3_tts":
         raise ModelFilesError(
-            f"{where}: model_type {kind!r} is not a Qwen3-TTS model; need 'qwen3_tts'."
+            f"{where}: model_type {kind!r} is not a Qwen3-TTS model; it must be 'qwen3_tts'."
         )
     top = Keys(values, where)
     if top("tokenizer_type") != SUPPORTED_TOKENIZER:
         raise UnsupportedModel(
             f"tokenizer_type {values['tokenizer_type']} is not supported.",
-            "Only the 12 Hz models are: Qwen/Qwen3-TTS-12Hz-{0.6B,1.7B}-{Base,CustomVoice} and "
-            "1.7B-VoiceDesign.",
+            "Supported are the 12 Hz models: Qwen/Qwen3-TTS-12Hz-{0.6B,1.7B}-{Base,CustomVoice} "
+            "and 1.7B-VoiceDesign.",
         )
     if top("tts_model_type") not in MODEL_TYPES:
         raise UnsupportedModel(
@@ -220,7 +220,8 @@ def parse_model_config(values: dict[str, Any], where: str = "config.json") -> Mo
         tts_eos_id=top("tts_eos_token_id"),
         talker=_parse_talker(talker),
         predictor=PredictorConfig(_parse_stack(predictor), predictor("vocab_size")),
-        # A CustomVoice or VoiceDesign file may have the section; only Base has the weights.
+        # The file of a CustomVoice or VoiceDesign model may have this section, too, but only a Base
+        # model has the weights.
         speaker_encoder=_parse_speaker_encoder(
             Keys(top("speaker_encoder_config"), f"{where} speaker_encoder_config")
         )

@@ -1,8 +1,8 @@
-"""The weights of a random checkpoint, drawn on a device when they are wanted: no file holds them.
+"""Draws the weights of a random checkpoint on a device when they are needed; no file holds them.
 
-They have the scales of `random_weights` and other values, which differ from one kind of device to
-another. A model of the released shapes takes a second on a GPU; writing and reading its files would
-take half a minute.
+They have the scales of `random_weights` but other values, which depend on the kind of device. A
+model of the released shapes takes a second on a GPU; to write and read its files would take half a
+minute.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def write_small_files(name: str, folder: Path) -> None:
 
 
 def talker(config: ModelConfig, device: torch.device) -> dict[str, Tensor]:
-    """Talker and code predictor in bfloat16, by names without "talker.".
+    """Draw the weights of talker and code predictor in bfloat16, by names without "talker.".
 
     The text embedding stays in host memory, as it does when it is read from a file.
     """

@@ -7,8 +7,8 @@ from qwen_megakernel.checkpoint.config import ModelConfig, StackConfig
 
 @dataclass(frozen=True, slots=True)
 class FrameWeights:
-    """Numbers of weights that one frame reads, by part: the talker's once, the predictor's for each
-    code but the first (its first two positions share a pass)."""
+    """Numbers of weights that one frame reads, by part: the talker's once, and the predictor's once
+    for each code but the first (its first two positions share a pass)."""
 
     talker: int  # layers
     codec_head: int
@@ -22,7 +22,7 @@ class FrameWeights:
         return self.num_bytes(1, 1)
 
     def num_bytes(self, width: int, predictor_width: int) -> int:
-        """Return the bytes of all parts, with `width` bytes for each weight of the talker."""
+        """Return the bytes of all parts; `width` is the size of a weight of the talker."""
         predictor = self.projection + self.predictor + self.lm_heads
         return width * (self.talker + self.codec_head) + predictor_width * predictor
 

@@ -1,8 +1,8 @@
 """Fetches model files from the Hugging Face hub (or the mirror that HF_ENDPOINT names).
 
-huggingface_hub does cache, resume, progress bars and authentication. This module adds three things:
-cached files are used without a request, an unreachable hub is noticed within two seconds instead of
-a minute, and errors have a hint.
+huggingface_hub handles the cache, resuming, progress bars and authentication. This module adds
+three things: it uses cached files without a request, it notices an unreachable hub within two
+seconds instead of a minute, and its errors have a hint.
 """
 
 import errno
@@ -93,7 +93,7 @@ def fetch(
         raise UsageError(f"HF_ENDPOINT is {endpoint!r}; it must begin with https:// or http://.")
     host = urlsplit(endpoint).netloc
     if local_files_only or constants.HF_HUB_OFFLINE:
-        raise _offline(repo, names, option, f"Not asking {host} (local files only)")
+        raise _offline(repo, names, option, f"{host} was not contacted (local files only)")
     reason = _why_unreachable(f"{endpoint}/api/models/{repo}")
     if reason:
         raise _offline(repo, names, option, f"Cannot reach {host} ({reason})")

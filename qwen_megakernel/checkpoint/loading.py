@@ -73,7 +73,7 @@ class Checkpoint:
     config: ModelConfig
     codec_config: CodecConfig
     sampling: Sampling  # generation_config.json
-    max_new_tokens: int  # the same; at most max_new_tokens - 1 frames
+    max_new_tokens: int  # generation_config.json; allows max_new_tokens - 1 frames
     files: ModelFiles
     talker: dict[str, Tensor]  # names without "talker.", dtype as stored
     codec_decoder: dict[str, Tensor]  # names without "decoder.", float32
@@ -83,8 +83,8 @@ class Checkpoint:
         """Read the tensors of `speaker_encoder.` or of the codec's `encoder.`.
 
         Returns:
-            Names without the prefix; dtype as stored, except the codec's, which is float32. Empty
-            if the checkpoint has none.
+            The tensors by their names without the prefix, in the stored dtype, or in float32 for
+            the codec; none if the checkpoint has none.
         """
         if prefix == SPEAKER_ENCODER_PREFIX:
             return safetensors_file.read(self.files.folder / WEIGHTS, prefix)
@@ -98,16 +98,16 @@ class Checkpoint:
 def resolve(
     model: str | os.PathLike[str], *, local_files_only: bool = False, progress: bool = True
 ) -> ModelFiles:
-    """Find a model's files; downloads those of a hub model, and writes those of a random one.
+    """Find a model's files; downloads the files of a hub model, and writes those of a random one.
 
     Args:
         model: a built-in name (`BUILT_IN`), a folder, or a hub id "owner/name"; tried in this
-            order. With "drawn:" in front of the name of a random model its weights are drawn when
-            it is loaded, on the GPU if there is one, and never written.
+            order. If "drawn:" precedes the name of a random model, `load` draws its weights, on the
+            GPU if there is one, and no file holds them.
         local_files_only: use only local and cached files, without network access.
         progress: show progress bars of a download, on stderr.
     Raises:
-        UsageError: `model` is no name.
+        UsageError: `model` is not a name.
         ModelFilesError: there is no such model, files are missing, or the hub cannot be reached.
         UnsupportedModel: this package does not run the model; raised before its weights are
             downloaded.
@@ -168,7 +168,7 @@ def load(files: ModelFiles) -> Checkpoint:
 
     Raises:
         ModelFilesError: a file is damaged, the tensors are not those of the config (see
-            `safetensors_file.check`), or talker and codec are of different models.
+            `safetensors_file.check`), or talker and codec belong to different models.
     """
     config = _read_model_config(files.folder)
     codec_config = _read_codec_config(files.speech_tokenizer)
@@ -218,7 +218,7 @@ def write_once(name: str, version: int, write: Callable[[Path], None]) -> Path:
     Args:
         name: the model's name.
         version: the version of the files; each one has its own folder.
-        write: makes the folder of its argument and writes all files into it.
+        write: creates the folder that it is given, and writes all files into it.
     Raises:
         OutputError: the files cannot be written.
     """
@@ -279,7 +279,7 @@ def _require(folder: Path, names: tuple[str, ...]) -> None:
 
 def _unknown_model(model: str) -> ModelFilesError:
     if Path(model).expanduser().is_file():
-        return ModelFilesError(f"{model} is a file.", hint="Pass the folder it lies in.")
+        return ModelFilesError(f"{model} is a file.", hint="Pass the folder that contains it.")
     near = difflib.get_close_matches(model, [*BUILT_IN, *hub.RELEASED], n=1)
     return ModelFilesError(
         f"There is no folder {model} and no built-in model of that name.",
@@ -300,7 +300,7 @@ def _read_codec_config(folder: Path) -> CodecConfig:
     tensors = safetensors_file.describe(folder / WEIGHTS)
     values = layout_of({name: shape for name, (_, shape) in tensors.items()})
     logger.warning(
-        "%s has no %s: sizes are those of its tensors, and these values are official: %s.",
+        "%s has no %s: sizes come from its tensors, and these values from the official codec: %s.",
         folder,
         CONFIG,
         assumptions(values),

@@ -1,4 +1,4 @@
-"""Config files of the built-in random checkpoints, made from those in assets/random-checkpoints.
+"""Makes the config files of the built-in random checkpoints from assets/random-checkpoints.
 
 The tiny ones keep the properties of a real one that code may get wrong: a head_dim of 128 that is
 not hidden / heads, grouped heads, the real codec ids, a vocoder whose attention window ends within
@@ -25,7 +25,7 @@ class Recipe:
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """The file with all other dimensions: config.json of a CustomVoice model and its codec."""
+        """All other dimensions: the config.json of a CustomVoice model and that of its codec."""
         return read_json("tiny" if self.hidden_size < 1024 else "released")
 
 
@@ -45,7 +45,7 @@ RECIPES = {
 
 
 def read_json(name: str) -> dict[str, Any]:
-    """Read a file of the folder, by its name without the ending."""
+    """Read the JSON file in `FOLDER` whose name without the extension is `name`."""
     return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
 
 

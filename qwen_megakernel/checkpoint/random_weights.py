@@ -27,7 +27,7 @@ from qwen_megakernel.checkpoint.random_configs import (
 )
 from qwen_megakernel.checkpoint.tensor_shapes import Shape, codec_tensors, model_tensors
 
-RECIPE_VERSION = 1  # part of the cache key: to be raised when the written bytes change
+RECIPE_VERSION = 1  # part of the cache key; raise it when the written bytes change
 
 CODEC_FOLDER = "speech_tokenizer"
 
@@ -46,7 +46,7 @@ X_VECTOR_GAIN = 0.2  # of the speaker encoder's last layer, whose output is a ro
 BIAS_STD = 0.1
 NORM_STD = 0.1
 SNAKE_STD = 0.2  # standard deviation of the logarithms of alpha and beta
-# Of the vocoder's last convolution, times sqrt(fan_in): a speech-like level without clipping.
+# For the vocoder's last convolution, times sqrt(fan_in): a speech-like level without clipping.
 PCM_STD = 0.02
 
 ENCODER_CODEBOOK_STD = 0.3  # small enough for quiet audio to reach many codes
@@ -107,7 +107,7 @@ def write_small_files(name: str, folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """value = (mean + std * noise) * row_gain[row]."""
+    """How the values of a tensor are made: (mean + std * noise) * row_gain[row]."""
 
     std: float
     mean: float = 0.0
@@ -238,7 +238,7 @@ def _write_tokenizer(folder: Path, config: dict[str, Any]) -> None:
     """
     assistant, im_start = config["assistant_token_id"], config["im_start_token_id"]
     tts_pad = config["tts_pad_token_id"]
-    first_special = im_start - 1  # <|endoftext|>: the ids below are vocab.json
+    first_special = im_start - 1  # <|endoftext|>: the ids below it are in vocab.json
     merges = _merges()
     tokens = [left + right for left, right in merges]
     vocab = {symbol: i for i, symbol in enumerate(_byte_symbols())}

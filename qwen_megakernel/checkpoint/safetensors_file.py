@@ -44,7 +44,7 @@ def check(path: Path, expected: dict[str, Shape], layout: str = "its config.json
     """Compare a file with the tensors that `layout` implies.
 
     Every value is checked for NaN and Inf. This takes 0.2 s for the 1.8 GB of a 0.6B model in the
-    page cache, or else the time to read the file, which its first use would take.
+    page cache. Otherwise it takes the time to read the file, which its first use would take anyway.
 
     Raises:
         ModelFilesError: a tensor is missing, unknown, of another shape, of a dtype other than
@@ -86,7 +86,7 @@ def read(path: Path, prefix: str, dtype: torch.dtype | None = None) -> dict[str,
 
     Returns:
         Names without the prefix. The tensors are views of the mapped file on the CPU, whose pages
-        become resident when they are used. With `dtype`, tensors of another are converted copies.
+        become resident when they are used. With `dtype`, other tensors are converted copies.
     """
     tensors = {}
     with safe_open(path, framework="pt") as file:

@@ -1,4 +1,4 @@
-"""Makes a `Voice` of a recording: an x-vector, and with a transcript also codec frames.
+"""Makes a `Voice` from a recording: an x-vector, and with a transcript also codec frames.
 
 Read `voice_library` first (`VoiceLibrary` makes voices and finds them by name), then `recordings`
 (which audio is accepted, and how it is read), `speaker_encoder` (the x-vector) and `codec_encoder`

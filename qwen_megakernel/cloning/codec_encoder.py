@@ -20,8 +20,8 @@ from qwen_megakernel.checkpoint.codec_config import CodecConfig
 from qwen_megakernel.errors import RecordingError
 from qwen_megakernel.vocoder.transformer import rotary_tables, rotate
 
-# Vectors that the convolutions make at a time, 3 s: a quarter faster than 10 s at a time, because
-# more of the work stays in the cache, and 60 s take no more memory than 3 s.
+# Vectors per call of the convolutions: 3 s. This is a quarter faster than 10 s, because more of the
+# work stays in the cache, and a recording of 60 s takes no more memory than one of 3 s.
 STEPS_PER_PIECE = 75
 
 CLUSTER_USAGE_MIN = 1e-5  # rows of a codebook that training never used have usage 0
@@ -31,7 +31,7 @@ class CodecEncoder:
     """The Mimi encoder, in float32 on the CPU.
 
     It uses neither bf16, in which a quarter of the codes differ, nor a GPU's TF32, in which some
-    do: a voice is encoded once, not for each request.
+    differ. Speed matters less, because a voice is encoded once, not for each request.
 
     Args:
         codec_config: every dimension is read from it or from the tensors.
@@ -51,7 +51,7 @@ class CodecEncoder:
         ]
 
     def _quantizer(self, kind: str, num_codebooks: int) -> tuple[Tensor | None, list[Tensor]]:
-        """Return the input projection, if there is one, and the first codebooks, which are used."""
+        """Return the input projection, if there is one, and the first `num_codebooks` codebooks."""
         name = f"quantizer.{kind}_residual_vector_quantizer"
         codebooks = [self._codebook(f"{name}.layers.{i}.codebook") for i in range(num_codebooks)]
         return self._tensors.get(f"{name}.input_proj.weight"), codebooks
@@ -181,14 +181,14 @@ def _reach(config: dict[str, Any]) -> int:
 
 
 def _padding(length: int, kernel: int, stride: int, dilation: int = 1) -> tuple[int, int]:
-    """Return the padding: left, all the layer looks back; right, to a whole number of strides."""
+    """Return the padding: on the left for the layer's past, on the right up to a whole stride."""
     return dilation * (kernel - 1) + 1 - stride, -length % stride
 
 
 def _quantize(x: Tensor, input_proj: Tensor | None, codebooks: list[Tensor]) -> Tensor:
     """[1, hidden_size, num_frames] -> [num_codebooks, num_frames] int64, nearest entries.
 
-    Each codebook encodes the residual of the ones before it.
+    Each codebook encodes the residual of the previous ones.
     """
     if input_proj is not None:
         x = F.conv1d(x, input_proj)

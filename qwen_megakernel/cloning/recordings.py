@@ -17,7 +17,7 @@ from qwen_megakernel.errors import RecordingError
 
 logger = logging.getLogger(__name__)
 
-# Recordings that `voices create DIR` takes from a folder; libsndfile reads them.
+# Suffixes of the recordings that `voices create DIR` takes from a folder; libsndfile reads them.
 SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".aiff", ".aif", ".au")
 
 MIN_SECONDS = 1.0
@@ -37,7 +37,7 @@ WORDS_PER_SECOND_DOUBTED = (1.5, 6.0)
 MIN_LOUDNESS_RANGE_DB = 6.0
 MIN_BAND_DEVIATION_DB = 1.8
 MOMENT_SECONDS = 0.03
-QUIET_DB = 35.0  # below its loudest moment a moment is a pause
+QUIET_DB = 35.0  # a moment that is quieter than the loudest one by more than this is a pause
 BAND_HERTZ = 500
 HIGHEST_HERTZ = 8000
 FAINT_DB = -40.0  # lower levels count as this one: they are background
@@ -90,8 +90,8 @@ def to_mono(samples: np.ndarray) -> np.ndarray:
     Integers of 8 to 32 bits are scaled to full scale at 1; floats are taken as they are.
 
     Raises:
-        RecordingError: the shape is another, values are not numbers, or integers are wider, of
-            which full scale is not known because no recorder makes them.
+        RecordingError: the shape is another, values are not numbers, or integers are wider; their
+            full scale is not known, because no recorder makes them.
     """
     samples = np.asarray(samples)
     if samples.dtype in (np.int64, np.uint64):
@@ -129,7 +129,7 @@ def check_duration(samples: np.ndarray, rate: int, name: str) -> None:
         rate: samples per second.
         name: the recording's name in messages.
     Raises:
-        RecordingError: the recording is too short or too long, or its rate is no rate.
+        RecordingError: the recording is too short or too long, or its rate is not above 0.
     """
     if rate <= 0:
         raise RecordingError(f"{name} has a sample rate of {rate}; it must be above 0.")
@@ -164,7 +164,7 @@ def check(samples: np.ndarray, rate: int, name: str) -> None:
     clipped = np.mean(np.abs(samples) >= FULL_SCALE)
     if clipped > MAX_CLIPPED_SHARE:
         logger.warning(
-            "%s is clipped: %.1f %% of its samples are at full scale. So will be the voice.",
+            "%s is clipped: %.1f %% of its samples are at full scale. The voice will be, too.",
             name,
             100 * clipped,
         )

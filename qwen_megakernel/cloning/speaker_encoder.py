@@ -18,8 +18,8 @@ from qwen_megakernel.errors import RecordingError
 FFT_SIZE = 1024  # window and transform
 HOP_SIZE = 256
 MAX_HZ = 12000
-POWER_FLOOR = 1e-9  # under the square root of the magnitude
-MEL_FLOOR = 1e-5  # under the logarithm
+POWER_FLOOR = 1e-9  # added under the square root of the magnitude
+MEL_FLOOR = 1e-5  # the lowest value whose logarithm is taken
 
 VARIANCE_FLOOR = 1e-12  # for attentive statistics pooling
 
@@ -58,7 +58,7 @@ class SpeakerEncoder:
         Returns:
             [enc_dim] float32.
         Raises:
-            RecordingError: the samples are fewer than the network looks across (some 0.06 s).
+            RecordingError: there are fewer samples than the widest layer spans (about 0.1 s).
         """
         config = self.config
         reach = max(
@@ -68,7 +68,7 @@ class SpeakerEncoder:
         if len(samples) // HOP_SIZE <= reach:
             raise RecordingError(
                 f"{len(samples)} samples are too few to clone a voice; "
-                f"need {(reach + 1) * HOP_SIZE}."
+                f"{(reach + 1) * HOP_SIZE} are needed."
             )
         x = self.mel_spectrogram(torch.from_numpy(np.asarray(samples, dtype=np.float32)))
         x = self._tdnn(x[None], "blocks.0", config.dilations[0])

@@ -21,8 +21,8 @@ from qwen_megakernel.errors import TaskError, UnknownVoice, UsageError, VoiceMis
 from qwen_megakernel.records import check_text, plain_number
 from qwen_megakernel.voice import PRESETS_FILE, VOICE_SUFFIX, Voice, unknown_voice
 
-# Silence after the reference of an in-context voice. The model continues from its last frame: the
-# sound in which a recording was cut would begin the new speech.
+# Silence after the reference of an in-context voice. The model continues from its last frame, so
+# without silence the sound in which a recording was cut would begin the new speech.
 SILENCE_TAIL_SECONDS = 0.5
 
 # A file, [num_samples] or [num_samples, num_channels], or such samples with their rate.
@@ -33,14 +33,14 @@ CACHE_CAPACITY = 4  # recordings; each entry is an x-vector and the codes
 
 @dataclass(slots=True)
 class _Reference:
-    """The values computed of one recording."""
+    """The values that were computed from one recording."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)  # held while a value is computed
     values: dict[object, np.ndarray] = field(default_factory=dict)
 
 
 class ReferenceCache:
-    """Remembers the values computed of the last recordings, for all callers.
+    """Remembers the values that were computed from the last recordings, for all callers.
 
     If several requests need one recording, the first computes and the others wait for it.
     """
@@ -87,10 +87,10 @@ class ReferenceCache:
 
 
 class VoiceLibrary:
-    """Makes voices for a checkpoint and finds the ones it can speak with.
+    """Makes voices for a checkpoint, and finds the voices with which it can speak.
 
     Args:
-        loaded: its encoders are read when they are first needed.
+        loaded: the checkpoint; its encoders are read when they are first needed.
         folder: a folder of voice files and possibly a `voice_presets.bin`; None: there is none.
             Every request reads it again, so files may be added and deleted.
     Raises:
@@ -130,7 +130,7 @@ class VoiceLibrary:
         Returns:
             A speaker's name, or a `Voice`.
         Raises:
-            UnknownVoice: there is no voice of that name; the error lists those there are.
+            UnknownVoice: there is no voice of that name; the error lists the known ones.
             VoiceMismatch: the voice was made with the encoders of another checkpoint.
             RecordingError: the voice's file is damaged.
         """
@@ -232,10 +232,10 @@ class VoiceLibrary:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Identifies the encoders of voices: the model's size, and a hash of two tensors.
+        """The identity of the encoders of voices: the model's size, and a hash of two tensors.
 
-        They are the last layer of the speaker encoder and the first codebook, which every training
-        changes and which are read in milliseconds.
+        The tensors are the last layer of the speaker encoder and the first codebook, which every
+        training changes and which are read in milliseconds.
         """
         tensors = (
             self._loaded.load_prefix(SPEAKER_ENCODER_PREFIX)["fc.weight"],

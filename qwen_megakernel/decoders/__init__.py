@@ -1,7 +1,7 @@
 """Decoders turn a prompt into codec frames: the talker and the code predictor, on five backends.
 
-Read `frame_decoder` first: it is the base class of all decoders, and everything that a caller sees
-of them. Then read `plain`, the model in plain PyTorch, one stream at a time, and its `layers`: the
+Read `frame_decoder` first: it is the base class of all decoders and has every method that a caller
+uses. Then read `plain`, the model in plain PyTorch, one stream at a time, and its `layers`: the
 tests compare the other decoders with it. `cpu/` is native code for a CPU, `kernel/` the persistent
 CUDA kernel or its emulation on a CPU, `graph/` PyTorch operations recorded as CUDA graphs,
 `coreml/` two converted models; `kernel/` and `graph/` share `buffered`. `backends` chooses between

@@ -1,4 +1,4 @@
-"""The choice of a decoder: the ones that this machine can run, and the one that replaces it."""
+"""The choice of a decoder that this machine can run, and of its replacement if it cannot start."""
 
 import contextlib
 import logging
@@ -34,13 +34,13 @@ logger = logging.getLogger(__name__)
 # transcript and a part of text are some 270 rows more.
 MAX_PROMPT_POSITIONS = 1024
 
-# Up to this number of slots `auto` takes the kernel, which runs 16 streams in a launch; for more it
-# takes the graphs, which decode all at once. The number is calculated, not measured.
+# Up to this number of slots `auto` chooses the kernel, which runs 16 streams in a launch; for more
+# it chooses the graphs, which decode all at once. The number is calculated, not measured.
 KERNEL_SLOTS = 32
 
 MIN_MACOS = 15  # the first version whose Core ML models can have states
 
-# Backends on which talker and code predictor have one dtype, and the reason.
+# Backends on which talker and code predictor must have the same dtype, and the reason.
 _ONE_DTYPE = {
     "kernel": "is one program, compiled for one kind of weights",
     "emulation": "runs the kernel, which is compiled for one kind of weights",
@@ -77,7 +77,7 @@ def choose_backend(
     Raises:
         UsageError: the backend or the weights are unknown, or the backend cannot use the device or
             the dtype.
-        SetupError: "coreml" was requested, and this is no Mac with macOS 15.
+        SetupError: "coreml" was requested, and this machine is not a Mac with macOS 15.
         NoGPUError, DriverError: the kernel, or a CUDA device, was requested and torch sees no GPU.
     """
     check_choice("backend", requested, BACKENDS)
@@ -106,9 +106,9 @@ def choose_backend(
         return Backend(name, wanted, "talker and code predictor have dtypes of their own")
     if requested != "auto":
         int8.check_weights(weights, requested)
-        return Backend(requested, wanted, "asked for")
+        return Backend(requested, wanted, "requested")
     if wanted.type == "cpu":
-        why = "no GPU is visible" if not has_gpu else "device cpu was asked for"
+        why = "no GPU is visible" if not has_gpu else "device cpu was requested"
         if device is None and (error := too_old()):
             logger.warning("%s", error)
             why = error.what
@@ -131,19 +131,19 @@ def has_core_ml() -> bool:
 
 
 def without_kernel(device: torch.device, error: QwenTTSError) -> Backend:
-    """Return what `auto` takes on a GPU if the kernel cannot be built or started; log the error."""
+    """Log why the kernel cannot be built or started; return the backend that replaces it."""
     logger.warning("%s", error)
     return Backend("graph", device, f"the kernel cannot run here: {error.what}")
 
 
 def without_native_code(backend: Backend, error: QwenTTSError) -> Backend:
-    """Return what `auto` takes on a CPU if native code cannot be built or run; log the error."""
+    """Log why native code cannot be built or run; return the backend that replaces it on a CPU."""
     logger.warning("%s PyTorch decodes instead, which takes 3 to 10 times as long.", error)
     return Backend("torch", backend.device, f"{backend.why}; no native code: {error.what}")
 
 
 def default_dtype(checkpoint: Checkpoint, backend: Backend) -> torch.dtype:
-    """Return the dtype that a backend computes in if the user names none.
+    """Return the dtype in which a backend computes if the user names none.
 
     The native CPU decoder computes in float32. Core ML computes in float16, the only format of
     Apple's Neural Engine. The others compute in bf16 on a GPU that has it, and on a CPU if the
@@ -175,7 +175,7 @@ def load_decoder(
     weights: str | None = None,
     num_threads: int | None = None,
 ) -> tuple[FrameDecoder, Backend]:
-    """Make the decoder of a backend, or of the one that replaces it if it cannot start.
+    """Make the decoder of a backend, or of another backend if this one cannot start.
 
     Args:
         checkpoint: weights and config.
@@ -185,11 +185,11 @@ def load_decoder(
         dtype: dtype of the computation; None: `default_dtype`.
         predictor_dtype: dtype of the code predictor; None: dtype.
         weights: one of `WEIGHTS`; None: as the checkpoint stores them.
-        num_threads: threads of the native CPU decoder; None: by the model's size and the cores.
+        num_threads: threads of the native CPU decoder; None: chosen by model size and cores.
     Returns:
-        The decoder, and the backend that runs in the end.
+        The decoder, and its backend, which may differ from `backend`.
     Raises:
-        UsageError: the sizes can never work.
+        UsageError: a size is below 1, or the frames do not fit the model's positions.
         SetupError, UnsupportedModel: the user named the backend, and it cannot run here.
         OutOfMemory: the model or the slots do not fit. No other backend replaces this one then:
             fewer slots or smaller weights solve it, and slow speech would hide it.
@@ -247,7 +247,7 @@ def make_decoder(
     weights: str | None = None,
     num_threads: int | None = None,
 ) -> FrameDecoder:
-    """Make the decoder of exactly this backend, of any sizes; nothing replaces it."""
+    """Make the decoder of exactly this backend, of any sizes; no other backend replaces it."""
     kind: Callable[..., FrameDecoder]
     options: dict[str, Any] = {}
     model: Any = checkpoint  # a DecoderModel; Core ML takes the whole checkpoint

@@ -1,4 +1,4 @@
-"""The base class of the decoders with slots as rows of tensors: the kernel and the graphs."""
+"""The base class of the decoders whose slots are rows of tensors: the kernel and the graphs."""
 
 from torch import Tensor
 

@@ -17,8 +17,8 @@ class Embeddings:
     Args:
         model: weights and config.
         device, dtype: device and dtype of every result; weights are converted once, here.
-        stored_tables: keep the tables of codes in the checkpoint's dtype (float16 as float32), and
-            convert the rows that are read: half of the memory if that is bfloat16.
+        stored_tables: keep tables of codes that the checkpoint stores in bfloat16 as they are, and
+            convert the rows that are read; in float32 the tables would take twice the memory.
     Source: QwenLM/Qwen3-TTS, modeling_qwen3_tts.py, Qwen3TTSTalkerForConditionalGeneration.
     """
 
@@ -52,7 +52,7 @@ class Embeddings:
         ]
 
     def join_tables(self) -> Tensor:
-        """Join the tables of codes into one, [num_rows, hidden_size], of which they become parts.
+        """Join the tables of codes into one, [num_rows, hidden_size]; they become views of it.
 
         A decoder that needs one table thus has no second copy in memory.
         """

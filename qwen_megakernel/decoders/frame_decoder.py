@@ -1,4 +1,4 @@
-"""The base class of all decoders: it checks every call, and counts what each slot has done.
+"""The base class of all decoders: it checks every call and counts each slot's text and frames.
 
 A backend implements how a prompt runs, where text rows are stored and how frames are drawn. All
 other methods of a decoder are in this class, so that no backend draws a frame before its text row
@@ -19,7 +19,7 @@ from qwen_megakernel.records import Prefill, Sampling, StepResult
 
 
 class FrameDecoder(ABC):
-    """Talker and code predictor over slots that do not influence each other.
+    """The talker and the code predictor with their slots, which do not influence each other.
 
     Args:
         config: the model's config.
@@ -64,21 +64,21 @@ class FrameDecoder(ABC):
         part: int,
         text_open: bool = False,
     ) -> None:
-        """Start one part of an utterance in `slot`; a stream that was there is forgotten.
+        """Start one part of an utterance in `slot`; it replaces any stream there.
 
         Args:
             slot: 0 .. num_slots - 1.
             prefill: the prompt; its keys, values and last hidden state stay in the slot.
             sampling: how the codes are drawn.
-            seed, part: with frame and codebook they address the random numbers.
+            seed, part: together with frame and codebook, the address of the random numbers.
             text_open: more text rows will come. Until they do, frames that need them are not
                 drawn; no frame gets the pad embedding.
         Raises:
             TextTooLong: the prompt, or its trailing text, has more rows than a slot holds.
             UsageError: the prompt does not fit the KV cache.
-            GenerationError: the prompt failed. This stream is lost; other streams go on. A decoder
-                that only enqueues the prompt reports this in the next `step` or `launch` of the
-                slot.
+            GenerationError: the prompt failed. This stream is lost; other streams continue. A
+                decoder that only enqueues the prompt reports this in the next `step` or `launch` of
+                the slot.
         """
         num_positions = len(prefill.embeds)
         self._check_prompt(num_positions)
@@ -96,8 +96,8 @@ class FrameDecoder(ABC):
         """Append text rows [n, hidden_size]; row k is added to the embedding of frame k.
 
         Raises:
-            TextTooLong: the part has more rows than frames can ever be drawn.
-            UsageError: more rows would wait for their frame than the slot holds.
+            TextTooLong: the part would have more text rows than `max_frames`.
+            UsageError: the slot has no room for so many rows that no frame has used.
         """
         state = self._state(slot)
         num_rows = state.num_text_rows + len(rows)
@@ -107,10 +107,10 @@ class FrameDecoder(ABC):
                 "for one part.",
                 hint="Raise max_frames, or leave split on.",
             )
-        # Frame f reads row f - 1, so rows before frame - 1 are not read again.
+        # Frame f reads row f - 1, so no later frame reads the rows before state.frame - 1.
         waiting, size = num_rows - max(state.frame - 1, 0), self.sizes.max_text_rows
         if waiting > size:
-            raise UsageError(f"{waiting} text rows would wait in slot {slot}; it holds {size}.")
+            raise UsageError(f"Slot {slot} has room for {size} unused text rows, not {waiting}.")
         if len(rows):
             self._write_text(slot, rows)
             state.num_text_rows = num_rows
@@ -120,10 +120,10 @@ class FrameDecoder(ABC):
         self._state(slot).text_open = False
 
     def frames_ready(self, slot: int) -> int:
-        """Return how many frames can be drawn now: as many as have text, and fit the slot.
+        """Return the number of frames that can be drawn now, limited by `max_frames` and the text.
 
         Frame k needs text row k - 1. While the text is open, the stream waits for its rows, because
-        the pad embedding tells the model that the text is over.
+        the pad embedding signals the end of the text to the model.
         """
         state = self._state(slot)
         ready = self.max_frames - state.frame
@@ -146,15 +146,15 @@ class FrameDecoder(ABC):
                 with these instead of the drawn ones (teacher forcing), and a drawn EOS does not end
                 it.
             taps: filled with the raw logits: "talker" [rows, frames, vocab_size] and "predictor"
-                [rows, frames, groups - 1, vocab_size], float32; those of frames that were not drawn
-                mean nothing. For tests and validation.
+                [rows, frames, groups - 1, vocab_size], float32; the logits of frames that were not
+                drawn have no meaning. For tests and validation.
         Returns:
-            The frames. If the backend knows the streams whose logits were not finite, they are lost
-            and stand in `failures`; the other streams go on.
+            The frames. If the backend knows which streams had logits that were not finite, these
+            streams are lost and listed in `failures`; the other streams continue.
         Raises:
             UsageError: a slot is not ready or has no room for the frames, or a forced code is bad.
             KernelTimeout, GenerationError: a launch failed, or its logits were not finite, and no
-                stream of `slots` is left. If some are left, `StepResult.failures` has the others.
+                stream of `slots` is left. If some are left, `StepResult.failures` lists the others.
         """
         self._check_step(slots, num_frames)
         if forced is not None:
@@ -177,9 +177,9 @@ class FrameDecoder(ABC):
     def cancel(self) -> None:
         """End the running `step`, or else the next one, before it begins another frame.
 
-        Any thread may call this at any time; it never waits. `step` returns the frames that are
-        whole, perhaps none. No stream loses anything, and a later `step` goes on. A caller that
-        ends a stream first marks it (the loop reads the mark after `step`), then cancels.
+        Any thread may call this at any time; it never waits. `step` returns the finished frames,
+        perhaps none. No stream loses anything, and a later `step` continues. A caller that ends a
+        stream first marks it (the loop reads the mark after `step`), then cancels.
         """
 
     # ---- what a backend implements --------------------------------------------------------------
@@ -205,7 +205,7 @@ class FrameDecoder(ABC):
         forced: Tensor | None,
         taps: dict[str, Tensor] | None,
     ) -> StepResult:
-        """Do what `step` does, with checked arguments; advance the states of the slots, too."""
+        """Do what `step` does, with checked arguments, and advance the states of the slots."""
 
     def _launch(self, slots: Sequence[int], num_frames: int) -> Callable[[], StepResult]:
         """Do what `launch` does, with checked arguments."""
@@ -213,7 +213,7 @@ class FrameDecoder(ABC):
         return lambda: result
 
     def _new_state(self, slot: int, sampling: Sampling, seed: int, part: int) -> SlotState:
-        """Return the state of a stream that begins in `slot`, and forget the stream before it."""
+        """Return the state of a stream that begins in `slot`, and clear what the last one left."""
         return SlotState(sampling, seed, part)
 
     # ---- states of slots ------------------------------------------------------------------------

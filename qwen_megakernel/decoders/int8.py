@@ -62,7 +62,7 @@ class Int8Matrix:
         return Int8Matrix(self.values.to(device), self.scales.to(device, dtype))
 
     def widened(self) -> Tensor:
-        """Return [out_features, in_features] in the dtype of the scales, which rounds groups."""
+        """Return [out_features, in_features], rounded to the dtype of the scales."""
         if not self.in_groups:
             return self.values.to(self.scales.dtype) * self.scales[:, None]
         scales = self.scales.repeat_interleave(GROUP, dim=1)[:, : self.values.shape[1]]
@@ -153,7 +153,7 @@ def check_weights(weights: str | None, backend: str) -> None:
         weights: one of `choices.WEIGHTS`, or None.
         backend: "kernel", "graph", "cpu", "torch", "emulation" or "coreml".
     Raises:
-        UsageError: the backend does not run it; the hint names those that do.
+        UsageError: the backend does not run the format; the hint names backends that do.
     """
     if weights is None or backend in ("cpu", "torch"):
         return

@@ -81,7 +81,7 @@ def linear(x: Tensor, weight: Matrix) -> Tensor:
 
 
 class Stack(Protocol):
-    """What `PlainDecoder` calls of the talker's or the code predictor's layers."""
+    """The methods of the talker's or the code predictor's layers that `PlainDecoder` calls."""
 
     def new_cache(self, num_positions: int) -> Any:
         """Return an empty KV cache of one stream."""
@@ -93,7 +93,7 @@ class Stack(Protocol):
             x: [n, hidden_size] input embeddings.
             cache: from `new_cache`; positions below `start` are filled.
         Returns:
-            [n or 1, hidden_size], of which the last row is that of the last position.
+            [n or 1, hidden_size]; the last row belongs to the last position.
         """
 
 

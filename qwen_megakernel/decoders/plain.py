@@ -1,4 +1,4 @@
-"""The whole decoder in plain PyTorch: the specification that the tests compare the others with.
+"""The whole decoder in plain PyTorch: the specification of all decoders, to which tests compare.
 
 It is also the backend `torch`. It decodes slots one after another, so other streams never change a
 bit of a stream.
@@ -35,13 +35,13 @@ class PlainState(SlotState):
     seen: Tensor  # [vocab_size] bool: code-0 tokens drawn in this part
     # [hidden_size], after the final norm, of the last position; empty before the prompt has run.
     hidden: Tensor = field(default_factory=_no_values)
-    pad_embed: Tensor = field(default_factory=_no_values)  # [hidden_size], empty as long
+    pad_embed: Tensor = field(default_factory=_no_values)  # [hidden_size], empty until then
     codes: Tensor = field(default_factory=_no_values)  # [num_code_groups] of the previous frame
     text: list[Tensor] = field(default_factory=list)  # rows [hidden_size]
 
 
 class PlainDecoder(FrameDecoder):
-    """Talker and code predictor, slot after slot.
+    """The talker and the code predictor in PyTorch, which decode one slot after another.
 
     Args:
         model: weights and config.
@@ -146,10 +146,10 @@ class PlainDecoder(FrameDecoder):
         }
 
     def _frame(self, slot: int, forced: Tensor | None, taps: Taps | None) -> Tensor | None:
-        """Draw one frame in the rotated order: talker step on the previous frame, then codes.
+        """Draw one frame: first the talker's step on the previous frame, then the codes.
 
         Args:
-            forced: [num_code_groups] codes to go on with, if any.
+            forced: [num_code_groups] codes to continue with, if any.
             taps: [vocab_size] and [groups - 1, vocab_size], which this frame's logits fill.
         Returns:
             [num_code_groups] int64 drawn codes; None: EOS was drawn.

@@ -45,7 +45,7 @@ from qwen_megakernel.voice import Voice, unknown_voice
 
 logger = logging.getLogger(__name__)
 
-# Languages that the dialect of a speaker who has one replaces.
+# If a speaker has a dialect, it replaces these languages.
 _YIELDS_TO_DIALECT = (AUTO, "chinese")
 
 
@@ -78,7 +78,7 @@ class PromptBuilder:
 
     Args:
         config: ids, speakers, languages and the kind of model.
-        embeddings: those of the decoder that will read the prompts.
+        embeddings: the embeddings of the decoder that will read the prompts.
     Raises:
         ModelFilesError: `config` gives a speaker a dialect that it has no id for.
     """
@@ -119,7 +119,7 @@ class PromptBuilder:
             TaskError: the kind of voice, `instruct`, or open text (`request.text` None) does not
                 fit the model or the voice.
             VoiceMismatch: the voice was made for a model of another width.
-            RecordingError: the voice's codes or x-vector cannot be of this codec.
+            RecordingError: the voice's codes or x-vector do not fit this model.
             UsageError: the text is open and `text_feed` is "full".
         """
         self._plan(request, text_open=request.text is None)
@@ -129,10 +129,10 @@ class PromptBuilder:
 
         Args:
             ids: from `TextTokenizer.encode`, with the request's instruct and, for an in-context
-                voice, its transcript; of an open text at least the first token.
+                voice, its transcript; an open text needs at least its first token.
             request: supplies voice, language and text feed; its text is not read again.
             text_open: more text will come, and `trailing_text` ends without the end marker: append
-                `text_rows` of the text that comes, then `end_rows`. The text is fed stepwise.
+                `text_rows` of the later text, then `end_rows`. The text is fed stepwise.
         Returns:
             `embeds` [num_positions, hidden_size]; `trailing_text` [num_trailing, hidden_size], of
             which the decoder adds one row to each frame, then `pad_embed` [hidden_size]. If the
@@ -268,7 +268,7 @@ class PromptBuilder:
         return True
 
     def _resolve_voice(self, voice: str | Voice | None) -> tuple[str | None, Voice | None]:
-        """Return the speaker's name in the checkpoint or the cloned voice; at most one of both."""
+        """Return the speaker's name in the checkpoint or the cloned voice; never both."""
         is_base = self._config.model_type == "base"
         if voice is None:
             if is_base:
@@ -282,7 +282,7 @@ class PromptBuilder:
                 raise TaskError(
                     f"Voice {voice.name!r} was made from a recording, and this model "
                     f"({self._config.model_type}) cannot clone: the two cannot go together.",
-                    "It has voices of its own; only a Base model speaks with that of a recording.",
+                    "It has its own voices; only a Base model speaks with a recording's voice.",
                     "Name one of its speakers, or load for example Qwen/Qwen3-TTS-12Hz-0.6B-Base.",
                 )
             self._check_clone(voice)
@@ -297,7 +297,7 @@ class PromptBuilder:
         if voice.x_vector is None:
             raise RecordingError(
                 f"Voice {voice.name!r} has codes but no x-vector.",
-                "The x-vector is the speaker row of the prompt, in context, too.",
+                "The prompt needs the x-vector as its speaker row, even with a transcript.",
             )
         if len(voice.x_vector) != hidden_size:
             raise VoiceMismatch(

@@ -71,7 +71,7 @@ def keep_top_k(scores: Tensor, top_k: int) -> Tensor:
 
 
 def keep_top_p(scores: Tensor, top_p: float) -> Tensor:
-    """Set tokens to -inf whose more probable tokens have a probability of `top_p` or more together.
+    """Set a token to -inf if the more probable tokens together reach the probability `top_p`.
 
     A token stays while the mass of the strictly more probable ones is below `top_p`, so tokens of
     equal probability stay or go together (transformers breaks such ties by sort order).
@@ -110,7 +110,7 @@ def draw(
     Returns:
         The token; the lowest one where scores tie.
     Raises:
-        GenerationError: the logits hold NaN, or nothing finite.
+        GenerationError: the logits hold NaN, or no finite number.
     """
     if not torch.isfinite(logits.max()):
         raise GenerationError(

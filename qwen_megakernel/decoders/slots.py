@@ -18,8 +18,8 @@ class DecoderSizes:
     device: torch.device
     dtype: torch.dtype  # for the talker, and for all parts without a dtype of their own
     max_frames: int | None = None  # for each part of an utterance; None: as many as positions
-    # Of the code predictor's layers, heads and projection; None: dtype. The tables of codes, which
-    # both parts read, keep dtype.
+    # The dtype of the code predictor's layers, heads and projection; None: `dtype`. The tables of
+    # codes, which both parts read, have `dtype`.
     predictor_dtype: torch.dtype | None = None
 
     @property
@@ -50,7 +50,7 @@ class SlotState:
     def advance(self, num_frames: int, ended: bool) -> None:
         """Count the frames that a step drew, and whether it drew EOS after them.
 
-        A talker step preceded each frame except a stream's first, and a drawn EOS.
+        A talker step precedes every draw of code 0 except a stream's first, a drawn EOS included.
         """
         num_drawn = num_frames + ended
         self.position += num_drawn - (num_drawn > 0 and self.frame == 0)

@@ -48,7 +48,7 @@ class WeightReader:
     weights: Weights
     device: torch.device
     dtype: torch.dtype
-    prefix: str = ""  # of all names
+    prefix: str = ""  # put in front of every name
 
     def under(self, prefix: str) -> Self:
         """Return a reader of the names that begin with a further prefix."""
@@ -59,6 +59,6 @@ class WeightReader:
         return self.weights[self.prefix + name].to(device=self.device, dtype=self.dtype)
 
     def tensor(self, name: str) -> Tensor:
-        """Return what `tensor` does."""
+        """Return the tensor that the function `tensor` finds."""
         found = tensor(self.weights, self.prefix + name)
         return found.to(device=self.device, dtype=self.dtype)

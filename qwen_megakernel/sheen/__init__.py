@@ -2,8 +2,8 @@
 
 Read `engine` first, then `decoder` (frames from tokens), `language_model` (the layers), `tokens`
 and `codes` (how codes are tokens), `codec` (SNAC, streamed), `text_input` and `phonemes`, and
-`model_folder` (a voice on disk). `training/` makes a voice. docs/sheen.md leads from a folder of
-recordings to speech.
+`model_folder` (a voice on disk). `training/` makes a voice. docs/sheen.md describes every step from
+a folder of recordings to speech.
 
 Other rooms take `SheenEngine` and `model_folder.is_sheen`; `cli` takes the commands' functions.
 """

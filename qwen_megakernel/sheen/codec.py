@@ -74,8 +74,8 @@ def read_snac_config(folder: Path) -> dict[str, Any]:
 
     Raises:
         ModelFilesError: the file cannot be read.
-        UnsupportedModel: the layers are not 1 : 2 : 4, or there is attention, whose context has no
-            bound.
+        UnsupportedModel: the layers are not 1 : 2 : 4, or there is attention, which needs more
+            context than a chunk has.
     """
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
@@ -110,11 +110,11 @@ class SnacCodec:
     """One SNAC on one device, in float32.
 
     Args:
-        folder: config.json and pytorch_model.bin, as published.
-        device: the device it runs on.
+        folder: a folder with config.json and pytorch_model.bin, as published.
+        device: the device on which the codec runs.
     Raises:
         MissingPackageError: the package `snac` is not installed.
-        ModelFilesError, UnsupportedModel: see `read_snac_config`; or the weights do not fit it.
+        ModelFilesError, UnsupportedModel: see `read_snac_config`; or the weights do not fit.
     """
 
     def __init__(self, folder: Path, device: torch.device | str = "cpu"):
@@ -187,7 +187,7 @@ class SnacCodec:
         seen = np.concatenate([rows, behind], axis=1)
         if seen.size and not (seen.min() >= 0 and seen.max() < self.codebook_size):
             raise UsageError(
-                f"Codes from {seen.min()} to {seen.max()}; this SNAC has 0 .. "
+                f"The codes are {seen.min()} .. {seen.max()}; this SNAC has 0 .. "
                 f"{self.codebook_size - 1}."
             )
         pcm = []

@@ -1,7 +1,7 @@
-"""SNAC's codes as frames of seven, in the order in which the language model draws them.
+"""Arranges SNAC's codes in frames of seven, in the order in which the language model draws them.
 
-SNAC describes audio in three layers, each at twice the rate of the one before. A frame is one code
-of the first layer, followed by the codes of the other layers for the same time.
+SNAC describes audio in three layers, each at twice the rate of the previous one. A frame is one
+code of the first layer, followed by the codes of the other layers for the same time.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ def interleave(layers: Sequence[Sequence[int] | np.ndarray]) -> np.ndarray:
     Returns:
         [num_frames, 7] int32: one code of layer 1, two of layer 2, four of layer 3.
     Raises:
-        DatasetError: there are not three layers, or their lengths are not 1 : 2 : 4.
+        DatasetError: there are not three layers, or the ratio of their lengths is not 1 : 2 : 4.
     """
     lengths = [len(layer) for layer in layers]
     num_frames = lengths[0] if lengths else 0

@@ -1,8 +1,8 @@
 """Draws frames from the language model, seven codes each, on the slots of the engine's step loop.
 
 `Prompts` and `SheenDecoder` are stages (`stages.Prompts`, `stages.Decoder`). Codes are drawn with
-addressed random numbers: the first of a frame with the talker's settings, the other six with the
-subtalker's, and the repetition penalty only on first codes.
+addressed random numbers: the first code of a frame with the talker's settings, the other six with
+the subtalker's. The repetition penalty applies only to first codes.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Prompts:
         return torch.cat([ids.body, self._start])
 
     def text_rows(self, ids: Tensor) -> Tensor:
-        """Return text that follows the prompt: there is none, see `text_input.WholeText`."""
+        """Return the text that follows the prompt: none, see `text_input.WholeText`."""
         return ids
 
     def end_rows(self) -> Tensor:
@@ -81,12 +81,12 @@ class _Part:
 
 
 class SheenDecoder:
-    """Draws frames.
+    """Draws the frames of several streams.
 
     Args:
-        model: the layers.
+        model: the language model.
         tokens: the ids of the audio tokens in the model's vocabulary.
-        num_slots: streams that are spoken at the same time, one after another in each step.
+        num_slots: number of streams at the same time; each step decodes one after another.
         max_prompt: maximum number of tokens of a prompt.
         max_frames: maximum number of frames of one part of a text.
         order: one of `ORDERS`.
@@ -123,7 +123,7 @@ class SheenDecoder:
         part: int,
         text_open: bool = False,
     ) -> None:
-        """Start one part of an utterance in `slot`, which forgets any part before.
+        """Start one part of an utterance in `slot`, which forgets any earlier part.
 
         Args:
             prefill: [num_tokens] int64, from `Prompts.build`.

@@ -1,4 +1,4 @@
-"""The engine of this family: a `SpeechEngine` with stages of its own."""
+"""The engine of the second family, Sheen: a `SpeechEngine` with stages of its own."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ class SheenEngine(SpeechEngine):
         device, dtype, num_threads, num_slots, warmup: see `TTSEngine`.
         max_frames: maximum number of frames of one part of a text; None: as many as the longest
             training sequence had room for.
-        phonemes: texts are phonemes already, even if the voice was trained with espeak-ng.
+        phonemes: whether texts are phonemes, even if the voice was trained with espeak-ng.
         order: "repair" or "refuse", see `decoder.ORDERS`.
         voices: a folder of voice files, which voices of this family cannot use.
-        normalize: the meaning of "auto" in a request; "auto" is off: espeak-ng reads numbers.
-        lexicon: respellings of every request, as `TTSEngine` takes them.
+        normalize: the meaning of "auto" in a request; "auto" means "off": espeak-ng reads numbers.
+        lexicon: respellings for every request; see `TTSEngine`.
     Raises:
         ModelFilesError: a file is damaged, or does not fit the others.
         UsageError: an argument can never work.
@@ -160,7 +160,7 @@ class SheenEngine(SpeechEngine):
 
     @property
     def languages(self) -> list[str]:
-        """ "auto", and the language of the espeak-ng voice of the training."""
+        """The languages of requests: "auto", and that of the espeak-ng voice used in training."""
         spoken = language_of_code(self.config.espeak or "")
         return [AUTO, spoken] if spoken else [AUTO]
 
@@ -179,7 +179,7 @@ class SheenEngine(SpeechEngine):
 
     def _encode(self, request: SpeechRequest) -> EncodedText:
         if request.instruct:
-            raise TaskError("Voices of this family take no instruct; they were trained without.")
+            raise TaskError("Voices of this family take no instruct; none was used in training.")
         if request.text_feed == "stepwise":
             raise TaskError('text_feed is "stepwise"; voices of this family read all text first.')
         resolve_language(request.language, self.languages)

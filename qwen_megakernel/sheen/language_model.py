@@ -23,7 +23,7 @@ class LanguageModel(ABC):
     """A model with slots, each with a key/value cache of its own.
 
     Args:
-        model: on its device, in its dtype.
+        model: the model, on its device and in its dtype.
     """
 
     def __init__(self, model: PreTrainedModel):
@@ -49,10 +49,10 @@ class LanguageModel(ABC):
 
 
 class TorchLanguageModel(LanguageModel):
-    """The model of transformers.
+    """The language model, run by transformers.
 
     Args:
-        num_slots: sequences that are decoded at the same time, one after another in each step.
+        num_slots: number of sequences at the same time; each step decodes one after another.
     """
 
     def __init__(self, model: PreTrainedModel, num_slots: int):
@@ -78,10 +78,10 @@ class TorchLanguageModel(LanguageModel):
 
 
 class KernelLanguageModel(LanguageModel):
-    """The kernel's layers, compiled for the model's dimensions at first use.
+    """The language model, run by the kernel, which is compiled for its dimensions at first use.
 
     Args:
-        num_slots: sequences that are decoded at the same time, one after another in each step.
+        num_slots: number of sequences at the same time; each step decodes one after another.
         max_positions: maximum number of tokens of a sequence, prompt included.
     Raises:
         UnsupportedModel, BuildError: the kernel cannot be compiled for this model or machine.

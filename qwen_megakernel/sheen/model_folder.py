@@ -34,7 +34,7 @@ SNAC_FOLDER = "snac"
 
 @dataclass(frozen=True, slots=True)
 class SheenConfig:
-    """sheen.json"""
+    """The contents of sheen.json."""
 
     max_length: int  # tokens of the longest sequence it was trained on
     espeak: str | None  # the espeak-ng voice that phonemises its texts; None: texts are phonemes
@@ -57,7 +57,7 @@ def find(model: str) -> Files:
         raise ModelFilesError(
             what,
             "A voice of this family is a folder that `sheen train` wrote.",
-            "docs/sheen.md leads from recordings to one.",
+            "docs/sheen.md describes how to make one from recordings.",
         )
     find_snac(str(folder / SNAC_FOLDER))
     return Files(folder, model)
@@ -114,7 +114,7 @@ def load_language_model(
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             str(source), dtype=dtype, output_loading_info=True, **options
         )
-    except Exception as error:  # safetensors and torch have their own for damaged files
+    except Exception as error:  # safetensors and torch raise their own for damaged files
         raise unreadable(source, error) from error
     model, info = loaded
     absent = sorted(info["missing_keys"]) or sorted(str(key) for key in info["mismatched_keys"])

@@ -1,4 +1,4 @@
-"""The noise in SNAC's decoder, addressed instead of drawn.
+"""Replaces the random noise in SNAC's decoder by noise that is the same each time.
 
 SNAC adds white noise inside its decoder and draws it anew each time, so the same codes sound
 different each time, and chunks could not equal the whole. Here a sample's noise depends only on its
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from qwen_megakernel.decoders.sampling import philox
 
 _KEY = 0x534E4143  # any number, but always the same
-_WORDS = 4  # in each Philox counter
+_WORDS = 4  # number of words in a Philox counter
 
 
 def normals(layer: int, first: int, count: int) -> np.ndarray:

@@ -8,8 +8,8 @@ from qwen_megakernel.errors import SetupError, UsageError
 PROGRAM = "espeak-ng"
 TIMEOUT_SECONDS = 20.0
 
-# Punctuation that ends a clause, with closing marks and white space after it, so not that of
-# "3.5". They show the model pauses and questions.
+# Punctuation that ends a clause, before white space or the end, so not in "3.5". The phonemes keep
+# it, because it shows the model pauses and questions.
 _CLAUSE = re.compile(r"([,;:.!?…]+)[\"'”’»)\]]*(?=\s|$)")
 _LANGUAGE_SWITCH = re.compile(r"\([a-z-]+\)")  # "(fr)", where espeak-ng reads a foreign word
 

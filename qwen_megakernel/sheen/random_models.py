@@ -23,9 +23,9 @@ logger = logging.getLogger(__name__)
 
 BASE_MODEL = "tiny-random-qwen2.5"
 SNAC = "tiny-random-snac"
-VERSION = 1  # to be raised when other files are written
+VERSION = 1  # raise it when the written files change
 
-# The published 24 kHz one, except for the widths of encoder (48) and decoder (1024).
+# The config of the published 24 kHz SNAC, whose encoder and decoder are wider (48 and 1024).
 SNAC_CONFIG = {
     "sampling_rate": 24000,
     "encoder_dim": 4,
@@ -65,7 +65,7 @@ def _write_base_model(folder: Path) -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(loading.random_checkpoint("tiny-random"))
     config = Qwen2Config(
-        vocab_size=len(tokenizer) + 40,  # padded, as the released ones are
+        vocab_size=len(tokenizer) + 40,  # padded, as in the released models
         hidden_size=64,
         intermediate_size=96,
         num_hidden_layers=2,

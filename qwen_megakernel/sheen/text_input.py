@@ -19,8 +19,8 @@ from qwen_megakernel.text.parts import EncodedText, split
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Parts of a long text. A training sequence has 10 to 12 s (1024 tokens, 82 per second of audio),
-# and speech has 12 to 17 characters per second.
+# Limits for the parts of a long text. A training sequence has 10 to 12 s (1024 tokens, 82 per
+# second of audio), and speech has 12 to 17 characters per second.
 MIN_PART_CHARS, MAX_PART_CHARS = 60, 120
 
 
@@ -29,7 +29,7 @@ class TextInput:
 
     Args:
         tokenizer: a tokenizer with the audio tokens.
-        espeak: the espeak-ng voice that phonemises the texts; None: they are phonemes.
+        espeak: the espeak-ng voice that phonemises the texts; None: the texts are phonemes.
     Raises:
         SetupError, UsageError: espeak-ng, or its voice, is not installed.
     """
@@ -75,7 +75,7 @@ class TextInput:
 class WholeText:
     """A part with text that arrives in pieces, which is encoded when it is complete.
 
-    The model reads all of a text before it speaks, so the pieces wait for the last.
+    The model reads all of a text before it speaks, so the pieces wait for the last one.
     """
 
     def __init__(self, text_input: TextInput):

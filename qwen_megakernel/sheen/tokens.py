@@ -66,7 +66,7 @@ class AudioTokens:
         """Return the code of a token at a place of a frame.
 
         Raises:
-            TokenOrderError: the token is not of the layer of that place.
+            TokenOrderError: the token does not belong to the layer of that place.
         """
         code = token_id - self.first_of_place(place)
         if not 0 <= code < self.codebook_size:
@@ -140,7 +140,7 @@ def find_audio_tokens(tokenizer: PreTrainedTokenizerBase, codebook_size: int) ->
     if misplaced:
         raise ModelFilesError(
             f"Audio token {misplaced[0]} has id {vocab[misplaced[0]]}; "
-            f"after the one before it, it must have {first + names.index(misplaced[0])}.",
+            f"after the previous one, it must have {first + names.index(misplaced[0])}.",
             "The tokenizer was changed after training, or belongs to another model.",
         )
     return AudioTokens(first, codebook_size)
@@ -152,8 +152,8 @@ def text_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 
 def resize_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Give every token of the tokenizer a row; existing rows are kept, also unused ones."""
+    """Give every token of the tokenizer a row; existing rows are kept, even unused ones."""
     num_rows = len(model.get_input_embeddings().get_parameter("weight"))
     if len(tokenizer) > num_rows:
-        with without_advice():  # on how the new rows are drawn
+        with without_advice():  # hides advice on how the new rows are drawn
             model.resize_token_embeddings(len(tokenizer))

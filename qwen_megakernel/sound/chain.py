@@ -81,7 +81,7 @@ def new_chain(
         may_pause: whether a pause may follow. Silence before a pause is cut, so all silence is
             held back until sound follows it.
     Raises:
-        MissingPackageError: the request asks for another sample rate and soxr is not installed.
+        MissingPackageError: the request sets another sample rate, and soxr is not installed.
     """
     steps: list[Step] = []
     heard_rate = options.sample_rate or sample_rate

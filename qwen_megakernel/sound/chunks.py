@@ -24,15 +24,15 @@ class Progress(NamedTuple):
     """How much of a stream was processed, and how much its reader has received."""
 
     made_s: float = 0.0  # seconds of the engine's samples and pauses that were processed
-    heard_s: float = 0.0  # seconds of samples that the reader got for them
+    heard_s: float = 0.0  # seconds of samples that the reader received for them
     begun: float | None = None  # time.perf_counter() at the reader's first sample; None: no sample
 
 
 class HeardChunks:
     """Applies a stream's chain to its chunks, in the reader's thread.
 
-    While the chain holds all samples of a chunk back, the chunk is not returned; the next one then
-    counts its frames, too. The last chunk has the end of the sound. A pause is a chunk of its own.
+    If the chain holds back all samples of a chunk, the reader gets no chunk, and the next chunk
+    counts its frames, too. The last chunk has the end of the sound. A pause is a separate chunk.
 
     Args:
         chain: the chain for the beginning of the stream.
@@ -49,8 +49,8 @@ class HeardChunks:
         self._num_samples = 0  # samples that were returned so far
         self._is_over = False
         self._heard_as: tuple[float, float] = 1.0, 0.0  # speed and volume of the chain's part
-        self._is_after_pause = False  # a pause was the last that was heard
-        self._has_ended = False  # `_chain` has ended; the next sound needs another
+        self._is_after_pause = False  # whether no sound has followed the latest pause
+        self._has_ended = False  # whether `_chain` has ended, so that the next sound needs another
 
     @property
     def sample_rate(self) -> int:
@@ -132,11 +132,11 @@ class HeardChunks:
 def new_chunks(
     options: SoundOptions, sample_rate: int, high_pass: float | None, *, has_parts: bool
 ) -> HeardChunks | None:
-    """Return what changes the sound of a stream; None: its samples are heard as they are.
+    """Return the object that applies a stream's chain; None if its samples stay as they are.
 
     Args:
         options, sample_rate, high_pass: see `chain.new_chain`.
-        has_parts: parts of the text may follow a pause, or have a manner of their own.
+        has_parts: whether parts of the text may follow a pause, or have a manner of their own.
     """
 
     def chain_of(manner: Manner, *, is_first: bool, is_after_pause: bool) -> SoundChain | None:

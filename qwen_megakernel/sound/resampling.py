@@ -1,4 +1,4 @@
-"""Conversion of a stream to another sample rate, with soxr."""
+"""Converts a stream to another sample rate, with soxr."""
 
 from typing import Any
 

@@ -10,7 +10,7 @@ import numpy as np
 BLOCK_S = 0.010
 FADE_S = 0.005  # length of the fade-in of cut silence; without it, the codec's hiss would click
 # 30 dB below the vowels of a voice. The softest sounds of speech are louder; the hiss of a codec is
-# quieter (that of demo-voice is at -51).
+# quieter (-51 dBFS with demo-voice).
 SILENT_DBFS = -48
 
 _SILENT = 10 ** (SILENT_DBFS / 10)
@@ -74,7 +74,7 @@ class Edges:
 
     @property
     def _num_trailing(self) -> int | None:
-        """The most samples of silence to keep after the last sound; None: all."""
+        """Maximum number of samples of silence to keep after the last sound; None: all."""
         return None if self.trailing_s is None else round(self.trailing_s * self._sample_rate)
 
     def _take(self, samples: np.ndarray, is_sound: np.ndarray) -> np.ndarray:
@@ -124,7 +124,7 @@ class Edges:
 
 
 class HighPass:
-    """A first-order high-pass filter, which removes what is below speech, such as an offset.
+    """A first-order high-pass filter, which removes frequencies below speech, such as an offset.
 
     Args:
         hertz: the cutoff frequency, at which the filter halves the power.

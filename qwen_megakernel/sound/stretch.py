@@ -1,4 +1,4 @@
-"""Change of speed without a change of pitch: waveform similarity overlap-add (WSOLA).
+"""Changes the speed of speech but not its pitch, by waveform similarity overlap-add (WSOLA).
 
 The output is a sum of windowed segments of the input, one for every `HOP_S`. In the input, their
 places are `speed` times as far apart. Each segment may be moved by up to `REACH_S` to where the
@@ -16,7 +16,7 @@ import numpy as np
 HOP_S = 0.015
 REACH_S = 0.010
 
-# Of two places that are equally similar, the one nearer to the segment's own place is used. The
+# If two places are equally similar, the one nearer to the segment's own place is used. The
 # penalty at the end of the reach is a thousandth of a perfect similarity, so it moves no clear
 # maximum, not even by a sample.
 NEARNESS = 1e-3
@@ -24,7 +24,7 @@ SILENCE = 1e-7  # energy of a segment of noise at -100 dBFS; quieter segments ha
 
 
 class Stretch:
-    """Plays the samples of one stream `speed` times as fast.
+    """Makes the samples of one stream `speed` times as fast.
 
     A segment is chosen only when all of its possible input has arrived, so the output does not
     depend on how the input is divided.
@@ -104,7 +104,7 @@ class Stretch:
     def _most_alike(self) -> int:
         """Return the index near `_place` at which the input is most similar to what would follow.
 
-        What would follow is the input after the latest segment.
+        What would follow is the input from the second half of the latest segment on.
         """
         first, last = max(self._place - self._reach, 0), self._place + self._reach
         following = self._input[self._following - self._origin :][: self._size]
@@ -123,7 +123,7 @@ class Stretch:
             self._input, self._origin = self._input[index - self._origin :], index
 
     def _give(self, num_heard: int) -> np.ndarray:
-        """Return new output, of which at most `num_heard` samples are returned in total."""
+        """Return the new output, but at most `num_heard` samples in all calls together."""
         count = max(0, num_heard - self._num_given)
         given, self._output = self._output[:count], self._output[count:]
         self._num_given += len(given)

@@ -7,7 +7,7 @@ from qwen_megakernel.text.sentences import unspeakable
 
 MAX_CHARS = 20_000
 
-# Reading speed of Latin script, for lengths in minutes.
+# Reading speed in Latin script. Messages use it to state a length in minutes.
 _CHARS_PER_SECOND = 15
 
 # Control characters other than tab and line ends, surrogates (not characters, and no tokenizer
@@ -19,7 +19,7 @@ REMOVED = re.compile(r"[\x00-\x08\x0e-\x1b\x7f-\x9f\ud800-\udfff\ufeff]")
 def clean(text: str) -> str:
     """Drop characters that have no place in text, then the white space at both ends.
 
-    Dropped are control characters (tab and line ends stay; vertical tab, form feed, next line and
+    `clean` drops control characters (tab and line ends stay; vertical tab, form feed, next line and
     the ASCII separators become a space), surrogates and the byte order mark. A clean text stays as
     it is.
     """
@@ -34,7 +34,7 @@ def drop_controls(text: str) -> str:
 def visible(text: str) -> str:
     """Return the characters of a text without white space and without what `clean` drops.
 
-    They are the same however the text is cut into parts, so places are counted by them.
+    They are the same however the text is cut into parts, so positions are counted in them.
     """
     return "".join(drop_controls(text).split())
 
@@ -64,7 +64,8 @@ def check_length(num_chars: int, max_chars: int) -> None:
         minutes = max_chars / _CHARS_PER_SECOND / 60
         counts = [f"{count:,}".replace(",", " ") for count in (num_chars, max_chars)]
         raise TextTooLong(
-            f"{counts[0]} characters; limit {counts[1]} (about {minutes:.0f} min).",
+            f"The text has {counts[0]} characters; the limit is {counts[1]} "
+            f"(about {minutes:.0f} min).",
             hint="Split the input.",
         )
 

@@ -33,7 +33,7 @@ def is_dialect(name: str) -> bool:
 
 
 def supported_languages(checkpoint_languages: Iterable[str]) -> list[str]:
-    """Return the languages of requests: "auto", then those of the checkpoint without dialects."""
+    """Return what a request may name: "auto", then the checkpoint's languages without dialects."""
     return [AUTO, *sorted(name for name in checkpoint_languages if not is_dialect(name))]
 
 
@@ -41,7 +41,7 @@ def code_of_language(name: str) -> str | None:
     """Return the ISO 639 code of a language that the releases speak; None for any other string.
 
     Args:
-        name: as in the checkpoint, in any case ("Chinese").
+        name: the checkpoint's name of the language, in any case ("Chinese").
     """
     wanted = name.strip().lower()
     return next((code for code, known in _NAME_OF_CODE.items() if known == wanted), None)

@@ -21,7 +21,7 @@ from qwen_megakernel.text.cleaning import clean, visible
 from qwen_megakernel.text.sentences import char_length, pack_sentences, spoken_length
 
 MIN_PART_CHARS, MAX_PART_CHARS = 200, 300  # limits for the parts of a whole text
-OPEN_PART_CHARS = 250  # minimum of a text that arrives in pieces
+OPEN_PART_CHARS = 250  # minimum for the parts of a text that arrives in pieces
 
 _SENTENCE_END = re.compile(r"[.!?…][\"'”’)\]]{0,8}\s|[。！？]")
 _MAYBE_END = re.compile(r"[.!?…][\"'”’)\]]{0,8}\Z")  # a sentence end if white space follows
@@ -53,15 +53,14 @@ class PartEncoder(Protocol):
 
 @dataclass(slots=True, eq=False)
 class TextPart:
-    """The ids of one part. While the part is open, the caller adds ids and the engine reads
-    them."""
+    """The ids of one part; while it is open, the caller adds ids and the engine reads them."""
 
     ids: deque[Tensor] = field(default_factory=deque)  # each [n] int64, n >= 1
     closed: bool = False  # set after the last ids were appended
     text: str = ""  # the text that the ids stand for
-    start: int = 0  # visible characters of the whole text before it
+    start: int = 0  # number of visible characters of the whole text before the part
     manner: Manner = field(default_factory=Manner)
-    pause_s: float = 0.0  # silence before it, until the engine has taken it
+    pause_s: float = 0.0  # silence before the part; 0 once the engine has taken it
 
     @classmethod
     def whole(
@@ -76,12 +75,12 @@ class TextPart:
         return cls(closed=True, start=start, pause_s=seconds)
 
     def take_pause(self) -> float:
-        """Take the seconds of silence before the part; 0 the second time."""
+        """Return the seconds of silence before the part, and 0 when called again."""
         pause_s, self.pause_s = self.pause_s, 0.0
         return pause_s
 
     def take(self) -> Tensor:
-        """Take all ids that were not taken before, [n] int64; n may be 0."""
+        """Return all ids that were not returned before, [n] int64; n may be 0."""
         taken = [self.ids.popleft() for _ in range(len(self.ids))]
         return torch.cat(taken) if taken else torch.empty(0, dtype=torch.int64)
 
@@ -90,10 +89,10 @@ class TextPart:
 class EncodedText:
     """The text of a request as ids: its whole parts, or a function that encodes parts in pieces."""
 
-    prompt_ids: TextIds  # each part replaces the body
+    prompt_ids: TextIds  # the ids of the prompt; each part replaces their body
     parts: list[Tensor]  # [num_text_tokens] int64 each; empty if the text arrives in pieces
     new_part: Callable[[], PartEncoder]  # begins a part of a text that arrives in pieces
-    part_chars: int = OPEN_PART_CHARS  # the first sentence end past these ends a part in pieces
+    part_chars: int = OPEN_PART_CHARS  # minimum length of a part that arrives in pieces
     texts: list[str] = field(default_factory=list)  # the texts of the complete parts
 
     def whole_parts(self, start: int = 0, manner: Manner | None = None) -> Iterator[TextPart]:
@@ -117,7 +116,7 @@ class PartCutter:
 
     Args:
         parts: receives the parts, while the engine reads them.
-        new_part: begins to encode a part.
+        new_part: returns an encoder for a new part.
         part_chars: minimum length of a part, in characters.
     """
 

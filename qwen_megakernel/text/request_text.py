@@ -35,7 +35,7 @@ class RequestText:
     Args:
         reader: turns numbers and abbreviations into words; without one, the text is spoken as it
             is written.
-        watch: finds characters that the model cannot read; without one, there are no warnings of
+        watch: finds characters that the model cannot read; without one, there are no warnings about
             them.
     """
 

@@ -14,7 +14,7 @@ _WIDE_CHARS = 3
 _CLAUSE_END = re.compile(r"[,;:.!?…—–)\]][\"'”’»)\]]*\s+|[、，；：。！？）」』】]+\s*")
 _LAST_SPACE = re.compile(r".*\s", re.DOTALL)
 _SENTENCE_TAIL = re.compile(r"\**\s*")
-PARAGRAPH_SEPARATOR = "\u2029"  # Unicode's; a sentence ends at it, whether or not it has a mark
+PARAGRAPH_SEPARATOR = "\u2029"  # Unicode's; it ends a sentence, even one without a mark
 _ZERO_WIDTH_JOINER = "\u200d"
 
 
@@ -74,8 +74,8 @@ def _sentences(text: str) -> list[str]:
     """Cut a clean text before each sentence; joined, the pieces are the text."""
     from sentence_stream import stream_to_sentences
 
-    # The library deletes asterisks (Markdown), so that its sentences are not found in the text:
-    # they become spaces. An asterisk that closes an emphasis stays with the sentence it closes.
+    # The library deletes asterisks (Markdown), so its sentences would not be found in the text if
+    # spaces did not replace them. An asterisk that closes an emphasis stays with its sentence.
     masked = text.replace("*", " ")
     starts, end = [0], 0
     for sentence in stream_to_sentences([masked]):
@@ -106,7 +106,7 @@ def _head_length(text: str, max_chars: int) -> int:
 
 
 def _cut_place(text: str, head: int) -> int:
-    """Return where to cut in `text[:head]`: a clause in its second half, a word or a character."""
+    """Return where to cut `text[:head]`: at a clause in its second half, a space or a character."""
     clause_ends = [clause.end() for clause in _CLAUSE_END.finditer(text, 0, head)]
     if clause_ends and clause_ends[-1] > head // 2:
         return clause_ends[-1]

@@ -63,7 +63,7 @@ class TextTokenizer:
         if len(role) != 2:
             raise ModelFilesError(
                 f"{folder / 'vocab.json'}: the role has {len(role)} tokens; it must have 2.",
-                'The prompt begins with <|im_start|>, "assistant" and a newline, a token each.',
+                'The prompt begins with <|im_start|>, "assistant" and a newline, one token each.',
             )
         self._role = _tensor([self._im_start, *role])
 

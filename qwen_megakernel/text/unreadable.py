@@ -13,7 +13,7 @@ _NAME = re.compile(
     r" (?:LETTER|LIGATURE|SYLLABLE|SYLLABICS|CHARACTER|VOWEL|HIEROGLYPH|CHOSEONG|JUNGSEONG"
     r"|JONGSEONG|(?:UNIFIED |COMPATIBILITY )?IDEOGRAPH)\b"
 )
-# How a message calls scripts that are not called "Georgian letters".
+# The names of scripts in messages; names that are not here are made like "Georgian letters".
 _CALLED = {
     "CJK": "Chinese characters",
     **dict.fromkeys(("HIRAGANA", "KATAKANA", "HENTAIGANA"), "Japanese kana"),
@@ -26,7 +26,7 @@ _SCRIPTS_OF = {
     "korean": {"HANGUL", "CJK"},
     "russian": {"CYRILLIC"},
 }
-# Elements of SSML. Others in angle brackets may be meant as they stand.
+# Tags of SSML. Other words in angle brackets may be meant to be read.
 _MARKUP = re.compile(
     r"</?(?:speak|break|prosody|phoneme|say-as|sub|voice|emphasis|lang|audio|mark|p|s)"
     r"(?:\s[^<>]*)?/?>"
@@ -42,11 +42,11 @@ def script_of(char: str) -> str | None:
 
 
 class TextWatch:
-    """Looks at the text of one request, whole or in pieces, and warns once of each thing met.
+    """Finds what a model cannot read in the text of one request, which may arrive in pieces.
 
     Args:
-        languages: names of the languages that the model reads; None: not known, and only markup is
-            looked for.
+        languages: names of the languages that the model reads. None means that they are unknown;
+            the watch then looks for markup only.
     """
 
     def __init__(self, languages: Iterable[str] | None):
@@ -55,7 +55,7 @@ class TextWatch:
         self._open_tag = ""  # the end of the last piece, if it may be the beginning of a tag
 
     def look(self, text: str) -> list[str]:
-        """Return what to warn of in the next piece of the text and was not warned of before."""
+        """Return the new warnings about the next piece of the text, each of them only once."""
         found: list[str] = []
         if self._languages:
             found += self._foreign_scripts(text)

@@ -33,7 +33,7 @@ _SILENT_DB, _SPEAKING_DB, _OVER_NOISE_DB = -45.0, -25.0, 6.0
 _LOUD_DB = -20.0
 _MAX_HOP_COST = 6.0  # the cost of a hop that does not fit its kind at all
 _LENGTH_DEVIATION = 0.45  # standard deviation of the logarithm of a sound's length
-_LENGTH_WEIGHT = 8.0  # weight of the costs of lengths against those of single hops
+_LENGTH_WEIGHT = 8.0  # weight of the cost of a length, in costs of single hops
 _MAX_STRETCH = 3.5  # the longest sound, as a multiple of its expected length
 # The cost of a silence, and the cost of its absence.
 _SILENCE_COST = {Pause.GAP: 6.0, Pause.COMMA: 2.0, Pause.FULL_STOP: 0.0}
@@ -52,7 +52,7 @@ class _Step:
 
 
 def speech_hops(loudness: np.ndarray) -> np.ndarray:
-    """Return which hops are speech: [num_hops] bool, from [num_hops, NUM_FEATURES]."""
+    """Return whether each hop is speech: [num_hops] bool, from [num_hops, NUM_FEATURES]."""
     decibels = _relative(loudness)[:, 0]
     noise = np.percentile(decibels, 5) if len(decibels) else _SILENT_DB
     return decibels > np.clip(noise + _OVER_NOISE_DB, _SILENT_DB, _SPEAKING_DB)
@@ -70,7 +70,7 @@ def align(
         pace_hops: None if the hops hold all sounds. Otherwise the hops are only the beginning of
             the part, and this is the length in hops of a sound of weight 1.
     Returns:
-        [num_heard, 2]: first hop and end of each sound that is heard. They do not overlap.
+        [num_heard, 2]: first hop and end of each sound that is heard. The sounds do not overlap.
     """
     weights = np.array([sound.weight for sound in sounds])
     clock = np.concatenate([[0.0], np.cumsum(speech_hops(loudness) + 1e-6)])
@@ -95,7 +95,7 @@ def align(
 
 
 def _relative(loudness: np.ndarray) -> np.ndarray:
-    """Return the features relative to those of the part's loud hops."""
+    """Return the features relative to the features of the part's loud hops."""
     audible = loudness[loudness[:, 0] > _AUDIBLE_DB]
     if not len(audible):
         return np.full(loudness.shape, [_FLOOR_DB, 0.0])

@@ -1,6 +1,6 @@
 """Turns the letters of a text into sounds of a few kinds, with their relative lengths.
 
-The kinds are as coarse as finding them in samples allows: a vowel is loud, "s" hisses, "p" is a
+The kinds are coarse, so that they can be found in samples: a vowel is loud, "s" hisses, "p" is a
 gap. The rules are the same for all languages, because languages in the Latin and Cyrillic scripts
 spell these kinds similarly enough. In other scripts, most letters are a sound of no particular
 kind.
@@ -32,7 +32,7 @@ class Pause(IntEnum):
     NONE = 0  # inside a word
     GAP = 1  # between two words
     COMMA = 2
-    FULL_STOP = 3  # and at the ends of a part
+    FULL_STOP = 3  # also at the beginning of a part
 
 
 @dataclass(frozen=True, slots=True)

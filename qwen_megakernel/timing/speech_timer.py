@@ -51,7 +51,7 @@ class _Heard:
     """The timer's record of one part that its reader hears."""
 
     begin_s: float
-    end_s: float | None = None  # the beginning of a pause after it; None: the next part's beginning
+    end_s: float | None = None  # where a pause after it begins; None: where the next part begins
     next_look_s: float = FIRST_LOOK_S
     # [num_visible_chars, 2]: the seconds in which each character is heard, NaN for a silent one.
     # None until the whole part has been heard.
@@ -59,7 +59,7 @@ class _Heard:
 
 
 class SpeechTimer:
-    """The times of one stream's words. One thread may call `hear` while another asks for times.
+    """The times of one stream's words. One thread may call `hear` while another requests times.
 
     Args:
         parts: the parts that the engine has begun, in order; the engine appends to this list.
@@ -96,7 +96,7 @@ class SpeechTimer:
         if len(chunk.samples):
             self._loudness.add(chunk.samples, chunk.sample_rate)
             self._heard_s += seconds
-        # Set last, because a thread that asks for times reads these first.
+        # Set last, because a thread that requests times reads these first.
         if chunk.num_frames:
             self._num_frames = chunk.frame_index + chunk.num_frames
         self._is_over = self._is_over or chunk.is_last
@@ -104,7 +104,7 @@ class SpeechTimer:
     # ---- words and sentences ---------------------------------------------------------------------
 
     def words(self, written: str, pieces: Sequence[Piece]) -> list[TimedWord]:
-        """Return the words heard so far; times in a part that goes on are an estimate.
+        """Return the words heard so far; their times in an unfinished part are estimates.
 
         Args:
             written: the user's text so far.
@@ -142,13 +142,13 @@ class SpeechTimer:
 
     def take(self, written: str, pieces: Sequence[Piece]) -> tuple[list[TimedWord], list[Segment]]:
         """Return the words and sentences settled since the last call; they never change."""
-        is_over = self._is_over  # read before the words, because more may be heard meanwhile
+        is_over = self._is_over  # read before the words, because `hear` may change it at any time
         if not self._is_look_due(is_over):
             return [], []
         limit_s = self._settled_s()
         words, num_known = self.words(written, pieces), len(self._settled)
         if not is_over:
-            # The last word may still grow while the text goes on.
+            # The last word may still grow while the text is incomplete.
             words = [word for word in words[:-1] if word.end <= limit_s]
         self._settled += words[num_known:]
         segments = _segments(written, words)
@@ -257,7 +257,7 @@ class _HeardChars:
         self._times = times[sounding].tolist() if len(sounding) else []
 
     def between(self, first: int, stop: int) -> tuple[float, float] | None:
-        """Return begin and end of the sound of [first, stop), or None if it has no sound."""
+        """Return when the characters [first, stop) begin and end; None if they have no sound."""
         low, high = bisect_left(self._sounding, first), bisect_left(self._sounding, stop)
         if low >= high:
             return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from qwen_megakernel.text.reading.spoken import Piece
 
-# Han and kana, of the scripts that the model speaks the ones without spaces between words.
+# Han and kana, the scripts of the model's languages that are written without spaces.
 _UNSPACED = "\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _UNSPACED_LETTER = re.compile(f"[{_UNSPACED}]")
 _UNSPACED_PIECE = re.compile(rf"[{_UNSPACED}][^\w\s]*|[^{_UNSPACED}]+")
@@ -48,8 +48,8 @@ def word_spans(text: str) -> Iterator[tuple[int, int, bool]]:
     """Divide a text into words; yields first character, end, and whether the word is `unspaced`.
 
     In a text with Han or kana, each such character is a word; the text between two of them (a Latin
-    name, a number) is one word, with its own spaces. Words of such a text are `unspaced`: joining
-    them needs no spaces.
+    name, a number) is one word, with its own spaces. Words of such a text are `unspaced`: no spaces
+    are needed to join them.
     """
     unspaced = is_unspaced(text)
     for match in (_UNSPACED_PIECE if unspaced else _WORD).finditer(text):
@@ -92,7 +92,7 @@ def spoken_spans(
         share a piece divide its characters among them. The span is empty if the word is not spoken.
     """
     found: list[tuple[int, int]] = []
-    first, offset = 0, 0  # the first piece that overlaps the word, and its place
+    first, offset = 0, 0  # the first piece that may overlap the word, and its place
     nexts = [begin for begin, _ in spans[1:]]
     for (begin, end), following in zip(spans, [*nexts, math.inf], strict=False):
         while first < len(pieces) and pieces[first].end <= begin:

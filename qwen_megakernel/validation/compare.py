@@ -25,17 +25,17 @@ from qwen_megakernel.validation.cases import (
     plain_prompts,
 )
 
-# Of two correct implementations in float32 at released depth: 7e-6 was measured between the
+# Limit for two correct implementations in float32 at released depth: 7e-6 was measured between the
 # official code and an independent one; a wrong formula changes logits by 1e-2 and more.
 OFFICIAL_TOLERANCE = 2e-5
 
 # The kernel adds products in another order, in float32: sums of up to 6144 terms of order 1.
 FLOAT32_TOLERANCE = 1e-4
 
-# In bf16 the plain decoder rounds activations as the official code does, the kernel hardly rounds
-# them: 2^-9 at some fifteen places in a layer. At the 0.6B shapes and depth, logits of standard
-# deviation 3, that is 0.053 (RMS, plain bf16 against plain float32), and the largest error of a
-# million is five times its RMS: 0.26 was seen in 8 frames. Eight times it is the limit.
+# In bf16 the plain decoder rounds activations as the official code does, by 2^-9 at some fifteen
+# places in a layer; the kernel hardly rounds them. With the shapes and depth of 0.6B and logits of
+# standard deviation 3, the RMS error is 0.053 (plain bf16 against plain float32). The largest of a
+# million errors is five times that: 0.26 was seen in 8 frames. The limit is eight times the RMS.
 BF16_TOLERANCE = 0.43
 
 # The largest of many errors says little about the others, so the limit of their RMS is this share
@@ -46,8 +46,8 @@ RMS_SHARE = 0.2
 # layers of 0.6B was 0.087, in the eight rows of a prompt.
 BF16_HIDDEN_TOLERANCE = BF16_TOLERANCE / 3
 
-# The graphs round about as often as the plain decoder, but in other places: they differ from it by
-# the square root of two times the error of a decoder that does not round.
+# The graphs round about as often as the plain decoder, but in other places, so they differ from it
+# by sqrt(2) times as much as a decoder that does not round.
 BF16_GRAPH_TOLERANCE = 0.6
 
 MAX_SEEDS = 50  # sampled first frames to compare
@@ -105,7 +105,7 @@ def compare_forced(decoder: Any, cases: list[Case], tolerance: float) -> list[Ro
     """Compare the logits and best codes of a decoder that is forced to the codes of the cases.
 
     Args:
-        tolerance: limit for the largest error of a logit; `RMS_SHARE` of it is that of their RMS.
+        tolerance: limit for the largest error of a logit; `RMS_SHARE` of it limits the RMS error.
     """
     worst = {"talker": 0.0, "predictor": 0.0}
     squares: dict[str, list[Tensor]] = {name: [] for name in worst}
@@ -147,16 +147,16 @@ def compare_free(decoder: Any, cases: list[Case], *, tolerance: float | None) ->
 
     Args:
         tolerance: limit for the error of a logit, if differing codes count as failures (float32).
-            If a text leaves the case where the two best logits are closer together than their
-            errors may be, that is reported and does not count. None: differing codes are only
-            reported (bf16, where two correct decoders diverge after a few frames).
+            A difference where the two best logits are closer together than their errors may be is
+            reported and does not count. None: differing codes are only reported (bf16, in which
+            two correct decoders diverge after a few frames).
     """
     same, elsewhere = 0, 0
     rows: list[Row] = []
     first: str | None = None
     for index, case in enumerate(cases):
         begin(decoder, case)
-        # One frame more than there should be, if it should end before.
+        # One frame more than the case has, if the decoder should end before it.
         result = decoder.step([0], len(case.codes) + int(case.ended))
         count = len(case.codes)
         ours = torch.from_numpy(result.codes[0, :count]).to(case.codes.dtype)
@@ -189,15 +189,15 @@ def near_tie(
 
     Args:
         ours: [num_code_groups] the frame as the decoder drew it, the first that differs.
-        num_drawn: frames that the decoder drew in all: up to `frame`, if it ended there.
+        num_drawn: number of frames that the decoder drew; `frame` if it ended there.
         tolerance: limit for the error of each logit.
     Returns:
-        The distance of the two, which may be twice the tolerance; None: it is more.
+        The distance of the two logits, or None if it is more than twice the tolerance.
     """
     theirs = case.codes[frame]
     codebook = int((ours != theirs).nonzero()[0])
     drawn = int(ours[codebook])
-    if num_drawn <= frame:  # no code is EOS, and the decoder drew that
+    if num_drawn <= frame:  # the decoder drew EOS, which is not among the codes
         codebook, drawn = 0, decoder.config.talker.codec_eos_id
     scores = greedy_scores(decoder.config, case, frame, codebook)
     best, other = float(scores[int(theirs[codebook])]), float(scores[drawn])
@@ -237,8 +237,8 @@ def compare_sampling(
     """Compare the sampled first frames of two decoders under `num_seeds` seeds.
 
     Both draw with the same random numbers, so in float32 none should differ; in bf16 the share of
-    different codes bounds the distance of the two distributions. The histogram distance is that of
-    all drawn codes, the mean over codebooks of half the summed difference, 0 to 1.
+    different codes bounds the distance of the two distributions. The histogram distance covers all
+    drawn codes: it is half the summed difference, averaged over codebooks, and lies in 0 to 1.
     """
     drawn = []
     for decoder in (kernel, plain):

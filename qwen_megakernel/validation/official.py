@@ -42,7 +42,7 @@ def package() -> types.ModuleType:
     try:
         if importlib.util.find_spec("qwen_tts") is None:  # checked before the packages it needs
             raise ModuleNotFoundError("No module named 'qwen_tts'")
-        # transformers looks for torchaudio's metadata: import it before an empty torchaudio exists.
+        # transformers looks for torchaudio's metadata, so it must come before an empty torchaudio.
         importlib.import_module("transformers.utils.import_utils")
         for name in _ONLY_FOR_25_HZ:
             try:
@@ -93,7 +93,7 @@ def generate(
 
     Args:
         model: the result of `load`.
-        sampling: passed on in the official spelling.
+        sampling: passed on with the official names.
         max_frames: maximum number of frames; the official limit is one draw more.
         on_frames: called with 1 after each frame.
         prompt: input_ids, languages, speakers, voice_clone_prompt and others of generate().

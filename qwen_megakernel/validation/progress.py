@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from qwen_megakernel.records import StepResult
 
-FRAMES_PER_STEP = 2  # a frame of the emulation takes up to seconds
+FRAMES_PER_STEP = 2  # a frame of the emulation may take seconds
 SECONDS_BETWEEN_LINES = 5  # if stderr is not a terminal
 LINE = "{desc}: {n_fmt} of {total_fmt} frames, {elapsed} so far, about {remaining} left"
 
@@ -35,7 +35,7 @@ def bar(title: str, num_frames: int, *, quiet: bool) -> Iterator[Callable[[int],
     """Show on stderr how much of a table is done and how long the rest will take.
 
     Args:
-        num_frames: how many there will be; the bar ignores frames beyond them.
+        num_frames: how many frames there will be; the bar ignores frames beyond them.
     Yields:
         A function that takes the number of frames decoded since its last call.
     """
@@ -56,7 +56,7 @@ class WatchedDecoder:
     """A decoder of one slot that divides each step into short ones and reports them.
 
     Args:
-        decoder: any `FrameDecoder`; it has all methods except `step`.
+        decoder: any `FrameDecoder`; all methods but `step` are its own.
         on_frames: called with the number of frames after each short step.
     """
 

@@ -15,7 +15,7 @@ from qwen_megakernel.gpu.cuda_graphs import Graphs, upload
 from qwen_megakernel.vocoder.vocoder import Vocoder, VocoderState
 
 MAX_FRAMES = 12  # for one graph; longer chunks are divided
-MAX_STREAMS = 16  # for one graph; more streams need several
+MAX_STREAMS = 16  # for one graph; more streams need several graphs
 
 
 class GraphVocoder(Vocoder):
@@ -25,7 +25,7 @@ class GraphVocoder(Vocoder):
     or before that by `record`.
 
     Args:
-        args, options: those of `Vocoder`.
+        args, options: as `Vocoder` takes them.
     """
 
     def __init__(self, *args: Any, **options: Any):

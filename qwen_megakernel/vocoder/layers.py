@@ -1,4 +1,4 @@
-"""Layers of the vocoder, which decode a stream in pieces and remember the inputs they need again.
+"""Layers of the vocoder, which decode a stream in pieces and store the inputs they need again.
 
 Activations are time-major, [num_steps, n, channels]. All rows of one time step lie together, so
 the slice that one tap of a convolution reads is one contiguous [num_steps * n, channels] matrix,
@@ -39,7 +39,7 @@ MIN_TAPS_AT_ONCE = 3
 def is_on_gpu(x: Tensor) -> bool:
     """Return whether operations on x run as GPU kernels, which cost more to start than to run.
 
-    Code for a GPU has few operations; code for a CPU writes results to their place instead.
+    Code for a GPU has few operations; code for a CPU has more, but writes their results in place.
     """
     return x.device.type != "cpu"
 
@@ -90,7 +90,7 @@ class History:
         return values.unflatten(1, (self.num_rows, self.width)).transpose(0, 1)
 
     def extend(self, x: Tensor, batch: Tensor, snake: Snake | None = None) -> Tensor:
-        """Activate x, put the past inputs in front of it, and remember the last inputs.
+        """Activate x, put the past inputs in front of it, and store the last inputs in the states.
 
         Args:
             x: [num_steps, n, width].
@@ -179,7 +179,7 @@ class Layer(Protocol):
         """
 
     def context(self, num_steps: int) -> int:
-        """Return how many inputs before a frame border num_steps outputs before it depend on."""
+        """Return how many inputs before a frame border the `num_steps` outputs before it need."""
 
 
 class Snake:
@@ -316,7 +316,7 @@ class ConvNeXt:
 
 
 class Codebooks:
-    """Codes to latents: the first codebook, and the sum of the others, each with its projection.
+    """Turns codes into latents: the first codebook and the sum of the others, both projected.
 
     The projections are not folded into the tables: that would double their size (67 MB instead of
     34 at released shapes) to save a ten-thousandth of a frame's arithmetic.

@@ -55,9 +55,9 @@ def snake_on(device: torch.device) -> Callable[[Tensor, Tensor, Tensor], Tensor]
     x = channels.flip(0).repeat(3, 1)
     try:
         error = compiled(x, channels, channels) - plain_snake(x, channels, channels)
-        failure = "" if error.abs().max() < TOLERANCE else "the results of the one kernel differ"
+        failure = "" if error.abs().max() < TOLERANCE else "that kernel's results differ"
     except (AssertionError, RuntimeError) as problem:
-        failure = f"PyTorch could not compile the one ({problem})"
+        failure = f"PyTorch could not compile that kernel ({problem})"
     if not failure:
         return compiled
     logger.warning("The vocoder's activation takes four kernels instead of one: %s.", failure)

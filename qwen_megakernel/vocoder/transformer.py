@@ -65,7 +65,7 @@ class Transformer:
 
 
 class _TransformerLayer:
-    """Attention and SwiGLU, each after an RMSNorm, and scaled before the residual takes it."""
+    """Attention and SwiGLU, each after an RMSNorm and scaled before it is added to the residual."""
 
     def __init__(self, weights: Weights, config: CodecDecoderConfig, layout: Layout):
         attention, mlp = weights.at("self_attn"), weights.at("mlp")
@@ -115,7 +115,7 @@ class _TransformerLayer:
 
 
 def rotary_tables(angles: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the cos and sin that `rotate` takes, of angles [num_positions, head_dim / 2].
+    """Return the cos and sin that `rotate` takes, for angles [num_positions, head_dim / 2].
 
     Returns:
         Two tensors [num_positions, head_dim]; the first half of the sines is negative.

@@ -1,7 +1,7 @@
 """The vocoder: the decoder half of the speech tokenizer, which turns codec frames into PCM.
 
 The network is strictly causal. A stream stores the last inputs of every layer in a `VocoderState`,
-so its chunks, of any lengths, have the samples of one decode of the whole. The layers are in
+so chunks of any length give the samples that decoding the whole at once gives. The layers are in
 `layers` and `transformer`.
 
 Source: QwenLM/Qwen3-TTS, modeling_qwen3_tts_tokenizer_v2.py, Qwen3TTSTokenizerV2Decoder
@@ -81,7 +81,7 @@ class Vocoder:
             device: the device of weights, states and PCM.
             dtype: float32, or float64 to prove exactness.
         Raises:
-            UsageError: the dtype is another one.
+            UsageError: the dtype is neither float32 nor float64.
         """
         if dtype not in (torch.float32, torch.float64):
             raise UsageError(
@@ -103,7 +103,7 @@ class Vocoder:
         )
         self._tail = _tail_layers(weights, config, layout)
         self._num_values = layout.num_values
-        self._tail_context = 0  # frames before the last one that the tail depends on
+        self._tail_context = 0  # number of past frames on which the tail's next samples depend
         for layer in reversed(self._tail):
             self._tail_context = layer.context(self._tail_context)
         self._context = (
@@ -120,9 +120,9 @@ class Vocoder:
     def step(self, codes: Tensor, states: Sequence[VocoderState]) -> Tensor:
         """Decode the next frames of n streams, which may have decoded different numbers of frames.
 
-        The streams beside a stream do not change its samples: on a CPU not by a bit (with MKL, on
-        one thread, if a row of every layer fills whole 16 bytes, as at released shapes), elsewhere
-        by rounding only. Its division into chunks changes them by rounding only.
+        Other streams do not change a stream's samples: on a CPU not by a bit (with MKL, on one
+        thread, if a row of every layer fills whole 16 bytes, as at released shapes), elsewhere by
+        rounding only. A stream's division into chunks changes them by rounding only.
 
         Args:
             codes: [n, num_frames, num_quantizers] integers. The check of their range waits for the
@@ -159,8 +159,8 @@ class Vocoder:
         """Advance a stream over frames without returning their samples (an in-context voice's
         codes).
 
-        The new state is that of `step`, up to rounding. Only frames that later samples depend on
-        are decoded, and the convolutions, nearly all of the work, run over the last few of them.
+        The new state equals that after `step`, up to rounding. Only frames on which later samples
+        depend are decoded, and the convolutions, nearly all of the work, run over the last few.
 
         Args:
             codes: [num_frames, num_quantizers] integers.
@@ -210,7 +210,7 @@ class Vocoder:
 
 
 def _gather(states: Sequence[VocoderState]) -> Tensor:
-    """Return states as [n, num_values]; a single stream's is its own storage, not a copy."""
+    """Return states as [n, num_values]; a single stream's state is a view, not a copy."""
     if len(states) == 1:
         return states[0].values[None]
     return torch.stack([state.values for state in states])

@@ -142,7 +142,7 @@ def test_bad_samples_and_codes_are_refused(codec):
         codec.encode(np.empty(0, dtype=np.float32), RATE)
     with pytest.raises(DatasetError, match="NaN or infinity"):
         codec.encode(np.array([0, np.nan], dtype=np.float32), RATE)
-    with pytest.raises(UsageError, match=r"Codes from 0 to 4096; this SNAC has 0 \.\. 4095"):
+    with pytest.raises(UsageError, match=r"codes are 0 \.\. 4096; this SNAC has 0 \.\. 4095"):
         codec.decode(np.array([[0, 0, 0, 0, 0, 0, 4096]]))
 
 

@@ -1,7 +1,7 @@
 """The plain decoder with both stacks in Core ML: `--backend coreml`.
 
-Embeddings, sampling and the states of slots are those of the plain decoder. It needs macOS 15. If
-the cache has no converted models, they are converted into it first.
+It uses the plain decoder's embeddings, sampling and slots, and needs macOS 15. If the cache has no
+converted models, the decoder first converts them.
 """
 
 from dataclasses import replace

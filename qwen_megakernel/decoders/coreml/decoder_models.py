@@ -6,8 +6,8 @@ A pass has one position, which is data, not shape: a mask puts keys and values i
 cache of fixed size, and selects the rotation angles from a table. The caches are states of the
 model, which Core ML stores in float16 for either precision of the computation.
 
-The network is that of `layers.DecoderStack` for speech, where the three axes of M-RoPE are equal:
-that is plain RoPE.
+The network is that of `layers.DecoderStack` for speech, where the three axes of M-RoPE are equal,
+which is plain RoPE.
 """
 
 import torch
@@ -29,8 +29,8 @@ def conv1x1(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return the RMSNorm over axis 1.
 
-    x is first divided by its largest magnitude: in float16 the squares of more than 255 are
-    infinite.
+    x is first divided by its largest magnitude, because in float16 the square of a number above 255
+    is infinite.
     """
     largest = x.abs().amax(1, keepdim=True).clamp(min=1e-4)
     y = x / largest
@@ -42,7 +42,7 @@ class Stack(nn.Module):
     """Decoder layers and the final norm, for one position of one stream at a time.
 
     Args:
-        config: the stack's dimensions; it must have no bias, and normalized heads, as Qwen3 does.
+        config: the stack's dimensions; as in Qwen3, it has normalized heads and no bias.
         tensors: tensors whose names begin with `prefix`.
         num_positions: number of positions of the cache.
     """

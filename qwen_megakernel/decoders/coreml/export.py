@@ -34,7 +34,7 @@ from qwen_megakernel.installing import install_command
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1  # version of the written files; a change of it makes cached models new
+FORMAT = 1  # version of the written files; a new number has cached models converted again
 PRECISIONS = ("float16", "float32")
 MODELS = (
     "TextProjector",
@@ -160,7 +160,7 @@ def export(
 
 
 def exported(checkpoint: Checkpoint, options: ExportOptions, names: Sequence[str]) -> Path:
-    """Return the folder in the cache that holds these models; convert them first if need be."""
+    """Return the cache's folder of these models, after converting them if it does not exist."""
     files = [f for f in checkpoint.files.folder.rglob("*.safetensors") if f.is_file()]
     identity = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in sorted(files)]
     facts = json.dumps([FORMAT, asdict(options), list(names), identity])
@@ -177,7 +177,7 @@ def exported(checkpoint: Checkpoint, options: ExportOptions, names: Sequence[str
 
 
 def _convert(checkpoint: Checkpoint, name: str, options: ExportOptions, precision: str) -> Any:
-    """Return one model in "float16" or "float32", an object of coremltools."""
+    """Convert one model to "float16" or "float32"; return it as an object of coremltools."""
     ct = coremltools()
     module, inputs, outputs = _module(checkpoint, name, options)
     states = [

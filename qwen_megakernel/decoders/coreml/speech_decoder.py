@@ -20,7 +20,7 @@ class _Memory:
     """The last inputs of the layers, in the order in which the layers read them.
 
     Args:
-        state: [1, num_values]; None: that of a new stream.
+        state: [1, num_values]; None: the state of a new stream.
     """
 
     def __init__(self, state: Tensor | None):
@@ -88,7 +88,7 @@ class SpeechDecoder(nn.Module):
         self._keep("first_rows", codebooks.first_rows[:, None].to(torch.int32))
         self._keep("first_proj", codebooks.first_proj[:, :, None, None])
         self._keep("rest_proj", codebooks.rest_proj[:, :, None, None])
-        # The vocoder's transformer has the tables.
+        # The vocoder's transformer computes the tables.
         transformer = Transformer(weights.at("pre_transformer"), config, Layout(), num_frames)
         self.num_past = transformer.num_past
         self._keep("cos", transformer.cos.T)
@@ -104,7 +104,7 @@ class SpeechDecoder(nn.Module):
 
         Args:
             codes: [1, num_quantizers, num_frames] int32.
-            state: [1, num_values]; zeros, or None, are that of a new stream.
+            state: [1, num_values]; zeros or None for a new stream.
         Returns:
             [1, num_frames * samples_per_frame] PCM in [-1, 1], and the state after these frames.
         """
@@ -179,7 +179,7 @@ class SpeechDecoder(nn.Module):
 
     def _transform(self, x: Tensor, memory: _Memory) -> Tensor:
         config, eps = self.config, self.config.rms_norm_eps
-        num_keys = memory.take(1, 1)  # past frames that were decoded, up to the window
+        num_keys = memory.take(1, 1)  # number of decoded past frames, at most the window
         memory.keep((num_keys + self.num_frames).clamp(max=self.num_past))
         is_valid = self.positions >= self.num_past - num_keys.flatten()
         scores_there = torch.where(self.in_window & is_valid, 0.0, HIDDEN_SCORE)
@@ -204,7 +204,7 @@ class SpeechDecoder(nn.Module):
             layer = f"layers.{i}"
             y = norm(f"{layer}.input_layernorm", x)
             q, k, v = (project(f"{layer}.self_attn.{n}_proj", y) for n in "qkv")
-            # The state has keys before their rotation, as that of vocoder/transformer.py does.
+            # As in vocoder/transformer.py, the state has keys before their rotation.
             k = rotate(
                 memory.extend(k, self.num_past).view(config.num_kv_heads, config.head_dim, -1)
             )

@@ -1,8 +1,8 @@
 """The decoder in native code, compiled for this CPU's instructions, with a pool of threads.
 
 Arithmetic is float32 for every format of the checkpoint; int8 weights are multiplied with 16-bit
-activations, and the sum within a group is exact. Codes depend neither on the number of threads nor
-on the streams beside them.
+activations, and the sum within a group is exact. A stream's codes depend neither on the number of
+threads nor on other streams.
 """
 
 import ctypes
@@ -63,11 +63,11 @@ class CpuDecoder(FrameDecoder):
     Args:
         model: weights, which `int8.quantize` may have made 8-bit, and config.
         sizes: as `FrameDecoder` takes them; float32 on a CPU.
-        num_threads: number of threads that decode together, with the calling one; None: by the
+        num_threads: number of threads that decode, the calling one included; None: chosen by the
             model's size and the cores that the process may use.
     Raises:
         UsageError: the dtype is not float32.
-        UnsupportedModel, BuildError, OutOfMemory: the decoder cannot run; nothing has run before.
+        UnsupportedModel, BuildError, OutOfMemory: the decoder cannot run.
     """
 
     def __init__(self, model: DecoderModel, sizes: DecoderSizes, num_threads: int | None = None):
@@ -124,7 +124,7 @@ class CpuDecoder(FrameDecoder):
 
     def _run_prompt(self, slot: int, embeds: Tensor, pad_embed: Tensor) -> None:
         embeds = embeds.float().contiguous()
-        num_kept = self._restore(slot, embeds[:-1])  # the last position runs: its hidden state
+        num_kept = self._restore(slot, embeds[:-1])  # the last position always runs
         state = self._state(slot)
         options, pad = _options_of(state), pad_embed.float().contiguous()
         status = self._library.qwen_cpu_decoder_prefill(

@@ -1,8 +1,8 @@
-"""The prefix cache: keys and values of positions that an earlier prompt had, too.
+"""The prefix cache: keys and values of positions that a prompt shares with earlier prompts.
 
 It is a tree: prompts that begin alike share the nodes of their beginning. The cache forgets leaves
 first, which are mostly the texts of single prompts; the rows of a voice or an instruction, which
-stand in front of every text, are used with each of them and stay.
+stand in front of every text, are used with each text and so stay.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class _Node:
-    """Positions that follow each other, up to the one after which prompts differ."""
+    """Consecutive positions, up to the one after which prompts differ."""
 
     def __init__(self, rows: Tensor, kept: Tensor):
         self.rows, self.kept = rows, kept  # [n, hidden_size], [n, kept_floats]
@@ -33,11 +33,11 @@ class _Node:
 
 
 class PrefixCache:
-    """Keys and values of prompts' positions; the least recently used ones are forgotten.
+    """Keys and values of prompts' positions; the cache forgets the least recently used ones.
 
     Args:
         limit_bytes: maximum size of the cache.
-        kept_floats: number of float32 values that the keys and values of a position are.
+        kept_floats: number of float32 values in the keys and values of a position.
     """
 
     def __init__(self, limit_bytes: int, kept_floats: int):
@@ -61,7 +61,7 @@ class PrefixCache:
         return torch.cat(found)
 
     def add(self, rows: Tensor, read: Callable[[int, int], Tensor]) -> None:
-        """Remember a prompt, or the beginning of it that the limit allows.
+        """Add a prompt, or as much of its beginning as the limit allows.
 
         Args:
             rows: [num_positions, hidden_size] embeddings; they are copied.

@@ -1,4 +1,4 @@
-"""The decoder as CUDA graphs, for GPUs that refuse the kernel; on a CPU it runs directly.
+"""The decoder as CUDA graphs, for GPUs that cannot run the kernel; on a CPU it runs directly.
 
 Read `decoder` first (steps and recording), then `model` (one frame of every slot), `stack` (the
 layers) and `sampling` (the draws on the device).

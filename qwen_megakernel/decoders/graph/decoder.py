@@ -1,9 +1,9 @@
-"""The decoder in PyTorch for GPUs that refuse the kernel: every slot at once, as CUDA graphs.
+"""The decoder in PyTorch for GPUs that cannot run the kernel: all slots at once, as CUDA graphs.
 
 A step is a few graphs and one wait: the control of all slots goes to the device, each frame is one
 replay of the same graph, which also draws the codes, and the codes come back in one copy. On a CPU
-the same functions run directly; the tests compare them with `plain`. As it shares no code with the
-kernel, its codes also check the kernel's on a GPU.
+the same functions run directly; the tests compare them with `plain`. This decoder and the kernel
+share no code, so on a GPU its codes also check the kernel's.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -109,7 +109,7 @@ class GraphDecoder(BufferedDecoder):
         forced: Tensor | None,
         logits: list[tuple[Tensor, Tensor]] | None,
     ) -> Callable[[], StepResult]:
-        """Start one launch, and append the logits of its frames to the list, if there is one."""
+        """Start one launch, and append the logits of its frames to `logits`, if it is a list."""
         states = [self._state(slot) for slot in slots]
         upload(
             self.model.control_rows, self.model.control_of(dict(zip(slots, states, strict=True)))
@@ -128,7 +128,7 @@ class GraphDecoder(BufferedDecoder):
         for index in range(num_frames):
             if self._cancelled:
                 break
-            # A stream's first frame needs no talker step: the prompt left its hidden state.
+            # A stream's first frame needs no talker step: its hidden state is the prompt's result.
             reached = 0 if all_new and index == 0 else reach
             key = (reached, forced is not None, use_top_p)
             if logits is None:

@@ -28,7 +28,7 @@ MAX_FRAMES_PER_LAUNCH = 4  # number of frames that one copy brings to the host
 
 # Every attention except cuDNN's, which PyTorch prefers on sm_90 and sm_100. There it has silently
 # returned wrong values in bf16 with a mask (pytorch/pytorch#193893, torch 2.11 to 2.13), and it
-# compiles code for each of the some twenty shapes of a frame, which takes time.
+# compiles code for each of some twenty shapes in a frame, which takes time.
 ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 _choosing = threading.Lock()
 
@@ -36,8 +36,8 @@ _choosing = threading.Lock()
 def without_cudnn_attention(run: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a method that graphs record, so that it runs without cuDNN's attention.
 
-    The switch is the whole process's, so one thread at a time sets it. A CPU has no such attention,
-    and its methods do not set it.
+    The switch applies to the whole process, so one thread at a time sets it. A CPU has no such
+    attention, and needs no switch.
     """
 
     @functools.wraps(run)
@@ -50,7 +50,7 @@ def without_cudnn_attention(run: Callable[..., Any]) -> Callable[..., Any]:
     return chosen
 
 
-# Rows of the control, [num_slots] each: int32, the last ones float32.
+# Rows of the control, [num_slots] each: the integers are int32, the rows after them float32.
 INTEGERS = (
     *("active", "position", "frame", "num_text", "seed_low", "seed_high", "part"),
     *("do_sample", "top_k", "subtalker_do_sample", "subtalker_top_k"),
@@ -66,7 +66,7 @@ class GraphModel:
         sizes: as `FrameDecoder` takes them.
     Attributes:
         control_rows: [rows, num_slots] int32, from `control_of`; a launch begins by filling it.
-        forced: [MAX_FRAMES_PER_LAUNCH, num_slots, num_code_groups] int64 codes to go on with.
+        forced: [MAX_FRAMES_PER_LAUNCH, num_slots, num_code_groups] int64 codes to continue with.
         index: [1] int64, index of the frame within its launch.
         result: the result of a launch, see `split_result`.
         seen: [num_slots, vocab_size] bool, code-0 tokens drawn by the slot's stream.
@@ -183,12 +183,12 @@ class GraphModel:
 
     @without_cudnn_attention
     def run_frame(self, reach: int, is_forced: bool, use_top_p: bool) -> tuple[Tensor, Tensor]:
-        """Draw one frame of every active slot, in the rotated order: talker step, then codes.
+        """Draw one frame of every active slot: first the talker's step, then the codes.
 
         Args:
             reach: number of positions that the talker's attention reads; 0: no talker step.
-            is_forced: go on with the codes in `forced`.
-            use_top_p: a slot limits the probability mass.
+            is_forced: whether streams continue with the codes in `forced`.
+            use_top_p: whether any slot limits the probability mass.
         Returns:
             The raw logits: [num_slots, vocab_size] and [num_slots, num_code_groups - 1,
             vocab_size], float32.

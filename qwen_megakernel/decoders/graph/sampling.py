@@ -27,7 +27,7 @@ class Knobs:
 def philox(counters: list[Tensor], key: list[Tensor]) -> list[Tensor]:
     """Return the four random words of Philox4x32-10.
 
-    Products of two 32-bit words wrap in int64; their bits are those of the unsigned product.
+    Products of two 32-bit words wrap in int64, but have the bits of the unsigned product.
 
     Args:
         counters: four words, int64 tensors below 2**32 whose shapes broadcast.

@@ -39,8 +39,8 @@ class _Layer:
 class GraphStack:
     """Layers, final norm, rotary tables and the cache of `num_slots` streams.
 
-    The cache has one position more than streams may have: slots that take no part in a step write
-    there, and no pass reads it.
+    The cache has one position more than streams may have: inactive slots write there in a step, and
+    no pass reads it.
 
     Args:
         config: the stack's dimensions.
@@ -128,8 +128,8 @@ class GraphStack:
         """Run the first positions of one slot.
 
         Args:
-            x: [T, hidden_size] input embeddings; no pass reads what rows past the prompt's end
-                change.
+            x: [T, hidden_size] input embeddings; rows past the prompt's end change only positions
+                of the cache that no pass reads.
             slot: [1] int64.
         Returns:
             [T, hidden_size] after the final norm.

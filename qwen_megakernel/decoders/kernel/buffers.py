@@ -37,12 +37,12 @@ class LayerBuffers:
     """The talker's layers, their KV caches, and the scratch of a launch.
 
     These are all buffers that `forward` needs if its rows are prepared embeddings and no frame
-    follows; `KernelBuffers` adds those of frames.
+    follows; `KernelBuffers` adds the buffers of frames.
 
     Args:
         config: dimensions that the library was compiled for.
         weights: the tensors "model.layers..." and "model.norm.weight", among others.
-        description: the library's own: rows of a pass, splits of attention.
+        description: from the library; it has the rows of a pass and the splits of attention.
         sizes: as `FrameDecoder` takes them.
     Raises:
         OutOfMemory: the device has not enough free memory; nothing was allocated.
@@ -77,15 +77,15 @@ class LayerBuffers:
         return workspace
 
     def forget(self, slots: Sequence[int]) -> None:
-        """Zero the values of a failed launch, of which the next one may read some."""
+        """Zero what a failed launch wrote, because the next launch may read some of it."""
         for slot in slots:
             for cache in self.caches[TALKER]:
                 cache[:, slot].zero_()
 
     def _keep(self, values: Tensor) -> int:
-        """Return the address of a tensor, which lives as long as this object.
+        """Keep a tensor as long as this object lives, and return its address.
 
-        A tensor of a mapped file lies at any multiple of 8 bytes; the kernel reads 16 at a time.
+        A tensor of a mapped file is aligned to 8 bytes only; the kernel reads 16 at a time.
         """
         if values.data_ptr() % 16:
             values = values.clone()
@@ -178,7 +178,7 @@ class KernelBuffers(LayerBuffers):
         self._allocate_slots(model.config.talker, sizes)
 
     def forget(self, slots: Sequence[int]) -> None:
-        """Zero the values of a failed launch, of which the next one may read some."""
+        """Zero what a failed launch wrote, because the next launch may read some of it."""
         super().forget(slots)
         for slot in slots:
             self.hidden[slot] = 0

@@ -34,7 +34,7 @@ GPU_THREADS = 512  # 16 warps, at most 128 registers each
 # A thread keeps the queries that share a key, and their results, in registers: with Qwen2.5's seven
 # a frame's kernel needs more than 128. Half as many threads have twice as many registers.
 MAX_QUERIES_PER_KEY = 4
-GPU_LOOKAHEAD_TILES = 16  # per warp: more than shared memory allows to 16 warps
+GPU_LOOKAHEAD_TILES = 16  # per warp; with 16 warps, shared memory allows fewer
 EMULATION_THREADS = 64  # two warps: the least that can race, and the fastest
 EMULATION_LOOKAHEAD_TILES = 5  # enough for the ring to wrap and to hold three matrices
 CHUNK_COLS = 1024  # activations of 16 rows held at once: 66 KiB
@@ -49,8 +49,8 @@ ROUND_TILES = 4  # row tiles whose sums wait for the other warps: 512 bytes of e
 SMALL_SMEM_KIB = 128
 EMULATION_ROUND_TILES = 8  # a reduction costs 64 changes of fiber
 
-# Compiler warnings do not stop a build, a test reports them: with another compiler, a kernel that
-# spills a register is better than none.
+# Compiler warnings do not stop a build, but a test reports them: with another compiler, a kernel
+# that spills a register is better than none.
 NVCC_FLAGS = (
     *("-std=c++17", "-O3", "-cudart", "static", "-lineinfo"),
     *("-Xcompiler", "-fPIC,-Wall", "-Xptxas", "-v,-warn-spills,-warn-lmem-usage"),
@@ -67,18 +67,18 @@ class Target:
     """The options of a build, apart from the model's dimensions."""
 
     arch: str | None  # "sm_90a"; None: emulation
-    weights: str  # "float32" | "bfloat16", of all that is not int8
+    weights: str  # "float32" | "bfloat16": the type of all weights that are not int8
     int8: tuple[str, ...] = ()  # "talker", "predictor": stacks with int8 layers (decoders/int8.py)
     probes: bool = False  # the stages one by one, for the tests, instead of the kernel
     stage_times: bool = False  # clock stamps of every block and stage (csrc/stage_times.cuh)
-    defines: tuple[tuple[str, int], ...] = ()  # -D's of an experiment, beside or instead of ours
+    defines: tuple[tuple[str, int], ...] = ()  # -D's of an experiment, which override ours
 
 
 def check_config(config: KernelSizes) -> None:
     """Raise an error if the kernel cannot be compiled for a model's dimensions.
 
     Raises:
-        UnsupportedModel: dimensions do not fit; the message lists all of them.
+        UnsupportedModel: some dimensions do not fit; the message lists all of these.
     """
     faults: list[str] = []
     for name, stack in (("talker", config.talker.stack), ("predictor", config.predictor.stack)):
@@ -129,7 +129,7 @@ def definitions(config: KernelSizes, target: Target) -> dict[str, int]:
     # L2 evicts a weight before it is read again: the predictor's layers of the released models have
     # 157 MB, more than any L2. In int8 they have half of that, which fits into some.
     values["WEIGHTS_EVICT_FIRST"] = int("predictor" not in target.int8)
-    # Switches of what a GPU is to decide (tools/gpu_check/variants.py).
+    # Switches for choices that measurements on a GPU will decide (tools/gpu_check/variants.py).
     values |= {"SHORT_ATTENTION": 1, "FIRST_WARP_WAITS": 0}
     if target.arch is None:
         tuning = {
@@ -173,7 +173,7 @@ def is_known_arch(arch: str) -> bool:
 
 
 def arch_of(capability: tuple[int, int], device_name: str) -> str:
-    """Return the -arch of a GPU.
+    """Return nvcc's name for the architecture of a GPU.
 
     Raises:
         ArchError: the GPU is older than the kernel can use, or newer than this version knows.
@@ -207,10 +207,10 @@ def build(config: KernelSizes, target: Target) -> Path:
 
 
 def recipe(config: KernelSizes, target: Target) -> Recipe:
-    """Return what `build` compiles; it raises the same errors."""
+    """Return the recipe that `build` compiles; it raises the same errors."""
     check_config(config)
     folder = source_folder()
-    # The slowest first: on two cores the others compile beside it.
+    # The slowest file comes first, so that on two cores the others compile beside it.
     names = ("step_kernel.cu", "few_step_kernel.cu", "forward_kernel.cu", "tts_kernel.cu")
     units = [folder / name for name in (("probes.cu",) if target.probes else names)]
     if target.arch is None:
@@ -234,10 +234,10 @@ def sources() -> tuple[Path, ...]:
 
 
 def find_nvcc() -> str:
-    """Return the path of nvcc: of PATH, of CUDA_HOME, or of NVIDIA's Python packages.
+    """Return the path of nvcc from PATH, from CUDA_HOME, or from NVIDIA's Python packages.
 
     Raises:
-        BuildError: there is none.
+        BuildError: none of these has nvcc.
     """
     candidates = [shutil.which("nvcc")]
     if home := os.environ.get("CUDA_HOME"):
@@ -250,7 +250,7 @@ def find_nvcc() -> str:
             return candidate
     raise BuildError(
         "No nvcc in PATH, CUDA_HOME, or the nvidia packages of this Python.",
-        f"{install_command('nvcc')} brings one for CUDA 13; for CUDA 12 install "
+        f"{install_command('nvcc')} installs one for CUDA 13; for CUDA 12 install "
         "cuda-nvcc-12-8 from NVIDIA's apt repository, or conda's cuda-nvcc.",
         "Until then use --backend torch.",
     )
@@ -259,8 +259,8 @@ def find_nvcc() -> str:
 def _flags(config: KernelSizes, target: Target) -> list[str]:
     dims = [f"-D{name}={value}" for name, value in definitions(config, target).items()]
     if target.arch:
-        # Machine code alone: PTX beside it would be two thirds of a packed library, and no other
-        # GPU takes this library.
+        # The library has machine code alone: PTX would be two thirds of a packed library, and no
+        # other GPU loads this library.
         ptx_arch = target.arch.replace("sm_", "compute_")
         return [*NVCC_FLAGS, f"-gencode=arch={ptx_arch},code={target.arch}", *dims]
     return [*CXX_FLAGS, *dims]

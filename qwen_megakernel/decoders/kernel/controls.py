@@ -1,7 +1,7 @@
 """Control blocks: the grid barrier of a launch, and the word in which it reports its error.
 
-Launches are enqueued before the ones in front of them have ended. So each has its own control block
-and attention tickets, and one that fails does not touch those of the next.
+A launch is enqueued before the launches in front of it have ended. So each has its own control
+block and attention tickets, and a launch that fails does not change those of the next.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ class ControlBlocks:
     A launch that ends without an error leaves both zero; after an error `give_back` zeroes them.
 
     Args:
-        num_slots: slots of the decoder: each may have a prompt under way, beside a step of all.
+        num_slots: slots of the decoder: each may have a prompt under way, and all of them a step.
         num_rows, num_heads: shape of the tickets: streams of a launch, key-value heads.
         device: the device of the kernel.
     Attributes:

@@ -24,18 +24,18 @@ from qwen_megakernel.records import StepResult
 
 
 class KernelDecoder(BufferedDecoder):
-    """The kernel with up to 16 slots in one weight pass, and more in further launches.
+    """The decoder on the kernel: up to 16 slots share one launch; more slots take further ones.
 
     Args:
         model: weights, which `int8.quantize` may have made 8-bit, and config.
         sizes: as `FrameDecoder` takes them. A GPU runs the kernel, the CPU its emulation; float32
             is exact, for tests and small models.
         num_blocks: blocks of the grid; 0: as many as fit now. The codes do not depend on it.
-        defines: -D's that the library is compiled with beside its own (`build.Target`).
+        defines: -D's of an experiment, for the compilation of the library (`build.Target`).
     Raises:
         UsageError: a dtype is neither bfloat16 nor float32.
         UnsupportedModel, ArchError, BuildError, LaunchError, OutOfMemory: the kernel cannot run;
-            this is found before any work on the GPU.
+            the constructor raises this before any work on the GPU.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class KernelDecoder(BufferedDecoder):
         self.embeddings = buffers.embeddings
 
     def cancel(self) -> None:
-        """End the running step; on a GPU it ends within the milliseconds of a frame."""
+        """End the running step, or else the next one, before it begins another frame."""
         self.launcher.cancel()
 
     @torch.inference_mode()
@@ -139,7 +139,7 @@ class KernelDecoder(BufferedDecoder):
                 outcome = self._nothing(len(group), num_frames)
             parts.append(outcome)
         for row, slot in enumerate(slots):
-            if slot in self._failures:  # says more than the error of frames without a prompt
+            if slot in self._failures:  # the prompt's error explains more than that of its frames
                 failures[row] = self._failures.pop(slot)
         codes = np.concatenate([part.codes for part in parts])
         counts = [count for part in parts for count in part.num_frames]

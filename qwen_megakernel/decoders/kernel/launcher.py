@@ -1,6 +1,6 @@
 """Launches of the kernel: their parameters, the wait for them, and their results and errors.
 
-The decoder keeps slots and their states (decoder.py); a launch knows rows.
+The decoder keeps slots and their states (decoder.py); a launch has only rows.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ STATUS_TIMEOUT, STATUS_CANCELLED, STATUS_BAD_LOGITS = 1, 2, 3
 
 
 def current(device: torch.device) -> contextlib.AbstractContextManager:
-    """Make a GPU the thread's current one: the library launches there, on any stream it gets."""
+    """Make a GPU the thread's current device, on which the library launches its kernels."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
@@ -60,7 +60,7 @@ class Launcher:
         self.timeout_seconds = BARRIER_TIMEOUT_SECONDS  # limit for one grid barrier
         self._library, self._buffers = library, buffers
         self._prompts: dict[int, Any] = {}  # owners of prompts under way, by their control block
-        self._failed: list[tuple[Any, GenerationError]] = []  # owners of those that failed
+        self._failed: list[tuple[Any, GenerationError]] = []  # owners of failed prompts
         self._steps: list[int] = []  # control blocks of the last step, until the wait for it
 
     def cancel(self) -> None:
@@ -127,7 +127,7 @@ class Launcher:
             except (LaunchError, GenerationError) as error:
                 if not launches:
                     raise
-                launches.append(error)  # the groups in front of it are under way
+                launches.append(error)  # the launches of earlier groups are under way
             if tapped is not None:
                 logits.append(tapped[:, :, : len(streams)].permute(2, 0, 1, 3))
             first += len(streams)

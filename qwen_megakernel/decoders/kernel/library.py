@@ -1,7 +1,7 @@
 """The C interface of the kernel's library (csrc/tts_kernel.h), mirrored with ctypes.
 
-When a library is loaded, the sizes of our structs and the model's dimensions are compared with its
-own.
+`KernelLibrary` compares the sizes of these structs and the model's dimensions with those that the
+library reports.
 """
 
 import ctypes
@@ -140,7 +140,7 @@ def check_tensor(name: str, tensor: Tensor, shape: Sequence[int], dtype: torch.d
 
 
 class KernelLibrary:
-    """One compiled library and its entry points; its structs are checked to be ours.
+    """One compiled library and its entry points; its structs must have the sizes of ours.
 
     Args:
         path: the result of `build.build`.
@@ -170,10 +170,10 @@ class KernelLibrary:
     def max_blocks(self) -> int:
         """Return how many blocks can be resident at once on the current device.
 
-        Call it once for each device, before the first launch there, which it prepares.
+        Call it once for each device before the first launch there: it also prepares the device.
 
         Raises:
-            LaunchError: no block can.
+            LaunchError: no block can be resident.
         """
         count = c_int32()
         self._check(self._library.qwen_tts_max_blocks(ctypes.byref(count)), 1)
@@ -198,7 +198,7 @@ class KernelLibrary:
             blocks = f"{num_blocks} block{'s' * (num_blocks > 1)}"
             raise LaunchError(
                 f"The cooperative grid ({blocks}) was refused: another process, MIG or MPS holds "
-                "the SMs, or the driver lacks such launches.",
+                "the SMs, or the driver does not support such launches.",
                 f"CUDA error {error}: {text}.",
                 "Use --backend graph.",
             )

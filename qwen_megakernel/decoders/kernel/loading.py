@@ -1,4 +1,4 @@
-"""Which devices run the kernel, and the library that is compiled for a model and a device."""
+"""Checks that a device can run the kernel, and loads its library for a model and that device."""
 
 from collections.abc import Mapping
 
@@ -19,7 +19,7 @@ def check_device(device: torch.device) -> None:
 
     Raises:
         NoGPUError, DriverError, ArchError, BuildError: the machine lacks something; the message
-            names it and the hint has the cure.
+            names it and the hint has the remedy.
     """
     if not torch.cuda.is_available():
         raise no_gpu("--backend kernel")
@@ -48,12 +48,12 @@ def load_library(
         config: the dimensions to compile for.
         sizes: device and dtype; a GPU runs the kernel, the CPU its emulation.
         int8_stacks: from `int8.int8_stacks`.
-        defines: -D's beside those of the model (`build.Target`).
+        defines: -D's of an experiment (`build.Target`).
     Returns:
-        The library, and the largest number of blocks of a grid there.
+        The library, and the largest number of blocks of a grid on the device.
     Raises:
         UsageError: the dtype is neither bfloat16 nor float32.
-        UnsupportedModel, ArchError, BuildError, LaunchError: the kernel cannot run there.
+        UnsupportedModel, ArchError, BuildError, LaunchError: the kernel cannot run on the device.
     """
     check_dtypes(sizes.dtype)
     build.check_config(config)

@@ -68,7 +68,7 @@ def interleave(gate: Tensor, up: Tensor) -> Tensor:
 def pack_stack(read: WeightReader, config: StackConfig) -> Tensor:
     """Return the layers of a stack, converted one by one to save memory: [num_layers, layer size].
 
-    They are of the reader's dtype; if the matrices are int8, they are bytes.
+    The result has the reader's dtype; if the matrices are int8, it is bytes.
     """
 
     def layer(index: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""The dimensions that the kernel is compiled for; a `ModelConfig` has them, among others."""
+"""The dimensions that the kernel is compiled for; a `ModelConfig` has them among its fields."""
 
 from typing import Protocol
 
@@ -18,7 +18,7 @@ class StackSizes(Protocol):
 
 
 class TalkerSizes(StackSizes, Protocol):
-    """The same of the talker, which also fixes how many codes a frame has."""
+    """The talker's layers and vocabulary, and the number of codes of a frame."""
 
     @property
     def num_code_groups(self) -> int:

@@ -107,7 +107,7 @@ class KernelTextModel:
 
     Args:
         values: the model's config.json.
-        weights: tensors by their official names; those of embedding and head are not read.
+        weights: tensors by their official names; embedding and head are not read.
         num_slots: number of sequences, each with its own KV cache.
         max_positions: maximum number of positions of a sequence.
         device: a GPU runs the kernel, the CPU its emulation.
@@ -115,7 +115,7 @@ class KernelTextModel:
     Raises:
         UnsupportedModel: see `text_sizes`; or the kernel cannot be compiled for these dimensions.
         ModelFilesError: weights are missing.
-        UsageError: the dtype is another one.
+        UsageError: the dtype is neither bfloat16 nor float32.
         ArchError, BuildError, LaunchError, OutOfMemory: the kernel cannot run on the device.
     """
 
@@ -150,7 +150,7 @@ class KernelTextModel:
             [n, hidden_size] float32 after the final norm.
         Raises:
             UsageError: the positions do not fit the KV cache.
-            GenerationError: the launch failed; the slot must begin again.
+            GenerationError: the launch failed; the sequence must start again from position 0.
         """
         prepared = torch.full((len(rows),), -1, dtype=torch.int32)
         return self._launcher.forward(slot, prepared, rows, first_position=first_position)

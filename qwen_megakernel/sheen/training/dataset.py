@@ -40,10 +40,10 @@ class Sample:
 
 
 def parse(line: str, codebook_size: int) -> Sample:
-    """Read a line.
+    """Read one line of a dataset.
 
     Raises:
-        DatasetError: the line is no sample of such a codebook.
+        DatasetError: the line is not a sample, or a code is outside the codebook.
     """
     try:
         values = json.loads(line)
@@ -64,7 +64,7 @@ def parse(line: str, codebook_size: int) -> Sample:
         raise DatasetError("snac_codes is empty.")
     if frames.min() < 0 or frames.max() >= codebook_size:
         raise DatasetError(
-            f"codes from {frames.min()} to {frames.max()}; there are 0 .. {codebook_size - 1}."
+            f"codes are {frames.min()} .. {frames.max()}; they must be 0 .. {codebook_size - 1}."
         )
     return Sample(str(values.get("id", "")), text, frames, values.get("espeak"))
 
@@ -116,7 +116,7 @@ def check_one_phonemiser(path: Path, voices: set[str | None]) -> None:
 
     Args:
         path: the dataset, for the message.
-        voices: the espeak-ng voices of its samples; None: phonemes were given.
+        voices: the espeak-ng voices of its samples; None stands for given phonemes.
     Raises:
         DatasetError: there is more than one voice.
     """

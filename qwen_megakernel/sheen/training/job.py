@@ -39,8 +39,8 @@ class Job:
         base_model: folder or hub id of a Qwen2.5 model, or "tiny-random-qwen2.5".
         snac: folder or hub id of the SNAC that made the dataset, or "tiny-random-snac".
         device: the device to train on; None: a GPU if there is one.
-        save_steps: number of steps after which voice and training state are written.
-        resume: continue the training in `output`.
+        save_steps: number of steps between two saves of the voice and the training state.
+        resume: whether to continue the training in `output`.
     """
 
     data: Path

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 METADATA = "metadata.csv"
-FOLDERS = ("wav", "wavs")  # the second is LJSpeech's own
+FOLDERS = ("wav", "wavs")  # LJSpeech uses the second name
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Row:
     number: int
     id: str
     text: str
-    fault: str = ""  # why it cannot be used; id and text are then invalid
+    fault: str = ""  # why the row cannot be used; id and text are then invalid
 
 
 @dataclass(slots=True)
@@ -45,11 +45,11 @@ class Report:
 
 
 def read_metadata(path: Path, *, is_text: bool) -> list[Row]:
-    """Read `id|phonemes`, or `id|text`, of several columns of text the last.
+    """Read lines of `id|phonemes`, or lines of `id|text`, whose text is the last column.
 
     Args:
         path: a file in UTF-8, with or without a byte order mark.
-        is_text: the second column is text to be phonemised; phonemes may contain "|", as IPA does.
+        is_text: whether the lines have text to be phonemised; phonemes may contain "|" (as in IPA).
     Raises:
         DatasetError: the file cannot be read.
     """
@@ -102,7 +102,7 @@ def prepare(
         folder: the recordings.
         output: the JSONL file; its lines are kept.
         codec: the SNAC.
-        espeak: the espeak-ng voice that phonemises the texts; None: they are phonemes.
+        espeak: the espeak-ng voice that phonemises the texts; None: the texts are phonemes.
         progress: wraps the rows, to show a bar.
     Raises:
         DatasetError: metadata.csv cannot be read, the output is damaged or was phonemised in

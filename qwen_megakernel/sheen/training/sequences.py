@@ -29,7 +29,7 @@ IGNORED = -100  # a label without loss, the default of torch's cross_entropy
 
 @dataclass(frozen=True, slots=True)
 class TokenSequence:
-    """One sample."""
+    """The tokens of one sample."""
 
     ids: list[int]
     num_text: int  # number of text tokens at the beginning of `ids`
@@ -45,7 +45,7 @@ class Batch:
     input_ids: Tensor  # [num_rows, length] int64
     labels: Tensor  # [num_rows, length] int64: at each position, the next token, or IGNORED
     position_ids: Tensor  # [num_rows, length] int64, from 0 in every sequence
-    attention_mask: Tensor  # [num_rows, 1, length, length] bool: whether i sees j
+    attention_mask: Tensor  # [num_rows, 1, length, length] bool: whether position i sees j
 
 
 def encode(
@@ -60,7 +60,7 @@ def encode(
 def pack(lengths: Sequence[int], max_length: int, seed: int) -> list[list[int]]:
     """Put sequences into rows of at most `max_length` tokens, in an order drawn from `seed`.
 
-    Each goes into the first row with room for it.
+    Each sequence goes into the first row that has room for it.
 
     Returns:
         The indices of each row's sequences; every sequence is in exactly one row.
@@ -98,8 +98,8 @@ def collate(rows: Sequence[Sequence[TokenSequence]], pad_id: int) -> Batch:
             ids[at, begin:end] = own
             positions[at, begin:end] = torch.arange(len(sequence))
             owners[at, begin:end] = owner
-            # The last position has no next token, and of the text only the last position, whose
-            # next token is <audio_start>, has a loss.
+            # The last position has no next token. In the text, only the last position has a loss,
+            # because its next token is <audio_start>.
             labels[at, begin + sequence.num_text - 1 : end - 1] = own[sequence.num_text :]
             begin = end
     causal = torch.ones(length, length, dtype=torch.bool).tril()

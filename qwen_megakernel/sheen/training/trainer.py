@@ -105,7 +105,7 @@ class Trainer:
         self._optimizer = torch.optim.AdamW(
             model.parameters(), lr=options.learning_rate, weight_decay=options.weight_decay
         )
-        # float16 gradients underflow unless the loss is scaled up; the others need no scaling.
+        # float16 gradients underflow unless the loss is scaled up; other formats need no scaling.
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=self._dtype is torch.float16)
         self.records: list[StepRecord] = []
         epochs = range(options.epochs)
@@ -146,7 +146,7 @@ class Trainer:
         return [rows[first : first + size] for first in range(0, len(rows), size)]
 
     def _steps_from(self, step: int) -> Iterator[list[list[int]]]:
-        """Yield the steps after the first `step`, of all epochs."""
+        """Yield the steps of all epochs, without the first `step` of them."""
         for epoch in range(self.options.epochs):
             groups = self._groups(epoch)
             yield from groups[step:]
@@ -245,7 +245,7 @@ class Trainer:
             state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
             before = state["options"]
             self.model.load_state_dict(state["model"])
-        except Exception as error:  # torch.load raises many kinds for a damaged file
+        except Exception as error:  # torch.load raises many kinds of errors for a damaged file
             raise UsageError(
                 f"{path} cannot be resumed: {str(error).splitlines()[0]}",
                 hint="Train into another folder.",

@@ -24,9 +24,9 @@ from qwen_megakernel.sheen.training.trainer import STATE, StepRecord, Trainer, T
 NUM_FAULTS_SHOWN = 5
 IPA = "həˈloʊ wɝld, ðɪs ɪz ə tɛst!"
 
-# For float32 sums of some thousand products, in windows of different lengths.
+# Limit for float32 sums of some thousand products, in windows of different lengths.
 CHUNK_TOLERANCE = 1e-4
-# Relative, in float32. Masked positions add exact zeros, so only the order of sums differs.
+# Relative limit in float32. Masked positions add exact zeros, so only the order of sums differs.
 PACKING_TOLERANCE = 1e-6
 
 
@@ -62,7 +62,7 @@ def check_dataset(path: Path, codebook_size: int, max_length: int) -> Iterator[C
     layers = deinterleave(np.concatenate([sample.frames for sample in samples]))
     used = [len(np.unique(layer)) for layer in layers]
     yield Check("codes", min(used) > 1, f"{used} of {codebook_size} in use, by layer")
-    # Tokens of the audio; those of the text come on top.
+    # Numbers of tokens without those of the text.
     sizes = [len(sample.frames) * CODES_PER_FRAME + 2 for sample in samples]
     long = sum(size >= max_length for size in sizes)
     detail = f"{long} of {len(sizes)} are too long for {max_length} tokens"
@@ -143,7 +143,7 @@ def check_training(
     It does not write to `job.output`.
 
     Args:
-        on_step: called after each step, with the number of all.
+        on_step: called after each step, with its record and the number of all steps.
     """
     try:
         parts = load_parts(job, options.seed)
@@ -158,7 +158,7 @@ def check_training(
     num_steps = options.max_steps or options.epochs
     trainer = Trainer(parts.model, pair, pad, replace(options, epochs=num_steps))
     half = max(1, trainer.num_steps // 2)
-    num_all = 2 * trainer.num_steps - half  # the steps after the half run twice
+    num_all = 2 * trainer.num_steps - half  # the second half runs twice
 
     def count(record: StepRecord) -> None:
         on_step(record, num_all)
@@ -177,7 +177,7 @@ def check_training(
     resumed = [record.loss for record in trainer.records]
     fell = straight[-1] < straight[0]
     yield Check("loss", fell, f"{straight[0]:.3f} to {straight[-1]:.3f} in {len(straight)} steps")
-    # On a GPU sums are added in any order.
+    # On a GPU, the order in which a sum is added varies.
     tolerance = 0 if trainer.device.type == "cpu" else 1e-2
     same = np.allclose(straight, resumed, rtol=tolerance, atol=0)
     yield Check("resume", bool(same), f"after step {half}, the same losses")

@@ -33,7 +33,7 @@ _CLOSING = "\"'”’»)]} "
 
 def check_text_format(text_format: str) -> None:
     """Raise UsageError for a value that `choices.TEXT_FORMATS` lacks."""
-    hint = '"ssml" is markup, "pauses" plain text with [pause 1.5s] in it.'
+    hint = '"ssml" is markup; "pauses" is plain text with [pause 1.5s] in it.'
     check_choice("text_format", text_format, TEXT_FORMATS, hint)
 
 
@@ -55,12 +55,12 @@ class MarkedText(RequestText):
     """The words of one text with markup, whole or as it arrives. Not thread-safe.
 
     Args:
-        parser: of its format.
-        reader: reads the words; of the request.
-        language_of: returns the engine's name of a language; None: it does not speak it.
+        parser: the parser for the text's format.
+        reader: the request's reader, which turns the words of the text into words to speak.
+        language_of: returns the engine's name for a language, or None if it does not speak it.
         watch: see `RequestText`.
-        language: the reader's, where the markup names none.
-        takes_phonemes: the voice is given phonemes.
+        language: the language of the text where the markup names none.
+        takes_phonemes: whether the voice accepts phonemes.
     """
 
     _reader: TextReader
@@ -91,7 +91,7 @@ class MarkedText(RequestText):
         return self._parser.error
 
     def take_warnings(self) -> list[str]:
-        """See `RequestText`; these are of the markup, too."""
+        """See `RequestText`; the warnings about the markup are included."""
         warnings, self._warnings = self._warnings, []
         return self._parser.take_warnings() + warnings + super().take_warnings()
 

@@ -31,8 +31,8 @@ MAX_DEPTH = 64  # of nested elements
 MAX_TAG_CHARS = 2048
 MAX_READ_AS_CHARS = 256  # of the text in <say-as>, <sub> and <phoneme>, and of its replacement
 
-# The characters that expat gets at a time. With MAX_TAG_CHARS, this limits how often expat scans
-# the same tag.
+# The number of characters that expat gets at a time. Together with MAX_TAG_CHARS, it limits how
+# often expat scans the same tag.
 _SLICE_CHARS = 1024
 _ROOT = "megakernel-root"
 _DECLARATION = "<?xml"
@@ -201,7 +201,7 @@ class SsmlParser:
             self.error = error
 
     def _ignore(self, what: str) -> None:
-        """Warn once for each text that markup has no effect."""
+        """Warn that markup has no effect, once for each text."""
         if not self._has_ignored:
             self._has_ignored = True
             self._warnings.append(
@@ -363,7 +363,7 @@ class SsmlParser:
         return value
 
     def _checked(self, parse: Callable[[str], Any], value: str) -> Any:
-        """Return `parse(value)`; a UsageError of it becomes a MarkupError with the place."""
+        """Return `parse(value)`; a UsageError becomes a MarkupError that names the place."""
         try:
             return parse(value)
         except UsageError as error:

@@ -7,7 +7,7 @@ from qwen_megakernel.text.reading.spoken import RESPELT
 
 _SCALES = ("", " thousand", " million", " billion", " trillion")
 _HALVES = {2: ("half", "halves"), 4: ("quarter", "quarters")}
-_MAX_PARTS = 20  # largest number of parts of a whole that have a name; 120/80 is "over"
+_MAX_PARTS = 20  # largest denominator with a name, apart from 100; 120/80 is read with "over"
 _NAMED_FRACTIONS = {
     (24, 7): "twenty-four seven",
     (9, 11): "nine eleven",
@@ -20,10 +20,8 @@ _REGNAL = """henry louis george charles james elizabeth edward william richard j
 _NUMBERED = """act appendix article book chapter class division episode grade level part phase
     section season stage step table title tier type unit vol volume war"""
 _WEEKDAYS = "monday tuesday wednesday thursday friday saturday sunday mon tue wed thu fri sat sun"
-_DUE = {*_WEEKDAYS.split(), "on", "due", "dated"}  # before 5/6 that is a date
-_CODED = (
-    "id pin otp zip postcode passcode password code extension ext"  # what has digits, no number
-)
+_DUE = {*_WEEKDAYS.split(), "on", "due", "dated"}  # words after which 5/6 is a date
+_CODED = "id pin otp zip postcode passcode password code extension ext"  # before digits of a code
 _FILES = """bat bin cfg conf cpp css csv cu dll doc docx exe gif git go gz html ini ipynb jpeg jpg
     js json jsx log md mp3 mp4 onnx pdf php png ppt pptx ps py rb rs sh so sql svg tar tex toml ts
     tsv tsx txt wav xls xlsx xml yaml yml zip net safetensors gguf pt"""
@@ -238,7 +236,7 @@ class English(Language):
         return words + (f" {self.year(int(match['y']))}" if match["y"] else "")
 
     def day_of_month(self, match: re.Match[str], before: str) -> str | None:
-        """ "5, 2026" after the name of a month."""
+        """Return the words of a day such as "5, 2026" after the name of a month."""
         name = before.strip("*_(\"'.")
         is_month = name.lower() in self.month_forms and name not in ("may", "march", "mar")
         last = match["to"] or match["d"]
@@ -253,7 +251,7 @@ class English(Language):
         return self.month(self.month_forms[match["m"].lower()])
 
     def slash_date(self, match: re.Match[str], before: str) -> str | None:
-        """Return "12/25" as a date where it can hardly be a fraction, or a day's name precedes."""
+        """Return "12/25" as a date if the day is above 20 or a word such as "on" precedes it."""
         month, day = int(match["m"]), int(match["d"])
         is_inside = match.string[match.start() - 1 : match.start()] in ("/", ".", ",", "$")
         if is_inside or not (day > _MAX_PARTS or before.lower().strip(",.(") in _DUE):
@@ -261,7 +259,7 @@ class English(Language):
         return self.date(day, month, None, before)
 
     def month_of_year(self, match: re.Match[str], before: str) -> str:
-        """Return "03/2024" as a month."""
+        """Return the words of a month such as "03/2024"."""
         return f"{self.month(int(match['m']))} {self.year(int(match['y']))}"
 
     def two_years(self, match: re.Match[str], before: str) -> str | None:
@@ -273,7 +271,7 @@ class English(Language):
         return f"{self.year(first)} to {last}"
 
     def weekdays(self, match: re.Match[str], before: str) -> str:
-        """ "Mon-Fri"."""
+        """Return the words of a range of weekdays, such as "Mon-Fri"."""
         names = [name.title() for name in _WEEKDAYS.split()[:7]]
         first, last = (
             next(name for name in names if name.startswith(match[each])) for each in "ab"
@@ -281,7 +279,7 @@ class English(Language):
         return f"{first} to {last}"
 
     def always(self, match: re.Match[str], before: str) -> str:
-        """ "24/7", "24x7", "24/7/365"."""
+        """Return the words of "24/7", "24x7" or "24/7/365"."""
         return "twenty-four seven" + (" three sixty-five" if match["y"] else "")
 
     def decade(self, tens: int) -> str:
@@ -310,7 +308,7 @@ class English(Language):
         return words + ("." if is_end else "")
 
     def hours(self, match: re.Match[str], before: str) -> str | None:
-        """Return "1h30" and "2h 15m" as a length of time."""
+        """Return the words of a length of time such as "1h30" or "2h 15m"."""
         hours = self.count(match["h"], "", self.units["h"])
         if match["m"] and match[0][-1] != "m":
             return f"{hours} {self._minutes(int(match['m']))}"
@@ -318,12 +316,12 @@ class English(Language):
         return f"{hours} {self.count(minutes, '', self.units['min'])}"
 
     def minutes_and_seconds(self, match: re.Match[str], before: str) -> str:
-        """ "1m30s"."""
+        """Return the words of a length of time such as "1m30s"."""
         groups = (match["m"], self.units["min"]), (match["s"], self.units["s"])
         return " ".join(self.count(str(int(number)), "", unit) for number, unit in groups)
 
     def minutes_after(self, match: re.Match[str], before: str) -> str | None:
-        """Return the "15m" of "2h 15m", where it is a word of its own."""
+        """Return the words of the "15m" of "2h 15m"; None if no hours come before it."""
         if not re.fullmatch(r"\d{1,2}h(?:rs?)?", before):
             return None
         return self.count(str(int(match["m"])), "", self.units["min"])
@@ -345,15 +343,15 @@ class English(Language):
         return f"the {self.ordinal(number)}" if is_of_a_ruler else self.cardinal(number)
 
     def plural_fraction(self, match: re.Match[str], before: str) -> str | None:
-        """ "2/3rds"."""
+        """Return the words of a fraction such as "2/3rds"."""
         return self.fraction(int(match["n"]), int(match["d"]))
 
     def out_of(self, match: re.Match[str], before: str) -> str:
-        """ "4.5/5"."""
+        """Return the words of a rating such as "4.5/5"."""
         return f"{self.number(*match['a'].split('.'))} out of {self.cardinal(int(match['b']))}"
 
     def code_of(self, match: re.Match[str], before: str) -> str | None:
-        """Return digits one by one after a word that a code follows, or a state of the US."""
+        """Return digits one by one after a word such as "PIN", or after a state ("NY 10001")."""
         name, digits = before.strip("(:.#,*_"), match["n"]
         is_zip = len(name) == 2 and name.isupper() and name.isalpha() and len(digits) == 5
         is_call = name.lower() in ("call", "dial") and len(digits) == 3
@@ -363,23 +361,23 @@ class English(Language):
         return self.spell(digits) + more
 
     def toll_free(self, match: re.Match[str], before: str) -> str:
-        """Return the beginning of "1-800-FLOWERS"."""
+        """Return the words for the digits of "1-800-FLOWERS"."""
         rest = int(match["rest"])
         return "one eight " + (self.cardinal(rest) if rest else "hundred") + " "
 
     def scientific(self, match: re.Match[str], before: str) -> str:
-        """ "1.5e-3"."""
+        """Return the words of a number such as "1.5e-3"."""
         minus = "" if match["s"] in (None, "+") else "minus "
         power = f"times ten to the power of {minus}{self.cardinal(int(match['p']))}"
         return f"{self.number(match['n'], match['d'] or '')} {power}"
 
     def large_count(self, match: re.Match[str], before: str) -> str:
-        """ "5M", "2bn"."""
+        """Return the words of a number such as "5M" or "2bn"."""
         scale = "billion" if match["s"] == "bn" else "million"
         return f"{self.number(match['n'], match['d'] or '')} {scale}"
 
     def inches(self, match: re.Match[str], before: str) -> str | None:
-        """Return a length whose quotation mark can hardly end a quotation."""
+        """Return the words of a length in inches; None if its mark may end a quotation."""
         groups = match.groupdict()
         is_after_article = before.lower() in (*self.articles, "the", "x", "by")
         is_quoted = match.string[match.start() - 1 : match.start()] == '"'
@@ -393,18 +391,18 @@ class English(Language):
         return words + (" by " if groups.get("x") else "")
 
     def per_time(self, match: re.Match[str], before: str) -> str | None:
-        """Return what "/" is in "7 days/week", not in "the month/year"."""
+        """Return " per " for the "/" of "7 days/week", and None for that in "the month/year"."""
         is_count = before[-1:] == "s" or before.lower() in ("once", "twice")
         is_unit = before.lstrip("0123456789.,") in self.units
         return " per " if is_count or is_unit or before[-1:].isdigit() else None
 
     def power_before(self, match: re.Match[str], before: str) -> str | None:
-        """Return the "sq" of "500 sq ft"."""
+        """Return the word for the "sq" of "500 sq ft"."""
         is_sure = match["s"] == "sq" or before[-1:].isdigit()
         return _PER_SQUARE[match["s"]] if is_sure else None
 
     def unit_after_power(self, match: re.Match[str], before: str) -> str | None:
-        """Return the "ft" of "500 sq ft"."""
+        """Return the word for the "ft" of "500 sq ft"."""
         if before.rstrip(".") not in _PER_SQUARE:
             return None
         unit = self.units["in." if match["u"] == "in" else match["u"]]
@@ -412,7 +410,7 @@ class English(Language):
         return unit.many + ("." if is_end else "")
 
     def file(self, match: re.Match[str], before: str) -> str | None:
-        """Return a file's name or a path with the names of its marks."""
+        """Return the words of a file's name or a path, with the names of its marks."""
         if match.string[match.start() - 1 : match.start()].isalnum() and match[0][0] in ".~/":
             return None
         text = match[0].rstrip(".")

@@ -1,4 +1,4 @@
-"""German: ordinals such as "5.", with the ending that the word before them asks for ("am 5.")."""
+"""German: ordinals such as "5.", with the ending that the word before them requires ("am 5.")."""
 
 import re
 

@@ -37,7 +37,7 @@ _VERSION = re.compile(r"\d+(?:\.\d+){2,}")
 _VULGAR = re.compile("[¼-¾⅐-⅞]")
 _SIGNS = "-−+±~≈<>≤≥"
 _DASH = re.compile(rf"[{_SPACES}]?[-–—][{_SPACES}]?(?=[$€£¥]?\d)|(?<=\d)~(?=\d)")
-_CHAIN = re.compile(r"\d+(?:-\d+){2,}(?![\w-])")  # a formation, a part's number
+_CHAIN = re.compile(r"\d+(?:-\d+){2,}(?![\w-])")  # a formation (4-3-3), the number of a part
 _HIDDEN_DIGITS = re.compile("[₀-₉]+")
 _DASHES = ("-", "–", "—")
 _FIRST_YEAR, _LAST_YEAR = 1100, 2099  # four digits in this range are read as a year
@@ -47,13 +47,14 @@ class Grammar:
     """The rules of one language.
 
     Args:
-        language: its tables.
+        language: the tables of the language.
         names_letters: whether letters that stand alone are spoken by their names, as words.
     """
 
     def __init__(self, language: Language, names_letters: bool = False):
         self.language, self._names_letters = language, names_letters
-        # No letter and no digit comes next; where letters follow digits, none of the Latin script.
+        # Matches where no letter or digit follows. Only ASCII ones count in a language that writes
+        # words directly after digits.
         self._edge = r"(?![A-Za-z0-9])" if language.letters_follow else r"(?![^\W_])"
         own = [(re.compile(pattern), say) for pattern, say in language.own_rules()]
         self._own = [pattern for pattern, _ in own]
@@ -87,8 +88,10 @@ class Grammar:
                 yield from draft.kept(done, place)
                 last = text[place - 1]
             words = self.spoken(words)
-            space = self.language.space if last.isalnum() and words[:1].isalnum() else ""
-            yield draft.words(place, end, space + words)
+            lang = self.language
+            is_suffix = lang.to_is_suffix and words.startswith(lang.to)
+            is_apart = last.isalnum() and words[:1].isalnum() and not is_suffix
+            yield draft.words(place, end, lang.space * is_apart + words)
             last = words[-1:] or last
             done = place = end
         if done < len(text):
@@ -96,7 +99,7 @@ class Grammar:
             yield from draft.kept(done, len(text))
 
     def spoken(self, words: str) -> str:
-        """Return the words of an expression as this grammar's model knows them."""
+        """Return the words of an expression, with the names of letters if the model needs them."""
         return self.language.with_letter_names(words) if self._names_letters else words
 
     def _apart(self, draft: Draft, place: int, last: str, following: str) -> Iterator[Piece]:
@@ -182,7 +185,7 @@ class Grammar:
         mark, decimal = re.escape(self.language.group_mark), re.escape(self.language.decimal)
         return (
             rf"(?P<{name}w>\d{{1,3}}(?:{mark}\d{{3}})+(?!\d)|\d{{1,3}}(?:[{_SPACES}'’]\d{{3}})+(?!\d)"
-            # Groups of Indian numbers, and marks that another language writes.
+            # Numbers grouped as in India, and numbers with the marks of another language.
             rf"|\d{{1,2}}(?:{mark}\d\d)+{mark}\d{{3}}(?!\d)"
             rf"|\d{{1,3}}(?:{decimal}\d{{3}})+(?={mark}\d{{1,2}}(?!\d))"
             rf"|\d+|(?={decimal}\d))(?:[.,](?P<{name}d>\d+))?(?![.,]?\d)"
@@ -221,6 +224,11 @@ class Grammar:
         """Return a word with the spaces between it and two others."""
         return self.language.space + word + self.language.space
 
+    def _to(self) -> str:
+        """Return the words between the ends of a range, with their spaces."""
+        joint = self._joint(self.language.to)
+        return joint.lstrip() if self.language.to_is_suffix else joint
+
     def _sign(self, match: re.Match[str]) -> str:
         """Return the words of the sign before a number, followed by a space."""
         lang, sign = self.language, (match["sign"] or "").strip()
@@ -232,7 +240,7 @@ class Grammar:
     def _number(self, match: re.Match[str], before: str) -> str | None:
         lang, (whole, decimals) = self.language, self._digits(match)
         if self._is_inside(match):
-            return None  # a hyphen or a sum: the sign is a rule of its own
+            return None  # a hyphen or a sum, whose sign another rule reads
         is_alone = len(match["w"]) == 4 and not decimals and not match["sign"]
         if is_alone and _FIRST_YEAR <= int(whole) <= _LAST_YEAR:
             return lang.year(int(whole))
@@ -244,19 +252,19 @@ class Grammar:
         return bool(match["sign"]) and (last.isalnum() or last in _BEHIND_NUMBERS)
 
     def _range(self, match: re.Match[str], noun: Noun, before: str = "") -> str:
-        """Return one number, or the two of a range, with what they count."""
+        """Return the words of a number or a range, and of the noun that is counted."""
         lang, (whole, decimals) = self.language, self._digits(match)
         noun = lang.noun_after(noun, before)
         first = ""
         if match["tow"] is not None:
-            first = lang.number(whole, decimals, noun.gender) + self._joint(lang.to)
+            first = lang.number(whole, decimals, noun.gender) + self._to()
             whole, decimals = self._digits(match, "to")
         return self._sign(match) + first + lang.count(whole, decimals, noun)
 
     def _money(self, match: re.Match[str], before: str) -> str | None:
         lang = self.language
         if self._is_inside(match):
-            return None  # of a range
+            return None  # the sign is the dash of a range
         currency: Currency = lang.currencies[match["sym"]]
         whole, cents = self._digits(match)
         if match["scale"]:
@@ -265,7 +273,7 @@ class Grammar:
             words = lang.number(*number, scale.gender)
             if match["tow"] is not None:
                 number = self._digits(match, "to")
-                words += self._joint(lang.to) + lang.number(*number)
+                words += self._to() + lang.number(*number)
             unit = lang.noun_after(currency.unit, before)
             words += lang.space + lang.form(*number, scale) + lang.scale_joint + unit.many
         elif match["tow"] is not None or len(cents) != 2:
@@ -284,7 +292,7 @@ class Grammar:
 
     def _unit(self, match: re.Match[str], before: str) -> str | None:
         if self._is_inside(match):
-            return None  # of a range
+            return None  # the sign is the dash of a range
         lang, noun = self.language, self.language.units[match["unit"]]
         if match["gap"] == "-" and lang.has_compounds and match["tow"] is None:
             return self._sign(match) + lang.number(*self._digits(match)) + "-" + noun.one
@@ -293,7 +301,7 @@ class Grammar:
 
     def _percent(self, match: re.Match[str], before: str) -> str | None:
         if self._is_inside(match):
-            return None  # of a range
+            return None  # the sign is the dash of a range
         percent, is_around = self.language.percent, "{}" in self.language.percent
         noun = Noun(*(("",) if is_around else (percent,)) * 3)
         words = self._range(match, noun)
@@ -301,7 +309,7 @@ class Grammar:
 
     def _ratio(self, match: re.Match[str], before: str) -> str | None:
         lang = self.language
-        joint = self._joint(lang.ratio or lang.to)
+        joint = self._joint(lang.ratio) if lang.ratio else self._to()
         return lang.number(match["a"]) + joint + lang.number(match["b"])
 
     def _phone(self, match: re.Match[str], before: str) -> str | None:
@@ -365,7 +373,7 @@ class Grammar:
         if not is_behind or not all(map(_RANGE_BEGIN.match, ends)):
             return None
         is_minus = match.group() == " - " and ":" not in before
-        return self._joint(self.language.minus if is_minus else self.language.to)
+        return self._joint(self.language.minus) if is_minus else self._to()
 
     def _symbol(self, match: re.Match[str], before: str) -> str | None:
         words = self.language.symbols[match["sym"]]

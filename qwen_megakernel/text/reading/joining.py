@@ -93,7 +93,7 @@ class WordJoining:
         )
 
     def _is_unit(self, word: str) -> bool:
-        """Return whether a word is an abbreviated unit: "lb.", "5kg."."""
+        """Return whether a word is an abbreviated unit, such as "lb." or "5kg."."""
         lang = self._language
         if lang is None or not lang.units_have_points or word[-1:] != ".":
             return False

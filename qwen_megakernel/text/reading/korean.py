@@ -13,6 +13,7 @@ class Korean(Language):
     code = "ko"
     minus, plus, point = "마이너스", "플러스", "점"
     percent, per, to, number_sign = "퍼센트", "퍼", "에서", "번호"
+    to_is_suffix, ratio = True, "대"
     parts_form = "{bottom}분의 {top}"
     DIGITS = "공 일 이 삼 사 오 육 칠 팔 구"
     UNITS = """km: 킬로미터; m: 미터; cm: 센티미터; mm: 밀리미터; m² m2 ㎡: 제곱미터
@@ -36,13 +37,15 @@ class Korean(Language):
         date = r"(?P<y>\d{4})년\s?(?P<m>1[0-2]|[1-9])월\s?(?P<d>[0-3]?\d)일"
         yield date, "{y}년 {m:month} {d}일"
         yield r"(?P<m>1[0-2]|[1-9])월", "{m:month}"
-        yield rf"(?P<n>\d{{1,3}})\s?(?P<what>{_COUNTERS})", self.counted
+        yield rf"(?:(?P<from>\d{{1,3}})[-~])?(?P<n>\d{{1,3}})\s?(?P<what>{_COUNTERS})", self.counted
+        yield r"(?<=[시분초일월년원명개])\s?~\s?(?=오전|오후|\d)", "에서 "
         yield r"010-\d{4}-\d{4}", self.mobile
 
     def counted(self, match: re.Match[str], before: str) -> str:
-        """Return the words of a number and of the counter after it."""
+        """Return the words of a number, or of a range, and of the counter after it."""
         say = self.hour if match["what"] == "시" else self.native
-        return f"{say(int(match['n']))} {match['what']}"
+        first = f"{say(int(match['from']))}{self.to} " if match["from"] else ""
+        return f"{first}{say(int(match['n']))} {match['what']}"
 
     def mobile(self, match: re.Match[str], before: str) -> str:
         """Return the digits of a mobile number, without spaces inside a group."""

@@ -20,12 +20,12 @@ Say = Callable[[re.Match[str], str], str | None]
 # the regular expression.
 Rules = Iterable[tuple[str, Say | str]]
 
-# Signs as they are typed, and those that they stand for.
+# Signs as they are typed, and the signs that they stand for.
 TYPED_SIGNS = {">=": "≥", "<=": "≤", "!=": "≠", "->": "→", "=>": "→", "==": "="}
 _LETTER = re.compile(r"(?<![\w'’])[A-Za-z](?![\w'’])")
-_MULTIPLES = ("time",)  # "a 2x gain" is one of two times
+_MULTIPLES = ("time",)  # not singular after an article: "a 2x gain" is "a two times gain"
 
-MAX_DIGITS = 15  # of a number that is read as one; a longer one is read by its digits
+MAX_DIGITS = 15  # for a number that is read as one; the digits of a longer one are read singly
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,16 +161,17 @@ class Language:
     BEFORE_DIGITS = ""  # regular expressions of marks before a number, and the word for each
     percent: str  # the word after the number; a "{}" in it stands for the number
     to: str  # the word between the ends of a range
+    to_is_suffix = False  # whether that word is written together with the first end
     ratio = ""  # the word between the numbers of 16:9, if it is not `to`
     # Nouns after numbers.
     noun_gender = "m"
     plural_ending = ""
     UNITS: str
-    units_have_points = False  # "5 lb.": the point is the unit's where a sentence goes on
-    has_compounds = False  # "a 10-km race": one unit, whatever the number
-    ARTICLES = ""  # after which it is one unit, too: "a $5 bill"
+    units_have_points = False  # whether a unit may end with a point, as in "5 lb."
+    has_compounds = False  # whether a unit is singular after a hyphen, as in "a 10-km race"
+    ARTICLES = ""  # words after which the unit of a number is singular, as in "a $5 bill"
     SCALES: str  # written after a number: "million", "bn"
-    MONEY_SCALES = ""  # those that only amounts of money have
+    MONEY_SCALES = ""  # scales that only amounts of money have
     CURRENCIES: str
     per: str  # the word for "/" in km/h
     money_joint: str  # the text between whole units and hundredth parts
@@ -189,10 +190,10 @@ class Language:
     # Words and marks.
     ABBREVIATIONS = ""  # "~" stands for a space in them
     FINAL = ""  # abbreviations that may end a sentence
-    AFTER_FINAL = ""  # words with capitals before which they do not end one
+    AFTER_FINAL = ""  # capitalised words before which such abbreviations do not end one
     SYMBOLS: str
-    LETTERS = ""  # their names in the order of the alphabet, for a model that knows words alone
-    WEB: str  # characters of addresses
+    LETTERS = ""  # the names of the letters, in order, for a model that reads only words
+    WEB: str  # names of the characters in addresses
     OPENS = ""  # words, as written, whose reading depends on the next word
     FOLLOWERS = ""  # further words, in lower case, that may belong to the number before them
     space = " "  # the text between words
@@ -235,7 +236,7 @@ class Language:
         )
 
     def with_letter_names(self, words: str) -> str:
-        """Return the words with every letter that stands alone by its name: "p m" as "pee em"."""
+        """Return the words with the names of letters that stand alone: "pee em" for "p m"."""
         return _LETTER.sub(lambda match: self.letters.get(match[0].lower(), match[0]), words)
 
     def rules(self) -> Rules:
@@ -259,7 +260,7 @@ class Language:
     # ---- numbers ---------------------------------------------------------------------------------
 
     def cardinal(self, number: int, gender: str = "") -> str:
-        """Return the words of a number; `gender` is that of the noun after it."""
+        """Return the words of a number; `gender` is the gender of the noun after it."""
         words = self.say(number)
         for ending, other in self.endings.get(gender, ()):
             words = re.sub(ending, other, words)
@@ -311,7 +312,7 @@ class Language:
         return number + self.space + self.form(whole, decimals, noun)
 
     def noun_after(self, noun: Noun, before: str) -> Noun:
-        """Return the noun that a number counts after the word `before`."""
+        """Return the forms of a noun after a number; after an article, all are singular."""
         if before.lower().lstrip("(\"'“‘*_") not in self.articles or noun.one in _MULTIPLES:
             return noun
         return Noun(noun.one, noun.one, noun.one, noun.gender)

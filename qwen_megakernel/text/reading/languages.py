@@ -35,7 +35,7 @@ class Grammars:
         self._made: dict[str, tuple[Grammar | None, WordJoining]] = {}
 
     def of(self, language: str) -> tuple[Grammar | None, WordJoining]:
-        """Return the grammar and the joining rule of a language; without tables, no grammar."""
+        """Return the grammar of a language, or None if it has no tables, and its joining rule."""
         if language not in self._made:
             with self._lock:
                 tables = _LANGUAGES[language]() if language in _LANGUAGES else None
@@ -72,7 +72,7 @@ class ScriptWatch:
     def is_known(self, words: str) -> bool:
         """Return whether the language of these words is certain.
 
-        It is if the request names one, or if the text or these words have a letter.
+        It is certain if the request names it, or if the text so far or these words have a letter.
         """
         return bool(self._named or self._counts or any(map(str.isalpha, words)))
 
@@ -85,8 +85,8 @@ class ScriptWatch:
     def language(self, words: str) -> str:
         """Return the language of these words.
 
-        That is the named one, or the one of their own script if it is not Latin, or the one that
-        most letters of the text so far belong to.
+        That is the named language; or else the language of the words' script, if it is not Latin;
+        or else the language to which most letters of the text so far belong.
         """
         if self._named:
             return self._named

@@ -45,7 +45,7 @@ class Entry:
 
 
 class Lexicon:
-    """A set of entries, which finds the one that a text continues with.
+    """A set of entries that finds the entry with which a text continues.
 
     Args:
         entries: at most `MAX_ENTRIES`.
@@ -223,7 +223,7 @@ def _entry(row: str, where: str, line: int) -> Entry:
     if not columns or len(columns) > 3:
         raise UsageError(
             f"{place}: {row[:40]!r} has {len(columns) + 1} columns.",
-            hint="A line is word<TAB>respelling; a language and exact or any may follow.",
+            hint='A line is word<TAB>respelling; a language and "exact" or "any" may follow.',
         )
     respelling, language, case = (each.strip() for each in [*columns, "", ""][:3])
     if case not in ("", *_CASES):
@@ -247,7 +247,7 @@ def _check(entry: Entry, where: str) -> None:
         if unspeakable := REMOVED.search(value):
             raise UsageError(
                 f"{where}: the {name} has the character U+{ord(unspeakable[0][0]):04X}, "
-                "which no text has: texts lose control characters and lone surrogates."
+                "but control characters and lone surrogates are removed from every text."
             )
     if not any(map(str.isalnum, entry.word)):
         raise UsageError(f"{where}: the word {entry.word!r} has no letter or digit.")

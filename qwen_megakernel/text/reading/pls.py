@@ -1,7 +1,7 @@
 """The parser of the W3C's Pronunciation Lexicon Specification (PLS).
 
 An `alias` gives the respelling of its graphemes. A `phoneme` is an error, because the models read
-letters. Entities and document types are errors, because they can make a huge text of a small file.
+letters. Entities and document types are errors, because a small file can become huge with them.
 """
 
 from typing import Any, NoReturn

@@ -29,10 +29,10 @@ class Reading:
     """The settings with which one engine reads texts.
 
     Args:
-        is_on: what the checkpoint says of normalize="auto".
-        normalize: what the user says of it; "auto": nothing.
-        lexicon: of all requests.
-        names_letters: what the checkpoint says of it: letters are spoken by their names, as words.
+        is_on: the meaning of normalize="auto" for the checkpoint: whether expressions become words.
+        normalize: the setting of the engine, one of `NORMALIZE`; "auto" keeps `is_on`.
+        lexicon: the lexicon for all requests.
+        names_letters: whether the checkpoint needs the names of letters, as words ("pee em").
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class TextReader:
         return self._read(is_ended=False)
 
     def turn(self, language: str) -> None:
-        """Begin another text in the given language, after `end` has closed the one before."""
+        """Begin another text in the given language, after `end` has closed the previous one."""
         if language != self._language:
             self._language, self._script = language, ScriptWatch(language)
         self._markdown, self._num_seen, self._new = Markdown(), 0, Draft.at("", 0)

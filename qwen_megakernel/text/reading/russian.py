@@ -76,7 +76,7 @@ class Russian(Language):
     genitive, prepositional = partialmethod(_ordinal, "g", "m"), partialmethod(_ordinal, "p", "m")
 
     def cardinal(self, number: int, gender: str = "") -> str:
-        """Return the words of a number in a gender."""
+        """Return the words of a number; without a gender, the masculine ones."""
         return self.say(number, gender=gender or "m")
 
     def plural(self, number: int) -> int:

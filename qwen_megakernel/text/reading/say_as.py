@@ -1,4 +1,4 @@
-"""Reads a text as what <say-as> calls it: characters, digits, a number, a date, a time, a phone."""
+"""Reads a text as the kind that <say-as> names, such as single characters, a date or a time."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Spanish(Romance):
         yield r"&(?=\s(?:[Hh]i(?![aeou])|[Ii](?![aeou])))", "e"
 
     def time(self, hour: int, minute: int, second: int | None) -> str:
-        """Return a time of day: "las tres", and "quince horas" in the afternoon."""
+        """Return a time of day; "horas" follows a full hour above 12, and midnight."""
         words = self.cardinal(hour, "f")
         words += f" y {self.say(minute)}" if minute else " horas" * (hour > 12 or not hour)
         return words + (f" con {self.say(second)} segundos" if second else "")

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-# Stand for a respelling, and for words that were given. No text has them, for cleaning removes
-# surrogates.
+# Placeholders for a respelling and for words from `TextReader.give`. No text has them, because
+# cleaning removes surrogates.
 RESPELT, GIVEN = "\udc00", "\udc01"
 
 
@@ -18,7 +18,7 @@ class Piece:
     text: str
     start: int
     end: int
-    is_kept: bool = False  # whether it is spoken as written, one character for each
+    is_kept: bool = False  # whether its characters are those of the user's text, one for one
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The vocoder in native code, compiled for this CPU's instructions: codes to samples in one call.
 
-Arithmetic is float32. A stream's samples depend neither on the number of threads nor on the streams
-beside it; its division into chunks changes them by rounding only. States have the layout of the
+Arithmetic is float32. A stream's samples depend neither on the number of threads nor on other
+streams; its division into chunks changes them by rounding only. States have the layout of the
 vocoder in PyTorch, value by value.
 """
 
@@ -57,12 +57,11 @@ class CpuVocoder(Vocoder):
 
     Args:
         codec_config, tensors: as `Vocoder` takes them.
-        pool: the threads that compute; those of the decoder, so that two pools never compete for
+        pool: the decoder's threads, which compute here, too, so that two pools never compete for
             the same cores.
-        is_direct: leave out the transforms along time, which save products and cost digits.
+        is_direct: leave out the transforms along time, which save products and cost precision.
     Raises:
-        UnsupportedModel, ModelFilesError, OutOfMemory: the vocoder cannot run; nothing has run
-            before.
+        UnsupportedModel, ModelFilesError, OutOfMemory: the vocoder cannot run.
     """
 
     def __init__(
@@ -193,7 +192,7 @@ class _Source:
     def _matrix(
         self, weight: Tensor, bias: Tensor | None = None, stride: int = 1, history: int = 0
     ) -> native.ConvolutionSource:
-        """Return a weight [stride * out_channels, in_channels] that each step meets by itself."""
+        """Return a matrix [stride * out_channels, in_channels] as a convolution of one tap."""
         rows, columns = weight.shape
         return native.ConvolutionSource(
             *(self._address(weight.T), self._address(bias), None, None),

@@ -271,7 +271,7 @@ def test_an_engine_draws_the_plain_decoders_codes(apple, options):
     with engine() as tts:
         found = speak(tts, max_frames=6, **options)
         again = speak(tts, max_frames=6, **options)  # in the same slot
-        assert tts.backend == "coreml" and tts.why == "asked for"
+        assert tts.backend == "coreml" and tts.why == "requested"
     with engine(backend="torch") as tts:
         expected = speak(tts, max_frames=6, **options)
     np.testing.assert_array_equal(found.codes, expected.codes)

@@ -119,7 +119,7 @@ def test_a_slot_must_have_a_prompt(decoder):
 def test_more_text_than_the_ring_holds_is_refused(decoder):
     k.start(decoder, 0, GREEDY, seed=1)  # fills 3 of the ring's 16 rows
     decoder.add_text(0, prompt(decoder, 13))
-    with pytest.raises(UsageError, match="17 text rows would wait"):
+    with pytest.raises(UsageError, match="unused text rows, not 17"):
         decoder.add_text(0, prompt(decoder, 1))
 
 

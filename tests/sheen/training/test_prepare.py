@@ -156,8 +156,8 @@ def test_without_espeak_it_is_named(folder, codec, monkeypatch):
         ("[]", "it is not an object with `text`"),
         ('{"text": " ", "snac_codes": [[1], [1, 2], [1, 2, 3, 4]]}', "text is ' '"),
         ('{"text": "a", "snac_codes": [[1], [1, 2], [1, 2, 3]]}', r"have \[1, 2, 3\] codes"),
-        ('{"text": "a", "snac_codes": [[1], [1, 2], [1, 2, 3, 4096]]}', "codes from 1 to 4096"),
-        ('{"text": "a", "snac_codes": [[-1], [1, 2], [1, 2, 3, 4]]}', "codes from -1"),
+        ('{"text": "a", "snac_codes": [[1], [1, 2], [1, 2, 3, 4096]]}', "codes are 1 .. 4096"),
+        ('{"text": "a", "snac_codes": [[-1], [1, 2], [1, 2, 3, 4]]}', "codes are -1"),
         (
             '{"text": "a", "snac_codes": [[1.5], [1, 2], [1, 2, 3, 4]]}',
             "not a list of lists of integers",
