@@ -1,5 +1,4 @@
-"""Functions that every benchmark shares: one run, its figures, the result file, the table, the
-plot.
+"""Functions that all benchmarks share: one run, its figures, the result file, the table, the plot.
 
 A result file is one JSON object (`SCHEMA`): what ran, where, from which commit, by which command,
 every run's figures and their mean, p50 and p95. Numbers in the documentation come from such files.
@@ -50,10 +49,10 @@ METRICS = {
         "ms",
         "time until the first codec frame exists (some projects publish this as TTFC)",
     ),
-    "first_chunk_ms": ("ms", "time until the first audio samples leave (TTFC)"),
+    "first_chunk_ms": ("ms", "time until the engine returns the first samples (TTFC)"),
     "first_audible_ms": (
         "ms",
-        "time until the first samples leave, plus the silence at their start",
+        "time until the engine returns the first samples, plus the silence at their start",
     ),
     "leading_silence_ms": ("ms", "silence at the start of the speech"),
     "rtf": ("", "computing time divided by the speech's duration"),
@@ -90,7 +89,7 @@ _conditions: machine.Conditions | None = None
 
 
 def run(main: Measurement, args: argparse.Namespace) -> int:
-    """Do `running.run` of a command, observing the machine if it writes a result file."""
+    """Run a command with `running.run`; observe the machine if it writes a result file."""
 
     def observed(args: argparse.Namespace) -> int:
         if args.json:
@@ -296,8 +295,8 @@ def commit() -> str:
 
 
 def peak_memory_mb() -> dict[str, float]:
-    """Return this process's largest resident size. On a GPU also the most memory that tensors took,
-    and the device's memory in use now, with graphs, code and other processes.
+    """Return this process's largest resident size, in MB. On a GPU, also return the peak memory of
+    tensors, and the device's memory in use now, which includes graphs, code and other processes.
     """
     scale = 1 if platform.system() == "Darwin" else 1024  # bytes there, KiB elsewhere
     peaks = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale / 1e6}

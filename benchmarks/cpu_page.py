@@ -17,7 +17,7 @@ PARTS = ("decode", "vocoder", "overhead")
 
 
 def measured_cpu() -> list[str]:
-    """Return all tables of a CPU, in the order in which a reader asks."""
+    """Return all tables of a CPU, in the order of the page."""
     return [
         *speech_tables(),
         *decode_tables(),
@@ -32,19 +32,19 @@ def measured_cpu() -> list[str]:
 
 
 def section(title: str, note: str, columns: list[str], rows: Rows) -> list[str]:
-    """Return a heading, a paragraph and a table; nothing if there are no rows."""
+    """Return a heading, a paragraph and a table; [] if there are no rows."""
     if not rows:
         return []
     return [f"### {title}", "", *paragraph(note), "", *spaced(sourced_table(columns, rows))]
 
 
 def milliseconds(spreads: dict[str, float], *ranks: str) -> list[str]:
-    """Times with their unit, at some ranks of a spread."""
+    """Return times with their unit, at some ranks of a spread."""
     return [f"{digits(spreads[rank])} ms" for rank in ranks]
 
 
 def speech_tables() -> list[str]:
-    """Whole speeches of both backends, from `measure.py cpu-speech`; what more cores would give."""
+    """Compare whole speeches of both backends (`measure.py cpu-speech`); calculate more cores."""
     rows: Rows = []
     with_cores: Rows = []
     for result in load_results("speech_cpu_*.json"):
@@ -96,7 +96,7 @@ def decode_tables() -> list[str]:
                 cells = [*name, *(ms for spreads in prompts for ms in milliseconds(spreads, "p50"))]
                 cells.append(f"{digits(row['load_s'], 2)} s")
                 private = row["private_mb"] if row["backend"] == "cpu" else None
-                if private is not None:  # it can be negative: other memory was returned meanwhile
+                if private is not None:  # negative if more memory was freed than taken
                     private = f"{private:.0f} MB" if private >= 1 else "under 1 MB"
                 cells.append(private)
                 once.append((result | row, cells))
@@ -110,14 +110,14 @@ def decode_tables() -> list[str]:
     ) + section(
         "Loading, and prompts",
         "Prompts have 10 and 110 positions (p50), and loading includes quantising. Memory is that "
-        "of the process alone; the packed weights, which processes share, come on top.",
+        "of the process alone, without the packed weights, which processes share.",
         ["model", "weights", "backend", "prompt 10", "prompt 110", "load", "private"],
         once,
     )
 
 
 def vocoder_table() -> list[str]:
-    """Compare the vocoders of a CPU in turn, from `measure.py vocoder`."""
+    """Compare the vocoders of a CPU, from `measure.py vocoder`."""
     rows: Rows = []
     for result in load_results("vocoder_cpu_*.json"):
         for row in result["rows"]:
@@ -139,7 +139,7 @@ def vocoder_table() -> list[str]:
 
 
 def streams_table() -> list[str]:
-    """Streams side by side, from `measure.py streams`; the engine's own part is a column."""
+    """Show streams side by side, with the engine's own part, from `measure.py streams`."""
     rows: Rows = []
     for result in load_results("streams_cpu_*.json"):
         summary = result["summary"]
@@ -156,8 +156,8 @@ def streams_table() -> list[str]:
 
 
 def listeners_table() -> list[str]:
-    """Listeners that play the speech, and requests at random times, next to busy programs: from
-    `measure.py open-loop` on a CPU."""
+    """Show listeners that play the speech, and requests at random times, next to busy programs,
+    from `measure.py open-loop` on a CPU."""
     rows: Rows = []
     for result in load_results("listeners_cpu_*.json"):
         for row in result["rows"]:
@@ -196,8 +196,8 @@ def threads_table() -> list[str]:
     return section(
         "Threads",
         "Speeches run with one thread and more, on an idle machine or next to programs that are "
-        "always busy (`docs/operations.md` has the conclusions). Waiting is what threads do "
-        "between two pieces of work.",
+        'always busy (`docs/operations.md` has the conclusions). The column "waiting" '
+        "names how threads wait between two pieces of work.",
         [
             *("model", "backend", "busy programs", "threads", "waiting"),
             *("first samples, p50", "p95", "RTF, p50", "p95"),
@@ -210,7 +210,7 @@ C_ENGINE = "github.com/gabriele-mastrapasqua/qwen3-tts"
 
 
 def c_engine_table() -> list[str]:
-    """Compare the C engine in turn with this one, from `measure.py c-engine`."""
+    """Compare the C engine with this one, from `measure.py c-engine`."""
     rows: Rows = []
     for result in load_results("c_engine_cpu_*.json"):
         for row in result["rows"]:
@@ -231,11 +231,11 @@ def c_engine_table() -> list[str]:
     return [*lines, *paragraph(published), ""]
 
 
-# Size -> the frames after which its texts are cut, alike in every precision, because their times
-# are compared: all of `TEXTS_OF` take 25 minutes at most on two cores.
+# Size -> number of frames after which its speeches are cut, the same in every precision, so that
+# times can be compared. With these, `TEXTS_OF` takes at most 25 minutes on two cores.
 TEXT_FRAMES = {"0.6b": 30, "1.7b": 20}
 TEXT_RUNS = 2
-TEXTS_OF = {  # result file -> how it is made, in place of what is still missing
+TEXTS_OF = {  # result file -> options of its command, which the page shows while it is missing
     f"texts_cpu_{size}_{name}.json": f"--model random-{size} --backend {backend} "
     f"--runs {TEXT_RUNS} --max-frames {frames}"
     for size, frames in TEXT_FRAMES.items()
@@ -257,11 +257,11 @@ TEXT_FIGURES = {
 
 
 def texts_tables() -> list[str]:
-    """Texts of three lengths by precision, from `measure.py texts`; or the commands to run."""
+    """Show texts of three lengths by precision, from `measure.py texts`, or its commands."""
     results = load_results("texts_cpu_*.json")
     loads: Rows = []
     rows: Rows = []
-    voice: Rows = []  # the system's own, of the first file that has it
+    voice: Rows = []  # the system's own voice, from the first file that has it
     for result in results:
         name = [result["model"], f"{result['backend']}, {result['dtype']}"]
         memory = f"{result['peak_memory_mb']['host']:.0f} MB"
@@ -307,7 +307,7 @@ def texts_tables() -> list[str]:
 
 
 def bandwidth_table() -> list[str]:
-    """Decoding against this machine's memory, from `measure.py bandwidth`."""
+    """Compare decoding with the machine's memory, from `measure.py bandwidth`."""
     rows: Rows = []
     for result in load_results("bandwidth_*.json"):
         cells = [

@@ -14,12 +14,12 @@ def kernel_ptxas(rows: list[list[str]] | None = None) -> list[str]:
     rows = rows_of(PTXAS) if rows is None else rows
     columns = ["model", "weights", "arch", "kernel", "threads", "registers", "stack"]
     return [
-        "# What ptxas says",
+        "# What ptxas reports",
         "",
-        "Written by `tools/kernel_study/ptxas_table.py`; with bf16 weights, or int8 layers.",
+        "`tools/kernel_study/ptxas_table.py` writes this page, for bf16 weights and int8 layers.",
         "CPU s is the compiler's time for all kernels of an architecture. A dash means that they",
-        "were in the cache. Rows of a build without few_step come from the sources before that",
-        "kernel was added: few_step_kernel decodes one to four streams, step_kernel more.",
+        "were in the cache. Builds without a row for few_step were made from older sources. In the",
+        "present ones, few_step_kernel decodes one to four streams, and step_kernel more.",
         "",
         *table([*columns, "spill stores/loads", "CPU s"], rows),
     ]
@@ -33,7 +33,7 @@ def kernel_mutations(rows: list[list[str]] | None = None) -> list[str]:
     return [
         "# What happens when a synchronisation is removed",
         "",
-        "Written by `tools/kernel_study/mutate_kernel.py`: "
+        "`tools/kernel_study/mutate_kernel.py` writes this page: "
         f"{len(rows)} mutants, {unexplained} unexplained.",
         "",
         *table(columns, rows),

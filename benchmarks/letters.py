@@ -1,4 +1,4 @@
-"""How long a text takes to speak, estimated from its characters alone."""
+"""Estimates how long a text takes to speak, from its characters alone."""
 
 import unicodedata
 

@@ -1,6 +1,6 @@
 """The machine of a result file: its CPU, and what else kept it busy before and during the run.
 
-The facts come from files of Linux; where a file is missing, the fact is None: not recorded.
+The facts come from files of Linux. If a file is missing, its fact is None: not recorded.
 """
 
 import subprocess
@@ -97,9 +97,9 @@ class Conditions:
 
 
 def read_bandwidth(num_threads: int) -> float | None:
-    """Return GB/s at which threads read memory together; None without enough room or time.
+    """Return the GB/s at which threads read memory together; None if memory or time is short.
 
-    It is measured in a process of its own, whose buffer is not counted as the run's memory.
+    It is measured in a separate process, so that its buffer does not count as the run's memory.
     """
     command = [sys.executable, __file__, str(num_threads)]
     try:
@@ -110,10 +110,10 @@ def read_bandwidth(num_threads: int) -> float | None:
 
 
 def _read_bandwidth(num_threads: int) -> float:
-    """Return the median of several readings of all of a buffer by numpy.
+    """Return the median speed at which numpy reads a whole buffer, in GB/s.
 
-    The largest of 64-bit integers costs less arithmetic than a sum: it comes within some percent of
-    the best that native code reads on two cores with AVX-512, and needs no compiler.
+    A maximum of 64-bit integers costs less arithmetic than a sum. The result is within some percent
+    of the best that native code reads on two cores with AVX-512, and needs no compiler.
     """
     parts = np.array_split(np.ones(READ_BYTES // 8, np.int64), num_threads)
     seconds: list[float] = []
@@ -127,7 +127,7 @@ def _read_bandwidth(num_threads: int) -> float:
 
 
 def _ticks(root: Path) -> tuple[int, int] | None:
-    """Return CPU time since boot: stolen, and wanted, which is all but idle and waiting."""
+    """Return the stolen CPU time since boot, and all CPU time that was neither idle nor waiting."""
     words = _read(root / "proc/stat").splitlines()[:1]
     if not words:
         return None
@@ -136,7 +136,7 @@ def _ticks(root: Path) -> tuple[int, int] | None:
 
 
 def _read(path: Path) -> str:
-    """Return a file's text, "" where there is none."""
+    """Return a file's text, or "" if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError:

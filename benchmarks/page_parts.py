@@ -1,4 +1,4 @@
-"""What the generated pages share: result files, tables, and the helper that writes a page."""
+"""Functions that the generated pages share: they load results, make tables and write a page."""
 
 import json
 import math
@@ -80,7 +80,7 @@ def not_native(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def timed_on(result: dict[str, Any]) -> str:
-    """Return `machine_of`, marked if the machine disturbed the figures or may have."""
+    """Return `machine_of`, with a mark if the machine disturbed the figures or may have done so."""
     mark = mark_of(result["machine"])
     return f"{machine_of(result)} {mark}" if mark else machine_of(result)
 
@@ -117,7 +117,7 @@ def cell(value: Any) -> str:
 
 
 def digits(value: float, count: int = 3) -> str:
-    """Format a value with so many significant digits, without an exponent."""
+    """Format a value with `count` significant digits, without an exponent."""
     if value == 0:
         return "0"
     places = count - 1 - math.floor(math.log10(abs(value)))
@@ -143,7 +143,7 @@ def source_of(result: dict[str, Any]) -> list[str]:
 
 
 def value(row: dict[str, Any], column: str) -> Any:
-    """row["a"]["b"] for "a.b"; None where there is none."""
+    """Return row["a"]["b"] for "a.b", or None if there is no such value."""
     found: Any = row
     for name in column.split("."):
         found = found.get(name) if isinstance(found, dict) else None

@@ -40,7 +40,7 @@ PAGES: dict[str, Callable[[], list[str]]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write, check or draw; 1 when --check finds a page that is out of date."""
+    """Write, check or draw; return 1 if --check finds a page that is out of date."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "page", nargs="?", metavar="PAGE", choices=PAGES, help=f"one of {', '.join(PAGES)}"

@@ -1,6 +1,6 @@
-"""docs/performance.md: what was measured beside what a device's bandwidth allows, and its plot.
+"""Writes docs/performance.md: measured times beside the least that a device's bandwidth allows.
 
-The tables of a CPU are those of `cpu_page`.
+`cpu_page` makes the tables of a CPU.
 """
 
 import json
@@ -72,7 +72,7 @@ GPU_TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
         ("model", "system", "ms_per_frame.p50", "times_the_best"),
     ),
     "memory": (
-        "Load time and memory (gpu: tensors at their peak; device: all that was taken of it)",
+        "Load time and memory (gpu: tensors at their peak; device: all its memory in use)",
         (
             *("model", "streams", "load_s"),
             *("peak_memory_mb.host", "peak_memory_mb.gpu", "peak_memory_mb.device"),
@@ -95,7 +95,7 @@ GPU_TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def performance() -> list[str]:
-    """Return docs/performance.md: what was measured beside what is calculated."""
+    """Return docs/performance.md: measured figures beside calculated ones."""
     gpus = gpu_results()
     lines = [
         "# Performance",
@@ -151,7 +151,7 @@ def gpu_results() -> dict[str, list[dict[str, Any]]]:
 
 
 def measured_gpu(name: str, results: list[dict[str, Any]]) -> list[str]:
-    """Everything that was measured on one GPU."""
+    """Return the section with everything that was measured on one GPU."""
     lines = [f"### {name}", ""]
     for result in results:
         device = result["device"] or {}
@@ -176,14 +176,14 @@ def measured_gpu(name: str, results: list[dict[str, Any]]) -> list[str]:
 
 
 def told(found: dict[str, Any]) -> str:
-    """Return the status of a step; if it fell short of its goal, how far it came."""
+    """Return the status of a step, and its launches if it fell short of its goal."""
     if found["status"] != "short":
         return found["status"]
     return f"short ({found['result']['launches']} of {found['result']['goal']} launches)"
 
 
 def frame_table(steps: dict[str, Any]) -> list[str]:
-    """Kernel frames beside their floor at the bandwidth that was measured in the same run."""
+    """Return kernel frames beside their floors at the bandwidth that the same run measured."""
     found = (steps.get("frame_times") or {}).get("result")
     if not found:
         return []
@@ -247,7 +247,7 @@ def calculated() -> list[str]:
 
 
 def first_sound_table() -> list[str]:
-    """Floors of the way to the first sound."""
+    """Return the floors of each stage before the first sound."""
     codec = parse_codec_config(speech_tokenizer_config(roofline.RELEASED["0.6B"]))
     vocoder_bytes = 4 * roofline.vocoder_weights(codec)
     rows = []
@@ -262,7 +262,7 @@ def first_sound_table() -> list[str]:
 
 
 def batch_table() -> list[str]:
-    """Floors of a frame of many streams."""
+    """Return the floors of a frame of many streams."""
     rows = []
     for size, config in configs().items():
         for streams in BATCH:
@@ -271,14 +271,14 @@ def batch_table() -> list[str]:
             rows.append([size, streams, f"{bytes_ / 1e6:.0f} MB", ms, streams * FRAME_MS / ms])
     return [
         f"Many streams at position {POSITION} on an {roofline.GPUS[0].name}: weights are read "
-        "once, keys and values by each.",
+        "once, keys and values once for each stream.",
         "",
         *spaced_table(["model", "streams", "bytes a frame", "floor, ms", "times real time"], rows),
     ]
 
 
 def plot(path: str) -> None:
-    """Floors of a bf16 frame by GPU, and what was measured."""
+    """Draw the floors of a bf16 frame by GPU, and measured frames."""
     from benchmarks import common  # brings torch, which the page does not need
 
     pyplot = common.load_pyplot()

@@ -7,11 +7,11 @@ from benchmarks.page_parts import load_result, machine_of, paragraph, spaced_tab
 from benchmarks.performance_page import configs
 from qwen_megakernel.choices import WEIGHTS
 
-# The forms of int8, each by the one name that says all of it.
+# The forms of int8, by their complete names.
 INT8_FORMS = [weights for weights in WEIGHTS if "rows" in weights or "groups" in weights]
 
 
-# What tools/precision_table.py compares, and how this page calls the widths of roofline.py.
+# The variants that tools/precision_table.py compares, and their descriptions on the page.
 VARIANTS = {
     "fp32": "plain decoder, float32",
     "bf16": "plain decoder, bf16, rounded as the official code rounds",
@@ -31,6 +31,7 @@ VARIANTS = {
 }
 
 
+# The widths of roofline.py, and their names on the page.
 WIDTHS = {
     "bf16": "bf16",
     "fp32": "fp32",
@@ -93,7 +94,7 @@ def precision() -> list[str]:
             "`benchmarks/pages.py` writes it from `benchmarks/results/precision.json` (commit "
             f"{result['commit']}, {machine_of(result)}, torch {result['machine']['torch']}). Each "
             f"figure was measured with PyTorch's instruction sets {' and '.join(sets)}; the tables "
-            "have the digits that repeat, or both figures."
+            "have the digits in which both results agree, or both figures."
         ),
         "",
         *paragraph(
@@ -101,10 +102,10 @@ def precision() -> list[str]:
             f"{model['layers'][1]} layers, hidden {model['hidden_size']}, intermediate "
             f"{model['intermediate_size']}, {model['heads'][0]}/{model['heads'][1]} heads of "
             f"{model['heads'][2]}, {model['code_groups']} codes: the 0.6B model's depth, a quarter "
-            f"of its width. It was led along the same codes for {result['frames']} frames (teacher "
-            "forcing). Random weights have flatter logits than trained ones: take the order of the "
-            "rows from here, not the share of changed codes. How each sounds is not known without "
-            "the released weights, so int8 is off unless it is asked for."
+            f"of its width. All variants got the same codes for {result['frames']} frames (teacher "
+            "forcing). Random weights have flatter logits than trained ones, so use the order of "
+            "the rows, not the share of changed codes. How a variant sounds is not known without "
+            "the released weights, so int8 is off by default."
         ),
         "",
         "Variants:",

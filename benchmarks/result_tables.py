@@ -87,7 +87,7 @@ def voices_table() -> list[str]:
         "model": model_of,
         "x-vector": "{summary[x_vector_ms][p50]:.0f} ms",
         "codes": "{summary[codec_ms][p50]:.0f} ms",
-        "a remembered voice": "{summary[cached_voice_ms][p50]:.1f} ms",
+        "a cached voice": "{summary[cached_voice_ms][p50]:.1f} ms",
     }
     return result_table("voices_*.json", columns)
 
@@ -98,7 +98,7 @@ def pipecat_table() -> list[str]:
         "mode": lambda result: "TOKEN" if result["settings"]["token"] else "SENTENCE",
         "pipelines": "{settings[pipelines]}",
         "chunk to frame, p95": "{summary[overhead_ms][p95]:.1f} ms",
-        "event loop held": "{summary[loop_held_ms][max]:.1f} ms CPU, "
+        "event loop blocked": "{summary[loop_held_ms][max]:.1f} ms CPU, "
         "{summary[loop_held_wall_ms][max]:.1f} ms by the clock",
         "interruption to engine, p95": "{summary[quiet_ms][p95]:.2f} ms",
     }
@@ -123,7 +123,7 @@ WORD_TIMES = "word_times_*.json"
 
 def word_times_table() -> list[str]:
     """Return a row for each position in each result of `measure.py word-times`."""
-    columns = ["speech", "words", "their place", "by letters, p50 / p95", "found, p50 / p95"]
+    columns = ["speech", "words", "position", "by letters, p50 / p95", "found, p50 / p95"]
     rows: Rows = [
         (
             result,

@@ -3,8 +3,8 @@
 python benchmarks/roofline.py                        both released sizes on every known GPU
 python benchmarks/roofline.py --bandwidth 4300       at a measured GB/s
 
-Nothing here is measured. A floor is bytes over bandwidth or products over arithmetic, whichever is
-longer; kernels, barriers and the host come on top of it.
+Nothing here is measured. A floor is the time for the bytes at the bandwidth or for the products at
+the arithmetic peak, whichever is longer; kernels, barriers and the host take further time.
 """
 
 import os
@@ -89,8 +89,8 @@ def frame_bytes(config: ModelConfig, itemsize: int, streams: int, position: floa
 
 
 def frame_barriers(config: ModelConfig, *, streams: int) -> int:
-    """Return the grid barriers of the kernel's frame (csrc/README.md): five stages a layer, four a
-    layer of the predictor where one stream decodes alone.
+    """Return the number of grid barriers in a frame of the kernel (csrc/README.md). A layer has
+    five stages; a layer of the predictor has four if one stream decodes alone.
     """
     passes = config.talker.num_code_groups - 1
     predictor_stages = 4 if streams == 1 else 5
@@ -131,7 +131,7 @@ def main() -> None:
     parser.add_argument(
         "--model",
         action="append",
-        help="built-in name of the model whose shapes to take (default: both sizes)",
+        help="built-in name of the model whose shapes to use (default: both sizes)",
     )
     parser.add_argument(
         "--bandwidth",

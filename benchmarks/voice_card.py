@@ -12,14 +12,14 @@ CARD_HEAD = """\
 
 A small text-to-speech checkpoint of this project in the Qwen3-TTS-12Hz architecture and file
 layout, so that the first demo speaks without a download. It is a demonstration, not a good voice,
-and holds no weight of Qwen's. How it is made: `tools/demo_voice/README.md`.
+and holds no weight of Qwen's. `tools/demo_voice/README.md` shows how it is made.
 
 | | |
 |---|---|
 | says | everyday English in one flat voice (100 Hz, monotone) |
 | size | {talker:.1f} M + {vocoder:.1f} M parameters (talker bf16, vocoder fp16), {size:.1f} MB |
 | frame | 8 codebooks of 256 codes, 80 ms, 24 kHz |
-| ask for | nothing, or `voice="demo"`, `language="english"` |
+| options of a request | none, or `voice="demo"`, `language="english"` |
 | cannot | clone voices: the codec encoder is left out; follow an instruction: it is ignored |
 | trained on | speech of espeak-ng 1.51, one voice; nothing recorded from people |
 | licence | Apache-2.0, as the project |
@@ -28,9 +28,9 @@ and holds no weight of Qwen's. How it is made: `tools/demo_voice/README.md`.
 
 From `benchmarks/results/{result}` (commit {commit}),
 on {machine}. The sentences were not
-trained on. A word is right if most of its frames were drawn close to the reference's: that is
-strict, and does not see faults of the vocoder. Sampling is the checkpoint's own; no voice and no
-language are named.
+trained on. A word is right if most of its frames were drawn close to the reference's. This is
+strict, and does not show faults of the vocoder. The requests used the checkpoint's own sampling and
+named no voice and no language.
 """
 
 
@@ -44,9 +44,9 @@ does.
 CARD_RECOGNISER = """
 pocketsphinx, an old recogniser that is weak on synthetic voices, gets {wrong_full:.0f} %
 (stepwise {wrong_stepwise:.0f} %) of the words wrong on {sentences} of the sentences written by
-hand; asked which of them was said, it is right in {told_full:.0f} % ({told_stepwise:.0f} %).
-Of the codes of the reference, where only the vocoder can be at fault, it gets
-{wrong_reference:.0f} % wrong.
+hand. If it only has to choose the right one of these sentences, it is right in
+{told_full:.0f} % ({told_stepwise:.0f} %). For the codes of the reference, where only the vocoder
+can cause errors, it gets {wrong_reference:.0f} % of the words wrong.
 """
 
 
@@ -55,8 +55,8 @@ CARD_LIMITS = """
 
 No listener has judged the voice. It is one voice with one pitch, and it expresses no feeling. The
 model begins with 0.2 to 0.4 s of silence, because the training target waits until enough of the
-first word is there; the engine keeps 60 ms of it (`leading_silence` in `config.json`). The voice
-guesses words that it has not met from their spelling, and often wrongly. Give it long texts as
+first word is known; the engine keeps 60 ms of it (`leading_silence` in `config.json`). The voice
+guesses the pronunciation of unknown words from their spelling, often wrongly. Give it long texts as
 sentences of under 100 characters.
 """
 

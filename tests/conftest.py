@@ -39,13 +39,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def backend(request: pytest.FixtureRequest) -> str:
-    """The backend of tests about something else."""
+    """The backend of tests that are about something else."""
     return request.config.getoption("--backend")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Built-in checkpoints of this run are written here, not into the user's cache."""
+    """A folder for the built-in checkpoints of this run, in place of the user's cache."""
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("QWEN_MEGAKERNEL_CACHE", str(folder))
@@ -54,7 +54,7 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session", autouse=True)
 def build_cache() -> Iterator[Path]:
-    """Compiled kernels outlive the run: a change of sources or flags makes new ones."""
+    """A cache of compiled kernels that outlives the run; new sources or flags have new entries."""
     folder = Path(__file__).parents[1] / "build" / "kernels"
     with pytest.MonkeyPatch.context() as patch:
         if "QWEN_MEGAKERNEL_BUILD_CACHE" not in os.environ:
@@ -64,9 +64,9 @@ def build_cache() -> Iterator[Path]:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Toy tensors are faster on one thread, and sums do not depend on the machine's cores.
+    """Let PyTorch use one thread: toy tensors are faster, and sums do not depend on the cores.
 
-    Commands that a test runs inherit it: the tests themselves keep all cores busy.
+    Commands that a test runs inherit this, because the tests keep all cores busy.
     """
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
@@ -76,7 +76,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def quick_conditions() -> Iterator[None]:
-    """Result files of tests neither wait for an idle machine nor read all of its memory."""
+    """Let commands of tests neither wait for an idle machine nor measure its memory."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(machine, "IDLE_SECONDS", 0)
         patch.setattr(machine, "read_bandwidth", lambda num_threads: 1.0)
@@ -91,7 +91,7 @@ def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 
 @pytest.fixture(scope="module")
 def reader_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the reader of a page works: with a recording, and with what earlier snippets left."""
+    """The folder of a page's reader, with a recording and the files of earlier snippets."""
     import soundfile
     import waveforms
 

@@ -1,4 +1,4 @@
-"""16-bit PCM, audio files that are whole or absent, gaps in playback, leading silence."""
+"""16-bit PCM, audio files that are complete or absent, gaps in playback, leading silence."""
 
 import errno
 import multiprocessing
@@ -36,7 +36,7 @@ def tone(seconds: float, amplitude: float = 0.5) -> np.ndarray:
 
 
 def read_wav(path: Path) -> np.ndarray:
-    """Read with the standard library, which insists on a correct header."""
+    """Read a file with the standard library, which requires a correct header."""
     with wave.open(str(path)) as file:
         assert (file.getnchannels(), file.getsampwidth(), file.getframerate()) == (1, 2, RATE)
         data = file.readframes(file.getnframes())
@@ -258,7 +258,8 @@ def test_a_file_that_cannot_be_renamed_is_reported(tmp_path: Path, monkeypatch):
 
 def test_gaps_of_a_player_that_waits_for_its_buffer():
     times, durations = [100, 150, 400, 420], [80, 160, 80, 80]
-    # Without a buffer: plays 100..180, 180..340, dry until 400, then 400..560.
+    # Without a buffer, the player plays 100..180, 180..340, has a gap until 400, and plays
+    # 400..560.
     assert playback_gaps(times, durations, 0) == [60]
     assert playback_gaps(times, durations, 59) == [1]
     assert playback_gaps(times, durations, 60) == []

@@ -16,7 +16,7 @@ RATE = 8000
 
 
 def values_of(encoding: str) -> np.ndarray:
-    """What each of the 256 codes stands for, in 16 bits, by the segments of the standard's tables.
+    """Return the 16-bit value of each of the 256 codes, by the segments of the standard's tables.
 
     mu-law (table 2): all bits inverted; a segment e and a step m are (2 m + 33) 2^e - 33, of 14
     bits. A-law (table 1): even bits inverted; (2 m + 1) in segment 0, else (2 m + 33) 2^(e - 1), of

@@ -1,4 +1,4 @@
-"""Scripts for the official package run here with another import, and give the same speech."""
+"""Scripts for the official package run here with a changed import, and give the same speech."""
 
 import base64
 import io
@@ -126,7 +126,7 @@ def test_a_script_says_the_same_with_both_packages(
     for (wavs, rate), (our_wavs, our_rate) in zip(official, ours, strict=True):
         assert rate == our_rate == 24000 and len(wavs) == len(our_wavs)
         for wav, our_wav in zip(wavs, our_wavs, strict=True):
-            lost = len(our_wav) - len(wav)  # the official cut behind a reference
+            lost = len(our_wav) - len(wav)  # the official cut after a reference
             assert our_wav.dtype == wav.dtype == np.float32 and len(our_wav) and 0 <= lost <= 1
             assert np.abs(our_wav[lost:] - wav).max() <= PCM16
 

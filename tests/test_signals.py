@@ -32,7 +32,7 @@ def test_signals_wait_for_the_end_of_the_block():
 
 
 def test_a_block_that_does_not_end_can_be_left(monkeypatch):
-    """The demo waits in such a block for a pipeline, which may hang."""
+    """The demo waits for a pipeline in such a block, and the pipeline may hang."""
     monkeypatch.setattr(signals, "GRACE_S", 0.0)
     done = []
     with pytest.raises(KeyboardInterrupt), signals.deferred_signals():

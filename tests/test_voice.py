@@ -1,4 +1,4 @@
-"""Voice files: whole ones, damaged ones, and those of other programs."""
+"""Voice files: complete ones, damaged ones, and those of other programs."""
 
 import struct
 
@@ -92,7 +92,7 @@ def test_damaged_presets_are_refused(tmp_path):
     path = tmp_path / "voice_presets.bin"
     save_presets(path, [make("a", dim=128), make("b", dim=128)])
     whole = path.read_bytes()
-    evenly = 2 * 4 * 16  # as many bytes from each of the two voices: no longer told by the size
+    evenly = 2 * 4 * 16  # the same bytes of both voices: the size does not show it
     traversal = whole.replace(b"a\0\0\0\0\0\0\0\0\0", b"../../../a")
     nan = whole[:-4] + struct.pack("<f", float("nan"))
     for data in (whole[:-1], whole[:3], b"", whole[:-evenly], b"\xff" * 100, traversal, nan):

@@ -1,8 +1,8 @@
 """Speak texts of growing length and look for decay: python tools/long_audio_test.py --model ...
 
-The table has for each text whether the model ended by itself, how long it spoke, how often code 0
-repeats, and how much its entropy falls from the first half to the second. A decoder that decays has
-repeats above 10 % or a fall above 0.25 bits.
+For each text, the table shows whether the model ended by itself, how long it spoke, how often code
+0 repeats, and how far its entropy falls from the first half to the second. A decoder that decays
+has repeats above 10 % or a fall above 0.25 bits.
 """
 
 import argparse

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Measure what half precision costs, by part of the decoder, and write docs/precision.md.
+"""Measure the errors of half precision and int8 by part of the decoder; write docs/precision.md.
 
-Every variant is teacher-forced along the same codes, so that one flipped code does not count again
-in all that follows. Each is compared with the plain decoder in float32 on the same bf16 weights.
-Two processes do it side by side, with PyTorch's best instruction set and with its plainest; the
-page has the digits on which they agree. It takes minutes.
+Every variant decodes the same codes (teacher forcing), so that a different code does not count
+again in later frames. Each is compared with the plain decoder in float32 on the same bf16 weights.
+Two processes run side by side, with PyTorch's best instruction set and with its plainest; the page
+has the digits on which they agree. This takes minutes.
 """
 
 import argparse
@@ -89,7 +89,7 @@ def random_checkpoint(config: ModelConfig) -> Any:
 
 
 def begin(decoder: Any, prompt: int) -> None:
-    """Start the same prompt in a decoder; its pad row stands for the text of every frame."""
+    """Start prompt number `prompt` in a decoder; its pad row stands for the text of every frame."""
     generator = torch.Generator().manual_seed(100 + prompt)
     rows = EMBEDDING_STD * torch.randn(NUM_POSITIONS + 1, WIDTH, generator=generator)
     rows = rows.bfloat16().to(decoder.embeddings.dtype)
@@ -106,7 +106,7 @@ def stages(decoder: Any, prompt: int, forced: Tensor) -> tuple[dict[str, Tensor]
     def tap(name: str, value: Tensor) -> None:
         part, what, *number = name.split(".")
         label = f"{part} after layer {int(number[0]) + 1}" if number else f"{part} {what}"
-        # the last position: that of a frame, or of the last code
+        # the last position is that of a frame or of the last code
         seen.setdefault(label, []).append(value[-1].float())
 
     def tap_hidden(name: str, value: Tensor) -> None:
@@ -186,7 +186,7 @@ def compare(decoders: dict[str, Any]) -> dict[str, Any]:
 
 
 def one_run() -> dict[str, Any]:
-    """Return the figures with the instruction set that PyTorch takes in this process."""
+    """Return the figures with the instruction set that PyTorch uses in this process."""
     return {
         "torch_instruction_set": torch.backends.cpu.get_cpu_capability(),
         "variants": compare(make_variants(narrow_config())),

@@ -2,17 +2,17 @@
 
 python tools/verify_mtp_projection.py FOLDER [--reference FILE | --write-reference FILE]
 
-The embeddings of all codes, the heads and `small_to_mtp_projection` (which a checkpoint has if its
-two hidden sizes differ) must be there, no more and no fewer, with the shapes that config.json asks
-for, finite and of plausible size; no two of them may be equal, and the projection must have full
-rank. None of this detects rows in another order, or another model of the same shapes.
+A checkpoint must have exactly the embeddings of all codes, the heads and, if its two hidden sizes
+differ, `small_to_mtp_projection`, with the shapes that follow from config.json. All values must be
+finite and of plausible size; no two tensors may be equal, and the projection must have full rank.
+None of this detects rows in another order, or another model of the same shapes.
 
-A reference does: it holds products of each of these matrices with fixed inputs, made by a program
-that reads the weights in another way. It is a safetensors file with `NAME`: [4, rows] float32 for
-each matrix `NAME` [rows, cols]; row i of it is matrix @ inputs[i] (+ bias), where inputs[i, j] =
-sin((i + 1) * (j + 1)).
+A reference detects both: it holds products of each of these matrices with fixed inputs, made by a
+program that reads the weights in another way. It is a safetensors file with `NAME`: [4, rows]
+float32 for each matrix `NAME` [rows, cols]; row i of it is matrix @ inputs[i] (+ bias), where
+inputs[i, j] = sin((i + 1) * (j + 1)).
 
-The exit code is 0 if all is as it should be, else 1.
+The exit code is 0 if all checks pass, else 1.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def expected(talker: dict) -> dict[str, tuple[int, ...]]:
 
 
 def stored(path: Path) -> dict[str, tuple[int, ...]]:
-    """Return names and shapes of those tensors that the file has."""
+    """Return names and shapes of these tensors in the file."""
     kinds = ("talker.model.codec_embedding.", PROJECTION)
     kinds += tuple(f"{PREDICTOR}{kind}." for kind in ("model.codec_embedding", "lm_head"))
     with safe_open(path, framework="numpy") as file:
@@ -74,7 +74,7 @@ def read(path: Path, name: str) -> np.ndarray:
 
 
 def problems(path: Path, talker: dict) -> list[str]:
-    """Return what is wrong with names and shapes, or else with values that can be judged alone."""
+    """Return what is wrong with names and shapes or, if nothing is, with each tensor's values."""
     wanted, found = expected(talker), stored(path)
     wrong = [
         f"{name}: {found.get(name, 'missing')}; need {wanted.get(name, 'none')}"
@@ -94,7 +94,7 @@ def problems(path: Path, talker: dict) -> list[str]:
 
 
 def faults(name: str, values: np.ndarray) -> list[str]:
-    """Return what is wrong with a tensor, whatever the others are."""
+    """Return what is wrong with the values of one tensor."""
     if not np.isfinite(values).all():
         return ["NaN or infinity"]
     rms, most = rms_of(values), float(np.abs(values).max())

@@ -1,16 +1,16 @@
 """Load a speech server: Poisson arrivals (--rps) or a number of listeners at once (--concurrency).
 
-Any OpenAI-compatible server will do, so that other servers can be measured in the same way:
+It can measure any OpenAI-compatible server in the same way:
 
     python -m qwen_megakernel serve --model demo-voice &
     python benchmarks/load_test --url http://127.0.0.1:8090 --rps 1,2,4 --pid $!
 
 First audio is reported in two ways: `first_byte` is the first byte of audio, `first_audible` the
 first sound that a listener hears (two 20 ms windows in a row above -45 dBFS, the second 10 ms after
-the first), both since the first byte of the request's body; `first_byte_planned` counts from the
-planned arrival. Percentiles are nearest-rank. The definitions are those of nari-labs' benchmark of
-speech servers (docs/tts_bench/methodology.md) and, for `planned` and `c50`, of SGLang-Omni's; the
-arrivals are drawn by SHA-256 as theirs are, but are not the same draws.
+the first), both counted from the first byte of the request's body; `first_byte_planned` counts from
+the planned arrival. Percentiles are nearest-rank. The definitions are those of nari-labs' benchmark
+of speech servers (docs/tts_bench/methodology.md) and, for `planned` and `c50`, of SGLang-Omni's;
+the arrivals are drawn with SHA-256, as theirs are, but they are other draws.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
     root.add_argument(
         "--word-ms",
         type=parsing.positive,
-        help="send the text over the WebSocket, one word each so many milliseconds",
+        help="send the text over the WebSocket, a word at a time; milliseconds between two words",
     )
     root.add_argument(
         "--max-in-flight",
@@ -76,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
         "--seed", type=int, default=0, help="seed of arrivals and of the order of texts"
     )
     root.add_argument("--prompts", metavar="FILE", help="file of texts to speak, one per line")
-    root.add_argument("--voice", help="voice that the requests ask for")
+    root.add_argument("--voice", help="voice that the requests name")
     root.add_argument("--language", help="language that the requests name")
     root.add_argument("--model-name", help="value of the requests' field `model`")
     root.add_argument(
@@ -100,7 +100,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Measure and report; return 1 when a request failed."""
+    """Measure and report; return 1 if a request failed."""
     if not args.rps and not args.concurrency:
         raise UsageError("No load is given.", hint="Give --rps 1,2,4 or --concurrency 1,4,16.")
     args.texts = list(PROMPTS)

@@ -40,7 +40,7 @@ async def open_loop(
 async def closed_loop(
     speak: Callable[[str, float], Awaitable[None]], args: argparse.Namespace, count: int, seed: int
 ) -> None:
-    """Run `count` listeners, each of whom asks again as soon as an answer is complete."""
+    """Run `count` listeners; each sends its next request as soon as an answer is complete."""
     began = time.perf_counter()
 
     async def listen(listener: int) -> None:
@@ -88,7 +88,7 @@ async def measure_level(
 
 @dataclass
 class Watch:
-    """Samples of requests in flight and of memory."""
+    """Samples the number of requests in flight and the memory of the server."""
 
     client: SpeechClient
     pid: int | None
@@ -108,7 +108,7 @@ class Watch:
             await asyncio.sleep(SAMPLE_EVERY_S)
 
     def peaks(self) -> dict[str, Any]:
-        """Return the largest of each, and the mean in flight."""
+        """Return the largest sample of each kind, and the mean number of requests in flight."""
         return {
             "in_flight_mean": sum(self.in_flight) / max(1, len(self.in_flight)),
             "in_flight_peak": max(self.in_flight, default=0),

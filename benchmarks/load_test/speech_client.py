@@ -1,8 +1,8 @@
 """A client of any OpenAI-compatible speech server that times the answers.
 
-Times of a request count from the first byte of its body, so that connecting is no part of them, as
-in nari-labs' benchmark; `planned` times count from the moment at which the load generator meant to
-send it, as in SGLang's. A simulated player without a buffer plays the audio.
+Times of a request count from the first byte of its body, without connecting, as in nari-labs'
+benchmark; `planned` times count from the moment at which the load generator meant to send it, as in
+SGLang's. A simulated player without a buffer plays the audio.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ class Heard:
     error: str | None = None
 
     def add(self, piece: bytes) -> None:
-        """Audio arrives."""
+        """Record a piece of audio and the time of its arrival."""
         self.arrivals.append(time.perf_counter())
         self.pieces.append(piece)
 
@@ -68,7 +68,7 @@ class Heard:
 
 
 def played_at_ms(times_ms: list[float], durations_ms: list[float], position_ms: float) -> float:
-    """Return when a player that starts at once plays what lies `position_ms` into the audio.
+    """Return when a player that starts at once plays the sound at `position_ms` of the audio.
 
     Args:
         times_ms: when each piece arrived, in order.
@@ -93,8 +93,8 @@ class SpeechClient:
         body: fields of every request but `input`.
         api_key: sent as a bearer token.
         timeout_s: the longest time for a whole request.
-        word_ms: send the text over the WebSocket of vLLM-Omni, one word each so many milliseconds;
-            None: send it whole, over HTTP.
+        word_ms: milliseconds between two words of the text, which are then sent over the WebSocket
+            of vLLM-Omni; None: send the whole text over HTTP.
     """
 
     def __init__(

@@ -16,9 +16,9 @@ PROMPTS = (
     "Turn left after the bridge. The station is on your right.",
 )
 
-# Lengths of speech in frames, as long as no released weights provide better ones: lognormal around
-# 71 frames (5.7 s, the mean of the CustomVoice model on Seed-TTS English), from a short word to
-# 17.6 s.
+# Lengths of speech in frames, until released weights provide better ones: a lognormal distribution
+# around 71 frames (5.7 s, the mean of the CustomVoice model on Seed-TTS English), from a short word
+# to 17.6 s.
 MEAN_FRAMES, SIGMA, SHORTEST, LONGEST = 71, 0.35, 12, 220
 
 
@@ -37,7 +37,7 @@ def arrivals(seed: int, rps: float, duration_s: float) -> Iterator[float]:
 
 
 def prompt_order(seed: int, num_prompts: int, num_requests: int) -> list[int]:
-    """Yield every prompt once in a random order, then again in another order, without end."""
+    """Return the order of the prompts: all once in a random order, then in another, and so on."""
     order: list[int] = []
     while len(order) < num_requests:
         key = {i: uniform(seed, f"prompt {len(order)}", i) for i in range(num_prompts)}
@@ -53,7 +53,7 @@ def num_frames(seed: int, index: int) -> int:
 
 
 def numbers(kind: Callable[[str], float]) -> Callable[[str], list[float]]:
-    """Return argparse's type of a list of positive numbers with commas."""
+    """Return a function that parses positive numbers separated by commas, for argparse."""
 
     def parse(text: str) -> list[float]:
         found = [kind(part) for part in text.split(",")]

@@ -1,6 +1,6 @@
 """Compare this engine with one written in C: github.com/gabriele-mastrapasqua/qwen3-tts.
 
-Both speak the same random checkpoint on the same cores, in turn. The C engine runs as its own
+Both speak the same random checkpoint on the same cores, alternately. The C engine runs as its own
 program and reports its figures itself; it must be built beforehand (`make blas`).
 """
 
@@ -43,7 +43,7 @@ REPORT = {
     common.add_plain_options,
 )
 def c_engine(args: argparse.Namespace) -> int:
-    """Speak in turn with both engines; write the result file after each form of weights."""
+    """Speak alternately with both engines; write the result file after each form of weights."""
     if not args.program.is_file():
         raise UsageError(f"There is no program {args.program}.", hint="Build it with `make blas`.")
     files = loading.resolve(args.model)

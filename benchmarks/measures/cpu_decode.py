@@ -1,7 +1,7 @@
-"""Compare the CPU decoder with the memory and with PyTorch, in turn in one process.
+"""Compare the CPU decoder with the memory and with PyTorch, alternately in one process.
 
-A frame reads all weights, so memory sets a floor: a frame's bytes over the bandwidth, which is
-measured between the frames that are compared with it.
+A frame reads all weights, so memory sets a floor: a frame's bytes divided by the bandwidth, which
+is measured between the frames.
 """
 
 import argparse
@@ -43,7 +43,7 @@ AS_STORED = "stored"  # weights as the checkpoint has them
         help="forms of weights to compare: stored, int8, int8-rows, ...",
     ),
     common.option(
-        "--threads", type=parsing.at_least(1), help="numbers of streams to decode at once"
+        "--threads", type=parsing.at_least(1), help="number of threads (default: one per core)"
     ),
     common.count("--rounds", 15, "number of turns that each decoder has"),
     common.option("--without-torch", action="store_true", help="measure the native decoder only"),
@@ -125,7 +125,7 @@ SPEECH = ("first_frame_ms", "first_chunk_ms", "rtf", "decode_ms_per_frame", "voc
 
 @common.takes(partial(common.add_arguments, runs=5, warmup=1))
 def cpu_speech(args: argparse.Namespace) -> int:
-    """Speak in turn with an engine for each backend of a CPU."""
+    """Speak alternately with an engine for each backend of a CPU."""
     loaded = endless(loading.load(loading.resolve(args.model or "demo-voice")))
     settings = {"text": args.text, "runs": args.runs, "weights": args.weights or AS_STORED}
     with contextlib.ExitStack() as stack:
@@ -150,7 +150,7 @@ def cpu_speech(args: argparse.Namespace) -> int:
 
 
 class Made:
-    """A decoder, the time and memory that making it took, and its turns."""
+    """A decoder, and measurements of its load time, its memory, its prompts and its frames."""
 
     def __init__(
         self,
@@ -183,14 +183,15 @@ class Made:
         self.private_mb = (private_bytes() - before - packed) / 1e6
 
     def prompt_ms(self, length: int, turn: int) -> float:
-        """Return the milliseconds of a prompt that begins like none before it."""
+        """Return the milliseconds of a prompt whose beginning is not cached."""
         prefill = self._prefill(length, length + 1000 * (turn + 1))
         started = time.perf_counter()
         self.decoder.prefill(0, prefill, Sampling(), seed=turn, part=0)
         return 1000 * (time.perf_counter() - started)
 
     def frame_ms(self, num_streams: int) -> float:
-        """Return the milliseconds of a frame of so many streams, the second after their prompts."""
+        """Return the milliseconds of a frame of `num_streams` streams, the second after their
+        prompts."""
         for slot in range(num_streams):
             self.decoder.prefill(
                 slot, self._prefill(PROMPTS[0], slot), Sampling(), seed=slot, part=0
@@ -214,7 +215,7 @@ class Made:
 
 
 def private_bytes() -> int:
-    """Return this process's memory that no file backs."""
+    """Return the bytes of this process's memory that no file backs."""
     for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         if line.startswith("RssAnon:"):
             return 1024 * int(line.split()[1])
@@ -222,7 +223,7 @@ def private_bytes() -> int:
 
 
 def tell(row: dict[str, Any]) -> None:
-    """Print a line while the measurement goes on."""
+    """Print the line of a finished row."""
     print(
         f"{row['model']:>12} {row['weights']:>8} {row['backend']:>5} {row['streams']} streams "
         f"{row['ms_per_frame']['p50']:8.2f} ms a frame, {row['times_the_floor']:.2f} times the "

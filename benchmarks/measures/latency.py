@@ -1,7 +1,7 @@
 """Measure how long a text takes to its first sound and to its end.
 
-Each measurement writes the result file after every row, so that finished rows remain if the time is
-up.
+Each measurement writes the result file after every row, so that finished rows remain if the run is
+ended early.
 """
 
 import argparse
@@ -23,8 +23,8 @@ from qwen_megakernel.records import Prefill, Sampling, SpeechRequest
 
 PROMPT_POSITIONS = (10, 30, 110, 200)
 TEXT = workload.PROMPTS[0]
-# As in the table of docs/ledger.md, row A18: its short and its medium text, and, of its long one, a
-# quotation from a novel, the length.
+# The short and the medium text of the table behind row A18 of docs/ledger.md. The table's long text
+# quotes a novel; this one has the same length.
 TEXTS = {
     "short": "Hello world.",
     "medium": "The quick brown fox jumps over the lazy dog near the riverbank.",
@@ -43,12 +43,11 @@ FIRST_PACKETS = (1, 3, None)  # frames; None: the whole speech in one piece
     common.count("--runs", 20, "number of times that each stage is measured"),
 )
 def first_sound(args: argparse.Namespace) -> int:
-    """Measure the way from a text to its first sound, stage by stage and as a whole, and the very
-    first request.
+    """Measure the time from a text to its first sound, stage by stage and as a whole, and of the
+    very first request.
 
-    Stages are measured on the engine's own parts, and each is waited for by itself; `first_chunk`
-    is what a caller of the engine sees. The rows `request 1 cold` and `request 10` show what
-    warm-up is worth.
+    Stages run on the engine's own parts, one after another; `first_chunk` is the time that a caller
+    of the engine waits. The rows `request 1 cold` and `request 10` show what the warm-up saves.
     """
     loaded = loading.load(loading.resolve(args.model or "random-0.6b"))
     settings = {"backend": args.backend, "device": args.device, "dtype": args.dtype}
@@ -78,7 +77,7 @@ def first_sound(args: argparse.Namespace) -> int:
 
 
 def timed(tts: TTSEngine, work: Callable[[], Any], repeats: int) -> list[float]:
-    """Return the milliseconds of `work` on the engine's thread, the device's part included."""
+    """Return the milliseconds of `work` on the engine's thread and on the device."""
 
     def once() -> float:
         started = time.perf_counter()
@@ -91,7 +90,7 @@ def timed(tts: TTSEngine, work: Callable[[], Any], repeats: int) -> list[float]:
 
 
 def stages(tts: TTSEngine, repeats: int) -> Iterator[tuple[str, list[float]]]:
-    """Return the milliseconds of one stage after the other, `repeats` times each."""
+    """Yield each stage with its milliseconds, measured `repeats` times."""
     parts = tts._loop.stages
     request = SpeechRequest(TEXT, voice=tts.default_voice)
     ids = tts._tokenizer.encode(TEXT)
@@ -133,8 +132,8 @@ def stages(tts: TTSEngine, repeats: int) -> Iterator[tuple[str, list[float]]]:
 def first_chunks(tts: TTSEngine, repeats: int) -> list[float]:
     """Return the milliseconds from the call to the first chunk, one request after another.
 
-    Each request is read to its end: if it were only closed, a step, and perhaps a chunk, would
-    still be in the way of the next.
+    Each request is read to its end. If it were only closed, its last step or chunk could delay the
+    next request.
     """
     found = []
     for index in range(repeats):
@@ -194,7 +193,7 @@ def texts(args: argparse.Namespace) -> int:
 def speak(
     tts: TTSEngine, args: argparse.Namespace, text: str, first: int | None, index: int
 ) -> dict[str, float]:
-    """Speak one utterance and read it as it comes: after `first` frames, or in one piece."""
+    """Speak one utterance, with a first chunk of `first` frames or, for None, in one chunk."""
     chunks_of = {"first_chunk_frames": args.max_frames, "chunk_frames": args.max_frames}
     stream = tts.stream(
         text,

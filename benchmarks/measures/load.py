@@ -31,11 +31,11 @@ LIMITS = {  # figure -> (which of its numbers, at most)
     "underruns_added": ("max", 0.0),
 }
 METRICS = {
-    "first_byte_overhead_ms": "request to first byte, less the engine's time to a chunk",
-    "chunk_overhead_ms": "engine's chunk to its last byte at the client, of --streams",
-    "crowd_chunk_overhead_ms": "engine's chunk to its last byte at the client, of --crowd",
-    "underruns_added": "interruptions of each of --crowd, less those of the engine",
-    "real_first_byte_overhead_ms": "request to first byte, less the time of --model's engine",
+    "first_byte_overhead_ms": "time to the first byte, minus the engine's to the first chunk",
+    "chunk_overhead_ms": "time from a chunk to its last byte at the client, --streams",
+    "crowd_chunk_overhead_ms": "time from a chunk to its last byte at the client, --crowd",
+    "underruns_added": "gaps in each stream of --crowd, minus those of the engine",
+    "real_first_byte_overhead_ms": "time to the first byte, minus that of --model's engine",
 }
 TEXT = "Your table for two is ready."
 FEW_FRAMES = 3  # the length of requests for which only the first byte counts
@@ -79,11 +79,11 @@ def open_loop(args: argparse.Namespace) -> int:
     """Serve requests that arrive at random (--rps), or listeners who play one speech after another
     (--listeners).
 
-    Lengths are drawn (load_test/workload.py), so the end token is masked: its row of the codec head
-    is zero, which puts it far below the 50 best. Sampling is the real one. First audio counts from
-    the call and from the planned arrival; a run is an underrun when a player with no buffer, or
-    100 ms, would stop. Every load is repeated beside each number of busy programs (--busy). The
-    result file is written after each load.
+    The lengths of speeches are drawn (load_test/workload.py), so the end token is masked: its row
+    of the codec head is zero, which puts it far below the 50 best. Sampling is not changed. First
+    audio counts from the call and from the planned arrival; an underrun is a speech in which a
+    player with no buffer, or with 100 ms, would stop. Every load is repeated beside each number of
+    busy programs (--busy). The result file is written after each load.
     """
     if not args.rps and not args.listeners:
         raise UsageError("No load is given.", hint="Give --rps 1,10,20, --listeners 8,16 or both.")
@@ -130,7 +130,7 @@ class Played:
     num_frames: int
 
     def underruns(self, buffer_ms: float) -> int:
-        """Return how often a player with this buffer runs dry."""
+        """Return how often a player with this buffer runs out of audio."""
         return len(audio.playback_gaps(self.chunk_ms, self.chunk_audio_ms, buffer_ms))
 
 
@@ -318,7 +318,7 @@ async def one_by_one(url: str, num_requests: int) -> list[float]:
 
 
 async def together(url: str, num_streams: int) -> tuple[list[float], list[float]]:
-    """Return chunk overheads in ms, and each stream's added underruns, of streams side by side."""
+    """Run streams side by side; return chunk overheads in ms and each stream's added underruns."""
     from benchmarks.load_test.speech_client import SpeechClient
 
     overheads, added = [], []

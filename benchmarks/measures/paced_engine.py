@@ -1,7 +1,7 @@
 """An engine without a model: a thread that delivers silence in the engine's chunks, at a fixed
 pace.
 
-It measures what a service or a server adds: every chunk carries the time of its delivery.
+It shows the time that a service or a server adds: every chunk carries the time of its delivery.
 """
 
 import threading
@@ -26,7 +26,7 @@ _STAMP_SAMPLES = 4  # nanoseconds in 64 bits
 def handed_over(pcm: bytes) -> float:
     """Return when the chunk that begins with these bytes was delivered, in `time.perf_counter()`.
 
-    On Linux that clock is one for all processes.
+    On Linux, all processes share this clock.
     """
     return int(np.frombuffer(pcm[: 2 * _STAMP_SAMPLES], np.int64)[0]) / 1e9
 
@@ -48,7 +48,7 @@ class PacedEngine:
 
     Args:
         rtf: seconds that it takes to make a second of audio.
-        speech_frames: length of every utterance, whatever its text; requests may ask for less.
+        speech_frames: length of every utterance, whatever its text; a request may lower it.
         num_slots: the number that it reports; it speaks every stream at once.
     """
 
@@ -75,7 +75,7 @@ class PacedEngine:
         max_frames: int | None = None,
         **_: Any,
     ) -> SpeechStream:
-        """Start a request; of its options only the numbers of frames count."""
+        """Start a request; of its options, only the numbers of frames have an effect."""
         request = SpeechRequest(
             text=text,
             chunk_frames=chunk_frames,
@@ -88,7 +88,7 @@ class PacedEngine:
         return SpeechStream(state, self, RequestText(), PacedText())
 
     def find_voice(self, voice: None) -> None:
-        """Return no voice, whichever is asked for."""
+        """Return None for every voice."""
 
     def close(self) -> None:
         """Stop the thread."""
@@ -122,4 +122,4 @@ class PacedEngine:
 
 
 def _nothing() -> None:
-    """Do nothing: the thread looks every millisecond anyway."""
+    """Do nothing: the thread checks the streams every millisecond anyway."""

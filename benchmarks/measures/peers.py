@@ -1,6 +1,6 @@
 """Compare decoders on one checkpoint: every backend and, where installed, the official package.
 
-Each decodes whole frames of one stream after the same prompt length, sampled, in one process on one
+Each samples whole frames of one stream, after a prompt of the same length, in one process on one
 device. The official package generates through transformers, as its users do; its figure includes
 its prompt.
 """
@@ -84,7 +84,7 @@ def peers(args: argparse.Namespace) -> int:
 
 
 def decoder_ms(loaded: Any, backend: Backend, dtype: torch.dtype, frames: int) -> list[float]:
-    """Return the milliseconds per frame of every step, the first few left out."""
+    """Return the milliseconds per frame of every step but the first two."""
     decoder = make_decoder(
         loaded,
         backend,

@@ -41,8 +41,8 @@ def pipecat(args: argparse.Namespace) -> int:
     """Measure, report, and compare with the limits."""
     logger.remove()
     asyncio.run(asyncio.wait_for(run_once(args), 120))  # the warm-up
-    # As an agent should do (docs/pipecat.md): a collection of what the libraries have made holds
-    # the event loop up for a tenth of a second.
+    # As an agent should do (docs/pipecat.md): a garbage collection over the libraries' objects
+    # blocks the event loop for a tenth of a second.
     gc.collect()
     gc.freeze()
     runs = [asyncio.run(asyncio.wait_for(run_once(args), 120)) for _ in range(args.runs)]
@@ -121,11 +121,11 @@ async def run_once(args: argparse.Namespace) -> dict[str, list[float]]:
 
 
 def _watch_loop() -> Callable[[], tuple[float, float]]:
-    """Time every callback of the event loop; call the result for the longest: CPU time and wall
-    time, in s.
+    """Time every callback of the event loop. Calling the result stops this and returns the longest
+    CPU time and the longest wall time, in s.
 
-    The limit is on the CPU time: on a busy machine the clock also counts what other programs do
-    meanwhile, and nothing in the service waits for anything but the event loop.
+    The limit is on the CPU time: on a busy machine, wall time includes other programs, and the
+    service waits for nothing but the event loop.
     """
     longest = [0.0, 0.0]
     original = asyncio.Handle._run

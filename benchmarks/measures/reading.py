@@ -1,8 +1,7 @@
-"""Measure what reading numbers and signs as words costs, and how much of that the first sound
-takes.
+"""Measure the time for reading numbers and signs as words, and how much it delays the first sound.
 
-Each text is cut to 300 characters. `normalize` off is compared with on for a text without
-expressions, in turn, so that both meet the same machine.
+Each text is cut to 300 characters. `normalize` off and on are compared alternately, for a text
+without expressions, so that the load of the machine is the same for both.
 """
 
 import argparse
@@ -45,7 +44,7 @@ LIMITS: dict[str, Any] = {
     common.count("--warmup", 5, "number of runs before them, whose figures do not count", least=0),
 )
 def reading(args: argparse.Namespace) -> int:
-    """Measure and report; return 1 when a limit is missed."""
+    """Measure and report; return 1 if a limit is missed."""
     lexicon = Lexicon(Entry(f"word{number} x", "y") for number in range(MAX_ENTRIES))
     made = Reading()
 

@@ -1,4 +1,4 @@
-"""What changing the sound of a speech costs: CPU time of each step, for a second that is heard.
+"""Measure the CPU time of each change of the sound, for a second of changed speech.
 
 A speech passes each chain in the engine's longest chunks, as a reader's thread takes them.
 """
@@ -41,7 +41,7 @@ LIMITS: dict[str, Any] = {
     common.count("--warmup", 3, "number of runs before them, whose figures do not count", least=0),
 )
 def sound(args: argparse.Namespace) -> int:
-    """Measure and report; 1 when a limit is missed."""
+    """Measure and report; return 1 if a limit is missed."""
     with options.engine_from_args(args) as tts:
         speech, rate = tts.synthesize(TEXT, seed=1).audio, tts.sample_rate
         size = round(CHUNK_FRAMES * tts.seconds_per_frame * rate)
@@ -56,7 +56,7 @@ def sound(args: argparse.Namespace) -> int:
 
 
 def _milliseconds(how: SoundOptions, pieces: list[np.ndarray], rate: int) -> float:
-    """CPU time of this thread for a second that is heard."""
+    """Return the CPU time of this thread for a second of changed speech."""
     chain = new_chain(how, rate)
     assert chain
     begin = time.thread_time()

@@ -92,7 +92,7 @@ def speak_together(tts: TTSEngine, args: argparse.Namespace, index: int) -> dict
     common.option("--max-frames", type=int, default=20, help="length of each speech in frames"),
 )
 def memory(args: argparse.Namespace) -> int:
-    """Measure load time, and the most memory that an engine of so many slots takes. It is the only
+    """Measure the load time and the peak memory of an engine with `--streams` slots. It is the only
     engine of the process, so that the peak is its own.
     """
     with common.timed_engine(args, num_slots=args.streams) as (tts, load_s):
@@ -119,7 +119,7 @@ def memory(args: argparse.Namespace) -> int:
 def bandwidth(args: argparse.Namespace) -> int:
     """Compare decoding with the memory: bytes read per frame over the measured bandwidth."""
     with ThreadPoolExecutor(max_workers=1) as thread:
-        # A thread of its own, which ends: an OpenMP pool left behind here would slow the engine's.
+        # In a thread that ends, because an OpenMP pool left here would slow the engine's.
         measured = thread.submit(read_bandwidth, torch.device(args.device or "cpu")).result()
     with options.engine_from_args(args) as tts:
         runs = common.repeat(args, lambda index: common.run_once(tts, args, index))
@@ -144,7 +144,7 @@ def bandwidth(args: argparse.Namespace) -> int:
 
 
 def read_bandwidth(device: torch.device) -> float:
-    """Return the GB/s of the best of several sums over memory that no cache holds."""
+    """Return the best GB/s of several sums over a buffer that is larger than caches."""
     data = torch.zeros(READ_BYTES // 8, dtype=torch.int64, device=device)
     best = float("inf")
     for _ in range(NUM_READS):

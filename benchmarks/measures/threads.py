@@ -1,8 +1,8 @@
 """Measure how many threads should compute on a CPU, and how they should wait, alone and beside
 others.
 
-Every case is a process of its own, `measure.py e2e` with `--threads`, because OpenMP reads how to
-wait when it is loaded. Busy programs are Python loops at the same priority.
+Every case is a process of its own, `measure.py e2e` with `--threads`, because OpenMP reads the way
+to wait when it is loaded. Busy programs are Python loops at the same priority.
 """
 
 import argparse
@@ -85,7 +85,7 @@ def ways(backend: str) -> Iterator[tuple[int, str]]:
 
 @contextmanager
 def busy_loops(count: int) -> Iterator[None]:
-    """Run so many programs that never rest, while the block runs."""
+    """Run `count` busy programs during the block."""
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield

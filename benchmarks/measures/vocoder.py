@@ -1,9 +1,9 @@
-"""Time the vocoders of one checkpoint on a CPU: milliseconds per frame, in turn with decoding.
+"""Time the vocoders of one checkpoint on a CPU, in milliseconds per frame, between decoding.
 
 "direct" is the native vocoder without transforms along time. The frames of every chunk are drawn
 before it is decoded, as in a speech, so that the vocoder's weights have left the caches; memory is
-read between the rounds. After PyTorch the others wait, because PyTorch's threads spin for
-milliseconds on the cores that the others need.
+read between the rounds. A pause follows every chunk, because PyTorch's threads spin for
+milliseconds on the cores that the next vocoder needs.
 """
 
 import argparse

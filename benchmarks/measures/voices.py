@@ -27,7 +27,7 @@ METRICS = {
     "x_vector_cpu_ms": ("ms", "the same, processor time of all threads"),
     "codec_ms": ("ms", "recording to codes"),
     "codec_cpu_ms": ("ms", "the same, processor time of all threads"),
-    "cached_voice_ms": ("ms", "an in-context voice whose recording is remembered"),
+    "cached_voice_ms": ("ms", "an in-context voice whose recording is cached"),
 }
 
 
@@ -76,7 +76,7 @@ def timed(work: Callable[[], Any]) -> tuple[float, float]:
 
 
 def run_once(voices: VoiceLibrary, seconds: float, index: int) -> dict[str, float]:
-    """Clone from a new recording, then ask for the same voice again."""
+    """Clone a voice from a new recording, then create the same voice again."""
     generator = np.random.default_rng(index)
     samples = 0.1 * generator.standard_normal(round(seconds * RATE)).astype(np.float32)
     text = "word " * round(TRANSCRIPT_WORDS_PER_SECOND * seconds)

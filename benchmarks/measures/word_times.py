@@ -1,12 +1,12 @@
-"""How exactly the times of words are found, against those of the demonstration voice's teacher.
+"""Measure how exactly the times of words are found, against the demonstration voice's teacher.
 
 The voice learned the speech of espeak-ng or flite, in frames that each belong to a known word. Two
 kinds of speech of its test sentences have exact times: the reference's codes, decoded; and speech
 that was drawn and has every word of the reference's codes. A word begins at its first frame. Words
 that the teacher runs together ("on the") have one time, that of the first.
 
-The error is that of a word's beginning. "By letters" shares the sound after the first silence out
-by the length of the words, which needs no look at the samples.
+The error is that of a word's beginning. "By letters" divides the time after the first silence in
+proportion to the lengths of the words, without looking at the samples.
 """
 
 import argparse
@@ -45,7 +45,7 @@ LIMITS = {"p50": 80.0, "p95": 250.0}  # limits of `found_ms`, in milliseconds
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """By how much the beginning of a word was missed."""
+    """The errors of a word's beginning."""
 
     index: int  # the word's place in its sentence
     by_letters_ms: float
@@ -57,7 +57,7 @@ class Error:
     common.count("--every", 1, "measure only every n-th sentence (default: all)"),
 )
 def word_times(args: argparse.Namespace) -> int:
-    """Measure and report; return 1 when a limit is missed."""
+    """Measure and report; return 1 if a limit is missed."""
     codebooks = Codebooks.load()
     errors: dict[str, list[Error]] = {REFERENCE: [], DRAWN: []}
     num_sentences = dict.fromkeys(errors, 0)
@@ -113,7 +113,7 @@ def word_starts(sentence: Utterance) -> list[int]:
 def speeches(
     tts: SpeechEngine, codebooks: Codebooks, sentence: Utterance, seed: int
 ) -> Iterator[tuple[str, np.ndarray, tuple[Piece, ...], dict[int, float]]]:
-    """Both speeches of a sentence, the drawn one if it has all words.
+    """Yield both speeches of a sentence, the drawn one only if it has all words.
 
     Yields:
         Its kind; [num_samples] int16; what is spoken for the text; and for each word of the teacher
@@ -121,7 +121,7 @@ def speeches(
     """
     said = set(sentence.words.tolist()) - {SILENCE}
     onsets = {word: int(np.argmax(sentence.words == word)) for word in said}
-    # With all of its silence, so that a frame of codes is 80 ms of what is heard.
+    # All silence is kept, so that each frame of codes is 80 ms of the samples.
     with tts.stream(sentence.text, seed=seed, leading_silence=MAX_SILENCE) as stream:
         drawn = np.concatenate([chunk.samples for chunk in stream])
         codes, pieces = stream.codes.astype(np.uint8), stream.spoken_pieces

@@ -1,4 +1,4 @@
-"""How long a text takes to speak."""
+"""benchmarks/letters.py: the estimated length of a spoken text."""
 
 from benchmarks.letters import count_letters
 

@@ -62,7 +62,7 @@ def test_a_position_is_played_when_a_player_comes_to_it():
     for _ in range(50):
         times = np.cumsum(rng.integers(1, 40, size=5)).tolist()
         durations = rng.integers(1, 30, size=5).tolist()
-        # The same, a millisecond at a time.
+        # An independent calculation, a millisecond at a time.
         clock, heard = 0, {}
         for index, duration in enumerate(durations):
             clock = max(clock, times[index])
@@ -148,7 +148,7 @@ def test_requests_that_fail_are_counted_and_reported(run, tmp_path):
         done = run(*words, "--json", str(tmp_path / "r.json"))
     assert done.returncode == 1
     (level,) = json.loads((tmp_path / "r.json").read_text())["levels"]
-    assert level["completed"] == 3 and "429" in done.stderr  # and one before the load
+    assert level["completed"] == 3 and "429" in done.stderr  # besides one request before the load
     assert sum(level["errors"].values()) == len(level["requests"]) - 3 > 0
 
 
@@ -187,7 +187,7 @@ def test_text_goes_in_by_the_word_and_sound_comes_before_the_last(run, tmp_path)
 
 @pytest.fixture
 def other_server() -> Iterator[str]:
-    """A server of another make: OpenAI's endpoint, no model list, none of our headers."""
+    """A server of another project: OpenAI's endpoint, no model list, none of our headers."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

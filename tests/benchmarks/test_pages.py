@@ -1,4 +1,4 @@
-"""benchmarks/pages.py: what is generated is what the committed results say, a GPU's included."""
+"""benchmarks/pages.py: pages agree with the committed results, also with those of a GPU."""
 
 import json
 
@@ -73,7 +73,7 @@ def test_a_mutant_that_nothing_explains_is_counted():
 
 
 def ok(*rows, **facts):
-    """What a step that went well reports."""
+    """The report of a step that succeeded."""
     return {"status": "ok", "result": {"rows": rows} | facts}
 
 
@@ -151,7 +151,7 @@ CALM = {
     **{"cores": 2, "online_cores": 4, "gpu": None, "torch": "2.13.0"},
     **{"load_before_run": 1.9, "stolen_share": 0.04, "read_bandwidth_gb_s": 40.0},
 }
-# A machine whose system does not tell its load or the time that its host stole.
+# A machine whose system does not report its load or the time that its host stole.
 SILENT = CALM | {
     **{"processor": "Apple M4", "instruction_sets": ["neon"], "online_cores": None},
     **{"load_before_run": None, "stolen_share": None},

@@ -10,7 +10,7 @@ from benchmarks import common, page_parts
 FACTS = ("created", "commit", "command", "machine")
 OF_THE_MACHINE = ("processor", "instruction_sets", "cores", "online_cores", "platform", "python")
 OF_THE_MACHINE += ("torch", "load_before_run", "stolen_share", "read_bandwidth_gb_s")
-# A result file has one of these, and it is not empty.
+# A result file has one of these keys, with a value that is not empty.
 FIGURES = ("runs", "rows", "summary", "levels", "sets", "operations", "signal_to_noise_db")
 
 

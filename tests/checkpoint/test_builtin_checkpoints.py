@@ -1,4 +1,4 @@
-"""Built-in checkpoints: written once and whole, even if several processes want them; loaded."""
+"""Built-in checkpoints: written once and completely, even by several processes; loaded."""
 
 import errno
 import shutil
@@ -93,7 +93,7 @@ def test_two_processes_that_want_the_same_checkpoint_both_get_it(tmp_path):
 
 
 def test_a_random_checkpoint_appears_whole(tmp_path, monkeypatch):
-    """A reader finds the finished folder, which was renamed, not a copy that grows."""
+    """A reader finds the finished folder, which was renamed, not a copy that is being written."""
     monkeypatch.setenv("QWEN_MEGAKERNEL_CACHE", str(tmp_path))
     write = loading.write_checkpoint
     written = []

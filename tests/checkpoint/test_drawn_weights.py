@@ -1,4 +1,4 @@
-"""Random weights that are drawn when they are wanted: what the written ones are, without files."""
+"""Random weights that are drawn when they are loaded equal the written ones, without files."""
 
 import pytest
 import torch

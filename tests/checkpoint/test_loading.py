@@ -91,12 +91,13 @@ def test_a_codec_without_encoder_loads_but_half_an_encoder_does_not(folder):
 
 @pytest.fixture(scope="module")
 def official_heads(tmp_path_factory) -> Path:
-    """A small one with the heads, windows and bases of the released codec, which no shape has."""
+    """A small folder with the heads, windows and bases of the released codec, which no tensor's
+    shape shows."""
     config = speech_tokenizer_config("tiny-random")
     released = speech_tokenizer_config("random-0.6b")
     for section, keys in codec_layout.UNTOLD.items():
         config[section] |= {key: released[section][key] for key in keys}
-    config["encoder_config"]["upsample_groups"] = 512  # which an encoder has no use for
+    config["encoder_config"]["upsample_groups"] = 512  # the encoder does not use it
     folder = tmp_path_factory.mktemp("shelf") / "model"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(random_weights, "speech_tokenizer_config", lambda _: config)
@@ -106,7 +107,7 @@ def official_heads(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def bare(official_heads, tmp_path) -> Path:
-    """The same without generation_config.json, and with the codec's weights alone."""
+    """`official_heads` without generation_config.json, and of the codec only the weights."""
     folder = Path(shutil.copytree(official_heads, tmp_path / "shelf" / "model"))
     (folder / "generation_config.json").unlink()
     for path in (folder / "speech_tokenizer").glob("*.json"):

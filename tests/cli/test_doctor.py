@@ -15,7 +15,7 @@ def test_doctor_reports_what_this_machine_has(run_here):
     assert facts["instruction_sets"][-1] == "plain" and facts["cores"] >= 1
     done = run_here("-m", "qwen_megakernel", "doctor")
     assert "torch" in done.stdout
-    assert done.stderr == "loading PyTorch\n"  # which takes seconds, in which nothing is printed
+    assert done.stderr == "loading PyTorch\n"  # it takes seconds, during which nothing is printed
 
 
 def test_doctor_names_the_instruction_set_in_use_and_a_small_quota(run_here, monkeypatch):

@@ -100,7 +100,7 @@ def test_the_end_to_end_check_passes_with_the_demonstration_voice(run_here, tmp_
     assert done.stdout.count("ok ") == 4 and json.loads(result.read_text())["runs"]
 
 
-@pytest.mark.ci  # noise does not end by itself: seconds of it
+@pytest.mark.ci  # noise does not end by itself, so this takes seconds
 def test_the_end_to_end_check_fails_on_noise(run_here):
     noise = run_here("test_e2e.py", *TINY, "--device", "cpu", "--runs", 1, *SHORT)
     assert noise.returncode == 1 and "FAILED" in noise.stdout

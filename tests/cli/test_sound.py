@@ -13,7 +13,7 @@ from qwen_megakernel import families
 from qwen_megakernel.cli import main
 
 VOICE = ("--model", "demo-voice", "--backend", "torch", "--seed", "1", "--max-frames", "20")
-SPEAK = (*VOICE, "--leading-silence", "60000")  # all of it
+SPEAK = (*VOICE, "--leading-silence", "60000")  # keeps all silence
 
 
 def spoken(tmp_path: Path, *options: str) -> tuple[np.ndarray, int]:
@@ -80,7 +80,7 @@ def test_the_silence_at_the_edges_is_what_is_asked_for(tmp_path: Path):
     assert lengths[1] - lengths[0] == 60 * 24 and lengths[2] - lengths[1] > 100 * 24
     output = tmp_path / "default.wav"
     assert main.main(["speak", "Hello there.", *VOICE, "-o", str(output), "--quiet"]) == 0
-    assert len(soundfile.read(output)[0]) == lengths[1]  # as demo-voice's config says
+    assert len(soundfile.read(output)[0]) == lengths[1]  # the default of demo-voice's config
 
 
 def test_a_speech_of_which_nothing_is_heard_is_no_file(tmp_path: Path, capsys):

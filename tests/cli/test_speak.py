@@ -46,7 +46,7 @@ def test_demo_tts_writes_the_file_and_says_what_it_did(run_here, caplog, tmp_pat
     samples, rate = soundfile.read(out)
     assert rate == 24000 and len(samples) <= 6 * 1920
     assert "seed 3" in done.stderr and "RANDOM" in caplog.text
-    assert done.stdout == ""  # which is for data
+    assert done.stdout == ""  # stdout is for data
 
 
 @pytest.mark.parametrize("script", [SPEAK, ("demo_tts.py",), ("demo_pipeline.py", "--text")])
@@ -67,7 +67,7 @@ def test_speak_writes_a_file_a_dump_and_chunk_lines(speak, tmp_path):
 
 
 def test_the_dump_option_and_the_variable_give_the_same_file(speak, tmp_path, monkeypatch):
-    """The engine's warm-up is in neither, and a second run begins anew."""
+    """Neither file has the engine's warm-up, and a second run replaces the contents."""
     option, variable = tmp_path / "option.tsv", tmp_path / "variable.tsv"
     common = ("Hello.", "--output", tmp_path / "a.wav", *TINY, *SHORT)
     assert speak(*common, "--dump-codes", option).returncode == 0
@@ -93,7 +93,7 @@ def test_output_that_nothing_takes_has_an_exit_code_and_no_traceback(monkeypatch
         with open(file, "w") as output:
             monkeypatch.setattr(sys, "stdout", output)
             assert running.run(lambda _: prints("figures") or 0, args) == code
-            output.flush()  # as Python's exit does
+            output.flush()  # as Python does when it exits
         assert shown in capsys.readouterr().err
 
 
@@ -101,7 +101,7 @@ def test_output_that_nothing_takes_has_an_exit_code_and_no_traceback(monkeypatch
     "environment", [{}, pytest.param({"PYTHONUNBUFFERED": "1"}, marks=pytest.mark.ci)]
 )
 def test_samples_that_cannot_be_written_are_reported(environment):
-    """A chunk is larger than the buffer, so no rest of it can fail again."""
+    """A chunk is larger than the buffer, so no rest is written, and fails again, at the exit."""
     command = [sys.executable, *SPEAK, "Hello there, friend.", "--stdout", "--quiet", *TINY]
     command += ["--backend", "torch"]
     environment = os.environ | environment
@@ -207,7 +207,7 @@ def test_what_cannot_be_spoken_or_written_is_refused_before_a_model_is_loaded(
     monkeypatch.setattr(options, "engine_from_args", lambda *_: pytest.fail("loaded"))
     done = run_here(*script, *arguments)
     assert done.returncode == code and done.stderr.startswith("error: ")
-    assert "--max-chars" not in done.stderr  # which these commands do not have
+    assert "--max-chars" not in done.stderr  # these commands do not have it
 
 
 @pytest.mark.parametrize("script", [SPEAK, ("demo_tts.py",), ("demo_pipeline.py", "--text")])

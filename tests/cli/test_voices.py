@@ -27,7 +27,7 @@ TRANSCRIPT = "It is cold today, and we are late."
 
 @pytest.fixture(scope="module")
 def recordings(tmp_path_factory):
-    """mario.wav with its transcript, luigi.flac without."""
+    """mario.wav with its transcript, and luigi.flac without one."""
     folder = tmp_path_factory.mktemp("recordings")
     soundfile.write(folder / "mario.wav", waveforms.voice_like(3, 16000, 1), 16000)
     soundfile.write(folder / "luigi.flac", waveforms.voice_like(2, 44100, 2), 44100)
@@ -40,7 +40,7 @@ def run(*arguments):
 
 
 def speak(tmp_path, *arguments):
-    """Codes that `speak` dumps, greedy."""
+    """The codes that `speak` dumps for greedy speech."""
     dump = tmp_path / "codes.tsv"
     options = ("--output", tmp_path / "a.wav", "--dump-codes", dump, "--max-frames", 5, "--greedy")
     assert run("speak", "Hello there.", *BASE, *options, *arguments) == 0

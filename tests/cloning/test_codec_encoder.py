@@ -1,4 +1,4 @@
-"""Codes of recordings against the official encoder: none may differ."""
+"""Codes of recordings, compared with the official encoder's: none may differ."""
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ def test_codes_are_the_official_ones(encoder, official_model, num_samples):
 
 
 def test_different_sounds_have_different_codes(encoder):
-    """If not, equal codes would prove nothing. Later codebooks of random weights spread more."""
+    """Otherwise, equal codes would prove nothing. Later codebooks of random weights spread more."""
     codes = encoder.encode(waveforms.noise(4, RATE))
     assert all(len(np.unique(group)) >= 5 for group in codes.T)
     assert np.mean([len(np.unique(group)) for group in codes.T]) > 20

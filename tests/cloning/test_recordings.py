@@ -1,4 +1,4 @@
-"""Recordings of any kind are read as by the official package; bad ones are refused."""
+"""Recordings are read as the official package reads them; bad ones are refused."""
 
 import io
 import logging
@@ -26,7 +26,7 @@ def test_files_are_read_as_librosa_reads_them(tmp_path, suffix, channels):
     samples, rate = recordings.read(path)
     expected, expected_rate = librosa.load(path, sr=None, mono=True)
     assert rate == expected_rate == 16000 and samples.dtype == np.float32
-    # MP3 is decoded in blocks of another length there: the last bit of some samples differs.
+    # The official package decodes MP3 in blocks of another length, so the last bits differ.
     assert np.abs(samples - expected).max() <= (MP3_F32 if suffix == ".mp3" else 0)
 
 
@@ -168,7 +168,7 @@ def test_what_sounds_the_same_all_the_time_is_doubted(samples, doubted, caplog):
     assert caplog.messages == doubted * [told]
 
 
-@pytest.mark.parametrize("noise", [0, 0.1])  # none, and at -40 dBFS
+@pytest.mark.parametrize("noise", [0, 0.1])  # no noise, and noise at -40 dBFS
 def test_speech_with_its_own_transcript_is_not_doubted(demo_speech, noise, caplog):
     samples = demo_speech + noise * waveforms.noise(len(demo_speech) / RATE, RATE)
     recordings.check(samples, RATE, "a.wav")

@@ -1,4 +1,5 @@
-"""From a recording to speech in its voice, against the official wrappers; names; the cache."""
+"""From a recording to speech in its voice, compared with the official wrappers; names; the
+cache."""
 
 import logging
 import struct
@@ -97,7 +98,7 @@ def test_half_a_second_of_silence_follows_the_reference(engine, official_model, 
     )[0]
     voice = engine.create_voice(recording, TRANSCRIPT)
     assert voice.codes.shape == item.ref_code.shape == (36, 16)
-    # Resampled after, not before the silence is put on: the filter rings over the last frames.
+    # The silence is added after resampling, not before it: the filter rings over the last frames.
     num_equal = int(SECONDS * 12.5) - 1
     assert np.array_equal(voice.codes[:num_equal], item.ref_code.numpy()[:num_equal])
     plain = engine.create_voice(recording)
@@ -106,7 +107,7 @@ def test_half_a_second_of_silence_follows_the_reference(engine, official_model, 
 
 @pytest.mark.parametrize("num_frames", [1, 2, 5])
 def test_no_sample_of_the_reference_is_heard_and_none_is_lost(engine, recording, num_frames):
-    """Reference and speech decoded in one go, cut between the two, are what the stream plays."""
+    """The stream plays what remains if reference and speech are decoded together and then cut."""
     voice = engine.create_voice(recording, TRANSCRIPT)
     chunks = list(engine.stream(TEXT, voice=voice, max_frames=num_frames, chunk_frames=2, seed=1))
     speech = np.concatenate([chunk.samples for chunk in chunks]) / 32768
@@ -115,7 +116,7 @@ def test_no_sample_of_the_reference_is_heard_and_none_is_lost(engine, recording,
     assert len(speech) == len(codes) * FRAME
     assert np.abs(speech - whole[len(voice.codes) * FRAME :]).max() <= PCM16
     cold = engine.decode(codes)
-    assert np.abs(speech - cold).max() > 100 * AUDIO_F32  # so the reference did warm the vocoder
+    assert np.abs(speech - cold).max() > 100 * AUDIO_F32  # so the vocoder did hear the reference
 
 
 def test_a_recording_encoded_has_the_official_codes(engine, official_model, recording):
@@ -255,7 +256,7 @@ def test_a_voice_of_another_checkpoint_is_refused(cache_folder, load_checkpoint,
     with pytest.raises(VoiceMismatch, match=r"0b6-.*1b7-") as caught:
         VoiceLibrary(load_checkpoint("tiny-random-base-1.7b")).resolve(voice)
     assert "qwen-megakernel voices create" in caught.value.hint
-    preset = Voice("mario", voice.x_vector)  # has no fingerprint, so only the width is checked
+    preset = Voice("mario", voice.x_vector)  # no fingerprint: only the width is checked
     with (
         tiny_engine("tiny-random-base-1.7b") as tts,
         pytest.raises(VoiceMismatch, match=r"128-dim.*192-dim"),
@@ -292,7 +293,7 @@ def test_the_cache_counts_hits_evicts_the_oldest_and_forgets_on_demand():
         cache.get(clip, 16000, counting(calls, "a"))
     cache.get(clips[0].copy(), 16000, counting(calls, "a"))
     assert (cache.hits, len(cache), len(calls)) == (1, 4, 4)
-    cache.get(clips[4], 16000, counting(calls, "a"))  # pushes out 1, the longest unused
+    cache.get(clips[4], 16000, counting(calls, "a"))  # replaces 1, the least recently used
     cache.get(clips[0], 16000, counting(calls, "a"))
     assert (cache.hits, len(calls)) == (2, 5)
     cache.get(clips[1], 16000, counting(calls, "a"))

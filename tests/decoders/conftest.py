@@ -19,7 +19,7 @@ from tools.kernel_study.ptx.build import instead_of_emulation
 
 CPU = torch.device("cpu")
 
-# Tests that use faults which only the emulation can plant.
+# Tests with faults that only the emulation can plant.
 EMULATION_ONLY = {
     "test_a_grid_that_cannot_be_resident_is_refused_and_does_not_hang": "sets the number of SMs",
     "test_cancel_at_any_moment_loses_no_frame": "chooses the moment",
@@ -28,9 +28,9 @@ EMULATION_ONLY = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out the GPU's variant of tests in `EMULATION_ONLY`; skip the others without a GPU.
+    """Deselect the GPU variant of tests in `EMULATION_ONLY`; skip others if there is no GPU.
 
-    Leave out the variant on PTX of tests that run no kernel, too.
+    Deselect the PTX variant of tests that run no kernel, too.
     """
     has_gpu = torch.cuda.is_available()
     kept = []

@@ -23,7 +23,7 @@ def logits(loaded, backend, talker, predictor):
     decoder = make_decoder(loaded, Backend(backend, CPU, "asked for"), sizes)
     generator = torch.Generator().manual_seed(3)
     rows = 0.3 * torch.randn(9, loaded.config.talker.stack.hidden_size, generator=generator)
-    rows = rows.to(HALF).to(talker)  # the same numbers in both
+    rows = rows.to(HALF).to(talker)  # the same numbers in both dtypes
     prefill = Prefill(rows[:-1], rows[:0], rows[-1])
     decoder.prefill(0, prefill, Sampling.greedy(), seed=0, part=0)
     groups = loaded.config.talker.num_code_groups
@@ -40,7 +40,7 @@ def test_each_part_computes_in_its_own_dtype(load_checkpoint, backend, model):
     full, half = (logits(loaded, backend, dtype, None) for dtype in (FULL, HALF))
     for talker, predictor in ((HALF, FULL), (FULL, HALF)):
         found = logits(loaded, backend, talker, predictor)
-        # The predictor never changes the talker's logits of given codes.
+        # For given codes, the predictor's dtype does not change the talker's logits.
         assert torch.equal(found[0], (half if talker == HALF else full)[0])
         error, error_of_half = ((each[1] - full[1]).norm() for each in (found, half))
         assert 0 < error < error_of_half

@@ -57,7 +57,7 @@ def draw(decoder, slot, count):
 @pytest.mark.parametrize("max_frames", [200, 600])
 def test_a_slot_draws_exactly_as_many_frames_as_it_holds(loaded, max_frames, monkeypatch):
     decoder = decoder_for(loaded, max_frames)
-    # This test is about the frames' places, not about the network.
+    # This test is about the positions of frames, so one layer of the network is enough.
     groups = loaded.config.talker.num_code_groups
     monkeypatch.setattr(decoder.talker, "layers", decoder.talker.layers[:1])
     monkeypatch.setattr(

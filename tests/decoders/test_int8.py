@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 
 def random_matrix(rows: int = 48, cols: int = 192) -> Tensor:
     generator = torch.Generator().manual_seed(3)
-    spread = torch.logspace(-3, 1, rows)[:, None]  # rows of very different size
+    spread = torch.logspace(-3, 1, rows)[:, None]  # rows of very different magnitudes
     return spread * torch.randn(rows, cols, generator=generator)
 
 
@@ -49,7 +49,7 @@ def test_no_weight_is_further_than_half_a_step_of_its_scale(in_groups):
     matrix = Int8Matrix.of(weight, in_groups=in_groups)
     parts = weight.split(64 if in_groups else 150, dim=1)
     steps = torch.stack([part.abs().amax(dim=1) / 127 for part in parts], dim=1)
-    # A group's scale is rounded to bf16, by at most one in 256: the largest value moves as far.
+    # A group's scale is rounded to bf16, by at most 1/256, and so is its largest value.
     slack = INT8_GROUP_SLACK if in_groups else INT8_ROW_SLACK
     step = steps.repeat_interleave(64 if in_groups else 150, dim=1)[:, :150]
     assert ((widened(matrix) - weight).abs() <= HALF_A_STEP * slack * step).all()

@@ -28,7 +28,7 @@ from qwen_megakernel.vocoder.vocoder import Vocoder
 
 SENTENCE = "It is cold today, so we will meet at the hotel and go to the station. "
 GREEDY = Sampling.greedy()  # with the checkpoint's repetition penalty, over all these frames
-MAX_PARTINGS = 3  # of the codes of one speech, thousands
+MAX_PARTINGS = 3  # of the thousands of codes of a speech
 # (model, text in the prompt) -> frames of the official run.
 RUNS = {
     ("tiny-random", True): 400,
@@ -157,7 +157,7 @@ def test_long_speech_is_the_official_packages(long_run, kind, name, is_full):
     assert len(found) <= MAX_PARTINGS
     for ours, theirs in zip((taps["talker"], taps["predictor"]), run.logits, strict=True):
         assert (ours[0] - theirs[:count]).abs().max() <= LONG_LOGITS_F32
-    if kind == "plain":  # without forced codes, too, up to the first that differs
+    if kind == "plain":  # also without forced codes, up to the first difference
         same = found[0][0] if found else count
         free = decoder_of(DECODERS[kind], run).step([0], count)
         assert np.array_equal(free.codes[0, :same], codes[:same]) and not free.ended[0]
@@ -169,7 +169,7 @@ def test_long_speech_is_the_official_packages(long_run, kind, name, is_full):
 def test_the_vocoder_gives_the_official_samples_of_400_frames(
     official_model, long_run, kind, chunk
 ):
-    """The official decoder decodes the whole; its wrapper would cut it after 300 frames."""
+    """The official decoder decodes all frames at once; its wrapper would divide them after 300."""
     run = long_run("tiny-random", True)
     codec = run.loaded.codec_config, run.loaded.codec_decoder
     native = kind == "native"
@@ -184,14 +184,15 @@ def test_the_vocoder_gives_the_official_samples_of_400_frames(
 
 
 def test_a_code_that_is_no_near_tie_is_found(load_checkpoint):
-    """The run is invented: 3 frames of 16 codes, best logit 1, second one 1 - half the limit."""
+    """The run is made up: 3 frames of 16 codes; the best logit is 1, the second is half the limit
+    less."""
     loaded = load_checkpoint("tiny-random")
     codes = np.full((3, 16), 7, np.int32)
     talker = [torch.zeros(loaded.config.talker.vocab_size) for _ in range(3)]
     predictor = [torch.zeros(2048) for _ in range(45)]
     for logits in (*talker, *predictor):
         logits[7], logits[9] = 1.0, 1 - TIE_F32 / 2
-    talker[1][7] = talker[2][7] = 1.05  # the repetition penalty makes it 1 again
+    talker[1][7] = talker[2][7] = 1.05  # the repetition penalty reduces it to 1
     run = LongRun(
         loaded, official.OfficialRun(codes, torch.empty(0), torch.empty(0), talker, predictor)
     )

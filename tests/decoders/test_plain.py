@@ -13,7 +13,7 @@ from qwen_megakernel.validation import official
 
 CPU = torch.device("cpu")
 TEXT = "Hello there, how are you today?"
-NUM_FRAMES = 14  # past the last token of the text, with which padding begins
+NUM_FRAMES = 14  # longer than the text, so padding begins
 
 
 def make_decoder(loaded, dtype=torch.float32, num_slots=1):
@@ -89,7 +89,7 @@ def start(decoder, run, sampling=None, seed=0, slot=0, part=0):
     decoder.prefill(slot, prefill, sampling or Sampling.greedy(), seed=seed, part=part)
 
 
-# Every run of the tests feeds the text of each task row by row, and that of one task in full.
+# A default run feeds the text of each task row by row, and of one task in full.
 @pytest.mark.parametrize(
     ("name", "task", "full"),
     [
@@ -106,7 +106,7 @@ def test_greedy_codes_and_logits_equal_the_official_ones(runs, load_checkpoint, 
     assert result.num_frames[0] == len(run.codes)
     assert np.array_equal(result.codes[0, : len(run.codes)], run.codes)
     assert result.ended[0] == (len(run.codes) < NUM_FRAMES)
-    # The official run also keeps the logits that its last draw, EOS perhaps, came from.
+    # The official run also keeps the logits of its last draw, which may be EOS.
     ours, theirs = taps["talker"][0], torch.stack(run.talker_logits)
     count = min(result.num_frames[0] + result.ended[0], len(theirs))
     assert count >= len(run.codes)
@@ -126,7 +126,8 @@ def test_the_cases_end_by_themselves_and_reach_the_limit(runs):
 
 
 def test_the_repetition_penalty_is_the_official_one(official_model, load_checkpoint):
-    """Below 1 it favours repeats, which random weights do not have; greedy draws are exact."""
+    """A penalty below 1 favours repeats, which random weights do not make; greedy draws are
+    exact."""
     name, sampling = "tiny-random", Sampling.greedy().override(repetition_penalty=0.4)
     model, loaded = official_model(name), load_checkpoint(name)
     prompt = prompt_of(model, loaded.config)

@@ -1,4 +1,4 @@
-"""Every layout of rows against the input that the official classes give to the talker."""
+"""Every layout of a prompt's rows, compared with the official talker's input."""
 
 import logging
 from dataclasses import replace

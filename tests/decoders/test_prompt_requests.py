@@ -1,4 +1,4 @@
-"""The requests that a checkpoint takes or refuses: spellings of names, tasks and voices."""
+"""The requests that a checkpoint accepts or refuses: spellings of names, tasks and voices."""
 
 import logging
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Draws: the generator against published vectors, the distribution against transformers."""
+"""Draws: the generator compared with published vectors, the distribution with transformers."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Chunks double from the first one: the player never runs dry at any speed the engine may have."""
+"""Chunk sizes double from the first one, so a player has no gap at any allowed engine speed."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def ramp(request: SpeechRequest, num_frames: int) -> list[int]:
 
 
 def playback(sizes: list[int], rtf: float) -> list[float]:
-    """Gaps a player without buffer sees when each frame takes rtf * 80 ms to make."""
+    """The gaps of a player without a buffer if each frame takes rtf * 80 ms."""
     times, durations, made = [], [], 0
     for size in sizes:
         made += size

@@ -36,7 +36,7 @@ def test_a_known_distribution_has_its_known_entropy():
 
 
 def test_the_commonest_value_is_reported_with_its_share():
-    codes = np.arange(400).reshape(40, 10)  # 0 to 399: the largest once
+    codes = np.arange(400).reshape(40, 10)  # 0 to 399: the largest value once
     codes[:32, 3] = codes[0, 3]
     figures = codes_file.describe(codes)
     assert (figures["frames"], figures["groups"]) == (40, 10)

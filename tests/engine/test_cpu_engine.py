@@ -1,4 +1,4 @@
-"""Engines on the native CPU decoder: what one stream, or one engine, must not do to another."""
+"""Engines on the native CPU decoder: no stream and no engine affects another."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace

@@ -19,10 +19,10 @@ from qwen_megakernel.validation import official
 
 TEXT = "Hello there, how are you today?"
 LONG_TEXT = "It is cold today. We will meet you at the hotel, and then we go to the station. " * 2
-LONG_TEXT = LONG_TEXT.strip()  # we drop white space at the ends, the official wrapper speaks it
+LONG_TEXT = LONG_TEXT.strip()  # we drop white space at the ends; the official wrapper speaks it
 GREEDY = {"do_sample": False, "subtalker_do_sample": False}
 OFFICIAL_GREEDY = {"do_sample": False, "subtalker_dosample": False}
-NUM_FRAMES = 14  # past the last token of the text, with which padding begins
+NUM_FRAMES = 14  # longer than the text, so padding begins
 
 
 @pytest.fixture(scope="module")
@@ -94,8 +94,8 @@ def compare(engine, official_model):
             ours = engine(name, backend).synthesize(text, **GREEDY, **options)
             assert np.array_equal(ours.codes, codes)
             assert len(ours.audio) == len(codes) * 1920
-            # Officially one sample is lost now and then: the cut of the reference is a float
-            # product.
+            # The official package sometimes loses one sample, because it cuts the reference at a
+            # float product.
             missing = len(ours.audio) - len(wav)
             assert 0 <= missing <= 1 and (missing == 0 or voice is not None)
             assert np.abs(ours.audio[missing:] - wav).max() <= PCM16
@@ -111,7 +111,7 @@ def some(in_every_run, *values):
     ]
 
 
-# Eric speaks a dialect, to which Chinese and "auto" are changed.
+# Eric speaks a dialect, which replaces Chinese and "auto".
 VOICES = (("vivian", "auto", False), ("eric", "chinese", True), ("vivian", "english", True))
 
 

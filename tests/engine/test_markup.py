@@ -1,5 +1,5 @@
-"""What the engine does with SSML: silence to the sample, one voice and seed, errors in their place,
-times of words, and texts that use none of it."""
+"""SSML in the engine: silence exact to the sample, one voice and seed, errors at their place, times
+of words, and texts without markup."""
 
 import asyncio
 from collections.abc import Iterator
@@ -104,7 +104,7 @@ def test_speed_and_volume_are_those_of_their_part(tts: TTSEngine):
     with tts.stream(text, leading_silence=60000, **SSML) as stream:
         chunks = list(stream)
         parts = stream._state.spoken_parts
-    # The last chunk, which is of no part, has the end of the sound.
+    # The last chunk belongs to no part and has the end of the sound.
     fast = [chunk for chunk in chunks if chunk.manner.speed == 2 or chunk.is_last]
     slow = [chunk for chunk in chunks if chunk.manner.speed == 1 and not chunk.is_last]
     num_frames = parts[1].end_frame - parts[1].first_frame
@@ -152,7 +152,7 @@ def test_words_are_those_that_the_user_wrote_with_the_pause_between_them(tts: TT
     ((first, length),) = silences((speech.audio * 32768).astype(np.int16), 2 * RATE - 1)
     assert words[3].end <= (first + length) / RATE - 2 + WORD_AT_PAUSE_SECONDS
     assert words[4].start >= (first + 2 * RATE) / RATE - WORD_AT_PAUSE_SECONDS
-    # <s> ends a sentence without a mark, too.
+    # <s> ends a sentence even without a punctuation mark.
     assert [segment.text for segment in speech.segments] == ["It is 3:05 pm", SECOND]
 
 
@@ -198,7 +198,7 @@ def test_broken_markup_of_a_text_in_pieces_ends_the_stream_behind_what_is_spoken
         stream = tts.stream(text_open=True, **SSML)
         for piece in pieces:
             stream.feed(piece)
-        stream.feed("and more")  # of a text that has ended: nothing
+        stream.feed("and more")  # ignored, because the text has ended
         chunks = []
         with pytest.raises(MarkupError, match=r"SSML, line 1, column 74: break time is '-1s'"):
             chunks.extend(stream)

@@ -1,4 +1,4 @@
-"""What the engine does with a text that is read in words: codes, streams, options, refusals."""
+"""Texts that the engine reads as words: codes, streams, options, errors."""
 
 import asyncio
 from collections.abc import Iterator
@@ -133,7 +133,7 @@ def test_what_can_never_work_is_refused_and_the_engine_goes_on(
 
 
 def test_a_text_that_is_too_long_is_refused_before_it_is_read(tts: TTSEngine):
-    text = "** " * (MAX_CHARS // 3) + "Hello"  # which is short when it is read
+    text = "** " * (MAX_CHARS // 3) + "Hello"  # the text that is read would be short
     with pytest.raises(TextTooLong, match=f"20 00{len(text) - MAX_CHARS} characters"):
         tts.stream(text)
 

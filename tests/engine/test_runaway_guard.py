@@ -1,4 +1,4 @@
-"""The runaway guard: what it cuts, and what it leaves alone."""
+"""The runaway guard: which speech it stops, and which it does not."""
 
 import numpy as np
 import pytest

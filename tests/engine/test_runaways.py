@@ -1,4 +1,4 @@
-"""Speech that does not end by itself is cut, for its reason, however it is chunked."""
+"""Speech that does not end by itself is stopped with a reason, whatever its chunks."""
 
 from dataclasses import replace
 
@@ -84,7 +84,7 @@ EOS = 2150  # codec_eos_token_id of tiny-random and of every release
 
 
 def without_eos(head):
-    head[EOS] = 0  # never the best of 2048 random logits
+    head[EOS] = 0  # no longer the best of 2048 random logits
     return head
 
 

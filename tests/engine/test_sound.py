@@ -1,4 +1,4 @@
-"""What the engine does with a sound that is changed: frames, chunks, threads, ends, refusals."""
+"""Changed sound in the engine: frames, chunks, threads, ends, errors."""
 
 import asyncio
 import contextlib
@@ -125,7 +125,7 @@ async def test_a_reader_that_goes_away_leaves_nothing_behind(tts: TTSEngine, mon
     monkeypatch.setattr(HeardChunks, "__init__", noting_init)
     async with contextlib.aclosing(tts.astream(TEXT, **VOICE, **ALL)) as chunks:
         await anext(chunks)
-    for _ in range(3):  # goes while a thread works on the sound, or before
+    for _ in range(3):  # cancelled before or while a thread changes the sound
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0.003):
                 await anext(tts.stream(TEXT, **VOICE, **ALL))

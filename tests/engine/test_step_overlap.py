@@ -1,4 +1,4 @@
-"""Drawing and delivery at the same time: what the loop starts, waits for and delivers, in order.
+"""Drawing and delivery at the same time: the order in which the loop starts, waits and delivers.
 
 A GPU is a queue that works when it is waited for. A fake device here is such a queue and counts
 the calls of the loop, and the real stages run as if they were on a GPU.
@@ -165,13 +165,13 @@ def test_a_step_waits_once_for_its_codes_and_a_chunk_once_for_its_samples(speak,
     started = [name for what, name in log if what == "start"]
     waited = [name for what, name in log if what == "wait"]
     assert sorted(started) == sorted(waited)
-    assert len([name for name in started if "step" in name]) == 1 + 1 + 7 + 1  # EOS
+    assert len([name for name in started if "step" in name]) == 1 + 1 + 7 + 1  # + EOS
     chunks = [name for name in started if "chunk" in name]
-    assert len(chunks) == 1 + 1 + 7  # both streams in one
+    assert len(chunks) == 1 + 1 + 7  # chunks of both streams at once
 
 
 def test_a_prompt_does_not_keep_a_finished_chunk_waiting(speak):
-    """The third stream gets its slot while a chunk of the second is on its way."""
+    """The third stream gets its slot while a chunk of the second is being decoded."""
     log = speak(3, 9)
     last_prompt = max(index for index, event in enumerate(log) if event[0] == "prompt")
     before = log[:last_prompt]
@@ -209,7 +209,7 @@ def test_streams_beside_other_streams_sound_the_same(tts, overlapping):
 
 
 def test_parts_follow_each_other(tts, overlapping, monkeypatch):
-    monkeypatch.setattr(runaway_guard, "SPARE_FRAMES", 6)  # of each part, whatever its text
+    monkeypatch.setattr(runaway_guard, "SPARE_FRAMES", 6)  # frames of each part, whatever its text
     monkeypatch.setattr(runaway_guard, "FRAMES_PER_TEXT_TOKEN", 0)
     ours, theirs = (
         engine.synthesize(LONG_TEXT, voice=VOICE, seed=1, chunk_frames=4)

@@ -103,7 +103,8 @@ ci = pytest.mark.ci
 def test_other_streams_change_neither_codes_nor_samples(
     model, engine_backend, num_threads, monkeypatch
 ):
-    """Five streams on three slots, two of them after others have ended, chunks of several lengths.
+    """Five streams run on three slots, two of them after others have ended, in several chunk
+    lengths.
 
     If a stream's chunks are cut as without other streams, its samples are the same bits, too, where
     `Vocoder.step` promises that; elsewhere, and with chunks of another length, they may differ by
@@ -124,7 +125,7 @@ def test_other_streams_change_neither_codes_nor_samples(
             chunks = {"first_chunk_frames": 1 + index // 3, "chunk_frames": 3 + index // 2} | chunks
             return tts.stream(TEXT, seed=index % 3, max_frames=16, **chunks)
 
-        with tts._loop._changed:  # three before the first begins
+        with tts._loop._changed:  # three are queued before the first begins
             streams = [start(index) for index in range(3)]
         streams += [start(index) for index in range(3, 5)]
         speeches = [Speech.collect(stream) for stream in streams]
@@ -138,7 +139,7 @@ def test_other_streams_change_neither_codes_nor_samples(
 
 
 def test_waiting_streams_are_served_oldest_first(tts):
-    with tts._loop._changed:  # all of them before the first begins
+    with tts._loop._changed:  # all are queued before the first begins
         streams = [tts.stream(TEXT, voice=VOICE, seed=1, max_frames=6) for _ in range(6)]
     for stream in streams:
         list(stream)
@@ -211,8 +212,8 @@ def test_long_text_is_spoken_in_parts(tts):
         ({"max_frames": 0}, UsageError),
         ({"temperature": 0.0}, UsageError),
         ({"temperature": 1e-45}, UsageError),  # 0 in float32
-        ({"repetition_penalty": 1e-45}, UsageError),  # would make infinite logits
-        ({"top_k": 2**31}, UsageError),  # no int32
+        ({"repetition_penalty": 1e-45}, UsageError),  # would cause infinite logits
+        ({"top_k": 2**31}, UsageError),  # too large for int32
         ({"top_p": 1.5}, UsageError),
         ({"text_feed": "backwards"}, UsageError),
         ({"first_chunk_frames": 4, "chunk_frames": 2}, UsageError),
@@ -226,7 +227,7 @@ def test_a_bad_request_is_refused_before_any_work(tts, options, error):
 
 @pytest.mark.parametrize("factor", [MIN_FACTOR, MAX_FACTOR])
 def test_no_request_can_end_other_streams(tts, alone, factor):
-    """A launch whose logits are not finite fails for all its streams; no option causes that."""
+    """A launch whose logits are not finite fails for all its streams; no option may cause that."""
     names = ("temperature", "subtalker_temperature", "repetition_penalty")
     extreme = tts.stream(
         TEXT, voice=VOICE, seed=2, max_frames=24, **dict.fromkeys(names, factor), top_k=MAX_TOP_K
@@ -318,7 +319,7 @@ def test_a_temperature_below_half_of_the_checkpoints_gives_a_warning(tts, caplog
             "loops or noise"
         ]
     assert len(warnings(temperature=0.1, subtalker_temperature=0.1)) == 2
-    assert warnings(temperature=0.1, do_sample=False) == []  # nothing is drawn with it
+    assert warnings(temperature=0.1, do_sample=False) == []  # greedy decoding does not use it
 
 
 def test_control_characters_do_not_change_the_speech(tts):

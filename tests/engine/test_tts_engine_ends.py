@@ -73,7 +73,7 @@ def test_close_stops_the_stream_and_frees_its_slot(tts):
 
 @pytest.fixture
 def gated(tts, monkeypatch):
-    """Lets the plain decoder draw frames one by one: (entered, let_go, frames drawn by slot)."""
+    """A plain decoder that draws frames one by one: (entered, let_go, frames drawn by slot)."""
     if tiny_speech.default_backend != "torch":
         pytest.skip("only the plain decoder has a function that draws one frame of one stream")
     decoder, entered, let_go = (tts._loop._decoder, threading.Semaphore(0), threading.Event())
@@ -275,7 +275,7 @@ def test_a_fault_of_the_loop_itself_reaches_every_stream_and_the_engine_goes_on(
     table = tts._loop._table
 
     def broken(vocoder):
-        if table.waiting:  # it may be looking after an earlier test's streams
+        if table.waiting:  # else this turn may belong to an earlier test
             monkeypatch.undo()
             raise RuntimeError("planted")
 
@@ -297,7 +297,7 @@ def test_three_hangs_in_a_row_are_enough(monkeypatch):
 
         hang_once()
         hang_once()
-        assert len(speak(tts, seed=1, max_frames=2).codes) == 2  # and the count begins again
+        assert len(speak(tts, seed=1, max_frames=2).codes) == 2  # the count restarts
         for _ in range(3):
             assert tts.failure is None
             hang_once()
@@ -310,7 +310,7 @@ def test_a_stream_that_a_step_has_lost_ends_alone_and_one_hang_counts_once(monke
     def losing(slots, num_frames):
         result = launch(slots, num_frames)()
         if len(slots) == 3:
-            result.codes[1:] = 0  # one launch of two streams that hung
+            result.codes[1:] = 0  # as if a launch of two streams had hung
             result = replace(
                 result,
                 num_frames=(result.num_frames[0], 0, 0),
@@ -323,9 +323,10 @@ def test_a_stream_that_a_step_has_lost_ends_alone_and_one_hang_counts_once(monke
         monkeypatch.setattr(tts._loop._decoder, "launch", losing)
         expected = speak(tts, seed=1, max_frames=8).codes
         for _ in range(4):
-            # Each of these steps of all three loses two; the next, of the first alone, is whole.
+            # Each step of all three streams loses two; the next step, of the first alone, is
+            # complete.
             wait_until(lambda: not tts.num_active)
-            with tts._loop._changed:  # admitted in one turn
+            with tts._loop._changed:  # all are admitted in one turn
                 streams = [tts.stream(TEXT, voice=VOICE, seed=1, max_frames=8) for _ in range(3)]
             np.testing.assert_array_equal(Speech.collect(streams[0]).codes, expected)
             for stream in streams[1:]:
@@ -341,7 +342,7 @@ def test_a_gpu_that_is_lost_takes_no_more_requests(monkeypatch):
             patch.setattr(tts._loop._decoder, "launch", Mock(side_effect=illegal))
             with pytest.raises(GenerationError, match="illegal memory access"):
                 speak(tts, seed=1, max_frames=2)
-            assert tts.failure is None  # it answers: that stream was to blame
+            assert tts.failure is None  # the GPU answers, so only that stream failed
             patch.setattr(driver, "_answers", lambda: False)
             with pytest.raises(GPULost, match="illegal memory access"):
                 speak(tts, seed=1, max_frames=2)

@@ -1,4 +1,4 @@
-"""The engine: text that arrives while audio flows out."""
+"""The engine: text that arrives while audio is delivered."""
 
 import time
 from collections import deque
@@ -38,7 +38,7 @@ def test_audio_flows_before_the_text_is_complete_and_then_stalls(tts, stepwise):
     wait_until(lambda: not tts._loop._decoder.frames_ready(slot))
     drawn = tts._loop._table.active()[0].num_frames
     time.sleep(0.1)
-    assert tts._loop._table.active()[0].num_frames == drawn  # stalled: no pad was added
+    assert tts._loop._table.active()[0].num_frames == drawn  # the stream stalls and adds no pad
     feed_and_end(stream, "you today?")
     assert np.array_equal(stream.codes, stepwise.codes)
 
@@ -63,7 +63,7 @@ def test_text_may_come_at_the_moment_when_the_loop_looks_for_it(tts):
     parts, words = stream._state.parts, tts._tokenizer.encode(TEXT).body
 
     class Seen(deque):
-        def __bool__(self):  # between two bytecodes of the loop, as a thread that feeds would
+        def __bool__(self):  # as if a thread fed text between two bytecodes of the loop
             if len(parts) == 1:
                 parts.append(TextPart.whole(words))
             return False
@@ -101,7 +101,7 @@ LONG_WINDED = "and so it goes on and on and on until nobody listens any more "
         ),
         (LONG_WINDED * 16 + "until it ends. " + LONG_WINDED, 3),  # no end for 1000 characters
         ("他说「够了。」" * 60 + LONG_WINDED * 5 + '(really?)" He left. ' * 30, 7),
-        ("然后他就走了，" * 100, 4),  # 2000 Latin characters' worth, and no sentence ends
+        ("然后他就走了，" * 100, 4),  # as long as 2000 Latin characters, without a sentence end
         ("." * 300 + ")" * 300 + " Hm. " * 300, 7),
     ],
 )

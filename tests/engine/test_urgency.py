@@ -1,4 +1,4 @@
-"""Which stream's chunk the vocoder takes first, by what each reader has left to play."""
+"""The vocoder takes the chunk of the stream whose reader has the least left to play."""
 
 import time
 
@@ -98,7 +98,7 @@ def test_silence_that_is_cut_is_nothing_to_play(monkeypatch):
     state = state_of(leading_silence=60)
     assert state.lead_s() == -np.inf
     state.deliver(np.zeros(RATE * 4 // 10, np.int16), 0, 5)
-    assert state.lead_s() == nearly(0.4)  # not looked at yet
+    assert state.lead_s() == nearly(0.4)  # the reader has not taken it yet
     assert read(state) == 0
     now += 0.3
     assert state.lead_s() == -np.inf
@@ -117,7 +117,7 @@ def test_what_is_left_to_play_is_what_is_heard_at_the_speed(monkeypatch, speed: 
     state = state_of(speed=speed, sample_rate=8000)
     state.deliver(hum(0.8), 0, 10)
     heard_s = read(state)
-    assert state.heard.progress == (nearly(0.8), nearly(heard_s), now)  # some is held back
+    assert state.heard.progress == (nearly(0.8), nearly(heard_s), now)  # the chain holds some back
     state.deliver(hum(0.8), 10, 10)
     now += 0.25
     assert state.lead_s() == nearly(heard_s + 0.8 / speed - 0.25)
@@ -170,7 +170,7 @@ def test_a_stream_far_ahead_waits_while_another_is_hungry(room, is_due):
     assert delivery.start_vocoder([streams["hungry"]])
     heard = [event[1] for event in log if event[0] == "vocoder"]
     assert heard == (["hungry"] if is_due else [])
-    assert streams["far"].frames_until_due == 0  # so that it draws no further
+    assert streams["far"].frames_until_due == 0  # so it draws no further frames
 
 
 def test_a_stream_far_ahead_does_not_wait_for_one_that_has_enough(room):

@@ -34,7 +34,7 @@ def called(frame) -> tuple[str, str]:
     ids=str,
 )
 def test_a_text_goes_through_the_calls_of_the_table_in_their_order(how):
-    """Also where it is read as words and the sound is changed: that adds no call between them.
+    """Reading the text as words and changing the sound add no call between them.
 
     The last call counts when it returns, because it waits for the chunk that the others make.
     """
@@ -43,7 +43,7 @@ def test_a_text_goes_through_the_calls_of_the_table_in_their_order(how):
     def profile(frame, event, argument):
         if event in ("call", "return") and (name := called(frame)) in table:
             waits = name[0] == "SpeechStream.__next__"
-            begun = bool(seen) or name == table[0]  # the loop takes turns before
+            begun = bool(seen) or name == table[0]  # earlier turns of the loop do not count
             if begun and (event == "return") is waits and name not in seen:
                 seen.append(name)
 

@@ -1,4 +1,4 @@
-"""When words are heard, of streams of the demonstration voice."""
+"""The times of words in streams of the demonstration voice."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Recording and replaying (cuda_graphs.py), with a GPU that only takes notes."""
+"""Recording and replaying (cuda_graphs.py), with a GPU that only logs its calls."""
 
 import contextlib
 import time

@@ -100,7 +100,7 @@ WHEEL = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
 @pytest.mark.parametrize(
     ("capability", "built_for", "runs"),
     [
-        ((8, 9), WHEEL, True),  # sm_86 code
+        ((8, 9), WHEEL, True),  # runs code for sm_86
         ((8, 7), WHEEL, True),
         ((9, 0), WHEEL, True),
         ((10, 3), WHEEL, True),

@@ -1,4 +1,4 @@
-"""Cooperative launches of one process on one GPU never compete: each comes behind the last."""
+"""Cooperative launches of one process on one GPU never compete: each waits for the last one."""
 
 import threading
 from dataclasses import dataclass, field
@@ -42,7 +42,7 @@ def test_a_launch_waits_on_the_device_for_the_last_one_of_another_stream(launch_
     first, second = Stream(1), Stream(2)
     launch_on(first)
     launch_on(first)
-    assert not first.waited_for  # one stream keeps its order by itself
+    assert not first.waited_for  # launches on one stream are in order anyway
     launch_on(second)
     launch_on(first)
     assert second.waited_for == [first] and first.waited_for == [second]

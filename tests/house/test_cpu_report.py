@@ -1,4 +1,4 @@
-"""`make test` prints at its end the CPU time of its tests, of all workers and their children."""
+"""At its end, `make test` prints the CPU time of its tests, with all workers and their children."""
 
 import os
 import re

@@ -61,7 +61,7 @@ def test_what_is_copied_is_there_and_reaches_the_builder() -> None:
         copied |= set(shlex.split(line)[:-1])
     assert copied == set(let_in)
     assert all((ROOT / name).exists() for name in copied)
-    # packaging reads these beside the packages
+    # packaging also reads these files
     assert {"setup.py", "pyproject.toml", "README.md"} <= copied
 
 

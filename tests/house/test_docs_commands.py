@@ -1,4 +1,5 @@
-"""The fenced commands and snippets of all pages: parsed, and run or with a reason why not."""
+"""The fenced commands and snippets of all pages: each is parsed, and run unless a reason is
+given."""
 
 import argparse
 import re
@@ -91,7 +92,7 @@ def parse(run_here: CommandsHere, monkeypatch: pytest.MonkeyPatch):
 
     def parse_known_args(self, args=None, namespace=None):
         nonlocal depth
-        depth += 1  # a command's own parser runs inside that of the program
+        depth += 1  # the program's parser runs that of the command
         try:
             found = original(self, args, namespace)
         finally:
@@ -162,7 +163,7 @@ LEFT = [
 
 @pytest.mark.parametrize(("page", "command"), LEFT)
 def test_a_command_that_nothing_else_runs_is_run(page, command, run_here, tmp_path, monkeypatch):
-    """A new command on a page comes here by itself, unless a table above says where it is run."""
+    """This test includes new commands of pages, unless a table above says where they are run."""
     words = shlex.split(command, comments=True)
     assert words[0] == "python", f"{page}: name in NOT_RUN why this is not run: {command}"
     monkeypatch.chdir(tmp_path)
@@ -190,7 +191,7 @@ def test_the_test_that_runs_a_pages_commands_takes_them_from_the_page(page):
 
 
 def test_no_reason_is_left_over():
-    """But docs/performance.md names a measurement only as long as its figures are missing."""
+    """One exception: docs/performance.md names a measurement only while its figures are missing."""
     for start in NOT_RUN.keys() - {"python benchmarks/measure.py"}:
         assert any(re.match(start, command) for _, command in ALL), start
 

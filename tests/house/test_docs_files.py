@@ -34,7 +34,7 @@ def missing(text: str, root: Path = ROOT) -> set[str]:
 
 
 def dead_links(text: str, folder: Path) -> list[str]:
-    """The files that Markdown links of a page in this folder lead to and that do not exist."""
+    """Return the missing files to which Markdown links of a page in `folder` lead."""
     return [name for name in LINK.findall(text) if not (folder / name).exists()]
 
 

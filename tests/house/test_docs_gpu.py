@@ -34,7 +34,7 @@ def expected(command: str) -> int:
 
 
 def commands() -> Iterator[object]:
-    """Return the commands; only .ci/run runs those after the first that need a GPU."""
+    """Yield the commands; only .ci/run runs those of gpu_check.sh that name a set."""
     for line in lines(SETUP):
         is_more = line.startswith("tools/gpu_check.sh") and "--set" in line
         yield pytest.param(line, marks=pytest.mark.ci if is_more else [])
@@ -60,7 +60,7 @@ def test_every_command_of_the_setup_runs_as_the_page_says(
     if done.returncode == NEEDS_GPU:
         assert "torch sees none" in done.stderr
     if "--output" in command and done.returncode == 0:
-        assert "backend" in done.stderr  # the decoder that it took, and why
+        assert "backend" in done.stderr  # the backend and the reason for it
         assert (tmp_path / "out.wav").stat().st_size > 44
 
 
@@ -85,7 +85,7 @@ def one_line(text: str) -> str:
 
 
 def unsourced(page: str, log: str) -> list[str]:
-    """Return a page's figures, without generated ones, whose date of the log does not have them."""
+    """Return a page's figures that the log does not have at their date, without generated ones."""
     entries = [(date, one_line(text)) for date, text in ENTRY.findall(log)]
     written = re.sub(f"{page_parts.BEGIN}.*?{page_parts.END}", "", page, flags=re.S)
     wrong = []

@@ -1,4 +1,4 @@
-"""The documents: what people write in them is at most 120 columns wide."""
+"""The handwritten text of documents is at most 120 columns wide."""
 
 import re
 
@@ -18,7 +18,7 @@ CODE = re.compile(r"`[^`]*`")
 
 
 def by_hand(page: str, text: str) -> str:
-    """A page without what `benchmarks/pages.py` writes in it; line breaks stay."""
+    """Return a page without the parts that `benchmarks/pages.py` writes; line breaks stay."""
     if page in pages.PAGES and page_parts.BEGIN not in text:
         return ""
     generated = f"{page_parts.BEGIN}.*?{page_parts.END}"
@@ -26,7 +26,7 @@ def by_hand(page: str, text: str) -> str:
 
 
 def faults(text: str) -> list[str]:
-    """Lines that are too wide, and lines that end inside inline code, with their numbers.
+    """Return the lines that are too wide or end inside inline code, with their numbers.
 
     Fenced code and tables are as wide as they need to be, and so is a line that cannot be broken
     because it is one word, such as a link, or one piece of inline code.

@@ -13,12 +13,12 @@ from qwen_megakernel import installing
 from qwen_megakernel.installing import install_command
 
 URL = "https://git.example/voices/qwen_megakernel"
-# The package's name where pip would look it up on an index: no folder, and no address behind it.
+# The package's name without a folder or an address: pip would look it up on an index.
 FROM_AN_INDEX = re.compile(
     r"""pip\ install\ (?:[^`\n]*[\s"'])?qwen[_-]megakernel (?!\S*\ @\ git\+ | [^\s\[]*/)""",
     re.VERBOSE,
 )
-# Extras are named here: to the function, to its callers, and in the commands of pages.
+# The places that name extras: calls of the function, its callers, and the commands of pages.
 CALL = re.compile(r"""(?:install_command|needed|_packages_of)\(((?:["'][\w-]+["'](?:, )?)+)""")
 CLONE = re.compile(r"""pip install (?:-e )?"?[\w/.]*\[([\w,-]+)\]""")
 
@@ -35,7 +35,7 @@ def texts() -> dict[str, str]:
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """Return where the package lies after an installation, and pip's record of it."""
+    """Return the package's folder after an installation, and pip's record of it."""
     site = tmp_path / "site"
     monkeypatch.setattr(installing, "PACKAGE_FOLDER", site / "qwen_megakernel")
     monkeypatch.syspath_prepend(site)
@@ -91,7 +91,7 @@ def test_without_a_clone_it_names_the_repository_or_asks_for_a_clone(
 
 
 def test_a_package_that_pip_does_not_know_asks_for_a_clone(monkeypatch, tmp_path):
-    """As if the folder had been copied onto PYTHONPATH."""
+    """This is the case if the folder was copied onto PYTHONPATH."""
     monkeypatch.setattr(installing, "PACKAGE_FOLDER", tmp_path / "qwen_megakernel")
     monkeypatch.setattr(installing, "NAME", "qwen_megakernel_copied")
     monkeypatch.setattr(installing, "REPOSITORY_URL", "")

@@ -65,8 +65,8 @@ def finished(report: str) -> set[tuple[str, str]]:
 
 
 def never_run(rows: dict[str, list[str]], tests: set[tuple[str, str]]) -> dict[str, str]:
-    """Rows that no test ran of, or no test of a part that they name; those that wait for a GPU or
-    for the released weights may."""
+    """Return rows none of whose tests ran, or none of a part that they name, with the reason; rows
+    that wait for a GPU or for the released weights are excepted."""
     wrong = {}
     for row, (_, check, waits) in rows.items():
         if row in OPEN or re.search(r"\b[GW]\b", waits):

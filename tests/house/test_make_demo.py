@@ -65,7 +65,7 @@ def installed(requirements: list[str]) -> set[str]:
             found.add(key)
             try:
                 needed = metadata.requires(requirement.name) or []
-            except metadata.PackageNotFoundError:  # a requirement of another system
+            except metadata.PackageNotFoundError:  # required only on another system
                 continue
             for line in map(Requirement, needed):
                 if line.marker is None or line.marker.evaluate({"extra": extra}):
@@ -78,7 +78,7 @@ def canonical(name: str) -> str:
 
 
 def absent() -> list[str]:
-    """Return the modules of this environment, which has more, that `make demo` does not install."""
+    """Return the modules of this environment that `make demo` does not install."""
     (recipe,) = re.findall(r"\.demo-ready:.*?\n(.*?)@touch", MAKEFILE, re.DOTALL)
     (extras,) = re.findall(r"--editable \.\[([^\]]+)\]", recipe.replace("$(COMMA)", ","))
     assert "-r requirements.txt" in recipe
@@ -107,7 +107,7 @@ def without() -> str:
 @pytest.mark.parametrize("line", [line for line in lines(README) if line.startswith("python")])
 def test_the_readmes_commands_need_no_more(without, line, tmp_path):
     line = line.replace("out.wav", str(tmp_path / "out.wav")).replace("--runs 5", "--runs 1")
-    if "validate_kernel" in line:  # the rest of it needs a compiler and two minutes
+    if "validate_kernel" in line:  # the kernel would need a compiler and two minutes
         line += " --backend graph --steps 2 --dtype float32"
     done = run("-c", WITHOUT, without, *shlex.split(line)[1:])
     assert done.returncode == 0, done.stderr
@@ -143,7 +143,7 @@ def test_every_step_is_announced_and_reports_every_few_seconds_that_it_goes_on(t
     began = time.monotonic()
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, env=os.environ | {})
     assert done.returncode == 0, done.stderr
-    assert time.monotonic() - began < 20  # no part of it lives on and holds the output
+    assert time.monotonic() - began < 20  # no child process stays and keeps the output open
     said = done.stdout.splitlines()
     steps = [line for line in said if re.search(r": .*(seconds|minutes?)", line)]
     assert [step.split(":")[0].split()[0] for step in steps] == ["Making", *["Installing"] * 2]

@@ -25,7 +25,8 @@ print(open({folder!r} + "/" + name + "/METADATA").read())
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """A copy to build from: setuptools leaves a build folder, which the next wheel would ship."""
+    """A copy to build from, because setuptools leaves a build folder, which the next wheel would
+    contain."""
     source = tmp_path_factory.mktemp("packaging") / "source"
     for name in (*PARTS, "MANIFEST.in", "tests"):
         if (ROOT / name).is_dir():
@@ -57,7 +58,7 @@ def test_an_editable_install_is_a_path_and_warns_of_nothing(source, tmp_path):
     (wheel,) = map(zipfile.ZipFile, tmp_path.glob("*.whl"))
     (path,) = (name for name in wheel.namelist() if ".dist-info/" not in name)
     assert path.endswith(".pth") and wheel.read(path).decode().strip() == str(source)
-    assert "editable_mode" not in (ROOT / "Makefile").read_text()  # each mode named there warns
+    assert "editable_mode" not in (ROOT / "Makefile").read_text()  # each mode causes warnings
 
 
 @pytest.mark.parametrize("address", ["", "https://git.example/voices/qwen_megakernel"])
@@ -100,7 +101,7 @@ def test_the_distributions_ship_kernel_sources_types_and_the_demonstration_voice
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_an_empty_environment_installs_the_wheel_and_speaks(distributions, tmp_path):
-    """A stranger's machine has only pip and a C++ compiler beside Python."""
+    """Another user's machine may have only Python, pip and a C++ compiler."""
     subprocess.run([sys.executable, "-m", "twine", "check", "--strict", *distributions], check=True)
     python = tmp_path / "environment" / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", python.parents[1]], check=True)
@@ -133,12 +134,12 @@ def test_an_empty_environment_installs_the_wheel_and_speaks(distributions, tmp_p
     refused = run("serve", "--model", "demo-voice")
     asked = f"@ git+{REPOSITORY_URL}" if REPOSITORY_URL else "PATH/TO/qwen_megakernel[server]"
     assert refused.returncode == 3 and asked in refused.stderr
-    shutil.rmtree(python.parents[1])  # a gigabyte, which pytest would keep
+    shutil.rmtree(python.parents[1])  # pytest would keep this gigabyte
 
 
 def test_requirements_allow_what_the_package_allows():
     """`pip install -r requirements.txt` must not install a Pipecat with which the service fails."""
     allowed = set(re.findall(r'"([\w-]+[^"\s]*)"', (ROOT / "setup.py").read_text()))
     lines = (ROOT / "requirements.txt").read_text().split()
-    assert lines[0].startswith("torch==")  # the others resolve against this build
+    assert lines[0].startswith("torch==")  # the other packages must fit this build
     assert set(lines[1:]) <= allowed

@@ -20,7 +20,7 @@ from qwen_megakernel.vocoder import snake
 
 TOLERANCES = ROOT / "tests" / "support" / "tolerances.py"
 KEYWORDS = {"atol", "rtol", "abs", "rel"}
-# These allow a difference even where none is given.
+# These functions allow a difference even if none is given.
 COMPARERS = {"approx", "isclose", "allclose", "assert_close", "assert_allclose"}
 # A number up to this size with which an assertion compares is a tolerance, up to the second size
 # where it has a name. Below the third it is a value that a test gives.
@@ -60,7 +60,7 @@ def parts(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def has_literal(node: ast.expr, largest: float) -> bool:
-    """Whether a number of up to `largest`, 0 apart, stands in an expression."""
+    """Whether an expression has a number of up to `largest`, except 0."""
     return any(
         value is not None and SMALLEST < value <= largest
         for value in (number(each) for each in parts(node) if isinstance(each, ast.expr))
@@ -95,8 +95,8 @@ def given(tree: ast.Module) -> dict[str, list[ast.expr]]:
 
 
 def is_difference(node: ast.expr) -> bool:
-    """Whether an expression is the size of something without its sign: `abs(a - b)`,
-    `(a - b).abs().max()`. Whatever it is compared with is a tolerance, however large.
+    """Whether an expression is the magnitude of a difference: `abs(a - b)`, `(a - b).abs().max()`.
+    Whatever it is compared with is a tolerance, however large.
     """
     return any(isinstance(each, ast.Call) and name_of(each) == "abs" for each in ast.walk(node))
 
@@ -108,7 +108,7 @@ def is_rounded(node: ast.expr) -> bool:
 
 
 def limits(compare: ast.Compare) -> list[tuple[ast.expr, float]]:
-    """Return what a comparison compares with, and up to which size that is a tolerance."""
+    """Return the values of a comparison, and the size up to which each is a tolerance."""
     sides = [compare.left, *compare.comparators]
     found = [(side, float("inf")) for side in sides if is_rounded(side)]
     for left, order, right in zip(sides, compare.ops, sides[1:], strict=False):
@@ -124,7 +124,7 @@ def names_in(node: ast.AST) -> set[str]:
 
 
 def decides(node: ast.AST, asserted: set[str]) -> list[ast.expr]:
-    """Return the expressions by which a statement can fail a test: its own or a set name's."""
+    """Return the expressions by which a statement can fail a test, also behind assigned names."""
     if isinstance(node, ast.Assert):
         return [node.test]
     if isinstance(node, ast.Assign) and any(names_in(each) & asserted for each in node.targets):

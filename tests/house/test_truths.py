@@ -21,7 +21,7 @@ def test_the_file_has_every_case():
     assert list(EXPECTED) == [case.name for case in CASES]
 
 
-# Each of these compiles a kernel that is not compiled yet.
+# Each of these cases compiles a kernel of its own.
 COMPILED = ("emulation: voice design", "emulation: int8", "emulation: sheen")
 
 

@@ -1,4 +1,4 @@
-"""The build cache: a compiler that hangs or fails, a cache that is full, two builds at once."""
+"""The build cache: compilers that hang or fail, a full cache, two builds at once."""
 
 import os
 import subprocess

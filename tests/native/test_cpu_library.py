@@ -69,7 +69,7 @@ def test_a_status_is_reported_as_what_it_is(status, error, words):
         cpu_library.check_status(status, "A step", "Fewer.")
 
 
-# Threads that do nothing but load: one that PyTorch has at the exit ends the process by itself.
+# The threads only load the library: a thread of PyTorch at the exit could end the process.
 LOADING_AT_EXIT = """
 import ctypes, threading, time, torch
 from qwen_megakernel.checkpoint import loading

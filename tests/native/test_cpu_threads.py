@@ -12,7 +12,7 @@ from qwen_megakernel.cli import running
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.native import cpu_threads
 
-# Stops a program where it imports torch: threads will then wait passively, or busily.
+# Stops a program where it imports torch, and shows whether threads will wait passively.
 PASSIVE, BUSY, NEVER = 10, 11, 12
 AT_TORCH = f"""
 import os, runpy, sys
@@ -141,7 +141,7 @@ def test_an_engine_limits_its_own_thread_alone(many_cores, asked, threads):
         assert found == [4]
 
 
-# Arguments with which a program imports torch, if it does not import it as it starts.
+# Arguments with which a program imports torch, for programs that do not import it at once.
 COMMANDS = [
     ("qwen_megakernel/__main__.py", "speak", "Hello.", *MODEL, "--stdout"),
     ("qwen_megakernel/__main__.py", "serve", *MODEL, "--port", "0"),
@@ -162,7 +162,7 @@ WITHOUT_TORCH = {
     "benchmarks/machine.py",  # imports torch to describe the machine of a result file
     "tools/gpu_check/run.py",  # each of its steps is a program of its own
     "tools/kernel_study/ptxas_table.py",  # compiles, and computes nothing
-    "tools/kernel_study/mutate_kernel.py",  # the same; the tests of its mutants are other programs
+    "tools/kernel_study/mutate_kernel.py",  # the same; its mutants are tested in other programs
     "deploy/ray_serve.py",  # Ray runs it; the engine is built later, in a replica
 }
 PROGRAMS = {str(path.relative_to(ROOT)): path for path in programs()}

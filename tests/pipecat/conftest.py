@@ -6,5 +6,5 @@ from pipelines import SENTENCE, TOKEN, Mode
 
 @pytest.fixture(params=[SENTENCE, TOKEN], ids=str)
 def mode(request: pytest.FixtureRequest) -> Mode:
-    """Runs a test in both modes: by the sentence and by the token."""
+    """Runs a test in both modes, SENTENCE and TOKEN."""
     return request.param

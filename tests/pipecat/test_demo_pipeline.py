@@ -36,7 +36,7 @@ def demo(run_here: CommandsHere, backend: str) -> Callable:
 
 def test_the_native_decoder_speaks_demo_voice_without_an_underrun(run_here, tmp_path):
     words = ("--text", TEXT, "--model", "demo-voice", "--seed", "3", "--backend", "cpu", "--json")
-    for _ in range(3):  # another program may have had both cores
+    for _ in range(3):  # another program may use both cores
         done = run_here("demo_pipeline.py", *words, "--output", tmp_path / "a.wav")
         facts = json.loads(done.stdout)
         assert facts["backend"] == "cpu" and len(facts["chunks"]) >= 3
@@ -54,7 +54,7 @@ def test_the_native_decoder_speaks_demo_voice_without_an_underrun(run_here, tmp_
 def test_the_file_is_what_the_engine_says_and_every_chunk_is_timed(demo, tmp_path):
     code, out, err = demo("--text", TEXT, "--output", tmp_path / "a.wav", *TINY)
     assert code == 0 and not out, err
-    with tiny_engine(backend="torch") as engine:  # whose vocoder both backends have
+    with tiny_engine(backend="torch") as engine:  # both backends have this vocoder
         speech = engine.synthesize(TEXT, voice="aiden", seed=3, max_frames=8, first_chunk_frames=1)
     samples, rate = soundfile.read(tmp_path / "a.wav", dtype="int16")
     np.testing.assert_array_equal(samples, to_int16(speech.audio))
@@ -188,7 +188,7 @@ def test_play_names_what_is_missing_before_a_model_is_loaded(
 
 def test_play_finds_no_loudspeaker_before_a_model_is_loaded(run_here, monkeypatch, tmp_path):
     class PortAudioError(Exception):
-        """Of the package."""
+        """The package's error."""
 
     def query_devices(kind):
         raise PortAudioError(f"no {kind}")

@@ -1,5 +1,5 @@
-"""The Pipecat service on the real engine, with random weights: what it says is noise, but it is
-the engine's noise, bit for bit.
+"""The Pipecat service on the real engine with random weights: it speaks the engine's noise, bit for
+bit.
 """
 
 import asyncio
@@ -84,7 +84,7 @@ async def test_a_turn_fed_by_the_word_is_what_the_engine_says_of_its_whole_text(
         for start in range(0, len(text), 3):
             await run.send(LLMTextFrame(text[start : start + 3]))
             await asyncio.sleep(0.01)
-        await run.turn()  # ends it
+        await run.turn()  # ends the turn
         await run.until(TTSStoppedFrame)
     assert run.pcm == pcm_of(engine, text, text_feed="stepwise")
     assert " ".join(frame.text for frame in run.frames(TTSTextFrame)) == text
@@ -109,7 +109,7 @@ async def test_an_interruption_frees_the_slot_before_the_next_step(engine, mode,
         await run.until(InterruptionFrame)
         num_audio, num_steps = len(run.frames(TTSAudioRawFrame)), step.call_count
         await run.until(lambda: engine.num_active == 0)
-        assert step.call_count <= num_steps + 1  # one may just have begun
+        assert step.call_count <= num_steps + 1  # a step may just have begun
         await asyncio.sleep(0.1)
         assert len(run.frames(TTSAudioRawFrame)) == num_audio
 

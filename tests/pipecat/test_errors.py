@@ -1,4 +1,4 @@
-"""Engines that fail, stall, refuse or run away, and a Pipecat service that goes on."""
+"""The Pipecat service continues after engines fail, stall, refuse or run away."""
 
 import asyncio
 
@@ -100,7 +100,7 @@ async def test_arriving_text_is_progress_for_the_engine_timeout():
     async with Run(service(FakeEngine(), TOKEN, engine_timeout_s=0.8)) as run:
         await run.send(LLMFullResponseStartFrame())
         for _ in range(8):
-            await run.send(LLMTextFrame("a "))  # too short to make a frame
+            await run.send(LLMTextFrame("a "))  # too short for a frame
             await asyncio.sleep(0.2)
         await run.send(LLMFullResponseEndFrame())
         await run.until(TTSStoppedFrame)

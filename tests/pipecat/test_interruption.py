@@ -1,4 +1,4 @@
-"""Barge-in: which speech stops, which goes on, which words are remembered; and shared engines."""
+"""Barge-in: which speech stops, which goes on, which words the context keeps; shared engines."""
 
 import asyncio
 import time
@@ -35,7 +35,7 @@ STORY = (
 
 
 async def assert_quiet(run: Run) -> None:
-    """After the interruption no audio leaves and no slot is held."""
+    """Check that no audio is pushed and no slot is held after the interruption."""
     await run.until(InterruptionFrame)
     assert not run.engine.speaking
     num_audio = len(run.frames(TTSAudioRawFrame))
@@ -53,7 +53,7 @@ async def test_interruption_before_the_first_audio(mode):
         await run.turn("What is it?")
         await run.until(TTSStoppedFrame)
     assert run.pcm == run.engine.streams[-1].sent and run.engine.streams[-1].sent
-    # The wait for the interruption is no time to first byte.
+    # The time until the interruption must not count as time to first byte.
     assert all(data.value < 1 for data in run.metrics(TTFBMetricsData))
     assert len([data for data in run.metrics(TTFBMetricsData) if data.value]) == 1
     assert run.errors == []
@@ -99,7 +99,7 @@ async def test_interruption_while_the_llm_still_writes(mode):
         await assert_quiet(run)
         await run.turn("New turn.")
         await run.until(TTSStoppedFrame)
-    assert run.engine.streams[-1].text == "New turn."  # nothing of the old turn's text
+    assert run.engine.streams[-1].text == "New turn."  # without text of the old turn
 
 
 async def test_uninterruptible_speech_is_spoken_to_its_end(mode):
@@ -125,7 +125,7 @@ async def test_uninterruptible_speech_survives_in_front_of_interruptible(mode):
 
 
 async def test_a_turn_is_cancelled_while_settings_are_being_changed():
-    """The frame in process is then uninterruptible, so `run_tts` is not cancelled."""
+    """The frame that is being processed is then uninterruptible, so `run_tts` is not cancelled."""
     engine = FakeEngine(rtf=0.5)
     tts = service(engine, TOKEN)
     gate = asyncio.Event()
@@ -146,7 +146,7 @@ async def test_a_turn_is_cancelled_while_settings_are_being_changed():
 
 
 async def test_the_conversation_remembers_what_was_heard_within_a_word(mode):
-    async with asyncio.TaskGroup() as group:  # it takes as long as it takes to listen
+    async with asyncio.TaskGroup() as group:  # each takes as long as listening
         for rtf in (0.1, 0.7):
             for pace in (0.05, 0.1):
                 group.create_task(_barge_in(mode, rtf, pace))
@@ -172,7 +172,7 @@ async def _barge_in(mode: Mode, rtf: float, pace: float) -> None:
 
     remembered = context.messages[0]["content"].split()
     assert remembered == words[: len(remembered)]
-    # Time goes on in a gap, and words are remembered by the time.
+    # Time passes in a gap, too, and words are kept by their times.
     least, most = words_in(heard_s) - 1, words_in(heard_s + output.gaps_s) + 1
     assert least <= len(remembered) <= most, (rtf, pace)
 
@@ -191,7 +191,7 @@ async def test_speech_that_was_heard_is_remembered_whole():
 async def test_words_after_an_interruption_do_not_wait_for_dropped_audio(mode):
     async with talk(mode, rtf=0) as run:
         await run.turn(*STORY)
-        await run.until(TTSStoppedFrame)  # ten seconds of audio have left
+        await run.until(TTSStoppedFrame)  # ten seconds of audio have been pushed
         await run.interrupt()
         await run.until(InterruptionFrame)
         num_words, num_audio = len(run.frames(TTSTextFrame)), len(run.frames(TTSAudioRawFrame))
@@ -240,7 +240,7 @@ async def test_one_interrupted_pipeline_leaves_the_others_undisturbed(mode):
     for run in (two, three, four):
         assert run.pcm in [stream.sent for stream in whole]
         gaps = np.diff(run.when(TTSAudioRawFrame))
-        assert max(gaps) < 0.25 * 0.8 + 0.1 + run.slack_s  # a chunk of ten frames, and no hole
+        assert max(gaps) < 0.25 * 0.8 + 0.1 + run.slack_s  # no more than a chunk of ten frames
 
 
 async def test_an_interruption_frees_the_slot_for_the_next_pipeline(mode):

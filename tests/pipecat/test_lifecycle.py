@@ -46,7 +46,7 @@ async def test_an_end_frame_ends_a_turn_that_the_llm_did_not(mode):
     async with talk(mode) as run:
         await run.send(LLMFullResponseStartFrame(), LLMTextFrame("One. And tw"))
         await run.until(TTSAudioRawFrame)
-        await run.finish(timeout_s=2)  # not stop_frame_timeout_s
+        await run.finish(timeout_s=2)  # less than stop_frame_timeout_s
     assert run.pcm == run.sent
     assert not run.engine.speaking
 
@@ -82,7 +82,8 @@ async def test_several_barge_ins_behind_an_end_frame_end_the_pipeline():
 
 @pytest.mark.parametrize("interrupted", [False, True])
 async def test_a_service_speaks_in_a_second_pipeline(mode, interrupted):
-    """The second pipeline starts after an EndFrame, since Pipecat lets nothing cancelled go on."""
+    """The second pipeline starts after an EndFrame, because Pipecat cannot reuse a cancelled
+    service."""
     async with talk(mode, rtf=0.2) as run:
         await run.turn("These are the last words. ", "Really.")
         await run.until(TTSAudioRawFrame)
@@ -125,7 +126,7 @@ async def test_a_cancel_frame_ends_a_pipeline_that_waits_for_its_end(mode):
 @pytest.mark.parametrize("end", ["cancel", "cleanup"])
 async def test_cancelling_and_cleaning_up_each_stop_the_engine_at_once(end):
     engine = FakeEngine(rtf=0.5)
-    # A processor that was cleaned up passes nothing on, so the worker has to give up on it.
+    # A processor that was cleaned up passes nothing on, so the worker must stop waiting for it.
     async with Run(tts := service(engine, TOKEN), cancel_timeout_secs=0.2) as run:
         await run.turn("Nobody will hear this to its end, whatever comes next.")
         await run.until(TTSAudioRawFrame)
@@ -209,11 +210,11 @@ async def test_two_hundred_turns_leave_nothing_behind(mode):
         assert tts._speeches == {} and tts.get_audio_contexts() == []
     assert not engine.speaking and engine._slots._value == 1
     assert after["threads"] <= before["threads"]
-    assert after["speeches"] <= 1  # the worker keeps the last frame upstream: an error, its frames
+    assert after["speeches"] <= 1  # the worker keeps the last error, and its traceback's frames
 
 
 async def _turns(run: Run, engine: FakeEngine, count: int) -> None:
-    """Turns that end in every way: to their end, by barge-in, by error, without sound."""
+    """Turns that end in every way: normally, by barge-in, by error, without sound."""
     for i in range(count):
         engine.fail_after = 1 if i % 7 == 3 else None
         engine.rtf = 0.9 if i % 3 == 1 else 0.01
@@ -228,7 +229,8 @@ async def _turns(run: Run, engine: FakeEngine, count: int) -> None:
 
 
 async def _rest(run: Run) -> None:
-    """A turn that plays to its end: the last of `_turns` leaves Pipecat renewing its tasks."""
+    """A turn that plays to its end, because Pipecat still renews tasks after the last of
+    `_turns`."""
     stopped = len(run.frames(TTSStoppedFrame))
     await run.say("Last.")
     await run.until(TTSStoppedFrame, stopped + 1)
@@ -238,7 +240,7 @@ async def _rest(run: Run) -> None:
 def _counts(run: Run, engine: FakeEngine) -> dict[str, int]:
     engine.streams.clear()
     for recorder in (run.before, run.after, run.end):
-        recorder.log.clear()  # errors in it hold on to where they were raised
+        recorder.log.clear()  # its errors refer to the frames where they were raised
     gc.collect()
     return {
         "tasks": len(asyncio.all_tasks()),

@@ -1,4 +1,4 @@
-"""SSML in a pipeline: pauses, words, tags that are cut, and turns that go on behind a fault."""
+"""SSML in a pipeline: pauses, words, divided tags, and turns that go on after an error."""
 
 from collections.abc import Iterator
 
@@ -57,7 +57,7 @@ async def test_a_turn_with_markup_has_its_pause_and_its_words(mode, engine):
     assert [word.text for word in words] == f"{FIRST} {SECOND}".split()
     begins = [(word.pts - words[0].pts) / 1e9 for word in words]
     assert begins == sorted(begins)
-    assert begins[4] >= (first + length) / RATE - 0.3  # behind the pause
+    assert begins[4] >= (first + length) / RATE - 0.3  # after the pause
 
 
 async def test_words_have_the_times_that_the_stream_has(mode, engine):

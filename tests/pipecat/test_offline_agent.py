@@ -24,7 +24,7 @@ def agent() -> SimpleNamespace:
 
 
 def check(agent: SimpleNamespace, said: object, late_s: float) -> None:
-    """Check a conversation of the script on a machine that is late by so much."""
+    """Check a conversation of the script on a machine that is late by `late_s`."""
     roles = [message["role"] for message in said.messages]
     texts = [message["content"] for message in said.messages]
     assert roles == ["user", "assistant", "user", "assistant"]
@@ -32,14 +32,14 @@ def check(agent: SimpleNamespace, said: object, late_s: float) -> None:
     assert agent.ANSWERS[0].startswith(texts[1]) and 3 < len(texts[1]) < len(agent.ANSWERS[0])
     assert texts[3] == agent.ANSWERS[1]
     assert said.talked_over_s(1) < 0.3 + late_s
-    for begin, until in said.spoken:  # silence once it was heard that the user speaks
+    for begin, until in said.spoken:  # the bot is silent once it hears the user
         assert not any(begin + 0.3 + late_s < at < until for at, _ in said.played)
     for question in range(2):
         assert 0 < said.answer_after_s(question) < 2 + 5 * late_s
 
 
 def last_answer(said: object) -> list[tuple[float, np.ndarray]]:
-    """When each chunk of it was played, and the chunk."""
+    """Return each chunk of the last answer, and when it was played."""
     return [entry for entry in said.played if entry[0] > said.spoken[1][1]]
 
 
@@ -65,9 +65,9 @@ async def _converse(agent: SimpleNamespace, mode: TextAggregationMode) -> None:
     check(agent, said, late_s())
     assert not engine.speaking
     gaps_ms = gaps_of_last(agent, said, 0)
-    assert [gap for gap in gaps_ms if gap > 80 + 1000 * late_s()] == []  # a hole lasts a frame
+    assert [gap for gap in gaps_ms if gap > 80 + 1000 * late_s()] == []  # a lost frame is 80 ms
     spoken = np.concatenate([pcm for _, pcm in last_answer(said)]).tobytes()
-    assert spoken.startswith(engine.streams[-1].sent)  # all of the second answer, and padding
+    assert spoken.startswith(engine.streams[-1].sent)  # the whole second answer, then padding
     timeline = said.timeline()
     assert len(timeline) / agent.OUT_RATE > 2 and timeline.any()
 

@@ -1,4 +1,4 @@
-"""Texts of a bot that are read in words: what is spoken, and what the conversation gets."""
+"""Texts of a bot that are read as words: the spoken text, and the conversation's."""
 
 import pytest
 from fake_engine import FakeEngine

@@ -1,7 +1,7 @@
 """The Pipecat service in real pipelines: frames, audio, sample rates, metrics.
 
-The engine hums (fake_engine), so that what is said and how long it takes are known; the real engine
-is in test_pipecat_engine.py.
+The engine hums (fake_engine), so that its speech and its duration are known; test_engine.py has the
+real engine.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""When words are told, of a stream that knows their times; and a listener with a clock."""
+"""When the service pushes the words of a stream that knows their times; the clock of a listener."""
 
 import pytest
 from tolerances import nearly
@@ -51,7 +51,7 @@ def test_pieces_of_a_text_become_the_words_of_the_whole():
 
 
 class Stream:
-    """A stream whose words are every 0.4 s, of as much as was heard."""
+    """A stream with a word every 0.4 s of the audio that was heard."""
 
     def __init__(self, text: str) -> None:
         self.written_text, self.heard_s, self.drift_s = text, 100.0, 0.0
@@ -124,9 +124,9 @@ def test_gaps_delay_words_and_not_what_was_heard():
     clock = PlayoutClock()
     clock.begin("a", 10.0, 10.0)
     clock.send(10.0, 1.0)
-    clock.send(10.5, 1.0)  # ahead of playback: no hole
+    clock.send(10.5, 1.0)  # ahead of playback, so there is no gap
     assert clock.delay_s == 0.0
-    clock.send(15.0, 1.0)  # three seconds after all was heard
+    clock.send(15.0, 1.0)  # three seconds after playback ended
     assert clock.delay_s == nearly(3.0)
     assert clock.heard_s("a", 15.5) == nearly(2.5)
 

@@ -54,7 +54,7 @@ async def test_words_of_a_sentence_that_is_heard_before_it_is_complete_keep_thei
         for token in ("It", " is", " half", " past", " nine"):
             await run.send(LLMTextFrame(token))
         await run.until(lambda: len(told) == 2)
-        assert run.frames(TTSTextFrame) == []  # the first word waits for its sentence
+        assert run.frames(TTSTextFrame) == []  # words wait for the end of their sentence
         await run.send(LLMFullResponseEndFrame())
         await run.until(TTSTextFrame)
         is_complete.set()
@@ -102,7 +102,7 @@ async def test_a_word_is_never_timed_before_its_audio_is_heard():
 @pytest.mark.parametrize("text", ["😀😀", "...", " — ", "\U0001f44d"])
 async def test_text_without_sound_is_a_moment_of_silence(mode, text):
     async with talk(mode) as run:
-        for _ in range(4):  # after three contexts without audio a service is written off
+        for _ in range(4):  # Pipecat gives a service up after three contexts without audio
             await run.turn(text)
         await run.turn("Still here.")
         await run.until(TTSStoppedFrame, 5)
@@ -142,7 +142,7 @@ async def test_ten_thousand_characters_are_spoken(mode):
 
 
 async def test_long_speech_is_cut_into_sentences_of_one_context(mode):
-    """Following the words of 10,000 characters at once, Pipecat keeps the loop for a second."""
+    """With the words of 10,000 characters at once, Pipecat would block the loop for a second."""
     engine = FakeEngine(rtf=0, letter_s=0.004)
     text = "A sentence of forty characters in total. " * 100
     tts = service(engine, mode)

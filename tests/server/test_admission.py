@@ -1,4 +1,4 @@
-"""The queue in front of the engine, loading, and draining."""
+"""The queue before the engine, loading, and draining."""
 
 import contextlib
 import json
@@ -33,7 +33,7 @@ def test_one_too_many_is_answered_429_at_once():
     with serving(FakeEngine(num_slots=2, stall_after=1), max_queue=1) as live:
         held = [live.send_speech() for _ in range(3)]
         wait_until(lambda: len(live.service.admission.running) == 3)
-        answer = live.speak(SHORT)  # the engine is stuck: waiting would never end
+        answer = live.speak(SHORT)  # the engine stalls, so waiting would never end
         facts = assert_error(answer, 429, "engine_busy")
         assert facts["message"].startswith("1 of 1 places in the queue are taken.")
         assert facts["type"] == "rate_limit_error"
@@ -48,12 +48,12 @@ def test_one_too_many_is_answered_429_at_once():
 @pytest.mark.parametrize(
     ("held_s", "num_slots", "max_queue", "expected"),
     [
-        ((), 1, 2, 4),  # nothing has ended: as long as the oldest has run
+        ((), 1, 2, 4),  # no speech has ended yet: the age of the oldest
         ((5.0, 5.0), 1, 2, 15),
         ((5.0, 5.0), 3, 2, 5),
-        ((5.0, 10.0), 1, 0, 6),  # the mean follows
+        ((5.0, 10.0), 1, 0, 6),  # the mean of both
         ((0.01,), 1, 2, 1),
-        ((60.0,), 2, 8, 60),  # no client waits longer
+        ((60.0,), 2, 8, 60),  # the largest value
     ],
 )
 def test_a_refusal_names_how_long_the_queue_will_take(
@@ -66,7 +66,7 @@ def test_a_refusal_names_how_long_the_queue_will_take(
         ticket = admission.admit()
         now += seconds
         ticket.release()
-        ticket.release()  # again: counts once
+        ticket.release()  # a second release has no effect
     for _ in range(num_slots + max_queue):
         admission.admit()
     now += 1.2
@@ -81,7 +81,7 @@ def test_the_time_in_the_queue_is_no_time_on_a_slot(monkeypatch):
     monkeypatch.setattr("time.perf_counter", lambda: now)
     admission = Admission(num_slots=1, max_queue=2)
     first, second, third = (admission.admit() for _ in range(3))
-    third.release()  # it left before its turn
+    third.release()  # the client left before its turn
     assert admission._mean_s is None
     for ticket in (first, second):
         now += 7
@@ -144,7 +144,7 @@ def test_ready_and_alive_are_different_answers():
         release.set()
         wait_until(lambda: live.client.get("/ready").status_code == 200)
         assert live.speak(SHORT).status_code == 200
-    assert engine.closed  # it was made for the server
+    assert engine.closed  # the server closes an engine that it made
 
 
 def test_an_engine_that_cannot_be_made_ends_the_server():
@@ -186,7 +186,7 @@ def served_speech(cache_folder):
         stderr=subprocess.PIPE,
         text=True,
         env=environment,
-        # A suite that was started in the background of a shell ignores Ctrl-C, and so would this.
+        # A suite in the background of a shell ignores Ctrl-C, and this process would inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         line = process.stderr.readline()

@@ -1,4 +1,4 @@
-"""The HTTP server on real (tiny, random) checkpoints, through the clients people use."""
+"""The HTTP server on real (tiny, random) checkpoints, with the clients that users have."""
 
 import base64
 import io
@@ -123,7 +123,7 @@ def test_every_format_decodes_to_the_length_that_was_spoken(live, response_forma
     answer = live.speak(TEXT, response_format=response_format, **options)
     assert answer.status_code == 200
     num_samples = live.client.get(f"{SPEECH}/{answer.headers['x-request-id']}").json()["n_samples"]
-    slack = {"wav": 0, "flac": 0}.get(response_format, 2500)  # of a codec's delay and padding
+    slack = {"wav": 0, "flac": 0}.get(response_format, 2500)  # codec delay and padding
     assert abs(num_samples_in(answer.content) - num_samples) <= slack
 
 
@@ -249,10 +249,10 @@ def test_the_seeds_curl_is_answered_event_by_event_on_a_base_model(base):
 
 
 def test_event_format_phases_is_the_seeds_stream_and_nothing_else(tts, monkeypatch):
-    """The older servers' example with this speech's figures; each step leaves before the next."""
+    """The older servers' example with this speech's figures; each step is sent before the next."""
     asked = {"input": TEXT, "voice": "vivian", "seed": 4, "max_new_tokens": 6}
     body = json.dumps(asked | {"stream": True, "event_format": "phases"}).encode()
-    told = threading.Semaphore(1)  # how many frames may be drawn
+    told = threading.Semaphore(1)  # number of frames that may be drawn
     launch = tts._loop._decoder.launch
 
     def one_by_one(slots, num_frames):
@@ -266,7 +266,7 @@ def test_event_format_phases_is_the_seeds_stream_and_nothing_else(tts, monkeypat
             head, chunks = read_response(connection, after_each=told.release)
     assert b"content-type: text/event-stream" in head
     lines = b"".join(chunks).decode("ascii").split("\n\n")
-    speech = spoken(tts, 4, voice="vivian", max_frames=5)  # in longer chunks
+    speech = spoken(tts, 4, voice="vivian", max_frames=5)  # its chunks are longer
     *decoding, vocoder, done, end, nothing = lines
     assert decoding == [
         f'data: {{"phase":"decoding","step":{step},"max_steps":5}}' for step in range(1, 6)
@@ -348,7 +348,7 @@ def read_wav(data: bytes) -> tuple[np.ndarray, int]:
 
 
 def num_samples_in(data: bytes) -> int:
-    """Decoded by FFmpeg, as players do."""
+    """Return the number of samples that FFmpeg decodes, as players do."""
     import av
 
     with av.open(io.BytesIO(data)) as container:

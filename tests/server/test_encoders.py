@@ -34,8 +34,8 @@ def test_a_head_is_sent_once_though_its_encoder_writes_it_again(response_format,
     last = encoder.finish()
     data = b"".join(pieces) + last
     whole = encode_whole(response_format, np.concatenate([hum(1920)] * 20), RATE)
-    assert data.count(mark) <= whole.count(mark) == 1  # MP3 sends room for it
-    assert len(data) == len(whole)  # the same file, but for what the head says
+    assert data.count(mark) <= whole.count(mark) == 1  # MP3 sends an empty place for it
+    assert len(data) == len(whole)  # the same file, except for the header
 
 
 def test_a_whole_wav_has_its_length_and_a_streamed_one_none():

@@ -1,7 +1,7 @@
 """LiveKit's plugins as docs/serving.md sets them up, against a server on loopback.
 
-LiveKit's packages bring versions of their own of much that this package has, so they are in an
-environment of their own; `.ci/run` makes it.
+LiveKit's packages need other versions of this package's requirements, so `.ci/run` installs them
+into a separate environment.
 """
 
 import re
@@ -18,7 +18,7 @@ PYTHON = ROOT / ".venv-livekit" / "bin" / "python"
 PAGE = (ROOT / "docs" / "serving.md").read_text("utf-8")
 TEXT = "Your table is ready. Please follow me."
 
-# Speaks TEXT with each of a page's plugins: by the word where the plugin takes pieces.
+# Speaks TEXT with each of the page's plugins, word by word if the plugin accepts pieces.
 CLIENT = """
 import asyncio, sys
 from livekit.agents import utils

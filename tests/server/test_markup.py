@@ -123,7 +123,7 @@ async def test_broken_markup_ends_an_utterance_behind_what_is_spoken(live: LiveS
         assert error["message"].startswith(PLACE)
         assert found[-1]["finish_reason"] == "error"
         assert len(audio) > RATE  # half a second
-        found, audio = await speak(socket, PAUSED)  # the session goes on
+        found, audio = await speak(socket, PAUSED)  # the session continues
         assert found[-1]["finish_reason"] == "eos" and longest_silence(audio) >= 0.7 * RATE
 
 

@@ -31,7 +31,7 @@ def test_requests_are_counted_and_timed_by_finish_reason():
         live.speak(voice="nobody")
         live.client.get("/nothing")
         live.running.service.admission.draining = True
-        assert live.client.get("/ready").status_code == 503  # which is no refusal of a request
+        assert live.client.get("/ready").status_code == 503  # no refusal of a request
         found = read(live)
     assert found["tts_requests_total{finish_reason=eos}"] == 3
     assert found["tts_requests_total{finish_reason=error}"] == 1
@@ -54,7 +54,7 @@ def test_what_runs_and_what_waits_is_shown_while_it_does():
 
 
 def test_an_engine_faster_than_speech_does_not_underrun(monkeypatch):
-    # To a clock that is slow this machine is never late.
+    # With a slow clock, this machine is never late.
     clock = time.perf_counter
     monkeypatch.setattr(time, "perf_counter", lambda: clock() / 100)
     with serving(FakeEngine(rtf=0.5)) as live:

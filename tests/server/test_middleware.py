@@ -221,7 +221,7 @@ def test_what_a_refused_client_still_sends_does_not_cost_it_the_answer(live):
     with live.connect() as connection:
         connection.sendall(request[:1000])
         answer = connection.recv(65536)
-        for begin in range(1000, len(request), 50_000):  # a connection that is reset breaks here
+        for begin in range(1000, len(request), 50_000):  # this fails if the connection is reset
             connection.sendall(request[begin : begin + 50_000])
             time.sleep(0.02)
         while piece := connection.recv(65536):
@@ -297,7 +297,7 @@ def test_unknown_paths_and_methods_have_our_form(live):
     answer = live.client.put("/health")
     assert_error(answer, 405, "method_not_allowed")
     assert answer.headers["allow"] == "GET, HEAD"
-    answer = live.client.put("/v1/audio/voices")  # two routes
+    answer = live.client.put("/v1/audio/voices")  # a path with two routes
     assert answer.status_code == 405 and answer.headers["allow"] == "GET, POST, HEAD"
 
 

@@ -1,7 +1,7 @@
-"""Two replicas on Ray Serve, on this machine: the wire through Serve's proxy, and a death.
+"""Two replicas on Ray Serve on this machine: requests through Serve's proxy, and a death.
 
-Each replica has an engine that hums; its process id is the seed it tells, so a client knows who
-spoke.
+Each replica has an engine that hums. It reports its process id as the seed, so a client knows which
+replica spoke.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ from qwen_megakernel.server import ray_serve  # noqa: E402 - needs Ray
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.ci  # Ray's daemons
 NUM_SLOTS = 4
-LONG_STORY = STORY * 8  # 15 s to make: nobody is done before the last begins, on a busy machine too
+LONG_STORY = STORY * 8  # takes 15 s, so even on a busy machine, all listeners overlap
 
 
 class NamedEngine(FakeEngine):
@@ -63,11 +63,11 @@ def make_engine() -> NamedEngine:
 @contextlib.contextmanager
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Ray on this machine, which ends with all its processes."""
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests' / 'support'}")  # of the replicas
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests' / 'support'}")  # for the replicas
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.setenv(*ray_serve.PROXY_PATIENCE)
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)  # a replica has it from its application
-    # Not pytest's folder: its path is too long for the sockets that Ray puts there.
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)  # a replica gets it from its application
+    # The path of pytest's folder is too long for the sockets that Ray puts into this folder.
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
         start_ray(folder)
         try:
@@ -86,7 +86,7 @@ def start_ray(folder: str, attempts: int = 3) -> None:
             object_store_memory=80_000_000,
             _temp_dir=folder,
         )
-    except Exception as error:  # Ray raises no narrower one
+    except Exception as error:  # Ray raises no narrower class
         if attempts == 1 or "timed out during startup" not in str(error):
             raise
         ray.shutdown()
@@ -152,7 +152,7 @@ def test_text_goes_in_while_sound_comes_out(url: str) -> None:
         socket_.send(json.dumps({"type": "session.config", "response_format": "pcm"}))
         socket_.send(json.dumps({"type": "input.text", "text": STORY}))
         heard = 0
-        while heard < 3840:  # sound, and the text is not complete
+        while heard < 3840:  # audio arrives before the text is complete
             message = socket_.recv(timeout=30)
             heard += len(message) if isinstance(message, bytes) else 0
         socket_.send(json.dumps({"type": "input.text", "text": "The end."}))
@@ -168,7 +168,7 @@ def test_text_goes_in_while_sound_comes_out(url: str) -> None:
 
 def test_requests_go_to_both(url: str) -> None:
     found: set[str] = set()
-    for _ in range(20):  # Ray deals by chance: six may all meet one
+    for _ in range(20):  # Ray chooses at random: all six may reach one
         with ThreadPoolExecutor(6) as pool:
             found |= {answer.headers["x-seed"] for answer in pool.map(speak, [url] * 6)}
         if len(found) == 2:
@@ -208,11 +208,11 @@ def test_of_a_replica_that_dies_only_its_own_streams_break_off(url: str) -> None
         for index in range(6)
     ]
     listeners: list[Listener] = []
-    for body in bodies:  # Ray deals by who has less to do, if it knows
+    for body in bodies:  # Ray prefers the less busy replica, if it knows it
         listeners.append(Listener(f"{url}/v1/audio/speech", body))
         wait_until(lambda: listeners[-1].heard, 20)
     pids = {listener.replica for listener in listeners}
-    assert pids == set(replicas())  # both are at it
+    assert pids == set(replicas())  # both replicas are speaking
     done = [(each.error, len(each.heard)) for each in listeners if not each.thread.is_alive()]
     assert done == []
     victim = listeners[0].replica
@@ -224,7 +224,7 @@ def test_of_a_replica_that_dies_only_its_own_streams_break_off(url: str) -> None
     for listener in listeners:
         listener.thread.join()
     for listener in listeners:
-        if listener.replica == victim:  # an error, no end that could be taken for one
+        if listener.replica == victim:  # an error, not an ordinary end
             assert isinstance(listener.error, httpx.RemoteProtocolError)
             assert "incomplete" in str(listener.error)
         elif listener.body.get("stream_format"):
@@ -245,7 +245,7 @@ def test_a_scale_that_cannot_be_is_refused() -> None:
 
 def test_a_proxy_that_is_killed_is_an_error_with_a_cure(monkeypatch: pytest.MonkeyPatch) -> None:
     def killed(**_: Any) -> None:
-        assert os.environ["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"] == "7"  # the user's counts
+        assert os.environ["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"] == "7"  # the user's value
         raise ray.exceptions.ActorUnavailableError("It was killed\nby `ray.kill`.", None)
 
     monkeypatch.setenv("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "7")
@@ -292,7 +292,7 @@ def test_the_command_shares_voices_between_replicas_and_finishes_what_it_speaks(
                 speak(url, "Hello.", voice="mario", max_new_tokens=9, seed=3) for _ in range(8)
             ]
             assert {answer.status_code for answer in spoken} == {200}
-            assert len({answer.content for answer in spoken}) == 1  # whoever speaks
+            assert len({answer.content for answer in spoken}) == 1  # from any replica
             listener = Listener(
                 f"{url}/v1/audio/speech",
                 {"input": STORY, "response_format": "pcm", "seed": 1, "max_new_tokens": 60},

@@ -1,4 +1,4 @@
-"""Texts that are read in words, over HTTP, events, the WebSocket and Wyoming: what is reported."""
+"""Texts that are read as words: what HTTP, events, the WebSocket and Wyoming report."""
 
 import json
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ WRITTEN, WORDS = "It is 3:05 pm — or 5 €.", "It is three oh five p m — or 
 
 
 def reading_engine(**options: object) -> FakeEngine:
-    """An engine whose texts are read where a request does not say."""
+    """An engine that reads texts as words unless a request says otherwise."""
     engine = FakeEngine(**options)
     engine._reading, engine.normalizes = Reading(is_on=True), True
     return engine

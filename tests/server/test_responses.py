@@ -33,7 +33,7 @@ def read_some(connection: socket.socket, num_bytes: int) -> bytes:
 
 @pytest.mark.parametrize("response_format", ["wav", "pcm", "flac", "mp3", "opus", "aac"])
 def test_the_first_bytes_leave_before_frame_two_exists(response_format):
-    """The engine stops after one frame, whose audio arrives nevertheless."""
+    """The engine stops after one frame, and the audio of this frame must arrive."""
     with serving(FakeEngine(stall_after=1)) as live:
         with live.send_speech(response_format=response_format) as connection:
             head = read_some(connection, 15)
@@ -84,7 +84,7 @@ def test_a_client_that_goes_away_ends_its_stream_within_a_frame(body):
         wait_until(lambda: not live.engine.speaking)
         live.settle()
         assert live.engine.streams[0].cancelled
-        assert live.engine.streams[0].num_frames <= made + 10  # the chunk under way, at most
+        assert live.engine.streams[0].num_frames <= made + 10  # at most the current chunk
 
 
 def test_a_client_that_goes_away_while_it_waits_leaves_the_queue():
@@ -101,7 +101,7 @@ def test_a_hundred_clients_that_vanish_leave_nothing():
         connections = [live.send_speech(LONG) for _ in range(100)]
         wait_until(lambda: len(live.engine.streams) == 100)
         for index, connection in enumerate(connections):
-            if index % 2:  # no farewell: RST instead of FIN
+            if index % 2:  # RST instead of FIN
                 option = struct.pack("ii", 1, 0)
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, option)
             connection.close()
@@ -129,8 +129,9 @@ def test_a_client_that_does_not_read_is_cut_and_delays_no_other():
         with slow_connection(live, LONG * 2):
             wait_until(lambda: engine.streams and engine.streams[0].num_frames > 100)
             made = engine.streams[0].num_frames
-            wait_until(lambda: live.service.admission.idle, 20)  # cut, though it never closed
-            # What was made ahead: ten seconds here, 64 kB in uvicorn, what the sockets hold.
+            wait_until(lambda: live.service.admission.idle, 20)  # ended by the server
+            # Audio that was made ahead: ten seconds here, 64 kB in uvicorn, and the sockets'
+            # buffers.
             assert engine.streams[0].num_frames < made + 200
             assert engine.streams[0].cancelled
             wait_until(lambda: not live.running.server_state.connections)
@@ -144,7 +145,7 @@ def test_a_slow_client_gives_its_slot_back_once_its_speech_is_made():
         slow_connection(live, LONG) as slow,
     ):
         wait_until(lambda: engine.streams and engine.streams[0]._over)
-        assert live.speak(SHORT).status_code == 200  # though the first still sends
+        assert live.speak(SHORT).status_code == 200  # while the first is still being sent
         assert not live.service.admission.idle
         received = len(slow.recv(1 << 16))
         while piece := slow.recv(1 << 16):

@@ -1,4 +1,4 @@
-"""The OpenAPI description is true: requests drawn from it get answers that it describes."""
+"""The OpenAPI description is true: requests drawn from it get responses that it describes."""
 
 import pytest
 import schemathesis
@@ -29,7 +29,7 @@ def live():
     suppress_health_check=list(HealthCheck),
 )
 def test_every_operation_answers_as_described(case, live):
-    # What a schema cannot say may be refused: who speaks, which language, that text has a word.
+    # A schema cannot describe these conditions: known voices, known languages, text with a word.
     case.call_and_validate(base_url=live.url, excluded_checks=[positive_data_acceptance])
 
 

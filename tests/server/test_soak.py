@@ -43,14 +43,14 @@ def one_request(live, index):
     "num_requests", [300, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])]
 )
 def test_nothing_grows_over_many_requests(num_requests, monkeypatch):
-    # pytest's own handlers keep every record of a test, which is growth, but not the server's.
+    # pytest's own handlers keep every log record of a test, which would count as growth.
     monkeypatch.setattr(logging.root, "handlers", [logging.NullHandler()])
     with serving(FakeEngine(rtf=0.001)) as live:
         tasks = []
         measured = []
         tracemalloc.start()
         try:
-            # What is remembered of finished requests is bounded; here it is full from the start on.
+            # The record of finished requests has a limit; here it is full from the start.
             for index in range(1000):
                 live.service.finished.add(f"earlier-{index}", dict.fromkeys("abcdefghi", 0.5))
             for index in range(num_requests):
@@ -58,7 +58,7 @@ def test_nothing_grows_over_many_requests(num_requests, monkeypatch):
                 if index in (num_requests // 3, 2 * num_requests // 3, num_requests - 1):
                     live.settle()
                     wait_until(lambda: not live.running.server_state.tasks)
-                    live.engine.streams.clear()  # the engine that hums remembers what it said
+                    live.engine.streams.clear()  # the fake engine keeps its streams
                     gc.collect()
                     measured.append(tracemalloc.get_traced_memory()[0])
                     tasks.append(live.num_tasks())
@@ -67,7 +67,7 @@ def test_nothing_grows_over_many_requests(num_requests, monkeypatch):
         assert tasks[-1] <= tasks[0]
         assert not live.service.admission.running and not live.engine.speaking
         assert len(live.service.finished) == 1000
-        # A leak grows in both halves; what somebody imports or caches once, in one.
+        # A leak grows in both halves; imports and caches grow in one.
         growth = min(after - before for before, after in pairwise(measured))
         assert growth < GROWTH_BYTES / 2, measured
         assert live.speak("Hello.").status_code == 200

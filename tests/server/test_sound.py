@@ -33,7 +33,7 @@ def live() -> Iterator[LiveServer]:
 
 
 def pcm(answer: httpx.Response) -> np.ndarray:
-    """The samples of an answer in pcm, in one piece or in events."""
+    """Return the samples of a response in pcm, in one piece or in events."""
     if answer.headers["content-type"].startswith("text/event-stream"):
         import base64
 
@@ -74,7 +74,7 @@ def test_a_sample_rate_is_the_one_of_the_header_and_of_the_samples(live, way):
 
 def test_volume_is_in_decibels(live: LiveServer):
     quiet = pcm(live.speak(TEXT, response_format="pcm", volume=-20, stream=False))
-    peak = 20 * np.log10(np.abs(quiet).max() / 8000)  # which the engine hums at
+    peak = 20 * np.log10(np.abs(quiet).max() / 8000)  # the engine hums at 8000
     assert peak == pytest.approx(-20, abs=PEAK_DB)
     loud = pcm(live.speak(TEXT, response_format="pcm", volume=20, stream=False))
     assert 0.9 < np.abs(loud / 32768).max() <= LIMITED
@@ -106,7 +106,7 @@ def test_a_file_has_the_sample_rate(live: LiveServer, response_format: str, stre
     with av.open(io.BytesIO(answer.content)) as container:
         rate = container.streams.audio[0].rate
         num_samples = sum(frame.samples for frame in container.decode(audio=0))
-    assert rate == (48000 if response_format == "opus" else 16000)  # as FFmpeg decodes Opus
+    assert rate == (48000 if response_format == "opus" else 16000)  # FFmpeg decodes Opus at 48 kHz
     frames = live.client.get(f"{SPEECH}/{answer.headers['x-request-id']}").json()["n_steps"]
     assert num_samples / rate == pytest.approx(0.08 * frames, abs=CODEC_PADDING)
 

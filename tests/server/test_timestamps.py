@@ -1,4 +1,4 @@
-"""When words are heard: in one JSON answer, in events, over the WebSocket; and what is refused."""
+"""Times of words: in one JSON response, in events, over the WebSocket; and refused requests."""
 
 import base64
 import io
@@ -22,7 +22,7 @@ def live() -> Iterator[LiveServer]:
 
 
 def check(words: list[dict], text: str, seconds: float) -> None:
-    """Words are those of the text, in order, within the sound."""
+    """Check that the words are those of the text, in order, and within the sound."""
     assert [word["word"] for word in words] == text.split()
     assert all(set(word) == {"word", "start", "end"} for word in words)
     times = [word[name] for word in words for name in ("start", "end")]

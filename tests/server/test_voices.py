@@ -1,4 +1,4 @@
-"""Voices over HTTP: cloned for one request, uploaded, listed, used, deleted; what is refused."""
+"""Voices over HTTP: cloned for one request, uploaded, listed, used, deleted; and errors."""
 
 import base64
 import io

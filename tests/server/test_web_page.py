@@ -1,7 +1,6 @@
 """The web page in a real browser, headless, against a live server.
 
-The browser says what it plays: every buffer and the time it starts at are written down on their
-way into Web Audio.
+The tests record every buffer that the page gives to Web Audio, and the time at which it starts.
 """
 
 from collections.abc import Callable, Iterator
@@ -81,7 +80,7 @@ def open_page(browser: Any) -> Iterator[Open]:
             ]
             assert not others
         context.close()
-    # A refused request is the browser's to report; everything else is ours.
+    # The browser itself logs refused requests; the page must log nothing else.
     assert not [line for line in complaints if "Failed to load resource" not in line]
 
 
@@ -116,7 +115,7 @@ def test_sound_begins_long_before_the_speech_is_complete(open_page: Open) -> Non
         wait_until(lambda: waveform_width(page) > 0)
         early = waveform_width(page)
         assert played(page) and engine.speaking
-        wait_until(lambda: waveform_width(page) > early)  # it grows
+        wait_until(lambda: waveform_width(page) > early)  # the drawing grows
         assert engine.speaking
         page.keyboard.press("Escape")
 
@@ -170,12 +169,12 @@ def test_codes_are_drawn_a_column_for_each_frame(open_page: Open) -> None:
         page = open_page(server)
         speak(page, "Hello there, how are you?")
         finished(page)
-        expect(page.get_by_role("button", name="Stop")).to_be_disabled()  # the playhead is gone
+        expect(page.get_by_role("button", name="Stop")).to_be_disabled()  # playback is over
         frames = engine.streams[0].num_frames
         top, rest = pixels(page, "codes", 1 / 32), pixels(page, "codes", 1 / 2)
         assert len(np.unique(rest, axis=0)) == 1
         assert len(np.unique(top, axis=0)) == frames
-        assert top[-1].sum() > top[0].sum() + 200  # brighter and brighter
+        assert top[-1].sum() > top[0].sum() + 200  # later frames are brighter
         assert page.locator("#codes").get_attribute("aria-label") == f"Codes, {frames} frames"
 
 
@@ -219,7 +218,7 @@ def test_every_setting_reaches_the_engine(open_page: Open) -> None:
         page.get_by_label("Language").select_option("German")
         for label, value in {
             "How to speak": "calmly",
-            "Seed": "18446744073709551615",  # the largest
+            "Seed": "18446744073709551615",  # the largest seed
             "Temperature": "0.7",
             "Top-k": "20",
             "Top-p": "0.9",
@@ -252,7 +251,7 @@ def test_a_box_says_whether_numbers_are_read_as_words(open_page: Open) -> None:
         page = open_page(server)
         page.get_by_text("More settings").click()
         box = page.get_by_label("Read numbers")
-        expect(box).not_to_be_checked()  # as this model does by itself
+        expect(box).not_to_be_checked()  # off by default for this model
         for _ in range(2):
             speak(page, "5 kg")
             finished(page)
@@ -351,7 +350,7 @@ def test_a_recording_is_cloned_and_speaks(
         page.get_by_label("Recording of one speaker").set_input_files(recording)
         page.get_by_label("Name").fill("mario")
         page.get_by_role("button", name="Add voice").click()
-        expect(page.locator("#clone-status")).to_have_text("")  # not without consent
+        expect(page.locator("#clone-status")).to_have_text("")  # nothing happens without consent
         page.get_by_label("The speaker agrees").check()
         page.get_by_role("button", name="Add voice").click()
         expect(page.locator("#clone-status")).to_contain_text("“mario” is chosen")
@@ -384,7 +383,7 @@ def test_nothing_is_wider_than_the_screen(open_page: Open) -> None:
                 box = control.bounding_box()
                 assert box["x"] >= 0 and box["x"] + box["width"] <= width
                 if control.get_attribute("type") != "checkbox":
-                    assert box["height"] >= 43.9  # a thumb
+                    assert box["height"] >= 43.9  # high enough for a thumb
 
 
 def test_the_keyboard_alone_is_enough(open_page: Open) -> None:
@@ -395,7 +394,7 @@ def test_the_keyboard_alone_is_enough(open_page: Open) -> None:
         for _ in range(5):
             page.keyboard.press("Tab")
             order.append(page.evaluate(f"{here}.id || {here}.tagName"))
-            # One sees where one is.
+            # The focus is visible.
             assert page.evaluate(f"getComputedStyle({here}).outlineStyle") != "none"
         assert order == ["text", "voice", "language", "SUMMARY", "speak"]
         page.keyboard.press("Enter")

@@ -49,7 +49,7 @@ async def test_the_first_audio_leaves_before_the_text_is_complete(live):
 
 
 async def test_text_by_the_token_gives_the_codes_of_the_whole_text():
-    """On the real engine: fed a character at a time, the same samples as in one request."""
+    """On the real engine, text that is fed a character at a time has the samples of one request."""
     text = "Once upon a time there was a house."
     with tiny_engine() as tts, serving(tts) as live:
         async with session(live, {"voice": "vivian", "seed": 9, "max_new_tokens": 25}) as socket:
@@ -182,7 +182,7 @@ async def test_cancelling_takes_what_waits_along():
             await say(socket, "response.cancel")
             reasons = [(await hear_until(socket))[0][-1]["finish_reason"] for _ in range(3)]
             assert reasons == ["cancelled"] * 3 and len(live.engine.streams) == 1
-            await say(socket, "response.cancel")  # nothing is left; nothing happens
+            await say(socket, "response.cancel")  # there is nothing left to cancel
             await say(socket, "session.close")
             with pytest.raises(ConnectionClosed):
                 await hear(socket)

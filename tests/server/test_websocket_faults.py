@@ -97,7 +97,7 @@ async def test_quiet_connections_are_closed():
         async with session(live, False) as socket:
             assert (await hear(socket))["error"]["code"] == "idle_timeout"
         async with session(live) as socket:
-            await say(socket, "input.text", text=STORY)  # holds a slot, and never goes on
+            await say(socket, "input.text", text=STORY)  # holds a slot, and is never continued
             events, _ = await hear_until(socket, "error")
             assert events[-1]["error"]["code"] == "idle_timeout"
         await asyncio.to_thread(live.settle)
@@ -137,7 +137,7 @@ async def test_utterances_beyond_those_that_may_wait_are_errors_in_their_turn():
             for _ in range(12):
                 await say(socket, "input.text", text="Hello.")
                 await say(socket, "input.done")
-            await say(socket, "input.text")  # a fault: when it is heard of, all are in
+            await say(socket, "input.text")  # its error shows that all have arrived
             await hear_until(socket, "error")
             live.engine.stall_after = None
             live.engine.streams[0]._changed.set()
@@ -157,10 +157,10 @@ async def test_any_number_of_utterances_is_refused_without_being_held():
                 if index % 2 == 0:
                     await say(socket, "input.text", text=STORY)
                 await say(socket, "input.done")
-            await say(socket, "input.text")  # a fault: when it is heard of, all are in
+            await say(socket, "input.text")  # its error shows that all have arrived
             events, _ = await hear_until(socket, "error")
             assert "it must be a string" in events[-1]["message"]
-            gc.collect()  # what earlier tests left
+            gc.collect()  # utterances of earlier tests
             assert sum(type(each) is Utterance for each in gc.get_objects()) == 10
             engine.stall_after = None
             engine.streams[0]._changed.set()
@@ -173,7 +173,7 @@ async def test_any_number_of_utterances_is_refused_without_being_held():
 
 
 async def test_draining_waits_for_what_is_still_being_sent():
-    """The engine has finished at once; the client reads slowly."""
+    """The engine finishes at once, but the client reads slowly."""
     engine = FakeEngine(rtf=0.001)
     with serving(engine, send_buffer=8192, buffer_s=300) as live:
         async with session(live, max_queue=1, sock=live.connect_slowly()) as socket:

@@ -1,4 +1,4 @@
-"""Wyoming: engines that fail or hang, clients that are silent, too many or send wrong events."""
+"""Wyoming: engines that fail or hang; clients that are silent, too many, or send wrong events."""
 
 import contextlib
 import json
@@ -32,7 +32,7 @@ async def test_a_failing_engine_is_reported_and_the_connection_ends() -> None:
     engine = FakeEngine(fail_after=2, error=GenerationError("The grid broke.", "why", "hint"))
     async with connected(engine) as client:
         await client.write_event(Synthesize(STORY).event())
-        error = await error_of(client)  # no audio-stop: nobody takes half for the whole
+        error = await error_of(client)  # no audio-stop, which would end a complete speech
     assert error.text == "The grid broke.\nwhy\nhint" and error.code == "GenerationError"
 
 
@@ -45,7 +45,7 @@ async def test_after_an_error_a_new_connection_is_spoken_to() -> None:
                 await client.write_event(SynthesizeStart().event())
                 await client.write_event(SynthesizeChunk("\N{GRINNING FACE}").event())
                 await client.write_event(SynthesizeStop().event())
-                assert (await error_of(client)).code == "EmptyText"  # and then hung up
+                assert (await error_of(client)).code == "EmptyText"  # then the server hangs up
             async with AsyncTcpClient("127.0.0.1", port) as client:
                 await client.write_event(SynthesizeStart().event())
                 for word in ("Once upon ", "a time."):
@@ -157,7 +157,7 @@ async def test_what_cannot_be_understood_is_refused(sent: bytes) -> None:
 async def test_who_speaks_another_protocol_is_hung_up_on(sent: bytes) -> None:
     async with connected(FakeEngine()) as client:
         client._writer.write(sent)
-        with contextlib.suppress(ConnectionResetError):  # what was not read is answered so
+        with contextlib.suppress(ConnectionResetError):  # the reset that unread bytes cause
             assert await client.read_event() is None
 
 

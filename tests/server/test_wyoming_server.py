@@ -39,7 +39,7 @@ from qwen_megakernel.server.service import Service
 from qwen_megakernel.server.settings import ServerSettings
 from qwen_megakernel.server.wyoming_server import WyomingServer
 
-# ---- what clients ask for ----------------------------------------------------------------------
+# ---- requests of clients -----------------------------------------------------------------------
 
 
 async def test_info_names_voices_languages_and_streaming() -> None:
@@ -115,7 +115,7 @@ async def test_clients_are_served_side_by_side() -> None:
     assert len({stream.sent for stream in engine.streams}) == 6
 
 
-# ---- text that arrives while audio leaves ------------------------------------------------------
+# ---- text that arrives while audio is sent -----------------------------------------------------
 
 
 async def test_audio_leaves_before_the_text_is_complete() -> None:
@@ -140,7 +140,7 @@ async def test_home_assistants_copy_of_the_text_is_not_spoken_twice() -> None:
         await client.write_event(Synthesize("Hello there.").event())
         await client.write_event(SynthesizeStop().event())
         await events_until(client, SynthesizeStopped)
-        await client.write_event(Synthesize("Again.").event())  # outside: a request of its own
+        await client.write_event(Synthesize("Again.").event())  # not part of the stream
         await events_until(client, AudioStop)
     assert [stream.text for stream in engine.streams] == ["Hello there.", "Again."]
 
@@ -151,7 +151,7 @@ async def test_random_weights_say_the_same_whole_and_in_pieces() -> None:
         async with connected(engine) as client:
             await client.write_event(Synthesize(text, SynthesizeVoice(name="aiden")).event())
             events = await events_until(client, AudioStop)
-            # The seed is the engine's to draw, and told.
+            # The engine draws the seed, and the server reports it.
             seed = events[-1].data["seed"]
             spoken = b"".join(c.pcm16 for c in engine.stream(text, voice="aiden", seed=seed))
             assert pcm_of(events) == spoken
@@ -170,7 +170,7 @@ async def test_random_weights_say_the_same_whole_and_in_pieces() -> None:
 
 
 async def test_a_voice_in_context_speaks_when_its_text_is_complete() -> None:
-    class Whole(FakeEngine):  # refuses what `TTSEngine` refuses of such a voice
+    class Whole(FakeEngine):  # refuses open text, like `TTSEngine` with such a voice
         def stream(
             self, text: str | None = None, *, text_open: bool = False, **options: Any
         ) -> Any:
@@ -222,7 +222,7 @@ async def test_hundred_clients_that_vanish_leave_nothing() -> None:
             writer.transport.abort()
         await until(lambda: all(stream.cancelled for stream in engine.streams))
         await until(lambda: not engine.speaking)
-    # `serving` sees that no task is left
+    # `serving` checks that no task is left
 
 
 async def test_a_client_that_reads_nothing_loses_its_speech() -> None:
@@ -248,7 +248,7 @@ async def test_a_server_that_drains_ends_its_speeches_and_refuses_new_ones() -> 
         service.admission.draining = True
         await b.write_event(Synthesize("Too late.").event())
         assert (await error_of(b)).code == "Draining"
-        assert not service.admission.idle  # which is what the drain waits for
+        assert not service.admission.idle  # the drain waits for this
         events += await events_until(client, AudioStop)
         await until(lambda: service.admission.idle)
         await server.close()
@@ -275,7 +275,7 @@ def test_the_command_speaks_both_protocols_and_drains() -> None:
                 break
         assert set(ports) == {"http", "tcp"}
         address = f"http://127.0.0.1:{ports['http']}/ready"
-        # "ready" is said just before
+        # "ready" is printed just before
         wait_until(lambda: httpx.get(address, timeout=30).status_code == 200)
 
         async def talk() -> list[Event]:

@@ -15,7 +15,7 @@ from qwen_megakernel.sheen.training.job import Job, train_voice
 
 @pytest.fixture(scope="session")
 def snac_folder() -> Path:
-    """A SNAC with random weights, in the layout it is published in."""
+    """A SNAC with random weights, in the published layout."""
     return find_snac(random_models.SNAC)
 
 
@@ -47,7 +47,7 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def dataset_file(recordings: Path, codec, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The dataset that `prepare` makes of the recordings."""
+    """The dataset that `prepare` makes from the recordings."""
     from qwen_megakernel.sheen.training.prepare import prepare
 
     path = tmp_path_factory.mktemp("dataset") / "dataset.jsonl"

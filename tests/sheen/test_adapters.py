@@ -21,7 +21,7 @@ def engine(trained):
 
 
 def pcm_of(engine, text):
-    """The engine's speech without an adapter."""
+    """Return the engine's speech without an adapter."""
     return b"".join(chunk.pcm16 for chunk in engine.stream(text, **OPTIONS))
 
 

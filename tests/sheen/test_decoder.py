@@ -1,4 +1,5 @@
-"""Drawing frames: what is offered, what is penalised, when it ends; on a model of fixed logits."""
+"""Drawing frames: which tokens may be drawn, which are penalised, when a speech ends; on fixed
+logits."""
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ GREEDY = Sampling(do_sample=False, subtalker_do_sample=False, repetition_penalty
 
 
 class FixedModel:
-    """The same logits everywhere; keeps what it read."""
+    """A model with the same logits everywhere; it keeps the ids that it read."""
 
     def __init__(self, **logits: float):
         self.values = torch.zeros(TOKENS.end_id + 1)
@@ -58,14 +59,14 @@ def test_a_frame_is_one_code_of_the_first_layer_two_of_the_second_four_of_the_th
     result = draw(model, 2)
     assert result.codes[0].tolist() == [[5, 1, 1, 7, 7, 7, 7]] * 2
     assert (result.num_frames, result.ended) == ((2,), (False,))
-    read = model.read_ids[0]  # all but the last token, which the next step reads
+    read = model.read_ids[0]  # without the last token, which the next step reads
     assert read == [*PROMPT.tolist(), *TOKENS.ids_of(result.codes[0])[:-1]]
 
 
 def test_first_codes_are_penalised_and_no_others():
     penalised = Sampling(do_sample=False, subtalker_do_sample=False, repetition_penalty=2.0)
     codes = draw(FixedModel(**LIKELY), 3, penalised).codes[0]
-    assert codes[:, 0].tolist() == [5, 3, 5]  # 4, then 3 against 2, then 2 against 1.5
+    assert codes[:, 0].tolist() == [5, 3, 5]  # logits 4, then 3 and 2, then 2 and 1.5
     assert codes[:, 1:].tolist() == [[1, 1, 7, 7, 7, 7]] * 3
 
 
@@ -74,7 +75,7 @@ def test_the_end_is_offered_behind_the_first_frame(order):
     likely = {token(0, 5): 4.0, token(1, 1): 6.0, token(3, 7): 7.0}
 
     class InOrder(FixedModel):
-        """Makes only the right tokens likely, and the end behind a frame."""
+        """A model in which only the right tokens are likely, and the end after a frame."""
 
         def logits(self, hidden, first=0, count=None):
             place = (len(self.read_ids[0]) - len(PROMPT)) % 7

@@ -1,4 +1,4 @@
-"""Speech from a trained voice: its codes, its stream, its ends, against transformers' generate."""
+"""Speech from a trained voice, compared with transformers' generate: codes, streams, ends."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ from qwen_megakernel.sheen.tokens import text_ids
 from qwen_megakernel.tts_engine import TTSEngine
 from qwen_megakernel.voice import Voice
 
-# Makes anything likely that is offered.
+# These options make any allowed token likely.
 HOT = {"temperature": 100.0, "subtalker_temperature": 100.0, "top_k": 0, "subtalker_top_k": 0}
 WARM = {"temperature": 2.0, "subtalker_temperature": 2.0}
 
@@ -151,7 +151,7 @@ def test_sampled_codes_stay_in_their_layers(engine):
 def test_a_token_out_of_order_is_refused_by_name(refusing):
     with pytest.raises(TokenOrderError, match=r"Frame \d: .* at place \d of a frame, where layer"):
         refusing.synthesize(HELLO, seed=1, **HOT)
-    assert refusing.synthesize(HELLO, **GREEDY).finish_reason == "eos"  # the next one is fine
+    assert refusing.synthesize(HELLO, **GREEDY).finish_reason == "eos"  # the next speech works
 
 
 def test_a_limit_ends_with_length(engine):
@@ -172,7 +172,7 @@ def test_text_that_arrives_in_pieces_is_spoken_as_one(engine):
 
 
 def test_text_in_pieces_begins_with_the_first_whole_part(engine):
-    """Before the text ends: a hundred characters and the end of a sentence are a part."""
+    """Speech begins before the text ends: a hundred characters and a sentence end are a part."""
     stream = engine.stream(text_open=True, **GREEDY)
     for word in ("həˈloʊ wɝld ɡʊd ˈmɔɹnɪŋ. " * 7).split(" "):
         stream.feed(word + " ")

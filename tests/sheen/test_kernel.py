@@ -92,7 +92,7 @@ def test_greedy_tokens_equal_those_of_transformers(oracle):
         TorchLanguageModel(oracle, num_slots=2),
         KernelLanguageModel(oracle, num_slots=2, max_positions=MAX_POSITIONS),
     ):
-        for slot in (1, 0, 1):  # used again, as new
+        for slot in (1, 0, 1):  # slot 1 is used again
             model.begin(slot)
             ids, ours = prompt, []
             while len(ours) < len(theirs):
@@ -101,7 +101,7 @@ def test_greedy_tokens_equal_those_of_transformers(oracle):
             assert ours == theirs
 
 
-@pytest.mark.slow  # compiles for these dimensions, too
+@pytest.mark.slow  # compiles for these dimensions
 def test_a_voice_says_the_same_on_the_kernel(trained, samples):
     options = {"backend": "emulation", "warmup": False}
     with SheenEngine.from_pretrained(str(trained), **options) as engine:
@@ -120,7 +120,7 @@ def test_where_the_kernel_cannot_be_built_auto_takes_torch(trained, monkeypatch,
     with load("kernel", may_change=True) as engine:
         assert (engine.backend, engine.why) == ("torch", "the kernel cannot run here: no compiler")
         assert "no compiler" in caplog.text
-    with load("graph", may_change=True) as engine:  # what the choice falls back to elsewhere
+    with load("graph", may_change=True) as engine:  # graph, which may change, falls back too
         assert engine.backend == "torch"
     with pytest.raises(BuildError, match="no compiler"):
         load("kernel", may_change=False)

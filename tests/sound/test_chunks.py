@@ -1,4 +1,4 @@
-"""The chunks that a reader gets: frames, samples and times of what is heard."""
+"""The chunks that a reader gets: their frames, samples and times."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Volume, and the limiter: nothing clips, and what is quiet enough stays as it is."""
+"""Volume and the limiter: nothing clips, and quiet sound is unchanged."""
 
 import numpy as np
 import pytest

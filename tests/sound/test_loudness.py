@@ -1,4 +1,4 @@
-"""A whole speech at a loudness, as the standard's own tones say it."""
+"""The loudness of a whole speech, checked with the standard's own tones."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Another sample rate: as many samples as it takes, each at its time."""
+"""Another sample rate: the right number of samples, each at its time."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Silence at the edges of a speech, and an offset that is no sound."""
+"""Silence at the edges of a speech, and a constant offset, which is not sound."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def hum(ms: float, level: float = 0.1) -> np.ndarray:
 
 
 def hiss(ms: float, seed: int = 0) -> np.ndarray:
-    """Noise that is silence: -70 dBFS."""
+    """Noise at -70 dBFS, which counts as silence."""
     noise = np.random.default_rng(seed).standard_normal(round(ms * MS))
     return (10 ** (-70 / 20) * noise).astype(np.float32)
 
@@ -90,7 +90,7 @@ def test_chunks_make_no_difference_and_no_sound_is_lost(parts, sizes, leading, t
     assert np.array_equal(heard(HighPass(20, RATE), samples, sizes), filtered)
     loud = np.flatnonzero(np.abs(samples) > 0.05)
     if len(loud):
-        sound = samples[loud[0] + 10 * MS : loud[-1] - 10 * MS]  # but for parts of a block
+        sound = samples[loud[0] + 10 * MS : loud[-1] - 10 * MS]  # without incomplete blocks
         assert sound.tobytes() in whole.tobytes()
 
 

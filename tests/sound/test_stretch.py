@@ -1,4 +1,4 @@
-"""Speed: its duration, its pitch, that nothing clicks, and that chunks make no difference."""
+"""Speed: duration and pitch are right, nothing clicks, and chunks make no difference."""
 
 import math
 
@@ -18,7 +18,7 @@ SPEEDS = (0.5, 0.75, 0.9, 1.1, 1.25, 1.5, 2.0)
 
 
 def stretched(samples: np.ndarray, speed: float, size: int | None = None) -> np.ndarray:
-    """What a stretch makes of samples that arrive `size` at a time; None: all at once."""
+    """Return stretched samples, which arrive `size` at a time; None: all at once."""
     stretch = Stretch(speed, RATE)
     pieces = np.split(samples, range(size, len(samples), size)) if size else [samples]
     return np.concatenate([*map(stretch.push, pieces), stretch.finish()])
@@ -104,8 +104,8 @@ def test_sound_is_at_most_a_chunk_late(speed: float):
     stretch, samples, num_heard = Stretch(speed, RATE), voice_like(2, RATE), 0
     for begin in range(0, len(samples), CHUNK):
         num_heard += len(stretch.push(samples[begin : begin + CHUNK]))
-        assert num_heard > 0  # of the first chunk already
-        due = int(begin / speed)  # if nothing were held back of the chunk before
+        assert num_heard > 0  # already after the first chunk
+        due = int(begin / speed)  # samples, if all earlier chunks are complete
         assert num_heard >= due
 
 

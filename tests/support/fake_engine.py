@@ -75,7 +75,7 @@ class FakeEngine:
         self.voices = list(voices)
         self.default_voice = next(iter(voices), None)
         self.reference_cache_hits, self.ignores_instruct = 0, False
-        self.failure: QwenTTSError | None = None  # set: the engine takes no more requests
+        self.failure: QwenTTSError | None = None  # if set, the engine refuses requests
         self.languages = supported_languages(("chinese", "english", "german", "japanese"))
         self.rtf, self.letter_s, self.first_delay_s = rtf, letter_s, first_delay_s
         self.silent_frames = silent_frames
@@ -126,7 +126,7 @@ class FakeEngine:
             **options,
         )
         stream = FakeStream(self, request, self._reading.reader(normalize, language, lexicon))
-        stream.text_format = text_format  # noted, not obeyed
+        stream.text_format = text_format  # recorded, but ignored
         self.streams.append(stream)
         return stream
 
@@ -179,7 +179,7 @@ class FakeStream:
         return (Piece(self.text, 0, len(self.text), is_kept=True),)
 
     async def find_words(self) -> list[TimedWord]:
-        """Return the words whose beginning was heard, exactly where the hum says them."""
+        """Return the words whose beginning was heard, with the exact times of the hum."""
         spans = list(word_spans(self.written))
         letter_s = self.engine.letter_s / self.request.sound.speed
         silence_s = self.engine.silent_frames * FRAME_S / self.request.sound.speed
@@ -285,7 +285,7 @@ class FakeStream:
         leaving = asyncio.ensure_future(self._wait_for_cancel())
         try:
             await asyncio.wait((entering, leaving), return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:  # the reader's: give back a slot taken meanwhile
+        except asyncio.CancelledError:  # of the reader: release a slot that was just taken
             if not entering.cancel() and entering.result():
                 self.engine._slots.release()
             raise

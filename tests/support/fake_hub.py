@@ -12,7 +12,7 @@ SHA = "0123456789abcdef0123456789abcdef01234567"
 
 
 class FakeHub:
-    """Serves folders as repositories; counts what clients asked for and got.
+    """Serves folders as repositories, and records the requests of clients.
 
     After `cut_after` bytes of a file's body the connection drops, once (a download that breaks
     off).
@@ -27,7 +27,7 @@ class FakeHub:
 
     @property
     def files_sent(self) -> set[str]:
-        """The paths within a repository whose contents clients asked for."""
+        """The paths within a repository whose contents clients requested."""
         parts = (path.partition("/resolve/")[2] for verb, path in self.requests if verb == "GET")
         return {part.partition("/")[2] for part in parts}
 

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class NoHostMode(TorchDispatchMode):
-    """Counts operations; refuses any whose result the host would learn, or that comes from it.
+    """Counts operations; refuses those that copy data to the host or from it.
 
     Meant for the "meta" device, whose tensors have no values, so that reading one fails, too.
     """

@@ -129,7 +129,7 @@ def checkpoint(shape: str = "small", weights: str | None = None, **options: Any)
 
 
 def with_int8(checkpoint: Any, weights: str) -> Any:
-    """Return the model with the int8 layers that `weights`, one of `choices.WEIGHTS`, means."""
+    """Return the model with the int8 layers of `weights`, one of `choices.WEIGHTS`."""
     talker = int8.quantize(checkpoint.talker, weights)
     return SimpleNamespace(config=checkpoint.config, talker=talker)
 
@@ -152,7 +152,7 @@ def lose_a_block(decoder: Any) -> None:
 
 
 def is_clean(decoder: Any) -> bool:
-    """Return whether ended launches left their control block and tickets as they were."""
+    """Return whether ended launches left control block and tickets clean."""
     controls = decoder._buffers.controls
     return len(controls.free) == len(controls) and not (
         controls.words.any() or controls.tickets.any()
@@ -160,8 +160,8 @@ def is_clean(decoder: Any) -> bool:
 
 
 def emulate_blocks(monkeypatch: pytest.MonkeyPatch, decoder: Any, num_blocks: int) -> None:
-    """Let so many blocks be resident, and give all of them to a decoder's launches; a GPU has its
-    own number, unless tools/fake_gpu emulates it.
+    """Let `num_blocks` blocks be resident, and give all of them to a decoder's launches; a GPU has
+    its own number, unless tools/fake_gpu emulates it.
     """
     if decoder.device.type == "cpu" or "QWEN_MEGAKERNEL_FAKE_GPU" in os.environ:
         monkeypatch.setenv("EMULATION_SMS", str(num_blocks))

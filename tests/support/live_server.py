@@ -56,7 +56,7 @@ class LiveServer:
         return connection
 
     def send_speech(self, text: str = "Hello there.", **body: Any) -> socket.socket:
-        """Open a connection on which a request has just been made, and nothing has been read."""
+        """Open a connection, send a request, and read nothing."""
         connection = self.connect()
         connection.sendall(http_post(json.dumps({"input": text} | body).encode()))
         return connection
@@ -70,7 +70,7 @@ class LiveServer:
         return asyncio.run_coroutine_threadsafe(count(), self.loop).result(10)
 
     def settle(self, seconds: float = 10.0) -> None:
-        """Wait until the server speaks nothing and sends nothing."""
+        """Wait until the server neither speaks nor sends anything."""
         wait_until(lambda: self.service.admission.idle, seconds)
 
 

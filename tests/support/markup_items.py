@@ -1,4 +1,4 @@
-"""What a parser of markup makes of a text that arrives in pieces."""
+"""The items that a parser of markup returns for a text in pieces."""
 
 from qwen_megakernel.text.markup.items import Item, Parser, Words
 

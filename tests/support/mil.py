@@ -183,7 +183,7 @@ def conv_transpose(
 def convolved(
     pad_type: str, strides: Any, dilations: Any, groups: int, pad: Any = ()
 ) -> dict[str, Any]:
-    """Return PyTorch's options of a convolution without padding."""
+    """Return PyTorch's options for a convolution without padding."""
     assert pad_type == "valid" or not any(numbers(pad))
     return {"stride": numbers(strides), "dilation": numbers(dilations), "groups": groups}
 

@@ -52,7 +52,7 @@ def talk(mode: Mode = SENTENCE, **engine: Any) -> "Run":
 
 
 class Recorder(FrameProcessor):
-    """Keeps every frame that passes, with the time of its passage."""
+    """Keeps every frame that passes, with its time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class WavOutput(BaseOutputTransport):
             )
         )
         self.heard = bytearray()
-        self.gaps_s = 0.0  # silence between chunks that no audio has caused, or a busy machine
+        self.gaps_s = 0.0  # gaps between chunks, also those of a busy machine
         self._speed = speed
         self._free_at = 0.0
 
@@ -195,7 +195,7 @@ class Run:
 
     @property
     def slack_s(self) -> float:
-        """The delay with which this machine may have made data that tasks pass to each other."""
+        """The delay that this machine may have added to data that tasks pass to each other."""
         return 10 * self._late_s()
 
     # ---- what happened -------------------------------------------------------------------------

@@ -74,7 +74,7 @@ def _imported(path: Path, lazily: bool) -> frozenset[str]:
 
 
 def _full_name(module: str, name: str) -> str:
-    """ "module.name"; of the root's names the module that has them."""
+    """Return "module.name"; for names of the root, the module that defines them."""
     home = qwen_megakernel._HOMES.get(name) if module == "qwen_megakernel" else None
     return f"{module}.{home or name}"
 

@@ -103,7 +103,7 @@ class Handover(Exception):
 
 
 class OfficialEmbeddings:
-    """`prompt.Embeddings` on the official modules; counts the rows that callers ask for."""
+    """`prompt.Embeddings` on the official modules; counts the requested rows."""
 
     def __init__(self, talker):
         self.talker = talker
@@ -188,7 +188,7 @@ def assert_same_prompt(prefill, call, **kwargs) -> None:
     torch.testing.assert_close(prefill.embeds, inputs["inputs_embeds"][0], **close)
     torch.testing.assert_close(prefill.pad_embed, inputs["tts_pad_embed"][0, 0], **close)
     trailing = prefill.trailing_text
-    if not len(trailing):  # the official form of "no text is left" is one pad
+    if not len(trailing):  # officially, one pad means that no text is left
         trailing = prefill.pad_embed[None]
     torch.testing.assert_close(trailing, inputs["trailing_text_hidden"][0], **close)
 

@@ -1,4 +1,4 @@
-"""Measure how much noise 16 bits put into the waveform of Core ML's speech decoder.
+"""Measure how much noise 16-bit numbers add to the waveform of Core ML's speech decoder.
 
 python tests/support/speech_decoder_noise.py
 
@@ -31,7 +31,8 @@ NUM_FRAMES, CHUNK_FRAMES = 24, 4
 
 
 def signal_to_noise(loaded: loading.Checkpoint, precision: str) -> float:
-    """Return decibels, of random codes decoded in chunks, against the vocoder in float32."""
+    """Return the signal-to-noise ratio of random codes, in chunks, against the float32 vocoder, in
+    dB."""
     config = loaded.codec_config.decoder
     generator = torch.Generator().manual_seed(0)
     shape = NUM_FRAMES, config.num_quantizers

@@ -1,4 +1,4 @@
-"""A voice that spells: each letter is a sound whose place is known to the sample."""
+"""A test voice that spells: each letter is a sound with a known place, exact to the sample."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ PAUSES = {" ": 0.0, ",": 0.2, ".": 0.4}
 
 @dataclass(frozen=True, slots=True)
 class Spelled:
-    """What the voice said."""
+    """A speech of the voice."""
 
     samples: np.ndarray  # [num_samples] int16
     word_times: list[tuple[float, float]]  # begin and end of each word, in seconds
@@ -22,7 +22,7 @@ class Spelled:
 
 
 def spell(text: str, *, seed: int = 0, lead_s: float = 0.1, tail_s: float = 0.2) -> Spelled:
-    """Say words of the letters of `SECONDS`, each at a length of its own, and pauses."""
+    """Say words of the letters of `SECONDS`, each with a random length, and pauses."""
     rng = np.random.default_rng(seed)
     pieces, place, words, begin = [np.zeros(int(lead_s * RATE))], lead_s, [], None
     for char in f"{text} ":

@@ -1,4 +1,4 @@
-"""Texts that are hard to cut, drawn by hypothesis: of pieces that join, and of all Unicode."""
+"""Texts that are hard to divide, drawn by hypothesis: pieces that merge, and all of Unicode."""
 
 from hypothesis import strategies as st
 

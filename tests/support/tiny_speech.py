@@ -1,4 +1,4 @@
-"""The smallest engines, and what tests let them say."""
+"""The smallest engines, and the speech that tests request from them."""
 
 from typing import Any
 

@@ -34,7 +34,7 @@ TEXT = "Hello there, how are you today?"
 LONG_TEXT = "It is cold today. We will meet you at the hotel, and then we go to the station. " * 8
 GREEDY = {"do_sample": False, "subtalker_do_sample": False}
 NUM_FRAMES = 10
-SHEEN = "sheen"  # a voice of the second family that has learned nothing (`write_sheen_voice`)
+SHEEN = "sheen"  # an untrained voice of the second family (`write_sheen_voice`)
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Case:
     requests: tuple[dict[str, Any], ...]
     num_slots: int = 1
     engine: dict[str, Any] = field(default_factory=dict)  # further options of the engine
-    is_exact: bool = True  # the codes are the same on every CPU, and so in the file
+    is_exact: bool = True  # its codes are in the file, because they are the same on every CPU
 
 
 def _say(text: str | None = TEXT, **options: Any) -> dict[str, Any]:
@@ -133,9 +133,9 @@ def speak(case: Case, sheen_folder: Path) -> list[tuple[np.ndarray, np.ndarray]]
 
 @contextlib.contextmanager
 def _held(engine: Any) -> Iterator[None]:
-    """Let the engine start no stream before the end of the block: all begin together.
+    """Let all streams that are made in the block begin together, at its end.
 
-    Samples may differ in their last bit by how many streams the vocoder turns into audio at once.
+    The last bit of samples may depend on the number of streams that the vocoder decodes at once.
     """
     is_held, go_on = threading.Event(), threading.Event()
 

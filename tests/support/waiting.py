@@ -19,7 +19,7 @@ def wait_until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
 async def lateness() -> AsyncIterator[Callable[[], float]]:
     """Watch the event loop; the yielded function returns its greatest delay in seconds.
 
-    Real-time playback is late by as much on a busy machine.
+    On a busy machine, real-time playback is late by up to this time.
     """
     worst, nap = 0.0, 0.01
 

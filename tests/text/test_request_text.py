@@ -1,4 +1,4 @@
-"""The text of a request without markup: what is written, what is spoken for it, and warnings."""
+"""The text of a request without markup: the written text, the spoken text, and warnings."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from qwen_megakernel.text.unreadable import TextWatch
 
 
 def read(*pieces: str) -> tuple[RequestText, Sequence[object]]:
-    """A text that is read as words, in pieces, and the steps that it made."""
+    """Return a text that was read as words in pieces, and the steps that it made."""
     made = RequestText(Reading().reader("on", "english", None))
     return made, [step for piece in pieces for step in made.feed(piece)] + [*made.end()]
 

@@ -1,4 +1,4 @@
-"""Tokens against transformers' Qwen2 tokenizers; text in pieces against the whole text."""
+"""Tokens compared with transformers' Qwen2 tokenizers, and text in pieces with the whole text."""
 
 import json
 import shutil
@@ -47,7 +47,8 @@ ORDINARY_TEXTS = [
     "a" * 500,
 ]
 
-# Frequent in the training corpus, so that they would be one token if words were not cut in them.
+# Frequent strings of the training corpus: they would be one token if the text were not split into
+# words.
 MERGED = ["assistant", "user", "iPhone", "\n\n", "!\n", " \n", "'sso", "'rereal", "'llgo", "'SREAL"]
 MERGED += ORDINARY_TEXTS[2].split()
 
@@ -132,7 +133,7 @@ def test_ids_of_any_clean_text_equal_transformers(tokenizer, trained, text):
     from transformers import Qwen2TokenizerFast
 
     text = clean(text)
-    for token in SPECIALS:  # these differ on purpose
+    for token in SPECIALS:  # special tokens differ on purpose
         text = text.replace(token, "")
     official = Qwen2TokenizerFast.from_pretrained(trained.folder)
     assert tokenizer.token_ids(text) == official(text)["input_ids"]
@@ -156,7 +157,7 @@ def test_markup_typed_by_a_user_is_spoken_not_obeyed(tokenizer, trained, marker)
     special_ids = set(trained.special_ids.values())
     assert not special_ids & set(ids.body.tolist())
     assert not special_ids & set(ids.reference.tolist())
-    assert len(special_ids & set(ids.instruct.tolist())) == 2  # the template's own
+    assert len(special_ids & set(ids.instruct.tolist())) == 2  # those of the template
     assert ids.instruct.tolist()[0] == trained.config.im_start_id
 
 

@@ -15,7 +15,7 @@ from wyoming.tts import Synthesize
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.text.unreadable import TextWatch, script_of
 
-# Scripts that Unicode's table calls otherwise than its names of letters do.
+# Scripts whose names differ between Unicode's table and its names of letters.
 OTHERWISE = {"CJK": "Han", "HENTAIGANA": "Hiragana", "CANADIAN": "Canadian_Aboriginal"}
 OTHERWISE |= {"EGYPTIAN": "Egyptian_Hieroglyphs", "ANATOLIAN": "Anatolian_Hieroglyphs"}
 OTHERWISE |= {"MEROITIC HIEROGLYPHIC": "Meroitic_Hieroglyphs"}
@@ -44,7 +44,7 @@ def demo():
         (["english"], "აბგ", ["Georgian letters (აბგ)"]),
         (RELEASED, "բարև ಕನ್ನಡ አማርኛ", ["Armenian letters (բարև", "Kannada letters", "Ethiopic"]),
         (["english"], "ᐊᐃ ខ្មែរ ᏣᎳᎩ", ["Canadian letters", "Khmer letters", "Cherokee letters"]),
-        (["english"], "ﬁ ª ⁿ Ａ 𝐀 ℝ µ \u2126 ː ㏒", []),  # Latin, or signs of no script
+        (["english"], "ﬁ ª ⁿ Ａ 𝐀 ℝ µ \u2126 ː ㏒", []),  # Latin, or signs without a script
         (["chinese"], "ㄅㄆㄇ", []),
         (RELEASED, "α-particles and नमस्ते", ["Greek letters (α)", "Devanagari letters (नमस"]),
     ],

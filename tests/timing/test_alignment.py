@@ -1,4 +1,4 @@
-"""Sounds are found in the samples of a voice whose every letter is known."""
+"""The search finds the sounds in the samples of a voice whose letters have known times."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def loudness(samples: np.ndarray, rate: int = RATE, step: int = 1920) -> np.ndar
 
 
 def word_times(text: str, hops: np.ndarray) -> np.ndarray:
-    """Begin and end of each word, [num_words, 2] seconds."""
+    """Return begin and end of each word, [num_words, 2] in seconds."""
     sounds = sounds_of(text)[: len(hops)]
     firsts = [index for index, sound in enumerate(sounds) if sound.pause]
     lasts = [*(index - 1 for index in firsts[1:]), len(sounds) - 1]
@@ -54,7 +54,7 @@ def test_of_a_beginning_the_words_that_were_heard_are_found(share: float):
     spelled = spell(TEXT, seed=3)
     samples = spelled.samples[: int(share * len(spelled.samples))]
     rows = loudness(samples)
-    # At an expected pace a quarter too slow, and a quarter too fast.
+    # The expected pace is a quarter too slow or a quarter too fast.
     for pace in (7.0, 11.0):
         found = word_times(TEXT, align(rows, sounds_of(TEXT), pace))
         said = [times for times in spelled.word_times if times[0] < len(samples) / RATE]

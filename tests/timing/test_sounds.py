@@ -9,7 +9,8 @@ from qwen_megakernel.timing.sounds import Kind, Pause, sounds_of
 
 
 def spelled(text: str) -> str:
-    """The sounds of a text as a letter for each kind; a digit says which pause is before."""
+    """Return a letter for the kind of each sound of a text; a digit stands for the pause before
+    it."""
     names = {
         Kind.VOWEL: "V",
         Kind.SONORANT: "N",

@@ -1,4 +1,4 @@
-"""The words of a stream: as the user wrote them, in order, within the sound, settled once."""
+"""The words of a stream: as the user wrote them, in order, within the sound, final only once."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ def as_written(text: str) -> tuple[Piece, ...]:
 
 
 def chunks(samples: np.ndarray, first_frame: int = 0, frames: int = 3) -> Iterator[AudioChunk]:
-    """The samples, filled up to whole frames, in chunks."""
+    """Return the samples, padded to whole frames, in chunks."""
     count = -(-len(samples) // FRAME)
     samples = np.pad(samples, (0, count * FRAME - len(samples)))
     for begin in range(0, count, frames):
@@ -39,7 +39,7 @@ def end(reason: str = "eos") -> AudioChunk:
 
 
 def spoken_parts(texts: Sequence[str]) -> tuple[list[SpokenPart], list[AudioChunk], list[Spelled]]:
-    """Parts that were spoken one after the other, and the chunks of all of them."""
+    """Return parts that were spoken one after the other, and the chunks of all of them."""
     parts, sent, said, frame, start = [], [], [], 0, 0
     for seed, text in enumerate(texts):
         spelled = spell(text.lower(), seed=seed)
@@ -61,7 +61,7 @@ def heard(parts: Sequence[SpokenPart], sent: Sequence[AudioChunk]) -> SpeechTime
 
 
 def check(words: Sequence[TimedWord], seconds: float) -> None:
-    """Words are in order and within the sound."""
+    """Check that words are in order and within the sound."""
     places = [time for word in words for time in (word.start, word.end)]
     assert places == sorted(places)
     assert all(0 <= place <= seconds for place in places)
@@ -188,7 +188,7 @@ def test_what_was_taken_never_changes_and_together_it_is_all():
 def test_what_is_heard_while_words_are_sought_is_in_the_next_answer(
     monkeypatch: pytest.MonkeyPatch, ask: str
 ):
-    """The server seeks in a thread, beside the one that receives."""
+    """The server searches in one thread, while another one receives samples."""
     text = f"{FIRST} {SECOND}"
     parts, sent, _ = spoken_parts([text])
     end_frame, parts[0].end_frame, parts[0].is_whole = parts[0].end_frame, None, False
@@ -309,5 +309,5 @@ def test_a_part_with_a_sound_of_its_own_settles_when_its_sound_has_ended():
     known, _ = timer.take(text, as_written(text))
     timer.hear(pause(1.0, boundary))
     words, segments = timer.take(text, as_written(text))
-    assert [word.word for word in known + words] == FIRST.split()[:-1]  # one may grow
+    assert [word.word for word in known + words] == FIRST.split()[:-1]  # one may still grow
     assert not segments

@@ -1,4 +1,4 @@
-"""Words as their scripts write them, and what is spoken for each."""
+"""Words as their scripts write them, and the spoken text of each."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def test_spans_are_the_words_of_the_text_in_order(text: str):
     ("written", "spoken"),
     [
         ("Pay $12.50 now.", ["Pay", "twelve dollars and fifty cents", "now."]),
-        ("It is 3:05 pm.", ["It", "is", "three oh five", "p m."]),  # a piece for both, shared out
+        ("It is 3:05 pm.", ["It", "is", "three oh five", "p m."]),  # divided between both
         ("**Hello** there", ["Hello", "there"]),
         ("No numbers, here", ["No", "numbers,", "here"]),
     ],

@@ -1,4 +1,4 @@
-"""tools/gpu_check: how a compute sanitizer's run is judged, and how a launch is timed."""
+"""tools/gpu_check: the verdict on a compute sanitizer's run, and the timing of a launch."""
 
 import subprocess
 import sys

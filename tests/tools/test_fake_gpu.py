@@ -1,4 +1,4 @@
-"""tools/fake_gpu refuses what a GPU forbids, and what is read too early is wrong.
+"""tools/fake_gpu refuses calls that a GPU forbids, and data that is read too early is wrong.
 
 These tests run under it, with every test that needs a GPU: `make rehearse-gpu`.
 """
@@ -97,7 +97,7 @@ def test_what_waits_cannot_be_recorded_and_the_stream_is_the_callers_again(forbi
     before = torch.cuda.current_stream()
     with pytest.raises(RuntimeError, match="CUDA error"):
         Graphs(GPU).run("key", work)
-    assert len(times) == 2  # done, then not recorded
+    assert len(times) == 2  # once directly, then in the failed recording
     assert torch.cuda.current_stream() == before
     assert (x + 1).sum().item() >= 2
 

@@ -1,4 +1,4 @@
-"""tools/fake_gpu finds what it replaces: every module, operation and method that it names exists.
+"""Every module, operation and method that tools/fake_gpu replaces exists.
 
 The rehearsal itself needs PyTorch's CUDA build (test_fake_gpu.py).
 """

@@ -1,4 +1,4 @@
-"""The calculated frame time follows the kernel's stages, and the pages quote it as it is."""
+"""The calculated frame time follows the kernel's stages, and the pages quote it correctly."""
 
 import re
 from dataclasses import fields, replace
@@ -64,7 +64,7 @@ def test_int8_halves_the_bytes_of_its_stacks_and_nothing_else(name):
         if weights == "int8":
             num_passes = config.talker.num_code_groups - 1
             num_layers += num_passes * config.predictor.stack.num_layers
-        assert len(changed) == 4 * num_layers  # a layer's products
+        assert len(changed) == 4 * num_layers  # products of a layer
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -75,7 +75,7 @@ def test_every_realistic_price_is_higher_and_together_they_cost_more_than_alone(
         price = {field.name: getattr(tool.REALISTIC, field.name)}
         alone.append(frame_ms(name, replace(tool.IDEAL, **price)) - ideal)
     assert min(alone) > 0 and together - ideal > max(alone)
-    assert together - ideal <= sum(alone) * 1.25  # an int8 tile and a draw are priced by two
+    assert together - ideal <= sum(alone) * 1.25  # two prices affect int8 tiles and draws
 
 
 def test_measured_constants_are_taken_by_name(capsys, monkeypatch):

@@ -96,7 +96,7 @@ def test_a_step_gets_a_deadline_before_its_time_is_up(gpu_check, run, monkeypatc
     program = "print(float(sys.argv[sys.argv.index('--until') + 1]) - time.monotonic())"
     run("--emulation", "--steps", "build", then=program)
     left = float((tmp_path / "out" / "log.txt").read_text().split()[-1])
-    assert 20 < left <= 30 - gpu_check.END_SECONDS  # the imports count, however long they take
+    assert 20 < left <= 30 - gpu_check.END_SECONDS  # the time for imports is subtracted
 
 
 def test_a_step_and_what_it_starts_know_the_commit(run, tmp_path):
@@ -169,7 +169,7 @@ def test_a_carried_library_is_found_by_another_nvcc_of_the_same_version(run, mon
     assert len(names) > len(VARIANTS) and "old.tar.xz" not in names
     monkeypatch.setattr(carry, "MOST_MB", 0.0)
     assert carry.main() == 1
-    # Elsewhere, with a compiler in another place, nothing is compiled again.
+    # On a machine with the compiler in another place, nothing is compiled again.
     monkeypatch.setattr(compiling, "_compile", Mock(side_effect=AssertionError))
     monkeypatch.setattr(build, "find_nvcc", lambda: there)
     monkeypatch.setenv("QWEN_MEGAKERNEL_BUILD_CACHE", str(tmp_path / "its cache"))
@@ -179,7 +179,7 @@ def test_a_carried_library_is_found_by_another_nvcc_of_the_same_version(run, mon
         {each.name for each in path.iterdir()} for path in (tmp_path / "its cache").iterdir()
     ]
     assert unpacked == [{*carried.KEPT}] * len(names)
-    run("--emulation", "--steps", "build")  # an existing library is left alone
+    run("--emulation", "--steps", "build")  # an existing library stays
     context = SimpleNamespace(
         arch="sm_90a", models=(SMALL, BIG), dtypes=("float32", "bfloat16"), toy=False
     )
@@ -207,7 +207,8 @@ def test_the_checkout_and_as_much_as_may_be_packed_travel_together():
 def test_libraries_of_another_build_of_the_same_nvcc_are_found(
     gpu_check, run, monkeypatch, tmp_path, there, answers
 ):
-    """A machine may have 13.0.48 where 13.0.88 compiled; any other call still reaches its nvcc."""
+    """A machine may have 13.0.48 although 13.0.88 compiled; any other call still reaches its
+    nvcc."""
     folder, nvcc = tmp_path / "carried", tmp_path / "there" / "nvcc"
     carried.pack([], folder, "release 13.0, V13.0.88\n")
     nvcc.parent.mkdir()
@@ -225,7 +226,7 @@ def test_libraries_of_another_build_of_the_same_nvcc_are_found(
 
 
 def listening_seconds(listeners: int) -> float:
-    """Return how long `measures.load.listen` takes: a listener hears no faster than sound plays."""
+    """Return how long `measures.load.listen` takes: listeners play their speech in real time."""
 
     def of(index: int) -> float:
         spent = 0.0
@@ -248,7 +249,7 @@ def test_steps_that_last_as_long_as_their_sound_fit_their_budgets(gpu_check):
 
     assert scripts.ALL_RATES == "1,10,20,40,80"
     assert models * sending(scripts.ALL_RATES) < budgets["open_loop_long"] - gpu_check.END_SECONDS
-    budget = gpu_check.SETS["listeners"]["open_loop"]  # of the smaller model alone
+    budget = gpu_check.SETS["listeners"]["open_loop"]  # for the smaller model only
     assert scripts.RATES == "20,80" and sending(scripts.RATES) < budget - gpu_check.END_SECONDS
 
 
@@ -286,7 +287,7 @@ CARRIED_SECONDS = 10  # a step that finds all its libraries takes this: the impo
 
 
 def test_with_carried_libraries_most_of_a_set_fits_its_call(gpu_check):
-    """Budgets allow for steps that go badly; the last step may be the one that is cut short."""
+    """Budgets allow for slow steps, so only the last step may be cut short."""
     for name, steps in gpu_check.SETS.items():
         if name not in ("planted", "more"):
             *others, last = list(steps.values())[1:]

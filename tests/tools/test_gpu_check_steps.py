@@ -33,8 +33,8 @@ from tools.gpu_check.variants import VARIANTS
 
 ROOT = Path(__file__).parents[2]
 
-# All that a machine with a GPU must have, as the head of gpu_check.sh says, and what the steps use
-# where it is there.
+# The packages that a GPU machine must have, as the head of gpu_check.sh says, and those that steps
+# use if they are installed.
 PROMISED = ("torch", "numpy", "safetensors", "tokenizers", "huggingface-hub")
 BARE = (*PROMISED, "ninja", "pytest", "pytest-timeout")
 
@@ -169,7 +169,7 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
     (packages,) = folder.glob("lib/python*/site-packages")
     for distribution in distributions(BARE):
         tops = {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}
-        for top in tops:  # one that several share, as nvidia, is there whole
+        for top in tops:  # a folder of several packages (nvidia) is linked as a whole
             link = packages / top
             if not link.exists():
                 link.symlink_to(Path(str(distribution.locate_file(top))).resolve())

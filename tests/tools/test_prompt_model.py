@@ -1,4 +1,4 @@
-"""The calculated time of a prompt: a block's reads decide, and the pages quote it as it is."""
+"""The calculated time of a prompt depends on a block's reads, and the pages quote it correctly."""
 
 import re
 from dataclasses import replace

@@ -131,7 +131,7 @@ def library(build_cache: Path) -> ctypes.CDLL:
 
 
 def execute(library: ctypes.CDLL, name: str, given: Tensor, out: Tensor | None = None) -> Tensor:
-    """Return what a warp makes of [32, 8] numbers; RuntimeError with the machine's message."""
+    """Return a warp's results for [32, 8] numbers; RuntimeError has the machine's message."""
     out = torch.zeros_like(given) if out is None else out.clone()
     kernel = ctypes.cast(getattr(library, name), ctypes.c_void_p)
     addresses = [ctypes.c_void_p(each.data_ptr()) for each in (given, out)]
@@ -362,6 +362,6 @@ def test_what_was_compiled_has_no_race_and_no_overrun(sanitizer, dtype):
     clean = [run(seed) for seed in range(4)]
     assert {(each.returncode, each.stderr) for each in clean} == {(0, "")}
     assert len({each.stdout for each in clean}) == 1
-    if sanitizer == "thread":  # silence means something
+    if sanitizer == "thread":  # a planted fault must be reported
         relaxed = ("ld.acquire.gpu", "ld.relaxed.gpu")
         assert any("data race" in run(seed, relaxed).stderr for seed in range(4))

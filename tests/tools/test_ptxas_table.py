@@ -1,4 +1,4 @@
-"""What is read of ptxas' reports, and what a run of some builds leaves of the page."""
+"""The figures from ptxas' reports, and the rows of the page that a partial run keeps."""
 
 from benchmarks import kernel_pages
 from qwen_megakernel.decoders.kernel import build

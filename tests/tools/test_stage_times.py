@@ -22,7 +22,7 @@ from tools.gpu_check.steps.context import TOY, Context
 
 STAGES = ["none", "input", "qkv_proj", "attention", "o_proj", "sample_code_0"]
 GHZ = 2  # cycles a nanosecond
-# Of each stage: its name, and cycles of the moments of both blocks since it began.
+# The name of each stage, and the cycles of both blocks' moments since its beginning.
 BLOCKS = [
     ("input", [(0, 0, 0, 200, 300, 1000), (0, 0, 0, 800, 900, 1000)]),
     ("qkv_proj", [(400, 600, 1600, 2000, 2200, 4000), (400, 400, 1400, 3000, 3300, 4000)]),
@@ -32,7 +32,7 @@ BLOCKS = [
 
 
 def records() -> np.ndarray:
-    """Return what a kernel of two blocks writes whose SMs count from different starts."""
+    """Return the records of a kernel of two blocks whose SMs' clocks start at different values."""
     found = np.zeros((2, 8), dtype=RECORD)
     for block, start in enumerate((10**6, 5 * 10**9)):
         now = start

@@ -103,7 +103,7 @@ def test_scores_are_penalised_and_speech_does_not_end_too_early(loaded, cases):
 
 
 def leaving(decoder, codes, num_frames):
-    """A decoder that draws these codes and no others, and ends behind them, if it ends."""
+    """Return a decoder that draws exactly these codes and then, if it ends, ends."""
     watched = Mock(wraps=decoder, config=decoder.config, embeddings=decoder.embeddings)
     ended = (num_frames < len(codes),)
     watched.step = lambda *_: StepResult(codes.numpy()[None].copy(), (num_frames,), ended)
@@ -113,7 +113,7 @@ def leaving(decoder, codes, num_frames):
 @pytest.mark.parametrize("codebook", [0, 5, "end"])
 @pytest.mark.parametrize("times", [1.9, 2.1])
 def test_a_near_tie_is_told_and_what_is_further_apart_fails(loaded, cases, codebook, times):
-    """Two logits of float32 that are each as wrong as they may be change places."""
+    """Two logits may change places if each has the largest allowed error of float32."""
     distance = times * compare.FLOAT32_TOLERANCE
     frame, group = 3, 0 if codebook == "end" else codebook
     case = replace(
@@ -132,7 +132,7 @@ def test_a_near_tie_is_told_and_what_is_further_apart_fails(loaded, cases, codeb
         codes[frame:], num_frames = 0, frame
     else:
         seen = other in case.codes[:frame, 0].tolist() and group == 0
-        assert not seen  # or its logit would have to be another
+        assert not seen  # otherwise the penalty would change its logit
         codes[frame, group] = other
     decoder = leaving(plain(loaded), codes, num_frames)
     rows = compare.compare_free(decoder, [case], tolerance=compare.FLOAT32_TOLERANCE)
@@ -204,12 +204,12 @@ def test_a_watched_decoder_that_ends_early_fills_up_the_frames_it_has_not_drawn(
 def test_without_a_terminal_progress_is_lines_without_a_bar(capsys):
     with progress.bar("table", 3, quiet=False) as on_frames:
         on_frames(2)
-        on_frames(2)  # one frame more than there should be, to see that it ends
+        on_frames(2)  # one frame too many must not show
     told = capsys.readouterr().err
     first, *_, last = told.splitlines()
     assert first.startswith("table: 0 of 3 frames") and last.startswith("table: 3 of 3 frames")
     assert "\r" not in told and "|" not in told and "left" in last
-    assert "?" not in told  # what is not known yet is not said
+    assert "?" not in told  # no figure that is not known yet
 
 
 def test_recorded_cases_survive_the_file(tmp_path, cases):
@@ -224,7 +224,7 @@ def test_what_rounds_right_is_within_the_tolerance_at_the_released_depth():
     """The largest of the 32 frames that tools/gpu_check compares, by the measured RMS errors."""
     path = Path(__file__).parents[2] / "benchmarks" / "results" / "precision.json"
     variants = json.loads(path.read_text())["runs"][0]["variants"]
-    largest = sqrt(2 * log(32 * 15 * 2048))  # of so many normal errors, in standard deviations
+    largest = sqrt(2 * log(32 * 15 * 2048))  # of these normal errors, in standard deviations
     for bf16, without in (("bf16", "fp32"), ("int8-rows, bf16", "int8-rows")):
         rounded, exact = (
             variants[name]["relative_rms_error"]["predictor logits"] for name in (bf16, without)

@@ -45,7 +45,7 @@ def compared(monkeypatch, capsys):
     [
         ((), False, 30),
         (("--backend", "emulation"), False, 30),
-        (("--backend", "torch"), False, 200),  # nothing is emulated
+        (("--backend", "torch"), False, 200),  # no emulation, so all frames
         (("--full",), False, 200),
         (("--full", "--backend", "emulation"), False, 200),
         (("--steps", "7"), False, 7),
@@ -54,7 +54,7 @@ def compared(monkeypatch, capsys):
 )
 def test_it_compares_so_many_frames(compared, monkeypatch, words, has_gpu, steps):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
-    if has_gpu:  # which this machine has not
+    if has_gpu:  # this machine has no GPU
         monkeypatch.setattr(validate_kernel, "fast_backends", lambda requested: [])
     code, found = compared(*words)
     assert code == 0 and found and {frames for _, frames, _ in found} == {steps}

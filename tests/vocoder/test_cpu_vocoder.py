@@ -93,7 +93,7 @@ def test_samples_and_states_are_as_exact_as_those_of_torch(model, name):
         assert (values - torch_values).abs().max() <= STATE_F32 * exact_values.abs().max()
 
 
-# demo-voice's channels take the transforms, whose tiles a cut may end inside.
+# demo-voice's channels use the transforms along time; a chunk may end inside one of their tiles.
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", ["toy", "demo-voice"])
 def test_any_split_gives_the_samples_of_the_whole(model, made, name, seed):
@@ -118,7 +118,7 @@ def test_transforms_along_time_cost_little(model):
     assert errors[1] < errors[0] <= 2 * CPU_VOCODER_ERROR * errors[1]
 
 
-# More streams than one pass takes, pieces of a chunk, and what both leave over.
+# More streams than one pass takes, chunks of several pieces, and remainders of both.
 @pytest.mark.parametrize(
     ("num_streams", "num_frames"), [(5, 1), (19, 1), (3, 3), (6, 4), (3, 10), (2, 17)]
 )
@@ -164,7 +164,7 @@ def test_a_stream_that_is_closed_between_chunks_leaves_the_others_as_they_are(ma
     expected = decode_in_chunks(vocoder, codes, [4, 4, 4])
     states = [vocoder.new_state() for _ in codes]
     first = vocoder.step(codes[:, :4], states)
-    del states[1]  # closed; another state may have its memory
+    del states[1]  # closed: a new state may get its memory
     second = vocoder.step(codes[[0, 2], 4:8], states)
     newcomer = vocoder.new_state()
     third = vocoder.step(

@@ -51,7 +51,7 @@ def random_codes(vocoder: Vocoder, *shape: int) -> Tensor:
 def assert_same(ours: Tensor, theirs: Tensor) -> None:
     assert ours.shape == theirs.shape
     tolerance = AUDIO_GPU_F32 if ours.is_cuda else AUDIO_SAME_CPU_F32
-    # Samples are at most 1; what a state holds is larger, and its rounding with it.
+    # Samples are at most 1; the values of a state are larger, and so are their roundings.
     scale = theirs.abs().max().clamp(min=1)
     assert (ours.cpu() - theirs).abs().max() <= tolerance * scale
 

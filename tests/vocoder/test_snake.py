@@ -42,7 +42,7 @@ def test_without_values_it_has_a_shape():
 
 
 def test_what_cannot_be_compiled_is_four_operations_and_the_log_says_so(caplog):
-    """PyTorch compiles for GPUs only, so on a CPU it fails as on a GPU without NVRTC."""
+    """PyTorch compiles only for GPUs, so it fails on a CPU as on a GPU without NVRTC."""
     with caplog.at_level(logging.WARNING):
         assert snake_on(torch.device("cpu")) is plain_snake
     assert "takes four kernels instead of one" in caplog.text

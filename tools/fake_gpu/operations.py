@@ -1,8 +1,9 @@
-"""PyTorch's CPU kernels do what its CUDA kernels would do, on the same bytes.
+"""Let PyTorch's CPU kernels do the work of its CUDA kernels, on the same bytes.
 
-run.py has every process that it starts import this module after torch. An operation waits for the
-copies that are pending on its stream; during a capture it is recorded, and every replay does it.
-What waits for the device on a GPU is refused during a capture, as PyTorch refuses it there.
+run.py has every process that it starts import this module after torch. An operation first completes
+the copies that are pending on its stream. During a capture it is recorded, and every replay
+executes it. An operation that waits for the device on a GPU is refused during a capture, as PyTorch
+refuses it there.
 """
 
 import ctypes
@@ -47,7 +48,7 @@ def _run_operation(index: int) -> int:
 
 
 def install() -> None:
-    """From now on, do every operation of the CUDA build on the CPU."""
+    """Run every operation of the CUDA build on the CPU from now on."""
     _runtime.fake_set_operations(_run_operation)
     library = torch.library.Library("aten", "IMPL")
     _registrations.append(library)  # an operation is registered while its library exists
@@ -68,7 +69,7 @@ def install() -> None:
 
 
 def install_own(operation: torch._ops.OpOverload) -> None:
-    """Do an operation of this package on the CPU, too."""
+    """Run an operation of this package on the CPU, too."""
     namespace, _, name = operation._schema.name.partition("::")
     library = torch.library.Library(namespace, "FRAGMENT")
     _registrations.append(library)
@@ -171,7 +172,7 @@ class _Operation:
         raise NotImplementedError(f"{self._exact}: both changes its arguments and returns others")
 
     def _waits(self, args: tuple, options: dict) -> bool:
-        """Return whether a GPU would wait here, to learn a size or to copy an index."""
+        """Return whether a GPU would wait here, to find a size or to copy an index."""
         for x in pytree.tree_leaves((args, options)):
             if isinstance(x, Tensor) and x.device.type == "cpu" and x.dim():
                 return True
@@ -252,7 +253,8 @@ def _record(stream: int, run: Callable[[], Any]) -> None:
 
 
 def _device(args: tuple, options: dict) -> torch.device:
-    """Return where an operation runs; PyTorch refuses several GPUs, except for single numbers."""
+    """Return the device of an operation. As in PyTorch, only single numbers may be on another
+    GPU."""
     leaves = pytree.tree_leaves((args, options))
     tensors = [x.device for x in leaves if _is_on_device(x) and x.dim()]
     if len({*tensors}) > 1:
@@ -308,7 +310,7 @@ def _attend(
     k, v = (x.repeat_interleave(shared, 1) for x in (k, v))
     attend = torch.ops.aten._scaled_dot_product_attention_math
     mixed = attend(q, k, v, bias, 0.0, causal, None, scale=scale)[0]
-    return mixed.transpose(1, 2).contiguous().transpose(1, 2)  # both kernels leave it like this
+    return mixed.transpose(1, 2).contiguous().transpose(1, 2)  # the layout of both kernels
 
 
 def _flash(q, k, v, dropout=0.0, causal=False, debug=False, *, scale=None):
@@ -321,7 +323,7 @@ def _efficient(q, k, v, bias, with_lse, dropout=0.0, causal=False, *, scale=None
     return _attend(q, k, v, bias, causal, scale), torch.empty(0), seed, offset
 
 
-# A CPU has none of these. Attention by cuDNN stays unknown, and the engine must not use it.
+# A CPU has none of these. Attention by cuDNN is not replaced, because the engine must not use it.
 ATTENTION = {
     "_scaled_dot_product_flash_attention": _flash,
     "_scaled_dot_product_efficient_attention": _efficient,

@@ -4,9 +4,8 @@
 This needs PyTorch's CUDA build (which `pip install torch` installs on most machines), its Python
 first on the PATH, nm and a C++ compiler. runtime.cpp and the files beside it take the place of the
 CUDA runtime; tensors on "cuda" lie in host memory, the CPU does the operations on them, and the
-frame kernel is its emulation. So all of the project's code that only a GPU executes is executed:
-uploads, downloads, graphs, captures. It proves nothing about speed, nor about PyTorch's own
-kernels.
+frame kernel is its emulation. This executes the project's code that otherwise only a GPU executes:
+transfers, graphs, captures. It proves nothing about speed, nor about PyTorch's own kernels.
 """
 
 import hashlib
@@ -23,7 +22,7 @@ ROOT = HERE.parents[1]
 
 
 def main() -> None:
-    """Replace this process by the command."""
+    """Replace this process with the command."""
     if len(sys.argv) < 2:
         raise SystemExit(__doc__)
     packages = site_packages()
@@ -51,7 +50,8 @@ def site_packages() -> Path:
 
 
 def build(packages: Path) -> Path:
-    """Compile the runtime as libcudart and libcuda, with stubs of all that PyTorch links to."""
+    """Compile the runtime as libcudart and libcuda, with stubs of all functions that PyTorch
+    calls."""
     sources = sorted(HERE.glob("*.cpp"))
     key = hashlib.sha256(str(packages).encode())
     for path in (*sources, HERE / "state.h", Path(__file__)):
@@ -86,7 +86,7 @@ def build(packages: Path) -> Path:
 
 
 def symbols(libraries: list[Path], kind: str, pattern: str) -> set[str]:
-    """Return the names of dynamic symbols that libraries define, or want."""
+    """Return the names of dynamic symbols that libraries define or need (`kind`)."""
     found = set()
     for library in libraries:
         listed = run(["nm", "-D", f"--{kind}-only", "--format=posix", str(library)])

@@ -3,9 +3,9 @@
 // operations.py does on the CPU what PyTorch's kernels would do.
 //
 // Copies between host and device happen as late as CUDA allows: when a call waits for their stream
-// or the stream goes on. So code that reads them too early, or overwrites their source too soon,
-// gets wrong bytes. Everything else happens at once, which CUDA allows, too. During a capture
-// nothing happens, and what CUDA forbids fails.
+// or the stream goes on. Code that reads the target too early, or overwrites the source too soon,
+// therefore gets wrong bytes. Everything else happens at once, which CUDA allows, too. During a
+// capture nothing happens, and calls that CUDA forbids there fail.
 #include "state.h"
 
 using namespace fake;

@@ -1,5 +1,5 @@
-"""Every Python that run.py starts finds this file. It loads operations.py after torch, and the
-kernel's emulation in place of its library for a GPU.
+"""Every Python process that run.py starts imports this module. It loads operations.py after torch,
+and the kernel's emulation in place of its library for a GPU.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ def _with_snake(_: ModuleType) -> None:
     import operations
     import torch
 
-    # Its kernel comes from NVRTC, which finds no GPU to ask.
+    # NVRTC would compile its kernel, but finds no GPU.
     operations.install_own(torch.ops.qwen_megakernel.snake.default)
 
 
@@ -48,7 +48,7 @@ class _Behind(importlib.abc.MetaPathFinder):
         if then is None:
             return None
         spec = importlib.util.find_spec(name)
-        if spec is None or spec.loader is None:  # another Python than the one of run.py
+        if spec is None or spec.loader is None:  # another Python than that of run.py
             return None
         execute = spec.loader.exec_module
 

@@ -86,7 +86,7 @@ inline cudaError_t fail(cudaError_t error, const char* what) {
   return last_error = error;
 }
 
-// The error of a call that may wait or touch what is captured.
+// The error of a call that may wait or disturb a capture.
 inline cudaError_t refuse_in_capture(const char* what) {
   if (thread_mode == cudaStreamCaptureModeRelaxed) return cudaSuccess;
   const bool others = global_captures && thread_mode == cudaStreamCaptureModeGlobal;

@@ -1,4 +1,4 @@
-"""Pack compiled libraries into a folder that travels with the checkout, and unpack them elsewhere.
+"""Pack compiled libraries into a folder that is copied with the checkout, and unpack them.
 
 Packed, a library is a third of its size. This module imports only Python's own library.
 """
@@ -21,10 +21,10 @@ RELEASE = re.compile(r"release ([\d.]+)")
 
 
 def pack(libraries: Iterable[Path], folder: Path, version: str) -> float:
-    """Pack compiled libraries into a folder that then holds no others; returns its megabytes.
+    """Pack compiled libraries into a folder, remove all others from it, and return its size in MB.
 
     Args:
-        libraries: as `compiling.compiled` returns them: a folder each, named by its key.
+        libraries: as `compiling.compiled` returns them, each in a folder that is named by its key.
         version: the output of `nvcc --version`, which is a part of these keys.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -44,9 +44,7 @@ def pack(libraries: Iterable[Path], folder: Path, version: str) -> float:
 
 
 def unpack(folder: Path, cache: Path) -> int:
-    """Unpack a folder's libraries into the build cache where it lacks them; return how many were
-    missing.
-    """
+    """Unpack those of a folder's libraries that the build cache lacks; return their number."""
     found = 0
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         target = cache / path.name.removesuffix(SUFFIX)
@@ -60,12 +58,12 @@ def unpack(folder: Path, cache: Path) -> int:
 
 @contextlib.contextmanager
 def compiler_of(folder: Path) -> Iterator[str | None]:
-    """Within the block, let the build take a folder's libraries although another build of the same
-    release of nvcc compiled them.
+    """Within the block, let the build accept a folder's libraries, even if another build of the
+    same release of nvcc compiled them.
 
-    A library's key has the output of `nvcc --version`. So a program that answers with the folder's
-    version, and otherwise is the nvcc of this machine, comes first on the PATH. Yields that
-    version, or None if the libraries are found without it or are of another release.
+    The key of a library contains the output of `nvcc --version`. A program that prints the folder's
+    version, and otherwise runs the nvcc of this machine, is therefore put first on the PATH. Yields
+    that version, or None if the libraries are found without it or are of another release.
     """
     program, file = shutil.which("nvcc"), folder / VERSION
     theirs = file.read_text(encoding="utf-8") if file.exists() else None

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Compile the kernel's libraries for a GPU elsewhere, into a folder that travels with the checkout.
+"""Compile the kernel's libraries for a GPU elsewhere, into a folder to copy with the checkout.
 
     python tools/gpu_check/carry.py --arch sm_90a
 
-Compiling takes `gpu_check.sh` a minute or two, which a machine with a GPU should spend on its own
-work. So it unpacks build/carried first. A library's key is made of its sources, its options and the
-version of nvcc, whose release must be the same on both machines. This needs nvcc and no GPU.
+`gpu_check.sh` unpacks build/carried first, which saves the GPU machine a minute or two of
+compiling. The key of a library depends on its sources, its options and the version of nvcc, whose
+release must be the same on both machines. This needs nvcc and no GPU.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from tools.gpu_check import carried
 from tools.gpu_check.steps import libraries
 from tools.gpu_check.steps.context import BIG, SMALL
 
-# Together with the checkout (some 21 MB), the total stays below 64 MiB, the most that may travel.
+# With the checkout (some 21 MB), this stays below 64 MiB, the most that may be copied.
 MOST_MB = 40
 
 

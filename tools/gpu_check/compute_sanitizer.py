@@ -1,4 +1,4 @@
-"""Find NVIDIA's compute-sanitizer, run a program under it, and read what it has found."""
+"""Find NVIDIA's compute-sanitizer, run a program under it, and read its findings."""
 
 import os
 import re
@@ -25,7 +25,7 @@ def find() -> str | None:
 
 
 def command(program: str, tool: str) -> list[str]:
-    """Return the words to write in front of the command that one of `TOOLS` is to watch."""
+    """Return the words to put in front of a command, so that one of `TOOLS` watches it."""
     words = [program, "--tool", tool, "--error-exitcode", "9"]
     words += ["--target-processes", "application-only"]  # not the compilers that it starts
     words += ["--launch-timeout", "0"]  # `run` sets the limit; the tool's is 10 s or 60 s

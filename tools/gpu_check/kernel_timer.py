@@ -1,6 +1,6 @@
-"""Time the kernel by the device's own clock: a frame, a layer, and a copy to compare with.
+"""Time the kernel with the device's clock: a frame, a layer, and a copy for comparison.
 
-This module imports only what a bare machine has.
+This module imports only packages that a bare GPU machine has.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ class ForcedStreams:
             kernel_models.start(decoder, slot, Sampling(), seed=slot + 1, positions=self.positions)
 
     def wall_ms(self, steps: int) -> list[float]:
-        """Return the milliseconds that the caller waits for each of so many steps."""
+        """Return the milliseconds that the caller waits for each of `steps` steps."""
         talker = self._decoder.config.talker
         top = min(talker.suppressed_from, self._decoder.config.predictor.vocab_size)
         shape = (len(self._slots), self.FRAMES, talker.num_code_groups)
@@ -57,7 +57,7 @@ class KernelTimer:
         self._device, self._toy = device, toy
 
     def frame(self, decoder: KernelDecoder, streams: int, precision: str) -> dict[str, float]:
-        """Return milliseconds and bytes of a frame of so many streams.
+        """Return the milliseconds and bytes of a frame of `streams` streams.
 
         Args:
             precision: precision of the decoder's weights, one of `roofline.WIDTHS`.
@@ -82,7 +82,8 @@ class KernelTimer:
         }
 
     def layers(self, decoder: KernelDecoder) -> dict[str, float]:
-        """Return microseconds of one layer for one row: the time of all layers less that of one."""
+        """Return the microseconds of a layer for one row: the time of all layers minus that of
+        one."""
         times = {}
         position = 8 if self._toy else PROMPT_POSITIONS
         for stack, place in (("talker", position), ("predictor", 8)):
@@ -116,7 +117,7 @@ class KernelTimer:
             setattr(decoder.library, name, launch)
 
     def _timed(self, work: Callable[[], None]) -> float:
-        """Return the device's milliseconds, without what the host does around the launch."""
+        """Return the device's milliseconds, without the host's work around the launch."""
         if self._device.type == "cpu":
             started = time.perf_counter()
             work()

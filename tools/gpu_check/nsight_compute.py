@@ -36,7 +36,7 @@ def profile_command(program: str, kernel: str, report: Path, watched: Sequence[s
 
 def page(program: str, report: Path, name: str) -> list[dict[str, str]]:
     """Return a page of a report, "details" or "source", as one row for each metric or instruction;
-    no rows where ncu does not give it.
+    [] if ncu does not return it.
     """
     command = [program, "--import", str(report), "--page", name, "--csv"]
     if name == "source":

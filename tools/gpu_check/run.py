@@ -2,8 +2,8 @@
 """Run every check of the kernel that needs a GPU: build, tests, sanitizers, speed and endurance.
 
 Every step (in the folder steps/) is a process of its own with a time budget: a step that fails,
-hangs or crashes the device does not stop the others, and its results so far are kept. This program
-writes result.json and log.txt into --out, or else into gpu_NAME_SET/ in $OUT or
+hangs or crashes the device does not stop the other steps, and its results so far are kept. This
+program writes result.json and log.txt into --out, or else into gpu_NAME_SET/ in $OUT or
 benchmarks/results/. A call runs one set of steps, in the order of `SETS`. It does not compile
 libraries that are packed in build/carried (carry.py). `--emulation` runs the same steps on a CPU at
 toy size, which tests this program and measures no speed; `--toy` runs toy sizes on a GPU
@@ -37,7 +37,7 @@ NO_GPU = 77
 
 # The calls of a short hour, in their order; docs/gpu-setup.md explains what each decides. Each step
 # has a number of seconds. If a call runs out of time it loses its last steps, so the most important
-# ones come first. A step that compiles takes seconds where its libraries were carried.
+# ones come first. A step that compiles takes only seconds if its libraries were carried.
 SETS = {
     "first": {
         "build": 150,
@@ -84,7 +84,7 @@ SETS = {
         "million": 240,
     },
 }
-# The time of each call, with what comes before and after the steps.
+# The seconds of each call, including the time before and after the steps.
 SECONDS = dict(zip(SETS, (240, 240, 240, 300, 300, 540), strict=True))
 TOY_FACTOR = 4  # a CPU then does the GPU's work, and steps compile, too
 END_SECONDS = 4  # time in which a step that stops early can end in order

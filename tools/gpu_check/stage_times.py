@@ -3,7 +3,8 @@
 
 Without FILE it measures on this machine's GPU. With --emulation it measures a toy model on the CPU,
 which tests this program; those times mean nothing. It compiles the kernel with stamps
-(csrc/stage_times.cuh); other builds have none. FILE is what --json or tools/gpu_check.sh wrote.
+(csrc/stage_times.cuh); other builds have none. FILE is a file that --json or tools/gpu_check.sh
+wrote.
 
 A document has the schema below. Times are in microseconds. A stage that occurs often has the
 medians over its occurrences.
@@ -169,7 +170,8 @@ class Launch:
 
 
 def _with_stacks(names: Sequence[str]) -> list[str]:
-    """Put their stack's name before stages of a layer: the talker's come after `input`."""
+    """Put the name of its stack before each stage of a layer; the talker's layers follow
+    `input`."""
     found, stack = [], "talker"
     for name in names:
         if name in LAYER_STAGES:
@@ -191,7 +193,7 @@ def stamped_builds() -> Iterator[None]:
 
 
 def measure(context: Context, name: str, streams: int) -> dict[str, Any]:
-    """Return a document about one launch of the model `name`, after two that warm up."""
+    """Return a document about one launch of the model `name`, after two warm-up launches."""
     from tools.gpu_check.kernel_timer import PROMPT_POSITIONS, ForcedStreams
 
     sizes = {"num_slots": streams, "max_positions": PROMPT_POSITIONS + 32}

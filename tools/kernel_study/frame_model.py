@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Calculate how long one frame of one stream takes on an H200: bytes, barriers and look-ahead.
 
-Nothing here is measured on the kernel, and the chip's prices are assumed twice: ideal ones, and
-what such chips charge in ordinary programs (`CONSTANTS`). The model walks through the stages of a
-frame as one block sees them: weights arrive in the order in which they are read, as fast as memory
-delivers, while the ring has room and for as many matrices as the forecast names; a stage multiplies
-what has arrived, then all blocks meet. It compares designs; the first run on a GPU
-(tools/gpu_check.sh) replaces it.
+Nothing here is measured on the kernel. The chip's prices (times of single operations) are assumed
+twice: ideal ones, and those of such chips in ordinary programs (`CONSTANTS`). The model walks
+through the stages of a frame as one block sees them: weights arrive in the order in which they are
+read, as fast as memory delivers, while the ring has room and for as many matrices as the forecast
+names; a stage multiplies the tiles that have arrived, then all blocks meet. It compares designs;
+the first run on a GPU (tools/gpu_check.sh) replaces it.
 """
 
 import argparse
@@ -37,7 +37,7 @@ TILE_WEIGHTS = packing.TILE_ROWS * packing.TILE_COLS * NUM_WARPS  # one for each
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """The chip's prices, which a GPU's first minutes measure, and the times that follow from them.
+    """The chip's prices, which the first GPU run will measure, and the times that follow from them.
 
     Instructions are those of the busiest scheduler, with its four warps
     (tools/kernel_study/instruction_profile.py; PTX).
@@ -91,7 +91,7 @@ class Constants:
 
 
 IDEAL = Constants()
-# What such chips charge in ordinary programs: a barrier after stores that drain among the traffic
+# The prices of such chips in ordinary programs: a barrier after stores that drain among the traffic
 # of weights, trips to L2 that queue there, two instructions in three cycles, four products that
 # wait for each other, and counting in shared memory that collides.
 REALISTIC = Constants(
@@ -187,13 +187,13 @@ def tiles_of(rows: int, cols: int) -> tuple[int, int]:
 def layer(
     stack: StackConfig, design: Design, c: Constants, *, int8: bool, attention_us: float | None
 ) -> list[Stage]:
-    """Return a layer's stages; attention is one of them, or (None) the beginning of o_proj."""
+    """Return a layer's stages; attention is one of them or, for None, the beginning of o_proj."""
     norm = 0.0 if design.norms_in_l2 else LATENCY - c.l2_latency
 
     def product(extra: float, rows: int, cols: int) -> Stage:
         return Stage(extra, *tiles_of(rows, cols), int8)
 
-    # Where sums are added to the residual, the residual arrives as late as the scales.
+    # A product that adds to the residual waits for the residual, which arrives with the scales.
     scales = SCALES if int8 else 0.0
     if attention_us is None:
         attention = [product(c.attention_everywhere + norm, stack.hidden_size, stack.q_size)]
@@ -261,7 +261,7 @@ def parse_constants(text: str) -> Constants:
 
 
 def main() -> int:
-    """Print the table: designs by constants, then what each realistic price costs alone."""
+    """Print the table: designs by constants, then the time with each realistic price alone."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--set",

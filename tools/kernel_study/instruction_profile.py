@@ -3,9 +3,10 @@
 execute them.
 
 This needs nvcc and no GPU: the kernel's PTX runs on the CPU (tools/kernel_study/ptx) for some
-minutes. PTX is not yet what a GPU executes; moves between registers are not counted, because ptxas
-removes most of them. A scheduler starts at most one instruction a cycle, and an integer one every
-second cycle: so the counts are a lower bound of how long a stage keeps a block busy.
+minutes. A GPU executes ptxas' translation of the PTX; moves between registers are not counted,
+because ptxas removes most of them. A scheduler starts at most one instruction a cycle, and an
+integer one every second cycle, so the counts are a lower bound of the time for which a stage keeps
+a block busy.
 """
 
 import argparse
@@ -34,7 +35,7 @@ from tools.kernel_study.ptx import build as ptx
 ARCH, CLOCK_GHZ = "sm_90a", 1.755  # clock of a hot H200; NVIDIA names up to 1.98
 LAYER = ("qkv_proj", "attention", "o_proj", "gate_up_proj", "down_proj")
 NUM_CODE_GROUPS = 10  # the predictor's last pass then has the positions of an average one
-NUM_LAYERS = 2  # enough for one layer to follow another, as nearly all do
+NUM_LAYERS = 2  # so that one layer follows another, as nearly all layers do
 NUM_POSITIONS = 250  # in the talker's cache: a prompt and a dozen seconds
 
 
@@ -145,8 +146,8 @@ def main() -> None:
         names = stages(args.streams)
     named = list(zip(names, found, strict=True))
     # A stage that recurs is printed once: its last occurrence, because the predictor's first pass
-    # has two rows a stream. Nothing is prepared after a last layer, so waiting is the most of all
-    # occurrences.
+    # has two rows a stream. A block prepares nothing after a last layer, so the column `waiting`
+    # has the maximum of all occurrences.
     for name, each in dict(named).items():
         stage = each.stage
         us = max(stage.instructions, 2 * stage.integers) / CLOCK_GHZ / 1000

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Remove each synchronisation in csrc/ and record which tests fail: docs/kernel_mutations.md.
 
-Every mutant runs tests/decoders/kernel/sanitized.cu twice: plain, with the expectation that the
-codes differ or the launch fails, and under ThreadSanitizer. It needs g++ and takes a quarter of a
-minute for each. The exit code is 1 when no run notices a mutant that JUSTIFIED does not explain.
+Every mutant runs tests/decoders/kernel/sanitized.cu twice: plain, where the codes should differ or
+the launch fail, and under ThreadSanitizer. This needs g++ and takes a quarter of a minute for each
+mutant. The exit code is 1 if no run notices a mutant that JUSTIFIED does not explain.
 """
 
 import argparse
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 STAGES = ("weights", "matvec", "norm_rope", "attention", "short_attention", "short_context")
 STAGES += ("prompt_attention", "prompt_context", "sampling", "layer", "frame", "forward")
 SEEDS = range(24)  # orders of threads; the first that notices ends the search
-# A barrier of the grid. The mutant still does what a block does while it waits there.
+# A barrier of the grid. The mutant still does the work of a block that waits there.
 BARRIER = re.compile(r"c_?\.barrier\.sync\(Stage::\w+, (?:[\w.]|\(\))*\)")
 BARRIER_WITH_WORK = re.compile(r"c_?\.barrier\.sync\(Stage::\w+, (?:[\w.]|\(\))*, (\w+)\)")
 REMOVALS = (
@@ -86,7 +86,7 @@ def compile_program(csrc: Path, out: Path, objects: list[str], *flags: str) -> N
 
 
 def outcomes(program: Path) -> Iterator[str]:
-    """Yield what each seed printed, or "failed"; a seed runs when its result is asked for."""
+    """Yield the output of each seed, or "failed"; a seed runs when its result is requested."""
     for seed in SEEDS:
         settings = {"EMULATION_SEED": str(seed), "EMULATION_SMS": str(3 if seed % 4 else 2)}
         settings |= {"EMULATION_LAZY_COPIES": "1", "TSAN_OPTIONS": "halt_on_error=1"}

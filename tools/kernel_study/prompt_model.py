@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Calculate how long a prompt takes on an H200, with its rows shared by teams of blocks or not.
 
-Nothing here is measured on the kernel. The bytes that a block reads from L2 decide: its share of
-the weights, which its team reads by itself, and all activations of the team's rows. The first run
-of `benchmarks/measure.py first-sound` on a GPU replaces this calculation.
+Nothing here is measured on the kernel. The time depends on the bytes that a block reads from L2:
+its share of the weights, which each team reads in full, and all activations of the team's rows. The
+first run of `benchmarks/measure.py first-sound` on a GPU replaces this calculation.
 """
 
 import argparse
@@ -27,8 +27,9 @@ POSITIONS = (10, 30, 110, 200)  # as in `benchmarks/measure.py first-sound`
 
 
 def attention_us(positions: int, c: Constants) -> float:
-    """Return the time of the pass's last row: what instruction_profile.py --prompt counts for 10
-    and 110 positions (PTX), and qkv, cos and sin, the result.
+    """Return the time of attention for the pass's last row: the instructions that
+    instruction_profile.py --prompt counts for 10 and 110 positions (PTX), and the trips to L2 for
+    qkv, cos and sin, and the result.
     """
     return (1985 + 74 * positions) / c.issue + 3 * c.l2_latency
 
@@ -36,7 +37,7 @@ def attention_us(positions: int, c: Constants) -> float:
 def product_us(
     rows: int, num_blocks: int, width: int, out_size: int, in_size: int, c: Constants = IDEAL
 ) -> float:
-    """Return a weight pass's time for `rows` rows of a team of `num_blocks`, all teams at once.
+    """Return the time of one product for `rows` rows of a team of `num_blocks`, all teams at once.
 
     `width` columns of activations lie in shared memory.
     """
@@ -55,7 +56,8 @@ def prompt_us(
     most_teams: int = MOST_TEAMS,
     width: int | None = None,
 ) -> float:
-    """Return a prompt's microseconds, nothing cached; width None: as it is built for an H200."""
+    """Return a prompt's microseconds with nothing cached; width None: that of a build for an
+    H200."""
     stack = config.talker.stack
     if width is None:
         target = build.Target("sm_90a", "bfloat16")

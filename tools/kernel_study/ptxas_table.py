@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Compile the kernel for every architecture and write ptxas' report: docs/kernel_ptxas.md.
 
-This needs nvcc and no GPU. All builds take an hour of a core, so a run may be for some of them, and
-the page then keeps its rows of the others. The exit code is 1 when anything spills or needs more
-registers than the block leaves.
+This needs nvcc and no GPU. All builds take an hour of a core, so a run may compile some of them;
+the page then keeps its rows of the others. The exit code is 1 if a kernel spills or needs more
+registers than its block may have.
 """
 
 import argparse

@@ -1,4 +1,5 @@
-"""benchmarks/measures/c_engine.py: the engines speak by turns, and each reports its own figures."""
+"""benchmarks/measures/c_engine.py: the engines speak alternately, and each reports its own
+figures."""
 
 import json
 

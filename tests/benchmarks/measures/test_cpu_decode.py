@@ -1,4 +1,4 @@
-"""benchmarks/measures/cpu_decode.py at toy size: every row is there, with its figures."""
+"""benchmarks/measures/cpu_decode.py at toy size: the result has every row, with its figures."""
 
 import json
 

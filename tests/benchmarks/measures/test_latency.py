@@ -1,4 +1,5 @@
-"""benchmarks/measures/latency.py measures an idle engine, and writes each row when it has it."""
+"""benchmarks/measures/latency.py measures an idle engine, and writes each row as soon as it is
+measured."""
 
 import json
 import os
@@ -117,8 +118,8 @@ def test_the_texts_are_as_long_as_those_that_they_are_compared_with():
     assert [len(text) for text in latency.TEXTS.values()] == [12, 63, 256]
 
 
-# Seconds a frame, vocoder included, on two cores: of native code, and of PyTorch in float32, which
-# is the slowest of all.
+# Seconds of a frame on two cores, vocoder included: of native code, and of PyTorch in float32, the
+# slowest backend.
 FRAME_S = {("random-0.6b", "cpu"): 0.1, ("random-1.7b", "cpu"): 0.16}
 FRAME_S |= {("random-0.6b", "torch"): 0.35, ("random-1.7b", "torch"): 0.65}
 
@@ -140,12 +141,12 @@ def test_the_page_shows_every_row_and_asks_for_what_is_missing(monkeypatch):
     name_and_dtype = "| random-0.6b-base | torch, float32 |"
     assert ours.startswith(name_and_dtype)
     assert sum(line.startswith(f"{name_and_dtype} 3.0 s |") for line in lines) == 1
-    assert sum("| espeak-ng " in line for line in lines) == 1  # though both files have it
+    assert sum("| espeak-ng " in line for line in lines) == 1  # although it is in both files
     asked = [line for line in lines if line.startswith("python benchmarks/measure.py texts")]
     assert len(asked) == len(cpu_page.TEXTS_OF) - 1
     assert not [line for line in asked if name in line]
     spoken = 0.0
-    for line in asked:  # each is a command that measure.py accepts
+    for line in asked:  # measure.py accepts each of these commands
         words = line.split()[2:]
         args = measure.parser(words).parse_args(words)
         assert args.json in line

@@ -23,7 +23,7 @@ def chunk(num_frames, handed_over_s):
 
 
 def test_a_chunk_has_arrived_when_its_last_byte_has():
-    """Chunks of 1, 2, 4, 8, 10, 10 and 3 frames, cut anywhere on the way."""
+    """The network divides chunks of 1, 2, 4, 8, 10, 10 and 3 frames at any place."""
     sizes = [1, 2, 4, 8, 10, 10, 3]
     data = b"".join(chunk(size, 100 + index) for index, size in enumerate(sizes))
     cuts = [0, 10, 2 * FRAME_SAMPLES, 5 * FRAME_SAMPLES, 30 * FRAME_SAMPLES + 1, len(data)]
@@ -33,7 +33,8 @@ def test_a_chunk_has_arrived_when_its_last_byte_has():
         heard.arrivals.append(200.0 + index)
     found = list(load.chunks_of(heard))
     assert [given for given, _, _ in found] == nearly([100 + i for i in range(7)])
-    # In frames the cuts lie at 1, 2.5, 15 and a bit; the chunks end at 1, 3, 7, 15, 25, 35, 38.
+    # In frames, the pieces end at 1, 2.5 and a little behind 15; chunks end at 1, 3, 7, 15, 25, 35,
+    # 38.
     assert [at for _, at, _ in found] == [201, 203, 203, 203, 204, 204, 204]
     assert [ms for _, _, ms in found] == [80.0 * size for size in sizes]
     assert handed_over(data) == 100

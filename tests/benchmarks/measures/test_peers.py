@@ -1,4 +1,4 @@
-"""benchmarks/measures/peers.py: a failure of the official package costs none of the other rows."""
+"""benchmarks/measures/peers.py: if the official package fails, the other rows remain."""
 
 import json
 

@@ -37,7 +37,7 @@ def test_both_backends_stand_in_one_file(monkeypatch, tmp_path):
     )
     table = cpu_page.threads_table()
     for backend in ("cpu", "torch"):
-        # A mark may stand behind the name: the machine of a test is seldom idle.
+        # A mark may follow the name, because the machine of a test is seldom idle.
         start = re.compile(rf"\| tiny-random [†‡]? ?\| {backend} \|")
         assert sum(bool(start.match(line)) for line in table) == 1
 

@@ -8,7 +8,7 @@ from qwen_megakernel.vocoder.cpu.vocoder import CpuVocoder
 
 
 def test_the_frames_of_each_chunk_are_drawn_before_it_is_decoded(cache_folder, monkeypatch):
-    """As in a speech, the vocoder's weights must come from memory and not from a cache."""
+    """As in a speech, the vocoder must read its weights from memory, not from a cache."""
     events = []
     draw, decode = CpuDecoder.step, CpuVocoder.step
 
@@ -25,7 +25,7 @@ def test_the_frames_of_each_chunk_are_drawn_before_it_is_decoded(cache_folder, m
     words = ["--model", "tiny-random", "--threads", "1", "--runs", "1", "--chunks", "3"]
     assert measure.main(["vocoder", *words]) == 0
     decoded = [index for index, event in enumerate(events) if event == 3]
-    assert len(decoded) == 2 * 3  # calls of "direct" and "native", two of each uncounted
+    assert len(decoded) == 2 * 3  # 3 calls of "direct" and of "native"; only one of each counts
     assert all(events[index - 3 : index] == ["draw"] * 3 for index in decoded)
 
 

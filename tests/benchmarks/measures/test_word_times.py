@@ -1,4 +1,4 @@
-"""benchmarks/measures/word_times.py: against sound whose words are placed by hand."""
+"""benchmarks/measures/word_times.py: compared with sound whose words have known places."""
 
 import json
 from ctypes import util
@@ -18,7 +18,7 @@ def test_each_word_that_has_an_exact_time_has_an_error():
     spelled = spell(text, lead_s=0.5)
     pieces = (Piece(text, 0, len(text), is_kept=True),)
     begins = [begin for begin, _ in spelled.word_times]
-    exact = {0: begins[0], 11: begins[2] + 1.0}  # of the last word, planted a second too late
+    exact = {0: begins[0], 11: begins[2] + 1.0}  # the last word is planted a second too late
     with tiny_engine() as tts:
         assert tts.sample_rate == RATE
         first, last = missed(tts, text, pieces, spelled.samples, exact)

@@ -33,7 +33,8 @@ from qwen_megakernel.records import Sampling, SpeechRequest
 from qwen_megakernel.text.tokenizer import TextTokenizer
 from qwen_megakernel.vocoder.vocoder import Vocoder
 
-# coremltools converts and checks for seconds: every run has a model of each kind that is cheap.
+# coremltools takes seconds to convert a model, so a default run has only one cheap model of each
+# kind.
 ci = pytest.mark.ci
 CPU = torch.device("cpu")
 NUM_POSITIONS, CHUNK_FRAMES = 24, 3
@@ -58,7 +59,7 @@ def number(value):
 
 
 def stack_of(folder, name):
-    """Return a stack as a decoder has it."""
+    """Return one of the exported stacks, as a decoder uses it."""
     return coreml_decoder.CoreMLStack(mil.load(folder, name))
 
 
@@ -130,7 +131,7 @@ def test_the_code_predictor_is_the_plain_decoders_frame_after_frame(
     loaded = load_checkpoint(model)
     export(loaded, tmp_path, ExportOptions(NUM_POSITIONS, "float32"), ["MultiCodeDecoder"])
     predictor, plain = stack_of(tmp_path, "MultiCodeDecoder"), plain_decoder(loaded)
-    cache = predictor.new_cache(0)  # one for all frames: a frame does not read the one before
+    cache = predictor.new_cache(0)  # the same for all frames: no frame reads the cache of another
     torch.manual_seed(0)
     for _ in range(2):
         x = 3 * torch.randn(loaded.config.talker.num_code_groups, plain.codec_head.shape[1])
@@ -219,7 +220,7 @@ def test_half_precision_is_near(load_checkpoint, tmp_path):
     talker, plain = stack_of(tmp_path, "CodeDecoder"), plain_decoder(loaded)
     torch.manual_seed(0)
     x = torch.randn(8, plain.codec_head.shape[1])
-    x[:, 0] = 600  # whose square is infinite in float16
+    x[:, 0] = 600  # the square is infinite in float16
     found = talker.run(x, talker.new_cache(8), 0)["hidden"].flatten()
     expected = plain.talker.forward(x, plain.talker.new_cache(8), 0)[-1]
     assert 0 < distance(found[1:], expected[1:]) < COREML_HIDDEN_F16
@@ -250,7 +251,7 @@ def test_8_bit_layers_are_those_of_the_other_decoders(load_checkpoint, tmp_path,
 
 @pytest.fixture
 def apple(monkeypatch):
-    """A stand-in for an Apple machine, which is slow."""
+    """A stand-in for an Apple machine; it is slow."""
     monkeypatch.setattr(backends, "has_core_ml", lambda: True)
     monkeypatch.setattr(coreml_decoder, "load_model", lambda path: mil.EmulatedModel(str(path)))
 
@@ -269,7 +270,7 @@ def engine(model="tiny-random", **options):
 def test_an_engine_draws_the_plain_decoders_codes(apple, options):
     with engine() as tts:
         found = speak(tts, max_frames=6, **options)
-        again = speak(tts, max_frames=6, **options)  # in the slot that the first has left
+        again = speak(tts, max_frames=6, **options)  # in the same slot
         assert tts.backend == "coreml" and tts.why == "requested"
     with engine(backend="torch") as tts:
         expected = speak(tts, max_frames=6, **options)

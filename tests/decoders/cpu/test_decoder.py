@@ -14,7 +14,7 @@ from tolerances import LOGITS_F32, LOGITS_INT8_RMS
 from qwen_megakernel.decoders.cpu.decoder import check_config
 from qwen_megakernel.errors import UnsupportedModel
 
-MAX_NEAR_TIES = 1  # of the codes of one speech, some hundred
+MAX_NEAR_TIES = 1  # of some hundred codes of a speech
 MODELS = ("tiny-random", "tiny-random-base-1.7b", "demo-voice")
 
 
@@ -38,8 +38,8 @@ def test_codes_are_those_of_the_plain_decoder(
         if name == "greedy" or not (weights or "").startswith("int8"):
             assert_same(fast.step([0], 20), want)
             continue
-        # Activations of 16 bits decide draws that are nearly tied; one such draw was seen. Each
-        # code is drawn after the codes of the plain decoder, so one difference causes no others.
+        # Rounding activations to 16 bits can decide draws that are nearly tied; this happened once.
+        # Each code is drawn after the plain decoder's codes, so one difference causes no others.
         count = want.num_frames[0]
         codes = torch.from_numpy(want.codes[:, :count])
         got = fast.step([0], count, codes, taps := {})
@@ -88,7 +88,7 @@ def test_neither_threads_nor_company_change_a_bit(load_checkpoint, native, promp
             begin(decoder, prompt(checkpoint, slot), MODES["sampled"], slot, seed=slot)
         taps = {}
         decoder.step(range(num_slots), 2, None, taps)
-        decoder.step([1, 4], 3)  # some go ahead
+        decoder.step([1, 4], 3)  # two streams get ahead of the others
         late = decoder.step(range(num_slots), 2)
         found.append((taps["talker"], taps["predictor"], late.codes))
     alone = native(checkpoint, 1, 1)
@@ -198,7 +198,7 @@ def test_head_widths_that_it_cannot_run_are_refused_by_name(load_checkpoint, par
 
 
 def test_weights_are_packed_as_they_are_stored(load_checkpoint, native):
-    """In bf16 they take half of float32, in int8 a quarter and the scales; a block pads rows."""
+    """bf16 takes half the bytes of float32, and int8 a quarter plus the scales; blocks pad rows."""
     checkpoint = load_checkpoint("tiny-random")
     made = {form: native(stored(checkpoint, form)) for form in ("float32", "bfloat16", "float16")}
     packed = {form: decoder.packed_bytes for form, decoder in made.items()}

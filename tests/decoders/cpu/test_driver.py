@@ -47,7 +47,7 @@ FAULTS = {
     "weights of the vocoder are read one number past their end": (
         *("convolution.h", "    for (int v = 0; v < kVectors; ++v) of_column[v] = load("),
         *("weights + v * kLanes", "weights + v * kLanes + 1"),
-        *("address", "heap-buffer-overflow|unknown-crash"),  # it begins in front of the end
+        *("address", "heap-buffer-overflow|unknown-crash"),  # the read begins before the end
     ),
     "cancelling is not atomic": (
         *("model.h", "  std::vector<std::unique_ptr<Slot>> slots;\n  "),
@@ -161,7 +161,7 @@ def test_neon_computes_the_same_under_an_emulator(program, expected):
 def test_a_planted_fault_is_noticed(program, fault):
     *_, sanitizer, words = FAULTS[fault]
     made = program(["-O1", "-g", "-mavx2", "-mfma", *SANITIZERS[sanitizer]], fault=fault)
-    for _ in range(8):  # threads that happened to sleep are ordered by the mutex they slept at
+    for _ in range(8):  # a mutex orders threads that sleep, which may hide the fault
         done = run(made, "3")
         if done.returncode:
             break

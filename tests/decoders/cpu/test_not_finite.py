@@ -1,4 +1,4 @@
-"""The native CPU decoder with numbers that are not finite: no stream speaks on with them."""
+"""The native CPU decoder with numbers that are not finite: no stream goes on with them."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from native_decoding import begin, stored
 
 from qwen_megakernel.errors import GenerationError, UsageError
 
-# One number of each kind of vector, and of the prompt, after every kind of narrowing.
+# A broken number in a vector of each kind and in the prompt, after every kind of narrowing.
 BROKEN = {
     "talker.input_layernorm": "model.layers.0.input_layernorm.weight",
     "talker.post_attention_layernorm": "model.layers.1.post_attention_layernorm.weight",

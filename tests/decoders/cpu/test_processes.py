@@ -20,7 +20,7 @@ def test_a_fork_of_a_fork_and_a_sibling_decode(load_checkpoint, native, prompt, 
     want = decoder.step([0], 2).codes.tobytes()
 
     def again(depth) -> bool:
-        """Run in a child process, its sibling, and a child of each."""
+        """Run a function in a child process, a sibling of it, and a child of each."""
         if depth == 0:
             begin(decoder, given)
             return decoder.step([0], 2).codes.tobytes() == want
@@ -129,7 +129,7 @@ def test_two_threads_beside_a_busy_program_are_nearly_as_fast_as_one_alone(
 
     seconds(one), seconds(two)
     found = []
-    for _ in range(6):  # other tests run beside this one: the quietest trial counts
+    for _ in range(6):  # other tests run at the same time, so the quietest trial counts
         alone = min(seconds(one) for _ in range(3))
         busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
         time.sleep(0.2)
@@ -147,7 +147,7 @@ def test_caches_stay_on_small_pages_and_take_what_is_written(load_checkpoint, na
     """The flag `nh` marks memory that gets no huge pages under any setting of the system."""
     marked = mappings("nh")
     checkpoint = load_checkpoint("tiny-random")
-    decoder = native(checkpoint, 64)  # much larger than the stacks of threads, which have it, too
+    decoder = native(checkpoint, 64)  # much larger than threads' stacks, which have the flag, too
     begin(decoder, prompt(checkpoint))
     caches = mappings("nh") - marked
     stack = checkpoint.config.talker.stack

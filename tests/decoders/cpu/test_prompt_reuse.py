@@ -1,4 +1,4 @@
-"""The native CPU decoder reuses the beginning of a prompt: with the same codes, and when."""
+"""The native CPU decoder reuses the beginnings of prompts: the codes are the same."""
 
 from dataclasses import replace
 

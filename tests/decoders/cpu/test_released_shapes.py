@@ -13,7 +13,7 @@ from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX, model_tensor
 from qwen_megakernel.decoders import int8
 from qwen_megakernel.records import Sampling
 
-TEXT_ROWS = 8  # of the text table, which prompts of these tests do not read
+TEXT_ROWS = 8  # rows of the text table, which these tests do not read
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_codes_of_the_whole_model_are_those_of_the_plain_decoder(
         return torch.from_numpy(result.codes[:, : result.num_frames[0]])
 
     want = draw(plain)
-    got = draw(native, want)  # after the same codes: one near-tie changes no others
+    got = draw(native, want)  # forced codes: one near-tie changes no others
     num_frames, differing = want.shape[1], int((got != want).sum())
     print(f"{mode}: {differing} of {want.numel()} codes in {num_frames} frames differ")
     assert num_frames > 4 and differing == 0

@@ -104,7 +104,7 @@ def logits_of(decoder, slot, neighbours=(), num_frames=5):
 def test_neighbours_and_the_slot_do_not_change_a_bit(make_decoder, dtype):
     decoder = make_decoder(GraphDecoder, k.checkpoint("projected"), dtype, max_positions=600)
     alone = logits_of(decoder, 1)
-    # The second neighbour's context is longer than what attention looks at for the others.
+    # The second neighbour's context is longer than the one that attention reads for the others.
     for slot, neighbours in ((3, ()), (1, (0,)), (2, (1, 3, 0))):
         for ours, expected in zip(logits_of(decoder, slot, neighbours), alone, strict=True):
             assert torch.equal(ours, expected)
@@ -114,7 +114,7 @@ def test_neighbours_and_the_slot_do_not_change_a_bit(make_decoder, dtype):
 def test_padded_prompts_and_longer_contexts_change_nothing(pair, num_positions):
     decoders = pair(k.checkpoint(), max_positions=512)
     for decoder in decoders:
-        k.start(decoder, 0, GREEDY, seed=9, positions=400)  # what it leaves behind is not seen
+        k.start(decoder, 0, GREEDY, seed=9, positions=400)  # its keys and values must not be read
         k.start(decoder, 0, GREEDY, seed=1, positions=num_positions)
     assert_same(decoders, [0], 9)
 
@@ -210,7 +210,7 @@ def test_what_cannot_work_is_refused_before_any_work(make_decoder):
         make_decoder(GraphDecoder, k.checkpoint(), torch.float16)
 
 
-# ---- on a CPU: what makes it fit for a graph
+# ---- on a CPU: conditions for recording a graph
 
 
 def hollow_decoder(config):
@@ -256,7 +256,7 @@ def test_attention_is_never_cudnns(hollow, monkeypatch):
         hollow.model.run_prompt(32)
         hollow.model.run_frame(128, False, False)
     assert len(allowed) > 2 and not any(allowed)
-    assert torch.backends.cuda.cudnn_sdp_enabled() == before  # other code may use it
+    assert torch.backends.cuda.cudnn_sdp_enabled() == before  # other code may use cuDNN's attention
 
 
 def test_on_a_cpu_the_choice_of_attention_is_the_hosts(pair, monkeypatch):
@@ -301,7 +301,7 @@ def test_a_step_waits_once_whatever_its_frames_and_streams(make_decoder, monkeyp
     monkeypatch.setattr(module, "upload", lambda *pair: uploads.append(1) or upload(*pair))
     monkeypatch.setattr(decoder._graphs, "run", lambda *pair: replays.append(pair[0]) or run(*pair))
     begin([decoder], [0, 1, 3], [SAMPLED] * 3)
-    assert not waits and len(uploads) == len(replays) == 3  # a prompt each
+    assert not waits and len(uploads) == len(replays) == 3  # one for each prompt
     decoder.step([0, 1, 3], 4)
     assert len(waits) == 1 and len(uploads) == 4 and len(replays) == 7
 

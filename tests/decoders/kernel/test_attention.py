@@ -1,4 +1,4 @@
-"""Every attention of csrc/ against attention written out in torch, with cache and append."""
+"""Every attention of csrc/, compared with attention written in torch, with its cache."""
 
 import functools
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from qwen_megakernel.decoders.kernel.library import Workspace
 from qwen_megakernel.decoders.layers import rms_norm, rotary, rotate
 
 SLOTS, CAPACITY, MAX_SPLITS = 3, 150, 64
-NUM_CODES = 20  # in two products, the second of which is not full
+NUM_CODES = 20  # two products, of which the second is not full
 
 
 # Three heads share keys; half of the last tile that o_proj reads is padding.
@@ -111,7 +111,7 @@ def test_rows_of_different_streams_and_lengths(probes):
 
 def test_rows_of_one_stream_see_those_before_them_in_the_pass(probes):
     run(probes, [(0, i, 0) for i in range(16)])
-    for count, edge in ((2, 64), (9, 128)):  # some of them in the next part
+    for count, edge in ((2, 64), (9, 128)):  # some rows are in the next part
         run(probes, [(1, edge - 1 + i, 0) for i in range(count)])
 
 
@@ -186,7 +186,7 @@ def test_a_short_context_has_the_same_bits_alone_and_in_company(short_probes, dt
             run(short_probes(dtype), each, probe="short_attention") for each in (alone, rows)
         )
         expected = together[0]
-        if dtype == torch.bfloat16:  # as o_proj will split it, and every block has it already
+        if dtype == torch.bfloat16:  # split in two numbers, as o_proj needs it
             hi = expected.bfloat16().float()
             expected = hi + (expected - hi).bfloat16().float()
         assert torch.equal(own[0], expected)

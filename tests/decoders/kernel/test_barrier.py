@@ -42,7 +42,7 @@ def test_everything_before_is_visible_after(probes, monkeypatch, blocks, seed):
     control = new_control()
     for _ in range(3):
         assert run(probes, blocks, control, timeout_ns=10**10) == (0, [ROUNDS] * blocks)
-        assert not control.any()  # clean for the next launch, without a memset
+        assert not control.any()  # ready for the next launch without a memset
 
 
 @pytest.mark.parametrize("first", [0, 1, 4])
@@ -72,6 +72,6 @@ def test_a_report_stops_every_block_at_its_next_barrier(probes):
     control = new_control()
     errors, synced = run(probes, 4, control, reporting=3, timeout_ns=10**10)
     assert errors == 0
-    # A block that still waits in the barrier before the report may leave from there.
+    # A block that still waits in the previous barrier may end there.
     assert set(synced) <= {ROUNDS // 2 - 1, ROUNDS // 2}
     assert int(control[ERROR]) == BAD_LOGITS << 24 | SAMPLE_CODE << 16 | 7

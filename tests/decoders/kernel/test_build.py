@@ -137,7 +137,7 @@ def test_missing_tools_are_named(monkeypatch):
     ):
         with pytest.raises(BuildError, match=words):
             find()
-    assert not k.has_nvcc()  # and its tests are skipped
+    assert not k.has_nvcc()  # so tests with nvcc are skipped
 
 
 def test_nvcc_is_found_in_cuda_home(monkeypatch, tmp_path):
@@ -148,7 +148,7 @@ def test_nvcc_is_found_in_cuda_home(monkeypatch, tmp_path):
     nvcc.write_text("")
     nvcc.chmod(0o755)
     assert kernel_build.find_nvcc() == str(nvcc)
-    assert k.has_nvcc()  # so its tests run, though none is in PATH
+    assert k.has_nvcc()  # so tests with nvcc run, although none is in PATH
 
 
 def test_architectures():
@@ -166,8 +166,8 @@ def test_a_prompts_rows_are_resident_where_they_fit():
         return values["CHUNK_COLS"], values["FORWARD_CHUNK_COLS"]
 
     assert columns("random-1.7b", "sm_90a") == columns("random-1.7b", "sm_100") == (1024, 2048)
-    assert columns("random-0.6b", "sm_90a") == (1024, 1024)  # as wide as its hidden state
-    assert columns("random-1.7b", "sm_80") == (1024, 1024)  # 163 KB
+    assert columns("random-0.6b", "sm_90a") == (1024, 1024)  # the width of the hidden state
+    assert columns("random-1.7b", "sm_80") == (1024, 1024)  # 163 KB of shared memory
     assert columns("random-1.7b", "sm_120") == (512, 512)
 
 

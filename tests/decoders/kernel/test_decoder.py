@@ -117,7 +117,7 @@ def test_a_slot_must_have_a_prompt(decoder):
 
 
 def test_more_text_than_the_ring_holds_is_refused(decoder):
-    k.start(decoder, 0, GREEDY, seed=1)  # 3 rows of 16
+    k.start(decoder, 0, GREEDY, seed=1)  # fills 3 of the ring's 16 rows
     decoder.add_text(0, prompt(decoder, 13))
     with pytest.raises(UsageError, match="unused text rows, not 17"):
         decoder.add_text(0, prompt(decoder, 1))
@@ -153,16 +153,16 @@ def test_a_barrier_that_expires_names_stage_and_layer(decoder):
     with pytest.raises(KernelTimeout, match=r"timed out after 0.001 s in stage input, layer 0"):
         decoder.step([0], 1)
     decoder.launcher.timeout_seconds = launcher.BARRIER_TIMEOUT_SECONDS
-    with pytest.raises(UsageError, match="call prefill"):  # its stream is lost
+    with pytest.raises(UsageError, match="call prefill"):  # the stream was lost
         decoder.step([0], 1)
-    k.start(decoder, 0, GREEDY, seed=1)  # the next one is not
+    k.start(decoder, 0, GREEDY, seed=1)  # a new stream works
     assert decoder.step([0], 2).num_frames == (2,)
 
 
 def fail_a_prompt(decoder: KernelDecoder, slot: int) -> None:
     decoder.launcher.timeout_seconds = 0.001
     k.lose_a_block(decoder)
-    prefill(decoder, slot, prompt(decoder, 3))  # only enqueued: it returns
+    prefill(decoder, slot, prompt(decoder, 3))  # it is only enqueued, so the call returns
     decoder.launcher.timeout_seconds = launcher.BARRIER_TIMEOUT_SECONDS
 
 
@@ -171,7 +171,7 @@ def test_a_prompt_whose_launch_fails_loses_its_stream_and_no_other(decoder):
     expected = decoder.step([2], 2).codes[0]
     k.start(decoder, 2, GREEDY, seed=1)
     fail_a_prompt(decoder, 1)
-    k.start(decoder, 3, GREEDY, seed=1)  # a prompt behind the one that fails
+    k.start(decoder, 3, GREEDY, seed=1)  # a prompt after the failing one
     found = decoder.step([2, 1, 3], 2)
     assert found.num_frames == (2, 0, 2) and found.ended == (False,) * 3
     np.testing.assert_array_equal(found.codes, np.stack([expected, 0 * expected, expected]))
@@ -198,7 +198,7 @@ def test_a_failed_prompt_is_not_the_fault_of_the_slots_next_stream(decoder, unca
     assert k.is_clean(decoder)
     fail_a_prompt(decoder, 1)
     k.start(decoder, 0, GREEDY, seed=1)
-    decoder.step([0], 1)  # which learns of it
+    decoder.step([0], 1)  # this step finds the failure
     k.start(decoder, 1, GREEDY, seed=1)
     np.testing.assert_array_equal(decoder.step([1], 4).codes[0], uncancelled)
 
@@ -208,7 +208,7 @@ def test_what_is_not_finite_does_not_outlive_its_stream(decoder):
     with pytest.raises(GenerationError, match="not finite"):
         decoder.step([1], 2)
     k.start(decoder, 0, GREEDY, seed=1)
-    fail_a_prompt(decoder, 1)  # its frames are drawn from what the slot held
+    fail_a_prompt(decoder, 1)  # its frames come from the slot's old state
     assert decoder.step([0, 1], 3).num_frames == (3, 0)
 
 
@@ -257,14 +257,14 @@ def test_cancel_at_any_moment_loses_no_frame(decoder, uncancelled):
     inject = decoder.library._library.emulation_inject
     address = ctypes.c_void_p(decoder._buffers.cancel.data_ptr())
     counts = set()
-    for moment in range(1, 2000, 150):  # of the things that waiting blocks may see happen
+    for moment in range(1, 2000, 150):  # at which a waiting block sees the cancel
         k.start(decoder, 0, GREEDY, seed=1)
         inject(ctypes.c_ulonglong(moment), address, ctypes.c_uint(1))
         first = decoder.step([0], 4)
         counts.add(first.num_frames[0])
         assert k.is_clean(decoder)
         assert_goes_on(decoder, first, uncancelled)
-    assert len(counts) > 2  # some came at once, some too late
+    assert len(counts) > 2  # some cancels came at once, some too late
 
 
 @pytest.mark.parametrize("kind", [KernelDecoder, PlainDecoder])
@@ -354,7 +354,7 @@ def test_three_equal_positions_are_plain_rope_bit_for_bit(decoder, make_decoder,
     assert torch.equal(ours, expected)
 
 
-@pytest.mark.parametrize("n", [2, 4])  # as many as every block attends for, and more
+@pytest.mark.parametrize("n", [2, 4])  # up to and above the rows for which every block attends
 def test_the_time_position_alone_turns_the_predictor(decoder, n):
     x, tokens = prompt(decoder, n), torch.full((n,), -1, dtype=torch.int32)
     own = torch.arange(n, dtype=torch.int32)

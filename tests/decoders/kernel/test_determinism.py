@@ -52,8 +52,8 @@ def test_the_grid_does_not_matter(decoder, monkeypatch, num_blocks):
 
 @pytest.mark.parametrize("num_neighbours", [1, 7, 8, 15])
 def test_neighbours_do_not_matter(decoder, num_neighbours):
-    # 8 is where a row no longer shares its product with its low half; 9 where predictor rows 0 and
-    # 1 of all streams no longer fit one pass.
+    # From 8 streams on, a row no longer shares its product with its low half; from 9 on, predictor
+    # rows 0 and 1 of all streams no longer fit one pass.
     expected = run(decoder, 9)
     others = [slot for slot in range(16) if slot != 9][:num_neighbours]
     assert_same_bits(run(decoder, 9, neighbours=others), expected)

@@ -60,7 +60,7 @@ def test_no_grid_changes_a_bit(decoders, monkeypatch, n):
     k.emulate_blocks(monkeypatch, kernel, 11)
     x = prompt(kernel, n)
     expected = forward(kernel, x)
-    for num_blocks in (1, 2, 3, 8):  # so many rows a pass, and blocks a team
+    for num_blocks in (1, 2, 3, 8):  # rows of a pass, and blocks of a team
         monkeypatch.setattr(kernel.launcher, "num_blocks", num_blocks)
         assert torch.equal(forward(kernel, x), expected)
 

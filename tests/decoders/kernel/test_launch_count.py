@@ -60,7 +60,7 @@ def test_a_step_brings_everything_back_in_one_copy(counted, monkeypatch):
     monkeypatch.setattr(launcher, "HostCopy", copies)
     for slot in range(3):
         k.start(decoder, slot, Sampling(), seed=slot + 1)
-    assert copies.call_count == 0  # of a prompt, nothing comes back by itself
+    assert copies.call_count == 0  # a prompt copies nothing to the host
     decoder.step([0, 1, 2], 4)
     assert copies.call_count == 1
 
@@ -70,13 +70,13 @@ def test_a_prompt_is_made_and_enqueued_without_a_wait_for_the_device(make_decode
     decoder = make_decoder(kind, k.checkpoint())
     if decoder.device.type == "cpu":
         pytest.skip("a CPU has nothing to wait for")
-    k.start(decoder, 0, Sampling(), seed=1)  # what is done once may wait
+    k.start(decoder, 0, Sampling(), seed=1)  # work that is done only once may wait
     torch.cuda.set_sync_debug_mode("error")
     try:
         rows = decoder.embeddings.text(torch.arange(9))
         decoder.prefill(0, Prefill(rows, rows[:2], rows[0]), Sampling(), seed=1, part=0)
         with pytest.raises(RuntimeError, match="synchronizing"):
-            rows[0, 0].item()  # so a wait would have been seen
+            rows[0, 0].item()  # this shows that a wait is detected
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert decoder.step([0], 1).num_frames == (1,)

@@ -74,7 +74,7 @@ def test_equals_torch(probes, monkeypatch, num_rows, normed, is_int8):
 
 
 def test_every_row_and_column_is_reached_once(probes, is_int8):
-    """A one is planted at every place of the matrix in turn, and reaches the right output."""
+    """A 1 at each place of the matrix in turn must reach the right output."""
     stack = probes.config.talker.stack
     rows, cols = stack.q_size + 2 * stack.kv_size, stack.hidden_size
     x = torch.eye(cols)
@@ -107,7 +107,7 @@ def test_a_row_has_the_same_bits_in_any_company(probes, is_int8):
 
 
 def test_a_row_that_is_not_finite_leaves_the_others(probes, is_int8):
-    """Nor do the zeros that fill up a tile of int8 multiply values that another row has left."""
+    """The zeros that pad a tile of int8 must not be multiplied with another row's values either."""
     x, weight = operands(probes, 16, False, is_int8)
     clean = run(probes, x, weight)
     x[0] = torch.nan

@@ -75,7 +75,7 @@ def run(program: Path, *arguments: str, seed: int = 0, blocks: int = 3):
     )
 
 
-# Every run compiles for the sanitizer of most bugs, .ci/run for all of them.
+# A default run compiles for the sanitizer of most bugs, .ci/run for all sanitizers.
 @pytest.mark.parametrize(
     "bug",
     [
@@ -106,7 +106,7 @@ def test_frames_are_clean_and_the_same_in_every_order(program, sanitizer, seed):
     assert result.stdout == expected.stdout != ""
 
 
-# The emulation has no L2, so a hint for one changes nothing there.
+# The emulation has no L2, so hints for it change nothing.
 OTHERS = {name: made for name, made in VARIANTS.items() if {*made} - {"WEIGHTS_EVICT_FIRST"}}
 
 

@@ -42,7 +42,7 @@ def oracle(request):
         rope_theta=1000000.0,
         max_position_embeddings=512,
         tie_word_embeddings=request.param,
-        initializer_range=0.3,  # else every token repeats itself
+        initializer_range=0.3,  # with less, every token repeats itself
         eos_token_id=255,
         pad_token_id=255,
         attn_implementation="eager",
@@ -88,7 +88,7 @@ def test_a_token_is_one_launch_of_the_kernel_and_head_and_argmax_a_second_launch
     monkeypatch.setattr(library, "step", noted("kernel draws", library.step))
     monkeypatch.setattr(torch, "mv", noted("head", torch.mv))
     decoder.generate_ids(PROMPT, 3)
-    assert calls == ["kernel", "head"] * 3 + ["kernel"]  # the last is the last token's
+    assert calls == ["kernel", "head"] * 3 + ["kernel"]  # the last call is for the last token
 
 
 def test_hidden_states_equal_those_of_transformers(oracle, decoder):
@@ -105,7 +105,7 @@ def test_an_end_token_ends_the_answer_and_is_not_in_it(oracle, example, folder):
 
 
 def write_tokenizer(folder: Path) -> None:
-    """Write a tokenizer of the words w0 to w255, to which each other word is w0."""
+    """Write a tokenizer of the words w0 to w255, which reads any other word as w0."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     vocabulary = {f"w{index}": index for index in range(256)}
@@ -122,7 +122,8 @@ def test_text_goes_through_the_tokenizer(oracle, example, folder):
 
 
 def test_the_snippet_of_the_readme_runs(run_here, monkeypatch, oracle, folder):
-    """With the test's checkpoint, on a CPU; its tokenizer knows no English word, so all are w0."""
+    """It runs with the test's checkpoint on a CPU, whose tokenizer reads every English word as
+    w0."""
     monkeypatch.syspath_prepend(EXAMPLE)
     [snippet] = blocks((EXAMPLE / "README.md").read_text("utf-8"), "python")
     for old, new in (

@@ -1,4 +1,4 @@
-"""A dataset from a folder of recordings: rows that are read, left out, and resumed."""
+"""A dataset from a folder of recordings: rows are read, left out, or kept from an earlier run."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Sequences, labels and packing, against transformers' own loss."""
+"""Sequences, labels and packing, compared with transformers' own loss."""
 
 import pytest
 import torch
@@ -69,7 +69,8 @@ def test_packing_keeps_every_sequence_once_and_the_limit(lengths, seed):
 
 
 def test_packed_sequences_do_not_see_each_other(trainer, encoded):
-    """The loss of each alone is transformers' own, without any mask; packed it is the sum."""
+    """The loss of each sequence is transformers' own, without a mask; the packed loss is their
+    sum."""
     with torch.no_grad():
         apart = 0.0
         for sequence in encoded:

@@ -61,7 +61,7 @@ def test_the_first_loss_is_that_of_transformers(parts):
 
 
 def test_cutting_a_step_into_passes_changes_nothing(job):
-    """One row of two, two rows of one in a pass, two passes: the same gradient."""
+    """One row of two sequences, two rows in one pass, and two passes give the same gradient."""
     longest = max(map(len, load_parts(job, 0).sequences))
     weights = []
     for changes in (
@@ -74,7 +74,8 @@ def test_cutting_a_step_into_passes_changes_nothing(job):
         assert trainer.num_steps == 1
         weights.append(trainer.model.model.layers[0].mlp.up_proj.weight.detach().clone())
     for other in weights[1:]:
-        # Adam's first step is the sign of the gradient: only where it is about 0 may it differ.
+        # Adam's first step is the sign of the gradient, so it may differ only where that is about
+        # 0.
         assert torch.isclose(weights[0], other, atol=ADAM_STEP_F32, rtol=0).float().mean() > 0.999
 
 

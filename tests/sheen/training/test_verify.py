@@ -92,7 +92,7 @@ def test_a_model_without_their_rows_fails(capsys, voice_folder, base_folder):
 
 
 def test_a_tokenizer_that_changes_text_fails(capsys, voice_folder, monkeypatch):
-    """What takes the place of a phoneme is harmless to English."""
+    """The replacement changes a phoneme, but no English text."""
     load = model_folder.load_tokenizer
 
     def planted(*arguments, **options):
@@ -106,7 +106,7 @@ def test_a_tokenizer_that_changes_text_fails(capsys, voice_folder, monkeypatch):
 
 
 def test_marks_that_act_in_a_text_fail(capsys, voice_folder):
-    """Added as ordinary tokens, they are found in whatever a user types."""
+    """Marks that are added as ordinary tokens are found in any text that a user types."""
     path = voice_folder / "tokenizer.json"
     values = json.loads(path.read_text("utf-8"))
     for token in values["added_tokens"]:

@@ -1,4 +1,4 @@
-"""What is spoken for a text with markup: words, cuts, and which of the user's words they are."""
+"""The spoken text for a text with markup: its words, its cuts, and the user's words behind them."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -87,7 +87,8 @@ def test_each_written_word_knows_what_is_spoken_for_it():
 
 
 def steps(pieces: Sequence[str]) -> tuple[list[Cut | str], str, str, str | None]:
-    """Words and cuts, neighbouring words joined; what is written, spoken, and wrong."""
+    """Return words and cuts, with neighbouring words joined; the written and the spoken text; the
+    error."""
     made, reader = marked()
     found: list[Cut | str] = []
     for step in [*(step for piece in pieces for step in made.feed(piece)), *made.end()]:

@@ -1,4 +1,4 @@
-"""Plain text with "[pause 1.5s]" in it: pauses, and nothing else that is obeyed."""
+"""Plain text with "[pause 1.5s]" in it: it has pauses, and no other markup has an effect."""
 
 import markup_items
 import pytest

@@ -1,4 +1,4 @@
-"""SSML: what it makes of a text, whole and in pieces, and what it refuses, where, at what cost."""
+"""SSML, whole and in pieces: its effects, its errors with their places, and its cost."""
 
 import time
 from itertools import pairwise
@@ -256,7 +256,7 @@ def test_any_text_in_any_pieces_gives_the_items_and_the_error_of_the_whole(
 
 
 def cpu_seconds(text: str, size: int) -> float:
-    """The least CPU time of three runs over a text that arrives in pieces."""
+    """Return the least CPU time of three runs over a text that arrives in pieces."""
     spent = []
     for _ in range(3):
         parser = SsmlParser()

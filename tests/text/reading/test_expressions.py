@@ -1,4 +1,4 @@
-"""Numbers, dates, money and abbreviations of each language against words written by hand."""
+"""Numbers, dates, money and abbreviations of each language, compared with words written by hand."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Lexicons: which entry is taken, and how a file that is none is refused."""
+"""Lexicons: the choice of an entry, and the errors of files that are no lexicons."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A text in pieces is read as the whole, and each spoken piece knows what it stands for."""
+"""A text in pieces is read like the whole text, and each spoken piece has its place in the text."""
 
 import math
 import time
@@ -108,7 +108,7 @@ def test_an_expression_waits_for_the_next_word_and_no_longer():
     made = reader()
     assert made.feed("It is 3:05") == "It is "
     assert made.feed(" p") == ""
-    assert made.feed("m") == ""  # "pmx" would be no part of it
+    assert made.feed("m") == ""  # it could become "pmx"
     assert made.feed(" ") == "three oh five p m "
     assert made.feed("now 5") == "now "
     assert made.feed(" apples ") == "five apples "
@@ -159,7 +159,8 @@ def test_an_unknown_normalize_is_refused_with_those_there_are():
 
 
 def seconds(text: str, enough: float = 0.0) -> float:
-    """What it takes to read a text: the least of three tries, or the first one of `enough`."""
+    """Return the seconds that reading a text takes: the least of three tries, or the first of at
+    most `enough`."""
     least = math.inf
     for _ in range(3):
         made, begin = reader([LEXICON]), time.process_time()

@@ -1,4 +1,4 @@
-"""Texts that are said to be of one kind, in the words of several languages."""
+"""Texts of a declared kind (`say-as`), in the words of several languages."""
 
 import pytest
 

@@ -2,9 +2,9 @@
 
     python tools/gpu_check/steps STEP --json FILE [--emulation | --toy]
 
-A step is a function of a `Context`. It prints its log, returns what it found and exits with 1 when
-something is wrong; `registry.STEPS` has the steps by name. A step imports only what a bare machine
-has: no audio library, no Pipecat, pytest only where it is installed.
+A step is a function of a `Context`. It prints its log, returns its result and exits with 1 if
+something is wrong; `registry.STEPS` has the steps by name. A step imports only packages that a bare
+machine has: no audio library, no Pipecat, and pytest only if it is installed.
 """
 
 import sys

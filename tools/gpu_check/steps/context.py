@@ -32,19 +32,19 @@ class Context:
         self.deadline, self._output = deadline, output
         self.device = torch.device("cpu" if emulation else "cuda")
         self.backend = Backend("emulation" if emulation else "kernel", self.device, "")
-        # Programs other than tests would take hours by emulation.
+        # Under emulation, programs other than tests would take hours.
         self.own_backend = "torch" if emulation else "kernel"
         self.arch = None
         if not emulation:
             capability = torch.cuda.get_device_capability()
             self.arch = build.arch_of(capability, torch.cuda.get_device_name())
         self.models = (TOY,) if self.toy else (SMALL, BIG)
-        # Speed is measured with the last one.
+        # Speed is measured with the last of these.
         self.dtypes = ("float32",) if self.toy else ("float32", "bfloat16")
         self.dtype: torch.dtype = getattr(torch, self.dtypes[-1])
 
     def keep(self, found: dict[str, Any]) -> None:
-        """Write the result so far: it survives if this step fails or its time is up."""
+        """Write the result so far, so that it survives if this step fails or runs out of time."""
         self._output.write_text(json.dumps(found))
 
     def load(self, name: str) -> loading.Checkpoint:

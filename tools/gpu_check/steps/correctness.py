@@ -35,7 +35,7 @@ def tests(context: Context) -> dict[str, Any]:
     command += ["-k", "test_eos_ends"] if context.emulation else ["-m", "gpu"]
     command += ["tests/decoders/kernel", "tests/decoders/graph"]
     command += ["tests/vocoder/test_graph_vocoder.py"]
-    # The libraries of the build step, instead of those that tests/decoders/conftest.py would use.
+    # The tests use the libraries of the build step instead of tests/decoders/conftest.py's.
     cache = {"QWEN_MEGAKERNEL_BUILD_CACHE": str(compiling.build_cache())}
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
@@ -95,7 +95,7 @@ def validate(
     context: Context, name: str, kinds: Sequence[str | None] = (None,), frames: int = 32
 ) -> dict[str, Any]:
     """Compare the kernel and the graphs with the plain decoder, at the shapes of the model `name`
-    on the same device, with layers of each of `kinds`: as they are (None) or int8.
+    on the same device, with each of `kinds` of layers: unchanged (None) or int8.
     """
     loaded = context.load(name)
     reports, passed = {}, True
@@ -104,7 +104,7 @@ def validate(
         args = SimpleNamespace(
             steps=3 if context.toy else frames, tolerance=None, weights=weights, quiet=True
         )
-        # Once for all decoders, because each would do it again.
+        # Quantised once for all decoders, because each decoder would do it again.
         asked = validate_kernel.with_weights(loaded, weights)
         for backend in (context.backend, Backend("graph", context.device, "")):
             for dtype in (getattr(torch, each) for each in context.dtypes):

@@ -42,7 +42,7 @@ def endurance(context: Context, goal: int = NUM_LAUNCHES) -> dict[str, Any]:
             if codes != expected:
                 raise SystemExit(f"After {launches} launches the codes differ.")
     return {
-        # The step has not failed, and has not reached its goal either.
+        # A step that fell short of its goal has not failed.
         "status": "ok" if launches >= goal else "short",
         "launches": launches,
         "goal": goal,
@@ -80,8 +80,8 @@ def _vocoder_like_load(context: Context) -> Iterator[Callable[[], int]]:
 
 
 def abort(context: Context) -> dict[str, Any]:
-    """Cancel from another thread at any moment, and time out on purpose: no frame is lost, and the
-    frames after it are right.
+    """Cancel from another thread at random moments, and let barriers time out: no frame may be
+    lost, and later frames must be right.
     """
     decoder = _small_decoders(context, 1)[0]
     frames, rounds = 12, 3 if context.toy else 300
@@ -113,7 +113,8 @@ def abort(context: Context) -> dict[str, Any]:
 
 
 def _expire(decoder: KernelDecoder, rounds: int) -> int:
-    """Make barriers expire, as if a block never arrived; each time the next stream is right."""
+    """Make barriers expire, as if a block never arrived; the next stream must be right each
+    time."""
     patience, expired = decoder.launcher.timeout_seconds, 0
     kernel_models.start(decoder, 1, Sampling(), seed=2)
     expected = decoder.step([1], 4).codes
@@ -136,8 +137,8 @@ def _expire(decoder: KernelDecoder, rounds: int) -> int:
 
 def two_engines(context: Context) -> dict[str, Any]:
     """Run two decoders on one device, each on a stream and a thread of its own (under emulation
-    they take turns). The codes are those of each alone, and on a GPU no wait reaches a barrier's
-    time limit.
+    they take turns). The codes must be those of each decoder alone, and on a GPU no wait may reach
+    a barrier's time limit.
     """
     decoders = _small_decoders(context, 2)
     expected = [_codes(decoder, seed) for seed, decoder in enumerate(decoders, 1)]

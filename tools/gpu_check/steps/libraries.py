@@ -1,4 +1,4 @@
-"""The kernel's libraries that steps need, and the steps that compile the missing ones.
+"""Lists the kernel's libraries that steps need; its steps compile the missing ones.
 
 `carry.py` compiles all of them beforehand, on a machine that need not have a GPU.
 """

@@ -31,7 +31,7 @@ def stage_times_of_models(context: Context) -> dict[str, Any]:
 def ncu(context: Context) -> dict[str, Any]:
     """Profile a launch of few_step_kernel with Nsight Compute: why its warps wait, by instruction.
 
-    The whole report goes to $OUT, where that is set; some hosts refuse the counters.
+    If $OUT is set, the whole report is written there. Some hosts refuse the counters.
     """
     program = [sys.executable, str(Path(__file__).parent), "profiled_frames", "--json", os.devnull]
     if context.toy:

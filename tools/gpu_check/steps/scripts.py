@@ -19,7 +19,7 @@ from tools.gpu_check.steps.context import Context
 from tools.gpu_check.steps.speed import STREAM_COUNTS
 
 RATES, ALL_RATES, RATE_SECONDS = "20,80", "1,10,20,40,80", 6
-# Seconds of wall time; a begun speech is heard to its end.
+# Seconds of wall time; a speech that has begun is played to its end.
 LISTENERS, LISTEN_SECONDS = "64,128,256", 4
 MEMORY_STREAMS = (1, 8, 64)
 
@@ -44,8 +44,8 @@ def benchmark(context: Context) -> dict[str, Any]:
 
 
 def first_sound(context: Context) -> dict[str, Any]:
-    """Measure text to first sound by stage, on the kernel and on the graphs; the first request
-    against the tenth.
+    """Measure the stages from text to first sound, on the kernel and on the graphs, and compare the
+    first request with the tenth.
     """
     runs = ["--runs", "3" if context.toy else "20"]
     fast = context.own_backend
@@ -60,7 +60,7 @@ def open_loop(context: Context) -> dict[str, Any]:
 
 
 def open_loop_long(context: Context) -> dict[str, Any]:
-    """Do what `open_loop` does, at every rate and for every model."""
+    """Run `open_loop` at every rate and for every model."""
     return measure(context, "open-loop", _rates(context, ALL_RATES))
 
 
@@ -71,7 +71,7 @@ def _rates(context: Context, rates: str) -> list[str]:
 
 
 def capacity(context: Context) -> dict[str, Any]:
-    """Measure how many listeners who play what they hear can be served."""
+    """Measure how many listeners that play their speech in real time can be served."""
     load = ["--listeners", "2" if context.toy else LISTENERS]
     load += ["--duration", "1" if context.toy else str(LISTEN_SECONDS)]
     return measure(context, "open-loop", [*load, *_many(context), *_on(context.own_backend)])
@@ -115,7 +115,7 @@ def measure(
 ) -> dict[str, Any]:
     """Return the rows of a measurement, run once for each of `options` and each model.
 
-    If a run fails or its time is up, what it has written until then is kept.
+    If a run fails or runs out of time, its results so far are kept.
 
     Args:
         models: some of the context's; None: all.

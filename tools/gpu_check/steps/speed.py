@@ -74,7 +74,7 @@ def int8_frame_times(context: Context) -> dict[str, Any]:
 def _frame_times(
     context: Context, kinds: Sequence[str | None], stream_counts: Sequence[int]
 ) -> dict[str, Any]:
-    """Time frames of every model, with the layers as they are (None) or int8."""
+    """Time frames of every model, with unchanged layers (None) or int8 layers."""
     timer = KernelTimer(context.device, toy=context.toy)
     copy = timer.copy_gb_per_s()
     rows, layers = [], {}
@@ -103,7 +103,7 @@ def _frame_times(
 def variants(context: Context) -> dict[str, Any]:
     """Time a frame for each of `VARIANTS`, and compare its codes with the kernel's.
 
-    Other sums may have other codes: a variant with another number of warps adds in another order.
+    Codes may differ: a variant with another number of warps adds in another order.
     """
     timer, rows = KernelTimer(context.device, toy=context.toy), []
     counts = VARIANT_STREAMS[:1] if context.toy else VARIANT_STREAMS
@@ -128,7 +128,7 @@ def variants(context: Context) -> dict[str, Any]:
 
 def prompt_times(context: Context) -> dict[str, Any]:
     """Time a prompt, on the kernel and as a graph: until it is enqueued, and until its hidden state
-    is there.
+    is ready.
     """
     rows = []
     for name, kind in product(context.models, (KernelDecoder, GraphDecoder)):
@@ -154,7 +154,7 @@ def prompt_times(context: Context) -> dict[str, Any]:
 
 
 def prompt_ms(decoder: Any, positions: int, rounds: int) -> tuple[list[float], list[float]]:
-    """Return milliseconds from a call until it returns, and until the device has done it."""
+    """Return the milliseconds until a call returns, and until the device has finished."""
     width = decoder.config.talker.stack.hidden_size
     target = {"device": decoder.embeddings.device, "dtype": decoder.embeddings.dtype}
     rows = 0.3 * torch.randn(positions + 1, width, generator=torch.Generator().manual_seed(1))
@@ -168,13 +168,13 @@ def prompt_ms(decoder: Any, positions: int, rounds: int) -> tuple[list[float], l
         if decoder.device.type == "cuda":
             torch.cuda.synchronize(decoder.device)
         done.append(1000 * (time.perf_counter() - started))
-    decoder.step([0], 1)  # this raises if they failed
+    decoder.step([0], 1)  # this raises an error if the prompts failed
     return enqueued[2:], done[2:]
 
 
 def vocoder_times(context: Context) -> dict[str, Any]:
-    """Milliseconds of a chunk of the vocoder with products in float32 and in TF32, and how far the
-    samples of TF32 lie from those of float32."""
+    """Time a chunk of the vocoder with products in float32 and in TF32, and measure how much the
+    samples of TF32 differ from those of float32."""
     loaded = context.load(context.models[0])  # the speech tokenizer of both released sizes
     codec = loaded.codec_config.decoder
     draw = torch.Generator().manual_seed(1)
@@ -223,7 +223,7 @@ def batch_curve(context: Context) -> dict[str, Any]:
         loaded = context.load(name)
         for kind, counts in ((KernelDecoder, KERNEL_STREAMS), (GraphDecoder, GRAPH_STREAMS)):
             for streams in counts[:2] if context.toy else counts:
-                # The graphs decode every slot there is: as many slots as streams.
+                # The graphs decode every slot, so there are as many slots as streams.
                 sizes = {"num_slots": streams, "max_positions": MAX_POSITIONS}
                 decoder = context.decoder(loaded, kind, context.dtype, **sizes)
                 forced = ForcedStreams(decoder, streams, context.toy)
@@ -240,6 +240,6 @@ def batch_curve(context: Context) -> dict[str, Any]:
                 )
                 print(rows[-1], flush=True)
                 context.keep({"rows": rows})
-                del decoder, forced  # this has the decoder, too
+                del decoder, forced  # `forced` refers to the decoder, too
                 torch.cuda.empty_cache()
     return {"rows": rows}

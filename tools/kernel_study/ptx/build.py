@@ -82,7 +82,7 @@ def build(
 
 @contextmanager
 def instead_of_emulation(arch: str, **options: Any) -> Iterator[None]:
-    """Give decoders that are made inside the block the kernel compiled for `arch` by `build`."""
+    """Within the block, give new decoders the kernel that `build` compiles for `arch`."""
 
     def build_ptx(config: ModelConfig, target: Target) -> Path:
         return build(config, replace(target, arch=arch), **options)
@@ -105,7 +105,7 @@ def assemble(
     Args:
         key: the key of the PTX.
         compile_kernels: the PTX, by names.
-        host: C++ sources. Kernels in them give way to those of the PTX.
+        host: C++ sources. The kernels of the PTX replace those in them.
     """
     cxx = compiling.find_cxx()
     digest = hashlib.sha256(repr([key, cxx, CXX_FLAGS, *defines, *sanitize, count]).encode())

@@ -11,11 +11,11 @@ REGISTERS = {"pred": "bool", "b16": "u16", "b32": "u32", "b64": "u64", "f32": "u
 SPECIAL = {"%tid.x", "%ntid.x", "%ctaid.x", "%nctaid.x", "%globaltimer"}
 # C++ reserves these names.
 KEYWORDS = {"and", "or", "xor", "not"}
-# These have no result.
+# Instructions without a result.
 EFFECTS = {"red", "prefetch", "nanosleep", "cp"}
-# Threads meet at these. Each call passes its line, so that lanes that meet elsewhere are detected.
+# Threads meet at these. Each call passes its line, which shows whether all lanes meet there.
 MEETINGS = {"bar", "shfl", "redux", "mma"}
-# A GPU's integer units do these, at half the rate of the others.
+# A GPU's integer units execute these, at half the rate of other instructions.
 INTEGER = re.compile(r"^(@!?%\w+ )?(?!ld|st|cvt|atom|red|bra|mov|bar|shfl)\w+(\.\w+)*\.[sub]\d+ ")
 STATEMENT = re.compile(r"\s*(?:(\$?\w+):|([{}])|([^;{}]*(?:\{[^{}]*\}[^;{}]*)*);)", re.DOTALL)
 ENTRY = re.compile(r"\.entry\s+(\w+)\(\s*\.param \.align (\d+) \.b8 (\w+)\[(\d+)\]\s*\)[^{]*\{")
