@@ -86,7 +86,7 @@ def test_the_key_may_come_from_the_environment(served, monkeypatch):
         (("--max-chars", "0"), "max_chars is 0"),
         (("--max-queue", "-1"), "max_queue is -1"),
         (("--default-format", "ogg"), "Unknown format 'ogg'"),
-        (("--slots", "1025"), "--slots is 1025; 1024 at most"),
+        (("--slots", "1025"), "--slots is 1025; it must be 1024 or less"),
         (("--allow-upload",), "no folder of voices is given"),
         (("--deadline", "nan"), "deadline_s is nan"),
         (("--api-key", " "), "must be ASCII"),

@@ -147,7 +147,7 @@ async def test_what_cannot_be_is_refused_before_anything_is_spoken(live, fields,
 async def test_a_session_is_not_told_of_a_field_that_it_has_not(live: LiveServer):
     async with session(live, False) as socket:
         await socket.send(json.dumps({"type": "session.config", "loudness": -16}))
-        assert json.loads(await socket.recv())["message"].endswith("end.\nSay volume, in dB.")
+        assert json.loads(await socket.recv())["message"].endswith("complete.\nUse volume, in dB.")
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)

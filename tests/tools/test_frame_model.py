@@ -28,7 +28,7 @@ def test_a_frame_has_as_many_stages_as_the_readme_counts_barriers():
     assert f"= {len(stages)} barriers" in text
     config = parse_model_config(model_config("random-0.6b"))
     apart = tool.frame(config, tool.Design(attention_everywhere=False))
-    assert f"{len(apart)} with two streams and more" in text
+    assert f"or more streams it has {len(apart)} barriers" in text
 
 
 def test_row_tiles_are_multiplied_two_at_a_time_and_an_odd_last_one_alone():

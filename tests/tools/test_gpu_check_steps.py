@@ -178,7 +178,7 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_a_bare_machine_has_what_the_program_promises_and_nothing_else(bare_python):
     head = (ROOT / "tools" / "gpu_check.sh").read_text().split("set -eu")[0]
-    promised = re.search(r"a Python with (.*?);", " ".join(head.split()))[1]
+    promised = re.search(r"a Python with (.*?), but", " ".join(head.split()))[1]
     assert re.split(r", | and ", promised) == [name.replace("-", "_") for name in PROMISED]
     hidden = ("soundfile", "soxr", "pipecat", "sentence_stream", "num2words", "transformers")
     hidden += ("fastapi", "uvicorn", "pydantic", "psutil", "aiohttp", "matplotlib", "qwen_tts")

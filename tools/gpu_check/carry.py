@@ -26,8 +26,8 @@ from tools.gpu_check import carried
 from tools.gpu_check.steps import libraries
 from tools.gpu_check.steps.context import BIG, SMALL
 
-# With the checkout (some 21 MB), this stays below 64 MiB, the most that may be copied.
-MOST_MB = 40
+# With the checkout (some 28 MB), this stays below 64 MiB, the most that may be copied.
+MOST_MB = 36
 
 
 def main() -> int:

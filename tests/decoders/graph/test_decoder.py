@@ -202,7 +202,7 @@ def test_what_cannot_work_is_refused_before_any_work(make_decoder):
     begin([decoder], [0], [GREEDY])
     with pytest.raises(UsageError, match="do not fit its 160 positions"):
         decoder.step([0], 155)
-    with pytest.raises(UsageError, match="it holds 16"):
+    with pytest.raises(UsageError, match="16 unused text rows"):
         decoder.add_text(0, torch.zeros(14, 64))
     with pytest.raises(UsageError, match="outside the vocabularies"):
         decoder.step([0], 1, torch.full((1, 1, 4), 128))
