@@ -169,9 +169,11 @@ GAP_MEAN, GAP_SPREAD, COUNT_VARIANCE = 0.03, 0.05, 0.15
 # Published parameter counts are in whole millions.
 PUBLISHED_COUNT = 0.01
 
-# Samples of the demonstration voice's features: silence is below the first, a band of sound above
-# the second, and a vowel that is held repeats to the third.
-SILENCE, SOUND, HELD_VOWEL = 5e-3, 0.01, 1e-3
+# Samples of the sound of silent frames of the demonstration voice.
+SILENCE = 5e-3
+
+# Distances of frames in codebooks of another scale, relative: float32.
+SAME_DISTANCE = 1e-4
 
 # Exact arithmetic in float32 or float64, up to its last digits.
 NEARLY_EXACT = 1e-5
@@ -201,7 +203,7 @@ GLIDE_SHARE, OCTAVE_SEMITONES = 0.03, 1.5
 
 # The mean distance of samples from flite's over the mean of flite's: the unfinished vocoder has
 # 0.27 in sentences that it has not learned; silence would have 1.
-NATURAL_WAVE = 0.4
+DECODED_WAVE = 0.4
 
 # Seconds: a word's time on a pipeline's clock, and the end of a text, whose last word is estimated
 # from its letters.
