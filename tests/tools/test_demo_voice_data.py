@@ -144,8 +144,8 @@ def test_a_shard_comes_back(tmp_path):
 def test_another_sentence_is_further_than_the_same_one_slower(references):
     books = codebooks.Codebooks.load()
     codes, other = references[4].codes, references[6].codes
-    assert alignment.mean_distance(codes, codes, books) == 0
-    assert alignment.mean_distance(np.repeat(codes, 2, axis=0), codes, books) == 0
+    assert alignment.mean_distance(codes, codes, books) < SAME_DISTANCE
+    assert alignment.mean_distance(np.repeat(codes, 2, axis=0), codes, books) < SAME_DISTANCE
     half = alignment.mean_distance(codes[: len(codes) // 2], codes, books)
     assert 0.1 < half < alignment.mean_distance(other, codes, books)
     assert alignment.mean_distance(other, codes, books) > 0.5

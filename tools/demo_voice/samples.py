@@ -76,13 +76,13 @@ def draw(sounds: Sequence[np.ndarray], rate: int, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(len(DRAWN), figsize=(8, 2.2 * len(DRAWN)))
+    figure, axes = pyplot.subplots(len(DRAWN), figsize=(8, 2.6 * len(DRAWN)))
     for index, axis in zip(DRAWN, axes, strict=True):
         sound = sounds[index] / 32768 + 1e-9
-        _, _, _, image = axis.specgram(sound, NFFT=1024, Fs=rate, noverlap=904, cmap="magma")
+        _, _, _, image = axis.specgram(sound, NFFT=2048, Fs=rate, noverlap=1928, cmap="magma")
         top = image.get_array().max()
         image.set_clim(top - DECIBELS, top)
-        axis.set(ylabel="Hz", ylim=(0, 5000), title=SENTENCES[index])
+        axis.set(ylabel="Hz", ylim=(0, 2500), title=SENTENCES[index])
     axes[-1].set(xlabel="seconds")
     figure.tight_layout()
     figure.savefig(path, dpi=80)
