@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,11 +26,12 @@ from tools.demo_voice.package import MAX_BYTES
 
 # Bars somewhat under the measured figures (benchmarks/results/demo_voice.json); the few sentences
 # of the default run scatter more. A voice that rambles or stops short is broken whatever its words.
-MIN_WORD_ACCURACY, MIN_WORD_ACCURACY_OF_FEW = 0.92, 0.85
+MIN_MELODY, MIN_RISING = 0.75, 0.8  # correlation with the reference's; share of questions
+MAX_DISTANCE = 0.45  # of frames from the reference's; another sentence's have 0.7
 MIN_ENDED = 0.99
 MIN_LENGTH_RIGHT = 0.98
 MIN_TOLD_APART = 0.98
-HEARD = 60  # sentences that the recogniser hears
+HEARD = 60  # sentences that the recogniser hears here; evaluate.py lets it hear all
 
 ROOT = Path(__file__).parents[2]
 TEXT = "Your table for two is ready."
@@ -52,28 +54,30 @@ def references() -> list[shards.Utterance]:
 
 
 def check(
-    reader: Reader, references: list[shards.Utterance], feed: str, every: int, least: float
-) -> None:
-    some = [u for u in references if u.suits(feed)][::every]
+    reader: Reader, references: list[shards.Utterance], feed: str, every: int
+) -> dict[str, Any]:
+    some = [u for u in references if u.feed == feed][::every]
     found = summary([reader.read(u, text_feed=feed, seed=i) for i, u in enumerate(some)])
     assert found["ended"] >= MIN_ENDED, found
     assert found["length_right"] >= min(MIN_LENGTH_RIGHT, 1 - 1 / len(some)), found
-    assert found["word_accuracy"] >= least, found
+    assert found["distance"] <= MAX_DISTANCE, found
+    assert found["melody"]["correlation"] >= MIN_MELODY, found
+    return found
 
 
 @pytest.mark.parametrize(
     "feed", [pytest.param(feed, marks=[pytest.mark.ci] if feed == "full" else []) for feed in FEEDS]
 )
-def test_unseen_sentences_end_in_time_with_their_words_said(reader, references, feed):
-    check(reader, references, feed, 25, MIN_WORD_ACCURACY_OF_FEW)
+def test_unseen_sentences_end_in_time_with_their_melody(reader, references, feed):
+    check(reader, references, feed, 25)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("feed", FEEDS)
-def test_all_unseen_sentences_end_in_time_with_their_words_said(reader, references, feed):
-    assert sum(reference.suits(feed) for reference in references) == 300
-    check(reader, references, feed, 1, MIN_WORD_ACCURACY)
+def test_all_unseen_sentences_end_in_time_with_their_melody(reader, references, feed):
+    found = check(reader, references, feed, 1)
+    assert found["sentences"] == 300 and found["questions_rise"] >= MIN_RISING, found
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +97,7 @@ def written(references) -> list[tuple[int, shards.Utterance]]:
 @pytest.mark.timeout(1200)
 def test_a_recogniser_hears_the_words_of_unseen_sentences(reader, written, feed, every, bar):
     pytest.importorskip("tools.demo_voice.recogniser")
-    some = [(i, u) for i, u in written if u.suits(feed)][:HEARD:every]
+    some = [(i, u) for i, u in written if u.feed == feed][:HEARD:every]
     found = recognised(reader, [reader.read(u, text_feed=feed, seed=i) for i, u in some])
     assert found["sentences"] == len(some)
     assert found["word_error_rate"] <= bar, found
@@ -103,7 +107,7 @@ def test_a_recogniser_hears_the_words_of_unseen_sentences(reader, written, feed,
 @pytest.mark.ci
 def test_the_recogniser_fails_a_voice_that_says_something_else(reader, written):
     pytest.importorskip("tools.demo_voice.recogniser")
-    some = [u for _, u in written if u.suits("full")][:HEARD:15]
+    some = [u for _, u in written if u.feed == shards.FULL][:HEARD:15]
     mute = [replace(u, codes=np.zeros_like(u.codes)) for u in some]
     wrong = [replace(u, codes=v.codes) for u, v in zip(some, some[1:] + some[:1], strict=True)]
     for voice in (mute, wrong):
@@ -115,18 +119,18 @@ def test_the_committed_figures_of_the_recogniser_meet_the_bar():
     result = json.loads((ROOT / "benchmarks" / "results" / "demo_voice.json").read_text())
     for feed in FEEDS:
         found = result["recogniser"][feed]
-        assert found["sentences"] == HEARD
+        assert found["sentences"] >= HEARD
         assert found["word_error_rate"] <= WORD_ERROR_RATE
         assert found["sentence_told_apart"] >= MIN_TOLD_APART
 
 
 def test_another_sentence_is_recognised_as_another(reader, references):
     """The measure on which the bars rest recognises a sentence that was not requested."""
-    right, wrong = references[0], references[1]
-    codes, _ = reader.codes(wrong.text, 200, text_feed="stepwise")
-    swapped = shards.Utterance(right.kind, wrong.text, right.ids, right.codes, right.words)
-    assert reader.read(swapped, text_feed="stepwise").num_right <= 1
-    assert reader.read(wrong, text_feed="stepwise").codes.shape == codes.shape
+    right, wrong = references[0], references[2]
+    codes, _ = reader.codes(wrong.text, 200)
+    swapped = replace(right, text=wrong.text)
+    assert reader.read(swapped).distance > 1.4 * MAX_DISTANCE
+    assert reader.read(wrong).codes.shape == codes.shape
 
 
 @pytest.mark.ci

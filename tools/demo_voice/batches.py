@@ -13,7 +13,7 @@ from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import ModelConfig
 from tools.demo_voice.recipe import LANGUAGE, SPEAKER
-from tools.demo_voice.shards import ANY_FEED, FULL, Utterance
+from tools.demo_voice.shards import FULL, Utterance
 from tools.demo_voice.talker_net import IGNORED
 
 NO_CONTROL = -1  # marks a position without a control id of the codec vocabulary
@@ -167,8 +167,7 @@ class Packer:
             index = self._next()
             utterance = self._pool[index]
             layout = Layout(*(self._rng.random(3) < self._shares).tolist())
-            if utterance.feed != ANY_FEED:
-                layout = replace(layout, is_full=utterance.feed == FULL)
+            layout = replace(layout, is_full=utterance.feed == FULL)
             needed = layout.length(utterance)
             row = next((i for i in range(num_rows) if used[i] + needed <= length), None)
             if row is None:

@@ -2,7 +2,7 @@
 
 python -m tools.demo_voice.codebooks --texts DATA/train.tsv --output codebooks.safetensors
 
-With `--teacher flite` the frames are those of natural.py, whose pitch is one code more.
+They hold a frame's envelope; its pitch is one code more (features.py).
 """
 
 import argparse
@@ -19,22 +19,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from tools.demo_voice import features, natural, texts
-from tools.demo_voice.espeak import Espeak
+from tools.demo_voice import features, texts
 from tools.demo_voice.flite import Flite
 from tools.demo_voice.recipe import CODEBOOK_SIZE, NUM_CODEBOOKS
 
 SHIPPED = Path(__file__).parent / "codebooks.safetensors"  # the shipped voice's codebooks
 
-SHIPPED_SPREAD = 66.97  # the median distance of two entries of its first codebook
-
-NUM_COMPONENTS = 64
-VOICED_WEIGHT = 3.0  # weight of a voiced value beside a log energy, in the distance
+NUM_COMPONENTS = 96
+NUM_BOOKS = NUM_CODEBOOKS - 1  # for the envelope; the last code is the pitch
+VOICED_WEIGHT = 1.5  # weight of a voiced value beside a cepstral one, in the distance
 BEAM = 3  # candidates that the search keeps from codebook to codebook
 NUM_ITERATIONS = 14  # iterations of k-means for each codebook
 FRAMES_AT_ONCE = 4096
-NUM_NATURAL_COMPONENTS, NUM_NATURAL_BOOKS = 96, 7  # for flite's frames
-NATURAL_VOICED_WEIGHT = 1.5
 NUM_SILENT = 500  # silent frames among those to which the codebooks are fitted
 
 
@@ -58,7 +54,7 @@ class Codebooks:
     def load(cls, path: Path = SHIPPED) -> "Codebooks":
         """Read what `save` wrote."""
         tensors = {name: tensor.float() for name, tensor in load_file(path).items()}
-        return cls(**{"weights": _espeak_weights()} | tensors)  # the shipped file has none
+        return cls(**tensors)
 
     def save(self, path: Path) -> None:
         """Write float16."""
@@ -67,8 +63,8 @@ class Codebooks:
 
     @property
     def unit(self) -> float:
-        """The distance of sounds in these latents, relative to the shipped voice, which has 1."""
-        return round(float(torch.pdist(self.books[0]).median()) / SHIPPED_SPREAD, 2)
+        """The median distance of two entries of the first codebook: of two different sounds."""
+        return float(torch.pdist(self.books[0]).median())
 
     def encode(self, frames: np.ndarray) -> np.ndarray:
         """[num_frames, NUM_FEATURES] -> [num_frames, num_books] uint8."""
@@ -107,16 +103,11 @@ def fit(
     frames: np.ndarray,
     seed: int = 0,
     *,
-    num_books: int = NUM_CODEBOOKS,
+    num_books: int = NUM_BOOKS,
     num_components: int = NUM_COMPONENTS,
-    weights: Tensor | None = None,
 ) -> Codebooks:
-    """Fit components and codebooks to [num_frames, NUM_FEATURES]; the last frame is silent.
-
-    Args:
-        weights: those of `Codebooks`; None: the weights for espeak-ng's frames.
-    """
-    weights = _espeak_weights() if weights is None else weights
+    """Fit components and codebooks to [num_frames, NUM_FEATURES]; the last frame is silent."""
+    weights = _weights()
     data = torch.from_numpy(frames)
     mean = data.mean(0)
     weighted = (data - mean) * weights
@@ -140,17 +131,11 @@ def fit(
     return Codebooks(mean, components, torch.stack(books), weights)
 
 
-def _espeak_weights() -> Tensor:
-    weights = torch.ones(features.SUBFRAMES, features.NUM_BANDS + features.NUM_VOICED)
-    weights[:, features.NUM_BANDS :] = VOICED_WEIGHT
-    return weights.flatten()
-
-
-def _natural_weights() -> Tensor:
+def _weights() -> Tensor:
     """Return weights under which squared distances are those of log spectra, half of c0's aside."""
-    weights = torch.full((natural.SUBFRAMES, natural.NUM_VALUES), 0.5**0.5)
+    weights = torch.full((features.SUBFRAMES, features.NUM_VALUES), 0.5**0.5)
     weights[:, 0] = 1.0
-    weights[:, natural.NUM_CEPSTRUM :] = NATURAL_VOICED_WEIGHT
+    weights[:, features.NUM_CEPSTRUM :] = VOICED_WEIGHT
     return weights.flatten()
 
 
@@ -164,34 +149,20 @@ def _nearest(rows: Tensor, book: Tensor) -> Tensor:
 
 
 def main(args: argparse.Namespace) -> None:
-    """Let the teacher speak sentences and fit codebooks to their frames."""
+    """Let flite speak sentences and fit codebooks to their frames."""
     sentences = [text for kind, text in texts.read(args.texts) if kind == texts.TRAINING]
     random.Random(args.seed).shuffle(sentences)
     sentences = sentences[: args.sentences]
-    if args.teacher == "espeak":
-        espeak = Espeak.shared()
-        spoken = (features.analyse(espeak(text)) for text in tqdm(sentences, desc="frames"))
-        frames = [found.features for found in spoken if found]
-        frames.append(np.repeat(features.silence(), NUM_SILENT, axis=0))
-        fitted = fit(np.concatenate(frames), args.seed)
-    else:
-        flite = Flite.shared()
-        synthesis = natural.Synthesis(flite.filters)
-        said = ((text, flite(text)) for text in tqdm(sentences, desc="frames"))
-        frames = [
-            natural.frames(natural.analyse(found, text, synthesis)).features
-            for text, found in said
-            if found
-        ]
-        frames.append(np.repeat(natural.silence(), NUM_SILENT, axis=0))
-        fitted = fit(
-            np.concatenate(frames),
-            args.seed,
-            num_books=args.books,
-            num_components=NUM_NATURAL_COMPONENTS,
-            weights=_natural_weights(),
-        )
-    fitted.save(args.output)
+    flite = Flite.shared()
+    synthesis = features.Synthesis(flite.filters)
+    said = ((text, flite(text)) for text in tqdm(sentences, desc="frames"))
+    frames = [
+        features.frames(features.analyse(found, text, synthesis)).features
+        for text, found in said
+        if found
+    ]
+    frames.append(np.repeat(features.silence(), NUM_SILENT, axis=0))
+    fit(np.concatenate(frames), args.seed).save(args.output)
 
 
 def parse_args() -> argparse.Namespace:
@@ -202,19 +173,7 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument("--output", type=Path, required=True, help="codebooks file to write")
     parser.add_argument(
-        "--sentences", type=int, default=8000, help="number of sentences to fit the codebooks to"
-    )
-    parser.add_argument(
-        "--teacher",
-        choices=("espeak", "flite"),
-        default="espeak",
-        help="speech program to make codebooks for (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--books",
-        type=int,
-        default=NUM_NATURAL_BOOKS,
-        help="number of codebooks for flite's envelopes (default: %(default)s)",
+        "--sentences", type=int, default=1500, help="number of sentences to fit the codebooks to"
     )
     parser.add_argument(
         "--seed", type=int, default=0, help="seed of all random choices (default: %(default)s)"

@@ -5,6 +5,7 @@ measured with the engine (evaluate.py).
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -14,11 +15,11 @@ from torch import Tensor
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.decoders.sampling import MIN_FRAMES
 from tools.demo_voice import tokenizer
+from tools.demo_voice.alignment import mean_distance
 from tools.demo_voice.batches import Layout, Rows, lay_out
 from tools.demo_voice.codebooks import Codebooks
 from tools.demo_voice.shards import Utterance
 from tools.demo_voice.talker_net import Weights, predictor_hidden, talker_hidden
-from tools.demo_voice.word_accuracy import words_right
 
 BATCH = 32
 
@@ -77,30 +78,30 @@ def greedy(
     ]
 
 
-def word_accuracy(
+def progress(
     weights: Weights,
     config: ModelConfig,
     sentences: Sequence[Utterance],
     codebooks: Codebooks,
     layout: Layout,
-) -> float:
-    """Return the share of words said right; a sentence that does not end counts as wrong."""
-    right = total = 0
+) -> dict[str, float]:
+    """Return the share of sentences that end, and how far the frames of those are from the
+    references'."""
+    distances = []
     for start in range(0, len(sentences), BATCH):
         batch = sentences[start : start + BATCH]
         max_frames = 20 + 2 * max(len(sentence.codes) for sentence in batch)
-        for sentence, codes in zip(
-            batch, greedy(weights, config, batch, max_frames, layout), strict=True
-        ):
-            none = np.zeros((0, sentence.codes.shape[1]), np.int64)
-            found, words = words_right(
-                none if codes is None else codes, sentence.codes, sentence.words, codebooks
-            )
-            right, total = right + found, total + words
-    return right / total
+        drawn = greedy(weights, config, batch, max_frames, layout)
+        distances += [
+            mean_distance(codes, sentence.codes, codebooks)
+            for sentence, codes in zip(batch, drawn, strict=True)
+            if codes is not None
+        ]
+    distance = float(np.mean(distances)) if distances else float("nan")
+    return {"ended": len(distances) / len(sentences), "distance": distance}
 
 
 def _blank(utterance: Utterance, num_frames: int, num_codes: int) -> Utterance:
     """Return the sentence with room for frames that are not known yet."""
     room = np.zeros((num_frames, num_codes), np.uint8)
-    return Utterance(utterance.kind, utterance.text, utterance.ids, room, room[:, 0])
+    return replace(utterance, codes=room, words=room[:, 0])

@@ -2,17 +2,16 @@
 
 python -m tools.demo_voice.evaluate --model demo-voice --json benchmarks/results/demo_voice.json
 
-The figures are words said right (word_accuracy.py), sentences that end by themselves, length beside
-the reference's, and, for some of them, the words that an offline recogniser hears. For a voice with
-pitch codes, they also include how well its melody follows the reference's. Sampling is the
-checkpoint's.
+The figures are sentences that end by themselves, length beside the reference's, how well the
+melody follows the reference's, and, for sentences written by hand, the words that an offline
+recogniser hears. Sampling is the checkpoint's.
 """
 
 import argparse
 import multiprocessing
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,13 +29,13 @@ from qwen_megakernel.decoders.prompt import PromptBuilder
 from qwen_megakernel.records import SpeechRequest
 from qwen_megakernel.text.tokenizer import TextTokenizer
 from qwen_megakernel.vocoder.vocoder import Vocoder
-from tools.demo_voice import natural, shards
+from tools.demo_voice import features, shards
+from tools.demo_voice.alignment import aligned_rows, mean_distance
 from tools.demo_voice.codebooks import SHIPPED, Codebooks
 from tools.demo_voice.shards import Utterance
-from tools.demo_voice.word_accuracy import aligned_rows, words_right
 
 REFERENCES = Path(__file__).parent / "references.npz"
-FEEDS = ("full", "stepwise")
+FEEDS = (shards.FULL, shards.STEPWISE)
 # A third way besides the two feeds: the vocoder alone, on the reference's codes.
 AS_REFERENCE = "reference"
 LENGTH_TOLERANCE = 0.25
@@ -52,10 +51,9 @@ class Reading:
     text: str
     codes: np.ndarray  # [num_frames, num_codes]
     ended: bool  # whether it ended by itself
-    num_words: int
-    num_right: int
+    distance: float  # of its frames from the reference's (alignment.py)
     stretch: float  # number of frames over that of the reference
-    pitches: tuple[np.ndarray, np.ndarray] | None = None  # Hz, ours and wanted, where both voiced
+    pitches: tuple[np.ndarray, np.ndarray]  # Hz, ours and wanted, where both are voiced
 
     @property
     def is_length_right(self) -> bool:
@@ -65,7 +63,7 @@ class Reading:
     @property
     def rises(self) -> bool:
         """Whether the last frame with a pitch lies above the sentence's mean."""
-        hertz = natural.decode_pitch(self.codes[:, -1]).mean(1)
+        hertz = features.decode_pitch(self.codes[:, -1]).mean(1)
         hertz = hertz[hertz > 0]
         return len(hertz) > 0 and bool(hertz[-1] > hertz.mean())
 
@@ -112,20 +110,20 @@ class Reader:
         """Read one sentence and compare it with its reference."""
         length = len(reference.codes)
         codes, ended = self.codes(reference.text, MAX_STRETCH * length, **request)
-        right, words = words_right(codes, reference.codes, reference.words, self._codebooks)
-        pitches = self._pitches(codes, reference.codes) if len(codes) else None
         return Reading(
-            reference.kind, reference.text, codes, ended, words, right, len(codes) / length, pitches
+            reference.kind,
+            reference.text,
+            codes,
+            ended,
+            mean_distance(codes, reference.codes, self._codebooks),
+            len(codes) / length,
+            self._pitches(codes, reference.codes),
         )
 
-    def _pitches(
-        self, codes: np.ndarray, reference: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return the pitch of frames that belong together, in Hz; None without a pitch code."""
-        if codes.shape[1] == len(self._codebooks.books):
-            return None
+    def _pitches(self, codes: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the pitch of frames that belong together, in Hz, where both have one."""
         rows = aligned_rows(codes, reference, self._codebooks)
-        ours, wanted = (natural.decode_pitch(c[:, -1]).mean(1) for c in (codes[rows], reference))
+        ours, wanted = (features.decode_pitch(c[:, -1]).mean(1) for c in (codes[rows], reference))
         both = (ours > 0) & (wanted > 0)
         return ours[both], wanted[both]
 
@@ -136,22 +134,23 @@ class Reader:
 
 def summary(readings: Sequence[Reading]) -> dict[str, Any]:
     """Return the figures of some sentences."""
-    words = sum(reading.num_words for reading in readings)
+    pitches = zip(*(reading.pitches for reading in readings), strict=True)
+    ours, wanted = (np.concatenate(side) for side in pitches)
     found = {
         "sentences": len(readings),
-        "words": words,
-        "word_accuracy": sum(reading.num_right for reading in readings) / words,
-        "ended": sum(reading.ended for reading in readings) / len(readings),
-        "length_right": sum(reading.is_length_right for reading in readings) / len(readings),
+        "ended": _share(reading.ended for reading in readings),
+        "length_right": _share(reading.is_length_right for reading in readings),
+        "distance": float(np.mean([reading.distance for reading in readings])),
+        "melody": features.compare_melodies(ours, wanted, np.ones(len(ours), bool)),
     }
-    pitches = [r.pitches for r in readings if r.pitches and len(r.pitches[0])]
-    if pitches:
-        ours, wanted = (np.concatenate(side) for side in zip(*pitches, strict=True))
-        found["melody"] = natural.compare_melodies(ours, wanted, np.ones(len(ours), bool))
-        questions = [reading.rises for reading in readings if reading.text.endswith("?")]
-        if questions:
-            found["questions_rise"] = sum(questions) / len(questions)
+    if questions := [reading.rises for reading in readings if reading.text.endswith("?")]:
+        found["questions"] = len(questions)
+        found["questions_rise"] = _share(questions)
     return found
+
+
+def _share(facts: Iterable[bool]) -> float:
+    return float(np.mean(list(facts)))
 
 
 def recognised(reader: Reader, said: Sequence[Reading | Utterance]) -> dict[str, Any]:
@@ -182,27 +181,28 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     ]
     with multiprocessing.get_context("spawn").Pool(args.workers) as pool:
         done = list(tqdm(pool.imap(_read_part, jobs), total=len(jobs), desc="sentences"))
-    reader = Reader(args.model, codebooks=args.codebooks)
-    sets: dict[str, Any] = {}
-    recogniser: dict[str, Any] = {}
-    for feed in FEEDS:
-        rows: dict[str, list[Reading]] = {}
-        everything = [
-            reading
-            for job, part in zip(jobs, done, strict=True)
-            if job[1] == feed
-            for reading in part
-        ]
-        for reading in everything:
-            rows.setdefault(reading.kind, []).append(reading)
-        for kind, row in {**rows, "all": everything}.items():
-            sets[f"{kind}, {feed}"] = summary(row)
+        sets: dict[str, Any] = {}
+        heard: dict[str, Sequence[Reading | Utterance]] = {}
+        for feed in FEEDS:
+            rows: dict[str, list[Reading]] = {}
+            everything = [
+                reading
+                for job, part in zip(jobs, done, strict=True)
+                if job[1] == feed
+                for reading in part
+            ]
+            for reading in everything:
+                rows.setdefault(reading.kind, []).append(reading)
+            for kind, row in {**rows, "all": everything}.items():
+                sets[f"{kind}, {feed}"] = summary(row)
+            heard[feed] = rows["written"][: args.recogniser]
+        written = [u for _, u in references if u.kind == "written" and u.feed == shards.FULL]
+        heard[AS_REFERENCE] = written[: args.recogniser]
+        recogniser = {}
         if args.recogniser:
-            recogniser[feed] = recognised(reader, rows["written"][: args.recogniser])
-    if args.recogniser:
-        written = [u for _, u in references if u.kind == "written" and u.suits(shards.FULL)]
-        written = written[: args.recogniser]
-        recogniser[AS_REFERENCE] = recognised(reader, written)
+            listening = [(args.model, args.codebooks, said) for said in heard.values()]
+            recogniser = dict(zip(heard, pool.map(_hear, listening, 1), strict=True))
+    reader = Reader(args.model, codebooks=args.codebooks)
     return common.header() | {
         "model": args.model,
         "parameters": {
@@ -218,7 +218,7 @@ def _parts(
     references: Sequence[tuple[int, Utterance]], feed: str
 ) -> list[list[tuple[int, Utterance]]]:
     """Return the references with the timing that suits a way of feeding text, in parts."""
-    fitting = [(seed, reference) for seed, reference in references if reference.suits(feed)]
+    fitting = [(seed, reference) for seed, reference in references if reference.feed == feed]
     return [fitting[i : i + PART] for i in range(0, len(fitting), PART)]
 
 
@@ -228,6 +228,13 @@ def _read_part(job: tuple[str, str, Path, list[tuple[int, Utterance]]]) -> list[
     model, feed, codebooks, part = job
     reader = Reader(model, codebooks=codebooks)
     return [reader.read(reference, text_feed=feed, seed=seed) for seed, reference in part]
+
+
+def _hear(job: tuple[str, Path, Sequence[Reading | Utterance]]) -> dict[str, Any]:
+    """Return what is recognised of (model, codebooks, sentences)."""
+    torch.set_num_threads(1)
+    model, codebooks, said = job
+    return recognised(Reader(model, codebooks=codebooks), said)
 
 
 def _flat(figures: dict[str, Any]) -> dict[str, float]:
@@ -275,7 +282,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--recogniser",
         type=int,
-        default=60,
+        default=100,
         help="number of sentences to check with the speech recogniser; 0: none",
     )
     return parser.parse_args()

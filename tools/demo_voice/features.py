@@ -1,224 +1,404 @@
-"""Frames of source and filter: analysed from espeak-ng's speech, and synthesised as sound again.
+"""Frames of natural speech: analysed from flite's values, and synthesised as sound again.
 
-A frame is 80 ms, eight subframes of 10 ms. A subframe holds the spectral envelope (log energy in 48
-bands) and how voiced four bands are. Each phoneme is stretched to a whole number of frames, so that
-the same sound gives about the same frame wherever it occurs: that makes the codes learnable. Sound
-consists of a pulse every 10 ms, one a subframe, and of noise where a band is unvoiced.
+A frame is 80 ms, eight subframes of 10 ms, and has two parts. The envelope holds each subframe's
+mel-cepstrum and how voiced five bands are. The pitch is one code. It says at which third of a
+period the frame begins, how many thirds of periods it holds, and in which of four ways its pitch
+falls or rises. So the sound of a frame follows from its own codes, with no phase to carry from
+frame to frame. What rounding leaves out is made good in the next frame: the melody stays flite's.
+
+Phonemes begin on a grid of 40 ms, so that a frame holds few arrangements of sounds.
 """
 
-import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.fft
+import scipy.signal
 
-from tools.demo_voice.espeak import Phoneme, Spoken
+from tools.demo_voice.flite import HOP_SECONDS, NUM_CEPSTRUM, NUM_VOICED, RATE, Filters, Spoken
 from tools.demo_voice.recipe import SAMPLE_RATE, SAMPLES_PER_FRAME
+from tools.demo_voice.shards import SILENCE
 
 SUBFRAMES = 8
-NUM_BANDS = 48
-NUM_VOICED = 4
-NUM_FEATURES = SUBFRAMES * (NUM_BANDS + NUM_VOICED)
-LOG_FLOOR = -12.0  # the natural logarithm of a band's energy in digital silence
-
-# ---- analysis, at espeak-ng's rate
-ESPEAK_RATE = 22050
-PITCH_PERIOD = 242  # in samples: the pitch of the voice variant
-WINDOW = 3 * PITCH_PERIOD
-ANALYSIS_SIZE = 1024
-BAND_RANGE_HZ = (60, 10500)
-VOICED_EDGES_HZ = (0, 1000, 2000, 4000, 8000)
-VOICED_CENTERS_HZ = (500, 1500, 3000, 6000)
-VOICED_FROM, VOICED_WIDTH = 0.2, 0.5  # similarity of neighbouring periods: 0 at 0.2, 1 at 0.7
-
-# ---- phonemes on the grid
+NUM_VALUES = NUM_CEPSTRUM + NUM_VOICED
+NUM_FEATURES = SUBFRAMES * NUM_VALUES
 FRAME_SECONDS = SAMPLES_PER_FRAME / SAMPLE_RATE
-ROUNDING_BIAS = 0.10  # frames taken off each phoneme, because the grid would slow speech down
-MAX_PAUSE_FRAMES = 4
-MIN_SECONDS, MIN_PAUSE_SECONDS = 0.003, 0.03  # shorter sounds are dropped
+SUBFRAME_SECONDS = FRAME_SECONDS / SUBFRAMES
+ROWS_PER_SUBFRAME = round(SUBFRAME_SECONDS / HOP_SECONDS)
+ROWS_PER_FRAME = SUBFRAMES * ROWS_PER_SUBFRAME
 
-# ---- sound, at 24 kHz
-HOP = SAMPLES_PER_FRAME // SUBFRAMES
-SYNTHESIS_SIZE = 1024
-FADE_HZ = 10500  # above this the spectrum falls to nothing
-LOUDNESS = 1.25
+# ---- time
+GRID_SECONDS = 0.04
+LEAD_SECONDS, TAIL_SECONDS = 0.04, 0.10  # silence around the speech
+PAUSE_KEPT, PAUSE_FADE = 0.02, 0.03  # seconds of a pause that sound on, and that fade to silence
+SILENT_CEPSTRUM = 0.0  # the first value of a silent cepstrum: -87 dBFS
 
+# ---- pitch
+PHASES = 3  # parts of a period
+LEAST_PARTS, MOST_PARTS = 14, 34  # parts of periods in a frame: 58 to 142 Hz
+SLOPES_HZ = (-15.0, -5.0, 5.0, 15.0)  # how far the pitch moves within a frame
+NUM_COUNTS = MOST_PARTS - LEAST_PARTS + 1
+NO_PITCH = PHASES * NUM_COUNTS * len(SLOPES_HZ)  # the code of a frame without voice
+PITCH_POINTS = 80  # at which `pitch_book` looks at a frame's phase
+RISE_SECONDS, RISE = 0.35, 1.35  # a question's end: how long it rises, to which share of the mean
 
-def _mel(hertz: np.ndarray | float) -> np.ndarray:
-    return 2595 * np.log10(1 + np.asarray(hertz) / 700)
-
-
-def _hertz(mel: np.ndarray) -> np.ndarray:
-    return 700 * (10 ** (mel / 2595) - 1)
-
-
-def _band_centers() -> np.ndarray:
-    low, high = _mel(np.array(BAND_RANGE_HZ, float))
-    return _hertz(np.linspace(low, high, NUM_BANDS))
-
-
-def _band_matrix(frequencies: np.ndarray) -> np.ndarray:
-    """[num_bins, NUM_BANDS]: the mean power in each triangular band, with harmonics smoothed away.
-
-    The power spectrum is averaged over one harmonic's width first; both steps are linear.
-    """
-    centers = _band_centers()
-    edges = np.concatenate([[0.0], centers, [ESPEAK_RATE / 2]])
-    left, middle, right = edges[:-2, None], edges[1:-1, None], edges[2:, None]
-    rise = (frequencies - left) / (middle - left + 1e-9)
-    fall = (right - frequencies) / (right - middle + 1e-9)
-    bands = np.maximum(0, np.minimum(rise, fall))
-    for band in np.flatnonzero(bands.sum(1) <= 0):  # a band narrower than a bin
-        bands[band, np.argmin(np.abs(frequencies - centers[band]))] = 1
-    bands /= bands.sum(1, keepdims=True)
-    return (_smoothing(frequencies) @ bands.T).astype(np.float32)
+# ---- sound, at flite's rate
+SIZE = 1024  # size of the Fourier transform
+FRAME = round(FRAME_SECONDS * RATE)
+HOP = FRAME // SUBFRAMES
+LOUDNESS = 1.22
+_LOW_PASS = scipy.signal.firwin(255, 7700 / 24000, window=("kaiser", 8.0))  # at 48 kHz
 
 
-def _smoothing(frequencies: np.ndarray) -> np.ndarray:
-    """[num_bins, num_bins]: x @ this is x averaged over one harmonic's width around each bin."""
-    num_bins, spacing = len(frequencies), frequencies[1]
-    half = ESPEAK_RATE / PITCH_PERIOD / 2
-    low = np.clip((frequencies - half) / spacing + 0.5, 0, None)
-    high = np.clip((frequencies + half) / spacing + 0.5, None, num_bins - 1e-3)
-    sums = np.concatenate([np.zeros((num_bins, 1)), np.cumsum(np.eye(num_bins), axis=1)], axis=1)
-
-    def at(place: np.ndarray) -> np.ndarray:
-        whole = place.astype(int)
-        part = place - whole
-        after = np.minimum(whole + 1, num_bins)
-        return sums[:, whole] * (1 - part) + sums[:, after] * part
-
-    return (at(high) - at(low)) / (high - low)
+_SILENT_VALUES = np.zeros(NUM_VALUES, np.float32)
+_SILENT_VALUES[0] = SILENT_CEPSTRUM
 
 
-def _voiced_matrix(frequencies: np.ndarray) -> np.ndarray:
-    """[num_bins, NUM_VOICED]: which bins belong to which band."""
-    bounds = itertools.pairwise(VOICED_EDGES_HZ)
-    inside = [(frequencies >= low) & (frequencies < high) for low, high in bounds]
-    return np.stack(inside, axis=1).astype(np.float32)
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A sentence every 5 ms, in whole frames."""
 
-
-_FREQUENCIES = np.arange(ANALYSIS_SIZE // 2 + 1) * ESPEAK_RATE / ANALYSIS_SIZE
-_HANN = np.hanning(WINDOW + 1)[:-1].astype(np.float32)
-_BANDS = (_band_matrix(_FREQUENCIES) / np.square(_HANN).sum()).astype(np.float32)
-_VOICED = _voiced_matrix(_FREQUENCIES)
-
-
-def silence() -> np.ndarray:
-    """Return [1, NUM_FEATURES] of a silent frame."""
-    subframe = np.zeros(NUM_BANDS + NUM_VOICED, np.float32)
-    subframe[:NUM_BANDS] = LOG_FLOOR
-    return np.tile(subframe, SUBFRAMES)[None]
+    values: np.ndarray  # [num_rows, NUM_VALUES] float32
+    f0: np.ndarray  # [num_rows] float32, Hz, without gaps
+    is_voiced: np.ndarray  # [num_rows] bool
+    words: np.ndarray  # [num_rows] int16: the index of the spoken word, or SILENCE
 
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """A sentence on the grid of frames."""
+    """A sentence as frames."""
 
     features: np.ndarray  # [num_frames, NUM_FEATURES] float32
-    words: np.ndarray  # [num_frames] index of the spoken word
-    word_starts: list[int]  # first character of each word in the text
+    pitch: np.ndarray  # [num_frames] uint8
+    words: np.ndarray  # [num_frames] int16: the word in the middle of the frame, or SILENCE
 
 
-def analyse(spoken: Spoken) -> Frames | None:
-    """Put a sentence on the grid; None if it has no sound."""
-    places, words = _place_phonemes(spoken.phonemes, len(spoken.samples))
-    if not len(places):
-        return None
-    padded = np.pad(spoken.samples, (WINDOW, WINDOW + PITCH_PERIOD))
-    index = (np.round(places).astype(int) + WINDOW - WINDOW // 2)[:, None] + np.arange(WINDOW)
-    half = PITCH_PERIOD // 2
-    around, before, after = (  # The last two are one period apart.
-        scipy.fft.rfft(padded[index + shift] * _HANN, ANALYSIS_SIZE)
-        for shift in (0, -half, PITCH_PERIOD - half)
-    )
-    energy = np.log(np.maximum(_power(around) @ _BANDS, np.exp(LOG_FLOOR)))
-    both = (_power(before) + _power(after)) @ _VOICED + 1e-6
-    likeness = 1 - _power(before - after) @ _VOICED / both
-    voiced = np.clip((likeness - VOICED_FROM) / VOICED_WIDTH, 0, 1)
-    features = np.concatenate([energy, voiced], axis=1).astype(np.float32)
-    return Frames(features.reshape(-1, NUM_FEATURES), words, spoken.word_starts)
+def silence() -> np.ndarray:
+    """Return [1, NUM_FEATURES] of a silent frame."""
+    return np.tile(_SILENT_VALUES, SUBFRAMES)[None]
 
 
-def _power(spectrum: np.ndarray) -> np.ndarray:
-    return spectrum.real**2 + spectrum.imag**2
+class Synthesis:
+    """Features from values, and sound from features, for one voice's filters."""
+
+    def __init__(self, filters: Filters):
+        self._gain = filters.gain
+        self._beta = filters.beta
+        omega = np.linspace(0, np.pi, SIZE // 2 + 1)
+        alpha = filters.alpha
+        warped = omega + 2 * np.arctan(alpha * np.sin(omega) / (1 - alpha * np.cos(omega)))
+        self._basis = np.cos(np.outer(np.arange(NUM_CEPSTRUM), warped)).astype(np.float32)
+        self._inverse = np.linalg.pinv(self._basis)
+        delay = (filters.bands.shape[1] - 1) / 2  # the filters are symmetric
+        bands = np.fft.rfft(filters.bands, SIZE) * np.exp(1j * delay * omega)
+        self._bands = bands.real.astype(np.float32)
+        # Their responses begin before the pulse; a transform would fold that part to its end.
+        self._delay = filters.bands.shape[1] // 2
+        self._late = np.exp(-1j * self._delay * omega)
+        self._noise = _noise()
+        self._window = np.hanning(2 * HOP + 1)[:-1].astype(np.float32)
+
+    # ---- analysis
+
+    def values(self, spoken: Spoken) -> np.ndarray:
+        """Return [num_rows, NUM_VALUES]: postfiltered cepstra, and shares of pulses.
+
+        flite's noise depends on the bands of unvoiced rows as well. That part goes into the
+        cepstrum, so that the bands of an unvoiced row can be zero.
+        """
+        cepstrum = spoken.cepstrum.copy()
+        before = self._energy(cepstrum)
+        cepstrum[:, 2:] *= 1 + self._beta
+        cepstrum[:, 0] += 0.5 * (before - self._energy(cepstrum))
+        voiced = np.clip(spoken.voiced, 0, 1)
+        is_voiced = spoken.f0 > 0
+        noise = np.maximum((1 - voiced[~is_voiced]) @ self._bands, 0.02)
+        cepstrum[~is_voiced] += np.log(noise) @ self._inverse
+        voiced = voiced * is_voiced[:, None]
+        return np.concatenate([cepstrum, voiced], axis=1).astype(np.float32)
+
+    def _energy(self, cepstrum: np.ndarray) -> np.ndarray:
+        return np.log(np.exp(2 * cepstrum @ self._basis).mean(1))
+
+    # ---- synthesis
+
+    def sound(self, features: np.ndarray, pitch: np.ndarray) -> np.ndarray:
+        """Return [num_frames * SAMPLES_PER_FRAME] float32 in [-1, 1] at 24 kHz.
+
+        Args:
+            features: [num_frames, NUM_FEATURES].
+            pitch: [num_frames] codes.
+        """
+        values = np.asarray(features, np.float32).reshape(-1, NUM_VALUES)
+        log_magnitude = values[:, :NUM_CEPSTRUM] @ self._basis
+        voiced = np.clip(values[:, NUM_CEPSTRUM:], 0, 1)
+        envelope = _minimum_phase(log_magnitude) * (self._gain * self._late)
+        sound = np.zeros(len(pitch) * FRAME + 2 * SIZE, np.float32)
+        self._add_noise(sound, envelope, (1 - voiced) @ self._bands)
+        self._add_pulses(sound, envelope, voiced @ self._bands, pitch)
+        start = HOP + self._delay
+        sound = sound[start : start + len(pitch) * FRAME] / 32768 * LOUDNESS
+        return (
+            scipy.signal.resample_poly(sound, 3, 2, window=_LOW_PASS).astype(np.float32).clip(-1, 1)
+        )
+
+    def _add_noise(self, sound: np.ndarray, envelope: np.ndarray, share: np.ndarray) -> None:
+        count = len(envelope)
+        starts = (np.arange(count) % SUBFRAMES) * HOP - HOP // 2
+        windows = self._noise[(starts[:, None] + np.arange(2 * HOP)) % FRAME] * self._window
+        noise = np.fft.irfft(np.fft.rfft(windows, SIZE) * envelope * share, SIZE)
+        for index in range(count):
+            start = HOP + index * HOP - HOP // 2
+            sound[start : start + SIZE] += noise[index]
+
+    def _add_pulses(
+        self, sound: np.ndarray, envelope: np.ndarray, share: np.ndarray, pitch: np.ndarray
+    ) -> None:
+        where, periods = pulses(pitch)
+        if not len(where):
+            return
+        index = np.minimum((where / HOP).astype(int), len(envelope) - 1)
+        whole = np.floor(where).astype(int)
+        bins = np.arange(SIZE // 2 + 1) * 2 * np.pi / SIZE
+        late = np.exp(-1j * np.outer(where - whole, bins))
+        spectrum = envelope[index] * share[index] * np.sqrt(periods)[:, None] * late
+        for start, pulse in zip(whole + HOP, np.fft.irfft(spectrum, SIZE), strict=True):
+            sound[start : start + SIZE] += pulse
 
 
-def _place_phonemes(phonemes: list[Phoneme], num_samples: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the place of each subframe in the sound, and the word of each frame.
-
-    Returns [num_frames * SUBFRAMES] places and [num_frames] words; pauses after the last sound are
-    dropped.
-    """
-    places: list[np.ndarray] = []
-    words: list[int] = []
-    sounding = [i for i, phoneme in enumerate(phonemes) if not phoneme.is_pause]
-    count = sounding[-1] + 1 if sounding else 0
-    ends = [phoneme.sample for phoneme in phonemes[1:]] + [num_samples]
-    for phoneme, end in zip(phonemes[:count], ends[:count], strict=True):
-        seconds = (end - phoneme.sample) / ESPEAK_RATE
-        if seconds < (MIN_PAUSE_SECONDS if phoneme.is_pause else MIN_SECONDS):
+def pulses(pitch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the places of the frames' pulses and the periods there, in samples at flite's rate."""
+    where, periods = [np.zeros(0)], [np.zeros(0)]
+    for frame, code in enumerate(pitch):
+        if code >= NO_PITCH:
             continue
-        num_frames = max(1, round(seconds / FRAME_SECONDS - ROUNDING_BIAS))
-        if phoneme.is_pause:
-            num_frames = min(num_frames, MAX_PAUSE_FRAMES)
-        share = (np.arange(num_frames * SUBFRAMES) + 0.5) / (num_frames * SUBFRAMES)
-        places.append(phoneme.sample + (end - phoneme.sample) * share)
-        words += [phoneme.word] * num_frames
-    return np.concatenate(places) if places else np.zeros(0), np.array(words, np.int16)
+        start, cycles, slope = unpack_pitch(int(code))
+        # This solves `phase` for the shares at which it is a whole number.
+        wanted = np.arange(np.ceil(start), start + cycles) - start
+        linear = cycles - slope / 2
+        root = np.sqrt(np.maximum(linear**2 + 2 * slope * wanted, 1e-6))
+        share = 2 * wanted / (linear + root)
+        where.append((frame + share) * FRAME)
+        periods.append(FRAME / (cycles + slope * (share - 0.5)))
+    return np.concatenate(where), np.concatenate(periods)
 
 
-# ---- synthesis
+def unpack_pitch(code: int) -> tuple[float, float, float]:
+    """Return a code's phase at the start, its number of periods, and their growth in the frame."""
+    rest, third = divmod(code, PHASES)
+    slope, parts = divmod(rest, NUM_COUNTS)
+    return third / PHASES, (parts + LEAST_PARTS) / PHASES, SLOPES_HZ[slope] * FRAME_SECONDS
 
 
-def _interpolation(points: np.ndarray, frequencies: np.ndarray) -> np.ndarray:
-    """[num_frequencies, num_points]: linear between points, constant outside."""
-    unit = np.eye(len(points))
-    return np.stack([np.interp(frequencies, points, row) for row in unit], 1).astype(np.float32)
+def pack_pitch(third: int, parts: int, slope: int) -> int:
+    """Return the code of a phase in thirds, a number of thirds of periods, and a slope's index."""
+    return (slope * NUM_COUNTS + parts - LEAST_PARTS) * PHASES + third
 
 
-_OUT_FREQUENCIES = np.arange(SYNTHESIS_SIZE // 2 + 1) * SAMPLE_RATE / SYNTHESIS_SIZE
-_TO_SPECTRUM = _interpolation(_band_centers(), _OUT_FREQUENCIES)
-_TO_VOICED = _interpolation(np.array(VOICED_CENTERS_HZ, float), _OUT_FREQUENCIES)
-_FADE = np.where(_OUT_FREQUENCIES > FADE_HZ, (FADE_HZ - _OUT_FREQUENCIES) / 1500 * 4, 0)
-_OUT_HANN = np.hanning(2 * HOP + 1)[:-1].astype(np.float32)
+def phase(code: int, share: np.ndarray) -> np.ndarray:
+    """Return a frame's phase, in periods, after these shares of it."""
+    start, cycles, slope = unpack_pitch(code)
+    return start + cycles * share + slope * share * (share - 1) / 2
+
+
+def pitch_book(width: int) -> np.ndarray:
+    """Return [256, width] float32, the vocoder's first pitch codebook: the fundamental of a frame.
+
+    The cosine and sine of a frame's phase lie in few dimensions, whatever its pitch, so a linear
+    map can draw the fundamental from such a row. The last column says that there is one.
+    """
+    share = (np.arange(PITCH_POINTS) + 0.5) / PITCH_POINTS
+    rows = np.zeros((256, 2 * PITCH_POINTS))
+    for code in range(NO_PITCH):
+        angles = 2 * np.pi * phase(code, share)
+        rows[code] = np.concatenate([np.cos(angles), np.sin(angles)])
+    _, _, directions = np.linalg.svd(rows[:NO_PITCH], full_matrices=False)
+    book = np.zeros((256, width), np.float32)
+    book[:, :-1] = rows @ directions[: width - 1].T
+    book /= book[:NO_PITCH].std()
+    book[:NO_PITCH, -1] = 1
+    return book
+
+
+def encode_pitch(f0: np.ndarray, is_voiced: np.ndarray) -> np.ndarray:
+    """Return the code of each frame.
+
+    Args:
+        f0: [num_frames, n] Hz at n places of each frame, without gaps.
+        is_voiced: [num_frames] bool.
+    """
+    codes = np.full(len(f0), NO_PITCH, np.uint8)
+    start, behind = 0, 0.0  # the phase in parts, and the periods that rounding has left out
+    fits = np.linspace(-0.5, 0.5, f0.shape[1])
+    fits /= (fits**2).sum()
+    for frame in range(len(f0)):
+        if not is_voiced[frame]:
+            start, behind = 0, 0.0
+            continue
+        wanted = f0[frame].mean() * FRAME_SECONDS + behind
+        parts = int(np.clip(round(wanted * PHASES), LEAST_PARTS, MOST_PARTS))
+        behind = float(np.clip(wanted - parts / PHASES, -0.5, 0.5))
+        slope = int(np.argmin(np.abs(np.array(SLOPES_HZ) - f0[frame] @ fits)))
+        codes[frame] = pack_pitch(start, parts, slope)
+        start = (start + parts) % PHASES
+    return codes
+
+
+def decode_pitch(codes: np.ndarray) -> np.ndarray:
+    """Return [num_frames, SUBFRAMES] Hz of pitch codes; 0 without pitch."""
+    share = (np.arange(SUBFRAMES) + 0.5) / SUBFRAMES - 0.5
+    rows = np.zeros((len(codes), SUBFRAMES), np.float32)
+    for frame, code in enumerate(codes):
+        if code < NO_PITCH:
+            _, cycles, slope = unpack_pitch(int(code))
+            rows[frame] = (cycles + slope * share) / FRAME_SECONDS
+    return rows
+
+
+def compare_melodies(
+    ours: np.ndarray, wanted: np.ndarray, is_voiced: np.ndarray
+) -> dict[str, float]:
+    """Compare two melodies in the frames in which the teacher is voiced.
+
+    Args:
+        ours, wanted: [n] Hz.
+        is_voiced: [n] bool.
+    Returns:
+        The correlation of their logarithms; the error in semitones that half of the places do not
+        exceed; and our range over the teacher's, as standard deviations in semitones.
+    """
+    tones = [12 * np.log2(np.asarray(hz, float)[is_voiced]) for hz in (ours, wanted)]
+    ranges = [tone.std() for tone in tones]
+    return {
+        "correlation": float(np.corrcoef(*tones)[0, 1]) if min(ranges) > 0 else 0.0,
+        "median_error": float(np.median(np.abs(tones[0] - tones[1]))),
+        "range": float(ranges[0] / max(ranges[1], 1e-9)),
+    }
+
+
+def place(spoken: Spoken, grid: float = GRID_SECONDS) -> tuple[np.ndarray, np.ndarray]:
+    """Return the place of each row in flite's time, and its word or SILENCE.
+
+    Phonemes begin on the grid; silence around the speech is cut to LEAD_ and TAIL_SECONDS.
+    """
+    sounding = [i for i, segment in enumerate(spoken.segments) if not segment.is_pause]
+    segments = spoken.segments[sounding[0] : sounding[-1] + 1]
+    begin = spoken.segments[sounding[0] - 1].end if sounding[0] else 0.0
+    theirs = np.array([begin, *(segment.end for segment in segments)])
+    ours = LEAD_SECONDS + np.round((theirs - begin) / grid) * grid
+    for index in range(1, len(ours)):
+        ours[index] = max(ours[index], ours[index - 1] + grid)
+    num_frames = int(np.ceil((ours[-1] + TAIL_SECONDS) / FRAME_SECONDS - 1e-6))
+    times = (np.arange(num_frames * ROWS_PER_FRAME) + 0.5) * HOP_SECONDS
+    places = np.interp(times, ours, theirs)
+    places += np.minimum(times - ours[0], 0) + np.maximum(times - ours[-1], 0)
+    index = np.searchsorted(ours, times) - 1
+    is_inside = (index >= 0) & (index < len(segments))
+    numbers = [SILENCE if segment.is_pause else segment.word for segment in segments]
+    words = np.where(is_inside, np.array(numbers)[index.clip(0, len(segments) - 1)], SILENCE)
+    return places, words.astype(np.int16)
+
+
+def analyse(spoken: Spoken, text: str, synthesis: Synthesis) -> Rows:
+    """Return a sentence's rows: phonemes on the grid, pauses silent, questions rising."""
+    places, words = place(spoken)
+    values = synthesis.values(spoken)
+    at = np.clip(places / HOP_SECONDS, 0, len(values) - 1)
+    low = np.minimum(at.astype(int), len(values) - 2)
+    part = (at - low)[:, None]
+    taken = values[low] * (1 - part) + values[low + 1] * part
+    near = np.round(at).astype(int)
+    taken[:, NUM_CEPSTRUM:] = values[near, NUM_CEPSTRUM:]
+    quiet = _quiet(words == SILENCE)[:, None]
+    taken = taken * (1 - quiet) + _SILENT_VALUES * quiet
+    known = np.flatnonzero(spoken.f0 > 0)
+    f0 = np.interp(at, known, spoken.f0[known]) if len(known) else np.full(len(at), 100.0)
+    is_voiced = (spoken.f0[near] > 0) & (quiet[:, 0] < 0.5)
+    _raise_questions(f0, words, spoken.word_starts, text)
+    return Rows(taken.astype(np.float32), f0.astype(np.float32), is_voiced, words)
+
+
+def delay(rows: Rows, earliest: Sequence[int]) -> Rows:
+    """Return the rows with silence before every word that would begin too early.
+
+    Args:
+        earliest: the first frame in which each word may begin, and after the last word, the
+            frame before which the sentence may not end.
+    """
+    pieces: list[np.ndarray] = []
+    start = late = 0
+    for word in sorted(set(rows.words.tolist()) - {SILENCE}):
+        onset = int(np.argmax(rows.words == word))
+        missing = earliest[word] - (onset + late) // ROWS_PER_FRAME
+        if missing > 0:
+            pieces += [np.arange(start, onset), np.full(missing * ROWS_PER_FRAME, -1)]
+            start, late = onset, late + missing * ROWS_PER_FRAME
+    pieces.append(np.arange(start, len(rows.words)))
+    missing = earliest[-1] - (len(rows.words) + late) // ROWS_PER_FRAME
+    pieces.append(np.full(max(0, missing) * ROWS_PER_FRAME, -1))
+    index = np.concatenate(pieces)
+    is_silent = index < 0
+    return Rows(
+        np.where(is_silent[:, None], _SILENT_VALUES, rows.values[index]),
+        rows.f0[np.maximum(index, 0)],
+        rows.is_voiced[index] & ~is_silent,
+        np.where(is_silent, SILENCE, rows.words[index]).astype(np.int16),
+    )
+
+
+def frames(rows: Rows) -> Frames:
+    """Return rows as frames."""
+    values = rows.values.reshape(-1, ROWS_PER_SUBFRAME, NUM_VALUES).mean(1)
+    is_voiced = rows.is_voiced.reshape(-1, ROWS_PER_FRAME).any(1)
+    return Frames(
+        values.reshape(-1, NUM_FEATURES),
+        encode_pitch(rows.f0.reshape(-1, ROWS_PER_FRAME), is_voiced),
+        rows.words.reshape(-1, ROWS_PER_FRAME)[:, ROWS_PER_FRAME // 2],
+    )
+
+
+def _raise_questions(
+    f0: np.ndarray, words: np.ndarray, word_starts: Sequence[int], text: str
+) -> None:
+    """Let the pitch rise before every question mark, which flite's voices do not do."""
+    mean = float(np.mean(f0))
+    ends = [*word_starts[1:], len(text)]
+    for word, (start, end) in enumerate(zip(word_starts, ends, strict=True)):
+        rows = np.flatnonzero(words == word)
+        if "?" not in text[start:end] or not len(rows):
+            continue
+        last = int(rows[-1]) + 1
+        first = max(0, last - round(RISE_SECONDS / HOP_SECONDS))
+        share = np.linspace(0, 1, last - first) ** 2
+        missing = RISE * mean - f0[last - 1]
+        f0[first:last] += share * missing
+        # The last frame also holds rows of the pause, and has one pitch for all of them.
+        later = np.flatnonzero(words[last:] != SILENCE)
+        f0[last : last + int(later[0]) if len(later) else None] += missing
+
+
+def _quiet(is_pause: np.ndarray) -> np.ndarray:
+    """Return how silent each row is: 1 in pauses, less near the sounds around them."""
+    sounds = np.flatnonzero(~is_pause)
+    rows = np.arange(len(is_pause))
+    after = np.searchsorted(sounds, rows)
+    right = np.where(after < len(sounds), sounds[np.minimum(after, len(sounds) - 1)] - rows, 10**6)
+    left = np.where(after > 0, rows - sounds[np.maximum(after - 1, 0)], 10**6)
+    near = np.minimum(left, right) * HOP_SECONDS
+    return np.where(is_pause, np.clip((near - PAUSE_KEPT) / PAUSE_FADE, 0, 1), 0.0)
 
 
 def _noise() -> np.ndarray:
     """Return a frame of noise, the same for every frame: changing noise cannot be learned."""
-    noise = np.random.RandomState(0).randn(SAMPLES_PER_FRAME).astype(np.float32)
+    noise = np.random.RandomState(0).randn(FRAME).astype(np.float32)
     noise -= noise.mean()
     return noise / noise.std()
 
 
-_NOISE = _noise()
-
-
-def synthesize(features: np.ndarray) -> np.ndarray:
-    """[num_frames, NUM_FEATURES] -> [num_frames * SAMPLES_PER_FRAME] float32 in [-1, 1]."""
-    subframes = np.asarray(features, np.float32).reshape(-1, NUM_BANDS + NUM_VOICED)
-    count = len(subframes)
-    log_magnitude = 0.5 * (subframes[:, :NUM_BANDS] @ _TO_SPECTRUM.T) + _FADE
-    voiced = np.clip(subframes[:, NUM_BANDS:] @ _TO_VOICED.T, 0, 1)
-    envelope = _minimum_phase(log_magnitude)
-    pulses = np.fft.irfft(envelope * np.sqrt(voiced), SYNTHESIS_SIZE, axis=1) * np.sqrt(HOP)
-    starts = (np.arange(count) % SUBFRAMES) * HOP - HOP  # each window reaches one hop back
-    windows = _NOISE[(starts[:, None] + np.arange(2 * HOP)) % SAMPLES_PER_FRAME] * _OUT_HANN
-    noise = np.fft.rfft(windows, SYNTHESIS_SIZE, axis=1) * envelope * np.sqrt(1 - voiced)
-    noise = np.fft.irfft(noise, SYNTHESIS_SIZE, axis=1)
-    sound = np.zeros(count * HOP + 2 * SYNTHESIS_SIZE, np.float32)
-    for index in range(count):
-        start = index * HOP
-        sound[start : start + SYNTHESIS_SIZE] += noise[index]
-        start += HOP + HOP // 2
-        sound[start : start + SYNTHESIS_SIZE] += pulses[index]
-    return np.clip(sound[HOP // 2 : HOP // 2 + count * HOP] * LOUDNESS, -1, 1)
-
-
 def _minimum_phase(log_magnitude: np.ndarray) -> np.ndarray:
     """Return the minimum-phase filter of a magnitude, by its folded cepstrum."""
-    cepstrum = np.fft.irfft(log_magnitude, SYNTHESIS_SIZE, axis=-1)
-    half = SYNTHESIS_SIZE // 2
+    cepstrum = np.fft.irfft(log_magnitude, SIZE, axis=-1)
+    half = SIZE // 2
     cepstrum[..., 1:half] *= 2
     cepstrum[..., half + 1 :] = 0
-    return np.exp(np.fft.rfft(cepstrum, SYNTHESIS_SIZE, axis=-1))
+    return np.exp(np.fft.rfft(cepstrum, SIZE, axis=-1))

@@ -1,7 +1,7 @@
 """Measure how close a vocoder's sound is to its teacher's, for codes made from the teacher's sound.
 
-python -m tools.demo_voice.quality --teacher flite --codebooks natural.safetensors \\
-    --vocoder natural-vocoder.pt --json quality.json
+python -m tools.demo_voice.quality --vocoder qwen_megakernel/assets/demo-voice --sentences 100 \\
+    --test --json benchmarks/results/demo_voice_codec.json
 
 The sentences are those for choosing settings, or with `--test` those for measuring; no voice has
 learned from either. Teacher and decoded sound lie on each other to the sample, so they are compared
@@ -27,9 +27,9 @@ from tqdm import tqdm
 from benchmarks import common
 from qwen_megakernel.checkpoint.codec_config import parse_codec_config
 from qwen_megakernel.vocoder.vocoder import Vocoder
-from tools.demo_voice import natural, package, recipe, texts
+from tools.demo_voice import features, package, recipe, texts
 from tools.demo_voice.codebooks import SHIPPED
-from tools.demo_voice.speech import SPEAKERS
+from tools.demo_voice.speech import Speaker
 
 RATE = recipe.SAMPLE_RATE
 WIDEBAND = 16000  # the rate at which PESQ and STOI listen
@@ -115,7 +115,7 @@ def mean(rows: Sequence[dict[str, float]]) -> dict[str, float]:
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Return the figures of teacher and decoded sound."""
-    speaker = SPEAKERS[args.teacher](args.codebooks)
+    speaker = Speaker(args.codebooks)
     vocoder = load_vocoder(args.vocoder)
     sentences = texts.written() if args.test else texts.written_for_development()
     said = []
@@ -126,23 +126,20 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     melodies, likeness = [], []
     for _, codes, wanted, ours in said:
         likeness.append(alike(ours, wanted))
-        if args.teacher == "flite":
-            hertz = natural.decode_pitch(codes[:, -1]).ravel()
-            found_in = [pitch(sound)[: len(hertz)] for sound in (ours, wanted)]
-            is_known = (hertz > 0) & (np.abs(found_in[1] / np.maximum(hertz, 1) - 1) < NEAR)
-            melodies.append(natural.compare_melodies(found_in[0], hertz, is_known))
+        hertz = features.decode_pitch(codes[:, -1]).ravel()
+        found_in = [pitch(sound)[: len(hertz)] for sound in (ours, wanted)]
+        is_known = (hertz > 0) & (np.abs(found_in[1] / np.maximum(hertz, 1) - 1) < NEAR)
+        melodies.append(features.compare_melodies(found_in[0], hertz, is_known))
     found: dict[str, Any] = {
         "vocoder": args.vocoder.name,
-        "teacher": args.teacher,
         "sentences": len(said),
         "alike": mean(likeness),
+        "melody": mean(melodies),
         "levels": {
             "teacher": mean([levels(wanted) for _, _, wanted, _ in said]),
             "decoded": mean([levels(ours) for *_, ours in said]),
         },
     }
-    if melodies:
-        found["melody"] = mean(melodies)
     if args.recogniser:
         found["word_error_rate"] = _heard(said)
     return found
@@ -187,12 +184,6 @@ def parse_args() -> argparse.Namespace:
         type=Path,
         default=SHIPPED,
         help="codebooks file that the vocoder was trained with",
-    )
-    parser.add_argument(
-        "--teacher",
-        choices=SPEAKERS,
-        default="espeak",
-        help="speech program that the vocoder was trained on",
     )
     parser.add_argument("--sentences", type=int, default=60, help="number of sentences")
     parser.add_argument(

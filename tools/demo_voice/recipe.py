@@ -1,8 +1,6 @@
 """Every dimension of the demonstration voice: its config files, in the official layout.
 
-All other modules read the parsed configs, so another size of voice needs a change only here. What
-depends on the teacher is an argument: the number of codes in a frame, and how wide they are in the
-vocoder.
+All other modules read the parsed configs, so another size of voice needs a change only here.
 """
 
 from typing import Any
@@ -12,8 +10,9 @@ from qwen_megakernel.checkpoint.config import TOY, ModelConfig, parse_model_conf
 SAMPLE_RATE = 24000
 SAMPLES_PER_FRAME = 1920  # 80 ms
 
-NUM_CODEBOOKS = 8
+NUM_CODEBOOKS = 8  # seven for the envelope, one for the pitch
 CODEBOOK_SIZE = 256
+CODE_WIDTH = 128  # columns of the vocoder's codebooks: 96 for the envelope, 32 for the pitch
 NUM_CONTROL_IDS = 1024  # ids of the codec vocabulary; the official code draws none of them but EOS
 
 SPEAKER = "demo"
@@ -145,7 +144,9 @@ def codec_preprocessor_config() -> dict[str, Any]:
     return dict(_FEATURE_EXTRACTOR)
 
 
-def codec_config(num_codebooks: int = NUM_CODEBOOKS, code_width: int = 64) -> dict[str, Any]:
+def codec_config(
+    num_codebooks: int = NUM_CODEBOOKS, code_width: int = CODE_WIDTH
+) -> dict[str, Any]:
     """Return speech_tokenizer/config.json, which has to describe the encoder that is left out.
 
     Args:

@@ -1,4 +1,4 @@
-"""Write docs/samples: ten sentences to listen to, and a picture of one.
+"""Write docs/samples: ten sentences to listen to, and spectrograms of three.
 
 python -m tools.demo_voice.samples
 """
@@ -7,6 +7,7 @@ import argparse
 import os
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch reads this when it is imported
@@ -18,7 +19,8 @@ from qwen_megakernel import TTSEngine
 from qwen_megakernel.audio import to_int16
 
 FOLDER = Path(__file__).parents[2] / "docs" / "samples"
-PICTURE = "spectrogram.png"
+PICTURE = "spectrograms.png"
+DRAWN = (0, 1, 7)  # sentences in the picture: two questions and a statement
 DECIBELS = 70  # range of the picture below the loudest value
 SENTENCES = (
     "Hello, how are you today?",
@@ -37,7 +39,8 @@ SENTENCES = (
 DESCRIPTION = (
     "`python -m tools.demo_voice.samples` wrote these files. The shipped checkpoint speaks with "
     "its own sampling settings; the seed is the number of the file minus one. A test speaks the "
-    "sentences again and compares the samples. The training texts contain none of these sentences."
+    "sentences again and compares the samples. The training texts contain none of these sentences. "
+    "The picture shows three of them: the lines are harmonics, so their slope is the melody."
 )
 
 
@@ -62,23 +65,25 @@ def page() -> str:
         "|---|---|",
     ]
     lines += [f"| [{file_name(i)}]({file_name(i)}) | {s} |" for i, s in enumerate(SENTENCES)]
-    lines += ["", f"![{SENTENCES[0]}]({PICTURE})", ""]
+    lines += ["", f"![Spectrograms]({PICTURE})", ""]
     return "\n".join(lines)
 
 
-def draw(samples: np.ndarray, rate: int, path: Path) -> None:
-    """Draw a spectrogram of one sentence."""
+def draw(sounds: Sequence[np.ndarray], rate: int, path: Path) -> None:
+    """Draw spectrograms of the sentences `DRAWN`, one below the other."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axis = pyplot.subplots(figsize=(8, 2.4))
-    sound = samples / 32768 + 1e-9
-    _, _, _, image = axis.specgram(sound, NFFT=512, Fs=rate, noverlap=512 - 120, cmap="magma")
-    top = image.get_array().max()
-    image.set_clim(top - DECIBELS, top)
-    axis.set(xlabel="seconds", ylabel="Hz", ylim=(0, 8000), title=SENTENCES[0])
+    figure, axes = pyplot.subplots(len(DRAWN), figsize=(8, 2.6 * len(DRAWN)))
+    for index, axis in zip(DRAWN, axes, strict=True):
+        sound = sounds[index] / 32768 + 1e-9
+        _, _, _, image = axis.specgram(sound, NFFT=2048, Fs=rate, noverlap=1928, cmap="magma")
+        top = image.get_array().max()
+        image.set_clim(top - DECIBELS, top)
+        axis.set(ylabel="Hz", ylim=(0, 2500), title=SENTENCES[index])
+    axes[-1].set(xlabel="seconds")
     figure.tight_layout()
     figure.savefig(path, dpi=80)
 
@@ -87,12 +92,11 @@ def main(args: argparse.Namespace) -> int:
     """Write the files, the picture and the page."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     with TTSEngine.from_pretrained(args.model, backend="torch", device="cpu") as tts:
-        for index, sentence in enumerate(SENTENCES):
-            samples = speak(tts, index)
+        sounds = [speak(tts, index) for index in range(len(SENTENCES))]
+        for index, (sentence, samples) in enumerate(zip(SENTENCES, sounds, strict=True)):
             soundfile.write(FOLDER / file_name(index), samples, tts.sample_rate)
             print(f"{file_name(index)} {len(samples) / tts.sample_rate:.2f} s  {sentence}")
-            if index == 0:
-                draw(samples, tts.sample_rate, FOLDER / PICTURE)
+        draw(sounds, tts.sample_rate, FOLDER / PICTURE)
     (FOLDER / "README.md").write_text(page(), encoding="utf-8")
     return 0
 

@@ -8,23 +8,19 @@ import numpy as np
 
 TRAINING = "train"
 SILENCE = -1  # a value in `Utterance.words`
-ANY_FEED, FULL, STEPWISE = "", "full", "stepwise"
+FULL, STEPWISE = "full", "stepwise"  # the ways of feeding text
 
 
 @dataclass(frozen=True, slots=True)
 class Utterance:
-    """One sentence as it should be spoken while its text streams in."""
+    """One sentence as it should be spoken."""
 
     kind: str  # TRAINING, or the name of a set of test sentences
     text: str
     ids: np.ndarray  # [num_tokens] int16, without the prompt's own tokens
     codes: np.ndarray  # [num_frames, num_codes] uint8
     words: np.ndarray  # [num_frames] int16: the index of the spoken word, or SILENCE
-    feed: str = ANY_FEED  # the way of feeding text to which its timing belongs
-
-    def suits(self, feed: str) -> bool:
-        """Return whether speech has this timing when its text is fed in this way."""
-        return self.feed in (feed, ANY_FEED)
+    feed: str  # the way of feeding text to which its timing belongs: FULL or STEPWISE
 
 
 def write(path: Path, utterances: Sequence[Utterance]) -> None:
@@ -56,7 +52,7 @@ def read(path: Path) -> list[Utterance]:
             np.split(shard["ids"], token_ends),
             np.split(shard["codes"], frame_ends),
             np.split(shard["words"], frame_ends),
-            shard["feeds"].tolist() if "feeds" in shard else [ANY_FEED] * len(shard["texts"]),
+            shard["feeds"].tolist(),
         )
     return [Utterance(*values) for values in zip(*columns, strict=True)]
 

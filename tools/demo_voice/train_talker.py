@@ -27,7 +27,7 @@ from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX
 from tools.demo_voice import recipe, run_options, shards, tokenizer
 from tools.demo_voice.batches import Layout, Packer
 from tools.demo_voice.codebooks import SHIPPED, Codebooks
-from tools.demo_voice.decode import word_accuracy
+from tools.demo_voice.decode import progress
 from tools.demo_voice.optimizer import Muon
 from tools.demo_voice.shards import Utterance
 from tools.demo_voice.talker_net import Weights, initial_weights, losses
@@ -133,15 +133,14 @@ class Training:
         return self.args.learning_rate * fall * min(1.0, (self.step + 1) / WARMUP_STEPS)
 
     def test(self) -> dict[str, float]:
-        """Return the word accuracy on a few sentences of `--test`, in both ways of feeding text."""
-        return {
-            f"{kind}_{name}": word_accuracy(
-                self.weights, self.config, sentences[:NUM_SPOKEN], self.codebooks, layout
-            )
-            for (kind, feed), sentences in self.sentences.items()
-            for name, layout in ((shards.STEPWISE, Layout()), (shards.FULL, Layout(is_full=True)))
-            if feed in (name, shards.ANY_FEED)
-        }
+        """Return how a few sentences of `--test` are spoken, in both ways of feeding text."""
+        found = {}
+        for (kind, feed), sentences in self.sentences.items():
+            layout = Layout(is_full=feed == shards.FULL)
+            some = sentences[:NUM_SPOKEN]
+            figures = progress(self.weights, self.config, some, self.codebooks, layout)
+            found |= {f"{kind}_{feed}_{name}": value for name, value in figures.items()}
+        return found
 
     def save(self, path: Path) -> None:
         """Write everything that `resume` needs; the file appears whole."""
@@ -229,7 +228,7 @@ def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
         "--codebooks",
         type=Path,
         default=SHIPPED,
-        help="codebooks file, with which the spoken words are recognised",
+        help="codebooks file, with which the spoken frames are compared",
     )
     parser.add_argument(
         "--test-minutes",

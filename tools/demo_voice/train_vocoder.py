@@ -23,17 +23,21 @@ from torch import Tensor
 from tqdm import tqdm
 
 from qwen_megakernel.validation import official
-from tools.demo_voice import natural, package, recipe, run_options, texts, vocoder_start
+from tools.demo_voice import features, package, recipe, run_options, texts, vocoder_start
 from tools.demo_voice.codebooks import SHIPPED, Codebooks
-from tools.demo_voice.speech import SPEAKERS
+from tools.demo_voice.speech import Speaker
 
 SAMPLES = recipe.SAMPLES_PER_FRAME
 CONTEXT_FRAMES = 2  # first frames of a segment, not compared because their past is missing
 RESOLUTIONS = ((2048, 480), (1024, 240), (512, 120), (256, 60))  # window, hop
 MEL_WINDOW, NUM_MELS = 1024, 80
 MEL_WEIGHT, WAVE_WEIGHT, RATIO_WEIGHT = 3.0, 0.5, 0.5
+# Words are lost where the slow spectral envelope is wrong, so its error counts on its own: that of
+# the log-mel spectrum, averaged over two bands and 40 ms, squared so that large errors count most.
+ENVELOPE_WEIGHT, ENVELOPE_AREA = 4.0, (2, 4)  # bands and hops
+FIGURES = ("total", "mel", "wave", "envelope")  # what `Spectra.losses` returns
 PRE_EMPHASIS = 0.9  # without it, the wave's and the ratio's losses hear little above 1 kHz
-PITCH_WIDTH = 32  # columns of the codebooks for flite's pitch
+PITCH_WIDTH = 32  # columns of the codebooks for the pitch
 BEFORE_THE_STACK = ("quantizer.", "pre_conv.")  # parts whose shapes depend on the codes
 INITIAL_GAMMA = 0.3  # of the ConvNeXt blocks, whose official 1e-6 would take long to grow
 WARMUP_STEPS = 50
@@ -52,12 +56,12 @@ class Spectra:
         mel = librosa.filters.mel(sr=recipe.SAMPLE_RATE, n_fft=MEL_WINDOW, n_mels=NUM_MELS)
         self._mel = torch.from_numpy(mel).to(device)
 
-    def losses(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return total, log-mel distance and relative wave distance of [n, num_samples] sounds.
+    def losses(self, output: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+        """Return total, log-mel, relative wave and envelope distances of [n, num_samples] sounds.
 
         All of them compare pre-emphasised sound.
         """
-        total, mel = output.new_zeros(()), output.new_zeros(())
+        total, mel, envelope = (output.new_zeros(()) for _ in range(3))
         output, target = (sound[:, 1:] - PRE_EMPHASIS * sound[:, :-1] for sound in (output, target))
         for size, hop in RESOLUTIONS:
             ours, wanted = (self._magnitude(sound, size, hop) for sound in (output, target))
@@ -66,9 +70,13 @@ class Spectra:
             total = total + (logs + RATIO_WEIGHT * ratio) / len(RESOLUTIONS)
             if size == MEL_WINDOW:
                 mels = [(self._mel @ spectrum + 1e-3).log() for spectrum in (ours, wanted)]
-                mel = (mels[0] - mels[1]).abs().mean()
+                error = mels[0] - mels[1]
+                mel = error.abs().mean()
+                slow = torch.nn.functional.avg_pool2d(error[:, None], ENVELOPE_AREA, stride=2)
+                envelope = slow.square().mean().clamp(min=1e-8).sqrt()
         wave = (output - target).abs().mean() / target.abs().mean().clamp(min=1e-3)
-        return total + MEL_WEIGHT * mel + WAVE_WEIGHT * wave, mel.detach(), wave.detach()
+        total = total + MEL_WEIGHT * mel + ENVELOPE_WEIGHT * envelope + WAVE_WEIGHT * wave
+        return total, mel.detach(), wave.detach(), envelope.detach()
 
     def _magnitude(self, sound: Tensor, size: int, hop: int) -> Tensor:
         spectrum = torch.stft(
@@ -77,19 +85,16 @@ class Spectra:
         return spectrum.abs().clamp(min=1e-5)
 
 
-def initial_books(codebooks: Codebooks, teacher: str) -> Tensor:
+def initial_books(codebooks: Codebooks) -> Tensor:
     """Return [num_codes, 256, code_width]: the initial codebooks of the decoder.
 
-    They are those that made the codes. Those for flite have separate columns for the pitch, which
-    is a frame's last code.
+    They are those that made the codes, with separate columns for the pitch, a frame's last code.
     """
     books = codebooks.books / codebooks.books[0].std()
-    if teacher == "espeak":
-        return books
     number, size, width = books.shape
     found = torch.zeros(number + 1, size, width + PITCH_WIDTH)
     found[:-1, :, :width] = books
-    found[-1, :, width:] = torch.from_numpy(natural.pitch_book(PITCH_WIDTH))
+    found[-1, :, width:] = torch.from_numpy(features.pitch_book(PITCH_WIDTH))
     return found
 
 
@@ -127,7 +132,7 @@ class Training:
         self.args, self.device = args, torch.device(args.device)
         self.training, self.test_pairs = training, test
         codebooks = Codebooks.load(args.codebooks)
-        books = initial_books(codebooks, args.teacher)
+        books = initial_books(codebooks)
         self.decoder = new_decoder(books, args.seed).to(self.device)
         if args.init:
             self._start_from(package.load_vocoder(args.init))
@@ -162,15 +167,14 @@ class Training:
             recent.append(self.train_step())
             is_over = self.step == args.steps
             if is_over or time.monotonic() - saved > 60 * args.save_minutes:
-                total, mel, wave = np.mean(recent, axis=0).tolist()
-                figures = {"step": self.step, "total": total, "mel": mel, "wave": wave}
-                self.history.append(figures | self.test())
+                figures = dict(zip(FIGURES, np.mean(recent, axis=0).tolist(), strict=True))
+                self.history.append({"step": self.step} | figures | self.test())
                 bar.write(" ".join(f"{k} {v:.4g}" for k, v in self.history[-1].items()))
                 self.save(args.output)
                 recent, saved = [], time.monotonic()
 
     def train_step(self) -> list[float]:
-        """Make one update on random segments; return total, mel and wave."""
+        """Make one update on random segments; return the `FIGURES`."""
         args = self.args
         codes, sounds = zip(*(self._segment() for _ in range(args.batch)), strict=True)
         target = torch.stack(sounds).to(self.device)
@@ -204,8 +208,8 @@ class Training:
             output = self.decoder(codes.T[None].to(self.device))[:, 0].clamp(-1, 1)
             found.append(torch.stack(self.spectra.losses(output, sound[None].to(self.device))))
         self.decoder.train()
-        total, mel, wave = torch.stack(found).mean(0).tolist()
-        return {"test_total": total, "test_mel": mel, "test_wave": wave}
+        means = torch.stack(found).mean(0).tolist()
+        return {f"test_{name}": mean for name, mean in zip(FIGURES, means, strict=True)}
 
     def save(self, path: Path) -> None:
         """Write everything that `resume` needs; the file appears whole."""
@@ -238,7 +242,7 @@ class Training:
 
 def make_pairs(args: argparse.Namespace) -> tuple[list[Pair], list[Pair]]:
     """Return (training, test) sentences as codes and the sound that they should have."""
-    speaker = SPEAKERS[args.teacher](args.codebooks)
+    speaker = Speaker(args.codebooks)
     training = [text for _, text in texts.read(args.texts)]
     random.Random(args.seed).shuffle(training)
     test = texts.written_for_development()[:NUM_TEST]
@@ -268,12 +272,6 @@ def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
         help="codebooks file whose codes the vocoder learns",
     )
     parser.add_argument(
-        "--teacher",
-        choices=SPEAKERS,
-        default="espeak",
-        help="speech program to learn from; each one has codebooks of its own",
-    )
-    parser.add_argument(
         "--sentences", type=int, default=1300, help="number of sentences to learn from"
     )
     parser.add_argument("--steps", type=int, default=8000, help="number of updates")
@@ -281,7 +279,7 @@ def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
         "--warm-up",
         type=int,
         default=0,
-        help="number of updates of the first layers alone, before the others (for flite)",
+        help="number of updates of the first layers alone, before the others",
     )
     parser.add_argument("--batch", type=int, default=6, help="number of segments in a batch")
     parser.add_argument("--segment", type=int, default=9, help="number of frames in a segment")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from tools.demo_voice import natural
+from tools.demo_voice import features
 from tools.demo_voice.codebooks import Codebooks
 
 STEPS_PER_FRAME = 32  # at 400 Hz
@@ -37,23 +37,23 @@ class Targets:
         self._codebooks = codebooks
         share = (np.arange(STEPS_PER_FRAME) + 0.5) / STEPS_PER_FRAME
         table = np.zeros((256, STEPS_PER_FRAME, NUM_PHASES + 1), np.float32)
-        for code in range(natural.NO_PITCH):
-            phase = 2 * np.pi * natural.phase(code, share)
+        for code in range(features.NO_PITCH):
+            phase = 2 * np.pi * features.phase(code, share)
             waves = [np.cos(phase), np.sin(phase), np.cos(2 * phase), np.sin(2 * phase)]
             table[code] = np.stack([*waves, np.ones_like(phase)], axis=1)
         self._table = torch.from_numpy(table)
-        mean = codebooks.mean.reshape(natural.SUBFRAMES, -1)
+        mean = codebooks.mean.reshape(features.SUBFRAMES, -1)
         self._center = mean.mean(0)
         spread = codebooks.books[0] @ codebooks.components.T / codebooks.weights
-        self._scale = (spread.reshape(-1, natural.NUM_VALUES) + mean.mean(0)).std(0) + 0.05
+        self._scale = (spread.reshape(-1, features.NUM_VALUES) + mean.mean(0)).std(0) + 0.05
 
     def __call__(self, codes: Tensor) -> Tensor:
         """[..., num_codes] int64 -> [..., STEPS_PER_FRAME, NUM_PHASES + 1 + NUM_VALUES]."""
         flat = codes.reshape(-1, codes.shape[-1])
-        features = torch.from_numpy(self._codebooks.decode(flat.numpy()))
-        values = features.reshape(len(flat), natural.SUBFRAMES, natural.NUM_VALUES)
+        rows = torch.from_numpy(self._codebooks.decode(flat.numpy()))
+        values = rows.reshape(len(flat), features.SUBFRAMES, features.NUM_VALUES)
         values = (values - self._center) / self._scale
-        values = values.repeat_interleave(STEPS_PER_FRAME // natural.SUBFRAMES, dim=1)
+        values = values.repeat_interleave(STEPS_PER_FRAME // features.SUBFRAMES, dim=1)
         found = torch.cat([self._table[flat[:, -1]], values], dim=-1)
         return found.reshape(*codes.shape[:-1], *found.shape[1:])
 
@@ -93,7 +93,7 @@ def teach(
     ]
     with torch.no_grad():
         width = first_layers(decoder, sentences[0].T[None, :, :2].to(device)).shape[1]
-    head = nn.Linear(width, NUM_PHASES + 1 + natural.NUM_VALUES).to(device)
+    head = nn.Linear(width, NUM_PHASES + 1 + features.NUM_VALUES).to(device)
     learned += head.parameters()
     weights = torch.full((head.out_features,), ENVELOPE_WEIGHT, device=device)
     weights[:NUM_PHASES], weights[NUM_PHASES] = PHASE_WEIGHT, VOICED_WEIGHT

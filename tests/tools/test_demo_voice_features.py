@@ -1,11 +1,10 @@
-"""Frames of natural speech: pitch codes, the sound of frames, their times, and utterances."""
+"""Frames of flite's speech: pitch codes, the sound of frames, their times, and utterances."""
 
 import dataclasses
 import itertools
 
 import numpy as np
 import pytest
-import torch
 from tolerances import (
     BAND_DECIBELS,
     ENVELOPE_SHARE,
@@ -20,12 +19,12 @@ from tolerances import (
     SILENCE,
 )
 
-from tools.demo_voice import codebooks, natural, recipe, shards
+from tools.demo_voice import codebooks, features, recipe, shards
 from tools.demo_voice.flite import HOP_SECONDS, RATE, Flite, Segment, Spoken
-from tools.demo_voice.speech import LOOKAHEAD_CHARS, NaturalSpeaker
+from tools.demo_voice.speech import LOOKAHEAD_CHARS, Speaker
 
 TEXT = "Your table is ready."
-ROWS = natural.ROWS_PER_FRAME
+ROWS = features.ROWS_PER_FRAME
 
 
 @pytest.fixture(scope="module")
@@ -37,14 +36,14 @@ def flite() -> Flite:
 
 
 @pytest.fixture(scope="module")
-def synthesis(flite: Flite) -> natural.Synthesis:
-    return natural.Synthesis(flite.filters)
+def synthesis(flite: Flite) -> features.Synthesis:
+    return features.Synthesis(flite.filters)
 
 
-def rows_of(flite: Flite, synthesis: natural.Synthesis, text: str) -> natural.Rows:
+def rows_of(flite: Flite, synthesis: features.Synthesis, text: str) -> features.Rows:
     spoken = flite(text)
     assert spoken is not None
-    return natural.analyse(spoken, text, synthesis)
+    return features.analyse(spoken, text, synthesis)
 
 
 # ---- pitch ---------------------------------------------------------------------------------------
@@ -53,9 +52,9 @@ def rows_of(flite: Flite, synthesis: natural.Synthesis, text: str) -> natural.Ro
 def test_a_melody_comes_back_from_its_codes():
     time = np.arange(40 * ROWS) * HOP_SECONDS
     f0 = (100 + 20 * np.sin(2 * np.pi * 0.7 * time)).reshape(40, ROWS)
-    codes = natural.encode_pitch(f0, np.ones(40, bool))
-    back = natural.decode_pitch(codes)
-    wanted = f0.reshape(40, natural.SUBFRAMES, -1).mean(-1)
+    codes = features.encode_pitch(f0, np.ones(40, bool))
+    back = features.decode_pitch(codes)
+    wanted = f0.reshape(40, features.SUBFRAMES, -1).mean(-1)
     assert np.corrcoef(back.ravel(), wanted.ravel())[0, 1] > 0.97
     assert abs((back - wanted).mean()) < FRAME_PITCH_MEAN_HZ
     assert np.abs(back - wanted).max() < FRAME_PITCH_HZ
@@ -63,51 +62,51 @@ def test_a_melody_comes_back_from_its_codes():
 
 def test_pulses_go_on_evenly_over_the_borders_of_frames():
     f0 = np.full((30, ROWS), 97.0)
-    codes = natural.encode_pitch(f0, np.ones(30, bool))
-    where, periods = natural.pulses(codes)
+    codes = features.encode_pitch(f0, np.ones(30, bool))
+    where, periods = features.pulses(codes)
     gaps = np.diff(where)
-    assert len(where) == pytest.approx(97 * 30 * natural.FRAME_SECONDS, abs=NUM_PULSES)
+    assert len(where) == pytest.approx(97 * 30 * features.FRAME_SECONDS, abs=NUM_PULSES)
     assert np.abs(gaps / (RATE / 97) - 1).max() < PULSE_GAP_SHARE
     assert np.abs(gaps - periods[1:]).max() < PULSE_PERIOD_SAMPLES
 
 
 def test_a_frame_without_voice_has_no_pulse_and_starts_the_phase_again():
     is_voiced = np.array([True, False, True])
-    codes = natural.encode_pitch(np.full((3, ROWS), 100.0), is_voiced)
-    assert codes[1] == natural.NO_PITCH
-    assert natural.unpack_pitch(int(codes[2]))[0] == 0
-    where, _ = natural.pulses(codes)
-    assert not ((where >= natural.FRAME) & (where < 2 * natural.FRAME)).any()
+    codes = features.encode_pitch(np.full((3, ROWS), 100.0), is_voiced)
+    assert codes[1] == features.NO_PITCH
+    assert features.unpack_pitch(int(codes[2]))[0] == 0
+    where, _ = features.pulses(codes)
+    assert not ((where >= features.FRAME) & (where < 2 * features.FRAME)).any()
 
 
 def test_every_code_says_what_it_was_made_of():
-    assert natural.NO_PITCH < 256
-    phases, parts = range(natural.PHASES), range(natural.LEAST_PARTS, natural.MOST_PARTS + 1)
-    slopes = range(len(natural.SLOPES_HZ))
+    assert features.NO_PITCH < 256
+    phases, parts = range(features.PHASES), range(features.LEAST_PARTS, features.MOST_PARTS + 1)
+    slopes = range(len(features.SLOPES_HZ))
     made = {
-        natural.pack_pitch(phase, part, slope): (phase, part, slope)
+        features.pack_pitch(phase, part, slope): (phase, part, slope)
         for phase in phases
         for part in parts
         for slope in slopes
     }
-    assert sorted(made) == list(range(natural.NO_PITCH))
+    assert sorted(made) == list(range(features.NO_PITCH))
     for code, (phase, part, slope) in made.items():
-        start, cycles, growth = natural.unpack_pitch(code)
+        start, cycles, growth = features.unpack_pitch(code)
         assert (start, cycles) == pytest.approx((phase / 3, part / 3), abs=NEARLY_EXACT)
-        wanted = natural.SLOPES_HZ[slope] * natural.FRAME_SECONDS
+        wanted = features.SLOPES_HZ[slope] * features.FRAME_SECONDS
         assert growth == pytest.approx(wanted, abs=NEARLY_EXACT)
 
 
 def test_the_vocoders_first_pitch_book_draws_the_fundamental_in_a_line():
-    book = natural.pitch_book(32)
+    book = features.pitch_book(32)
     share = (np.arange(200) + 0.5) / 200
-    codes = np.arange(natural.NO_PITCH)
+    codes = np.arange(features.NO_PITCH)
     waves = []
     for code in codes:
-        waves.append(np.cos(2 * np.pi * natural.phase(int(code), share)))
+        waves.append(np.cos(2 * np.pi * features.phase(int(code), share)))
     drawn = book[codes] @ np.linalg.lstsq(book[codes], np.array(waves), rcond=None)[0]
     assert np.abs(drawn - waves).mean() < FUNDAMENTAL
-    assert not book[natural.NO_PITCH].any()
+    assert not book[features.NO_PITCH].any()
 
 
 # ---- sound ---------------------------------------------------------------------------------------
@@ -125,12 +124,12 @@ def test_a_held_sound_has_flites_spectrum(flite, synthesis):
     )
     theirs = flite.sound(held.f0, held.cepstrum, held.voiced)
     values = synthesis.values(held)[:1]
-    features = np.tile(values, natural.SUBFRAMES)
-    level = natural.SLOPES_HZ.index(5.0)
-    codes = np.full(12, natural.pack_pitch(0, pitch, level), np.uint8)
-    ours = synthesis.sound(np.repeat(features, 12, axis=0), codes)
+    row = np.tile(values, features.SUBFRAMES)
+    level = features.SLOPES_HZ.index(5.0)
+    codes = np.full(12, features.pack_pitch(0, pitch, level), np.uint8)
+    ours = synthesis.sound(np.repeat(row, 12, axis=0), codes)
     spectra = [
-        _bands(theirs[RATE // 2 :][:4096], RATE) + 20 * np.log10(natural.LOUDNESS),
+        _bands(theirs[RATE // 2 :][:4096], RATE) + 20 * np.log10(features.LOUDNESS),
         _bands(ours[recipe.SAMPLE_RATE // 2 :][:6144], recipe.SAMPLE_RATE),
     ]
     assert np.ptp(spectra[0]) > 40  # there are valleys to fill
@@ -148,12 +147,12 @@ def _bands(sound: np.ndarray, rate: int) -> np.ndarray:
 
 
 def test_silence_is_silent(synthesis):
-    codes = np.full(3, natural.NO_PITCH, np.uint8)
-    assert synthesis.sound(np.repeat(natural.silence(), 3, axis=0), codes).std() < SILENCE
+    codes = np.full(3, features.NO_PITCH, np.uint8)
+    assert synthesis.sound(np.repeat(features.silence(), 3, axis=0), codes).std() < SILENCE
 
 
 def test_a_sentence_is_loud_enough_without_clipping_and_silent_around(flite, synthesis):
-    frames = natural.frames(rows_of(flite, synthesis, TEXT))
+    frames = features.frames(rows_of(flite, synthesis, TEXT))
     sound = synthesis.sound(frames.features, frames.pitch)
     assert len(sound) == len(frames.pitch) * recipe.SAMPLES_PER_FRAME
     assert np.abs(sound).max() > LOUD_SAMPLE and not (np.abs(sound) >= 1).any()
@@ -172,32 +171,32 @@ def spoken_at(*ends: float) -> Spoken:
     words = [0, 0, *range(len(ends) - 2)]
     segments = [Segment(*item) for item in zip(names, ends, words, strict=True)]
     num_rows = round(ends[-1] / HOP_SECONDS)
-    values = np.zeros((num_rows, natural.NUM_CEPSTRUM), np.float32)
+    values = np.zeros((num_rows, features.NUM_CEPSTRUM), np.float32)
     starts = list(range(0, 5 * len(set(words)), 5))
     return Spoken(np.full(num_rows, 100.0), values, np.ones((num_rows, 5)), segments, starts)
 
 
 def test_phonemes_begin_on_the_grid_in_order_and_none_is_lost():
     spoken = spoken_at(0.15, 0.171, 0.18, 0.3, 0.49, 0.9)
-    places, words = natural.place(spoken)
+    places, words = features.place(spoken)
     assert len(places) % ROWS == 0 and (np.diff(places) > 0).all()
     onsets = [int(np.argmax(words == word)) for word in range(4)]
-    grid = round(natural.GRID_SECONDS / HOP_SECONDS)
+    grid = round(features.GRID_SECONDS / HOP_SECONDS)
     assert not any(row % grid for row in onsets)
-    assert onsets[0] == round(natural.LEAD_SECONDS / HOP_SECONDS)
+    assert onsets[0] == round(features.LEAD_SECONDS / HOP_SECONDS)
     for word, begin in enumerate((0.15, 0.18, 0.3, 0.49)):
         assert places[onsets[word]] == pytest.approx(begin, abs=HOP_SECONDS)
-        lag = onsets[word] - round((natural.LEAD_SECONDS + begin - 0.15) / HOP_SECONDS)
+        lag = onsets[word] - round((features.LEAD_SECONDS + begin - 0.15) / HOP_SECONDS)
         # Word 1 follows two phonemes that are shorter than the grid; word 2 is on time again.
         assert -(grid // 2) <= lag <= (3 * grid // 2 if word == 1 else grid // 2)
     tail = int((words[::-1] != shards.SILENCE).argmax())
-    least = round(natural.TAIL_SECONDS / HOP_SECONDS)
+    least = round(features.TAIL_SECONDS / HOP_SECONDS)
     assert least <= tail < least + ROWS
 
 
 def test_a_word_waits_for_its_frame_and_the_others_stay_together(flite, synthesis):
     rows = rows_of(flite, synthesis, TEXT)
-    later = natural.delay(rows, [3, 3, 3, 15, 30])
+    later = features.delay(rows, [3, 3, 3, 15, 30])
     kept = later.words != shards.SILENCE
     np.testing.assert_array_equal(later.words[kept], rows.words[rows.words != shards.SILENCE])
     onsets = [int(np.argmax(later.words == word)) // ROWS for word in range(4)]
@@ -223,19 +222,17 @@ def test_a_question_rises_and_a_statement_falls(flite, synthesis):
 
 
 @pytest.fixture(scope="module")
-def speaker(flite, synthesis, tmp_path_factory) -> NaturalSpeaker:
+def speaker(flite, synthesis, tmp_path_factory) -> Speaker:
     texts = (TEXT, "Is it ready?", "We will see you at nine.", "The children play outside.")
-    frames = [natural.frames(rows_of(flite, synthesis, text)).features for text in texts]
-    data = np.concatenate([*frames, natural.silence()])
+    frames = [features.frames(rows_of(flite, synthesis, text)).features for text in texts]
+    data = np.concatenate([*frames, features.silence()])
     data = np.concatenate(
         [data + 0.1 * np.random.default_rng(i).standard_normal(data.shape) for i in range(6)]
     )
-    fitted = codebooks.fit(
-        data.astype(np.float32), num_components=24, num_books=3, weights=torch.ones(240)
-    )
+    fitted = codebooks.fit(data.astype(np.float32), num_components=24, num_books=3)
     path = tmp_path_factory.mktemp("codebooks") / "c.safetensors"
     fitted.save(path)
-    return NaturalSpeaker(path)
+    return Speaker(path)
 
 
 def test_a_sentence_is_spoken_at_once_and_as_its_letters_come(speaker):
@@ -251,7 +248,7 @@ def test_a_sentence_is_spoken_at_once_and_as_its_letters_come(speaker):
 def test_codes_hold_the_envelope_and_last_the_pitch(speaker, flite, synthesis):
     codes, sound = speaker.pair(TEXT)
     assert len(sound) == len(codes) * recipe.SAMPLES_PER_FRAME
-    frames = natural.frames(rows_of(flite, synthesis, TEXT))
+    frames = features.frames(rows_of(flite, synthesis, TEXT))
     if len(frames.pitch) == len(codes):
         np.testing.assert_array_equal(codes[:, -1], frames.pitch)
         back = speaker._codebooks.decode(codes)
