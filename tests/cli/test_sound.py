@@ -74,12 +74,13 @@ def test_a_format_that_has_not_the_sample_rate_is_refused(tmp_path, monkeypatch,
 
 
 def test_the_silence_at_the_edges_is_what_is_asked_for(tmp_path: Path):
+    stepwise = ("--text-feed", "stepwise", "--quiet")  # a word waits for its letters
     lengths = [
-        len(spoken(tmp_path, "--leading-silence", ms, "--quiet")[0]) for ms in ("0", "60", "60000")
+        len(spoken(tmp_path, "--leading-silence", ms, *stepwise)[0]) for ms in ("0", "60", "60000")
     ]
     assert lengths[1] - lengths[0] == 60 * 24 and lengths[2] - lengths[1] > 100 * 24
     output = tmp_path / "default.wav"
-    assert main.main(["speak", "Hello there.", *VOICE, "-o", str(output), "--quiet"]) == 0
+    assert main.main(["speak", "Hello there.", *VOICE, "-o", str(output), *stepwise]) == 0
     assert len(soundfile.read(output)[0]) == lengths[1]  # the default of demo-voice's config
 
 

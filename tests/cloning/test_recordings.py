@@ -179,8 +179,8 @@ def test_speech_with_its_own_transcript_is_not_doubted(demo_speech, noise, caplo
     assert len(SAMPLES) == 10 and not caplog.messages
 
 
-@pytest.mark.parametrize(("num_words", "doubted"), [(8, True), (len(WORDS), False)])
-def test_half_a_transcript_is_doubted(demo_speech, num_words, doubted, caplog):
+@pytest.mark.parametrize(("num_words", "doubted"), [(6, True), (len(WORDS), False)])
+def test_a_third_of_a_transcript_is_doubted(demo_speech, num_words, doubted, caplog):
     seconds = recordings.seconds_of_sound(demo_speech, RATE)
     recordings.check_transcript(" ".join(WORDS[:num_words]), seconds)
     assert bool(caplog.messages) == doubted

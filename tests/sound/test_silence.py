@@ -122,6 +122,19 @@ def test_an_offset_is_taken_away_and_a_voice_is_not():
     assert np.abs(filtered[late] - voice[late]).max() < HIGH_PASSED_TONE
 
 
+@pytest.mark.parametrize("chunk", [7, 20, 1000])  # ms
+def test_a_tick_before_the_first_sound_is_faded_and_the_sound_is_kept(chunk: int):
+    samples = np.concatenate([hiss(40), hum(500)])
+    ticking = samples.copy()
+    ticking[: 20 * MS] += 0.05 * np.float32(0.5) ** (np.arange(20 * MS) / (2 * MS))
+    ends = range(chunk * MS, len(samples), chunk * MS)
+    found = [heard(HighPass(20, RATE), sound, list(ends)) for sound in (samples, ticking)]
+    assert np.abs(ticking[:MS]).max() > 20 * TICK
+    assert np.abs(found[1][: 15 * MS]).max() == 0
+    assert np.abs(found[1] - found[0]).max() < TICK
+    assert np.abs(found[0][300 * MS :] - samples[300 * MS :]).max() < HIGH_PASSED_TONE
+
+
 def test_all_of_a_silence_can_be_asked_for():
     assert new_chain(SoundOptions(leading_silence=MAX_SILENCE), RATE) is None
 
@@ -137,8 +150,9 @@ def test_the_silence_is_what_is_heard_of_it_at_every_speed():
 def test_the_demonstration_voice_begins_to_sound_at_once_and_loses_nothing():
     with TTSEngine.from_pretrained("demo-voice", backend="torch", warmup=False) as tts:
         for text in (TEXT, "Hello.", "She said so."):
-            speech = tts.synthesize(text, seed=1)
-            whole = tts.synthesize(text, seed=1, leading_silence=MAX_SILENCE)
+            request = {"seed": 1, "text_feed": "stepwise"}  # a word waits for its letters
+            speech = tts.synthesize(text, **request)
+            whole = tts.synthesize(text, **request, leading_silence=MAX_SILENCE)
             assert leading_silence_ms(whole.audio, RATE) > 150
             assert 20 <= leading_silence_ms(speech.audio, RATE) <= 80
             assert np.abs(speech.audio[: 2 * MS]).max() < TICK

@@ -176,6 +176,10 @@ SILENCE = 5e-3
 # float32.
 SAME_DISTANCE = 1e-3
 
+# The mean distance of a sentence's frames from the reference's, relative to that of two different
+# sounds: the demonstration voice has 0.34 to 0.38; and the least of another sentence.
+SENTENCE_DISTANCE, ANOTHER_SENTENCE = 0.45, 0.6
+
 # Exact arithmetic in float32 or float64, up to its last digits.
 NEARLY_EXACT = 1e-5
 
@@ -231,6 +235,8 @@ NO_MEMORY_MS = 0.005
 # Speed: shares of a pitch and of a tone's peak; the steepest slope between two samples, as a
 # multiple of the original's (segments meet to half a sample; a click is tens of times as steep).
 PITCH_KEPT, TONE_PEAK, SMOOTHNESS = 0.01, 0.02, 1.2
+# The mean pitch of a voice with a melody, estimated in other windows.
+MELODY_KEPT = 0.02
 
 # The level that a limiter allows, with a rounding; the change of its gain between two samples, if
 # the whole change takes 5 ms.
