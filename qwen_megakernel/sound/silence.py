@@ -130,7 +130,8 @@ class Edges:
 class HighPass:
     """A first-order high-pass filter, which removes frequencies below speech, such as an offset.
 
-    A vocoder with an offset also begins with a tick, so the first `FADE_IN_S` fade in.
+    The one vocoder with an offset, demo-voice's, also begins with a tick, so the beginning fades in
+    (`FADE_IN_S`).
 
     Args:
         hertz: the cutoff frequency, at which the filter halves the power.

@@ -235,8 +235,6 @@ NO_MEMORY_MS = 0.005
 # Speed: shares of a pitch and of a tone's peak; the steepest slope between two samples, as a
 # multiple of the original's (segments meet to half a sample; a click is tens of times as steep).
 PITCH_KEPT, TONE_PEAK, SMOOTHNESS = 0.01, 0.02, 1.2
-# The mean pitch of a voice with a melody, estimated in other windows.
-MELODY_KEPT = 0.02
 
 # The level that a limiter allows, with a rounding; the change of its gain between two samples, if
 # the whole change takes 5 ms.
