@@ -63,10 +63,11 @@ CARD_LIMITS = """
 ## Limits
 
 No listener has judged the voice. It is one voice, and it expresses no feeling. It reads the words
-that it knows; it guesses the pronunciation of others from their spelling, often wrongly. Before the
-first word, the model waits until enough of it is known (stepwise); the engine keeps 60 ms of that
-silence (`leading_silence` in `config.json`). The vocoder begins with a tick of 20 ms, over which
-the engine fades (`high_pass`). Give it long texts as sentences of under 100 characters.
+that it knows; it guesses the pronunciation of others from their spelling, often wrongly. Stepwise,
+the model is silent until sixteen tokens of the text have arrived, about 22 characters, or the whole
+text; the engine keeps 60 ms of that silence (`leading_silence` in `config.json`). The vocoder
+begins with a tick of 20 ms, over which the engine fades (`high_pass`). Give it long texts as
+sentences of under 100 characters.
 """
 
 

@@ -60,7 +60,7 @@ def word_times(args: argparse.Namespace) -> int:
     errors: dict[str, list[Error]] = {REFERENCE: [], DRAWN: []}
     num_sentences = dict.fromkeys(errors, 0)
     with options.engine_from_args(args) as tts:
-        sentences = [u for u in shards.read(REFERENCES) if u.feed == shards.FULL]
+        sentences = shards.read(REFERENCES)
         numbered = list(enumerate(sentences))[:: args.every]
         for seed, sentence in tqdm(numbered, desc="sentences", disable=args.quiet):
             places = word_starts(sentence)

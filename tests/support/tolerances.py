@@ -272,7 +272,7 @@ CPU_SECONDS = 1
 # Share of the demonstration voice's words that pocketsphinx hears wrong, misses or adds. It is weak
 # on synthetic voices: for the reference codes of this voice it gets 8 % wrong, and for a voice that
 # rambles nearly all. The few sentences of the default run scatter more.
-WORD_ERROR_RATE, WORD_ERROR_RATE_OF_FEW = 0.18, 0.35
+WORD_ERROR_RATE, WORD_ERROR_RATE_OF_FEW = 0.15, 0.35
 
 
 # ---- multiples of these, and limits of single tests ----------------------------------------------

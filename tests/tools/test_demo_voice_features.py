@@ -21,7 +21,7 @@ from tolerances import (
 
 from tools.demo_voice import codebooks, features, recipe, shards
 from tools.demo_voice.flite import HOP_SECONDS, RATE, Flite, Segment, Spoken
-from tools.demo_voice.speech import LOOKAHEAD_CHARS, Speaker
+from tools.demo_voice.speech import Speaker
 
 TEXT = "Your table is ready."
 ROWS = features.ROWS_PER_FRAME
@@ -194,19 +194,6 @@ def test_phonemes_begin_on_the_grid_in_order_and_none_is_lost():
     assert least <= tail < least + ROWS
 
 
-def test_a_word_waits_for_its_frame_and_the_others_stay_together(flite, synthesis):
-    rows = rows_of(flite, synthesis, TEXT)
-    later = features.delay(rows, [3, 3, 3, 15, 30])
-    kept = later.words != shards.SILENCE
-    np.testing.assert_array_equal(later.words[kept], rows.words[rows.words != shards.SILENCE])
-    onsets = [int(np.argmax(later.words == word)) // ROWS for word in range(4)]
-    assert onsets[0] == 3 and onsets[3] == 15
-    before = [int(np.argmax(rows.words == word)) // ROWS for word in range(4)]
-    assert onsets[2] - onsets[1] == before[2] - before[1]
-    assert len(later.words) == 30 * ROWS
-    assert not later.is_voiced[: 3 * ROWS].any()
-
-
 def test_a_question_rises_and_a_statement_falls(flite, synthesis):
     for mark, wanted in (("?", 1), (".", -1)):
         rows = rows_of(flite, synthesis, f"Is this the train to London{mark}")
@@ -235,14 +222,18 @@ def speaker(flite, synthesis, tmp_path_factory) -> Speaker:
     return Speaker(path)
 
 
-def test_a_sentence_is_spoken_at_once_and_as_its_letters_come(speaker):
-    whole, stepwise = speaker.utterances([("train", TEXT), ("train", "...")])
-    assert (whole.feed, stepwise.feed) == (shards.FULL, shards.STEPWISE)
-    assert whole.codes.shape[1] == stepwise.codes.shape[1] == 4
-    assert len(whole.codes) == len(whole.words) < len(stepwise.codes)
-    assert whole.words[0] != shards.SILENCE or whole.words[1] != shards.SILENCE
-    assert int(np.argmax(stepwise.words == 0)) >= LOOKAHEAD_CHARS // 2
-    assert len(stepwise.codes) >= len(stepwise.ids)
+def test_a_text_without_sound_is_left_out(speaker):
+    (spoken,) = speaker.utterances([("train", TEXT), ("train", "...")])
+    assert spoken.text == TEXT and spoken.codes.shape == (len(spoken.words), 4)
+    assert spoken.words[0] != shards.SILENCE or spoken.words[1] != shards.SILENCE
+
+
+def test_the_codes_of_silence_are_those_of_a_silent_frame(speaker):
+    silence = speaker._codebooks.silence
+    frames = features.silence()
+    assert silence.dtype == np.uint8 and len(silence) == 4
+    np.testing.assert_array_equal(silence, speaker._codes(frames, np.array([features.NO_PITCH]))[0])
+    assert not features.decode_pitch(silence[None, -1]).any()
 
 
 def test_codes_hold_the_envelope_and_last_the_pitch(speaker, flite, synthesis):

@@ -4,7 +4,7 @@ Source of the layout: QwenLM/Qwen3-TTS, modeling_qwen3_tts.py, generate (docs/mo
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import ModelConfig
 from tools.demo_voice.recipe import LANGUAGE, SPEAKER
-from tools.demo_voice.shards import FULL, Utterance
+from tools.demo_voice.shards import Utterance
 from tools.demo_voice.talker_net import IGNORED
 
 NO_CONTROL = -1  # marks a position without a control id of the codec vocabulary
@@ -116,11 +116,11 @@ class Packer:
     Args:
         config: ids and number of codes.
         role_ids: as in `lay_out`.
+        silence: the codes of a silent frame.
         pool: the utterances to draw from.
         num_rows, row_length: shape of a batch; longer utterances are left out.
         num_frames: frames of a batch that the code predictor learns from.
-        full_share, auto_share, speaker_share: shares of the utterances that are laid out so; an
-            utterance whose timing belongs to one way of feeding text is laid out for that.
+        full_share, auto_share, speaker_share: shares of the utterances that are laid out so.
         spoil: least and greatest share of the frames of an utterance that are spoilt in what the
             talker hears of itself, so that it learns to go on after its own mistakes.
         seed: same seed, same batches.
@@ -130,6 +130,7 @@ class Packer:
         self,
         config: ModelConfig,
         role_ids: Sequence[int],
+        silence: np.ndarray,
         pool: Sequence[Utterance],
         *,
         num_rows: int,
@@ -141,7 +142,7 @@ class Packer:
         spoil: tuple[float, float] = (0.1, 0.5),
         seed: int = 0,
     ):
-        self._config, self._role_ids = config, role_ids
+        self._config, self._role_ids, self._silence = config, role_ids, silence
         self._pool = [u for u in pool if LONGEST_LAYOUT.length(u) <= row_length]
         self._shape, self._num_frames = (num_rows, row_length), num_frames
         self._shares, self._spoil = np.array([full_share, auto_share, speaker_share]), spoil
@@ -167,7 +168,8 @@ class Packer:
             index = self._next()
             utterance = self._pool[index]
             layout = Layout(*(self._rng.random(3) < self._shares).tolist())
-            layout = replace(layout, is_full=utterance.feed == FULL)
+            if not layout.is_full:
+                utterance = utterance.delayed(self._silence)
             needed = layout.length(utterance)
             row = next((i for i in range(num_rows) if used[i] + needed <= length), None)
             if row is None:

@@ -66,6 +66,11 @@ class Codebooks:
         """The median distance of two entries of the first codebook: of two different sounds."""
         return float(torch.pdist(self.books[0]).median())
 
+    @property
+    def silence(self) -> np.ndarray:
+        """Return [num_books + 1]: the codes of a silent frame, its pitch's included."""
+        return np.append(self.encode(features.silence())[0], np.uint8(features.NO_PITCH))
+
     def encode(self, frames: np.ndarray) -> np.ndarray:
         """[num_frames, NUM_FEATURES] -> [num_frames, num_books] uint8."""
         parts = torch.from_numpy(np.ascontiguousarray(frames, np.float32)).split(FRAMES_AT_ONCE)

@@ -35,7 +35,7 @@ from tools.demo_voice.codebooks import SHIPPED, Codebooks
 from tools.demo_voice.shards import Utterance
 
 REFERENCES = Path(__file__).parent / "references.npz"
-FEEDS = (shards.FULL, shards.STEPWISE)
+FEEDS = ("full", "stepwise")  # the ways of feeding text
 # A third way besides the two feeds: the vocoder alone, on the reference's codes.
 AS_REFERENCE = "reference"
 LENGTH_TOLERANCE = 0.25
@@ -106,10 +106,13 @@ class Reader:
         result = self._decoder.step([0], max_frames)
         return result.codes[0, : result.num_frames[0]], bool(result.ended[0])
 
-    def read(self, reference: Utterance, **request: Any) -> Reading:
-        """Read one sentence and compare it with its reference."""
+    def read(self, reference: Utterance, feed: str, seed: int) -> Reading:
+        """Read one sentence, with one of FEEDS, and compare it with its reference."""
+        if feed == "stepwise":
+            reference = reference.delayed(self._codebooks.silence)
         length = len(reference.codes)
-        codes, ended = self.codes(reference.text, MAX_STRETCH * length, **request)
+        most = MAX_STRETCH * length
+        codes, ended = self.codes(reference.text, most, text_feed=feed, seed=seed)
         return Reading(
             reference.kind,
             reference.text,
@@ -174,11 +177,8 @@ def recognised(reader: Reader, said: Sequence[Reading | Utterance]) -> dict[str,
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Read every sentence with both ways of feeding text."""
     references = list(enumerate(shards.read(args.references)))[:: args.every]
-    jobs = [
-        (args.model, feed, args.codebooks, part)
-        for feed in FEEDS
-        for part in _parts(references, feed)
-    ]
+    parts = [references[i : i + PART] for i in range(0, len(references), PART)]
+    jobs = [(args.model, feed, args.codebooks, part) for feed in FEEDS for part in parts]
     with multiprocessing.get_context("spawn").Pool(args.workers) as pool:
         done = list(tqdm(pool.imap(_read_part, jobs), total=len(jobs), desc="sentences"))
         sets: dict[str, Any] = {}
@@ -196,7 +196,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             for kind, row in {**rows, "all": everything}.items():
                 sets[f"{kind}, {feed}"] = summary(row)
             heard[feed] = rows["written"][: args.recogniser]
-        written = [u for _, u in references if u.kind == "written" and u.feed == shards.FULL]
+        written = [utterance for _, utterance in references if utterance.kind == "written"]
         heard[AS_REFERENCE] = written[: args.recogniser]
         recogniser = {}
         if args.recogniser:
@@ -214,20 +214,12 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _parts(
-    references: Sequence[tuple[int, Utterance]], feed: str
-) -> list[list[tuple[int, Utterance]]]:
-    """Return the references with the timing that suits a way of feeding text, in parts."""
-    fitting = [(seed, reference) for seed, reference in references if reference.feed == feed]
-    return [fitting[i : i + PART] for i in range(0, len(fitting), PART)]
-
-
 def _read_part(job: tuple[str, str, Path, list[tuple[int, Utterance]]]) -> list[Reading]:
     """Read the (seed, sentence) pairs of (model, feed, codebooks, pairs)."""
     torch.set_num_threads(1)
     model, feed, codebooks, part = job
     reader = Reader(model, codebooks=codebooks)
-    return [reader.read(reference, text_feed=feed, seed=seed) for seed, reference in part]
+    return [reader.read(reference, feed, seed) for seed, reference in part]
 
 
 def _hear(job: tuple[str, Path, Sequence[Reading | Utterance]]) -> dict[str, Any]:

@@ -318,34 +318,6 @@ def analyse(spoken: Spoken, text: str, synthesis: Synthesis) -> Rows:
     return Rows(taken.astype(np.float32), f0.astype(np.float32), is_voiced, words)
 
 
-def delay(rows: Rows, earliest: Sequence[int]) -> Rows:
-    """Return the rows with silence before every word that would begin too early.
-
-    Args:
-        earliest: the first frame in which each word may begin, and after the last word, the
-            frame before which the sentence may not end.
-    """
-    pieces: list[np.ndarray] = []
-    start = late = 0
-    for word in sorted(set(rows.words.tolist()) - {SILENCE}):
-        onset = int(np.argmax(rows.words == word))
-        missing = earliest[word] - (onset + late) // ROWS_PER_FRAME
-        if missing > 0:
-            pieces += [np.arange(start, onset), np.full(missing * ROWS_PER_FRAME, -1)]
-            start, late = onset, late + missing * ROWS_PER_FRAME
-    pieces.append(np.arange(start, len(rows.words)))
-    missing = earliest[-1] - (len(rows.words) + late) // ROWS_PER_FRAME
-    pieces.append(np.full(max(0, missing) * ROWS_PER_FRAME, -1))
-    index = np.concatenate(pieces)
-    is_silent = index < 0
-    return Rows(
-        np.where(is_silent[:, None], _SILENT_VALUES, rows.values[index]),
-        rows.f0[np.maximum(index, 0)],
-        rows.is_voiced[index] & ~is_silent,
-        np.where(is_silent, SILENCE, rows.words[index]).astype(np.int16),
-    )
-
-
 def frames(rows: Rows) -> Frames:
     """Return rows as frames."""
     values = rows.values.reshape(-1, ROWS_PER_SUBFRAME, NUM_VALUES).mean(1)

@@ -101,7 +101,7 @@ def model_config(num_codebooks: int = NUM_CODEBOOKS) -> dict[str, Any]:
         "tts_model_type": "custom_voice",
         "normalize": True,  # it has learned no digits
         "names_letters": True,  # nor a letter that stands alone
-        "leading_silence": 60,  # ms; stepwise, the first word waits longer for its letters
+        "leading_silence": 60,  # ms; stepwise, speech waits for the first tokens of the text
         "high_pass": 20,  # Hz: the vocoder has an offset, and starts with a tick
         "im_start_token_id": _TEXT_IDS["<|im_start|>"],
         "im_end_token_id": _TEXT_IDS["<|im_end|>"],

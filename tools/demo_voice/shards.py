@@ -1,14 +1,14 @@
 """Training material: utterances as text, token ids, codes and words, thousands to a file."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 TRAINING = "train"
 SILENCE = -1  # a value in `Utterance.words`
-FULL, STEPWISE = "full", "stepwise"  # the ways of feeding text
+WAITING_FRAMES = 16  # silent frames before speech whose text comes a token with each frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,20 @@ class Utterance:
     ids: np.ndarray  # [num_tokens] int16, without the prompt's own tokens
     codes: np.ndarray  # [num_frames, num_codes] uint8
     words: np.ndarray  # [num_frames] int16: the index of the spoken word, or SILENCE
-    feed: str  # the way of feeding text to which its timing belongs: FULL or STEPWISE
+
+    def delayed(self, silence: np.ndarray) -> "Utterance":
+        """Return the utterance for text that comes a token with each frame.
+
+        It is silent for WAITING_FRAMES, or until the text is complete. Text comes faster than it
+        is spoken, so later words never wait for their letters.
+
+        Args:
+            silence: [num_codes] of a silent frame.
+        """
+        count = min(WAITING_FRAMES, len(self.ids))
+        codes = np.concatenate([np.tile(silence, (count, 1)), self.codes])
+        words = np.concatenate([np.full(count, SILENCE, self.words.dtype), self.words])
+        return replace(self, codes=codes, words=words)
 
 
 def write(path: Path, utterances: Sequence[Utterance]) -> None:
@@ -31,7 +44,6 @@ def write(path: Path, utterances: Sequence[Utterance]) -> None:
             file,
             kinds=np.array([u.kind for u in utterances]),
             texts=np.array([u.text for u in utterances]),
-            feeds=np.array([u.feed for u in utterances]),
             num_tokens=np.array([len(u.ids) for u in utterances], np.int32),
             num_frames=np.array([len(u.codes) for u in utterances], np.int32),
             ids=np.concatenate([u.ids for u in utterances]).astype(np.int16),
@@ -52,7 +64,6 @@ def read(path: Path) -> list[Utterance]:
             np.split(shard["ids"], token_ends),
             np.split(shard["codes"], frame_ends),
             np.split(shard["words"], frame_ends),
-            shard["feeds"].tolist(),
         )
     return [Utterance(*values) for values in zip(*columns, strict=True)]
 

@@ -1,15 +1,12 @@
 """Turn sentences into shards: flite speaks them; their frames are quantised and timed.
 
 python -m tools.demo_voice.speech --texts DATA/train.tsv --output DATA/train --workers 4
-
-A sentence becomes two utterances: one spoken at once, for a prompt with the whole text, and one
-whose words wait for their letters.
 """
 
 import argparse
 import multiprocessing
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +21,6 @@ from tools.demo_voice.codebooks import SHIPPED, Codebooks
 from tools.demo_voice.flite import Flite
 from tools.demo_voice.shards import Utterance
 
-LOOKAHEAD_CHARS = 7  # share of a word's letters that must be there before it is spoken
-TAIL_FRAMES = 2  # frames of silence before the end
 MAX_FRAMES = 400
 
 
@@ -44,24 +39,16 @@ class Speaker:
         self._tokenizer = tokenizer.load()
 
     def utterances(self, lines: Sequence[tuple[str, str]]) -> list[Utterance]:
-        """Turn (kind, text) into two utterances each, leaving out texts without sound, long ones,
-        and those whose words flite counts otherwise."""
-        found: list[tuple[str, str, list[int], str, features.Frames]] = []
+        """Turn (kind, text) into utterances, leaving out texts without sound, long ones, and
+        those whose words flite counts otherwise."""
+        found: list[tuple[str, str, features.Frames]] = []
         for kind, text in lines:
             spoken = self._flite(text)
             if spoken is None:
                 continue
-            ids, token_at = _timing(self._tokenizer, text)
-            rows = features.analyse(spoken, text, self._synthesis)
-            ends = [*spoken.word_starts[1:], len(text) + 1]
-            earliest = [
-                token_at(min(end, start + LOOKAHEAD_CHARS))
-                for start, end in zip(spoken.word_starts, ends, strict=True)
-            ]
-            later = features.delay(rows, [*earliest, token_at(len(text)) + TAIL_FRAMES])
-            for feed, timed in ((shards.FULL, rows), (shards.STEPWISE, later)):
-                if len(timed.words) <= MAX_FRAMES * features.ROWS_PER_FRAME:
-                    found.append((kind, text, ids, feed, features.frames(timed)))
+            frames = features.frames(features.analyse(spoken, text, self._synthesis))
+            if len(frames.words) <= MAX_FRAMES:
+                found.append((kind, text, frames))
         if not found:
             return []
         codes = self._codes(
@@ -70,10 +57,8 @@ class Speaker:
         )
         cuts = np.cumsum([len(frames.words) for *_, frames in found])[:-1]
         return [
-            Utterance(kind, text, np.array(ids, np.int16), part, frames.words, feed)
-            for (kind, text, ids, feed, frames), part in zip(
-                found, np.split(codes, cuts), strict=True
-            )
+            Utterance(kind, text, self._ids(text), part, frames.words)
+            for (kind, text, frames), part in zip(found, np.split(codes, cuts), strict=True)
         ]
 
     def pair(self, text: str) -> tuple[np.ndarray, np.ndarray] | None:
@@ -89,19 +74,11 @@ class Speaker:
         sound = self._synthesis.sound(frames.features, frames.pitch)
         return self._codes(frames.features, frames.pitch), sound
 
+    def _ids(self, text: str) -> np.ndarray:
+        return np.array(self._tokenizer(text)["input_ids"], np.int16)
+
     def _codes(self, features: np.ndarray, pitch: np.ndarray) -> np.ndarray:
         return np.concatenate([self._codebooks.encode(features), pitch[:, None]], axis=1)
-
-
-def _timing(encode: Any, text: str) -> tuple[list[int], Callable[[int], int]]:
-    """Return the text's ids, and with which token its first so many characters have arrived."""
-    encoded = encode(text, return_offsets_mapping=True)
-    ends = np.array([end for _, end in encoded["offset_mapping"]])
-
-    def token_at(num_chars: int) -> int:
-        return len(ends) if num_chars > len(text) else int(np.searchsorted(ends, num_chars))
-
-    return encoded["input_ids"], token_at
 
 
 def _write_shard(job: dict[str, Any]) -> int:

@@ -12,6 +12,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +66,13 @@ class Training:
         self.parameters = list(learned.values())
         shape = {"num_rows": args.rows, "row_length": args.row_length, "num_frames": args.frames}
         training = [u for u in pool if u.kind == shards.TRAINING]
-        self.packer = Packer(config, tokenizer.role_ids(), training, **shape, seed=args.seed)
-        self.sentences: dict[tuple[str, str], list[Utterance]] = {}  # (kind, feed) -> utterances
+        self.codebooks = Codebooks.load(args.codebooks)
+        voice = config, tokenizer.role_ids(), self.codebooks.silence
+        self.packer = Packer(*voice, training, **shape, seed=args.seed)
+        self.sentences: dict[str, list[Utterance]] = {}  # kind -> utterances
         for utterance in pool:
             if utterance.kind != shards.TRAINING:
-                self.sentences.setdefault((utterance.kind, utterance.feed), []).append(utterance)
-        self.codebooks = Codebooks.load(args.codebooks)
+                self.sentences.setdefault(utterance.kind, []).append(utterance)
         self.step = self.seen = 0
         self.history: list[dict[str, float]] = []
         self.losses: Callable = torch.compile(losses, dynamic=False) if args.compile else losses
@@ -135,9 +137,11 @@ class Training:
     def test(self) -> dict[str, float]:
         """Return how a few sentences of `--test` are spoken, in both ways of feeding text."""
         found = {}
-        for (kind, feed), sentences in self.sentences.items():
-            layout = Layout(is_full=feed == shards.FULL)
+        for (kind, sentences), feed in product(self.sentences.items(), ("full", "stepwise")):
+            layout = Layout(is_full=feed == "full")
             some = sentences[:NUM_SPOKEN]
+            if not layout.is_full:
+                some = [sentence.delayed(self.codebooks.silence) for sentence in some]
             figures = progress(self.weights, self.config, some, self.codebooks, layout)
             found |= {f"{kind}_{feed}_{name}": value for name, value in figures.items()}
         return found
