@@ -74,7 +74,8 @@ sentences of under 100 characters.
 def model_card() -> list[str]:
     """Return the card of the shipped voice, from its two results."""
     from qwen_megakernel.checkpoint.loading import DEMO_VOICE, DEMO_VOICE_FOLDER
-    from tools.demo_voice.evaluate import FEEDS, LENGTH_TOLERANCE
+    from tools.demo_voice.evaluate import LENGTH_TOLERANCE
+    from tools.demo_voice.shards import FEEDS
 
     result = load_result("demo_voice.json")
     weights = sum(path.stat().st_size for path in DEMO_VOICE_FOLDER.rglob("*.safetensors"))
@@ -112,7 +113,8 @@ def model_card() -> list[str]:
 
 def recognised(result: dict[str, Any]) -> str:
     """Return what the recogniser hears of the voice."""
-    from tools.demo_voice.evaluate import AS_REFERENCE, FEEDS
+    from tools.demo_voice.evaluate import AS_REFERENCE
+    from tools.demo_voice.shards import FEEDS
 
     heard = result["recogniser"]
     figures = {"sentences": heard[FEEDS[0]]["sentences"]}

@@ -32,10 +32,9 @@ from qwen_megakernel.vocoder.vocoder import Vocoder
 from tools.demo_voice import features, shards
 from tools.demo_voice.alignment import aligned_rows, mean_distance
 from tools.demo_voice.codebooks import SHIPPED, Codebooks
-from tools.demo_voice.shards import Utterance
+from tools.demo_voice.shards import FEEDS, Utterance
 
 REFERENCES = Path(__file__).parent / "references.npz"
-FEEDS = ("full", "stepwise")  # the ways of feeding text
 # A third way besides the two feeds: the vocoder alone, on the reference's codes.
 AS_REFERENCE = "reference"
 LENGTH_TOLERANCE = 0.25
@@ -107,20 +106,23 @@ class Reader:
         return result.codes[0, : result.num_frames[0]], bool(result.ended[0])
 
     def read(self, reference: Utterance, feed: str, seed: int) -> Reading:
-        """Read one sentence, with one of FEEDS, and compare it with its reference."""
-        if feed == "stepwise":
-            reference = reference.delayed(self._codebooks.silence)
+        """Read one sentence, with one of FEEDS, and compare it with its reference.
+
+        The frames in which stepwise speech waits are heard, but not compared.
+        """
         length = len(reference.codes)
-        most = MAX_STRETCH * length
+        waiting = reference.waiting_frames if feed == "stepwise" else 0
+        most = waiting + MAX_STRETCH * length
         codes, ended = self.codes(reference.text, most, text_feed=feed, seed=seed)
+        spoken = codes[min(waiting, len(codes) - 1) :]
         return Reading(
             reference.kind,
             reference.text,
             codes,
             ended,
-            mean_distance(codes, reference.codes, self._codebooks),
-            len(codes) / length,
-            self._pitches(codes, reference.codes),
+            mean_distance(spoken, reference.codes, self._codebooks),
+            len(spoken) / length,
+            self._pitches(spoken, reference.codes),
         )
 
     def _pitches(self, codes: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -8,6 +8,7 @@ import numpy as np
 
 TRAINING = "train"
 SILENCE = -1  # a value in `Utterance.words`
+FEEDS = ("full", "stepwise")  # the ways of feeding text
 WAITING_FRAMES = 16  # silent frames before speech whose text comes a token with each frame
 
 
@@ -21,16 +22,21 @@ class Utterance:
     codes: np.ndarray  # [num_frames, num_codes] uint8
     words: np.ndarray  # [num_frames] int16: the index of the spoken word, or SILENCE
 
+    @property
+    def waiting_frames(self) -> int:
+        """How many silent frames it has, stepwise: WAITING_FRAMES, or fewer for a short text."""
+        return min(WAITING_FRAMES, len(self.ids))
+
     def delayed(self, silence: np.ndarray) -> "Utterance":
         """Return the utterance for text that comes a token with each frame.
 
-        It is silent for WAITING_FRAMES, or until the text is complete. Text comes faster than it
-        is spoken, so later words never wait for their letters.
+        It is silent for `waiting_frames`. Text comes faster than it is spoken, so later words
+        never wait for their letters.
 
         Args:
             silence: [num_codes] of a silent frame.
         """
-        count = min(WAITING_FRAMES, len(self.ids))
+        count = self.waiting_frames
         codes = np.concatenate([np.tile(silence, (count, 1)), self.codes])
         words = np.concatenate([np.full(count, SILENCE, self.words.dtype), self.words])
         return replace(self, codes=codes, words=words)

@@ -137,7 +137,7 @@ class Training:
     def test(self) -> dict[str, float]:
         """Return how a few sentences of `--test` are spoken, in both ways of feeding text."""
         found = {}
-        for (kind, sentences), feed in product(self.sentences.items(), ("full", "stepwise")):
+        for (kind, sentences), feed in product(self.sentences.items(), shards.FEEDS):
             layout = Layout(is_full=feed == "full")
             some = sentences[:NUM_SPOKEN]
             if not layout.is_full:
