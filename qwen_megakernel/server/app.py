@@ -13,7 +13,6 @@ import time
 from collections.abc import AsyncIterator
 from html import escape
 from typing import Annotated, Any
-from urllib.parse import quote
 
 from fastapi import Depends, FastAPI, File, Form, Request, Response, UploadFile, WebSocket
 from fastapi.middleware.cors import CORSMiddleware
@@ -24,6 +23,7 @@ from qwen_megakernel.errors import NotReady, RecordingError
 from qwen_megakernel.server.active_speech import ActiveSpeech
 from qwen_megakernel.server.encoders import new_encoder
 from qwen_megakernel.server.error_responses import ApiError, ErrorBody, add_handlers
+from qwen_megakernel.server.headers import header_value
 from qwen_megakernel.server.metrics import CONTENT_TYPE
 from qwen_megakernel.server.middleware import RequestGuard
 from qwen_megakernel.server.responses import (
@@ -53,7 +53,6 @@ _EXPOSED = (
     "X-Warning",
     "X-Spoken-Text",
 )
-_MAX_HEADER_CHARS = 2000  # for X-Spoken-Text; the events and GET have the whole text
 _ERRORS: dict[int | str, dict[str, Any]] = {
     key: {"model": ErrorBody, "description": "Error"} for key in ("4XX", "5XX")
 }
@@ -187,22 +186,10 @@ def _headers(speaking: ActiveSpeech, warnings: list[str]) -> dict[str, str]:
     if speaking.stream.planned_parts is not None:
         headers["X-Parts"] = str(speaking.stream.planned_parts)
     if speaking.stream.is_normalized and speaking.stream.planned_parts is not None:
-        headers["X-Spoken-Text"] = _percent_encoded(speaking.stream.spoken_text)
+        headers["X-Spoken-Text"] = header_value(speaking.stream.spoken_text)
     if warnings:
-        text = "; ".join(warnings).encode("ascii", "backslashreplace").decode()
-        headers["X-Warning"] = text
+        headers["X-Warning"] = header_value("; ".join(warnings))
     return headers
-
-
-def _percent_encoded(text: str) -> str:
-    """Return a text percent-encoded, cut to the length that a header may have."""
-    encoded = ""
-    for char in text:
-        encoded_char = quote(char, safe=" ,.!?'")
-        if len(encoded) + len(encoded_char) > _MAX_HEADER_CHARS:
-            break
-        encoded += encoded_char
-    return encoded
 
 
 def _add_voices(app: FastAPI, service: Service) -> None:

@@ -19,6 +19,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qwen_megakernel.server.error_responses import ApiError, error_response
+from qwen_megakernel.server.headers import check_headers
 from qwen_megakernel.server.metrics import Metrics
 from qwen_megakernel.server.settings import ServerSettings
 
@@ -69,7 +70,6 @@ class RequestGuard:
 
         async def stamped(message: Message) -> None:
             nonlocal started, status
-            started = True
             if message["type"] == "websocket.accept":
                 status = 101
             if message["type"] in ("http.response.start", "websocket.http.response.start"):
@@ -77,10 +77,12 @@ class RequestGuard:
                 answer["x-request-id"] = request_id
                 if message["status"] == 405 and "GET" in answer.get("allow", "").split(", "):
                     answer["allow"] += ", HEAD"
+                check_headers(answer.raw)
                 if message["status"] >= 400 and scope["path"] not in _PROBES:
                     self._metrics.refused.labels(message["status"]).inc()
             elif is_head and message["type"] == "http.response.body":
                 message = {**message, "body": b""}
+            started = True
             await send(message)
 
         self._num_open += 1

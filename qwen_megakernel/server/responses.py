@@ -6,6 +6,7 @@ A client that reads nothing for a while is cut off; a client that disconnects en
 import asyncio
 import base64
 import json
+import logging
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from typing import Any
 
@@ -14,12 +15,15 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from qwen_megakernel.audio import to_float32, to_int16
+from qwen_megakernel.errors import QwenTTSError
 from qwen_megakernel.records import AudioChunk
 from qwen_megakernel.server.active_speech import ActiveSpeech, encoded, encoded_whole
 from qwen_megakernel.server.encoders import Encoder
 from qwen_megakernel.server.error_responses import error_facts
 from qwen_megakernel.server.settings import MEDIA_TYPES, ServerSettings
 from qwen_megakernel.sound.loudness import at_loudness
+
+logger = logging.getLogger(__name__)
 
 EVENT_STREAM = "text/event-stream"
 DONE = b"data: [DONE]\n\n"
@@ -179,6 +183,11 @@ class SpeechResponse(Response):
         except Exception as error:
             if not self._started:
                 raise  # `error_responses` answers it
+            request_id = self._speaking.request_id
+            if isinstance(error, TimeoutError):
+                logger.info("The client of speech %s did not read it in time.", request_id)
+            elif not isinstance(error, QwenTTSError):
+                logger.error("Speech %s failed while it was sent.", request_id, exc_info=error)
             if self._on_error is None or isinstance(error, TimeoutError):
                 abort(scope)
             else:
@@ -198,8 +207,8 @@ class SpeechResponse(Response):
         await self._send(send, b"", last=True)
 
     async def _start(self, send: Send) -> None:
-        self._started = True
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        self._started = True
 
     async def _send(self, send: Send, piece: bytes, *, last: bool = False) -> None:
         """Send a piece; raises `TimeoutError` if the client does not read it."""

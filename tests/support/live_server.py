@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import importlib
 import json
 import socket
 import threading
@@ -9,9 +10,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import pytest
 from waiting import wait_until
 
 from qwen_megakernel.server import app
+from qwen_megakernel.server import serving as serving_module
 from qwen_megakernel.server.service import Service
 from qwen_megakernel.server.serving import new_server
 from qwen_megakernel.server.settings import ServerSettings
@@ -82,18 +85,32 @@ def http_post(body: bytes, path: str = SPEECH, content_type: str = "application/
     ).encode() + body
 
 
+def _protocol(http: str) -> Any:
+    """Return uvicorn's protocol class of an HTTP library, or skip the test without the library."""
+    pytest.importorskip(http)
+    module = importlib.import_module(f"uvicorn.protocols.http.{http}_impl")
+    return getattr(module, {"h11": "H11Protocol", "httptools": "HttpToolsProtocol"}[http])
+
+
 @contextlib.contextmanager
 def serving(
-    engine: Any, *, send_buffer: int | None = None, **settings: Any
+    engine: Any, *, send_buffer: int | None = None, http: str | None = None, **settings: Any
 ) -> Iterator[LiveServer]:
     """Yield a server for `engine` (or for a function that makes one); stop it at the end.
 
     Args:
         send_buffer: bytes that the operating system may hold for each client.
+        http: "h11", with asyncio's event loop: what an installation without uvicorn's extras has;
+            "httptools", with uvloop. None: what is installed.
         settings: `ServerSettings`.
     """
     chosen = ServerSettings(**settings)
-    running = new_server(app.create_app(engine, chosen), chosen)
+    with pytest.MonkeyPatch.context() as patch:
+        if http is not None:
+            patch.setattr(serving_module, "AutoHTTPProtocol", _protocol(http))
+        running = new_server(app.create_app(engine, chosen), chosen)
+    if http is not None:
+        running.config.loop = {"h11": "asyncio", "httptools": "uvloop"}[http]
     with socket.create_server(("127.0.0.1", 0), backlog=256) as listener:
         if send_buffer is not None:  # connections inherit this
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
