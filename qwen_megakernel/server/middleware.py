@@ -1,13 +1,15 @@
 """The middleware in front of every route: request ids, origins, the API key, limits on bodies.
 
 HEAD is GET without the body, on every path. The key is checked before a byte of the body is read.
-The middleware reads the whole body within a size and a time, so no handler waits for a slow client.
-When a response ends, it logs a line to `qwen_megakernel.access` at level INFO.
+The middleware reads the whole body within a size and a time, so no handler waits for a slow client,
+and it limits how much of all bodies is in memory. It reads no body where no route takes one. When a
+response ends, it logs a line to `qwen_megakernel.access` at level INFO.
 """
 
 import asyncio
 import contextlib
 import hmac
+import io
 import logging
 import re
 import secrets
@@ -30,6 +32,8 @@ _PROBES = ("/health", "/ready")  # monitors poll these, so their errors do not c
 _PROTECTED = ("/v1", "/metrics")
 _REQUEST_ID = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _CHANGING = ("POST", "PUT", "PATCH", "DELETE")
+_WITH_BODY = ("POST", "PUT", "PATCH")
+_SMALL_BODY = 64 * 1024  # bytes that a request may always send, so that texts are spoken
 _MULTIPART_SLACK = 64 * 1024  # bytes of an upload besides the recording: fields and boundaries
 _MAX_PATH_CHARS = 200  # in a line of the access log
 _LINGER_S, _LINGER_BYTES = 1.0, 1 << 20  # limits on reading from a refused client
@@ -42,7 +46,7 @@ class RequestGuard:
         app: the application that gets the requests.
         settings: the key, limits, origins.
         metrics: counts refusals.
-        bodies: path -> media type that a POST to it must have.
+        bodies: path -> media type that a POST to it must have; other requests have no body.
     """
 
     def __init__(
@@ -50,6 +54,7 @@ class RequestGuard:
     ):
         self._app, self._settings, self._metrics, self._bodies = app, settings, metrics, bodies
         self._num_open = 0
+        self._num_buffered = 0  # bytes, in the bodies of all open requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection (ASGI)."""
@@ -67,6 +72,15 @@ class RequestGuard:
             scope = {**scope, "method": "GET"}
         started = is_unread = False
         status: int | None = None  # the response's; None: there was no response
+        num_buffered = 0  # bytes of this request's body
+
+        async def counted() -> Message:
+            nonlocal num_buffered
+            message = await receive()
+            num_new = len(message.get("body", b""))
+            num_buffered += num_new
+            self._num_buffered += num_new
+            return message
 
         async def stamped(message: Message) -> None:
             nonlocal started, status
@@ -92,11 +106,12 @@ class RequestGuard:
             self._check_origin(scope, headers)
             self._check_key(scope["path"], headers)
             if scope["type"] == "http":
-                body = await self._read_body(scope, headers, receive)
+                body = await self._read_body(scope, headers, counted)
                 if body is None:
                     return
                 is_unread = False
                 receive = _replay(body, receive)
+                del body  # Starlette keeps a copy of its own
             await self._app(scope, receive, stamped)
         except ApiError as error:
             answer = _lingering(receive, stamped) if is_unread else stamped
@@ -108,6 +123,7 @@ class RequestGuard:
             await _refuse(error, scope, receive, stamped)
         finally:
             self._num_open -= 1
+            self._num_buffered -= num_buffered
             seconds = time.perf_counter() - arrived
             _log_access(scope, method, status, seconds, request_id)
 
@@ -154,6 +170,8 @@ class RequestGuard:
     async def _read_body(self, scope: Scope, headers: Headers, receive: Receive) -> bytes | None:
         """Return the whole body; None: the client disconnected before its end."""
         media_type = self._bodies.get(scope["path"]) if scope["method"] == "POST" else None
+        if media_type is None and scope["method"] in _WITH_BODY:
+            return b""  # no route takes it: the app refuses the request, whatever the body
         sent = headers.get("content-type", "").partition(";")[0].strip().lower()
         if media_type is not None and sent != media_type:
             raise ApiError(
@@ -162,28 +180,31 @@ class RequestGuard:
                 code="unsupported_media_type",
                 headers={"Connection": "close"},
             )
-        limit = self._settings.max_body_bytes
+        limit = 0 if media_type is None else self._settings.max_body_bytes
         if media_type == "multipart/form-data":
             limit = self._settings.max_upload_bytes + _MULTIPART_SLACK
         too_large = ApiError(
             413,
-            f"The body is larger than {limit} bytes.",
+            f"The body is larger than {limit} bytes."
+            if limit
+            else f"A {scope['method']} request has no body here; this one has. Send none.",
             code="too_large",
             headers={"Connection": "close"},
         )
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > limit:
             raise too_large
-        body = bytearray()
+        body = io.BytesIO()  # `getvalue` makes no copy
         try:
             async with asyncio.timeout(self._settings.body_timeout_s):
                 while True:
                     message = await receive()
                     if message["type"] != "http.request":
                         return None
-                    body += message.get("body", b"")
-                    if len(body) > limit:
+                    body.write(message.get("body", b""))
+                    if body.tell() > limit:
                         raise too_large
+                    self._check_memory(body.tell())
                     if not message.get("more_body", False):
                         break
         except TimeoutError as error:
@@ -193,7 +214,19 @@ class RequestGuard:
                 code="body_timeout",
                 headers={"Connection": "close"},
             ) from error
-        return bytes(body)
+        return body.getvalue()
+
+    def _check_memory(self, num_bytes: int) -> None:
+        """Refuse to read more of a large body while the bodies of all requests fill the memory."""
+        limit = self._settings.max_buffered_bytes
+        if num_bytes > _SMALL_BODY and self._num_buffered > limit:
+            raise ApiError(
+                503,
+                f"The bodies of all requests together are larger than {limit} bytes. Try again "
+                "when other requests have ended.",
+                code="bodies_too_large",
+                headers={"Connection": "close"},
+            )
 
 
 def _log_access(

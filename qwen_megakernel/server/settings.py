@@ -38,6 +38,7 @@ class ServerSettings:
     max_chars: int = 4096  # in `input`; OpenAI's limit
     max_body_bytes: int = 20 * 2**20  # in a request; fits a minute of 16-bit audio in base64
     max_upload_bytes: int = 10 * 2**20  # in a recording, in an upload or in `ref_audio`
+    max_buffered_bytes: int = 256 * 2**20  # in the bodies of all open requests together
     default_format: str = "wav"
     opus_kbits: int = OPUS_KBITS  # bit rate of opus, kbit/s
     sound: SoundOptions = field(default_factory=SoundOptions)  # defaults of requests
@@ -57,6 +58,12 @@ class ServerSettings:
         for name in ("max_connections", "max_chars", "max_body_bytes", "max_upload_bytes"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}; it must be 1 or more.")
+        largest = max(self.max_body_bytes, self.max_upload_bytes)
+        if self.max_buffered_bytes < largest:
+            raise UsageError(
+                f"max_buffered_bytes is {self.max_buffered_bytes}; it must be {largest} or more, "
+                "the largest body of one request."
+            )
         if self.max_queue < 0:
             raise UsageError(f"max_queue is {self.max_queue}; it must be 0 or more.")
         for name in self.__slots__:

@@ -3,7 +3,10 @@
 import contextlib
 import json
 import re
+import socket
 import time
+import tracemalloc
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -14,6 +17,7 @@ from waiting import wait_until
 from qwen_megakernel.errors import EngineClosed, TextTooLong
 from qwen_megakernel.server.app import create_app
 from qwen_megakernel.server.error_responses import snake
+from qwen_megakernel.server.middleware import RequestGuard
 from qwen_megakernel.server.schemas import check_length
 from qwen_megakernel.server.settings import ServerSettings
 from qwen_megakernel.text.cleaning import MAX_CHARS
@@ -214,6 +218,120 @@ def test_a_huge_body_is_answered_413_with_and_without_its_length(live):
 
     headers = {"Content-Type": "application/json"}
     assert_error(live.client.post(SPEECH, content=endless(), headers=headers), 413, "too_large")
+
+
+def rss_mb() -> int:
+    """Return the memory of this process, which the server shares."""
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) // 1024
+
+
+def send_part(live, head: str, num_bytes: int) -> socket.socket:
+    """Send a request whose last byte is missing; an answer in the middle ends the sending."""
+    connection = live.connect()
+    connection.sendall(
+        f"{head} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {num_bytes + 1}\r\n\r\n".encode()
+    )
+    with contextlib.suppress(OSError):
+        for _ in range(0, num_bytes, 1 << 16):
+            connection.sendall(b" " * (1 << 16))
+    return connection
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        ("GET /health", 413),
+        ("GET /docs", 413),
+        ("POST /docs", 405),
+        ("POST /no/such/path", 404),
+        ("POST /v1/audio/voices", 401),
+        (f"POST {SPEECH}", 401),
+    ],
+)
+def test_a_client_without_the_key_fills_no_memory_with_bodies(head, status):
+    with serving(FakeEngine(), api_key="s3cret") as live, contextlib.ExitStack() as stack:
+        before = rss_mb()
+        held = [stack.enter_context(send_part(live, head, 8 << 20)) for _ in range(12)]
+        assert rss_mb() - before < 30
+        assert all(f"HTTP/1.1 {status} ".encode() in each.recv(15) for each in held[-3:])
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "DELETE", "OPTIONS"])
+@pytest.mark.parametrize("content", [b"{}", [b"{", b"}"]], ids=["length", "chunked"])
+def test_a_request_that_has_no_body_is_refused_with_one(live, method, content):
+    answer = live.client.request(method, "/health", content=content)
+    assert answer.status_code == 413
+    if method != "HEAD":
+        message = assert_error(answer, 413, "too_large")["message"]
+        assert message == f"A {method} request has no body here; this one has. Send none."
+
+
+def test_a_body_where_no_route_takes_one_does_not_hide_what_is_wrong(live):
+    body = b"x" * 1_000_000
+    assert_error(live.client.post("/v1/speech", content=body), 404, "not_found")
+    assert_error(live.client.put(SPEECH, content=body), 405, "method_not_allowed")
+    upload = {"files": {"audio_sample": body}, "data": {"name": "ann", "consent": "given"}}
+    assert_error(live.client.post("/v1/audio/voices", **upload), 403, "uploads_not_allowed")
+    assert live.client.get("/health").status_code == 200  # on the same connection
+
+
+def test_all_bodies_together_have_a_limit_and_small_ones_are_always_taken():
+    with (
+        serving(
+            FakeEngine(rtf=0.001),
+            max_body_bytes=1 << 20,
+            max_upload_bytes=1,
+            max_buffered_bytes=2 << 20,
+        ) as live,
+        contextlib.ExitStack() as stack,
+    ):
+        held = [stack.enter_context(send_part(live, f"POST {SPEECH}", 15 << 16)) for _ in range(2)]
+        large = {"input": SHORT, "lexicon": {"a": "b" * 500_000}}
+        wait_until(lambda: live.client.post(SPEECH, json=large).status_code == 503)
+        answer = live.client.post(SPEECH, json=large)
+        assert "2097152 bytes" in assert_error(answer, 503, "bodies_too_large")["message"]
+        assert answer.headers["retry-after"]
+        assert live.speak(SHORT).status_code == 200
+        for connection in held:
+            connection.close()
+        wait_until(lambda: live.client.post(SPEECH, json=large).status_code == 400)
+
+
+async def test_a_body_is_in_memory_once():
+    """The app gets the bytes that were read, and nothing else keeps them."""
+    seen = []
+
+    async def app(scope, receive, send):
+        size = len((await receive())["body"])
+        seen.append((size, tracemalloc.get_traced_memory()[0]))
+
+    async def receive():
+        return messages.pop(0)
+
+    async def send(message):
+        pass
+
+    service = create_app(FakeEngine()).state.service
+    guard = RequestGuard(
+        app, settings=service.settings, metrics=service.metrics, bodies={SPEECH: "application/json"}
+    )
+    pieces = 100
+    messages = [
+        {"type": "http.request", "body": bytes(100_000), "more_body": left > 1}
+        for left in range(pieces, 0, -1)
+    ]
+    scope = {"type": "http", "method": "POST", "path": SPEECH, "extensions": {}}
+    scope["headers"] = [(b"content-type", b"application/json")]
+    tracemalloc.start()
+    try:
+        await guard(scope, receive, send)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    ((size, held),) = seen
+    assert size == 10_000_000 and held < 0.1 * size and peak < 1.3 * size
 
 
 def test_what_a_refused_client_still_sends_does_not_cost_it_the_answer(live):
