@@ -62,6 +62,7 @@ _WANTED = {
 }
 _OTHER_NAMES_OF_INPUT = ("text", "prompt", "content")
 _WORD_START = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_MAX_FAULTS = 10  # faults of a body that one message reports
 _MAX_ECHO_CHARS = 200  # the longest part of a client's text that a message repeats
 
 
@@ -173,18 +174,22 @@ def add_handlers(app: FastAPI) -> None:
 
 
 def _validation_message(error: RequestValidationError | ValidationError) -> tuple[str, str | None]:
-    """Return all of pydantic's errors in words, and the field of the first."""
+    """Return the first of pydantic's errors in words, and the field of the first."""
     lines, first = [], None
-    for fault in error.errors():
+    faults = error.errors()
+    for fault in faults[:_MAX_FAULTS]:
         if fault["type"] == "json_invalid":
             return f"The body is not JSON: {fault['ctx']['error']}.", None
-        name = ".".join(str(part) for part in fault["loc"] if part != "body")
+        parts = (str(part)[:_MAX_ECHO_CHARS] for part in fault["loc"] if part != "body")
+        name = ".".join(parts)
         if not name:
             return "The body must be a JSON object.", None
         first = first or name
         line = _complaint(name, fault, _meant(error, name))
         hint = _HINTS.get((name, fault["type"]))
         lines += [line, hint] if hint else [line]
+    if len(faults) > _MAX_FAULTS:
+        lines.append(f"The body has {len(faults) - _MAX_FAULTS} more faults.")
     return "\n".join(lines), first
 
 
@@ -210,7 +215,8 @@ def _complaint(name: str, fault: Mapping[str, Any], meant: str | None) -> str:
     if isinstance(value, dict | list):
         seen = "an object" if isinstance(value, dict) else "a list"
     else:
-        seen = json.dumps(value)[:_MAX_ECHO_CHARS]
+        cut = value[:_MAX_ECHO_CHARS] if isinstance(value, str) else value
+        seen = json.dumps(cut)[:_MAX_ECHO_CHARS]
     return f"{name} is {seen}; it must be {wanted}."
 
 

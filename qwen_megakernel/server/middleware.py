@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from qwen_megakernel.server.error_responses import ApiError, error_response
 from qwen_megakernel.server.headers import check_headers
 from qwen_megakernel.server.metrics import Metrics
+from qwen_megakernel.server.schemas import check_json_values, num_json_values
 from qwen_megakernel.server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ _PROBES = ("/health", "/ready")  # monitors poll these, so their errors do not c
 _PROTECTED = ("/v1", "/metrics")
 _REQUEST_ID = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _CHANGING = ("POST", "PUT", "PATCH", "DELETE")
-_WITH_BODY = ("POST", "PUT", "PATCH")
+_BODILESS = ("GET", "DELETE", "OPTIONS")  # methods of routes that take no body
 _SMALL_BODY = 64 * 1024  # bytes that a request may always send, so that texts are spoken
 _MULTIPART_SLACK = 64 * 1024  # bytes of an upload besides the recording: fields and boundaries
 _MAX_PATH_CHARS = 200  # in a line of the access log
@@ -170,7 +171,7 @@ class RequestGuard:
     async def _read_body(self, scope: Scope, headers: Headers, receive: Receive) -> bytes | None:
         """Return the whole body; None: the client disconnected before its end."""
         media_type = self._bodies.get(scope["path"]) if scope["method"] == "POST" else None
-        if media_type is None and scope["method"] in _WITH_BODY:
+        if media_type is None and scope["method"] not in _BODILESS:
             return b""  # no route takes it: the app refuses the request, whatever the body
         sent = headers.get("content-type", "").partition(";")[0].strip().lower()
         if media_type is not None and sent != media_type:
@@ -180,30 +181,30 @@ class RequestGuard:
                 code="unsupported_media_type",
                 headers={"Connection": "close"},
             )
-        limit = 0 if media_type is None else self._settings.max_body_bytes
+        limit = _SMALL_BODY if media_type is None else self._settings.max_body_bytes
         if media_type == "multipart/form-data":
             limit = self._settings.max_upload_bytes + _MULTIPART_SLACK
-        too_large = ApiError(
-            413,
-            f"The body is larger than {limit} bytes."
-            if limit
-            else f"A {scope['method']} request has no body here; this one has. Send none.",
-            code="too_large",
-            headers={"Connection": "close"},
-        )
+        what = f"The body is larger than {limit} bytes."
+        if media_type is None:
+            what += f" A {scope['method']} request needs none here."
+        too_large = ApiError(413, what, code="too_large", headers={"Connection": "close"})
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > limit:
             raise too_large
-        body = io.BytesIO()  # `getvalue` makes no copy
+        body, num_values = io.BytesIO(), 0  # `getvalue` makes no copy
         try:
             async with asyncio.timeout(self._settings.body_timeout_s):
                 while True:
                     message = await receive()
                     if message["type"] != "http.request":
                         return None
-                    body.write(message.get("body", b""))
+                    piece = message.get("body", b"")
+                    body.write(piece)
                     if body.tell() > limit:
                         raise too_large
+                    if media_type == "application/json":
+                        num_values += num_json_values(piece)
+                        check_json_values(num_values)
                     self._check_memory(body.tell())
                     if not message.get("more_body", False):
                         break

@@ -6,13 +6,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from qwen_megakernel.choices import TELEPHONE_RATE
 from qwen_megakernel.errors import TextTooLong, UsageError
@@ -48,6 +49,9 @@ MIN_NEW_TOKENS = 2  # the last token is not a frame, and the first two never end
 MAX_FIRST_CHUNK_FRAMES = 10  # the engine's chunk_frames: chunks grow to this length
 MAX_LEXICON_WORDS = 1000  # for each request
 _MAX_SIDE_CHARS = 4096  # in instructions and transcripts
+_MAX_NAME_CHARS = 256  # in the name of a voice; no model has a longer one
+MAX_JSON_VALUES = 32_768  # in a body or message; a larger one would delay all streams
+_JSON_MARKS = ",[{"
 
 Format = Literal["wav", "pcm", "flac", "mp3", "opus", "aac", "ulaw", "alaw"]
 
@@ -55,15 +59,25 @@ Format = Literal["wav", "pcm", "flac", "mp3", "opus", "aac", "ulaw", "alaw"]
 class VoiceId(BaseModel):
     """A voice by its id, the newer of OpenAI's two forms."""
 
-    id: str
+    id: str = Field(max_length=_MAX_NAME_CHARS)
 
 
 def _name_or_id(value: Any, validate: ValidatorFunctionWrapHandler) -> str | VoiceId:
     """Validate a voice; raise one error instead of pydantic's, whose names no client knows."""
+    if isinstance(value, str) and len(value) > _MAX_NAME_CHARS:
+        raise PydanticKnownError("string_too_long", {"max_length": _MAX_NAME_CHARS})
     try:
         return validate(value)
     except ValidationError as error:
         raise PydanticCustomError("voice_type", "no voice") from error
+
+
+def _few_words(lexicon: Any) -> Any:
+    """Refuse a lexicon that is too long, before pydantic reports every wrong word of it."""
+    if isinstance(lexicon, dict) and len(lexicon) > MAX_LEXICON_WORDS:
+        facts = {"field_type": "Dictionary", "max_length": MAX_LEXICON_WORDS}
+        raise PydanticKnownError("too_long", facts | {"actual_length": len(lexicon)})
+    return lexicon
 
 
 class SpeechSettings(BaseModel):
@@ -138,13 +152,15 @@ class SpeechSettings(BaseModel):
         None,
         description="Read numbers, dates and Markdown as words. Default: the server's setting.",
     )
-    lexicon: dict[str, str] | None = Field(
+    lexicon: Annotated[dict[str, str] | None, BeforeValidator(_few_words)] = Field(
         None,
         max_length=MAX_LEXICON_WORDS,
         description="Words, and respellings that the model pronounces right.",
     )
     timestamp_granularities: list[Literal["word", "segment"]] | None = Field(
-        None, description="Report the times of words, of sentences (segment), or of both."
+        None,
+        max_length=2,
+        description="Report the times of words, of sentences (segment), or of both.",
     )
 
     def warnings(self) -> list[str]:
@@ -152,7 +168,7 @@ class SpeechSettings(BaseModel):
         extras = sorted(self.model_extra or {})
         if not extras:
             return []
-        names = ", ".join(json.dumps(name)[:40] for name in extras[:10])
+        names = ", ".join(json.dumps(name[:40])[:40] for name in extras[:10])
         return [f"ignored: {names}" + (", ..." if len(extras) > 10 else "")]
 
     @property
@@ -349,6 +365,30 @@ def check_length(num_chars: int, settings: ServerSettings) -> None:
         )
 
 
+def num_json_values(part: bytes | str) -> int:
+    """Return at least the number of values that begin in a part of a JSON text, quickly."""
+    if isinstance(part, str):
+        return sum(map(part.count, _JSON_MARKS))
+    return sum(map(part.count, _JSON_MARKS.encode()))
+
+
+def check_json_values(num_values: int) -> None:
+    """Refuse a JSON text that would take long to parse.
+
+    Args:
+        num_values: the sum of `num_json_values` over the parts of the text.
+    Raises:
+        ApiError: 413.
+    """
+    if num_values > MAX_JSON_VALUES:
+        raise ApiError(
+            413,
+            f"The JSON has more than {MAX_JSON_VALUES} commas and brackets, which is the limit.",
+            code="too_large",
+            headers={"Connection": "close"},
+        )
+
+
 def check_model(name: str, loaded: str) -> None:
     """Refuse a model that is not the loaded one.
 
@@ -356,7 +396,8 @@ def check_model(name: str, loaded: str) -> None:
         ApiError: 404; names the loaded model.
     """
     known = {loaded.lower(), loaded.rpartition("/")[2].lower(), *MODEL_ALIASES}
-    if name.lower() not in known and not _DATED_ALIAS.fullmatch(name.lower()):
+    lower = name[:_MAX_NAME_CHARS].lower()
+    if lower not in known and not _DATED_ALIAS.fullmatch(lower):
         raise ApiError(
             404,
             f'The model "{name[:80]}" does not exist. This server has: {loaded}.',

@@ -36,7 +36,7 @@ class ServerSettings:
     max_queue: int = 8  # requests that may wait for a slot of the engine
     max_connections: int = 1000  # requests and WebSockets at the same time
     max_chars: int = 4096  # in `input`; OpenAI's limit
-    max_body_bytes: int = 20 * 2**20  # in a request; fits a minute of 16-bit audio in base64
+    max_body_bytes: int = 15 * 2**20  # in a request; fits `max_upload_bytes` in base64
     max_upload_bytes: int = 10 * 2**20  # in a recording, in an upload or in `ref_audio`
     max_buffered_bytes: int = 256 * 2**20  # in the bodies of all open requests together
     default_format: str = "wav"

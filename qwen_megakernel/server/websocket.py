@@ -30,7 +30,12 @@ from qwen_megakernel.server.active_speech import ActiveSpeech, encoded, encoded_
 from qwen_megakernel.server.encoders import new_encoder
 from qwen_megakernel.server.error_responses import ApiError, error_facts
 from qwen_megakernel.server.responses import abort
-from qwen_megakernel.server.schemas import SessionConfig, check_length
+from qwen_megakernel.server.schemas import (
+    SessionConfig,
+    check_json_values,
+    check_length,
+    num_json_values,
+)
 from qwen_megakernel.server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
@@ -187,6 +192,7 @@ class Session:
         """Handle a message; returns True to close the session."""
         if message.get("text") is None:
             raise UsageError("The message is binary; it must be JSON text.")
+        check_json_values(num_json_values(message["text"]))
         try:
             facts = json.loads(message["text"])
         except (ValueError, RecursionError) as error:

@@ -6,7 +6,8 @@ import importlib
 import json
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -71,6 +72,26 @@ class LiveServer:
             return len(asyncio.all_tasks())
 
         return asyncio.run_coroutine_threadsafe(count(), self.loop).result(10)
+
+    @contextlib.contextmanager
+    def watched_loop(self) -> Iterator[Callable[[], float]]:
+        """Yield a function that returns the longest time, in seconds, for which the loop stood."""
+        longest, watching = 0.0, True
+
+        async def watch() -> None:
+            nonlocal longest
+            last = time.perf_counter()
+            while watching:
+                await asyncio.sleep(0.001)
+                now = time.perf_counter()
+                longest, last = max(longest, now - last - 0.001), now
+
+        watcher = asyncio.run_coroutine_threadsafe(watch(), self.loop)
+        try:
+            yield lambda: longest
+        finally:
+            watching = False
+            watcher.result(10)
 
     def settle(self, seconds: float = 10.0) -> None:
         """Wait until the server neither speaks nor sends anything."""
