@@ -1,0 +1,38 @@
+"""Text of other people in one line, which no terminal obeys."""
+
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qwen_megakernel.printable import printable
+
+
+@given(st.text(st.characters(), max_size=300), st.integers(3, 300))
+def test_a_line_without_anything_a_terminal_obeys(text: str, max_chars: int):
+    line = printable(text, max_chars)
+    kinds = {unicodedata.category(each) for each in line if each != " "}
+    assert not any(kind[0] in "CZ" for kind in kinds)
+    assert len(line) <= max_chars
+    assert printable(line, max_chars) == line
+    if text.isprintable() and len(text) <= max_chars:
+        assert line == text
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("Grüße, 世界 👍", "Grüße, 世界 👍"),
+        ("a\r\nb\tc\x00", r"a\r\nb\tc\x00"),
+        ("\x1b[31mred\x07\x7f\x9b1m\x85", r"\x1b[31mred\x07\x7f\x9b1m\x85"),
+        ("a\u2028b\u2029c", r"a\u2028b\u2029c"),
+        ("\u202etxt.\u2066\u200f", r"\u202etxt.\u2066\u200f"),
+        ("\ud83d\U000e0041", r"\ud83d\U000e0041"),
+        ("a" * 200, "a" * 200),
+        ("a" * 201, "a" * 197 + "..."),
+        ("\n" * 200, r"\n" * 98 + "\\..."),
+    ],
+)
+def test_what_is_escaped_and_where_the_line_ends(text: str, line: str):
+    assert printable(text) == line
