@@ -4,7 +4,6 @@ Callers give requests to its `StepLoop` and read chunks from their streams, so n
 event loop and many callers share one model.
 """
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +34,7 @@ from qwen_megakernel.errors import SetupError, UnsupportedModel
 from qwen_megakernel.native import cpu_threads
 from qwen_megakernel.native.cpu_library import CpuPool
 from qwen_megakernel.official_api import OfficialNames
+from qwen_megakernel.printable import get_logger
 from qwen_megakernel.records import SoundOptions, SpeechRequest
 from qwen_megakernel.text.languages import AUTO
 from qwen_megakernel.text.parts import EncodedText
@@ -46,7 +46,7 @@ from qwen_megakernel.vocoder.graph_vocoder import GraphVocoder
 from qwen_megakernel.vocoder.vocoder import Vocoder
 from qwen_megakernel.voice import Voice
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 T = TypeVar("T")
 

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from qwen_megakernel.errors import OutputError, RecordingError, UnknownVoice, UsageError
+from qwen_megakernel.printable import printable
 
 VOICE_SUFFIX = ".voice.safetensors"
 PRESETS_FILE = "voice_presets.bin"
@@ -226,7 +227,9 @@ def unknown_voice(
         "base": "Leave voice out, or clone one from a recording.",
         "voice_design": "Leave voice out and describe it with instruct.",
     }
-    return UnknownVoice(f'Unknown voice "{name}". {known}', hint=hints.get(model_type, ""))
+    return UnknownVoice(
+        f'Unknown voice "{printable(name)}". {known}', hint=hints.get(model_type, "")
+    )
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -7,7 +7,6 @@ seconds instead of a minute, and its errors have a hint.
 
 import errno
 import http.client
-import logging
 import os
 import re
 import socket
@@ -36,8 +35,9 @@ from qwen_megakernel.checkpoint.config import parse_model_config
 from qwen_megakernel.checkpoint.random_configs import model_config, speech_tokenizer_config
 from qwen_megakernel.checkpoint.tensor_shapes import codec_tensors, model_tensors
 from qwen_megakernel.errors import ModelFilesError, OutputError, UsageError
+from qwen_megakernel.printable import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 REACHABLE_SECONDS = 2.0
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)

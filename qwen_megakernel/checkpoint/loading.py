@@ -5,7 +5,6 @@ imply before any is used, and no model is loaded in part.
 """
 
 import difflib
-import logging
 import os
 import shutil
 import uuid
@@ -33,9 +32,10 @@ from qwen_megakernel.checkpoint.tensor_shapes import (
     model_tensors,
 )
 from qwen_megakernel.errors import ModelFilesError, OutputError, UsageError
+from qwen_megakernel.printable import get_logger
 from qwen_megakernel.records import Files, Sampling
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"

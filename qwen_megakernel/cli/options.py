@@ -20,6 +20,7 @@ from qwen_megakernel.choices import (
 )
 from qwen_megakernel.cli import parsing
 from qwen_megakernel.errors import UsageError
+from qwen_megakernel.printable import get_logger
 
 if TYPE_CHECKING:
     from qwen_megakernel.engine.speech_engine import SpeechEngine
@@ -30,7 +31,7 @@ SOUND = ("speed", "volume", "sample_rate", "leading_silence", "trailing_silence"
 
 DEVICE_HELP = "device to run on: cpu, cuda or cuda:1 (default: a GPU if there is one, else the CPU)"
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 def add_model_options(parser: argparse.ArgumentParser, default: str | None = None) -> None:

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from qwen_megakernel.errors import MissingPackageError, QwenTTSError, ResourceError, UsageError
 from qwen_megakernel.installing import install_command
+from qwen_megakernel.printable import get_logger, make_printable
 from qwen_megakernel.signals import GracefulExit
 
 STANDARD_OUTPUT = "standard output"
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # How a warning about a speech that ended without an end token begins, by finish reason.
 _ENDS = {
@@ -146,7 +147,9 @@ def run(main: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> 
         SIGTERM (143) or SIGHUP (129).
     """
     level = logging.DEBUG if args.debug else logging.ERROR if args.quiet else logging.WARNING
-    logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler()
+    handler.addFilter(make_printable)  # for the records of other packages, such as uvicorn's
+    logging.basicConfig(level=level, format="%(message)s", handlers=[handler])
     wait_passively()
     end = GracefulExit()
     try:

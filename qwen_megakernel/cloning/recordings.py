@@ -4,7 +4,6 @@ As in the official package, channels are averaged and soxr's "HQ" recipe resampl
 not trimmed, and their loudness is not changed.
 """
 
-import logging
 import math
 import re
 import shlex
@@ -14,8 +13,9 @@ from typing import BinaryIO
 import numpy as np
 
 from qwen_megakernel.errors import RecordingError
+from qwen_megakernel.printable import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # Suffixes of the recordings that `voices create DIR` takes from a folder; libsndfile reads them.
 SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".aiff", ".aif", ".au")

@@ -1,7 +1,6 @@
 """The choice of a decoder that this machine can run, and of its replacement if it cannot start."""
 
 import contextlib
-import logging
 import platform
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -26,9 +25,10 @@ from qwen_megakernel.errors import (
     check_choice,
 )
 from qwen_megakernel.gpu.driver import find_device, no_gpu, too_old
+from qwen_megakernel.printable import get_logger
 from qwen_megakernel.records import plain_number
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # Positions reserved for prompts beside `max_frames`: a reference of 60 s is 750 frames, and its
 # transcript and a part of text are some 270 rows more.

@@ -21,7 +21,6 @@ Source: QwenLM/Qwen3-TTS, modeling_qwen3_tts.py, Qwen3TTSForConditionalGeneratio
 generate_icl_prompt (qwen-tts 0.1.1).
 """
 
-import logging
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,11 +38,12 @@ from qwen_megakernel.errors import (
     VoiceMismatch,
 )
 from qwen_megakernel.gpu.cuda_graphs import uploaded
+from qwen_megakernel.printable import get_logger
 from qwen_megakernel.records import Prefill, SpeechRequest, TextIds
 from qwen_megakernel.text.languages import AUTO, resolve_language, supported_languages
 from qwen_megakernel.voice import Voice, unknown_voice
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # If a speaker has a dialect, it replaces these languages.
 _YIELDS_TO_DIALECT = (AUTO, "chinese")

@@ -1,7 +1,6 @@
 """Writes the codes of finished utterances to a file that an environment variable names."""
 
 import contextlib
-import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +10,9 @@ import numpy as np
 from qwen_megakernel.engine import codes_file
 from qwen_megakernel.engine.stream_state import StreamState
 from qwen_megakernel.errors import OutputError
+from qwen_megakernel.printable import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # The variable that names a file for the codes of every utterance, one row for each frame.
 DUMP_CODES_VARIABLE = "TTS_DUMP_CODES"

@@ -1,7 +1,6 @@
 """The streams of an engine, and the table of those that wait or hold a slot."""
 
 import contextlib
-import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,11 +15,12 @@ from qwen_megakernel.engine.stages import FrameVocoder
 from qwen_megakernel.engine.stream_state import StreamState
 from qwen_megakernel.errors import GenerationError, KernelTimeout, QwenTTSError
 from qwen_megakernel.gpu.driver import lost_gpu
+from qwen_megakernel.printable import get_logger
 from qwen_megakernel.records import FinishReason, StepResult
 from qwen_megakernel.text.parts import TextPart
 from qwen_megakernel.timing.speech_timer import SpokenPart
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 MAX_TIMEOUTS = 3  # launches in a row that hang before the engine gives up
 

@@ -5,7 +5,6 @@ cancelled, so an abandoned loop never keeps a slot.
 """
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator
 from concurrent.futures import Executor
@@ -14,6 +13,7 @@ import numpy as np
 
 from qwen_megakernel.engine.stream_state import StreamState
 from qwen_megakernel.errors import UsageError
+from qwen_megakernel.printable import get_logger
 from qwen_megakernel.records import AudioChunk, FinishReason, check_text
 from qwen_megakernel.text.parts import PartCutter
 from qwen_megakernel.text.reading.spoken import Piece
@@ -21,7 +21,7 @@ from qwen_megakernel.text.request_text import Cut, RequestText
 from qwen_megakernel.timing.speech_timer import SpeechTimer
 from qwen_megakernel.timing.words import Segment, TimedWord
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class SpeechStream:

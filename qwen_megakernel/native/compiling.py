@@ -9,7 +9,6 @@ import ctypes
 import fcntl
 import hashlib
 import importlib.util
-import logging
 import os
 import platform
 import re
@@ -25,8 +24,9 @@ from pathlib import Path
 
 from qwen_megakernel import PACKAGE_FOLDER
 from qwen_megakernel.errors import BuildError
+from qwen_megakernel.printable import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 LOCK_POLL_SECONDS = 0.2
 VERSION_SECONDS = 20.0  # zig takes a second if its cache is cold
@@ -321,7 +321,8 @@ def _compile(work: Path, recipe: Recipe, ninja: str) -> None:
     if build.returncode:
         kept = build_cache() / "failed.log"
         kept.write_text(log)
-        logger.debug("%s", "\n".join(log.splitlines()[-20:]))
+        for line in log.splitlines()[-20:]:
+            logger.debug("%s", line)
         failed = _failed_unit(log, recipe.units)
         raise BuildError(
             f"{recipe.compiler} failed on {failed} (exit {build.returncode}).",

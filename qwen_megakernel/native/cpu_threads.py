@@ -1,7 +1,6 @@
 """Chooses the number of CPU threads: as many as make decoding faster, at most the available
 cores."""
 
-import logging
 import math
 import os
 import threading
@@ -11,8 +10,9 @@ from pathlib import Path
 import torch
 
 from qwen_megakernel.errors import UsageError
+from qwen_megakernel.printable import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # A second thread pays off if a frame reads this many bytes. With fewer, the weights fit into a
 # core's caches, and the threads lose more time by waiting for each other than a second core saves

@@ -4,7 +4,6 @@ Clients show only `error.message`, so it must be complete.
 """
 
 import json
-import logging
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -27,8 +26,6 @@ from qwen_megakernel.errors import (
     UnknownVoice,
     VoiceMismatch,
 )
-
-logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1  # used if there is no better estimate
 

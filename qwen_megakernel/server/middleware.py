@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import hmac
 import io
-import logging
 import re
 import secrets
 import time
@@ -20,14 +19,15 @@ from urllib.parse import quote, urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from qwen_megakernel.printable import get_logger
 from qwen_megakernel.server.error_responses import ApiError, error_response
 from qwen_megakernel.server.headers import check_headers
 from qwen_megakernel.server.metrics import Metrics
 from qwen_megakernel.server.schemas import check_json_values, num_json_values
 from qwen_megakernel.server.settings import ServerSettings
 
-logger = logging.getLogger(__name__)
-access_logger = logging.getLogger("qwen_megakernel.access")
+logger = get_logger(__name__)
+access_logger = get_logger("qwen_megakernel.access")
 
 _PROBES = ("/health", "/ready")  # monitors poll these, so their errors do not count as refusals
 _PROTECTED = ("/v1", "/metrics")

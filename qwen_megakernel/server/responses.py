@@ -6,7 +6,6 @@ A client that reads nothing for a while is cut off; a client that disconnects en
 import asyncio
 import base64
 import json
-import logging
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from qwen_megakernel.audio import to_float32, to_int16
 from qwen_megakernel.errors import QwenTTSError
+from qwen_megakernel.printable import get_logger
 from qwen_megakernel.records import AudioChunk
 from qwen_megakernel.server.active_speech import ActiveSpeech, encoded, encoded_whole
 from qwen_megakernel.server.encoders import Encoder
@@ -23,7 +23,7 @@ from qwen_megakernel.server.error_responses import error_facts
 from qwen_megakernel.server.settings import MEDIA_TYPES, ServerSettings
 from qwen_megakernel.sound.loudness import at_loudness
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 EVENT_STREAM = "text/event-stream"
 DONE = b"data: [DONE]\n\n"

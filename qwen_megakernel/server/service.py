@@ -2,13 +2,13 @@
 
 import asyncio
 import gc
-import logging
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 from qwen_megakernel.errors import NotReady, QwenTTSError
+from qwen_megakernel.printable import get_logger
 from qwen_megakernel.server.active_speech import ActiveSpeech
 from qwen_megakernel.server.admission import Admission, FinishedRequests
 from qwen_megakernel.server.metrics import Metrics, SpeechRecord
@@ -16,7 +16,7 @@ from qwen_megakernel.server.schemas import SpeechSettings, engine_options
 from qwen_megakernel.server.settings import ServerSettings
 from qwen_megakernel.server.voices import VoiceStore
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class Service:

@@ -8,7 +8,6 @@ import asyncio
 import base64
 import binascii
 import io
-import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,12 @@ import numpy as np
 
 from qwen_megakernel.cloning import recordings
 from qwen_megakernel.errors import EngineBusy, RecordingError, UnknownVoice, UsageError
+from qwen_megakernel.printable import get_logger, printable
 from qwen_megakernel.server.error_responses import ApiError
 from qwen_megakernel.server.settings import ServerSettings
 from qwen_megakernel.voice import VOICE_SUFFIX, Voice
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # Names that OpenAI's clients send by default.
 OPENAI_VOICES = frozenset(
@@ -79,7 +79,7 @@ class VoiceStore:
                 fallback = self._settings.voice_fallback
                 return fallback, f'voice "{name}" is spoken by "{fallback}"'
         raise UnknownVoice(
-            f'Unknown voice "{name[:80]}". This model has: {", ".join(known) or "(none)"}.',
+            f'Unknown voice "{printable(name)}". This model has: {", ".join(known) or "(none)"}.',
             hint="GET /v1/audio/voices lists the names." if known else "Leave voice out.",
         )
 
@@ -129,10 +129,10 @@ class VoiceStore:
         head, comma, body = ref_audio.partition(",")
         if comma and head.startswith("data:"):
             if not head.endswith(";base64"):
-                raise RecordingError(f"ref_audio is a data URL without base64: {head[:80]}.")
+                raise RecordingError(f"ref_audio is a data URL without base64: {printable(head)}.")
         elif "://" in ref_audio[:16]:
             raise RecordingError(
-                f"ref_audio is a URL ({ref_audio[:80]}).",
+                f"ref_audio is a URL ({printable(ref_audio)}).",
                 "This server downloads nothing for its clients.",
                 "Send the recording itself, as base64.",
             )
@@ -180,7 +180,7 @@ class VoiceStore:
             await asyncio.to_thread(voice.save, self._folder / f"{name}{VOICE_SUFFIX}")
         finally:
             self._uploading.discard(name.lower())
-        logger.info("Voice %r was uploaded.", name)
+        logger.info('Voice "%s" was uploaded.', name)
         return _entry(name, uploaded=True)
 
     def delete(self, name: str) -> None:
@@ -192,7 +192,7 @@ class VoiceStore:
         if name not in self._uploaded():
             raise ApiError(404, f'No uploaded voice is called "{name[:80]}".', code="not_found")
         (self._folder / f"{name}{VOICE_SUFFIX}").unlink(missing_ok=True)
-        logger.info("Voice %r was deleted.", name)
+        logger.info('Voice "%s" was deleted.', name)
 
     @property
     def _folder(self) -> Path:

@@ -14,7 +14,6 @@ connection speaks one utterance after the other; `input.done` ends an utterance,
 import asyncio
 import contextlib
 import json
-import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from pydantic import ValidationError
 from starlette.types import Message
 
 from qwen_megakernel.errors import EmptyText, QwenTTSError, TaskError, UsageError
+from qwen_megakernel.printable import get_logger
 from qwen_megakernel.server.active_speech import ActiveSpeech, encoded, encoded_whole
 from qwen_megakernel.server.encoders import new_encoder
 from qwen_megakernel.server.error_responses import ApiError, error_facts
@@ -38,7 +38,7 @@ from qwen_megakernel.server.schemas import (
 )
 from qwen_megakernel.server.settings import ServerSettings
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 MAX_WAITING = 8  # utterances that may wait for the one being spoken; further ones are refused
 MAX_FAULTS = 20  # wrong messages after which the connection is closed

@@ -5,7 +5,6 @@ has no authentication, so bind it to loopback or to a network you trust.
 """
 
 import asyncio
-import logging
 import socket
 
 from wyoming.info import Attribution, Info, TtsProgram, TtsVoice
@@ -15,8 +14,6 @@ from qwen_megakernel.errors import EngineBusy
 from qwen_megakernel.server.service import Service
 from qwen_megakernel.server.wyoming_session import DEFAULT_VOICE, Session
 from qwen_megakernel.text.languages import code_of_language
-
-logger = logging.getLogger(__name__)
 
 MAX_CLIENTS = 64
 

@@ -10,11 +10,11 @@ whole text as `synthesize`, for old servers.
 
 import asyncio
 import contextlib
-import logging
 import secrets
 from collections.abc import Callable
 from typing import Any
 
+from pydantic import ValidationError
 from wyoming.audio import AudioChunk, AudioStart, AudioStop
 from wyoming.error import Error
 from wyoming.event import Event, async_read_event, async_write_event
@@ -29,11 +29,13 @@ from wyoming.tts import (
 )
 
 from qwen_megakernel.errors import QwenTTSError, TaskError, UsageError
+from qwen_megakernel.printable import get_logger, printable
 from qwen_megakernel.server.active_speech import ActiveSpeech
+from qwen_megakernel.server.error_responses import ApiError, error_facts
 from qwen_megakernel.server.schemas import SpeechSettings, check_length
 from qwen_megakernel.server.service import Service
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 DEFAULT_VOICE = "default"  # clients need a voice to choose, even if the checkpoint has none
 # The protocol's formats of a text, and the engine's names of them.
@@ -81,18 +83,23 @@ class Session:
         except TimeoutError:
             limit = self._settings.idle_timeout_s
             await self.refuse(UsageError(f"The client sent nothing for {limit:g} s."))
-        except QwenTTSError as error:
-            await self.refuse(error)
         except ConnectionError as error:
             logger.debug("A Wyoming client is gone: %s", error)
+        except Exception as error:
+            await self.refuse(error)
         finally:
             await self._hang_up()
 
-    async def refuse(self, error: QwenTTSError) -> None:
-        """Send the error, if the client still reads, and close the connection."""
-        logger.warning("Wyoming: %s", error)
+    async def refuse(self, error: Exception) -> None:
+        """Log any error, send it if the client still reads, and close the connection."""
+        text = error_facts(error)[1]["message"]
+        if isinstance(error, QwenTTSError | ApiError | ValidationError):
+            logger.warning("Wyoming: %s", " ".join(text.splitlines()))
+        else:
+            text = "Internal error; the server's log reports it."
+            logger.error("Wyoming: a session failed.", exc_info=error)
         with contextlib.suppress(ConnectionError):
-            await self._send(Error(text=str(error), code=type(error).__name__).event())
+            await self._send(Error(text=text, code=type(error).__name__).event())
         await self._hang_up()
 
     async def _hang_up(self) -> None:
@@ -116,11 +123,13 @@ class Session:
             event = await async_read_event(self._reader)  # type: ignore[arg-type]
         except (AttributeError, KeyError, TypeError, RecursionError, EOFError) as error:
             # No object, no type, a length that is no number, nested too deep, cut off.
-            raise UsageError(f"This is not a Wyoming event: {error!r}.") from error
+            raise UsageError(f"This is not a Wyoming event: {_shown(error)}.") from error
+        except OSError as error:
+            raise ConnectionAbortedError(str(error)) from error
         if event and not (isinstance(event.type, str) and isinstance(event.data, dict)):
             raise UsageError(
-                f"An event has type {event.type!r} and data {event.data!r}; they must be a string "
-                "and an object."
+                f"An event has type {_shown(event.type)} and data {_shown(event.data)}; they must "
+                "be a string and an object."
             )
         return event
 
@@ -180,17 +189,21 @@ class Session:
         text_format = event.data.get("text_format")
         if text_format not in (*TEXT_FORMATS,):
             raise UsageError(
-                f"text_format is {text_format!r}; known: {', '.join(filter(None, TEXT_FORMATS))}."
+                f"text_format is {_shown(text_format)}; "
+                f"known: {', '.join(filter(None, TEXT_FORMATS))}."
             )
         wanted = event.data.get("voice")
         wanted = {} if wanted is None else wanted
         if not isinstance(wanted, dict) or not all(
             value is None or isinstance(value, str) for value in wanted.values()
         ):
-            raise UsageError(f"voice is {wanted!r}; it must be an object of strings.")
+            raise UsageError(f"voice is {_shown(wanted)}; it must be an object of strings.")
         name = wanted.get("name")
         if wanted.get("speaker"):
-            raise UsageError(f'Voice "{name}" has no speakers, such as "{wanted["speaker"]}".')
+            speaker = printable(wanted["speaker"])
+            raise UsageError(
+                f'Voice "{printable(str(name))}" has no speakers, such as "{speaker}".'
+            )
         if name == DEFAULT_VOICE and not self._service.engine.voices:
             name = None
         body = SpeechSettings.model_validate(
@@ -224,7 +237,7 @@ class Session:
             await asyncio.wait([self._sending])
         self._speaking = self._service.speak(text, options, request_id=secrets.token_hex(16))
         self._sending = asyncio.create_task(self._send_speech(self._speaking, is_streamed))
-        self._sending.add_done_callback(self._sent)
+        self._sending.add_done_callback(lambda _: self._expect_event())
         return self._speaking
 
     async def _send_speech(self, speaking: ActiveSpeech, is_streamed: bool) -> None:
@@ -233,10 +246,10 @@ class Session:
             with speaking:
                 async with speaking.limited(self._settings.deadline_s):
                     await self._relay(speaking, is_streamed)
-        except QwenTTSError as error:
-            await self.refuse(error)
         except ConnectionError as error:
             logger.debug("A Wyoming client disconnected during its speech: %s", error)
+        except Exception as error:
+            await self.refuse(error)
 
     async def _relay(self, speaking: ActiveSpeech, is_streamed: bool) -> None:
         rate = speaking.record.sample_rate
@@ -269,12 +282,8 @@ class Session:
         except TimeoutError as error:
             self._writer.transport.abort()
             raise ConnectionAbortedError(f"The client read nothing for {limit:g} s.") from error
-
-    def _sent(self, sending: asyncio.Task[None]) -> None:
-        self._expect_event()
-        if not sending.cancelled() and (error := sending.exception()):
-            logger.error("Wyoming: a speech failed.", exc_info=error)
-            self._writer.close()
+        except OSError as error:
+            raise ConnectionAbortedError(str(error)) from error
 
     async def _stop_speaking(self) -> None:
         if self._sending and self._speaking:
@@ -302,5 +311,10 @@ class _BoundedReader:
 def _text(event: Event) -> str:
     text = event.data.get("text")
     if not isinstance(text, str):
-        raise UsageError(f"{event.type} has text {text!r}; it must be a string.")
+        raise UsageError(f"{event.type} has text {_shown(text)}; it must be a string.")
     return text
+
+
+def _shown(value: object) -> str:
+    """Return a value of the client's as an error quotes it."""
+    return printable(repr(value))

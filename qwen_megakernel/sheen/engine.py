@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from qwen_megakernel.engine.speech_engine import SpeechEngine
 from qwen_megakernel.engine.stages import Stages
 from qwen_megakernel.errors import SetupError, TaskError, UnknownVoice, UnsupportedModel, UsageError
 from qwen_megakernel.native import cpu_threads
+from qwen_megakernel.printable import get_logger
 from qwen_megakernel.records import Files, Sampling, SpeechRequest
 from qwen_megakernel.sheen import model_folder
 from qwen_megakernel.sheen.codec import SnacCodec
@@ -40,7 +40,7 @@ from qwen_megakernel.voice import Voice
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 GENERATION_CONFIG = "generation_config.json"
 

@@ -8,7 +8,6 @@ snac/                                                   the codec, as published
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,8 +22,6 @@ from qwen_megakernel.sheen.tokens import AudioTokens, find_audio_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-logger = logging.getLogger(__name__)
 
 DEFAULT_BASE_MODEL = "Qwen/Qwen2.5-0.5B"
 MODEL_TYPE = "qwen2"

@@ -6,7 +6,6 @@ A voice that is trained on them makes noise, not speech.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,11 +14,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from qwen_megakernel.checkpoint import loading
+from qwen_megakernel.printable import get_logger
 
 if TYPE_CHECKING:
     import snac
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 BASE_MODEL = "tiny-random-qwen2.5"
 SNAC = "tiny-random-snac"

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 from qwen_megakernel.errors import UnknownLanguage
+from qwen_megakernel.printable import printable
 
 AUTO = "auto"
 
@@ -77,7 +78,7 @@ def resolve_language(language: str | None, checkpoint_languages: Iterable[str]) 
     known = [f"{name} ({codes[name]})" if name in codes else name for name in supported]
     close = get_close_matches(wanted, supported, n=1)
     raise UnknownLanguage(
-        f'Unknown language "{language}". Known: {", ".join(known)}.',
+        f'Unknown language "{printable(language)}". Known: {", ".join(known)}.',
         "A dialect cannot be chosen as a language; it comes with its speaker."
         if is_dialect(wanted)
         else "",

@@ -4,6 +4,8 @@ import re
 import unicodedata
 from collections.abc import Iterable
 
+from qwen_megakernel.printable import printable
+
 # A letter's Unicode name begins with its script: "GEORGIAN LETTER AN", "HANGUL SYLLABLE GA". Signs
 # of no script (the micro sign, mathematical letters, modifiers) have no such name.
 _NAME = re.compile(
@@ -63,7 +65,9 @@ class TextWatch:
         for tag in _MARKUP.findall(text):
             if "markup" not in self._met:
                 self._met.add("markup")
-                found.append(f"the text has markup ({tag}), which is not obeyed but read aloud")
+                found.append(
+                    f"the text has markup ({printable(tag)}), which is not obeyed but read aloud"
+                )
         begin = text.rfind("<")
         is_open = begin >= 0 and ">" not in text[begin:]
         self._open_tag = text[begin:] if is_open and len(text) - begin < _MAX_TAG_CHARS else ""

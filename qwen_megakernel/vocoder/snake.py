@@ -4,14 +4,15 @@ A frame has 29 of them; with four small kernels each they would be a quarter of 
 frame starts on a GPU.
 """
 
-import logging
 from collections.abc import Callable
 from functools import cache
 
 import torch
 from torch import Tensor
 
-logger = logging.getLogger(__name__)
+from qwen_megakernel.printable import get_logger
+
+logger = get_logger(__name__)
 
 CODE = """
 template <typename T> T snake(T x, T frequency, T amplitude) {

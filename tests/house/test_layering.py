@@ -27,6 +27,8 @@ FLOORS = """
     cli  pipecat_tts
     __main__
 """
+# Loggers whose level a module sets; it logs nothing with them.
+OTHER_LOGGERS = {"'coremltools'", "'qwen_megakernel.decoders.coreml'", "compiling.__name__"}
 FLOOR_OF = {room: floor for floor, line in enumerate(FLOORS.split("\n")) for room in line.split()}
 MODULES = {
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts): ast.parse(path.read_text("utf-8"))
@@ -113,6 +115,16 @@ def test_importing_the_package_loads_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_every_module_logs_with_a_logger_that_makes_its_records_printable():
+    for module in MODULES:
+        for call in calls(module, "getLogger") if module != "printable" else ():
+            configures = ast.unparse(call.args[0]) in OTHER_LOGGERS
+            assert configures, f"{module}: line {call.lineno}: use printable.get_logger"
+        for level in ("debug", "info", "warning", "error", "exception", "critical", "log"):
+            roots = [ast.unparse(call.func) for call in calls(module, level)]
+            assert f"logging.{level}" not in roots, module
 
 
 def test_only_the_commands_print():

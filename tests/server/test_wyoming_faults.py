@@ -27,6 +27,8 @@ from qwen_megakernel.server.service import Service
 from qwen_megakernel.server.settings import ServerSettings
 from qwen_megakernel.server.wyoming_server import WyomingServer
 
+BUG = RuntimeError("a bug")
+
 
 async def test_a_failing_engine_is_reported_and_the_connection_ends() -> None:
     engine = FakeEngine(fail_after=2, error=GenerationError("The grid broke.", "why", "hint"))
@@ -55,11 +57,23 @@ async def test_after_an_error_a_new_connection_is_spoken_to() -> None:
             assert pcm_of(events) == engine.streams[-1].sent != b""
 
 
-async def test_an_unexpected_failure_ends_the_connection() -> None:
-    async with connected(FakeEngine(fail_after=2, error=RuntimeError("a bug"))) as client:
+@pytest.mark.parametrize("how", [{"fail_after": 2, "error": BUG}, {"refusal": BUG}])
+async def test_an_unexpected_failure_is_reported_and_logged(how, caplog) -> None:
+    async with connected(FakeEngine(**how)) as client:
         await client.write_event(Synthesize(STORY).event())
-        while await client.read_event():
-            pass
+        error = await error_of(client)
+    assert error.text == "Internal error; the server's log reports it."
+    assert error.code == "RuntimeError"
+    (record,) = [each for each in caplog.records if each.levelname == "ERROR"]
+    assert record.exc_info[1].args == BUG.args
+
+
+async def test_a_ping_is_answered_or_refused_whatever_it_holds() -> None:
+    async with serving(FakeEngine()) as port:
+        for text in ("\ud800", [1], {"a": "\x00"}):
+            async with AsyncTcpClient("127.0.0.1", port) as client:
+                client._writer.write(event("ping", text=text))
+                assert (await client.read_event()).type in ("pong", "error")
 
 
 async def test_an_engine_that_hangs_is_given_up() -> None:
@@ -124,6 +138,8 @@ BAD = {
     "voice of numbers": event("synthesize", text="Hi.", voice={"name": 7}),
     "speaker": event("synthesize", text="Hi.", voice={"name": "aiden", "speaker": "loud"}),
     "language": event("synthesize", text="Hi.", voice={"language": "tlh"}),
+    "long language": event("synthesize", text="Hi.", voice={"language": "x" * 65}),
+    "half a pair": event("synthesize", text="Hi.", voice={"name": "\ud800"}),
     "chunk before start": event("synthesize-chunk", text="Hi."),
     "stop before start": event("synthesize-stop"),
     "two starts": event("synthesize-start") * 2,

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import socket
 from collections.abc import AsyncIterator
 from typing import Any
@@ -18,7 +19,12 @@ from qwen_megakernel.server.wyoming_server import WyomingServer
 
 @contextlib.asynccontextmanager
 async def serving(engine: Any, **settings: Any) -> AsyncIterator[int]:
-    """Yield the port of a server, which is closed afterwards and must leave nothing behind."""
+    """Yield the port of a server, which is closed afterwards and must leave nothing behind.
+
+    No exception of the server's tasks may be left to the event loop.
+    """
+    unhandled: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, facts: unhandled.append(facts))
     service = Service(engine, ServerSettings(**settings))
     listener = socket.create_server(("127.0.0.1", 0))
     server = WyomingServer(service, listener)
@@ -29,6 +35,8 @@ async def serving(engine: Any, **settings: Any) -> AsyncIterator[int]:
     assert not server._clients
     rest = asyncio.all_tasks() - {asyncio.current_task()}
     assert not [task for task in rest if "wyoming" in repr(task.get_coro())]
+    gc.collect()  # a task reports its exception when it is collected
+    assert not unhandled
 
 
 @contextlib.asynccontextmanager

@@ -31,8 +31,9 @@ from qwen_megakernel.decoders.coreml.speech_decoder import SpeechDecoder
 from qwen_megakernel.decoders.int8 import check_weights
 from qwen_megakernel.errors import MissingPackageError, UsageError, check_choice
 from qwen_megakernel.installing import install_command
+from qwen_megakernel.printable import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 FORMAT = 1  # version of the written files; a new number has cached models converted again
 PRECISIONS = ("float16", "float32")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 
 from qwen_megakernel.errors import OutputError, UsageError
 from qwen_megakernel.gpu.driver import find_device
+from qwen_megakernel.printable import get_logger
 from qwen_megakernel.sheen import model_folder, random_models
 from qwen_megakernel.sheen.codec import DEFAULT_SNAC, find_snac, read_snac_config
 from qwen_megakernel.sheen.model_folder import DEFAULT_BASE_MODEL, SheenConfig
@@ -24,7 +24,7 @@ from qwen_megakernel.sheen.training.trainer import STATE, StepRecord, Trainer, T
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 LOSSES, PLOT = "losses.jsonl", "loss.png"
 

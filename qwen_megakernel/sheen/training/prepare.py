@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from qwen_megakernel.cloning import recordings
 from qwen_megakernel.errors import DatasetError, OutputError, RecordingError
+from qwen_megakernel.printable import get_logger
 from qwen_megakernel.sheen.phonemes import phonemise
 from qwen_megakernel.sheen.training import dataset
 from qwen_megakernel.sheen.training.dataset import Sample
@@ -18,7 +18,7 @@ from qwen_megakernel.sheen.training.dataset import Sample
 if TYPE_CHECKING:
     from qwen_megakernel.sheen.codec import SnacCodec
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 METADATA = "metadata.csv"
 FOLDERS = ("wav", "wavs")  # LJSpeech uses the second name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import random
@@ -23,12 +22,13 @@ from qwen_megakernel.errors import (
     check_choice,
 )
 from qwen_megakernel.installing import install_command
+from qwen_megakernel.printable import get_logger
 from qwen_megakernel.sheen.training.sequences import IGNORED, Batch, TokenSequence, collate, pack
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 PRECISIONS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 STATE = "trainer.pt"

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from xml.parsers import expat
 
 from qwen_megakernel.errors import MarkupError, UsageError
+from qwen_megakernel.printable import printable
 from qwen_megakernel.records import MAX_SPEED, MAX_VOLUME, MIN_SPEED, MIN_VOLUME, Manner
 from qwen_megakernel.text.cleaning import REMOVED, SEPARATORS
 from qwen_megakernel.text.markup import values
@@ -205,8 +206,8 @@ class SsmlParser:
         if not self._has_ignored:
             self._has_ignored = True
             self._warnings.append(
-                f"{what} (SSML, {self._place()}) is not supported and has no effect; this warning "
-                "names only the first such place"
+                f"{printable(what)} (SSML, {self._place()}) is not supported and has no effect; "
+                "this warning names only the first such place"
             )
 
     # ---- handlers --------------------------------------------------------------------------------

@@ -5,13 +5,13 @@ Words that the reader has returned never change, and its results do not depend o
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Iterator
 from importlib.util import find_spec
 
 from qwen_megakernel.choices import NORMALIZE
 from qwen_megakernel.errors import check_choice
+from qwen_megakernel.printable import get_logger
 from qwen_megakernel.text.cleaning import REMOVED, SEPARATORS
 from qwen_megakernel.text.languages import AUTO
 from qwen_megakernel.text.reading.joining import WordJoining
@@ -22,7 +22,7 @@ from qwen_megakernel.text.reading.say_as import words_of
 from qwen_megakernel.text.reading.segments import is_too_long, run_end, segment_end
 from qwen_megakernel.text.reading.spoken import GIVEN, RESPELT, Draft, Piece, SpokenText
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class Reading:
