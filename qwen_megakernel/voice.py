@@ -1,7 +1,8 @@
 """The record of a voice, and its file formats.
 
 A voice file `NAME.voice.safetensors` holds the x-vector, the codes of an in-context voice, and as
-metadata the name, the transcript and the fingerprint of the checkpoint that made it.
+metadata the name, the transcript, the fingerprint of the checkpoint that made it, and for a voice
+that a client of the server uploaded, this fact and the consent of its speaker.
 
 `voice_presets.bin` is an older format of x-vectors alone, little-endian: int32 number of voices;
 for each 64 bytes of name, padded with zeros, and the x-vector in float32.
@@ -14,6 +15,7 @@ import contextlib
 import os
 import re
 import secrets
+import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +30,7 @@ VOICE_SUFFIX = ".voice.safetensors"
 PRESETS_FILE = "voice_presets.bin"
 
 _FORMAT = "qwen_megakernel voice 1"
+_UPLOADED = "uploaded"  # a key of the metadata
 _PRESET_NAME_BYTES = 64
 _COUNT_BYTES = 4
 
@@ -49,7 +52,8 @@ class Voice:
 
     `x_vector` is [enc_dim] f32. With `codes` ([num_frames, num_code_groups] int) and `transcript`
     the voice is used in context (ICL): the model continues the reference recording.
-    `fingerprint` identifies the encoders that made it; None: not known.
+    `fingerprint` identifies the encoders that made it; None: not known. `consent` states who agreed
+    to the voice; `is_uploaded`: a client of the server made it, so clients may delete it.
     """
 
     name: str
@@ -57,6 +61,8 @@ class Voice:
     codes: np.ndarray | None = None
     transcript: str | None = None
     fingerprint: str | None = None
+    consent: str | None = None
+    is_uploaded: bool = False
 
     def __post_init__(self) -> None:
         num_bytes = len(self.name.encode(errors="replace"))
@@ -93,7 +99,9 @@ class Voice:
         return tts.create_voice(*args, **options)
 
     def save(self, path: str | Path) -> None:
-        """Write a voice file. An existing file is replaced only by a complete one.
+        """Write a voice file that only its owner may read (mode 0600).
+
+        An existing file is replaced only by a complete one.
 
         Raises:
             UsageError: the path does not end in ".voice.safetensors", or the voice is a speaker's
@@ -113,8 +121,11 @@ class Voice:
         if self.codes is not None and self.transcript is not None:
             tensors["codes"] = np.ascontiguousarray(self.codes, dtype=np.int32)
             metadata["transcript"] = self.transcript
-        if self.fingerprint is not None:
-            metadata["fingerprint"] = self.fingerprint
+        for key, value in (("fingerprint", self.fingerprint), ("consent", self.consent)):
+            if value is not None:
+                metadata[key] = value
+        if self.is_uploaded:
+            metadata[_UPLOADED] = "yes"
         _write(Path(path), save(tensors, metadata))
 
     @staticmethod
@@ -134,19 +145,22 @@ class Voice:
                 metadata = file.metadata() or {}
                 names = set(file.keys())
                 if metadata.get("format") != _FORMAT or "x_vector" not in names:
-                    raise RecordingError(f"{path} is not a voice file.")
+                    raise RecordingError(f"{Path(path).name} is not a voice file.")
                 return Voice(
                     name=metadata["name"],
                     x_vector=file.get_tensor("x_vector"),
                     codes=file.get_tensor("codes") if "codes" in names else None,
                     transcript=metadata.get("transcript"),
                     fingerprint=metadata.get("fingerprint"),
+                    consent=metadata.get("consent"),
+                    is_uploaded=_UPLOADED in metadata,
                 )
         except FileNotFoundError as error:  # the file was deleted just now
             raise UnknownVoice(f"There is no voice file {path}.") from error
         except (SafetensorError, OSError, KeyError) as error:
+            reason = getattr(error, "strerror", None) or error  # without the folder
             raise RecordingError(
-                f"{path} is damaged: {error}.",
+                f"{Path(path).name} is damaged: {reason}.",
                 hint="Make it again: qwen-megakernel voices create RECORDING -o FILE",
             ) from error
 
@@ -167,7 +181,7 @@ class Voice:
         entry_bytes, rest = divmod(len(data) - _COUNT_BYTES, count) if count > 0 else (0, 1)
         vector_bytes = entry_bytes - _PRESET_NAME_BYTES
         damaged = RecordingError(
-            f"{path} is damaged: {len(data)} bytes do not hold {count} voices.",
+            f"{Path(path).name} is damaged: {len(data)} bytes do not hold {count} voices.",
             "Each has a name of 64 bytes and an x-vector in float32, all of one width.",
         )
         if rest or vector_bytes <= 0 or vector_bytes % np.dtype(np.float32).itemsize:
@@ -187,6 +201,38 @@ class Voice:
                 raise damaged from error
             voices[voice.name] = voice
         return voices
+
+
+def is_uploaded(path: Path) -> bool:
+    """Return whether a voice file has the mark of an upload; False: not, or it cannot be read."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="np") as file:
+            return _UPLOADED in (file.metadata() or {})
+    except (SafetensorError, OSError):
+        return False
+
+
+def composed_name(name: str) -> str:
+    """Return a name as it is compared and stored: composed (NFC), without spaces at its ends."""
+    return unicodedata.normalize("NFC", name).strip(" ")
+
+
+def new_name(name: str) -> str:
+    """Return the name of a new voice, composed.
+
+    Raises:
+        UsageError: it cannot be a file's name, or has a character that cannot be seen: a control
+            character, a mark of direction, a space other than " ".
+    """
+    name = Voice(composed_name(name)).name
+    if hidden := next((char for char in name if not char.isprintable()), None):
+        raise UsageError(
+            f"{name!r} cannot be the name of a voice.",
+            f"It has the character U+{ord(hidden):04X}, which cannot be seen.",
+        )
+    return name
 
 
 def save_presets(path: str | Path, voices: Iterable[Voice]) -> None:
@@ -235,9 +281,11 @@ def unknown_voice(
 def _write(path: Path, data: bytes) -> None:
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
-        partial.write_bytes(data)
+        # A voice is enough to speak like its speaker, so other users may not read the file.
+        with open(partial, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(data)
         os.replace(partial, path)
     except OSError as error:
         with contextlib.suppress(OSError):
             partial.unlink()
-        raise OutputError(f"Cannot write {path}: {error.strerror}.") from error
+        raise OutputError(f"Cannot write {path.name}: {error.strerror}.") from error

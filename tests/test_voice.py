@@ -1,14 +1,22 @@
 """Voice files: complete ones, damaged ones, and those of other programs."""
 
+import os
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
 from qwen_megakernel import Voice
-from qwen_megakernel.errors import OutputError, RecordingError, UnknownVoice, UsageError
-from qwen_megakernel.voice import save_presets
+from qwen_megakernel.errors import (
+    OutputError,
+    QwenTTSError,
+    RecordingError,
+    UnknownVoice,
+    UsageError,
+)
+from qwen_megakernel.voice import is_uploaded, save_presets
 
 
 def make(name="mario", in_context=True, dim=128):
@@ -33,6 +41,56 @@ def test_a_voice_survives_its_file(tmp_path, in_context):
     for name in ("name", "transcript", "fingerprint"):
         assert getattr(loaded, name) == getattr(voice, name)
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+def test_consent_and_the_mark_of_an_upload_survive_the_file(tmp_path):
+    path = tmp_path / "mario.voice.safetensors"
+    for consent, is_mine in (("Mario, by letter", True), (None, False)):
+        replace(make(), consent=consent, is_uploaded=is_mine).save(path)
+        loaded = Voice.load(path)
+        assert loaded.consent == consent
+        assert loaded.is_uploaded == is_uploaded(path) == is_mine
+    assert not is_uploaded(tmp_path / "absent.voice.safetensors")
+
+
+def test_a_file_of_an_earlier_version_is_read(tmp_path):
+    path = tmp_path / "old.voice.safetensors"
+    metadata = {"format": "qwen_megakernel voice 1", "name": " old\u202e"}
+    save_file({"x_vector": np.zeros(4, np.float32)}, path, metadata)
+    voice = Voice.load(path)
+    assert voice.name == " old\u202e" and voice.consent is None and not voice.is_uploaded
+
+
+@pytest.mark.parametrize("old_mode", [None, 0o644])
+def test_only_the_owner_may_read_what_is_written(tmp_path, old_mode):
+    path, presets = tmp_path / "mario.voice.safetensors", tmp_path / "voice_presets.bin"
+    for each in (path, presets) if old_mode else ():
+        each.touch(old_mode)
+    before = os.umask(0)
+    try:
+        make().save(path)
+        save_presets(presets, [make()])
+    finally:
+        os.umask(before)
+    assert {each.stat().st_mode & 0o777 for each in tmp_path.iterdir()} == {0o600}
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_errors_name_the_file_and_not_its_folder(tmp_path):
+    path, presets = tmp_path / "mario.voice.safetensors", tmp_path / "voice_presets.bin"
+    path.write_bytes(b"")
+    presets.write_bytes(b"x")
+    save_file({"y": np.zeros(4, np.float32)}, tmp_path / "other.voice.safetensors")
+    for call in (
+        lambda: Voice.load(path),
+        lambda: Voice.load(tmp_path / "other.voice.safetensors"),
+        lambda: Voice.load_presets(presets),
+        lambda: make().save(tmp_path / "no" / path.name),
+    ):
+        with pytest.raises(QwenTTSError) as caught:
+            call()
+        assert str(tmp_path) not in str(caught.value)
+        assert ".voice.safetensors" in str(caught.value) or presets.name in str(caught.value)
 
 
 @pytest.mark.parametrize("size", [0, 5, 100, -1])

@@ -83,7 +83,14 @@ def add_command(commands: Any) -> None:
     add(
         "--allow-upload",
         action="store_true",
-        help="let clients add and delete voices in --voices DIR",
+        help="let clients add voices to --voices DIR, and delete those that clients added",
+    )
+    add(
+        "--max-uploads",
+        type=positive,
+        default=1000,
+        metavar="N",
+        help="most voices that clients may have added (default: %(default)s)",
     )
     add(
         "--allow-origin",
@@ -257,6 +264,7 @@ def _settings(args: argparse.Namespace) -> "ServerSettings":
         voice_fallback=args.voice_fallback,
         voices=None if args.voices is None else Path(args.voices),
         allow_upload=args.allow_upload,
+        max_uploads=args.max_uploads,
         allow_origins=tuple(args.allow_origin),
         deadline_s=args.deadline,
         drain_timeout_s=args.drain,

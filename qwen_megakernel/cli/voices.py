@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from qwen_megakernel.cli import options, parsing
 from qwen_megakernel.errors import QwenTTSError, RecordingError, UnknownVoice, UsageError
+from qwen_megakernel.printable import printable
 
 if TYPE_CHECKING:
     from qwen_megakernel.engine.speech_engine import SpeechEngine
@@ -95,7 +96,8 @@ def create(args: argparse.Namespace) -> int:
     made, failed = [], 0
     with options.engine_from_args(args, warmup=False) as tts:
         options.require_cloning(tts, "`voices create`")
-        (output.parent if is_file else output).mkdir(parents=True, exist_ok=True)
+        folder = output.parent if is_file else output
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for recording in recordings:
             try:
                 voice = _clone(tts, recording, args)
@@ -127,14 +129,14 @@ def list_voices(args: argparse.Namespace) -> int:
         print(json.dumps(facts, indent=2))
         return failed
     for name, voice in found.items():  # the file's name, by which --voice finds it
-        print(f"{name:24} {_describe(voice)}")
+        print(f"{_shown(name):24} {_describe(voice)}")
     if not found and not args.quiet:
         print(f"no voices in {args.folder}", file=sys.stderr)
     return failed
 
 
 def show(args: argparse.Namespace) -> int:
-    """Show a voice: its mode, size, transcript and fingerprint."""
+    """Show a voice: its mode, size, transcript, fingerprint, and the consent to an upload."""
     from qwen_megakernel.voice import VOICE_SUFFIX, Voice
 
     if args.voice.endswith(VOICE_SUFFIX):
@@ -148,7 +150,7 @@ def show(args: argparse.Namespace) -> int:
         print(json.dumps(facts, indent=2))
     else:
         for name, value in facts.items():
-            print(f"{name:12} {'-' if value is None else value}")
+            print(f"{name:12} {'-' if value is None else _shown(value)}")
     return 0
 
 
@@ -273,10 +275,19 @@ def _facts(voice: "Voice") -> dict[str, Any]:
         "frames": None if voice.codes is None else len(voice.codes),
         "transcript": voice.transcript,
         "fingerprint": voice.fingerprint,
+        "uploaded": voice.is_uploaded,
+        "consent": voice.consent,
     }
 
 
 def _describe(voice: "Voice") -> str:
     facts = _facts(voice)
     size = f"{facts['mode']}, {facts['dim']}-dim"
-    return f'{size}, {facts["frames"]} frames, "{voice.transcript}"' if voice.in_context else size
+    if not voice.in_context:
+        return size
+    return f'{size}, {facts["frames"]} frames, "{_shown(voice.transcript)}"'
+
+
+def _shown(value: object) -> str:
+    """Return a value as one line; a client of a server may have written it."""
+    return printable(str(value), max_chars=10_000)

@@ -194,7 +194,7 @@ def _headers(speaking: ActiveSpeech, warnings: list[str]) -> dict[str, str]:
 
 def _add_voices(app: FastAPI, service: Service) -> None:
     @app.get(VOICES)
-    async def voices() -> dict[str, Any]:
+    def voices() -> dict[str, Any]:  # in a thread, since it reads a file for each voice
         """List the voices."""
         return service.voices.listing()
 
@@ -216,7 +216,12 @@ def _add_voices(app: FastAPI, service: Service) -> None:
         ],
         name: Annotated[str, Form(min_length=1, max_length=80)],
         consent: Annotated[
-            str, Form(min_length=1, description="who agreed, or a reference to the consent")
+            str,
+            Form(
+                min_length=1,
+                max_length=1000,
+                description="who agreed, or a reference to the consent; kept in the voice's file",
+            ),
         ],
         ref_text: Annotated[
             str | None, Form(description="exact transcript of the recording")
@@ -226,13 +231,13 @@ def _add_voices(app: FastAPI, service: Service) -> None:
         recording = await audio_sample.read()
         service.voices.check_size(len(recording))
         try:
-            voice = await service.voices.upload(recording, name, ref_text or None)
+            voice = await service.voices.upload(recording, name, ref_text or None, consent)
         except RecordingError as error:  # here the field has another name than in a speech request
             raise ApiError.about("audio_sample", error) from error
         return {"success": True, "voice": voice}
 
     @app.delete(VOICES + "/{name}", dependencies=only_allowed)
-    async def delete(name: str) -> dict[str, Any]:
+    def delete(name: str) -> dict[str, Any]:  # in a thread, as `voices`
         """Delete an uploaded voice."""
         service.voices.delete(name)
         return {"success": True, "name": name}

@@ -45,6 +45,7 @@ class ServerSettings:
     voice_fallback: str | None = None  # voice for requests that name one of OpenAI's voices
     voices: Path | None = None  # the engine's folder of voice files, which uploads go to
     allow_upload: bool = False
+    max_uploads: int = 1000  # uploaded voices in `voices`; other voices do not count
     allow_origins: tuple[str, ...] = ()  # origins of web pages that may call the server
     deadline_s: float = 600.0  # from a request's arrival to its last byte
     body_timeout_s: float = 30.0  # for a client to send headers, and then the body
@@ -55,7 +56,8 @@ class ServerSettings:
     drain_timeout_s: float = 120.0  # for running streams after SIGTERM
 
     def __post_init__(self) -> None:
-        for name in ("max_connections", "max_chars", "max_body_bytes", "max_upload_bytes"):
+        at_least_1 = ("max_connections", "max_chars", "max_body_bytes", "max_upload_bytes")
+        for name in (*at_least_1, "max_uploads"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}; it must be 1 or more.")
         largest = max(self.max_body_bytes, self.max_upload_bytes)

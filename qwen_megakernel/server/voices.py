@@ -19,7 +19,7 @@ from qwen_megakernel.errors import EngineBusy, RecordingError, UnknownVoice, Usa
 from qwen_megakernel.printable import get_logger, printable
 from qwen_megakernel.server.error_responses import ApiError
 from qwen_megakernel.server.settings import ServerSettings
-from qwen_megakernel.voice import VOICE_SUFFIX, Voice
+from qwen_megakernel.voice import VOICE_SUFFIX, Voice, composed_name, is_uploaded, new_name
 
 logger = get_logger(__name__)
 
@@ -46,7 +46,7 @@ class VoiceStore:
         self._engine, self._settings = engine, settings
         self._cloning = asyncio.Lock()  # one recording at a time: cloning takes all cores
         self._num_cloning = 0
-        self._uploading: set[str] = set()  # lowercase names of voices being made
+        self._uploading: set[str] = set()  # keys of the names of voices being made
 
     def find(
         self, name: str | None, *, x_vector_only: bool = False
@@ -65,14 +65,14 @@ class VoiceStore:
             return None, None
         known = self._engine.voices
         match = next((each for each in known if each == name), None) or next(
-            (each for each in known if each.lower() == name.lower()), None
+            (each for each in known if _key(each) == _key(name)), None
         )
         if match is not None:
             voice = self._engine.find_voice(match)
             if x_vector_only and isinstance(voice, Voice) and voice.in_context:
                 voice = replace(voice, codes=None, transcript=None)
             return voice, None
-        if name.lower() in OPENAI_VOICES:
+        if _key(name) in OPENAI_VOICES:
             if self._engine.default_voice is None:
                 return None, f'voice "{name}" is ignored: this model has no speakers'
             if self._settings.voice_fallback is not None:
@@ -157,29 +157,44 @@ class VoiceStore:
                 413, f"The recording has {num_bytes} bytes; the limit is {limit}.", code="too_large"
             )
 
-    async def upload(self, recording: bytes, name: str, transcript: str | None) -> dict[str, Any]:
-        """Clone a voice and keep it under `name`.
+    async def upload(
+        self, recording: bytes, name: str, transcript: str | None, consent: str
+    ) -> dict[str, Any]:
+        """Clone a voice and keep it under `name`, with the `consent` of its speaker.
 
         Returns:
             The voice, as the listing has it.
         Raises:
-            ApiError: 409, the name is taken; 400, a voice cannot have the name.
+            ApiError: 409, the name is taken, or there are `max_uploads` uploaded voices; 400, a
+                voice cannot have the name.
         """
         try:
-            Voice(name)  # refuses a name that cannot be a file's, before any work
+            name = new_name(name)  # before any work
         except UsageError as error:
             raise ApiError.about("name", error) from error
-        taken = {each.lower() for each in self._engine.voices} | OPENAI_VOICES | self._uploading
-        if name.lower() in taken:
+        key, limit = _key(name), self._settings.max_uploads
+        uploads = set(self._uploading)
+        uploads |= {_key(each) for each in await asyncio.to_thread(self._uploaded)}
+        uploads |= self._uploading  # from here to `add` nothing is awaited
+        taken = {_key(each) for each in self._engine.voices} | OPENAI_VOICES | self._uploading
+        if key in taken:
             raise ApiError(
                 409, f'A voice "{name}" exists already.', code="voice_exists", param="name"
             )
-        self._uploading.add(name.lower())
+        if len(uploads) >= limit:
+            raise ApiError(
+                409,
+                f"Clients have uploaded {len(uploads)} voices (limit {limit}). Delete one, or "
+                "start the server with a greater --max-uploads.",
+                code="too_many_voices",
+            )
+        self._uploading.add(key)
         try:
             voice = await self.clone(recording, transcript, name)
+            voice = replace(voice, consent=consent, is_uploaded=True)
             await asyncio.to_thread(voice.save, self._folder / f"{name}{VOICE_SUFFIX}")
         finally:
-            self._uploading.discard(name.lower())
+            self._uploading.discard(key)
         logger.info('Voice "%s" was uploaded.', name)
         return _entry(name, uploaded=True)
 
@@ -187,10 +202,18 @@ class VoiceStore:
         """Delete an uploaded voice.
 
         Raises:
-            ApiError: 404, no uploaded voice has that name.
+            ApiError: 404, no voice has that name; 403, the voice was not uploaded.
         """
+        name = composed_name(name)
         if name not in self._uploaded():
-            raise ApiError(404, f'No uploaded voice is called "{name[:80]}".', code="not_found")
+            if name in self._engine.voices:
+                raise ApiError(
+                    403,
+                    f'The voice "{name}" was not uploaded by a client, so clients may not delete '
+                    "it. The owner of the server can delete its file.",
+                    code="voice_not_uploaded",
+                )
+            raise ApiError(404, f'No voice is called "{printable(name)}".', code="not_found")
         (self._folder / f"{name}{VOICE_SUFFIX}").unlink(missing_ok=True)
         logger.info('Voice "%s" was deleted.', name)
 
@@ -203,7 +226,12 @@ class VoiceStore:
         if self._settings.voices is None:
             return set()
         files = self._folder.glob(f"[!.]*{VOICE_SUFFIX}")
-        return {path.name.removesuffix(VOICE_SUFFIX) for path in files}
+        return {path.name.removesuffix(VOICE_SUFFIX) for path in files if is_uploaded(path)}
+
+
+def _key(name: str) -> str:
+    """Return what names have in common that mean the same voice."""
+    return composed_name(name).casefold()
 
 
 def _entry(name: str, *, uploaded: bool) -> dict[str, Any]:

@@ -69,6 +69,35 @@ def test_a_folder_becomes_voices(recordings, tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["luigi.voice.safetensors"]
 
 
+def test_new_voices_are_for_their_owner_alone(recordings, tmp_path):
+    folder = tmp_path / "new" / "voices"
+    before = os.umask(0)
+    try:
+        assert run("voices", "create", recordings, "-o", f"{folder}/", *BASE) == 0
+    finally:
+        os.umask(before)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
+
+
+def test_an_uploaded_voice_is_shown_with_its_consent_in_printable_lines(tmp_path, capsys):
+    path = tmp_path / "mario.voice.safetensors"
+    Voice(
+        "mario",
+        x_vector=np.zeros(4, np.float32),
+        codes=np.zeros((1, 16), np.int32),
+        transcript="It is \x1b[31mred",
+        consent="Mario,\nby letter\u202e",
+        is_uploaded=True,
+    ).save(path)
+    assert run("voices", "show", path) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert "consent      Mario,\\nby letter\\u202e" in shown and "uploaded     True" in shown
+    assert all(line.isprintable() for line in shown)
+    assert run("voices", "list", tmp_path) == 0
+    assert "It is \\x1b[31mred" in capsys.readouterr().out
+
+
 def test_one_recording_becomes_the_file_that_is_named(recordings, tmp_path):
     out = tmp_path / "hero.voice.safetensors"
     source = recordings / "mario.wav"

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import os
 import struct
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
@@ -192,9 +193,30 @@ def test_a_name_that_is_no_file_name_is_refused(live, folder, name):
     assert not list(folder.iterdir()) and not (folder.parent / "x.voice.safetensors").exists()
 
 
-@pytest.mark.parametrize("name", ["alloy", "Alloy"])
+@pytest.mark.parametrize("hidden", [*"\x1b\x7f\x85\u2028\u202e\u200d\u00a0\u3000\ue000\U000e0041"])
+def test_a_name_with_a_character_that_cannot_be_seen_is_refused(live, folder, hidden):
+    for name in (f"ok{hidden}1", f"ok{hidden}", f"{hidden}ok"):
+        facts = assert_error(upload(live, name=name), 400)
+        assert facts["param"] == "name"
+        assert facts["message"].replace("\n", "").isprintable()
+    assert not list(folder.iterdir())
+
+
+def test_names_that_look_alike_are_one_name(live, folder):
+    answer = upload(live, name=" Zoe\u0308 ")
+    assert answer.json()["voice"]["name"] == "Zo\u00eb"
+    assert [path.name for path in folder.iterdir()] == ["Zo\u00eb.voice.safetensors"]
+    for name in ("Zo\u00eb", "zoe\u0308", "ZO\u00cb ", " Zo\u00eb"):
+        assert assert_error(upload(live, name=name), 409, "voice_exists")
+        assert live.speak(TEXT, voice=name, max_new_tokens=3).status_code == 200
+    assert live.client.delete(f"{VOICES}/ Zoe\u0308 ").status_code == 200
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize("name", ["alloy", "Alloy", "ALLOY ", "  alloy"])
 def test_the_names_clients_send_unasked_cannot_be_taken(live, name):
-    assert name.lower() in OPENAI_VOICES
+    assert name.lower().strip() in OPENAI_VOICES
+    assert live.speak(TEXT, voice=name, max_new_tokens=3).status_code == 200
     assert upload(live, name=name).status_code == 409
 
 
@@ -214,6 +236,54 @@ def test_of_an_upload_that_is_no_recording_the_field_is_named(live):
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "audio_sample"
     assert answer.json()["error"]["code"] == "recording_error"
+
+
+def test_the_owners_voices_are_used_and_listed_but_not_deleted(live, folder, tts):
+    path = folder / "owner.voice.safetensors"
+    tts.create_voice(voice_like(2.0, RATE), rate=RATE, name="owner").save(path)
+    assert live.client.get(VOICES).json()["uploaded_voices"] == []
+    answer = live.client.delete(f"{VOICES}/owner")
+    facts = assert_error(answer, 403, "voice_not_uploaded")
+    assert "was not uploaded" in facts["message"] and path.is_file()
+    assert live.speak(TEXT, voice="owner", max_new_tokens=3).status_code == 200
+    path.write_bytes(path.read_bytes()[:100])  # a damaged file has no mark, either
+    assert live.client.delete(f"{VOICES}/owner").status_code == 403
+    message = assert_error(live.speak(TEXT, voice="owner"), 400)["message"]
+    assert message.startswith("owner.voice.safetensors is damaged") and str(folder) not in message
+    path.unlink()
+
+
+def test_an_uploaded_voice_keeps_the_consent_in_a_file_that_others_cannot_read(live, folder):
+    before = os.umask(0)
+    try:
+        assert upload(live, name="luigi", consent="Luigi, by letter").status_code == 201
+    finally:
+        os.umask(before)
+    path = folder / "luigi.voice.safetensors"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert Voice.load(path).consent == "Luigi, by letter" and Voice.load(path).is_uploaded
+    assert live.client.delete(f"{VOICES}/luigi").status_code == 200
+    answer = upload(live, name="luigi", consent="x" * 1001)
+    assert assert_error(answer, 400)["param"] == "consent"
+
+
+def test_uploads_have_a_limit_that_the_owners_voices_do_not_count_for(tts, folder):
+    owner = folder / "owner.voice.safetensors"
+    tts.create_voice(voice_like(2.0, RATE), rate=RATE).save(owner)
+    with serving(tts, voices=folder, allow_upload=True, max_uploads=2) as live:
+        with ThreadPoolExecutor(4) as threads:
+            answers = list(threads.map(lambda name: upload(live, name=name), "abcd"))
+        refused = [answer for answer in answers if answer.status_code != 201]
+        for answer in refused:
+            facts = assert_error(answer, 409, "too_many_voices")
+            assert "--max-uploads" in facts["message"]
+        kept = live.client.get(VOICES).json()["uploaded_voices"]
+        assert len(kept) == len(refused) == 2
+        for voice in kept:
+            assert live.client.delete(f"{VOICES}/{voice['id']}").status_code == 200
+        assert upload(live, name="e").status_code == 201
+        live.client.delete(f"{VOICES}/e")
+    owner.unlink()
 
 
 def test_paths_cannot_be_deleted(live, tmp_path):
