@@ -1,5 +1,6 @@
 """The command `serve`: what its options mean, and what it refuses before a model is loaded."""
 
+import argparse
 import logging
 import re
 import socket
@@ -11,7 +12,7 @@ from fake_engine import FakeEngine
 from live_server import serving
 from waiting import wait_until
 
-from qwen_megakernel.cli import main, options
+from qwen_megakernel.cli import main, options, running
 from qwen_megakernel.errors import UnknownVoice
 from qwen_megakernel.server import serving as server_serving
 from qwen_megakernel.server.settings import ServerSettings
@@ -46,13 +47,23 @@ def test_options_become_settings(served, tmp_path):
     _, settings, address = served(
         *("--host", "::1", "--port", "0", "--api-key", "s3cret", "--max-queue", "2"),
         *("--max-chars", "9000", "--default-format", "mp3", "--voice-fallback", "vivian"),
-        *("--voices", str(tmp_path), "--allow-upload", "--deadline", "5", "--drain", "6"),
+        *(
+            "--voices",
+            str(tmp_path),
+            "--allow-upload",
+            "--max-uploads",
+            "5",
+            "--deadline",
+            "5",
+            "--drain",
+            "6",
+        ),
         *("--allow-origin", "https://a.example", "--allow-origin", "https://b.example"),
     )
     assert (address["host"], address["port"]) == ("::1", 0)
     assert (settings.api_key, settings.max_queue, settings.max_chars) == ("s3cret", 2, 9000)
     assert (settings.default_format, settings.voice_fallback) == ("mp3", "vivian")
-    assert settings.voices == tmp_path and settings.allow_upload
+    assert settings.voices == tmp_path and settings.allow_upload and settings.max_uploads == 5
     assert (settings.deadline_s, settings.drain_timeout_s) == (5, 6)
     assert settings.allow_origins == ("https://a.example", "https://b.example")
 
@@ -69,6 +80,21 @@ def test_the_access_log_goes_to_stderr_with_the_time_where_it_is_asked_for(serve
         logger.handlers.clear()
         logger.setLevel(logging.NOTSET)
         logger.propagate = True
+
+
+def test_a_record_of_another_package_is_one_printable_line(monkeypatch, capsys):
+    monkeypatch.setattr(logging.root, "handlers", [])  # pytest's
+
+    def log(_: argparse.Namespace) -> int:
+        logging.getLogger("uvicorn.error").error("Failed:\n%s\n", "FAKE\n\x1b[31m")
+        return 0
+
+    level = logging.root.level
+    try:
+        assert running.run(log, argparse.Namespace(debug=False, quiet=False)) == 0
+    finally:
+        logging.root.setLevel(level)
+    assert capsys.readouterr().err == "Failed: FAKE\\n\\x1b[31m\n"
 
 
 def test_the_key_may_come_from_the_environment(served, monkeypatch):
