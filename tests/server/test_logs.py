@@ -196,7 +196,7 @@ EVENTS = [
     {"type": "synthesize", "data": {"text": [LONG]}},
     {"type": "synthesize", "data": {"text": "Hi.", "text_format": LONG}},
     {"type": "synthesize", "data": {"text": "Hi.", "voice": LONG}},
-    {"type": "synthesize", "data": {"text": "Hi.", "voice": {"name": LONG}}},
+    {"type": "synthesize", "data": {"text": "Hi.", "voice": {"name": ODD}}},
     {"type": "synthesize", "data": {"text": "Hi.", "voice": {"name": LONG, "speaker": LONG}}},
     {"type": "synthesize", "data": {"text": "Hi.", "voice": {"language": ODD}}},
     {"type": "synthesize", "data": {"text": f"FAKE <p {ODD}> you"}},
