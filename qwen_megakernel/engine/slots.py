@@ -1,6 +1,7 @@
 """The streams of an engine, and the table of those that wait or hold a slot."""
 
 import contextlib
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from qwen_megakernel.audio import to_int16
 from qwen_megakernel.engine.runaway_guard import RunawayGuard
 from qwen_megakernel.engine.stages import FrameVocoder
 from qwen_megakernel.engine.stream_state import StreamState
-from qwen_megakernel.errors import GenerationError, KernelTimeout, QwenTTSError
+from qwen_megakernel.errors import EmptyText, GenerationError, KernelTimeout, QwenTTSError
 from qwen_megakernel.gpu.driver import lost_gpu
 from qwen_megakernel.printable import get_logger
 from qwen_megakernel.records import FinishReason, StepResult
@@ -24,14 +25,20 @@ logger = get_logger(__name__)
 
 MAX_TIMEOUTS = 3  # launches in a row that hang before the engine gives up
 
+# A reader that is this many chunks behind pauses its stream: 8 s at the default chunk of 10 frames.
+MAX_QUEUED_CHUNKS = 10
+
+# Speech has 3 to 4 text tokens per second, so text that comes more slowly makes a speaker wait.
+SECONDS_PER_TEXT_TOKEN = 0.25
+
 
 class Phase(Enum):
     """The phase that a stream is in; only the methods of `ActiveStream` change it."""
 
-    WAITING = auto()  # for a slot
+    WAITING = auto()  # for a slot; or for text or its reader, which it needs before a slot
     BETWEEN_PARTS = auto()  # it holds a slot; the prompt of its next part has not run
     SPEAKING = auto()  # frames of a part are drawn
-    DRAINING = auto()  # a part, or the text, is over; the pending frames become audio
+    DRAINING = auto()  # a part is over; the pending frames become audio
     OVER = auto()
 
 
@@ -47,6 +54,7 @@ class ActiveStream:
     chunk_frames: int = 0  # size of the current chunk; it doubles up to the request's size
     part: TextPart | None = None  # None: between parts
     text_open: bool = False  # more text of the part will come
+    text_due: float = 0.0  # perf_counter() when a speaker would need more text than has come
     guard: RunawayGuard = field(default_factory=lambda: RunawayGuard(0))  # one for each part
     pending: list[np.ndarray] = field(default_factory=list)  # frames not yet turned into audio
     part_end: FinishReason = "eos"  # the reason why a draining part has ended
@@ -61,6 +69,30 @@ class ActiveStream:
     def is_over(self) -> bool:
         """Whether the stream has ended; another stream may hold its slot."""
         return self.phase is Phase.OVER
+
+    @property
+    def is_reader_behind(self) -> bool:
+        """Whether the reader leaves so many chunks that it needs no more now."""
+        return len(self.state.outbox) >= MAX_QUEUED_CHUNKS
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next part can begin: there is text, and the reader keeps up."""
+        parts = self.state.parts
+        has_text = bool(parts and parts[0].ids and not parts[0].pause_s)
+        return has_text and not self.is_reader_behind
+
+    @property
+    def is_spoken(self) -> bool:
+        """Whether all parts are over, and no text will come."""
+        state = self.state
+        # A writer appends its last part, then closes the text, so `parts` is read again.
+        return not state.parts and state.text_closed and not state.parts
+
+    @property
+    def late_text_s(self) -> float:
+        """Seconds by which the text is behind a speaker, who says a few tokens per second."""
+        return time.perf_counter() - self.text_due
 
     @property
     def frames_until_due(self) -> int:
@@ -79,8 +111,25 @@ class ActiveStream:
     def enter(self, index: int, vocoder: FrameVocoder) -> None:
         """Take slot `index`, with a new state of `vocoder`."""
         self.index, self.vocoder, self.lookahead = index, vocoder.new_state(), vocoder.lookahead
-        self.chunk_frames = self.state.request.first_chunk_frames
+        self.chunk_frames = self.chunk_frames or self.state.request.first_chunk_frames
         self.phase = Phase.BETWEEN_PARTS
+
+    def leave(self) -> None:
+        """Give up the slot between two parts; the vocoder's state is of no further use."""
+        self.index, self.vocoder, self.phase = -1, None, Phase.WAITING
+
+    def skip_to_text(self) -> None:
+        """Between parts, drop the parts that are over, and deliver pauses, up to the next text."""
+        state = self.state
+        # `closed` is read before `ids`, as in `StepLoop._feed_part`: a writer appends, then closes.
+        while state.parts:
+            if pause_s := state.parts[0].take_pause():
+                state.deliver_pause(pause_s)
+            if not state.parts[0].closed or state.parts[0].ids:
+                break
+            part = state.parts.popleft()
+            if state.spoken_parts and state.spoken_parts[-1].text is part:
+                state.spoken_parts[-1].end(len(state.codes), self.part_end)
 
     def begin_part(
         self, part: TextPart, num_tokens: int, *, text_open: bool, max_frames: int, vocoder: Any
@@ -95,19 +144,20 @@ class ActiveStream:
         """
         self.part, self.text_open, self.vocoder = part, text_open, vocoder
         self.guard = RunawayGuard(max_frames)
+        self.text_due = time.perf_counter()
         self.add_text(num_tokens)
         self.state.num_parts += 1
-        self.state.spoken_parts.append(SpokenPart(part, len(self.state.codes)))
+        spoken = self.state.spoken_parts
+        if not spoken or spoken[-1].text is not part:  # else it goes on after an early end
+            spoken.append(SpokenPart(part, len(self.state.codes)))
         self.phase = Phase.SPEAKING
 
     def add_text(self, num_tokens: int) -> None:
         """Count text tokens that the decoder has received."""
         self.guard.num_text_tokens += num_tokens
         self.state.num_text_tokens += num_tokens
-
-    def end_text(self) -> None:
-        """Drain the pending frames, which are the last: no part is left."""
-        self.part_end, self.phase = "eos", Phase.DRAINING
+        due = self.text_due + num_tokens * SECONDS_PER_TEXT_TOKEN
+        self.text_due = min(due, time.perf_counter())
 
     def take_frames(self, codes: np.ndarray, ended: bool) -> None:
         """Take drawn frames [num_frames, num_code_groups]; the guard may cut them.
@@ -155,14 +205,12 @@ class ActiveStream:
             self.state.deliver(to_int16(frames.reshape(-1)), first, len(frames), manner=manner)
 
     def end_part(self) -> bool:
-        """Move to the next part; returns True if there is none, or if no frame is left for it."""
-        if self.part is not None:
-            self.state.spoken_parts[-1].end(len(self.state.codes), self.part_end)
+        """End the part; returns True if the request's limit leaves no frame for another."""
         if self.finish == "eos":
             self.finish = self.part_end
-        limit, had_part = self.state.request.max_frames, self.part is not None
+        limit = self.state.request.max_frames
         self.part, self.phase = None, Phase.BETWEEN_PARTS
-        return not had_part or (limit is not None and len(self.state.codes) >= limit)
+        return limit is not None and len(self.state.codes) >= limit
 
     def end(self, reason: FinishReason, error: Exception | None = None) -> None:
         """End the stream for its reader: with an empty last chunk, or with an error."""
@@ -209,50 +257,70 @@ class SlotTable:
             stream for stream in self._slots if stream and (not phases or stream.phase in phases)
         ]
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a waiting stream could speak now, if it had a slot."""
+        return any(stream.is_ready for stream in self._waiting_now())
+
     def admit(self, vocoder: FrameVocoder) -> None:
-        """Give free slots to waiting streams, oldest first."""
+        """Give the slots to streams that can begin a part, in the order of `waiting`.
+
+        A stream that cannot begin its next part gives its slot up, and waits behind the others.
+        """
+        for holding in self.active(Phase.BETWEEN_PARTS):
+            if not holding.is_ready:
+                self._slots[holding.index] = None
+                holding.leave()
+                self.waiting.append(holding)
+        ready = (stream for stream in self._waiting_now() if stream.is_ready)
         for index, holder in enumerate(self._slots):
-            if holder is None and self.waiting:
-                stream = self._slots[index] = self.waiting.popleft()
+            if holder is None and (stream := next(ready, None)):
+                self.waiting.remove(stream)
+                self._slots[index] = stream
                 stream.enter(index, vocoder)
+
+    def end_spoken(self) -> None:
+        """Advance the streams between parts to their next text; end those that have none left."""
+        for stream in [*self._waiting_now(), *self.active(Phase.BETWEEN_PARTS)]:
+            stream.skip_to_text()
+            if stream.is_spoken:
+                error = stream.state.text_error
+                if not error and not stream.state.num_parts:
+                    error = EmptyText("The text ended without a letter or digit to speak.")
+                self.release(stream, "error" if error else stream.finish, error)
 
     def drop_cancelled(self) -> None:
         """End the streams that their callers have closed."""
-        for stream in self.waiting.copy():  # other threads may append to it
-            if stream.state.cancelled:
-                self.waiting.remove(stream)
-                self._finish(stream, "cancelled")
-        for stream in self.active():
+        for stream in [*self._waiting_now(), *self.active()]:
             if stream.state.cancelled:
                 self.release(stream, "cancelled")
 
     def end_all(self, reason: FinishReason, error: Exception | None = None) -> None:
         """End every stream, so that no reader keeps waiting."""
-        while self.waiting:
-            self._finish(self.waiting.popleft(), reason, error)
-        for stream in self.active():
+        for stream in [*self._waiting_now(), *self.active()]:
             self.release(stream, reason, error)
+
+    def _waiting_now(self) -> deque[ActiveStream]:
+        return self.waiting.copy()  # other threads may append to it
 
     # ---- ends ------------------------------------------------------------------------------------
 
     def end_part(self, stream: ActiveStream) -> None:
         """After the end of a part, move the stream to its next part, or end the stream."""
         is_last = stream.end_part()
-        self._look_again()  # the next part may begin
+        self._look_again()  # the next part may begin, or another stream may take the slot
         if is_last:
             self.release(stream, stream.finish)
 
     def release(
         self, stream: ActiveStream, reason: FinishReason, error: Exception | None = None
     ) -> None:
-        """End a stream and free its slot."""
-        self._slots[stream.index] = None
-        self._look_again()
-        self._finish(stream, reason, error)
-
-    def _finish(
-        self, stream: ActiveStream, reason: FinishReason, error: Exception | None = None
-    ) -> None:
+        """End a stream, and free its slot if it holds one."""
+        if stream.phase is Phase.WAITING:
+            self.waiting.remove(stream)
+        else:
+            self._slots[stream.index] = None
+            self._look_again()
         state = stream.state
         state.finish_reason = reason
         state.timings["total"] = state.elapsed_ms()

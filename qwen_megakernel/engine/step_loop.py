@@ -17,13 +17,14 @@ from qwen_megakernel.engine.delivery import ChunkDelivery
 from qwen_megakernel.engine.slots import ActiveStream, Phase, SlotTable
 from qwen_megakernel.engine.stages import MAX_FRAMES_PER_STEP, Stages, StageTimes
 from qwen_megakernel.engine.stream_state import StreamState
-from qwen_megakernel.errors import EmptyText, EngineClosed, QwenTTSError
+from qwen_megakernel.errors import EngineClosed, QwenTTSError
 from qwen_megakernel.records import StepResult
 from qwen_megakernel.text.parts import TextPart
 from qwen_megakernel.voice import Voice
 
-# A reader that is this many chunks behind pauses its slot: 8 s at the default chunk of 10 frames.
-MAX_QUEUED_CHUNKS = 10
+# While another stream waits for its slot, the text of a part may come this late. The part then ends
+# with the text that has come, and later text becomes a part of its own, for which a slot is found.
+TEXT_PATIENCE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ class StepLoop:
         self._changed = threading.Condition()
         self._news = False
         self._closing = False
+        self._next_look_s: float | None = None  # when a turn is due without news; None: never
         self._spent = StageTimes()
         self._calls: deque[tuple[Future, Callable[[], Any]]] = deque()
         stages: Future[Stages] = Future()
@@ -158,7 +160,7 @@ class StepLoop:
                 is_busy = False
             if not is_busy:
                 with self._changed:
-                    self._changed.wait_for(lambda: self._news or self._closing)
+                    self._changed.wait_for(lambda: self._news or self._closing, self._next_look_s)
         for future, _ in self._calls:
             future.set_exception(EngineClosed("The engine was closed."))
         self._table.end_all("cancelled")
@@ -168,10 +170,13 @@ class StepLoop:
         while self._calls:
             _settle(*self._calls.popleft())
         self._table.drop_cancelled()
+        self._table.end_spoken()
         self._table.admit(self._vocoder)
         self._begin_parts()
         self._feed_text()
-        streams = self._runnable()
+        is_wanted = self._table.is_wanted
+        self._next_look_s = self._end_late_text() if is_wanted else None
+        streams = self._runnable(is_wanted)
         step = self._start_step(streams) if streams else None
         self._delivery.deliver()
         if step:
@@ -191,36 +196,18 @@ class StepLoop:
         return stages
 
     def _begin_parts(self) -> None:
-        """Prefill the next part of every stream that is between parts and has text for it."""
-        between = self._table.active(Phase.BETWEEN_PARTS)
-        parts = (part for stream in between for part in stream.state.parts.copy())  # may grow
-        if any(part.ids for part in parts):
+        """Prefill the next part of every stream that is between parts; all of them have text."""
+        streams = self._table.active(Phase.BETWEEN_PARTS)
+        if streams:
             self._delivery.deliver()  # a finished chunk does not wait for another stream's prompt
-        for stream in between:
+        for stream in streams:
             with self._table.ending_on_error([stream]):
                 self._begin_part(stream)
 
     def _begin_part(self, stream: ActiveStream) -> None:
         state, request = stream.state, stream.state.request
-        # `closed` is read before `ids`, as in `_feed_part`: a writer appends, then closes.
-        while state.parts:
-            if pause_s := state.parts[0].take_pause():
-                state.deliver_pause(pause_s)
-            if not state.parts[0].closed or state.parts[0].ids:
-                break
-            state.parts.popleft()
-        if not state.parts:
-            if state.text_closed and not state.parts:
-                if state.text_error:
-                    raise state.text_error
-                if not state.num_parts:
-                    raise EmptyText("The text ended without a letter or digit to speak.")
-                stream.end_text()
-            return
         part, closed = state.parts[0], state.parts[0].closed
         ids = part.take()
-        if not len(ids):
-            return
         if part.manner.language is not None:
             request = replace(request, language=part.manner.language)
         started = time.perf_counter()
@@ -258,17 +245,41 @@ class StepLoop:
             self._decoder.add_text(stream.index, self._prompts.text_rows(ids))
             stream.add_text(len(ids))
         if closed:
-            self._decoder.add_text(stream.index, self._prompts.end_rows())
-            self._decoder.close_text(stream.index)
-            stream.text_open = False
+            self._close_text(stream)
 
-    def _runnable(self) -> list[ActiveStream]:
+    def _close_text(self, stream: ActiveStream) -> None:
+        self._decoder.add_text(stream.index, self._prompts.end_rows())
+        self._decoder.close_text(stream.index)
+        stream.text_open = False
+
+    def _end_late_text(self) -> float | None:
+        """End the parts that have waited too long for text, because other streams need the slots.
+
+        Returns:
+            Seconds until the next part will have waited too long; None: no part waits for text.
+        """
+        left_s: list[float] = []
+        for stream in self._table.active(Phase.SPEAKING):
+            if stream.text_open and self._decoder.frames_ready(stream.index) <= 0:
+                if stream.late_text_s < TEXT_PATIENCE_S:
+                    left_s.append(TEXT_PATIENCE_S - stream.late_text_s)
+                    continue
+                with self._table.ending_on_error([stream]):
+                    self._close_text(stream)
+        return min(left_s, default=None)
+
+    def _runnable(self, is_wanted: bool) -> list[ActiveStream]:
         """Return streams that can draw a frame: they have text, no due chunk, and a reader that
-        keeps up."""
+        keeps up.
+
+        Args:
+            is_wanted: another stream waits for a slot. A stream then does not wait for its reader,
+                so that its part ends soon.
+        """
         return [
             stream
             for stream in self._table.active(Phase.SPEAKING)
-            if len(stream.state.outbox) < MAX_QUEUED_CHUNKS
+            if (is_wanted or not stream.is_reader_behind)
             and stream.frames_until_due > 0
             and self._decoder.frames_ready(stream.index) > 0
         ]

@@ -51,7 +51,7 @@ def test_text_that_comes_after_the_end_token_is_spoken_as_a_new_part(tts):
     )
     stream = tts.stream(text_open=True, voice=VOICE, seed=early.seed, max_frames=24)
     stream.feed("Hello there, how are ")
-    wait_until(lambda: stream.num_parts and tts._loop._table.active()[0].part is None)
+    wait_until(lambda: stream.num_parts and tts._loop._table.waiting)  # for text
     feed_and_end(stream, "you today?")
     assert stream.num_parts == 2
     assert np.array_equal(stream.codes[: len(early.codes)], early.codes)

@@ -49,6 +49,7 @@ def room(monkeypatch):
         for lead_s, num_frames in streams.values():
             request = SpeechRequest(TEXT, first_chunk_frames=num_frames, chunk_frames=num_frames)
             state = StreamState(request, TextIds(NOTHING, NOTHING), None, None, RATE)
+            state.parts.append(TextPart.whole(torch.arange(9)))
             table.waiting.append(ActiveStream(state))
             if lead_s is not None:
                 # A reader that has played all but `lead_s` of twenty seconds.

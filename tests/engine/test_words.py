@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from qwen_megakernel import TTSEngine
+from qwen_megakernel.engine import step_loop
 
 WRITTEN = "It is 3:05 pm, and **Dr. Smith** paid $12.50."
 LONG = "Your table for two is ready. We will meet you at the hotel on Friday. " * 6
@@ -54,6 +55,26 @@ def test_a_text_in_pieces_has_all_its_words(tts: TTSEngine, size: int):
         stream.end_text()
         list(stream)
         assert [word.word for word in stream.words] == text.split()
+
+
+def test_a_part_that_is_spoken_in_two_pieces_has_the_words_of_both_in_their_samples(
+    tts: TTSEngine, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(step_loop, "TEXT_PATIENCE_S", 0.1)
+    first, second = "It is cold today. ", "We will meet you at the hotel."
+    with tts.stream(text_open=True, seed=1) as stream:
+        stream.feed(first)
+        tts.synthesize("Hello there.", seed=1)  # needs the slot
+        piece = len(stream._state.codes)
+        stream.feed(second)
+        stream.end_text()
+        list(stream)
+        words = stream.words
+    assert [word.word for word in words] == f"{first}{second}".split()
+    assert stream.num_parts == 2 and 0 < piece < len(stream._state.codes)
+    # The encoder of an open text holds the last word back.
+    assert all(word.end <= piece * tts.seconds_per_frame for word in words[:3])
+    assert all(word.start >= (piece - 1) * tts.seconds_per_frame for word in words[4:])
 
 
 def test_a_closed_stream_ends_where_its_sound_ended(tts: TTSEngine):
