@@ -114,9 +114,9 @@ def _cut_place(text: str, head: int) -> int:
     if last_space:
         return last_space.end()
     place = head
-    while place > 1 and _is_inside_character(text, place):
+    while place > 0 and _is_inside_character(text, place):
         place -= 1
-    return place
+    return place or head  # one character with hundreds of marks is cut
 
 
 def _is_inside_character(text: str, place: int) -> bool:

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from text_samples import TRICKY, any_texts
 
+from qwen_megakernel.text import sentences
 from qwen_megakernel.text.cleaning import clean
 from qwen_megakernel.text.parts import split
 from qwen_megakernel.text.sentences import pack_sentences, unspeakable
@@ -68,6 +69,20 @@ def test_a_word_without_end_is_cut_between_characters(offset):
     assert not any(part.startswith("\u0301") for part in parts)
     parts = split("x" * offset + "👨\u200d👩\u200d👧y" * 100)
     assert not any(part.startswith("\u200d") or part.endswith("\u200d") for part in parts)
+
+
+@pytest.mark.parametrize("mark", ["\u0301", "\u200d"])
+def test_a_character_of_thousands_of_marks_is_looked_at_a_few_times(monkeypatch, mark):
+    text, looks = "a" + mark * 20_000, []
+    inside = sentences._is_inside_character
+
+    def counted(text, place):
+        looks.append(place)
+        return inside(text, place)
+
+    monkeypatch.setattr(sentences, "_is_inside_character", counted)
+    assert "".join(split(text)) == text
+    assert len(looks) < 2 * len(text)
 
 
 def test_a_run_of_punctuation_is_no_part_of_its_own():
