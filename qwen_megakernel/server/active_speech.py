@@ -19,6 +19,10 @@ from qwen_megakernel.server.error_responses import error_facts
 from qwen_megakernel.server.metrics import SpeechRecord
 from qwen_megakernel.server.settings import OPUS_KBITS
 
+# Characters of text that are read as words, divided and encoded at once on the event loop, in some
+# milliseconds. A long text takes up to a second, in which no other speech would be sent.
+MAX_CHARS_AT_ONCE = 500
+
 
 class ActiveSpeech:
     """One admitted request, being spoken; its chunks wait here for the client.
@@ -55,6 +59,12 @@ class ActiveSpeech:
         self._error: Exception | None = None
         self._over = self._closed = False
         self._task = asyncio.create_task(self._read())
+
+    async def feed(self, text: str) -> None:
+        """Give the stream more text; other speeches continue meanwhile."""
+        for start in range(0, len(text), MAX_CHARS_AT_ONCE):
+            self.stream.feed(text[start : start + MAX_CHARS_AT_ONCE])
+            await asyncio.sleep(0)
 
     async def chunks(self) -> AsyncIterator[AudioChunk]:
         """Yield every chunk of the speech, in order.

@@ -130,7 +130,7 @@ def _add_speech(app: FastAPI, service: Service) -> None:
         encoder = new_encoder(response_format, rate, settings.opus_kbits, encoding)
         if body.event_format:  # a step is reported when its frame is drawn
             options |= {"first_chunk_frames": 1, "chunk_frames": 1}
-        speaking = service.speak(
+        speaking = await service.speak(
             body.input, options, request_id=request.state.request_id, arrived=arrived
         )
         headers = _headers(speaking, warnings + speaking.stream.warnings)
@@ -171,8 +171,8 @@ def _add_speech(app: FastAPI, service: Service) -> None:
     async def stream(websocket: WebSocket) -> None:
         session_id, count = websocket.state.request_id, iter(range(2**63))
 
-        def speak(text: str | None, options: dict[str, Any]) -> ActiveSpeech:
-            return service.speak(text, options, request_id=f"{session_id}-{next(count)}")
+        async def speak(text: str | None, options: dict[str, Any]) -> ActiveSpeech:
+            return await service.speak(text, options, request_id=f"{session_id}-{next(count)}")
 
         await Session(websocket, settings, configure=service.configure, speak=speak).run()
 

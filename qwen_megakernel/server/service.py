@@ -1,6 +1,7 @@
 """The service that all routes use: it loads the engine and passes requests to it."""
 
 import asyncio
+import functools
 import gc
 import threading
 import time
@@ -9,7 +10,7 @@ from typing import Any
 
 from qwen_megakernel.errors import NotReady, QwenTTSError
 from qwen_megakernel.printable import get_logger
-from qwen_megakernel.server.active_speech import ActiveSpeech
+from qwen_megakernel.server.active_speech import MAX_CHARS_AT_ONCE, ActiveSpeech
 from qwen_megakernel.server.admission import Admission, FinishedRequests
 from qwen_megakernel.server.metrics import Metrics, SpeechRecord
 from qwen_megakernel.server.schemas import SpeechSettings, engine_options
@@ -93,7 +94,7 @@ class Service:
             warnings.append("instructions are ignored: this model follows none")
         return options, warnings
 
-    def speak(
+    async def speak(
         self,
         text: str | None,
         options: dict[str, Any],
@@ -113,8 +114,12 @@ class Service:
             UsageError: the engine refuses the request; nothing was started.
         """
         engine, ticket = self.engine, self.admission.admit()
+        start = functools.partial(engine.stream, text, text_open=text is None, **options)
         try:
-            stream = engine.stream(text, text_open=text is None, **options)
+            if text is not None and len(text) > MAX_CHARS_AT_ONCE:
+                stream = await asyncio.to_thread(start)
+            else:
+                stream = start()
         except BaseException:
             ticket.release()
             raise

@@ -14,8 +14,9 @@ connection speaks one utterance after the other; `input.done` ends an utterance,
 import asyncio
 import contextlib
 import json
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,15 +68,15 @@ class Utterance:
     num_refused: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def feed(self, text: str) -> None:
+    async def feed(self, text: str) -> None:
         """Add text."""
         if self.over:
             return
         self.is_blank = self.is_blank and not text.strip()
         self.pieces.append(text)
-        if self.feeding:
-            self.feeding.stream.feed(text)
         self.changed.set()
+        if self.feeding:
+            await self.feeding.feed(text)
 
     def end(self) -> None:
         """End the text."""
@@ -104,7 +105,8 @@ class Session:
         websocket: the connection, not accepted yet.
         settings: limits and times.
         configure: turns a config into options of `TTSEngine.stream` and warnings.
-        speak: `speak(text, options)` starts an utterance; text None: the text is fed in pieces.
+        speak: `await speak(text, options)` starts an utterance; text None: the text is fed in
+            pieces.
     """
 
     def __init__(
@@ -113,7 +115,7 @@ class Session:
         settings: ServerSettings,
         *,
         configure: Callable[..., Any],
-        speak: Callable[..., ActiveSpeech],
+        speak: Callable[..., Awaitable[ActiveSpeech]],
     ):
         self._socket, self._settings = websocket, settings
         self._configure, self._speak = configure, speak
@@ -123,6 +125,8 @@ class Session:
         self._pending: deque[Utterance] = deque()  # the first is being spoken
         self._writing: Utterance | None = None  # the utterance that still takes text
         self._num_utterances = self._num_faults = 0
+        # When the client last sent anything but blank text, or its speech ended; `time.monotonic`.
+        self._active_at = time.monotonic()
         self._news = asyncio.Event()
 
     async def run(self) -> None:
@@ -180,11 +184,14 @@ class Session:
         receiving = asyncio.ensure_future(self._socket.receive())
         try:
             while True:
-                done, _ = await asyncio.wait({receiving}, timeout=limit)
+                left_s = self._active_at + limit - time.monotonic()
+                if self._pending and self._writing is None:
+                    left_s = limit
+                if left_s <= 0:
+                    raise TimeoutError
+                done, _ = await asyncio.wait({receiving}, timeout=left_s)
                 if done:
                     return receiving.result()
-                if not self._pending or self._writing is not None:
-                    raise TimeoutError
         finally:
             receiving.cancel()
 
@@ -200,6 +207,8 @@ class Session:
         if not isinstance(facts, dict):
             raise UsageError("The message must be a JSON object.")
         kind = facts.pop("type", None)
+        if kind != "input.text" or str(facts.get("text")).strip():
+            self._active_at = time.monotonic()
         if kind == "session.config":
             await self._set_config(facts)
         elif kind == "session.close":
@@ -209,7 +218,7 @@ class Session:
                 f"The first message is {json.dumps(kind)[:80]}; it must be session.config."
             )
         elif kind == "input.text":
-            self._take_text(facts.get("text"))
+            await self._take_text(facts.get("text"))
         elif kind == "input.done":
             (self._writing or self._begin()).end()
             self._writing = None
@@ -233,7 +242,7 @@ class Session:
         self._options, self._warnings = await self._configure(config)
         self._config = config
 
-    def _take_text(self, text: Any) -> None:
+    async def _take_text(self, text: Any) -> None:
         if not isinstance(text, str):
             raise UsageError(
                 f"The `text` of input.text is {json.dumps(text)[:80]}; it must be a string."
@@ -243,7 +252,7 @@ class Session:
         utterance = self._writing or self._begin()
         check_length(utterance.num_chars + len(text), self._settings)
         utterance.num_chars += len(text)
-        utterance.feed(text)
+        await utterance.feed(text)
 
     def _begin(self) -> Utterance:
         num_held = sum(not each.num_refused for each in self._pending)
@@ -297,6 +306,7 @@ class Session:
             utterance.index, utterance.num_refused = index + 1, utterance.num_refused - 1
         else:
             self._pending.remove(utterance)
+        self._active_at = time.monotonic()
         await self._send(type="session.done", utterance_index=index, **facts)
 
     async def _speak_one(
@@ -331,7 +341,7 @@ class Session:
         whole = utterance.options["text_feed"] == "full"
         if not whole and not utterance.ended:
             try:
-                utterance.speaking = self._speak(None, utterance.options)
+                utterance.speaking = await self._speak(None, utterance.options)
             except TaskError:
                 whole = True
         while whole and not utterance.ended:
@@ -339,10 +349,14 @@ class Session:
             await utterance.changed.wait()
         if utterance.speaking is None:
             if not utterance.cancelled:
-                utterance.speaking = self._speak("".join(utterance.pieces), utterance.options)
+                text = "".join(utterance.pieces)
+                utterance.speaking = await self._speak(text, utterance.options)
+            if utterance.cancelled and utterance.speaking:  # meanwhile
+                utterance.speaking.close()
             return
+        for piece in utterance.pieces:  # their number may grow
+            await utterance.speaking.feed(piece)
         utterance.feeding = utterance.speaking
-        utterance.speaking.stream.feed("".join(utterance.pieces))
         if utterance.ended:
             utterance.speaking.stream.end_text()
 

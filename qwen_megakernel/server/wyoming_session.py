@@ -171,7 +171,7 @@ class Session:
             except TaskError:  # an in-context voice needs the whole text
                 logger.debug("Wyoming: this voice speaks when its text is complete.")
         if self._feeding:
-            self._feeding.stream.feed(text)
+            await self._feeding.feed(text)
         else:
             self._pieces.append(text)
 
@@ -235,7 +235,8 @@ class Session:
         if self._sending:
             self._idle.reschedule(None)
             await asyncio.wait([self._sending])
-        self._speaking = self._service.speak(text, options, request_id=secrets.token_hex(16))
+        request_id = secrets.token_hex(16)
+        self._speaking = await self._service.speak(text, options, request_id=request_id)
         self._sending = asyncio.create_task(self._send_speech(self._speaking, is_streamed))
         self._sending.add_done_callback(lambda _: self._expect_event())
         return self._speaking
