@@ -1,8 +1,9 @@
-"""Serves the app with uvicorn: limits slow headers, can cut a connection, drains at the end."""
+"""Serves the app with uvicorn: limits connections, can cut one, drains at the end."""
 
 import asyncio
 import contextlib
 import errno
+import resource
 import signal
 import socket
 from collections.abc import Callable
@@ -16,24 +17,50 @@ from qwen_megakernel.errors import UsageError
 from qwen_megakernel.server.app import create_app
 from qwen_megakernel.server.responses import ABORT
 from qwen_megakernel.server.service import Service
-from qwen_megakernel.server.settings import ServerSettings
+from qwen_megakernel.server.settings import ACCEPTS, ServerSettings
 
 if TYPE_CHECKING:
     from qwen_megakernel.server.wyoming_server import WyomingServer
 
-_BACKLOG = 2048  # connections that the operating system holds until the server accepts them
+_BACKLOG = 128  # connections that the operating system holds until the server accepts them
+_IDLE_CONNECTIONS = 256  # open besides `max_connections` requests and WebSockets
+_OTHER_DESCRIPTORS = 192  # files, libraries, Wyoming clients, connections that are being closed
 
 
-def guarded_protocol(header_timeout_s: float) -> type[asyncio.Protocol]:
-    """Return a protocol class that closes connections without complete headers in time.
+def raise_descriptor_limit(settings: ServerSettings) -> None:
+    """Let the process have as many descriptors as its connections need, if it may."""
+    wanted = settings.max_connections + _IDLE_CONNECTIONS + _OTHER_DESCRIPTORS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
-    uvicorn waits for a request for as long as bytes trickle in. The class also passes the app a
-    function that cuts the connection: a normal close waits for a client that may never read.
+
+def max_open_connections(settings: ServerSettings) -> int:
+    """Return how many connections may be open, which leaves descriptors for everything else."""
+    wanted = settings.max_connections + _IDLE_CONNECTIONS
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    return min(wanted, max(soft - _OTHER_DESCRIPTORS, soft // 2))
+
+
+def guarded_protocol(settings: ServerSettings) -> type[asyncio.Protocol]:
+    """Return a protocol class that limits connections: their number, and how long they may stall.
+
+    uvicorn waits for a request for as long as bytes trickle in, and for a client to read its
+    response without end. If too many connections are open, the class cuts the one that has been
+    without a request for the longest time, which is the new one if all others have requests. The
+    class also passes the app a function that cuts the connection: a normal close waits for a client
+    that may never read.
     """
+    limit = max_open_connections(settings)
+    # Connections without a request, the longest wait first, with the end of their time.
+    waiting: dict[Any, asyncio.TimerHandle] = {}
 
     # uvicorn chooses the base class at run time, by what is installed.
     class GuardedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-        _deadline: asyncio.TimerHandle | None = None
+        _stalled: asyncio.TimerHandle | None = None  # for the client to read what was sent
 
         def __init__(
             self,
@@ -46,37 +73,53 @@ def guarded_protocol(header_timeout_s: float) -> type[asyncio.Protocol]:
 
         def connection_made(self, transport: asyncio.Transport) -> None:
             super().connection_made(transport)
-            self._await_headers()
+            self._wait()
+            if len(self.connections) > limit:  # counts WebSockets, too
+                next(iter(waiting))._abort()
 
         def data_received(self, data: bytes) -> None:
-            if self._deadline is None and not self._in_request:
-                self._await_headers()
             super().data_received(data)
-            if self._in_request:
+            # A WebSocket has another protocol object, with time limits of its own.
+            if self._in_request or self.transport.get_protocol() is not self:
                 self._stop_waiting()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if not self._in_request:
+                self._wait()
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._stalled = self.loop.call_later(settings.stall_timeout_s, self._abort)
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            self._stop_stalling()
 
         def connection_lost(self, error: Exception | None) -> None:
             self._stop_waiting()
+            self._stop_stalling()
             super().connection_lost(error)
 
         @property
         def _in_request(self) -> bool:
             return self.cycle is not None and not self.cycle.response_complete
 
-        def _await_headers(self) -> None:
-            self._deadline = self.loop.call_later(header_timeout_s, self._give_up)
+        def _wait(self) -> None:
+            self._stop_waiting()
+            waiting[self] = self.loop.call_later(settings.body_timeout_s, self._abort)
 
         def _stop_waiting(self) -> None:
-            if self._deadline is not None:
-                self._deadline.cancel()
-                self._deadline = None
+            if deadline := waiting.pop(self, None):
+                deadline.cancel()
 
-        def _give_up(self) -> None:
-            # A WebSocket has another protocol object, with time limits of its own.
-            if self.transport.get_protocol() is self and not self._in_request:
-                self._abort()
+        def _stop_stalling(self) -> None:
+            if self._stalled is not None:
+                self._stalled.cancel()
+                self._stalled = None
 
         def _abort(self) -> None:
+            self._stop_waiting()
             self.transport.abort()
 
     return GuardedProtocol
@@ -113,6 +156,8 @@ class DrainingServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Load the app, then listen."""
         await super().startup(sockets)
+        for each in sockets or ():  # asyncio has set their backlog to `ACCEPTS`
+            each.listen(_BACKLOG)
         if self._wyoming and not self.should_exit:
             await self._wyoming.start()
 
@@ -188,6 +233,7 @@ def serve(
         UsageError: the server cannot listen on an address.
         Exception: the engine could not be made.
     """
+    raise_descriptor_limit(settings)
     ports = {"http": port} | ({} if wyoming_port is None else {"tcp": wyoming_port})
     with contextlib.ExitStack() as stack:
         listeners = {}
@@ -245,7 +291,8 @@ def new_server(
         companion = WyomingServer(service, wyoming)
     config = uvicorn.Config(
         app,
-        http=guarded_protocol(settings.body_timeout_s),
+        http=guarded_protocol(settings),
+        backlog=ACCEPTS,
         ws_max_size=settings.max_body_bytes,
         ws_per_message_deflate=False,  # compression delays audio without making it smaller
         timeout_graceful_shutdown=1,  # `DrainingServer` has waited already

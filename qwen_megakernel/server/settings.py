@@ -27,6 +27,8 @@ SAMPLE_RATES = {"mp3": MP3_RATES, "opus": (8000, 12000, 16000, 24000, 48000), "a
 OPUS_KBITS = 32
 MIN_OPUS_KBITS, MAX_OPUS_KBITS = 6, 256
 
+ACCEPTS = 16  # connections that asyncio accepts before it runs anything else
+
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:

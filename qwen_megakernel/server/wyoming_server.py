@@ -12,6 +12,7 @@ from wyoming.info import Attribution, Info, TtsProgram, TtsVoice
 from qwen_megakernel import __version__
 from qwen_megakernel.errors import EngineBusy
 from qwen_megakernel.server.service import Service
+from qwen_megakernel.server.settings import ACCEPTS
 from qwen_megakernel.server.wyoming_session import DEFAULT_VOICE, Session
 from qwen_megakernel.text.languages import code_of_language
 
@@ -33,7 +34,9 @@ class WyomingServer:
 
     async def start(self) -> None:
         """Begin to accept clients; returns at once."""
-        self._server = await asyncio.start_server(self._accept, sock=self._listener)
+        self._server = await asyncio.start_server(
+            self._accept, sock=self._listener, backlog=ACCEPTS
+        )
 
     async def close(self) -> None:
         """Stop accepting clients and close every connection."""

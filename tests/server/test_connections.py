@@ -1,0 +1,195 @@
+"""Connections of clients that send or read nothing: how many are open, and for how long."""
+
+import contextlib
+import resource
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from commands import ROOT
+from fake_engine import FakeEngine
+from live_server import LiveServer, serving
+from speech_socket import session
+from waiting import wait_until
+
+from qwen_megakernel.server import serving as server_serving
+from qwen_megakernel.server.settings import ServerSettings
+
+GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+# `serve` without a model, on the event loop and parser that are installed or on uvicorn's own.
+PROGRAM = """
+import sys
+if sys.argv[1] == "bare":
+    sys.modules["uvloop"] = sys.modules["httptools"] = None
+from fake_engine import FakeEngine
+from qwen_megakernel.server import serving
+from qwen_megakernel.server.settings import ServerSettings
+serving.serve(FakeEngine(), ServerSettings(), port=0, say=lambda line: print(line, flush=True))
+"""
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the server has closed a connection, from which it may have sent something before."""
+    connection.setblocking(False)
+    try:
+        while connection.recv(65536):
+            pass
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+@contextlib.contextmanager
+def limited_server(kind: str, log: Path, *, descriptors: int):
+    """Run the program with few descriptors; yields its port."""
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, kind],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env={"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'support'}"},
+            preexec_fn=lambda: resource.setrlimit(
+                resource.RLIMIT_NOFILE, (descriptors, descriptors)
+            ),
+        ) as process,
+    ):
+        try:
+            line = process.stdout.readline()
+            port = int(line.rpartition(":")[2])
+            url = f"http://127.0.0.1:{port}/health"
+            wait_until(lambda: httpx.get(url, timeout=30).status_code == 200)
+            yield port
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("kind", ["installed", "bare"])
+def test_more_connections_than_descriptors_neither_stop_the_server_nor_fill_its_log(tmp_path, kind):
+    log = tmp_path / "log"
+    with limited_server(kind, log, descriptors=300) as port, contextlib.ExitStack() as stack:
+        held = []
+        for _ in range(6):
+            for _ in range(100):
+                each = socket.create_connection(("127.0.0.1", port), timeout=10)
+                held.append(stack.enter_context(each))
+            answer = httpx.get(f"http://127.0.0.1:{port}/health", timeout=4)
+            assert answer.status_code == 200
+        wait_until(lambda: sum(not is_closed(each) for each in held) <= 150)
+        assert not any(is_closed(each) for each in held[-100:])
+    assert log.read_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "raised", "limit"),
+    [
+        (20_000, 20_000, 20_000, 1256),
+        (1024, 20_000, 1448, 1256),
+        (1024, 1024, 1024, 832),
+        (300, 300, 300, 150),
+        (256, -1, 1448, 1256),
+        (-1, -1, -1, 1256),
+    ],
+)
+def test_descriptors_limit_the_connections(monkeypatch, soft, hard, raised, limit):
+    limits = [(soft, hard)]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, pair: limits.append(pair))
+    server_serving.raise_descriptor_limit(ServerSettings())
+    assert limits[-1] == (raised, hard)
+    assert server_serving.max_open_connections(ServerSettings()) == limit
+
+
+@pytest.fixture
+def live(monkeypatch):
+    """A server that holds three connections, two of them with requests."""
+    monkeypatch.setattr(server_serving, "_IDLE_CONNECTIONS", 1)
+    with serving(FakeEngine(stall_after=1), max_connections=2) as server:
+        yield server
+
+
+def num_open(live: LiveServer) -> int:
+    return len(live.running.server_state.connections)
+
+
+@pytest.mark.parametrize("sent", [b"", GET[:-2], GET], ids=["silent", "slow", "idle"])
+def test_a_new_client_takes_the_place_of_the_longest_idle_one(live, sent):
+    with contextlib.ExitStack() as stack:
+        held = []
+        for count in range(1, 6):
+            held.append(stack.enter_context(live.connect()))
+            held[-1].sendall(sent)
+            if sent == GET:
+                assert held[-1].recv(4096).startswith(b"HTTP/1.1 200")
+            wait_until(lambda count=count: num_open(live) == min(count, 3))
+            wait_until(lambda: all(is_closed(each) for each in held[:-3]))
+            assert not any(is_closed(each) for each in held[-3:])
+            held[-1].settimeout(20)
+        answer = httpx.get(f"{live.url}/health")
+        assert answer.status_code == 200
+
+
+def test_a_connection_that_becomes_idle_again_is_no_longer_the_longest_idle_one(live):
+    with live.connect() as first, live.connect() as second, live.connect() as third:
+        wait_until(lambda: num_open(live) == 3)
+        first.sendall(GET)
+        assert first.recv(4096).startswith(b"HTTP/1.1 200")
+        with live.connect():
+            wait_until(lambda: is_closed(second))
+            assert not is_closed(first) and not is_closed(third)
+
+
+def test_a_connection_with_a_request_is_never_cut(live):
+    with live.send_speech() as first, live.send_speech() as second, live.connect() as third:
+        wait_until(lambda: len(live.engine.streams) == 2 and num_open(live) == 3)
+        with live.connect() as new:
+            wait_until(lambda: is_closed(third))
+            new.sendall(GET)
+            assert new.recv(100).startswith(b"HTTP/1.1 503")  # two requests are the limit
+        assert not is_closed(first) and not is_closed(second)
+
+
+async def test_a_websocket_is_a_connection_too(live):
+    async with session(live) as first, session(live) as second:
+        with live.connect() as silent:
+            wait_until(lambda: num_open(live) == 3)
+            with live.connect() as new:
+                wait_until(lambda: is_closed(silent))
+                assert not is_closed(new)
+        for each in (first, second):
+            await (await each.ping())
+
+
+def test_an_idle_connection_is_closed():
+    with (
+        serving(FakeEngine(), body_timeout_s=0.5) as live,
+        live.connect() as silent,
+        live.connect() as idle,
+    ):
+        idle.sendall(GET)
+        wait_until(lambda: num_open(live) == 2)
+        begin = time.monotonic()
+        wait_until(lambda: is_closed(silent) and is_closed(idle))
+        assert 0.3 < time.monotonic() - begin < 5
+
+
+@pytest.mark.parametrize("num_requests", [1, 50], ids=["last", "middle"])
+def test_a_client_that_reads_no_response_is_cut(num_requests):
+    """The server waits for the client after its last response, or in the middle of them."""
+    get = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    times = {"stall_timeout_s": 0.5, "body_timeout_s": 1.0 if num_requests == 1 else 60.0}
+    with serving(FakeEngine(), send_buffer=4096, **times) as live:
+        live.client.get("/openapi.json")  # takes some time to be made
+        live.client.close()
+        wait_until(lambda: num_open(live) == 0)
+        with live.connect_slowly() as connection:
+            connection.sendall(get * num_requests)
+            wait_until(lambda: num_open(live) == 1)
+            wait_until(lambda: num_open(live) == 0 and not live.running.server_state.tasks)
