@@ -5,6 +5,8 @@ from itertools import permutations, product
 
 DEFAULT_MODEL = "Qwen/Qwen3-TTS-12Hz-0.6B-Base"
 
+API_KEY_VARIABLE = "QWEN_MEGAKERNEL_API_KEY"  # environment variable: the key that clients send
+
 BACKENDS = ("auto", "kernel", "graph", "cpu", "torch", "emulation", "coreml")
 
 # Whether numbers, dates and abbreviations are read as words; "auto": the checkpoint decides.

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qwen_megakernel.choices import API_KEY_VARIABLE
 from qwen_megakernel.cli import options, parsing
 from qwen_megakernel.errors import MissingPackageError, UsageError
 from qwen_megakernel.installing import install_command
@@ -17,7 +18,6 @@ from qwen_megakernel.installing import install_command
 if TYPE_CHECKING:
     from qwen_megakernel.server.settings import ServerSettings
 
-API_KEY_VARIABLE = "QWEN_MEGAKERNEL_API_KEY"
 MAX_SLOTS = 1024  # each has a cache of 230 MB (0.6B, 1000 frames): 240 GB, surely a mistake
 
 
@@ -38,7 +38,17 @@ def add_command(commands: Any) -> None:
         metavar="PORT",
         help="port for Wyoming clients such as Home Assistant, usually 10200; they send no API key",
     )
-    add("--api-key", metavar="K", help=f"key that clients must send (default: ${API_KEY_VARIABLE})")
+    add(
+        "--wyoming-host",
+        metavar="HOST",
+        help="address to listen on for Wyoming clients (default: that of --host)",
+    )
+    add(
+        "--api-key",
+        metavar="K",
+        help=f"key that clients must send (default: ${API_KEY_VARIABLE}, which other users of the "
+        "machine cannot read)",
+    )
     positive = parsing.at_least(1)
     add(
         "--slots",
@@ -99,6 +109,14 @@ def add_command(commands: Any) -> None:
         default=[],
         help="origin of web pages that may call this server (may be repeated)",
     )
+    add(
+        "--allow-host",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="host name by which clients may call this server, besides localhost and the hosts of "
+        "--allow-origin (may be repeated; '*': any name; default: any name, but none on loopback)",
+    )
     add("--access-log", action="store_true", help="write a line to stderr for every answer")
     add(
         "--deadline",
@@ -135,6 +153,8 @@ def serve(args: argparse.Namespace) -> int:
         raise MissingPackageError(
             "--wyoming-port needs the package wyoming.", hint=install_command("wyoming")
         )
+    if args.wyoming_host is not None and args.wyoming_port is None:
+        raise UsageError("--wyoming-host needs --wyoming-port.")
 
     def say(line: str) -> None:
         if not args.quiet:
@@ -157,6 +177,7 @@ def serve(args: argparse.Namespace) -> int:
         host=args.host,
         port=args.port,
         wyoming_port=args.wyoming_port,
+        wyoming_host=args.wyoming_host,
         say=say,
     )
     code = 0 if end.signal is None else 128 + end.signal
@@ -266,6 +287,7 @@ def _settings(args: argparse.Namespace) -> "ServerSettings":
         allow_upload=args.allow_upload,
         max_uploads=args.max_uploads,
         allow_origins=tuple(args.allow_origin),
+        allow_hosts=tuple(args.allow_host),
         deadline_s=args.deadline,
         drain_timeout_s=args.drain,
     )

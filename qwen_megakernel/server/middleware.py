@@ -1,4 +1,4 @@
-"""The middleware in front of every route: request ids, origins, the API key, limits on bodies.
+"""The middleware in front of every route: request ids, hosts, the API key, limits on bodies.
 
 HEAD is GET without the body, on every path. The key is checked before a byte of the body is read.
 The middleware reads the whole body within a size and a time, so no handler waits for a slow client,
@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import hmac
 import io
+import ipaddress
 import re
 import secrets
 import time
@@ -24,7 +25,7 @@ from qwen_megakernel.server.error_responses import ApiError, error_response
 from qwen_megakernel.server.headers import check_headers
 from qwen_megakernel.server.metrics import Metrics
 from qwen_megakernel.server.schemas import check_json_values, num_json_values
-from qwen_megakernel.server.settings import ServerSettings
+from qwen_megakernel.server.settings import ServerSettings, host_name
 
 logger = get_logger(__name__)
 access_logger = get_logger("qwen_megakernel.access")
@@ -45,7 +46,7 @@ class RequestGuard:
 
     Args:
         app: the application that gets the requests.
-        settings: the key, limits, origins.
+        settings: the key, limits, origins, hosts.
         metrics: counts refusals.
         bodies: path -> media type that a POST to it must have; other requests have no body.
     """
@@ -54,6 +55,8 @@ class RequestGuard:
         self, app: ASGIApp, *, settings: ServerSettings, metrics: Metrics, bodies: dict[str, str]
     ):
         self._app, self._settings, self._metrics, self._bodies = app, settings, metrics, bodies
+        hosts = (*settings.allow_hosts, *map(_host_of, settings.allow_origins))
+        self._hosts = {"localhost"} | {name for host in hosts if host and (name := host_name(host))}
         self._num_open = 0
         self._num_buffered = 0  # bytes, in the bodies of all open requests
 
@@ -104,6 +107,7 @@ class RequestGuard:
         try:
             self._check_room()
             is_unread = scope["type"] == "http"
+            self._check_host(scope, headers)
             self._check_origin(scope, headers)
             self._check_key(scope["path"], headers)
             if scope["type"] == "http":
@@ -137,6 +141,25 @@ class RequestGuard:
                 code="too_many_connections",
                 headers={"Connection": "close"},
             )
+
+    def _check_host(self, scope: Scope, headers: Headers) -> None:
+        """Refuse names that are not this server's, which a web page may have pointed at it.
+
+        To a browser such a page (DNS rebinding) is one of this server, so its Origin is allowed.
+        """
+        allowed = self._settings.allow_hosts
+        address, _ = scope.get("server") or ("", None)
+        if "*" in allowed or not (allowed or is_loopback(address)):
+            return
+        for host in headers.getlist("host"):
+            name = host_name(host)
+            if name is None or not (name in self._hosts or is_loopback(name)):
+                raise ApiError(
+                    421,
+                    f"Host is {host[:200] or 'empty'}, which is no name of this server. Use "
+                    "localhost, or start the server with --allow-host NAME to add a name.",
+                    code="host_not_allowed",
+                )
 
     def _check_origin(self, scope: Scope, headers: Headers) -> None:
         """Refuse web pages of other hosts, since a browser that shows one may reach this server."""
@@ -238,6 +261,14 @@ def _log_access(
     path = quote(scope["path"], errors="replace")[:_MAX_PATH_CHARS]
     facts = (host, port, method, path, status or "-", seconds, request_id)
     access_logger.info('%s:%s "%s %s" %s %.3f s %s', *facts)
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether an address can be reached from this machine only; a name is no address."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
 
 
 def _host_of(origin: str) -> str | None:

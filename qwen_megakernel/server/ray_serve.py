@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qwen_megakernel.errors import ResourceError, SetupError, UsageError
 from qwen_megakernel.server.app import create_app
-from qwen_megakernel.server.serving import listen
+from qwen_megakernel.server.serving import listen, settings_for
 from qwen_megakernel.server.settings import ServerSettings
 
 NAME = "qwen_megakernel"  # the application's and its deployment's
@@ -148,6 +148,7 @@ def run(
     """
     with listen(host, port) as listener:  # Ray Serve itself reports a port in use late, in its log
         port = listener.getsockname()[1]
+        settings = settings_for(listener, settings)
     came: list[int] = []
     over = threading.Event()
 

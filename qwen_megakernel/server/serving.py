@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import errno
 import resource
 import signal
@@ -13,14 +14,19 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from qwen_megakernel.choices import API_KEY_VARIABLE
 from qwen_megakernel.errors import UsageError
+from qwen_megakernel.printable import get_logger
 from qwen_megakernel.server.app import create_app
+from qwen_megakernel.server.middleware import is_loopback
 from qwen_megakernel.server.responses import ABORT
 from qwen_megakernel.server.service import Service
 from qwen_megakernel.server.settings import ACCEPTS, ServerSettings
 
 if TYPE_CHECKING:
     from qwen_megakernel.server.wyoming_server import WyomingServer
+
+logger = get_logger(__name__)
 
 _BACKLOG = 128  # connections that the operating system holds until the server accepts them
 _IDLE_CONNECTIONS = 256  # open besides `max_connections` requests and WebSockets
@@ -219,6 +225,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8090,
     wyoming_port: int | None = None,
+    wyoming_host: str | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> End:
     """Serve until SIGTERM or Ctrl-C; running streams are finished first.
@@ -227,20 +234,24 @@ def serve(
         engine: see `create_app`.
         settings: limits.
         host, port: the address to listen on; port 0 takes a free one.
-        wyoming_port: the port for Wyoming clients, on the same host; None: no Wyoming server.
+        wyoming_port: the port for Wyoming clients; None: no Wyoming server.
+        wyoming_host: the address for Wyoming clients; None: `host`.
         say: prints a line: an address, or how the server ends.
     Raises:
         UsageError: the server cannot listen on an address.
         Exception: the engine could not be made.
     """
     raise_descriptor_limit(settings)
-    ports = {"http": port} | ({} if wyoming_port is None else {"tcp": wyoming_port})
+    addresses = {"http": (host, port)}
+    if wyoming_port is not None:
+        addresses["tcp"] = (wyoming_host or host, wyoming_port)
     with contextlib.ExitStack() as stack:
         listeners = {}
-        for scheme, each in ports.items():
-            listener = listeners[scheme] = stack.enter_context(listen(host, each))
-            shown = f"[{host}]" if ":" in host else host
+        for scheme, address in addresses.items():
+            listener = listeners[scheme] = stack.enter_context(listen(*address))
+            shown = f"[{address[0]}]" if ":" in address[0] else address[0]
             say(f"listening on {scheme}://{shown}:{listener.getsockname()[1]}")
+        settings = settings_for(listeners["http"], settings)
         app = create_app(engine, settings)
         server = new_server(app, settings, wyoming=listeners.get("tcp"), say=say)
         server.run(sockets=[listeners["http"]])
@@ -267,6 +278,24 @@ def listen(host: str, port: int) -> socket.socket:
             if getattr(error, "errno", None) == errno.EADDRINUSE
             else "",
         ) from error
+
+
+def settings_for(listener: socket.socket, settings: ServerSettings) -> ServerSettings:
+    """Return the settings for a listening socket: other machines may use any name of the server.
+
+    Warns if other machines reach the server and no API key is required.
+    """
+    address = listener.getsockname()[0]
+    if is_loopback(address):
+        return settings
+    if settings.api_key is None:
+        logger.warning(
+            "Other machines reach this server (it listens on %s), and it requires no API key. Set "
+            "one in the environment variable %s.",
+            address,
+            API_KEY_VARIABLE,
+        )
+    return dataclasses.replace(settings, allow_hosts=settings.allow_hosts or ("*",))
 
 
 def new_server(

@@ -1,7 +1,9 @@
 """The server's settings: one record, checked when it is made."""
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from qwen_megakernel.choices import MP3_RATES
 from qwen_megakernel.errors import UsageError
@@ -29,6 +31,16 @@ MIN_OPUS_KBITS, MAX_OPUS_KBITS = 6, 256
 
 ACCEPTS = 16  # connections that asyncio accepts before it runs anything else
 
+_HOST = re.compile(r"\*|[\w.-]+|\[[\da-fA-F:.]+\]")
+
+
+def host_name(host: str) -> str | None:
+    """Return the name or address in a header Host, without its port; None: there is none."""
+    try:
+        return urlsplit(f"//{host}").hostname
+    except ValueError:  # an incomplete IPv6 address
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
@@ -49,6 +61,9 @@ class ServerSettings:
     allow_upload: bool = False
     max_uploads: int = 1000  # uploaded voices in `voices`; other voices do not count
     allow_origins: tuple[str, ...] = ()  # origins of web pages that may call the server
+    # Names of the server besides localhost, for the header Host; "*": every name. None at all:
+    # other names are served except to connections over loopback.
+    allow_hosts: tuple[str, ...] = ()
     deadline_s: float = 600.0  # from a request's arrival to its last byte
     body_timeout_s: float = 30.0  # for a client to send headers, and then the body
     stall_timeout_s: float = 30.0  # for a client to read one chunk
@@ -68,6 +83,12 @@ class ServerSettings:
                 f"max_buffered_bytes is {self.max_buffered_bytes}; it must be {largest} or more, "
                 "the largest body of one request."
             )
+        for name in self.allow_hosts:
+            if not _HOST.fullmatch(name):
+                raise UsageError(
+                    f"allow_hosts has {name!r}; it must be the name of a host alone, without "
+                    "scheme, port or path, or an IPv6 address in brackets."
+                )
         if self.max_queue < 0:
             raise UsageError(f"max_queue is {self.max_queue}; it must be 0 or more.")
         for name in self.__slots__:

@@ -5,6 +5,7 @@ import logging
 import re
 import socket
 import threading
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -59,6 +60,8 @@ def test_options_become_settings(served, tmp_path):
             "6",
         ),
         *("--allow-origin", "https://a.example", "--allow-origin", "https://b.example"),
+        *("--allow-host", "a.example", "--allow-host", "b.example"),
+        *("--wyoming-port", "0", "--wyoming-host", "127.0.0.2"),
     )
     assert (address["host"], address["port"]) == ("::1", 0)
     assert (settings.api_key, settings.max_queue, settings.max_chars) == ("s3cret", 2, 9000)
@@ -66,6 +69,8 @@ def test_options_become_settings(served, tmp_path):
     assert settings.voices == tmp_path and settings.allow_upload and settings.max_uploads == 5
     assert (settings.deadline_s, settings.drain_timeout_s) == (5, 6)
     assert settings.allow_origins == ("https://a.example", "https://b.example")
+    assert settings.allow_hosts == ("a.example", "b.example")
+    assert (address["wyoming_host"], address["wyoming_port"]) == ("127.0.0.2", 0)
 
 
 def test_the_access_log_goes_to_stderr_with_the_time_where_it_is_asked_for(served, capsys):
@@ -118,6 +123,8 @@ def test_the_key_may_come_from_the_environment(served, monkeypatch):
         (("--api-key", " "), "must be ASCII"),
         (("--api-key", ""), "must be ASCII text and not empty"),
         (("--api-key", "ключ"), "must be ASCII"),
+        (("--allow-host", "http://a.example"), "'http://a.example'; it must be the name"),
+        (("--wyoming-host", "127.0.0.2"), "--wyoming-host needs --wyoming-port"),
         (("--host", "256.0.0.1"), "Cannot listen on 256.0.0.1"),
         (("--port", "65536"), "Cannot listen on 127.0.0.1 port 65536"),
         (("--replicas", "3"), "--replicas needs --ray"),
@@ -129,6 +136,43 @@ def test_what_cannot_work_is_refused_before_a_model_is_loaded(words, message, ca
     monkeypatch.setattr(options, "engine_from_args", lambda *_, **__: pytest.fail("loaded"))
     assert main.main(["serve", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("address", "key", "hosts", "served_hosts", "num_warnings"),
+    [
+        ("127.0.0.1", None, (), (), 0),
+        ("::1", None, (), (), 0),
+        ("0.0.0.0", None, (), ("*",), 1),
+        ("0.0.0.0", "s3cret", (), ("*",), 0),
+        ("192.0.2.1", None, ("speech.lan",), ("speech.lan",), 1),
+        ("::", None, (), ("*",), 1),
+    ],
+)
+def test_a_server_that_others_reach_warns_without_a_key_and_has_any_name(
+    address, key, hosts, served_hosts, num_warnings, caplog
+):
+    listener = Mock(getsockname=lambda: (address, 8090))
+    given = ServerSettings(api_key=key, allow_hosts=hosts)
+    assert server_serving.settings_for(listener, given).allow_hosts == served_hosts
+    assert len(caplog.messages) == num_warnings
+    for line in caplog.messages:
+        assert address in line and "QWEN_MEGAKERNEL_API_KEY" in line and "\n" not in line
+
+
+def test_wyoming_listens_on_a_host_of_its_own(monkeypatch):
+    said, server = [], Mock(ended_by=None, service=Mock(failure=None, is_loading=False))
+    monkeypatch.setattr(server_serving, "new_server", lambda *_, **__: server)
+    ports = {"port": 0, "wyoming_port": 0, "say": said.append}
+    for host in ("127.0.0.2", None):
+        server_serving.serve(FakeEngine(), ServerSettings(), wyoming_host=host, **ports)
+    addresses = [line.rpartition(":")[0].removeprefix("listening on ") for line in said]
+    assert addresses == [
+        "http://127.0.0.1",
+        "tcp://127.0.0.2",
+        "http://127.0.0.1",
+        "tcp://127.0.0.1",
+    ]
 
 
 def test_a_port_that_is_taken_is_named(capsys):

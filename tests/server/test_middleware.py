@@ -14,7 +14,7 @@ from fake_engine import FakeEngine
 from live_server import SPEECH, assert_error, http_post, serving
 from waiting import wait_until
 
-from qwen_megakernel.errors import EngineClosed, TextTooLong
+from qwen_megakernel.errors import EngineClosed, TextTooLong, UsageError
 from qwen_megakernel.server.app import create_app
 from qwen_megakernel.server.error_responses import snake
 from qwen_megakernel.server.middleware import RequestGuard
@@ -529,6 +529,118 @@ def test_a_body_without_the_key_is_not_read():
     with serving(FakeEngine(), api_key="s3cret") as live, live.connect() as connection:
         connection.sendall(http_post(b"")[:-23] + b"Content-Length: 1000000\r\n\r\n")
         assert connection.recv(100).startswith(b"HTTP/1.1 401")
+
+
+REBOUND = [
+    "evil.example",
+    "evil.example:8090",
+    "localhost.evil.example",
+    "127.0.0.1.evil.example",
+    "192.0.2.7",
+    "[::2]:8090",
+    "[::",
+    "",
+]
+REBOUND_REQUESTS = [
+    f"POST {SPEECH}",
+    "GET /v1/audio/voices",
+    "DELETE /v1/audio/voices/ann",
+    "GET /health",
+    f"GET {SPEECH}/stream",
+]
+
+
+def answer_to(live, head: str, host: str) -> bytes:
+    """Send the request of a web page whose name resolves to this machine; return the answer."""
+    headers = f"Host: {host}\r\nOrigin: http://{host}\r\nConnection: close"
+    if head.endswith("/stream"):
+        headers = headers.replace("close", "Upgrade") + "\r\nUpgrade: websocket"
+        headers += "\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13"
+    body = json.dumps({"input": SHORT}) if head.startswith("POST") else ""
+    headers += f"\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    answer = b""
+    with live.connect() as connection:
+        connection.sendall(f"{head} HTTP/1.1\r\n{headers}\r\n\r\n{body}".encode())
+        while not answer.startswith(b"HTTP/1.1 101") and (piece := connection.recv(65536)):
+            answer += piece
+    return answer
+
+
+@pytest.mark.parametrize("host", REBOUND)
+@pytest.mark.parametrize("head", REBOUND_REQUESTS)
+def test_on_loopback_another_name_is_not_this_servers(live, head, host):
+    answer = answer_to(live, head, host)
+    assert answer.startswith(b"HTTP/1.1 421 ")
+    facts = json.loads(answer[answer.index(b'{"error') :])["error"]
+    assert facts["code"] == "host_not_allowed" and "--allow-host" in facts["message"]
+    assert host in facts["message"]
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("localhost", "LocalHost:8090", "127.0.0.1", "127.9.9.9:1", "[::1]:8090"),
+        *("page.example", "page.example:444", "speech.lan", "SPEECH.lan:80", "[fe80::1]"),
+    ],
+)
+@pytest.mark.parametrize("head", REBOUND_REQUESTS)
+def test_on_loopback_the_servers_own_names_are_served(named, head, host):
+    status = {"POST": b"200", "DELETE": b"403"}.get(head.partition(" ")[0], b"200")
+    assert answer_to(named, head, host)[9:12] == (b"101" if "stream" in head else status)
+
+
+@pytest.fixture(scope="module")
+def named():
+    """A server that has more names than localhost."""
+    names = {"allow_hosts": ("Speech.lan", "[fe80::1]"), "allow_origins": ("https://page.example",)}
+    with serving(FakeEngine(rtf=0.001), **names) as server:
+        yield server
+
+
+def test_a_request_without_a_host_is_no_web_pages(live):
+    with live.connect() as connection:
+        connection.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.1 200")
+
+
+def test_any_name_is_served_where_that_is_asked_for():
+    with serving(FakeEngine(rtf=0.001), allow_hosts=("*",)) as live:
+        assert answer_to(live, f"POST {SPEECH}", "evil.example").startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    ("address", "allow_hosts", "status"),
+    [
+        ("127.0.0.1", (), 421),
+        ("::1", (), 421),
+        ("192.0.2.1", (), 200),
+        ("192.0.2.1", ("speech.lan",), 421),
+        ("testserver", (), 200),  # Starlette's TestClient
+        (None, (), 200),
+    ],
+)
+async def test_beyond_loopback_names_are_checked_if_some_are_given(address, allow_hosts, status):
+    app, sent = create_app(FakeEngine(), ServerSettings(allow_hosts=allow_hosts)), []
+    scope = {"type": "http", "method": "GET", "path": "/health", "extensions": {}}
+    scope |= {"query_string": b"", "root_path": "", "scheme": "http", "http_version": "1.1"}
+    scope |= {"headers": [(b"host", b"evil.example")], "server": address and (address, 8090)}
+
+    async def receive():
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message):
+        sent.append(message)
+
+    await app(scope, receive, send)
+    assert sent[0]["status"] == status
+
+
+@pytest.mark.parametrize(
+    "name", ["http://speech.lan", "speech.lan:80", "speech.lan/", "", "[::", "a b"]
+)
+def test_a_name_that_no_host_has_is_refused(name):
+    with pytest.raises(UsageError, match="name of a host alone"):
+        ServerSettings(allow_hosts=(name,))
 
 
 def test_pages_of_other_hosts_may_not_post():
