@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 # containers often forbid that; then each process would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+PINS := --constraint deploy/constraints.txt  # the image's versions, so that the tests run with them
 
 # $(call waiting,WORDS,COMMAND): say what is done and how long it takes, then every few seconds that it
 # is still being done. pip by itself says nothing for minutes, or a line for each of 200 packages.
@@ -75,14 +76,14 @@ $(VENV)/.torch-ready: requirements.txt | $(BIN)/python
 
 $(VENV)/.demo-ready: $(VENV)/.torch-ready setup.py
 	$(call waiting,Installing this package with Pipecat and its server: about a minute.,\
-	    $(PIP) -r requirements.txt --editable .[pipecat$(COMMA)server])
+	    $(PIP) $(PINS) -r requirements.txt --editable .[pipecat$(COMMA)server])
 	@touch $@
 
 # The official package is the oracle of the tests. It is installed without its dependencies, most of
 # which serve its web demo; [reference] lists the ones its model code needs.
 $(VENV)/.test-ready: $(VENV)/.torch-ready setup.py
 	$(call waiting,Installing this package and all that its tests need: two to five minutes.,\
-	    $(PIP) -r requirements.txt --editable .[pipecat$(COMMA)server$(COMMA)dev$(COMMA)reference$(COMMA)plots] \
+	    $(PIP) $(PINS) -r requirements.txt --editable .[pipecat$(COMMA)server$(COMMA)dev$(COMMA)reference$(COMMA)plots] \
 	    && $(PIP) --no-deps qwen-tts==0.1.1)
 	@touch $@ $(VENV)/.demo-ready
 

@@ -7,12 +7,15 @@ import shlex
 import shutil
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 import yaml
 from fake_engine import FakeEngine
 from live_server import serving
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from qwen_megakernel.cli import main
 from qwen_megakernel.cli.build import _archs
@@ -73,6 +76,40 @@ def test_extras_and_versions_are_the_packages() -> None:
     assert set(re.findall(r"^ARG TORCH=(.*)$", DOCKERFILE, re.MULTILINE)) == {pinned}
 
 
+def requirements_of(extras: set[str], python: str) -> dict[str, str]:
+    """Return the distributions that an image installs, with the versions in this environment."""
+    found: dict[str, str] = {}
+    todo = [("qwen_megakernel", frozenset(extras))]
+    while todo:
+        name, extras = todo.pop()
+        for line in metadata.requires(name) or ():
+            needed = Requirement(line)
+            environment = {"python_version": python, "python_full_version": f"{python}.0"}
+            is_needed = needed.marker is None or any(
+                needed.marker.evaluate(environment | {"extra": extra}) for extra in ("", *extras)
+            )
+            if is_needed and canonicalize_name(needed.name) not in found:
+                found[canonicalize_name(needed.name)] = metadata.version(needed.name)
+                todo.append((needed.name, frozenset(needed.extras)))
+    return found
+
+
+def test_what_the_images_install_is_pinned_to_what_the_tests_run_with() -> None:
+    lines = (DEPLOY / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = dict(line.split("==") for line in lines if not line.startswith("#"))
+    installs = re.findall(r"^RUN pip install (.*\[.*)$", DOCKERFILE, re.MULTILINE)
+    assert len(installs) == 2
+    for line in installs:
+        assert line.startswith("--constraint deploy/constraints.txt ")
+    extras = set(re.search(r"\[(.*)\]", installs[0])[1].split(","))
+    python = re.search(r"^FROM python:(\d+\.\d+)-", DOCKERFILE, re.MULTILINE)[1]
+    needed = requirements_of(extras, python)
+    del needed["torch"]  # an argument of the Dockerfile
+    assert {name: version for name, version in pins.items() if name in needed} == needed
+    compiler = set(pins) - set(needed)  # the extra [nvcc], which this environment may lack
+    assert all(name.startswith(("cuda-", "nvidia-")) for name in compiler)
+
+
 def test_the_image_serves_what_its_checks_ask_for() -> None:
     options = serve_options(instruction("CMD"))
     assert options.host == "0.0.0.0" and str(options.port) in DOCKERFILE
@@ -96,6 +133,27 @@ def test_containers_start_with_options_that_exist(name: str) -> None:
         build = DEPLOY / speech["build"]["context"]
         assert (build / speech["build"]["dockerfile"]).resolve() == DEPLOY / "Dockerfile"
         assert int(speech["stop_grace_period"].rstrip("s")) > options.drain
+
+
+def test_containers_may_do_little() -> None:
+    for service in services("compose.yaml").values():
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+    speech = services("compose.yaml")["speech"]
+    assert speech["read_only"] is True
+    writable = {volume.split(":")[1] for volume in speech["volumes"]} | set(speech["tmpfs"])
+    folders = re.findall(r"\w*(?:HF_HOME|_CACHE)=(/\S+)", DOCKERFILE)
+    assert len(folders) == 3 and "/tmp" in writable
+    for folder in folders:
+        assert any(Path(folder).is_relative_to(place) for place in writable)
+
+
+def test_prometheus_may_call_the_server_by_the_name_that_it_uses() -> None:
+    scrape = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"][0]
+    (target,) = scrape["static_configs"][0]["targets"]
+    for name in COMPOSE:
+        options = serve_options(services(name)["speech"]["command"])
+        assert options.allow_host == [target.partition(":")[0]]
 
 
 def test_every_port_is_on_loopback_and_every_mounted_file_exists() -> None:
