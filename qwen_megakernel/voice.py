@@ -34,6 +34,12 @@ _UPLOADED = "uploaded"  # a key of the metadata
 _PRESET_NAME_BYTES = 64
 _COUNT_BYTES = 4
 
+# The tensors of a voice file, and the dtypes in which they are read. `save` writes F32 and I32.
+_DTYPES = {
+    "x_vector": ("F32", "F64", "F16"),
+    "codes": ("I32", "I64", "I16", "I8", "U64", "U32", "U16", "U8"),
+}
+
 # A name is also a file name: one component of a path, and not a hidden one.
 _NAME = re.compile(r"(?!\.)[^/\\:\x00-\x1f]{1,80}")
 _NAME_BYTES = 200  # file systems allow 255; the ending and a temporary suffix need the rest
@@ -134,7 +140,8 @@ class Voice:
 
         Raises:
             UnknownVoice: there is no such file.
-            RecordingError: the file is damaged, or not a voice file.
+            RecordingError: the file is damaged, is not a voice file, or has a tensor of another
+                dtype (BF16, F8 or complex numbers, for example).
         """
         from safetensors import SafetensorError, safe_open
 
@@ -146,6 +153,15 @@ class Voice:
                 names = set(file.keys())
                 if metadata.get("format") != _FORMAT or "x_vector" not in names:
                     raise RecordingError(f"{Path(path).name} is not a voice file.")
+                for tensor in names & _DTYPES.keys():
+                    dtype = file.get_slice(tensor).get_dtype()
+                    if dtype not in _DTYPES[tensor]:
+                        raise RecordingError(
+                            f"{Path(path).name}: {tensor} is {dtype}; it must be one of "
+                            f"{', '.join(_DTYPES[tensor])}.",
+                            hint="Make the file again: qwen-megakernel voices create RECORDING "
+                            "-o FILE",
+                        )
                 return Voice(
                     name=metadata["name"],
                     x_vector=file.get_tensor("x_vector"),

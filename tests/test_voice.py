@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from safetensors import torch as safetensors_torch
 from safetensors.numpy import save_file
 
 from qwen_megakernel import Voice
@@ -109,6 +111,30 @@ def test_a_file_that_is_not_a_voice_is_refused(tmp_path):
         Voice.load(path)
     with pytest.raises(UnknownVoice, match="no voice file"):
         Voice.load(tmp_path / "absent.voice.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "seen"),
+    [
+        ("x_vector", torch.bfloat16, "BF16"),
+        ("x_vector", torch.float8_e4m3fn, "F8_E4M3"),
+        ("x_vector", torch.float8_e5m2, "F8_E5M2"),
+        ("x_vector", torch.int32, "I32"),
+        ("x_vector", torch.bool, "BOOL"),
+        ("x_vector", torch.complex64, "C64"),
+        ("codes", torch.bfloat16, "BF16"),
+        ("codes", torch.float32, "F32"),
+        ("codes", torch.bool, "BOOL"),
+    ],
+)
+def test_a_tensor_of_another_dtype_is_named(tmp_path, name, dtype, seen):
+    path = tmp_path / "mario.voice.safetensors"
+    metadata = {"format": "qwen_megakernel voice 1", "name": "mario", "transcript": "Hello."}
+    tensors = {"x_vector": torch.zeros(4), "codes": torch.zeros(3, 16, dtype=torch.int32)}
+    tensors[name] = tensors[name].to(dtype)
+    safetensors_torch.save_file(tensors, path, metadata)
+    with pytest.raises(RecordingError, match=f"{name} is {seen}; it must be one of [FI]32, "):
+        Voice.load(path)
 
 
 def test_what_cannot_be_saved_is_refused_and_leaves_nothing(tmp_path):

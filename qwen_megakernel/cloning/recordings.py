@@ -25,6 +25,9 @@ MAX_SECONDS = 60.0
 SILENT_DBFS = -60.0  # a recording whose loudest moment is lower has no speech
 FULL_SCALE = 0.999  # int16 recordings end at 32767 / 32768
 MAX_CLIPPED_SHARE = 1e-3  # with more such samples, a limiter or the recorder has cut the peaks
+# Integers of 32 bits that were stored as floats without scaling reach this peak. Larger samples are
+# no sound, and far larger ones overflow when they are squared in float32.
+MAX_PEAK = 2.0**31
 
 # Words per second of a transcript: read speech has 2 to 4. Outside the outer limits the transcript
 # belongs to another recording, and the model would go on with text that was not spoken.
@@ -121,15 +124,16 @@ def resample(samples: np.ndarray, rate: int, new_rate: int) -> np.ndarray:
     return np.pad(resampled, (0, num_samples - len(resampled)))
 
 
-def check_duration(samples: np.ndarray, rate: int, name: str) -> None:
-    """Raise for recordings under 1 s and over 60 s.
+def check_samples(samples: np.ndarray, rate: int, name: str) -> None:
+    """Raise for recordings under 1 s and over 60 s, and for samples that are no sound.
 
     Args:
-        samples: [num_samples].
+        samples: [num_samples] float32.
         rate: samples per second.
         name: the recording's name in messages.
     Raises:
-        RecordingError: the recording is too short or too long, or its rate is not above 0.
+        RecordingError: the recording is too short or too long, its rate is not above 0, or
+            `check_values` raises it.
     """
     if rate <= 0:
         raise RecordingError(f"{name} has a sample rate of {rate}; it must be above 0.")
@@ -140,6 +144,20 @@ def check_duration(samples: np.ndarray, rate: int, name: str) -> None:
             f"{MAX_SECONDS:.0f} s.",
             "5 to 15 s of one speaker work best.",
         )
+    check_values(samples, name)
+
+
+def check_values(samples: np.ndarray, name: str) -> None:
+    """Raise a RecordingError if a sample is NaN, infinite or above `MAX_PEAK`."""
+    if not np.isfinite(samples).all():
+        first = np.flatnonzero(~np.isfinite(samples))[0]
+        raise RecordingError(f"{name}: sample {first} is NaN or infinite.")
+    peak = np.abs(samples).max(initial=0)
+    if peak > MAX_PEAK:
+        raise RecordingError(
+            f"{name} has samples of {peak:.3g}; float samples have their full scale at 1.",
+            hint="Write the recording again, as 16-bit WAV for example.",
+        )
 
 
 def check(samples: np.ndarray, rate: int, name: str) -> None:
@@ -147,16 +165,12 @@ def check(samples: np.ndarray, rate: int, name: str) -> None:
 
     Args:
         samples: [num_samples] float32 mono.
-        rate, name: see `check_duration`.
+        rate, name: see `check_samples`.
     Raises:
-        RecordingError: `check_duration` raises it, or the recording is silent or not finite.
+        RecordingError: `check_samples` raises it, or the recording is silent.
     """
-    check_duration(samples, rate, name)
-    if not np.isfinite(samples).all():
-        first = np.flatnonzero(~np.isfinite(samples))[0]
-        raise RecordingError(f"{name}: sample {first} is NaN or infinite.")
-    peak = np.abs(samples).max()
-    if peak < 10 ** (SILENT_DBFS / 20):
+    check_samples(samples, rate, name)
+    if np.abs(samples).max() < 10 ** (SILENT_DBFS / 20):
         raise RecordingError(
             f"{name} is silent: it stays below {SILENT_DBFS:.0f} dBFS.",
             hint="Record louder, or raise the recording's level.",
@@ -196,6 +210,8 @@ def _sounds_the_same(samples: np.ndarray, rate: int) -> bool:
     power = np.square(np.abs(np.fft.rfft(moments * np.hanning(moments.shape[1]))))
     hertz = np.fft.rfftfreq(moments.shape[1], 1 / rate)
     starts = np.arange(0, min(HIGHEST_HERTZ, rate / 2), BAND_HERTZ)
+    # The highest bin is below rate / 2 if a moment has an odd number of samples.
+    starts = starts[starts <= hertz[-1]]
     bands = np.add.reduceat(power, np.searchsorted(hertz, starts), axis=1)
     levels = 10 * np.log10(bands + 1e-20)
     levels = np.maximum(levels - levels.max(axis=1, keepdims=True), FAINT_DB)

@@ -198,7 +198,7 @@ class VoiceLibrary:
             raise UsageError(f"silence_tail is {silence_tail}; it must be 0 to {longest:g} s.")
         label = str(audio) if isinstance(audio, str | Path) else "The recording"
         samples, rate = samples_of(audio, rate)
-        recordings.check_duration(samples, rate, label)
+        recordings.check_samples(samples, rate, label)
 
         def x_vector() -> np.ndarray:
             recordings.check(samples, rate, label)  # here, so once for each recording
@@ -225,10 +225,13 @@ class VoiceLibrary:
 
         Raises:
             TaskError: the codec cannot encode.
-            RecordingError: the recording is empty or not audio.
+            RecordingError: the recording is empty or not audio, or `recordings.check_values` raises
+                it.
         """
         self._require_codec()
-        return self._codes(*samples_of(audio, rate), silence_tail=0)
+        samples, rate = samples_of(audio, rate)
+        recordings.check_values(samples, "The recording")
+        return self._codes(samples, rate, silence_tail=0)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -76,6 +76,7 @@ def test_integers_without_a_full_scale_are_refused():
         (np.full(48000, np.nan, np.float32), "NaN"),
         (np.r_[waveforms.noise(2, 24000), np.float32(np.inf)], "sample 48000"),
         (np.empty(0, np.float32), "0.0 s long"),
+        (1e37 * waveforms.voice_like(2, 24000), r"has samples of \d\.\d+e\+36; float samples have"),
     ],
 )
 def test_recordings_without_a_voice_are_refused(samples, message):
@@ -166,6 +167,20 @@ def test_what_sounds_the_same_all_the_time_is_doubted(samples, doubted, caplog):
     recordings.check(samples.astype(np.float32), RATE, "a.wav")
     told = "a.wav sounds the same from beginning to end, like a tone or noise. Is it speech?"
     assert caplog.messages == doubted * [told]
+
+
+def test_recordings_whose_last_band_begins_above_the_highest_bin_are_checked(caplog):
+    """A moment of 0.03 s that has an odd number of samples has no bin at half of the rate."""
+    rates = []
+    for rate in range(1000, 48_001):
+        num_samples = max(1, round(0.03 * rate))
+        last_band = 500 * ((min(8000, rate / 2) - 1e-6) // 500)
+        if last_band > (num_samples // 2) * rate / num_samples:
+            rates.append(rate)
+    assert len(rates) == 255 and 11_025 in rates
+    for rate in rates:
+        recordings.check(waveforms.voice_like(1, rate), rate, f"{rate} Hz")
+    assert not [message for message in caplog.messages if message.startswith("11025 Hz")]
 
 
 @pytest.mark.parametrize("noise", [0, 0.1])  # no noise, and noise at -40 dBFS
