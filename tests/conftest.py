@@ -56,6 +56,8 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def build_cache() -> Iterator[Path]:
     """A cache of compiled kernels that outlives the run; new sources or flags have new entries."""
     folder = Path(__file__).parents[1] / "build" / "kernels"
+    folder.parent.mkdir(exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)  # a cache that a group may write is refused
     with pytest.MonkeyPatch.context() as patch:
         if "QWEN_MEGAKERNEL_BUILD_CACHE" not in os.environ:
             patch.setenv("QWEN_MEGAKERNEL_BUILD_CACHE", str(folder))

@@ -2,6 +2,9 @@
 
 A hash of everything that a library is made of is its key. A library is written under a lock and
 renamed into place, so that no run loads a broken or half-written one.
+
+A library in the cache becomes code of this process, so the cache is refused if a user other than
+this one and root could have written any of the files that are used.
 """
 
 import contextlib
@@ -15,6 +18,7 @@ import re
 import shlex
 import shutil
 import signal
+import stat
 import subprocess
 import tempfile
 import time
@@ -145,7 +149,7 @@ def compiled(recipe: Recipe) -> Path:
 
     Raises:
         BuildError: ninja is missing, the compiler failed (the message names its log) or did not
-            end, or the cache cannot be written.
+            end, the cache cannot be written, or another user could have written it.
     """
     try:
         return _compiled(recipe)
@@ -158,21 +162,27 @@ def compiled(recipe: Recipe) -> Path:
 
 
 def found(recipe: Recipe) -> Path | None:
-    """Return the library of a recipe if an earlier run has compiled it."""
+    """Return the library of a recipe if an earlier run has compiled it.
+
+    Raises:
+        BuildError: another user could have written the cache.
+    """
     library = build_cache() / recipe.key / recipe.library
-    return library if _is_intact(library, library.with_name("sha256")) else None
+    return library if _is_intact(library) else None
 
 
 def _compiled(recipe: Recipe) -> Path:
     key = recipe.key
     folder = build_cache() / key
-    library, checksum = folder / recipe.library, folder / "sha256"
-    if _is_intact(library, checksum):
+    library = folder / recipe.library
+    if _is_intact(library):
         return library
     ninja = find_ninja()
-    build_cache().mkdir(parents=True, exist_ok=True)
+    build_cache().parent.mkdir(parents=True, exist_ok=True)
+    build_cache().mkdir(mode=0o700, exist_ok=True)
+    _check_owner(build_cache(), may_be_link=True)
     with _lock(build_cache() / f"{key}.lock", recipe.name):
-        if _is_intact(library, checksum):  # another process built it during the wait
+        if _is_intact(library):  # another process built it during the wait
             return library
         if folder.exists():
             logger.warning("%s is damaged; building it again.", library)
@@ -181,6 +191,9 @@ def _compiled(recipe: Recipe) -> Path:
         started = time.monotonic()
         with tempfile.TemporaryDirectory(dir=build_cache(), prefix=f"{key}.") as work:
             _compile(Path(work), recipe, ninja)
+            for path in Path(work).iterdir():
+                path.chmod(0o644)  # whatever the umask is
+            Path(work).chmod(0o755)  # root can compile for all users
             os.replace(work, folder)
             Path(work).mkdir()  # for the context manager to remove
         logger.info("Compiled %s in %.1f s.", recipe.name, time.monotonic() - started)
@@ -232,7 +245,16 @@ def find_ninja() -> str:
     )
 
 
-def _is_intact(library: Path, checksum: Path) -> bool:
+def _is_intact(library: Path) -> bool:
+    """Return whether the cache has a library as it was compiled, by its checksum.
+
+    Raises:
+        BuildError: another user could have written the cache, the library or its checksum.
+    """
+    checksum = library.with_name("sha256")
+    _check_owner(library.parents[1], may_be_link=True)
+    for path in (library.parent, library, checksum):
+        _check_owner(path)
     try:
         expected = checksum.read_text()
         return hashlib.sha256(library.read_bytes()).hexdigest() == expected
@@ -240,10 +262,53 @@ def _is_intact(library: Path, checksum: Path) -> bool:
         return False
 
 
+def _check_owner(path: Path, *, may_be_link: bool = False) -> None:
+    """Raise if a user other than this one and root could have written a file or folder.
+
+    Args:
+        path: a part of the cache; nothing is raised if it does not exist.
+        may_be_link: whether to follow a link of this user's or of root's, as to another disk.
+    Raises:
+        BuildError: the file, the folder or a link belongs to another user, or its group or all
+            users may write it, or it is a link.
+    """
+    try:
+        status = path.lstat()
+        owners, is_link = {status.st_uid}, stat.S_ISLNK(status.st_mode)
+        if is_link and may_be_link:
+            status, is_link = path.stat(), False
+            owners.add(status.st_uid)
+    except OSError:  # reading or writing it meets the same error
+        return
+    user = os.geteuid()
+    others = owners - {0, user}
+    if is_link:
+        fault = "is a link"
+    elif others:
+        fault = f"belongs to user {min(others)}, not to user {user} or root"
+    elif status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        fault = f"can be written by other users (mode {stat.S_IMODE(status.st_mode):04o})"
+    else:
+        return
+    cache = shlex.quote(str(build_cache()))
+    raise BuildError(
+        f"{path} {fault}, so no compiled code is loaded from {build_cache()}.",
+        "Another user could have put code of their own there.",
+        f"Run: rm -r {cache}; the next run compiles again. If you trust what is in it, run "
+        f"chown -R {user} {cache} and chmod -R go-w {cache} instead. Or set "
+        "QWEN_MEGAKERNEL_BUILD_CACHE to a folder of your own.",
+    )
+
+
 @contextlib.contextmanager
 def _lock(path: Path, name: str) -> Iterator[None]:
-    """Hold the lock of a library, so that one process at a time builds it."""
-    with path.open("w") as file:
+    """Hold the lock of a library, so that one process at a time builds it.
+
+    Raises:
+        BuildError: another user could have written the lock, or it is a link.
+    """
+    _check_owner(path)
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)) as file:
         waiting = False
         while True:
             try:

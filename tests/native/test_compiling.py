@@ -116,7 +116,7 @@ def test_a_cache_that_cannot_be_written_is_named_with_its_cure(recipe, tmp_path,
 def read_only(tmp_path):
     """read_only() makes the cache read-only for the rest of the test."""
     cache = tmp_path / "cache"
-    cache.mkdir()
+    cache.mkdir(mode=0o755)
 
     def mount(*options) -> None:
         done = subprocess.run(["mount", *options, cache], capture_output=True, check=False)
@@ -218,3 +218,113 @@ def test_zig_compiles_the_cpu_decoder_where_there_is_no_compiler(tmp_path, monke
     monkeypatch.setattr(compiling.platform, "machine", lambda: "arm64")
     path = cpu_library.library_for("neon")
     assert path.read_bytes()[:4] == b"\xcf\xfa\xed\xfe"  # Mach-O, 64 bits
+
+
+# ---- files of other users ------------------------------------------------------------------------
+
+NOBODY = 65534
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a file away")
+
+
+def replace_by_link(path: Path) -> None:
+    """Move a file or folder away, and leave a link to it."""
+    path.rename(path.with_name(f"{path.name}.real"))
+    path.symlink_to(path.with_name(f"{path.name}.real"))
+
+
+@pytest.mark.parametrize("part", ["cache", "folder", "library", "checksum", "lock"])
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        pytest.param(
+            lambda path: os.chown(path, NOBODY, -1), "belongs to user 65534", marks=needs_root
+        ),
+        (lambda path: path.chmod(path.stat().st_mode | 0o020), r"\(mode 0[67][2-7][045]\)"),
+        (lambda path: path.chmod(path.stat().st_mode | 0o002), r"\(mode 0[67][045][267]\)"),
+        (replace_by_link, "is a link"),
+    ],
+    ids=["owner", "group", "all", "link"],
+)
+def test_what_another_user_could_have_written_is_not_loaded(recipe, tmp_path, part, change, fault):
+    library = compiling.compiled(recipe)
+    parts = {"cache": tmp_path / "cache", "folder": library.parent, "library": library}
+    parts |= {
+        "checksum": library.with_name("sha256"),
+        "lock": tmp_path / f"cache/{recipe.key}.lock",
+    }
+    change(parts[part])
+    if part == "lock":
+        library.write_bytes(b"damaged")  # so that it is compiled again
+    if (part, change) == ("cache", replace_by_link):  # to another disk, for example
+        assert compiling.compiled(recipe) == compiling.found(recipe) == library
+        return
+    for find in (compiling.compiled, compiling.found)[: 1 if part == "lock" else 2]:
+        with pytest.raises(BuildError, match=f"^{parts[part]} .*{fault}") as caught:
+            find(recipe)
+        assert f"rm -r {tmp_path}/cache;" in caught.value.hint
+        assert "chmod -R go-w" in caught.value.hint and "BUILD_CACHE" in caught.value.hint
+    if change is not replace_by_link:
+        for command in (["chown", "-R", str(os.geteuid())], ["chmod", "-R", "go-w"]):
+            subprocess.run([*command, tmp_path / "cache"], check=True)
+        assert compiling.load(compiling.compiled(recipe)).answer() == 42
+
+
+@needs_root
+def test_a_link_of_another_user_is_not_followed_to_a_cache(recipe, tmp_path):
+    compiling.compiled(recipe)
+    replace_by_link(tmp_path / "cache")
+    os.chown(tmp_path / "cache", NOBODY, -1, follow_symlinks=False)
+    with pytest.raises(BuildError, match="cache belongs to user 65534"):
+        compiling.compiled(recipe)
+
+
+def test_the_file_behind_a_link_in_place_of_a_lock_is_not_changed(recipe, tmp_path, monkeypatch):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "cache").mkdir(mode=0o700)
+    lock = tmp_path / "cache" / f"{recipe.key}.lock"
+    lock.symlink_to(victim)
+    with pytest.raises(BuildError, match="lock is a link"):
+        compiling.compiled(recipe)
+    monkeypatch.setattr(compiling, "_check_owner", lambda path, **_: None)  # it lost a race
+    with pytest.raises(BuildError, match="could not be written"):
+        compiling.compiled(recipe)
+    lock.unlink()
+    lock.write_text("precious")  # a hard link, for example
+    compiling.compiled(recipe)
+    assert victim.read_text() == lock.read_text() == "precious"
+
+
+@pytest.mark.parametrize("umask", [0, 0o002, 0o077])
+def test_a_new_cache_can_be_written_by_its_user_alone(recipe, tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        library = compiling.compiled(recipe)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700
+    assert library.parent.stat().st_mode & 0o777 == 0o755
+    assert {path.stat().st_mode & 0o777 for path in library.parent.iterdir()} == {0o644}
+    assert compiling.found(recipe) == library
+
+
+@needs_root
+def test_what_root_has_compiled_serves_other_users(recipe, monkeypatch):
+    library = compiling.compiled(recipe)
+    monkeypatch.setattr(os, "geteuid", lambda: 1234)
+    assert compiling.found(recipe) == compiling.compiled(recipe) == library
+
+
+def test_a_refused_cache_is_the_reason_for_which_pytorch_decodes(tmp_path, monkeypatch, caplog):
+    from qwen_megakernel import TTSEngine
+
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    monkeypatch.setenv("QWEN_MEGAKERNEL_BUILD_CACHE", str(tmp_path / "cache"))
+    fault = "can be written by other users (mode 0777)"
+    with TTSEngine.from_pretrained("tiny-random", device="cpu", warmup=False) as tts:
+        assert tts.backend == "torch" and fault in tts.why
+    assert [line for line in caplog.messages if fault in line and "PyTorch decodes instead" in line]
+    with pytest.raises(BuildError, match="mode 0777"):
+        TTSEngine.from_pretrained("tiny-random", backend="cpu", warmup=False)
+    assert not list((tmp_path / "cache").iterdir())

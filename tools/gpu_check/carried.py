@@ -49,7 +49,8 @@ def unpack(folder: Path, cache: Path) -> int:
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         target = cache / path.name.removesuffix(SUFFIX)
         if not target.exists():
-            target.mkdir(parents=True)
+            cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+            target.mkdir(mode=0o755)  # a folder that a group may write is refused
             with tarfile.open(path) as archive:
                 archive.extractall(target, filter="data")
             found += 1
