@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -20,7 +21,8 @@ from qwen_megakernel import PACKAGE_FOLDER
 from qwen_megakernel.checkpoint import drawn_weights, hub, safetensors_file
 from qwen_megakernel.checkpoint.codec_config import CodecConfig, parse_codec_config
 from qwen_megakernel.checkpoint.codec_layout import assumptions, layout_of
-from qwen_megakernel.checkpoint.config import ModelConfig, parse_model_config, read_json
+from qwen_megakernel.checkpoint.config import ModelConfig, parse_model_config
+from qwen_megakernel.checkpoint.config_fields import Keys, Limits, read_json
 from qwen_megakernel.checkpoint.random_configs import RECIPES
 from qwen_megakernel.checkpoint.random_weights import RECIPE_VERSION, write_checkpoint
 from qwen_megakernel.checkpoint.tensor_shapes import (
@@ -51,10 +53,15 @@ DEMO_VOICE = "demo-voice"
 DEMO_VOICE_FOLDER = PACKAGE_FOLDER / "assets" / DEMO_VOICE
 BUILT_IN = (DEMO_VOICE, *RECIPES)
 
-# The official wrapper's default of max_new_tokens, if generation_config.json has none.
-DEFAULT_MAX_NEW_TOKENS = 2048
 
 NUM_FILES_SHOWN = 10
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationLimits:
+    """The limit of speech in generation_config.json; the default is the official wrapper's."""
+
+    max_new_tokens: Annotated[int, Limits(2, 2**24)] = 2048  # allows max_new_tokens - 1 frames
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,15 +323,15 @@ def _read_generation_config(path: Path) -> tuple[Sampling, int]:
             "max_new_tokens %d.",
             path,
             ", ".join(f"{name} {value}" for name, value in asdict(sampling).items()),
-            DEFAULT_MAX_NEW_TOKENS,
+            GenerationLimits().max_new_tokens,
         )
-        return sampling, DEFAULT_MAX_NEW_TOKENS
+        return sampling, GenerationLimits().max_new_tokens
     values = read_json(path)
     try:
         sampling = Sampling.from_generation_config(values)
     except UsageError as error:
         raise ModelFilesError(f"{path}: {error.what}", hint=error.hint) from error
-    return sampling, values.get("max_new_tokens", DEFAULT_MAX_NEW_TOKENS)
+    return sampling, Keys(values, str(path)).read(GenerationLimits).max_new_tokens
 
 
 def _check_match(config: ModelConfig, codec: CodecConfig, files: ModelFiles) -> None:

@@ -8,7 +8,11 @@ encoder of transformers 4.57.3 build from the same config files.
 from collections.abc import Iterator
 from math import ceil, prod
 
-from qwen_megakernel.checkpoint.codec_config import CodecConfig, CodecDecoderConfig
+from qwen_megakernel.checkpoint.codec_config import (
+    CodecConfig,
+    CodecDecoderConfig,
+    CodecEncoderConfig,
+)
 from qwen_megakernel.checkpoint.config import ModelConfig, SpeakerEncoderConfig, StackConfig
 
 Shape = tuple[int, ...]
@@ -203,53 +207,53 @@ def _pre_transformer(config: CodecDecoderConfig) -> Entries:
     yield from _linear("output_proj", config.latent_dim, hidden)
 
 
-def _codec_encoder(config: dict) -> Entries:
+def _codec_encoder(config: CodecEncoderConfig) -> Entries:
     yield from _prefixed("encoder.layers.", _mimi_convolutions(config))
     yield from _prefixed("encoder_transformer.layers.", _mimi_transformer(config))
-    hidden = config["hidden_size"]
-    hop = prod(config["upsampling_ratios"])
-    convolution_rate = ceil(config["sampling_rate"] / hop)
-    if convolution_rate != config["frame_rate"]:
-        kernel = 2 * int(convolution_rate / config["frame_rate"])
+    hidden = config.hidden_size
+    hop = prod(config.upsampling_ratios)
+    convolution_rate = ceil(config.sampling_rate / hop)
+    if convolution_rate != config.frame_rate:
+        kernel = 2 * int(convolution_rate / config.frame_rate)
         yield from _conv("downsample.conv", hidden, hidden, kernel, bias=False)
-    semantic = config["num_semantic_quantizers"]
-    for name, count in (("semantic", semantic), ("acoustic", config["num_quantizers"] - semantic)):
+    semantic = config.num_semantic_quantizers
+    for name, count in (("semantic", semantic), ("acoustic", config.num_quantizers - semantic)):
         rvq = f"quantizer.{name}_residual_vector_quantizer"
-        width = config["vector_quantization_hidden_dimension"]
+        width = config.vector_quantization_hidden_dimension
         if width != hidden:
             yield from _conv(f"{rvq}.input_proj", width, hidden, 1, bias=False)
             yield from _conv(f"{rvq}.output_proj", hidden, width, 1, bias=False)
         for i in range(count):
             codebook = f"{rvq}.layers.{i}.codebook"
             yield f"{codebook}.initialized", (1,)
-            yield f"{codebook}.cluster_usage", (config["codebook_size"],)
-            yield f"{codebook}.embed_sum", (config["codebook_size"], config["codebook_dim"])
+            yield f"{codebook}.cluster_usage", (config.codebook_size,)
+            yield f"{codebook}.embed_sum", (config.codebook_size, config.codebook_dim)
 
 
-def _mimi_convolutions(config: dict) -> Entries:
+def _mimi_convolutions(config: CodecEncoderConfig) -> Entries:
     """Yield convolutions, numbered as in the official module list, activations included."""
-    width = config["num_filters"]
-    yield from _conv("0.conv", width, config["audio_channels"], config["kernel_size"])
+    width = config.num_filters
+    yield from _conv("0.conv", width, config.audio_channels, config.kernel_size)
     index = 1
-    for ratio in reversed(config["upsampling_ratios"]):
-        for _ in range(config["num_residual_layers"]):
-            inner = width // config["compress"]
-            kernel = config["residual_kernel_size"]
+    for ratio in reversed(config.upsampling_ratios):
+        for _ in range(config.num_residual_layers):
+            inner = width // config.compress
+            kernel = config.residual_kernel_size
             yield from _conv(f"{index}.block.1.conv", inner, width, kernel)
             yield from _conv(f"{index}.block.3.conv", width, inner, 1)
             index += 1
         yield from _conv(f"{index + 1}.conv", 2 * width, width, 2 * ratio)
         index += 2
         width *= 2
-    hidden, kernel = config["hidden_size"], config["last_kernel_size"]
+    hidden, kernel = config.hidden_size, config.last_kernel_size
     yield from _conv(f"{index + 1}.conv", hidden, width, kernel)
 
 
-def _mimi_transformer(config: dict) -> Entries:
-    hidden, inter = config["hidden_size"], config["intermediate_size"]
-    q_size = config["num_attention_heads"] * config["head_dim"]
-    kv_size = config["num_key_value_heads"] * config["head_dim"]
-    for layer in range(config["num_hidden_layers"]):
+def _mimi_transformer(config: CodecEncoderConfig) -> Entries:
+    hidden, inter = config.hidden_size, config.intermediate_size
+    q_size = config.num_heads * config.head_dim
+    kv_size = config.num_kv_heads * config.head_dim
+    for layer in range(config.num_layers):
         yield from _linear(f"{layer}.self_attn.q_proj", q_size, hidden, bias=False)
         yield from _linear(f"{layer}.self_attn.k_proj", kv_size, hidden, bias=False)
         yield from _linear(f"{layer}.self_attn.v_proj", kv_size, hidden, bias=False)

@@ -14,7 +14,7 @@ CPU = "cpu"  # the CPU decoder, for each instruction set
 
 def build(args: argparse.Namespace) -> int:
     """Compile the kernel for a model's dimensions, or the CPU decoder, without weights or a GPU."""
-    from qwen_megakernel.checkpoint import config, hub, loading, random_configs
+    from qwen_megakernel.checkpoint import config, config_fields, hub, loading, random_configs
     from qwen_megakernel.decoders.int8 import check_weights
     from qwen_megakernel.decoders.kernel import build as kernel_build
     from qwen_megakernel.native import cpu_library
@@ -38,7 +38,7 @@ def build(args: argparse.Namespace) -> int:
             name, local_files_only=args.local_files_only, progress=not args.quiet
         )
         path = files.folder / loading.CONFIG
-        model = config.parse_model_config(config.read_json(path), str(path))
+        model = config.parse_model_config(config_fields.read_json(path), str(path))
     for arch in archs:
         dtype = args.dtype or ("bfloat16" if arch else "float32")
         target = kernel_build.Target(arch, dtype, int8=stacks)

@@ -9,14 +9,13 @@ over all vectors. The window of the config (`sliding_window`) is not used there.
 """
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qwen_megakernel.checkpoint.codec_config import CodecConfig
+from qwen_megakernel.checkpoint.codec_config import CodecConfig, CodecEncoderConfig
 from qwen_megakernel.errors import RecordingError
 from qwen_megakernel.vocoder.transformer import rotary_tables, rotate
 
@@ -42,9 +41,9 @@ class CodecEncoder:
         config = codec_config.encoder
         self.samples_per_frame = codec_config.samples_per_frame
         self._config, self._tensors = config, tensors
-        self._samples_per_step = math.prod(config["upsampling_ratios"])
+        self._samples_per_step = math.prod(config.upsampling_ratios)
         self._num_steps_seen = math.ceil(_reach(config) / self._samples_per_step)
-        num_semantic = config["num_semantic_quantizers"]
+        num_semantic = config.num_semantic_quantizers
         self._quantizers = [
             self._quantizer("semantic", num_semantic),
             self._quantizer("acoustic", codec_config.num_code_groups - num_semantic),
@@ -100,9 +99,9 @@ class CodecEncoder:
         config = self._config
         x = self._conv(x, "0")
         index = 1
-        for ratio in reversed(config["upsampling_ratios"]):
-            for unit in range(config["num_residual_layers"]):
-                dilation = config["dilation_growth_rate"] ** unit
+        for ratio in reversed(config.upsampling_ratios):
+            for unit in range(config.num_residual_layers):
+                dilation = config.dilation_growth_rate**unit
                 y = self._conv(F.elu(x), f"{index}.block.1", dilation=dilation)
                 x = self._conv(F.elu_(y), f"{index}.block.3").add_(x)
                 index += 1
@@ -130,11 +129,11 @@ class CodecEncoder:
     def _transformer(self, x: Tensor) -> Tensor:
         """[1, num_steps, hidden_size] -> the same."""
         config = self._config
-        head_dim = config["head_dim"]
-        inv_freq = 1 / config["rope_theta"] ** (torch.arange(0, head_dim, 2) / head_dim)
+        head_dim = config.head_dim
+        inv_freq = 1 / config.rope_theta ** (torch.arange(0, head_dim, 2) / head_dim)
         angles = torch.outer(torch.arange(x.shape[1], dtype=torch.float32), inv_freq)
         rotary = rotary_tables(angles)
-        for layer in range(config["num_hidden_layers"]):
+        for layer in range(config.num_layers):
             x = self._layer(x, f"encoder_transformer.layers.{layer}", rotary)
         return x
 
@@ -143,7 +142,7 @@ class CodecEncoder:
         normed = self._norm(x, f"{name}.input_layernorm")
         q, k, v = (
             F.linear(normed, weights[f"{name}.self_attn.{part}_proj.weight"])
-            .unflatten(2, (-1, config["head_dim"]))
+            .unflatten(2, (-1, config.head_dim))
             .transpose(1, 2)
             for part in "qkv"
         )
@@ -152,7 +151,7 @@ class CodecEncoder:
             rotate(k, *rotary),
             v,
             is_causal=True,
-            enable_gqa=config["num_attention_heads"] != config["num_key_value_heads"],
+            enable_gqa=config.num_heads != config.num_kv_heads,
         )
         attended = F.linear(
             heads.transpose(1, 2).flatten(2), weights[f"{name}.self_attn.o_proj.weight"]
@@ -165,19 +164,19 @@ class CodecEncoder:
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         weight, bias = self._tensors[f"{name}.weight"], self._tensors[f"{name}.bias"]
-        return F.layer_norm(x, x.shape[-1:], weight, bias, self._config["norm_eps"])
+        return F.layer_norm(x, x.shape[-1:], weight, bias, self._config.norm_eps)
 
 
-def _reach(config: dict[str, Any]) -> int:
+def _reach(config: CodecEncoderConfig) -> int:
     """Return how many samples before its own first one a vector of the convolutions depends on."""
-    reach, rate = config["kernel_size"] - 1, 1
-    for ratio in reversed(config["upsampling_ratios"]):
-        for unit in range(config["num_residual_layers"]):
-            dilation = config["dilation_growth_rate"] ** unit
-            reach += rate * dilation * (config["residual_kernel_size"] - 1)
+    reach, rate = config.kernel_size - 1, 1
+    for ratio in reversed(config.upsampling_ratios):
+        for unit in range(config.num_residual_layers):
+            dilation = config.dilation_growth_rate**unit
+            reach += rate * dilation * (config.residual_kernel_size - 1)
         reach += rate * ratio  # the kernel is twice the stride
         rate *= ratio
-    return reach + rate * (config["last_kernel_size"] - 1)
+    return reach + rate * (config.last_kernel_size - 1)
 
 
 def _padding(length: int, kernel: int, stride: int, dilation: int = 1) -> tuple[int, int]:

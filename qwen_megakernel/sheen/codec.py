@@ -8,18 +8,26 @@ the whole is decoded.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from qwen_megakernel.checkpoint import hub
+from qwen_megakernel.checkpoint.config_fields import (
+    CodebookSize,
+    Keys,
+    Limits,
+    Ratios,
+    SampleRate,
+    Width,
+    read_json,
+)
 from qwen_megakernel.cloning import recordings
 from qwen_megakernel.errors import (
     DatasetError,
@@ -69,27 +77,45 @@ def find_snac(source: str, *, local_files_only: bool = False, progress: bool = T
     return folder
 
 
-def read_snac_config(folder: Path) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class SnacConfig:
+    """The config.json of a SNAC. The package `snac` reads the file, too, once this has checked it.
+
+    Defaults are those of the package.
+    """
+
+    sampling_rate: SampleRate
+    encoder_dim: Width
+    encoder_rates: Ratios
+    decoder_dim: Width
+    decoder_rates: Ratios
+    codebook_size: CodebookSize
+    codebook_dim: Width
+    vq_strides: Ratios
+    latent_dim: Annotated[int | None, Limits(1, 2**16)] = None
+    attn_window_size: Annotated[int | None, Limits(1, 4096)] = 32
+    noise: bool = True
+    depthwise: bool = True
+
+
+def read_snac_config(folder: Path) -> SnacConfig:
     """Read and check the config.json of a SNAC.
 
     Raises:
-        ModelFilesError: the file cannot be read.
+        ModelFilesError: the file cannot be read, a key is missing, or a value is outside its
+            limits.
         UnsupportedModel: the layers are not 1 : 2 : 4, or there is attention, which needs more
             context than a chunk has.
     """
-    try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelFilesError(f"{folder / CONFIG} cannot be read: {error}.") from error
-    strides = config.get("vq_strides")
-    if strides != [LAYER_RATIO[-1] // count for count in LAYER_RATIO]:
+    config = Keys(read_json(folder / CONFIG), str(folder / CONFIG)).read(SnacConfig)
+    if config.vq_strides != tuple(LAYER_RATIO[-1] // count for count in LAYER_RATIO):
         raise UnsupportedModel(
-            f"{folder}: vq_strides are {strides}; Sheen needs [4, 2, 1].",
+            f"{folder}: vq_strides are {list(config.vq_strides)}; Sheen needs [4, 2, 1].",
             hint=f"Use {DEFAULT_SNAC}.",
         )
-    if config.get("attn_window_size") is not None:
+    if config.attn_window_size is not None:
         raise UnsupportedModel(
-            f"{folder}: attn_window_size is {config['attn_window_size']}.",
+            f"{folder}: attn_window_size is {config.attn_window_size}.",
             "With attention a chunk would need its whole window; the 24 kHz SNAC has none.",
             f"Use {DEFAULT_SNAC}.",
         )
@@ -124,9 +150,9 @@ class SnacCodec:
 
         self._place = address_noise(self._snac.decoder)
         self.device = torch.device(device)
-        self.sample_rate: int = config["sampling_rate"]
-        self.codebook_size: int = config["codebook_size"]
-        self.samples_per_frame = math.prod(config["encoder_rates"]) * config["vq_strides"][0]
+        self.sample_rate = config.sampling_rate
+        self.codebook_size = config.codebook_size
+        self.samples_per_frame = math.prod(config.encoder_rates) * config.vq_strides[0]
         self.lookback, self.lookahead = _context(self._snac.decoder, self.samples_per_frame)
 
     @property

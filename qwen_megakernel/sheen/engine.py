@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from qwen_megakernel.checkpoint.config_fields import read_json
 from qwen_megakernel.cloning import recordings
 from qwen_megakernel.decoders.backends import Backend, choose_backend
 from qwen_megakernel.decoders.dtypes import dtype_of
@@ -247,7 +247,8 @@ def _read_sampling(folder: Path) -> Sampling:
     path = folder / GENERATION_CONFIG
     if not path.is_file():
         return Sampling()
+    values = read_json(path)
     try:
-        return Sampling.from_generation_config(json.loads(path.read_text(encoding="utf-8")))
-    except ValueError as error:
+        return Sampling.from_generation_config(values)
+    except UsageError as error:
         raise model_folder.unreadable(path, error) from error

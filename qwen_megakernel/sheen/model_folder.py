@@ -11,10 +11,11 @@ import json
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 
+from qwen_megakernel.checkpoint.config_fields import Keys, Limits, read_json
 from qwen_megakernel.errors import ModelFilesError, OutputError, UnsupportedModel
 from qwen_megakernel.records import Files, Sampling
 from qwen_megakernel.sheen.codec import CONFIG, WEIGHTS, find_snac, read_snac_config
@@ -33,7 +34,8 @@ SNAC_FOLDER = "snac"
 class SheenConfig:
     """The contents of sheen.json."""
 
-    max_length: int  # tokens of the longest sequence it was trained on
+    # tokens of the longest sequence it was trained on
+    max_length: Annotated[int, Limits(1, 2**20)]
     espeak: str | None  # the espeak-ng voice that phonemises its texts; None: texts are phonemes
 
 
@@ -64,13 +66,10 @@ def read_config(folder: Path) -> SheenConfig:
     """Read sheen.json.
 
     Raises:
-        ModelFilesError: the file is missing or damaged.
+        ModelFilesError: the file is missing or damaged, or a value is outside its limits.
     """
     path = folder / SHEEN_CONFIG
-    try:
-        return SheenConfig(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise ModelFilesError(f"{path} cannot be read: {error}.") from error
+    return Keys(read_json(path), str(path)).read(SheenConfig)
 
 
 def load_tokenizer(source: str | Path, **options: Any) -> PreTrainedTokenizerBase:
@@ -165,7 +164,7 @@ def audio_tokens(folder: Path, tokenizer: PreTrainedTokenizerBase) -> AudioToken
     Raises:
         ModelFilesError: tokenizer and codec do not fit.
     """
-    return find_audio_tokens(tokenizer, read_snac_config(folder / SNAC_FOLDER)["codebook_size"])
+    return find_audio_tokens(tokenizer, read_snac_config(folder / SNAC_FOLDER).codebook_size)
 
 
 def check_rows(source: str | Path, model: PreTrainedModel, tokens: AudioTokens) -> None:

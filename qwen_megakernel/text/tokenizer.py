@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from qwen_megakernel.checkpoint.config import ModelConfig, read_json
+from qwen_megakernel.checkpoint.config import ModelConfig
+from qwen_megakernel.checkpoint.config_fields import read_json
 from qwen_megakernel.errors import ModelFilesError, RecordingError, UsageError
 from qwen_megakernel.records import SpeechRequest, TextIds
 from qwen_megakernel.text.cleaning import (

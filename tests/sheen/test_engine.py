@@ -269,10 +269,10 @@ def test_a_folder_without_a_voice_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("sheen.json", "{", "cannot be read"),
+        ("sheen.json", "{", "is not valid JSON"),
         ("tokenizer.json", "{", "cannot be loaded"),
         ("model.safetensors", "x", "cannot be loaded"),
-        ("generation_config.json", "{", "cannot be loaded"),
+        ("generation_config.json", "{", "is not valid JSON"),
         ("snac/pytorch_model.bin", "x", "cannot be loaded"),
         ("snac/config.json", None, "has no config"),
     ],

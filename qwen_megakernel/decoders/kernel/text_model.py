@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import PredictorConfig, StackConfig
+from qwen_megakernel.checkpoint.config_fields import Keys
 from qwen_megakernel.checkpoint.tensor_shapes import stack_tensors
 from qwen_megakernel.decoders.kernel.buffers import TALKER, LayerBuffers
 from qwen_megakernel.decoders.kernel.launcher import Launcher
@@ -55,6 +56,7 @@ def text_sizes(values: Mapping[str, Any]) -> TextSizes:
     Raises:
         UnsupportedModel: the model is no dense Qwen2 or Qwen3 text model, or has scaled positions
             or sliding windows.
+        ModelFilesError: a key is missing or has a value outside its limits.
     """
     stack = _stack(values)
     predictor = replace(
@@ -85,17 +87,10 @@ def _stack(values: Mapping[str, Any]) -> StackConfig:
     if scaling.get("rope_type", scaling.get("type")) not in {None, "default"}:
         raise UnsupportedModel(f"rope_scaling {scaling} is not supported; only plain RoPE is.")
     rope = values.get("rope_parameters") or values  # the newer layout of config.json
-    hidden_size, num_heads = values["hidden_size"], values["num_attention_heads"]
-    return StackConfig(
-        hidden_size=hidden_size,
-        intermediate_size=values["intermediate_size"],
-        num_layers=values["num_hidden_layers"],
-        num_heads=num_heads,
-        num_kv_heads=values["num_key_value_heads"],
-        head_dim=values.get("head_dim") or hidden_size // num_heads,
-        rms_norm_eps=values["rms_norm_eps"],
-        rope_theta=rope["rope_theta"],
-        max_positions=values["max_position_embeddings"],
+    return Keys(dict(values), "config.json").read(
+        StackConfig,
+        head_dim=values.get("head_dim") or (lambda others: others.hidden_size // others.num_heads),
+        rope_theta=Keys(rope, "rope_parameters")("rope_theta"),
         mrope_section=None,
         qkv_bias=model_type == "qwen2",
         qk_norm=model_type == "qwen3",

@@ -79,7 +79,7 @@ def load_parts(job: Job, seed: int) -> Parts:
     next(dataset.lines(job.data), None)  # raises for a missing dataset before any download
     hub_options: dict[str, Any] = {"local_files_only": job.local_files_only}
     snac = find_snac(job.snac, progress=job.progress, **hub_options)
-    codebook_size = read_snac_config(snac)["codebook_size"]
+    codebook_size = read_snac_config(snac).codebook_size
     samples = dataset.read(job.data, codebook_size)
     is_random = job.base_model == random_models.BASE_MODEL
     base_model = random_models.base_model() if is_random else job.base_model
