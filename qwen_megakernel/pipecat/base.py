@@ -22,6 +22,7 @@ from pipecat.services.tts_service import TTSService
 from pipecat.utils.text.simple_text_aggregator import SimpleTextAggregator
 
 from qwen_megakernel.pipecat.word_timestamps import PlayoutClock
+from qwen_megakernel.text.sentences import unspeakable
 
 LONG_TEXT_CHARS = 400  # some sentences; longer texts are cut, which the sentences of LLMs are not
 
@@ -35,6 +36,7 @@ class InProcessTTSService(TTSService):
         self._stopping = False
         self._played_out = asyncio.Event()
         self._words_in_order = asyncio.Lock()
+        self._pushed_marks = ""  # marks and emoji that were pushed with the word before them
 
     # FrameProcessor changes the type of its base's argument, too.
     async def setup(self, setup: FrameProcessorSetup) -> None:  # type: ignore[override]
@@ -125,9 +127,28 @@ class InProcessTTSService(TTSService):
         includes_inter_frame_spaces: bool = False,
     ) -> None:
         """Time words by when their audio is heard, not by how much audio precedes it."""
-        delayed = [(word, seconds + self._playout.delay_s) for word, seconds in word_times]
         async with self._words_in_order:
-            await super()._add_word_timestamps(delayed, context_id, includes_inter_frame_spaces)
+            for word, seconds in word_times:
+                if self._pushed_marks.startswith(word):
+                    self._pushed_marks = self._pushed_marks[len(word) :].lstrip()
+                    continue
+                self._pushed_marks = ""
+                delayed = [(word, seconds + self._playout.delay_s)]
+                await super()._add_word_timestamps(delayed, context_id, includes_inter_frame_spaces)
+
+    async def _push_word_frames(self, frames: list[Frame]) -> None:
+        """Push the frames of words, the last of a sentence with the marks and emoji behind it.
+
+        The base class has them only in the `raw_text` of that frame, because they are not heard.
+        """
+        for frame in frames:
+            if isinstance(frame, TTSTextFrame):
+                raw = frame.raw_text or ""
+                rest = raw[len(frame.text) :] if raw.startswith(frame.text) else ""
+                self._pushed_marks = rest.strip() if unspeakable(rest) else ""
+                if self._pushed_marks:
+                    frame.text = raw
+        await super()._push_word_frames(frames)
 
     async def _push_sequencer_frames(self, frames: list[Frame], context_id: str | None) -> None:
         """Push a complete sentence, with its words that were heard before it was complete.

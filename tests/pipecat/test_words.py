@@ -63,6 +63,25 @@ async def test_words_of_a_sentence_that_is_heard_before_it_is_complete_keep_thei
     assert words == ["It", "is", "half", "past", "nine"]
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Great 😀! See you soon.", ["Great 😀!", "See", "you", "soon."]),
+        ("Thanks 🎉", ["Thanks 🎉"]),
+        ("We did it! 🎉🎉", ["We", "did", "it!", "🎉🎉"]),
+        ("Hi 😀 there. Ok 👍! Bye 👋.", ["Hi", "😀", "there.", "Ok 👍!", "Bye 👋."]),
+        ("你好 😀！再见。", ["你", "好 😀！", "再", "见。"]),
+    ],
+)
+async def test_emoji_and_marks_that_are_not_heard_are_pushed_once(mode, text, words):
+    async with talk(mode) as run:
+        await run.turn(*(f"{word} " for word in text.split()))
+        await run.until(LLMFullResponseEndFrame)
+    frames = run.frames(TTSTextFrame)
+    assert [frame.text for frame in frames] == words
+    assert [frame.raw_text for frame in frames] == words  # what the conversation stores
+
+
 async def test_words_begin_where_something_can_be_heard(mode):
     async with talk(mode, silent_frames=5) as run:
         await run.say("Hello there my friend.")
