@@ -26,18 +26,35 @@ _ENDS = {
 
 
 def read_text(text: str) -> str:
-    """Return the text itself, or standard input for "-"."""
+    """Return the text itself, or standard input for "-".
+
+    Raises:
+        UsageError: there is no standard input, or the text is not UTF-8.
+    """
     if text != "-":
-        return text
+        return _checked(text, "The text")
     if sys.stdin is None:
         raise UsageError(
             "There is no standard input to read the text from.",
             hint="Give the text on the command line.",
         )
+    return _checked(None, "Standard input")
+
+
+def _checked(text: str | None, name: str) -> str:
+    """Return a text, or standard input for None; raise UsageError if its bytes are no characters.
+
+    Python keeps such bytes of an argument, and in some locales of standard input, as surrogates.
+    """
     try:
-        return sys.stdin.read()
-    except UnicodeDecodeError as error:
-        raise UsageError(f"Standard input is not {error.encoding} text: {error.reason}.") from error
+        text = sys.stdin.read() if text is None else text
+        text.encode("utf-8", "surrogateescape").decode("utf-8")
+    except (UnicodeDecodeError, UnicodeEncodeError) as error:
+        raise UsageError(
+            f"{name} is not {error.encoding.upper()} text: {error}.",
+            hint="Convert it first, for example with iconv -f LATIN1 -t UTF-8.",
+        ) from error
+    return text
 
 
 def read_speech(

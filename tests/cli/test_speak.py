@@ -15,7 +15,7 @@ from commands import ROOT, run
 from qwen_megakernel import families
 from qwen_megakernel.cli import options, running
 from qwen_megakernel.cli.main import main
-from qwen_megakernel.errors import EmptyText
+from qwen_megakernel.errors import EmptyText, UsageError
 
 SHORT = ("--max-frames", "6", "--seed", "3", "--backend", "torch")
 TINY = ("--model", "tiny-random")
@@ -142,6 +142,25 @@ def test_speak_reads_standard_input_and_writes_raw_samples(speak_bytes, monkeypa
     code, samples, shown = speak_bytes("-", "--stdout", *TINY, *SHORT)
     assert code == 0, shown
     assert len(samples) > 0 and len(samples) % (2 * 1920) == 0
+
+
+LATIN1 = "Grüße aus dem café".encode("latin-1")
+
+
+@pytest.mark.parametrize("script", [SPEAK, ("demo_tts.py",), ("demo_pipeline.py", "--text")])
+def test_a_text_that_is_not_utf8_is_refused_and_its_place_named(run_here, script):
+    done = run_here(*script, os.fsdecode(LATIN1), *TINY, *SHORT)
+    assert done.returncode == 2 and "error: The text is not UTF-8 text: " in done.stderr
+    assert "can't decode byte 0xfc in position 2" in done.stderr
+    assert "iconv -f LATIN1 -t UTF-8" in done.stderr
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # the locale decides
+def test_standard_input_that_is_not_utf8_is_refused(monkeypatch, errors):
+    stdin = io.TextIOWrapper(io.BytesIO(LATIN1), encoding="utf-8", errors=errors)
+    monkeypatch.setattr(sys, "stdin", stdin)
+    with pytest.raises(UsageError, match=r"^Standard input is not UTF-8 .* 0xfc in position 2"):
+        running.read_text("-")
 
 
 def test_the_same_seed_gives_the_same_file_in_another_process(speak, tmp_path):
