@@ -122,6 +122,8 @@ class VoiceStore:
     def decode_reference(self, ref_audio: str) -> bytes:
         """Decode the recording in `ref_audio`: base64, with or without a "data:" head.
 
+        White space in the base64 is left out, because `base64` and MIME break lines.
+
         Raises:
             RecordingError: it is a URL or not base64.
             ApiError: 413, it is too large.
@@ -139,7 +141,7 @@ class VoiceStore:
         else:
             body = ref_audio
         try:
-            recording = base64.b64decode(body, validate=True)
+            recording = base64.b64decode("".join(body.split()), validate=True)
         except (binascii.Error, ValueError) as error:
             raise RecordingError(f"ref_audio is not base64: {error}.") from error
         self.check_size(len(recording))

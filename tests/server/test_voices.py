@@ -57,9 +57,10 @@ def upload(live, data=None, name="mario", **fields):
 
 
 @pytest.mark.parametrize("head", ["", "data:audio/wav;base64,"])
-def test_a_recording_in_the_request_is_cloned(live, tts, head):
+@pytest.mark.parametrize("encode", [base64.b64encode, base64.encodebytes])  # with line breaks
+def test_a_recording_in_the_request_is_cloned(live, tts, head, encode):
     data = recording()
-    body = {"ref_audio": head + base64.b64encode(data).decode(), "response_format": "pcm"}
+    body = {"ref_audio": head + encode(data).decode(), "response_format": "pcm"}
     answer = live.speak(TEXT, voice="alloy", seed=3, max_new_tokens=5, **body)
     assert answer.headers["x-warning"] == "voice is ignored: ref_audio is given"
     samples, rate = soundfile.read(io.BytesIO(data), dtype="float32")
