@@ -13,7 +13,7 @@ from speech_socket import hear_until, say, session
 
 from qwen_megakernel import TTSEngine
 
-MOST_STALL_S = 0.05
+MOST_STALL_MS = 50
 TRIES = 3  # caches and clocks of a busy machine vary; the least of some tries counts
 MEGA = 1_000_000
 LONG = "x" * 10 * MEGA
@@ -54,23 +54,23 @@ BODIES = {
 }
 
 
-def stall_s(live: LiveServer, content: bytes) -> tuple[float, Any]:
+def stall_ms(live: LiveServer, content: bytes) -> tuple[float, Any]:
     """Return the least of the longest stalls of some tries, and the last response."""
     stalls = []
-    while len(stalls) < TRIES and min(stalls, default=1) > MOST_STALL_S:
+    while len(stalls) < TRIES and min(stalls, default=1000) > MOST_STALL_MS:
         with live.watched_loop() as longest:
             answer = live.client.post(
                 SPEECH, content=content, headers={"Content-Type": "application/json"}
             )
             time.sleep(0.01)
-        stalls.append(longest())
+        stalls.append(1000 * longest())
     return min(stalls), answer
 
 
 @pytest.mark.parametrize("name", BODIES)
 def test_no_body_stalls_the_loop_or_has_a_long_answer(live: LiveServer, name: str):
-    stall, answer = stall_s(live, BODIES[name])
-    assert stall < MOST_STALL_S
+    stall, answer = stall_ms(live, BODIES[name])
+    assert stall < MOST_STALL_MS
     if answer.status_code != 200:
         assert answer.status_code in (400, 404, 413)
         assert_error(answer, answer.status_code)
@@ -84,8 +84,8 @@ FILLS = ["abcd ", "7", "a.", "1.-/ ,:", "<p ", "<br>", "**a", "一", "1. \n", "\
 @pytest.mark.parametrize("fill", FILLS)
 def test_no_text_stalls_the_loop(live: LiveServer, fill: str, normalize: str):
     text = (fill * 4096)[:4096]
-    stall, answer = stall_s(live, body(input=text, normalize=normalize))
-    assert stall < MOST_STALL_S
+    stall, answer = stall_ms(live, body(input=text, normalize=normalize))
+    assert stall < MOST_STALL_MS
     assert answer.status_code in (200, 400)
 
 
@@ -99,25 +99,25 @@ async def test_no_message_stalls_the_loop(live: LiveServer):
     async with session(live, {"max_new_tokens": 3}) as socket:
         for message in messages:
             data, stalls = json.dumps(message), []
-            while len(stalls) < TRIES and min(stalls, default=1) > MOST_STALL_S:
+            while len(stalls) < TRIES and min(stalls, default=1000) > MOST_STALL_MS:
                 with live.watched_loop() as longest:
                     await socket.send(data)
                     events, _ = await hear_until(socket, "error")
                 assert len(events[-1]["message"]) < 4000
-                stalls.append(longest())
-            assert min(stalls) < MOST_STALL_S
+                stalls.append(1000 * longest())
+            assert min(stalls) < MOST_STALL_MS
 
 
 @pytest.mark.parametrize("fill", FILLS)
 async def test_no_text_of_a_websocket_stalls_the_loop(live: LiveServer, fill: str):
     stalls: list[float] = []
     async with session(live, {"max_new_tokens": 3, "normalize": "on"}) as socket:
-        while len(stalls) < TRIES and min(stalls, default=1) > MOST_STALL_S:
+        while len(stalls) < TRIES and min(stalls, default=1000) > MOST_STALL_MS:
             with live.watched_loop() as longest:
                 await say(socket, "input.text", text="Hello. ")
                 await asyncio.sleep(0.02)
                 await say(socket, "input.text", text=(fill * 4096)[:4000])
                 await say(socket, "input.done")
                 await hear_until(socket)
-            stalls.append(longest())
-    assert min(stalls) < MOST_STALL_S
+            stalls.append(1000 * longest())
+    assert min(stalls) < MOST_STALL_MS
