@@ -151,7 +151,13 @@ class Vocoder:
         Raises:
             UsageError: see `step`.
         """
-        pcm = self.step(torch.as_tensor(codes)[None], [self.new_state()])
+        try:
+            frames = torch.as_tensor(codes)
+        except TypeError as error:  # an array of strings, for example
+            raise UsageError(
+                f"Codes are {np.asarray(codes).dtype}; they must be integers."
+            ) from error
+        pcm = self.step(frames[None], [self.new_state()])
         return pcm[0].cpu().numpy()
 
     @torch.inference_mode()
