@@ -124,7 +124,7 @@ def test_refusals_are_quoted_as_the_program_prints_them():
     )
     refusals = SETUP.split("## When something is refused")[1].split("\n## ")[0]
     quoted = re.findall(r"^\| .*?`([^`]+)`", refusals, re.M)
-    assert len(quoted) == 9
+    assert len(quoted) == 10
     for message in quoted:
         parts = [part.strip(" ;,") for part in message.split("...")]
         for part in (part for part in parts if len(part) > 8 and "sm_75" not in part):
