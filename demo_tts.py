@@ -7,6 +7,7 @@ import argparse
 import sys
 
 from qwen_megakernel.cli import options, parsing, running
+from qwen_megakernel.speech_options import LOUDNESS
 
 
 def main(args: argparse.Namespace) -> int:
@@ -51,7 +52,7 @@ def parse_args() -> argparse.Namespace:
     options.add_subtitles_option(parser)
     options.add_model_options(parser)
     options.add_speech_options(parser)
-    options.add_loudness_option(parser)
+    options.add_option(parser, LOUDNESS)
     return parser.parse_args()
 
 

@@ -16,7 +16,7 @@ from benchmarks import common
 from qwen_megakernel.audio import FULL_SCALE
 from qwen_megakernel.cli import options, parsing
 from qwen_megakernel.errors import ModelFilesError
-from qwen_megakernel.records import MAX_SILENCE
+from qwen_megakernel.speech_options import MAX_SILENCE
 
 if TYPE_CHECKING:
     from qwen_megakernel import TTSEngine

@@ -144,12 +144,7 @@ def add_arguments(parser: argparse.ArgumentParser, runs: int = 5, warmup: int = 
         type=parsing.plot_file,
         help="picture of the runs to write (needs the [plots] extra)",
     )
-    parser.add_argument(
-        "--first-chunk-frames", type=int, default=1, help="codec frames in the first chunk of audio"
-    )
-    parser.add_argument(
-        "--chunk-frames", type=int, default=10, help="most codec frames in a chunk of audio"
-    )
+    options.add_options(parser, ("first_chunk_frames", "chunk_frames"))
     options.add_model_options(parser)
     options.add_speech_options(parser)
 

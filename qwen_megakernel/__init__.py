@@ -22,7 +22,7 @@ _HOMES = {
     "SpeechStream": "engine.stream",
     "Speech": "engine.speech",
     "Voice": "voice",
-    "Sampling": "records",
+    "Sampling": "speech_options",
     "AudioChunk": "records",
     "QwenTTSError": "errors",
 }

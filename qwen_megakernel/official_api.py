@@ -27,17 +27,12 @@ from qwen_megakernel.engine.speech_engine import SpeechEngine
 from qwen_megakernel.engine.stream import SpeechStream
 from qwen_megakernel.errors import RecordingError, TaskError, UsageError
 from qwen_megakernel.records import AudioChunk
+from qwen_megakernel.speech_options import OFFICIAL_NAMES
 from qwen_megakernel.voice import Voice
 
 # Official spelling -> spelling of this package.
-GENERATION = {
-    name: name for name in ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty")
-} | {
-    "subtalker_dosample": "subtalker_do_sample",
-    "subtalker_temperature": "subtalker_temperature",
-    "subtalker_top_k": "subtalker_top_k",
-    "subtalker_top_p": "subtalker_top_p",
-    "seed": "seed",  # not official: torch.manual_seed does not affect the draws of this package
+GENERATION = {theirs: ours for ours, theirs in OFFICIAL_NAMES.items()} | {
+    "seed": "seed"  # not official: torch.manual_seed does not affect the draws of this package
 }
 MIN_NEW_TOKENS = 2  # fixed in the official generate()
 

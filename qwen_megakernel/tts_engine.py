@@ -35,7 +35,8 @@ from qwen_megakernel.native import cpu_threads
 from qwen_megakernel.native.cpu_library import CpuPool
 from qwen_megakernel.official_api import OfficialNames
 from qwen_megakernel.printable import get_logger
-from qwen_megakernel.records import SoundOptions, SpeechRequest
+from qwen_megakernel.records import SpeechRequest
+from qwen_megakernel.speech_options import SoundOptions
 from qwen_megakernel.text.languages import AUTO
 from qwen_megakernel.text.parts import EncodedText
 from qwen_megakernel.text.reading.lexicon import Lexicon
@@ -99,8 +100,9 @@ class TTSEngine(OfficialNames):
         chosen = choose_backend(backend, device, weights, dtype)
         self.config, self.ignores_instruct = loaded.config, loaded.config.drops_instruct
         self.files, self.max_frames, self.num_slots = loaded.files, max_frames, num_slots
-        self._sampling, self.max_new_tokens = loaded.sampling, loaded.max_new_tokens
-        self._sound = SoundOptions(leading_silence=loaded.config.leading_silence)
+        self.max_new_tokens = loaded.max_new_tokens
+        sound = SoundOptions(leading_silence=loaded.config.leading_silence)
+        self._defaults = SpeechRequest(None, sampling=loaded.sampling, sound=sound)
         self._high_pass = loaded.config.high_pass
         self._voices = VoiceLibrary(loaded, voices)
         self.can_clone = self._voices.can_clone

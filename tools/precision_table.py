@@ -34,7 +34,8 @@ from qwen_megakernel.decoders.cpu.decoder import CpuDecoder
 from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
 from qwen_megakernel.decoders.plain import PlainDecoder
 from qwen_megakernel.decoders.slots import DecoderSizes
-from qwen_megakernel.records import Prefill, Sampling
+from qwen_megakernel.records import Prefill
+from qwen_megakernel.speech_options import Sampling
 
 RESULT = page_parts.RESULTS / "precision.json"
 PAGE = "docs/precision.md"

@@ -26,7 +26,8 @@ from qwen_megakernel.decoders.backends import choose_backend, default_dtype, mak
 from qwen_megakernel.decoders.frame_decoder import FrameDecoder
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.native import cpu_threads
-from qwen_megakernel.records import Prefill, Sampling
+from qwen_megakernel.records import Prefill
+from qwen_megakernel.speech_options import Sampling
 
 READ_BYTES = 512 * 2**20
 SLOTS = (1, 2, 4, 8)

@@ -19,7 +19,8 @@ from benchmarks.load_test import workload
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.cli import options
-from qwen_megakernel.records import Prefill, Sampling, SpeechRequest
+from qwen_megakernel.records import Prefill, SpeechRequest
+from qwen_megakernel.speech_options import Sampling
 
 PROMPT_POSITIONS = (10, 30, 110, 200)
 TEXT = workload.PROMPTS[0]

@@ -20,7 +20,8 @@ from qwen_megakernel.decoders.backends import Backend, choose_backend, default_d
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.errors import SetupError
 from qwen_megakernel.native import cpu_threads
-from qwen_megakernel.records import Prefill, Sampling
+from qwen_megakernel.records import Prefill
+from qwen_megakernel.speech_options import Sampling
 from qwen_megakernel.validation import official
 
 PROMPT_POSITIONS = 30

@@ -11,8 +11,8 @@ import numpy as np
 
 from benchmarks import common
 from qwen_megakernel.cli import options
-from qwen_megakernel.records import SoundOptions
 from qwen_megakernel.sound.chain import new_chain
+from qwen_megakernel.speech_options import SoundOptions
 
 TEXT = "Your table for two is ready. We will meet you at the hotel on Friday."
 CHUNK_FRAMES = 10

@@ -15,7 +15,8 @@ from qwen_megakernel.checkpoint.frame_weights import frame_weights
 from qwen_megakernel.cli import options
 from qwen_megakernel.decoders.backends import Backend, default_dtype, make_decoder
 from qwen_megakernel.decoders.slots import DecoderSizes
-from qwen_megakernel.records import Prefill, Sampling
+from qwen_megakernel.records import Prefill
+from qwen_megakernel.speech_options import Sampling
 
 # The figures of `common.METRICS` that each measurement of single speeches shows.
 SHOWN = {

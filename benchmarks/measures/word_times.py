@@ -22,7 +22,8 @@ from qwen_megakernel.audio import leading_silence_ms, to_int16
 from qwen_megakernel.cli import options
 from qwen_megakernel.engine.speech_engine import SpeechEngine
 from qwen_megakernel.errors import SetupError
-from qwen_megakernel.records import MAX_SILENCE, AudioChunk
+from qwen_megakernel.records import AudioChunk
+from qwen_megakernel.speech_options import MAX_SILENCE
 from qwen_megakernel.text.parts import TextPart
 from qwen_megakernel.text.reading.spoken import Piece
 from qwen_megakernel.timing.speech_timer import SpeechTimer, SpokenPart

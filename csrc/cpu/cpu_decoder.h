@@ -54,12 +54,12 @@ struct ModelSource {
 
 struct Sampling {
   float temperature, top_p;
+  float repetition_penalty;  // read for the talker alone
   int32_t top_k, do_sample;
 };
 
 struct StreamOptions {
   Sampling talker, predictor;
-  float repetition_penalty;
   uint32_t part;
   uint64_t seed;
 };

@@ -301,7 +301,7 @@ class Frame {
 
   // Applies the repetition penalty to the logits of code 0, and masks its banned ids.
   void mask(const Slot& slot, float* logits) const {
-    const float penalty = slot.options.repetition_penalty;
+    const float penalty = slot.options.talker.repetition_penalty;
     for (int i = 0; i < model_.vocab_size; ++i) {
       if (slot.seen[i] && penalty != 1)
         logits[i] = logits[i] < 0 ? logits[i] * penalty : logits[i] / penalty;

@@ -9,7 +9,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -35,7 +35,8 @@ from qwen_megakernel.checkpoint.tensor_shapes import (
 )
 from qwen_megakernel.errors import ModelFilesError, OutputError, UsageError
 from qwen_megakernel.printable import get_logger
-from qwen_megakernel.records import Files, Sampling
+from qwen_megakernel.records import Files
+from qwen_megakernel.speech_options import Sampling
 
 logger = get_logger(__name__)
 
@@ -322,7 +323,7 @@ def _read_generation_config(path: Path) -> tuple[Sampling, int]:
             "There is no %s: codes are drawn with the defaults of the official package, %s, "
             "max_new_tokens %d.",
             path,
-            ", ".join(f"{name} {value}" for name, value in asdict(sampling).items()),
+            ", ".join(f"{name} {value}" for name, value in sampling.values().items()),
             GenerationLimits().max_new_tokens,
         )
         return sampling, GenerationLimits().max_new_tokens

@@ -3,7 +3,7 @@
 import argparse
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,22 +12,27 @@ from qwen_megakernel.choices import (
     DEFAULT_MODEL,
     DTYPES,
     DTYPES_BY_PART,
-    NORMALIZE,
     TELEPHONE_RATE,
-    TEXT_FORMATS,
     WEIGHTS,
     WEIGHTS_HELP,
 )
 from qwen_megakernel.cli import parsing
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.printable import get_logger
+from qwen_megakernel.speech_options import OPTIONS, Option, SpeechOptions
 
 if TYPE_CHECKING:
     from qwen_megakernel.engine.speech_engine import SpeechEngine
     from qwen_megakernel.voice import Voice
 
-KNOBS = ("temperature", "top_k", "top_p", "repetition_penalty")
-SOUND = ("speed", "volume", "sample_rate", "leading_silence", "trailing_silence")
+# Options of `SpeechOptions` that the commands do not have, or have in other words.
+_NO_OPTIONS = {
+    *("voice", "lexicon", "normalize", "split", "first_chunk_frames", "chunk_frames", "do_sample"),
+    *(option.name for option in OPTIONS.values() if option.is_subtalker),
+}
+OFFERED = tuple(name for name in OPTIONS if name not in _NO_OPTIONS)
+# Those of a voice of `sheen train`, which has one language and reads all of a text first.
+OF_TRAINED_VOICES = tuple(n for n in OFFERED if n not in ("language", "instruct", "text_feed"))
 
 DEVICE_HELP = "device to run on: cpu, cuda or cuda:1 (default: a GPU if there is one, else the CPU)"
 
@@ -70,13 +75,7 @@ def add_model_options(parser: argparse.ArgumentParser, default: str | None = Non
     )
     add("--weights", choices=WEIGHTS, metavar="FORM", help=WEIGHTS_HELP)
     add_local_files_option(parser)
-    add(
-        "--normalize",
-        default="auto",
-        choices=NORMALIZE,
-        help="whether to read numbers, dates, abbreviations and Markdown as words (default: auto, "
-        "which is on for demo-voice and off for Qwen's models)",
-    )
+    add_option(parser, OPTIONS["normalize"])
     add(
         "--lexicon",
         metavar="FILE",
@@ -103,7 +102,7 @@ def add_verbosity(parser: argparse.ArgumentParser) -> None:
 
 
 def add_speech_options(parser: argparse.ArgumentParser) -> None:
-    """Add voice, language, instruction, text feed, and the options of sampling."""
+    """Add the options of a voice, and every option of `OFFERED`."""
     add = parser.add_argument
     add("--voice", help="speaker of the model, name of a file in --voices, or path of a voice file")
     add("--voice-sample", metavar="FILE", help="recording whose voice to clone")
@@ -117,29 +116,29 @@ def add_speech_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="clone from --voice-sample without a transcript, by its x-vector alone",
     )
-    add("--language", default="auto", help='language to speak: a name, a code like "en", or auto')
-    add("--instruct", help="how to speak, in words, for models that follow it")
-    add(
-        "--text-feed",
-        default="auto",
-        choices=("auto", "stepwise", "full"),
-        help='how the model reads the text: "stepwise" a token for each frame (speech can start '
-        'before the text is complete), "full" all of it before speaking (default: auto, as the '
-        "official package does for this model)",
-    )
-    add_text_format_option(parser)
-    add_sampling_options(parser)
-    add_sound_options(parser)
+    add_options(parser, OFFERED)
 
 
-def add_text_format_option(parser: argparse.ArgumentParser) -> None:
-    """Add --text-format."""
+def add_options(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
+    """Add options of `SpeechOptions`, and --greedy with those of sampling."""
+    for name in names:
+        if name == "temperature":
+            parser.add_argument(
+                "--greedy", action="store_true", help="take the likeliest codes instead of sampling"
+            )
+        add_option(parser, OPTIONS[name])
+
+
+def add_option(parser: argparse.ArgumentParser, option: Option) -> None:
+    """Add one option; None stands for a default that the model decides."""
+    default = f" (default: {option.default_words})" if option.default_words else ""
     parser.add_argument(
-        "--text-format",
-        default="plain",
-        choices=TEXT_FORMATS,
-        help="format of the text: plain, ssml (markup), or pauses (plain text with [pause 1.5s] "
-        "in it) (default: plain)",
+        f"--{option.name.replace('_', '-')}",
+        type=parsing.temperature if option.name == "temperature" else option.kind,
+        default=option.default if option.kind is str else None,
+        choices=option.choices or None,
+        metavar=option.unit.upper() or None,
+        help=option.help + default,
     )
 
 
@@ -153,97 +152,29 @@ def add_subtitles_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    """Add --seed, --max-frames and the sampling options that every family of models has."""
-    add = parser.add_argument
-    add("--seed", type=int, help="number that makes speech repeatable (default: random, printed)")
-    add(
-        "--max-frames",
-        type=int,
-        help="number of frames after which to stop; a frame is 80 ms of audio (85 ms with a "
-        "voice of `sheen train`), so 125 are 10 s (default: no limit but that of each part of "
-        "the text)",
-    )
-    add("--greedy", action="store_true", help="take the likeliest codes instead of sampling")
-    knobs: tuple[tuple[str, Callable[[str], float], str], ...] = (
-        ("temperature", parsing.temperature, "how varied the codes are: it divides the logits"),
-        ("top-k", int, "how many of the likeliest codes to draw from; 0: all"),
-        ("top-p", float, "draw only from the likeliest codes, of this total probability; 1: all"),
-        ("repetition-penalty", float, "factor that makes codes drawn before less likely; 1: none"),
-    )
-    for name, kind, meaning in knobs:
-        add(f"--{name}", type=kind, help=f"{meaning} (default: the checkpoint's own)")
-
-
-def add_sound_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `SOUND`, which every family of models has."""
-    parser.add_argument(
-        "--speed",
-        type=float,
-        help="how fast to speak, 0.25 to 4, at the same pitch: 2 takes half the time (default: 1)",
-    )
-    parser.add_argument(
-        "--volume",
-        type=float,
-        metavar="DB",
-        help="change of volume in dB, -60 to 20; a limiter prevents clipping (default: 0)",
-    )
-    parser.add_argument(
-        "--sample-rate",
-        type=int,
-        metavar="HZ",
-        help="samples per second of the audio, 8000 to 48000 (default: the model's, 24000)",
-    )
-    for name, where in (
-        ("leading", "before the first sound"),
-        ("trailing", "after the last sound"),
-    ):
-        parser.add_argument(
-            f"--{name}-silence",
-            type=float,
-            metavar="MS",
-            help=f"longest silence {where}, in ms; more is cut off (default: the model's own)",
-        )
-
-
-def add_loudness_option(parser: argparse.ArgumentParser) -> None:
-    """Add --loudness, for programs that write whole speeches."""
-    parser.add_argument(
-        "--loudness",
-        type=float,
-        metavar="LUFS",
-        help="loudness of the whole file, -40 to -5 LUFS; podcasts have about -16 "
-        "(default: as the model speaks)",
-    )
-
-
 def speech_options(args: argparse.Namespace, tts: "SpeechEngine") -> dict[str, Any]:
     """Return keyword arguments for `TTSEngine.stream` from `add_speech_options`.
 
     A voice to clone is cloned here, by `tts`, which remembers it for the next call.
     """
-    names = ("language", "instruct", "text_feed", "text_format")
-    options = {name: getattr(args, name) for name in names} | {"voice": _voice(args, tts)}
-    return options | sampling_options(args) | sound_options(args)
+    return {"voice": _voice(args, tts)} | given_options(args)
 
 
-def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return keyword arguments for `stream` from `add_sampling_options`."""
-    options = {name: getattr(args, name) for name in ("seed", "max_frames", *KNOBS)}
-    if args.greedy:
+def given_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return keyword arguments for `stream` from the options that `add_options` has added."""
+    options = _values(args)
+    if getattr(args, "greedy", False):
         for name in ("temperature", "top_k", "top_p"):  # the penalty changes an argmax, too
             if options[name] is not None:
                 logger.warning("--greedy: --%s has no effect.", name.replace("_", "-"))
         options |= {"do_sample": False, "subtalker_do_sample": False}
-    return options
-
-
-def sound_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return keyword arguments for `stream` from `add_sound_options`."""
-    options = {name: getattr(args, name) for name in SOUND}
     if getattr(args, "encoding", "pcm") != "pcm" and args.sample_rate is None:
         options["sample_rate"] = TELEPHONE_RATE
     return options
+
+
+def _values(args: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(args, name) for name in OFFERED if name in args}
 
 
 def _voice(args: argparse.Namespace, tts: "SpeechEngine") -> "str | Voice | None":
@@ -277,7 +208,7 @@ def check_speech(args: argparse.Namespace) -> None:
     """
     from qwen_megakernel.cloning import recordings
 
-    check_sampling(args)
+    check_options(args)
     if args.voice_sample is None and (args.ref_text is not None or args.xvector):
         raise UsageError("--ref-text and --xvector need a --voice-sample; none is given.")
     if args.voice is None:
@@ -291,21 +222,17 @@ def check_speech(args: argparse.Namespace) -> None:
         )
 
 
-def check_sampling(args: argparse.Namespace) -> None:
-    """Refuse values of `add_sampling_options` and `add_sound_options` that can never work, before a
-    model is loaded.
+def check_options(args: argparse.Namespace) -> None:
+    """Refuse values of `add_options` and --loudness that can never work, before a model is loaded.
 
     Raises:
         UsageError: names the value and what it must be.
     """
-    from qwen_megakernel.records import Sampling, SoundOptions, SpeechRequest
-    from qwen_megakernel.sound.loudness import check_loudness
-
-    SoundOptions().override(**sound_options(args))
+    SpeechOptions().override(**_values(args))
     if getattr(args, "loudness", None) is not None:
+        from qwen_megakernel.sound.loudness import check_loudness
+
         check_loudness(args.loudness)
-    sampling = Sampling().override(**{name: getattr(args, name) for name in KNOBS})
-    SpeechRequest("", sampling=sampling, seed=args.seed or 0, max_frames=args.max_frames)
 
 
 def engine_from_args(args: argparse.Namespace, **options: Any) -> "SpeechEngine":

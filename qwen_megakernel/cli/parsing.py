@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from typing import Any, NoReturn
 
 from qwen_megakernel.installing import install_command
+from qwen_megakernel.speech_options import MAX_FACTOR, MIN_FACTOR
 
 
 def whole_number(text: str) -> int:
@@ -46,8 +47,6 @@ def positive(text: str) -> float:
 
 def temperature(text: str) -> float:
     """Parse a temperature, by which logits can be divided, as an argparse type."""
-    from qwen_megakernel.records import MAX_FACTOR, MIN_FACTOR
-
     if not MIN_FACTOR <= (value := number(text)) <= MAX_FACTOR:
         raise argparse.ArgumentTypeError(
             f"temperature is {text}; it must be in {MIN_FACTOR:g} .. {MAX_FACTOR:g}. "

@@ -14,6 +14,7 @@ from qwen_megakernel.choices import API_KEY_VARIABLE
 from qwen_megakernel.cli import options, parsing
 from qwen_megakernel.errors import MissingPackageError, UsageError
 from qwen_megakernel.installing import install_command
+from qwen_megakernel.speech_options import SoundOptions
 
 if TYPE_CHECKING:
     from qwen_megakernel.server.settings import ServerSettings
@@ -79,7 +80,7 @@ def add_command(commands: Any) -> None:
         help="format for requests that name none: wav, pcm, flac, mp3, opus, aac, ulaw or alaw "
         "(default: %(default)s)",
     )
-    options.add_sound_options(command)
+    options.add_options(command, SoundOptions.options())
     add(
         "--opus-bitrate",
         type=int,
@@ -263,7 +264,6 @@ def _api_key(args: argparse.Namespace) -> str | None:
 
 
 def _settings(args: argparse.Namespace) -> "ServerSettings":
-    from qwen_megakernel.records import SoundOptions
     from qwen_megakernel.server.settings import ServerSettings
     from qwen_megakernel.text.cleaning import MAX_CHARS
 
@@ -281,7 +281,9 @@ def _settings(args: argparse.Namespace) -> "ServerSettings":
         max_chars=args.max_chars,
         default_format=args.default_format,
         opus_kbits=args.opus_bitrate,
-        sound=SoundOptions().override(**options.sound_options(args)),
+        sound=SoundOptions().override(
+            **{name: getattr(args, name) for name in SoundOptions.options()}
+        ),
         voice_fallback=args.voice_fallback,
         voices=None if args.voices is None else Path(args.voices),
         allow_upload=args.allow_upload,

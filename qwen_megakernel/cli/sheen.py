@@ -100,7 +100,7 @@ def train(args: argparse.Namespace) -> int:
 def infer(args: argparse.Namespace) -> int:
     """Speak a text with a trained voice."""
     text = speak.read_text(args)
-    options.check_sampling(args)
+    options.check_options(args)
     options.report_loading(args, args.model)
     from qwen_megakernel.sheen.engine import SheenEngine
 
@@ -115,9 +115,7 @@ def infer(args: argparse.Namespace) -> int:
     )
     with engine as tts:
         options.report_engine(args, tts)
-        how = options.sampling_options(args) | options.sound_options(args)
-        how["text_format"] = args.text_format
-        stream = tts.stream(text, **how)
+        stream = tts.stream(text, **options.given_options(args))
         speak.write_speech(args, tts, stream, text)
     return 0
 
@@ -262,9 +260,7 @@ def _add_infer(sheen: Any) -> None:
         help="number format to compute in (default: bfloat16 on a GPU, float32 on a CPU)",
     )
     speak.add_output_options(command)
-    options.add_text_format_option(command)
-    options.add_sampling_options(command)
-    options.add_sound_options(command)
+    options.add_options(command, options.OF_TRAINED_VOICES)
     options.add_verbosity(command)
 
 

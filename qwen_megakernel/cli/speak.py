@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from qwen_megakernel.choices import ENCODINGS
 from qwen_megakernel.cli import options, parsing, running
 from qwen_megakernel.errors import UsageError
+from qwen_megakernel.speech_options import LOUDNESS
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -31,7 +32,7 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
         help="samples of a wav file: pcm (16 bits), or ulaw or alaw (the telephone's 8 bits at "
         "8000 Hz) (default: pcm)",
     )
-    options.add_loudness_option(parser)
+    options.add_option(parser, LOUDNESS)
     add("--stream", action="store_true", help="print a line to stderr when each chunk is made")
     add("--stdout", action="store_true", help="write raw 16-bit samples to standard output")
     options.add_subtitles_option(parser)

@@ -18,7 +18,7 @@ from qwen_megakernel.cloning import recordings
 from qwen_megakernel.cloning.codec_encoder import CodecEncoder
 from qwen_megakernel.cloning.speaker_encoder import SpeakerEncoder
 from qwen_megakernel.errors import TaskError, UnknownVoice, UsageError, VoiceMismatch
-from qwen_megakernel.records import check_text, plain_number
+from qwen_megakernel.speech_options import check_text, plain_number
 from qwen_megakernel.voice import PRESETS_FILE, VOICE_SUFFIX, Voice, unknown_voice
 
 # Silence after the reference of an in-context voice. The model continues from its last frame, so

@@ -26,7 +26,7 @@ from qwen_megakernel.errors import (
 )
 from qwen_megakernel.gpu.driver import find_device, no_gpu, too_old
 from qwen_megakernel.printable import get_logger
-from qwen_megakernel.records import plain_number
+from qwen_megakernel.speech_options import plain_number
 
 logger = get_logger(__name__)
 

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from qwen_megakernel.decoders.frame_decoder import FrameDecoder
 from qwen_megakernel.decoders.slots import SlotState
-from qwen_megakernel.records import Sampling
+from qwen_megakernel.speech_options import Sampling
 
 
 class BufferedDecoder(FrameDecoder):

@@ -15,7 +15,8 @@ from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.decoders.embeddings import Embeddings
 from qwen_megakernel.decoders.slots import DecoderSizes, SlotState, check_dtypes
 from qwen_megakernel.errors import GenerationError, TextTooLong, UsageError
-from qwen_megakernel.records import Prefill, Sampling, StepResult
+from qwen_megakernel.records import Prefill, StepResult
+from qwen_megakernel.speech_options import Sampling
 
 
 class FrameDecoder(ABC):

@@ -19,7 +19,8 @@ from qwen_megakernel.decoders.layers import DecoderStack, Stack, linear
 from qwen_megakernel.decoders.onednn import without_onednn
 from qwen_megakernel.decoders.slots import DecoderSizes, SlotState
 from qwen_megakernel.decoders.weights import DecoderModel, WeightReader
-from qwen_megakernel.records import Sampling, StepResult
+from qwen_megakernel.records import StepResult
+from qwen_megakernel.speech_options import Sampling
 
 Taps = dict[str, Tensor]  # raw logits, as `FrameDecoder.step` fills them
 
@@ -169,20 +170,17 @@ class PlainDecoder(FrameDecoder):
         return codes
 
     def _draw_code_0(self, state: PlainState, taps: Taps | None = None) -> int:
-        talker, s = self.config.talker, state.sampling
+        talker, how = self.config.talker, state.sampling.talker
         logits = linear(state.hidden[None], self.codec_head)[0].float()
         if taps:
             taps["talker"][:] = logits
-        logits = sampling.penalize(logits, state.seen, s.repetition_penalty)
+        logits = sampling.penalize(logits, state.seen, how)
         suppressed = torch.zeros_like(state.seen)
         suppressed[talker.suppressed_from :] = True
         suppressed[talker.codec_eos_id] = state.frame < sampling.MIN_FRAMES
         return sampling.draw(
             logits.masked_fill(suppressed, -torch.inf),
-            do_sample=s.do_sample,
-            temperature=s.temperature,
-            top_k=s.top_k,
-            top_p=s.top_p,
+            how,
             seed=state.seed,
             part=state.part,
             frame=state.frame,
@@ -193,7 +191,7 @@ class PlainDecoder(FrameDecoder):
         self, state: PlainState, code: int, forced: Tensor | None, taps: Taps | None = None
     ) -> Tensor:
         """Draw codes 1 .. of the frame whose first code is `code`; return all codes, int64."""
-        s, tables = state.sampling, self.embeddings.code_tables
+        tables = self.embeddings.code_tables
         codes = [code]
         given = code if forced is None else int(forced[0])
         x = torch.stack((state.hidden, self.embeddings.codec_table[given]))
@@ -205,10 +203,7 @@ class PlainDecoder(FrameDecoder):
                 taps["predictor"][group - 1] = logits
             code = sampling.draw(
                 logits,
-                do_sample=s.subtalker_do_sample,
-                temperature=s.subtalker_temperature,
-                top_k=s.subtalker_top_k,
-                top_p=s.subtalker_top_p,
+                state.sampling.predictor,
                 seed=state.seed,
                 part=state.part,
                 frame=state.frame,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.errors import GenerationError
+from qwen_megakernel.speech_options import Draw
 
 MIN_FRAMES = 2  # the official generate() bans EOS for the first two draws (min_new_tokens)
 
@@ -54,8 +55,9 @@ def uniforms(tokens: np.ndarray, *, seed: int, part: int, frame: int, codebook: 
     return ((words >> np.uint32(9)).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-23)
 
 
-def penalize(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
+def penalize(logits: Tensor, seen: Tensor, how: Draw) -> Tensor:
     """Penalize the tokens marked in `seen` [n] bool, as Keskar et al. (CTRL, 2019) do."""
+    penalty = how.repetition_penalty
     if penalty == 1.0:
         return logits
     penalized = torch.where(logits < 0, logits * penalty, logits / penalty)
@@ -88,24 +90,12 @@ def keep_top_p(scores: Tensor, top_p: float) -> Tensor:
     return scores.masked_fill(torch.zeros_like(dropped).scatter(0, order, dropped), -torch.inf)
 
 
-def draw(
-    logits: Tensor,
-    *,
-    do_sample: bool,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    seed: int,
-    part: int,
-    frame: int,
-    codebook: int,
-) -> int:
+def draw(logits: Tensor, how: Draw, *, seed: int, part: int, frame: int, codebook: int) -> int:
     """Draw a token: temperature, top-k, top-p, then Gumbel-max; or argmax without sampling.
 
     Args:
         logits: [vocab_size] float32, already penalized and masked.
-        top_k: 0: no limit.
-        top_p: 1: no limit.
+        how: its penalty is not used.
         seed, part, frame, codebook: the address of the random numbers.
     Returns:
         The token; the lowest one where scores tie.
@@ -118,9 +108,10 @@ def draw(
             f"(largest: {logits.max().item()}).",
             "The weights, or what was computed from them, hold NaN or infinity.",
         )
-    if not do_sample:
+    if not how.do_sample:
         return int(torch.argmax(logits))
-    scores = keep_top_p(keep_top_k(logits / temperature, top_k), top_p).cpu().numpy()
+    likeliest = keep_top_k(logits / how.temperature, how.top_k)
+    scores = keep_top_p(likeliest, how.top_p).cpu().numpy()
     kept = np.flatnonzero(scores > -np.inf)
     noise = uniforms(kept, seed=seed, part=part, frame=frame, codebook=codebook)
     return int(kept[np.argmax(scores[kept] - np.log(-np.log(noise)))])

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from qwen_megakernel.errors import UsageError
-from qwen_megakernel.records import Sampling
+from qwen_megakernel.speech_options import Sampling
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ import secrets
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import numpy as np
 import torch
@@ -23,12 +23,13 @@ from qwen_megakernel.engine.step_loop import StepLoop
 from qwen_megakernel.engine.stream import SpeechStream
 from qwen_megakernel.engine.stream_state import StreamState
 from qwen_megakernel.errors import QwenTTSError, UnknownLanguage, UsageError
-from qwen_megakernel.records import AudioChunk, Files, Sampling, SoundOptions, SpeechRequest
+from qwen_megakernel.records import AudioChunk, Files, SpeechRequest
 from qwen_megakernel.sound.chunks import new_chunks
 from qwen_megakernel.sound.loudness import at_loudness, check_loudness
+from qwen_megakernel.speech_options import LOUDNESS, SpeechKeywords
 from qwen_megakernel.text.cleaning import MAX_CHARS, check_length, clean, empty_text, visible
 from qwen_megakernel.text.languages import AUTO, language_of_code, resolve_language
-from qwen_megakernel.text.markup.marked_text import MarkedText, check_text_format, new_parser
+from qwen_megakernel.text.markup.marked_text import MarkedText, new_parser
 from qwen_megakernel.text.parts import EncodedText, PartCutter, TextPart
 from qwen_megakernel.text.reading.lexicon import Lexicon
 from qwen_megakernel.text.reading.reader import Reading
@@ -56,8 +57,7 @@ class SpeechEngine(ABC):
     predictor_dtype: torch.dtype | None = None  # the code predictor's dtype; None: `dtype`
     max_frames: int  # most frames of one part of a text
     num_slots: int  # streams spoken at the same time
-    _sampling: Sampling  # defaults for requests
-    _sound = SoundOptions()  # defaults for requests
+    _defaults = SpeechRequest(None)  # what requests begin with
     _high_pass: float | None = None  # cutoff of a filter on every stream, in Hz; None: no filter
     ignores_instruct = False  # the model was not trained with instructions, but may be given one
     _read_languages: Sequence[str] | None = None  # languages that the model reads; None: unknown
@@ -139,58 +139,17 @@ class SpeechEngine(ABC):
     # ---- what families share ---------------------------------------------------------------------
 
     def stream(
-        self,
-        text: str | None = None,
-        *,
-        voice: str | os.PathLike[str] | Voice | None = None,
-        language: str | None = AUTO,
-        instruct: str | None = None,
-        seed: int | None = None,
-        max_frames: int | None = None,
-        text_feed: str = "auto",
-        split: str = "auto",
-        first_chunk_frames: int = 1,
-        chunk_frames: int = 10,
-        text_open: bool = False,
-        text_format: str = "plain",
-        normalize: str = "auto",
-        lexicon: Lexicon | Mapping[str, str] | str | os.PathLike[str] | None = None,
-        speed: float | None = None,
-        volume: float | None = None,
-        sample_rate: int | None = None,
-        leading_silence: float | None = None,
-        trailing_silence: float | None = None,
-        **sampling: Any,
+        self, text: str | None = None, *, text_open: bool = False, **options: Unpack[SpeechKeywords]
     ) -> SpeechStream:
         """Start speaking; returns at once.
 
         Args:
             text: what to say (for some trained voices, phonemes); None with `text_open=True`: the
                 text comes through `feed`.
-            voice: a name from `voices`, the path of a voice file, a `Voice`, or None for
-                `default_voice` (a Base checkpoint has none and then speaks without a speaker row).
-            language: name, BCP-47 code or "auto", which is also the meaning of None.
-            instruct: how to speak, for models that take instructions.
-            seed: 0 .. 2**64 - 1; None draws one, which the stream has as `seed`.
-            max_frames: stop after this many frames (of 80 ms), over the whole utterance.
-            text_feed: "stepwise" adds a text row to each frame, "full" puts the text into the
-                prompt, "auto" is the official choice for the checkpoint.
-            split: "auto" cuts long text at sentences, "off" does not cut it.
-            first_chunk_frames, chunk_frames: frames of the first chunk and of the longest; each
-                chunk doubles the one before.
-            text_format: "plain", "ssml" (markup), or "pauses" (plain text in which "[pause 1.5s]"
-                is a pause; docs/speech-control.md).
-            normalize: "on" reads numbers, dates, abbreviations and Markdown as words, "off" leaves
-                them as they are written, "auto" is the engine's choice (docs/speech-control.md).
-            lexicon: respellings of this request, before the engine's own: a file, words with their
-                respellings, or a `Lexicon`.
-            speed: 0.25 .. 4; at 2, speech takes half the time, at the same pitch.
-            volume: change of volume in dB, -60 .. 20; a limiter prevents clipping.
-            sample_rate: rate of the chunks, 8000 .. 48000 Hz; None: `sample_rate` of the engine.
-            leading_silence, trailing_silence: the longest silence before the first sound and after
-                the last, 0 .. 60000 ms; None: the values of the checkpoint's config, or no limit.
-            sampling: do_sample, temperature, top_k, top_p, repetition_penalty and their
-                subtalker_ forms; None or absent: the value in generation_config.json.
+            options: those of `SpeechOptions`, by their flat names. None, or leaving one out, is the
+                default: `default_voice` (a Base checkpoint has none and then speaks without a
+                speaker row), a seed drawn at random, which the stream has as `seed`, and for the
+                draws and the silences what the checkpoint's config files have.
         Raises:
             UsageError: the request can never work, or an option does not exist; no stream was
                 started. A `MarkupError` names the line and column where the markup of `text` is
@@ -200,12 +159,14 @@ class SpeechEngine(ABC):
                 sample_rate needs, is not installed.
             EngineClosed: the engine is closed.
         """
-        if sampling.pop("loudness", None) is not None:
+        values: dict[str, Any] = {**options}
+        if values.pop(LOUDNESS.name, None) is not None:
             raise UsageError(
                 "A stream has no option loudness.",
                 "The loudness of a speech is known only when it is complete.",
                 "Call synthesize(loudness=...), or give the stream volume=, in dB.",
             )
+        voice = values.get("voice")
         if isinstance(voice, os.PathLike):
             voice = os.fspath(voice)
         if not isinstance(voice, str | Voice | None):
@@ -217,29 +178,13 @@ class SpeechEngine(ABC):
                 f"text is {reprlib.repr(text)} and text_open is {text_open}.",
                 "A request has either a text or text_open=True.",
             )
-        if text_open and text_feed == "auto":
-            text_feed = self._open_text_feed
-        request = SpeechRequest(
-            text=text,
-            voice=self.find_voice(voice),
-            language=language,
-            instruct=instruct,
-            sampling=self._sampling.override(**sampling),
-            seed=secrets.randbits(63) if seed is None else seed,
-            max_frames=max_frames,
-            text_feed=text_feed,
-            split=split,
-            first_chunk_frames=first_chunk_frames,
-            chunk_frames=chunk_frames,
-            sound=self._sound.override(
-                speed=speed,
-                volume=volume,
-                sample_rate=sample_rate,
-                leading_silence=leading_silence,
-                trailing_silence=trailing_silence,
-            ),
-        )
-        said = self._request_text(language, text_format, normalize, Lexicon.of(lexicon))
+        values["voice"] = self.find_voice(voice)
+        if values.get("seed") is None:
+            values["seed"] = secrets.randbits(63)
+        if text_open and values.get("text_feed") in (None, "auto"):
+            values["text_feed"] = self._open_text_feed
+        request = replace(self._defaults, text=text).override(**values)
+        said = self._request_text(request)
         heard = new_chunks(
             *(request.sound, self.sample_rate, self._high_pass),
             has_parts=isinstance(said, MarkedText),
@@ -258,23 +203,20 @@ class SpeechEngine(ABC):
             heard=heard,
         )
         cutter = PartCutter(parts, encoded.new_part, encoded.part_chars) if text_open else None
-        warnings = request.sampling.cold_warnings(self._sampling) + said.take_warnings()
+        warnings = request.sampling.cold_warnings(self._defaults.sampling) + said.take_warnings()
         loop.submit(state)
         return SpeechStream(state, self, said, cutter, self._workers, warnings)
 
-    def _request_text(
-        self, language: str | None, text_format: str, normalize: str, lexicon: Lexicon | None
-    ) -> RequestText:
+    def _request_text(self, request: SpeechRequest) -> RequestText:
         """Return an empty `RequestText`, to which the request's text is then added."""
-        check_text_format(text_format)
-        has_markup = text_format != "plain"
-        name = self._language_name(language)
-        reader = self._reading.reader(normalize, name, lexicon, has_markup)
+        has_markup = request.text_format != "plain"
+        name, lexicon = self._language_name(request.language), Lexicon.of(request.lexicon)
+        reader = self._reading.reader(request.normalize, name, lexicon, has_markup)
         watch = TextWatch(self._read_languages)
         if not has_markup or reader is None:
             return RequestText(reader, watch)
         return MarkedText(
-            new_parser(text_format),
+            new_parser(request.text_format),
             reader,
             self._spoken_language,
             watch,
@@ -336,19 +278,25 @@ class SpeechEngine(ABC):
         """Number of streams that are spoken or wait for a slot."""
         return self._loop.num_active
 
-    async def astream(self, text: str | None = None, **options: Any) -> AsyncIterator[AudioChunk]:
+    async def astream(
+        self, text: str | None = None, *, text_open: bool = False, **options: Unpack[SpeechKeywords]
+    ) -> AsyncIterator[AudioChunk]:
         """Yield the chunks of `stream`; leaving the generator cancels the stream."""
-        with self.stream(text, **options) as chunks:
+        with self.stream(text, text_open=text_open, **options) as chunks:
             async for chunk in chunks:
                 yield chunk
 
-    def synthesize(self, text: str, *, loudness: float | None = None, **options: Any) -> Speech:
+    def synthesize(
+        self, text: str, *, loudness: float | None = None, **options: Unpack[SpeechKeywords]
+    ) -> Speech:
         """Speak `text` and return all of it; the other options are those of `stream`.
 
         Args:
             loudness: loudness of the whole speech in LUFS, -40 .. -5; needs the extra `loudness`.
         """
-        options.setdefault("first_chunk_frames", options.get("chunk_frames", 10))
+        if options.get("first_chunk_frames") is None:  # there is nothing to hurry for
+            chunk_frames = options.get("chunk_frames")
+            options["first_chunk_frames"] = chunk_frames or self._defaults.chunk_frames
         if loudness is None:
             return Speech.collect(self.stream(text, **options))
         target = check_loudness(loudness)
@@ -360,8 +308,8 @@ class SpeechEngine(ABC):
         num_frames = 0
         with self._codes_dump.paused():
             for at_random, most in ((True, max_frames), (False, 2)):
-                draws = {"do_sample": at_random, "subtalker_do_sample": at_random}
-                speech = self.synthesize(text, seed=0, max_frames=most, **draws, **options)
+                options |= {"do_sample": at_random, "subtalker_do_sample": at_random}
+                speech = self.synthesize(text, seed=0, max_frames=most, **options)
                 num_frames += len(speech.codes)
         return num_frames
 

@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from qwen_megakernel.records import Sampling, SpeechRequest, StepResult, TextIds
+from qwen_megakernel.records import SpeechRequest, StepResult, TextIds
+from qwen_megakernel.speech_options import Sampling
 
 MAX_FRAMES_PER_STEP = 4  # keeps a launch short for new streams and barge-in (docs/kernel.md)
 

@@ -14,7 +14,8 @@ import numpy as np
 from qwen_megakernel.engine.stream_state import StreamState
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.printable import get_logger
-from qwen_megakernel.records import AudioChunk, FinishReason, check_text
+from qwen_megakernel.records import AudioChunk, FinishReason
+from qwen_megakernel.speech_options import check_text
 from qwen_megakernel.text.parts import PartCutter
 from qwen_megakernel.text.reading.spoken import Piece
 from qwen_megakernel.text.request_text import Cut, RequestText

@@ -1,6 +1,7 @@
 """Helpers for the ctypes mirrors of structs in C headers."""
 
 import ctypes
+from ctypes import c_float, c_int32
 from typing import Any
 
 Fields = list[tuple[str, Any]]  # for `_fields_`; the base class of C types has no public name
@@ -14,3 +15,12 @@ def fields(kind: Any, names: str) -> Fields:
 def offset_of(struct: type[ctypes.Structure], name: str) -> int:
     """Return the offset of a member, in bytes."""
     return getattr(struct, name).offset
+
+
+class SamplingParams(ctypes.Structure):
+    """`speech_options.Draw` as the CUDA kernel and the native code of CPUs take it."""
+
+    _fields_ = [
+        *fields(c_float, "temperature top_p repetition_penalty"),
+        *fields(c_int32, "top_k do_sample"),
+    ]

@@ -17,7 +17,7 @@ from pipecat.transcriptions.language import Language
 from pipecat.utils.errors import ErrorCategory
 from pipecat.utils.types import is_given
 
-from qwen_megakernel.choices import DEFAULT_MODEL, NORMALIZE
+from qwen_megakernel.choices import DEFAULT_MODEL
 from qwen_megakernel.errors import (
     EmptyText,
     EngineBusy,
@@ -26,14 +26,12 @@ from qwen_megakernel.errors import (
     TextTooLong,
     UnknownLanguage,
     UsageError,
-    check_choice,
 )
 from qwen_megakernel.pipecat.base import base_arguments
 from qwen_megakernel.pipecat.contexts import ContextTTSService
 from qwen_megakernel.pipecat.settings import MegakernelTTSSettings, WordAggregator, as_language
-from qwen_megakernel.records import Sampling, SoundOptions, SpeechRequest
+from qwen_megakernel.speech_options import SoundOptions, SpeechOptions
 from qwen_megakernel.text.languages import AUTO, resolve_language
-from qwen_megakernel.text.markup.marked_text import check_text_format
 from qwen_megakernel.text.reading.lexicon import Lexicon
 from qwen_megakernel.voice import Voice
 
@@ -46,8 +44,6 @@ HINTS = {
         "Leave it out: the service itself pushes words, starts and stops.",
     ),
 }
-
-PLAIN = "plain"  # the format of texts, unless the settings say otherwise
 
 if TYPE_CHECKING:
     from qwen_megakernel.engine.speech_engine import SpeechEngine
@@ -253,19 +249,9 @@ class MegakernelTTSService(ContextTTSService):
 
     def _check_values(self, settings: MegakernelTTSSettings) -> Lexicon | None:
         """Return the lexicon of these settings; raise UsageError for a value that cannot work."""
-        options = settings.stream_options
-        SpeechRequest(
-            text=None,
-            sampling=Sampling().override(**settings.sampling_knobs),
-            seed=options["seed"] or 0,
-            max_frames=options["max_frames"],
-            text_feed=options["text_feed"],
-            sound=SoundOptions().override(**settings.sound),
-            **self._chunking,
-        )
-        check_text_format(settings.text_format or PLAIN)
-        check_choice("normalize", settings.normalize or AUTO, NORMALIZE)
-        return Lexicon.of(settings.lexicon)
+        options = settings.stream_options | self._chunking
+        SpeechOptions().override(**options)
+        return Lexicon.of(options["lexicon"])
 
     async def _rotate_turn(self) -> None:
         """End the current turn's request; the rest of the turn goes to a new context."""
@@ -283,21 +269,15 @@ class MegakernelTTSService(ContextTTSService):
     # ---- requests --------------------------------------------------------------------------------
 
     def _open_stream(self, text: str | None) -> SpeechStream:
-        options = self._settings.stream_options | {"voice": self._voice} | self._chunking
+        options = self._settings.stream_options | self._chunking
+        options |= {"voice": self._voice, "lexicon": self._lexicon}
         return self._engine.stream(
-            text,
-            text_open=text is None,
-            text_format=self._settings.text_format or PLAIN,
-            normalize=self._settings.normalize or AUTO,
-            lexicon=self._lexicon,
-            sample_rate=self._sound_rate,
-            **self._settings.sound,
-            **options,
+            text, text_open=text is None, sample_rate=self._sound_rate, **options
         )
 
     @property
     def _has_markup(self) -> bool:
-        return (self._settings.text_format or PLAIN) != PLAIN
+        return self._settings.stream_options["text_format"] not in (None, "plain")
 
     @property
     def _needs_whole_sentences(self) -> bool:

@@ -1,75 +1,53 @@
 """The settings of the Pipecat service, and how it cuts streamed text into words."""
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, field, fields, make_dataclass
+from typing import TYPE_CHECKING, Any, Unpack
 
 from pipecat.services.settings import TTSSettings
 from pipecat.transcriptions.language import Language
 from pipecat.utils.text.base_text_aggregator import Aggregation, BaseTextAggregator, TextType
 from pipecat.utils.types import NOT_GIVEN, NotGiven
 
-from qwen_megakernel.records import Sampling, SoundOptions
+from qwen_megakernel.speech_options import OPTIONS, SpeechKeywords, table
 from qwen_megakernel.text.languages import AUTO, code_of_language
-from qwen_megakernel.text.reading.lexicon import Lexicon
 from qwen_megakernel.timing.words import whole_words
+
+# Options of `SpeechOptions` that are arguments of the service, or fields of `TTSSettings`.
+_NOT_HERE = ("voice", "language", "split", "first_chunk_frames", "chunk_frames", "sample_rate")
+OWN = tuple(name for name in OPTIONS if name not in _NOT_HERE)
+
+if TYPE_CHECKING:
+    _OptionFields = TTSSettings  # mypy knows no class that is made at run time
+else:
+    _OptionFields = make_dataclass(
+        "_OptionFields",
+        [(name, Any, field(default_factory=lambda: NOT_GIVEN)) for name in OWN],
+        bases=(TTSSettings,),
+    )
 
 
 @dataclass
-class MegakernelTTSSettings(TTSSettings):
+class MegakernelTTSSettings(_OptionFields):
     """Settings that may change while the pipeline runs; a change applies from the next sentence.
 
     `voice` is a name from the engine's or the service's `voices`, or the path of a voice file;
-    `language` a `Language`, a code, or the model's name for it. None is the model's default.
+    `language` a `Language`, a code, or the model's name for it. None is the default of every
+    setting. A "request" is a sentence, in TOKEN mode a turn, which is not read as a whole
+    ("full"); markup may continue from one sentence of a turn to the next.
 
     Parameters:
-        instruct: How to speak, in words, for models that follow it.
-        seed: The same seed and text give the same codes; None draws a seed for each request.
-        max_frames: Longest speech of one request (a sentence; in TOKEN mode a turn), in frames
-            of 80 ms.
-        text_feed: "stepwise" reads a token of text for each frame, "full" all of it before
-            speaking (not in TOKEN mode); None or "auto" chooses as the official package does.
-        text_format: "ssml" (markup, which may continue from one sentence of a turn to the next) or
-            "pauses" (plain text with "[pause 1.5s]" in it); None or "plain": no markup is read
-            (docs/speech-control.md).
-        normalize: "on" reads numbers, dates, abbreviations and Markdown as words, "off" does not;
-            None or "auto" is the engine's choice (docs/speech-control.md).
-        lexicon: Respellings of words, before the engine's own: a file, a dict or a `Lexicon`.
-        speed: 0.25 to 4; at 2 the speech takes half the time, at the same pitch.
-        volume: Change of volume in dB, -60 to 20; a limiter prevents clipping.
-        leading_silence: Longest silence before a request's first sound, ms; None: the model's.
-        trailing_silence: Longest silence after a request's last sound, ms; None: the model's.
-        do_sample: True draws code 0 of each frame, False takes the most probable one.
-        temperature: Temperature of code 0.
-        top_k: Number of most probable codes to draw code 0 from; 0 is all.
-        top_p: Share of the probability to draw code 0 from.
-        repetition_penalty: Factor that makes values of code 0 that were drawn before less likely.
-        subtalker_do_sample: `do_sample` for a frame's other codes.
-        subtalker_temperature: `temperature` for the other codes.
-        subtalker_top_k: `top_k` for the other codes.
-        subtalker_top_p: `top_p` for the other codes.
     """
 
-    instruct: str | NotGiven | None = NOT_GIVEN
-    seed: int | NotGiven | None = NOT_GIVEN
-    max_frames: int | NotGiven | None = NOT_GIVEN
-    text_feed: str | NotGiven | None = NOT_GIVEN
-    text_format: str | NotGiven | None = NOT_GIVEN
-    normalize: str | NotGiven | None = NOT_GIVEN
-    lexicon: Lexicon | dict[str, str] | str | NotGiven | None = NOT_GIVEN
-    speed: float | NotGiven | None = NOT_GIVEN
-    volume: float | NotGiven | None = NOT_GIVEN
-    leading_silence: float | NotGiven | None = NOT_GIVEN
-    trailing_silence: float | NotGiven | None = NOT_GIVEN
-    do_sample: bool | NotGiven | None = NOT_GIVEN
-    temperature: float | NotGiven | None = NOT_GIVEN
-    top_k: int | NotGiven | None = NOT_GIVEN
-    top_p: float | NotGiven | None = NOT_GIVEN
-    repetition_penalty: float | NotGiven | None = NOT_GIVEN
-    subtalker_do_sample: bool | NotGiven | None = NOT_GIVEN
-    subtalker_temperature: float | NotGiven | None = NOT_GIVEN
-    subtalker_top_k: int | NotGiven | None = NOT_GIVEN
-    subtalker_top_p: float | NotGiven | None = NOT_GIVEN
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            model: str | NotGiven | None = NOT_GIVEN,
+            extra: dict[str, Any] = ...,
+            **options: Unpack[SpeechKeywords],
+        ) -> None: ...
 
     @classmethod
     def defaults(cls, model: str) -> "MegakernelTTSSettings":
@@ -79,22 +57,12 @@ class MegakernelTTSSettings(TTSSettings):
         return cls(**values)
 
     @property
-    def sampling_knobs(self) -> dict[str, Any]:
-        """Keyword arguments for `Sampling.override`."""
-        return {knob.name: getattr(self, knob.name) for knob in fields(Sampling)}
-
-    @property
-    def sound(self) -> dict[str, Any]:
-        """Keyword arguments for `SoundOptions.override`, without the sample rate."""
-        names = [option.name for option in fields(SoundOptions)]
-        return {name: getattr(self, name) for name in names if name != "sample_rate"}
-
-    @property
     def stream_options(self) -> dict[str, Any]:
         """Keyword arguments for `TTSEngine.stream`; every field must have a value."""
-        names = ("voice", "language", "instruct", "seed", "max_frames")
-        options = {name: getattr(self, name) for name in names}
-        return options | {"text_feed": self.text_feed or "auto"} | self.sampling_knobs
+        return {name: getattr(self, name) for name in ("voice", "language", *OWN)}
+
+
+MegakernelTTSSettings.__doc__ = f"{MegakernelTTSSettings.__doc__}{table(OWN)}"
 
 
 class WordAggregator(BaseTextAggregator):

@@ -2,7 +2,8 @@
 
 import json
 import re
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -12,30 +13,17 @@ from pydantic import (
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
+    create_model,
 )
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from qwen_megakernel.choices import TELEPHONE_RATE
 from qwen_megakernel.errors import TextTooLong, UsageError
-from qwen_megakernel.records import (
-    MAX_FACTOR,
-    MAX_LOUDNESS,
-    MAX_SAMPLE_RATE,
-    MAX_SILENCE,
-    MAX_SPEED,
-    MAX_TOP_K,
-    MAX_VOLUME,
-    MIN_FACTOR,
-    MIN_LOUDNESS,
-    MIN_SAMPLE_RATE,
-    MIN_SPEED,
-    MIN_VOLUME,
-    SoundOptions,
-)
 from qwen_megakernel.server.error_responses import ApiError
 from qwen_megakernel.server.settings import SAMPLE_RATES, ServerSettings
 from qwen_megakernel.server.voices import VoiceStore
 from qwen_megakernel.sound.loudness import check_loudness
+from qwen_megakernel.speech_options import LOUDNESS, OPTIONS, Option, SoundOptions
 from qwen_megakernel.text.cleaning import MAX_CHARS
 from qwen_megakernel.text.reading.lexicon import Lexicon
 from qwen_megakernel.voice import Voice
@@ -46,7 +34,6 @@ MODEL_ALIASES = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
 _DATED_ALIAS = re.compile(rf"(?:{'|'.join(MODEL_ALIASES)})-(?:\d{{4}}-\d\d-\d\d|\d{{4}})", re.ASCII)
 
 MIN_NEW_TOKENS = 2  # the last token is not a frame, and the first two never end the speech
-MAX_FIRST_CHUNK_FRAMES = 10  # the engine's chunk_frames: chunks grow to this length
 MAX_LEXICON_WORDS = 1000  # for each request
 _MAX_SIDE_CHARS = 4096  # in instructions and transcripts
 _MAX_NAME_CHARS = 256  # in the name of a voice; no model has a longer one
@@ -80,7 +67,52 @@ def _few_words(lexicon: Any) -> Any:
     return lexicon
 
 
-class SpeechSettings(BaseModel):
+# Options of `SpeechOptions` that HTTP does not have, or has in fields of its own.
+_NO_FIELDS = {
+    *("voice", "instruct", "text_feed", "split", "max_frames", "chunk_frames"),
+    *(option.name for option in OPTIONS.values() if option.is_subtalker),
+}
+OFFERED = tuple(name for name in OPTIONS if name not in _NO_FIELDS)
+
+# What holds for requests of clients beside `SpeechOptions`.
+_LIMITS: dict[str, dict[str, Any]] = {
+    "language": {"max_length": 64},
+    "lexicon": {"max_length": MAX_LEXICON_WORDS},
+    "first_chunk_frames": {"le": OPTIONS["chunk_frames"].default},  # chunks grow to this length
+}
+_DEFAULTS = dict.fromkeys(("normalize", *SoundOptions.options()), "the server's setting") | {
+    "sample_rate": "the server's setting, else the model's rate; 8000 for ulaw and alaw"
+}
+
+
+def _field(option: Option, note: str = "", **limits: Any) -> Any:
+    """Return the field of an option, with its limits and help text."""
+    default = _DEFAULTS.get(option.name, option.default_words)
+    description = f"{option.help[0].upper()}{option.help[1:]}{note}."
+    if default:
+        description += f" Default: {default}."
+    return Field(None, description=description, **limits | option.limits)
+
+
+def _type_of(option: Option) -> Any:
+    if option.name == "lexicon":
+        return Annotated[dict[str, str] | None, BeforeValidator(_few_words)]
+    return (Literal[option.choices] if option.choices else option.kind) | None
+
+
+if TYPE_CHECKING:
+    _OptionFields = BaseModel  # mypy knows no class that is made at run time
+else:
+    _OptionFields = create_model(
+        "_OptionFields",
+        **{
+            name: (_type_of(OPTIONS[name]), _field(OPTIONS[name], **_LIMITS.get(name, {})))
+            for name in OFFERED
+        },
+    )
+
+
+class SpeechSettings(_OptionFields):
     """How to speak: the fields that the HTTP body and the WebSocket's session.config share."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
@@ -91,49 +123,12 @@ class SpeechSettings(BaseModel):
     voice: Annotated[str | VoiceId | None, WrapValidator(_name_or_id)] = Field(
         None, description="The voice: an id from GET /v1/audio/voices."
     )
-    instructions: str | None = Field(None, max_length=_MAX_SIDE_CHARS)
+    instructions: str | None = _field(OPTIONS["instruct"], max_length=_MAX_SIDE_CHARS)
     response_format: Format | None = Field(None, description="Default: the server's format.")
     encoding: Literal["pcm", "ulaw", "alaw"] | None = Field(
         None, description="Encoding of the samples in a wav file. Default: pcm (16 bits)."
     )
-    speed: float | None = Field(
-        None,
-        ge=MIN_SPEED,
-        le=MAX_SPEED,
-        description="Speed at the same pitch: 2 takes half the time.",
-    )
-    volume: float | None = Field(
-        None, ge=MIN_VOLUME, le=MAX_VOLUME, description="Change of volume in dB."
-    )
-    loudness: float | None = Field(
-        None,
-        ge=MIN_LOUDNESS,
-        le=MAX_LOUDNESS,
-        description="Loudness of the whole speech in LUFS; only with stream false.",
-    )
-    sample_rate: int | None = Field(
-        None,
-        ge=MIN_SAMPLE_RATE,
-        le=MAX_SAMPLE_RATE,
-        description="Samples per second. Default: the model's rate; 8000 for ulaw and alaw.",
-    )
-    leading_silence: float | None = Field(
-        None, ge=0, le=MAX_SILENCE, description="The longest silence before the first sound, in ms."
-    )
-    trailing_silence: float | None = Field(
-        None, ge=0, le=MAX_SILENCE, description="The longest silence after the last sound, in ms."
-    )
-    language: str | None = Field(
-        None, max_length=64, description='A language\'s name, its code, or "auto".'
-    )
-    seed: int | None = Field(None, ge=0, lt=2**64)
-    do_sample: bool | None = Field(
-        None, description="false: greedy decoding, which takes the likeliest codes."
-    )
-    temperature: float | None = Field(None, ge=MIN_FACTOR, le=MAX_FACTOR)
-    top_k: int | None = Field(None, ge=0, le=MAX_TOP_K)
-    top_p: float | None = Field(None, gt=0, le=1)
-    repetition_penalty: float | None = Field(None, ge=MIN_FACTOR, le=MAX_FACTOR)
+    loudness: float | None = _field(LOUDNESS, "; only with stream false")
     max_new_tokens: int | None = Field(
         None, ge=MIN_NEW_TOKENS, description="The maximum number of frames, plus 1."
     )
@@ -143,25 +138,16 @@ class SpeechSettings(BaseModel):
     non_streaming_mode: bool | None = Field(
         None, description="true: the model reads all text before it speaks."
     )
-    first_chunk_frames: int | None = Field(None, ge=1, le=MAX_FIRST_CHUNK_FRAMES)
-    text_format: Literal["plain", "pauses", "ssml"] | None = Field(
-        None,
-        description='ssml is markup, pauses is plain text with "[pause 1.5s]". Default: plain.',
-    )
-    normalize: Literal["auto", "on", "off"] | None = Field(
-        None,
-        description="Read numbers, dates and Markdown as words. Default: the server's setting.",
-    )
-    lexicon: Annotated[dict[str, str] | None, BeforeValidator(_few_words)] = Field(
-        None,
-        max_length=MAX_LEXICON_WORDS,
-        description="Words, and respellings that the model pronounces right.",
-    )
     timestamp_granularities: list[Literal["word", "segment"]] | None = Field(
         None,
         max_length=2,
         description="Report the times of words, of sentences (segment), or of both.",
     )
+
+    def given(self, names: Iterable[str]) -> dict[str, Any]:
+        """Return those of the options `names` that the client has set."""
+        values = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in values.items() if value is not None}
 
     def warnings(self) -> list[str]:
         """Return warnings about fields that have no effect."""
@@ -274,12 +260,10 @@ def sound_options(
             "For raw samples use response_format ulaw, alaw, or pcm (16 bits).",
         )
         raise ApiError.about("encoding", error)
-    sound = {
-        name: getattr(settings.sound, name) if getattr(body, name) is None else getattr(body, name)
-        for name in SoundOptions.__dataclass_fields__
-    }
+    given = body.given(SoundOptions.options())
+    sound = settings.sound.values() | given
     if {response_format, body.encoding} & {"ulaw", "alaw"}:
-        sound["sample_rate"] = body.sample_rate or TELEPHONE_RATE
+        sound["sample_rate"] = given.get("sample_rate", TELEPHONE_RATE)
     rate = sound["sample_rate"] or sample_rate
     rates = SAMPLE_RATES.get(response_format, (rate,))
     if rate not in rates:
@@ -328,27 +312,20 @@ async def engine_options(
         voice, warning = voices.find(name, x_vector_only=bool(body.x_vector_only_mode))
     warnings += [warning] if warning else []
     feeds = {None: "auto", True: "full", False: "stepwise"}
-    try:
-        lexicon = Lexicon.of(body.lexicon)
-    except UsageError as error:
-        raise ApiError.about("lexicon", error) from error
-    options = {
-        "text_format": body.text_format or "plain",
-        "normalize": body.normalize or "auto",
-        "lexicon": lexicon,
+    options = body.given(OFFERED) | sound
+    options |= {
         "voice": voice,
-        "language": body.language or "auto",
+        "language": options.get("language") or None,
         "instruct": body.instructions,
-        "seed": body.seed,
         "max_frames": None if body.max_new_tokens is None else body.max_new_tokens - 1,
         "text_feed": feeds[body.non_streaming_mode],
-        "first_chunk_frames": body.first_chunk_frames or 1,
-        "chunk_frames": MAX_FIRST_CHUNK_FRAMES,
+        "subtalker_do_sample": options.get("do_sample"),
     }
-    for knob in ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty"):
-        options[knob] = getattr(body, knob)
-    options["subtalker_do_sample"] = body.do_sample
-    return options | sound, warnings
+    try:
+        options["lexicon"] = Lexicon.of(options.get("lexicon"))
+    except UsageError as error:
+        raise ApiError.about("lexicon", error) from error
+    return options, warnings
 
 
 def check_length(num_chars: int, settings: ServerSettings) -> None:

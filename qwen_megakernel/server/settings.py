@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from qwen_megakernel.choices import MP3_RATES
 from qwen_megakernel.errors import UsageError
-from qwen_megakernel.records import SoundOptions
+from qwen_megakernel.speech_options import SoundOptions
 
 # `response_format` -> media type of the answer. The names are OpenAI's.
 MEDIA_TYPES = {

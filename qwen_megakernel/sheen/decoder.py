@@ -16,10 +16,11 @@ from torch import Tensor
 
 from qwen_megakernel.decoders.sampling import draw, penalize
 from qwen_megakernel.errors import TextTooLong, TokenOrderError, UsageError, check_choice
-from qwen_megakernel.records import Sampling, SpeechRequest, StepResult, TextIds
+from qwen_megakernel.records import SpeechRequest, StepResult, TextIds
 from qwen_megakernel.sheen.codes import CODES_PER_FRAME
 from qwen_megakernel.sheen.language_model import LanguageModel
 from qwen_megakernel.sheen.tokens import AudioTokens
+from qwen_megakernel.speech_options import Sampling
 
 # "repair" offers the model at each place only the tokens that belong there. "refuse" offers the
 # whole vocabulary, and ends the stream with an error at the first token out of place.
@@ -211,7 +212,8 @@ class SheenDecoder:
 
     def _draw(self, state: _Part, place: int, hidden: Tensor) -> int | None:
         """Draw one code; None for <audio_end>, which only the first place may hold."""
-        tokens, sampling, size = self._tokens, state.sampling, self._tokens.codebook_size
+        tokens, size = self._tokens, self._tokens.codebook_size
+        how = state.sampling.predictor if place else state.sampling.talker
         first = tokens.first_of_place(place)
         may_end = place == 0 and state.num_frames > 0
         if self._order == "refuse":
@@ -223,16 +225,9 @@ class SheenDecoder:
                 logits = torch.cat([logits, end])
         if place == 0:
             own = logits[first - offset : first - offset + size]
-            own.copy_(penalize(own, state.seen, sampling.repetition_penalty))
-        prefix = "" if place == 0 else "subtalker_"
-        names = ("do_sample", "temperature", "top_k", "top_p")
+            own.copy_(penalize(own, state.seen, how))
         drawn = draw(
-            logits,
-            **{name: getattr(sampling, prefix + name) for name in names},
-            seed=state.seed,
-            part=state.part,
-            frame=state.num_frames,
-            codebook=place,
+            logits, how, seed=state.seed, part=state.part, frame=state.num_frames, codebook=place
         )
         if self._order == "repair":
             return None if drawn == size else drawn

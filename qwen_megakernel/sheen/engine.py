@@ -19,7 +19,7 @@ from qwen_megakernel.engine.stages import Stages
 from qwen_megakernel.errors import SetupError, TaskError, UnknownVoice, UnsupportedModel, UsageError
 from qwen_megakernel.native import cpu_threads
 from qwen_megakernel.printable import get_logger
-from qwen_megakernel.records import Files, Sampling, SpeechRequest
+from qwen_megakernel.records import Files, SpeechRequest
 from qwen_megakernel.sheen import model_folder
 from qwen_megakernel.sheen.codec import SnacCodec
 from qwen_megakernel.sheen.codes import CODES_PER_FRAME
@@ -31,6 +31,7 @@ from qwen_megakernel.sheen.language_model import (
 )
 from qwen_megakernel.sheen.model_folder import SNAC_FOLDER
 from qwen_megakernel.sheen.text_input import TextInput
+from qwen_megakernel.speech_options import Sampling
 from qwen_megakernel.text.languages import AUTO, language_of_code, resolve_language
 from qwen_megakernel.text.parts import EncodedText
 from qwen_megakernel.text.reading.lexicon import Lexicon
@@ -91,7 +92,7 @@ class SheenEngine(SpeechEngine):
         self.max_frames = max_frames or self.config.max_length // CODES_PER_FRAME
         on_gpu = self.device.type == "cuda"
         self.dtype = asked_dtype or (torch.bfloat16 if on_gpu else torch.float32)
-        self._sampling = _read_sampling(files.folder)
+        self._defaults = SpeechRequest(None, sampling=_read_sampling(files.folder))
         tokenizer = model_folder.load_tokenizer(files.folder, local_files_only=True)
         tokens = model_folder.audio_tokens(files.folder, tokenizer)
         self._text = TextInput(tokenizer, None if phonemes else self.config.espeak)

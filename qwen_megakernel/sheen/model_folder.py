@@ -17,9 +17,10 @@ import torch
 
 from qwen_megakernel.checkpoint.config_fields import Keys, Limits, read_json
 from qwen_megakernel.errors import ModelFilesError, OutputError, UnsupportedModel
-from qwen_megakernel.records import Files, Sampling
+from qwen_megakernel.records import Files
 from qwen_megakernel.sheen.codec import CONFIG, WEIGHTS, find_snac, read_snac_config
 from qwen_megakernel.sheen.tokens import AudioTokens, find_audio_tokens
+from qwen_megakernel.speech_options import Sampling
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -137,13 +138,9 @@ def save(
     """
     from transformers import GenerationConfig
 
-    sampling = asdict(Sampling())
-    names = ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty")
     # The engine's settings, so that transformers' own generate() samples like the engine.
     model.generation_config = GenerationConfig(
-        eos_token_id=tokens.end_id,
-        pad_token_id=tokenizer.pad_token_id,
-        **{name: sampling[name] for name in names},
+        eos_token_id=tokens.end_id, pad_token_id=tokenizer.pad_token_id, **asdict(Sampling().talker)
     )
     model.config.eos_token_id = tokens.end_id
     try:

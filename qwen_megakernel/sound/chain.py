@@ -9,11 +9,11 @@ from typing import Protocol
 
 import numpy as np
 
-from qwen_megakernel.records import MAX_SILENCE, SoundOptions
 from qwen_megakernel.sound.gain import Gain, Limiter
 from qwen_megakernel.sound.resampling import Resampler
 from qwen_megakernel.sound.silence import Edges, HighPass
 from qwen_megakernel.sound.stretch import Stretch
+from qwen_megakernel.speech_options import MAX_SILENCE, SoundOptions
 
 
 class Step(Protocol):

@@ -8,10 +8,10 @@ import math
 
 import numpy as np
 
-from qwen_megakernel.errors import MissingPackageError, UsageError
+from qwen_megakernel.errors import MissingPackageError
 from qwen_megakernel.installing import install_command
-from qwen_megakernel.records import MAX_LOUDNESS, MIN_LOUDNESS, plain_number
 from qwen_megakernel.sound.gain import Gain, Limiter
+from qwen_megakernel.speech_options import LOUDNESS
 
 EXTRA = "loudness"
 
@@ -20,14 +20,10 @@ def check_loudness(loudness: float) -> float:
     """Check a target loudness before anything is spoken, and return it as a float.
 
     Raises:
-        UsageError: the value is not a number, or outside `MIN_LOUDNESS` to `MAX_LOUDNESS`.
+        UsageError: the value is not a number, or outside the limits of `LOUDNESS`.
         MissingPackageError: the package `loudness` is not installed.
     """
-    target = plain_number(float, "loudness", loudness)
-    if not MIN_LOUDNESS <= target <= MAX_LOUDNESS:
-        raise UsageError(
-            f"loudness is {target:g}; it must be in {MIN_LOUDNESS:g} .. {MAX_LOUDNESS:g} (LUFS)."
-        )
+    target = LOUDNESS.check(loudness)
     try:
         import loudness as _  # noqa: F401
     except ImportError as error:

@@ -19,7 +19,8 @@ from qwen_megakernel.decoders.plain import PlainDecoder
 from qwen_megakernel.decoders.prompt import PromptBuilder
 from qwen_megakernel.decoders.sampling import MIN_FRAMES, penalize
 from qwen_megakernel.errors import OutputError, UsageError
-from qwen_megakernel.records import Prefill, Sampling, SpeechRequest
+from qwen_megakernel.records import Prefill, SpeechRequest
+from qwen_megakernel.speech_options import Sampling
 from qwen_megakernel.text.tokenizer import TextTokenizer
 from qwen_megakernel.validation import official
 
@@ -181,7 +182,7 @@ def greedy_scores(config: ModelConfig, case: Case, frame: int, codebook: int) ->
     talker, logits = config.talker, case.talker_logits[frame].float()
     seen = torch.zeros(len(logits), dtype=torch.bool)
     seen[case.codes[:frame, 0].long()] = True
-    scores = penalize(logits, seen, Sampling.greedy().repetition_penalty)
+    scores = penalize(logits, seen, Sampling.greedy().talker)
     suppressed = torch.arange(len(logits)) >= talker.suppressed_from
     suppressed[talker.codec_eos_id] = frame < MIN_FRAMES
     return scores.masked_fill(suppressed, -torch.inf)

@@ -16,7 +16,7 @@ from torch import Tensor
 from qwen_megakernel.checkpoint.loading import Checkpoint
 from qwen_megakernel.decoders.layers import DecoderStack
 from qwen_megakernel.decoders.plain import PlainDecoder
-from qwen_megakernel.records import Sampling
+from qwen_megakernel.speech_options import Sampling
 from qwen_megakernel.validation.cases import (
     Case,
     begin,

@@ -21,7 +21,7 @@ from torch import Tensor
 from qwen_megakernel.checkpoint.hub import without_advice
 from qwen_megakernel.errors import MissingPackageError
 from qwen_megakernel.installing import install_command
-from qwen_megakernel.records import Sampling
+from qwen_megakernel.speech_options import Sampling
 
 # Packages that qwen_tts imports at once, but uses only in its 25 Hz tokenizer.
 _ONLY_FOR_25_HZ = (
@@ -124,17 +124,7 @@ def generate(
     try:
         with without_advice():
             codes, _ = model.model.generate(
-                max_new_tokens=max_frames + 1,
-                do_sample=sampling.do_sample,
-                top_k=sampling.top_k,
-                top_p=sampling.top_p,
-                temperature=sampling.temperature,
-                repetition_penalty=sampling.repetition_penalty,
-                subtalker_dosample=sampling.subtalker_do_sample,
-                subtalker_top_k=sampling.subtalker_top_k,
-                subtalker_top_p=sampling.subtalker_top_p,
-                subtalker_temperature=sampling.subtalker_temperature,
-                **prompt,
+                max_new_tokens=max_frames + 1, **sampling.official_values(), **prompt
             )
     finally:
         talker.generate = inner

@@ -24,7 +24,7 @@ def test_a_random_checkpoint_loads_with_a_banner(cache_folder, caplog):
     assert loaded.codec_decoder["pre_conv.conv.weight"].dtype == torch.float32
     assert not any(name.startswith("talker.") for name in loaded.talker)
     assert loaded.max_new_tokens == 8192
-    assert loaded.sampling.repetition_penalty == 1.05
+    assert loaded.sampling.talker.repetition_penalty == 1.05
     assert loaded.has_codec_encoder
 
 
@@ -40,7 +40,7 @@ def test_the_demo_voice_loads_as_it_is(caplog):
         assert stack.head_dim % 32 == 0
     assert {tensor.dtype for tensor in loaded.talker.values()} == {torch.bfloat16}
     assert {tensor.dtype for tensor in loaded.codec_decoder.values()} == {torch.float32}
-    assert loaded.sampling.temperature == 0.3
+    assert loaded.sampling.talker.temperature == 0.3
     assert loaded.max_new_tokens == 512
     assert not loaded.has_codec_encoder
     assert loaded.load_prefix("encoder.") == {}

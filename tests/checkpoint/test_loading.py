@@ -18,7 +18,7 @@ from qwen_megakernel.checkpoint.random_configs import RECIPES, speech_tokenizer_
 from qwen_megakernel.checkpoint.tensor_shapes import codec_tensors
 from qwen_megakernel.decoders.coreml.export import MANIFEST, ExportOptions, export
 from qwen_megakernel.errors import ModelFilesError, UnsupportedModel
-from qwen_megakernel.records import Sampling
+from qwen_megakernel.speech_options import Sampling
 
 Q_PROJ = "talker.model.layers.0.self_attn.q_proj.weight"
 

@@ -9,7 +9,8 @@ from qwen_megakernel.decoders.backends import Backend, choose_backend, make_deco
 from qwen_megakernel.decoders.dtypes import dtypes_of
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.errors import UsageError
-from qwen_megakernel.records import Prefill, Sampling
+from qwen_megakernel.records import Prefill
+from qwen_megakernel.speech_options import Sampling
 
 CPU = torch.device("cpu")
 FULL, HALF = torch.float32, torch.bfloat16

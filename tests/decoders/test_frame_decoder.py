@@ -18,7 +18,8 @@ from qwen_megakernel.decoders.kernel.library import KernelLibrary
 from qwen_megakernel.decoders.plain import PlainDecoder
 from qwen_megakernel.errors import BuildError, LaunchError, NoGPUError, TextTooLong, UsageError
 from qwen_megakernel.native import cpu_library
-from qwen_megakernel.records import Prefill, Sampling
+from qwen_megakernel.records import Prefill
+from qwen_megakernel.speech_options import Sampling
 
 FORCED_ON = Sampling.greedy()
 

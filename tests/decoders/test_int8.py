@@ -23,7 +23,8 @@ from qwen_megakernel.decoders.backends import Backend, choose_backend, make_deco
 from qwen_megakernel.decoders.int8 import Int8Matrix
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.errors import UsageError
-from qwen_megakernel.records import Prefill, Sampling
+from qwen_megakernel.records import Prefill
+from qwen_megakernel.speech_options import Sampling
 
 CPU = torch.device("cpu")
 

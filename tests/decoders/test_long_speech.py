@@ -21,7 +21,8 @@ from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
 from qwen_megakernel.decoders.plain import PlainDecoder
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.native.cpu_library import CpuPool, open_library
-from qwen_megakernel.records import Prefill, Sampling
+from qwen_megakernel.records import Prefill
+from qwen_megakernel.speech_options import Sampling
 from qwen_megakernel.validation import official
 from qwen_megakernel.vocoder.cpu.vocoder import CpuVocoder
 from qwen_megakernel.vocoder.vocoder import Vocoder
@@ -127,7 +128,7 @@ def partings(drawn: Tensor, run: LongRun) -> list[tuple[int, int]]:
             logits[config.suppressed_from :] = -torch.inf
             seen = torch.zeros(len(logits), dtype=torch.bool)
             seen[run.codes[:frame, 0].long()] = True
-            logits = sampling.penalize(logits, seen, GREEDY.repetition_penalty)
+            logits = sampling.penalize(logits, seen, GREEDY.talker)
         assert logits.argmax() == theirs, "the official code is not the best of its logits"
         assert logits[theirs] - logits[ours] <= TIE_F32, (frame, group)
         found.append((frame, group))

@@ -8,7 +8,8 @@ import torch
 from qwen_megakernel.decoders.onednn import without_onednn
 from qwen_megakernel.decoders.plain import PlainDecoder
 from qwen_megakernel.decoders.slots import DecoderSizes
-from qwen_megakernel.records import Prefill, Sampling
+from qwen_megakernel.records import Prefill
+from qwen_megakernel.speech_options import Sampling
 
 CPU = torch.device("cpu")
 

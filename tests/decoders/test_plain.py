@@ -8,7 +8,8 @@ from tolerances import LOGITS_F32, NORM_F32
 from qwen_megakernel.decoders.layers import rotary
 from qwen_megakernel.decoders.plain import PlainDecoder
 from qwen_megakernel.decoders.slots import DecoderSizes
-from qwen_megakernel.records import Prefill, Sampling
+from qwen_megakernel.records import Prefill
+from qwen_megakernel.speech_options import Sampling
 from qwen_megakernel.validation import official
 
 CPU = torch.device("cpu")
@@ -170,7 +171,7 @@ def test_forced_codes_are_followed_and_reported_codes_are_the_drawn_ones(runs, l
     assert not np.array_equal(result.codes[0], run.codes)
 
 
-SAMPLED = Sampling(temperature=0.9, top_k=50)
+SAMPLED = Sampling().override(temperature=0.9, top_k=50)
 
 
 def codes_of(decoder, run, steps=(12,), slot=0, **options):

@@ -6,9 +6,9 @@ import torch
 
 from qwen_megakernel.decoders import sampling
 from qwen_megakernel.errors import GenerationError
+from qwen_megakernel.speech_options import Draw
 
-SAMPLED = {"do_sample": True, "temperature": 0.9, "top_k": 50, "top_p": 1.0}
-GREEDY = SAMPLED | {"do_sample": False}
+SAMPLED, GREEDY = Draw(), Draw(do_sample=False)
 FIRST = {"seed": 0, "part": 0, "frame": 0, "codebook": 0}
 
 
@@ -88,13 +88,13 @@ def test_the_distribution_is_that_of_transformers_over_20000_draws(temperature, 
     scores = sampling.keep_top_p(sampling.keep_top_k(logits / temperature, top_k), top_p).numpy()
     kept = np.flatnonzero(scores > -np.inf)
     counts = np.zeros(len(logits))
-    knobs = {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+    how = Draw(temperature=temperature, top_k=top_k, top_p=top_p)
     for frame in range(num_draws):
         address = FIRST | {"seed": 11, "frame": frame}
         noise = sampling.uniforms(kept, **address)
         counts[kept[np.argmax(scores[kept] - np.log(-np.log(noise)))]] += 1
         if frame < 50:
-            assert counts[sampling.draw(logits, **knobs, **address)]
+            assert counts[sampling.draw(logits, how, **address)]
     assert not counts[expected == 0].any()
     likely = expected * num_draws >= 5
     mean = num_draws * expected[likely]
@@ -122,20 +122,21 @@ def test_top_p_treats_equal_tokens_alike_and_keeps_the_best():
 def test_the_repetition_penalty_shrinks_positive_and_grows_negative_scores():
     logits = torch.tensor([2.0, -2.0, 2.0, -2.0])
     seen = torch.tensor([True, True, False, False])
-    assert sampling.penalize(logits, seen, 2.0).tolist() == [1.0, -4.0, 2.0, -2.0]
+    penalized = sampling.penalize(logits, seen, Draw(repetition_penalty=2.0))
+    assert penalized.tolist() == [1.0, -4.0, 2.0, -2.0]
 
 
 @pytest.mark.parametrize("place", [0, 1, 15, 16, 31, 1000, 2047])
 def test_greedy_finds_the_maximum_in_every_place(place):
     logits = torch.zeros(2048)
     logits[place] = 1e-3
-    assert sampling.draw(logits, **GREEDY, **FIRST) == place
+    assert sampling.draw(logits, GREEDY, **FIRST) == place
 
 
 def test_the_lowest_token_wins_a_greedy_tie():
     logits = torch.zeros(64)
     logits[[9, 40]] = 1.0
-    assert sampling.draw(logits, **GREEDY, **FIRST) == 9
+    assert sampling.draw(logits, GREEDY, **FIRST) == 9
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
@@ -143,4 +144,4 @@ def test_logits_that_are_not_finite_are_an_error_that_names_the_place(poison):
     logits = torch.zeros(16)
     logits[3] = poison
     with pytest.raises(GenerationError, match="codebook 5 in frame 8"):
-        sampling.draw(logits, **SAMPLED, seed=0, part=0, frame=8, codebook=5)
+        sampling.draw(logits, SAMPLED, seed=0, part=0, frame=8, codebook=5)

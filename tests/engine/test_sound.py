@@ -17,9 +17,9 @@ from waiting import wait_until
 from qwen_megakernel import AudioChunk, TTSEngine
 from qwen_megakernel.audio import to_int16
 from qwen_megakernel.errors import GenerationError, UsageError
-from qwen_megakernel.records import SoundOptions
 from qwen_megakernel.sound.chain import new_chain
 from qwen_megakernel.sound.chunks import HeardChunks
+from qwen_megakernel.speech_options import SoundOptions
 
 TEXT = "Your table for two is ready."
 NUM_FRAMES = 12  # a model with random weights does not end by itself

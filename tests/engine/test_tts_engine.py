@@ -25,7 +25,7 @@ from qwen_megakernel.errors import (
     UnknownVoice,
     UsageError,
 )
-from qwen_megakernel.records import MAX_FACTOR, MAX_TOP_K, MIN_FACTOR
+from qwen_megakernel.speech_options import MAX_FACTOR, MAX_TOP_K, MIN_FACTOR
 from qwen_megakernel.vocoder.cpu.vocoder import CpuVocoder
 from qwen_megakernel.vocoder.vocoder import Vocoder
 

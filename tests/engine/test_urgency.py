@@ -13,9 +13,10 @@ from qwen_megakernel.engine.slots import ActiveStream, SlotTable
 from qwen_megakernel.engine.speech import Speech
 from qwen_megakernel.engine.stages import StageTimes
 from qwen_megakernel.engine.stream_state import StreamState
-from qwen_megakernel.records import AudioChunk, SoundOptions, SpeechRequest, TextIds
+from qwen_megakernel.records import AudioChunk, SpeechRequest, TextIds
 from qwen_megakernel.sound.chain import new_chain
 from qwen_megakernel.sound.chunks import HeardChunks
+from qwen_megakernel.speech_options import SoundOptions
 from qwen_megakernel.text.parts import TextPart
 
 NOTHING = torch.zeros(0, dtype=torch.int64)

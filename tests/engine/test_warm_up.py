@@ -7,7 +7,7 @@ import pytest
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.decoders import sampling
 from qwen_megakernel.decoders.frame_decoder import FrameDecoder
-from qwen_megakernel.records import Sampling
+from qwen_megakernel.speech_options import Sampling
 from qwen_megakernel.vocoder.cpu.vocoder import CpuVocoder
 from qwen_megakernel.vocoder.vocoder import Vocoder
 
@@ -32,8 +32,8 @@ def test_a_decoder_has_drawn_greedily_and_at_random(frames_by_sampling, backend)
     """The first frame, which comes from the prompt, and a later one."""
     with TTSEngine.from_pretrained("tiny-random-base", backend=backend) as engine:
         warmed = dict(frames_by_sampling)
-        own = engine._sampling
-    assert own.do_sample and own.subtalker_do_sample
+        own = engine._defaults.sampling
+    assert own.talker.do_sample and own.predictor.do_sample
     greedy = own.override(do_sample=False, subtalker_do_sample=False)
     assert set(warmed) == {own, greedy} and min(warmed.values()) >= 2
 
@@ -41,9 +41,9 @@ def test_a_decoder_has_drawn_greedily_and_at_random(frames_by_sampling, backend)
 def test_every_codebook_has_been_drawn_greedily_and_at_random(monkeypatch):
     draws, draw = set(), sampling.draw
 
-    def noting_draw(logits, **options):
-        draws.add((options["do_sample"], options["codebook"]))
-        return draw(logits, **options)
+    def noting_draw(logits, how, **address):
+        draws.add((how.do_sample, address["codebook"]))
+        return draw(logits, how, **address)
 
     monkeypatch.setattr(sampling, "draw", noting_draw)
     with TTSEngine.from_pretrained("demo-voice", backend="torch") as engine:

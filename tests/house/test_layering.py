@@ -15,6 +15,7 @@ PACKAGE = Path(__file__).parents[2] / "qwen_megakernel"
 FLOORS = """
     printable  errors  choices  installing
     gpu  native  voice  signals  output_files
+    speech_options
     records  audio
     checkpoint
     text  vocoder  sound

@@ -9,7 +9,8 @@ import torch
 from qwen_megakernel.decoders.backends import choose_backend, load_decoder
 from qwen_megakernel.errors import BuildError, GenerationError, OutOfMemory, SetupError
 from qwen_megakernel.native import cpu_library
-from qwen_megakernel.records import Prefill, Sampling
+from qwen_megakernel.records import Prefill
+from qwen_megakernel.speech_options import Sampling
 
 ZEN_3 = "flags\t\t: fpu fma sse2 avx avx2 vaes"
 ZEN_4 = f"{ZEN_3} avx512f avx512dq avx512bw avx512vl avx512_vnni"

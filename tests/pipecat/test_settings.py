@@ -32,8 +32,8 @@ async def test_settings_reach_the_engine():
         await run.until(TTSStoppedFrame)
     request = engine.streams[0].request
     assert (request.voice, request.language, request.instruct) == ("vivian", "german", "Whisper.")
-    assert (request.seed, request.sampling.temperature) == (5, 0.5)
-    assert request.sampling.subtalker_top_k == 9
+    assert (request.seed, request.sampling.talker.temperature) == (5, 0.5)
+    assert request.sampling.predictor.top_k == 9
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ async def test_settings_change_between_sentences():
         await run.until(TTSStoppedFrame)
     one, two = (stream.request for stream in run.engine.streams)
     assert (one.voice, one.language) == ("aiden", "auto")
-    assert (two.voice, two.language, two.sampling.temperature) == ("vivian", "chinese", 0.1)
+    assert (two.voice, two.language, two.sampling.talker.temperature) == ("vivian", "chinese", 0.1)
     assert run.order(TTSStartedFrame, TTSStoppedFrame) == [TTSStartedFrame, TTSStoppedFrame]
 
 

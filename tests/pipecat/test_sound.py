@@ -16,7 +16,7 @@ from tolerances import PEAK_DB, nearly
 from qwen_megakernel import families
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.pipecat.service import MegakernelTTSService
-from qwen_megakernel.records import SoundOptions
+from qwen_megakernel.speech_options import SoundOptions
 
 Settings = MegakernelTTSService.Settings
 TEXT = "Your table for two is ready by the window."

@@ -18,9 +18,9 @@ from wyoming.tts import Synthesize
 from wyoming_client import connected, events_until, pcm_of
 
 from qwen_megakernel.errors import UsageError
-from qwen_megakernel.records import SoundOptions
 from qwen_megakernel.server.encoders import encode_whole
 from qwen_megakernel.server.settings import SAMPLE_RATES, ServerSettings
+from qwen_megakernel.speech_options import SoundOptions
 
 TEXT = "Your table for two is ready. We will meet you on Friday."
 WAYS = [{"stream": False}, {}, {"stream_format": "sse"}]

@@ -238,7 +238,7 @@ def test_every_setting_reaches_the_engine(open_page: Open) -> None:
     assert (request.voice, request.language, request.instruct) == ("vivian", "german", "calmly")
     assert request.seed == 2**64 - 1
     assert request.max_frames == 6  # 0.9 s and a little, at half the speed
-    sampling = request.sampling
+    sampling = request.sampling.talker
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.7, 20, 0.9)
     assert sampling.repetition_penalty == 1.1
     assert (request.sound.speed, request.sound.volume) == (0.5, -6)

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from qwen_megakernel.errors import TextTooLong, UsageError
-from qwen_megakernel.records import Sampling
 from qwen_megakernel.sheen.decoder import SheenDecoder, num_positions
 from qwen_megakernel.sheen.tokens import AudioTokens
+from qwen_megakernel.speech_options import Sampling
 
 TOKENS = AudioTokens(first_id=10, codebook_size=8)
 PROMPT = torch.tensor([1, 2, TOKENS.start_id])
-GREEDY = Sampling(do_sample=False, subtalker_do_sample=False, repetition_penalty=1.0)
+GREEDY = Sampling.greedy().override(repetition_penalty=1.0)
 
 
 class FixedModel:
@@ -64,7 +64,9 @@ def test_a_frame_is_one_code_of_the_first_layer_two_of_the_second_four_of_the_th
 
 
 def test_first_codes_are_penalised_and_no_others():
-    penalised = Sampling(do_sample=False, subtalker_do_sample=False, repetition_penalty=2.0)
+    penalised = Sampling().override(
+        do_sample=False, subtalker_do_sample=False, repetition_penalty=2.0
+    )
     codes = draw(FixedModel(**LIKELY), 3, penalised).codes[0]
     assert codes[:, 0].tolist() == [5, 3, 5]  # logits 4, then 3 and 2, then 2 and 1.5
     assert codes[:, 1:].tolist() == [[1, 1, 7, 7, 7, 7]] * 3
@@ -98,16 +100,16 @@ def test_an_end_before_any_frame_is_not_offered():
 
 def test_the_two_sets_of_knobs_hold_for_their_places():
     model = FixedModel(**LIKELY, **ENDLESS)
-    hot_rest = Sampling(top_k=1, repetition_penalty=1.0, subtalker_temperature=100.0)
+    hot_rest = Sampling().override(top_k=1, repetition_penalty=1.0, subtalker_temperature=100.0)
     codes = draw(model, 12, hot_rest, max_frames=12).codes[0]
     assert set(codes[:, 0]) == {5} and all(len(set(column)) > 3 for column in codes[:, 1:].T)
-    hot_first = Sampling(temperature=100.0, repetition_penalty=1.0, subtalker_top_k=1)
+    hot_first = Sampling().override(temperature=100.0, repetition_penalty=1.0, subtalker_top_k=1)
     codes = draw(model, 12, hot_first, max_frames=12).codes[0]
     assert len(set(codes[:, 0])) > 3 and set(codes[:, 1]) == {1} and set(codes[:, 6]) == {7}
 
 
 def test_draws_are_addressed_by_seed_and_part():
-    hot = Sampling(temperature=9.0, subtalker_temperature=9.0)
+    hot = Sampling().override(temperature=9.0, subtalker_temperature=9.0)
 
     def codes(seed, part):
         return draw(FixedModel(**ENDLESS), 6, hot, seed, part).codes.tolist()
@@ -117,7 +119,7 @@ def test_draws_are_addressed_by_seed_and_part():
 
 
 def test_steps_of_any_length_are_the_same_frames():
-    hot = Sampling(temperature=9.0, subtalker_temperature=9.0)
+    hot = Sampling().override(temperature=9.0, subtalker_temperature=9.0)
     whole = draw(FixedModel(**ENDLESS), 4, hot).codes[0]
     stepped = decoder(FixedModel(**ENDLESS))
     stepped.prefill(1, PROMPT, hot, seed=0, part=0)

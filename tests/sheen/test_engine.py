@@ -333,9 +333,9 @@ def test_the_warm_up_speaks_greedily_and_at_random_and_is_not_dumped(
 ):
     draws, draw = set(), decoder.draw
 
-    def noting_draw(logits, **options):
-        draws.add((options["do_sample"], options["codebook"]))
-        return draw(logits, **options)
+    def noting_draw(logits, how, **address):
+        draws.add((how.do_sample, address["codebook"]))
+        return draw(logits, how, **address)
 
     dump = tmp_path / "codes.tsv"
     monkeypatch.setenv("TTS_DUMP_CODES", str(dump))

@@ -7,9 +7,10 @@ import pytest
 from tolerances import HUM_PAUSE_SECONDS, HUMS_SECONDS, LIMITED, nearly
 
 from qwen_megakernel.errors import UsageError
-from qwen_megakernel.records import AudioChunk, Manner, SoundOptions
+from qwen_megakernel.records import AudioChunk, Manner
 from qwen_megakernel.sound.chain import SoundChain, new_chain
 from qwen_megakernel.sound.chunks import HeardChunks, new_chunks
+from qwen_megakernel.speech_options import SoundOptions
 
 RATE = 24000
 

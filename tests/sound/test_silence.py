@@ -8,9 +8,9 @@ from tolerances import HIGH_PASSED_TONE, OFFSET, ROUNDING_F32, TICK, nearly
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.audio import leading_silence_ms
-from qwen_megakernel.records import MAX_SILENCE, SoundOptions
 from qwen_megakernel.sound.chain import new_chain
 from qwen_megakernel.sound.silence import FADE_S, Edges, HighPass
+from qwen_megakernel.speech_options import MAX_SILENCE, SoundOptions
 
 RATE = 24000
 MS = RATE // 1000

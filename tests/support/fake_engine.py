@@ -6,6 +6,7 @@ audio it hears and how much of the text was spoken.
 
 import asyncio
 import copy
+from dataclasses import replace
 from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
@@ -21,12 +22,11 @@ from qwen_megakernel.errors import (
     UnknownVoice,
     UsageError,
 )
-from qwen_megakernel.records import AudioChunk, Sampling, SoundOptions, SpeechRequest
+from qwen_megakernel.records import AudioChunk, SpeechRequest
 from qwen_megakernel.sound.chain import new_chain
 from qwen_megakernel.sound.chunks import HeardChunks
 from qwen_megakernel.text.languages import resolve_language, supported_languages
 from qwen_megakernel.text.parts import TextPart
-from qwen_megakernel.text.reading.lexicon import Lexicon
 from qwen_megakernel.text.reading.reader import Reading, TextReader
 from qwen_megakernel.text.reading.spoken import Piece
 from qwen_megakernel.text.sentences import unspeakable
@@ -95,16 +95,7 @@ class FakeEngine:
         return voice
 
     def stream(
-        self,
-        text: str | None = None,
-        *,
-        text_open: bool = False,
-        language: str = "auto",
-        seed: int | None = None,
-        text_format: str = "plain",
-        normalize: str = "auto",
-        lexicon: Lexicon | None = None,
-        **options: Any,
+        self, text: str | None = None, *, text_open: bool = False, **options: Any
     ) -> "FakeStream":
         if self.closed:
             raise EngineClosed("closed")
@@ -114,19 +105,11 @@ class FakeEngine:
             raise UsageError("text or text_open")
         if text is not None and unspeakable(text):
             raise EmptyText("empty")
-        resolve_language(language, self.languages)
-        knobs = {name: options.pop(name, None) for name in Sampling.__dataclass_fields__}
-        sound = {name: options.pop(name, None) for name in SoundOptions.__dataclass_fields__}
-        request = SpeechRequest(
-            text=text,
-            language=language,
-            sampling=Sampling().override(**knobs),
-            sound=SoundOptions().override(**sound),
-            seed=7 if seed is None else seed,
-            **options,
-        )
-        stream = FakeStream(self, request, self._reading.reader(normalize, language, lexicon))
-        stream.text_format = text_format  # recorded, but ignored
+        request = replace(SpeechRequest(None, seed=7), text=text).override(**options)
+        resolve_language(request.language, self.languages)
+        reader = self._reading.reader(request.normalize, request.language, request.lexicon)
+        stream = FakeStream(self, request, reader)
+        stream.text_format = request.text_format  # recorded, but ignored
         self.streams.append(stream)
         return stream
 

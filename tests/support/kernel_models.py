@@ -19,7 +19,8 @@ from qwen_megakernel.decoders import int8
 from qwen_megakernel.decoders.kernel import build
 from qwen_megakernel.errors import BuildError
 from qwen_megakernel.installing import install_command
-from qwen_megakernel.records import Prefill, Sampling
+from qwen_megakernel.records import Prefill
+from qwen_megakernel.speech_options import Sampling
 
 
 def has_nvcc() -> bool:

@@ -6,14 +6,14 @@ import numpy as np
 import torch
 
 from qwen_megakernel.decoders import int8
-from qwen_megakernel.records import Sampling
+from qwen_megakernel.speech_options import Sampling
 
 GREEDY = Sampling.greedy()
 MODES = {
     "greedy": GREEDY,
     "sampled": Sampling(),
-    "top-p": Sampling(top_p=0.8, subtalker_top_p=0.7),
-    "penalised": Sampling(repetition_penalty=1.5, top_k=0, subtalker_temperature=0.4),
+    "top-p": Sampling().override(top_p=0.8, subtalker_top_p=0.7),
+    "penalised": Sampling().override(repetition_penalty=1.5, top_k=0, subtalker_temperature=0.4),
 }
 
 

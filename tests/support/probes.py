@@ -9,9 +9,9 @@ from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.decoders.kernel import build
-from qwen_megakernel.decoders.kernel.library import SamplingParams, Stack, Workspace
+from qwen_megakernel.decoders.kernel.library import Stack, Workspace
 from qwen_megakernel.decoders.layers import rope_tables
-from qwen_megakernel.native.structs import fields
+from qwen_megakernel.native.structs import SamplingParams, fields
 
 
 class MatvecProbe(ctypes.Structure):

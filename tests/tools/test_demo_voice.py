@@ -26,7 +26,7 @@ from tolerances import (
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint.loading import DEMO_VOICE, DEMO_VOICE_FOLDER
 from qwen_megakernel.pipecat.service import MegakernelTTSService
-from qwen_megakernel.records import Sampling
+from qwen_megakernel.speech_options import Sampling
 from qwen_megakernel.validation import official
 from tools.demo_voice import samples, shards
 from tools.demo_voice.evaluate import REFERENCES, Reader, recognised, summary
@@ -177,7 +177,9 @@ def test_the_official_logits_are_ours(reader, official_model, monkeypatch):
     """Along a whole sentence, the stored bf16 weights give both implementations the same logits."""
     decoder, taps = reader._decoder, {}
     step = decoder.step
-    sampling = Sampling(do_sample=False, subtalker_do_sample=False, repetition_penalty=1.0)
+    sampling = Sampling().override(
+        do_sample=False, subtalker_do_sample=False, repetition_penalty=1.0
+    )
     with monkeypatch.context() as patch:
         patch.setattr(decoder, "step", lambda slots, count: step(slots, count, taps=taps))
         codes, _ = reader.codes(TEXT, 80, sampling=sampling)

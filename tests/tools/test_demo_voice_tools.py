@@ -12,7 +12,7 @@ from tolerances import TRAINER_HIDDEN
 
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.checkpoint.loading import DEMO_VOICE, DEMO_VOICE_FOLDER
-from qwen_megakernel.records import Sampling
+from qwen_megakernel.speech_options import Sampling
 from tools.demo_voice import (
     batches,
     decode,
@@ -123,7 +123,7 @@ def _plain_hidden(
 def test_greedy_decoding_for_training_draws_what_the_package_draws(reader, weights, references):
     config = recipe.parsed_model_config()
     some = references[:3]
-    greedy = Sampling(do_sample=False, subtalker_do_sample=False, repetition_penalty=1.0)
+    greedy = Sampling.greedy().override(repetition_penalty=1.0)
     ours = decode.greedy(weights, config, some, 60, Layout(is_full=True))
     for reference, codes in zip(some, ours, strict=True):
         expected, _ = reader.codes(reference.text, 60, sampling=greedy)

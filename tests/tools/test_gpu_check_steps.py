@@ -24,7 +24,7 @@ from benchmarks import performance_page
 from qwen_megakernel.decoders import int8
 from qwen_megakernel.decoders.kernel import build
 from qwen_megakernel.native import compiling
-from qwen_megakernel.records import Sampling
+from qwen_megakernel.speech_options import Sampling
 from qwen_megakernel.validation import compare
 from tools.gpu_check import stage_times
 from tools.gpu_check.steps import registry, scripts, speed

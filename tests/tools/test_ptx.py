@@ -26,7 +26,7 @@ from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
 from qwen_megakernel.decoders.plain import PlainDecoder
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.errors import GenerationError
-from qwen_megakernel.records import Sampling
+from qwen_megakernel.speech_options import Sampling
 from tools.kernel_study.ptx.build import assemble, build, instead_of_emulation
 from tools.kernel_study.ptx.translate import translate
 

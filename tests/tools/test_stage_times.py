@@ -15,7 +15,7 @@ from qwen_megakernel.checkpoint.config import parse_model_config
 from qwen_megakernel.checkpoint.random_configs import model_config
 from qwen_megakernel.decoders.kernel import build
 from qwen_megakernel.native import compiling
-from qwen_megakernel.records import Sampling
+from qwen_megakernel.speech_options import Sampling
 from tools.gpu_check import nsight_compute, stage_times
 from tools.gpu_check.stage_times import RECORD, Launch
 from tools.gpu_check.steps.context import TOY, Context

@@ -14,7 +14,7 @@ import torch
 from benchmarks import roofline
 from qwen_megakernel.checkpoint.config import StackConfig
 from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
-from qwen_megakernel.records import Sampling
+from qwen_megakernel.speech_options import Sampling
 
 PROMPT_POSITIONS = 200  # a frame in the middle of a sentence
 HEAD_START_CYCLES = 400_000  # cycles for the host to get ahead, a fifth of a millisecond

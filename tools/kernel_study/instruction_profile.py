@@ -26,7 +26,8 @@ from qwen_megakernel.checkpoint.random_configs import model_config
 from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX, model_tensors
 from qwen_megakernel.decoders.kernel import decoder as kernel_decoder
 from qwen_megakernel.decoders.slots import DecoderSizes
-from qwen_megakernel.records import Prefill, Sampling
+from qwen_megakernel.records import Prefill
+from qwen_megakernel.speech_options import Sampling
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tools.kernel_study.frame_model import NUM_SMS

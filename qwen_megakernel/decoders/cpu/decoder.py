@@ -7,6 +7,7 @@ threads nor on other streams.
 
 import ctypes
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from qwen_megakernel.native.cpu_library import (
     destroy_with,
     open_library,
 )
+from qwen_megakernel.native.structs import SamplingParams
 from qwen_megakernel.records import StepResult
 
 HEAD_DIMS = range(32, 257, 16)
@@ -277,13 +279,9 @@ class _Source:
 
 
 def _options_of(state: SlotState) -> native.StreamOptions:
-    s = state.sampling
     return native.StreamOptions(
-        native.Draw(s.temperature, s.top_p, s.top_k, s.do_sample),
-        native.Draw(
-            s.subtalker_temperature, s.subtalker_top_p, s.subtalker_top_k, s.subtalker_do_sample
-        ),
-        s.repetition_penalty,
+        SamplingParams(**asdict(state.sampling.talker)),
+        SamplingParams(**asdict(state.sampling.predictor)),
         state.part,
         state.seed,
     )

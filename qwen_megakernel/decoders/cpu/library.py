@@ -3,7 +3,7 @@
 import ctypes
 from ctypes import POINTER, c_float, c_int32, c_uint32, c_uint64, c_void_p
 
-from qwen_megakernel.native.structs import fields
+from qwen_megakernel.native.structs import SamplingParams, fields
 
 # SourceFormat
 FLOAT32, BF16, INT8 = range(3)
@@ -49,17 +49,8 @@ class ModelSource(ctypes.Structure):
     ]
 
 
-class Draw(ctypes.Structure):
-    _fields_ = [*fields(c_float, "temperature top_p"), *fields(c_int32, "top_k do_sample")]
-
-
 class StreamOptions(ctypes.Structure):
-    _fields_ = [
-        *fields(Draw, "talker predictor"),
-        ("repetition_penalty", c_float),
-        ("part", c_uint32),
-        ("seed", c_uint64),
-    ]
+    _fields_ = [*fields(SamplingParams, "talker predictor"), ("part", c_uint32), ("seed", c_uint64)]
 
 
 class StepRequest(ctypes.Structure):

@@ -124,7 +124,7 @@ class GraphDecoder(BufferedDecoder):
         reach = _padded(end, MIN_REACH, self.max_positions)
         all_new = all(state.frame == 0 for state in states)
         samplings = [state.sampling for state in states]
-        use_top_p = any(min(s.top_p, s.subtalker_top_p) < 1 for s in samplings)
+        use_top_p = any(min(s.talker.top_p, s.predictor.top_p) < 1 for s in samplings)
         for index in range(num_frames):
             if self._cancelled:
                 break

@@ -8,6 +8,7 @@ import functools
 import threading
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -50,12 +51,19 @@ def without_cudnn_attention(run: Callable[..., Any]) -> Callable[..., Any]:
     return chosen
 
 
+DRAWS = ("talker", "predictor")  # the fields of `Sampling`
+
 # Rows of the control, [num_slots] each: the integers are int32, the rows after them float32.
+# Those of the draws are named after their places in `Sampling`.
+_INTEGER_KNOBS = tuple(f"{of}.{name}" for of in DRAWS for name in ("do_sample", "top_k"))
 INTEGERS = (
     *("active", "position", "frame", "num_text", "seed_low", "seed_high", "part"),
-    *("do_sample", "top_k", "subtalker_do_sample", "subtalker_top_k"),
+    *_INTEGER_KNOBS,
 )
-FLOATS = ("repetition_penalty", "temperature", "top_p", "subtalker_temperature", "subtalker_top_p")
+FLOATS = (
+    "talker.repetition_penalty",
+    *(f"{of}.{name}" for of in DRAWS for name in ("temperature", "top_p")),
+)
 
 
 class GraphModel:
@@ -145,13 +153,12 @@ class GraphModel:
         floats = rows[len(INTEGERS) :].view(np.float32)
         floats[:] = 1.0  # with a temperature of 0 the inactive rows would become NaN
         for slot, state in slots.items():
-            s = state.sampling
             seed = np.array([state.seed], dtype=np.uint64).view(np.uint32).view(np.int32)
             rows[: len(INTEGERS), slot] = (
                 *(True, state.position, state.frame, state.num_text_rows, *seed, state.part),
-                *(s.do_sample, s.top_k, s.subtalker_do_sample, s.subtalker_top_k),
+                *attrgetter(*_INTEGER_KNOBS)(state.sampling),
             )
-            floats[:, slot] = [getattr(s, name) for name in FLOATS]
+            floats[:, slot] = attrgetter(*FLOATS)(state.sampling)
         return torch.from_numpy(rows)
 
     def split_result(self, result: Tensor) -> tuple[Tensor, Tensor]:
@@ -242,10 +249,10 @@ class GraphModel:
     ) -> Tensor:
         """Draw code 0 [num_slots] from the talker's logits [num_slots, vocab_size]."""
         control = self._control
-        logits = sampling.penalize(logits, self.seen, control["repetition_penalty"])
+        logits = sampling.penalize(logits, self.seen, control["talker.repetition_penalty"])
         is_early = (control["frame"] < MIN_FRAMES)[:, None]
         logits = logits.masked_fill(self._is_suppressed | (self._is_eos & is_early), -torch.inf)
-        return self._draw(logits, noise, active, "", 0, use_top_p)
+        return self._draw(logits, noise, active, "talker", 0, use_top_p)
 
     def _draw_residual_codes(
         self, code: Tensor, given: Tensor | None, noise: Tensor, active: Tensor, use_top_p: bool
@@ -269,7 +276,7 @@ class GraphModel:
             start += x.shape[1]
             logits.append(F.linear(hidden, head).float())
             draws = noise[:, group, :vocab_size]
-            codes.append(self._draw(logits[-1], draws, active, "subtalker_", group, use_top_p))
+            codes.append(self._draw(logits[-1], draws, active, "predictor", group, use_top_p))
             used = codes[-1] if given is None else given[:, group]
             x = F.embedding(used, embeddings.code_tables[group - 1])[:, None]
         return torch.stack(codes, dim=1), torch.stack(logits, dim=1)
@@ -287,9 +294,9 @@ class GraphModel:
         is_bad = active & ~torch.isfinite(logits.amax(dim=-1)) & (self._bad == 0)
         self._bad.add_(is_bad, alpha=codebook + 1)
         knobs = Knobs(
-            do_sample=control[f"{which}do_sample"] > 0,
-            temperature=control[f"{which}temperature"],
-            top_k=control[f"{which}top_k"].long(),
-            top_p=control[f"{which}top_p"],
+            do_sample=control[f"{which}.do_sample"] > 0,
+            temperature=control[f"{which}.temperature"],
+            top_k=control[f"{which}.top_k"].long(),
+            top_p=control[f"{which}.top_p"],
         )
         return sampling.draw(logits, noise, knobs, use_top_p=use_top_p)

@@ -5,6 +5,7 @@ library gets its address (library.py).
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,12 @@ from qwen_megakernel.decoders import int8
 from qwen_megakernel.decoders.buffered import BufferedDecoder
 from qwen_megakernel.decoders.kernel.buffers import KernelBuffers
 from qwen_megakernel.decoders.kernel.launcher import Launcher
-from qwen_megakernel.decoders.kernel.library import MAX_STREAMS, SamplingParams, Stream
+from qwen_megakernel.decoders.kernel.library import MAX_STREAMS, Stream
 from qwen_megakernel.decoders.kernel.loading import load_library
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.decoders.weights import DecoderModel
 from qwen_megakernel.errors import GenerationError, QwenTTSError
+from qwen_megakernel.native.structs import SamplingParams
 from qwen_megakernel.records import StepResult
 
 
@@ -163,7 +165,6 @@ class KernelDecoder(BufferedDecoder):
 
     def _native_stream(self, slot: int) -> Stream:
         state = self._state(slot)
-        s = state.sampling
         return Stream(
             slot=slot,
             position=state.position,
@@ -172,18 +173,6 @@ class KernelDecoder(BufferedDecoder):
             num_text_rows=state.num_text_rows,
             seed_low=state.seed & 0xFFFFFFFF,
             seed_high=state.seed >> 32,
-            talker=SamplingParams(
-                temperature=s.temperature,
-                top_p=s.top_p,
-                repetition_penalty=s.repetition_penalty,
-                top_k=s.top_k,
-                do_sample=s.do_sample,
-            ),
-            predictor=SamplingParams(
-                temperature=s.subtalker_temperature,
-                top_p=s.subtalker_top_p,
-                repetition_penalty=1.0,
-                top_k=s.subtalker_top_k,
-                do_sample=s.subtalker_do_sample,
-            ),
+            talker=SamplingParams(**asdict(state.sampling.talker)),
+            predictor=SamplingParams(**asdict(state.sampling.predictor)),
         )

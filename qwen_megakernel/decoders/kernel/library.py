@@ -15,7 +15,7 @@ from torch import Tensor
 from qwen_megakernel.decoders.kernel.sizes import KernelSizes, StackSizes
 from qwen_megakernel.errors import BuildError, GenerationError, LaunchError, UsageError
 from qwen_megakernel.native.compiling import load
-from qwen_megakernel.native.structs import fields
+from qwen_megakernel.native.structs import SamplingParams, fields
 
 MAX_STREAMS = 16  # for one launch: the size of StepParams.streams
 
@@ -68,13 +68,6 @@ class Workspace(ctypes.Structure):
         "x hidden qkv attention mlp logits attention_partials attention_tickets control cancel "
         "stage_times",
     )
-
-
-class SamplingParams(ctypes.Structure):
-    _fields_ = [
-        *fields(c_float, "temperature top_p repetition_penalty"),
-        *fields(c_int32, "top_k do_sample"),
-    ]
 
 
 class Stream(ctypes.Structure):

@@ -6,8 +6,7 @@ import reprlib
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 
-from qwen_megakernel.choices import TEXT_FORMATS
-from qwen_megakernel.errors import MarkupError, check_choice
+from qwen_megakernel.errors import MarkupError
 from qwen_megakernel.records import Manner
 from qwen_megakernel.text.languages import AUTO
 from qwen_megakernel.text.markup.items import (
@@ -29,12 +28,6 @@ from qwen_megakernel.text.unreadable import TextWatch
 _SENTENCE_ENDS = ".!?;:…。！？；："  # a sentence that ends with one of them needs no full stop
 _MAX_WARNINGS = 20  # for each text
 _CLOSING = "\"'”’»)]} "
-
-
-def check_text_format(text_format: str) -> None:
-    """Raise UsageError for a value that `choices.TEXT_FORMATS` lacks."""
-    hint = '"ssml" is markup; "pauses" is plain text with [pause 1.5s] in it.'
-    check_choice("text_format", text_format, TEXT_FORMATS, hint)
 
 
 def new_parser(text_format: str) -> Parser:

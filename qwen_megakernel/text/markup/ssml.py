@@ -15,7 +15,8 @@ from xml.parsers import expat
 
 from qwen_megakernel.errors import MarkupError, UsageError
 from qwen_megakernel.printable import printable
-from qwen_megakernel.records import MAX_SPEED, MAX_VOLUME, MIN_SPEED, MIN_VOLUME, Manner
+from qwen_megakernel.records import Manner
+from qwen_megakernel.speech_options import MAX_SPEED, MAX_VOLUME, MIN_SPEED, MIN_VOLUME
 from qwen_megakernel.text.cleaning import REMOVED, SEPARATORS
 from qwen_megakernel.text.markup import values
 from qwen_megakernel.text.markup.items import (

@@ -4,7 +4,7 @@ import re
 import reprlib
 
 from qwen_megakernel.errors import UsageError
-from qwen_megakernel.records import MAX_SPEED, MAX_VOLUME, MIN_SPEED, MIN_VOLUME
+from qwen_megakernel.speech_options import MAX_SPEED, MAX_VOLUME, MIN_SPEED, MIN_VOLUME
 
 MAX_PAUSE_S, MAX_PAUSES_S = 10.0, 60.0  # for one pause, and for all pauses of a request
 

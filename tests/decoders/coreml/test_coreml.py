@@ -29,7 +29,8 @@ from qwen_megakernel.decoders.prompt import PromptBuilder
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.engine.speech import Speech
 from qwen_megakernel.errors import MissingPackageError, SetupError, UsageError
-from qwen_megakernel.records import Sampling, SpeechRequest
+from qwen_megakernel.records import SpeechRequest
+from qwen_megakernel.speech_options import Sampling
 from qwen_megakernel.text.tokenizer import TextTokenizer
 from qwen_megakernel.vocoder.vocoder import Vocoder
 
@@ -166,7 +167,7 @@ def test_an_app_that_follows_the_page_speaks(converted):
     """The five steps of docs/coreml.md, "In an app", run with all six models and greedy draws."""
     loaded, folder = converted
     num_frames, talker = 2 * CHUNK_FRAMES, loaded.config.talker
-    greedy = Sampling(do_sample=False, subtalker_do_sample=False, repetition_penalty=1.0)
+    greedy = Sampling.greedy().override(repetition_penalty=1.0)
     plain = plain_decoder(loaded)
     ids = TextTokenizer(loaded.files.folder, loaded.config).encode("Hi.")
     prefill = PromptBuilder(loaded.config, plain.embeddings).build(ids, SpeechRequest("Hi."))

@@ -231,9 +231,8 @@ void speak(void* pool, const ModelSource& model) {
   for (int slot = 0; slot < kSlots; ++slot) {
     // The prompts of slots 4 and 5 begin like that of slot 3, and take its keys and values.
     const int length = 5 + 17 * (slot < 4 ? slot : 3) + slot / 4, kept = slot < 4 ? 0 : 40;
-    const StreamOptions options = {{0.9f, slot % 2 ? 0.8f : 1.0f, slot == 2 ? 0 : 9, slot != 0},
-                                   {0.8f, 1.0f, 7, slot != 0},
-                                   1.05f,
+    const StreamOptions options = {{0.9f, slot % 2 ? 0.8f : 1.0f, 1.05f, slot == 2 ? 0 : 9, slot != 0},
+                                   {0.8f, 1.0f, 1.0f, 7, slot != 0},
                                    1,
                                    uint64_t(slot)};
     std::vector<float> cached(kept * qwen_cpu_decoder_kept_floats(decoder));
@@ -260,7 +259,7 @@ void speak(void* pool, const ModelSource& model) {
 }
 
 StreamOptions sampled(uint64_t seed) {
-  return {{0.9f, 0.8f, 9, 1}, {0.8f, 0.9f, 7, 1}, 1.05f, 1, seed};
+  return {{0.9f, 0.8f, 1.05f, 9, 1}, {0.8f, 0.9f, 1.0f, 7, 1}, 1, seed};
 }
 
 // Makes a decoder, runs a prompt, adds text and draws a frame; in each, every allocation fails once.

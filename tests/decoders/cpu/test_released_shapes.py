@@ -11,7 +11,7 @@ from qwen_megakernel.checkpoint.config import parse_model_config
 from qwen_megakernel.checkpoint.random_configs import model_config
 from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX, model_tensors
 from qwen_megakernel.decoders import int8
-from qwen_megakernel.records import Sampling
+from qwen_megakernel.speech_options import Sampling
 
 TEXT_ROWS = 8  # rows of the text table, which these tests do not read
 

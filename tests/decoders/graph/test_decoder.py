@@ -23,10 +23,11 @@ from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
 from qwen_megakernel.decoders.plain import PlainDecoder
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.errors import GenerationError, UsageError
-from qwen_megakernel.records import Prefill, Sampling
+from qwen_megakernel.records import Prefill
+from qwen_megakernel.speech_options import Sampling
 
 GREEDY, SAMPLED = Sampling.greedy(), Sampling()
-NARROW = Sampling(
+NARROW = Sampling().override(
     top_k=20, top_p=0.8, repetition_penalty=1.3, subtalker_top_k=0, subtalker_top_p=0.7
 )
 LOVES_REPEATS = Sampling.greedy().override(repetition_penalty=0.4)

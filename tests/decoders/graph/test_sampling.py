@@ -8,6 +8,7 @@ from tolerances import NOISE_RELATIVE, ROUNDING_F32
 from qwen_megakernel.decoders import sampling
 from qwen_megakernel.decoders.graph import sampling as graph_sampling
 from qwen_megakernel.decoders.graph.sampling import Knobs
+from qwen_megakernel.speech_options import Draw
 
 VOCAB = 70  # not a multiple of the four words of a counter
 
@@ -58,9 +59,8 @@ def test_each_row_draws_what_the_specification_draws(seed):
     knobs = Knobs(*(torch.tensor(column) for column in zip(*chosen, strict=True)))
     drawn = graph_sampling.draw(logits, noise, knobs, use_top_p=True)
     for row, values in enumerate(chosen):
-        knobs = dict(zip(("do_sample", "temperature", "top_k", "top_p"), values, strict=True))
         address = {"seed": seed, "part": 1, "frame": row, "codebook": 2}
-        expected = sampling.draw(logits[row], **knobs, **address)
+        expected = sampling.draw(logits[row], Draw(*values), **address)
         assert drawn[row] == expected
 
 
@@ -78,5 +78,5 @@ def test_the_penalty_is_a_rows_own():
     penalties = torch.tensor([1.0, 1.3, 0.4])
     ours = graph_sampling.penalize(logits, seen, penalties)
     for row, penalty in enumerate(penalties.tolist()):
-        expected = sampling.penalize(logits[row], seen[row], penalty)
+        expected = sampling.penalize(logits[row], seen[row], Draw(repetition_penalty=penalty))
         torch.testing.assert_close(ours[row], expected, rtol=ROUNDING_F32, atol=0)

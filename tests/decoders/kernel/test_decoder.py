@@ -23,7 +23,8 @@ from qwen_megakernel.errors import (
     UnsupportedModel,
     UsageError,
 )
-from qwen_megakernel.records import Prefill, Sampling
+from qwen_megakernel.records import Prefill
+from qwen_megakernel.speech_options import Sampling
 
 GREEDY = Sampling.greedy()
 

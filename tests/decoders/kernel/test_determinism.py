@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
-from qwen_megakernel.records import Sampling
+from qwen_megakernel.speech_options import Sampling
 
 SAMPLED = Sampling()
 

@@ -8,11 +8,11 @@ from tolerances import KERNEL_LOGITS_BF16, KERNEL_LOGITS_F32
 
 from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
 from qwen_megakernel.decoders.plain import PlainDecoder
-from qwen_megakernel.records import Sampling
+from qwen_megakernel.speech_options import Sampling
 
 GREEDY = Sampling.greedy()
 SAMPLED = Sampling()
-NARROW = Sampling(
+NARROW = Sampling().override(
     top_k=20, top_p=0.8, repetition_penalty=1.3, subtalker_top_k=0, subtalker_top_p=0.7
 )
 

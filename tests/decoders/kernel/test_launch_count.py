@@ -13,7 +13,8 @@ from qwen_megakernel.decoders.graph.decoder import GraphDecoder
 from qwen_megakernel.decoders.kernel import launcher, loading
 from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
 from qwen_megakernel.errors import UsageError
-from qwen_megakernel.records import Prefill, Sampling
+from qwen_megakernel.records import Prefill
+from qwen_megakernel.speech_options import Sampling
 
 
 @pytest.fixture

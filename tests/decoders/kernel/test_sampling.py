@@ -8,7 +8,8 @@ from probes import Probes, SamplingProbe, random, with_poisoned_tail
 from tolerances import ROUNDING_F32
 
 from qwen_megakernel.decoders import sampling
-from qwen_megakernel.decoders.kernel.library import SamplingParams
+from qwen_megakernel.native.structs import SamplingParams
+from qwen_megakernel.speech_options import Draw
 
 SEED, PART, CODEBOOK = 0x1234_5678_9ABC_DEF0, 2, 5
 EOS, SUPPRESSED_FROM = 140, 128
@@ -32,9 +33,9 @@ def draw(probes, logits, *, seen=None, eos_banned=False, noise=None, **settings)
 
 
 def specified(logits, **settings):
-    options = {"do_sample": True, "temperature": 0.9, "top_k": 50, "top_p": 1.0} | settings
+    how = Draw(**settings)
     return [
-        sampling.draw(row, **options, seed=SEED, part=PART, frame=frame, codebook=CODEBOOK)
+        sampling.draw(row, how, seed=SEED, part=PART, frame=frame, codebook=CODEBOOK)
         for frame, row in enumerate(logits)
     ]
 
@@ -103,7 +104,7 @@ def test_rules_of_code_0(probes):
     seen[0], seen[3] = 0x0FF0F00F, -1
     mask = torch.tensor([(int(seen[i // 32]) >> (i % 32)) & 1 for i in range(1152)]).bool()
     for banned in (True, False):
-        expected = sampling.penalize(logits, mask, 1.3)
+        expected = sampling.penalize(logits, mask, Draw(repetition_penalty=1.3))
         expected[:, SUPPRESSED_FROM:EOS] = -torch.inf
         expected[:, EOS + 1 :] = -torch.inf
         if banned:

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qwen_megakernel.errors import MarkupError, UsageError
+from qwen_megakernel.errors import MarkupError
 from qwen_megakernel.records import Manner
-from qwen_megakernel.text.markup.marked_text import MarkedText, check_text_format, new_parser
+from qwen_megakernel.text.markup.marked_text import MarkedText, new_parser
 from qwen_megakernel.text.reading.lexicon import Lexicon
 from qwen_megakernel.text.reading.reader import Reading, TextReader
 from qwen_megakernel.text.request_text import Cut, Passage
@@ -183,8 +183,3 @@ def test_what_is_no_number_is_read_as_it_is_written():
 def test_broken_markup_of_a_whole_text_is_refused():
     with pytest.raises(MarkupError, match="SSML, line 1, column 4: mismatched tag"):
         passages("One</s>")
-
-
-def test_a_format_must_be_known():
-    with pytest.raises(UsageError, match="text_format is 'html'; known: plain, pauses, ssml"):
-        check_text_format("html")

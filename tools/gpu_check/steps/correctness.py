@@ -19,7 +19,7 @@ import validate_kernel
 from qwen_megakernel.decoders.backends import Backend
 from qwen_megakernel.decoders.plain import PlainDecoder
 from qwen_megakernel.native import compiling
-from qwen_megakernel.records import Sampling
+from qwen_megakernel.speech_options import Sampling
 from tools.gpu_check import compute_sanitizer
 from tools.gpu_check.steps import ROOT
 from tools.gpu_check.steps.context import Context

@@ -14,7 +14,7 @@ import torch
 from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
 from qwen_megakernel.decoders.kernel.launcher import BARRIER_TIMEOUT_SECONDS
 from qwen_megakernel.errors import KernelTimeout, QwenTTSError
-from qwen_megakernel.records import Sampling
+from qwen_megakernel.speech_options import Sampling
 from tools.gpu_check.steps.context import Context
 
 NUM_LAUNCHES = 100_000

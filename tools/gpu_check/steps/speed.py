@@ -21,7 +21,8 @@ from qwen_megakernel.decoders.graph.decoder import GraphDecoder
 from qwen_megakernel.decoders.kernel import build
 from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
 from qwen_megakernel.native import compiling
-from qwen_megakernel.records import Prefill, Sampling
+from qwen_megakernel.records import Prefill
+from qwen_megakernel.speech_options import Sampling
 from qwen_megakernel.vocoder.graph_vocoder import GraphVocoder
 from qwen_megakernel.vocoder.vocoder import Vocoder
 from tools.gpu_check.kernel_timer import PROMPT_POSITIONS, ForcedStreams, KernelTimer
