@@ -4,9 +4,10 @@ An expression is a part of a text that is not spoken as it is written: a number,
 abbreviation, a web address. The package also removes the marks of Markdown and applies lexicons.
 
 Read `reader` first (`TextReader` reads one text, which may arrive in pieces), then `spoken` (pieces
-of spoken text with the characters that they stand for), `segments` (how much of an incomplete text
-is held back), `markdown`, `lexicon`, `grammar` (the patterns of expressions) and `language` (the
-words for expressions; `english` and the modules beside it hold the tables of one language each).
+of spoken text with the characters that they stand for), `typography` (one form for each mark),
+`markdown` and `lexicon`. An expression is read in three steps: `segments`, `joining` and the
+patterns of `grammar` find it and its class; `surroundings` and the word before it decide what else
+it may be; `language` says it (`english` and the modules beside it hold one language each).
 
 Other rooms use `reader.TextReader` and `Reading`, `spoken.Piece` and `lexicon.Lexicon`.
 """

@@ -2,7 +2,7 @@
 
 import re
 
-from qwen_megakernel.text.reading.language import Language, Rules, roman_number
+from qwen_megakernel.text.reading.language import Language, Rules, any_of, roman_number
 from qwen_megakernel.text.reading.spoken import RESPELT
 
 _SCALES = ("", " thousand", " million", " billion", " trillion")
@@ -117,8 +117,8 @@ class English(Language):
         yield r"['’]?(?P<t>[1-9]0)['’]?s\b", "{t:decade}"
         yield r"['’]?(?P<c>1[1-9])00['’]?s\b", "{c} hundreds"
         yield r"['’]?(?P<n>[12])000['’]?s\b", "{n} thousands"
-        months = "|".join(sorted(self.month_forms, key=len, reverse=True))
-        month = rf"(?:of\s)?(?P<m>{months})\b\.?(?:,?\s(?P<y>\d{{4}})(?!\d))?"
+        months = any_of(self.month_forms)
+        month = rf"(?:of\s)?(?P<m>{self.month_pattern()})(?:,?\s(?P<y>\d{{4}})(?!\d))?"
         yield rf"(?i)(?P<d>[12]\d|3[01]|0?[1-9])(?:st|nd|rd|th)?\s{month}", self.british_date
         yield (
             rf"(?i)(?P<d>[12]\d|3[01]|0?[1-9])-(?P<m>{months})-(?P<y>\d{{4}})(?!\d)",
@@ -229,11 +229,12 @@ class English(Language):
 
     def british_date(self, match: re.Match[str], before: str) -> str:
         """Return the words of a date such as "5 March 2026"."""
-        month = self.month(self.month_forms[match["m"].lower()])
+        month = self._month_of(match)
         words = f"{self.ordinal(int(match['d']))} of {month}"
         if before.lower() != "the":
             words = f"the {words}"
-        return words + (f" {self.year(int(match['y']))}" if match["y"] else "")
+        year = f" {self.year(int(match['y']))}" if match["y"] else ""
+        return words + year + self.kept_point(match)
 
     def day_of_month(self, match: re.Match[str], before: str) -> str | None:
         """Return the words of a day such as "5, 2026" after the name of a month."""
@@ -248,7 +249,7 @@ class English(Language):
         return words + (f", {self.year(int(match['y']))}" if match["y"] else "")
 
     def _month_of(self, match: re.Match[str]) -> str:
-        return self.month(self.month_forms[match["m"].lower()])
+        return self.month(self.month_forms[match["m"].lower().rstrip(".")])
 
     def slash_date(self, match: re.Match[str], before: str) -> str | None:
         """Return "12/25" as a date if the day is above 20 or a word such as "on" precedes it."""
@@ -301,11 +302,7 @@ class English(Language):
         if match["m"] and int(match["m"]):
             words += " " + self._minutes(int(match["m"]))
         words += f" {match['mark'][0].lower()} m"
-        rest = match.string[match.end() :]
-        following = (rest.split() or [""])[0]
-        ends = following[:1].isupper() and following.rstrip(",.;:)") not in self.after_final
-        is_end = match["mark"].endswith(".") and (not following or (ends and rest[0].isspace()))
-        return words + ("." if is_end else "")
+        return words + self.kept_point(match)
 
     def hours(self, match: re.Match[str], before: str) -> str | None:
         """Return the words of a length of time such as "1h30" or "2h 15m"."""
@@ -388,7 +385,7 @@ class English(Language):
         if bottom := groups.get("b"):
             return f"{self.fraction(int(match['n']), int(bottom))} {noun.one}"
         words = self.count(match["n"], groups.get("d") or "", noun)
-        return words + (" by " if groups.get("x") else "")
+        return words + (" by " if groups.get("x") else self.kept_point(match))
 
     def per_time(self, match: re.Match[str], before: str) -> str | None:
         """Return " per " for the "/" of "7 days/week", and None for that in "the month/year"."""

@@ -43,6 +43,13 @@ class German(Language):
         exkl.: exklusive; zzgl.: zuzüglich; ggf.: gegebenenfalls; evtl.: eventuell; Mio.: Millionen
         Mrd.: Milliarden; St.: Sankt; v.Chr.: vor Christus; n.Chr.: nach Christus"""
     FINAL = "usw. etc. Str."
+    STARTERS = """Aber Alle Alles Als Am An Auch Auf Aus Bei Beim Bis Bitte Da Dabei Damit Danach
+        Dann Daher Darum Das Dein Dem Den Denn Der Deshalb Die Dies Diese Dieser Dieses Doch Dort Du
+        Ein Eine Einen Er Es Euer Falls Für Gestern Hat Heute Hier Ich Ihr Ihre Im In Ist Ja Jede
+        Jeder Jetzt Kann Kein Keine Man Mein Meine Mit Morgen Nach Nein Nicht Noch Nun Nur Ob Oder
+        Ohne Sehr Sein Seine Seit Sie So Sonst Über Um Und Unser Unter Viele Vom Von Vor Wann Warum
+        Was Wegen Weil Wenn Wer Wie Wir Wird Wo Zu Zum Zur Zwar"""
+    nouns_are_capitalised = True
     SYMBOLS = """&: und; @: at; =: gleich; ÷: geteilt durch; ×: mal; °: Grad; ≈ ~: etwa
         <: kleiner als; >: größer als; ≤: höchstens; ≥: mindestens; ±: plus minus; §: Paragraf
         ©: Copyright"""

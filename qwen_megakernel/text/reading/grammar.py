@@ -6,12 +6,12 @@ tries its rules in order and uses the first one that matches and returns words.
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-from qwen_megakernel.text.reading.language import TYPED_SIGNS, Currency, Language, Noun, Say
+from qwen_megakernel.text.reading.language import TYPED_SIGNS, Currency, Language, Noun, Say, any_of
 from qwen_megakernel.text.reading.spoken import Draft, Piece
+from qwen_megakernel.text.reading.surroundings import CLOSING, OPENING, bare, inside
 
-_SPACES = " \u00a0\u2009\u202f"
 _URL = re.compile(r"(?:(?:https?|ftp|wss?)://|www\.)[^\s<>\"'()\[\]{}]+", re.IGNORECASE)
 _HOST_AND_PORT = re.compile(
     r"(?:localhost|\d{1,3}(?:\.\d{1,3}){3}):\d{1,5}(?!\d)(?:/[^\s<>\"'()\[\]{}]*)?", re.IGNORECASE
@@ -34,9 +34,8 @@ _PHONE = re.compile(
 _MIN_PHONE_DIGITS = 7
 _RANGE_BEGIN = re.compile(r"[$€£¥(]?\d")
 _VERSION = re.compile(r"\d+(?:\.\d+){2,}")
-_VULGAR = re.compile("[¼-¾⅐-⅞]")
 _SIGNS = "-−+±~≈<>≤≥"
-_DASH = re.compile(rf"[{_SPACES}]?[-–—][{_SPACES}]?(?=[$€£¥]?\d)|(?<=\d)~(?=\d)")
+_DASH = re.compile(r" ?[-–—] ?(?=[$€£¥]?\d)|(?<=\d)~(?=\d)")
 _CHAIN = re.compile(r"\d+(?:-\d+){2,}(?![\w-])")  # a formation (4-3-3), the number of a part
 _HIDDEN_DIGITS = re.compile("[₀-₉]+")
 _DASHES = ("-", "–", "—")
@@ -57,26 +56,35 @@ class Grammar:
         # words directly after digits.
         self._edge = r"(?![A-Za-z0-9])" if language.letters_follow else r"(?![^\W_])"
         own = [(re.compile(pattern), say) for pattern, say in language.own_rules()]
-        self._own = [pattern for pattern, _ in own]
+        self._own = re.compile("|".join(_unnamed(pattern.pattern) for pattern, _ in own) or "(?!)")
         common = ((re.compile(pattern), say) for pattern, say in self._common_rules())
         self._rules = (*own, *common)
         self._interesting = re.compile(
-            r"\d|[¼-¾⅐-⅞₀-₉]|://|www\.|@|" + _any_of([".com", *language.symbols])
+            r"\d|[₀-₉]|://|www\.|@|" + any_of([".com", *language.symbols])
         )
         self._abbreviations = frozenset({*language.abbreviations, *language.opens})
 
-    def read(self, segment: Draft, before: str) -> Iterator[Piece]:
+    def read(self, segment: Draft, before: str, quotes: str = "") -> Iterator[Piece]:
         """Yield the pieces to speak for a segment.
+
+        Quotation marks, brackets and other marks around an expression do not change its words: no
+        rule sees them, except a point that may belong to an abbreviation.
 
         Args:
             segment: a segment without marks of Markdown.
             before: the word before the segment.
+            quotes: the straight quotation marks that are open before the segment.
         """
-        draft = segment.replace(_VULGAR, _plain_fraction)
-        text, done, place = draft.text, 0, 0
-        if not self._may_have_expressions(text):
-            yield from draft.kept(0, len(text))
+        if not self._may_have_expressions(segment.text):
+            yield from segment.kept(0, len(segment.text))
             return
+        begin, end = inside(segment.text, "" if bare(before).lower() in _ONE else quotes)
+        yield from segment.kept(0, begin)
+        yield from self._read(segment[begin:end], before)
+        yield from segment.kept(end, len(segment.text))
+
+    def _read(self, draft: Draft, before: str) -> Iterator[Piece]:
+        text, done, place = draft.text, 0, 0
         last = ""  # the last character that is spoken
         while place < len(text):
             end, words = self._expression(text, place, before)
@@ -112,9 +120,9 @@ class Grammar:
     def _may_have_expressions(self, text: str) -> bool:
         return bool(
             self._interesting.search(text)
-            or any(word.strip(_OPENING) in self._abbreviations for word in _forms(text))
+            or any(word.strip(OPENING) in self._abbreviations for word in _forms(text))
             or _DOMAIN.search(text)
-            or any(pattern.search(text) for pattern in self._own)
+            or self._own.search(text)
         )
 
     def _expression(self, text: str, place: int, before: str) -> tuple[int, str]:
@@ -126,7 +134,7 @@ class Grammar:
             return 0, ""
         if last.isdecimal() and char.isdecimal():
             return 0, ""
-        before = (text[:place].split() or [before])[-1]
+        before = bare((text[:place].split() or [before])[-1])
         for pattern, say in self._rules:
             match = pattern.match(text, place)
             if match and match.end() > place:
@@ -142,16 +150,16 @@ class Grammar:
         yield from ((each, self._web) for each in (_URL, _EMAIL, _HOST_AND_PORT, _DOMAIN))
         clock = r"(?P<h>\d\d):(?P<min>\d\d)(?::(?P<s>\d\d)(?:[.,]\d+)?)?(?P<utc>Z)?"
         yield rf"(?P<y>\d{{4}})-(?P<m>\d\d)-(?P<d>\d\d)T{clock}{self._edge}", self._date_and_time
-        yield r"(?P<y>\d{4})\.(?P<m>\d\d)\.(?P<d>\d\d)(?![\d.])", lang.written_date
+        yield r"(?P<y>\d{4})\.(?P<m>\d\d)\.(?P<d>\d\d)(?!\.?\d)", lang.written_date
         yield r"(?P<y>\d{4})([-/])(?P<m>\d{1,2})\2(?P<d>\d{1,2})(?!\d)", lang.written_date
         numeric = r"(?P<{}>\d{{1,2}})([-./])(?P<{}>\d{{1,2}})\2(?P<y>\d{{4}}|\d\d)(?![\d./-]\d|\d)"
         yield r"(?P<d>\d\d)\.(?P<m>\d\d)\.(?P<y>\d{4})(?![\d./-]\d|\d)", lang.written_date
         yield numeric.format(*("dm" if lang.day_first else "md")), lang.written_date
         if lang.says_written_dates:
-            links = _any_of(lang.links)
+            links = any_of(lang.links)
             yield (
                 rf"(?i)(?P<d>\d{{1,2}})(?:{lang.ordinal_marks})?\.?\s(?:{links}\s)?"
-                rf"(?P<m>{_any_of(lang.month_forms)})\b\.?(?:,?\s(?:{links}\s)?(?P<y>\d{{4}})(?!\d))?",
+                rf"(?P<m>{lang.month_pattern()})(?:,?\s(?:{links}\s)?(?P<y>\d{{4}})(?!\d))?",
                 lang.written_date,
             )
         yield (
@@ -172,19 +180,19 @@ class Grammar:
         )
         whole = rf"\d{{1,3}}(?:{re.escape(lang.group_mark)}\d{{3}})+|\d+"
         yield rf"(?P<w>{whole})(?:{lang.ordinal_marks}){self._edge}", self._ordinal
-        abbreviations = _any_of(lang.abbreviations)
+        abbreviations = any_of(lang.abbreviations)
         yield rf"(?<!\w)(?<!\w\.)(?:{abbreviations}){self._edge}", self._abbreviation
         yield rf"#\s?{self._num('')}", self._with_number_sign
         yield rf"(?P<sign>[{_SIGNS}]\s?)?{self._num('')}", self._number
         yield _DASH, self._dash
         yield r"-(?=\d)", lambda match, before: " " if match.start() and before[-1:] else None
-        yield rf"(?P<sym>{_any_of(lang.symbols)})(?!(?P=sym))", self._symbol
+        yield rf"(?P<sym>{any_of(lang.symbols)})(?!(?P=sym))", self._symbol
 
     def _num(self, name: str) -> str:
         """Return the pattern of a number, whose groups are `name` + "w" and `name` + "d"."""
         mark, decimal = re.escape(self.language.group_mark), re.escape(self.language.decimal)
         return (
-            rf"(?P<{name}w>\d{{1,3}}(?:{mark}\d{{3}})+(?!\d)|\d{{1,3}}(?:[{_SPACES}'’]\d{{3}})+(?!\d)"
+            rf"(?P<{name}w>\d{{1,3}}(?:{mark}\d{{3}})+(?!\d)|\d{{1,3}}(?:[ '’]\d{{3}})+(?!\d)"
             # Numbers grouped as in India, and numbers with the marks of another language.
             rf"|\d{{1,2}}(?:{mark}\d\d)+{mark}\d{{3}}(?!\d)"
             rf"|\d{{1,3}}(?:{decimal}\d{{3}})+(?={mark}\d{{1,2}}(?!\d))"
@@ -192,10 +200,10 @@ class Grammar:
         )
 
     def _money_rules(self) -> Iterator[tuple[str, Say]]:
-        signs = _any_of(self.language.currencies)
-        scales = _any_of([*self.language.scales, *self.language.money_scales])
+        signs = any_of(self.language.currencies)
+        scales = any_of([*self.language.scales, *self.language.money_scales])
         number, sign = self._num(""), r"(?P<sign>[-−+~]\s?)?"
-        scale = rf"(?:\s?(?P<scale>{scales}){self._edge}\.?)?"
+        scale = rf"(?:\s?(?P<scale>{scales}){self._edge})?"
         per = r"(?:/(?P<per>[^\W\d_]+))?"
         span = rf"(?:\s?[-–—]\s?(?:{signs})?{self._num('to')})?"
         yield rf"{sign}(?P<sym>{signs})\s?{number}{span}{scale}{per}", self._money
@@ -204,12 +212,12 @@ class Grammar:
     def _unit_rules(self) -> Iterator[tuple[str, Say]]:
         span = rf"(?:\s?[-–—]\s?{self._num('to')})?"
         number = rf"(?P<sign>[-−+±~≈<>≤≥]\s?)?{self._num('')}{span}"
-        units = _any_of(self.language.units)
+        units = any_of(self.language.units)
         square = r"²|2(?!\d)" if "²" in self.language.symbols else r"(?!)"
         unit = rf"(?P<unit>{units})(?:/(?P<per>{units})(?P<square>{square})?)?{self._edge}"
         point = r"(?:\.(?=\s+[a-z\d]))?" if self.language.units_have_points else ""
-        yield rf"{number}(?P<gap>[{_SPACES}-]?){unit}{point}", self._unit
-        yield rf"{number}[{_SPACES}]?%", self._percent
+        yield rf"{number}(?P<gap>[ -]?){unit}{point}", self._unit
+        yield rf"{number}[ ]?%", self._percent
 
     # ---- words of a match ------------------------------------------------------------------------
 
@@ -277,12 +285,13 @@ class Grammar:
             unit = lang.noun_after(currency.unit, before)
             words += lang.space + lang.form(*number, scale) + lang.scale_joint + unit.many
         elif match["tow"] is not None or len(cents) != 2:
-            return self._range(match, currency.unit, before) + self._per(match)
+            words = self._range(match, currency.unit, before) + self._per(match)
+            return words + lang.own_point(match)
         else:
             unit, cent = lang.noun_after(currency.unit, before), currency.cent
             currency = Currency(unit, lang.noun_after(cent, before) if cent else None)
             words = lang.money(whole, cents, currency)
-        return self._sign(match) + words + self._per(match)
+        return self._sign(match) + words + self._per(match) + lang.own_point(match)
 
     def _per(self, match: re.Match[str]) -> str:
         if not match["per"]:
@@ -297,7 +306,7 @@ class Grammar:
         if match["gap"] == "-" and lang.has_compounds and match["tow"] is None:
             return self._sign(match) + lang.number(*self._digits(match)) + "-" + noun.one
         square = f" {lang.symbols['²']}" if match["square"] else ""
-        return self._range(match, noun, before) + self._per(match) + square
+        return self._range(match, noun, before) + self._per(match) + square + lang.own_point(match)
 
     def _percent(self, match: re.Match[str], before: str) -> str | None:
         if self._is_inside(match):
@@ -359,12 +368,7 @@ class Grammar:
 
     def _abbreviation(self, match: re.Match[str], before: str) -> str | None:
         lang, key = self.language, match.group()
-        rest = match.string[match.end() :].lstrip("*_\"'”’)")
-        ends = key in lang.final and (not rest.strip() or re.match(r"\s+[^\W\d_a-zà-ÿ]", rest))
-        if ends and rest.strip():
-            following = rest.split()[0].rstrip(",;:)")
-            ends = following not in lang.abbreviations and following not in lang.after_final
-        return lang.abbreviations[key] + ("." if ends and key.endswith(".") else "")
+        return lang.abbreviations[key] + (lang.kept_point(match) if key in lang.final else "")
 
     def _dash(self, match: re.Match[str], before: str) -> str | None:
         last = match.string[: match.start()][-1:]
@@ -386,11 +390,11 @@ class Grammar:
             return None
         if match["sym"] in TYPED_SIGNS and (before_it + after_it).strip(" ") in tuple("=<>-!"):
             return None  # a longer sign: "===", "-->"
-        is_beside = before_it and not before_it.isspace() and before_it not in _OPENING
+        is_beside = before_it and not before_it.isspace() and before_it not in OPENING
         space = self.language.space if is_beside else ""
         if not words.strip():
             return words if words and space and after_it.isalnum() else ""
-        is_before_word = after_it.isalnum() or after_it in _BEFORE_DIGITS
+        is_before_word = _BEGINS_WORD.match(match.string, match.end()) is not None
         return space + words + (self.language.space if is_before_word else "")
 
     def _web(self, match: re.Match[str], before: str) -> str | None:
@@ -409,27 +413,21 @@ class Grammar:
         return " ".join(words) + rest
 
 
-_BEFORE_DIGITS = frozenset("$€£¥-−.")
+_BEGINS_WORD = re.compile(r"\w|[-$€£¥−.]\w")
 _BEHIND_NUMBERS = frozenset("%°¢")
-_OPENING = "\"'“‘«([{*_`"
+_ONE = ("a", "an")  # before the size of a thing: a 27" monitor
+
+
+def _unnamed(pattern: str) -> str:
+    """Return a pattern without names of groups, so that it can be joined with others."""
+    flags, body = ("i", pattern[4:]) if pattern.startswith("(?i)") else ("", pattern)
+    return rf"(?{flags}:{re.sub(r'[?]P<[a-z]+>', '?:', body)})"
 
 
 def _forms(text: str) -> Iterator[str]:
     """Yield the words of a text, with and without the punctuation that follows them."""
     for word in text.split():
-        word = word.strip(_OPENING)
+        word = word.strip(OPENING)
         yield word
-        yield word.rstrip(",;:!?…\"'”’»)]}*_`")
-        yield word.rstrip(".,;:!?…\"'”’»)]}*_`")
-
-
-def _any_of(words: Iterable[str]) -> str:
-    """Return a pattern that matches any of these words and prefers the longest."""
-    return "|".join(map(re.escape, sorted(words, key=len, reverse=True))) or r"(?!)"
-
-
-def _plain_fraction(match: re.Match[str]) -> str:
-    """Return "1/2" for "½"; after a digit, a space comes first."""
-    begin = match.start()
-    space = " " if match.string[begin - 1 : begin].isdigit() else ""
-    return space + unicodedata.normalize("NFKC", match.group()).replace("⁄", "/")
+        yield word.rstrip(",;:!?…" + CLOSING)
+        yield word.rstrip(".,;:!?…" + CLOSING)

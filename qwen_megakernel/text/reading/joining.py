@@ -3,10 +3,8 @@
 import re
 
 from qwen_megakernel.text.reading.language import Language
+from qwen_megakernel.text.reading.surroundings import CLOSING, OPENING, SENTENCE_ENDS, bare, inside
 
-_MARKS = "*_~`\"'”’»)]}"
-_OPENING = "*_~`\"'“‘«([{"
-_SENTENCE_ENDS = ".!?;:…。！？"
 _OPERATORS = frozenset("+-−–—×÷=*/<>≤≥±≈x")
 _NEAR_DIGIT = re.compile(r"\d\D{0,4}$")
 _DAY_AND_COMMA = re.compile(r"(?:^|[^\d,])\d{1,2}(?:st|nd|rd|th)?,$")
@@ -34,21 +32,20 @@ class WordJoining:
         """Return whether the next word may continue these words."""
         lang, last = self._language, words.split()[-1]
         if not any(map(str.isdigit, words)):
-            bare = last.strip(_OPENING)
+            word = last.strip(OPENING)
             return lang is not None and (
-                bare in lang.opens or bare in lang.final or bare in self._signs
+                word in lang.opens or word in self._signs or self._is_pointed(last)
             )
-        core = words.rstrip(_MARKS)
-        is_final = lang is not None and last.endswith(tuple(lang.final))
-        if is_final or self._is_unit(last) or (lang and last in lang.scales):
+        core = words.rstrip(CLOSING)
+        if self._is_pointed(last) or (lang and last in lang.scales):
             return True
         if not any(map(str.isdigit, last)):
-            bare = last.strip(_OPENING + _MARKS)
-            is_month = lang is not None and bare.lower().rstrip(".") in self._months
-            return is_month or last in _OPERATORS or (lang is not None and bare in lang.links)
+            word = bare(last)
+            is_month = lang is not None and word.lower().rstrip(".") in self._months
+            return is_month or last in _OPERATORS or (lang is not None and word in lang.links)
         if core[-1:] == ",":
             return lang is not None and _DAY_AND_COMMA.search(core) is not None
-        if core[-1:] in _SENTENCE_ENDS and core:
+        if core[-1:] in SENTENCE_ENDS and core:
             return lang is not None and lang.has_ordinal_points and core[-2:-1].isdigit()
         return True
 
@@ -61,14 +58,14 @@ class WordJoining:
             return False
         last = words.split()[-1]
         if last in _OPERATORS:
-            return word.lstrip(_OPENING + "$€£¥-")[:1].isdigit()
-        is_final = last.endswith(tuple(lang.final)) or self._is_unit(last)
-        last = last.strip(_OPENING + _MARKS)
+            return word.lstrip(OPENING + "$€£¥-")[:1].isdigit()
+        is_pointed, last = self._is_pointed(last), bare(last)
         if not any(map(str.isdigit, words)):
             return last not in self._signs or word[:1].isdigit()
-        core = word.strip(_OPENING).rstrip(_MARKS + ",;:!?…")
+        begin, end = inside(word, "")
+        core = word[begin:end]
         low = core.rstrip(".").lower()
-        if is_final:
+        if is_pointed:
             return True
         if last[-1:] == ",":
             return _YEAR.match(core) is not None
@@ -92,9 +89,9 @@ class WordJoining:
             or word in _OPERATORS
         )
 
-    def _is_unit(self, word: str) -> bool:
-        """Return whether a word is an abbreviated unit, such as "lb." or "5kg."."""
-        lang = self._language
-        if lang is None or not lang.units_have_points or word[-1:] != ".":
+    def _is_pointed(self, word: str) -> bool:
+        """Return whether the point at the end of a word may be that of "p.m.", "Nov." or "5kg."."""
+        word = bare(word).lstrip("0123456789.,:-–")
+        if self._language is None or word[-1:] != ".":
             return False
-        return word[:-1].lstrip("0123456789.,-–") in lang.units
+        return word in self._language.pointed or word.lower() in self._language.pointed

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from qwen_megakernel.errors import MissingPackageError
+from qwen_megakernel.text.reading.surroundings import CLOSING, bare
 
 # A function that gets a match and the word before it, and returns words. None means that the match
 # is no expression of this rule.
@@ -85,6 +86,11 @@ def currencies(entries: str, gender: str = "m", ending: str = "") -> dict[str, C
         unit, *cents = (nouns(f"x: {each}", gender, ending)["x"] for each in value.split(" / "))
         found[key] = Currency(unit, cents[0] if cents else None)
     return found
+
+
+def any_of(words: Iterable[str]) -> str:
+    """Return a pattern that matches any of these words and prefers the longest."""
+    return "|".join(map(re.escape, sorted(words, key=len, reverse=True))) or r"(?!)"
 
 
 def roman_number(text: str) -> int:
@@ -190,6 +196,8 @@ class Language:
     # Words and marks.
     ABBREVIATIONS = ""  # "~" stands for a space in them
     FINAL = ""  # abbreviations that may end a sentence
+    STARTERS = ""  # words with which sentences begin
+    nouns_are_capitalised = False  # whether only these words show that a sentence begins
     AFTER_FINAL = ""  # capitalised words before which such abbreviations do not end one
     SYMBOLS: str
     LETTERS = ""  # the names of the letters, in order, for a model that reads only words
@@ -211,6 +219,7 @@ class Language:
         self.money_scales = nouns(self.MONEY_SCALES, *form) if self.MONEY_SCALES else {}
         self.group_mark = "," if self.decimal == "." else "."
         self.months = self.MONTHS.split()
+        self.full_months = frozenset(map(str.lower, self.months))
         written = zip(self.months, self.SHORT_MONTHS.lower().split(), strict=True)
         self.month_forms = {
             form: number
@@ -231,9 +240,36 @@ class Language:
         self.web |= table(self.WEB)
         self.final, self.links = frozenset(self.FINAL.split()), frozenset(self.LINKS.split())
         self.opens, self.followers = map(frozenset, (self.OPENS.split(), self.FOLLOWERS.split()))
-        self.after_final, self.articles = (
-            frozenset(words.split()) for words in (self.AFTER_FINAL, self.ARTICLES)
+        self.after_final, self.articles, self.starters = (
+            frozenset(each.split()) for each in (self.AFTER_FINAL, self.ARTICLES, self.STARTERS)
         )
+        # Forms that end with a point which may also end a sentence.
+        forms = [*self.units, *self.scales, *self.money_scales, *self.currencies, *self.final]
+        self.pointed = frozenset(form for form in forms if form.endswith("."))
+        self.pointed |= {f"{form}." for form in self.month_forms if form not in self.full_months}
+        if self.units_have_points:
+            self.pointed |= {f"{unit}." for unit in self.units}
+
+    def kept_point(self, match: re.Match[str]) -> str:
+        """Return "." if the last point of an expression also ends a sentence, and else ""."""
+        is_point = match[0].endswith(".")
+        return "." if is_point and self.ends_sentence(match.string[match.end() :]) else ""
+
+    def own_point(self, match: re.Match[str]) -> str:
+        """Return the result of `kept_point`, except that the last point of a text is the unit's."""
+        return self.kept_point(match) if match.end() < len(match.string) else ""
+
+    def ends_sentence(self, rest: str) -> bool:
+        """Return whether a sentence ends between an abbreviation's point and the text `rest`."""
+        rest = rest.lstrip(CLOSING)
+        if not rest.strip():
+            return True
+        word = bare(rest.split()[0].rstrip(".,;:!?"))
+        if not rest[0].isspace() or not word[:1].isupper():
+            return False
+        if self.nouns_are_capitalised:
+            return word in self.starters
+        return not {word, f"{word}."} & {*self.abbreviations, *self.after_final}
 
     def with_letter_names(self, words: str) -> str:
         """Return the words with the names of letters that stand alone: "pee em" for "p m"."""
@@ -313,7 +349,7 @@ class Language:
 
     def noun_after(self, noun: Noun, before: str) -> Noun:
         """Return the forms of a noun after a number; after an article, all are singular."""
-        if before.lower().lstrip("(\"'“‘*_") not in self.articles or noun.one in _MULTIPLES:
+        if before.lower() not in self.articles or noun.one in _MULTIPLES:
             return noun
         return Noun(noun.one, noun.one, noun.one, noun.gender)
 
@@ -360,13 +396,19 @@ class Language:
 
         Returns None if no month or day has these numbers.
         """
-        name, day, year = match["m"].lower(), int(match["d"]), match["y"]
+        name, day, year = match["m"].lower().rstrip("."), int(match["d"]), match["y"]
         month = self.month_forms.get(name) or (int(name) if name.isdigit() else 0)
         if not (1 <= month <= 12 and 1 <= day <= 31):
             return None
         if year and len(year) == 2:
             year = ("20" if int(year) < 70 else "19") + year
-        return self.date(day, month, int(year) if year else None, before)
+        words = self.date(day, month, int(year) if year else None, before)
+        return words + (self.own_point(match) if year else self.kept_point(match))
+
+    def month_pattern(self) -> str:
+        """Return the pattern of a month's name, with the point of an abbreviated one."""
+        short = (form for form in self.month_forms if form not in self.full_months)
+        return rf"(?:{any_of(self.full_months)}|(?:{any_of(short)})\.?)(?!\w)"
 
     def time(self, hour: int, minute: int, second: int | None) -> str:
         """Return the words of a time of day."""

@@ -13,7 +13,7 @@ import os
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from qwen_megakernel.text.languages import AUTO, language_of_code
 from qwen_megakernel.text.reading import pls
 from qwen_megakernel.text.reading.languages import ScriptWatch
 from qwen_megakernel.text.reading.segments import UNSPACED
+from qwen_megakernel.text.reading.typography import plain
 
 MAX_ENTRIES = 20_000
 MAX_FILE_BYTES = 4 * 2**20
@@ -66,12 +67,13 @@ class Lexicon:
                 )
             place = f"line {entry.line}" if entry.line else f"entry {number}"
             _check(entry, f"{where}, {place}")
-            key = entry.word if entry.is_exact else folded(entry.word)
+            plain_entry = replace(entry, word=plain(entry.word))
+            key = plain_entry.word if entry.is_exact else folded(plain_entry.word)
             row = entry.is_exact, key, entry.language
             if row not in firsts:
                 firsts[row] = entry, place
                 words = self._exact if entry.is_exact else self._any
-                words.setdefault(key, []).append(entry)
+                words.setdefault(key, []).append(plain_entry)
                 continue
             first, first_place = firsts[row]
             if first.respelling != entry.respelling:

@@ -5,6 +5,7 @@ Words that the reader has returned never change, and its results do not depend o
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -12,7 +13,6 @@ from importlib.util import find_spec
 from qwen_megakernel.choices import NORMALIZE
 from qwen_megakernel.errors import check_choice
 from qwen_megakernel.printable import get_logger
-from qwen_megakernel.text.cleaning import REMOVED, SEPARATORS
 from qwen_megakernel.text.languages import AUTO
 from qwen_megakernel.text.reading.joining import WordJoining
 from qwen_megakernel.text.reading.languages import ENGLISH, Grammars, ScriptWatch, missing
@@ -21,8 +21,12 @@ from qwen_megakernel.text.reading.markdown import Markdown
 from qwen_megakernel.text.reading.say_as import words_of
 from qwen_megakernel.text.reading.segments import is_too_long, run_end, segment_end
 from qwen_megakernel.text.reading.spoken import GIVEN, RESPELT, Draft, Piece, SpokenText
+from qwen_megakernel.text.reading.surroundings import open_quotes
+from qwen_megakernel.text.reading.typography import Typography
 
 logger = get_logger(__name__)
+
+_QUOTED_NUMBER = re.compile(r'"\d[\d./]*"')
 
 
 class Reading:
@@ -91,6 +95,7 @@ class TextReader:
         self._grammars, self._lexicons = grammars, lexicons
         self._is_normalizing = is_normalizing
         self._script = ScriptWatch(language)
+        self._typography = Typography(is_normalizing)
         self._markdown = Markdown()
         self._language = language
         self._num_chars = 0  # characters of the user's text so far
@@ -102,6 +107,7 @@ class TextReader:
         self._respellings: deque[str] = deque()  # for the placeholders in `_held`
         self._given: deque[str] = deque()  # words from `give`, for their placeholders
         self._before = ""  # the last word that was read
+        self._quotes = ""  # the straight quotation marks that are open on this line
         self._last = ""  # the last character that was read
         self._is_raw = False  # inside a word that is spoken as it is written
         self._skips_space = False  # a mark of Markdown was removed before this space
@@ -126,13 +132,12 @@ class TextReader:
 
     def feed(self, piece: str) -> str:
         """Read the next piece of the text; returns the words that no later piece can change."""
-        draft = Draft.at(piece, self._num_chars).replace(SEPARATORS, " ").replace(REMOVED, "")
-        self._num_chars += len(piece)
-        self._new = Draft.joined((self._new, draft))
+        self._take(piece, is_ended=False)
         return self._read(is_ended=False)
 
     def end(self) -> str:
         """Close the text; returns the words that were still held back."""
+        self._take("", is_ended=True)
         return self._read(is_ended=True)
 
     def give(self, words: str, num_chars: int) -> str:
@@ -144,6 +149,7 @@ class TextReader:
         Returns:
             The words that no later piece can change, as `feed` does.
         """
+        self._take("", is_ended=True)
         start = self._num_chars
         self._num_chars += num_chars
         self._given.append(words)
@@ -153,6 +159,7 @@ class TextReader:
 
     def insert(self, mark: str) -> str:
         """Add a punctuation mark that the user's text lacks; returns words as `feed` does."""
+        self._take("", is_ended=True)
         draft = Draft(mark, [self._num_chars] * len(mark), [self._num_chars] * len(mark))
         self._new = Draft.joined((self._new, draft))
         return self._read(is_ended=False)
@@ -194,16 +201,30 @@ class TextReader:
 
     def opens(self, words: str) -> bool:
         """Return whether the next word may continue these words or decide their language."""
-        return not self._script.is_known(words) or self._joining(words).opens(words)
+        if not self._script.is_known(words) or self._may_be_inches(words):
+            return True
+        return self._joining(words).opens(words)
 
     def joins(self, words: str, gap: str, word: str) -> bool:
         """Return whether `word` continues these words."""
         if not self._script.is_known(words):
             self._next_language = self._script.language(word)
+        if self._may_be_inches(words):
+            return word.endswith('"') and not word.startswith('"')
         return self._joining(words + word).joins(words, gap, word)
+
+    def _may_be_inches(self, words: str) -> bool:
+        """Return whether the quotation that a number begins may end only after the next word."""
+        return '"' not in self._quotes and _QUOTED_NUMBER.fullmatch(words) is not None
 
     def _joining(self, words: str) -> WordJoining:
         return self._grammars.of(self._script.language(words))[1]
+
+    def _take(self, piece: str, *, is_ended: bool) -> None:
+        """Add the next characters of the user's text to the text that is to be read."""
+        self._num_chars += len(piece)
+        draft = self._typography.take(piece, self._num_chars, is_ended=is_ended)
+        self._new = Draft.joined((self._new, draft))
 
     def _read(self, *, is_ended: bool) -> str:
         first = len(self._pieces)
@@ -289,6 +310,7 @@ class TextReader:
     def _space(self, segment: Draft) -> Iterator[Piece]:
         start = segment.starts[0]
         if segment.text == "\n":
+            self._quotes = ""
             if pause := self._markdown.end_line(self._last):
                 yield Piece(pause, start, start)
         elif self._skips_space:
@@ -303,13 +325,14 @@ class TextReader:
         self._script.look(text)
         grammar, _ = self._grammars.of(language)
         if grammar:
-            yield from grammar.read(segment, self._before)
+            yield from grammar.read(segment, self._before, self._quotes)
         else:
             yield from segment.kept(0, len(text))
             if any(map(str.isdigit, text)) and not self._has_warned:
                 self._has_warned = True
                 self._warnings.append(missing(language))
         self._before, self._last = (text.split() or [self._before])[-1], text[-1]
+        self._quotes = open_quotes(text, self._quotes)
 
     def _with_respellings(self, piece: Piece) -> Piece:
         text = piece.text

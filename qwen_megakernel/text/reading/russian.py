@@ -53,9 +53,11 @@ class Russian(Language):
 
     def rules(self) -> Rules:
         """Dates, years before "года" or "году", genders of ordinals, percentages, and decimals."""
-        months = "|".join(sorted(self.month_forms, key=len, reverse=True))
         year = r"(?P<y>\d{4})(?:\s(?:г\.|года))?"
-        yield rf"(?i)(?P<d>\d{{1,2}})\s(?P<m>{months})\b\.?(?:\s{year})?", self.written_date
+        yield (
+            rf"(?i)(?P<d>\d{{1,2}})\s(?P<m>{self.month_pattern()})(?:\s{year})?",
+            self.written_date,
+        )
         yield r"(?P<d>[0-3]?\d)\.(?P<m>[01]?\d)\.(?P<y>\d{4})(?:\sг\.)?(?!\d)", self.written_date
         year = r"(?P<y>1\d{3}|20\d\d)"
         yield rf"{year}\sг(?:\.|ода)(?!\w)", "{y:genitive} года"

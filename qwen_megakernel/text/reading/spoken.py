@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 # Placeholders for a respelling and for words from `TextReader.give`. No text has them, because
@@ -48,12 +48,14 @@ class Draft:
         text: the text.
         starts, ends: for each character of `text`, the characters [start, end) of the user's text
             that it stands for.
+        written: for each character of `text`, what is spoken if no rule reads it; without it, the
+            character itself.
     """
 
-    __slots__ = ("ends", "starts", "text")
+    __slots__ = ("ends", "starts", "text", "written")
 
-    def __init__(self, text: str, starts: list[int], ends: list[int]):
-        self.text, self.starts, self.ends = text, starts, ends
+    def __init__(self, text: str, starts: list[int], ends: list[int], written: Sequence[str] = ""):
+        self.text, self.starts, self.ends, self.written = text, starts, ends, written or text
 
     @staticmethod
     def at(text: str, start: int) -> Draft:
@@ -65,39 +67,54 @@ class Draft:
     def joined(drafts: Iterable[Draft]) -> Draft:
         """Return these drafts, one after the other."""
         whole = Draft("", [], [])
-        texts = []
+        texts: list[str] = []
+        written: list[str] = []
         for draft in drafts:
             texts.append(draft.text)
+            written += draft.written
             whole.starts += draft.starts
             whole.ends += draft.ends
-        whole.text = "".join(texts)
+        whole.text, whole.written = "".join(texts), written
         return whole
 
     def __getitem__(self, part: slice) -> Draft:
-        return Draft(self.text[part], self.starts[part], self.ends[part])
+        return Draft(self.text[part], self.starts[part], self.ends[part], self.written[part])
 
     def as_one(self, begin: int, end: int, char: str) -> Draft:
         """Return a draft of one character that stands for the characters [begin, end)."""
         return Draft(char, [self.starts[begin]], [self.ends[end - 1]])
 
-    def replace(self, pattern: re.Pattern[str], new: str | Callable[[re.Match[str]], str]) -> Draft:
-        """Replace every match; each character of a replacement stands for the whole match."""
+    def replace(
+        self,
+        pattern: re.Pattern[str],
+        new: str | Callable[[re.Match[str]], str],
+        is_spoken: bool = True,
+    ) -> Draft:
+        """Replace every match; each character of a replacement stands for the whole match.
+
+        If `is_spoken` is False, the replacement is only for the rules: if no rule reads its one
+        character, the match is spoken.
+        """
         if not pattern.search(self.text):
             return self
-        text, starts, ends, done = "", [], [], 0
+        text, starts, ends, done = "", list[int](), list[int](), 0
+        written: list[str] = []
         for match in pattern.finditer(self.text):
             begin, end = match.span()
             words = new if isinstance(new, str) else new(match)
             if words == match.group():
                 continue
             text += self.text[done:begin] + words
+            written += self.written[done:begin]
+            written += words if is_spoken else [match.group()]
             starts += self.starts[done:begin]
             ends += self.ends[done:begin]
             if begin < end:
                 starts += [self.starts[begin]] * len(words)
                 ends += [self.ends[end - 1]] * len(words)
             done = end
-        return Draft(text + self.text[done:], starts + self.starts[done:], ends + self.ends[done:])
+        text, written = text + self.text[done:], [*written, *self.written[done:]]
+        return Draft(text, starts + self.starts[done:], ends + self.ends[done:], written)
 
     def words(self, begin: int, end: int, words: str) -> Piece:
         """Return a piece of `words` that stands for the characters [begin, end)."""
@@ -111,7 +128,8 @@ class Draft:
         for place in range(begin + 1, end + 1):
             if place == end or not self._are_neighbours(place - 1, place):
                 start, stop = self.starts[begin], self.ends[place - 1]
-                yield Piece(self.text[begin:place], start, stop, place - begin == stop - start)
+                text = "".join(self.written[begin:place])
+                yield Piece(text, start, stop, len(text) == stop - start)
                 begin = place
 
     def _are_neighbours(self, place: int, following: int) -> bool:

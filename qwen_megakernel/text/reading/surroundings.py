@@ -1,0 +1,66 @@
+"""What stands around an expression: marks that are no part of it, and the end of a sentence."""
+
+import re
+
+OPENING = "\"'“”‘‚„«»‹›([{*_`¿¡"
+CLOSING = "\"'”“’»«›‹)]}*_`"
+SENTENCE_ENDS = ".!?;:…。！？"
+_TRAILING = CLOSING + ".,;:!?…，。；：！？、）」』】"
+_LENGTH_MARKS = re.compile(r"\d[\"'″′]+$")
+_DECADE = re.compile(r"'\d0'?s(?!\w)")
+_OPEN_BRACKETS = re.compile(r"[^()]*\([^()]*\)")
+
+
+def bare(word: str) -> str:
+    """Return a word without the quotation marks, brackets and emphasis around it."""
+    return word.lstrip(OPENING).rstrip(CLOSING)
+
+
+def inside(text: str, quotes: str) -> tuple[int, int]:
+    """Return the part [begin, end) of a segment that is left without the marks around it.
+
+    One point directly after a word stays, because it may belong to an abbreviation, and so do the
+    marks for feet and inches after a number, unless they close a quotation.
+
+    Args:
+        text: the segment.
+        quotes: the straight quotation marks that are open before the segment.
+    """
+    begin, end = 0, len(text.rstrip(_TRAILING))
+    while begin < end and text[begin] in OPENING and not _is_part(text, begin, end):
+        begin += 1
+    if not end:
+        return 0, 0
+    marks = text[end:]
+    if text.startswith("(", begin) and marks.startswith(")"):
+        end += 1
+    if marks.startswith(".") and not marks.startswith(".."):
+        end += 1
+    elif match := _LENGTH_MARKS.match(text[end - 1 :].rstrip(_OTHERS)):
+        is_closing = marks[0] in quotes or text.startswith(marks[0])
+        end += match.end() - 1 - is_closing
+    return begin, end
+
+
+_OTHERS = "".join(set(_TRAILING) - set("\"'"))
+
+
+def open_quotes(text: str, quotes: str) -> str:
+    """Return the straight quotation marks that are open after a segment.
+
+    Args:
+        text: the segment.
+        quotes: those that are open before it.
+    """
+    if text.count('"') % 2:
+        quotes = quotes.replace('"', "") if '"' in quotes else quotes + '"'
+    if text.rstrip(_OTHERS).endswith("'"):
+        return quotes.replace("'", "")
+    return quotes + "'" if text.lstrip('"(').startswith("'") else quotes
+
+
+def _is_part(text: str, place: int, end: int) -> bool:
+    """Return whether the opening mark at `place` belongs to the expression after it."""
+    if text[place] == "(":  # "(555) 010-0199"
+        return _OPEN_BRACKETS.match(text[place:end]) is not None
+    return _DECADE.match(text, place) is not None

@@ -1,0 +1,109 @@
+"""Typography: gives the characters of a text the forms that the rules know, before any rule runs.
+
+Texts have several characters for one hyphen, space, apostrophe, digit or letter. The rules read one
+of them. What no rule reads is still spoken as the user wrote it.
+"""
+
+import re
+import unicodedata
+
+from qwen_megakernel.text.cleaning import REMOVED, SEPARATORS
+from qwen_megakernel.text.reading.spoken import Draft
+
+_FULL_WIDTH = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F) if code != 0xFF0C}
+_ALIKE = {
+    "-": "‐‑‒﹣",
+    "—": "―⸺﹘",
+    " ": "\u00a0\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B))),
+    "'": "’‘‛ʼ",
+    "/": "⁄∕",
+    ":": "∶",
+    "%": "﹪",
+    "$": "﹩",
+    "¥": "￥",
+    "£": "￡",
+    "₩": "￦",
+    "¢": "￠",
+    "~": "〜∼",
+}
+_PLAIN = _FULL_WIDTH | {ord(char): plain for plain, chars in _ALIKE.items() for char in chars}
+_COMBINING = "\u0300-\u036f\u1160-\u11ff\u3099\u309a"
+_DECOMPOSED = re.compile(rf"\w[{_COMBINING}]+")
+_COMPATIBLE = re.compile("[①-⑳❶-➓Ⅰ-ⅿ㌀-㏿𝟎-𝟿]|[¼-¾⅐-⅞]|[⁰¹²³⁴-⁹⁺⁻]+|[０-９](?:，[０-９]{3})+")
+_INVISIBLE = re.compile("[\u00ad\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069]")
+# A character that the next one may change: a letter before a combining mark, or part of a run.
+_OPEN = re.compile(rf"[^\W\d_\u3005-\u3007\u3400-\u9fff]|[{_COMBINING}⁰¹²³⁴-⁹⁺⁻０-９，]")
+_FIXED_KANA = re.compile("[ぁ-おな-のま-んァ-オナ-ノマ-ンー]")
+_MAX_OPEN = 32  # characters of such a run that are held back
+
+
+class Typography:
+    """The pass for typography over one text, which may arrive in pieces.
+
+    Args:
+        is_normalizing: whether signs such as "½" and "㎏" become digits and letters, too.
+    """
+
+    def __init__(self, is_normalizing: bool) -> None:
+        self._is_normalizing = is_normalizing
+        self._open = ""  # characters that the next piece may change
+        self._last = ""  # the character before them
+
+    def take(self, piece: str, end: int, *, is_ended: bool) -> Draft:
+        """Return the text that no later piece can change, in the forms that the rules know.
+
+        Args:
+            piece: the next characters of the user's text.
+            end: the place in the user's text at which the piece ends.
+            is_ended: whether no text follows that can combine with the piece.
+        """
+        text, done = self._open + piece, len(self._open) + len(piece)
+        while not is_ended and 0 < done > len(text) - _MAX_OPEN and _is_open(text[done - 1]):
+            done -= 1
+            if text[done].isalpha() and not _is_mark(text[done]):
+                break
+        self._open = text[done:]
+        draft = Draft.at(text[:done], end - len(text))
+        if not draft.text.isascii():
+            draft = self._plain(draft)
+        self._last = text[done - 1] if done else self._last
+        return draft.replace(SEPARATORS, " ").replace(REMOVED, "")
+
+    def _plain(self, draft: Draft) -> Draft:
+        draft = draft.replace(_DECOMPOSED, _composed, is_spoken=False)
+        if self._is_normalizing:
+            draft = draft.replace(_COMPATIBLE, self._compatible).replace(_INVISIBLE, "")
+        return Draft(draft.text.translate(_PLAIN), draft.starts, draft.ends, draft.written)
+
+    def _compatible(self, match: re.Match[str]) -> str:
+        """Return the plain form: "kg" for "㎏", "1/2" for "½" (after a digit, behind a space)."""
+        char, begin = match[0], match.start()
+        before = match.string[begin - 1] if begin else self._last
+        form = unicodedata.normalize("NFKC", char).replace("⁄", "/").replace("−", "-")
+        if "/" in form:
+            return f" {form}" if before.isdigit() else form
+        if form.lstrip("+-").isdigit() and char[0] in "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻":
+            is_power = char not in "²³" and (before.isdecimal() or before == ")")
+            return f"^{form}" if is_power else char
+        if "❶" <= char <= "➓":
+            return str(int(unicodedata.numeric(char)))
+        return form if form[0] not in "⁺⁻" else char
+
+
+def _composed(match: re.Match[str]) -> str:
+    """Return the one character of a letter and its marks; the match if there is none."""
+    char = unicodedata.normalize("NFC", match[0])
+    return char if len(char) == 1 else match[0]
+
+
+def plain(text: str) -> str:
+    """Return a text in the form in which the rules and the lexicons compare it."""
+    return _DECOMPOSED.sub(_composed, text).translate(_PLAIN)
+
+
+def _is_open(char: str) -> bool:
+    return bool(_OPEN.match(char)) and not _FIXED_KANA.match(char)
+
+
+def _is_mark(char: str) -> bool:
+    return bool(re.match(f"[{_COMBINING}]", char))
