@@ -24,6 +24,7 @@ PACKAGES = (
     "ninja",
     "sentence-stream",
     "num2words",
+    "babel",
     "pipecat-ai",
     "qwen-tts",
     "snac",

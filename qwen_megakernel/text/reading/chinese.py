@@ -13,7 +13,9 @@ class Chinese(Language):
     code = "zh"
     minus, plus, point = "负", "加", "点"
     percent, per, to, number_sign = "百分之{}", "每", "到", "第"
+    by = "乘"
     ratio, parts_form = "比", "{bottom}分之{top}"
+    subtraction = "减"
     DIGITS = "零 一 二 三 四 五 六 七 八 九"
     UNITS = """km: 公里; m: 米; cm: 厘米; mm: 毫米; m² m2 ㎡: 平方米; km²: 平方公里; kg: 千克; g: 克
         mg: 毫克; t: 吨; l L: 升; ml mL: 毫升; °C ℃: 摄氏度; °: 度; h: 小时; min: 分钟; s: 秒
@@ -29,10 +31,14 @@ class Chinese(Language):
 
     def rules(self) -> Rules:
         """Years, mobile numbers (a 1 in them is 幺), 2 before a counter, and ranges."""
+        yield r"(?<![A-Za-z])(?P<r>[IVX]{2,7})(?![A-Za-z0-9])", self.roman_alone
         yield r"[12]\d{3}(?=年)", lambda match, _: self.spell(match[0])
-        yield r"1[3-9]\d{9}(?!\d)", lambda match, _: self.spell(match[0]).replace("一", "幺")
-        yield rf"2(?=(?:{_COUNTERS}))", "两"
+        yield r"1[3-9]\d{9}(?!\d)", lambda match, _: self.spell_phone(match[0])
+        yield rf"2(?=(?:{_COUNTERS}))", lambda _, before: None if before.endswith("第") else "两"
         yield r"(?P<a>\d{1,9})[~～](?=\d)", "{a}到"
+
+    def spell_phone(self, group: str) -> str:
+        return self.spell(group).replace("一", "幺")
 
     def cardinal(self, number: int, gender: str = "") -> str:
         """Return the words of a number, which are made for groups of four digits."""

@@ -4,6 +4,7 @@ import re
 
 from qwen_megakernel.text.reading.language import Language, Rules, any_of, roman_number
 from qwen_megakernel.text.reading.spoken import RESPELT
+from qwen_megakernel.text.reading.surroundings import bare
 
 _SCALES = ("", " thousand", " million", " billion", " trillion")
 _HALVES = {2: ("half", "halves"), 4: ("quarter", "quarters")}
@@ -28,10 +29,49 @@ _FILES = """bat bin cfg conf cpp css csv cu dll doc docx exe gif git go gz html 
 _PER_SQUARE = {"sq": "square", "cu": "cubic", "fl": "fluid"}
 
 
+_BEFORE_PLURALS = [
+    "the",
+    "these",
+    "those",
+    "of",
+    "in",
+    "by",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "many",
+    "some",
+    "several",
+    "few",
+    "all",
+    "both",
+    "your",
+    "my",
+    "our",
+    "their",
+    "his",
+    "her",
+]
+_SAINTS = """Albans Andrew Andrews Anthony Augustine Barts Catherine Catharines Charles Clair Croix
+    Elmo Francis Gallen George Helena Helens Ives James Jerome John Johns Joseph Jude Kitts Lawrence
+    Louis Lucia Luke Maarten Mark Martin Mary Matthew Michael Moritz Nicholas Nick Olaf Pancras
+    Patrick Paul Peter Peters Petersburg Pete Pierre Regis Stephen Stephens Thomas Tropez Valentine
+    Vincent Vitus"""
+_AFTER_STREETS = ["NE", "NW", "SE", "SW", "N", "S", "E", "W", "Suite", "Apt", "Unit"]
+
+
 class English(Language):
     code = "en"
     minus, plus, point = "minus", "plus", "point"
     percent, per, to, number_sign = "percent", "per", "to", "number"
+    by, out_of = "by", "out of"
+    PHONE_WORDS = "call dial phone telephone tel text fax mobile cell"
     ordinal_marks = "st|nd|rd|th|ST|ND|RD|TH"
     BEFORE_DIGITS = r"""(?:N[or]|#)\.?\s: number; Nos\.?\s: numbers; Fig\.?\s: figure
         (?i:vol)\.?\s: volume; pp\.\s?: pages; p\.\s?: page; (?:[Nn]o\.|[№]\s?|Nº\s?): number
@@ -59,7 +99,7 @@ class English(Language):
         dl dL: deciliter; cl: centiliter; μm µm um: micrometer; μs µs us: microsecond
         μg µg mcg: microgram; Ω: ohm; kΩ: kilohm; MΩ: megohm; N: newton; Nm: newton meter
         kJ: kilojoule; ha: hectare
-        Pa: pascal; hPa: hectopascal; kPa: kilopascal; kB/s: kilobyte per second; GW: gigawatt
+        Pa: pascal; hPa: hectopascal; kPa: kilopascal; GW: gigawatt
         mmHg: millimeter of mercury, millimeters of mercury; mol: mole; rad: radian; Gb: gigabit
         bps: bit per second, bits per second; mW: milliwatt; mV: millivolt; kV: kilovolt"""
     units_have_points = has_compounds = True
@@ -69,7 +109,7 @@ class English(Language):
         T tn trillion: trillion, trillion"""
     MONEY_SCALES = "m: million, million; b: billion, billion; t: trillion, trillion"
     CURRENCIES = """$ US$ USD: dollar / cent; € EUR: euro / cent; £ GBP: pound / penny, pence
-        ¥ JPY: yen, yen; ₹ INR: rupee / paisa, paise; ₩ KRW: won, won; ₽ RUB: ruble / kopek
+        ¥ JPY: yen, yen; ₹ INR Rs. Rs: rupee / paisa, paise; ₩ KRW: won, won; ₽ RUB: ruble / kopek
         C$ CAD: Canadian dollar / cent; A$ AUD: Australian dollar / cent; CHF: Swiss franc / centime
         CNY RMB: yuan, yuan; ₿ BTC: bitcoin; ¢: cent"""
     money_joint = " and "
@@ -85,8 +125,7 @@ class English(Language):
         Sgt. Sgt: sergeant; Capt.: captain; Lt.: lieutenant; Rev.: reverend; Gov.: governor
         Sen.: senator; Rep.: representative; Pres.: president; est.: estimated; min.: minimum
         max.: maximum; a.m. a.m: a m; p.m. p.m: p m; w/: with; w/o: without; b/c: because
-        U.S.: U S; U.K.: U K
-        U.N.: U N; E.U.: E U; U.S.A.: U S A; D.C.: D C; Ph.D. PhD: P H D; Jan.: January
+        Ph.D. PhD: P H D; Jan.: January
         Sept. Sep.: September; apt. Apt.: apartment; Feb.: February; Mar.: March; Apr.: April
         Jun.: June; Jul.: July; Aug.: August
         km/h: kilometers per hour; m/s: meters per second; mi/h: miles per hour
@@ -94,18 +133,25 @@ class English(Language):
         Nov.: November; Dec.: December; Mon.: Monday; Tue. Tues.: Tuesday; Wed.: Wednesday
         Thu. Thurs.: Thursday; Fri.: Friday; Sat.: Saturday"""
     FINAL = "Jr. Sr. etc. Inc. Ltd. Corp. Co. Ave. Blvd. Rd. a.m. p.m."
+    STARTERS = """A After All Also An And Any Are As At Be Because Before But By Can Could Did Do
+        Does
+        Every Everyone For From Had Has Have He Her Here His How However I If In Is It Its Just Let
+        Maybe My No Not Nothing Now Of On Once One Only Or Our Please She Should So Some Soon Still
+        That The Their Then There These They This Those Thus To Today Tomorrow Turn Was We Were What
+        When Where Which While Who Why Will With Would Yes Yesterday You Your"""
     AFTER_FINAL = (
         "NE NW SE SW EST EDT CST CDT MST MDT PST PDT ET CT MT PT GMT UTC BST CET CEST IST JST"
     )
     SYMBOLS = """&: and; @: at; ²: squared; ³: cubed; ++: plus plus; =: equals; ÷: divided by
         ×: times; °: degrees; ≈ ~: about; <: less than; >: more than; ≤: at most; ≥: at least
-        ±: plus or minus; ©: copyright; §: section; →: to; *: times; ≠: does not equal; π: pi
+        ±: plus or minus; ©: copyright; §: section; →: to; ≠: does not equal; π: pi
         ∞: infinity"""
     LETTERS = """ay bee see dee ee eff gee aitch eye jay kay el em en oh pee queue are ess tee you
         vee double-you ex why zee"""
     WEB = """.: dot; /: slash; -: dash; _: underscore; ?: question mark; #: hash; %: percent
         ~: tilde; :: colon; \\: backslash"""
-    OPENS = """St. St Dr. Dr No. Nos. no. Fig. Vol. vol. p. pp. Ch. ch. Sec. sec. Eq. Ext. ext. ext
+    OPENS = """pt St. St Dr. Dr No. Nos. no. Fig. Vol. vol. p. pp. Ch. ch. Sec. sec. Eq. Ext. ext.
+        ext
         Apt. Apt Ste. Rm. № Nº Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec"""
     FOLLOWERS = "am pm a.m p.m sq fl cu"
 
@@ -133,9 +179,15 @@ class English(Language):
             r"(?:,?\s(?P<y>\d{4}))?(?![\d:%]|\.\d|,\d)(?![^\W_])"
         )
         yield day, self.day_of_month
-        yield r"St\b\.?(?!\w)", lambda match, before: _title(match, before, "saint", "street")
-        yield r"Dr\b\.?(?!\w)", lambda match, before: _title(match, before, "doctor", "drive")
-        yield r"\b[IVXL]{1,7}(?!\w|\.\w|['’][a-z]{2})", self.roman
+        yield r"(?P<n>\d{1,4})['’]?s(?!\w)", self.plural_number
+        yield r"(?P<a>\d{1,3}):(?P<b>\d{1,3})[-–](?P<c>\d{1,3})(?![\d:])", self.verses
+        yield (
+            r"(?P<n>\d{1,3})\s?pt(?=\s(?i:font|type|text|size|bold|arial|helvetica|times))",
+            "{n} point",
+        )
+        yield r"St\b\.?(?!\w)", self.saint
+        yield r"Dr\b\.?(?!\w)", self.doctor
+        yield r"\b[IVXL]{1,7}(?!\w|\.\w|['’][a-z]{2})", self.roman_after_name
         yield r"Sun\.", lambda match, before: None if before.lower() == "the" else "Sunday"
         yield r"50-50(?![\w-])", "fifty fifty"
         days = "|".join(_WEEKDAYS.title().split())
@@ -148,9 +200,7 @@ class English(Language):
         yield r"(?P<m>0[1-9]|1[0-2])/(?P<y>(?:19|20)\d\d)(?![\d/])", self.month_of_year
         yield r"(?P<y>(?:1[89]|20)\d\d)/(?P<z>\d\d)(?![\d/])", self.two_years
         yield r"(?P<n>\d{1,4})/(?P<d>\d{1,3})(?:rds|ths|nds)(?!\w)", self.plural_fraction
-        number = r"\d{1,3}(?:\.\d{1,2})?"
-        yield rf"(?P<a>{number}\.\d|\d{{1,3}}\.\d{{1,2}})/(?P<b>\d{{1,3}})(?![\d/.])", self.out_of
-        yield r"(?P<n>\d{3,10})(?:-(?P<more>\d{4}))?(?![\d.,:/%-]*\d)(?!\w)", self.code_of
+        yield r"(?P<n>\d{3,10})(?:-(?P<more>\d{4}))?(?![\d.,:/% -]*\d)(?!\w)", self.code_of
         yield r"1-(?P<n>8)(?P<rest>00|33|44|55|66|77|88)-(?=[A-Z])", self.toll_free
         yield r"(?P<h>\d{1,2})\s?h(?:(?P<m>[0-5]\d)m?|\s(?P<n>[0-5]?\d)m)(?!\w)", self.hours
         yield r"(?P<m>\d{1,2})m(?P<s>[0-5]?\d)s(?!\w)", self.minutes_and_seconds
@@ -176,7 +226,7 @@ class English(Language):
         )
         yield r"(?P<ft>\d)['′’](?P<in>1[01]|\d)(?:\"|″|'')?(?!\w)", "{ft} foot {in}"
         yield r"(?P<ft>\d)['′’](?!\w)", "{ft} foot"
-        yield r"(?:[A-Z]\.){2,}(?!\w)", lambda match, _: " ".join(match[0].replace(".", ""))
+        yield r"(?:[A-Z]\.){2,}(?!\w)", self.initials
         yield r"\^0{0,2}2(?!\d)", " squared"
         yield r"\^0{0,2}3(?!\d)", " cubed"
         yield r"\^(?P<n>\d{1,3})(?!\d)", " to the power of {n}"
@@ -186,7 +236,6 @@ class English(Language):
             self.scientific,
         )
         yield r"(?i)v(?=\d+\.\d)", "version"
-        yield r"(?P<a>\d{1,6})(?:\s?x\s?|×)(?P<b>\d{1,6})(?!\w)", "{a} by {b}"
         yield r"(?P<n>\d{1,3})k(?!\w)", "{n} thousand"
         yield r"(?P<n>\d{1,3})\.(?P<d>\d)k(?!\w)", "{n} point {d} thousand"
 
@@ -212,8 +261,6 @@ class English(Language):
     def fraction(self, top: int, bottom: int) -> str:
         if (top, bottom) in _NAMED_FRACTIONS:
             return _NAMED_FRACTIONS[top, bottom]
-        if top == bottom:
-            return f"{self.cardinal(top)} out of {self.cardinal(bottom)}"
         if bottom < 2 or (bottom > _MAX_PARTS and bottom != 100):
             return f"{self.cardinal(top)} over {self.cardinal(bottom)}"
         one, many = _HALVES.get(bottom) or (self.ordinal(bottom), self.ordinal(bottom) + "s")
@@ -328,7 +375,7 @@ class English(Language):
 
     # ---- other numbers ---------------------------------------------------------------------------
 
-    def roman(self, match: re.Match[str], before: str) -> str | None:
+    def roman_after_name(self, match: re.Match[str], before: str) -> str | None:
         """Return the words of a Roman numeral after a name or a title, as in "Chapter IV"."""
         if not before[:1].isupper() or before.isupper() or not before.isalpha():
             return None
@@ -339,13 +386,51 @@ class English(Language):
         number = roman_number(match[0])
         return f"the {self.ordinal(number)}" if is_of_a_ruler else self.cardinal(number)
 
+    def plural_number(self, match: re.Match[str], before: str) -> str | None:
+        """Return the words of "747s" or the "3s" in "MP3s"; None for seconds, as in "wait 5s"."""
+        digits, last = match["n"], match.string[match.start() - 1 : match.start()]
+        is_name = before[:1].isupper() and before.isalpha() and len(digits) > 2
+        is_many = before.lower() in _BEFORE_PLURALS or before.isdecimal()
+        is_bit = digits in ("0", "1") and before.lower() in ("", "and", "or", "all")
+        if not (
+            last.isalpha() or (last == "-" and before[:1].isalpha()) or is_name or is_many or is_bit
+        ):
+            return None
+        words = self.cardinal(int(digits))
+        if len(digits) == 3:
+            tens = int(digits[1:])
+            rest = f"oh {self.cardinal(tens)}" if tens < 10 else self.cardinal(tens)
+            words = f"{self.cardinal(int(digits[0]))} {rest if tens else 'hundred'}"
+        return (
+            words[:-1] + "ies" if words[-1] == "y" else words + ("es" if words[-1] == "x" else "s")
+        )
+
+    def verses(self, match: re.Match[str], before: str) -> str | None:
+        """Return the words of verses such as "23:1-6"; None for times such as "9:30-10"."""
+        if len(match["b"]) == 2 and not before[:1].isupper():
+            return None
+        first, *others = (self.cardinal(int(match[each])) for each in "abc")
+        return f"{first}, {' to '.join(others)}"
+
+    def saint(self, match: re.Match[str], before: str) -> str | None:
+        """Return "saint" before a name, and "street" after one."""
+        following = re.match(r"\s+[\"'“]?([A-Z]\w*)", match.string[match.end() :])
+        is_saint = following is not None and following[1] in _SAINTS.split()
+        return _title(match, before, "saint", "street", is_saint, self.starters)
+
+    def initials(self, match: re.Match[str], before: str) -> str:
+        """Return the letters of "U.S."; its point ends a sentence before a word that begins one."""
+        following = match.string[match.end() :].split()
+        point = "." if following and bare(following[0].rstrip(",")) in self.starters else ""
+        return " ".join(match[0].replace(".", "")) + point
+
+    def doctor(self, match: re.Match[str], before: str) -> str | None:
+        """Return "doctor" before a name, and "drive" after the name of a street."""
+        return _title(match, before, "doctor", "drive", True, self.starters)
+
     def plural_fraction(self, match: re.Match[str], before: str) -> str | None:
         """Return the words of a fraction such as "2/3rds"."""
         return self.fraction(int(match["n"]), int(match["d"]))
-
-    def out_of(self, match: re.Match[str], before: str) -> str:
-        """Return the words of a rating such as "4.5/5"."""
-        return f"{self.number(*match['a'].split('.'))} out of {self.cardinal(int(match['b']))}"
 
     def code_of(self, match: re.Match[str], before: str) -> str | None:
         """Return digits one by one after a word such as "PIN", or after a state ("NY 10001")."""
@@ -418,17 +503,30 @@ class English(Language):
         return " ".join(words) + match[0][len(text) :]
 
 
-def _title(match: re.Match[str], before: str, title: str, street: str) -> str | None:
-    """Return `title` before a name and `street` after one; None if neither is certain."""
+def _title(
+    match: re.Match[str],
+    before: str,
+    title: str,
+    street: str,
+    is_likely: bool,
+    starters: frozenset[str],
+) -> str | None:
+    """Return `title` before a name and `street` after one; None if neither is certain.
+
+    Args:
+        is_likely: whether a name after the abbreviation is that of a person with the title.
+        starters: words that begin a sentence, so they are no name.
+    """
     rest = match.string[match.end() :]
-    is_name_next = re.match(rf"\s+[\"'“]?[A-Z{RESPELT}]", rest) is not None
+    following = re.match(rf"\s+[\"'“]?([A-Z{RESPELT}][\w{RESPELT}]*)", rest)
+    is_starter = following is not None and following[1] in starters
+    is_name_next = following is not None and not is_starter and following[1] not in _AFTER_STREETS
     is_numbered = re.fullmatch(r"\d+(?:st|nd|rd|th)", before) is not None
-    is_name = before[:1].isupper() and before[-1:].isalpha()
+    is_name = before[:1].isupper() and before[-1:].isalpha() and before not in starters
     is_name_before = is_name or is_numbered or before[-1:] == RESPELT
-    if is_name_next and not (is_name_before and not match[0].endswith(".")):
-        if not is_name_before or before.lower() in ("the", "and", "in", "to", "from"):
-            return title
-        return street + "." if re.match(r"\s", rest) else street
+    if is_name_next and not is_numbered and (is_likely or not is_name_before):
+        return title
     if not is_name_before:
-        return title if not rest.strip() else None
-    return street + ("." if match[0].endswith(".") and not rest.strip() else "")
+        return title
+    ends = match[0].endswith(".") and (not rest.strip() or is_starter or is_name_next)
+    return street + ("." if ends else "")

@@ -2,7 +2,7 @@
 
 import re
 
-from qwen_megakernel.text.reading.language import Rules, roman_number
+from qwen_megakernel.text.reading.language import Noun, Rules
 from qwen_megakernel.text.reading.romance import Romance
 
 
@@ -10,6 +10,11 @@ class French(Romance):
     code = "fr"
     minus, plus, point = "moins", "plus", "virgule"
     percent, per, to, number_sign = "pour cent", "par", "à", "numéro"
+    by, out_of, groups_with_spaces = "sur", "sur", True
+    DUE = "le du au lundi mardi mercredi jeudi vendredi samedi dimanche"
+    NUMBERED = """chapitre tome volume acte partie livre titre article annexe scène phase niveau
+        section type guerre siècle"""
+    PHONE_WORDS = "tél tel téléphone mobile fax appelez numéro"
     ENDINGS = r"f: \bun$ une"
     ordinal_marks = "er|ère|re|ème|e|nd|nde|ᵉ|ᵉʳ"
     BEFORE_DIGITS = r"[nN][°º]\s?: numéro; p\.\s?: page"
@@ -24,7 +29,10 @@ class French(Romance):
         kWh: kilowattheure; V: volt; dB: décibel; x ×: fois, fois
         fois: fois, fois, f; heure heures: heure, f; minute minutes: minute, f
         seconde secondes: seconde, f; semaine semaines: semaine, f; année années: année, f
-        personne personnes: personne, f; page pages: page, f"""
+        tasse tasses: tasse, f; cuillère cuillères: cuillère, f
+        c.à.s.: cuillère à soupe, cuillères à soupe, f
+        c.à.c.: cuillère à café, cuillères à café, f; personne personnes: personne, f
+        page pages: page, f"""
     SCALES = "million millions M: million; milliard milliards: milliard"
     CURRENCIES = """€ EUR: euro / centime; $ USD: dollar / cent; £ GBP: livre, f / penny, pence
         ¥ JPY: yen; CHF: franc suisse, francs suisses / centime; ₽ RUB: rouble / kopeck"""
@@ -35,7 +43,8 @@ class French(Romance):
     times = "{h:f} {hours}", "{h:f} {hours} {m:f}", " et {s:f} secondes"
     ABBREVIATIONS = """M.: monsieur; MM.: messieurs; Mme: madame; Mmes: mesdames; Mlle: mademoiselle
         Me: maître; Dr Dr.: docteur; Pr Pr.: professeur; St: saint; Ste: sainte; etc.: et cetera
-        p.ex.: par exemple; c.-à-d.: c'est-à-dire; env.: environ; av.: avenue; bd: boulevard
+        av.~J.-C.: avant Jésus-Christ; apr.~J.-C.: après Jésus-Christ; p.ex.: par exemple
+        c.-à-d.: c'est-à-dire; env.: environ; av.: avenue; bd: boulevard
         tél. tel.: téléphone; vol.: volume; chap.: chapitre; art.: article; min.: minimum
         max.: maximum"""
     FINAL = "etc."
@@ -44,18 +53,32 @@ class French(Romance):
         ©: copyright"""
     WEB = """.: point; /: slash; -: tiret; _: tiret bas; ?: point d'interrogation; #: dièse
         :: deux-points"""
-    OPENS, FOLLOWERS = "n° N° p. XIXe XXe XXIe XVIIIe XVIIe XVIe", "h siècle"
+    OPENS, FOLLOWERS = "n° N° p. av. apr.", "h siècle"
+    CENTURIES = "siècle siècles"
 
     def rules(self) -> Rules:
         """Times such as "15 h 30", "1re", and centuries such as "XIXe siècle"."""
         yield r"(?P<h>[01]?\d|2[0-4])\s?h(?:\s?(?P<m>[0-5]\d))?(?!\w)", self.clock
         yield r"1(?:ère|re)(?!\w)", "première"
-        yield r"(?P<r>[XVI]{1,5})e(?=\s+siècle)", self.century
 
     def plural(self, number: int) -> int:
         """Return the form of a noun after a number: 0 and 1 take the singular."""
         return 0 if number < 2 else 2
 
-    def century(self, match: re.Match[str], before: str) -> str:
-        """Return the ordinal of a Roman numeral."""
-        return self.ordinal(roman_number(match["r"]))
+    def roman(self, number: int, match: re.Match[str], before: str, following: str) -> str | None:
+        ending = match[0].removeprefix(match["r"])
+        if (following in self.centuries and ending in ("e", "ᵉ", "er", "")) or ending == "re":
+            return "première" if ending == "re" else self.ordinal(number)
+        if ending not in ("", ".", "er"):
+            return None
+        return super().roman(number, match, before, following)
+
+    def regnal(self, number: int, name: str) -> str | None:
+        return "premier" if number == 1 else self.cardinal(number)
+
+    def fraction_of(self, top: int, bottom: int, noun: Noun) -> str:
+        """Return words such as "une demi-tasse" and "trois quarts de tasse"."""
+        if (top, bottom) == (1, 2):
+            return f"{'une' if noun.gender == 'f' else 'un'} demi-{noun.one}"
+        joint = " d'" if noun.one[0] in "aeiouéh" else " de "
+        return self.fraction(top, bottom) + joint + noun.one

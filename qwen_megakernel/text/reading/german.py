@@ -2,17 +2,34 @@
 
 import re
 
-from qwen_megakernel.text.reading.language import Language, Rules
+from qwen_megakernel.text.reading.language import Language, Noun, Rules
+from qwen_megakernel.text.reading.surroundings import bare
 
 # Words before an ordinal, and the ending that the ordinal has after them.
-_WEAK = ("am", "vom", "zum", "beim", "im", "dem", "den", "des", "bis", "ab")
+_WEAK = ("am", "vom", "zum", "zur", "beim", "im", "dem", "den", "des", "bis", "ab", "ins")
 _ARTICLES = dict.fromkeys(_WEAK, "n") | {"der": "", "die": "", "das": ""}
+_POSSESSIVES = ("mein", "dein", "sein", "ihr", "unser", "euer", "ein", "kein", "dies", "jed", "eur")
+_FEMININE = re.compile(r"(?:e|ung|heit|keit|schaft|tät|ion|ei|ik|ur|in|Liga|Bundesliga|Wahl|Hand)$")
+_NEUTER = re.compile(
+    r"(?:chen|lein|um|ment|[Jj]ahr|Mal|Kind|Haus|[Kk]apitel|[Ss]piel|[Qq]uartal|[Ss]emester"
+    r"|Buch|Bild|Tor|[Gg]eschoss|Obergeschoss|Stockwerk|Drittel|Viertel|Treffen|Gebot|Album|Lied)$"
+)
+_REGNAL = """Ludwig Karl Friedrich Wilhelm Heinrich Otto Leopold Johannes Benedikt Pius Papst Franz
+    Maximilian Elisabeth Georg Eduard Nikolaus Katharina Philipp Gustav Franziskus Alexander Peter
+    Paul Johann Gregor August Joseph Richard Napoleon Christian Konrad Clemens Leo Maria
+        Margarethe"""
+_QUEENS = ("Elisabeth", "Katharina", "Maria", "Margarethe", "Christina")
 
 
 class German(Language):
     code = "de"
     minus, plus, point, decimal = "minus", "plus", "Komma", ","
     percent, per, to, number_sign = "Prozent", "pro", "bis", "Nummer"
+    by, ratio, out_of = "mal", "zu", "von"
+    NUMBERED = """akt anhang artikel band buch kapitel klasse phase stufe szene tabelle teil titel
+        typ
+        abschnitt"""
+    PHONE_WORDS = "tel telefon anrufen mobil handy fax rufnummer telefonnummer"
     ENDINGS, has_ordinal_points = "f: ^eins$ eine; m n: ^eins$ ein", True
     PARTS = """3: Drittel; 4: Viertel; 5: Fünftel; 6: Sechstel; 7: Siebtel; 8: Achtel; 9: Neuntel
         10: Zehntel; 12: Zwölftel; 100: Hundertstel"""
@@ -26,6 +43,7 @@ class German(Language):
         x ×: mal; Tag Tage: Tag, Tage; Monat Monate: Monat, Monate; Jahr Jahre: Jahr, Jahre, n
         Woche Wochen: Woche, Wochen, f; Stunde Stunden: Stunde, Stunden, f
         Minute Minuten: Minute, Minuten, f; Sekunde Sekunden: Sekunde, Sekunden, f
+        EL: Esslöffel, Esslöffel; TL: Teelöffel, Teelöffel; Tasse Tassen: Tasse, Tassen, f
         Person Personen: Person, Personen, f; Mal: Mal, Mal, n"""
     SCALES = """Mio. Mio Million Millionen: Million, Millionen, f; Tsd.: tausend
         Mrd. Mrd Milliarde Milliarden: Milliarde, Milliarden, f"""
@@ -62,7 +80,9 @@ class German(Language):
         yield r"(?P<h>[01]?\d|2[0-4])\.(?P<m>[0-5]\d)\sUhr\b", self.clock
         yield r"(?P<h>[01]?\d|2[0-4])\sUhr\b(?!\s\d)", self.clock
         yield r"(?P<n>\d{1,3})\.(?=\s[^\W\d_])", self.ordinal_with_point
-        yield r"(?P<d>\d0)er\b(?=\s|$|[.,])", "{d}er"
+        yield r"(?P<y>(?:1\d|20)?\d0)er(?!\w)", "{y:year}er"
+        yield r"(?P<d>[0-3]?\d)\.(?P<m>0?[1-9]|1[0-2])\.(?P<y>(?!))?(?!\d)", self.written_date
+        yield r"(?P<d>[0-3]?\d)\.(?P<m>0?[1-9]|1[0-2])(?P<y>(?!))?(?![\d.,:%]|\s?Uhr)", self.dated
 
     def ordinal(self, number: int) -> str:
         return self.day(number, "")
@@ -74,9 +94,47 @@ class German(Language):
         """Return an ordinal with the ending that it has after the word `before`."""
         return self.say(number, "ordinal") + _ARTICLES.get(before.lower(), "r")
 
+    def dated(self, match: re.Match[str], before: str) -> str | None:
+        """Return a date such as "am 3.10"; None without a word that only dates have."""
+        return self.written_date(match, before) if before.lower() in ("am", "vom", "zum") else None
+
     def ordinal_with_point(self, match: re.Match[str], before: str) -> str | None:
-        """Return an ordinal after an article; None elsewhere, where the point ends a sentence."""
-        return self.day(int(match["n"]), before) if before.lower() in _ARTICLES else None
+        """Return an ordinal before a noun; None elsewhere, where the point ends a sentence."""
+        following = bare(match.string[match.end() :].split()[0].rstrip(",;:.!?"))
+        if before.lower() not in _ARTICLES and not self._is_noun(following):
+            return None
+        return self._before_noun(int(match["n"]), before, following)
+
+    def _is_noun(self, word: str) -> bool:
+        return word[:1].isupper() and word not in self.starters
+
+    def _before_noun(self, number: int, before: str, noun: str) -> str:
+        """Return an ordinal with the ending that it has between two words."""
+        word = before.lower()
+        ending = _ARTICLES.get(word)
+        stem = next((each for each in _POSSESSIVES if word.startswith(each)), None)
+        if ending is None and stem and word[len(stem) :] in ("e", "em", "en", "es", "er"):
+            ending = "" if word.endswith("e") or word == "jeder" else "n"
+        if ending is None:
+            ending = "" if _FEMININE.search(noun) else "s" if _NEUTER.search(noun) else "r"
+        return self.say(number, "ordinal") + ending
+
+    def roman(self, number: int, match: re.Match[str], before: str, following: str) -> str | None:
+        is_ordinal = match[0].endswith(".")
+        if before in _REGNAL.split() or before.removesuffix("s") in _REGNAL.split():
+            article = "des" if before.endswith("s") and before not in _REGNAL.split() else "der"
+            article = "die" if before in _QUEENS else article
+            return f"{article} {self._before_noun(number, article, '')}"
+        if is_ordinal and before.lower() not in self.numbered and self._is_noun(following):
+            return self._before_noun(number, before, following)
+        return super().roman(number, match, before, following)
+
+    def fraction_of(self, top: int, bottom: int, noun: Noun) -> str:
+        """Return words such as "ein halber Liter" and "drei Viertel Liter"."""
+        if (top, bottom) != (1, 2):
+            return super().fraction_of(top, bottom, noun)
+        half = {"f": "eine halbe", "n": "ein halbes"}.get(noun.gender, "ein halber")
+        return f"{half} {noun.one}"
 
     def fraction(self, top: int, bottom: int) -> str:
         if (top, bottom) == (1, 2):

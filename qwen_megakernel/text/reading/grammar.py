@@ -8,7 +8,15 @@ import re
 import unicodedata
 from collections.abc import Iterator
 
-from qwen_megakernel.text.reading.language import TYPED_SIGNS, Currency, Language, Noun, Say, any_of
+from qwen_megakernel.text.reading.language import (
+    TYPED_SIGNS,
+    Currency,
+    Language,
+    Noun,
+    Say,
+    any_of,
+    roman_number,
+)
 from qwen_megakernel.text.reading.spoken import Draft, Piece
 from qwen_megakernel.text.reading.surroundings import CLOSING, OPENING, bare, inside
 
@@ -24,14 +32,22 @@ _DOMAIN = re.compile(
 )
 _EMAIL = re.compile(r"[\w.+-]{1,64}@(?:[\w-]+\.)+[a-z]{2,}", re.IGNORECASE)
 _TRAILING = ".,;:!?*_…"
-_PHONE = re.compile(
-    r"\+\d{1,3}(?:[ .\-/]?\(?\d{1,5}\)?){2,8}"
-    r"|\(\d{2,5}\) ?\d{3,4}(?:[ \-.]\d{2,4})*"
-    r"|1-\d{3}-\d{3}-\d{4}|\d{3}[-.]\d{3}[-.]\d{4}|\d{3}-\d{2}-\d{4}|\d{3}[- ]\d{4}"
-    r"|\d{4}(?:[ -]\d{4}){3}|0\d(?:[ .-]\d{2}){4}|0\d{1,4}[-/ ]\d{3,}(?:[- ]\d{2,})*"
-    r"|\d{3}-\d{4}-\d{4}|\d+(?:-\d+){3,}"
+# Digits in groups, and which of them are a telephone number or a code, not a quantity or a range:
+# numbers with a prefix or a leading zero, and layouts of groups in which no quantity is written.
+_GROUPS = re.compile(
+    r"(?:\+ ?)?\(?\d{1,14}\)?(?:(?: ?[-–./] ?| ?(?=\()|(?<=\)) ?| )\(?\d{1,14}\)?)+"
 )
+_PREFIXED = re.compile(r"\+|\(?0(?![./]\d\b)|\(\d{2,5}\)")
+_LAYOUT = re.compile(
+    r"(?:1[-. ])?\d{3}[-–. ]\d{3}[-–. ]\d{4}|\d{3}-\d{2}-\d{4}|\d{3}[-–. ]\d{4}"
+    r"|\d{4}(?:[ -]\d{4}){3}"
+    r"|\d{3}[- ]\d{4}[- ]\d{4}|\d+(?:-\d+){3,}|\d{4} \d{3} \d{3}|\d{3}(?:[- .]\d\d){3}|\d{4} \d{6}"
+    r"|\d(?:[ -]\d{3}){2}(?:[ -]\d\d){2}|\d \(\d{3,5}\) ?\d+(?:[- ]\d+)*|\d{2}[ -]\d{4,5}[ -]\d{4}"
+    r"|\d{5} \d{5}|\d{4} \d{2} \d{2} \d{2}|\d{2} \d{3} \d{2} \d{2}"
+)
+_THOUSANDS = re.compile(r"[1-9]\d{0,2}(?: \d{3})+")
 _MIN_PHONE_DIGITS = 7
+_MIN_CODE_DIGITS = 7  # digits without a mark between thousands that are no quantity
 _RANGE_BEGIN = re.compile(r"[$€£¥(]?\d")
 _VERSION = re.compile(r"\d+(?:\.\d+){2,}")
 _SIGNS = "-−+±~≈<>≤≥"
@@ -60,7 +76,8 @@ class Grammar:
         common = ((re.compile(pattern), say) for pattern, say in self._common_rules())
         self._rules = (*own, *common)
         self._interesting = re.compile(
-            r"\d|[₀-₉]|://|www\.|@|" + any_of([".com", *language.symbols])
+            r"\d|[₀-₉]|\b[IVXLCDM]+(?:er?|re|ᵉ)?\b|://|www\.|@|"
+            + any_of([".com", *language.symbols])
         )
         self._abbreviations = frozenset({*language.abbreviations, *language.opens})
 
@@ -130,7 +147,8 @@ class Grammar:
         char, last = text[place], text[place - 1 : place]
         if char.isspace() and text[place + 1 : place + 2] not in _DASHES:
             return 0, ""
-        if last.isalnum() and char.isalpha():
+        is_suffix = self.language.letters_follow and last.isascii() != char.isascii()
+        if last.isalnum() and char.isalpha() and not is_suffix:
             return 0, ""
         if last.isdecimal() and char.isdecimal():
             return 0, ""
@@ -162,26 +180,37 @@ class Grammar:
                 rf"(?P<m>{lang.month_pattern()})(?:,?\s(?:{links}\s)?(?P<y>\d{{4}})(?!\d))?",
                 lang.written_date,
             )
+        if lang.due:
+            yield r"(?P<d>\d{1,2})/(?P<m>\d{1,2})(?P<y>(?!))?(?![\d/])", self._day_and_month
+        if lang.numbered:
+            yield r"(?P<r>[IVXLCDM]+)(?:\.(?=\s|$)|ers?|re|ᵉ|e)?(?!\w|['’]\w)", self._roman
         yield (
             r"(?i)(?P<h>[01]?\d|2[0-4]):(?P<m>[0-5]\d)(?::(?P<s>[0-5]\d))?"
             rf"(?:{lang.time_marks})?(?![\d:])",
             lang.clock,
         )
         yield r"(?P<a>\d{1,4}):(?P<b>\d{1,4})(?![\d:])", self._ratio
-        yield _PHONE, self._phone
+        yield _GROUPS, self._phone
         yield _CHAIN, self._chain
+        yield r"24/7(?![\d/])", self._always
+        yield r"(?P<a>\d{1,3})(?:[.,](?P<d>\d{1,2}))?/(?P<b>\d{1,3})(?![\d/])", self._score
+        yield r"\d{1,3}(?:,\d{1,3}){2,}(?![\d,.]*\d)", self._list
+        yield from self._size_rules()
+        yield r"(?P<y>1[89]\d\d|20\d\d)/(?P<z>\d\d)(?![\d/])", self._two_years
+        yield rf"(?P<n>\d{{1,4}})(?P<letter>[xyz]){self._edge}", self._term
         yield _HIDDEN_DIGITS, lambda match, _: lang.number(unicodedata.normalize("NFKC", match[0]))
         yield _VERSION, self._version
         yield from self._money_rules()
+        if lang.degree_is_ordinal:
+            noun = r"(?=\s[a-zà-ÿ]{3}(?<!\sall|\sdel|\snor|\ssud|\sest|\ssop|\ssob|\scon))"
+            yield rf"(?P<w>\d{{1,2}})°{noun}", self._ordinal
         yield from self._unit_rules()
-        yield (
-            r"(?:(?P<w>\d+)\s)?(?P<n>\d{1,4})(?: / |[/⁄])(?P<d>\d{1,4})(?![\d/])" + self._edge,
-            self._fraction,
-        )
+        bottom = rf"(?P<d>\d{{1,4}})(?![\d/])(?: ?(?P<unit>{any_of(lang.units)}){self._edge})?"
+        yield (rf"(?:(?P<w>\d+)\s)?(?P<n>\d{{1,4}})(?: / |/){bottom}{self._edge}", self._fraction)
         whole = rf"\d{{1,3}}(?:{re.escape(lang.group_mark)}\d{{3}})+|\d+"
         yield rf"(?P<w>{whole})(?:{lang.ordinal_marks}){self._edge}", self._ordinal
         abbreviations = any_of(lang.abbreviations)
-        yield rf"(?<!\w)(?<!\w\.)(?:{abbreviations}){self._edge}", self._abbreviation
+        yield rf"(?<![\w/])(?<!\w\.)(?:{abbreviations}){self._edge}(?!/)", self._abbreviation
         yield rf"#\s?{self._num('')}", self._with_number_sign
         yield rf"(?P<sign>[{_SIGNS}]\s?)?{self._num('')}", self._number
         yield _DASH, self._dash
@@ -198,6 +227,13 @@ class Grammar:
             rf"|\d{{1,3}}(?:{decimal}\d{{3}})+(?={mark}\d{{1,2}}(?!\d))"
             rf"|\d+|(?={decimal}\d))(?:[.,](?P<{name}d>\d+))?(?![.,]?\d)"
         )
+
+    def _size_rules(self) -> Iterator[tuple[str, Say]]:
+        one, units = r"\d{1,6}(?:[.,]\d{1,3})?", any_of(self.language.units)
+        unit = rf"(?: ?(?P<unit>{units}){self._edge})"
+        yield rf"(?P<sizes>{one}(?:(?: ?x ?|×){one})+)(?:{unit}|{self._edge})", self._size
+        yield rf"(?P<sizes>{one}(?: × {one})+){unit}", self._size
+        yield rf"(?P<sizes>{one}(?: × {one}){{2,}})(?P<unit>){self._edge}", self._size
 
     def _money_rules(self) -> Iterator[tuple[str, Say]]:
         signs = any_of(self.language.currencies)
@@ -250,9 +286,17 @@ class Grammar:
         if self._is_inside(match):
             return None  # a hyphen or a sum, whose sign another rule reads
         is_alone = len(match["w"]) == 4 and not decimals and not match["sign"]
+        if self._is_code(match, whole):
+            return lang.spell(whole)
         if is_alone and _FIRST_YEAR <= int(whole) <= _LAST_YEAR:
             return lang.year(int(whole))
         return self._sign(match) + lang.number(whole, decimals)
+
+    def _is_code(self, match: re.Match[str], whole: str) -> bool:
+        """Return whether a number is so long that its thousands would be marked in a quantity."""
+        is_counted = match.string[match.end() : match.end() + 1].isalpha()
+        is_plain = match[0] == whole and not whole.endswith("000")
+        return is_plain and not is_counted and len(whole) >= _MIN_CODE_DIGITS
 
     def _is_inside(self, match: re.Match[str]) -> bool:
         """Return whether the sign of a match stands behind a word or a number."""
@@ -283,7 +327,8 @@ class Grammar:
                 number = self._digits(match, "to")
                 words += self._to() + lang.number(*number)
             unit = lang.noun_after(currency.unit, before)
-            words += lang.space + lang.form(*number, scale) + lang.scale_joint + unit.many
+            joint = lang.space if scale.one == "mil" else lang.scale_joint
+            words += lang.space + lang.form(*number, scale) + joint + unit.many
         elif match["tow"] is not None or len(cents) != 2:
             words = self._range(match, currency.unit, before) + self._per(match)
             return words + lang.own_point(match)
@@ -316,21 +361,101 @@ class Grammar:
         words = self._range(match, noun)
         return percent.format(words.strip()) if is_around else words
 
+    def _day_and_month(self, match: re.Match[str], before: str) -> str | None:
+        """Return the words of a date without a year; None where it may be a fraction."""
+        lang = self.language
+        is_due = before.lower().strip(".,") in lang.due or "0" in (match["d"][0], match["m"][0])
+        is_sure = is_due or (int(match["d"]) > lang.max_named_part and int(match["m"]) > 10)
+        return lang.written_date(match, before) if is_sure else None
+
+    def _roman(self, match: re.Match[str], before: str) -> str | None:
+        """Return the words of a Roman numeral after a name or a word such as "chapter"."""
+        lang, number = self.language, roman_number(match["r"])
+        if not number or match.string[match.start() - 1 : match.start()].strip("(\"'"):
+            return None
+        following = match.string[match.end() :].split()
+        noun = bare(following[0].rstrip(",.;:!?")) if following else ""
+        said = lang.roman(number, match, before, noun)
+        return said + lang.kept_point(match) if said else None
+
+    def _size(self, match: re.Match[str], before: str) -> str:
+        """Return the words of dimensions such as "3 x 4 x 5 cm"."""
+        lang, numbers = self.language, re.findall(r"[\d.,]+", match["sizes"])
+        parts = [re.split("[.,]", number) for number in numbers]
+        words = self._joint(lang.by).join(lang.number(*part) for part in parts)
+        if not match["unit"]:
+            return words
+        return words + lang.space + lang.units[match["unit"]].many + lang.own_point(match)
+
+    def _always(self, match: re.Match[str], before: str) -> str:
+        """Return the words of "24/7"."""
+        return self.language.number("24") + self.language.space + self.language.number("7")
+
+    def _score(self, match: re.Match[str], before: str) -> str | None:
+        """Return the words of a rating such as "4.5/5" or "85/100"; None for a fraction."""
+        lang, top, bottom = self.language, match["a"], match["b"]
+        is_score = match["d"] or top == bottom or bottom == "100"
+        if not lang.out_of or not is_score or (top in ("20", "50") and top == bottom):
+            return None
+        return lang.number(top, match["d"] or "") + self._joint(lang.out_of) + lang.number(bottom)
+
+    def _list(self, match: re.Match[str], before: str) -> str | None:
+        """Return the words of numbers with commas but no spaces between them, such as "1,2,3"."""
+        first, *others = match[0].split(",")
+        are_groups = len(others[-1]) == 3 and {len(each) for each in others[:-1]} in (
+            {2},
+            {3},
+            set(),
+        )
+        if are_groups and first[0] != "0":
+            return None
+        return ("、" if not self.language.space else ", ").join(
+            map(self.language.number, [first, *others])
+        )
+
+    def _two_years(self, match: re.Match[str], before: str) -> str | None:
+        """Return "2019/20" as two years; None where the second does not follow the first."""
+        if int(match["z"]) != (int(match["y"]) + 1) % 100:
+            return None
+        return (
+            self.language.year(int(match["y"]))
+            + self.language.space
+            + self.language.number(match["z"])
+        )
+
+    def _term(self, match: re.Match[str], before: str) -> str | None:
+        """Return the words of "2x" in a formula; None elsewhere."""
+        following = match.string[match.end() :].lstrip()[:1]
+        if not (following and following in "+-−=*/^²³)") and before not in ("=", "+", "-", "−"):
+            return None
+        return self.language.number(match["n"]) + self._joint(match["letter"]).rstrip()
+
     def _ratio(self, match: re.Match[str], before: str) -> str | None:
         lang = self.language
-        joint = self._joint(lang.ratio) if lang.ratio else self._to()
+        joint = self._to() if lang.ratio is None else self._joint(lang.ratio)
+        joint = joint if joint.strip() else lang.space
         return lang.number(match["a"]) + joint + lang.number(match["b"])
 
     def _phone(self, match: re.Match[str], before: str) -> str | None:
-        if match.string[match.end() : match.end() + 1].isalnum():
+        lang, text = self.language, match.group()
+        following = match.string[match.end() : match.end() + 2]
+        if (following[:1].isalnum() and not lang.letters_follow) or following[
+            :1
+        ] in _MARKS_OF_MONEY:
             return None
-        if sum(map(str.isdigit, match.group())) < _MIN_PHONE_DIGITS:
+        is_number = sum(map(str.isdigit, text)) >= _MIN_PHONE_DIGITS
+        is_called = before.lower().strip(".:") in lang.phone_words
+        if _THOUSANDS.fullmatch(text) and not is_called:
+            is_number &= not (lang.groups_with_spaces or text.endswith(" 000"))
+        elif not _PREFIXED.match(text) and not is_called:
+            is_number &= _LAYOUT.fullmatch(text) is not None
+        if re.fullmatch(r"\d{3} \d{4}", text) and before.strip(".,").isnumeric():
             return None
-        if re.fullmatch(r"\d{3} \d{4}", match.group()) and before.strip(".,").isnumeric():
+        is_version = _VERSION.fullmatch(text) and not _LAYOUT.fullmatch(text) and text[0] != "0"
+        if not is_number or is_version or re.fullmatch(r"\d+\.\d+", text):
             return None
-        groups = [self.language.spell(group) for group in re.findall(r"\d+", match.group())]
-        plus = self.language.plus + " " if match.group().startswith("+") else ""
-        return plus + ", ".join(groups)
+        plus = lang.plus + " " if text.startswith("+") else ""
+        return plus + ", ".join(map(lang.spell_phone, re.findall(r"\d+", text)))
 
     def _version(self, match: re.Match[str], before: str) -> str | None:
         lang, parts = self.language, match.group().split(".")
@@ -357,10 +482,15 @@ class Grammar:
         return date + lang.space + time + (" UTC" if match["utc"] else "")
 
     def _fraction(self, match: re.Match[str], before: str) -> str | None:
-        words = self.language.fraction(int(match["n"]), int(match["d"]))
+        lang, top, bottom = self.language, int(match["n"]), int(match["d"])
+        noun = lang.units[match["unit"]] if match["unit"] else None
         if match["w"] is None:
-            return words
-        return self.language.number(match["w"]) + self._joint(self.language.symbols["&"]) + words
+            words = lang.fraction_of(top, bottom, noun) if noun else lang.fraction(top, bottom)
+            return words + lang.own_point(match)
+        words = (
+            lang.number(match["w"]) + self._joint(lang.symbols["&"]) + lang.fraction(top, bottom)
+        )
+        return words + (lang.space + noun.many + lang.own_point(match) if noun else "")
 
     def _ordinal(self, match: re.Match[str], before: str) -> str | None:
         digits, _ = re.subn(r"\D", "", match["w"])
@@ -368,7 +498,9 @@ class Grammar:
 
     def _abbreviation(self, match: re.Match[str], before: str) -> str | None:
         lang, key = self.language, match.group()
-        return lang.abbreviations[key] + (lang.kept_point(match) if key in lang.final else "")
+        return lang.abbreviations[key] + (
+            lang.kept_point(match) if key in lang.final or key in lang.scales else ""
+        )
 
     def _dash(self, match: re.Match[str], before: str) -> str | None:
         last = match.string[: match.start()][-1:]
@@ -376,16 +508,17 @@ class Grammar:
         is_behind = last.isalnum() or last in _BEHIND_NUMBERS
         if not is_behind or not all(map(_RANGE_BEGIN.match, ends)):
             return None
-        is_minus = match.group() == " - " and ":" not in before
-        return self._joint(self.language.minus) if is_minus else self._to()
+        lang, is_minus = self.language, match.group() == " - " and ":" not in before
+        is_minus |= _DIFFERENCE.match(match.string, match.end()) is not None
+        return self._joint(lang.subtraction or lang.minus) if is_minus else self._to()
 
     def _symbol(self, match: re.Match[str], before: str) -> str | None:
         words = self.language.symbols[match["sym"]]
         if match.string[: match.start()].endswith(match["sym"]):
             return None  # the symbol is repeated, as in a line of stars
-        if match["sym"] == "*" and not before[-1:].isdigit():
-            return None
         before_it, after_it = match.string[: match.start()][-1:], match.string[match.end() :][:1]
+        if match["sym"] == "*" and not (before[-1:].isalnum() or before_it.endswith(")")):
+            return None
         if match["sym"] == "~" and not after_it.isalnum():
             return None
         if match["sym"] in TYPED_SIGNS and (before_it + after_it).strip(" ") in tuple("=<>-!"):
@@ -413,6 +546,8 @@ class Grammar:
         return " ".join(words) + rest
 
 
+_MARKS_OF_MONEY = frozenset("€$£¥₽%")
+_DIFFERENCE = re.compile(r"\d+(?:[.,]\d+)? ?=")
 _BEGINS_WORD = re.compile(r"\w|[-$€£¥−.]\w")
 _BEHIND_NUMBERS = frozenset("%°¢")
 _ONE = ("a", "an")  # before the size of a thing: a 27" monitor

@@ -10,7 +10,14 @@ class Italian(Romance):
     code = "it"
     minus, plus, point = "meno", "più", "virgola"
     percent, per, to, number_sign = "per cento", "per", "a", "numero"
+    by, out_of = "per", "su"
+    DUE = "il dal al del lunedì martedì mercoledì giovedì venerdì sabato domenica"
+    NUMBERED = """secolo capitolo tomo volume atto parte libro titolo articolo allegato scena fase
+        livello canto sezione tipo guerra"""
+    PHONE_WORDS = "tel telefono cell cellulare fax chiami chiama"
     ENDINGS = "f: ^uno$ una; c: ^uno$ un"
+    last_ordinal_of_rulers, degree_is_ordinal = 999, True
+    CENTURIES = "secolo"
     ordinal_marks, feminine_marks = "º|°|o", r"ª|a\b"
     BEFORE_DIGITS = r"[nN][°º]\s?: numero; p\.\s?: pagina"
     PARTS = "2: mezzo"
@@ -50,6 +57,11 @@ class Italian(Romance):
     WEB = """.: punto; /: barra; -: trattino; _: trattino basso; ?: punto interrogativo
         #: cancelletto; :: due punti"""
     OPENS = "n° N° p. n."
+
+    def roman(self, number: int, match: re.Match[str], before: str, following: str) -> str | None:
+        if following in self.centuries or before.lower() in ("secolo", "guerra"):
+            return self.ordinal(number)
+        return super().roman(number, match, before, following)
 
     def count(self, whole: str, decimals: str, noun: Noun) -> str:
         return re.sub(r"\buna (?=[aeiou])", "un'", super().count(whole, decimals, noun))

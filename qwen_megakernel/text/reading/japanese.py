@@ -7,6 +7,7 @@ class Japanese(Language):
     code = "ja"
     minus, plus, point = "マイナス", "プラス", "点"
     percent, per, to, number_sign = "{}パーセント", "毎", "から", "番号"
+    by = "かける"
     ratio = "対"
     DIGITS = "ゼロ 一 二 三 四 五 六 七 八 九"
     UNITS = """km: キロメートル; m: メートル; cm: センチメートル; mm: ミリメートル
@@ -29,6 +30,7 @@ class Japanese(Language):
         """Phone numbers (their hyphens are read の), and ranges."""
         groups = r"0\d{1,3}-\d{1,4}-\d{4}(?!\d)"
         yield groups, lambda match, _: "の".join(map(self.spell, match[0].split("-")))
+        yield r"(?<![A-Za-z])(?P<r>[IVX]{2,7})(?![A-Za-z0-9])", self.roman_alone
         yield r"(?P<a>\d{1,9})[~〜～](?=\d)", "{a}から"
 
     def cardinal(self, number: int, gender: str = "") -> str:

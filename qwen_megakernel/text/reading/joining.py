@@ -8,7 +8,10 @@ from qwen_megakernel.text.reading.surroundings import CLOSING, OPENING, SENTENCE
 _OPERATORS = frozenset("+-−–—×÷=*/<>≤≥±≈x")
 _NEAR_DIGIT = re.compile(r"\d\D{0,4}$")
 _DAY_AND_COMMA = re.compile(r"(?:^|[^\d,])\d{1,2}(?:st|nd|rd|th)?,$")
-_MORE_DIGITS = re.compile(r"\(?(?:\d{2,}|\d/\d)")
+_MORE_DIGITS = re.compile(r"\(?(?:\d{2,}|\d/\d)|\(\d")
+_ROMAN = re.compile(r"[IVX]+(?:e|ᵉ|er|re|\.)?$")
+_INITIALS = re.compile(r"(?:[A-Z]\.){2,}$")
+_DEGREE = re.compile(r"\d{1,2}°$")
 _YEAR = re.compile(r"\d{4}\b")
 
 
@@ -31,13 +34,15 @@ class WordJoining:
     def opens(self, words: str) -> bool:
         """Return whether the next word may continue these words."""
         lang, last = self._language, words.split()[-1]
+        if lang and self._awaits_noun(bare(last)):
+            return True
         if not any(map(str.isdigit, words)):
             word = last.strip(OPENING)
             return lang is not None and (
                 word in lang.opens or word in self._signs or self._is_pointed(last)
             )
         core = words.rstrip(CLOSING)
-        if self._is_pointed(last) or (lang and last in lang.scales):
+        if self._is_pointed(last) or (lang and (last in lang.scales or last in lang.opens)):
             return True
         if not any(map(str.isdigit, last)):
             word = bare(last)
@@ -65,14 +70,14 @@ class WordJoining:
         begin, end = inside(word, "")
         core = word[begin:end]
         low = core.rstrip(".").lower()
-        if is_pointed:
+        if is_pointed or last in lang.opens or self._awaits_noun(last):
             return True
         if last[-1:] == ",":
             return _YEAR.match(core) is not None
         if last.lower().rstrip(".") in self._months or last in lang.links:
             is_next = low in self._months or low in lang.links
             return is_next or _YEAR.match(core) is not None
-        if lang.has_ordinal_points and last[-1:] == "." and last[:-1].isdigit():
+        if lang.has_ordinal_points and last[-1:] == "." and last[-2:-1].isdigit():
             return True
         if last in lang.scales:
             return core in self._signs or core.rstrip(".") in self._signs
@@ -88,6 +93,14 @@ class WordJoining:
             or _MORE_DIGITS.match(core) is not None
             or word in _OPERATORS
         )
+
+    def _awaits_noun(self, word: str) -> bool:
+        """Return whether the next word decides what "XX" or "1°" means."""
+        lang = self._language
+        is_roman = lang and (lang.centuries or lang.has_ordinal_points) and _ROMAN.match(word)
+        if lang and _INITIALS.match(word) and lang.starters and not lang.nouns_are_capitalised:
+            return True
+        return bool(is_roman or (lang and lang.degree_is_ordinal and _DEGREE.match(word)))
 
     def _is_pointed(self, word: str) -> bool:
         """Return whether the point at the end of a word may be that of "p.m.", "Nov." or "5kg."."""

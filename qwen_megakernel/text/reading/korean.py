@@ -13,6 +13,7 @@ class Korean(Language):
     code = "ko"
     minus, plus, point = "마이너스", "플러스", "점"
     percent, per, to, number_sign = "퍼센트", "퍼", "에서", "번호"
+    by = "곱하기"
     to_is_suffix, ratio = True, "대"
     parts_form = "{bottom}분의 {top}"
     DIGITS = "공 일 이 삼 사 오 육 칠 팔 구"
@@ -36,6 +37,7 @@ class Korean(Language):
         """Dates, months, numbers before counters, and mobile numbers."""
         date = r"(?P<y>\d{4})년\s?(?P<m>1[0-2]|[1-9])월\s?(?P<d>[0-3]?\d)일"
         yield date, "{y}년 {m:month} {d}일"
+        yield r"(?<![A-Za-z])(?P<r>[IVX]{2,7})(?![A-Za-z0-9])", self.roman_alone
         yield r"(?P<m>1[0-2]|[1-9])월", "{m:month}"
         yield rf"(?:(?P<from>\d{{1,3}})[-~])?(?P<n>\d{{1,3}})\s?(?P<what>{_COUNTERS})", self.counted
         yield r"(?<=[시분초일월년원명개])\s?~\s?(?=오전|오후|\d)", "에서 "

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from qwen_megakernel.errors import MissingPackageError
+from qwen_megakernel.text.reading.cldr import currency_forms
 from qwen_megakernel.text.reading.surroundings import CLOSING, bare
 
 # A function that gets a match and the word before it, and returns words. None means that the match
@@ -24,6 +25,7 @@ Rules = Iterable[tuple[str, Say | str]]
 # Signs as they are typed, and the signs that they stand for.
 TYPED_SIGNS = {">=": "≥", "<=": "≤", "!=": "≠", "->": "→", "=>": "→", "==": "="}
 _LETTER = re.compile(r"(?<![\w'’])[A-Za-z](?![\w'’])")
+_ROMAN = re.compile("M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})")
 _MULTIPLES = ("time",)  # not singular after an article: "a 2x gain" is "a two times gain"
 
 MAX_DIGITS = 15  # for a number that is read as one; the digits of a longer one are read singly
@@ -94,8 +96,12 @@ def any_of(words: Iterable[str]) -> str:
 
 
 def roman_number(text: str) -> int:
-    """Return the number of a Roman numeral."""
-    values = [{"I": 1, "V": 5, "X": 10, "L": 50}[char] for char in text]
+    """Return the number of a Roman numeral, or 0 for other letters."""
+    if not _ROMAN.fullmatch(text):
+        return 0
+    values = [
+        dict(zip("IVXLCDM", (1, 5, 10, 50, 100, 500, 1000), strict=True))[char] for char in text
+    ]
     pairs = zip(values, [*values[1:], 0], strict=True)
     return sum(-value if value < following else value for value, following in pairs)
 
@@ -154,6 +160,7 @@ class Language:
     NUMERALS = ""  # words to replace in the results of num2words, and their replacements
     minus: str
     plus: str
+    subtraction = ""  # the word for a minus between two numbers, if it is not `minus`
     point: str  # between a whole number and its decimals
     decimal = "."  # the mark before decimals; the other one of "." and "," groups thousands
     decimals_are_a_number = False  # whether two decimals are read as one number
@@ -162,13 +169,18 @@ class Language:
     PARTS = ""  # names of fractions by their denominators: "4: Viertel"
     parts_form = "{bottom} {top}"  # the words of a fraction whose denominator has no name
     ordinal_marks = r"(?!)"  # regular expression of what follows the digits of an ordinal
+    degree_is_ordinal = False  # whether "1°" may be an ordinal
     has_ordinal_points = False  # whether "5." may be an ordinal
     number_sign: str  # the word for "#" before a number
     BEFORE_DIGITS = ""  # regular expressions of marks before a number, and the word for each
     percent: str  # the word after the number; a "{}" in it stands for the number
     to: str  # the word between the ends of a range
     to_is_suffix = False  # whether that word is written together with the first end
-    ratio = ""  # the word between the numbers of 16:9, if it is not `to`
+    ratio: str | None = None  # the word between the numbers of 16:9, if it is not `to`
+    by: str  # the word between the dimensions of a thing, as in 3 x 4
+    out_of = ""  # the word in a rating such as 4.5/5
+    groups_with_spaces = False  # whether spaces group the thousands of a number
+    PHONE_WORDS = ""  # words, in lower case, after which digits in groups are a telephone number
     # Nouns after numbers.
     noun_gender = "m"
     plural_ending = ""
@@ -183,7 +195,11 @@ class Language:
     money_joint: str  # the text between whole units and hundredth parts
     says_cents = True  # whether the name of the hundredth part is spoken
     scale_joint = " "  # the text between a scale and a currency
+    NUMBERED = ""  # words, in lower case, before a Roman numeral: "chapter"
+    CENTURIES = ""  # words for "century" that come after a Roman numeral
     # Dates and times.
+    DUE = ""  # words, in lower case, after which 3/4 is a date
+    max_named_part = 9999  # the largest denominator that is read as an ordinal
     MONTHS = ""
     SHORT_MONTHS = ""  # abbreviations without their point; "-" for none, "/" between several
     LINKS = ""  # words inside a written date, such as "of"
@@ -215,7 +231,10 @@ class Language:
         self.parts = {int(bottom): part for bottom, part in table(self.PARTS).items()}
         form = self.noun_gender, self.plural_ending
         self.units, self.scales = nouns(self.UNITS, *form), nouns(self.SCALES, *form)
-        self.currencies = currencies(self.CURRENCIES, *form)
+        self.currencies = {
+            sign: Currency(Noun(one, few, many, "f" if is_feminine else self.noun_gender), None)
+            for sign, (one, few, many, is_feminine) in currency_forms(self.code).items()
+        } | currencies(self.CURRENCIES, *form)
         self.money_scales = nouns(self.MONEY_SCALES, *form) if self.MONEY_SCALES else {}
         self.group_mark = "," if self.decimal == "." else "."
         self.months = self.MONTHS.split()
@@ -229,9 +248,11 @@ class Language:
         }
         abbreviations = table(self.ABBREVIATIONS)
         self.abbreviations = {key.replace("~", " "): abbreviations[key] for key in abbreviations}
-        self.symbols = {"™": "", "®": "", "+": self.plus} | ({"/": " "} if self.space else {})
+        self.symbols = {"™": "", "®": "", "+": self.plus, "−": self.minus}
+        self.symbols |= {"/": " "} if self.space else {}
         self.symbols |= {} if "{}" in self.percent else {"%": self.percent}
         self.symbols |= table(self.SYMBOLS)
+        self.symbols.setdefault("*", self.symbols["×"])
         for typed, sign in TYPED_SIGNS.items():
             if sign in self.symbols:
                 self.symbols[typed] = self.symbols[sign]
@@ -239,6 +260,9 @@ class Language:
         self.web = {sign: self.symbols[sign] for sign in "@=&"} | {"+": self.plus}
         self.web |= table(self.WEB)
         self.final, self.links = frozenset(self.FINAL.split()), frozenset(self.LINKS.split())
+        self.due, self.numbered = frozenset(self.DUE.split()), frozenset(self.NUMBERED.split())
+        self.centuries = frozenset(self.CENTURIES.split())
+        self.phone_words = frozenset(self.PHONE_WORDS.split())
         self.opens, self.followers = map(frozenset, (self.OPENS.split(), self.FOLLOWERS.split()))
         self.after_final, self.articles, self.starters = (
             frozenset(each.split()) for each in (self.AFTER_FINAL, self.ARTICLES, self.STARTERS)
@@ -310,6 +334,10 @@ class Language:
         """Return the words of a fraction with the given numerator and denominator."""
         return self.parts_form.format(top=self.cardinal(top), bottom=self.cardinal(bottom))
 
+    def fraction_of(self, top: int, bottom: int, noun: Noun) -> str:
+        """Return the words of a fraction of what a noun names, such as "three quarters mile"."""
+        return self.fraction(top, bottom) + self.space + noun.one
+
     def number(self, whole: str, decimals: str = "", gender: str = "") -> str:
         """Return the words of a number whose digits are given without grouping marks."""
         if len(whole) > MAX_DIGITS or (len(whole) > 1 and whole[0] == "0"):
@@ -329,6 +357,26 @@ class Language:
         if self.digits:
             return self.space.join(self.digits[number] for number in numbers)
         return self.space.join(map(self.cardinal, numbers))
+
+    def spell_phone(self, group: str) -> str:
+        """Return the words of the digits in one group of a telephone number."""
+        return self.spell(group)
+
+    def roman(self, number: int, match: re.Match[str], before: str, following: str) -> str | None:
+        """Return the words of a Roman numeral that comes after the word `before`."""
+        is_name = before[:1].isupper() and before.isalpha() and not before.isupper()
+        if before.lower() in self.numbered:
+            return self.cardinal(number)
+        return self.regnal(number, before) if is_name and set(match["r"]) <= {*"IVX"} else None
+
+    def roman_alone(self, match: re.Match[str], before: str) -> str | None:
+        """Return the words of a Roman numeral between characters of another script."""
+        number = roman_number(match["r"])
+        return self.cardinal(number) if number and not before[-1:].isascii() else None
+
+    def regnal(self, number: int, name: str) -> str | None:
+        """Return the words of the number behind a ruler's name."""
+        return None
 
     # ---- nouns after numbers ---------------------------------------------------------------------
 
@@ -398,6 +446,8 @@ class Language:
         """
         name, day, year = match["m"].lower().rstrip("."), int(match["d"]), match["y"]
         month = self.month_forms.get(name) or (int(name) if name.isdigit() else 0)
+        if month > 12 and name.isdigit() and day <= 12:
+            day, month = month, day  # written in the order of another country
         if not (1 <= month <= 12 and 1 <= day <= 31):
             return None
         if year and len(year) == 2:
@@ -419,5 +469,5 @@ class Language:
     def clock(self, match: re.Match[str], before: str) -> str:
         """Return the words of a time with the groups "h" and perhaps "m" and "s"."""
         groups = match.groupdict()
-        second = int(groups["s"]) if groups.get("s") else None
+        second = int(groups["s"] or 0) or None if groups.get("s") else None
         return self.time(int(groups["h"]), int(groups.get("m") or 0), second)

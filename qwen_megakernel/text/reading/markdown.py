@@ -4,7 +4,6 @@ The text is processed one segment (`segments`) at a time, so a text that arrives
 wait for more than that. Each mark is removed by itself; nothing checks whether marks are balanced.
 """
 
-import html
 import re
 from enum import Enum
 
@@ -21,14 +20,12 @@ _LINK_TARGET = re.compile(r"\]\([^)\s]*\)?|\]\[[^\]\s]*\]")
 _FOOTNOTE = re.compile(r"(?<=[^\W\d_]{2})\[\^?\d{1,3}\]|(?<=[.,;!?])\[\^?\d{1,3}\]|\[\^\w+\]")
 _BRACKETS = re.compile(r"!?\[|\]")
 _AUTOLINK = re.compile(r"<(https?://[^>\s]*|[^@>\s]+@[^>\s]+)>")
-_TAG = re.compile(
-    r"</?(?:br?|i|u|s|p|em|strong|code|pre|kbd|mark|small|sub|sup|del|ins|span|div|h[1-6]|[uo]l|li)\s?/?>"
-)
-_ENTITY = re.compile(r"&(?:amp|lt|gt|quot|nbsp|apos|#39|#x27|mdash|ndash|hellip);")
 _ESCAPE = re.compile(r"\\([!-/:-@\[-`{-~])")
 _CODE = re.compile(r"`+")
 _STRUCK = re.compile(r"~~+")
-_STARS = re.compile(r"(?<![\d\s\\*])\*+|(?<!\\)\*+(?![\d\s*])|\*{2,}")
+_STARS = re.compile(r"(?<![\d\s\\*])\*+|(?<!\\)\*+(?![\d\s*])")
+_STRONG = re.compile(r"\*{2,}")
+_PRODUCT = re.compile(r"[^*]*[\w)]\*[\w(][^*]*")  # a single star between two factors
 _UNDERSCORES = re.compile(r"_+")
 _ADDRESS = re.compile(r"://|www\.|@", re.IGNORECASE)
 _PIPE = re.compile(r"\|")
@@ -98,14 +95,15 @@ class Markdown:
 
 
 def _without_marks(segment: Draft, is_row: bool) -> Draft:
-    draft = segment.replace(_AUTOLINK, lambda match: match[1]).replace(_TAG, "")
-    draft = draft.replace(_ENTITY, lambda match: html.unescape(match.group()))
+    draft = segment.replace(_AUTOLINK, lambda match: match[1])
     for pattern in (_FOOTNOTE, _LINK_TARGET, _BRACKETS, _CODE, _STRUCK):
         draft = draft.replace(pattern, "")
     if is_row:
         draft = draft.replace(_PIPE, ",")
     if not _ADDRESS.search(draft.text):
-        draft = draft.replace(_STARS, "").replace(_UNDERSCORES, _between_words)
+        draft = draft.replace(_STRONG, "")
+        draft = draft if _PRODUCT.fullmatch(draft.text) else draft.replace(_STARS, "")
+        draft = draft.replace(_UNDERSCORES, _between_words)
     return draft.replace(_ESCAPE, lambda match: match[1])
 
 

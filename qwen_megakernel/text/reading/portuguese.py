@@ -9,7 +9,14 @@ class Portuguese(Romance):
     NUMERALS = "dezasseis: dezesseis; dezassete: dezessete; dezanove: dezenove"
     minus, plus, point = "menos", "mais", "vírgula"
     percent, per, to, number_sign = "por cento", "por", "a", "número"
+    by, out_of = "por", "de"
+    DUE = """dia em até desde segunda terça quarta quinta sexta sábado domingo segunda-feira terça-
+        feira quarta-feira quinta-feira sexta-feira"""
+    NUMBERED = """século capítulo tomo volume ato parte livro título artigo anexo cena fase nível
+        seção secção tipo guerra"""
+    PHONE_WORDS = "tel telefone celular fax ligue telemóvel"
     ENDINGS = r"f: \bum$ uma, \bdois$ duas, centos centas, duzentos duzentas"
+    feminine_names, half, degree_is_ordinal = "Isabel", "meio", True
     ordinal_marks, feminine_marks = r"\.?º|°|o\b", r"\.?ª|a\b"
     BEFORE_DIGITS = r"[nN]\.?[º°]\s?: número; p\.\s?: página"
     PARTS = "2: meio; 3: terço; 4: quarto; 10: décimo; 100: centésimo"
@@ -25,7 +32,9 @@ class Portuguese(Romance):
         mês meses: mês, meses
         minuto minutos: minuto; segundo segundos: segundo; hora horas: hora, f
         semana semanas: semana, f; pessoa pessoas: pessoa, f; vez vezes: vez, vezes, f"""
-    SCALES = "milhão milhões mi: milhão, milhões; bilhão bilhões bi: bilhão, bilhões"
+    SCALES = (
+        """mil: mil, mil; milhão milhões mi: milhão, milhões; bilhão bilhões bi: bilhão, bilhões"""
+    )
     CURRENCIES = """R$ BRL: real, reais / centavo; $ US$ USD: dólar, dólares / centavo
         € EUR: euro / cêntimo; £ GBP: libra, f / pêni, pence; ¥ JPY: iene"""
     money_joint, scale_joint = " e ", " de "
@@ -36,7 +45,7 @@ class Portuguese(Romance):
     dates = "{day} de {month}", "{day} de {month} de {year}"
     times = "{h:f} {hours}", "{h:f} e {m}", " e {s} segundos"
     ABBREVIATIONS = """Sr.: senhor; Sra.: senhora; Srta.: senhorita; Dr.: doutor; Dra.: doutora
-        Prof.: professor; Profa.: professora; D.: dona; Eng.: engenheiro; etc.: et cetera
+        Prof.: professor; Profa.: professora; D.: dom; Eng.: engenheiro; etc.: et cetera
         p.ex. p.~ex.: por exemplo; aprox.: aproximadamente; Av.: avenida; R.: rua; pág.: página
         págs.: páginas; nº n.º: número; tel.: telefone; vol.: volume; cap.: capítulo; art.: artigo
         máx.: máximo; mín.: mínimo; a.C.: antes de Cristo; d.C.: depois de Cristo
@@ -47,9 +56,10 @@ class Portuguese(Romance):
         ±: mais ou menos; §: parágrafo; ©: copyright"""
     WEB = """.: ponto; /: barra; -: hífen; _: sublinhado; ?: interrogação; =: igual; #: cerquilha
         :: dois pontos"""
-    OPENS, FOLLOWERS = "nº n.º Nº p.", "h"
+    OPENS, FOLLOWERS = "nº n.º Nº p. D.", "h"
 
     def rules(self) -> Rules:
         """Times such as "15h30", and feminine ordinals."""
         yield r"(?P<h>[01]?\d|2[0-4])h(?P<m>[0-5]\d)?(?:min)?(?!\w)", self.clock
+        yield r"D\.(?=\s[A-ZÀ-Ý]\w*a(?!\w))", "dona"
         yield from super().rules()

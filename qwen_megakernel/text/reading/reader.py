@@ -310,6 +310,8 @@ class TextReader:
     def _space(self, segment: Draft) -> Iterator[Piece]:
         start = segment.starts[0]
         if segment.text == "\n":
+            if self._markdown.is_begun and segment.ends[0] > start + 1:
+                return  # a tag of HTML at the beginning of a line
             self._quotes = ""
             if pause := self._markdown.end_line(self._last):
                 yield Piece(pause, start, start)

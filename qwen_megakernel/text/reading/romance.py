@@ -2,7 +2,7 @@
 
 import re
 
-from qwen_megakernel.text.reading.language import Language, Rules
+from qwen_megakernel.text.reading.language import Language, Noun, Rules
 
 
 class Romance(Language):
@@ -11,12 +11,26 @@ class Romance(Language):
     decimal, decimals_are_a_number = ",", True
     plural_ending = "s"
     feminine_marks = ""  # regular expression of what follows the digits of a feminine ordinal
-    max_named_part = 9999  # the largest denominator that is read as an ordinal
+    feminine_names = ""  # names of women that do not end in -a
+    half = "mezzo"  # before a masculine noun
+    last_ordinal_of_rulers = 10  # after higher numbers of rulers, cardinals are spoken
 
     def rules(self) -> Rules:
         """Feminine ordinals, which end in -a."""
         if self.feminine_marks:
             yield rf"(?P<n>\d{{1,3}})(?:{self.feminine_marks})", "{n:feminine}"
+
+    def regnal(self, number: int, name: str) -> str | None:
+        if number > self.last_ordinal_of_rulers:
+            return self.cardinal(number)
+        is_feminine = name.endswith("a") or name in self.feminine_names.split()
+        return self.feminine(number) if is_feminine else self.ordinal(number)
+
+    def fraction_of(self, top: int, bottom: int, noun: Noun) -> str:
+        """Return words such as "media taza" and "tres cuartos de taza"."""
+        if (top, bottom) == (1, 2):
+            return f"{self.half[:-1] + 'a' if noun.gender == 'f' else self.half} {noun.one}"
+        return f"{self.fraction(top, bottom)}{self.scale_joint}{noun.one}"
 
     def feminine(self, number: int) -> str:
         """Return the feminine ordinal."""

@@ -13,6 +13,9 @@ class Russian(Language):
     code = "ru"
     minus, plus, point, decimal = "минус", "плюс", "и", ","
     percent, per, to, number_sign = "процентов", "в", "до", "номер"
+    by, ratio, out_of, groups_with_spaces = "на", "", "из", True
+    NUMBERED, CENTURIES = "глава том часть книга раздел статья акт фаза тип", "век века веке веков"
+    PHONE_WORDS = "тел телефон телефону звоните позвоните факс номеру"
     ordinal_marks = "-?(?:й|ый|ой)"
     UNITS = """км: километр, -а, -ов; м: метр, -а, -ов; см: сантиметр, -а, -ов
         мм: миллиметр, -а, -ов; м² м2: квадратный метр, квадратных метра, квадратных метров
@@ -49,7 +52,7 @@ class Russian(Language):
     SYMBOLS = """&: и; @: собака; =: равно; ÷: разделить на; ×: умножить на; °: градусов; ≈ ~: около
         <: меньше; >: больше; ≤: не больше; ≥: не меньше; ±: плюс минус; §: параграф; №: номер"""
     WEB = ".: точка; /: слэш; -: дефис; _: подчёркивание; ?: вопрос; #: решётка; :: двоеточие"
-    OPENS, FOLLOWERS = "№ т. д. стр.", "г года году"
+    OPENS, FOLLOWERS = "№ т. д. стр. г.", "г года году"
 
     def rules(self) -> Rules:
         """Dates, years before "года" or "году", genders of ordinals, percentages, and decimals."""
@@ -65,6 +68,11 @@ class Russian(Language):
         yield r"(?P<n>\d{1,4})-?(?:я|ая)(?!\w)", "{n:feminine}"
         yield r"(?P<n>\d{1,4})-?(?:е|ое)(?!\w)", "{n:neuter}"
         yield r"(?P<n>\d{1,4})-?(?:го|ого)(?!\w)", "{n:genitive}"
+        yield r"(?P<n>\d{1,4})-(?:м|ом|ем)(?!\w)", "{n:prepositional}"
+        yield r"(?P<n>\d{1,4})-(?:му|ому)(?!\w)", "{n:dative}"
+        yield r"(?P<n>\d{1,4})-(?:ю|ую)(?!\w)", "{n:accusative}"
+        yield r"(?P<d>[0-3]?\d)\.(?P<m>0[1-9]|1[0-2])(?P<y>(?!))?(?!\.?\d)", self.written_date
+        yield r"г\.(?=\s[А-ЯЁ])", lambda _, before: None if before[-1:].isdigit() else "город"
         yield r"(?P<n>\d{1,6})\s?%", self.percents
         units = "|".join(sorted(map(re.escape, self.units), key=len, reverse=True))
         not_counting = rf"(?!\s?(?:[$€£₽]|руб|{units})(?!\w))(?!\s?(?:тыс|млн|млрд))"
@@ -76,6 +84,21 @@ class Russian(Language):
 
     neuter, feminine = partialmethod(_ordinal, "n", "n"), partialmethod(_ordinal, "n", "f")
     genitive, prepositional = partialmethod(_ordinal, "g", "m"), partialmethod(_ordinal, "p", "m")
+
+    dative, accusative = partialmethod(_ordinal, "d", "m"), partialmethod(_ordinal, "a", "f")
+
+    def roman(self, number: int, match: re.Match[str], before: str, following: str) -> str | None:
+        if following in self.centuries:
+            cases = {"века": self.genitive, "веке": self.prepositional}
+            return cases.get(following, self.ordinal)(number)
+        return super().roman(number, match, before, following)
+
+    def regnal(self, number: int, name: str) -> str | None:
+        return self.feminine(number) if name[-1] in "ая" else self.ordinal(number)
+
+    def fraction_of(self, top: int, bottom: int, noun: Noun) -> str:
+        words = "половина" if (top, bottom) == (1, 2) else self.fraction(top, bottom)
+        return f"{words} {noun.few}"
 
     def cardinal(self, number: int, gender: str = "") -> str:
         """Return the words of a number; without a gender, the masculine ones."""

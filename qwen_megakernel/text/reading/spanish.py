@@ -8,9 +8,16 @@ class Spanish(Romance):
     code = "es"
     minus, plus, point = "menos", "más", "coma"
     percent, per, to, number_sign = "por ciento", "por", "a", "número"
+    by, out_of = "por", "sobre"
+    DUE = "el del al día lunes martes miércoles jueves viernes sábado domingo hasta desde"
+    NUMBERED = """siglo capítulo tomo volumen acto parte libro título artículo apartado anexo escena
+        fase nivel canto sección tipo guerra"""
+    PHONE_WORDS = "tel teléfono móvil fax llame llama llamar al"
     ENDINGS = r"""f: uno$ una, cientos\b cientas, quinientos quinientas
         c: veintiuno$ veintiún, uno$ un"""
-    ordinal_marks, feminine_marks = r"\.?º|\.?°|o\b", r"\.?ª|a\b(?!\.)"
+    ordinal_marks = r"\.?º|\.?°|o\b|ro\b|do\b|to\b|mo\b|vo\b|no\b"
+    feminine_marks = r"\.?ª|a\b(?!\.)|(?:ra|da|ta|ma|va|na)\b"
+    feminine_names, half, degree_is_ordinal = "Isabel", "medio", True
     BEFORE_DIGITS = r"[nN]\.?[º°]\s?: número; p\.\s?: página"
     PARTS = """2: medio; 3: tercio; 4: cuarto; 10: décimo; 11: onceavo; 12: doceavo; 20: veinteavo
         100: centésimo"""
@@ -26,7 +33,7 @@ class Spanish(Romance):
         año años: año; día días: día; mes meses: mes, meses; minuto minutos: minuto
         segundo segundos: segundo; hora horas: hora, f; semana semanas: semana, f
         persona personas: persona, f; vez veces: vez, veces, f"""
-    SCALES = "millón millones M: millón, millones"
+    SCALES = "mil: mil, mil; millón millones M: millón, millones"
     CURRENCIES = """€ EUR: euro / céntimo; $ USD: dólar, dólares / centavo
         £ GBP: libra, f / penique; ¥ JPY: yen, yenes; MXN: peso / centavo"""
     money_joint, scale_joint = " con ", " de "

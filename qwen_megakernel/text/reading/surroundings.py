@@ -32,7 +32,7 @@ def inside(text: str, quotes: str) -> tuple[int, int]:
     if not end:
         return 0, 0
     marks = text[end:]
-    if text.startswith("(", begin) and marks.startswith(")"):
+    if marks.startswith(")") and text.count("(", begin, end) > text.count(")", begin, end):
         end += 1
     if marks.startswith(".") and not marks.startswith(".."):
         end += 1

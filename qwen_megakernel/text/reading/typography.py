@@ -1,9 +1,11 @@
 """Typography: gives the characters of a text the forms that the rules know, before any rule runs.
 
 Texts have several characters for one hyphen, space, apostrophe, digit or letter. The rules read one
-of them. What no rule reads is still spoken as the user wrote it.
+of them. What no rule reads is still spoken as the user wrote it. Tags and entities of HTML, which
+language models write, become line breaks, marks of Markdown and characters.
 """
 
+import html
 import re
 import unicodedata
 
@@ -30,6 +32,19 @@ _PLAIN = _FULL_WIDTH | {ord(char): plain for plain, chars in _ALIKE.items() for 
 _COMBINING = "\u0300-\u036f\u1160-\u11ff\u3099\u309a"
 _DECOMPOSED = re.compile(rf"\w[{_COMBINING}]+")
 _COMPATIBLE = re.compile("[①-⑳❶-➓Ⅰ-ⅿ㌀-㏿𝟎-𝟿]|[¼-¾⅐-⅞]|[⁰¹²³⁴-⁹⁺⁻]+|[０-９](?:，[０-９]{3})+")
+_BLOCKS = "address article aside blockquote br dd div dl dt footer header hr li main nav ol p pre"
+_BLOCKS += " section table tbody tfoot thead tr ul h1 h2 h3 h4 h5 h6"
+_INLINE = "a abbr b bdi cite code del em font i img ins kbd mark q s small span strike strong sub"
+_INLINE += " sup td th time u var"
+_TAG = re.compile(
+    rf"<(?P<end>/?)(?P<name>{'|'.join(f'{_BLOCKS} {_INLINE}'.split())})(?:\s[^<>]{{0,240}})?/?>",
+    re.IGNORECASE,
+)
+_ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][\da-fA-F]{1,6}|[A-Za-z][A-Za-z\d]{1,23});")
+_OPEN_HTML = re.compile(
+    r"<(?:/?[a-zA-Z][a-zA-Z\d]{0,9}(?:\s[^<>]{0,240})?|/?)/?$|&[#a-zA-Z\d]{0,24}$"
+)
+_MAX_HTML = 256  # characters of a tag that are held back
 _INVISIBLE = re.compile("[\u00ad\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069]")
 # A character that the next one may change: a letter before a combining mark, or part of a run.
 _OPEN = re.compile(rf"[^\W\d_\u3005-\u3007\u3400-\u9fff]|[{_COMBINING}⁰¹²³⁴-⁹⁺⁻０-９，]")
@@ -62,8 +77,15 @@ class Typography:
             done -= 1
             if text[done].isalpha() and not _is_mark(text[done]):
                 break
+        if self._is_normalizing and not is_ended:
+            found = _OPEN_HTML.search(text, max(0, len(text) - _MAX_HTML))
+            done = min(done, found.start()) if found else done
         self._open = text[done:]
         draft = Draft.at(text[:done], end - len(text))
+        if self._is_normalizing:
+            draft = draft.replace(_TAG, _break).replace(
+                _ENTITY, lambda found: html.unescape(found[0])
+            )
         if not draft.text.isascii():
             draft = self._plain(draft)
         self._last = text[done - 1] if done else self._last
@@ -85,9 +107,20 @@ class Typography:
         if form.lstrip("+-").isdigit() and char[0] in "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻":
             is_power = char not in "²³" and (before.isdecimal() or before == ")")
             return f"^{form}" if is_power else char
-        if "❶" <= char <= "➓":
-            return str(int(unicodedata.numeric(char)))
+        if "❶" <= char <= "➓" or "①" <= char <= "⑳":
+            form = str(int(unicodedata.numeric(char)))
+            return f" {form}" if before.isnumeric() else form
         return form if form[0] not in "⁺⁻" else char
+
+
+def _break(tag: re.Match[str]) -> str:
+    """Return the line break, and the mark of Markdown, for which a tag stands."""
+    name = tag["name"].lower()
+    if name not in _BLOCKS.split():
+        return " " if name in ("td", "th") else ""
+    if tag["end"] or name not in ("li", "h1", "h2", "h3", "h4", "h5", "h6"):
+        return "\n"
+    return "\n- " if name == "li" else "\n# "
 
 
 def _composed(match: re.Match[str]) -> str:

@@ -35,7 +35,18 @@ READING = Reading()
         ("one - two", "one - two"),
         ("snake_case_name", "snake case name"),
         ("**3:05** pm", "three oh five p m"),
-        ("line<br>break", "linebreak"),
+        ("line<br>break", "line\nbreak"),
+        ("one<br />two", "one\ntwo"),
+        ('<p class="a">One</p><p>Two</p>', "One\nTwo\n"),
+        ("<ul><li>milk</li><li>eggs</li></ul>", "milk.\neggs.\n"),
+        ("<h2>Title</h2><p>Text &amp; more</p>", "Title.\nText and more\n"),
+        ('<a href="https://x.io">Click here</a> now', "Click here now"),
+        ("<table><tr><td>a</td><td>b</td></tr></table>", " a  b \n"),
+        (
+            "Tom&rsquo;s caf&eacute; &euro;5 &mdash; x &lt; 5",
+            "Tom’s café five euros — x less than five",
+        ),
+        ("if a <b then", "if a less than b then"),
     ],
 )
 def test_marks_are_not_spoken(written: str, spoken: str):
