@@ -355,13 +355,13 @@ def check_json_values(num_values: int) -> None:
     Args:
         num_values: the sum of `num_json_values` over the parts of the text.
     Raises:
-        ApiError: 413.
+        ApiError: 400.
     """
     if num_values > MAX_JSON_VALUES:
         raise ApiError(
-            413,
+            400,
             f"The JSON has more than {MAX_JSON_VALUES} commas and brackets, which is the limit.",
-            code="too_large",
+            code="too_many_values",
             headers={"Connection": "close"},
         )
 

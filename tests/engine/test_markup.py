@@ -240,10 +240,16 @@ def test_a_long_text_with_markup_is_refused(tts: TTSEngine):
         tts.stream("<b/>" * MAX_CHARS, **SSML)
 
 
-@pytest.mark.parametrize("text_format", ["html", None, "", 3])
+@pytest.mark.parametrize("text_format", ["html", "", 3, False])
 def test_another_format_is_refused(tts: TTSEngine, text_format: object):
     with pytest.raises(UsageError, match=r"text_format is .*; known: plain, pauses, ssml"):
         tts.stream(FIRST, text_format=text_format)
+
+
+def test_no_format_is_the_default(tts: TTSEngine):
+    stream = tts.stream(FIRST, text_format=None, max_frames=1)
+    assert stream.written_text == FIRST
+    stream.close()
 
 
 BAD = {
