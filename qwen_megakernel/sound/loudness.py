@@ -5,6 +5,7 @@ it. Streams cannot do this, because the loudness of a speech is known only at it
 """
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -23,7 +24,7 @@ def check_loudness(loudness: float) -> float:
         UsageError: the value is not a number, or outside the limits of `LOUDNESS`.
         MissingPackageError: the package `loudness` is not installed.
     """
-    target = LOUDNESS.check(loudness)
+    target: float = replace(LOUDNESS, may_be_none=False).check(loudness)
     try:
         import loudness as _  # noqa: F401
     except ImportError as error:
