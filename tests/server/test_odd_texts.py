@@ -20,7 +20,7 @@ from wyoming.tts import Synthesize
 from qwen_megakernel import TTSEngine
 
 MOST_CHARS = 20_000
-COUNTS = [100, pytest.param(500, marks=pytest.mark.ci), pytest.param(5000, marks=pytest.mark.slow)]
+COUNTS = [100, pytest.param(300, marks=pytest.mark.ci), pytest.param(5000, marks=pytest.mark.slow)]
 FORMS: list[dict[str, Any]]
 FORMS = [{"stream": False}, {}, {"stream_format": "sse"}, {"stream": True}]
 FRAMES = {"max_new_tokens": 3}
@@ -114,7 +114,8 @@ async def test_wyoming_speaks_each_odd_text_or_refuses_it(demo: TTSEngine, count
 
 @pytest.mark.parametrize("count", COUNTS)
 async def test_pipecat_speaks_each_odd_text_or_reports_an_error(demo: TTSEngine, count: int):
-    texts = [text for text in odd_texts(count) if not has_surrogate(text)]
+    # The service paces a long speech by the time that it takes to play.
+    texts = [text[:300] for text in odd_texts(count) if not has_surrogate(text)]
     async with pipelines.Run(pipelines.service(demo)) as run:
         for text in (*texts, "The end."):
             await run.say(text)
