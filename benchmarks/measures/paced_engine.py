@@ -15,6 +15,7 @@ import numpy as np
 from qwen_megakernel.engine.stream import SpeechStream
 from qwen_megakernel.engine.stream_state import StreamState
 from qwen_megakernel.records import AudioChunk, SpeechRequest
+from qwen_megakernel.speech_options import OPTIONS
 from qwen_megakernel.text.languages import supported_languages
 from qwen_megakernel.text.request_text import RequestText
 
@@ -70,8 +71,8 @@ class PacedEngine:
         text: str | None,
         *,
         text_open: bool,
-        chunk_frames: int,
-        first_chunk_frames: int = 1,
+        chunk_frames: int = OPTIONS["chunk_frames"].default,
+        first_chunk_frames: int = OPTIONS["first_chunk_frames"].default,
         max_frames: int | None = None,
         **_: Any,
     ) -> SpeechStream:

@@ -56,7 +56,9 @@ def checked(chunks: list[Any], tts: TTSEngine, stream: SpeechStream) -> None:
     at = 0
     for chunk in chunks:
         assert chunk.frame_index == at
-        assert len(chunk.samples) == chunk.num_frames * tts.seconds_per_frame * tts.sample_rate
+        assert len(chunk.samples) == round(
+            chunk.num_frames * tts.seconds_per_frame * tts.sample_rate
+        )
         at += chunk.num_frames
     assert at == len(stream.codes) and chunks[-1].is_last
 

@@ -7,6 +7,7 @@ for the compiler of native code (those of sanitizers):
 """
 
 import json
+import os
 import shutil
 import struct
 import sys
@@ -15,6 +16,8 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch reads this when it is imported
 
 import numpy as np
 from hypothesis import HealthCheck, given, settings
