@@ -233,7 +233,7 @@ class StepLoop:
 
     def _feed_text(self) -> None:
         """Give newly arrived text of open parts to the decoder."""
-        for stream in self._table.active(Phase.SPEAKING, Phase.DRAINING):
+        for stream in self._table.active(Phase.SPEAKING):
             if stream.part and stream.text_open:
                 with self._table.ending_on_error([stream]):
                     self._feed_part(stream, stream.part)

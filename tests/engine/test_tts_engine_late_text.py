@@ -8,6 +8,7 @@ import pytest
 from tiny_speech import TEXT, VOICE, feed_and_end, speak
 from waiting import wait_until
 
+from qwen_megakernel.engine.slots import ActiveStream, Phase
 from qwen_megakernel.errors import EmptyText, UsageError
 from qwen_megakernel.text.parts import OPEN_PART_CHARS, PartCutter, TextPart
 
@@ -43,12 +44,40 @@ def test_audio_flows_before_the_text_is_complete_and_then_stalls(tts, stepwise):
     assert np.array_equal(stream.codes, stepwise.codes)
 
 
-def test_text_that_comes_after_the_end_token_is_spoken_as_a_new_part(tts):
-    early = next(
+@pytest.fixture(scope="module")
+def early(tts):
+    """A whole text fed stepwise whose end token is drawn before half of it is read."""
+    return next(
         speech
         for speech in (speak(tts, seed=seed, text_feed="stepwise") for seed in range(100))
         if speech.finish_reason == "eos" and len(speech.codes) < 5
     )
+
+
+def test_text_that_comes_while_the_last_frames_become_audio_is_spoken_as_a_new_part(
+    tts, early, monkeypatch
+):
+    take_frames = ActiveStream.take_frames
+
+    def take_frames_and_feed(self, codes, ended):
+        take_frames(self, codes, ended)
+        if self.phase is Phase.DRAINING and self.state.num_parts == 1:
+            assert self.pending
+            stream.feed("you today?")
+            stream.end_text()
+
+    monkeypatch.setattr(ActiveStream, "take_frames", take_frames_and_feed)
+    monkeypatch.setattr(tts._loop._delivery, "_is_asynchronous", True)  # as on a GPU
+    stream = tts.stream(
+        text_open=True, voice=VOICE, seed=early.seed, max_frames=24, first_chunk_frames=10
+    )
+    stream.feed("Hello there, how are ")
+    assert list(stream)[-1].finish_reason in ("eos", "length")
+    assert stream.num_parts == 2
+    assert len(stream.codes) > len(early.codes)
+
+
+def test_text_that_comes_after_the_end_token_is_spoken_as_a_new_part(tts, early):
     stream = tts.stream(text_open=True, voice=VOICE, seed=early.seed, max_frames=24)
     stream.feed("Hello there, how are ")
     wait_until(lambda: stream.num_parts and tts._loop._table.waiting)  # for text
