@@ -23,7 +23,7 @@ endef
 # One for each core: each further one imports torch, transformers and Pipecat once more.
 WORKERS ?= $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count()))")
 
-.PHONY: demo test test-ci test-cpu test-slow lint rehearse-gpu clean nvcc ledger
+.PHONY: demo test test-ci test-cpu test-user test-slow lint rehearse-gpu clean nvcc ledger
 
 # The text goes through the environment, so that neither make nor the shell reads anything into it;
 # make would export its own TEXT, too, with every $ in it expanded.
@@ -44,9 +44,18 @@ test-ci: $(VENV)/.test-ready  ## the tests marked ci: compilers, browsers, Ray, 
 ledger: $(VENV)/.test-ready  ## whether `test` and `test-ci` ran what docs/ledger.md names
 	$(BIN)/python -m pytest -q tests/house/test_ledger.py --report $(REPORTS)/test.xml --report $(REPORTS)/ci.xml
 
-test-cpu: $(VENV)/.test-ready  ## the engine, the server and Pipecat on the decoder that CPUs take
-	$(BIN)/python -m pytest --backend cpu --numprocesses $(WORKERS) --dist loadfile \
-	    tests/engine tests/server tests/pipecat
+test-cpu: $(VENV)/.test-ready  ## the engine on the decoder that CPUs take
+	$(BIN)/python -m pytest --backend cpu --numprocesses $(WORKERS) --dist loadfile tests/engine
+
+# What `make demo` installs, and what runs tests: neither changes how the server or Pipecat works.
+USER_VENV := .venv-user
+TEST_TOOLS := pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis httpx
+
+test-user:  ## server, Pipecat and commands where only `make demo` was run, on the same decoder
+	@$(MAKE) --no-print-directory VENV=$(USER_VENV) $(USER_VENV)/.demo-ready
+	$(USER_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(PINS) $(TEST_TOOLS)
+	$(USER_VENV)/bin/python -m pytest --backend cpu --numprocesses $(WORKERS) --dist loadfile \
+	    --at-least 1200 tests/server tests/pipecat tests/cli
 
 test-slow: $(VENV)/.test-ready  ## the tests marked slow, minutes each
 	$(BIN)/python -m pytest -m slow
@@ -106,4 +115,4 @@ $(REHEARSAL)/.ready:
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(REHEARSAL) build dist *.egg-info
+	rm -rf $(VENV) $(USER_VENV) $(REHEARSAL) build dist *.egg-info

@@ -29,12 +29,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="FILE",
         help="JUnit report of a run, for tests/house/test_ledger.py; may be given several times",
     )
+    parser.addoption("--at-least", type=int, default=0, metavar="N", help="fail if fewer passed")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Compare float32 in the suites and in the commands that they run."""
     compare.forbid_reduced_precision()
     tiny_speech.default_backend = config.getoption("--backend")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Let a run fail in which too few tests passed, because the others were skipped."""
+    least = session.config.getoption("--at-least")
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if not least or reporter is None or hasattr(session.config, "workeroutput"):
+        return
+    passed = len(reporter.stats.get("passed", ()))
+    if passed < least and session.exitstatus == pytest.ExitCode.OK:
+        reporter.write_line(f"{passed} tests passed; there must be {least} at least", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture(scope="session")

@@ -54,6 +54,8 @@ def test_benchmark_reports_and_keeps_its_figures(run_here, tmp_path):
     ],
 )
 def test_numbers_that_measure_nothing_are_refused(run_here, script, option, value):
+    if "load_test" in script:
+        pytest.importorskip("psutil")
     done = run_here(*script.split(), option, value)
     assert done.returncode == 2
     assert f"argument {option}: {value} is " in done.stderr
@@ -164,6 +166,8 @@ DRAWING = [path.relative_to(ROOT) for path in programs() if '"--plot"' in path.r
 def test_a_drawing_is_refused_before_the_first_run_where_nothing_can_draw(
     run_here, monkeypatch, script
 ):
+    if "load_test" in script:
+        pytest.importorskip("psutil")
     assert len(DRAWING) >= 3
     found = importlib.util.find_spec
     monkeypatch.setattr(
@@ -189,6 +193,8 @@ def test_a_drawing_is_refused_before_the_first_run_where_nothing_can_draw(
 def test_a_script_without_its_package_says_what_to_install(
     run_here, monkeypatch, script, package, extra
 ):
+    if "load_test" in script[0]:
+        pytest.importorskip("psutil")
     for name in [name for name in sys.modules if name.split(".")[0] in (package, "benchmarks")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)

@@ -61,7 +61,6 @@ def test_options_become_settings(served, tmp_path):
         ),
         *("--allow-origin", "https://a.example", "--allow-origin", "https://b.example"),
         *("--allow-host", "a.example", "--allow-host", "b.example"),
-        *("--wyoming-port", "0", "--wyoming-host", "127.0.0.2"),
     )
     assert (address["host"], address["port"]) == ("::1", 0)
     assert (settings.api_key, settings.max_queue, settings.max_chars) == ("s3cret", 2, 9000)
@@ -70,6 +69,11 @@ def test_options_become_settings(served, tmp_path):
     assert (settings.deadline_s, settings.drain_timeout_s) == (5, 6)
     assert settings.allow_origins == ("https://a.example", "https://b.example")
     assert settings.allow_hosts == ("a.example", "b.example")
+
+
+def test_wyoming_has_an_address_of_its_own(served):
+    pytest.importorskip("wyoming")
+    *_, address = served("--wyoming-port", "0", "--wyoming-host", "127.0.0.2")
     assert (address["wyoming_host"], address["wyoming_port"]) == ("127.0.0.2", 0)
 
 

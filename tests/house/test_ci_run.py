@@ -60,7 +60,8 @@ def test_an_nvcc_is_installed_where_none_is_found(
 def test_ci_has_an_nvcc_before_it_tests_reads_their_reports_and_ends_with_the_first_failure():
     assert "set -euo pipefail" in SCRIPT
     steps = [line for line in SCRIPT.splitlines() if line.startswith("make ")]
-    assert steps == ["make nvcc", "make test", "make test-ci", "make test-cpu", "make ledger"]
+    tests = ["make test", "make test-ci", "make test-cpu", "make test-user"]
+    assert steps == ["make nvcc", *tests, "make ledger"]
 
 
 def test_the_tests_that_ci_runs_alone_are_slow():
@@ -68,6 +69,20 @@ def test_the_tests_that_ci_runs_alone_are_slow():
     files = re.findall(r"pytest -m slow (\S+)", SCRIPT)
     assert len(files) == 2
     assert all("@pytest.mark.slow" in (ROOT / name).read_text(encoding="utf-8") for name in files)
+
+
+def test_a_run_fails_in_which_too_few_tests_passed():
+    words = ["-m", "pytest", "-q", "-n", "1", "--at-least", "1200", "tests/test_printable.py"]
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "passed; there must be 1200 at least" in done.stdout
+
+
+def test_the_users_run_must_have_most_tests():
+    done = subprocess.run(
+        ["make", "--dry-run", "test-user"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert "--at-least 1200 tests/server tests/pipecat tests/cli" in done.stdout
 
 
 def test_the_ledger_reads_the_reports_that_the_tests_write():

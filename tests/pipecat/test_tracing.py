@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
+
+pytest.importorskip("opentelemetry.sdk")
 from fake_engine import FakeEngine
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider

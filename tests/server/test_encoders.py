@@ -59,6 +59,8 @@ def test_a_whole_wav_has_its_length_and_a_streamed_one_none():
     ],
 )
 def test_lossy_formats_take_the_bits_of_speech(demo_speech, response_format, options, least, most):
+    if response_format == "aac":
+        pytest.importorskip("av")
     encoder = new_encoder(response_format, RATE, **options)
     streamed = encoder.encode(demo_speech) + encoder.finish()
     for data in (streamed, encode_whole(response_format, demo_speech, RATE, **options)):
@@ -74,6 +76,8 @@ def test_aac_without_pyav_names_no_folder_of_the_server(monkeypatch):
 
 @pytest.mark.parametrize("response_format", MEDIA_TYPES)
 def test_speech_without_a_sample_is_a_file_without_a_sample(response_format):
+    if response_format == "aac":
+        pytest.importorskip("av")
     encoder = new_encoder(response_format, RATE)
     assert isinstance(encoder.encode(hum(0)) + encoder.finish(), bytes)
     assert isinstance(encode_whole(response_format, hum(0), RATE), bytes)

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from live_server import SPEECH, LiveServer, http_post, serving
 from speech_socket import hear, say, session
 from tiny_speech import tiny_engine
-from wyoming_client import connected
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.printable import get_logger
@@ -206,6 +205,9 @@ EVENTS = [
 
 @pytest.mark.parametrize("event", EVENTS, ids=range(len(EVENTS)))
 async def test_events_over_wyoming(tts, event) -> None:
+    pytest.importorskip("wyoming")
+    from wyoming_client import connected
+
     sent = json.dumps(event).encode() + b"\n" + b'{"type": "ping"}\n'
     with logged("markup" if "you" in str(event) else "FAKE"):
         async with connected(tts) as client:

@@ -7,10 +7,6 @@ import numpy as np
 import pytest
 from live_server import LiveServer, serving, sse
 from speech_socket import hear_until, say, session, speak
-from wyoming.audio import AudioStop
-from wyoming.event import Event
-from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, SynthesizeStop
-from wyoming_client import connected, error_of, events_until, pcm_of
 
 from qwen_megakernel import TTSEngine
 
@@ -128,6 +124,12 @@ async def test_broken_markup_ends_an_utterance_behind_what_is_spoken(live: LiveS
 
 
 async def test_wyoming_speaks_markup(tts: TTSEngine):
+    pytest.importorskip("wyoming")
+    from wyoming.audio import AudioStop
+    from wyoming.event import Event
+    from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, SynthesizeStop
+    from wyoming_client import connected, events_until, pcm_of
+
     async with connected(tts) as client:
         await client.write_event(Synthesize(PAUSED, text_format="ssml").event())
         whole = pcm_of(await events_until(client, AudioStop))
@@ -146,6 +148,10 @@ async def test_wyoming_speaks_markup(tts: TTSEngine):
 
 @pytest.mark.parametrize("text_format", ["pauses", ["ssml"], 3])
 async def test_wyoming_knows_its_own_formats_alone(tts: TTSEngine, text_format: object):
+    pytest.importorskip("wyoming")
+    from wyoming.event import Event
+    from wyoming_client import connected, error_of
+
     async with connected(tts) as client:
         await client.write_event(Event("synthesize", {"text": "Hi.", "text_format": text_format}))
         error = await error_of(client)

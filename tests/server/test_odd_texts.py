@@ -7,15 +7,10 @@ from typing import Any
 
 import pipelines
 import pytest
-import wyoming_client
 from live_server import SPEECH, LiveServer, serving
 from odd_texts import odd_texts
 from pipecat.frames.frames import TTSStartedFrame, TTSStoppedFrame
 from speech_socket import hear_until, say, session
-from wyoming.audio import AudioStop
-from wyoming.client import AsyncTcpClient
-from wyoming.error import Error
-from wyoming.tts import Synthesize
 
 from qwen_megakernel import TTSEngine
 
@@ -88,6 +83,13 @@ async def test_a_websocket_ends_each_odd_text_or_refuses_it(live: LiveServer, co
 
 @pytest.mark.parametrize("count", COUNTS)
 async def test_wyoming_speaks_each_odd_text_or_refuses_it(demo: TTSEngine, count: int):
+    pytest.importorskip("wyoming")
+    import wyoming_client
+    from wyoming.audio import AudioStop
+    from wyoming.client import AsyncTcpClient
+    from wyoming.error import Error
+    from wyoming.tts import Synthesize
+
     num_spoken = 0
     async with wyoming_client.serving(demo, max_chars=MOST_CHARS) as port:
         client = None

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 import soundfile
 import waveforms
@@ -37,6 +36,7 @@ from websockets.sync.client import connect
 from qwen_megakernel.errors import SetupError, UsageError
 from qwen_megakernel.server.settings import ServerSettings
 
+psutil = pytest.importorskip("psutil")
 ray = pytest.importorskip("ray")
 serve = pytest.importorskip("ray.serve")
 

@@ -9,9 +9,6 @@ import pytest
 from fake_engine import FakeEngine
 from live_server import SPEECH, LiveServer, serving, sse
 from speech_socket import session, speak
-from wyoming.audio import AudioStop
-from wyoming.tts import Synthesize
-from wyoming_client import connected, events_until
 
 from qwen_megakernel.server.schemas import MAX_LEXICON_WORDS
 from qwen_megakernel.text.reading.lexicon import MAX_WORD_CHARS
@@ -107,6 +104,11 @@ async def test_the_websocket_reports_what_was_spoken_of_a_text_in_pieces(live: L
 
 
 async def test_wyoming_reads_as_the_engine_does():
+    pytest.importorskip("wyoming")
+    from wyoming.audio import AudioStop
+    from wyoming.tts import Synthesize
+    from wyoming_client import connected, events_until
+
     for engine, spoken in ((reading_engine(), WORDS), (FakeEngine(), None)):
         async with connected(engine) as client:
             await client.write_event(Synthesize(WRITTEN).event())

@@ -1,6 +1,8 @@
 """The OpenAPI description is true: requests drawn from it get responses that it describes."""
 
 import pytest
+
+pytest.importorskip("schemathesis")
 import schemathesis
 from fake_engine import FakeEngine
 from hypothesis import HealthCheck, Phase, settings

@@ -4,7 +4,6 @@ import io
 import json
 from collections.abc import Iterator
 
-import av
 import httpx
 import numpy as np
 import pytest
@@ -13,9 +12,6 @@ from fake_engine import FakeEngine
 from live_server import SPEECH, LiveServer, assert_error, serving, sse
 from speech_socket import session, speak
 from tolerances import CODEC_PADDING, LIMITED, LOUDNESS_LU, PEAK_DB, PITCH, SIX_DIGITS, nearly
-from wyoming.audio import AudioChunk, AudioStart, AudioStop
-from wyoming.tts import Synthesize
-from wyoming_client import connected, events_until, pcm_of
 
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.server.encoders import encode_whole
@@ -102,6 +98,7 @@ def test_deltas_say_when_they_are_heard(live: LiveServer):
 @pytest.mark.parametrize("response_format", ["wav", "flac", "mp3", "opus"])
 @pytest.mark.parametrize("stream", [None, False])
 def test_a_file_has_the_sample_rate(live: LiveServer, response_format: str, stream: bool | None):
+    av = pytest.importorskip("av")
     answer = live.speak(TEXT, response_format=response_format, sample_rate=16000, stream=stream)
     with av.open(io.BytesIO(answer.content)) as container:
         rate = container.streams.audio[0].rate
@@ -160,6 +157,11 @@ def test_silence_at_the_edges_is_cut_where_a_request_says_so(way):
 
 
 async def test_wyomings_first_audio_is_a_sound_where_the_server_says_so():
+    pytest.importorskip("wyoming")
+    from wyoming.audio import AudioChunk, AudioStop
+    from wyoming.tts import Synthesize
+    from wyoming_client import connected, events_until
+
     engine = FakeEngine(silent_frames=5)
     async with connected(engine, sound=SoundOptions(leading_silence=0)) as client:
         await client.write_event(Synthesize(TEXT).event())
@@ -221,6 +223,11 @@ async def test_the_websocket_speaks_as_its_config_says(live: LiveServer):
 
 
 async def test_wyoming_speaks_as_the_server_does():
+    pytest.importorskip("wyoming")
+    from wyoming.audio import AudioChunk, AudioStart, AudioStop
+    from wyoming.tts import Synthesize
+    from wyoming_client import connected, events_until, pcm_of
+
     engine, sound = FakeEngine(), SoundOptions(speed=0.5, sample_rate=16000)
     async with connected(engine, sound=sound) as client:
         await client.write_event(Synthesize(TEXT).event())

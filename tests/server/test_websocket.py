@@ -94,7 +94,7 @@ async def test_an_empty_flush_is_answered_at_once(live, engine):
         assert events == [DONE | {"total_sentences": 0}]
         events, audio = await speak(socket, "  \n", " ")
         assert [event["type"] for event in events] == ["session.done"] and not audio
-        assert live.service.admission.idle
+        live.settle()
 
 
 async def test_settings_can_change_between_utterances(live, engine):

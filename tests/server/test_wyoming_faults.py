@@ -6,6 +6,8 @@ import socket
 from typing import Any
 
 import pytest
+
+pytest.importorskip("wyoming")
 from fake_engine import STORY, FakeEngine
 from wyoming.audio import AudioStart, AudioStop
 from wyoming.client import AsyncTcpClient

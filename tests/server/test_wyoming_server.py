@@ -16,6 +16,8 @@ from typing import Any
 
 import httpx
 import pytest
+
+pytest.importorskip("wyoming")
 from fake_engine import STORY, FakeEngine
 from tiny_speech import tiny_engine
 from waiting import lateness, wait_until
