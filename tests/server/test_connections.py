@@ -1,12 +1,14 @@
 """Connections of clients that send or read nothing: how many are open, and for how long."""
 
 import contextlib
+import importlib.util
 import resource
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -43,6 +45,31 @@ def is_closed(connection: socket.socket) -> bool:
     except OSError:
         return True
     return True
+
+
+def connection_of(live: LiveServer) -> Any:
+    """Return the server's protocol object of its one connection."""
+    wait_until(lambda: num_open(live) == 1)
+    (connection,) = live.running.server_state.connections
+    return connection
+
+
+def test_the_server_runs_on_what_is_installed(engine):
+    """`make test-user` has neither, as its users; the other runs of the tests have both."""
+    is_fast = importlib.util.find_spec("httptools") is not None
+    assert (importlib.util.find_spec("uvloop") is not None) == is_fast
+    with serving(engine) as live, live.connect():
+        used = {each.__module__.split(".")[0] for each in type(live.loop).__mro__}
+        used |= {each.__name__ for each in type(connection_of(live)).__mro__}
+    assert ("HttpToolsProtocol" in used, "uvloop" in used) == (is_fast, is_fast)
+    assert is_fast or {"H11Protocol", "asyncio"} <= used
+
+
+@pytest.mark.parametrize("http", ["h11", "httptools"])
+def test_audio_does_not_wait_until_the_headers_are_acknowledged(engine, http):
+    with serving(engine, http=http) as live, live.connect():
+        accepted = connection_of(live).transport.get_extra_info("socket")
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 @contextlib.contextmanager

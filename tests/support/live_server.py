@@ -17,7 +17,6 @@ from waiting import wait_until
 from qwen_megakernel.server import app
 from qwen_megakernel.server import serving as serving_module
 from qwen_megakernel.server.service import Service
-from qwen_megakernel.server.serving import new_server
 from qwen_megakernel.server.settings import ServerSettings
 
 SPEECH = "/v1/audio/speech"
@@ -132,10 +131,10 @@ def serving(
     with pytest.MonkeyPatch.context() as patch:
         if http is not None:
             patch.setattr(serving_module, "AutoHTTPProtocol", _protocol(http))
-        running = new_server(app.create_app(engine, chosen), chosen)
+        running = serving_module.new_server(app.create_app(engine, chosen), chosen)
     if http is not None:
         running.config.loop = {"h11": "asyncio", "httptools": "uvloop"}[http]
-    with socket.create_server(("127.0.0.1", 0), backlog=256) as listener:
+    with serving_module.listen("127.0.0.1", 0) as listener:
         if send_buffer is not None:  # connections inherit this
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
         address = listener.getsockname()
