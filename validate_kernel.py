@@ -27,9 +27,9 @@ from qwen_megakernel.decoders import int8
 from qwen_megakernel.decoders.backends import Backend, choose_backend, make_decoder
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.errors import MissingPackageError, SetupError
-from qwen_megakernel.validation import cases as greedy_cases
-from qwen_megakernel.validation import compare, official, progress
-from qwen_megakernel.validation.compare import Report
+from tools.validation import cases as greedy_cases
+from tools.validation import compare, official, progress
+from tools.validation.compare import Report
 
 NOTHING_TO_COMPARE = 77
 FULL_STEPS = 200

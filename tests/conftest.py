@@ -15,7 +15,7 @@ from commands import CommandsHere
 from benchmarks import machine
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.errors import MissingPackageError
-from qwen_megakernel.validation import compare, official
+from tools.validation import compare, official
 
 pytest_plugins = ["cpu_report"]
 

@@ -22,7 +22,7 @@ from qwen_megakernel.errors import SetupError
 from qwen_megakernel.native import cpu_threads
 from qwen_megakernel.records import Prefill
 from qwen_megakernel.speech_options import Sampling
-from qwen_megakernel.validation import official
+from tools.validation import official
 
 PROMPT_POSITIONS = 30
 FRAMES_PER_STEP = 4

@@ -23,9 +23,9 @@ from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.native.cpu_library import CpuPool, open_library
 from qwen_megakernel.records import Prefill
 from qwen_megakernel.speech_options import Sampling
-from qwen_megakernel.validation import official
 from qwen_megakernel.vocoder.cpu.vocoder import CpuVocoder
 from qwen_megakernel.vocoder.vocoder import Vocoder
+from tools.validation import official
 
 SENTENCE = "It is cold today, so we will meet at the hotel and go to the station. "
 GREEDY = Sampling.greedy()  # with the checkpoint's repetition penalty, over all these frames

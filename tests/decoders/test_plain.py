@@ -10,7 +10,7 @@ from qwen_megakernel.decoders.plain import PlainDecoder
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.records import Prefill
 from qwen_megakernel.speech_options import Sampling
-from qwen_megakernel.validation import official
+from tools.validation import official
 
 CPU = torch.device("cpu")
 TEXT = "Hello there, how are you today?"

@@ -15,7 +15,7 @@ import truths
 from tiny_speech import tiny_engine
 from tolerances import AUDIO_F32, PCM16
 
-from qwen_megakernel.validation import official
+from tools.validation import official
 
 TEXT = "Hello there, how are you today?"
 LONG_TEXT = "It is cold today. We will meet you at the hotel, and then we go to the station. " * 2

@@ -15,8 +15,8 @@ from tolerances import (
     SNAKE_F32,
 )
 
-from qwen_megakernel.validation import compare
 from qwen_megakernel.vocoder import snake
+from tools.validation import compare
 
 TOLERANCES = ROOT / "tests" / "support" / "tolerances.py"
 KEYWORDS = {"atol", "rtol", "abs", "rel"}

@@ -17,8 +17,8 @@ from qwen_megakernel.checkpoint.config import parse_model_config
 from qwen_megakernel.decoders.prompt import PromptBuilder
 from qwen_megakernel.records import SpeechRequest
 from qwen_megakernel.text.tokenizer import TextTokenizer
-from qwen_megakernel.validation import official
 from qwen_megakernel.voice import Voice
+from tools.validation import official
 
 TEXT, TRANSCRIPT, INSTRUCT = "Hi, you!", "Was it?", "Speak slowly."
 FEEDS = {"stepwise": False, "full": True}  # text_feed -> non_streaming_mode

@@ -27,11 +27,11 @@ from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint.loading import DEMO_VOICE, DEMO_VOICE_FOLDER
 from qwen_megakernel.pipecat.service import MegakernelTTSService
 from qwen_megakernel.speech_options import Sampling
-from qwen_megakernel.validation import official
 from tools.demo_voice import samples, shards
 from tools.demo_voice.evaluate import REFERENCES, Reader, recognised, summary
 from tools.demo_voice.package import MAX_BYTES
 from tools.demo_voice.shards import FEEDS
+from tools.validation import official
 
 # Bars somewhat under the measured figures (benchmarks/results/demo_voice.json); the few sentences
 # of the default run scatter more. A voice that rambles or stops short is broken whatever its words.

@@ -25,11 +25,11 @@ from qwen_megakernel.decoders import int8
 from qwen_megakernel.decoders.kernel import build
 from qwen_megakernel.native import compiling
 from qwen_megakernel.speech_options import Sampling
-from qwen_megakernel.validation import compare
 from tools.gpu_check import stage_times
 from tools.gpu_check.steps import registry, scripts, speed
 from tools.gpu_check.steps.context import TOY, Context
 from tools.gpu_check.variants import VARIANTS
+from tools.validation import compare
 
 ROOT = Path(__file__).parents[2]
 

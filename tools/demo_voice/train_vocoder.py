@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from qwen_megakernel.validation import official
 from tools.demo_voice import features, package, recipe, run_options, texts, vocoder_start
 from tools.demo_voice.codebooks import SHIPPED, Codebooks
 from tools.demo_voice.speech import Speaker
+from tools.validation import official
 
 SAMPLES = recipe.SAMPLES_PER_FRAME
 CONTEXT_FRAMES = 2  # first frames of a segment, not compared because their past is missing

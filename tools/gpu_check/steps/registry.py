@@ -6,9 +6,9 @@ from functools import partial
 from pathlib import Path
 
 from qwen_megakernel.choices import INT8_STACKS
-from qwen_megakernel.validation import compare
 from tools.gpu_check.steps import correctness, endurance, libraries, profiles, scripts, speed
 from tools.gpu_check.steps.context import BIG, SMALL, TOY, Context
+from tools.validation import compare
 
 # Two kinds of layers compare twice as many decoders as another validation does.
 INT8 = {"kinds": tuple(INT8_STACKS), "frames": 16}

@@ -22,7 +22,7 @@ from qwen_megakernel.errors import OutputError, UsageError
 from qwen_megakernel.records import Prefill, SpeechRequest
 from qwen_megakernel.speech_options import Sampling
 from qwen_megakernel.text.tokenizer import TextTokenizer
-from qwen_megakernel.validation import official
+from tools.validation import official
 
 TEXTS = (
     "Hello there, how are you today?",

@@ -8,7 +8,7 @@ import torch
 
 import validate_kernel
 from qwen_megakernel.errors import MissingPackageError
-from qwen_megakernel.validation.compare import Report, Row
+from tools.validation.compare import Report, Row
 
 GOOD = Row("good", 3, 1e-6, 1e-5)
 

@@ -17,13 +17,7 @@ from qwen_megakernel.checkpoint.loading import Checkpoint
 from qwen_megakernel.decoders.layers import DecoderStack
 from qwen_megakernel.decoders.plain import PlainDecoder
 from qwen_megakernel.speech_options import Sampling
-from qwen_megakernel.validation.cases import (
-    Case,
-    begin,
-    forced_logits,
-    greedy_scores,
-    plain_prompts,
-)
+from tools.validation.cases import Case, begin, forced_logits, greedy_scores, plain_prompts
 
 # Limit for two correct implementations in float32 at released depth: 7e-6 was measured between the
 # official code and an independent one; a wrong formula changes logits by 1e-2 and more.

@@ -16,9 +16,9 @@ from qwen_megakernel.checkpoint import random_weights
 from qwen_megakernel.decoders.backends import Backend, make_decoder
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.records import StepResult
-from qwen_megakernel.validation import cases as greedy_cases
-from qwen_megakernel.validation import compare, progress
-from qwen_megakernel.validation.compare import Row
+from tools.validation import cases as greedy_cases
+from tools.validation import compare, progress
+from tools.validation.compare import Row
 
 GOOD, BAD = Row("good", 3, 1e-6, 1e-5), Row("bad", 3, 1.0, 0.1)
 
@@ -222,7 +222,7 @@ def test_recorded_cases_survive_the_file(tmp_path, cases):
 
 def test_what_rounds_right_is_within_the_tolerance_at_the_released_depth():
     """The largest of the 32 frames that tools/gpu_check compares, by the measured RMS errors."""
-    path = Path(__file__).parents[2] / "benchmarks" / "results" / "precision.json"
+    path = Path(__file__).parents[3] / "benchmarks" / "results" / "precision.json"
     variants = json.loads(path.read_text())["runs"][0]["variants"]
     largest = sqrt(2 * log(32 * 15 * 2048))  # of these normal errors, in standard deviations
     for bf16, without in (("bf16", "fp32"), ("int8-rows, bf16", "int8-rows")):

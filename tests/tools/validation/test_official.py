@@ -5,7 +5,7 @@ import importlib.util
 import pytest
 
 from qwen_megakernel.errors import MissingPackageError
-from qwen_megakernel.validation import official
+from tools.validation import official
 
 
 def test_a_missing_official_package_imports_no_other(monkeypatch):
