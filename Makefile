@@ -83,14 +83,14 @@ $(VENV)/.torch-ready: requirements.txt | $(BIN)/python
 	    $(PIP) "$$(grep ^torch requirements.txt)")
 	@touch $@
 
-$(VENV)/.demo-ready: $(VENV)/.torch-ready setup.py
+$(VENV)/.demo-ready: $(VENV)/.torch-ready pyproject.toml
 	$(call waiting,Installing this package with Pipecat and its server: about a minute.,\
 	    $(PIP) $(PINS) -r requirements.txt --editable .[pipecat$(COMMA)server])
 	@touch $@
 
 # The official package is the oracle of the tests. It is installed without its dependencies, most of
 # which serve its web demo; [reference] lists the ones its model code needs.
-$(VENV)/.test-ready: $(VENV)/.torch-ready setup.py
+$(VENV)/.test-ready: $(VENV)/.torch-ready pyproject.toml
 	$(call waiting,Installing this package and all that its tests need: two to five minutes.,\
 	    $(PIP) $(PINS) -r requirements.txt --editable .[pipecat$(COMMA)server$(COMMA)dev$(COMMA)reference$(COMMA)plots] \
 	    && $(PIP) --no-deps qwen-tts==0.1.1)

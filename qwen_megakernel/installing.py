@@ -14,8 +14,6 @@ from urllib.request import url2pathname
 
 from qwen_megakernel import PACKAGE_FOLDER
 
-REPOSITORY_URL = ""  # address of the public git repository, https://...; empty if there is none
-
 NAME = "qwen_megakernel"
 
 
@@ -23,10 +21,10 @@ def install_command(*extras: str, also: Sequence[str] = ()) -> str:
     """Return the command that installs this package again, with extras.
 
     The command names the first of these that exists: the clone that the package runs from, the
-    folder that pip installed it from, `REPOSITORY_URL`. Otherwise the user fills in the path.
+    folder that pip installed it from, its repository. Otherwise the user fills in the path.
 
     Args:
-        extras: keys of `extras_require` in setup.py.
+        extras: keys of `project.optional-dependencies` in pyproject.toml.
         also: requirements of other packages, for the same command.
     """
     suffix = f"[{','.join(extras)}]"
@@ -34,11 +32,20 @@ def install_command(*extras: str, also: Sequence[str] = ()) -> str:
         words = ["-e", f"{clone}{suffix}"]
     elif folder := _installed_from():
         words = [f"{folder}{suffix}"]
-    elif REPOSITORY_URL:
-        words = [f"{NAME}{suffix} @ git+{REPOSITORY_URL}"]
+    elif address := _repository():
+        words = [f"{NAME}{suffix} @ git+{address}"]
     else:
         words = [f"PATH/TO/{NAME}{suffix}"]
     return shlex.join(["pip", "install", *words, *also])
+
+
+def _repository() -> str:
+    """Return `Source` of `project.urls` in pyproject.toml, as pip recorded it; "": none is set."""
+    try:
+        addresses = distribution(NAME).metadata.get_all("Project-URL") or []
+    except PackageNotFoundError:
+        return ""
+    return next((each[8:] for each in addresses if each.startswith("Source, ")), "")
 
 
 def _is_clone(folder: Path) -> bool:

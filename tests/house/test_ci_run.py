@@ -37,7 +37,7 @@ sys.exit(not (here / "nvcc").exists())
 def test_an_nvcc_is_installed_where_none_is_found(
     tmp_path: Path, found: bool, offline: bool, calls: str, succeeds: bool
 ):
-    for name in ("requirements.txt", "setup.py"):  # older than the environment that is ready
+    for name in ("requirements.txt", "pyproject.toml"):  # older than the environment that is ready
         shutil.copy2(ROOT / name, tmp_path)
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()

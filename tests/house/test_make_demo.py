@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import runpy
 import shlex
 import subprocess
 import sys
@@ -11,8 +10,7 @@ import time
 from importlib import metadata
 
 import pytest
-import setuptools
-from commands import ROOT, lines, run
+from commands import EXTRAS, PROJECT, ROOT, lines, run
 from packaging.requirements import Requirement
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -41,15 +39,6 @@ if sys.argv[0] == "-m":
 else:
     runpy.run_path(sys.argv[0], run_name="__main__")
 """
-
-
-def of_setup() -> dict:
-    """Return the arguments of `setup` in setup.py."""
-    found = {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(setuptools, "setup", found.update)
-        runpy.run_path(str(ROOT / "setup.py"))
-    return found
 
 
 def installed(requirements: list[str]) -> set[str]:
@@ -82,11 +71,10 @@ def absent() -> list[str]:
     (recipe,) = re.findall(r"\.demo-ready:.*?\n(.*?)@touch", MAKEFILE, re.DOTALL)
     (extras,) = re.findall(r"--editable \.\[([^\]]+)\]", recipe.replace("$(COMMA)", ","))
     assert "-r requirements.txt" in recipe
-    ours = of_setup()
     wanted = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if line]
-    wanted += ours["install_requires"]
+    wanted += PROJECT["dependencies"]
     for extra in extras.split(","):
-        wanted += ours["extras_require"][extra]
+        wanted += EXTRAS[extra]
     there = installed(wanted) | {"qwen-megakernel", "pip", "setuptools"}
     modules = metadata.packages_distributions()
     return [

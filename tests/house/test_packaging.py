@@ -11,9 +11,7 @@ from email import message_from_string
 
 import pytest
 import soundfile
-from commands import ROOT
-
-from qwen_megakernel.installing import REPOSITORY_URL
+from commands import EXTRAS, PROJECT, ROOT
 
 PARTS = ("qwen_megakernel", "csrc", "setup.py", "pyproject.toml", "README.md", "LICENSE")
 METADATA = """
@@ -65,9 +63,9 @@ def test_an_editable_install_is_a_path_and_warns_of_nothing(source, tmp_path):
 def test_the_metadata_links_to_the_repository_where_there_is_one(source, tmp_path, address):
     pytest.importorskip("setuptools", "77")
     shutil.copytree(source, tmp_path / "fork")
-    module = tmp_path / "fork" / "qwen_megakernel" / "installing.py"
-    constant = re.compile('^REPOSITORY_URL = ".*"', re.MULTILINE)
-    module.write_text(constant.sub(f'REPOSITORY_URL = "{address}"', module.read_text()))
+    project = tmp_path / "fork" / "pyproject.toml"
+    source = f'Source = "{address}"' if address else ""
+    project.write_text(re.sub(r"(?<=\n\[project.urls\]).*", f"\n{source}", project.read_text()))
     command = [sys.executable, "-c", METADATA.format(folder=str(tmp_path))]
     done = subprocess.run(
         command, cwd=tmp_path / "fork", capture_output=True, text=True, timeout=200, check=True
@@ -132,14 +130,15 @@ def test_an_empty_environment_installs_the_wheel_and_speaks(distributions, tmp_p
     assert len(audio) / rate > 1 and abs(audio).max() > 0.1
     assert list(cache.rglob("*.so")), "nothing was compiled"
     refused = run("serve", "--model", "demo-voice")
-    asked = f"@ git+{REPOSITORY_URL}" if REPOSITORY_URL else "PATH/TO/qwen_megakernel[server]"
+    address = PROJECT.get("urls", {}).get("Source")
+    asked = f"@ git+{address}" if address else "PATH/TO/qwen_megakernel[server]"
     assert refused.returncode == 3 and asked in refused.stderr
     shutil.rmtree(python.parents[1])  # pytest would keep this gigabyte
 
 
 def test_requirements_allow_what_the_package_allows():
     """`pip install -r requirements.txt` must not install a Pipecat with which the service fails."""
-    allowed = set(re.findall(r'"([\w-]+[^"\s]*)"', (ROOT / "setup.py").read_text()))
+    allowed = {*PROJECT["dependencies"], *EXTRAS["pipecat"]}
     lines = (ROOT / "requirements.txt").read_text().split()
     assert lines[0].startswith("torch==")  # the other packages must fit this build
     assert set(lines[1:]) <= allowed

@@ -58,7 +58,7 @@ TRICKY = """It costs $5 & `touch ran`; $(shell touch ran) "she" said: it's \\n 1
 )
 def test_make_demo_passes_the_text_on_unchanged(argument, variable, said, tmp_path):
     """The Python of this test only prints its arguments, and checks that it writes bytecode."""
-    for name in ("requirements.txt", "setup.py"):  # older than the environment that is ready
+    for name in ("requirements.txt", "pyproject.toml"):  # older than the environment that is ready
         shutil.copy2(ROOT / name, tmp_path)
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
