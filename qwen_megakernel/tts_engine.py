@@ -38,7 +38,7 @@ from qwen_megakernel.printable import get_logger
 from qwen_megakernel.records import SpeechRequest
 from qwen_megakernel.speech_options import SoundOptions
 from qwen_megakernel.text.languages import AUTO
-from qwen_megakernel.text.parts import EncodedText
+from qwen_megakernel.text.parts import TextEncoding
 from qwen_megakernel.text.reading.lexicon import Lexicon
 from qwen_megakernel.text.reading.reader import Reading
 from qwen_megakernel.text.tokenizer import TextTokenizer
@@ -224,9 +224,9 @@ class TTSEngine(OfficialNames):
         """Languages that `language=` accepts, "auto" first."""
         return self._prompts.languages
 
-    def _encode(self, request: SpeechRequest) -> EncodedText:
+    def _encoding(self, request: SpeechRequest) -> TextEncoding:
         self._prompts.check(request)
-        return self._tokenizer.encode_parts(request)
+        return self._tokenizer.encoding(request)
 
     def create_voice(
         self,

@@ -16,7 +16,9 @@ from qwen_megakernel.engine.stream import SpeechStream
 from qwen_megakernel.engine.stream_state import StreamState
 from qwen_megakernel.records import AudioChunk, SpeechRequest
 from qwen_megakernel.speech_options import OPTIONS
+from qwen_megakernel.text.intake import TextIntake
 from qwen_megakernel.text.languages import supported_languages
+from qwen_megakernel.text.parts import TextEncoding
 from qwen_megakernel.text.request_text import RequestText
 
 FRAME_S, RATE = 0.08, 24000
@@ -83,10 +85,12 @@ class PacedEngine:
             first_chunk_frames=first_chunk_frames,
             max_frames=min(self.max_frames, max_frames or self.max_frames),
         )
-        state = StreamState(request, None, _nothing, _nothing, RATE, text_closed=not text_open)
+        encoding = TextEncoding(None, lambda text: [], PacedText)
+        intake = TextIntake(RequestText(), encoding, is_whole=not text_open)
+        state = StreamState(request, intake, _nothing, _nothing, RATE)
         self.states.append(state)
         self._next.append((time.perf_counter(), state, 0, first_chunk_frames))
-        return SpeechStream(state, self, RequestText(), PacedText())
+        return SpeechStream(state, self)
 
     def find_voice(self, voice: None) -> None:
         """Return None for every voice."""

@@ -78,16 +78,16 @@ class ActiveStream:
     @property
     def is_ready(self) -> bool:
         """Whether the next part can begin: there is text, and the reader keeps up."""
-        parts = self.state.parts
+        parts = self.state.text.parts
         has_text = bool(parts and parts[0].ids and not parts[0].pause_s)
         return has_text and not self.is_reader_behind
 
     @property
     def is_spoken(self) -> bool:
         """Whether all parts are over, and no text will come."""
-        state = self.state
+        text = self.state.text
         # A writer appends its last part, then closes the text, so `parts` is read again.
-        return not state.parts and state.text_closed and not state.parts
+        return not text.parts and text.is_closed and not text.parts
 
     @property
     def late_text_s(self) -> float:
@@ -120,14 +120,14 @@ class ActiveStream:
 
     def skip_to_text(self) -> None:
         """Between parts, drop the parts that are over, and deliver pauses, up to the next text."""
-        state = self.state
+        state, parts = self.state, self.state.text.parts
         # `closed` is read before `ids`, as in `StepLoop._feed_part`: a writer appends, then closes.
-        while state.parts:
-            if pause_s := state.parts[0].take_pause():
+        while parts:
+            if pause_s := parts[0].take_pause():
                 state.deliver_pause(pause_s)
-            if not state.parts[0].closed or state.parts[0].ids:
+            if not parts[0].closed or parts[0].ids:
                 break
-            part = state.parts.popleft()
+            part = parts.popleft()
             if state.spoken_parts and state.spoken_parts[-1].text is part:
                 state.spoken_parts[-1].end(len(state.codes), self.part_end)
 
@@ -284,7 +284,7 @@ class SlotTable:
         for stream in [*self._waiting_now(), *self.active(Phase.BETWEEN_PARTS)]:
             stream.skip_to_text()
             if stream.is_spoken:
-                error = stream.state.text_error
+                error: QwenTTSError | None = stream.state.text.error
                 if not error and not stream.state.num_parts:
                     error = EmptyText("The text ended without a letter or digit to speak.")
                 self.release(stream, "error" if error else stream.finish, error)

@@ -7,7 +7,6 @@ import reprlib
 import secrets
 import weakref
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -22,20 +21,14 @@ from qwen_megakernel.engine.stages import Stages
 from qwen_megakernel.engine.step_loop import StepLoop
 from qwen_megakernel.engine.stream import SpeechStream
 from qwen_megakernel.engine.stream_state import StreamState
-from qwen_megakernel.errors import QwenTTSError, UnknownLanguage, UsageError
+from qwen_megakernel.errors import QwenTTSError, UsageError
 from qwen_megakernel.records import AudioChunk, Files, SpeechRequest
 from qwen_megakernel.sound.chunks import new_chunks
 from qwen_megakernel.sound.loudness import at_loudness, check_loudness
 from qwen_megakernel.speech_options import LOUDNESS, SpeechKeywords
-from qwen_megakernel.text.cleaning import MAX_CHARS, check_length, clean, empty_text, visible
-from qwen_megakernel.text.languages import AUTO, language_of_code, resolve_language
-from qwen_megakernel.text.markup.marked_text import MarkedText, new_parser
-from qwen_megakernel.text.parts import EncodedText, PartCutter, TextPart
-from qwen_megakernel.text.reading.lexicon import Lexicon
+from qwen_megakernel.text.intake import new_intake
+from qwen_megakernel.text.parts import TextEncoding
 from qwen_megakernel.text.reading.reader import Reading
-from qwen_megakernel.text.request_text import Passage, RequestText
-from qwen_megakernel.text.sentences import unspeakable
-from qwen_megakernel.text.unreadable import TextWatch
 from qwen_megakernel.voice import Voice
 
 
@@ -120,8 +113,8 @@ class SpeechEngine(ABC):
         """Return the voice that `voice=` means; raises `UnknownVoice` if there is none."""
 
     @abstractmethod
-    def _encode(self, request: SpeechRequest) -> EncodedText:
-        """Encode the text of a request, or raise if the model cannot speak it.
+    def _encoding(self, request: SpeechRequest) -> TextEncoding:
+        """Return how a request's text becomes ids, or raise if the model cannot speak it.
 
         Args:
             request: its voice is from `find_voice`; text None: the text comes through `feed`.
@@ -184,84 +177,26 @@ class SpeechEngine(ABC):
         if text_open and values.get("text_feed") in (None, "auto"):
             values["text_feed"] = self._open_text_feed
         request = replace(self._defaults, text=text).override(**values)
-        said = self._request_text(request)
-        heard = new_chunks(
-            *(request.sound, self.sample_rate, self._high_pass),
-            has_parts=isinstance(said, MarkedText),
-        )
-        if text is None:
-            encoded, parts = self._encode(request), deque[TextPart]()
-        else:
-            check_length(len(text), MAX_CHARS)
-            encoded, parts = self._encode_passages(request, said.whole(text))
-        loop = self._loop
-        state = StreamState(
-            *(request, encoded.prompt_ids, loop.wake, loop.interrupt, self.sample_rate),
-            text_closed=not text_open,
-            parts=parts,
-            planned_parts=sum(len(part.ids) > 0 for part in parts) or None,
-            heard=heard,
-        )
-        cutter = PartCutter(parts, encoded.new_part, encoded.part_chars) if text_open else None
-        warnings = request.sampling.cold_warnings(self._defaults.sampling) + said.take_warnings()
-        loop.submit(state)
-        return SpeechStream(state, self, said, cutter, self._workers, warnings)
-
-    def _request_text(self, request: SpeechRequest) -> RequestText:
-        """Return an empty `RequestText`, to which the request's text is then added."""
-        has_markup = request.text_format != "plain"
-        name, lexicon = self._language_name(request.language), Lexicon.of(request.lexicon)
-        reader = self._reading.reader(request.normalize, name, lexicon, has_markup)
-        watch = TextWatch(self._read_languages)
-        if not has_markup or reader is None:
-            return RequestText(reader, watch)
-        return MarkedText(
-            new_parser(request.text_format),
-            reader,
-            self._spoken_language,
-            watch,
-            language=name,
+        intake = new_intake(
+            *(request, self._encoding(request), self._reading),
+            languages=self.languages,
+            read_languages=self._read_languages,
             takes_phonemes=self.takes_phonemes,
         )
-
-    def _encode_passages(
-        self, request: SpeechRequest, passages: Sequence[Passage]
-    ) -> tuple[EncodedText, deque[TextPart]]:
-        """Encode the passages of a complete text as parts.
-
-        Raises:
-            EmptyText, TextTooLong: see `cleaning.validate`.
-        """
-        check_length(sum(len(passage.text) for passage in passages), MAX_CHARS)
-        encoded: EncodedText | None = None
-        parts: deque[TextPart] = deque()
-        start = 0
-        for passage in passages:
-            begun = [TextPart.pause(passage.pause_s, start)] if passage.pause_s else []
-            if not unspeakable(clean(passage.text)):
-                language = passage.manner.language or request.language
-                encoded = self._encode(replace(request, text=passage.text, language=language))
-                begun += encoded.whole_parts(start, passage.manner)
-            parts.extend(begun)
-            start += len(visible(passage.text))
-        if encoded is None:
-            raise empty_text(clean("".join(passage.text for passage in passages)))
-        return encoded, parts
-
-    def _spoken_language(self, language: str) -> str | None:
-        """Return the model's name of a language; None: the model does not speak it."""
-        try:
-            return resolve_language(language, self.languages)
-        except UnknownLanguage:
-            return None
-
-    def _language_name(self, language: str | None) -> str:
-        """Return the language to read a text in; if a model has only one, "auto" stands for it."""
-        name = (language or AUTO).strip().lower()
-        own = [each for each in self.languages if each != AUTO]
-        if name == AUTO and len(own) == 1:
-            name = own[0]
-        return language_of_code(name) or name
+        if text is not None:
+            intake.feed(text)
+            intake.end()
+        heard = new_chunks(
+            *(request.sound, self.sample_rate, self._high_pass),
+            has_parts=request.text_format != "plain",
+        )
+        loop = self._loop
+        state = StreamState(
+            *(request, intake, loop.wake, loop.interrupt, self.sample_rate), heard=heard
+        )
+        warnings = request.sampling.cold_warnings(self._defaults.sampling)
+        loop.submit(state)
+        return SpeechStream(state, self, self._workers, warnings)
 
     @property
     def spent_ms(self) -> dict[str, float]:

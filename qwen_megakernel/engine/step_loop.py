@@ -206,13 +206,13 @@ class StepLoop:
 
     def _begin_part(self, stream: ActiveStream) -> None:
         state, request = stream.state, stream.state.request
-        part, closed = state.parts[0], state.parts[0].closed
+        part, closed = state.text.parts[0], state.text.parts[0].closed
         ids = part.take()
         if part.manner.language is not None:
             request = replace(request, language=part.manner.language)
         started = time.perf_counter()
         prefill = self._prompts.build(
-            replace(state.prompt_ids, body=ids), request, text_open=not closed
+            replace(state.text.encoding.prompt_ids, body=ids), request, text_open=not closed
         )
         self._decoder.prefill(
             stream.index,

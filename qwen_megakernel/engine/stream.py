@@ -16,9 +16,7 @@ from qwen_megakernel.errors import UsageError
 from qwen_megakernel.printable import get_logger
 from qwen_megakernel.records import AudioChunk, FinishReason
 from qwen_megakernel.speech_options import check_text
-from qwen_megakernel.text.parts import PartCutter
 from qwen_megakernel.text.reading.spoken import Piece
-from qwen_megakernel.text.request_text import Cut, RequestText
 from qwen_megakernel.timing.speech_timer import SpeechTimer
 from qwen_megakernel.timing.words import Segment, TimedWord
 
@@ -36,17 +34,14 @@ class SpeechStream:
         self,
         state: StreamState,
         engine: object,
-        text: RequestText,
-        cutter: PartCutter | None = None,
         workers: Executor | None = None,
         warnings: Iterable[str] = (),
     ) -> None:
         self._state = state
         self._engine = engine  # kept, because a dropped engine closes
-        self._text = text
-        self._cutter = cutter  # None: the text is complete
+        self._text = state.text.text
         self._warnings: list[str] = []
-        self._warn(warnings)
+        self._warn([*warnings, *self._text.take_warnings()])
         self._heard = state.heard
         self._timer = SpeechTimer(
             state.spoken_parts, are_heard_apart=bool(self._heard and self._heard.has_parts)
@@ -90,7 +85,7 @@ class SpeechStream:
     @property
     def planned_parts(self) -> int | None:
         """Number of parts of the text; None for a text that comes through `feed`."""
-        return self._state.planned_parts
+        return self._state.text.num_parts
 
     @property
     def warnings(self) -> list[str]:
@@ -161,34 +156,22 @@ class SpeechStream:
         if text is None:
             raise UsageError("text is None; it must be a string.", hint="end_text() ends it.")
         check_text(text=text)
-        if self._text.error:
-            return  # the reader gets the error after the speech of the text before it
-        if self._cutter is None:
+        intake = self._state.text
+        if intake.is_whole or (intake.is_closed and not intake.error):
             raise UsageError(
                 "feed() was called on a stream whose text is complete.",
                 hint="Open it with tts.stream(text_open=True) and feed before end_text().",
             )
-        self._take(self._cutter, self._text.feed(text))
+        intake.feed(text)
+        self._text_changed()
 
     def end_text(self) -> None:
         """Declare the text complete; the stream ends when all of it is spoken."""
-        if self._cutter:
-            self._take(self._cutter, self._text.end(), is_last=True)
+        self._state.text.end()
+        self._text_changed()
 
-    def _take(
-        self, cutter: PartCutter, steps: Iterable[str | Cut], *, is_last: bool = False
-    ) -> None:
-        """Queue words and cuts of the text; close it at its end, or at an error in its markup."""
-        for step in steps:
-            if isinstance(step, Cut):
-                cutter.cut(step.manner, step.pause_s)
-            else:
-                cutter.feed(step)
+    def _text_changed(self) -> None:
         self._warn(self._text.take_warnings())
-        if is_last or self._text.error:
-            cutter.end()
-            self._cutter, self._state.text_error = None, self._text.error
-            self._state.text_closed = True  # last, because the engine looks at it first
         self._state.wake()
 
     def _warn(self, warnings: Iterable[str]) -> None:

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from qwen_megakernel.errors import QwenTTSError
-from qwen_megakernel.records import AudioChunk, FinishReason, Manner, SpeechRequest, TextIds
+from qwen_megakernel.records import AudioChunk, FinishReason, Manner, SpeechRequest
 from qwen_megakernel.sound.chunks import HeardChunks
-from qwen_megakernel.text.parts import TextPart
+from qwen_megakernel.text.intake import TextIntake
 from qwen_megakernel.timing.speech_timer import SpokenPart
 
 
@@ -65,20 +64,16 @@ class StreamState:
     """One utterance, shared by its caller and the engine. Compared by identity."""
 
     request: SpeechRequest
-    prompt_ids: TextIds  # each part of the text replaces the body of the prompt
+    text: TextIntake
     wake: Callable[[], None]  # makes the engine's thread check the streams again
     interrupt: Callable[[], None]  # `wake`, and the running step ends after its current frame
     sample_rate: int  # of the codec, in Hz
-    parts: deque[TextPart] = field(default_factory=deque)
-    text_closed: bool = False
-    text_error: QwenTTSError | None = None  # raised after the text before the error is spoken
     cancelled: bool = False
     started: float = field(default_factory=time.perf_counter)
     outbox: Outbox = field(default_factory=Outbox)
     codes: list[np.ndarray] = field(default_factory=list)  # delivered frames
     num_parts: int = 0
     spoken_parts: list[SpokenPart] = field(default_factory=list)  # the parts that have begun
-    planned_parts: int | None = None  # None: the text is open
     num_text_tokens: int = 0  # of the parts begun so far
     finish_reason: FinishReason | None = None
     timings: dict[str, float] = field(default_factory=dict)  # milliseconds

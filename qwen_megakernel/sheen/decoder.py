@@ -60,7 +60,7 @@ class Prompts:
         return torch.cat([ids.body, self._start])
 
     def text_rows(self, ids: Tensor) -> Tensor:
-        """Return the text that follows the prompt: none, see `text_input.WholeText`."""
+        """Return the text that follows the prompt: none, because a prompt has all of it."""
         return ids
 
     def end_rows(self) -> Tensor:

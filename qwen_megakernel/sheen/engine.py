@@ -33,7 +33,7 @@ from qwen_megakernel.sheen.model_folder import SNAC_FOLDER
 from qwen_megakernel.sheen.text_input import TextInput
 from qwen_megakernel.speech_options import Sampling
 from qwen_megakernel.text.languages import AUTO, language_of_code, resolve_language
-from qwen_megakernel.text.parts import EncodedText
+from qwen_megakernel.text.parts import TextEncoding
 from qwen_megakernel.text.reading.lexicon import Lexicon
 from qwen_megakernel.text.reading.reader import Reading
 from qwen_megakernel.voice import Voice
@@ -178,13 +178,13 @@ class SheenEngine(SpeechEngine):
             raise UnknownVoice(f'Unknown voice "{voice}". This model has: {self.default_voice}.')
         return self.default_voice
 
-    def _encode(self, request: SpeechRequest) -> EncodedText:
+    def _encoding(self, request: SpeechRequest) -> TextEncoding:
         if request.instruct:
             raise TaskError("Voices of this family take no instruct; none was used in training.")
         if request.text_feed == "stepwise":
             raise TaskError('text_feed is "stepwise"; voices of this family read all text first.')
         resolve_language(request.language, self.languages)
-        return self._text.encode_parts(request)
+        return self._text.encoding()
 
     def encode(self, audio: str | Path | np.ndarray, rate: int | None = None) -> np.ndarray:
         """Return a recording's codes, [num_frames, 7] int32; `decode` reverses it.

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from qwen_megakernel.errors import EmptyText, TextTooLong
-from qwen_megakernel.records import SpeechRequest, TextIds
+from qwen_megakernel.errors import EmptyText
+from qwen_megakernel.records import TextIds
 from qwen_megakernel.sheen.decoder import NO_IDS
 from qwen_megakernel.sheen.phonemes import phonemise
 from qwen_megakernel.sheen.tokens import text_ids
-from qwen_megakernel.text.cleaning import MAX_CHARS, clean, validate
-from qwen_megakernel.text.parts import EncodedText, split
+from qwen_megakernel.text.parts import TextEncoding
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -40,67 +39,29 @@ class TextInput:
         if espeak:
             phonemise("one", espeak)
 
-    def encode_parts(self, request: SpeechRequest) -> EncodedText:
-        """Clean the text of a request, cut it into parts and encode them, like `TextTokenizer`.
+    def encoding(self) -> TextEncoding:
+        """Return how the parts of a text become ids.
 
-        Raises:
-            EmptyText, TextTooLong: see `cleaning.validate`.
-            SetupError: espeak-ng is needed and not installed.
+        The model reads all of a part before it speaks, so the parts of an open text wait until they
+        are complete.
         """
-        parts: list[str] = []
-        if request.text is not None:
-            parts = [validate(request.text)]
-            if request.split != "off":
-                parts = split(parts[0], MIN_PART_CHARS, MAX_PART_CHARS)
-        ids = [self.encode(part) for part in parts]
-        return EncodedText(TextIds(NO_IDS, NO_IDS), ids, self.stream, MAX_PART_CHARS, parts)
+        return TextEncoding(
+            TextIds(NO_IDS, NO_IDS),
+            self.encode,
+            None,
+            (MIN_PART_CHARS, MAX_PART_CHARS),
+            (MAX_PART_CHARS, 2 * MAX_PART_CHARS),
+        )
 
     def encode(self, text: str) -> Tensor:
         """Return the ids of one part, [num_tokens] int64.
 
         Raises:
             EmptyText: nothing in the text can be spoken.
+            SetupError: espeak-ng is needed and not installed.
         """
         phonemes = phonemise(text, self._espeak) if self._espeak else text
         if not any(map(str.isalnum, phonemes)):
             raise EmptyText(f"Nothing in {text[:20]!r} can be spoken.")
         with self._lock:
             return torch.tensor(text_ids(self._tokenizer, phonemes))
-
-    def stream(self) -> WholeText:
-        """Begin a part with text that arrives in pieces."""
-        return WholeText(self)
-
-
-class WholeText:
-    """A part with text that arrives in pieces, which is encoded when it is complete.
-
-    The model reads all of a text before it speaks, so the pieces wait for the last one.
-    """
-
-    def __init__(self, text_input: TextInput):
-        self._input = text_input
-        self._text = ""
-
-    def feed(self, piece: str) -> Tensor:
-        """Take a piece; returns no ids.
-
-        Raises:
-            TextTooLong: the pieces together exceed the limit.
-        """
-        if len(self._text) + len(piece) > MAX_CHARS:
-            raise TextTooLong(
-                f"The text has {len(self._text) + len(piece)} characters and no end yet; "
-                f"the limit is {MAX_CHARS}.",
-                hint="End the text, and speak the rest as another one.",
-            )
-        self._text += piece
-        return NO_IDS
-
-    def end(self) -> Tensor:
-        """Return all ids, [num_tokens] int64.
-
-        Raises:
-            EmptyText: nothing in the text can be spoken.
-        """
-        return self._input.encode(clean(self._text))

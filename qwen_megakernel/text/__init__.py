@@ -1,10 +1,11 @@
 """Prepares text for speech: cleans it, cuts it into parts at sentences, and makes token ids.
 
-Read `cleaning` first (`clean`, `validate`), then `tokenizer` (`TextTokenizer` for whole texts,
-`TextStream` for texts that arrive in pieces), `parts` (where a text is cut), `request_text` (from
-what the user wrote to the words that are spoken), `sentences` and `languages` (names and codes).
+Read `intake` first (the way of one request's text into parts), then `request_text` (from what the
+user wrote to the words that are spoken), `cleaning` (`clean`, `validate`), `parts` (where a text is
+cut), `tokenizer` (`TextTokenizer` for whole parts, `TextStream` for parts that arrive in pieces),
+`sentences` and `languages` (names and codes).
 
-Other rooms use the names above, `parts.TextPart`, `PartCutter`, `EncodedText` and `split`,
-`request_text.RequestText`, `cleaning.MAX_CHARS`, `languages.AUTO`, `resolve_language` and
+Other rooms use the names above, `intake.TextIntake` and `new_intake`, `parts.TextPart` and
+`TextEncoding`, `cleaning.MAX_CHARS`, `languages.AUTO`, `resolve_language` and
 `sentences.unspeakable`.
 """

@@ -20,15 +20,6 @@ class Cut:
     pause_s: float = 0.0  # silence before the new passage
 
 
-@dataclass(frozen=True, slots=True)
-class Passage:
-    """Words that are spoken in one manner, and the pause before them."""
-
-    text: str
-    manner: Manner
-    pause_s: float
-
-
 class RequestText:
     """A text without markup, which may arrive in pieces. Not thread-safe.
 
@@ -73,25 +64,6 @@ class RequestText:
         self._num_watched = len(self._written)
         warnings = self._watch.look(new) if self._watch else []
         return warnings + self._reader.take_warnings() if self._reader else warnings
-
-    def whole(self, text: str) -> list[Passage]:
-        """Return the passages of a complete text; the last one may be a pause without words.
-
-        Raises:
-            MarkupError: the markup is broken.
-        """
-        passages: list[Passage] = []
-        words, cut = "", Cut(Manner())
-        for step in [*self.feed(text), *self.end(), Cut(Manner())]:
-            if isinstance(step, str):
-                words += step
-                continue
-            if words or cut.pause_s:
-                passages.append(Passage(words, cut.manner, cut.pause_s))
-            words, cut = "", step
-        if self.error:
-            raise self.error
-        return passages
 
     def feed(self, text: str) -> Iterator[str | Cut]:
         """Take the next piece of the text; yields the words and cuts that cannot change."""

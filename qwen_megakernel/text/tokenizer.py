@@ -30,9 +30,8 @@ from qwen_megakernel.text.cleaning import (
     drop_controls,
     empty_text,
     excerpt,
-    validate,
 )
-from qwen_megakernel.text.parts import EncodedText, split
+from qwen_megakernel.text.parts import WAITING_PART_CHARS, TextEncoding
 from qwen_megakernel.text.sentences import unspeakable
 from qwen_megakernel.voice import Voice
 
@@ -68,25 +67,25 @@ class TextTokenizer:
             )
         self._role = _tensor([self._im_start, *role])
 
-    def encode_parts(self, request: SpeechRequest) -> EncodedText:
-        """Clean the text of a request, cut it into parts and encode them.
+    def encoding(self, request: SpeechRequest) -> TextEncoding:
+        """Return how the parts of a request's text become ids.
 
-        Returns:
-            The ids of every part; for a request without a text, a function that encodes its parts.
+        A prompt that has all of its part's text, because the voice is used in context or
+        `text_feed` is "full", waits until the part is complete.
+
         Raises:
-            TextTooLong, EmptyText: see `cleaning.validate`.
             RecordingError: nothing in the transcript of the request's voice can be spoken.
         """
-        if request.text is None:
-            nothing = self.encode_open(_tensor([]), instruct=request.instruct)
-            return EncodedText(nothing, [], self.stream)
-        voice, text = request.voice, validate(request.text)
-        transcript = voice.transcript if isinstance(voice, Voice) else None
-        texts = [text] if request.split == "off" else split(text)
-        parts = [
-            self.encode(part, instruct=request.instruct, transcript=transcript) for part in texts
-        ]
-        return EncodedText(parts[0], [part.body for part in parts], self.stream, texts=texts)
+        voice = request.voice if isinstance(request.voice, Voice) else None
+        ids = TextIds(
+            self._role,
+            _tensor([]),
+            instruct=self._encode_instruct(request.instruct),
+            reference=self._encode_transcript(voice.transcript if voice else None),
+        )
+        if request.text_feed == "full" or (voice and voice.in_context):
+            return TextEncoding(ids, self.ids, None, open_part_chars=WAITING_PART_CHARS)
+        return TextEncoding(ids, self.ids, self.stream)
 
     def encode(
         self, text: str, *, instruct: str | None = None, transcript: str | None = None
@@ -109,7 +108,7 @@ class TextTokenizer:
             raise empty_text(body)
         return TextIds(
             role=self._role,
-            body=_tensor(self.token_ids(body)),
+            body=self.ids(body),
             instruct=self._encode_instruct(instruct),
             reference=self._encode_transcript(transcript),
         )
@@ -118,14 +117,9 @@ class TextTokenizer:
         """Start tokenising a text that arrives in pieces; see `TextStream`."""
         return TextStream(self, max_chars)
 
-    def encode_open(self, first_ids: Tensor, *, instruct: str | None = None) -> TextIds:
-        """Return the ids of the beginning of a text, before the rest has arrived.
-
-        Args:
-            first_ids: [num_text_tokens] int64, from `TextStream.feed`; a prompt needs one at least.
-            instruct: as in `encode`.
-        """
-        return TextIds(self._role, first_ids, instruct=self._encode_instruct(instruct))
+    def ids(self, text: str) -> Tensor:
+        """Return the ids of a clean text, [num_tokens] int64."""
+        return _tensor(self.token_ids(text))
 
     def token_ids(self, text: str) -> list[int]:
         """Return the ids of plain text, without cleaning it or obeying markup."""
@@ -168,7 +162,7 @@ class TextTokenizer:
                 "In-context cloning needs what the recording says, word for word.",
                 "Give the full transcript, or clone by x-vector alone.",
             )
-        return _tensor(self.token_ids(transcript))
+        return self.ids(transcript)
 
 
 class TextStream:
@@ -226,7 +220,7 @@ class TextStream:
         self._is_ended = True
         if not self._is_speakable:
             raise empty_text(self._held)
-        return _tensor(self._tokenizer.token_ids(self._held.rstrip()))
+        return self._tokenizer.ids(self._held.rstrip())
 
     def _num_certain(self) -> int:
         """Return how many characters of the held text later pieces cannot change.

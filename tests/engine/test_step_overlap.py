@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from tiny_speech import TEXT, VOICE, tiny_engine
+from tiny_speech import TEXT, VOICE, closed_text, tiny_engine
 from tolerances import PCM16_STEP
 from waiting import wait_until
 
@@ -24,7 +24,7 @@ from qwen_megakernel.engine.stages import Stages
 from qwen_megakernel.engine.step_loop import StepLoop
 from qwen_megakernel.engine.stream_state import StreamState
 from qwen_megakernel.errors import GenerationError
-from qwen_megakernel.records import SpeechRequest, StepResult, TextIds
+from qwen_megakernel.records import SpeechRequest, StepResult
 from qwen_megakernel.text.parts import TextPart
 
 LONG_TEXT = " ".join(f"This is sentence number {index} of a long text." for index in range(12))
@@ -127,12 +127,11 @@ def speak(monkeypatch):
             deliver(state, samples, first, count, reason, **kind)
 
         monkeypatch.setattr(StreamState, "deliver", recording_deliver)
-        ids = TextIds(role=torch.zeros(3), body=torch.zeros(0))
         states = []
         for _ in range(num_streams):
             request = SpeechRequest("x", chunk_frames=4)
-            state = StreamState(request, ids, loop.wake, loop.interrupt, 24000, text_closed=True)
-            state.parts.append(TextPart.whole(torch.arange(9)))
+            text = closed_text(TextPart.whole(torch.arange(9)))
+            state = StreamState(request, text, loop.wake, loop.interrupt, 24000)
             states.append(state)
         with loop._changed:  # admitted in one turn
             loop._table.waiting.extend(map(ActiveStream, states))

@@ -6,7 +6,7 @@ import gc
 import os
 import signal
 import threading
-from dataclasses import fields, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tiny_speech
 import torch
-from tiny_speech import TEXT, VOICE, speak, tiny_engine
+from tiny_speech import TEXT, VOICE, closed_text, speak, tiny_engine
 from tolerances import PCM16
 from waiting import wait_until
 
@@ -31,7 +31,7 @@ from qwen_megakernel.errors import (
     OutOfMemory,
 )
 from qwen_megakernel.gpu import driver
-from qwen_megakernel.records import SpeechRequest, TextIds
+from qwen_megakernel.records import SpeechRequest
 
 # ---- what a vocoder gives back -------------------------------------------------------------------
 
@@ -157,8 +157,7 @@ def test_of_two_equal_requests_that_wait_the_right_one_is_cancelled(tts, alone):
 
 def test_streams_may_join_the_queue_while_it_is_looked_through():
     def state(cancelled):
-        words = TextIds(*[torch.arange(3)] * len(fields(TextIds)))
-        made = StreamState(SpeechRequest("a"), words, lambda: None, lambda: None, 24000)
+        made = StreamState(SpeechRequest("a"), closed_text(), lambda: None, lambda: None, 24000)
         made.cancelled = cancelled
         return made
 

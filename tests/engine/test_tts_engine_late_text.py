@@ -10,7 +10,9 @@ from waiting import wait_until
 
 from qwen_megakernel.engine.slots import ActiveStream, Phase
 from qwen_megakernel.errors import EmptyText, UsageError
-from qwen_megakernel.text.parts import OPEN_PART_CHARS, PartCutter, TextPart
+from qwen_megakernel.text.intake import TextIntake
+from qwen_megakernel.text.parts import OPEN_PART_CHARS, TextEncoding, TextPart
+from qwen_megakernel.text.request_text import RequestText
 
 
 @pytest.mark.parametrize("pieces", [["Hello there, how are you today?"], list(TEXT)])
@@ -89,7 +91,7 @@ def test_text_that_comes_after_the_end_token_is_spoken_as_a_new_part(tts, early)
 
 def test_text_may_come_at_the_moment_when_the_loop_looks_for_it(tts):
     stream = tts.stream(text_open=True, voice=VOICE, seed=6, max_frames=4)
-    parts, words = stream._state.parts, tts._tokenizer.encode(TEXT).body
+    parts, words = stream._state.text.parts, tts._tokenizer.encode(TEXT).body
 
     class Seen(deque):
         def __bool__(self):  # as if a thread fed text between two bytecodes of the loop
@@ -110,9 +112,9 @@ def test_text_may_come_at_the_moment_when_the_loop_looks_for_it(tts):
 def test_a_long_open_text_is_cut_at_sentences(tts):
     sentence = "This is one of many sentences that follow each other without an end. "
     stream = tts.stream(text_open=True, voice=VOICE, seed=6, max_frames=60)
-    for _ in range(3 * OPEN_PART_CHARS // len(sentence)):
+    for _ in range(3 * OPEN_PART_CHARS[0] // len(sentence)):
         stream.feed(sentence)
-    assert len(stream._state.parts) >= 2
+    assert len(stream._state.text.parts) >= 2
     feed_and_end(stream)
     assert stream.finish_reason in ("eos", "length")
 
@@ -124,7 +126,7 @@ LONG_WINDED = "and so it goes on and on and on until nobody listens any more "
     ("text", "num_parts"),
     [
         (
-            (LONG_WINDED * 5)[: OPEN_PART_CHARS - 10]
+            (LONG_WINDED * 5)[: OPEN_PART_CHARS[0] - 10]
             + 'he said: "Stop it now." Then he left. ' * 9,
             3,
         ),
@@ -137,12 +139,12 @@ LONG_WINDED = "and so it goes on and on and on until nobody listens any more "
 @pytest.mark.parametrize("size", [1, 2, 7, 100, 400])
 def test_where_an_open_text_is_cut_does_not_depend_on_its_pieces(tts, text, num_parts, size):
     def parts(pieces):
-        found = deque()
-        cutter = PartCutter(found, tts._tokenizer.stream, OPEN_PART_CHARS)
+        encoding = TextEncoding(None, tts._tokenizer.ids, tts._tokenizer.stream)
+        intake = TextIntake(RequestText(), encoding, is_whole=False)
         for piece in pieces:
-            cutter.feed(piece)
-        cutter.end()
-        return [part.take().tolist() for part in found]
+            intake.feed(piece)
+        intake.end()
+        return [part.take().tolist() for part in intake.parts]
 
     pieces = parts(text[first : first + size] for first in range(0, len(text), size))
     assert pieces == parts([text])

@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from tiny_speech import TEXT, VOICE, tiny_engine
+from tiny_speech import TEXT, VOICE, closed_text, tiny_engine
 from tolerances import nearly
 
 from qwen_megakernel.engine.delivery import FAR_AHEAD_S, HUNGRY_S, ChunkDelivery
@@ -13,7 +13,7 @@ from qwen_megakernel.engine.slots import ActiveStream, SlotTable
 from qwen_megakernel.engine.speech import Speech
 from qwen_megakernel.engine.stages import StageTimes
 from qwen_megakernel.engine.stream_state import StreamState
-from qwen_megakernel.records import AudioChunk, SpeechRequest, TextIds
+from qwen_megakernel.records import AudioChunk, SpeechRequest
 from qwen_megakernel.sound.chain import new_chain
 from qwen_megakernel.sound.chunks import HeardChunks
 from qwen_megakernel.speech_options import SoundOptions
@@ -49,8 +49,8 @@ def room(monkeypatch):
         vocoder = Vocoder(log)
         for lead_s, num_frames in streams.values():
             request = SpeechRequest(TEXT, first_chunk_frames=num_frames, chunk_frames=num_frames)
-            state = StreamState(request, TextIds(NOTHING, NOTHING), None, None, RATE)
-            state.parts.append(TextPart.whole(torch.arange(9)))
+            text = closed_text(TextPart.whole(torch.arange(9)))
+            state = StreamState(request, text, None, None, RATE)
             table.waiting.append(ActiveStream(state))
             if lead_s is not None:
                 # A reader that has played all but `lead_s` of twenty seconds.
@@ -78,7 +78,7 @@ def state_of(**sound) -> StreamState:
     """A stream whose sound is changed on its way to the reader."""
     options = SoundOptions(**sound)
     request = SpeechRequest(TEXT, sound=options)
-    state = StreamState(request, TextIds(NOTHING, NOTHING), None, None, RATE)
+    state = StreamState(request, closed_text(), None, None, RATE)
     state.heard = HeardChunks(new_chain(options, RATE))
     return state
 

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from qwen_megakernel.records import Manner
 from qwen_megakernel.text.reading.reader import Reading
 from qwen_megakernel.text.reading.spoken import Piece
-from qwen_megakernel.text.request_text import Passage, RequestText
+from qwen_megakernel.text.request_text import RequestText
 from qwen_megakernel.text.unreadable import TextWatch
 
 
@@ -19,7 +18,7 @@ def read(*pieces: str) -> tuple[RequestText, Sequence[object]]:
 
 def test_a_text_without_a_reader_is_spoken_as_it_is_written():
     made = RequestText()
-    assert made.whole(" It is\x00 3:05. ") == [Passage(" It is\x00 3:05. ", Manner(), 0)]
+    assert [*made.feed(" It is\x00 3:05. "), *made.end()] == [" It is\x00 3:05. "]
     assert not made.is_read
     assert made.written == made.spoken.text == " It is\x00 3:05. "
     assert made.spoken.pieces == (Piece(made.written, 0, 14, is_kept=True),)
@@ -27,7 +26,7 @@ def test_a_text_without_a_reader_is_spoken_as_it_is_written():
 
 def test_nothing_is_spoken_for_an_empty_text():
     made = RequestText()
-    assert made.whole("") == []
+    assert [*made.feed(""), *made.end()] == [""]
     assert made.spoken.pieces == ()
 
 

@@ -7,10 +7,14 @@ from text_samples import TRICKY, any_texts
 
 from qwen_megakernel.text import sentences
 from qwen_megakernel.text.cleaning import clean
-from qwen_megakernel.text.parts import split
+from qwen_megakernel.text.parts import MAX_PART_CHARS, MIN_PART_CHARS
 from qwen_megakernel.text.sentences import pack_sentences, unspeakable
 
 SENTENCE = "The quick brown fox jumps over the lazy dog, again and again."  # 61 characters
+
+
+def split(text: str) -> list[str]:
+    return pack_sentences(clean(text), MIN_PART_CHARS, MAX_PART_CHARS)
 
 
 def test_short_text_is_one_part():

@@ -10,8 +10,9 @@ from tolerances import MOVED_WORD_SECONDS, SILENT_END, WORD_AT_HALF_SPEED, WORD_
 
 from qwen_megakernel.records import AudioChunk
 from qwen_megakernel.text.cleaning import MAX_CHARS, visible
-from qwen_megakernel.text.parts import TextPart, split
+from qwen_megakernel.text.parts import MAX_PART_CHARS, MIN_PART_CHARS, TextPart
 from qwen_megakernel.text.reading.spoken import Piece
+from qwen_megakernel.text.sentences import pack_sentences
 from qwen_megakernel.timing import speech_timer
 from qwen_megakernel.timing.alignment import align
 from qwen_megakernel.timing.speech_timer import SpeechTimer, SpokenPart
@@ -252,7 +253,7 @@ def test_the_longest_text_takes_time_in_proportion():
         text = sentence * (num_chars // len(sentence))
         one = list(chunks(np.tile(spell(sentence.lower().strip()[:-1]).samples, 6)))
         parts, sent, frame, start = [], [], 0, 0
-        for part in split(text):
+        for part in pack_sentences(text.strip(), MIN_PART_CHARS, MAX_PART_CHARS):
             parts.append(SpokenPart(TextPart(text=part, start=start), frame))
             start += len(visible(part))
             for chunk in one:

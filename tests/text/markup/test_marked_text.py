@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from qwen_megakernel.records import Manner
 from qwen_megakernel.text.markup.marked_text import MarkedText, new_parser
 from qwen_megakernel.text.reading.lexicon import Lexicon
 from qwen_megakernel.text.reading.reader import Reading, TextReader
-from qwen_megakernel.text.request_text import Cut, Passage
+from qwen_megakernel.text.request_text import Cut
 from qwen_megakernel.text.sentences import sentence_spans
 from qwen_megakernel.timing.words import spoken_spans, word_spans
 
@@ -36,8 +37,32 @@ def marked(
     return made, reader
 
 
+class Passage(NamedTuple):
+    """Words that are spoken in one manner, and the pause before them."""
+
+    text: str
+    manner: Manner
+    pause_s: float
+
+
+def whole(made: MarkedText, text: str) -> list[Passage]:
+    """Return the passages of a complete text; raises the error in its markup."""
+    found: list[Passage] = []
+    words, cut = "", Cut(Manner())
+    for step in [*made.feed(text), *made.end(), Cut(Manner())]:
+        if isinstance(step, str):
+            words += step
+            continue
+        if words or cut.pause_s:
+            found.append(Passage(words, cut.manner, cut.pause_s))
+        words, cut = "", step
+    if made.error:
+        raise made.error
+    return found
+
+
 def passages(text: str, **options: bool | str) -> list[Passage]:
-    return marked(**options)[0].whole(text)  # type: ignore[arg-type]
+    return whole(marked(**options)[0], text)  # type: ignore[arg-type]
 
 
 def spoken(text: str, **options: bool | str) -> str:
@@ -60,7 +85,7 @@ def test_words_are_read_cut_at_pauses_and_manners_each_in_its_language():
 
 def test_each_written_word_knows_what_is_spoken_for_it():
     made, reader = marked()
-    made.whole(TEXT)
+    whole(made, TEXT)
     assert made.written == "Dr. Smith paid $5 on 3/4/2024 for it. 21 francs That is Qwen\u2029"
     said = reader.spoken
     assert said.text == spoken(TEXT)
@@ -139,7 +164,7 @@ def test_sentences_get_the_mark_that_they_lack():
 def test_sentences_are_apart_in_the_written_text():
     for text in ("<s>One two</s><s>Three</s> Four", "<p><s>One two</s> <s>Three</s></p>Four"):
         made, _ = marked()
-        made.whole(text)
+        whole(made, text)
         spans = sentence_spans(made.written)
         assert [made.written[a:b].strip() for a, b in spans] == ["One two", "Three", "Four"]
 
@@ -159,14 +184,14 @@ def test_phonemes_are_for_voices_that_take_them():
     text = 'a <phoneme ph="təˈmɑːtoʊ">tomato</phoneme> b'
     assert spoken(text, takes_phonemes=True) == "a təˈmɑːtoʊ b"
     made, _ = marked()
-    assert "".join(passage.text for passage in made.whole(text * 2)) == "a tomato ba tomato b"
+    assert "".join(passage.text for passage in whole(made, text * 2)) == "a tomato ba tomato b"
     (warning,) = made.take_warnings()
     assert "accepts no phonemes" in warning
 
 
 def test_a_language_that_the_model_does_not_speak_has_no_effect():
     made, _ = marked()
-    assert made.whole('a <lang xml:lang="xx">b</lang>') == [Passage("a b", Manner(), 0)]
+    assert whole(made, 'a <lang xml:lang="xx">b</lang>') == [Passage("a b", Manner(), 0)]
     (warning,) = made.take_warnings()
     assert "'xx'" in warning and "does not speak this language" in warning
 
@@ -174,7 +199,7 @@ def test_a_language_that_the_model_does_not_speak_has_no_effect():
 def test_what_is_no_number_is_read_as_it_is_written():
     made, _ = marked()
     text = '<say-as interpret-as="ordinal">some</say-as> day'
-    assert made.whole(text) == [Passage("some day", Manner(), 0)]
+    assert whole(made, text) == [Passage("some day", Manner(), 0)]
     assert made.take_warnings() == [
         "<say-as> cannot read 'some' as ordinal, so it is read as it is written"
     ]

@@ -1,0 +1,200 @@
+"""Takes in the text of one request, whole or in pieces, and yields its parts as token ids."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from qwen_megakernel.errors import EmptyText, MarkupError, UnknownLanguage
+from qwen_megakernel.records import Manner, SpeechRequest
+from qwen_megakernel.text.cleaning import MAX_CHARS, check_length, clean, empty_text, visible
+from qwen_megakernel.text.languages import AUTO, language_of_code, resolve_language
+from qwen_megakernel.text.markup.marked_text import MarkedText, new_parser
+from qwen_megakernel.text.parts import PartEncoder, PartEnds, TextEncoding, TextPart
+from qwen_megakernel.text.reading.lexicon import Lexicon
+from qwen_megakernel.text.reading.reader import Reading
+from qwen_megakernel.text.request_text import Cut, RequestText
+from qwen_megakernel.text.sentences import pack_sentences, unspeakable
+from qwen_megakernel.text.unreadable import TextWatch
+
+
+class TextIntake:
+    """One request's text on its way into parts: its markup is obeyed, expressions are read as
+    words, and the words are cut and encoded.
+
+    A whole text is one piece and then its end; its parts have about equal lengths. The parts of an
+    open text grow while the engine speaks them, unless the voice needs all of a part before it
+    speaks: then `parts` has complete parts only. One thread writes; the engine reads `parts`.
+
+    Args:
+        text: interprets markup and expressions.
+        encoding: how the request's parts become ids.
+        is_whole: the text comes as one piece, and its errors are raised at its end.
+        splits: a whole text is cut into parts.
+    """
+
+    def __init__(
+        self, text: RequestText, encoding: TextEncoding, *, is_whole: bool, splits: bool = True
+    ) -> None:
+        self.text, self.encoding, self.is_whole = text, encoding, is_whole
+        self.parts: deque[TextPart] = deque()  # the engine takes them out
+        self.is_closed = False  # no part follows; set after the last part was closed
+        self.num_parts: int | None = None  # of a whole text
+        self._splits = splits
+        self._steps: list[str | Cut] = []  # of a whole text
+        self._ends = PartEnds(*encoding.open_part_chars)
+        self._part: TextPart | None = None  # the growing part
+        self._encoder: PartEncoder | None = None  # its encoder, if its ids are spoken as they come
+        self._manner = Manner()  # of the growing part
+        self._num_visible = 0  # visible characters of all parts
+
+    @property
+    def error(self) -> MarkupError | None:
+        """The first error in the markup, which the reader gets after the speech before it."""
+        return self.text.error
+
+    def feed(self, piece: str) -> None:
+        """Take the next piece, of any length; text after an error in the markup is ignored.
+
+        Raises:
+            TextTooLong: the text, or a part of an open text, exceeds its limit.
+        """
+        if self.is_whole:
+            check_length(len(piece), MAX_CHARS)
+            self._steps += self.text.feed(piece)
+        elif not self.error:
+            self._take(self.text.feed(piece))
+            if self.error:
+                self._close()
+
+    def end(self) -> None:
+        """End the text.
+
+        Raises:
+            MarkupError, TextTooLong, EmptyText: a whole text cannot be spoken.
+        """
+        if self.is_closed:
+            return
+        steps = self.text.end()
+        if self.is_whole:
+            self._steps += steps
+            if self.error:
+                raise self.error
+            words = [step for step in self._steps if isinstance(step, str)]
+            check_length(sum(map(len, words)), MAX_CHARS)
+            self._take(self._steps)
+        else:
+            self._take(steps)
+        self._close()
+        if self.is_whole:
+            self.num_parts = sum(len(part.ids) > 0 for part in self.parts)
+            if not self.num_parts:
+                raise empty_text(clean("".join(words)))
+
+    def _close(self) -> None:
+        self._end_part()
+        self.is_closed = True  # last, because the engine looks at it first
+
+    def _take(self, steps: Iterable[str | Cut]) -> None:
+        for step in steps:
+            if isinstance(step, Cut):
+                self._end_part()
+                self._manner = step.manner
+                if step.pause_s:
+                    self.parts.append(TextPart.pause(step.pause_s, self._num_visible))
+            elif self.is_whole:
+                self._append(step)
+            else:
+                self._cut(step)
+
+    def _cut(self, text: str) -> None:
+        """Append text to the growing part, and begin another one where it ends."""
+        while text:
+            end = self._ends.find(text)
+            self._append(text[:end])
+            self._ends.add(text[:end])
+            if end is None:
+                return
+            self._end_part()
+            text = text[end:]
+
+    def _append(self, text: str) -> None:
+        part = self._part
+        if part is None:
+            part = self._part = TextPart(start=self._num_visible, manner=self._manner)
+            if not self.is_whole and self.encoding.new_part:
+                self._encoder = self.encoding.new_part()
+                self.parts.append(part)
+        if self._encoder:
+            part.add(self._encoder.feed(text))
+        else:
+            check_length(len(part.text) + len(text), MAX_CHARS)
+        part.text += text
+        self._num_visible += len(visible(text))
+
+    def _end_part(self) -> None:
+        """End the growing part; the next text begins another."""
+        part, encoder, self._part, self._encoder = self._part, self._encoder, None, None
+        self._ends.begin()
+        if part is None:
+            return
+        # The engine skips a part without a word, and raises an error for a text without any.
+        with contextlib.nullcontext() if self.is_whole else contextlib.suppress(EmptyText):
+            if encoder:
+                part.add(encoder.end())
+            elif not unspeakable(text := clean(part.text)):
+                self._encode(part, text)
+        part.closed = True
+
+    def _encode(self, part: TextPart, text: str) -> None:
+        """Add the parts of a clean text, which begins where `part` begins."""
+        texts, start = [text], part.start
+        if self.is_whole and self._splits:
+            texts = pack_sentences(text, *self.encoding.part_chars)
+        for text in texts:
+            self.parts.append(TextPart.whole(self.encoding.encode(text), text, start, part.manner))
+            start += len(visible(text))
+
+
+def new_intake(
+    request: SpeechRequest,
+    encoding: TextEncoding,
+    reading: Reading,
+    *,
+    languages: Sequence[str],
+    read_languages: Sequence[str] | None = None,
+    takes_phonemes: bool = False,
+) -> TextIntake:
+    """Return the intake of a request's text, which is given to it next.
+
+    Args:
+        encoding: how the request's parts become ids.
+        reading: how the engine reads texts.
+        languages: the languages that the engine speaks.
+        read_languages: the languages whose scripts it reads; None: unknown.
+        takes_phonemes: whether the voice accepts phonemes.
+    """
+    has_markup = request.text_format != "plain"
+    language = (request.language or AUTO).strip().lower()
+    own = [each for each in languages if each != AUTO]
+    if language == AUTO and len(own) == 1:  # "auto" stands for it
+        language = own[0]
+    language = language_of_code(language) or language
+    lexicon, watch = Lexicon.of(request.lexicon), TextWatch(read_languages)
+    reader = reading.reader(request.normalize, language, lexicon, has_markup)
+
+    def language_of(name: str) -> str | None:
+        with contextlib.suppress(UnknownLanguage):
+            return resolve_language(name, languages)
+        return None
+
+    text = RequestText(reader, watch)
+    if has_markup and reader is not None:
+        parser = new_parser(request.text_format)
+        text = MarkedText(
+            *(parser, reader, language_of, watch), language=language, takes_phonemes=takes_phonemes
+        )
+    return TextIntake(
+        text, encoding, is_whole=request.text is not None, splits=request.split != "off"
+    )
