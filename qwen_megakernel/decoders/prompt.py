@@ -21,7 +21,7 @@ Source: QwenLM/Qwen3-TTS, modeling_qwen3_tts.py, Qwen3TTSForConditionalGeneratio
 generate_icl_prompt (qwen-tts 0.1.1).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -34,7 +34,6 @@ from qwen_megakernel.errors import (
     ModelFilesError,
     RecordingError,
     TaskError,
-    UsageError,
     VoiceMismatch,
 )
 from qwen_megakernel.gpu.cuda_graphs import uploaded
@@ -116,13 +115,11 @@ class PromptBuilder:
 
         Raises:
             UnknownVoice, UnknownLanguage: the checkpoint has no such speaker or language.
-            TaskError: the kind of voice, `instruct`, or open text (`request.text` None) does not
-                fit the model or the voice.
+            TaskError: the kind of voice, or `instruct`, does not fit the model.
             VoiceMismatch: the voice was made for a model of another width.
             RecordingError: the voice's codes or x-vector do not fit this model.
-            UsageError: the text is open and `text_feed` is "full".
         """
-        self._plan(request, text_open=request.text is None)
+        self._plan(request)
 
     def build(self, ids: TextIds, request: SpeechRequest, *, text_open: bool = False) -> Prefill:
         """Build the talker's input embeddings for one part of an utterance.
@@ -132,7 +129,8 @@ class PromptBuilder:
                 voice, its transcript; an open text needs at least its first token.
             request: supplies voice, language and text feed; its text is not read again.
             text_open: more text will come, and `trailing_text` ends without the end marker: append
-                `text_rows` of the later text, then `end_rows`. The text is fed stepwise.
+                `text_rows` of the later text, then `end_rows`. The text is fed stepwise, so
+                `text_feed` is not "full", and the voice is not used in context.
         Returns:
             `embeds` [num_positions, hidden_size]; `trailing_text` [num_trailing, hidden_size], of
             which the decoder adds one row to each frame, then `pad_embed` [hidden_size]. If the
@@ -143,7 +141,11 @@ class PromptBuilder:
         """
         if not len(ids.body):
             raise EmptyText("The text has no token to begin with.")
-        layout = self._plan(request, text_open)
+        layout = self._plan(request)
+        if text_open:
+            is_in_context = layout.clone is not None and layout.clone.in_context
+            assert request.text_feed != "full" and not is_in_context, "this text must be complete"
+            layout = replace(layout, is_stepwise=True)
         head = self._head(ids, layout)
         if layout.clone is not None and layout.clone.in_context:
             body, trailing = self._in_context_body(ids, layout.clone, layout.is_stepwise)
@@ -222,26 +224,14 @@ class PromptBuilder:
 
     # ---- the layout of a request -----------------------------------------------------------------
 
-    def _plan(self, request: SpeechRequest, text_open: bool) -> _Layout:
+    def _plan(self, request: SpeechRequest) -> _Layout:
         speaker, clone = self._resolve_voice(request.voice)
         language = resolve_language(request.language, self._config.talker.languages)
         if speaker is not None and language in _YIELDS_TO_DIALECT:
             language = self._config.talker.dialects.get(speaker, language)
         is_stepwise = request.text_feed == "stepwise" or (
-            request.text_feed == "auto" and (text_open or self._config.model_type == "base")
+            request.text_feed == "auto" and self._config.model_type == "base"
         )
-        if text_open and not is_stepwise:
-            raise UsageError(
-                "text_feed is 'full', but the text is open.",
-                "Text in the prefill must be complete before the first frame.",
-                "Use text_feed='stepwise' or 'auto'.",
-            )
-        if text_open and clone is not None and clone.in_context:
-            raise TaskError(
-                f"Voice {clone.name!r} is used in context; its text cannot be open.",
-                "The prompt lays the whole text alongside the reference frames.",
-                "Give the whole text, or a voice without transcript (x-vector only).",
-            )
         return _Layout(
             language_id=None if language == AUTO else self._config.talker.languages[language],
             speaker_id=None if speaker is None else self._config.talker.speakers[speaker],

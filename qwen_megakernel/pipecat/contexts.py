@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 from pipecat.frames.frames import CancelFrame, ErrorFrame, Frame, TTSAudioRawFrame, TTSTextFrame
-from pipecat.utils.text.base_text_aggregator import Aggregation, TextType
-from pipecat.utils.text.simple_text_aggregator import SimpleTextAggregator
 from pipecat.utils.tracing.service_decorators import traced_tts
 
 from qwen_megakernel.errors import EngineClosed, GenerationError, MarkupError
@@ -36,24 +34,6 @@ SILENCE_S = 0.08
 _TAG = re.compile(r"<[^<>]*>")
 
 
-class WholeTurn:
-    """Collects a turn with markup, which must not be divided into separate texts."""
-
-    def __init__(self) -> None:
-        self._text = ""
-
-    async def aggregate(self, text: str) -> AsyncIterator[Aggregation]:
-        """Take a piece; yields nothing."""
-        self._text += text
-        nothing: tuple[Aggregation, ...] = ()
-        for piece in nothing:
-            yield piece
-
-    async def flush(self) -> Aggregation | None:
-        """Return all of the text."""
-        return Aggregation(self._text, TextType.SENTENCE) if self._text.strip() else None
-
-
 @dataclass(slots=True)
 class ContextSpeech:
     """The speech of a turn, or of a `TTSSpeakFrame`: one request to the engine, or several.
@@ -69,9 +49,6 @@ class ContextSpeech:
     # For a turn whose text is still arriving (TOKEN mode, or text with markup):
     task: asyncio.Task | None = None  # moves audio to the context, from the first word on
     unspoken: str = ""  # text before the first word
-    sentences: SimpleTextAggregator | WholeTurn | None = None  # set if requests need whole texts
-    # The texts of the requests.
-    requests: asyncio.Queue[str | None] = field(default_factory=asyncio.Queue)
     text_ended: asyncio.Event = field(default_factory=asyncio.Event)
     _deadline: asyncio.Timeout | None = None  # for the next chunk
 
@@ -93,22 +70,15 @@ class ContextSpeech:
         finally:
             self._deadline = None
 
-    async def feed(self, words: str) -> None:
+    def feed(self, words: str) -> None:
         """Add whole words to a turn while its text is still arriving."""
-        if self.sentences:
-            async for sentence in self.sentences.aggregate(words):
-                self.requests.put_nowait(sentence.text)
-            return
         assert self.stream is not None  # the first word opens it
         self.stream.feed(words)
         self._extend_deadline()
 
-    async def end_text(self) -> None:
+    def end_text(self) -> None:
         """End the text; the engine speaks the rest."""
         self.text_ended.set()
-        if self.sentences and (rest := await self.sentences.flush()):
-            self.requests.put_nowait(rest.text)
-        self.requests.put_nowait(None)
         if self.stream:
             self.stream.end_text()
         self._extend_deadline()
@@ -162,11 +132,6 @@ class ContextTTSService(InProcessTTSService):
     @abstractmethod
     def _has_markup(self) -> bool:
         """Whether texts have markup, which may continue from one sentence of a turn to the next."""
-
-    @property
-    @abstractmethod
-    def _needs_whole_sentences(self) -> bool:
-        """Whether the voice cannot speak a text that is still arriving."""
 
     # ---- speech ----------------------------------------------------------------------------------
 
@@ -226,22 +191,16 @@ class ContextTTSService(InProcessTTSService):
                     return
                 text = speech.unspoken
                 self._begin_turn(context_id, speech)
-            await speech.feed(text)
+            speech.feed(text)
         except Exception as error:  # run_tts must not raise: that would leave the context open
-            await speech.end_text()
+            speech.end_text()
             for frame in await self._failure(context_id, speech, error):
                 yield frame
         yield None  # the audio comes through the context
 
     def _begin_turn(self, context_id: str, speech: ContextSpeech) -> None:
-        if self._needs_whole_sentences:
-            speech.sentences = SimpleTextAggregator(language=self.text_aggregation_language)
-            if self._has_markup:
-                speech.sentences = WholeTurn()
-            frames = self._say_requests(context_id, speech)
-        else:
-            speech.stream = self._open_stream(None)
-            frames = self._say_stream(context_id, speech, speech.stream)
+        speech.stream = self._open_stream(None)
+        frames = self._say_stream(context_id, speech, speech.stream)
         speech.task = self.create_task(self._speak_turn(context_id, speech, frames))
 
     async def _speak_turn(
@@ -253,13 +212,6 @@ class ContextTTSService(InProcessTTSService):
         # context again.
         await speech.text_ended.wait()
         await self.remove_audio_context(context_id)
-
-    async def _say_requests(
-        self, context_id: str, speech: ContextSpeech
-    ) -> AsyncGenerator[Frame, None]:
-        while (text := await speech.requests.get()) is not None:
-            async for frame in self._say_sentence(context_id, speech, text):
-                yield frame
 
     async def _say_stream(
         self, context_id: str, speech: ContextSpeech, stream: SpeechStream
@@ -341,7 +293,7 @@ class ContextTTSService(InProcessTTSService):
         context_id = context_id or self.get_active_audio_context_id()
         speech = self._speeches.get(context_id) if context_id else None
         if speech and speech.task:
-            await speech.end_text()
+            speech.end_text()
         elif context_id and self.audio_context_available(context_id):
             if speech and speech.unspoken and not speech.audio_s:
                 await self.append_to_audio_context(context_id, self._silence(context_id, speech))

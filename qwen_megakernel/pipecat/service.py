@@ -240,11 +240,6 @@ class MegakernelTTSService(ContextTTSService):
         voice = self._engine.find_voice(self._voices.get(name, name))
         resolve_language(settings.stream_options["language"], self._engine.languages)
         self._lexicon = self._check_values(settings)
-        if self._is_streaming_tokens and isinstance(voice, Voice) and voice.in_context:
-            logger.warning(
-                f"{self}: {voice.name!r} is an in-context voice, whose prompt holds the text to "
-                "speak. TOKEN mode speaks it sentence by sentence."
-            )
         return voice
 
     def _check_values(self, settings: MegakernelTTSSettings) -> Lexicon | None:
@@ -278,11 +273,6 @@ class MegakernelTTSService(ContextTTSService):
     @property
     def _has_markup(self) -> bool:
         return self._settings.stream_options["text_format"] not in (None, "plain")
-
-    @property
-    def _needs_whole_sentences(self) -> bool:
-        """Whether the voice's prompt holds the text to speak: an in-context voice's does."""
-        return isinstance(self._voice, Voice) and self._voice.in_context
 
     def _classify_error(self, exception: Exception) -> ErrorCategory | None:
         """Return the category of an error; INVALID_REQUEST is permanent."""

@@ -25,7 +25,7 @@ from fastapi import WebSocket, WebSocketDisconnect
 from pydantic import ValidationError
 from starlette.types import Message
 
-from qwen_megakernel.errors import EmptyText, QwenTTSError, TaskError, UsageError
+from qwen_megakernel.errors import EmptyText, QwenTTSError, UsageError
 from qwen_megakernel.printable import get_logger
 from qwen_megakernel.server.active_speech import ActiveSpeech, encoded, encoded_whole
 from qwen_megakernel.server.encoders import new_encoder
@@ -326,8 +326,7 @@ class Session:
             return {"total_sentences": 0, "finish_reason": "eos"}
         await self._open(utterance)
         speaking = utterance.speaking
-        if speaking is None:
-            return {"total_sentences": 0, "finish_reason": "cancelled"}
+        assert speaking is not None  # `_open` has started it
         sending.enter_context(speaking)
         try:
             async with speaking.limited(self._settings.deadline_s):
@@ -337,28 +336,17 @@ class Session:
         return {"total_sentences": 1, "finish_reason": speaking.finish_reason}
 
     async def _open(self, utterance: Utterance) -> None:
-        """Start an utterance's stream; first await the whole text if voice or feed require it."""
-        whole = utterance.options["text_feed"] == "full"
-        if not whole and not utterance.ended:
-            try:
-                utterance.speaking = await self._speak(None, utterance.options)
-            except TaskError:
-                whole = True
-        while whole and not utterance.ended:
-            utterance.changed.clear()
-            await utterance.changed.wait()
-        if utterance.speaking is None:
-            if not utterance.cancelled:
-                text = "".join(utterance.pieces)
-                utterance.speaking = await self._speak(text, utterance.options)
-            if utterance.cancelled and utterance.speaking:  # meanwhile
-                utterance.speaking.close()
-            return
-        for piece in utterance.pieces:  # their number may grow
-            await utterance.speaking.feed(piece)
-        utterance.feeding = utterance.speaking
-        if utterance.ended:
-            utterance.speaking.stream.end_text()
+        """Start an utterance's stream, and give it the text that has arrived."""
+        text = "".join(utterance.pieces) if utterance.ended else None
+        utterance.speaking = speaking = await self._speak(text, utterance.options)
+        if utterance.cancelled:  # meanwhile
+            speaking.close()
+        elif text is None:
+            for piece in utterance.pieces:  # their number may grow
+                await speaking.feed(piece)
+            utterance.feeding = speaking
+            if utterance.ended:
+                speaking.stream.end_text()
 
     async def _relay(self, utterance: Utterance, speaking: ActiveSpeech) -> None:
         config, rate = utterance.config, speaking.record.sample_rate

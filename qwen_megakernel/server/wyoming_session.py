@@ -28,7 +28,7 @@ from wyoming.tts import (
     SynthesizeStopped,
 )
 
-from qwen_megakernel.errors import QwenTTSError, TaskError, UsageError
+from qwen_megakernel.errors import QwenTTSError, UsageError
 from qwen_megakernel.printable import get_logger, printable
 from qwen_megakernel.server.active_speech import ActiveSpeech
 from qwen_megakernel.server.error_responses import ApiError, error_facts
@@ -66,7 +66,6 @@ class Session:
         self._sending: asyncio.Task[None] | None = None  # the audio of `_speaking`
         self._options: dict[str, Any] | None = None  # for the text that is arriving
         self._feeding: ActiveSpeech | None = None  # the speech that takes that text as it arrives
-        self._pieces: list[str] = []  # the text, if no speech takes it yet
         self._num_chars = 0  # in that text
 
     async def run(self) -> None:
@@ -149,7 +148,7 @@ class Session:
                     "synthesize-start came before the synthesize-stop of the last text."
                 )
             self._options = await self._configure(event)
-            self._feeding, self._pieces, self._num_chars = None, [], 0
+            self._feeding, self._num_chars = None, 0
         elif SynthesizeChunk.is_type(event.type):
             await self._take_text(event)
         elif SynthesizeStop.is_type(event.type):
@@ -165,15 +164,9 @@ class Session:
         check_length(self._num_chars, self._settings)
         if not text:
             return
-        if not self._feeding and not self._pieces:
-            try:
-                self._feeding = await self._speak(None, self._options, is_streamed=True)
-            except TaskError:  # an in-context voice needs the whole text
-                logger.debug("Wyoming: this voice speaks when its text is complete.")
-        if self._feeding:
-            await self._feeding.feed(text)
-        else:
-            self._pieces.append(text)
+        if not self._feeding:
+            self._feeding = await self._speak(None, self._options, is_streamed=True)
+        await self._feeding.feed(text)
 
     async def _end_text(self, event: Event) -> None:
         if self._options is None:
@@ -182,7 +175,7 @@ class Session:
         if self._feeding:
             self._feeding.stream.end_text()
         else:
-            await self._speak("".join(self._pieces), options, is_streamed=True)
+            await self._speak("", options, is_streamed=True)  # raises an error
 
     async def _configure(self, event: Event) -> dict[str, Any]:
         """Return the engine's options for an event: voice, language and format of the text."""

@@ -10,7 +10,7 @@ from tolerances import PROMPT_F32
 
 from qwen_megakernel.decoders.embeddings import Embeddings
 from qwen_megakernel.decoders.prompt import PromptBuilder
-from qwen_megakernel.errors import EmptyText, TaskError, UsageError
+from qwen_megakernel.errors import EmptyText
 from qwen_megakernel.records import SpeechRequest
 from qwen_megakernel.text.tokenizer import TextTokenizer
 
@@ -153,13 +153,14 @@ def test_an_open_text_ends_up_as_the_whole_one(request, toy, num_first):
     torch.testing.assert_close(trailing, whole.trailing_text, atol=PROMPT_F32, rtol=0)
 
 
-def test_open_text_is_refused_where_all_of_it_is_needed(base_toy, custom_voice_toy):
-    with pytest.raises(TaskError, match="in context"):
-        base_toy.builder.check(SpeechRequest(text=None, voice=clone(num_frames=5)))
-    with pytest.raises(TaskError, match="in context"):
-        base_toy.build(voice=clone(num_frames=5), text_open=True)
-    with pytest.raises(UsageError, match="text is open"):
-        custom_voice_toy.builder.check(SpeechRequest(text=None, text_feed="full"))
+def test_a_prompt_is_not_built_before_all_text_that_it_needs_is_there(base_toy, custom_voice_toy):
+    for toy, options in (
+        (base_toy, {"voice": clone(num_frames=5)}),
+        (custom_voice_toy, {"text_feed": "full"}),
+    ):
+        toy.builder.check(SpeechRequest(text=None, **options))
+        with pytest.raises(AssertionError, match="must be complete"):
+            toy.build(**options, text_open=True)
     base_toy.builder.check(SpeechRequest(text=None, voice=clone()))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from pipecat.frames.frames import (
     InterruptionFrame,
+    LLMFullResponseEndFrame,
     LLMFullResponseStartFrame,
     LLMTextFrame,
     TTSAudioRawFrame,
@@ -181,7 +182,7 @@ async def test_a_voice_file_is_a_voice_at_the_start_and_later(base_engine, tmp_p
     )
 
 
-async def test_an_in_context_voice_is_spoken_by_the_sentence(base_engine):
+async def test_an_in_context_voice_speaks_each_part_of_a_turn_when_it_is_complete(base_engine):
     config = base_engine.config
     voice = Voice(
         "mario",
@@ -192,12 +193,13 @@ async def test_an_in_context_voice_is_spoken_by_the_sentence(base_engine):
     options = {"seed": 1, "max_frames": 4}
     tts = service(base_engine, TOKEN, {"mario": voice}, voice="mario", **options)
     async with Run(tts) as run:
-        await run.turn("Hello the", "re. Good", "bye.")
+        first = "Hello there, and how are you on this fine day?"
+        await run.send(LLMFullResponseStartFrame(), LLMTextFrame(first + " Good"))
+        await run.until(TTSAudioRawFrame)  # while the LLM is still writing
+        await run.send(LLMTextFrame("bye."), LLMFullResponseEndFrame())
         await run.until(TTSStoppedFrame)
     assert run.errors == []
-    texts = ("Hello there.", "Goodbye.")
-    said = [pcm_of(base_engine, text, voice=voice, **options) for text in texts]
-    assert run.pcm == b"".join(said)
+    assert run.pcm == pcm_of(base_engine, first, voice=voice, **options)  # max_frames are spoken
 
 
 async def test_a_closed_engine_is_a_permanent_error_reported_once(mode):

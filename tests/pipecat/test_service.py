@@ -154,19 +154,19 @@ async def test_a_late_llm_stalls_the_request_and_ends_nothing():
     assert run.pcm == run.sent and len(run.engine.streams) == 1
 
 
-async def test_in_context_voices_are_spoken_by_the_sentence_in_token_mode():
+async def test_a_turn_of_an_in_context_voice_is_one_request_in_token_mode():
     codes = np.zeros((3, 4), np.int64)
     mario = Voice("mario", np.zeros(4, np.float32), codes=codes, transcript="It is me.")
     settings = MegakernelTTSService.Settings(voice="mario")
     with logged() as lines:
         tts = service(FakeEngine(), TOKEN, voices={"mario": mario}, settings=settings)
-    assert "'mario' is an in-context voice" in lines[0]
+    assert not lines
     async with Run(tts) as run:
         await run.turn("Hello the", "re. How a", "re you? Fi", "ne")
         await run.until(TTSStoppedFrame)
-    said = [stream.text for stream in run.engine.streams]
-    assert said == ["Hello there.", "How are you?", "Fine"]
-    assert all(stream.request.voice is mario for stream in run.engine.streams)
+    (stream,) = run.engine.streams
+    assert stream.text == "Hello there. How are you? Fine"
+    assert stream.request.voice is mario
     assert run.pcm == run.sent
     assert run.order(TTSStartedFrame, TTSStoppedFrame) == [TTSStartedFrame, TTSStoppedFrame]
 

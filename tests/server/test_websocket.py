@@ -2,9 +2,11 @@
 
 import asyncio
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import truths
 from fake_engine import STORY, FakeEngine
 from live_server import serving
 from speech_socket import hear, hear_until, say, session, speak
@@ -12,8 +14,6 @@ from tiny_speech import tiny_engine
 from tolerances import PCM16
 from waiting import wait_until
 from websockets.exceptions import ConnectionClosed
-
-from qwen_megakernel.errors import TaskError
 
 DONE = {"type": "session.done", "utterance_index": 0, "finish_reason": "eos"}
 
@@ -117,26 +117,23 @@ async def test_audio_that_is_not_streamed_comes_as_one_file(live, engine):
         assert (await hear(socket))["type"] == "audio.done"
 
 
-async def test_a_voice_that_needs_the_whole_text_gets_it(live, engine, monkeypatch):
-    stream = FakeEngine.stream
-
-    def in_context(self, text=None, **options):
-        if options.get("text_open"):
-            raise TaskError("its text cannot be open")
-        return stream(self, text, **options)
-
-    monkeypatch.setattr(FakeEngine, "stream", in_context)
-    async with session(live) as socket:
-        events, audio = await speak(socket, "One ", "and ", "two.")
-    assert engine.streams[0].request.text == "One and two."
-    assert events[-1]["finish_reason"] == "eos" and audio
-
-
-async def test_a_stream_that_takes_the_text_in_its_prompt_gets_it_whole(live, engine):
-    async with session(live, {"non_streaming_mode": True}) as socket:
-        await speak(socket, "One ", "and ", "two.")
-    assert engine.streams[0].request.text == "One and two."
-    assert engine.streams[0].request.text_feed == "full"
+async def test_a_prompt_that_needs_all_of_its_text_waits_for_it(tmp_path):
+    """A voice in context, and text in the prompt, have the samples of the whole text."""
+    options = {"seed": 9, "max_new_tokens": 6}
+    with tiny_engine("tiny-random-base") as tts:
+        mario = truths.voice("in context")(tts)
+    replace(mario, name="mario").save(tmp_path / "mario.voice.safetensors")
+    with tiny_engine("tiny-random-base", voices=tmp_path) as tts, serving(tts) as live:
+        for config in ({"voice": "mario"}, {"non_streaming_mode": True}):
+            async with session(live, config | options) as socket:
+                events, audio = await speak(socket, "One ", "and ", "two.")
+            feed = "full" if "non_streaming_mode" in config else "auto"
+            speech = tts.stream(
+                *("One and two.",),
+                **{"voice": config.get("voice"), "text_feed": feed, "seed": 9, "max_frames": 6},
+            )
+            assert audio == b"".join(chunk.pcm16 for chunk in speech) != b""
+            assert events[-1]["finish_reason"] in ("eos", "length")
 
 
 async def test_text_after_the_end_of_its_speech_belongs_to_it_until_it_is_done(live, engine):

@@ -12,12 +12,14 @@ import socket
 import subprocess
 import sys
 import time
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import pytest
 
 pytest.importorskip("wyoming")
+import truths
 from fake_engine import STORY, FakeEngine
 from tiny_speech import tiny_engine
 from waiting import lateness, wait_until
@@ -36,7 +38,6 @@ from wyoming.tts import (
 )
 from wyoming_client import connected, error_of, events_until, pcm_of, serving, until
 
-from qwen_megakernel.errors import TaskError
 from qwen_megakernel.server.service import Service
 from qwen_megakernel.server.settings import ServerSettings
 from qwen_megakernel.server.wyoming_server import WyomingServer
@@ -171,24 +172,20 @@ async def test_random_weights_say_the_same_whole_and_in_pieces() -> None:
     assert error.code == "UnknownVoice" and "aiden" in error.text
 
 
-async def test_a_voice_in_context_speaks_when_its_text_is_complete() -> None:
-    class Whole(FakeEngine):  # refuses open text, like `TTSEngine` with such a voice
-        def stream(
-            self, text: str | None = None, *, text_open: bool = False, **options: Any
-        ) -> Any:
-            if text_open:
-                raise TaskError("its text cannot be open")
-            return super().stream(text, **options)
-
-    engine = Whole(voices=("mario",))
-    async with connected(engine) as client:
-        await client.write_event(SynthesizeStart(SynthesizeVoice(name="mario")).event())
-        await client.write_event(SynthesizeChunk("Hello ").event())
-        await client.write_event(SynthesizeChunk("there.").event())
-        await client.write_event(SynthesizeStop().event())
-        events = await events_until(client, SynthesizeStopped)
-    assert engine.streams[0].text == "Hello there." and engine.streams[0].request.voice == "mario"
-    assert pcm_of(events) == engine.streams[0].sent
+async def test_a_voice_in_context_speaks_when_its_text_is_complete(tmp_path: Path) -> None:
+    with tiny_engine("tiny-random-base") as engine:
+        mario = truths.voice("in context")(engine)
+    replace(mario, name="mario").save(tmp_path / "mario.voice.safetensors")
+    with tiny_engine("tiny-random-base", voices=tmp_path, max_frames=20) as engine:
+        async with connected(engine) as client:
+            await client.write_event(SynthesizeStart(SynthesizeVoice(name="mario")).event())
+            await client.write_event(SynthesizeChunk("Hello ").event())
+            await client.write_event(SynthesizeChunk("there.").event())
+            await client.write_event(SynthesizeStop().event())
+            events = await events_until(client, SynthesizeStopped)
+        seed = events[-2].data["seed"]
+        whole = engine.stream("Hello there.", voice="mario", seed=seed)
+        assert pcm_of(events) == b"".join(chunk.pcm16 for chunk in whole) != b""
 
 
 # ---- leaving -----------------------------------------------------------------------------------
