@@ -18,9 +18,9 @@ from qwen_megakernel.engine.stages import FrameVocoder, StageTimes
 from qwen_megakernel.gpu.cuda_graphs import HostCopy
 
 # A further stream costs the decoder little, because streams share the weights that are read, but
-# costs the vocoder as much as the first. While a stream has less than `HUNGRY_S` left to play, the
-# chunks of streams with more than `FAR_AHEAD_S` wait: a chunk of ten frames is 0.8 s.
-HUNGRY_S, FAR_AHEAD_S = 0.5, 2.0
+# costs the vocoder as much as the first. While a stream has less than `LOW_BUFFER_S` left to play,
+# the chunks of streams with more than `HIGH_BUFFER_S` wait: a chunk of ten frames is 0.8 s.
+LOW_BUFFER_S, HIGH_BUFFER_S = 0.5, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +65,13 @@ class ChunkDelivery:
             Whether chunks of streams that are far ahead were left for a later turn.
         """
         due = [stream for stream in self._table.active() if stream.frames_until_due <= 0]
-        leads = {stream: stream.state.lead_s() for stream in {*due, *drawing}}
-        late: list[ActiveStream] = []
-        if min(leads.values(), default=math.inf) < HUNGRY_S:
-            late = [stream for stream in due if leads[stream] > FAR_AHEAD_S]
+        buffered = {stream: stream.state.buffered_s() for stream in {*due, *drawing}}
+        deferred: list[ActiveStream] = []
+        if min(buffered.values(), default=math.inf) < LOW_BUFFER_S:
+            deferred = [stream for stream in due if buffered[stream] > HIGH_BUFFER_S]
         batches: dict[tuple[int, int], list[ActiveStream]] = {}
-        for stream in sorted(due, key=leads.__getitem__):
-            if stream not in late:
+        for stream in sorted(due, key=buffered.__getitem__):
+            if stream not in deferred:
                 length = stream.num_ready, len(stream.pending)
                 batches.setdefault(length, []).append(stream)
         for (num_ready, _), streams in batches.items():
@@ -84,7 +84,7 @@ class ChunkDelivery:
             for stream in streams:
                 if stream.phase is Phase.DRAINING:
                     self._table.end_part(stream)
-        return bool(late)
+        return bool(deferred)
 
     def _start(self, streams: list[ActiveStream], num_ready: int) -> None:
         started = time.perf_counter()

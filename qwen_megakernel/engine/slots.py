@@ -108,9 +108,9 @@ class ActiveStream:
 
     # ---- transitions -----------------------------------------------------------------------------
 
-    def enter(self, index: int, vocoder: FrameVocoder) -> None:
-        """Take slot `index`, with a new state of `vocoder`."""
-        self.index, self.vocoder, self.lookahead = index, vocoder.new_state(), vocoder.lookahead
+    def enter(self, index: int, lookahead: int) -> None:
+        """Take slot `index`; `lookahead` is the vocoder's."""
+        self.index, self.lookahead = index, lookahead
         self.chunk_frames = self.chunk_frames or self.state.request.first_chunk_frames
         self.phase = Phase.BETWEEN_PARTS
 
@@ -212,16 +212,6 @@ class ActiveStream:
         self.part, self.phase = None, Phase.BETWEEN_PARTS
         return limit is not None and len(self.state.codes) >= limit
 
-    def end(self, reason: FinishReason, error: Exception | None = None) -> None:
-        """End the stream for its reader: with an empty last chunk, or with an error."""
-        self.phase = Phase.OVER
-        self.pending.clear()
-        if error:
-            self.state.outbox.put(error)
-        else:
-            empty = np.empty(0, dtype=np.int16)
-            self.state.deliver(empty, len(self.state.codes), 0, reason)
-
 
 class SlotTable:
     """Streams, from their submission to their end. Only the worker thread uses the table.
@@ -277,7 +267,7 @@ class SlotTable:
             if holder is None and (stream := next(ready, None)):
                 self.waiting.remove(stream)
                 self._slots[index] = stream
-                stream.enter(index, vocoder)
+                stream.enter(index, vocoder.lookahead)
 
     def end_spoken(self) -> None:
         """Advance the streams between parts to their next text; end those that have none left."""
@@ -321,11 +311,10 @@ class SlotTable:
         else:
             self._slots[stream.index] = None
             self._look_again()
-        state = stream.state
-        state.finish_reason = reason
-        state.timings["total"] = state.elapsed_ms()
-        self._on_finished(state)
-        stream.end(reason, error)
+        stream.phase = Phase.OVER
+        stream.pending.clear()
+        self._on_finished(stream.state)
+        stream.state.end(reason, error)
 
     # ---- faults ----------------------------------------------------------------------------------
 

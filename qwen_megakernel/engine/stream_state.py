@@ -117,7 +117,18 @@ class StreamState:
         """Put a pause of the text into the outbox."""
         self.deliver(np.empty(0, dtype=np.int16), len(self.codes), 0, pause_s=seconds)
 
-    def lead_s(self) -> float:
+    def end(self, reason: FinishReason, error: Exception | None = None) -> None:
+        """End the stream for its reader, with an empty last chunk or with an error; only once."""
+        if self.finish_reason is not None:
+            return
+        self.finish_reason = reason
+        self.timings["total"] = self.elapsed_ms()
+        if error:
+            self.outbox.put(error)
+        else:
+            self.deliver(np.empty(0, dtype=np.int16), len(self.codes), 0, reason)
+
+    def buffered_s(self) -> float:
         """Return for how many seconds the reader can go on playing; -inf if it has nothing to play.
 
         If a sound chain changes the samples, the chain's output counts, without silence that the

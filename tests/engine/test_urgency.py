@@ -8,7 +8,7 @@ import torch
 from tiny_speech import TEXT, VOICE, closed_text, tiny_engine
 from tolerances import nearly
 
-from qwen_megakernel.engine.delivery import FAR_AHEAD_S, HUNGRY_S, ChunkDelivery
+from qwen_megakernel.engine.delivery import HIGH_BUFFER_S, LOW_BUFFER_S, ChunkDelivery
 from qwen_megakernel.engine.slots import ActiveStream, SlotTable
 from qwen_megakernel.engine.speech import Speech
 from qwen_megakernel.engine.stages import StageTimes
@@ -47,14 +47,14 @@ def room(monkeypatch):
         log, made = [], {}
         table = SlotTable(len(streams), on_finished=lambda state: None, look_again=lambda: None)
         vocoder = Vocoder(log)
-        for lead_s, num_frames in streams.values():
+        for buffered_s, num_frames in streams.values():
             request = SpeechRequest(TEXT, first_chunk_frames=num_frames, chunk_frames=num_frames)
             text = closed_text(TextPart.whole(torch.arange(9)))
             state = StreamState(request, text, None, None, RATE)
             table.waiting.append(ActiveStream(state))
-            if lead_s is not None:
-                # A reader that has played all but `lead_s` of twenty seconds.
-                state.started = time.perf_counter() - 20 + lead_s
+            if buffered_s is not None:
+                # A reader that has played all but `buffered_s` of twenty seconds.
+                state.started = time.perf_counter() - 20 + buffered_s
                 state.timings["first_chunk"], state.delivered_s = 0.0, 20.0
         table.admit(vocoder)
         for name, stream in zip(streams, table.active(), strict=True):
@@ -98,18 +98,18 @@ def test_silence_that_is_cut_is_nothing_to_play(monkeypatch):
     now = time.perf_counter()
     monkeypatch.setattr(time, "perf_counter", lambda: now)
     state = state_of(leading_silence=60)
-    assert state.lead_s() == -np.inf
+    assert state.buffered_s() == -np.inf
     state.deliver(np.zeros(RATE * 4 // 10, np.int16), 0, 5)
-    assert state.lead_s() == nearly(0.4)  # the reader has not taken it yet
+    assert state.buffered_s() == nearly(0.4)  # the reader has not taken it yet
     assert read(state) == 0
     now += 0.3
-    assert state.lead_s() == -np.inf
+    assert state.buffered_s() == -np.inf
     state.deliver(hum(0.16), 5, 2)
-    assert state.lead_s() == nearly(0.16)
+    assert state.buffered_s() == nearly(0.16)
     assert read(state) == nearly(0.06 + 0.16)
-    assert state.lead_s() == nearly(0.06 + 0.16)
+    assert state.buffered_s() == nearly(0.06 + 0.16)
     now += 0.1
-    assert state.lead_s() == nearly(0.06 + 0.16 - 0.1)
+    assert state.buffered_s() == nearly(0.06 + 0.16 - 0.1)
 
 
 @pytest.mark.parametrize("speed", [0.5, 2.0])
@@ -122,7 +122,7 @@ def test_what_is_left_to_play_is_what_is_heard_at_the_speed(monkeypatch, speed: 
     assert state.heard.progress == (nearly(0.8), nearly(heard_s), now)  # the chain holds some back
     state.deliver(hum(0.8), 10, 10)
     now += 0.25
-    assert state.lead_s() == nearly(heard_s + 0.8 / speed - 0.25)
+    assert state.buffered_s() == nearly(heard_s + 0.8 / speed - 0.25)
 
 
 def test_a_stream_of_which_nothing_is_heard_comes_before_one_that_is_about_to_run_dry(room):
@@ -165,7 +165,7 @@ def test_the_stream_that_is_about_to_run_dry_comes_first(room):
 @pytest.mark.parametrize("is_due", [True, False])
 def test_a_stream_far_ahead_waits_while_another_is_hungry(room, is_due):
     """The hungry stream's chunk is due, or its frames are still being drawn."""
-    far, hungry = FAR_AHEAD_S + 1, HUNGRY_S - 0.3
+    far, hungry = HIGH_BUFFER_S + 1, LOW_BUFFER_S - 0.3
     delivery, streams, log = room(far=(far, 10), hungry=(hungry, 4))
     if not is_due:
         streams["hungry"].pending.pop()
@@ -176,7 +176,7 @@ def test_a_stream_far_ahead_waits_while_another_is_hungry(room, is_due):
 
 
 def test_a_stream_far_ahead_does_not_wait_for_one_that_has_enough(room):
-    delivery, _, log = room(far=(FAR_AHEAD_S + 1, 10), fed=(HUNGRY_S + 0.3, 4))
+    delivery, _, log = room(far=(HIGH_BUFFER_S + 1, 10), fed=(LOW_BUFFER_S + 0.3, 4))
     assert not delivery.start_vocoder([])
     assert [event[1] for event in log if event[0] == "vocoder"] == ["fed", "far"]
 
@@ -194,9 +194,11 @@ def test_a_stream_that_waited_is_spoken_after_the_hungry_one(monkeypatch):
     with tiny_engine(backend="torch", num_slots=2) as tts:
         options = {"voice": VOICE, "chunk_frames": 4}
         alone = tts.synthesize(TEXT, seed=1, max_frames=40, **options)
-        lead = StreamState.lead_s
+        buffered = StreamState.buffered_s
         monkeypatch.setattr(
-            StreamState, "lead_s", lambda self: 9.0 if self.request.seed == 1 else lead(self) - 9
+            StreamState,
+            "buffered_s",
+            lambda self: 9.0 if self.request.seed == 1 else buffered(self) - 9,
         )
         long = tts.stream(TEXT, seed=1, max_frames=40, **options)
         for seed in range(2, 5):
