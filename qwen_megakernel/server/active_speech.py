@@ -6,7 +6,7 @@ The server keeps audio for a slow client up to a limit; beyond it, only that cli
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from typing import Any, Self
 
 import numpy as np
@@ -176,6 +176,20 @@ class ActiveSpeech:
         """OpenAI's count of tokens: text tokens, and one for each frame of audio."""
         given, drawn = self.stream.num_text_tokens, self.record.num_frames
         return {"input_tokens": given, "output_tokens": drawn, "total_tokens": given + drawn}
+
+
+async def sent(writing: Awaitable[None], limit_s: float, abort: Callable[[], None]) -> None:
+    """Await a write to a client, of any protocol; `abort` cuts the connection if it stalls.
+
+    Raises:
+        ConnectionAbortedError: the client read nothing for `limit_s`.
+    """
+    try:
+        async with asyncio.timeout(limit_s):
+            await writing
+    except TimeoutError as error:
+        abort()
+        raise ConnectionAbortedError(f"The client read nothing for {limit_s:g} s.") from error
 
 
 async def encoded(encoder: Encoder, samples: np.ndarray | None) -> bytes:

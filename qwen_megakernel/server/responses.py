@@ -17,7 +17,7 @@ from qwen_megakernel.audio import to_float32, to_int16
 from qwen_megakernel.errors import QwenTTSError
 from qwen_megakernel.printable import get_logger
 from qwen_megakernel.records import AudioChunk
-from qwen_megakernel.server.active_speech import ActiveSpeech, encoded, encoded_whole
+from qwen_megakernel.server.active_speech import ActiveSpeech, encoded, encoded_whole, sent
 from qwen_megakernel.server.encoders import Encoder
 from qwen_megakernel.server.error_responses import error_facts
 from qwen_megakernel.server.settings import MEDIA_TYPES, ServerSettings
@@ -177,6 +177,7 @@ class SpeechResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request (ASGI)."""
         watcher = asyncio.create_task(_close_when_gone(self._speaking, receive))
+        self._scope = scope
         try:
             with self._speaking:
                 await self._send_all(send)
@@ -184,11 +185,12 @@ class SpeechResponse(Response):
             if not self._started:
                 raise  # `error_responses` answers it
             request_id = self._speaking.request_id
-            if isinstance(error, TimeoutError):
+            if isinstance(error, ConnectionAbortedError):
                 logger.info("The client of speech %s did not read it in time.", request_id)
-            elif not isinstance(error, QwenTTSError):
+                return
+            if not isinstance(error, QwenTTSError):
                 logger.error("Speech %s failed while it was sent.", request_id, exc_info=error)
-            if self._on_error is None or isinstance(error, TimeoutError):
+            if self._on_error is None:
                 abort(scope)
             else:
                 await self._send(send, self._on_error(error), last=True)
@@ -211,9 +213,9 @@ class SpeechResponse(Response):
         self._started = True
 
     async def _send(self, send: Send, piece: bytes, *, last: bool = False) -> None:
-        """Send a piece; raises `TimeoutError` if the client does not read it."""
-        async with asyncio.timeout(self._settings.stall_timeout_s):
-            await send({"type": "http.response.body", "body": piece, "more_body": not last})
+        """Send a piece; raises `ConnectionAbortedError` if the client does not read it."""
+        writing = send({"type": "http.response.body", "body": piece, "more_body": not last})
+        await sent(writing, self._settings.stall_timeout_s, lambda: abort(self._scope))
 
 
 async def buffered(

@@ -27,7 +27,7 @@ from starlette.types import Message
 
 from qwen_megakernel.errors import EmptyText, QwenTTSError, UsageError
 from qwen_megakernel.printable import get_logger
-from qwen_megakernel.server.active_speech import ActiveSpeech, encoded, encoded_whole
+from qwen_megakernel.server.active_speech import ActiveSpeech, encoded, encoded_whole, sent
 from qwen_megakernel.server.encoders import new_encoder
 from qwen_megakernel.server.error_responses import ApiError, error_facts
 from qwen_megakernel.server.responses import abort
@@ -44,7 +44,7 @@ logger = get_logger(__name__)
 MAX_WAITING = 8  # utterances that may wait for the one being spoken; further ones are refused
 MAX_FAULTS = 20  # wrong messages after which the connection is closed
 
-_POLICY, _INTERNAL, _RESTART = 1008, 1011, 1012  # close codes (RFC 6455)
+_POLICY, _RESTART = 1008, 1012  # close codes (RFC 6455)
 
 
 @dataclass(eq=False, slots=True)
@@ -143,7 +143,8 @@ class Session:
                 task.cancel()
             ends = await asyncio.gather(speaker, reader, return_exceptions=True)
         for end in ends:
-            if isinstance(end, Exception) and not isinstance(end, WebSocketDisconnect):
+            is_gone = isinstance(end, WebSocketDisconnect | ConnectionAbortedError)
+            if isinstance(end, Exception) and not is_gone:
                 raise end
 
     # ---- messages from the client ----------------------------------------------------------------
@@ -397,18 +398,11 @@ class Session:
         await self._send(type="error", message=facts["message"], error=facts)
 
     async def _send(self, **facts: Any) -> None:
-        async with self._not_stalled():
-            await self._socket.send_text(json.dumps(facts, separators=(",", ":")))
+        await self._sent(self._socket.send_text(json.dumps(facts, separators=(",", ":"))))
 
     async def _send_bytes(self, data: bytes) -> None:
-        async with self._not_stalled():
-            await self._socket.send_bytes(data)
+        await self._sent(self._socket.send_bytes(data))
 
-    @contextlib.asynccontextmanager
-    async def _not_stalled(self) -> Any:
-        try:
-            async with asyncio.timeout(self._settings.stall_timeout_s):
-                yield
-        except TimeoutError as error:
-            abort(self._socket.scope)
-            raise WebSocketDisconnect(_INTERNAL, "stalled") from error
+    async def _sent(self, writing: Awaitable[None]) -> None:
+        limit_s = self._settings.stall_timeout_s
+        await sent(writing, limit_s, lambda: abort(self._socket.scope))

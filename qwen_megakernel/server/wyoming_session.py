@@ -30,7 +30,7 @@ from wyoming.tts import (
 
 from qwen_megakernel.errors import QwenTTSError, UsageError
 from qwen_megakernel.printable import get_logger, printable
-from qwen_megakernel.server.active_speech import ActiveSpeech
+from qwen_megakernel.server.active_speech import ActiveSpeech, sent
 from qwen_megakernel.server.error_responses import ApiError, error_facts
 from qwen_megakernel.server.schemas import SpeechSettings, check_length
 from qwen_megakernel.server.service import Service
@@ -269,13 +269,9 @@ class Session:
 
     async def _send(self, event: Event) -> None:
         """Send an event; raises `ConnectionError` if the client is gone or does not read."""
-        limit = self._settings.stall_timeout_s
+        limit_s, abort = self._settings.stall_timeout_s, self._writer.transport.abort
         try:
-            async with asyncio.timeout(limit):
-                await async_write_event(event, self._writer)
-        except TimeoutError as error:
-            self._writer.transport.abort()
-            raise ConnectionAbortedError(f"The client read nothing for {limit:g} s.") from error
+            await sent(async_write_event(event, self._writer), limit_s, abort)
         except OSError as error:
             raise ConnectionAbortedError(str(error)) from error
 

@@ -128,11 +128,11 @@ async def test_a_prompt_that_needs_all_of_its_text_waits_for_it(tmp_path):
             async with session(live, config | options) as socket:
                 events, audio = await speak(socket, "One ", "and ", "two.")
             feed = "full" if "non_streaming_mode" in config else "auto"
-            speech = tts.stream(
-                *("One and two.",),
-                **{"voice": config.get("voice"), "text_feed": feed, "seed": 9, "max_frames": 6},
-            )
-            assert audio == b"".join(chunk.pcm16 for chunk in speech) != b""
+            how = {"voice": config.get("voice"), "text_feed": feed, "seed": 9, "max_frames": 6}
+            spoken = b"".join(chunk.pcm16 for chunk in tts.stream("One and two.", **how))
+            assert spoken and len(audio) == len(spoken)
+            heard, expected = (np.frombuffer(pcm, "<i2").astype(int) for pcm in (audio, spoken))
+            assert np.abs(heard - expected).max() <= PCM16
             assert events[-1]["finish_reason"] in ("eos", "length")
 
 
