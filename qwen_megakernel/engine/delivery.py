@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from qwen_megakernel.engine.slots import ActiveStream, Phase, SlotTable
+from qwen_megakernel.engine.slots import SlotTable
 from qwen_megakernel.engine.stages import FrameVocoder, StageTimes
+from qwen_megakernel.engine.stream_state import Phase, StreamState
 from qwen_megakernel.gpu.cuda_graphs import HostCopy
 
 # A further stream costs the decoder little, because streams share the weights that are read, but
@@ -27,7 +28,7 @@ LOW_BUFFER_S, HIGH_BUFFER_S = 0.5, 2.0
 class Chunk:
     """Frames that the vocoder turns into audio: equally many of each stream."""
 
-    streams: list[ActiveStream]
+    streams: list[StreamState]
     codes: list[list[np.ndarray]]  # for each stream, [num_code_groups] for each frame
     samples: HostCopy  # [num_streams, num_samples] float32
     spent_ms: float  # time that starting the vocoder took
@@ -55,7 +56,7 @@ class ChunkDelivery:
         """Whether a chunk has been started and not yet delivered."""
         return bool(self._under_way)
 
-    def start_vocoder(self, drawing: Sequence[ActiveStream]) -> bool:
+    def start_vocoder(self, drawing: Sequence[StreamState]) -> bool:
         """Start the vocoder on due frames; streams of equal chunk length share a batch.
 
         Args:
@@ -65,11 +66,11 @@ class ChunkDelivery:
             Whether chunks of streams that are far ahead were left for a later turn.
         """
         due = [stream for stream in self._table.active() if stream.frames_until_due <= 0]
-        buffered = {stream: stream.state.buffered_s() for stream in {*due, *drawing}}
-        deferred: list[ActiveStream] = []
+        buffered = {stream: stream.buffered_s() for stream in {*due, *drawing}}
+        deferred: list[StreamState] = []
         if min(buffered.values(), default=math.inf) < LOW_BUFFER_S:
             deferred = [stream for stream in due if buffered[stream] > HIGH_BUFFER_S]
-        batches: dict[tuple[int, int], list[ActiveStream]] = {}
+        batches: dict[tuple[int, int], list[StreamState]] = {}
         for stream in sorted(due, key=buffered.__getitem__):
             if stream not in deferred:
                 length = stream.num_ready, len(stream.pending)
@@ -86,7 +87,7 @@ class ChunkDelivery:
                     self._table.end_part(stream)
         return bool(deferred)
 
-    def _start(self, streams: list[ActiveStream], num_ready: int) -> None:
+    def _start(self, streams: list[StreamState], num_ready: int) -> None:
         started = time.perf_counter()
         codes = torch.from_numpy(np.stack([np.stack(stream.pending) for stream in streams]))
         ahead = [codes[:, num_ready:]] if self._vocoder.lookahead else []
@@ -113,8 +114,8 @@ class ChunkDelivery:
         for stream, codes, samples in zip(chunk.streams, chunk.codes, pcm, strict=True):
             if stream.is_over:
                 continue
-            timings = stream.state.timings
+            timings = stream.timings
             timings["vocoder"] = timings.get("vocoder", 0.0) + spent
             # Samples that are not numbers end only their own stream.
             with self._table.ending_on_error([stream]):
-                stream.deliver(codes, samples)
+                stream.deliver_frames(codes, samples)

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from qwen_megakernel.engine.delivery import ChunkDelivery
-from qwen_megakernel.engine.slots import ActiveStream, Phase, SlotTable
+from qwen_megakernel.engine.slots import SlotTable
 from qwen_megakernel.engine.stages import MAX_FRAMES_PER_STEP, Stages, StageTimes
-from qwen_megakernel.engine.stream_state import StreamState
+from qwen_megakernel.engine.stream_state import Phase, StreamState
 from qwen_megakernel.errors import EngineClosed, QwenTTSError
 from qwen_megakernel.records import StepResult
 from qwen_megakernel.text.parts import TextPart
@@ -31,7 +31,7 @@ TEXT_PATIENCE_S = 2.0
 class RunningStep:
     """A step of the decoder, from its launch to its codes."""
 
-    streams: list[ActiveStream]
+    streams: list[StreamState]
     parts: list[TextPart | None]  # for each stream, the part that its frames belong to
     wait: Callable[[], StepResult]
     spent_ms: float  # time that the launch took
@@ -84,7 +84,7 @@ class StepLoop:
             self._check_open()
             if self.failure:
                 raise self.failure.with_traceback(None)
-            self._table.waiting.append(ActiveStream(state))
+            self._table.waiting.append(state)
         self.wake()
 
     def run(self, call: Callable[[], Any]) -> Any:
@@ -204,22 +204,22 @@ class StepLoop:
             with self._table.ending_on_error([stream]):
                 self._begin_part(stream)
 
-    def _begin_part(self, stream: ActiveStream) -> None:
-        state, request = stream.state, stream.state.request
-        part, closed = state.text.parts[0], state.text.parts[0].closed
+    def _begin_part(self, stream: StreamState) -> None:
+        request = stream.request
+        part, closed = stream.text.parts[0], stream.text.parts[0].closed
         ids = part.take()
         if part.manner.language is not None:
             request = replace(request, language=part.manner.language)
         started = time.perf_counter()
         prefill = self._prompts.build(
-            replace(state.text.encoding.prompt_ids, body=ids), request, text_open=not closed
+            replace(stream.text.encoding.prompt_ids, body=ids), request, text_open=not closed
         )
         self._decoder.prefill(
             stream.index,
             prefill,
             request.sampling,
             seed=request.seed,
-            part=state.num_parts,
+            part=stream.num_parts,
             text_open=not closed,
         )
         vocoder = self._vocoder.new_state()
@@ -229,7 +229,7 @@ class StepLoop:
         if request.max_frames is not None:
             left = min(left, request.max_frames - stream.num_frames)
         stream.begin_part(part, len(ids), text_open=not closed, max_frames=left, vocoder=vocoder)
-        state.timings.setdefault("prefill", self._spent.add("prefill", started))
+        stream.timings.setdefault("prefill", self._spent.add("prefill", started))
 
     def _feed_text(self) -> None:
         """Give newly arrived text of open parts to the decoder."""
@@ -238,7 +238,7 @@ class StepLoop:
                 with self._table.ending_on_error([stream]):
                     self._feed_part(stream, stream.part)
 
-    def _feed_part(self, stream: ActiveStream, part: TextPart) -> None:
+    def _feed_part(self, stream: StreamState, part: TextPart) -> None:
         closed = part.closed
         ids = part.take()
         if len(ids):
@@ -247,7 +247,7 @@ class StepLoop:
         if closed:
             self._close_text(stream)
 
-    def _close_text(self, stream: ActiveStream) -> None:
+    def _close_text(self, stream: StreamState) -> None:
         self._decoder.add_text(stream.index, self._prompts.end_rows())
         self._decoder.close_text(stream.index)
         stream.text_open = False
@@ -268,7 +268,7 @@ class StepLoop:
                     self._close_text(stream)
         return min(left_s, default=None)
 
-    def _runnable(self, is_wanted: bool) -> list[ActiveStream]:
+    def _runnable(self, is_wanted: bool) -> list[StreamState]:
         """Return streams that can draw a frame: they have text, no due chunk, and a reader that
         keeps up.
 
@@ -284,7 +284,7 @@ class StepLoop:
             and self._decoder.frames_ready(stream.index) > 0
         ]
 
-    def _start_step(self, streams: list[ActiveStream]) -> RunningStep | None:
+    def _start_step(self, streams: list[StreamState]) -> RunningStep | None:
         """Start drawing up to `MAX_FRAMES_PER_STEP` frames for every stream in one launch.
 
         Returns:
@@ -313,11 +313,11 @@ class StepLoop:
             for row, (stream, part) in enumerate(zip(step.streams, step.parts, strict=True)):
                 if stream.is_over or stream.part is not part:
                     continue
-                timings = stream.state.timings
+                timings = stream.timings
                 timings["decode"] = timings.get("decode", 0.0) + spent
                 num_drawn = result.num_frames[row]
                 if num_drawn:  # 0 after a cancel
-                    timings.setdefault("first_frame", stream.state.elapsed_ms())
+                    timings.setdefault("first_frame", stream.elapsed_ms())
                 stream.take_frames(result.codes[row, :num_drawn], result.ended[row])
 
 

@@ -1,4 +1,4 @@
-"""The state of a stream, which its caller shares with the engine's thread."""
+"""What a stream is: its text, its phase, and the audio that it delivers to its reader."""
 
 import asyncio
 import contextlib
@@ -8,12 +8,17 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
 
 import numpy as np
 
+from qwen_megakernel.audio import to_int16
+from qwen_megakernel.engine.runaway_guard import RunawayGuard
 from qwen_megakernel.records import AudioChunk, FinishReason, Manner, SpeechRequest
 from qwen_megakernel.sound.chunks import HeardChunks
 from qwen_megakernel.text.intake import TextIntake
+from qwen_megakernel.text.parts import TextPart
 from qwen_megakernel.timing.speech_timer import SpokenPart
 
 
@@ -59,6 +64,23 @@ class Outbox:
                 self._waiter = None
 
 
+# A reader that is this many chunks behind pauses its stream: 8 s at the default chunk of 10 frames.
+MAX_QUEUED_CHUNKS = 10
+
+# Speech has 3 to 4 text tokens per second, so text that comes more slowly makes a speaker wait.
+SECONDS_PER_TEXT_TOKEN = 0.25
+
+
+class Phase(Enum):
+    """The phase that a stream is in; only the methods of `StreamState` change it."""
+
+    WAITING = auto()  # for a slot; or for text or its reader, which it needs before a slot
+    BETWEEN_PARTS = auto()  # it holds a slot; the prompt of its next part has not run
+    SPEAKING = auto()  # frames of a part are drawn
+    DRAINING = auto()  # a part is over; the pending frames become audio
+    OVER = auto()
+
+
 @dataclass(slots=True, eq=False)
 class StreamState:
     """One utterance, shared by its caller and the engine. Compared by identity."""
@@ -79,6 +101,174 @@ class StreamState:
     timings: dict[str, float] = field(default_factory=dict)  # milliseconds
     heard: HeardChunks | None = None  # changes the samples; None: nothing changes them
     delivered_s: float = 0.0  # seconds of samples and pauses that were put into the outbox
+
+    # Of the engine's thread, from here on.
+    phase: Phase = Phase.WAITING
+    index: int = -1  # the slot's index
+    vocoder: Any = None  # the stream's state in the vocoder
+    lookahead: int = 0  # frames the vocoder must see after those it turns into audio
+    chunk_frames: int = 0  # size of the current chunk; it doubles up to the request's size
+    part: TextPart | None = None  # None: between parts
+    text_open: bool = False  # more text of the part will come
+    text_due: float = 0.0  # perf_counter() when a speaker would need more text than has come
+    guard: RunawayGuard = field(default_factory=lambda: RunawayGuard(0))  # one for each part
+    pending: list[np.ndarray] = field(default_factory=list)  # frames not yet turned into audio
+    part_end: FinishReason = "eos"  # the reason why a draining part has ended
+    finish: FinishReason = "eos"  # the first reason that was not eos, over all parts
+
+    @property
+    def num_frames(self) -> int:
+        """Frames of this utterance so far, delivered or pending."""
+        return len(self.codes) + len(self.pending)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the stream has ended; another stream may hold its slot."""
+        return self.phase is Phase.OVER
+
+    @property
+    def is_reader_behind(self) -> bool:
+        """Whether the reader leaves so many chunks that it needs no more now."""
+        return len(self.outbox) >= MAX_QUEUED_CHUNKS
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next part can begin: there is text, and the reader keeps up."""
+        parts = self.text.parts
+        has_text = bool(parts and parts[0].ids and not parts[0].pause_s)
+        return has_text and not self.is_reader_behind
+
+    @property
+    def is_spoken(self) -> bool:
+        """Whether all parts are over, and no text will come."""
+        text = self.text
+        # A writer appends its last part, then closes the text, so `parts` is read again.
+        return not text.parts and text.is_closed and not text.parts
+
+    @property
+    def late_text_s(self) -> float:
+        """Seconds by which the text is behind a speaker, who says a few tokens per second."""
+        return time.perf_counter() - self.text_due
+
+    @property
+    def frames_until_due(self) -> int:
+        """Number of frames that the next chunk still lacks."""
+        if self.phase is Phase.DRAINING:
+            return 0
+        return self.chunk_frames + self.lookahead - len(self.pending)
+
+    @property
+    def num_ready(self) -> int:
+        """Pending frames that can be turned into audio."""
+        return len(self.pending) - (0 if self.phase is Phase.DRAINING else self.lookahead)
+
+    # ---- transitions -----------------------------------------------------------------------------
+
+    def enter(self, index: int, lookahead: int) -> None:
+        """Take slot `index`; `lookahead` is the vocoder's."""
+        self.index, self.lookahead = index, lookahead
+        self.chunk_frames = self.chunk_frames or self.request.first_chunk_frames
+        self.phase = Phase.BETWEEN_PARTS
+
+    def leave(self) -> None:
+        """Give up the slot between two parts; the vocoder's state is of no further use."""
+        self.index, self.vocoder, self.phase = -1, None, Phase.WAITING
+
+    def skip_to_text(self) -> None:
+        """Between parts, drop the parts that are over, and deliver pauses, up to the next text."""
+        parts = self.text.parts
+        # `closed` is read before `ids`, as in `StepLoop._feed_part`: a writer appends, then closes.
+        while parts:
+            if pause_s := parts[0].take_pause():
+                self.deliver_pause(pause_s)
+            if not parts[0].closed or parts[0].ids:
+                break
+            part = parts.popleft()
+            if self.spoken_parts and self.spoken_parts[-1].text is part:
+                self.spoken_parts[-1].end(len(self.codes), self.part_end)
+
+    def begin_part(
+        self, part: TextPart, num_tokens: int, *, text_open: bool, max_frames: int, vocoder: Any
+    ) -> None:
+        """Begin a part after its prompt has run.
+
+        Args:
+            num_tokens: text tokens of the part so far.
+            text_open: more text of the part will come.
+            max_frames: hard limit for this part.
+            vocoder: the state of the vocoder before its first frame.
+        """
+        self.part, self.text_open, self.vocoder = part, text_open, vocoder
+        self.guard = RunawayGuard(max_frames)
+        self.text_due = time.perf_counter()
+        self.add_text(num_tokens)
+        self.num_parts += 1
+        spoken = self.spoken_parts
+        if not spoken or spoken[-1].text is not part:  # else it goes on after an early end
+            spoken.append(SpokenPart(part, len(self.codes)))
+        self.phase = Phase.SPEAKING
+
+    def add_text(self, num_tokens: int) -> None:
+        """Count text tokens that the decoder has received."""
+        self.guard.num_text_tokens += num_tokens
+        self.num_text_tokens += num_tokens
+        due = self.text_due + num_tokens * SECONDS_PER_TEXT_TOKEN
+        self.text_due = min(due, time.perf_counter())
+
+    def take_frames(self, codes: np.ndarray, ended: bool) -> None:
+        """Take drawn frames [num_frames, num_code_groups]; the guard may cut them.
+
+        Args:
+            ended: the decoder drew the end token after them.
+        """
+        reason: FinishReason | None = None
+        for frame in codes:
+            if reason := self.guard.check_codes(frame):
+                break
+            self.pending.append(frame)
+        if not reason and ended:
+            reason = "eos"
+        if not reason and self.guard.frames_left <= 0:
+            reason = "length"
+        if reason:
+            self.part_end, self.phase = reason, Phase.DRAINING
+
+    def take_chunk(self) -> list[np.ndarray]:
+        """Take the ready frames out of the pending ones, and double the next chunk's length."""
+        codes, self.pending = self.pending[: self.num_ready], self.pending[self.num_ready :]
+        self.chunk_frames = min(2 * self.chunk_frames, self.request.chunk_frames)
+        return codes
+
+    def deliver_frames(self, codes: list[np.ndarray], pcm: np.ndarray) -> None:
+        """Deliver a chunk to the reader; the guard may cut it, which ends the part.
+
+        Args:
+            codes: [num_code_groups] for each frame.
+            pcm: [num_samples] float32, the samples of all frames.
+        """
+        frames = pcm.reshape(len(codes), -1)
+        for index, frame in enumerate(frames):
+            if reason := self.guard.check_audio(frame):
+                frames = frames[:index]
+                self.pending.clear()
+                self.part_end, self.phase = reason, Phase.DRAINING
+                break
+        first = len(self.codes)
+        self.codes.extend(codes[: len(frames)])
+        if len(frames):
+            self.timings.setdefault("first_chunk", self.elapsed_ms())
+            manner = self.part.manner if self.part else None
+            self.deliver(to_int16(frames.reshape(-1)), first, len(frames), manner=manner)
+
+    def end_part(self) -> bool:
+        """End the part; returns True if the request's limit leaves no frame for another."""
+        if self.finish == "eos":
+            self.finish = self.part_end
+        limit = self.request.max_frames
+        self.part, self.phase = None, Phase.BETWEEN_PARTS
+        return limit is not None and len(self.codes) >= limit
+
+    # ---- audio to the reader ---------------------------------------------------------------------
 
     def deliver(
         self,
@@ -121,7 +311,8 @@ class StreamState:
         """End the stream for its reader, with an empty last chunk or with an error; only once."""
         if self.finish_reason is not None:
             return
-        self.finish_reason = reason
+        self.finish_reason, self.phase, self.vocoder = reason, Phase.OVER, None
+        self.pending.clear()
         self.timings["total"] = self.elapsed_ms()
         if error:
             self.outbox.put(error)

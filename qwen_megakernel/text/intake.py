@@ -43,7 +43,8 @@ class TextIntake:
         self.num_parts: int | None = None  # of a whole text
         self._splits = splits
         self._steps: list[str | Cut] = []  # of a whole text
-        self._ends = PartEnds(*encoding.open_part_chars)
+        # Where an open text is cut; a whole one is cut when all of it is known.
+        self._ends = None if is_whole else PartEnds(*encoding.open_part_chars)
         self._part: TextPart | None = None  # the growing part
         self._encoder: PartEncoder | None = None  # its encoder, if its ids are spoken as they come
         self._manner = Manner()  # of the growing part
@@ -103,17 +104,17 @@ class TextIntake:
                 self._manner = step.manner
                 if step.pause_s:
                     self.parts.append(TextPart.pause(step.pause_s, self._num_visible))
-            elif self.is_whole:
+            elif self._ends is None:
                 self._append(step)
             else:
-                self._cut(step)
+                self._cut(step, self._ends)
 
-    def _cut(self, text: str) -> None:
+    def _cut(self, text: str, ends: PartEnds) -> None:
         """Append text to the growing part, and begin another one where it ends."""
         while text:
-            end = self._ends.find(text)
+            end = ends.find(text)
             self._append(text[:end])
-            self._ends.add(text[:end])
+            ends.add(text[:end])
             if end is None:
                 return
             self._end_part()
@@ -136,7 +137,8 @@ class TextIntake:
     def _end_part(self) -> None:
         """End the growing part; the next text begins another."""
         part, encoder, self._part, self._encoder = self._part, self._encoder, None, None
-        self._ends.begin()
+        if self._ends:
+            self._ends.begin()
         if part is None:
             return
         # The engine skips a part without a word, and raises an error for a text without any.

@@ -5,9 +5,12 @@ in the samples (`alignment`). If a part is still being spoken, or was cut off, t
 its beginning; the timer then estimates from the pace of earlier parts how many words were heard.
 """
 
+import threading
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
@@ -29,6 +32,8 @@ DEFAULT_PACE_S = 0.075  # length of a sound of weight 1, until a part has been h
 # alignments of the whole part. Words that end SETTLED_AFTER_S before the end of what was heard then
 # keep their times.
 FIRST_LOOK_S, SETTLED_AFTER_S = 1.5, 0.7
+
+KEPT_S = 20  # seconds of sound, a megabyte at 24 kHz
 
 
 @dataclass(slots=True)
@@ -61,6 +66,9 @@ class _Heard:
 class SpeechTimer:
     """The times of one stream's words. One thread may call `hear` while another requests times.
 
+    Chunks are kept until times are requested, or until they have `KEPT_S` of sound, so a stream
+    whose times nothing requests costs nothing.
+
     Args:
         parts: the parts that the engine has begun, in order; the engine appends to this list.
         are_heard_apart: whether each part has a chain (`sound.chain`) of its own, whose held
@@ -69,7 +77,9 @@ class SpeechTimer:
 
     def __init__(self, parts: Sequence[SpokenPart], *, are_heard_apart: bool = False):
         self._parts, self._are_heard_apart = parts, are_heard_apart
-        self._loudness = Loudness()
+        self._kept: deque[AudioChunk] = deque()  # chunks that were not looked at yet
+        self._kept_s = 0.0
+        self._lock = threading.Lock()  # for the thread that takes chunks out of `_kept`
         self._heard: list[_Heard] = []
         self._num_frames = 0
         self._pace_s = DEFAULT_PACE_S
@@ -81,7 +91,20 @@ class SpeechTimer:
         self._is_over = False
 
     def hear(self, chunk: AudioChunk) -> None:
-        """Record a chunk that the reader has received."""
+        """Keep a chunk that the reader has received."""
+        self._kept.append(chunk)
+        self._kept_s += len(chunk.samples) / chunk.sample_rate
+        if self._kept_s > KEPT_S:
+            self.catch_up()
+
+    def catch_up(self) -> None:
+        """Look at the chunks that were kept."""
+        with self._lock:
+            self._kept_s = 0.0
+            while self._kept:
+                self._hear(self._kept.popleft())
+
+    def _hear(self, chunk: AudioChunk) -> None:
         seconds = len(chunk.samples) / chunk.sample_rate
         if chunk.num_frames:
             for part in self._parts[len(self._heard) :]:
@@ -110,6 +133,7 @@ class SpeechTimer:
             written: the user's text so far.
             pieces: the pieces of the spoken text so far.
         """
+        self.catch_up()
         spans = list(word_spans(written))
         spoken = "".join(piece.text for piece in pieces)
         places = _places(spoken)
@@ -142,6 +166,7 @@ class SpeechTimer:
 
     def take(self, written: str, pieces: Sequence[Piece]) -> tuple[list[TimedWord], list[Segment]]:
         """Return the words and sentences settled since the last call; they never change."""
+        self.catch_up()
         is_over = self._is_over  # read before the words, because `hear` may change it at any time
         if not self._is_look_due(is_over):
             return [], []
@@ -237,6 +262,10 @@ class SpeechTimer:
             letters[:, 0] = np.fmin(letters[:, 0], start)
             letters[:, 1] = np.fmax(letters[:, 1], end)
         return times
+
+    @cached_property
+    def _loudness(self) -> Loudness:
+        return Loudness()
 
     @property
     def _hop_s(self) -> float:

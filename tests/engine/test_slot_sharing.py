@@ -13,9 +13,9 @@ from waiting import wait_until
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.engine import step_loop
-from qwen_megakernel.engine.slots import MAX_QUEUED_CHUNKS
 from qwen_megakernel.engine.speech import Speech
 from qwen_megakernel.engine.stream import SpeechStream
+from qwen_megakernel.engine.stream_state import MAX_QUEUED_CHUNKS
 
 LIMIT_S = 60  # for anything that these tests wait for
 PARTS = (

@@ -19,7 +19,6 @@ from waiting import wait_until
 
 from qwen_megakernel.decoders.frame_decoder import FrameDecoder
 from qwen_megakernel.engine import delivery, runaway_guard
-from qwen_megakernel.engine.slots import ActiveStream
 from qwen_megakernel.engine.stages import Stages
 from qwen_megakernel.engine.step_loop import StepLoop
 from qwen_megakernel.engine.stream_state import StreamState
@@ -134,7 +133,7 @@ def speak(monkeypatch):
             state = StreamState(request, text, loop.wake, loop.interrupt, 24000)
             states.append(state)
         with loop._changed:  # admitted in one turn
-            loop._table.waiting.extend(map(ActiveStream, states))
+            loop._table.waiting.extend(states)
         loop.wake()
         for state in states:
             while not state.outbox.get().is_last:

@@ -14,9 +14,8 @@ from waiting import wait_until
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.engine import codes_file
-from qwen_megakernel.engine.slots import MAX_QUEUED_CHUNKS
 from qwen_megakernel.engine.speech import Speech
-from qwen_megakernel.engine.stream_state import StreamState
+from qwen_megakernel.engine.stream_state import MAX_QUEUED_CHUNKS, StreamState
 from qwen_megakernel.errors import (
     EmptyText,
     ModelFilesError,

@@ -18,7 +18,7 @@ from tiny_speech import TEXT, VOICE, closed_text, speak, tiny_engine
 from tolerances import PCM16
 from waiting import wait_until
 
-from qwen_megakernel.engine.slots import ActiveStream, SlotTable
+from qwen_megakernel.engine.slots import SlotTable
 from qwen_megakernel.engine.speech import Speech
 from qwen_megakernel.engine.stages import Stages
 from qwen_megakernel.engine.step_loop import StepLoop
@@ -166,7 +166,7 @@ def test_streams_may_join_the_queue_while_it_is_looked_through():
 
     def join_and_leave():
         for index in range(4000):
-            table.waiting.append(ActiveStream(state(cancelled=index % 8 == 0)))
+            table.waiting.append(state(cancelled=index % 8 == 0))
         done.set()
 
     thread = threading.Thread(target=join_and_leave)

@@ -8,7 +8,7 @@ import pytest
 from tiny_speech import TEXT, VOICE, feed_and_end, speak
 from waiting import wait_until
 
-from qwen_megakernel.engine.slots import ActiveStream, Phase
+from qwen_megakernel.engine.stream_state import Phase, StreamState
 from qwen_megakernel.errors import EmptyText, UsageError
 from qwen_megakernel.text.intake import TextIntake
 from qwen_megakernel.text.parts import OPEN_PART_CHARS, TextEncoding, TextPart
@@ -59,16 +59,16 @@ def early(tts):
 def test_text_that_comes_while_the_last_frames_become_audio_is_spoken_as_a_new_part(
     tts, early, monkeypatch
 ):
-    take_frames = ActiveStream.take_frames
+    take_frames = StreamState.take_frames
 
     def take_frames_and_feed(self, codes, ended):
         take_frames(self, codes, ended)
-        if self.phase is Phase.DRAINING and self.state.num_parts == 1:
+        if self.phase is Phase.DRAINING and self.num_parts == 1:
             assert self.pending
             stream.feed("you today?")
             stream.end_text()
 
-    monkeypatch.setattr(ActiveStream, "take_frames", take_frames_and_feed)
+    monkeypatch.setattr(StreamState, "take_frames", take_frames_and_feed)
     monkeypatch.setattr(tts._loop._delivery, "_is_asynchronous", True)  # as on a GPU
     stream = tts.stream(
         text_open=True, voice=VOICE, seed=early.seed, max_frames=24, first_chunk_frames=10

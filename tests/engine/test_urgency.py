@@ -9,7 +9,7 @@ from tiny_speech import TEXT, VOICE, closed_text, tiny_engine
 from tolerances import nearly
 
 from qwen_megakernel.engine.delivery import HIGH_BUFFER_S, LOW_BUFFER_S, ChunkDelivery
-from qwen_megakernel.engine.slots import ActiveStream, SlotTable
+from qwen_megakernel.engine.slots import SlotTable
 from qwen_megakernel.engine.speech import Speech
 from qwen_megakernel.engine.stages import StageTimes
 from qwen_megakernel.engine.stream_state import StreamState
@@ -51,7 +51,7 @@ def room(monkeypatch):
             request = SpeechRequest(TEXT, first_chunk_frames=num_frames, chunk_frames=num_frames)
             text = closed_text(TextPart.whole(torch.arange(9)))
             state = StreamState(request, text, None, None, RATE)
-            table.waiting.append(ActiveStream(state))
+            table.waiting.append(state)
             if buffered_s is not None:
                 # A reader that has played all but `buffered_s` of twenty seconds.
                 state.started = time.perf_counter() - 20 + buffered_s
@@ -127,7 +127,7 @@ def test_what_is_left_to_play_is_what_is_heard_at_the_speed(monkeypatch, speed: 
 
 def test_a_stream_of_which_nothing_is_heard_comes_before_one_that_is_about_to_run_dry(room):
     delivery, streams, log = room(dry=(0.1, 10), silent=(1.9, 4))
-    state = streams["silent"].state
+    state = streams["silent"]
     state.heard = HeardChunks(new_chain(SoundOptions(leading_silence=60), RATE))
     state.heard.hear(AudioChunk(np.zeros(20 * RATE, np.int16), RATE, 0, 250, 0.0))
     delivery.start_vocoder([])

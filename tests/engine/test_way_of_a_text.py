@@ -2,6 +2,7 @@
 
 import re
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import qwen_megakernel
 PACKAGE = Path(qwen_megakernel.__file__).parent
 ROW = re.compile(r"^\| `([A-Za-z]+\.\w+)` \| `([\w/]+\.py)` \|")
 DEEP = re.compile(r"five calls deep: (.*?), which calls the compiled library", re.DOTALL)
+MET = re.compile(r"meets (\d+) classes: (.*?)\.\n\n", re.DOTALL)
 PAGE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
 
 
@@ -59,6 +61,38 @@ def test_a_text_goes_through_the_calls_of_the_table_in_their_order(how):
             tts._loop.run(lambda: sys.setprofile(None))
     assert len(table) == 11
     assert seen == table
+
+
+def class_of(frame) -> type | None:
+    """The class whose method a Python frame runs, if it is one of the package."""
+    code = frame.f_code
+    if not code.co_argcount or code.co_varnames[0] not in ("self", "cls"):
+        return None
+    first = frame.f_locals[code.co_varnames[0]]
+    found = first if isinstance(first, type) else type(first)
+    return found if found.__module__.startswith(qwen_megakernel.__name__) else None
+
+
+def test_a_plain_text_meets_the_classes_of_the_page_before_its_first_chunk():
+    """The engine's thread counts until it delivers the chunk, the caller's until it has it."""
+    met, reader = set(), threading.current_thread()
+
+    def profile(frame, event, argument):
+        is_delivered = "AudioChunk" in met and threading.current_thread() is not reader
+        if event == "call" and not is_delivered and (found := class_of(frame)):
+            met.add(found.__name__)
+
+    with tiny_engine(backend="cpu") as tts:
+        tts._loop.run(lambda: sys.setprofile(profile))
+        sys.setprofile(profile)
+        try:
+            assert len(next(tts.stream(TEXT, voice=VOICE, seed=1)).samples)
+        finally:
+            sys.setprofile(None)
+            tts._loop.run(lambda: sys.setprofile(None))
+    number, names = MET.search(PAGE).groups()
+    assert met == set(re.findall(r"`(\w+)`", names))
+    assert len(met) == int(number)
 
 
 def test_a_step_of_the_kernel_has_the_depth_of_the_page(monkeypatch):

@@ -168,6 +168,7 @@ class FakeStream:
         silence_s = self.engine.silent_frames * FRAME_S / self.request.sound.speed
         letters = [0, *accumulate(map(count_letters, self.text))]
         found = []
+        self._timer.catch_up()
         for (begin, end, _), (low, high) in zip(
             spans, spoken_spans(self.spoken_pieces, [span[:2] for span in spans]), strict=True
         ):
