@@ -27,7 +27,9 @@ logger = get_logger(__name__)
 
 EVENT_STREAM = "text/event-stream"
 DONE = b"data: [DONE]\n\n"
-ABORT = "abort_connection"  # key of scope["state"], put there by `serving`
+# Keys of scope["state"], put there by `serving`: functions without arguments.
+ABORT = "abort_connection"
+KEEP = "keep_connection"
 
 
 async def audio_bytes(speaking: ActiveSpeech, encoder: Encoder) -> AsyncIterator[bytes]:
@@ -269,3 +271,8 @@ async def _close_when_gone(speaking: ActiveSpeech, receive: Receive) -> None:
 def abort(scope: Scope) -> None:
     """Cut the connection and drop unsent bytes; without `guarded_protocol` the server closes it."""
     scope.get("state", {}).get(ABORT, lambda: None)()
+
+
+def keep(scope: Scope) -> None:
+    """Let no new connection take the place of this WebSocket, whose session is configured."""
+    scope.get("state", {}).get(KEEP, lambda: None)()

@@ -19,7 +19,7 @@ from qwen_megakernel.errors import UsageError
 from qwen_megakernel.printable import get_logger
 from qwen_megakernel.server.app import create_app
 from qwen_megakernel.server.middleware import is_loopback
-from qwen_megakernel.server.responses import ABORT
+from qwen_megakernel.server.responses import ABORT, KEEP
 from qwen_megakernel.server.service import Service
 from qwen_megakernel.server.settings import ACCEPTS, ServerSettings
 
@@ -56,9 +56,9 @@ def guarded_protocol(settings: ServerSettings) -> type[asyncio.Protocol]:
 
     uvicorn waits for a request for as long as bytes trickle in, and for a client to read its
     response without end. If too many connections are open, the class cuts the one that has been
-    without a request for the longest time, which is the new one if all others have requests. The
-    class also passes the app a function that cuts the connection: a normal close waits for a client
-    that may never read.
+    without a request for the longest time, which is the new one if all others have requests; a
+    WebSocket counts as a request once its session is configured. The class also passes the app a
+    function that cuts the connection: a normal close waits for a client that may never read.
     """
     limit = max_open_connections(settings)
     # Connections without a request, the longest wait first, with the end of their time.
@@ -75,18 +75,19 @@ def guarded_protocol(settings: ServerSettings) -> type[asyncio.Protocol]:
             app_state: dict[str, Any],
             _loop: asyncio.AbstractEventLoop | None = None,
         ):
-            super().__init__(config, server_state, app_state | {ABORT: self._abort}, _loop)
+            functions = {ABORT: self._abort, KEEP: self._stop_waiting}
+            super().__init__(config, server_state, app_state | functions, _loop)
 
         def connection_made(self, transport: asyncio.Transport) -> None:
             super().connection_made(transport)
             self._wait()
             if len(self.connections) > limit:  # counts WebSockets, too
-                next(iter(waiting))._abort()
+                # A WebSocket that has ended is in `waiting` until its time is over.
+                next(each for each in waiting if not each.transport.is_closing())._abort()
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
-            # A WebSocket has another protocol object, with time limits of its own.
-            if self._in_request or self.transport.get_protocol() is not self:
+            if self._in_request:
                 self._stop_waiting()
 
         def on_response_complete(self) -> None:

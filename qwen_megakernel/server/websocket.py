@@ -30,7 +30,7 @@ from qwen_megakernel.printable import get_logger
 from qwen_megakernel.server.active_speech import ActiveSpeech, encoded, encoded_whole, sent
 from qwen_megakernel.server.encoders import new_encoder
 from qwen_megakernel.server.error_responses import ApiError, error_facts
-from qwen_megakernel.server.responses import abort
+from qwen_megakernel.server.responses import abort, keep
 from qwen_megakernel.server.schemas import (
     SessionConfig,
     check_json_values,
@@ -242,6 +242,7 @@ class Session:
         config.check_timestamps()
         self._options, self._warnings = await self._configure(config)
         self._config = config
+        keep(self._socket.scope)
 
     async def _take_text(self, text: Any) -> None:
         if not isinstance(text, str):

@@ -1,5 +1,6 @@
 """Connections of clients that send or read nothing: how many are open, and for how long."""
 
+import asyncio
 import contextlib
 import importlib.util
 import resource
@@ -15,7 +16,7 @@ import pytest
 from commands import ROOT
 from fake_engine import FakeEngine
 from live_server import LiveServer, serving
-from speech_socket import session
+from speech_socket import session, speak
 from waiting import wait_until
 
 from qwen_megakernel.server import serving as server_serving
@@ -192,6 +193,20 @@ async def test_a_websocket_is_a_connection_too(live):
                 assert not is_closed(new)
         for each in (first, second):
             await (await each.ping())
+
+
+async def test_a_websocket_without_a_session_gives_its_place_to_a_new_client(monkeypatch):
+    monkeypatch.setattr(server_serving, "max_open_connections", lambda settings: 3)
+    with serving(FakeEngine()) as live:
+        async with session(live) as kept, contextlib.AsyncExitStack() as stack:
+            await speak(kept, "Hello.")
+            for _ in range(5):
+                silent = await stack.enter_async_context(session(live, config=False))
+                await (await silent.ping())
+            wait_until(lambda: num_open(live) == 3)
+            answer = await asyncio.to_thread(httpx.get, f"{live.url}/health")
+            assert answer.status_code == 200
+            await speak(kept, "Hello again.")
 
 
 def test_an_idle_connection_is_closed():
