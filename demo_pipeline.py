@@ -332,9 +332,7 @@ def _need_packages(args: argparse.Namespace) -> None:
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
     parser = parsing.Parser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--text", required=True, help="text to speak; - reads it from standard input"
-    )
+    options.add_text_options(parser)
     parser.add_argument(
         "-o", "--output", default="out.wav", help="file to write: wav, flac, ogg or mp3"
     )

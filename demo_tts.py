@@ -42,7 +42,7 @@ def main(args: argparse.Namespace) -> int:
 def parse_args() -> argparse.Namespace:
     """Return the options of the command line."""
     parser = parsing.Parser(description=__doc__.splitlines()[0])
-    parser.add_argument("text", help="text to speak; - reads standard input")
+    options.add_text_options(parser)
     parser.add_argument(
         "-o",
         "--output",

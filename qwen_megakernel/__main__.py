@@ -2,6 +2,11 @@
 
 import sys
 
-from qwen_megakernel.cli.main import main
+try:
+    from qwen_megakernel.cli.main import main
 
-sys.exit(main())
+    code = main()
+except KeyboardInterrupt:  # during the imports; later ones end in `running.run`
+    sys.stderr.write("interrupted\n")
+    code = 130
+sys.exit(code)

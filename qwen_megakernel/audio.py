@@ -13,6 +13,7 @@ import numpy as np
 
 from qwen_megakernel.choices import MP3_RATES, TELEPHONE_RATE
 from qwen_megakernel.errors import GenerationError, OutputError, UsageError, check_choice
+from qwen_megakernel.output_files import why_unwritable
 from qwen_megakernel.signals import deferred_signals
 
 FULL_SCALE = 32768  # int16 value of the float sample 1.0, which is clipped to FULL_SCALE - 1
@@ -107,7 +108,7 @@ def _begin_file(path: Path, encoding: str, rate: int | None) -> Path:
     try:
         partial.touch(exist_ok=False)
     except OSError as error:
-        raise OutputError(f"Cannot write {path}: {error.strerror}.") from error
+        raise OutputError(f"Cannot write {path}: {why_unwritable(path, error)}.") from error
     return partial
 
 

@@ -3,7 +3,8 @@
 The text of an error has up to three lines: what is wrong (with the value seen), why, and the hint.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from difflib import get_close_matches
 
 
 class QwenTTSError(Exception):
@@ -43,7 +44,7 @@ class UnknownLanguage(UsageError):
 
 
 class EmptyText(UsageError):
-    """The text has nothing to speak: it is empty, or holds no letter and no digit."""
+    """The text has nothing to speak: it has no letter that the model reads, and no digit."""
 
 
 class MarkupError(UsageError):
@@ -101,6 +102,8 @@ class GPULost(SetupError):
 
 class MissingPackageError(SetupError):
     """The call needs an optional package that is not installed."""
+
+    http_status = 501  # not 503: retrying does not help
 
 
 class ModelFilesError(QwenTTSError):
@@ -172,7 +175,26 @@ class EngineClosed(GenerationError):
     http_status = 503
 
 
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a hint with the known name that a misspelt one resembles most; "": there is none."""
+    by_lower = {each.lower(): each for each in known}
+    close = get_close_matches(name.lower(), by_lower, n=1)
+    return f'Did you mean "{by_lower[close[0]]}"?' if close else ""
+
+
+def check_names(given: Iterable[str], known: Collection[str]) -> None:
+    """Raise a UsageError that names the options in `given` that are none of `known`."""
+    if unknown := sorted(set(given) - set(known)):
+        hints = dict.fromkeys(did_you_mean(name, known) for name in unknown)
+        raise UsageError(
+            f"There is no option {', '.join(unknown)}.",
+            f"The options are {', '.join(known)}.",
+            " ".join(filter(None, hints)),
+        )
+
+
 def check_choice(name: str, value: object, known: Collection[str], hint: str = "") -> None:
     """Raise a UsageError that names the value if it is none of `known`."""
     if value not in known:
+        hint = hint or did_you_mean(str(value), known)
         raise UsageError(f"{name} is {value!r}; known: {', '.join(known)}.", hint=hint)

@@ -1,5 +1,6 @@
 """Checks that a file can be written, before the work whose result it will hold."""
 
+import errno
 from pathlib import Path
 
 from qwen_megakernel.errors import OutputError
@@ -21,4 +22,13 @@ def check_writable(path: Path, what: str) -> None:
         if not was_there:
             path.unlink()
     except OSError as error:
-        raise OutputError(f"Cannot write {what} to {path}: {error.strerror}.") from error
+        raise OutputError(
+            f"Cannot write {what} to {path}: {why_unwritable(path, error)}."
+        ) from error
+
+
+def why_unwritable(path: Path, error: OSError) -> str:
+    """Return why a file cannot be opened to be written; a folder that is missing is named."""
+    if error.errno == errno.ENOENT and not path.parent.exists():
+        return f"there is no folder {path.parent}"
+    return error.strerror or str(error)

@@ -37,6 +37,11 @@ class GracefulExit:
         """The exit code that a shell reports: 130 after Ctrl-C, 143 after SIGTERM."""
         return 128 + self._number
 
+    @property
+    def has_come(self) -> bool:
+        """Whether a signal has come."""
+        return self._came_at is not None
+
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # others may not set handlers
             for number in SIGNALS:

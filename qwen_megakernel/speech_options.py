@@ -17,7 +17,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, Self, TypedDict, get_args
 
 from qwen_megakernel.choices import NORMALIZE, TEXT_FORMATS
-from qwen_megakernel.errors import UsageError, check_choice
+from qwen_megakernel.errors import UsageError, check_choice, check_names
 
 if TYPE_CHECKING:
     from qwen_megakernel.voice import Voice
@@ -203,11 +203,7 @@ class Options:
             UsageError: there is no such option, or a value is refused.
         """
         known = self.options()
-        if unknown := values.keys() - known.keys():
-            raise UsageError(
-                f"There is no option {', '.join(sorted(unknown))}.",
-                f"The options are {', '.join(known)}.",
-            )
+        check_names(values, known)
         return _replaced(self, {known[k].path: v for k, v in values.items() if v is not None})
 
 

@@ -4,6 +4,7 @@ Callers give requests to its `StepLoop` and read chunks from their streams, so n
 event loop and many callers share one model.
 """
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +31,7 @@ from qwen_megakernel.decoders.dtypes import dtypes_of
 from qwen_megakernel.decoders.frame_decoder import FrameDecoder
 from qwen_megakernel.decoders.prompt import PromptBuilder
 from qwen_megakernel.engine.stages import FrameVocoder, Stages
-from qwen_megakernel.errors import SetupError, UnsupportedModel
+from qwen_megakernel.errors import SetupError, UnsupportedModel, check_names
 from qwen_megakernel.native import cpu_threads
 from qwen_megakernel.native.cpu_library import CpuPool
 from qwen_megakernel.official_api import OfficialNames
@@ -162,7 +163,9 @@ class TTSEngine(OfficialNames):
         logger.info("%s on %s in %s: %s.", self.backend, self.device, self.dtype_name, self.why)
         if warmup:
             self._reading.warm_up()
+            started = time.perf_counter()
             rtf = self._warm_up()
+            logger.debug("Warmed up in %.2f s.", time.perf_counter() - started)
             if rtf > 1 and self.backend == "cpu" and not weights:
                 logger.warning(
                     "On this CPU, speech takes %.1f times as long to make as to play. 8-bit "
@@ -190,7 +193,9 @@ class TTSEngine(OfficialNames):
         Raises:
             ModelFilesError: files are missing, unreachable or damaged.
             SetupError: the requested backend cannot run on this machine.
+            UsageError: there is no such option.
         """
+        check_names(options, TTSEngine.__init__.__kwdefaults__)
         chosen = (options.get(name) for name in ("device", "weights", "dtype"))
         choose_backend(options.get("backend", "auto"), *chosen)  # raises before a download
         files = loading.resolve(model, local_files_only=local_files_only, progress=progress)

@@ -174,12 +174,12 @@ def _reason(error: BaseException | None) -> str:
 
 
 def _offline(repo: str, names: tuple[str, ...], option: str, what: str) -> ModelFilesError:
-    instead = ", or try the pipeline with --model demo-voice" if option == "--model" else ""
+    instead = ", or try the pipeline with demo-voice" if option == "--model" else ""
     return ModelFilesError(
         f"{what}, and {repo} is not in {_home(constants.HF_HUB_CACHE)}.",
         _needed(repo, names),
         f"Download the folder on a machine that reaches the hub, copy it to any PATH on this one, "
-        f"and pass {option} PATH; or set HF_ENDPOINT to a mirror{instead}.",
+        f"and give PATH as the model ({option}); or set HF_ENDPOINT to a mirror{instead}.",
     )
 
 

@@ -4,7 +4,6 @@
 imply before any is used, and no model is loaded in part.
 """
 
-import difflib
 import os
 import shutil
 import uuid
@@ -33,7 +32,7 @@ from qwen_megakernel.checkpoint.tensor_shapes import (
     codec_tensors,
     model_tensors,
 )
-from qwen_megakernel.errors import ModelFilesError, OutputError, UsageError
+from qwen_megakernel.errors import ModelFilesError, OutputError, UsageError, did_you_mean
 from qwen_megakernel.printable import get_logger
 from qwen_megakernel.records import Files
 from qwen_megakernel.speech_options import Sampling
@@ -288,11 +287,10 @@ def _require(folder: Path, names: tuple[str, ...]) -> None:
 def _unknown_model(model: str) -> ModelFilesError:
     if Path(model).expanduser().is_file():
         return ModelFilesError(f"{model} is a file.", hint="Pass the folder that contains it.")
-    near = difflib.get_close_matches(model, [*BUILT_IN, *hub.RELEASED], n=1)
     return ModelFilesError(
         f"There is no folder {model} and no built-in model of that name.",
         f"Built-in: {', '.join(BUILT_IN)}. On the hub: {', '.join(hub.RELEASED)}.",
-        f"Did you mean --model {near[0]}?" if near else "",
+        did_you_mean(model, [*BUILT_IN, *hub.RELEASED]),
     )
 
 

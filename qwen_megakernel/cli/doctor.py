@@ -3,16 +3,37 @@
 import importlib.metadata
 import os
 import platform
+import re
+import shlex
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable
+from ctypes.util import find_library
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from qwen_megakernel.decoders.kernel import build
 from qwen_megakernel.errors import BuildError, SetupError
 from qwen_megakernel.gpu import driver
+from qwen_megakernel.installing import install_command
 from qwen_megakernel.native import compiling
 
+# What a user may want: the extra of setup.py that brings it, and the modules that it needs. What
+# is not here (files, captions, cloning, the CPU decoder) comes with the package.
+FEATURES = {
+    "Pipecat": ("pipecat", ["pipecat"]),
+    "HTTP server": ("server", ["fastapi", "uvicorn", "websockets"]),
+    "Home Assistant": ("wyoming", ["wyoming", "fastapi"]),
+    "Ray Serve": ("ray", ["ray", "fastapi"]),
+    "AAC": ("aac", ["av"]),
+    "loudspeaker": ("play", ["sounddevice"]),
+    "loudness": ("loudness", ["loudness"]),
+    "load test": ("bench", ["aiohttp", "psutil", "matplotlib"]),
+    "trained voices": ("sheen", ["snac"]),
+    "Core ML export": ("coreml", ["coremltools"]),
+}
 PACKAGES = (
     "torch",
     "transformers",
@@ -57,6 +78,14 @@ def report() -> dict[str, Any]:
         "cores": cpu_threads.available_cores(),
         "cpu_quota": cpu_threads.quota(),
         "cpu_quota_warning": cpu_threads.quota_warning(),
+        "features": {name: _feature(*needs) for name, needs in FEATURES.items()},
+        "programs": {
+            "ffmpeg": _release(shutil.which("ffmpeg")) or "not found; recordings in m4a need it",
+            "espeak-ng": _release(shutil.which("espeak-ng")) or "not found; trained voices need it",
+            "PortAudio": find_library("portaudio") or "not found; the loudspeaker needs it",
+            "C++": _release(_tool(cpu_library.find_compiler)) or install_command("compiler"),
+            "nvcc": _release(_tool(build.find_nvcc)) or install_command("nvcc"),
+        },
         "packages": {name: _version(name) for name in PACKAGES},
         "gpu": _gpu(torch),
         "driver": _driver(),
@@ -77,6 +106,24 @@ def _version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def _feature(extra: str, modules: list[str]) -> str:
+    """Return "ready", or the command that installs an extra."""
+    return "ready" if all(map(find_spec, modules)) else install_command(extra)
+
+
+def _release(command: str | None) -> str | None:
+    """Return a program and the version that it reports; None: there is no such program."""
+    if command is None:
+        return None
+    words = [*shlex.split(command), "--version"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=20)
+        found = re.search(r"\d+\.\d+[\w.]*", done.stdout + done.stderr)
+    except (OSError, subprocess.TimeoutExpired):
+        found = None
+    return f"{command} ({found[0] if found else 'unknown version'})"
 
 
 def _tool(find: Callable[[], str]) -> str | None:

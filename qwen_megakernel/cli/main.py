@@ -37,6 +37,8 @@ def doctor(args: argparse.Namespace) -> int:
             print(f"{name}:")
             for key, entry in value.items():
                 print(f"  {key:16} {entry if entry is not None else 'not installed'}")
+        elif isinstance(value, list):
+            print(f"{name:18} {', '.join(value)}")
         else:
             print(f"{name:18} {value if value is not None else 'none'}")
     return 0

@@ -3,6 +3,7 @@
 import argparse
 import logging
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -142,6 +143,26 @@ def add_option(parser: argparse.ArgumentParser, option: Option) -> None:
     )
 
 
+def add_text_options(parser: parsing.Parser) -> None:
+    """Add the text: as an argument, as --text, or as the contents of --file."""
+    add = parser.add_argument
+    action: Any = parsing.TextAction
+    add("text", action=action, help="text to speak; - reads standard input")
+    add("--text", action=action, help="the text, for scripts that name every argument")
+    add(
+        *("-f", "--file"),
+        dest="text",
+        action=action,
+        type=parsing.file_text,
+        metavar="FILE",
+        help="file of text to speak, in UTF-8",
+    )
+    parser.hints = {
+        "required: text": "- reads standard input, --file FILE a file",
+        "--format": "the ending of --output names the format: -o out.mp3",
+    }
+
+
 def add_subtitles_option(parser: argparse.ArgumentParser) -> None:
     """Add --subtitles."""
     parser.add_argument(
@@ -251,6 +272,7 @@ def engine_from_args(args: argparse.Namespace, **options: Any) -> "SpeechEngine"
     from qwen_megakernel.native import cpu_threads
 
     report_compiling(args)
+    started = time.perf_counter()
     # PyTorch's limit for threads other than the engine's, such as one that reads a recording.
     most = min(cpu_threads.available_cores(), torch.get_num_threads())
     torch.set_num_threads(args.threads or most)
@@ -268,6 +290,7 @@ def engine_from_args(args: argparse.Namespace, **options: Any) -> "SpeechEngine"
         progress=not args.quiet,
         **options,
     )
+    logger.debug("Loaded in %.2f s.", time.perf_counter() - started)
     report_engine(args, engine)
     return engine
 

@@ -2,9 +2,10 @@
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NoReturn
 
 from qwen_megakernel.installing import install_command
@@ -55,8 +56,32 @@ def temperature(text: str) -> float:
     return value
 
 
+def file_text(path: str) -> str:
+    """Return the contents of a text file, as an argparse type."""
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{path}: {error.strerror}") from error
+
+
+class TextAction(argparse.Action):
+    """Stores the text, for which an option can stand instead of the positional argument."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: Any, text: Any, option: Any = None
+    ) -> None:
+        """Store the text, and require no other; argparse calls this."""
+        if getattr(namespace, self.dest, None) is not None:
+            parser.error("the text is given twice")
+        setattr(namespace, self.dest, text)
+        for other in parser._actions:
+            other.required &= other.dest != self.dest
+
+
 class Parser(argparse.ArgumentParser):
     """A parser with errors of two lines, which suggest the nearest option for an unknown one."""
+
+    hints: Mapping[str, str] = {}  # words of an error, and what helps then
 
     def __init__(self, *arguments: Any, **settings: Any):
         super().__init__(*arguments, **settings)
@@ -64,8 +89,10 @@ class Parser(argparse.ArgumentParser):
         self.register("type", int, whole_number)
         self.register("type", float, number)
 
-    def error(self, message: str) -> NoReturn:
+    def error(self, message: str, hint: str = "") -> NoReturn:
         """Print the error and exit with 2; argparse itself would first print all options."""
+        hint = next((own for words, own in self.hints.items() if words in message), hint)
+        message += f"; {hint}" if hint else ""
         self.exit(2, f"{self.prog}: error: {message}\n{self.prog} --help explains all options.\n")
 
     # argparse's stub has overloads, one for each type of `namespace`.
@@ -74,12 +101,19 @@ class Parser(argparse.ArgumentParser):
     ) -> tuple[argparse.Namespace, list[str]]:
         known, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            names = (word.partition("=")[0] for word in unknown if word.startswith("-"))
-            close = [get_close_matches(name, self._option_string_actions, n=1) for name in names]
-            meant = ", ".join(dict.fromkeys(name for match in close for name in match))
-            hint = f"; did you mean {meant}?" if meant else ""
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+            names = [word.partition("=")[0] for word in unknown if word.startswith("-")]
+            meant = ", ".join(filter(None, map(self._nearest, dict.fromkeys(names))))
+            hint = f"did you mean {meant}?" if meant else ""
+            if not names and "text" in known:
+                hint = "put the text in quotes"
+            self.error(f"unrecognized arguments: {' '.join(unknown)}", hint)
         return known, unknown
+
+    def _nearest(self, name: str) -> str:
+        """Return the option that an unknown one resembles most, or the first of its letter."""
+        known = self._option_string_actions
+        of_letter = [each for each in known if len(name) == 2 and each.startswith(f"-{name}")]
+        return next(iter(get_close_matches(name, known, n=1) or of_letter), "")
 
 
 def new_command(

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -32,6 +33,10 @@ def read_text(text: str) -> str:
         UsageError: there is no standard input, or the text is not UTF-8.
     """
     if text != "-":
+        if os.path.isfile(text) or (text.endswith(".txt") and " " not in text):
+            logger.warning(
+                "This speaks the name %s. --file %s speaks what it contains.", text, text
+            )
         return _checked(text, "The text")
     if sys.stdin is None:
         raise UsageError(
@@ -166,9 +171,11 @@ def run(main: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> 
     level = logging.DEBUG if args.debug else logging.ERROR if args.quiet else logging.WARNING
     handler = logging.StreamHandler()
     handler.addFilter(make_printable)  # for the records of other packages, such as uvicorn's
+    end = GracefulExit()
+    # The terminal sends Ctrl-C to a compiler, too, whose end is then no failure to report.
+    handler.addFilter(lambda record: not end.has_come)
     logging.basicConfig(level=level, format="%(message)s", handlers=[handler])
     wait_passively()
-    end = GracefulExit()
     try:
         with end:
             # numpy comes before torch, which would import it from C++ and swallow a Ctrl-C there.
@@ -180,7 +187,7 @@ def run(main: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> 
             return code
     except QwenTTSError as error:
         if args.debug:
-            raise
+            traceback.print_exc()
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
@@ -191,7 +198,7 @@ def run(main: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> 
         if is_output and isinstance(error, BrokenPipeError):
             return 0  # the program that read it has ended (`... | head`)
         if args.debug:
-            raise
+            traceback.print_exc()
         where = error.filename or (STANDARD_OUTPUT if is_output else None)
         what = error.strerror or error
         print(f"error: {where}: {what}." if where else f"error: {what}.", file=sys.stderr)

@@ -25,6 +25,7 @@ MAX_SLOTS = 1024  # each has a cache of 230 MB (0.6B, 1000 frames): 240 GB, sure
 def add_command(commands: Any) -> None:
     """Add `serve` to the subparsers `commands`."""
     command = parsing.new_command(commands, "serve", serve, "speak over HTTP and WebSocket")
+    command.hints = {"--ssl": "a reverse proxy does TLS; docs/operations.md"}
     add = command.add_argument
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add(
@@ -170,6 +171,10 @@ def serve(args: argparse.Namespace) -> int:
         if getattr(args, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')} needs --ray.")
     settings = _settings(args)
+    if args.voices is not None and not Path(args.voices).is_dir():
+        raise UsageError(f"There is no voices folder {args.voices}.")
+    if args.default_format == "aac" and find_spec("av") is None:
+        raise MissingPackageError("--default-format aac needs av.", hint=install_command("aac"))
     if args.access_log:
         _log_accesses()
     end = serving.serve(
@@ -303,6 +308,8 @@ def _engine_maker(args: argparse.Namespace, settings: "ServerSettings") -> Calla
         engine = options.engine_from_args(args, num_slots=args.slots, **limits)
         if settings.voice_fallback is not None:
             engine.find_voice(settings.voice_fallback)  # raises an error now if it is unknown
+        elif engine.default_voice and not args.quiet:
+            print('voices such as "alloy" need --voice-fallback NAME', file=sys.stderr)
         freeze_garbage_collector()
         if not args.quiet:
             print("ready", file=sys.stderr)

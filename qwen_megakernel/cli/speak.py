@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 from qwen_megakernel.choices import ENCODINGS
 from qwen_megakernel.cli import options, parsing, running
 from qwen_megakernel.errors import UsageError
+from qwen_megakernel.printable import get_logger
 from qwen_megakernel.speech_options import LOUDNESS
+
+logger = get_logger(__name__)
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -112,6 +115,7 @@ def write_speech(
         subtitles.write(Path(args.subtitles), stream.words, stream.segments)
     if args.dump_codes:
         codes_file.write(Path(args.dump_codes), stream.codes)
+    logger.debug("%s", ", ".join(f"{n} {ms:.1f} ms" for n, ms in stream.timings.items()))
     if not args.quiet:
         target = "standard output" if args.stdout else output
         print(
@@ -134,7 +138,7 @@ def speak(args: argparse.Namespace) -> int:
 def add_command(commands: Any) -> None:
     """Add `speak` to the subparsers `commands`."""
     command = parsing.new_command(commands, "speak", speak, "speak a text")
-    command.add_argument("text", help="text to speak; - reads standard input")
+    options.add_text_options(command)
     add_output_options(command)
     options.add_model_options(command)
     options.add_speech_options(command)

@@ -139,7 +139,7 @@ def without_kernel(device: torch.device, error: QwenTTSError) -> Backend:
 def without_native_code(backend: Backend, error: QwenTTSError) -> Backend:
     """Log why native code cannot be built or run; return the backend that replaces it on a CPU."""
     logger.warning("%s PyTorch decodes instead, which takes 3 to 10 times as long.", error)
-    return Backend("torch", backend.device, f"{backend.why}; no native code: {error.what}")
+    return Backend("torch", backend.device, f"{backend.why}; no native code, see the warning")
 
 
 def default_dtype(checkpoint: Checkpoint, backend: Backend) -> torch.dtype:

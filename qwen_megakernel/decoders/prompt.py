@@ -245,9 +245,9 @@ class PromptBuilder:
             return False
         if self._config.model_type == "base":
             raise TaskError(
-                "A Base model takes no instruct.",
+                "A Base model takes no instructions.",
                 "It was not trained with one; its way of speaking follows the reference voice.",
-                "Leave instruct out, or load a CustomVoice or VoiceDesign model.",
+                "Leave the instructions out, or load a CustomVoice or VoiceDesign model.",
             )
         if self._config.drops_instruct:
             self._warn_once(

@@ -2,13 +2,14 @@
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, fields, make_dataclass
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from pipecat.services.settings import TTSSettings
 from pipecat.transcriptions.language import Language
 from pipecat.utils.text.base_text_aggregator import Aggregation, BaseTextAggregator, TextType
 from pipecat.utils.types import NOT_GIVEN, NotGiven
 
+from qwen_megakernel.errors import check_names
 from qwen_megakernel.speech_options import OPTIONS, SpeechKeywords, table
 from qwen_megakernel.text.languages import AUTO, code_of_language
 from qwen_megakernel.timing.words import whole_words
@@ -48,6 +49,10 @@ class MegakernelTTSSettings(_OptionFields):
             extra: dict[str, Any] = ...,
             **options: Unpack[SpeechKeywords],
         ) -> None: ...
+
+    def __new__(cls, *_: object, **options: object) -> Self:  # before the dataclass refuses them
+        check_names(options, [each.name for each in fields(cls)])
+        return super().__new__(cls)
 
     @classmethod
     def defaults(cls, model: str) -> "MegakernelTTSSettings":

@@ -239,7 +239,7 @@ class AacEncoder:
             import av
         except ImportError as error:
             raise MissingPackageError(  # clients see it, so it names no folder of the server
-                "response_format aac needs the package av (PyAV).", hint="pip install av"
+                "aac needs the package av (PyAV).", hint="The server's extra [aac] has it."
             ) from error
         self._frame = av.AudioFrame.from_ndarray
         self._sink = _Growing()

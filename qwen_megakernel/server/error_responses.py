@@ -18,7 +18,6 @@ from starlette.routing import Match, Route
 from qwen_megakernel.errors import (
     EmptyText,
     EngineBusy,
-    MissingPackageError,
     QwenTTSError,
     RecordingError,
     TextTooLong,
@@ -118,8 +117,6 @@ def error_facts(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
     elif isinstance(error, QwenTTSError):
         status, message = error.http_status, str(error)
         code, param = snake(type(error).__name__), _PARAMS.get(type(error))
-        if isinstance(error, MissingPackageError):
-            status = 400  # a format that this server lacks: retrying does not help
         if isinstance(error, EngineBusy):
             headers = {"Retry-After": str(error.retry_after_s)}
     elif isinstance(error, RequestValidationError | ValidationError):

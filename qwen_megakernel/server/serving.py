@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import errno
+import logging
 import resource
 import signal
 import socket
@@ -187,6 +188,8 @@ class DrainingServer(uvicorn.Server):
             self.should_exit = True
             return
         self.ended_by = sig
+        if self.service.is_loading:  # a compiler that the terminal ends, too, is no failure
+            logging.disable(logging.WARNING)
         self.service.admission.draining = True
         if running := self.service.admission.num_unfinished:
             limit = f"at most {self._settings.drain_timeout_s:g} s"

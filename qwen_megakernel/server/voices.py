@@ -73,7 +73,8 @@ class VoiceStore:
             if x_vector_only and isinstance(voice, Voice) and voice.in_context:
                 voice = replace(voice, codes=None, transcript=None)
             return voice, None
-        if _key(name) in OPENAI_VOICES:
+        is_openai = _key(name) in OPENAI_VOICES
+        if is_openai:
             if self._engine.default_voice is None:
                 return None, f'voice "{name}" is ignored: this model has no speakers'
             if self._settings.voice_fallback is not None:
@@ -81,6 +82,7 @@ class VoiceStore:
                 return fallback, f'voice "{name}" is spoken by "{fallback}"'
         raise UnknownVoice(
             f'Unknown voice "{printable(name)}". This model has: {", ".join(known) or "(none)"}.',
+            "Start the server with --voice-fallback NAME for OpenAI's voices." if is_openai else "",
             hint="GET /v1/audio/voices lists the names." if known else "Leave voice out.",
         )
 

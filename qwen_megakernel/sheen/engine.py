@@ -16,7 +16,14 @@ from qwen_megakernel.decoders.backends import Backend, choose_backend
 from qwen_megakernel.decoders.dtypes import dtype_of
 from qwen_megakernel.engine.speech_engine import SpeechEngine
 from qwen_megakernel.engine.stages import Stages
-from qwen_megakernel.errors import SetupError, TaskError, UnknownVoice, UnsupportedModel, UsageError
+from qwen_megakernel.errors import (
+    SetupError,
+    TaskError,
+    UnknownVoice,
+    UnsupportedModel,
+    UsageError,
+    check_names,
+)
 from qwen_megakernel.native import cpu_threads
 from qwen_megakernel.printable import get_logger
 from qwen_megakernel.records import Files, SpeechRequest
@@ -144,7 +151,9 @@ class SheenEngine(SpeechEngine):
                 normalize, lexicon and warmup of `SheenEngine`.
         Raises:
             ModelFilesError: `model` is no such folder, or a file is damaged.
+            UsageError: there is no such option.
         """
+        check_names(options, SheenEngine.__init__.__kwdefaults__)
         return cls(model_folder.find(model), **options)
 
     # ---- for callers -----------------------------------------------------------------------------

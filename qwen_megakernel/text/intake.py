@@ -84,6 +84,7 @@ class TextIntake:
                 raise self.error
             words = [step for step in self._steps if isinstance(step, str)]
             check_length(sum(map(len, words)), MAX_CHARS)
+            self.text.check("".join(words))
             self._take(self._steps)
         else:
             self._take(steps)

@@ -1,9 +1,8 @@
 """The names of a language: the checkpoint's own, ISO 639 codes, BCP-47 tags."""
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 
-from qwen_megakernel.errors import UnknownLanguage
+from qwen_megakernel.errors import UnknownLanguage, did_you_mean
 from qwen_megakernel.printable import printable
 
 AUTO = "auto"
@@ -76,11 +75,10 @@ def resolve_language(language: str | None, checkpoint_languages: Iterable[str]) 
         return name
     codes = {name: code for code, name in reversed(_NAME_OF_CODE.items())}
     known = [f"{name} ({codes[name]})" if name in codes else name for name in supported]
-    close = get_close_matches(wanted, supported, n=1)
     raise UnknownLanguage(
         f'Unknown language "{printable(language)}". Known: {", ".join(known)}.',
         "A dialect cannot be chosen as a language; it comes with its speaker."
         if is_dialect(wanted)
         else "",
-        f'Did you mean "{close[0]}"?' if close else "",
+        did_you_mean(wanted, supported),
     )

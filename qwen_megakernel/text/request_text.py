@@ -65,6 +65,11 @@ class RequestText:
         warnings = self._watch.look(new) if self._watch else []
         return warnings + self._reader.take_warnings() if self._reader else warnings
 
+    def check(self, words: str) -> None:
+        """Raise `EmptyText` for the words of a whole text of which the model reads none."""
+        if self._watch:
+            self._watch.check(words)
+
     def feed(self, text: str) -> Iterator[str | Cut]:
         """Take the next piece of the text; yields the words and cuts that cannot change."""
         self._written.append(text)

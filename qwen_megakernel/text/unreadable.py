@@ -4,6 +4,7 @@ import re
 import unicodedata
 from collections.abc import Iterable
 
+from qwen_megakernel.errors import EmptyText
 from qwen_megakernel.printable import printable
 
 # A letter's Unicode name begins with its script: "GEORGIAN LETTER AN", "HANGUL SYLLABLE GA". Signs
@@ -28,11 +29,16 @@ _SCRIPTS_OF = {
     "korean": {"HANGUL", "CJK"},
     "russian": {"CYRILLIC"},
 }
-# Tags of SSML. Other words in angle brackets may be meant to be read.
+# Tags of SSML, and pauses. Other words in brackets may be meant to be read.
 _MARKUP = re.compile(
     r"</?(?:speak|break|prosody|phoneme|say-as|sub|voice|emphasis|lang|audio|mark|p|s)"
-    r"(?:\s[^<>]*)?/?>"
+    r"(?:\s[^<>]*)?/?>|\[pause\b[^\[\]]*\]",
+    re.IGNORECASE,
 )
+_OBEYED = {
+    "<": "--text-format ssml obeys it (text_format)",
+    "[": "--text-format pauses (text_format) obeys [pause 1.5s] and [pause 500ms]",
+}
 _MAX_TAG_CHARS = 200  # for a tag that may be completed by the next piece
 _MAX_SHOWN_CHARS = 10
 
@@ -63,18 +69,37 @@ class TextWatch:
             found += self._foreign_scripts(text)
         text = self._open_tag + text
         for tag in _MARKUP.findall(text):
-            if "markup" not in self._met:
-                self._met.add("markup")
+            if tag[0] not in self._met:
+                self._met.add(tag[0])
                 found.append(
-                    f"the text has markup ({printable(tag)}), which is not obeyed but read aloud"
+                    f"the text has markup ({printable(tag)}), which is not obeyed but read aloud; "
+                    f"{_OBEYED[tag[0]]}"
                 )
-        begin = text.rfind("<")
-        is_open = begin >= 0 and ">" not in text[begin:]
+        begin = max(text.rfind("<"), text.rfind("["))
+        is_open = begin >= 0 and not {">", "]"} & set(text[begin:])
         self._open_tag = text[begin:] if is_open and len(text) - begin < _MAX_TAG_CHARS else ""
         return found
 
+    def check(self, text: str) -> None:
+        """Raise an error for words of a whole text in which the model reads no letter or digit.
+
+        Raises:
+            EmptyText: every letter is of another script.
+        """
+        chars = list(filter(str.isalnum, text)) if self._languages else []
+        if chars and all((script_of(char) or "LATIN") not in self._scripts for char in chars):
+            raise EmptyText(
+                f'Text "{text.strip()[:_MAX_SHOWN_CHARS]}" has no letter that this model reads.',
+                f"It knows {', '.join(self._languages)}.",
+            )
+
+    @property
+    def _scripts(self) -> set[str]:
+        """Scripts that the model reads."""
+        return {"LATIN"}.union(*(_SCRIPTS_OF.get(name, set()) for name in self._languages))
+
     def _foreign_scripts(self, text: str) -> list[str]:
-        known = {"LATIN"}.union(*(_SCRIPTS_OF.get(name, set()) for name in self._languages))
+        known = self._scripts
         foreign: dict[str, str] = {}
         for char in text:
             if char.isascii() or not char.isalpha():

@@ -235,7 +235,7 @@ def test_a_misspelt_name_is_corrected():
     with pytest.raises(ModelFilesError) as caught:
         loading.resolve("tiny-randon")
     assert all(name in caught.value.why for name in RECIPES)
-    assert caught.value.hint == "Did you mean --model tiny-random?"
+    assert caught.value.hint == 'Did you mean "tiny-random"?'
 
 
 def test_a_file_instead_of_its_folder_is_recognised(folder):

@@ -1,10 +1,12 @@
 """The command `doctor`: what it reports of a machine."""
 
 import json
+import sys
 
 import torch
 from huggingface_hub import constants
 
+from qwen_megakernel.cli import doctor
 from qwen_megakernel.gpu import driver
 from qwen_megakernel.native import cpu_library, cpu_threads
 
@@ -16,6 +18,16 @@ def test_doctor_reports_what_this_machine_has(run_here):
     done = run_here("-m", "qwen_megakernel", "doctor")
     assert "torch" in done.stdout
     assert done.stderr == "loading PyTorch\n"  # it takes seconds, during which nothing is printed
+
+
+def test_doctor_names_what_installs_a_feature_and_the_versions_of_programs(run_here, monkeypatch):
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None if name == "av" else object())
+    facts = json.loads(run_here("-m", "qwen_megakernel", "doctor", "--json").stdout)
+    assert facts["features"].pop("AAC").endswith("[aac]'") and "ready" in facts["features"].values()
+    assert set(facts["features"].values()) == {"ready"}
+    assert doctor._release(sys.executable).endswith(f"({sys.version.split()[0]})")
+    shown = run_here("-m", "qwen_megakernel", "doctor").stdout
+    assert "['" not in shown and "AAC " in shown
 
 
 def test_doctor_names_the_instruction_set_in_use_and_a_small_quota(run_here, monkeypatch):

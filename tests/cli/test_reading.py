@@ -38,7 +38,7 @@ def test_numbers_are_spoken_as_words_and_words_as_the_lexicon_spells_them(tmp_pa
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ("a\tb\nword\n", "names.tsv, line 2: 'word' has 1 columns."),
+        ("a\tb\nword\n", "names.tsv, line 2: 'word' has no tab."),
         ("a\tb\nA\tc\n", "names.tsv, line 2: 'A' is respelled 'c', but line 1 respells 'a' 'b'."),
     ],
 )

@@ -14,6 +14,7 @@ from live_server import serving
 from waiting import wait_until
 
 from qwen_megakernel.cli import main, options, running
+from qwen_megakernel.cli import serve as cli_serve
 from qwen_megakernel.errors import UnknownVoice
 from qwen_megakernel.server import serving as server_serving
 from qwen_megakernel.server.settings import ServerSettings
@@ -130,6 +131,7 @@ def test_the_key_may_come_from_the_environment(served, monkeypatch):
         (("--allow-host", "http://a.example"), "'http://a.example'; it must be the name"),
         (("--wyoming-host", "127.0.0.2"), "--wyoming-host needs --wyoming-port"),
         (("--host", "256.0.0.1"), "Cannot listen on 256.0.0.1"),
+        (("--voices", "/no/folder"), "There is no voices folder /no/folder"),
         (("--port", "65536"), "Cannot listen on 127.0.0.1 port 65536"),
         (("--replicas", "3"), "--replicas needs --ray"),
         (("--max-replicas", "3"), "--max-replicas needs --ray"),
@@ -140,6 +142,15 @@ def test_what_cannot_work_is_refused_before_a_model_is_loaded(words, message, ca
     monkeypatch.setattr(options, "engine_from_args", lambda *_, **__: pytest.fail("loaded"))
     assert main.main(["serve", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_default_format_without_its_package_is_refused_before_a_model_is_loaded(
+    capsys, monkeypatch
+):
+    monkeypatch.setattr(options, "engine_from_args", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr(cli_serve, "find_spec", lambda name: None)
+    assert main.main(["serve", "--default-format", "aac"]) == 3
+    assert "[aac]" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from commands import ROOT, run
 from qwen_megakernel import families
 from qwen_megakernel.cli import options, running
 from qwen_megakernel.cli.main import main
-from qwen_megakernel.errors import EmptyText, UsageError
+from qwen_megakernel.errors import UsageError
 
 SHORT = ("--max-frames", "6", "--seed", "3", "--backend", "torch")
 TINY = ("--model", "tiny-random")
@@ -181,7 +181,7 @@ def test_the_same_seed_gives_the_same_file_in_another_process(speak, tmp_path):
         (("Hello.", "--backend", "kernel", *TINY), 3, "--backend torch"),
         (("Hello.", "--device", "cuda", *TINY), 3, "--device cpu"),
         (("Hello.", "--temperature", "0", *TINY), 2, "use --greedy"),
-        (("Hello.", "--output", "/no/such/dir/a.wav", *TINY), 5, "/no/such/dir"),
+        (("Hello.", "--output", "/no/such/dir/a.wav", *TINY), 5, "there is no folder /no/such/dir"),
         (("Hello.", "--output", "a.xyz", *TINY), 2, "wav"),
     ],
 )
@@ -254,9 +254,37 @@ def test_one_frame_is_not_plural(caplog, count, shown):
     assert shown in caplog.text
 
 
-def test_debug_leaves_the_error_to_python_which_shows_the_traceback(speak):
-    with pytest.raises(EmptyText):
-        speak("", "--debug", *TINY)
+def test_debug_shows_the_traceback_and_keeps_the_exit_code(speak):
+    done = speak("", "--debug", *TINY)
+    assert done.returncode == 2 and "Traceback" in done.stderr
+    assert done.stderr.endswith("\nerror: Text is empty after trimming.\n")
+
+
+def test_debug_shows_the_times_of_loading_and_of_the_first_chunk(speak, caplog, tmp_path):
+    caplog.set_level("DEBUG")
+    done = speak("Hello.", "--debug", "--output", tmp_path / "a.wav", *TINY, *SHORT)
+    assert done.returncode == 0
+    for words in ("Loaded in ", "Warmed up in ", "first_chunk "):
+        assert any(words in message for message in caplog.messages)
+
+
+@pytest.mark.parametrize("script", [SPEAK, ("demo_tts.py",), ("demo_pipeline.py",)])
+def test_a_text_comes_as_an_argument_an_option_or_a_file(script, run_here, monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr(running, "read_text", lambda text: seen.append(text) or "")
+    (tmp_path / "a.txt").write_text("Hello.")
+    for words in (["Hello."], ["--text", "Hello."], ["-f", tmp_path / "a.txt"]):
+        assert run_here(*script, "--model", "demo-voice", *words).returncode == 2
+    assert seen == ["Hello."] * 3
+
+
+def test_the_name_of_a_file_is_spoken_with_a_hint(monkeypatch, tmp_path, caplog):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my notes").write_text("Hello.")
+    for text in ("my notes", "missing.txt", "Read missing.txt", "x" * 5000):
+        assert running.read_text(text) == text
+    assert [message.split()[4] for message in caplog.messages] == ["my", "missing.txt."]
+    assert all("--file" in message for message in caplog.messages)
 
 
 @pytest.mark.parametrize(

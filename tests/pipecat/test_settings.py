@@ -36,6 +36,11 @@ async def test_settings_reach_the_engine():
     assert request.sampling.predictor.top_k == 9
 
 
+def test_a_misspelt_setting_is_corrected():
+    with pytest.raises(UsageError, match=r'no option speeed(.|\n)*Did you mean "speed"'):
+        Settings(speeed=2)
+
+
 @pytest.mark.parametrize(
     ("language", "stored", "splitter"),
     [

@@ -71,7 +71,8 @@ def test_aac_without_pyav_names_no_folder_of_the_server(monkeypatch):
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(MissingPackageError, match="PyAV") as refused:
         new_encoder("aac", RATE)
-    assert refused.value.hint == "pip install av"
+    assert refused.value.http_status == 501
+    assert refused.value.hint == "The server's extra [aac] has it."
 
 
 @pytest.mark.parametrize("response_format", MEDIA_TYPES)

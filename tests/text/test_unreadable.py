@@ -14,6 +14,7 @@ from wyoming.audio import AudioStop
 from wyoming.tts import Synthesize
 
 from qwen_megakernel import TTSEngine
+from qwen_megakernel.errors import EmptyText
 from qwen_megakernel.text.unreadable import TextWatch, script_of
 
 # Scripts whose names differ between Unicode's table and its names of letters.
@@ -24,7 +25,11 @@ OTHERWISE |= {"MEROITIC HIEROGLYPHIC": "Meroitic_Hieroglyphs"}
 RELEASED = ["chinese", "english", "german", "japanese", "korean", "russian"]
 CHINESE = "the text has Chinese characters (你好), which this model does not read; it knows english"
 GEORGIAN = CHINESE.replace("Chinese characters (你好)", "Georgian letters (აბგ)")
-MARKUP = "the text has markup (<speak>), which is not obeyed but read aloud"
+MARKUP = (
+    "the text has markup (<speak>), which is not obeyed but read aloud; "
+    "--text-format ssml obeys it (text_format)"
+)
+PAUSE = "--text-format pauses (text_format) obeys [pause 1.5s] and [pause 500ms]"
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +45,8 @@ def demo():
         (["english"], "<speak>Hello.</speak>", [MARKUP]),
         (["english"], "Say 你好<speak> 你", [CHINESE.replace("你好", "你好你"), MARKUP]),
         (None, "你好 <speak>", [MARKUP]),
+        (None, "Wait [pause 1.5s] <speak>", [PAUSE, MARKUP]),
+        (None, "Wait [Pause abc] now, [pauses] and [see 2].", [PAUSE]),
         (RELEASED, "你好, こんにちは, 안녕, привет, café, Straße", []),
         (["english"], "“It’s 3 < 5”, café – naïve: 5 µm, 20 °C, €3 … <ok> 🙂 x<sub", []),
         (["english"], "აბგ", ["Georgian letters (აბგ)"]),
@@ -85,6 +92,24 @@ def test_a_tag_may_come_in_pieces_and_is_named_once():
     pieces = ["Hello <bre", "ak time=", "'1s'/> and ", "<break/>", " 你", "好"]
     found = [warning for piece in pieces for warning in watch.look(piece)]
     assert [warning.split(" (")[1][:8] for warning in found] == ["<break t", "你), whic"]
+
+
+@pytest.mark.parametrize(
+    ("text", "text_format"),
+    [("你好", "plain"), (" შენ! ", "plain"), ("<speak>你好</speak>", "ssml")],
+)
+def test_a_text_without_a_letter_that_the_model_reads_is_refused(demo, text, text_format):
+    with pytest.raises(EmptyText, match="no letter that this model reads"):
+        demo.stream(text, text_format=text_format)
+    lexicon = {"你好": "nee how", "შენ": "shen"}
+    with demo.stream(text, text_format=text_format, lexicon=lexicon, max_frames=1) as stream:
+        assert stream.spoken_text
+
+
+def test_a_misspelt_pause_is_named_where_pauses_are_obeyed(demo):
+    text = "Well [pause 10ms] then [pause abc]."
+    with demo.stream(text, text_format="pauses", max_frames=1) as stream:
+        assert len(stream.warnings) == 1 and "[pause abc]" in stream.warnings[0]
 
 
 def test_the_engine_warns_of_whole_and_of_fed_text(demo, caplog):

@@ -224,7 +224,7 @@ def _entry(row: str, where: str, line: int) -> Entry:
     word, *columns = row.split("\t")
     if not columns or len(columns) > 3:
         raise UsageError(
-            f"{place}: {row[:40]!r} has {len(columns) + 1} columns.",
+            f"{place}: {row[:40]!r} has {f'{len(columns) + 1} columns' if columns else 'no tab'}.",
             hint='A line is word<TAB>respelling; a language and "exact" or "any" may follow.',
         )
     respelling, language, case = (each.strip() for each in [*columns, "", ""][:3])
