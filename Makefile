@@ -23,7 +23,10 @@ endef
 # One for each core: each further one imports torch, transformers and Pipecat once more.
 WORKERS ?= $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count()))")
 
-.PHONY: demo test test-ci test-cpu test-user test-slow lint rehearse-gpu clean nvcc ledger
+.PHONY: help demo test test-ci test-cpu test-user test-slow lint rehearse-gpu clean nvcc ledger
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*  ## /\1: /p' Makefile
 
 # The text goes through the environment, so that neither make nor the shell reads anything into it;
 # make would export its own TEXT, too, with every $ in it expanded.
@@ -35,10 +38,10 @@ demo: $(VENV)/.demo-ready  ## speak TEXT with the small demonstration voice into
 # What ran and what was skipped, for `ledger`.
 REPORTS := build/reports
 
-test: lint  ## linters, type checker and the default test suite
+test: lint  ## linters, type checker and the default tests, some 13 CPU-minutes
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --junit-xml $(REPORTS)/test.xml
 
-test-ci: $(VENV)/.test-ready  ## the tests marked ci: compilers, browsers, Ray, soak
+test-ci: $(VENV)/.test-ready  ## the tests marked ci: compilers, browsers, Ray, soak; some 22 CPU-minutes
 	$(BIN)/python -m pytest -m "ci and not slow" --numprocesses $(WORKERS) --dist loadfile --junit-xml $(REPORTS)/ci.xml
 
 ledger: $(VENV)/.test-ready  ## whether `test` and `test-ci` ran what docs/ledger.md names
@@ -60,7 +63,7 @@ test-user:  ## server, Pipecat and commands where only `make demo` was run, on t
 test-slow: $(VENV)/.test-ready  ## the tests marked slow, minutes each
 	$(BIN)/python -m pytest -m slow
 
-lint: $(VENV)/.test-ready
+lint: $(VENV)/.test-ready  ## ruff, mypy and clang-format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -116,7 +116,8 @@ class WavWriter:
     """An audio file, written while the speech arrives.
 
     The writer fills a hidden file beside `path`, which `close` renames, so `path` is never half a
-    file. Leaving a `with` block, also by Ctrl-C, closes the file and keeps the speech until then.
+    file. Leaving a `with` block, also by Ctrl-C, closes the file and keeps the speech until then;
+    after an exception a file that was there stays, and the speech is in `NAME.part.EXTENSION`.
     `close` removes a file without a sample.
     """
 
@@ -196,6 +197,9 @@ class WavWriter:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if kind is not None and self._target.exists():
+            self.path = self.path.with_suffix(f".part{self.path.suffix}")
+            self._target = self.path.resolve()
         self.close()
 
 

@@ -134,7 +134,7 @@ def test_a_missing_extension_is_reported(tmp_path: Path):
 
 def test_a_missing_folder_is_refused_before_any_work(tmp_path: Path):
     path = tmp_path / "missing" / "a.wav"
-    with pytest.raises(OutputError, match=f"Cannot write {path}: No such file or directory"):
+    with pytest.raises(OutputError, match=f"Cannot write {path}: there is no folder {path.parent}"):
         WavWriter(path, RATE)
 
 
@@ -202,6 +202,17 @@ def test_ctrl_c_leaves_what_was_spoken(tmp_path: Path):
     assert speaker.exitcode == 1  # ended by KeyboardInterrupt
     assert np.array_equal(read_wav(tmp_path / "a.wav"), tone(0.4))
     assert os.listdir(tmp_path) == ["a.wav"]
+
+
+def test_an_interruption_leaves_the_file_that_was_there(tmp_path: Path):
+    for path in (tmp_path / "a.wav", tmp_path / "a.part.wav"):
+        with pytest.raises(KeyboardInterrupt), WavWriter(tmp_path / "a.wav", RATE) as writer:
+            writer.write(tone(0.1))
+            raise KeyboardInterrupt
+        assert writer.path == path and len(read_wav(path)) == 2400
+    with WavWriter(tmp_path / "a.wav", RATE) as writer:
+        writer.write(tone(0.4))
+    assert len(read_wav(tmp_path / "a.wav")) == 9600
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

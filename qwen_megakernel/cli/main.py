@@ -70,6 +70,8 @@ def compare_codes(args: argparse.Namespace) -> int:
         found = {"dumps": figures, "overlaps": overlaps, "anomalies": anomalies}
         print(json.dumps(found, indent=2))
         return code
+    for a, b in combinations(dumps, 2):
+        print(codes_file.difference(a, dumps[a], b, dumps[b]))
     for path, values in figures.items():
         print(path)
         for name, value in values.items():

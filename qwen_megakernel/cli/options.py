@@ -265,7 +265,8 @@ def engine_from_args(args: argparse.Namespace, **options: Any) -> "SpeechEngine"
     lexicon = Lexicon.of(args.lexicon)  # refused before a model is loaded
     num_slots = options.get("num_slots", 1)
     slots = f", {num_slots} slots" if num_slots > 1 else ""
-    report_loading(args, f"{args.model or 'the default model'}{slots}")
+    if not _is_small(args):
+        report_loading(args, f"{args.model or 'the default model'}{slots}")
     import torch
 
     from qwen_megakernel import families
@@ -291,8 +292,14 @@ def engine_from_args(args: argparse.Namespace, **options: Any) -> "SpeechEngine"
         **options,
     )
     logger.debug("Loaded in %.2f s.", time.perf_counter() - started)
-    report_engine(args, engine)
+    if not _is_small(args):
+        report_engine(args, engine)
     return engine
+
+
+def _is_small(args: argparse.Namespace) -> bool:
+    """Return whether the model loads at once, so that its banner alone is worth a line."""
+    return args.model == "demo-voice" and args.backend == "auto"
 
 
 def report_loading(args: argparse.Namespace, what: str) -> None:

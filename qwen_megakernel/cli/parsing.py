@@ -56,10 +56,14 @@ def temperature(text: str) -> float:
     return value
 
 
-def file_text(path: str) -> str:
+class FileText(str):
+    """The contents of a file, which may be longer than a text on a command line."""
+
+
+def file_text(path: str) -> FileText:
     """Return the contents of a text file, as an argparse type."""
     try:
-        return Path(path).read_text(encoding="utf-8", errors="surrogateescape")
+        return FileText(Path(path).read_text(encoding="utf-8", errors="surrogateescape"))
     except OSError as error:
         raise argparse.ArgumentTypeError(f"{path}: {error.strerror}") from error
 

@@ -70,6 +70,7 @@ def read_speech(
     encoding: str = "pcm",
     sample_rate: int | None = None,
     text_format: str = "plain",
+    max_chars: int | None = None,
 ) -> str:
     """Return the cleaned text to speak; checks it and the outputs before a model is loaded.
 
@@ -81,6 +82,7 @@ def read_speech(
         encoding: encoding of the audio file.
         sample_rate: samples per second of the audio file; None: the model's.
         text_format: one of `choices.TEXT_FORMATS`.
+        max_chars: most characters of the text; None: the engine's limit.
     Raises:
         UsageError: the text is empty or too long, a format of audio or subtitles is unknown, or
             the audio format does not have the encoding or the sample rate.
@@ -99,10 +101,10 @@ def read_speech(
         check_writable(Path(dump_codes), "codes")
     if subtitles is not None:
         check_subtitles(Path(subtitles))
-    text = read_text(text)
+    text, max_chars = read_text(text), max_chars or MAX_CHARS
     if text_format == "plain":
-        return validate(text)
-    check_length(len(text), MAX_CHARS)
+        return validate(text, max_chars)
+    check_length(len(text), max_chars)
     check_markup(text, text_format)
     return text
 

@@ -115,6 +115,7 @@ def infer(args: argparse.Namespace) -> int:
     )
     with engine as tts:
         options.report_engine(args, tts)
+        tts.max_chars = sys.maxsize  # `read_text` has checked the length
         stream = tts.stream(text, **options.given_options(args))
         speak.write_speech(args, tts, stream, text)
     return 0

@@ -1,12 +1,13 @@
 """The command `speak`, and how it and `sheen infer` write speech."""
 
 import argparse
+import io
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qwen_megakernel.choices import ENCODINGS
-from qwen_megakernel.cli import options, parsing, running
+from qwen_megakernel.cli import batch, options, parsing, running
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.printable import get_logger
 from qwen_megakernel.speech_options import LOUDNESS
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from qwen_megakernel.records import AudioChunk
 
 DEFAULT_OUTPUT = "out.wav"
+SECONDS_BETWEEN_LINES = 5
 CHARS_PER_SECOND = 14  # the pace of read English, for the progress bar
 
 
@@ -49,6 +51,11 @@ def read_text(args: argparse.Namespace) -> str:
         UsageError: options cannot be combined, or the text is empty or too long.
         OutputError: the file cannot be written.
     """
+    if args.stdout and sys.stdout and sys.stdout.isatty():
+        raise UsageError(
+            "--stdout would fill the terminal with samples.",
+            hint=f"Play them with a pipe: ... --stdout | {_player(args.sample_rate)}",
+        )
     if args.stdout and args.output:
         raise UsageError("--stdout and --output cannot be combined; give one of them.")
     if args.output == "-":
@@ -68,7 +75,11 @@ def read_text(args: argparse.Namespace) -> str:
         )
     output = None if args.stdout else args.output or DEFAULT_OUTPUT
     files = output, args.dump_codes, args.subtitles, args.encoding
-    return running.read_speech(args.text, *files, args.sample_rate, args.text_format)
+    is_from_file = args.text == "-" or isinstance(args.text, parsing.FileText)
+    return running.read_speech(
+        *(args.text, *files, args.sample_rate, args.text_format),
+        max_chars=sys.maxsize if is_from_file else None,
+    )
 
 
 def write_speech(
@@ -96,19 +107,24 @@ def write_speech(
     else:
         writing = audio.WavWriter(output, stream.sample_rate, args.encoding)
         whole: list[np.ndarray] = []
-        with writing as writer, _progress_bar(args, text) as bar:
-            for chunk in stream:
-                if args.loudness is None:
-                    writer.write(chunk.samples)
-                else:
-                    whole.append(chunk.samples)
-                bar.update(chunk.num_frames * tts.seconds_per_frame)
-                _print_chunk(args, chunk)
-                seconds = chunk.end_s
-            if whole:
-                samples = audio.to_float32(np.concatenate(whole))
-                samples = at_loudness(samples, stream.sample_rate, args.loudness)
-                writer.write(audio.to_int16(samples))
+        try:
+            with writing as writer, _progress_bar(args, text) as bar:
+                for chunk in stream:
+                    if args.loudness is None:
+                        writer.write(chunk.samples)
+                    else:
+                        whole.append(chunk.samples)
+                    bar.update(chunk.num_frames * tts.seconds_per_frame)
+                    _print_chunk(args, chunk)
+                    seconds = chunk.end_s
+                if whole:
+                    samples = audio.to_float32(np.concatenate(whole))
+                    samples = at_loudness(samples, stream.sample_rate, args.loudness)
+                    writer.write(audio.to_int16(samples))
+        except KeyboardInterrupt:
+            if seconds and not whole and not args.quiet:
+                print(f"{writing.path} has the first {seconds:.2f} s", file=sys.stderr)
+            raise
         if not seconds:
             raise UsageError(f"There is no audio to write to {output}: all of it is silence.")
     if args.subtitles:
@@ -118,8 +134,9 @@ def write_speech(
     logger.debug("%s", ", ".join(f"{n} {ms:.1f} ms" for n, ms in stream.timings.items()))
     if not args.quiet:
         target = "standard output" if args.stdout else output
+        how = f"; to hear it: {_player(stream.sample_rate)}" if args.stdout else ""
         print(
-            f"{target}: {seconds:.2f} s, {stream.finish_reason}, seed {stream.seed}",
+            f"{target}: {seconds:.2f} s, {stream.finish_reason}, seed {stream.seed}{how}",
             file=sys.stderr,
         )
         num_frames = len(stream.codes)
@@ -128,9 +145,14 @@ def write_speech(
 
 
 def speak(args: argparse.Namespace) -> int:
-    """Speak a text: to a file, or as raw samples to standard output."""
+    """Speak a text: to a file, or as raw samples to standard output; or many texts to files."""
+    if isinstance(args.text, batch.Lines):
+        return batch.run(args)
+    if args.output_dir is not None:
+        raise UsageError("--output-dir needs --batch.")
     text = read_text(args)
     with options.engine_from_args(args) as tts:
+        tts.max_chars = sys.maxsize  # `read_text` has checked the length
         write_speech(args, tts, tts.stream(text, **options.speech_options(args, tts)), text)
     return 0
 
@@ -140,6 +162,7 @@ def add_command(commands: Any) -> None:
     command = parsing.new_command(commands, "speak", speak, "speak a text")
     options.add_text_options(command)
     add_output_options(command)
+    batch.add_options(command)
     options.add_model_options(command)
     options.add_speech_options(command)
 
@@ -153,13 +176,36 @@ def _print_chunk(args: argparse.Namespace, chunk: "AudioChunk") -> None:
         print(f"{chunk.t_ms:8.1f} ms  frames {chunk.frame_index}..{last}", file=sys.stderr)
 
 
+def _player(rate: int | None) -> str:
+    """Return a command that plays the samples of --stdout."""
+    return f"aplay -t raw -f S16_LE -r {rate or 24000}"
+
+
+class _Lines(io.TextIOBase):
+    """Standard error for a progress bar where it is no terminal: each state is a line."""
+
+    def write(self, text: str) -> int:
+        """Print a state of the bar; it begins with a carriage return."""
+        if line := text.strip():
+            print(line, file=sys.stderr, flush=True)
+        return len(text)
+
+
 def _progress_bar(args: argparse.Namespace, text: str) -> "tqdm":
-    """Return a bar of the seconds of speech made; its end is estimated from the text's length."""
+    """Return a bar of the seconds of speech made; its end is estimated from the text's length.
+
+    Where standard error is no terminal, there is a line every few seconds instead.
+    """
     from tqdm import tqdm
 
+    is_shown = sys.stderr.isatty()
+    words = "{n:.1f} s of speech in {elapsed}"
     return tqdm(
         total=max(1.0, len(text) / CHARS_PER_SECOND),
-        disable=args.quiet or args.stream or not sys.stderr.isatty(),
-        bar_format="{desc}{bar} {n:.1f} s of speech in {elapsed}",
+        disable=args.quiet or args.stream,
+        file=None if is_shown else _Lines(),
+        delay=0 if is_shown else SECONDS_BETWEEN_LINES,
+        mininterval=0.1 if is_shown else SECONDS_BETWEEN_LINES,
+        bar_format=f"{{desc}}{{bar}} {words}" if is_shown else f"... {words}",
         leave=False,
     )

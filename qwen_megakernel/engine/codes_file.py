@@ -140,6 +140,17 @@ def expectations(figures: Mapping[str, Any]) -> dict[str, Expectation]:
     return found
 
 
+def difference(name_a: str, a: np.ndarray, name_b: str, b: np.ndarray) -> str:
+    """Return in words whether two dumps are equal, or the first frame in which they differ."""
+    if np.array_equal(a, b):
+        return f"{name_a} and {name_b} are equal: {len(a)} frames"
+    both = min(len(a), len(b))
+    unequal = np.flatnonzero((a[:both] != b[:both]).any(axis=1))
+    first = unequal[0] if len(unequal) else both
+    lengths = f"{len(a)} and {len(b)} frames"
+    return f"{name_a} and {name_b} ({lengths}) differ from frame {first} on"
+
+
 def overlap(a: np.ndarray, b: np.ndarray) -> float:
     """Return the overlap of two dumps' histograms, mean over groups: 0 (disjoint) to 1 (equal)."""
     common = []

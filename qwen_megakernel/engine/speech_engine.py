@@ -26,6 +26,7 @@ from qwen_megakernel.records import AudioChunk, Files, SpeechRequest
 from qwen_megakernel.sound.chunks import new_chunks
 from qwen_megakernel.sound.loudness import at_loudness, check_loudness
 from qwen_megakernel.speech_options import LOUDNESS, SpeechKeywords
+from qwen_megakernel.text.cleaning import MAX_CHARS
 from qwen_megakernel.text.intake import new_intake
 from qwen_megakernel.text.parts import TextEncoding
 from qwen_megakernel.text.reading.reader import Reading
@@ -50,6 +51,7 @@ class SpeechEngine(ABC):
     predictor_dtype: torch.dtype | None = None  # the code predictor's dtype; None: `dtype`
     max_frames: int  # most frames of one part of a text
     num_slots: int  # streams spoken at the same time
+    max_chars = MAX_CHARS  # most characters of a request's text
     _defaults = SpeechRequest(None)  # what requests begin with
     _high_pass: float | None = None  # cutoff of a filter on every stream, in Hz; None: no filter
     ignores_instruct = False  # the model was not trained with instructions, but may be given one
@@ -182,6 +184,7 @@ class SpeechEngine(ABC):
             languages=self.languages,
             read_languages=self._read_languages,
             takes_phonemes=self.takes_phonemes,
+            max_chars=self.max_chars,
         )
         if text is not None:
             intake.feed(text)

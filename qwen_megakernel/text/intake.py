@@ -32,16 +32,23 @@ class TextIntake:
         encoding: how the request's parts become ids.
         is_whole: the text comes as one piece, and its errors are raised at its end.
         splits: a whole text is cut into parts.
+        max_chars: most characters of a whole text, and of a part of an open one.
     """
 
     def __init__(
-        self, text: RequestText, encoding: TextEncoding, *, is_whole: bool, splits: bool = True
+        self,
+        text: RequestText,
+        encoding: TextEncoding,
+        *,
+        is_whole: bool,
+        splits: bool = True,
+        max_chars: int = MAX_CHARS,
     ) -> None:
         self.text, self.encoding, self.is_whole = text, encoding, is_whole
         self.parts: deque[TextPart] = deque()  # the engine takes them out
         self.is_closed = False  # no part follows; set after the last part was closed
         self.num_parts: int | None = None  # of a whole text
-        self._splits = splits
+        self._splits, self._max_chars = splits, max_chars
         self._steps: list[str | Cut] = []  # of a whole text
         # Where an open text is cut; a whole one is cut when all of it is known.
         self._ends = None if is_whole else PartEnds(*encoding.open_part_chars)
@@ -62,7 +69,7 @@ class TextIntake:
             TextTooLong: the text, or a part of an open text, exceeds its limit.
         """
         if self.is_whole:
-            check_length(len(piece), MAX_CHARS)
+            check_length(len(piece), self._max_chars)
             self._steps += self.text.feed(piece)
         elif not self.error:
             self._take(self.text.feed(piece))
@@ -83,7 +90,7 @@ class TextIntake:
             if self.error:
                 raise self.error
             words = [step for step in self._steps if isinstance(step, str)]
-            check_length(sum(map(len, words)), MAX_CHARS)
+            check_length(sum(map(len, words)), self._max_chars)
             self.text.check("".join(words))
             self._take(self._steps)
         else:
@@ -131,7 +138,7 @@ class TextIntake:
         if self._encoder:
             part.add(self._encoder.feed(text))
         else:
-            check_length(len(part.text) + len(text), MAX_CHARS)
+            check_length(len(part.text) + len(text), self._max_chars)
         part.text += text
         self._num_visible += len(visible(text))
 
@@ -168,6 +175,7 @@ def new_intake(
     languages: Sequence[str],
     read_languages: Sequence[str] | None = None,
     takes_phonemes: bool = False,
+    max_chars: int = MAX_CHARS,
 ) -> TextIntake:
     """Return the intake of a request's text, which is given to it next.
 
@@ -177,6 +185,7 @@ def new_intake(
         languages: the languages that the engine speaks.
         read_languages: the languages whose scripts it reads; None: unknown.
         takes_phonemes: whether the voice accepts phonemes.
+        max_chars: most characters of a whole text, and of a part of an open one.
     """
     has_markup = request.text_format != "plain"
     language = (request.language or AUTO).strip().lower()
@@ -199,5 +208,8 @@ def new_intake(
             *(parser, reader, language_of, watch), language=language, takes_phonemes=takes_phonemes
         )
     return TextIntake(
-        text, encoding, is_whole=request.text is not None, splits=request.split != "off"
+        *(text, encoding),
+        is_whole=request.text is not None,
+        splits=request.split != "off",
+        max_chars=max_chars,
     )

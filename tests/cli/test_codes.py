@@ -20,6 +20,22 @@ def test_codes_compare_prints_figures_and_overlaps(run_here, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ([[1, 2], [3, 4], [5, 6]], "are equal: 3 frames"),
+        ([[1, 2], [3, 5], [5, 6]], "(3 and 3 frames) differ from frame 1 on"),
+        ([[1, 2], [3, 4]], "(3 and 2 frames) differ from frame 2 on"),
+    ],
+)
+def test_compared_codes_begin_with_their_first_difference(run_here, tmp_path, other, words):
+    for name, codes in (("a.tsv", [[1, 2], [3, 4], [5, 6]]), ("b.tsv", other)):
+        np.savetxt(tmp_path / name, codes, fmt="%d", delimiter="\t")
+    paths = [tmp_path / "a.tsv", tmp_path / "b.tsv"]
+    done = run_here("-m", "qwen_megakernel", "codes", "compare", *paths)
+    assert done.stdout.startswith(f"{paths[0]} and {paths[1]} {words}\n")
+
+
+@pytest.mark.parametrize(
     ("codes", "suspicious"),
     [
         ([[(7 * i * (g + 1)) % 97 for g in range(4)] for i in range(40)], []),
@@ -50,7 +66,7 @@ def test_compared_codes_come_with_what_is_usual(run_here, tmp_path, codes, suspi
         np.savetxt(dump, codes, fmt="%d", delimiter="\t")
     compare = ("-m", "qwen_megakernel", "codes", "compare", *dumps)
     done = run_here(*compare)
-    shown = done.stdout
+    shown = done.stdout.partition("\n")[2]
     first, pair = shown.split(str(dumps[1]), 1)[0], shown.splitlines()[-1]
     _, frames, *figures = first.splitlines()
     marked = [line.split()[0] for line in figures if "SUSPICIOUS" in line]

@@ -12,8 +12,9 @@ import pytest
 import soundfile
 from commands import ROOT, run
 
-from qwen_megakernel import families
+from qwen_megakernel import audio, families
 from qwen_megakernel.cli import options, running
+from qwen_megakernel.cli import speak as cli_speak
 from qwen_megakernel.cli.main import main
 from qwen_megakernel.errors import UsageError
 
@@ -161,6 +162,60 @@ def test_standard_input_that_is_not_utf8_is_refused(monkeypatch, errors):
     monkeypatch.setattr(sys, "stdin", stdin)
     with pytest.raises(UsageError, match=r"^Standard input is not UTF-8 .* 0xfc in position 2"):
         running.read_text("-")
+
+
+def test_a_book_is_spoken_to_a_file(monkeypatch, tmp_path):
+    book = "A sentence of some words for this book. " * 600  # 24 000 characters
+    (tmp_path / "book.txt").write_text(book)
+    for words in (["-"], ["--file", str(tmp_path / "book.txt")]):
+        for text_format in ("plain", "pauses"):
+            monkeypatch.setattr(sys, "stdin", io.StringIO(book))
+            words += ["--text-format", text_format, "--output", str(tmp_path / "a.wav")]
+            assert main(["speak", *words, "--backend", "torch", "--max-frames", "1", *TINY]) == 0
+            assert soundfile.info(tmp_path / "a.wav").duration > 0.07
+
+
+def test_progress_is_a_line_every_few_seconds_where_there_is_no_terminal(capsys, monkeypatch):
+    args = argparse.Namespace(quiet=False, stream=False)
+    for seconds, shown in ((0, ["... 0.5 s of speech in 00:00"]), (60, [])):
+        monkeypatch.setattr(cli_speak, "SECONDS_BETWEEN_LINES", seconds)
+        with cli_speak._progress_bar(args, "Hello." * 20) as bar:
+            bar.update(0.5)
+        lines = capsys.readouterr().err.splitlines()
+        assert lines[-1:] == shown and not any("\r" in line for line in lines)
+
+
+def test_samples_do_not_fill_a_terminal(speak_bytes, monkeypatch):
+    code, samples, shown = speak_bytes("Hello.", "--stdout", *TINY, *SHORT)
+    assert code == 0 and samples and shown.endswith(b"hear it: aplay -t raw -f S16_LE -r 24000\n")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(options, "engine_from_args", lambda *_: pytest.fail("loaded"))
+    code, samples, shown = speak_bytes("Hello.", "--stdout", "--sample-rate", 8000, *TINY)
+    assert code == 2 and samples == b"" and b"| aplay -t raw -f S16_LE -r 8000" in shown
+
+
+def test_an_interruption_says_what_the_file_has(speak, monkeypatch, tmp_path):
+    write, chunks = audio.WavWriter.write, []
+
+    def interrupted(self, samples):
+        if len(chunks) == 2:
+            raise KeyboardInterrupt
+        chunks.append(samples)
+        write(self, samples)
+
+    monkeypatch.setattr(audio.WavWriter, "write", interrupted)
+    done = speak("Hello there.", "--output", tmp_path / "a.wav", *TINY, *SHORT)
+    assert done.returncode == 130
+    seconds = sum(map(len, chunks)) / 24000
+    assert soundfile.info(tmp_path / "a.wav").duration == seconds
+    shown = f"{tmp_path / 'a.wav'} has the first {seconds:.2f} s\ninterrupted\n"
+    assert done.stderr.endswith(shown)
+
+
+def test_demo_voice_has_one_line_before_its_result(speak, tmp_path, caplog):
+    done = speak("Hi.", "--model", "demo-voice", "--output", tmp_path / "a.wav")
+    assert [*caplog.messages, *done.stderr.splitlines()][1:] == done.stderr.splitlines()
+    assert len(done.stderr.splitlines()) == 1 and "demonstration voice" in caplog.messages[0]
 
 
 def test_the_same_seed_gives_the_same_file_in_another_process(speak, tmp_path):

@@ -38,7 +38,10 @@ def test_every_old_name_that_the_page_replaces_is_gone(capsys):
         *("--tts-max-steps", "--tts-model"),
     ]
     for name in replaced:
-        for command in (["serve"], ["speak", "Hello."], ["export", "coreml", "M", "--to", "D"]):
+        commands = (["serve"], ["speak", "Hello."], ["export", "coreml", "M", "--to", "D"])
+        for command in commands:
+            if (command[0], name) == ("speak", "--output-dir"):
+                continue  # it has an option of this name, for --batch
             with pytest.raises(SystemExit):
                 main.parser().parse_args([*command, name, "1"])
             assert f"unrecognized arguments: {name}" in capsys.readouterr().err

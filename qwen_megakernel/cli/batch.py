@@ -1,0 +1,115 @@
+"""`speak --batch`: many texts, from the lines of a JSON file, to the files of a folder."""
+
+import argparse
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qwen_megakernel.cli import options, parsing
+from qwen_megakernel.errors import QwenTTSError, UsageError, check_names
+from qwen_megakernel.speech_options import OPTIONS, SpeechOptions
+
+if TYPE_CHECKING:
+    from qwen_megakernel.engine.speech_engine import SpeechEngine
+
+
+class Lines(str):
+    """The path of a file, each line of which is a JSON object with a text."""
+
+
+def add_options(parser: parsing.Parser) -> None:
+    """Add --batch, which stands for the text, and its options."""
+    add, action = parser.add_argument, parsing.TextAction
+    add(
+        "--batch",
+        dest="text",
+        action=action,
+        type=Lines,
+        metavar="JSONL",
+        help="file of texts to speak, a JSON object a line: text, output (the file's name), and "
+        "options of speech such as voice and speed",
+    )
+    add(
+        "--output-dir",
+        metavar="DIR",
+        help="folder for the files of --batch; texts whose files are there already are skipped",
+    )
+    add(
+        "--slots",
+        type=parsing.at_least(1),
+        default=4,
+        help="number of texts of --batch to speak at a time (default: %(default)s)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Speak every line whose file is missing; list those that fail.
+
+    Returns:
+        The exit code of the last failure, or 0.
+    """
+    if args.output_dir is None or args.stdout or args.output:
+        raise UsageError("--batch writes files into --output-dir DIR, not to one output.")
+    tasks, folder = _read(args.text), Path(args.output_dir)
+    todo = [task for task in tasks if not (folder / task["output"]).exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    code = num_failed = 0
+    if todo:
+        with options.engine_from_args(args, num_slots=min(args.slots, len(todo))) as tts:
+            how = options.speech_options(args, tts)
+            pool = ThreadPoolExecutor(tts.num_slots)
+            try:
+                spoken = {pool.submit(_speak, args, tts, folder, how, task): task for task in todo}
+                for done in as_completed(spoken):
+                    name = spoken[done]["output"]
+                    if isinstance(error := done.exception(), QwenTTSError):
+                        num_failed, code = num_failed + 1, error.exit_code
+                        print(f"{name}: {error}", file=sys.stderr)
+                    elif not args.quiet:
+                        print(f"{name}: {done.result():.2f} s", file=sys.stderr)
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+    if not args.quiet:
+        counts = f"{len(todo) - num_failed} spoken, {len(tasks) - len(todo)} there already"
+        print(f"{folder}: {counts}, {num_failed} failed", file=sys.stderr)
+    return code
+
+
+def _speak(
+    args: argparse.Namespace,
+    tts: "SpeechEngine",
+    folder: Path,
+    how: dict[str, Any],
+    task: dict[str, Any],
+) -> float:
+    """Speak one text to its file, which appears when it is complete; return its seconds."""
+    own = {name: value for name, value in task.items() if name in OPTIONS}
+    speech = tts.synthesize(task["text"], loudness=args.loudness, **(how | own))
+    speech.save(folder / task["output"], args.encoding)
+    return len(speech.audio) / speech.sample_rate
+
+
+def _read(path: str) -> list[dict[str, Any]]:
+    """Return the objects of a file's lines; a line without `output` gets its number as the name.
+
+    Raises:
+        UsageError: a line cannot be spoken, or two have the same output.
+    """
+    tasks: dict[str, dict[str, Any]] = {}
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            task = {"output": f"{number:04}.wav"} | dict(json.loads(line))
+            check_names(task, ["text", "output", *OPTIONS])
+            SpeechOptions().override(**{n: v for n, v in task.items() if n in OPTIONS})
+            name = task["output"]
+            if not isinstance(task.get("text"), str) or Path(str(name)).name != name:
+                raise UsageError("text and output must be strings, and output a file's name.")
+            if tasks.setdefault(name, task) is not task:
+                raise UsageError(f"{name} is the output of another line, too.")
+        except (ValueError, TypeError) as error:  # a UsageError is a ValueError
+            raise UsageError(f"{path}, line {number}: {error}") from error
+    return list(tasks.values())

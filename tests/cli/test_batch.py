@@ -1,0 +1,79 @@
+"""`speak --batch`: many texts to a folder, again without those that are there, failures listed."""
+
+import json
+import threading
+
+import pytest
+import soundfile
+
+from qwen_megakernel.cli import options
+from qwen_megakernel.tts_engine import TTSEngine
+
+SPEAK = ("-m", "qwen_megakernel", "speak", "--model", "tiny-random", "--max-frames", "3")
+
+
+@pytest.fixture
+def batch(run_here, tmp_path):
+    """batch(*lines): speaks objects, or lines of text, into the folder `out`."""
+
+    def run(*lines):
+        rows = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+        (tmp_path / "a.jsonl").write_text("\n".join(rows), encoding="utf-8")
+        words = ("--batch", tmp_path / "a.jsonl", "--output-dir", tmp_path / "out")
+        return run_here(*SPEAK, "--backend", "torch", *words)
+
+    return run
+
+
+def test_lines_become_files_and_those_that_are_there_stay(batch, tmp_path):
+    lines = (
+        {"text": "Hello.", "seed": 3},
+        "",
+        {"text": "Hi.", "output": "b.flac", "sample_rate": 8000},
+        {"text": "🙂"},
+    )
+    done = batch(*lines)
+    assert done.returncode == 2 and "\nout" not in done.stderr
+    assert "0004.wav: Text" in done.stderr and "2 spoken, 0 there already, 1 failed" in done.stderr
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"0001.wav", "b.flac"}
+    assert soundfile.info(tmp_path / "out" / "b.flac").samplerate == 8000
+    (tmp_path / "out" / "b.flac").write_text("kept")
+    assert "0 spoken, 2 there already, 1 failed" in batch(*lines).stderr
+    assert (tmp_path / "out" / "b.flac").read_text() == "kept"
+
+
+def test_every_slot_speaks_at_the_same_time(batch, monkeypatch):
+    together = threading.Barrier(4, timeout=20)  # broken unless four texts are spoken at once
+    synthesize = TTSEngine.synthesize
+
+    def meet(self, text, **how):
+        if text == "Hi.":
+            together.wait()
+        return synthesize(self, text, **how)
+
+    monkeypatch.setattr(TTSEngine, "synthesize", meet)
+    assert "4 spoken" in batch(*[{"text": "Hi."}] * 4).stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ({"text": "a", "sped": 2}, "line 2: There is no option sped."),
+        ({"text": "a", "speed": 9}, "line 2: speed is 9"),
+        ({"text": "a", "output": "../b.wav"}, "line 2: text and output must be strings"),
+        ({"output": "b.wav"}, "line 2: text and output must be strings"),
+        ({"text": "a", "output": "0001.wav"}, "line 2: 0001.wav is the output of another line"),
+        ("{", "line 2: Expecting"),
+        ("3", "line 2: "),
+    ],
+)
+def test_a_faulty_line_is_refused_before_a_model_is_loaded(batch, monkeypatch, line, words):
+    monkeypatch.setattr(options, "engine_from_args", lambda *_, **__: pytest.fail("loaded"))
+    done = batch({"text": "a"}, line)
+    assert done.returncode == 2 and words in done.stderr
+
+
+def test_a_batch_has_a_folder_and_a_folder_a_batch(run_here):
+    for words in (("--batch", "a"), ("Hello.", "--output-dir", "b")):
+        done = run_here(*SPEAK, *words)
+        assert done.returncode == 2 and "--output-dir" in done.stderr and "--batch" in done.stderr
