@@ -137,6 +137,7 @@ async def speak(engine: "TTSEngine", text: str, args: argparse.Namespace, heard:
         for word in re.findall(r"\s*\S+", text):
             await worker.queue_frame(LLMTextFrame(word))
             await asyncio.sleep(1 / WORDS_PER_S)
+        heard.text_ms = 1000 * (time.perf_counter() - heard.started)
         await worker.queue_frame(LLMFullResponseEndFrame())
 
     # With the runner's own handler, Python would handle a second Ctrl-C.
@@ -166,6 +167,7 @@ class Heard:
     finish_reasons: list[str] = field(default_factory=list)
     errors: list[QwenTTSError] = field(default_factory=list)
     started: float = 0.0
+    text_ms: float = 0.0  # until the last word was sent, from the first
 
     def start(self) -> None:
         """Start the clock, when the text is about to be sent."""
@@ -213,6 +215,7 @@ def summary(heard: Heard, engine: "TTSEngine", args: argparse.Namespace) -> dict
         "mode": "token" if args.token else "sentence",
         "seeds": heard.seeds,
         "finish_reasons": heard.finish_reasons,
+        "text_ms": heard.text_ms,
         "ttfb_ms": times[0],
         "leading_silence_ms": silence_ms,
         "first_audible_ms": times[0] + silence_ms,
@@ -242,7 +245,8 @@ def print_summary(facts: dict[str, Any], output: str) -> None:
     )
     print(
         f"first byte after {facts['ttfb_ms']:.0f} ms, first audible sample after "
-        f"{facts['first_audible_ms']:.0f} ms ({facts['leading_silence_ms']:.0f} ms of silence)",
+        f"{facts['first_audible_ms']:.0f} ms ({facts['leading_silence_ms']:.0f} ms of silence); "
+        f"the text was complete after {facts['text_ms']:.0f} ms",
         file=sys.stderr,
     )
     underruns = facts["underruns"]

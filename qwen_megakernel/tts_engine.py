@@ -195,7 +195,7 @@ class TTSEngine(OfficialNames):
             SetupError: the requested backend cannot run on this machine.
             UsageError: there is no such option.
         """
-        check_names(options, TTSEngine.__init__.__kwdefaults__)
+        check_names(options, TTSEngine.__init__.__kwdefaults__ or ())
         chosen = (options.get(name) for name in ("device", "weights", "dtype"))
         choose_backend(options.get("backend", "auto"), *chosen)  # raises before a download
         files = loading.resolve(model, local_files_only=local_files_only, progress=progress)

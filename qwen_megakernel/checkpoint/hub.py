@@ -21,15 +21,6 @@ from math import prod
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import huggingface_hub
-from huggingface_hub import constants
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
-from huggingface_hub.utils import (
-    are_progress_bars_disabled,
-    disable_progress_bars,
-    enable_progress_bars,
-)
-
 from qwen_megakernel.checkpoint.codec_config import parse_codec_config
 from qwen_megakernel.checkpoint.config import parse_model_config
 from qwen_megakernel.checkpoint.random_configs import model_config, speech_tokenizer_config
@@ -41,10 +32,6 @@ logger = get_logger(__name__)
 
 REACHABLE_SECONDS = 2.0
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
-
-# Errors of a download. huggingface_hub has changed its HTTP library twice; its own error is derived
-# from the base class of that library's errors.
-TRANSPORT_ERRORS: tuple[type[Exception], ...] = (OSError, *HfHubHTTPError.__bases__)
 
 # The 12 Hz models -> the built-in random checkpoint that has the same shapes, and so the same size.
 RELEASED = {
@@ -85,6 +72,13 @@ def fetch(
         OutputError: the files cannot be written.
         UsageError: HF_ENDPOINT is not an http or https address.
     """
+    # A quarter of a second, which built-in models and folders need not wait for.
+    from huggingface_hub import constants
+    from huggingface_hub.errors import HfHubHTTPError
+
+    # huggingface_hub has changed its HTTP library twice; its own error is derived from the base
+    # class of that library's errors.
+    transport_errors: tuple[type[Exception], ...] = (OSError, *HfHubHTTPError.__bases__)
     folder = _cached(repo, names)
     if folder:
         return folder
@@ -101,7 +95,7 @@ def fetch(
     try:
         with _progress_bars(progress):
             return _download(repo, names, endpoint, accept)
-    except TRANSPORT_ERRORS as error:
+    except transport_errors as error:
         if isinstance(error, OSError) and error.errno in UNWRITABLE:
             raise OutputError(
                 f"Cannot write {repo} to {_home(constants.HF_HUB_CACHE)}: {error.strerror}.",
@@ -114,6 +108,8 @@ def fetch(
 def _download(
     repo: str, names: tuple[str, ...], endpoint: str, accept: Callable[[Path], object]
 ) -> Path:
+    import huggingface_hub
+
     first = huggingface_hub.hf_hub_download(repo, names[0], endpoint=endpoint)
     folder = Path(first.removesuffix(names[0]))
     accept(folder)
@@ -125,7 +121,9 @@ def _download(
 
 def _cached(repo: str, names: tuple[str, ...]) -> Path | None:
     """Return the snapshot that holds all of `names`, if there is one."""
-    find = partial(huggingface_hub.try_to_load_from_cache, repo, cache_dir=constants.HF_HUB_CACHE)
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    find = partial(try_to_load_from_cache, repo, cache_dir=constants.HF_HUB_CACHE)
     paths = [path for name in names if isinstance(path := find(name), str)]
     return Path(paths[0].removesuffix(names[0])) if len(paths) == len(names) else None
 
@@ -174,12 +172,16 @@ def _reason(error: BaseException | None) -> str:
 
 
 def _offline(repo: str, names: tuple[str, ...], option: str, what: str) -> ModelFilesError:
-    instead = ", or try the pipeline with demo-voice" if option == "--model" else ""
+    from huggingface_hub import constants
+
+    instead = (
+        ", or try the pipeline with demo-voice (--model demo-voice)" if option == "--model" else ""
+    )
     return ModelFilesError(
         f"{what}, and {repo} is not in {_home(constants.HF_HUB_CACHE)}.",
         _needed(repo, names),
         f"Download the folder on a machine that reaches the hub, copy it to any PATH on this one, "
-        f"and give PATH as the model ({option}); or set HF_ENDPOINT to a mirror{instead}.",
+        f"and give PATH as the model ({option} PATH); or set HF_ENDPOINT to a mirror{instead}.",
     )
 
 
@@ -187,6 +189,8 @@ def _failed(
     repo: str, names: tuple[str, ...], option: str, host: str, error: Exception
 ) -> ModelFilesError:
     """Return the error for a download that the hub refused or that broke off."""
+    from huggingface_hub.errors import EntryNotFoundError
+
     status = _status(error)
     models = f"The 12 Hz models are {', '.join(RELEASED)}." if option == "--model" else ""
     if status == 404 and isinstance(error, EntryNotFoundError):
@@ -249,6 +253,12 @@ def without_advice() -> Iterator[None]:
 @contextmanager
 def _progress_bars(shown: bool) -> Iterator[None]:
     """Set huggingface_hub's global switch for the block."""
+    from huggingface_hub.utils import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
+
     if shown or are_progress_bars_disabled():
         yield
         return

@@ -21,7 +21,7 @@ class Lines(str):
 
 def add_options(parser: parsing.Parser) -> None:
     """Add --batch, which stands for the text, and its options."""
-    add, action = parser.add_argument, parsing.TextAction
+    add, action = options.group(parser, options.OUTPUT).add_argument, parsing.TextAction
     add(
         "--batch",
         dest="text",

@@ -87,6 +87,7 @@ def compare_codes(args: argparse.Namespace) -> int:
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands and their options."""
     root = parsing.Parser(prog="qwen-megakernel", description="Qwen3-TTS speech, streamed.")
+    root.epilog = 'Try first: qwen-megakernel speak "Hello." --model demo-voice'
     root.add_argument("--version", action="version", version=__version__)
     commands = root.add_subparsers(dest="command", required=True)
 

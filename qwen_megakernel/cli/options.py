@@ -1,6 +1,7 @@
 """Options that the commands, the demos and the benchmarks share, and the engine they describe."""
 
 import argparse
+import gc
 import logging
 import sys
 import time
@@ -37,19 +38,34 @@ OF_TRAINED_VOICES = tuple(n for n in OFFERED if n not in ("language", "instruct"
 
 DEVICE_HELP = "device to run on: cpu, cuda or cuda:1 (default: a GPU if there is one, else the CPU)"
 
+# Groups of options in --help, in the order in which a command adds their first options.
+OUTPUT, VOICE, READING = "text and output", "voice", "reading"
+SOUND, SAMPLING, MACHINE = "sound", "sampling", "model and machine"
+# The groups of records in `SpeechOptions`, and of options in no record.
+_TITLES = {"sound": SOUND, "loudness": SOUND, "sampling": SAMPLING, "instruct": VOICE}
+_TITLES |= {"language": VOICE, "seed": SAMPLING, "max_frames": SAMPLING}
+
 logger = get_logger(__name__)
+
+
+def group(parser: argparse.ArgumentParser, title: str) -> argparse._ArgumentGroup:
+    """Return the group of options with a title, which is added if it is new."""
+    found = (group for group in parser._action_groups if group.title == title)
+    return next(found, None) or parser.add_argument_group(title)
 
 
 def add_model_options(parser: argparse.ArgumentParser, default: str | None = None) -> None:
     """Add the options that describe an engine, and those of verbosity."""
-    add = parser.add_argument
+    add = group(parser, MACHINE).add_argument
     add(
         "--model",
         default=default,
         help="model to speak with: hub id, folder, demo-voice, or random weights: tiny-random, "
         f"tiny-random-base, ... (default: {default or DEFAULT_MODEL})",
     )
-    add("--voices", metavar="DIR", help="folder of voice files to find by name")
+    group(parser, VOICE).add_argument(
+        "--voices", metavar="DIR", help="folder of voice files to find by name"
+    )
     add(
         "--backend",
         default="auto",
@@ -77,7 +93,7 @@ def add_model_options(parser: argparse.ArgumentParser, default: str | None = Non
     add("--weights", choices=WEIGHTS, metavar="FORM", help=WEIGHTS_HELP)
     add_local_files_option(parser)
     add_option(parser, OPTIONS["normalize"])
-    add(
+    group(parser, READING).add_argument(
         "--lexicon",
         metavar="FILE",
         help="file of pronunciations: lines of a word, a tab and a respelling, or a W3C "
@@ -88,7 +104,7 @@ def add_model_options(parser: argparse.ArgumentParser, default: str | None = Non
 
 def add_local_files_option(parser: argparse.ArgumentParser) -> None:
     """Add --local-files-only."""
-    parser.add_argument(
+    group(parser, MACHINE).add_argument(
         "--local-files-only",
         action="store_true",
         help="use only files that are on this machine; download nothing",
@@ -104,7 +120,7 @@ def add_verbosity(parser: argparse.ArgumentParser) -> None:
 
 def add_speech_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of a voice, and every option of `OFFERED`."""
-    add = parser.add_argument
+    add = group(parser, VOICE).add_argument
     add("--voice", help="speaker of the model, name of a file in --voices, or path of a voice file")
     add("--voice-sample", metavar="FILE", help="recording whose voice to clone")
     add(
@@ -124,7 +140,7 @@ def add_options(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
     """Add options of `SpeechOptions`, and --greedy with those of sampling."""
     for name in names:
         if name == "temperature":
-            parser.add_argument(
+            group(parser, SAMPLING).add_argument(
                 "--greedy", action="store_true", help="take the likeliest codes instead of sampling"
             )
         add_option(parser, OPTIONS[name])
@@ -133,7 +149,8 @@ def add_options(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
 def add_option(parser: argparse.ArgumentParser, option: Option) -> None:
     """Add one option; None stands for a default that the model decides."""
     default = f" (default: {option.default_words})" if option.default_words else ""
-    parser.add_argument(
+    title = _TITLES.get(option.group or option.name, READING)
+    group(parser, title).add_argument(
         f"--{option.name.replace('_', '-')}",
         type=parsing.temperature if option.name == "temperature" else option.kind,
         default=option.default if option.kind is str else None,
@@ -145,7 +162,9 @@ def add_option(parser: argparse.ArgumentParser, option: Option) -> None:
 
 def add_text_options(parser: parsing.Parser) -> None:
     """Add the text: as an argument, as --text, or as the contents of --file."""
-    add = parser.add_argument
+    for title in (OUTPUT, VOICE, READING, SAMPLING, SOUND, MACHINE):
+        group(parser, title)  # in this order
+    add = group(parser, OUTPUT).add_argument
     action: Any = parsing.TextAction
     add("text", action=action, help="text to speak; - reads standard input")
     add("--text", action=action, help="the text, for scripts that name every argument")
@@ -165,7 +184,7 @@ def add_text_options(parser: parsing.Parser) -> None:
 
 def add_subtitles_option(parser: argparse.ArgumentParser) -> None:
     """Add --subtitles."""
-    parser.add_argument(
+    group(parser, OUTPUT).add_argument(
         "--subtitles",
         metavar="FILE",
         help="file for the times of the speech: .srt or .vtt captions of its sentences, or .json "
@@ -265,13 +284,15 @@ def engine_from_args(args: argparse.Namespace, **options: Any) -> "SpeechEngine"
     lexicon = Lexicon.of(args.lexicon)  # refused before a model is loaded
     num_slots = options.get("num_slots", 1)
     slots = f", {num_slots} slots" if num_slots > 1 else ""
-    if not _is_small(args):
+    if not is_small(args):
         report_loading(args, f"{args.model or 'the default model'}{slots}")
+    gc.disable()  # collections in the middle of torch's import take a sixth of its time
     import torch
 
     from qwen_megakernel import families
     from qwen_megakernel.native import cpu_threads
 
+    gc.enable()
     report_compiling(args)
     started = time.perf_counter()
     # PyTorch's limit for threads other than the engine's, such as one that reads a recording.
@@ -292,12 +313,12 @@ def engine_from_args(args: argparse.Namespace, **options: Any) -> "SpeechEngine"
         **options,
     )
     logger.debug("Loaded in %.2f s.", time.perf_counter() - started)
-    if not _is_small(args):
+    if not is_small(args):
         report_engine(args, engine)
     return engine
 
 
-def _is_small(args: argparse.Namespace) -> bool:
+def is_small(args: argparse.Namespace) -> bool:
     """Return whether the model loads at once, so that its banner alone is worth a line."""
     return args.model == "demo-voice" and args.backend == "auto"
 

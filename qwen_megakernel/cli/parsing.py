@@ -117,7 +117,8 @@ class Parser(argparse.ArgumentParser):
         """Return the option that an unknown one resembles most, or the first of its letter."""
         known = self._option_string_actions
         of_letter = [each for each in known if len(name) == 2 and each.startswith(f"-{name}")]
-        return next(iter(get_close_matches(name, known, n=1) or of_letter), "")
+        near = get_close_matches(name, known, n=1) or sorted(of_letter, key=len)
+        return next(iter(near), "")
 
 
 def new_command(

@@ -26,7 +26,7 @@ def add_command(commands: Any) -> None:
     """Add `serve` to the subparsers `commands`."""
     command = parsing.new_command(commands, "serve", serve, "speak over HTTP and WebSocket")
     command.hints = {"--ssl": "a reverse proxy does TLS; docs/operations.md"}
-    add = command.add_argument
+    add = options.group(command, "address and access").add_argument
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add(
         "--port",
@@ -52,6 +52,7 @@ def add_command(commands: Any) -> None:
         "machine cannot read)",
     )
     positive = parsing.at_least(1)
+    add = options.group(command, "requests").add_argument
     add(
         "--slots",
         type=positive,
@@ -89,6 +90,7 @@ def add_command(commands: Any) -> None:
         metavar="KBITS",
         help="bit rate of opus in kbit/s, 6 to 256 (default: %(default)s)",
     )
+    add = options.group(command, options.VOICE).add_argument
     add(
         "--voice-fallback", metavar="NAME", help='voice to use for OpenAI\'s names, such as "alloy"'
     )
@@ -104,6 +106,7 @@ def add_command(commands: Any) -> None:
         metavar="N",
         help="most voices that clients may have added (default: %(default)s)",
     )
+    add = options.group(command, "address and access").add_argument
     add(
         "--allow-origin",
         metavar="URL",
@@ -119,6 +122,7 @@ def add_command(commands: Any) -> None:
         help="host name by which clients may call this server, besides localhost and the hosts of "
         "--allow-origin (may be repeated; '*': any name; default: any name, but none on loopback)",
     )
+    add = options.group(command, "requests").add_argument
     add("--access-log", action="store_true", help="write a line to stderr for every answer")
     add(
         "--deadline",
@@ -132,6 +136,7 @@ def add_command(commands: Any) -> None:
         default=120.0,
         help="seconds that running speeches get to finish after SIGTERM (default: %(default)g)",
     )
+    add = options.group(command, "several engines").add_argument
     add("--ray", action="store_true", help="run several engines behind one address on Ray Serve")
     add("--replicas", type=int, help="with --ray: number of engines (default: 1)")
     add(
@@ -145,6 +150,7 @@ def add_command(commands: Any) -> None:
         help="with --ray: GPUs of each engine (default: 1 where there are GPUs)",
     )
     options.add_model_options(command)
+    command.epilog = "Example: qwen-megakernel serve --model demo-voice --voice-fallback demo"
 
 
 def serve(args: argparse.Namespace) -> int:
@@ -304,6 +310,8 @@ def _engine_maker(args: argparse.Namespace, settings: "ServerSettings") -> Calla
     from qwen_megakernel.server.service import freeze_garbage_collector
 
     def make() -> Any:
+        if not args.quiet:
+            print('loading; requests get status 503 until "ready"', file=sys.stderr, flush=True)
         limits = {} if args.max_frames is None else {"max_frames": args.max_frames}
         engine = options.engine_from_args(args, num_slots=args.slots, **limits)
         if settings.voice_fallback is not None:

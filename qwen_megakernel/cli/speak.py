@@ -28,7 +28,7 @@ CHARS_PER_SECOND = 14  # the pace of read English, for the progress bar
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the output: its file, format, loudness, subtitles and codes."""
-    add = parser.add_argument
+    add = options.group(parser, options.OUTPUT).add_argument
     add("-o", "--output", help="wav, flac, ogg or mp3 file to write (default: out.wav)")
     add(
         "--encoding",
@@ -151,7 +151,8 @@ def speak(args: argparse.Namespace) -> int:
     if args.output_dir is not None:
         raise UsageError("--output-dir needs --batch.")
     text = read_text(args)
-    with options.engine_from_args(args) as tts:
+    # One text of a small model is spoken before a warm-up would end.
+    with options.engine_from_args(args, warmup=not options.is_small(args)) as tts:
         tts.max_chars = sys.maxsize  # `read_text` has checked the length
         write_speech(args, tts, tts.stream(text, **options.speech_options(args, tts)), text)
     return 0
@@ -163,8 +164,11 @@ def add_command(commands: Any) -> None:
     options.add_text_options(command)
     add_output_options(command)
     batch.add_options(command)
-    options.add_model_options(command)
     options.add_speech_options(command)
+    options.add_model_options(command)
+    command.epilog = (
+        'Example: qwen-megakernel speak "Hello." --model demo-voice --speed 1.2 -o hello.mp3'
+    )
 
 
 def _print_chunk(args: argparse.Namespace, chunk: "AudioChunk") -> None:

@@ -23,7 +23,7 @@ def add_commands(commands: Any) -> None:
     voices = commands.add_parser("voices", help="make and manage voices")
     voices = voices.add_subparsers(required=True)
     command = parsing.new_command(voices, "create", create, "make voices from recordings")
-    add = command.add_argument
+    add = options.group(command, "recording and voice").add_argument
     add(
         "source",
         metavar="DIR|FILE",
@@ -63,7 +63,7 @@ def add_commands(commands: Any) -> None:
 
     command = parsing.new_command(voices, "delete", delete, "delete a voice")
     add = command.add_argument
-    add("voice", metavar="NAME", help="name in --voices")
+    add("voice", metavar="NAME|FILE", help="name in --voices, or voice file")
     add("--voices", default=".", metavar="DIR", help=_FOLDER_HELP)
     options.add_verbosity(command)
 
@@ -159,6 +159,9 @@ def delete(args: argparse.Namespace) -> int:
     from qwen_megakernel.voice import PRESETS_FILE, VOICE_SUFFIX, Voice, save_presets
 
     folder = Path(args.voices)
+    if args.voice.endswith(VOICE_SUFFIX) and Path(args.voice).is_file():
+        folder, name = Path(args.voice).parent, Path(args.voice).name
+        args.voice = name.removesuffix(VOICE_SUFFIX)
     path = folder / f"{Voice(args.voice).name}{VOICE_SUFFIX}"  # `Voice` refuses a path as a name
     if path.is_file():
         path.unlink()

@@ -1,5 +1,7 @@
 """A whole utterance, as `SpeechEngine.synthesize` returns it."""
 
+import base64
+import io
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,7 +16,7 @@ from qwen_megakernel.timing import subtitles
 from qwen_megakernel.timing.words import Segment, TimedWord
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Speech:
     """A whole utterance."""
 
@@ -28,6 +30,20 @@ class Speech:
     spoken_text: str = ""  # the text that the model received, with numbers as words
     _words: Callable[[], list[TimedWord]] = field(default=list, repr=False, compare=False)
     _segments: Callable[[], list[Segment]] = field(default=list, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        seconds = len(self.audio) / self.sample_rate
+        how = f"{self.sample_rate} Hz, {self.finish_reason}, seed {self.seed}"
+        return f"Speech({seconds:.2f} s, {how})"
+
+    def _repr_html_(self) -> str:
+        """Return a player, which notebooks show."""
+        import soundfile
+
+        file = io.BytesIO()
+        soundfile.write(file, audio.to_int16(self.audio), self.sample_rate, format="WAV")
+        data = base64.b64encode(file.getvalue()).decode()
+        return f'<audio controls src="data:audio/wav;base64,{data}"></audio><br>{self!r}'
 
     @property
     def words(self) -> list[TimedWord]:

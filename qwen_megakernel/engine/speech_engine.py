@@ -80,6 +80,10 @@ class SpeechEngine(ABC):
         # Also called when the engine is collected, and at exit, while threads still run.
         self._close = weakref.finalize(self, self._loop.close)
 
+    def __repr__(self) -> str:
+        what = f"{self.files.name}, {self.backend}, {self.device}, {self.dtype_name}"
+        return f"{type(self).__name__}({what}, {self.num_slots} slots)"
+
     @property
     def dtype_name(self) -> str:
         """The dtype as `dtype=` takes it: "bfloat16", "talker=bfloat16,predictor=float32"."""

@@ -249,16 +249,24 @@ def endpoints_page(description: dict[str, Any]) -> str:
     Args:
         description: the app's OpenAPI object.
     """
-    rows = "".join(
-        f"<tr><td><code>{method.upper()} {escape(path)}</code></td>"
-        f"<td>{escape(operation.get('description', '').partition(chr(10))[0])}</td></tr>"
+    listed = [
+        (f"{method.upper()} {path}", operation.get("description", ""))
         for path, operations in description["paths"].items()
         for method, operation in operations.items()
+    ]
+    listed.insert(1, (f"WS {SPEECH}/stream", "Speak text that arrives in pieces."))
+    rows = "".join(
+        f"<tr><td><code>{escape(name)}</code></td>"
+        f"<td>{escape(words.partition(chr(10))[0].replace('`', ''))}</td></tr>"
+        for name, words in listed
     )
     return (
         "<!doctype html><html lang=en><meta charset=utf-8><title>qwen_megakernel: endpoints</title>"
-        "<h1>Endpoints</h1><p>All fields, for programs: <a href=openapi.json>openapi.json</a>. "
-        "Examples and limits: docs/serving.md of the project. To try it: <a href=.>the page</a>."
+        "<meta name=viewport content='width=device-width'>"
+        "<style>body{font:16px/1.5 system-ui;max-width:60rem;margin:2rem auto;padding:0 1rem}"
+        "td{padding:.3rem 1rem .3rem 0;border-top:1px solid #ddd;vertical-align:top}</style>"
+        "<h1>Endpoints</h1><p>All fields: <a href=openapi.json>openapi.json</a>. "
+        "To try it: <a href=.>the page</a>."
         f"<table>{rows}</table></html>"
     )
 

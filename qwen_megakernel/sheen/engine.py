@@ -153,7 +153,7 @@ class SheenEngine(SpeechEngine):
             ModelFilesError: `model` is no such folder, or a file is damaged.
             UsageError: there is no such option.
         """
-        check_names(options, SheenEngine.__init__.__kwdefaults__)
+        check_names(options, SheenEngine.__init__.__kwdefaults__ or ())
         return cls(model_folder.find(model), **options)
 
     # ---- for callers -----------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """The command line as a whole: every option has a help text, and typing errors are explained."""
 
 import argparse
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -25,6 +26,21 @@ def silent(parser: argparse.ArgumentParser, path: str = "") -> Iterator[str]:
 
 def test_help_says_something_about_everything():
     assert not list(silent(main.parser()))
+
+
+@pytest.mark.parametrize("command", ["speak", "serve"])
+def test_help_is_in_groups_the_machine_last_and_ends_with_an_example(command, capsys):
+    with pytest.raises(SystemExit):
+        main.main([command, "--help"])
+    shown = capsys.readouterr().out
+    titles = [line for line in shown.splitlines() if re.fullmatch(r"[a-z][a-z ]+:", line)]
+    assert titles[0] == "options:" and "\n\nExample: qwen-megakernel " in shown[-200:]
+    assert shown.index("--voice") < shown.index("model and machine:") and len(titles) >= 6
+    if command == "speak":
+        assert titles[1:] == [
+            *("text and output:", "voice:", "reading:", "sampling:", "sound:"),
+            "model and machine:",
+        ]
 
 
 def test_the_help_of_serve_shows_its_defaults(capsys):

@@ -65,7 +65,8 @@ def test_a_folder_becomes_voices(recordings, tmp_path, capsys):
     assert run("voices", "show", tmp_path / "luigi.voice.safetensors", "--json") == 0
     shown, rest = capsys.readouterr().out.split("{")
     assert TRANSCRIPT in shown and json.loads("{" + rest)["dim"] == 128
-    assert run("voices", "delete", "mario", "--voices", tmp_path) == 0
+    assert run("voices", "delete", "mario.voice.safetensors", "--voices", tmp_path) == 2
+    assert run("voices", "delete", tmp_path / "mario.voice.safetensors") == 0
     assert [path.name for path in tmp_path.iterdir()] == ["luigi.voice.safetensors"]
 
 

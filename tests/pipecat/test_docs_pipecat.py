@@ -2,7 +2,8 @@
 
 import re
 
-from commands import ROOT, blocks
+import soundfile
+from commands import ROOT, blocks, run
 from pipecat.pipeline.pipeline import Pipeline
 from pipecat.processors.filters.identity_filter import IdentityFilter
 from pipecat.services.tts_service import TextAggregationMode
@@ -20,8 +21,15 @@ class Transport:
     input = output = staticmethod(IdentityFilter)
 
 
+def test_the_first_pipeline_runs_as_it_stands(tmp_path):
+    (tmp_path / "first.py").write_text(SNIPPETS[0])
+    done = run("first.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert soundfile.info(tmp_path / "table.wav").duration > 1
+
+
 async def test_every_snippet_runs():
-    quickstart, one_engine, token_mode = SNIPPETS
+    _, quickstart, one_engine, token_mode = SNIPPETS
     others = {name: IdentityFilter() for name in ("stt", "user", "llm", "assistant")}
     names = others | {"transport": Transport(), "Pipeline": Pipeline}
     exec(quickstart, names)

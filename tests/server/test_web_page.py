@@ -287,6 +287,17 @@ def test_errors_are_shown_and_the_next_request_works(open_page: Open) -> None:
         expect(page.get_by_role("alert")).to_be_hidden()
 
 
+def test_a_server_that_is_gone_is_named_and_the_status_is_true(open_page: Open) -> None:
+    with serving(FakeEngine()) as server:
+        page = open_page(server)
+        speak(page)
+        finished(page)
+    speak(page)
+    alert = page.get_by_role("alert")
+    expect(alert).to_have_text("The server does not answer. Is it still running?")
+    expect(page.locator("#status")).to_have_text("Failed.")
+
+
 def test_what_the_model_cannot_read_is_told_until_the_next_request(open_page: Open) -> None:
     with tiny_engine("demo-voice", max_frames=6) as engine, serving(engine) as server:
         page = open_page(server)

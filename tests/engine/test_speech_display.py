@@ -1,0 +1,29 @@
+"""How an engine and a speech show themselves: one line, and a player in a notebook."""
+
+import base64
+import io
+import re
+
+import numpy as np
+import soundfile
+from tiny_speech import tiny_engine
+
+from qwen_megakernel import audio
+
+
+def test_an_engine_and_a_speech_are_one_line():
+    with tiny_engine("tiny-random", num_slots=2) as engine:
+        speech = engine.synthesize("Hello.", seed=7, max_frames=2)
+        shown = f"{engine.files.name}, {engine.backend}, {engine.device}, {engine.dtype_name}"
+        assert repr(engine) == f"TTSEngine({shown}, 2 slots)"
+    assert repr(speech) == "Speech(0.16 s, 24000 Hz, length, seed 7)"
+
+
+def test_a_speech_is_a_player_in_a_notebook():
+    with tiny_engine("tiny-random") as engine:
+        speech = engine.synthesize("Hello.", seed=7, max_frames=2)
+    html = speech._repr_html_()
+    data = re.search('src="data:audio/wav;base64,([^"]+)"', html)
+    samples, rate = soundfile.read(io.BytesIO(base64.b64decode(data[1])), dtype="int16")
+    assert rate == 24000 and len(samples) == len(speech.audio) and html.endswith(repr(speech))
+    assert np.array_equal(samples, audio.to_int16(speech.audio))
