@@ -317,3 +317,11 @@ STAGE_SUM = 0.2
 def nearly(expected: Any) -> Any:
     """Return an object that equals `expected` up to roundings of float64."""
     return pytest.approx(expected, rel=ROUNDING_F64, abs=ROUNDING_F64)
+
+
+# The power of the watermark relative to that of the speech: 24 dB below it, which is the promise of
+# docs/marking.md; the mark is 23 dB below the speech in its bands, and the speech has other bands.
+MARK_SHARE = 10**-2.4
+
+# Seconds by which the beginning and the end of a mark may be off: half of the detector's windows.
+MARK_EDGE_S = 2.5

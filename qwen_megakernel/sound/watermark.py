@@ -1,0 +1,183 @@
+"""Marks speech as synthetic, inaudibly: a keyed sequence under the envelope of the speech.
+
+The sequence repeats every second. It is a sum of several noises, which the key determines, and each
+of which is rotated by a multiple of 1/257 s. The rotations spell the operator, in a code any two
+words of which differ in at least three noises, so that operators are told apart. The sequence has
+eight bands between 350 and 3300 Hz, which a telephone transmits. Each band is as loud as the speech
+in it was a moment ago, less `BELOW_DB`; no sample waits for later ones.
+
+Source of the method: I. J. Cox et al., "Secure spread spectrum watermarking for multimedia", IEEE
+Transactions on Image Processing 6(12), 1997. `mark_detector` finds the mark.
+"""
+
+import hashlib
+import os
+import re
+import secrets
+import stat
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from qwen_megakernel.errors import OutputError, UsageError
+
+BELOW_DB = 23.5  # level of the mark below that of the speech in the same band
+BAND_EDGES = np.geomspace(350, 3300, 9)  # Hz
+
+KEY_BYTES = 32
+MAX_OPERATOR = 2**16 - 1
+NUM_ROTATIONS = 257  # the least prime of more than 8 bits: the code calculates modulo a prime
+NUM_NOISES = 5  # the first is not rotated, two spell the operator, two check it
+
+BLOCK_S = 0.010  # the gains change linearly from block to block
+WINDOW_S = 0.012  # the past that sets the gains; a longer one is heard after loud sounds (PESQ)
+
+
+@dataclass(frozen=True, slots=True)
+class MarkKey:
+    """The secret with which speech is marked, and the number of the operator who marks.
+
+    Args:
+        secret: `KEY_BYTES` random bytes.
+        operator: 0 .. `MAX_OPERATOR`; one key can serve many operators.
+    """
+
+    secret: bytes = field(repr=False)
+    operator: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.operator <= MAX_OPERATOR:
+            raise UsageError(f"The operator is {self.operator}; it must be in 0 .. {MAX_OPERATOR}.")
+
+    @staticmethod
+    def create(path: Path, operator: int = 0) -> "MarkKey":
+        """Make a new key, and write it to a new file that only the user may read.
+
+        Raises:
+            UsageError: the operator is outside the limits.
+            OutputError: the file exists, or cannot be written.
+        """
+        key = MarkKey(secrets.token_bytes(KEY_BYTES), operator)
+        try:
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(f"{key.secret.hex()} {operator}\n")
+        except OSError as error:
+            raise OutputError(f"Cannot write a key to {path}: {error.strerror}.") from error
+        return key
+
+    @staticmethod
+    def read(path: Path) -> "MarkKey":
+        """Read a file of `create`.
+
+        Raises:
+            UsageError: there is no such file, other users may read it, or it has no key.
+        """
+        hint = "Make a key with `qwen-megakernel mark new-key FILE`."
+        try:
+            mode, text = path.stat().st_mode, path.read_text("ascii")
+        except OSError as error:
+            raise UsageError(f"Cannot read the key {path}: {error.strerror}.", hint=hint) from error
+        except UnicodeDecodeError as error:
+            raise UsageError(f"{path} is not the file of a key.", hint=hint) from error
+        if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise UsageError(
+                f"The key {path} has mode {stat.S_IMODE(mode):o}; other users may read it.",
+                "A reader of the key can forge marks and remove them.",
+                f"Run chmod 600 {path}.",
+            )
+        if not (found := re.fullmatch(rf"([0-9a-f]{{{2 * KEY_BYTES}}}) ([0-9]{{1,9}})\s*", text)):
+            raise UsageError(
+                f"{path} is not the file of a key: it must have {2 * KEY_BYTES} hexadecimal digits "
+                "and the number of the operator.",
+                hint=hint,
+            )
+        return MarkKey(bytes.fromhex(found[1]), int(found[2]))
+
+
+def rotations_of(operators: np.ndarray) -> np.ndarray:
+    """Return how far each noise is rotated, in 1 / NUM_ROTATIONS s: [NUM_NOISES, num_operators]."""
+    high, low = np.divmod(operators, 256)
+    return np.stack([0 * high, high, low, high + low, high + 2 * low]) % NUM_ROTATIONS
+
+
+@lru_cache(maxsize=4)
+def noise_spectra(secret: bytes) -> np.ndarray:
+    """Return the noises' spectra, [NUM_NOISES, num_hertz] complex: bin k is k Hz."""
+    num_hertz = int(BAND_EDGES[-1]) + 1
+    digest = hashlib.shake_256(b"qwen_megakernel watermark 1" + secret)
+    drawn = np.frombuffer(digest.digest(2 * NUM_NOISES * num_hertz), "<u2")
+    spectra = np.exp(2j * np.pi / 2**16 * drawn).reshape(NUM_NOISES, num_hertz)
+    spectra[:, : int(BAND_EDGES[0]) + 1] = 0
+    return spectra
+
+
+@lru_cache(maxsize=4)
+def marking_bands(key: MarkKey, sample_rate: int) -> np.ndarray:
+    """Return a second of the sequence in each band, [num_bands, sample_rate], of power 1."""
+    hertz = np.arange(int(BAND_EDGES[-1]) + 1)
+    turns = rotations_of(np.array([key.operator])) * hertz / NUM_ROTATIONS
+    spectrum = (noise_spectra(key.secret) * np.exp(-2j * np.pi * turns)).sum(axis=0)
+    bands = []
+    for low, high in pairwise(BAND_EDGES):
+        band = np.fft.irfft(spectrum * ((hertz > low) & (hertz <= high)), sample_rate)
+        bands.append(band / band.std())
+    return np.array(bands)
+
+
+class Watermark:
+    """Adds the mark to the samples of one stream. It is a `chain.Step` that holds nothing back.
+
+    Args:
+        key: the key and the operator.
+        sample_rate: in Hz.
+    """
+
+    def __init__(self, key: MarkKey, sample_rate: int) -> None:
+        self._bands = marking_bands(key, sample_rate)
+        self._block = round(BLOCK_S * sample_rate)
+        self._window = np.hanning(round(WINDOW_S * sample_rate))
+        self._past = np.zeros(len(self._window), np.float32)  # unmarked samples
+        # The bins of the window's spectrum overlap the bands; each counts for its part in a band.
+        bins = np.arange(len(self._window) // 2 + 2) * sample_rate / len(self._window)
+        edges = np.clip(BAND_EDGES, (bins - bins[1] / 2)[:, None], (bins + bins[1] / 2)[:, None])
+        # A sum of squared bins becomes the square of the mark's standard deviation.
+        scale = 2 / len(self._window) / np.square(self._window).sum() * 10 ** (-BELOW_DB / 10)
+        self._shares = np.diff(edges).T[:, : len(self._window) // 2 + 1] / bins[1] * scale
+        self._place = 0  # index of the next sample in its block
+        self._time = 0  # index of the next sample in its second
+        self._gains = np.zeros((2, len(self._bands)))  # at the block's beginning and end
+
+    def push(self, samples: np.ndarray) -> np.ndarray:
+        """See `chain.Step`."""
+        marked = np.empty(len(samples), np.float32)
+        begin = 0
+        while begin < len(samples):
+            if not self._place:
+                self._gains = np.stack([self._gains[1], self._levels()])
+            end = min(len(samples), begin + self._block - self._place)
+            marked[begin:end] = samples[begin:end] + self._mark(end - begin)
+            self._past = np.concatenate([self._past, samples[begin:end]])[-len(self._window) :]
+            self._place = (self._place + end - begin) % self._block
+            begin = end
+        return marked
+
+    def finish(self) -> np.ndarray:
+        """See `chain.Step`."""
+        return np.empty(0, np.float32)
+
+    def _levels(self) -> np.ndarray:
+        """Return the gain of each band after the samples so far."""
+        powers = np.square(np.abs(np.fft.rfft(self._past * self._window)))
+        return np.sqrt((self._shares * powers).sum(axis=1))
+
+    def _mark(self, count: int) -> np.ndarray:
+        """Return the next samples of the mark, which lie in one block."""
+        rate = self._bands.shape[1]
+        places = np.arange(self._place, self._place + count) / self._block
+        bands = self._bands[:, np.arange(self._time, self._time + count) % rate]
+        self._time = (self._time + count) % rate
+        before, after = self._gains[..., None]
+        return ((before + (after - before) * places) * bands).sum(axis=0)
