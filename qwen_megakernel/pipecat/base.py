@@ -6,7 +6,6 @@ members of Pipecat's class, so the release of Pipecat is pinned.
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator
 from typing import Any
 
 from pipecat.frames.frames import (
@@ -19,10 +18,9 @@ from pipecat.frames.frames import (
 )
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessorSetup
 from pipecat.services.tts_service import TTSService
-from pipecat.utils.text.simple_text_aggregator import SimpleTextAggregator
 
 from qwen_megakernel.pipecat.word_timestamps import PlayoutClock
-from qwen_megakernel.text.sentences import unspeakable
+from qwen_megakernel.text.sentences import sentence_spans, unspeakable
 
 LONG_TEXT_CHARS = 400  # some sentences; longer texts are cut, which the sentences of LLMs are not
 
@@ -63,7 +61,8 @@ class InProcessTTSService(TTSService):
             await super()._handle_aggregated_text(src_frame, context_id)
             return
         context_id = context_id or self.create_context_id()
-        async for sentence in _sentences(text, self.text_aggregation_language):
+        for begin, end in sentence_spans(text):
+            sentence = text[begin:end]
             frame = AggregatedTextFrame(sentence, src_frame.text_type, raw_text=sentence)
             frame.interruptible = src_frame.interruptible
             await super()._handle_aggregated_text(frame, context_id)
@@ -177,17 +176,6 @@ class InProcessTTSService(TTSService):
 
     def _now_s(self) -> float:
         return self.get_clock().get_time() / 1e9
-
-
-async def _sentences(text: str, language: str) -> AsyncIterator[str]:
-    """Yield the sentences of a text; joined, they are the text."""
-    aggregator = SimpleTextAggregator(language=language)
-    end = 0
-    async for sentence in aggregator.aggregate(text):
-        begin, end = end, text.index(sentence.text, end) + len(sentence.text)
-        yield text[begin:end]
-    if text[end:].strip():
-        yield text[end:]
 
 
 def base_arguments() -> set[str]:

@@ -18,6 +18,8 @@ from qwen_megakernel.text.request_text import Cut, RequestText
 from qwen_megakernel.text.sentences import pack_sentences, unspeakable
 from qwen_megakernel.text.unreadable import TextWatch
 
+_SLICE_CHARS = 512
+
 
 class TextIntake:
     """One request's text on its way into parts: its markup is obeyed, expressions are read as
@@ -55,6 +57,7 @@ class TextIntake:
         self._part: TextPart | None = None  # the growing part
         self._encoder: PartEncoder | None = None  # its encoder, if its ids are spoken as they come
         self._manner = Manner()  # of the growing part
+        self._held = ""  # text of an open part's end, until it shows whether a sentence ends there
         self._num_visible = 0  # visible characters of all parts
 
     @property
@@ -102,31 +105,38 @@ class TextIntake:
                 raise empty_text(clean("".join(words)))
 
     def _close(self) -> None:
-        self._end_part()
+        self._finish_part()
         self.is_closed = True  # last, because the engine looks at it first
 
     def _take(self, steps: Iterable[str | Cut]) -> None:
         for step in steps:
             if isinstance(step, Cut):
-                self._end_part()
+                self._finish_part()
                 self._manner = step.manner
                 if step.pause_s:
                     self.parts.append(TextPart.pause(step.pause_s, self._num_visible))
             elif self._ends is None:
                 self._append(step)
-            else:
-                self._cut(step, self._ends)
+            else:  # in slices: behind each end, the rest of a slice is looked at once more
+                for begin in range(0, len(step), _SLICE_CHARS):
+                    self._held += step[begin : begin + _SLICE_CHARS]
+                    self._cut(self._ends)
 
-    def _cut(self, text: str, ends: PartEnds) -> None:
-        """Append text to the growing part, and begin another one where it ends."""
-        while text:
-            end = ends.find(text)
-            self._append(text[:end])
-            ends.add(text[:end])
-            if end is None:
-                return
-            self._end_part()
-            text = text[end:]
+    def _cut(self, ends: PartEnds, *, is_last: bool = False) -> None:
+        """Append the held text to the growing part, and begin another one where it ends.
+
+        Args:
+            is_last: no text follows, so that none remains held.
+        """
+        is_end = True
+        while self._held and (is_end or is_last):
+            place, is_end = ends.find(self._held, is_last=is_last)
+            if place:
+                self._append(self._held[:place])
+                ends.add(self._held[:place])
+                self._held = self._held[place:]
+            if is_end:
+                self._end_part()
 
     def _append(self, text: str) -> None:
         part = self._part
@@ -141,6 +151,12 @@ class TextIntake:
             check_length(len(part.text) + len(text), self._max_chars)
         part.text += text
         self._num_visible += len(visible(text))
+
+    def _finish_part(self) -> None:
+        """End the growing part behind all text that has come."""
+        if self._ends:
+            self._cut(self._ends, is_last=True)
+        self._end_part()
 
     def _end_part(self) -> None:
         """End the growing part; the next text begins another."""

@@ -6,7 +6,6 @@ count a wide character as three, and cut at clauses or spaces where no sentence 
 the parts.
 """
 
-import re
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.records import Manner, TextIds
+from qwen_megakernel.text.reading.sentence_ends import WINDOW, places
 from qwen_megakernel.text.sentences import char_length, spoken_length
 
 MIN_PART_CHARS, MAX_PART_CHARS = 200, 300  # limits for the parts of a whole text
@@ -25,9 +25,6 @@ OPEN_PART_CHARS = 250, 500
 # The same where a part is spoken only when it is complete, so that speech does not begin late.
 WAITING_PART_CHARS = 40, 300
 
-_SENTENCE_END = re.compile(r"[.!?…][\"'”’)\]]{0,8}\s|[。！？]")
-_MAYBE_END = re.compile(r"[.!?…][\"'”’)\]]{0,8}\Z")  # a sentence end if white space follows
-_MAX_MAYBE_CHARS = 9
 _GAPS = frozenset(" 、，；：")
 
 
@@ -98,7 +95,8 @@ class PartEnds:
 
     A part ends at the first sentence end past `min_chars` characters, or at the first space or
     full-width comma past `max_chars`. These places do not depend on how the text was cut into
-    pieces.
+    pieces: past `min_chars`, a word that decides whether a sentence ends before it is not taken
+    into the part until it decides.
     """
 
     def __init__(self, min_chars: int, max_chars: int) -> None:
@@ -108,22 +106,29 @@ class PartEnds:
     def begin(self) -> None:
         """Begin a part."""
         self._num_chars = 0  # characters of the part
-        self._maybe_end = ""  # the part's last characters, if they may end a sentence
+        self._tail = ""  # the part's last characters
 
-    def find(self, text: str) -> int | None:
-        """Return where in `text` the growing part ends; None if it does not."""
-        before, length = len(self._maybe_end), self._num_chars
-        ends = {match.end() - before for match in _SENTENCE_END.finditer(self._maybe_end + text)}
-        for place, char in enumerate(text, start=1):
-            if char in _GAPS and length >= self._max_chars:
-                return place
-            length += char_length(char)
-            if place in ends and length >= self._min_chars:
-                return place
-        return None
+    def find(self, text: str, *, is_last: bool) -> tuple[int, bool]:
+        """Return how much of `text` belongs to the growing part, and whether the part ends there.
+
+        Args:
+            text: what follows the characters that `add` was given.
+            is_last: no text follows, so that nothing stays undecided.
+        """
+        before, length = len(self._tail), self._num_chars
+        found = ((at - before, is_end) for at, is_end in places(self._tail + text))
+        ends = {at: is_end for at, is_end in found if is_end is not False and at >= 0}
+        for place in range(len(text) + 1):
+            is_end = ends.get(place, False) if length >= self._min_chars else False
+            if is_end or (is_end is None and not is_last):
+                return place, bool(is_end)
+            if place < len(text):
+                if text[place] in _GAPS and length >= self._max_chars:
+                    return place + 1, True
+                length += char_length(text[place])
+        return len(text), False
 
     def add(self, text: str) -> None:
         """Count text that the growing part has received."""
         self._num_chars += spoken_length(text)
-        maybe = _MAYBE_END.search((self._maybe_end + text)[-_MAX_MAYBE_CHARS:])
-        self._maybe_end = maybe.group() if maybe else ""
+        self._tail = (self._tail + text)[-WINDOW:]

@@ -3,7 +3,9 @@
 import re
 import unicodedata
 from collections.abc import Iterator
-from itertools import accumulate, pairwise
+from itertools import pairwise
+
+from qwen_megakernel.text.reading.sentence_ends import sentence_ends
 
 # A wide character (ideograph, kana, Hangul) is about a syllable: a fifth of a second, in which
 # three Latin letters are spoken.
@@ -13,7 +15,6 @@ _WIDE_CHARS = 3
 # or after full-width punctuation, which has no space after it.
 _CLAUSE_END = re.compile(r"[,;:.!?…—–)\]][\"'”’»)\]]*\s+|[、，；：。！？）」』】]+\s*")
 _LAST_SPACE = re.compile(r".*\s", re.DOTALL)
-_SENTENCE_TAIL = re.compile(r"\**\s*")
 PARAGRAPH_SEPARATOR = "\u2029"  # Unicode's; it ends a sentence, even one without a mark
 _ZERO_WIDTH_JOINER = "\u200d"
 
@@ -52,11 +53,7 @@ def pack_sentences(text: str, min_chars: int, max_chars: int) -> list[str]:
 
 def sentence_spans(text: str) -> list[tuple[int, int]]:
     """Return the characters [begin, end) of each sentence; together they are the whole text."""
-    paragraphs = text.split(PARAGRAPH_SEPARATOR)
-    paragraphs[:-1] = [f"{paragraph}{PARAGRAPH_SEPARATOR}" for paragraph in paragraphs[:-1]]
-    sentences = (each for paragraph in paragraphs if paragraph for each in _sentences(paragraph))
-    ends = list(accumulate(map(len, sentences)))
-    return list(pairwise([0, *ends]))
+    return [span for span in pairwise([0, *sentence_ends(text), len(text)]) if span[0] < span[1]]
 
 
 def spoken_length(text: str) -> int:
@@ -71,19 +68,8 @@ def char_length(char: str) -> int:
 
 
 def _sentences(text: str) -> list[str]:
-    """Cut a clean text before each sentence; joined, the pieces are the text."""
-    from sentence_stream import stream_to_sentences
-
-    # The library deletes asterisks (Markdown), so its sentences would not be found in the text if
-    # spaces did not replace them. An asterisk that closes an emphasis stays with its sentence.
-    masked = text.replace("*", " ")
-    starts, end = [0], 0
-    for sentence in stream_to_sentences([masked]):
-        start = masked.index(sentence, end)
-        if end:
-            starts.append(next(_SENTENCE_TAIL.finditer(text, end, start)).end())
-        end = start + len(sentence)
-    return [text[start:stop] for start, stop in pairwise([*starts, len(text)])]
+    """Cut a text before each sentence; joined, the pieces are the text."""
+    return [text[start:stop] for start, stop in sentence_spans(text)]
 
 
 def _cut(sentence: str, max_chars: int) -> Iterator[str]:

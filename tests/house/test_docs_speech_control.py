@@ -12,6 +12,7 @@ from qwen_megakernel.server.schemas import MAX_LEXICON_WORDS
 from qwen_megakernel.text.markup import ssml, values
 from qwen_megakernel.text.reading import lexicon
 from qwen_megakernel.text.reading.languages import known_languages
+from qwen_megakernel.text.reading.reader import Reading
 from qwen_megakernel.text.reading.segments import MAX_OPEN_CHARS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "speech-control.md").read_text("utf-8")
@@ -74,3 +75,13 @@ def test_the_command_speaks_a_pause(tmp_path: Path):
     assert done.returncode == 0, done.stderr
     samples, rate = soundfile.read(tmp_path / "out.wav", dtype="int16")
     assert b"\0" * (2 * rate) in samples.tobytes()
+
+
+def test_the_kinds_of_expressions_are_read_as_the_table_says():
+    rows = re.findall(
+        r"^\| [^|]+ \| ([A-Z][a-z]+) \| `([^`|]+)` \| ([^`|]+) \|$", PAGE, re.MULTILINE
+    )
+    assert {language.lower() for language, _, _ in rows} == set(known_languages())
+    for language, written, spoken in rows:
+        reader = Reading().reader("on", language.lower(), None)
+        assert reader and reader.whole(written) == spoken

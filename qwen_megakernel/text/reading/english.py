@@ -140,7 +140,8 @@ class English(Language):
         That The Their Then There These They This Those Thus To Today Tomorrow Turn Was We Were What
         When Where Which While Who Why Will With Would Yes Yesterday You Your"""
     AFTER_FINAL = (
-        "NE NW SE SW EST EDT CST CDT MST MDT PST PDT ET CT MT PT GMT UTC BST CET CEST IST JST"
+        "NE NW SE SW EST EDT CST CDT MST MDT PST PDT ET CT MT PT GMT UTC BST CET CEST IST JST "
+        "Eastern Pacific"
     )
     SYMBOLS = """&: and; @: at; ²: squared; ³: cubed; ++: plus plus; =: equals; ÷: divided by
         ×: times; °: degrees; ≈ ~: about; <: less than; >: more than; ≤: at most; ≥: at least

@@ -7,8 +7,10 @@ from qwen_megakernel.text.reading.surroundings import bare
 
 # Words before an ordinal, and the ending that the ordinal has after them.
 _WEAK = ("am", "vom", "zum", "zur", "beim", "im", "dem", "den", "des", "bis", "ab", "ins")
-_ARTICLES = dict.fromkeys(_WEAK, "n") | {"der": "", "die": "", "das": ""}
-_POSSESSIVES = ("mein", "dein", "sein", "ihr", "unser", "euer", "ein", "kein", "dies", "jed", "eur")
+ORDINAL_ARTICLES = dict.fromkeys(_WEAK, "n") | {"der": "", "die": "", "das": ""}
+ORDINAL_STEMS = (
+    *("mein", "dein", "sein", "ihr", "unser", "euer", "ein", "kein", "dies", "jed", "eur"),
+)
 _FEMININE = re.compile(r"(?:e|ung|heit|keit|schaft|tät|ion|ei|ik|ur|in|Liga|Bundesliga|Wahl|Hand)$")
 _NEUTER = re.compile(
     r"(?:chen|lein|um|ment|[Jj]ahr|Mal|Kind|Haus|[Kk]apitel|[Ss]piel|[Qq]uartal|[Ss]emester"
@@ -92,7 +94,7 @@ class German(Language):
 
     def day(self, number: int, before: str) -> str:
         """Return an ordinal with the ending that it has after the word `before`."""
-        return self.say(number, "ordinal") + _ARTICLES.get(before.lower(), "r")
+        return self.say(number, "ordinal") + ORDINAL_ARTICLES.get(before.lower(), "r")
 
     def dated(self, match: re.Match[str], before: str) -> str | None:
         """Return a date such as "am 3.10"; None without a word that only dates have."""
@@ -101,7 +103,7 @@ class German(Language):
     def ordinal_with_point(self, match: re.Match[str], before: str) -> str | None:
         """Return an ordinal before a noun; None elsewhere, where the point ends a sentence."""
         following = bare(match.string[match.end() :].split()[0].rstrip(",;:.!?"))
-        if before.lower() not in _ARTICLES and not self._is_noun(following):
+        if before.lower() not in ORDINAL_ARTICLES and not self._is_noun(following):
             return None
         return self._before_noun(int(match["n"]), before, following)
 
@@ -111,8 +113,8 @@ class German(Language):
     def _before_noun(self, number: int, before: str, noun: str) -> str:
         """Return an ordinal with the ending that it has between two words."""
         word = before.lower()
-        ending = _ARTICLES.get(word)
-        stem = next((each for each in _POSSESSIVES if word.startswith(each)), None)
+        ending = ORDINAL_ARTICLES.get(word)
+        stem = next((each for each in ORDINAL_STEMS if word.startswith(each)), None)
         if ending is None and stem and word[len(stem) :] in ("e", "em", "en", "es", "er"):
             ending = "" if word.endswith("e") or word == "jeder" else "n"
         if ending is None:

@@ -19,7 +19,7 @@ from qwen_megakernel.text.reading.spanish import Spanish
 
 ENGLISH = "english"  # with "auto", the language of Latin letters
 _EUROPEAN = (English, French, German, Italian, Portuguese, Russian, Spanish)
-_LANGUAGES = {each.__name__.lower(): each for each in (*_EUROPEAN, Chinese, Japanese, Korean)}
+LANGUAGES = {each.__name__.lower(): each for each in (*_EUROPEAN, Chinese, Japanese, Korean)}
 
 
 class Grammars:
@@ -38,7 +38,7 @@ class Grammars:
         """Return the grammar of a language, or None if it has no tables, and its joining rule."""
         if language not in self._made:
             with self._lock:
-                tables = _LANGUAGES[language]() if language in _LANGUAGES else None
+                tables = LANGUAGES[language]() if language in LANGUAGES else None
                 grammar = Grammar(tables, self._names_letters) if tables else None
                 made = grammar, WordJoining(tables)
                 self._made.setdefault(language, made)
@@ -47,7 +47,7 @@ class Grammars:
 
 def known_languages() -> list[str]:
     """Return the names of the languages that have a grammar."""
-    return sorted(_LANGUAGES)
+    return sorted(LANGUAGES)
 
 
 def missing(language: str) -> str:

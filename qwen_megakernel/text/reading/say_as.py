@@ -30,6 +30,8 @@ def words_of(text: str, kind: str, form: str, grammar: Grammar | None) -> str | 
     if kind == "characters":
         return _characters(text, language)
     assert grammar and language
+    if kind in ("digits", "telephone") and any(map(str.isalpha, text)):
+        return None  # the letters would be lost
     if kind == "digits":
         return language.spell(text) if any(map(str.isdecimal, text)) else None
     if kind == "telephone":

@@ -68,6 +68,9 @@ def test_other_languages(language: str, text: str, kind: str, words: str):
     ("text", "kind", "form"),
     [
         ("abc", "digits", ""),
+        ("AB12", "digits", ""),  # whose letters would be lost
+        ("1-800-FLOWERS", "telephone", ""),
+        ("555-0123 ext. 5", "telephone", ""),
         ("abc", "cardinal", ""),
         ("1" * 40, "cardinal", ""),
         ("x", "ordinal", ""),

@@ -1,0 +1,140 @@
+"""Where sentences end: which points belong to an abbreviation, an initial or an ordinal.
+
+The tables of all languages decide together, because a text may be in any of them: its language need
+not be known, and a word of one language is hardly ever an abbreviation of another. Such words
+("no.", "art.") are abbreviations only before a number.
+"""
+
+import functools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from qwen_megakernel.text.reading.german import ORDINAL_ARTICLES, ORDINAL_STEMS
+from qwen_megakernel.text.reading.language import table
+from qwen_megakernel.text.reading.languages import LANGUAGES
+from qwen_megakernel.text.reading.surroundings import CLOSING, OPENING
+
+# So many characters before the next word decide whether a sentence ends there. Longer runs of
+# white space end none.
+WINDOW = 160
+_CLOSERS, _OPENERS = re.escape(CLOSING + "“‘"), re.escape(OPENING)
+# A place at which a sentence may end: marks, what closes behind them, and white space; full-width
+# marks need no white space. An empty line always ends one, and so does a paragraph's separator.
+_PLACE = re.compile(
+    rf"(?P<marks>(?<![.!?…؟।॥])[.!?…؟।॥]++)[{_CLOSERS}]{{0,8}}\s{{1,64}}"
+    rf"|(?P<wide>[。！？｡．])(?P<closed>[”’」』）》】〕〉)\]*_\"']{{0,8}})\s{{0,64}}(?![。！？｡．])"
+    r"|\n[^\S\n]{0,64}\n\s{0,64}|\u2029"
+)
+_TOKEN = re.compile(r"\S{1,32}\Z")
+_NEXT = re.compile(rf"(?:[-–—•]\s)?[{_OPENERS}]*(?P<word>\w[^\s.,;:!?…]*)(?P<after>.?)", re.DOTALL)
+_LETTERS = re.compile(r"[^\W\d_](?:\.-?[^\W\d_])*\.")  # "J.", "z.B.", "J.-C."
+_START = re.compile(r"(?:\A|\n|[.!?…。！？][^\w\s]{0,8}\s)\s*\Z")
+# Abbreviations in one language, and words with which a sentence may end in another.
+_WORDS = frozenset(
+    ("art.", "cap.", "est.", "fig.", "max.", "min.", "no.", "sec.", "vol.", "pt.", "am.", "mar.")
+)
+_BEFORE_NAMES_TOO = frozenset(("Dr.", "St.", "Ste."))  # of streets, after which a sentence may end
+_AFTER_NUMBERS = frozenset(("г.", "в.", "гг."))  # before a name, "г." is a town
+
+
+@dataclass(frozen=True, slots=True)
+class _Tables:
+    """What all languages say about words with a point."""
+
+    final: frozenset[str]  # abbreviations with which a sentence may end
+    inner: frozenset[str]  # all others
+    numbered: frozenset[str]  # words that announce a number, and names of months
+    starters: frozenset[str]  # words with which sentences begin
+    after_final: frozenset[str]  # capitalised words that do not begin one after an abbreviation
+
+
+@functools.cache
+def _tables() -> _Tables:
+    final, inner, numbered, starters, after = (set[str]() for _ in range(5))
+    for language in LANGUAGES.values():
+        keys = {*table(language.ABBREVIATIONS)}
+        own = {key for key in language.FINAL.split() if key.endswith(".")}
+        final |= own
+        inner |= {f"{part}." for key in keys - own for part in re.findall(r"([^~]+)\.", key)}
+        inner |= {key for key in keys - own if key.endswith(".")}
+        numbered |= {word for word in language.OPENS.split() if word.endswith(".")}
+        months = re.split(r"[\s/]+", language.SHORT_MONTHS)
+        numbered |= {f"{form}." for month in months for form in (month, month.title())}
+        starters |= {*language.STARTERS.split()}
+        after |= {*language.AFTER_FINAL.split()}
+    return _Tables(*map(frozenset, (final, inner, numbered, starters, after)))
+
+
+def sentence_ends(text: str) -> Iterator[int]:
+    """Yield the places where a sentence of a complete text ends, before the next one begins."""
+    for place, is_end in places(text):
+        if is_end:
+            yield place
+
+
+def places(text: str) -> Iterator[tuple[int, bool | None]]:
+    """Yield the places where a sentence may end, and whether it does.
+
+    None means that text behind the end of `text` decides: the next word begins there, or goes on.
+    """
+    for match in _PLACE.finditer(text):
+        yield match.end(), _is_end(text, match)
+
+
+def _is_end(text: str, match: re.Match[str]) -> bool | None:
+    place = match.end()
+    if place == len(text):
+        return None
+    if not match["marks"]:
+        return not (match["closed"] and text.startswith(("と", "って"), place))
+    following = _NEXT.match(text, place)
+    if not following:
+        return None if not text[place:].strip(OPENING + "-–—• ") else False
+    word = following["word"]
+    if word[0].islower():
+        return False
+    token = _TOKEN.search(text, max(0, match.start("marks") - 32), match.start("marks") + 1)
+    if match["marks"] != "." or not token:
+        return True
+    return _ends_after(token, word, following["after"])
+
+
+def _ends_after(token: re.Match[str], word: str, after: str) -> bool | None:
+    """Return whether a sentence ends between a word with a point and a capital or a digit."""
+    tables, said = _tables(), token[0].lstrip(OPENING)
+    text = token.string[max(0, token.start() - WINDOW // 2) : token.start()]
+    before = text.split()[-2:]
+    last = before[-1] if before else ""
+    is_known = said in tables.inner or said in tables.numbered
+    is_final = said in tables.final and not (said in _AFTER_NUMBERS and not last[-1:].isdigit())
+    is_upper = word[0].isupper()
+    is_number = said[:-1].isdecimal()
+    is_first = _START.search(text) and last not in tables.inner | tables.numbered
+    if is_number and (word[0].isdecimal() or is_first):  # of a list, or of a larger number
+        return False
+    if word[0].isdecimal():
+        return is_final or not (is_known or _LETTERS.fullmatch(said))
+    if not is_upper:  # a script without capitals
+        return True
+    if is_number:
+        is_ordinal = len(said) <= 3 and before != ["I", "am"] and _announces_ordinal(last.lower())
+    elif is_final and not is_known:
+        return word not in tables.after_final if after else None
+    else:
+        is_ordinal = False
+    is_letters = said[0].isalpha() and _LETTERS.fullmatch(said) is not None
+    is_inner = said in tables.inner and said not in _WORDS
+    if not (is_ordinal or is_letters or is_inner or said in _BEFORE_NAMES_TOO):
+        return True
+    if is_inner and said[0].isupper() and not (is_final or is_letters or said in _BEFORE_NAMES_TOO):
+        return False
+    if not after:
+        return None
+    return word in tables.starters and not (after == "." and len(word) == 1)
+
+
+def _announces_ordinal(word: str) -> bool:
+    """Return whether a German word, in lower case, stands before an ordinal: "am 3. Mai"."""
+    stem = next((each for each in ORDINAL_STEMS if word.startswith(each)), None)
+    return word in ORDINAL_ARTICLES or (stem is not None and len(word) - len(stem) <= 2)
