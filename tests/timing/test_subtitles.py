@@ -112,7 +112,7 @@ def test_another_ending_is_refused_with_those_that_are_known(name: str, tmp_path
 
 
 def test_a_path_that_cannot_be_written_is_refused_and_an_existing_file_kept(tmp_path: Path):
-    with pytest.raises(OutputError, match="No such file"):
+    with pytest.raises(OutputError, match="there is no folder"):
         subtitles.check_path(tmp_path / "none" / "out.srt")
     old = tmp_path / "old.srt"
     old.write_text("old")

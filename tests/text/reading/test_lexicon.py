@@ -138,7 +138,7 @@ def test_pls_is_read_with_its_language():
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ("word\n", "lexicon, line 1: 'word' has 1 columns."),
+        ("word\n", "lexicon, line 1: 'word' has no tab."),
         ("a\tb\n\nc\td\te\tf\tg\n", "line 3: 'c\\td\\te\\tf\\tg' has 5 columns."),
         ("a\tb\ten\tsometimes\n", "line 1: case is 'sometimes'; known: exact, any."),
         ("..\tb\n", "line 1: the word '..' has no letter or digit."),
