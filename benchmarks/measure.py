@@ -39,6 +39,7 @@ MEASUREMENTS = {
     "reading": ("reading.reading", "Measure what reading a text in words costs."),
     "word-times": ("word_times.word_times", "Measure how exactly the times of words are found."),
     "sound": ("sound.sound", "Measure what changing the sound of a speech costs."),
+    "marks": ("marks.marks", "Measure what the watermark changes, and what it survives."),
     "open-loop": ("load.open_loop", "Measure an engine that many listeners use at once."),
 }
 

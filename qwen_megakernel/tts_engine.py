@@ -37,6 +37,7 @@ from qwen_megakernel.native.cpu_library import CpuPool
 from qwen_megakernel.official_api import OfficialNames
 from qwen_megakernel.printable import get_logger
 from qwen_megakernel.records import SpeechRequest
+from qwen_megakernel.sound.watermark import MarkKey
 from qwen_megakernel.speech_options import SoundOptions
 from qwen_megakernel.text.languages import AUTO
 from qwen_megakernel.text.parts import TextEncoding
@@ -75,6 +76,8 @@ class TTSEngine(OfficialNames):
             choice of the checkpoint: on for demo-voice, off for the released models, which read
             most numbers themselves (docs/speech-control.md).
         lexicon: respellings of every request: a file, words with respellings, or a `Lexicon`.
+        mark: key of the watermark that says that speech is synthetic (a `MarkKey`, or the file of
+            `mark new-key`); None: no watermark.
         warmup: speak a sentence, greedily and at random, so that the first request is as fast as
             the tenth; on a GPU also record the vocoder's graphs for every chunk length, which
             takes seconds.
@@ -94,6 +97,7 @@ class TTSEngine(OfficialNames):
         voices: str | Path | None = None,
         normalize: str = "auto",
         lexicon: Lexicon | Mapping[str, str] | str | Path | None = None,
+        mark: MarkKey | str | Path | None = None,
         warmup: bool = True,
     ):
         asked_dtype, predictor_dtype = dtypes_of(dtype)
@@ -155,6 +159,7 @@ class TTSEngine(OfficialNames):
             reading=Reading(
                 loaded.config.normalize, normalize, Lexicon.of(lexicon), loaded.config.names_letters
             ),
+            mark=mark,
         )
         decoder, self._prompts, running = made.pop()
         self.dtype, self.num_threads = decoder.dtype, decoder.num_threads or self.num_threads
@@ -189,13 +194,14 @@ class TTSEngine(OfficialNames):
             local_files_only: use only local files, without any network access.
             progress: show a download bar on stderr.
             options: backend, device, dtype, weights, num_threads, num_slots, max_frames, voices,
-                normalize, lexicon and warmup of `TTSEngine`.
+                normalize, lexicon, mark and warmup of `TTSEngine`.
         Raises:
             ModelFilesError: files are missing, unreachable or damaged.
             SetupError: the requested backend cannot run on this machine.
             UsageError: there is no such option.
         """
         check_names(options, TTSEngine.__init__.__kwdefaults__ or ())
+        options["mark"] = MarkKey.of(options.get("mark"))  # a bad key is refused before a download
         chosen = (options.get(name) for name in ("device", "weights", "dtype"))
         choose_backend(options.get("backend", "auto"), *chosen)  # raises before a download
         files = loading.resolve(model, local_files_only=local_files_only, progress=progress)

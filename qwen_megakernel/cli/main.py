@@ -1,11 +1,11 @@
-"""The command line: speak | serve | sheen | voices | download | doctor | build | export | codes."""
+"""The command line: speak | serve | sheen | voices | mark | detect | download | doctor | ... ."""
 
 import argparse
 import json
 from pathlib import Path
 
 from qwen_megakernel import __version__
-from qwen_megakernel.cli import build, export, options, parsing, running, serve, speak, voices
+from qwen_megakernel.cli import build, export, mark, options, parsing, running, serve, speak, voices
 from qwen_megakernel.cli import sheen as sheen_cli
 from qwen_megakernel.errors import UsageError
 
@@ -95,6 +95,7 @@ def parser() -> argparse.ArgumentParser:
     serve.add_command(commands)
     sheen_cli.add_commands(commands)
     voices.add_commands(commands)
+    mark.add_commands(commands)
 
     command = parsing.new_command(commands, "download", download, "download a model")
     add = command.add_argument

@@ -99,7 +99,17 @@ def add_model_options(parser: argparse.ArgumentParser, default: str | None = Non
         help="file of pronunciations: lines of a word, a tab and a respelling, or a W3C "
         "pronunciation lexicon",
     )
+    add_mark_option(parser)
     add_verbosity(parser)
+
+
+def add_mark_option(parser: argparse.ArgumentParser) -> None:
+    """Add --mark-key."""
+    parser.add_argument(
+        "--mark-key",
+        metavar="FILE",
+        help="file of `mark new-key`: speech gets the watermark of this key (default: none)",
+    )
 
 
 def add_local_files_option(parser: argparse.ArgumentParser) -> None:
@@ -279,9 +289,11 @@ def engine_from_args(args: argparse.Namespace, **options: Any) -> "SpeechEngine"
     """Make the engine that `add_model_options` describes, and report it on stderr."""
     if "voice_sample" in args:
         check_speech(args)
+    from qwen_megakernel.sound.watermark import MarkKey
     from qwen_megakernel.text.reading.lexicon import Lexicon
 
     lexicon = Lexicon.of(args.lexicon)  # refused before a model is loaded
+    mark = MarkKey.of(args.mark_key)
     num_slots = options.get("num_slots", 1)
     slots = f", {num_slots} slots" if num_slots > 1 else ""
     if not is_small(args):
@@ -309,6 +321,7 @@ def engine_from_args(args: argparse.Namespace, **options: Any) -> "SpeechEngine"
         voices=args.voices,
         normalize=args.normalize,
         lexicon=lexicon,
+        mark=mark,
         progress=not args.quiet,
         **options,
     )

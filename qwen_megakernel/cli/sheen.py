@@ -111,6 +111,7 @@ def infer(args: argparse.Namespace) -> int:
         dtype=args.dtype,
         phonemes=args.phonemes,
         order=args.order,
+        mark=args.mark_key,
         warmup=False,
     )
     with engine as tts:
@@ -262,6 +263,7 @@ def _add_infer(sheen: Any) -> None:
     )
     speak.add_output_options(command)
     options.add_options(command, options.OF_TRAINED_VOICES)
+    options.add_mark_option(command)
     options.add_verbosity(command)
 
 

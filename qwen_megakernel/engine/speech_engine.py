@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Self, Unpack
 
 import numpy as np
@@ -25,6 +26,7 @@ from qwen_megakernel.errors import QwenTTSError, UsageError
 from qwen_megakernel.records import AudioChunk, Files, SpeechRequest
 from qwen_megakernel.sound.chunks import new_chunks
 from qwen_megakernel.sound.loudness import at_loudness, check_loudness
+from qwen_megakernel.sound.watermark import MarkKey
 from qwen_megakernel.speech_options import LOUDNESS, SpeechKeywords
 from qwen_megakernel.text.cleaning import MAX_CHARS
 from qwen_megakernel.text.intake import new_intake
@@ -41,6 +43,7 @@ class SpeechEngine(ABC):
         sample_rate: samples per second of the audio.
         seconds_per_frame: the duration of one frame of codes.
         reading: how texts are read; None: as they are written, unless a request sets options.
+        mark: key of the watermark of every stream, or its file; None: streams are not marked.
     """
 
     files: Files
@@ -67,7 +70,9 @@ class SpeechEngine(ABC):
         sample_rate: int,
         seconds_per_frame: float,
         reading: Reading | None = None,
+        mark: MarkKey | str | Path | None = None,
     ) -> None:
+        self._mark = MarkKey.of(mark)
         self.sample_rate, self.seconds_per_frame = sample_rate, seconds_per_frame
         self._reading = reading or Reading()
         self._codes_dump = CodesDump()
@@ -194,7 +199,7 @@ class SpeechEngine(ABC):
             intake.feed(text)
             intake.end()
         heard = new_chunks(
-            *(request.sound, self.sample_rate, self._high_pass),
+            *(request.sound, self.sample_rate, self._high_pass, self._mark),
             has_parts=request.text_format != "plain",
         )
         loop = self._loop

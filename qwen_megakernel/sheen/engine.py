@@ -38,6 +38,7 @@ from qwen_megakernel.sheen.language_model import (
 )
 from qwen_megakernel.sheen.model_folder import SNAC_FOLDER
 from qwen_megakernel.sheen.text_input import TextInput
+from qwen_megakernel.sound.watermark import MarkKey
 from qwen_megakernel.speech_options import Sampling
 from qwen_megakernel.text.languages import AUTO, language_of_code, resolve_language
 from qwen_megakernel.text.parts import TextEncoding
@@ -66,7 +67,7 @@ class SheenEngine(SpeechEngine):
         order: "repair" or "refuse", see `decoder.ORDERS`.
         voices: a folder of voice files, which voices of this family cannot use.
         normalize: the meaning of "auto" in a request; "auto" means "off": espeak-ng reads numbers.
-        lexicon: respellings for every request; see `TTSEngine`.
+        lexicon, mark: respellings and watermark for every request; see `TTSEngine`.
     Raises:
         ModelFilesError: a file is damaged, or does not fit the others.
         UsageError: an argument can never work.
@@ -87,9 +88,10 @@ class SheenEngine(SpeechEngine):
         voices: str | Path | None = None,
         normalize: str = "auto",
         lexicon: Lexicon | Mapping[str, str] | str | Path | None = None,
+        mark: MarkKey | str | Path | None = None,
         warmup: bool = True,
     ):
-        asked_dtype = dtype_of(dtype)
+        asked_dtype, mark = dtype_of(dtype), MarkKey.of(mark)
         if voices is not None:
             raise self._one_voice("A folder of voices", files)
         chosen = _choose_backend(backend, device)
@@ -133,6 +135,7 @@ class SheenEngine(SpeechEngine):
             sample_rate=self._codec.sample_rate,
             seconds_per_frame=self._codec.seconds_per_frame,
             reading=Reading(False, normalize, Lexicon.of(lexicon)),
+            mark=mark,
         )
         logger.info("%s on %s in %s: %s.", self.backend, self.device, self.dtype, self.why)
         if warmup:
@@ -148,7 +151,7 @@ class SheenEngine(SpeechEngine):
             model: the folder that `sheen train` wrote.
             local_files_only, progress: ignored, since a folder is complete.
             options: backend, device, dtype, num_threads, num_slots, max_frames, phonemes, order,
-                normalize, lexicon and warmup of `SheenEngine`.
+                normalize, lexicon, mark and warmup of `SheenEngine`.
         Raises:
             ModelFilesError: `model` is no such folder, or a file is damaged.
             UsageError: there is no such option.

@@ -10,6 +10,7 @@ import numpy as np
 from qwen_megakernel.audio import to_float32, to_int16
 from qwen_megakernel.records import AudioChunk, Manner
 from qwen_megakernel.sound.chain import SoundChain, new_chain
+from qwen_megakernel.sound.watermark import MarkKey, Watermark
 from qwen_megakernel.speech_options import SoundOptions
 
 
@@ -39,10 +40,15 @@ class HeardChunks:
         chain: the chain for the beginning of the stream.
         new_chain: creates the chain for a part after a pause, or with another speed or volume.
             None: the stream has no such parts.
+        mark: the key of the watermark, the last step, which goes on from part to part; None: no
+            watermark.
     """
 
-    def __init__(self, chain: SoundChain, new_chain: NewChain | None = None) -> None:
+    def __init__(
+        self, chain: SoundChain, new_chain: NewChain | None = None, mark: MarkKey | None = None
+    ) -> None:
         self._chain, self._new_chain = chain, new_chain
+        self._watermark = Watermark(mark, chain.sample_rate) if mark else None
         # The reader's thread replaces the whole object, so other threads see a consistent state.
         self.progress = Progress()
         self._latest: AudioChunk | None = None  # counts the frames of held chunks before it, too
@@ -127,16 +133,24 @@ class HeardChunks:
     def _heard(self, chunk: AudioChunk, samples: np.ndarray) -> AudioChunk:
         rate, start_s = self.sample_rate, self._num_samples / self.sample_rate
         self._num_samples += len(samples)
+        if self._watermark:
+            samples = self._watermark.push(samples)
         return replace(chunk, samples=to_int16(samples), sample_rate=rate, start_s=start_s)
 
 
 def new_chunks(
-    options: SoundOptions, sample_rate: int, high_pass: float | None, *, has_parts: bool
+    options: SoundOptions,
+    sample_rate: int,
+    high_pass: float | None,
+    mark: MarkKey | None = None,
+    *,
+    has_parts: bool,
 ) -> HeardChunks | None:
     """Return the object that applies a stream's chain; None if its samples stay as they are.
 
     Args:
         options, sample_rate, high_pass: see `chain.new_chain`.
+        mark: see `HeardChunks`.
         has_parts: whether parts of the text may follow a pause, or have a manner of their own.
     """
 
@@ -146,4 +160,6 @@ def new_chunks(
         return new_chain(own, sample_rate, high_pass, may_pause=True)
 
     chain = new_chain(options, sample_rate, high_pass, may_pause=has_parts)
-    return HeardChunks(chain, chain_of if has_parts else None) if chain else None
+    if mark and not chain:
+        chain = SoundChain([], sample_rate)
+    return HeardChunks(chain, chain_of if has_parts else None, mark) if chain else None

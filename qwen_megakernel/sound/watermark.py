@@ -53,6 +53,11 @@ class MarkKey:
             raise UsageError(f"The operator is {self.operator}; it must be in 0 .. {MAX_OPERATOR}.")
 
     @staticmethod
+    def of(value: "MarkKey | str | Path | None") -> "MarkKey | None":
+        """Return a key, or the key in a file; see `read`."""
+        return MarkKey.read(Path(value)) if isinstance(value, str | Path) else value
+
+    @staticmethod
     def create(path: Path, operator: int = 0) -> "MarkKey":
         """Make a new key, and write it to a new file that only the user may read.
 

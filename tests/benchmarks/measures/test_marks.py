@@ -1,0 +1,31 @@
+"""benchmarks/measures/marks.py, at toy size."""
+
+import json
+
+from benchmarks import measure
+from benchmarks.measures.marks import missed
+
+
+def test_marks_are_found_and_figures_are_complete(tmp_path):
+    path = tmp_path / "marks.json"
+    words = ("--model", "demo-voice", "--backend", "torch", "--quiet", "--sentences", "9")
+    sizes = ("--keys", "1", "--pieces", "1", "--long-pieces", "0", "--draws", "2")
+    measure.main(["marks", *words, *sizes, "--json", str(path)])
+    found = json.loads(path.read_text())
+    unmarked, *kept, operators = found["rows"]
+    assert unmarked["searches"] == unmarked["files"] == 9 + 20
+    assert unmarked["false_alarms"] == operators["confused"] == 0
+    assert {row["what"] for row in kept} >= {"clean", "G.711, 8 kHz", "AAC 64 kbit/s"}
+    assert all(row["found"] == row["operator_known"] == 1 for row in kept)
+    assert all(row["rtf"] > 0 for row in found["changes"])
+
+
+def test_every_limit_is_missed_by_worse_figures():
+    rows = [
+        {"what": "clean", "speech": "flite", "seconds": 5, "found": 0.94},
+        {"what": "noise", "speech": "flite", "seconds": 10, "found": 0.89},
+        {"what": "unmarked", "false_alarms": 1},
+        {"what": "operators", "confused": 1},
+    ]
+    changes = [{"speech": "flite", "signal_to_mark_db": 23.9, "pesq": 4.1}]
+    assert len(missed(rows, changes)) == 6
