@@ -110,7 +110,8 @@ def decode_tables() -> list[str]:
     ) + section(
         "Loading, and prompts",
         "Prompts have 10 and 110 positions (p50), and loading includes quantising. Memory is that "
-        "of the process alone, without the packed weights, which processes share.",
+        "of the process alone. It has the packed weights, too, which are not counted; each process "
+        "has its own.",
         ["model", "weights", "backend", "prompt 10", "prompt 110", "load", "private"],
         once,
     )

@@ -31,6 +31,18 @@ void* qwen_cpu_pool_create(int32_t num_threads) {
 
 void qwen_cpu_pool_destroy(void* pool) { delete static_cast<Pool*>(pool); }
 
+int64_t qwen_cpu_packed_bytes(const MatrixSource* packed, int32_t num_parts) {
+  return int64_t(qwen_tts::make_matrix(*packed, num_parts).bytes());
+}
+
+int32_t qwen_cpu_pack(void* pool, const MatrixSource* parts, int32_t num_parts, int32_t take_turns,
+                      void* packed) {
+  return status_of([&] {
+    qwen_tts::pack(*static_cast<Pool*>(pool), parts, num_parts, take_turns,
+                   static_cast<uint8_t*>(packed));
+  });
+}
+
 int32_t qwen_cpu_decoder_create(void* pool, const ModelSource* source, void** decoder) {
   return status_of(
       [&] { *decoder = qwen_tts::make_model(static_cast<Pool*>(pool), *source).release(); });

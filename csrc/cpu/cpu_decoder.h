@@ -1,8 +1,8 @@
 // The C interface of the CPU decoder. decoders/cpu/library.py mirrors it with ctypes.
 //
-// Each instruction set has a library of its own. The caller owns every source tensor; the decoder
-// copies matrices into its own layout and reads tables in place. Functions that can fail return a
-// Status and leave the decoder usable.
+// Each instruction set has a library of its own. The caller owns every tensor; the decoder copies
+// vectors and reads packed matrices and tables in place. Functions that can fail return a Status
+// and leave the decoder usable.
 #pragma once
 #include <cstdint>
 
@@ -21,7 +21,8 @@ enum Status : int32_t {
 // The formats in which the caller stores a matrix.
 enum SourceFormat : int32_t { kSourceFloat32 = 0, kSourceBf16 = 1, kSourceInt8 = 2 };
 
-// A row-major matrix [num_rows, num_cols] of a checkpoint.
+// A matrix [num_rows, num_cols]: row-major as in a checkpoint, or packed by qwen_cpu_pack. A packed
+// one has no `scales`, which lie among its values, and starts at a multiple of 64 bytes.
 struct MatrixSource {
   const void* values;
   const float* scales;  // of kSourceInt8: [num_rows], or [num_rows, ceil(num_cols / group)]
@@ -35,7 +36,7 @@ struct StackSource {
   int32_t max_positions;
   float rms_norm_eps;
   const float *rope_cos, *rope_sin;  // [max_positions, head_dim / 2]
-  const MatrixSource* matrices;      // [num_layers][7]: q, k, v, o, gate, up, down
+  const MatrixSource* matrices;  // packed, [num_layers][4]: q, k and v; o; gate and up; down
   // [num_layers][7]: input norm, post-attention norm, q norm, k norm, and the biases of q, k and v
   // or null.
   const float* const* vectors;
@@ -46,9 +47,9 @@ struct ModelSource {
   StackSource talker, predictor;
   int32_t num_code_groups, codec_eos_id, suppressed_from, min_frames;
   int32_t num_slots;
-  MatrixSource codec_head, projection;  // projection: num_rows is 0 if the model has none
+  MatrixSource codec_head, projection;  // packed; the projection has no rows if there is none
   const float* projection_bias;
-  const MatrixSource* lm_heads;     // [num_code_groups - 1]
+  const MatrixSource* lm_heads;     // packed, [num_code_groups - 1]
   const MatrixSource* code_tables;  // [num_code_groups], float32 or bf16; read in place
 };
 
@@ -85,7 +86,15 @@ const char* qwen_cpu_instruction_set();
 void* qwen_cpu_pool_create(int32_t num_threads);
 void qwen_cpu_pool_destroy(void* pool);
 
-// Packs the weights; `decoder` receives the handle. The pool must outlive the decoder.
+// The size of a packed matrix, of which `values` is not read. `num_parts` matrices take turns in it.
+int64_t qwen_cpu_packed_bytes(const MatrixSource* packed, int32_t num_parts);
+// Packs row-major matrices of equal width and format into one: their rows one after another or,
+// with take_turns, 32 / num_parts rows of each in every block.
+int32_t qwen_cpu_pack(void* pool, const MatrixSource* parts, int32_t num_parts, int32_t take_turns,
+                      void* packed);
+
+// Makes a decoder of packed weights; `decoder` receives the handle. The weights and the pool must
+// outlive the decoder.
 int32_t qwen_cpu_decoder_create(void* pool, const ModelSource* source, void** decoder);
 void qwen_cpu_decoder_destroy(void* decoder);
 int64_t qwen_cpu_decoder_weight_bytes(void* decoder);  // the bytes of weights that a frame reads

@@ -2,8 +2,8 @@
 //
 // A block is 32 rows. Its columns come one (float32), two (bf16) or four (int8) at a time: 32 words
 // of 32 bits, one for each row. int8 columns are padded to groups of 64, because the activations
-// are then 16-bit integers with one scale per group. Blocks lie one after another in the order in
-// which a frame reads them, on huge pages.
+// are then 16-bit integers with one scale per group. The layout is the same for every instruction
+// set, and the size of a block is a multiple of 64 bytes, so files can hold packed matrices.
 #pragma once
 #include <sys/mman.h>
 
@@ -43,7 +43,6 @@ struct SourceRow {
 struct Matrix {
   int num_cols = 0;
   Format format = Format::kFloat32;
-  std::vector<SourceRow> rows;  // a multiple of kBlockRows; empty after packing
   int num_blocks = 0;
   const uint8_t* packed = nullptr;
 
@@ -72,19 +71,27 @@ inline Format format_of(const MatrixSource& source) {
   return source.group ? Format::kInt8Groups : Format::kInt8Rows;
 }
 
-// A matrix of the rows that `at(i)` returns for i < num_rows, padded to whole blocks.
-template <class At>
-Matrix make_matrix(const MatrixSource& like, int num_rows, At at) {
-  Matrix matrix;
-  matrix.num_cols = like.num_cols, matrix.format = format_of(like);
-  matrix.num_blocks = (num_rows + kBlockRows - 1) / kBlockRows;
-  matrix.rows.resize(size_t(matrix.num_blocks) * kBlockRows);
-  for (int i = 0; i < num_rows; ++i) matrix.rows[i] = at(i);
-  return matrix;
+// A packed matrix in the caller's memory. `num_parts` matrices that take turns share each block.
+inline Matrix make_matrix(const MatrixSource& packed, int num_parts = 1) {
+  const int per_block = kBlockRows / num_parts;
+  const int num_rows = packed.num_rows / num_parts;
+  return {packed.num_cols, format_of(packed), (num_rows + per_block - 1) / per_block,
+          static_cast<const uint8_t*>(packed.values)};
 }
 
-inline Matrix make_matrix(const MatrixSource& source) {
-  return make_matrix(source, source.num_rows, [&](int i) { return SourceRow{&source, i}; });
+// The rows of a matrix that is packed from `num_parts` others: all rows of each in its turn, or, in
+// every block, as many rows of one as of the next. Null rows pad the last block.
+inline std::vector<SourceRow> rows_of(const MatrixSource* parts, int num_parts, bool take_turns) {
+  std::vector<SourceRow> rows;
+  const int per_turn = kBlockRows / num_parts;
+  for (int first = 0; take_turns && first < parts->num_rows; first += per_turn)
+    for (int part = 0; part < num_parts; ++part)
+      for (int i = first; i < first + per_turn; ++i)
+        rows.push_back(i < parts->num_rows ? SourceRow{parts + part, i} : SourceRow{});
+  for (int part = 0; !take_turns && part < num_parts; ++part)
+    for (int i = 0; i < parts[part].num_rows; ++i) rows.push_back({parts + part, i});
+  rows.resize((rows.size() + kBlockRows - 1) / kBlockRows * kBlockRows);
+  return rows;
 }
 
 // The bytes of a source's row.

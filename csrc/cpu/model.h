@@ -1,4 +1,4 @@
-// A loaded model: packed matrices, small vectors, and the state of each slot.
+// A loaded model: the caller's packed matrices, small vectors, and the state of each slot.
 #pragma once
 #include <atomic>
 #include <memory>
@@ -13,7 +13,7 @@
 namespace qwen_tts {
 
 constexpr int kPassRows = 48;  // rows of a prompt that share a pass over the weights
-constexpr int kGateRows = kBlockRows / 2;
+constexpr int kGateRows = kBlockRows / 2;  // gate and up take turns
 
 struct Layer {
   Matrix qkv;  // rows of q, then of k, then of v
@@ -89,7 +89,6 @@ struct Model {
   std::vector<float> projection_bias;
   std::vector<Matrix> lm_heads;
   std::vector<MatrixSource> code_tables;  // in the caller's memory
-  std::unique_ptr<Arena> arena;
   std::vector<std::unique_ptr<Slot>> slots;
   std::atomic<bool> is_cancelled{false};
 
@@ -143,23 +142,13 @@ void each_kept(const Stack& stack, float* cache, int first, int count, float* ke
 }
 
 inline Layer make_layer(const StackSource& source, int index) {
-  const MatrixSource* m = source.matrices + index * 7;
+  const MatrixSource* m = source.matrices + index * 4;
   const float* const* v = source.vectors + index * 7;
-  const int q_size = m[0].num_rows, kv_size = m[1].num_rows;
+  const int q_size = source.num_heads * source.head_dim;
+  const int kv_size = source.num_kv_heads * source.head_dim;
   Layer layer;
-  layer.qkv = make_matrix(m[0], q_size + 2 * kv_size, [&](int i) {
-    if (i < q_size) return SourceRow{m, i};
-    i -= q_size;
-    return i < kv_size ? SourceRow{m + 1, i} : SourceRow{m + 2, i - kv_size};
-  });
-  layer.o = make_matrix(m[3]);
-  const int num_pairs = (m[4].num_rows + kGateRows - 1) / kGateRows;
-  layer.gate_up = make_matrix(m[4], num_pairs * kBlockRows, [&](int i) {
-    const int row = i / kBlockRows * kGateRows + i % kGateRows;
-    if (row >= m[4].num_rows) return SourceRow{};
-    return SourceRow{i % kBlockRows < kGateRows ? m + 4 : m + 5, row};
-  });
-  layer.down = make_matrix(m[6]);
+  layer.qkv = make_matrix(m[0]), layer.o = make_matrix(m[1]);
+  layer.gate_up = make_matrix(m[2], 2), layer.down = make_matrix(m[3]);
   layer.input_norm.assign(v[0], v[0] + source.hidden_size);
   layer.post_norm.assign(v[1], v[1] + source.hidden_size);
   if (v[2]) {
@@ -188,21 +177,18 @@ inline Stack make_stack(const StackSource& source) {
   return stack;
 }
 
-inline void pack(Model& model) {
-  size_t bytes = 0;
-  each_matrix(model, [&](Matrix& matrix) { bytes += matrix.bytes(); });
-  model.arena = std::make_unique<Arena>(bytes);
-  each_matrix(model, [&](Matrix& matrix) { matrix.packed = model.arena->take(matrix.bytes()); });
+// Packs matrices into one; see qwen_cpu_pack.
+inline void pack(Pool& pool, const MatrixSource* parts, int num_parts, bool take_turns,
+                 uint8_t* packed) {
+  const std::vector<SourceRow> rows = rows_of(parts, num_parts, take_turns);
+  Matrix matrix = make_matrix(parts[0]);
+  matrix.num_blocks = int(rows.size()) / kBlockRows;
   // The workers that will read a page write it first, so that it lies in their own memory.
-  model.pool->run([&](int worker, int num_workers) {
-    each_matrix(model, [&](Matrix& matrix) {
-      const Share share = share_of(matrix.num_blocks, worker, num_workers);
-      for (int i = share.first; i < share.end; ++i)
-        pack_block(matrix, matrix.rows.data() + size_t(i) * kBlockRows,
-                   const_cast<uint8_t*>(matrix.packed) + i * matrix.block_bytes());
-    });
+  pool.run([&](int worker, int num_workers) {
+    const Share share = share_of(matrix.num_blocks, worker, num_workers);
+    for (int i = share.first; i < share.end; ++i)
+      pack_block(matrix, rows.data() + size_t(i) * kBlockRows, packed + i * matrix.block_bytes());
   });
-  each_matrix(model, [](Matrix& matrix) { std::vector<SourceRow>().swap(matrix.rows); });
 }
 
 inline std::unique_ptr<Model> make_model(Pool* pool, const ModelSource& source) {
@@ -245,7 +231,6 @@ inline std::unique_ptr<Model> make_model(Pool* pool, const ModelSource& source) 
   }
   for (int i = 0; i < source.num_slots; ++i)
     model->slots.push_back(std::make_unique<Slot>(talker.cache_floats(), predictor.cache_floats()));
-  pack(*model);
   return model;
 }
 

@@ -94,11 +94,9 @@ class Checkpoint:
             the codec; none if the checkpoint has none.
         """
         if prefix == SPEAKER_ENCODER_PREFIX:
-            return safetensors_file.read(self.files.folder / WEIGHTS, prefix)
+            return safetensors_file.MappedTensors(self.files.folder / WEIGHTS, prefix)
         if prefix == CODEC_ENCODER_PREFIX:
-            return safetensors_file.read(
-                self.files.speech_tokenizer / WEIGHTS, prefix, torch.float32
-            )
+            return _read_codec(self.files.speech_tokenizer / WEIGHTS, prefix)
         raise ValueError(f"No tensors are loaded by the prefix {prefix!r}.")
 
 
@@ -190,8 +188,8 @@ def load(files: ModelFiles) -> Checkpoint:
         weights, codec_weights = files.folder / WEIGHTS, files.speech_tokenizer / WEIGHTS
         safetensors_file.check(weights, model_tensors(config))
         has_codec_encoder = _check_codec(codec_weights, codec_config)
-        talker = safetensors_file.read(weights, TALKER_PREFIX)
-        codec_decoder = safetensors_file.read(codec_weights, CODEC_DECODER_PREFIX, torch.float32)
+        talker = safetensors_file.MappedTensors(weights, TALKER_PREFIX)
+        codec_decoder = _read_codec(codec_weights, CODEC_DECODER_PREFIX)
     return Checkpoint(
         config=config,
         codec_config=codec_config,
@@ -342,6 +340,12 @@ def _check_match(config: ModelConfig, codec: CodecConfig, files: ModelFiles) -> 
             f"tokenizer in {files.speech_tokenizer} decodes {decoder[0]} of {decoder[1]}.",
             "They come from different models.",
         )
+
+
+def _read_codec(path: Path, prefix: str) -> dict[str, Tensor]:
+    """Return tensors of the codec in float32, which releases store: then nothing is copied."""
+    tensors = safetensors_file.MappedTensors(path, prefix)
+    return {name: tensor.to(torch.float32) for name, tensor in tensors.items()}
 
 
 def _check_codec(path: Path, config: CodecConfig) -> bool:

@@ -1,8 +1,10 @@
 """Describes, checks and reads one safetensors file."""
 
 import json
-from collections.abc import Iterator
+import mmap
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -18,8 +20,41 @@ EXPONENT_MASKS: dict[str, tuple[np.dtype, int]] = {
     "F16": (np.dtype("<u2"), 0x7C00),
     "F32": (np.dtype("<u4"), 0x7F800000),
 }
+DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 SCAN_BYTES = 2**20
 NUM_NAMES_SHOWN = 5
+
+
+class MappedTensors(dict[str, Tensor]):
+    """The tensors of a file whose names start with a prefix, by their names without it.
+
+    They are views of the mapped file, whose pages become resident when they are used. The mapping
+    keeps the file's contents if the file is deleted or replaced, but not if it is cut short.
+    """
+
+    def __init__(self, path: Path, prefix: str):
+        with path.open("rb") as file:
+            header, start = _read_header(file)
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self._ranges = {}
+        for name, entry in header.items():
+            if name.startswith(prefix):
+                begin, end = (start + offset for offset in entry["data_offsets"])
+                _check_size(path, end, len(self._map))
+                dtype = DTYPES[entry["dtype"]]
+                count = (end - begin) // dtype.itemsize
+                values = torch.frombuffer(self._map, dtype=dtype, count=count, offset=begin)
+                self[name.removeprefix(prefix)] = values.view(entry["shape"])
+                self._ranges[name.removeprefix(prefix)] = begin, end
+
+    def release(self, names: Iterable[str]) -> None:
+        """Give the memory of tensors back to the system; their next use reads the file again."""
+        for name in names:
+            begin, end = self._ranges[name]
+            begin, end = (-(-at // mmap.PAGESIZE) * mmap.PAGESIZE for at in (begin, end))
+            end = min(end, len(self._map))
+            if begin < end and hasattr(mmap, "MADV_DONTNEED"):
+                self._map.madvise(mmap.MADV_DONTNEED, begin, end - begin)
 
 
 def describe(path: Path) -> dict[str, tuple[str, Shape]]:
@@ -81,20 +116,21 @@ def check(path: Path, expected: dict[str, Shape], layout: str = "its config.json
         )
 
 
-def read(path: Path, prefix: str, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-    """Map the tensors whose name starts with `prefix`.
+def _read_header(file: BinaryIO) -> tuple[dict[str, Any], int]:
+    """Return a header that the library has validated, and the offset of the first tensor."""
+    header_bytes = int.from_bytes(file.read(8), "little")
+    header = json.loads(file.read(header_bytes))
+    header.pop("__metadata__", None)
+    return header, 8 + header_bytes
 
-    Returns:
-        Names without the prefix. The tensors are views of the mapped file on the CPU, whose pages
-        become resident when they are used. With `dtype`, other tensors are converted copies.
-    """
-    tensors = {}
-    with safe_open(path, framework="pt") as file:
-        for name in file.keys():  # noqa: SIM118 - not a dict
-            if name.startswith(prefix):
-                tensor = file.get_tensor(name)
-                tensors[name.removeprefix(prefix)] = tensor if dtype is None else tensor.to(dtype)
-    return tensors
+
+def _check_size(path: Path, needed: int, found: int) -> None:
+    if found < needed:
+        raise ModelFilesError(
+            f"{path} has {found} bytes; its tensors end at {needed}.",
+            "It was cut short after it had been checked.",
+            "Download or convert it again.",
+        )
 
 
 def _first(lines: list[str]) -> str:
@@ -110,12 +146,10 @@ def _non_finite(path: Path) -> Iterator[str]:
     """
     buffer = bytearray(SCAN_BYTES)
     with path.open("rb", buffering=0) as file:
-        header_bytes = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(header_bytes))
-        header.pop("__metadata__", None)
+        header, first = _read_header(file)
         for name, entry in header.items():
             start, end = entry["data_offsets"]
-            file.seek(8 + header_bytes + start)
+            file.seek(first + start)
             dtype, mask = EXPONENT_MASKS[entry["dtype"]]
             while start < end:
                 part = memoryview(buffer)[: min(SCAN_BYTES, end - start)]

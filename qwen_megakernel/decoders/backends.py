@@ -254,7 +254,9 @@ def make_decoder(
     if backend.name == "coreml":  # this backend quantises the weights itself
         options["weights"] = weights
     elif weights:
-        talker = int8.quantize(checkpoint.talker, weights, in_groups=backend.name == "cpu")
+        # The CPU decoder packs each matrix once it is rounded, and needs no second copy of all.
+        rounded = int8.RoundedWeights.of if backend.name == "cpu" else int8.quantize
+        talker = rounded(checkpoint.talker, weights, in_groups=backend.name == "cpu")
         model = QuantizedModel(checkpoint.config, talker)
         del talker
     if backend.name == "torch":
@@ -286,7 +288,6 @@ def make_decoder(
     if backend.name == "cpu":
         from qwen_megakernel.native.cpu_library import return_free_memory
 
-        del checkpoint, model  # the packed weights are a copy
         return_free_memory()
     return decoder
 

@@ -8,7 +8,7 @@ docs/precision.md. This file defines the format: every backend takes its numbers
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -131,19 +131,52 @@ def quantize(
         weights: one of `choices.WEIGHTS`.
         in_groups: whether groups of columns have their own scales if `weights` does not decide it.
     """
-    wanted = Int8Format.parse(weights)
-    prefixes = tuple(PREFIXES[stack] for stack in wanted.stacks) + (HEADS if wanted.heads else ())
-    in_groups = in_groups if wanted.in_groups is None else wanted.in_groups
+    rounded = RoundedWeights.of(talker, weights, in_groups=in_groups)
     with cpu_threads.single_threads(torch.get_num_threads()) as threads:
-        rounded = {
-            name: threads.submit(Int8Matrix.of, tensor, in_groups=in_groups)
-            for name, tensor in talker.items()
-            if name.startswith(prefixes) and tensor.ndim == 2
-        }
-        return {
-            name: rounded[name].result() if name in rounded else tensor
-            for name, tensor in talker.items()
-        }
+        return dict(zip(rounded, threads.map(rounded.__getitem__, rounded), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class RoundedWeights(Mapping[str, Matrix]):
+    """What `quantize` returns, with each matrix rounded anew whenever it is read.
+
+    A decoder that reads every matrix once has only that one in memory.
+    """
+
+    talker: Mapping[str, Tensor]
+    prefixes: tuple[str, ...]
+    in_groups: bool
+
+    @staticmethod
+    def of(talker: Mapping[str, Tensor], weights: str, *, in_groups: bool) -> RoundedWeights:
+        """Choose the matrices; the arguments are those of `quantize`."""
+        wanted = Int8Format.parse(weights)
+        prefixes = tuple(PREFIXES[stack] for stack in wanted.stacks)
+        prefixes += HEADS if wanted.heads else ()
+        return RoundedWeights(
+            talker, prefixes, in_groups if wanted.in_groups is None else wanted.in_groups
+        )
+
+    def __getitem__(self, name: str) -> Matrix:
+        tensor = self.talker[name]
+        if name.startswith(self.prefixes) and tensor.ndim == 2:
+            return Int8Matrix.of(tensor, in_groups=self.in_groups)
+        return tensor
+
+    def shape_of(self, name: str) -> Matrix:
+        """Return a matrix of the form of `self[name]`, without its values if it is rounded."""
+        tensor = self.talker[name]
+        if not (name.startswith(self.prefixes) and tensor.ndim == 2):
+            return tensor
+        num_groups = (-(-tensor.shape[1] // GROUP),) if self.in_groups else ()
+        values = torch.empty(tensor.shape, dtype=torch.int8, device="meta")
+        return Int8Matrix(values, torch.empty(len(tensor), *num_groups, device="meta"))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.talker)
+
+    def __len__(self) -> int:
+        return len(self.talker)
 
 
 def check_weights(weights: str | None, backend: str) -> None:

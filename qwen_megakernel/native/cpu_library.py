@@ -149,7 +149,7 @@ def open_library() -> ctypes.CDLL:
         destroy.argtypes, destroy.restype = [ctypes.c_void_p], None
     for name in (
         *("decoder_weight_bytes", "decoder_packed_bytes", "decoder_kept_floats"),
-        "vocoder_weight_bytes",
+        *("vocoder_weight_bytes", "packed_bytes"),
     ):
         function = getattr(library, f"qwen_cpu_{name}")
         function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_int64

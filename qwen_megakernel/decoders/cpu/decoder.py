@@ -17,10 +17,10 @@ from torch import Tensor
 from qwen_megakernel.checkpoint.config import ModelConfig, StackConfig
 from qwen_megakernel.checkpoint.frame_weights import frame_weights
 from qwen_megakernel.decoders.cpu import library as native
+from qwen_megakernel.decoders.cpu.packing import HINT, PackedWeights, pack
 from qwen_megakernel.decoders.cpu.prefixes import PrefixCache
 from qwen_megakernel.decoders.embeddings import Embeddings
 from qwen_megakernel.decoders.frame_decoder import FrameDecoder
-from qwen_megakernel.decoders.int8 import GROUP, Int8Matrix, Matrix
 from qwen_megakernel.decoders.layers import rope_tables
 from qwen_megakernel.decoders.sampling import MIN_FRAMES
 from qwen_megakernel.decoders.slots import DecoderSizes, SlotState
@@ -88,7 +88,8 @@ class CpuDecoder(FrameDecoder):
         self.pool = CpuPool(self._library, self.num_threads)
         self.embeddings = Embeddings(model, self.device, self.dtype, stored_tables=True)
         handle = ctypes.c_void_p()
-        source = _Source(model, self.embeddings, sizes)
+        packed = pack(model, self.pool)
+        source = _Source(model, packed, self.embeddings, sizes)
         self._check(
             self._library.qwen_cpu_decoder_create(
                 ctypes.c_void_p(self.pool.handle), ctypes.byref(source.model), ctypes.byref(handle)
@@ -98,8 +99,9 @@ class CpuDecoder(FrameDecoder):
         self._handle = handle
         self._kept_floats = self._library.qwen_cpu_decoder_kept_floats(handle)
         self._prefixes = PrefixCache(PREFIX_BYTES, self._kept_floats)
-        # Native code reads the tables where they are, and the pool must outlive the decoder.
-        destroy_with(self, _destroy, self._library, handle, self.pool, source.tables)
+        # Native code reads matrices and tables where they are, and the pool must outlive it.
+        held = self.pool, source.tables, packed.memory
+        destroy_with(self, _destroy, self._library, handle, *held)
 
     @property
     def instruction_set(self) -> str:
@@ -121,8 +123,7 @@ class CpuDecoder(FrameDecoder):
         self._library.qwen_cpu_decoder_cancel(self._handle)
 
     def _check(self, status: int, what: str) -> None:
-        hint = "Use the 0.6B model, int8 weights, fewer slots, or a smaller max_frames."
-        check_status(status, what, hint)
+        check_status(status, what, HINT)
 
     def _run_prompt(self, slot: int, embeds: Tensor, pad_embed: Tensor) -> None:
         embeds = embeds.float().contiguous()
@@ -207,8 +208,15 @@ class CpuDecoder(FrameDecoder):
 class _Source:
     """A `ModelSource`, and the tensors at its addresses, which native code reads once."""
 
-    def __init__(self, model: DecoderModel, embeddings: Embeddings, sizes: DecoderSizes):
+    def __init__(
+        self,
+        model: DecoderModel,
+        packed: PackedWeights,
+        embeddings: Embeddings,
+        sizes: DecoderSizes,
+    ):
         self._alive: list[Any] = []
+        self._packed = packed.matrices
         config, weights = model.config, model.talker
         talker, groups = config.talker, config.talker.num_code_groups
         predictor = "code_predictor."
@@ -216,29 +224,27 @@ class _Source:
             self._stack(talker.stack, weights, "model.", sizes.max_positions),
             self._stack(config.predictor.stack, weights, f"{predictor}model.", groups),
             *(groups, talker.codec_eos_id, talker.suppressed_from, MIN_FRAMES, sizes.num_slots),
-            self._matrix(weights["codec_head.weight"]),
+            self._packed["codec_head"],
         )
         if config.has_projection:
-            name = f"{predictor}small_to_mtp_projection."
-            self.model.projection = self._matrix(weights[f"{name}weight"])
-            self.model.projection_bias = self._vector(tensor(weights, f"{name}bias"))
+            name = f"{predictor}small_to_mtp_projection"
+            self.model.projection = self._packed[name]
+            self.model.projection_bias = self._vector(tensor(weights, f"{name}.bias"))
         self.model.lm_heads = self._matrices(
-            weights[f"{predictor}lm_head.{group}.weight"] for group in range(groups - 1)
+            self._packed[f"{predictor}lm_head.{group}"] for group in range(groups - 1)
         )
         # Native code reads these tables where they are, as long as the decoder lives.
         self.tables = [embeddings.codec_table, *embeddings.code_tables]
-        assert all(table.is_contiguous() for table in self.tables)  # otherwise `_matrix` would copy
+        assert all(table.is_contiguous() for table in self.tables)
         assert all(table.dtype in (torch.float32, torch.bfloat16) for table in self.tables)
-        self.model.code_tables = self._matrices(self.tables)
+        self.model.code_tables = self._matrices(map(_row_major, self.tables))
 
     def _stack(
         self, config: StackConfig, weights: Weights, prefix: str, num_positions: int
     ) -> native.StackSource:
         layers = [f"{prefix}layers.{index}." for index in range(config.num_layers)]
         matrices = self._matrices(
-            weights[f"{layer}{name}.weight"]
-            for layer in layers
-            for name in native.MATRICES_OF_LAYER
+            self._packed[f"{layer}{name}"] for layer in layers for name in native.MATRICES_OF_LAYER
         )
         names = [f"{layer}{name}" for layer in layers for name in native.VECTORS_OF_LAYER]
         vectors = [
@@ -262,20 +268,14 @@ class _Source:
         """Return the address of a tensor as float32."""
         return self._keep(values.float().contiguous()).data_ptr()
 
-    def _matrix(self, weight: Matrix) -> native.MatrixSource:
-        if isinstance(weight, Int8Matrix):
-            values = self._keep(weight.values.contiguous())
-            group = GROUP if weight.in_groups else 0
-            return native.MatrixSource(
-                values.data_ptr(), self._vector(weight.scales), *values.shape, native.INT8, group
-            )
-        kind = native.BF16 if weight.dtype == torch.bfloat16 else native.FLOAT32
-        values = self._keep((weight if kind == native.BF16 else weight.float()).contiguous())
-        return native.MatrixSource(values.data_ptr(), None, *values.shape, kind, 0)
-
-    def _matrices(self, weights: Iterable[Matrix]) -> Any:
-        sources = [self._matrix(weight) for weight in weights]
+    def _matrices(self, matrices: Iterable[native.MatrixSource]) -> Any:
+        sources = list(matrices)
         return self._keep((native.MatrixSource * len(sources))(*sources))
+
+
+def _row_major(table: Tensor) -> native.MatrixSource:
+    kind = native.BF16 if table.dtype == torch.bfloat16 else native.FLOAT32
+    return native.MatrixSource(table.data_ptr(), None, *table.shape, kind, 0)
 
 
 def _options_of(state: SlotState) -> native.StreamOptions:

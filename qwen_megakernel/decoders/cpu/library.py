@@ -8,10 +8,13 @@ from qwen_megakernel.native.structs import SamplingParams, fields
 # SourceFormat
 FLOAT32, BF16, INT8 = range(3)
 
-MATRICES_OF_LAYER = (
-    *("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
-    *("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
-)
+# A layer's packed matrices by the letters of their parts, and whether the parts take turns.
+MATRICES_OF_LAYER = {
+    "self_attn.q+k+v": False,
+    "self_attn.o": False,
+    "mlp.gate+up": True,
+    "mlp.down": False,
+}
 VECTORS_OF_LAYER = (
     *("input_layernorm.weight", "post_attention_layernorm.weight"),
     *("self_attn.q_norm.weight", "self_attn.k_norm.weight"),

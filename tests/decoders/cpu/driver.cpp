@@ -166,6 +166,53 @@ void expect(bool is_true, const char* what) {
   std::exit(1);
 }
 
+// A model whose matrices are packed, each in memory of its own: a sanitizer reports reads past it.
+class Packed {
+ public:
+  Packed(void* pool, const ModelSource& source) : pool_(pool), model_(source) {
+    for (StackSource* stack : {&model_.talker, &model_.predictor}) {
+      matrices_.emplace_back();
+      for (int layer = 0; layer < stack->num_layers; ++layer) {
+        const MatrixSource* m = stack->matrices + layer * 7;
+        matrices_.back().push_back(pack(m, 3, false));
+        matrices_.back().push_back(pack(m + 3, 1, false));
+        matrices_.back().push_back(pack(m + 4, 2, true));
+        matrices_.back().push_back(pack(m + 6, 1, false));
+      }
+      stack->matrices = matrices_.back().data();
+    }
+    model_.codec_head = pack(&source.codec_head, 1, false);
+    if (source.projection.num_rows) model_.projection = pack(&source.projection, 1, false);
+    for (int i = 1; i < kGroups; ++i) heads_.push_back(pack(source.lm_heads + i - 1, 1, false));
+    model_.lm_heads = heads_.data();
+  }
+  ~Packed() {
+    for (void* each : memory_) std::free(each);
+  }
+  Packed(const Packed&) = delete;
+  Packed& operator=(const Packed&) = delete;
+  const ModelSource& model() const { return model_; }
+
+ private:
+  MatrixSource pack(const MatrixSource* parts, int num_parts, bool take_turns) {
+    MatrixSource packed = *parts;
+    packed.num_rows = 0;
+    for (int i = 0; i < num_parts; ++i) packed.num_rows += parts[i].num_rows;
+    memory_.push_back(nullptr);
+    const int64_t bytes = qwen_cpu_packed_bytes(&packed, take_turns ? num_parts : 1);
+    expect(!posix_memalign(&memory_.back(), 64, bytes), "memory");
+    expect(qwen_cpu_pack(pool_, parts, num_parts, take_turns, memory_.back()) == kDone, "packing");
+    packed.values = memory_.back(), packed.scales = nullptr;
+    return packed;
+  }
+
+  void* pool_;
+  ModelSource model_;
+  std::deque<std::vector<MatrixSource>> matrices_;
+  std::vector<MatrixSource> heads_;
+  std::vector<void*> memory_;
+};
+
 // Repeats a call: first its first allocation fails, then its second, and so on until none fails.
 // The call must report each failure.
 void starve(const char* what, const std::function<int32_t()>& call) {
@@ -221,8 +268,10 @@ void race(void* decoder) {
   canceller.join();
 }
 
-void speak(void* pool, const ModelSource& model) {
+void speak(void* pool, const ModelSource& source) {
   void* decoder = nullptr;
+  const Packed packed(pool, source);
+  const ModelSource& model = packed.model();
   expect(qwen_cpu_decoder_create(pool, &model, &decoder) == kDone, "making the decoder");
   const int hidden = model.talker.hidden_size;
   std::vector<float> rows(size_t(kPositions) * hidden);
@@ -263,9 +312,14 @@ StreamOptions sampled(uint64_t seed) {
 }
 
 // Makes a decoder, runs a prompt, adds text and draws a frame; in each, every allocation fails once.
-void starve_decoder(const ModelSource& model) {
+void starve_decoder(const ModelSource& source) {
   void *pool = nullptr, *decoder = nullptr;
   starve("a pool", [&] { return (pool = qwen_cpu_pool_create(3)) ? kDone : kOutOfMemory; });
+  const Packed packed(pool, source);
+  const ModelSource& model = packed.model();
+  void* again = std::malloc(size_t(qwen_cpu_packed_bytes(model.lm_heads, 1)));
+  starve("packing", [&] { return qwen_cpu_pack(pool, source.lm_heads, 1, 0, again); });
+  std::free(again);
   starve("a decoder", [&] { return qwen_cpu_decoder_create(pool, &model, &decoder); });
   const int hidden = model.talker.hidden_size, length = 20;
   const std::vector<float> rows(size_t(length) * hidden, 0.5f);
