@@ -314,6 +314,10 @@ HEALTHY_ENTROPY_DROP = 0.1
 STAGE_SUM = 0.2
 
 
+# The memory of a server after ten minutes of attacks, relative to that after the first minute.
+SOAK_MEMORY = 1.05
+
+
 def nearly(expected: Any) -> Any:
     """Return an object that equals `expected` up to roundings of float64."""
     return pytest.approx(expected, rel=ROUNDING_F64, abs=ROUNDING_F64)
