@@ -247,6 +247,7 @@ sys.exit(main.main(["serve", "--port", "0", "--model", "tiny-random", "--slots",
         [sys.executable, "-c", code], stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stderr.readline().startswith("listening on")
+        assert "503" in process.stderr.readline()
         assert process.stderr.readline() == "loading tiny-random, 3 slots\n"
         process.send_signal(number)
         assert process.wait(20) == 128 + number
