@@ -26,8 +26,8 @@ import numpy as np
 from benchmarks import machine
 from qwen_megakernel import audio
 from qwen_megakernel.cli import options, parsing, running
-from qwen_megakernel.errors import MissingPackageError, OutputError
-from qwen_megakernel.installing import install_command
+from qwen_megakernel.errors import OutputError
+from qwen_megakernel.installing import require
 from qwen_megakernel.native import cpu_library
 
 if TYPE_CHECKING:  # torch is imported after `running.wait_passively`
@@ -394,12 +394,8 @@ def load_pyplot() -> ModuleType:
     Raises:
         MissingPackageError: matplotlib is not installed.
     """
-    try:
+    with require("plots", by="--plot", package="matplotlib"):
         import matplotlib
-    except ImportError as error:
-        raise MissingPackageError(
-            "--plot needs matplotlib.", hint=install_command("plots")
-        ) from error
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -1,4 +1,4 @@
-"""The pip command that adds an extra to this installation, for hints that a user can paste.
+"""What an optional package needs: an error that names it, and the pip command of its extra.
 
 The package is published on no index. With the bare name, pip would look there and could install
 another project's package of that name.
@@ -6,15 +6,38 @@ another project's package of that name.
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from qwen_megakernel import PACKAGE_FOLDER
+from qwen_megakernel.errors import MissingPackageError
 
 NAME = "qwen_megakernel"
+
+
+@contextmanager
+def require(*extras: str, by: str, package: str = "", also: Sequence[str] = ()) -> Iterator[None]:
+    """Raise an error with a pip command and Python's reason if the block cannot import a package.
+
+    Args:
+        extras: this package's extras that bring the packages that the block imports.
+        by: what needs them, as the subject of the error: "Sheen".
+        package: what is needed, in the error; "": the module that the block could not import.
+        also: requirements of other packages, for the same command.
+    Raises:
+        MissingPackageError: a package is not installed, or fails when it is imported.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise MissingPackageError(
+            f"{by} needs {package or error.name or 'another package'} ({error}).",
+            hint=install_command(*extras, also=also),
+        ) from error
 
 
 def install_command(*extras: str, also: Sequence[str] = ()) -> str:

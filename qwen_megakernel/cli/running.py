@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from qwen_megakernel.errors import MissingPackageError, QwenTTSError, ResourceError, UsageError
-from qwen_megakernel.installing import install_command
+from qwen_megakernel.installing import require
 from qwen_megakernel.printable import get_logger, make_printable
 from qwen_megakernel.signals import GracefulExit
 
@@ -145,11 +145,11 @@ def needed(*extras: str, by: str, also: Sequence[str] = ()) -> Iterator[None]:
         also: requirements of other packages.
     """
     try:
-        yield
-    except ModuleNotFoundError as error:
-        command = install_command(*extras, also=also)
-        print(f"error: {by} needs {error.name}.\n{command}", file=sys.stderr)
-        sys.exit(MissingPackageError.exit_code)
+        with require(*extras, by=by, also=also):
+            yield
+    except MissingPackageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
 
 
 def wait_passively() -> None:

@@ -1,19 +1,17 @@
 """The command `serve`: the HTTP server."""
 
 import argparse
-import contextlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
-from importlib.util import find_spec
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qwen_megakernel.choices import API_KEY_VARIABLE
 from qwen_megakernel.cli import options, parsing
-from qwen_megakernel.errors import MissingPackageError, UsageError
-from qwen_megakernel.installing import install_command
+from qwen_megakernel.errors import UsageError
+from qwen_megakernel.installing import require
 from qwen_megakernel.speech_options import SoundOptions
 
 if TYPE_CHECKING:
@@ -155,12 +153,11 @@ def add_command(commands: Any) -> None:
 
 def serve(args: argparse.Namespace) -> int:
     """Serve speech over HTTP, with OpenAI's endpoints; see docs/serving.md."""
-    with _packages_of("server"):
+    with require("server", by="serve"):
         from qwen_megakernel.server import serving
-    if args.wyoming_port is not None and find_spec("wyoming") is None:
-        raise MissingPackageError(
-            "--wyoming-port needs the package wyoming.", hint=install_command("wyoming")
-        )
+    if args.wyoming_port is not None:
+        with require("wyoming", by="--wyoming-port", package="the package wyoming"):
+            import wyoming  # noqa: F401
     if args.wyoming_host is not None and args.wyoming_port is None:
         raise UsageError("--wyoming-host needs --wyoming-port.")
 
@@ -169,7 +166,7 @@ def serve(args: argparse.Namespace) -> int:
             print(line, file=sys.stderr, flush=True)
 
     if args.ray:
-        with _packages_of("ray"):
+        with require("ray", by="serve"):
             from qwen_megakernel.server import ray_serve
         number = ray_serve.run(**ray_options(args), host=args.host, port=args.port, say=say)
         return 128 + number
@@ -179,8 +176,9 @@ def serve(args: argparse.Namespace) -> int:
     settings = _settings(args)
     if args.voices is not None and not Path(args.voices).is_dir():
         raise UsageError(f"There is no voices folder {args.voices}.")
-    if args.default_format == "aac" and find_spec("av") is None:
-        raise MissingPackageError("--default-format aac needs av.", hint=install_command("aac"))
+    if args.default_format == "aac":
+        with require("aac", by="--default-format aac", package="av"):
+            import av  # noqa: F401
     if args.access_log:
         _log_accesses()
     end = serving.serve(
@@ -207,7 +205,7 @@ def ray_options(args: argparse.Namespace) -> dict[str, Any]:
         UsageError: options cannot be combined.
         MissingPackageError: Ray is not installed.
     """
-    with _packages_of("ray"):
+    with require("ray", by="serve"):
         from qwen_megakernel.server import ray_serve
     if args.wyoming_port is not None:
         raise UsageError(
@@ -244,17 +242,6 @@ def _has_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
-
-
-@contextlib.contextmanager
-def _packages_of(extra: str) -> Iterator[None]:
-    """Turn an import error of the block into one that names the extra to install."""
-    try:
-        yield
-    except ImportError as error:
-        raise MissingPackageError(
-            f"serve needs {error.name}.", hint=install_command(extra)
-        ) from error
 
 
 def _log_accesses() -> None:

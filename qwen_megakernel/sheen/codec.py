@@ -29,14 +29,8 @@ from qwen_megakernel.checkpoint.config_fields import (
     read_json,
 )
 from qwen_megakernel.cloning import recordings
-from qwen_megakernel.errors import (
-    DatasetError,
-    MissingPackageError,
-    ModelFilesError,
-    UnsupportedModel,
-    UsageError,
-)
-from qwen_megakernel.installing import install_command
+from qwen_megakernel.errors import DatasetError, ModelFilesError, UnsupportedModel, UsageError
+from qwen_megakernel.installing import require
 from qwen_megakernel.sheen import random_models
 from qwen_megakernel.sheen.codes import CODES_PER_FRAME, LAYER_RATIO, deinterleave, interleave
 
@@ -240,12 +234,8 @@ class SnacCodec:
 
 
 def _snac_class() -> type[SNAC]:
-    try:
+    with require("sheen", by="Sheen", package="the package snac"):
         from snac import SNAC
-    except ImportError as error:
-        raise MissingPackageError(
-            f"Sheen needs the package snac ({error}).", hint=install_command("sheen")
-        ) from error
     return SNAC
 
 

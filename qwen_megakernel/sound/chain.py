@@ -80,8 +80,6 @@ def new_chain(
         high_pass: cutoff of a filter that removes lower frequencies, in Hz; None: no filter.
         may_pause: whether a pause may follow. Silence before a pause is cut, so all silence is
             held back until sound follows it.
-    Raises:
-        MissingPackageError: the request sets another sample rate, and soxr is not installed.
     """
     steps: list[Step] = []
     heard_rate = options.sample_rate or sample_rate

@@ -9,8 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from qwen_megakernel.errors import MissingPackageError
-from qwen_megakernel.installing import install_command
+from qwen_megakernel.installing import require
 from qwen_megakernel.sound.gain import Gain, Limiter
 from qwen_megakernel.speech_options import LOUDNESS
 
@@ -25,12 +24,8 @@ def check_loudness(loudness: float) -> float:
         MissingPackageError: the package `loudness` is not installed.
     """
     target: float = replace(LOUDNESS, may_be_none=False).check(loudness)
-    try:
+    with require(EXTRA, by="loudness", package='the package "loudness"'):
         import loudness as _  # noqa: F401
-    except ImportError as error:
-        raise MissingPackageError(
-            'loudness needs the package "loudness".', hint=install_command(EXTRA)
-        ) from error
     return target
 
 

@@ -80,8 +80,6 @@ def find_marks(
         secret: that of the `MarkKey`.
         search_speeds: whether to look for a recording that plays up to 10 % faster or slower if no
             mark is found at its own speed; this takes some ten seconds.
-    Raises:
-        MissingPackageError: soxr is not installed.
     """
     resampler = Resampler(sample_rate, RATE)
     samples = samples.astype(np.float32, copy=False)

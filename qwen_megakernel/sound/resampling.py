@@ -4,8 +4,6 @@ from typing import Any
 
 import numpy as np
 
-from qwen_megakernel.errors import MissingPackageError
-
 QUALITY = "HQ"  # soxr's recipe; recordings are resampled with the same one
 
 
@@ -18,17 +16,11 @@ class Resampler:
     Args:
         rate: the sample rate of the input, in Hz.
         new_rate: the sample rate of the output, in Hz.
-    Raises:
-        MissingPackageError: soxr is not installed.
     """
 
     def __init__(self, rate: int, new_rate: int) -> None:
-        try:
-            import soxr
-        except ImportError as error:
-            raise MissingPackageError(
-                "A change of sample_rate needs the package soxr.", hint="pip install soxr"
-            ) from error
+        import soxr
+
         self._stream: Any = soxr.ResampleStream(rate, new_rate, 1, dtype="float32", quality=QUALITY)
         self._rate, self._new_rate = rate, new_rate
         self._num_in = self._num_out = 0

@@ -4,6 +4,7 @@ import argparse
 import logging
 import re
 import socket
+import sys
 import threading
 from unittest.mock import Mock
 
@@ -14,7 +15,6 @@ from live_server import serving
 from waiting import wait_until
 
 from qwen_megakernel.cli import main, options, running
-from qwen_megakernel.cli import serve as cli_serve
 from qwen_megakernel.errors import UnknownVoice
 from qwen_megakernel.server import serving as server_serving
 from qwen_megakernel.server.settings import ServerSettings
@@ -148,7 +148,7 @@ def test_a_default_format_without_its_package_is_refused_before_a_model_is_loade
     capsys, monkeypatch
 ):
     monkeypatch.setattr(options, "engine_from_args", lambda *_, **__: pytest.fail("loaded"))
-    monkeypatch.setattr(cli_serve, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "av", None)
     assert main.main(["serve", "--default-format", "aac"]) == 3
     assert "[aac]" in capsys.readouterr().err
 

@@ -9,7 +9,8 @@ import pytest
 from commands import EXTRAS, ROOT
 
 from qwen_megakernel import installing
-from qwen_megakernel.installing import install_command
+from qwen_megakernel.errors import MissingPackageError
+from qwen_megakernel.installing import install_command, require
 
 URL = "https://git.example/voices/qwen_megakernel"
 # The package's name without a folder or an address: pip would look it up on an index.
@@ -18,7 +19,7 @@ FROM_AN_INDEX = re.compile(
     re.VERBOSE,
 )
 # The places that name extras: calls of the function, its callers, and the commands of pages.
-CALL = re.compile(r"""(?:install_command|needed|_packages_of)\(((?:["'][\w-]+["'](?:, )?)+)""")
+CALL = re.compile(r"""(?:install_command|needed|require)\(((?:["'][\w-]+["'](?:, )?)+)""")
 CLONE = re.compile(r"""pip install (?:-e )?"?[\w/.]*\[([\w,-]+)\]""")
 
 
@@ -60,6 +61,14 @@ def test_a_path_with_blanks_and_quotes_can_be_pasted(tmp_path, monkeypatch):
     clone = clone_in(tmp_path / "it's $HOME")
     monkeypatch.setattr(installing, "PACKAGE_FOLDER", clone / "qwen_megakernel")
     assert shlex.split(install_command("aac"))[-1] == f"{clone}[aac]"
+
+
+@pytest.mark.parametrize("package", ["", "the package av"])
+def test_a_package_that_is_missing_is_named_with_pythons_reason(package):
+    with pytest.raises(MissingPackageError) as raised, require("aac", by="AAC", package=package):
+        raise ModuleNotFoundError("No module named 'av'", name="av")
+    assert raised.value.what == f"AAC needs {package or 'av'} (No module named 'av')."
+    assert raised.value.hint == install_command("aac")
 
 
 def test_an_installation_names_the_clone_that_pip_installed_it_from(installed, tmp_path):

@@ -13,7 +13,8 @@ PACKAGE = Path(__file__).parents[2] / "qwen_megakernel"
 
 # From the ground up. A room, or a module of the top, may import what precedes it in this list.
 FLOORS = """
-    printable  errors  choices  installing
+    printable  errors  choices
+    installing
     gpu  native  voice  signals  output_files
     speech_options
     records  audio

@@ -1,7 +1,5 @@
 """Another sample rate: the right number of samples, each at its time."""
 
-import sys
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +7,6 @@ from hypothesis import strategies as st
 from tolerances import RESAMPLED_CHUNKS_F32, RESAMPLED_TONE, ROUNDED_COUNT
 from waveforms import voice_like
 
-from qwen_megakernel.errors import MissingPackageError
 from qwen_megakernel.sound.resampling import Resampler
 
 RATE = 24000
@@ -49,10 +46,3 @@ def test_chunks_make_no_difference(new_rate: int, sizes: list[int], seed: int):
     samples = voice_like((sum(sizes) + 1) / RATE, RATE, seed)
     difference = resampled(samples, new_rate, sizes) - resampled(samples, new_rate)
     assert np.abs(difference).max(initial=0) <= RESAMPLED_CHUNKS_F32
-
-
-def test_without_soxr_the_request_is_refused_with_the_package(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "soxr", None)
-    with pytest.raises(MissingPackageError, match="soxr") as refused:
-        Resampler(RATE, 8000)
-    assert refused.value.hint == "pip install soxr"

@@ -29,8 +29,8 @@ from qwen_megakernel.choices import Int8Format
 from qwen_megakernel.decoders.coreml import decoder_models
 from qwen_megakernel.decoders.coreml.speech_decoder import SpeechDecoder
 from qwen_megakernel.decoders.int8 import check_weights
-from qwen_megakernel.errors import MissingPackageError, UsageError, check_choice
-from qwen_megakernel.installing import install_command
+from qwen_megakernel.errors import UsageError, check_choice
+from qwen_megakernel.installing import require
 from qwen_megakernel.printable import get_logger
 
 logger = get_logger(__name__)
@@ -110,13 +110,8 @@ def coremltools() -> Any:
     Raises:
         MissingPackageError: it is not installed.
     """
-    try:
-        with _quietly():
-            return import_module("coremltools")
-    except ImportError as error:
-        raise MissingPackageError(
-            "Core ML needs coremltools, which is not installed.", hint=install_command("coreml")
-        ) from error
+    with require("coreml", by="Core ML", package="coremltools"), _quietly():
+        return import_module("coremltools")
 
 
 def export(

@@ -1,7 +1,5 @@
 """Currencies of other countries, from the Unicode CLDR, which has their names in every language."""
 
-from qwen_megakernel.errors import MissingPackageError
-
 # Signs and codes of currencies, each with its code. A code that is an English word is left out.
 _SIGNS = """HK$ HKD; NT$ TWD; S$ SGD; A$ AUD; C$ CAD; NZ$ NZD; MX$ MXN; R$ BRL; US$ USD; ₱ PHP
         ₺ TRY
@@ -20,18 +18,9 @@ _FEMININE = (
 
 
 def currency_forms(language: str) -> dict[str, tuple[str, str, str, bool]]:
-    """Return for each sign the currency's names after 1, 2 and 5, and whether they are feminine.
+    """Return for each sign the currency's names after 1, 2 and 5, and whether they are feminine."""
+    from babel.numbers import get_currency_name
 
-    Raises:
-        MissingPackageError: Babel is not installed.
-    """
-    try:
-        from babel.numbers import get_currency_name
-    except ModuleNotFoundError as error:
-        raise MissingPackageError(
-            "The names of currencies come from Babel, which is not installed.",
-            hint='Run "pip install babel", or set normalize to "off".',
-        ) from error
     found = {}
     for entry in _SIGNS.replace("\n", ";").split(";"):
         sign, code = entry.split()

@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from qwen_megakernel.errors import MissingPackageError
 from qwen_megakernel.text.reading.cldr import currency_forms
 from qwen_megakernel.text.reading.surroundings import CLOSING, bare
 
@@ -118,13 +117,8 @@ def numerals(code: str, others: Mapping[str, str]) -> Callable[..., str]:
 
     @functools.lru_cache(maxsize=4096)
     def say(number: int, to: str = "cardinal", **options: str) -> str:
-        try:
-            from num2words import num2words
-        except ModuleNotFoundError as error:
-            raise MissingPackageError(
-                "Numbers are read with num2words, which is not installed.",
-                hint='Run "pip install num2words", or set normalize to "off".',
-            ) from error
+        from num2words import num2words
+
         words: str = num2words(number, lang=code, to=to, **options).replace(",", "")
         for word, other in others.items():
             words = words.replace(word, other)

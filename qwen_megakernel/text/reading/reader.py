@@ -8,11 +8,9 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterator
-from importlib.util import find_spec
 
 from qwen_megakernel.choices import NORMALIZE
 from qwen_megakernel.errors import check_choice
-from qwen_megakernel.printable import get_logger
 from qwen_megakernel.text.languages import AUTO
 from qwen_megakernel.text.reading.joining import WordJoining
 from qwen_megakernel.text.reading.languages import ENGLISH, Grammars, ScriptWatch, missing
@@ -23,8 +21,6 @@ from qwen_megakernel.text.reading.segments import is_too_long, run_end, segment_
 from qwen_megakernel.text.reading.spoken import GIVEN, RESPELT, Draft, Piece, SpokenText
 from qwen_megakernel.text.reading.surroundings import open_quotes
 from qwen_megakernel.text.reading.typography import Typography
-
-logger = get_logger(__name__)
 
 _QUOTED_NUMBER = re.compile(r'"\d[\d./]*"')
 
@@ -70,10 +66,7 @@ class Reading:
         return TextReader(self._grammars, is_on, language, lexicons)
 
     def warm_up(self) -> None:
-        """Load what the first number needs; if num2words is missing, "auto" becomes "off"."""
-        if self.is_on and find_spec("num2words") is None:
-            logger.warning("Numbers are spoken as they are written: num2words is not installed.")
-            self.is_on = False
+        """Load what the first number needs."""
         if reader := self.reader(AUTO, ENGLISH, None):
             reader.whole("1")
 
