@@ -33,9 +33,7 @@ def main(args: argparse.Namespace) -> int:
             f"(RTF {total / seconds:.3f}), {speech.finish_reason}, seed {speech.seed}",
             file=sys.stderr,
         )
-        num_frames = len(speech.codes)
-        made_s = num_frames * tts.seconds_per_frame
-        running.warn_of_end(speech.finish_reason, num_frames, made_s, speech.seed)
+        running.warn_of_end(speech, tts.seconds_per_frame)
     return 0
 
 

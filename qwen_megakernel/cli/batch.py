@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         The exit code of the last failure, or 0.
     """
-    if args.output_dir is None or args.stdout or args.output:
+    if args.output_dir is None or args.stdout or args.output or args.play:
         raise UsageError("--batch writes files into --output-dir DIR, not to one output.")
     tasks, folder = _read(args.text), Path(args.output_dir)
     todo = [task for task in tasks if not (folder / task["output"]).exists()]

@@ -8,11 +8,16 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from qwen_megakernel.errors import MissingPackageError, QwenTTSError, ResourceError, UsageError
 from qwen_megakernel.installing import require
 from qwen_megakernel.printable import get_logger, make_printable
 from qwen_megakernel.signals import GracefulExit
+
+if TYPE_CHECKING:
+    from qwen_megakernel.engine.speech import Speech
+    from qwen_megakernel.engine.stream import SpeechStream
 
 STANDARD_OUTPUT = "standard output"
 
@@ -109,13 +114,15 @@ def read_speech(
     return text
 
 
-def warn_of_end(finish_reason: str | None, num_frames: int, seconds: float, seed: int) -> None:
+def warn_of_end(speech: "Speech | SpeechStream", seconds_per_frame: float) -> None:
     """Warn that a speech ended without an end token; what was spoken until then is kept."""
-    how = _ENDS.get(finish_reason or "")
+    how = _ENDS.get(speech.finish_reason or "")
     if how:
+        num_frames = len(speech.codes)
         logger.warning(
             "%s at %d frame%s (%.1f s) without an end token (seed %d).",
-            *(how, num_frames, "" if num_frames == 1 else "s", seconds, seed),
+            *(how, num_frames, "" if num_frames == 1 else "s"),
+            *(num_frames * seconds_per_frame, speech.seed),
         )
 
 

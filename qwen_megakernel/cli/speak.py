@@ -40,6 +40,7 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
     options.add_option(parser, LOUDNESS)
     add("--stream", action="store_true", help="print a line to stderr when each chunk is made")
     add("--stdout", action="store_true", help="write raw 16-bit samples to standard output")
+    add("--play", action="store_true", help="play the speech on the loudspeaker, too")
     options.add_subtitles_option(parser)
     add("--dump-codes", metavar="FILE", help="TSV file to write the codes to, a row per frame")
 
@@ -49,8 +50,11 @@ def read_text(args: argparse.Namespace) -> str:
 
     Raises:
         UsageError: options cannot be combined, or the text is empty or too long.
-        OutputError: the file cannot be written.
+        OutputError: the file cannot be written, or there is no loudspeaker.
+        MissingPackageError: --play needs a package that is not installed.
     """
+    from qwen_megakernel.sound.loudspeaker import check_loudspeaker
+
     if args.stdout and sys.stdout and sys.stdout.isatty():
         raise UsageError(
             "--stdout would fill the terminal with samples.",
@@ -62,12 +66,15 @@ def read_text(args: argparse.Namespace) -> str:
         raise UsageError(
             "--output - is not a file.", hint="Write to standard output with --stdout."
         )
-    if args.stdout and args.loudness is not None:
+    if (args.stdout or args.play) and args.loudness is not None:
+        option, heard = ("--stdout", "written") if args.stdout else ("--play", "played")
         raise UsageError(
-            "--stdout and --loudness cannot be combined.",
-            "Samples are written before the loudness of the whole speech is known.",
+            f"{option} and --loudness cannot be combined.",
+            f"Samples are {heard} before the loudness of the whole speech is known.",
             "Write to a file with --output, or use --volume, in dB.",
         )
+    if args.play:
+        check_loudspeaker()
     if args.stdout and args.encoding != "pcm":
         raise UsageError(
             f"--stdout and --encoding {args.encoding} cannot be combined; "
@@ -96,11 +103,13 @@ def write_speech(
     from qwen_megakernel import audio
     from qwen_megakernel.engine import codes_file
     from qwen_megakernel.sound.loudness import at_loudness
+    from qwen_megakernel.sound.loudspeaker import played
     from qwen_megakernel.timing import subtitles
 
     output, seconds = args.output or DEFAULT_OUTPUT, 0.0
+    chunks = played(stream, stream.sample_rate) if args.play else stream
     if args.stdout:
-        for chunk in stream:
+        for chunk in chunks:
             running.write_output(chunk.pcm16)
             _print_chunk(args, chunk)
             seconds = chunk.end_s
@@ -109,7 +118,7 @@ def write_speech(
         whole: list[np.ndarray] = []
         try:
             with writing as writer, _progress_bar(args, text) as bar:
-                for chunk in stream:
+                for chunk in chunks:
                     if args.loudness is None:
                         writer.write(chunk.samples)
                     else:
@@ -139,9 +148,7 @@ def write_speech(
             f"{target}: {seconds:.2f} s, {stream.finish_reason}, seed {stream.seed}{how}",
             file=sys.stderr,
         )
-        num_frames = len(stream.codes)
-        made_s = num_frames * tts.seconds_per_frame
-        running.warn_of_end(stream.finish_reason, num_frames, made_s, stream.seed)
+        running.warn_of_end(stream, tts.seconds_per_frame)
 
 
 def speak(args: argparse.Namespace) -> int:

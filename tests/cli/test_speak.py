@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -261,6 +262,9 @@ def test_unwritable_codes_and_a_dash_are_refused_before_a_model_is_loaded(
             assert done.returncode == 5 and f"Cannot write codes to {path}: " in done.stderr
     done = run_here(*SPEAK, "Hello.", "--output", "-")
     assert done.returncode == 2 and "--stdout" in done.stderr
+    for option in ("--stdout", "--play"):
+        done = run_here(*SPEAK, "Hello.", option, "--loudness", "-16")
+        assert done.returncode == 2 and f"{option} and --loudness cannot be" in done.stderr
     assert os.listdir(tmp_path) == []
 
 
@@ -305,7 +309,7 @@ def test_options_that_greedy_decoding_ignores_are_reported(speak, tmp_path, capl
     ("count", "shown"), [(1, "at 1 frame (0.1 s)"), (2, "at 2 frames (0.2 s)")]
 )
 def test_one_frame_is_not_plural(caplog, count, shown):
-    running.warn_of_end("length", count, 0.08 * count, 7)
+    running.warn_of_end(Mock(finish_reason="length", codes=[0] * count, seed=7), 0.08)
     assert shown in caplog.text
 
 

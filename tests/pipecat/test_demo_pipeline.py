@@ -21,6 +21,7 @@ from qwen_megakernel.installing import install_command
 
 TEXT = "Hello there, friend. How are you?"
 TINY = ("--model", "tiny-random", "--voice", "aiden", "--seed", "3", "--max-frames", "8")
+PLAYERS = (("demo_pipeline.py", "--text"), ("-m", "qwen_megakernel", "speak"))
 
 
 @pytest.fixture
@@ -156,6 +157,7 @@ def test_a_missing_package_is_named_with_its_cure(tmp_path):
     assert install_command("pipecat") in process.stderr
 
 
+@pytest.mark.parametrize("script", PLAYERS)
 @pytest.mark.parametrize(
     ("error", "hint"),
     [
@@ -165,7 +167,7 @@ def test_a_missing_package_is_named_with_its_cure(tmp_path):
     ids=["no package", "no library"],
 )
 def test_play_names_what_is_missing_before_a_model_is_loaded(
-    run_here, monkeypatch, tmp_path, error, hint
+    run_here, monkeypatch, tmp_path, error, hint, script
 ):
     class Broken:
         """Finds sounddevice, whose import fails as it does where something is missing."""
@@ -178,7 +180,7 @@ def test_play_names_what_is_missing_before_a_model_is_loaded(
     monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
     monkeypatch.setattr(options, "engine_from_args", None)
     out = tmp_path / "a.wav"
-    done = run_here("demo_pipeline.py", "--text", TEXT, "--play", "--output", out, *TINY)
+    done = run_here(*script, TEXT, "--play", "--output", out, *TINY)
     assert done.returncode == 3 and not out.exists()
     assert done.stderr.startswith("error: --play needs ") and str(error) in done.stderr
     assert hint in done.stderr
@@ -212,7 +214,8 @@ pcm.!default {{
 """
 
 
-def test_play_sends_the_loudspeaker_what_the_file_holds(tmp_path):
+@pytest.mark.parametrize("script", PLAYERS)
+def test_play_sends_the_loudspeaker_what_the_file_holds(tmp_path, script):
     """In a process of its own: ALSA reads its configuration once."""
     try:
         import sounddevice  # noqa: F401
@@ -222,8 +225,8 @@ def test_play_sends_the_loudspeaker_what_the_file_holds(tmp_path):
         pytest.skip("no ALSA to stand in for a sound card")
     played, card, wav = tmp_path / "played.raw", tmp_path / "asound.conf", tmp_path / "a.wav"
     card.write_text(SOUND_CARD.format(played=played))
-    arguments = ("--text", TEXT, "--play", "--output", wav, *TINY, "--backend", "torch")
-    done = run("demo_pipeline.py", *arguments, ALSA_CONFIG_PATH=str(card))
+    arguments = (TEXT, "--play", "--output", wav, *TINY, "--backend", "torch")
+    done = run(*script, *arguments, ALSA_CONFIG_PATH=str(card))
     assert done.returncode == 0, done.stderr
     samples, _ = soundfile.read(wav, dtype="int16")
     np.testing.assert_array_equal(np.fromfile(played, dtype="<i2"), samples)
