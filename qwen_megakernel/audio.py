@@ -2,7 +2,6 @@
 
 import io
 import os
-import secrets
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 
 from qwen_megakernel.choices import MP3_RATES, TELEPHONE_RATE
 from qwen_megakernel.errors import GenerationError, OutputError, UsageError, check_choice
-from qwen_megakernel.output_files import why_unwritable
+from qwen_megakernel.output_files import new_partial, why_unwritable
 from qwen_megakernel.signals import deferred_signals
 
 FULL_SCALE = 32768  # int16 value of the float sample 1.0, which is clipped to FULL_SCALE - 1
@@ -104,12 +103,10 @@ def _begin_file(path: Path, encoding: str, rate: int | None) -> Path:
     target = path.resolve()
     if target.exists() and not target.is_file():
         raise OutputError(f"Cannot write {path}: it exists and is not a file.")
-    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
     try:
-        partial.touch(exist_ok=False)
+        return new_partial(target)
     except OSError as error:
         raise OutputError(f"Cannot write {path}: {why_unwritable(path, error)}.") from error
-    return partial
 
 
 class WavWriter:

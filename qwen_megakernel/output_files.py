@@ -1,6 +1,10 @@
-"""Checks that a file can be written, before the work whose result it will hold."""
+"""Checks that a file can be written, before the work for its contents; replaces whole files."""
 
 import errno
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from qwen_megakernel.errors import OutputError
@@ -32,3 +36,36 @@ def why_unwritable(path: Path, error: OSError) -> str:
     if error.errno == errno.ENOENT and not path.parent.exists():
         return f"there is no folder {path.parent}"
     return error.strerror or str(error)
+
+
+def new_partial(path: Path, mode: int = 0o666) -> Path:
+    """Create an empty hidden file beside `path`, to be filled and then renamed to `path`.
+
+    Args:
+        mode: its permissions, less those of the umask.
+    Raises:
+        OSError: the folder is missing or read-only.
+    """
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    partial.touch(mode, exist_ok=False)
+    return partial
+
+
+@contextmanager
+def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
+    """Yield a `new_partial` to fill; at the end of the block it becomes `path`, in one step.
+
+    After an exception the hidden file is removed, and `path` is what it was.
+
+    Args:
+        mode: as `new_partial` takes it.
+    Raises:
+        OSError: the file cannot be created, or `path` is a folder.
+    """
+    partial = new_partial(path, mode)
+    try:
+        yield partial
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise

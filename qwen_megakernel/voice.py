@@ -11,10 +11,7 @@ Source: rmtew/local-ai-server, tts_voice_presets.h.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-import secrets
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,6 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from qwen_megakernel.errors import OutputError, RecordingError, UnknownVoice, UsageError
+from qwen_megakernel.output_files import replacing
 from qwen_megakernel.printable import printable
 
 VOICE_SUFFIX = ".voice.safetensors"
@@ -295,13 +293,9 @@ def unknown_voice(
 
 
 def _write(path: Path, data: bytes) -> None:
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         # A voice is enough to speak like its speaker, so other users may not read the file.
-        with open(partial, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            file.write(data)
-        os.replace(partial, path)
+        with replacing(path, 0o600) as partial:
+            partial.write_bytes(data)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink()
         raise OutputError(f"Cannot write {path.name}: {error.strerror}.") from error

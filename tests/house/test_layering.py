@@ -14,8 +14,8 @@ PACKAGE = Path(__file__).parents[2] / "qwen_megakernel"
 # From the ground up. A room, or a module of the top, may import what precedes it in this list.
 FLOORS = """
     printable  errors  choices
-    installing
-    gpu  native  voice  signals  output_files
+    installing  output_files
+    gpu  native  voice  signals
     speech_options
     records  audio
     checkpoint

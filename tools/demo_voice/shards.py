@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from qwen_megakernel.output_files import replacing
+
 TRAINING = "train"
 SILENCE = -1  # a value in `Utterance.words`
 FEEDS = ("full", "stepwise")  # the ways of feeding text
@@ -44,8 +46,7 @@ class Utterance:
 
 def write(path: Path, utterances: Sequence[Utterance]) -> None:
     """Write a shard; it appears whole."""
-    draft = path.with_suffix(".partial")
-    with draft.open("wb") as file:
+    with replacing(path) as draft, draft.open("wb") as file:
         np.savez_compressed(
             file,
             kinds=np.array([u.kind for u in utterances]),
@@ -56,7 +57,6 @@ def write(path: Path, utterances: Sequence[Utterance]) -> None:
             codes=np.concatenate([u.codes for u in utterances]).astype(np.uint8),
             words=np.concatenate([u.words for u in utterances]).astype(np.int16),
         )
-    draft.replace(path)
 
 
 def read(path: Path) -> list[Utterance]:

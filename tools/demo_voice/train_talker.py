@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX
+from qwen_megakernel.output_files import replacing
 from tools.demo_voice import recipe, run_options, shards, tokenizer
 from tools.demo_voice.batches import Layout, Packer
 from tools.demo_voice.codebooks import SHIPPED, Codebooks
@@ -148,20 +149,17 @@ class Training:
 
     def save(self, path: Path) -> None:
         """Write everything that `resume` needs; the file appears whole."""
-        draft = path.with_suffix(".partial")
-        torch.save(
-            {
-                "weights": {name: value.detach() for name, value in self.weights.items()},
-                "adam": self.adam.state_dict(),
-                "muon": self.muon.buffers,
-                "packer": self.packer.state(),
-                "step": self.step,
-                "seen": self.seen,
-                "history": self.history,
-            },
-            draft,
-        )
-        draft.replace(path)
+        state = {
+            "weights": {name: value.detach() for name, value in self.weights.items()},
+            "adam": self.adam.state_dict(),
+            "muon": self.muon.buffers,
+            "packer": self.packer.state(),
+            "step": self.step,
+            "seen": self.seen,
+            "history": self.history,
+        }
+        with replacing(path) as draft:
+            torch.save(state, draft)
 
     def resume(self, path: Path) -> None:
         """Go on from where `save` was called."""

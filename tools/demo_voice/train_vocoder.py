@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from qwen_megakernel.output_files import replacing
 from tools.demo_voice import features, package, recipe, run_options, texts, vocoder_start
 from tools.demo_voice.codebooks import SHIPPED, Codebooks
 from tools.demo_voice.speech import Speaker
@@ -213,7 +214,6 @@ class Training:
 
     def save(self, path: Path) -> None:
         """Write everything that `resume` needs; the file appears whole."""
-        draft = path.with_suffix(".partial")
         state = {
             "weights": self.decoder.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -221,8 +221,8 @@ class Training:
             "step": self.step,
             "history": self.history,
         }
-        torch.save(state, draft)
-        draft.replace(path)
+        with replacing(path) as draft:
+            torch.save(state, draft)
 
     def resume(self, path: Path) -> None:
         """Go on from where `save` was called."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -22,6 +21,7 @@ from qwen_megakernel.errors import (
     check_choice,
 )
 from qwen_megakernel.installing import install_command
+from qwen_megakernel.output_files import replacing
 from qwen_megakernel.printable import get_logger
 from qwen_megakernel.sheen.training.sequences import IGNORED, Batch, TokenSequence, collate, pack
 
@@ -214,8 +214,6 @@ class Trainer:
     def save_state(self, path: Path) -> None:
         """Write the state from which `load_state` continues exactly.
 
-        The state is written to another file that is then renamed, so `path` is always complete.
-
         Raises:
             OutputError: the file cannot be written.
         """
@@ -227,12 +225,10 @@ class Trainer:
             "records": [asdict(record) for record in self.records],
             "rng": torch.get_rng_state(),  # for dropout, if the config has any
         }
-        partial = path.with_name(f".{path.name}.part")
         try:
-            torch.save(state, partial)
-            os.replace(partial, path)
+            with replacing(path) as partial:
+                torch.save(state, partial)
         except (OSError, RuntimeError) as error:
-            partial.unlink(missing_ok=True)
             raise OutputError(f"Cannot write {path}: {error}.") from error
 
     def load_state(self, path: Path) -> None:

@@ -1,0 +1,53 @@
+"""A file is replaced whole, or stays as it was."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from qwen_megakernel.output_files import replacing
+
+
+def test_the_file_is_replaced_when_it_is_complete(tmp_path: Path):
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"old")
+    with replacing(path) as partial:
+        partial.write_bytes(b"new")
+        assert path.read_bytes() == b"old" and partial.name.startswith(".")
+    assert path.read_bytes() == b"new" and os.listdir(tmp_path) == ["a.bin"]
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_after_an_error_the_file_is_what_it_was(tmp_path: Path, error: type[BaseException]):
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"old")
+    with pytest.raises(error), replacing(path) as partial:
+        partial.write_bytes(b"half")
+        raise error
+    assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["a.bin"]
+
+
+def test_two_writers_do_not_share_a_hidden_file(tmp_path: Path):
+    path = tmp_path / "a.bin"
+    with replacing(path) as first, replacing(path) as second:
+        first.write_bytes(b"first")
+        second.write_bytes(b"second")
+    assert path.read_bytes() == b"first"  # it was renamed last
+
+
+def test_a_folder_stays_and_no_hidden_file_is_left(tmp_path: Path):
+    (tmp_path / "a").mkdir()
+    with pytest.raises(OSError), replacing(tmp_path / "a"):
+        pass
+    assert os.listdir(tmp_path) == ["a"]
+    with pytest.raises(FileNotFoundError), replacing(tmp_path / "none" / "a"):
+        pass
+
+
+def test_the_permissions_are_those_asked_for_whatever_the_umask(tmp_path: Path):
+    before = os.umask(0)
+    try:
+        with replacing(tmp_path / "a", 0o600) as partial:
+            assert partial.stat().st_mode & 0o777 == 0o600
+    finally:
+        os.umask(before)
