@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from qwen_megakernel.choices import MP3_RATES, TELEPHONE_RATE
 from qwen_megakernel.errors import GenerationError, OutputError, UsageError, check_choice
 from qwen_megakernel.output_files import new_partial, why_unwritable
 from qwen_megakernel.signals import deferred_signals
+
+if TYPE_CHECKING:
+    import soundfile
 
 FULL_SCALE = 32768  # int16 value of the float sample 1.0, which is clipped to FULL_SCALE - 1
 
@@ -72,6 +75,22 @@ def to_g711(samples: np.ndarray, encoding: str) -> bytes:
     return file.getvalue()
 
 
+def new_sound_file(
+    file: Any, rate: int, comment: str = "", **options: Any
+) -> "soundfile.SoundFile":
+    """Return a mono file to write to; see `soundfile.SoundFile`.
+
+    Args:
+        comment: what the file says of its audio, where its format has a place; empty: nothing.
+    """
+    import soundfile
+
+    opened = soundfile.SoundFile(file, "w", rate, 1, **options)
+    if comment:
+        opened.comment = comment
+    return opened
+
+
 def check_path(path: str | Path, encoding: str = "pcm", rate: int | None = None) -> None:
     """Raise the error that a `WavWriter` of this path would raise; leave no file there.
 
@@ -118,28 +137,27 @@ class WavWriter:
     `close` removes a file without a sample.
     """
 
-    def __init__(self, path: str | Path, rate: int, encoding: str = "pcm"):
+    def __init__(self, path: str | Path, rate: int, encoding: str = "pcm", comment: str = ""):
         """Create the hidden file.
 
         Args:
             path: its extension names the format: wav, flac, ogg or mp3.
             rate: samples per second.
             encoding: encoding of a wav file: "pcm" (16-bit), "ulaw" or "alaw".
+            comment: what the file says of its audio; empty: nothing.
         Raises:
             UsageError: the extension or the encoding is unknown, or the format does not have the
                 encoding or the rate.
             OutputError: the folder is not writable, or `path` is no regular file.
         """
-        import soundfile
-
         self.path = Path(path)
         self._target = target = self.path.resolve()
         self._partial = _begin_file(self.path, encoding, rate)
         self._has_audio = False
         file_format = FORMATS[target.suffix.lower()]
         subtype = None if encoding == "pcm" else SUBTYPES[encoding]
-        self._file = soundfile.SoundFile(
-            self._partial, "w", rate, channels=1, format=file_format, subtype=subtype
+        self._file = new_sound_file(
+            self._partial, rate, comment, format=file_format, subtype=subtype
         )
         self._block_samples = rate
 
@@ -200,7 +218,9 @@ class WavWriter:
         self.close()
 
 
-def write_wav(path: str | Path, samples: np.ndarray, rate: int, encoding: str = "pcm") -> None:
+def write_wav(
+    path: str | Path, samples: np.ndarray, rate: int, encoding: str = "pcm", comment: str = ""
+) -> None:
     """Write a whole audio file. An existing file is replaced only by a complete one.
 
     Args:
@@ -208,6 +228,7 @@ def write_wav(path: str | Path, samples: np.ndarray, rate: int, encoding: str = 
         samples: [num_samples] float with full scale at 1, or int16.
         rate: samples per second.
         encoding: encoding of a wav file: "pcm" (16-bit), "ulaw" or "alaw".
+        comment: see `WavWriter`.
     Raises:
         UsageError: the extension or the encoding is unknown, the format does not have the encoding
             or the rate, or there are no samples.
@@ -218,7 +239,7 @@ def write_wav(path: str | Path, samples: np.ndarray, rate: int, encoding: str = 
         raise UsageError(f"There is no audio to write to {path}.")
     if samples.dtype != np.int16:
         samples = to_int16(samples)
-    with WavWriter(path, rate, encoding) as writer:
+    with WavWriter(path, rate, encoding, comment) as writer:
         writer.write(samples)
 
 

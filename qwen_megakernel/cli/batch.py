@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qwen_megakernel.choices import MARKS
 from qwen_megakernel.cli import options, parsing
 from qwen_megakernel.errors import QwenTTSError, UsageError, check_names
 from qwen_megakernel.speech_options import OPTIONS, SpeechOptions
@@ -87,7 +88,7 @@ def _speak(
     """Speak one text to its file, which appears when it is complete; return its seconds."""
     own = {name: value for name, value in task.items() if name in OPTIONS}
     speech = tts.synthesize(task["text"], loudness=args.loudness, **(how | own))
-    speech.save(folder / task["output"], args.encoding)
+    speech.save(folder / task["output"], args.encoding, MARKS[args.mark])
     return len(speech.audio) / speech.sample_rate
 
 

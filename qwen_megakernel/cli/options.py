@@ -14,6 +14,7 @@ from qwen_megakernel.choices import (
     DEFAULT_MODEL,
     DTYPES,
     DTYPES_BY_PART,
+    MARKS,
     TELEPHONE_RATE,
     WEIGHTS,
     WEIGHTS_HELP,
@@ -99,13 +100,21 @@ def add_model_options(parser: argparse.ArgumentParser, default: str | None = Non
         help="file of pronunciations: lines of a word, a tab and a respelling, or a W3C "
         "pronunciation lexicon",
     )
-    add_mark_option(parser)
+    add_mark_options(parser)
     add_verbosity(parser)
 
 
-def add_mark_option(parser: argparse.ArgumentParser) -> None:
-    """Add --mark-key."""
-    parser.add_argument(
+def add_mark_options(parser: argparse.ArgumentParser) -> None:
+    """Add --mark and --mark-key."""
+    add = parser.add_argument
+    add(
+        "--mark",
+        choices=MARKS,
+        default="metadata",
+        help="what files, headers and events say of their speech: metadata (that it is "
+        "AI-generated) or none (default: %(default)s)",
+    )
+    add(
         "--mark-key",
         metavar="FILE",
         help="file of `mark new-key`: speech gets the watermark of this key (default: none)",

@@ -279,6 +279,7 @@ def _settings(args: argparse.Namespace) -> "ServerSettings":
         max_chars=args.max_chars,
         default_format=args.default_format,
         opus_kbits=args.opus_bitrate,
+        mark=args.mark,
         sound=SoundOptions().override(
             **{name: getattr(args, name) for name in SoundOptions.options()}
         ),

@@ -263,7 +263,7 @@ def _add_infer(sheen: Any) -> None:
     )
     speak.add_output_options(command)
     options.add_options(command, options.OF_TRAINED_VOICES)
-    options.add_mark_option(command)
+    options.add_mark_options(command)
     options.add_verbosity(command)
 
 

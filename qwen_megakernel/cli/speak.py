@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qwen_megakernel.choices import ENCODINGS
+from qwen_megakernel.choices import ENCODINGS, MARKS
 from qwen_megakernel.cli import batch, options, parsing, running
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.printable import get_logger
@@ -114,7 +114,8 @@ def write_speech(
             _print_chunk(args, chunk)
             seconds = chunk.end_s
     else:
-        writing = audio.WavWriter(output, stream.sample_rate, args.encoding)
+        how = args.encoding, MARKS[args.mark]
+        writing = audio.WavWriter(output, stream.sample_rate, *how)
         whole: list[np.ndarray] = []
         try:
             with writing as writer, _progress_bar(args, text) as bar:
@@ -143,9 +144,9 @@ def write_speech(
     logger.debug("%s", ", ".join(f"{n} {ms:.1f} ms" for n, ms in stream.timings.items()))
     if not args.quiet:
         target = "standard output" if args.stdout else output
-        how = f"; to hear it: {_player(stream.sample_rate)}" if args.stdout else ""
+        hint = f"; to hear it: {_player(stream.sample_rate)}" if args.stdout else ""
         print(
-            f"{target}: {seconds:.2f} s, {stream.finish_reason}, seed {stream.seed}{how}",
+            f"{target}: {seconds:.2f} s, {stream.finish_reason}, seed {stream.seed}{hint}",
             file=sys.stderr,
         )
         running.warn_of_end(stream, tts.seconds_per_frame)

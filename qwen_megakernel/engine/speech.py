@@ -55,15 +55,16 @@ class Speech:
         """The sentences of the user's text, with their times."""
         return self._segments()
 
-    def save(self, path: str | Path, encoding: str = "pcm") -> None:
+    def save(self, path: str | Path, encoding: str = "pcm", comment: str = "") -> None:
         """Write the audio; the extension picks the format (wav, flac, ogg, mp3).
 
         Args:
             encoding: encoding of a wav file: "pcm" (16-bit), "ulaw" or "alaw".
+            comment: what the file says of its audio, as in `choices.MARKS`; empty: nothing.
         Raises:
             UsageError, OutputError: see `audio.write_wav`.
         """
-        audio.write_wav(path, self.audio, self.sample_rate, encoding)
+        audio.write_wav(path, self.audio, self.sample_rate, encoding, comment)
 
     def save_subtitles(self, path: str | Path) -> None:
         """Write the times of words and sentences; the extension picks the format (srt, vtt, json).

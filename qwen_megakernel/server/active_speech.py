@@ -207,7 +207,8 @@ async def encoded_whole(
     rate: int,
     opus_kbits: int = OPUS_KBITS,
     encoding: str = "pcm",
+    comment: str = "",
 ) -> bytes:
     """Return a complete file of [num_samples] int16."""
-    how = rate, opus_kbits, encoding
+    how = rate, opus_kbits, encoding, comment
     return await asyncio.to_thread(encode_whole, response_format, samples, *how)

@@ -52,6 +52,7 @@ _EXPOSED = (
     "X-Finish-Reason",
     "X-Warning",
     "X-Spoken-Text",
+    "X-AI-Generated",
 )
 _ERRORS: dict[int | str, dict[str, Any]] = {
     key: {"model": ErrorBody, "description": "Error"} for key in ("4XX", "5XX")
@@ -127,16 +128,19 @@ def _add_speech(app: FastAPI, service: Service) -> None:
         response_format = body.format_or(settings)
         rate = options["sample_rate"] or service.engine.sample_rate
         encoding = body.encoding or "pcm"
-        encoder = new_encoder(response_format, rate, settings.opus_kbits, encoding)
+        how = settings.opus_kbits, encoding, settings.comment
+        encoder = new_encoder(response_format, rate, *how)
         if body.event_format:  # a step is reported when its frame is drawn
             options |= {"first_chunk_frames": 1, "chunk_frames": 1}
         speaking = await service.speak(
             body.input, options, request_id=request.state.request_id, arrived=arrived
         )
         headers = _headers(speaking, warnings + speaking.stream.warnings)
+        if settings.mark_fields:
+            headers["X-AI-Generated"] = "true"
         if body.is_whole:
-            how = response_format, encoding, body.loudness
-            response = await buffered(speaking, *how, request.receive, settings, granularities)
+            sound = response_format, encoding, body.loudness
+            response = await buffered(speaking, *sound, request.receive, settings, granularities)
             response.headers.update(headers)
             return response
         respond = functools.partial(SpeechResponse, speaking, headers=headers, settings=settings)
@@ -148,11 +152,14 @@ def _add_speech(app: FastAPI, service: Service) -> None:
             max_steps = service.engine.max_frames * (speaking.stream.planned_parts or 1)
         if body.event_format:
             return respond(
-                phases(speaking, max_steps), media_type=EVENT_STREAM, on_error=phase_of_error
+                phases(speaking, settings, max_steps),
+                media_type=EVENT_STREAM,
+                on_error=phase_of_error,
             )
         body_of_events = events(
             speaking,
             encoder,
+            settings=settings,
             include_codes=body.include_codes,
             max_steps=max_steps if is_superset else None,
             granularities=granularities,

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from qwen_megakernel.audio import SUBTYPES, to_g711
+from qwen_megakernel.audio import SUBTYPES, new_sound_file, to_g711
 from qwen_megakernel.errors import MissingPackageError
 from qwen_megakernel.server.settings import MAX_OPUS_KBITS, MEDIA_TYPES, MIN_OPUS_KBITS, OPUS_KBITS
 
@@ -36,7 +36,11 @@ class Encoder(Protocol):
 
 
 def new_encoder(
-    response_format: str, rate: int, opus_kbits: int = OPUS_KBITS, encoding: str = "pcm"
+    response_format: str,
+    rate: int,
+    opus_kbits: int = OPUS_KBITS,
+    encoding: str = "pcm",
+    comment: str = "",
 ) -> Encoder:
     """Return an encoder for one stream.
 
@@ -45,6 +49,7 @@ def new_encoder(
         rate: samples per second.
         opus_kbits: the bit rate of opus in kbit/s.
         encoding: encoding of the samples of wav.
+        comment: what the file says of its audio, where its format has a place; empty: nothing.
     Raises:
         MissingPackageError: the format is AAC, and PyAV is not installed.
     """
@@ -54,19 +59,22 @@ def new_encoder(
     if response_format in _WAV_TAGS:
         return G711Encoder(response_format)
     if response_format == "wav":
-        return WavEncoder(rate, encoding)
+        return WavEncoder(rate, encoding, comment)
     if response_format == "aac":
         return AacEncoder(rate)
-    return SndfileEncoder(response_format, rate, opus_kbits)
+    return SndfileEncoder(response_format, rate, opus_kbits, comment)
 
 
-def wav_header(rate: int, num_bytes: int = _UNKNOWN_BYTES, encoding: str = "pcm") -> bytes:
-    """Return the header of a WAV file with mono samples; for 16-bit samples it has 44 bytes.
+def wav_header(
+    rate: int, num_bytes: int = _UNKNOWN_BYTES, encoding: str = "pcm", comment: str = ""
+) -> bytes:
+    """Return the header of a WAV file with mono samples; 44 bytes for 16 bits without a comment.
 
     Args:
         rate: samples per second.
         num_bytes: length of the samples; the default means that it is not yet known.
         encoding: encoding of the samples.
+        comment: what the file says of its audio, as a chunk LIST INFO; empty: nothing.
     """
     width = 1 if encoding in _WAV_TAGS else 2
     tag = _WAV_TAGS.get(encoding, 1)
@@ -76,6 +84,10 @@ def wav_header(rate: int, num_bytes: int = _UNKNOWN_BYTES, encoding: str = "pcm"
     if encoding in _WAV_TAGS:  # not PCM: an extension's length and a sample count follow
         layout += struct.pack("<H", 0)
         fact = b"fact" + struct.pack("<II", 4, num_bytes)
+    if comment:
+        words = comment.encode() + bytes(2 - len(comment.encode()) % 2)  # ends with zero, and even
+        fact += b"LIST%sINFOICMT" % struct.pack("<I", 12 + len(words))
+        fact += struct.pack("<I", len(words)) + words
     head = b"WAVEfmt %s%s%s" % (struct.pack("<I", len(layout)), layout, fact)
     total = min(len(head) + 8 + num_bytes, _UNKNOWN_BYTES)
     return b"RIFF%s%sdata%s" % (struct.pack("<I", total), head, struct.pack("<I", num_bytes))
@@ -87,16 +99,15 @@ def encode_whole(
     rate: int,
     opus_kbits: int = OPUS_KBITS,
     encoding: str = "pcm",
+    comment: str = "",
 ) -> bytes:
     """Return a complete file, with its lengths, of [num_samples] int16 at `rate`."""
     if response_format == "wav" and encoding == "pcm":
         pcm = samples.astype("<i2", copy=False).tobytes()
-        return wav_header(rate, len(pcm)) + pcm
+        return wav_header(rate, len(pcm), comment=comment) + pcm
     if response_format in ("wav", "flac", "mp3", "opus"):
-        import soundfile
-
         file, options = io.BytesIO(), _sndfile_options(response_format, rate, opus_kbits, encoding)
-        with soundfile.SoundFile(file, "w", rate, 1, **options) as writer:
+        with new_sound_file(file, rate, comment, **options) as writer:
             writer.write(samples)
         return file.getvalue()
     encoder = new_encoder(response_format, rate)
@@ -158,8 +169,8 @@ class WavEncoder:
 
     blocks = False
 
-    def __init__(self, rate: int, encoding: str):
-        self._header = wav_header(rate, encoding=encoding)
+    def __init__(self, rate: int, encoding: str, comment: str):
+        self._header = wav_header(rate, encoding=encoding, comment=comment)
         self._samples = G711Encoder(encoding) if encoding in _WAV_TAGS else PcmEncoder()
 
     def encode(self, samples: np.ndarray) -> bytes:
@@ -213,12 +224,10 @@ class SndfileEncoder:
 
     blocks = True
 
-    def __init__(self, response_format: str, rate: int, opus_kbits: int):
-        import soundfile
-
+    def __init__(self, response_format: str, rate: int, opus_kbits: int, comment: str):
         self._sink = _Growing()
         options = _sndfile_options(response_format, rate, opus_kbits)
-        self._file = soundfile.SoundFile(self._sink, "w", rate, 1, **options)
+        self._file = new_sound_file(self._sink, rate, comment, **options)
 
     def encode(self, samples: np.ndarray) -> bytes:
         self._file.write(samples)

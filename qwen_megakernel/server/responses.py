@@ -43,6 +43,7 @@ async def events(
     speaking: ActiveSpeech,
     encoder: Encoder,
     *,
+    settings: ServerSettings,
     include_codes: bool,
     max_steps: int | None,
     granularities: Collection[str] = (),
@@ -53,6 +54,7 @@ async def events(
         speaking: the speech.
         encoder: encodes the audio of the deltas, which joined are one file. No delta is empty:
             while the encoder holds samples back, the next delta covers more frames.
+        settings: have the mark of the events.
         include_codes: add the codec frames of each delta.
         max_steps: the most frames that the request can have. It adds to OpenAI's events one for
             each frame, and at the end the whole speech as WAV and "[DONE]"; None: it adds nothing.
@@ -73,6 +75,7 @@ async def events(
                 frames["codes"] = [row for c in held for row in stream.codes_of(c).tolist()]
         held.clear()
         frames |= {"sample_rate": rate, "t_ms": round(speaking.record.elapsed_ms, 3)}
+        frames |= settings.mark_fields
         return _event(type="speech.audio.delta", audio=_base64(audio), **frames)
 
     async for chunk in speaking.chunks():
@@ -93,21 +96,24 @@ async def events(
     out = delta(audio) if audio else b""
     if found := await speaking.timestamps(granularities):
         out += _timestamps(found)
-    done = speaking.facts() | {"usage": speaking.usage}
+    done = speaking.facts() | {"usage": speaking.usage} | settings.mark_fields
     if max_steps is None:
         yield out + _event(type="speech.audio.done", **done)
         return
     yield out + _progress(phase="vocoder")
-    wav = await encoded_whole("wav", np.concatenate(whole), rate)
+    wav = await encoded_whole("wav", np.concatenate(whole), rate, comment=settings.comment)
     done = {"phase": "done"} | done | {"audio": _base64(wav)}
     yield _event(type="speech.audio.done", **done) + DONE
 
 
-async def phases(speaking: ActiveSpeech, max_steps: int) -> AsyncIterator[bytes]:
+async def phases(
+    speaking: ActiveSpeech, settings: ServerSettings, max_steps: int
+) -> AsyncIterator[bytes]:
     """Yield the speech as events of phases: a step for each frame, and the audio at the end.
 
     Args:
         speaking: a speech whose chunks are single frames.
+        settings: have the comment in the audio.
         max_steps: the most frames that the request can have.
     """
     whole: list[np.ndarray] = []
@@ -116,7 +122,8 @@ async def phases(speaking: ActiveSpeech, max_steps: int) -> AsyncIterator[bytes]
         for step in range(chunk.frame_index + 1, chunk.frame_index + chunk.num_frames + 1):
             yield _event(phase="decoding", step=step, max_steps=max_steps)
     yield _event(phase="vocoder")
-    wav = await encoded_whole("wav", np.concatenate(whole), speaking.record.sample_rate)
+    rate, comment = speaking.record.sample_rate, settings.comment
+    wav = await encoded_whole("wav", np.concatenate(whole), rate, comment=comment)
     facts = speaking.facts()
     done = {name: facts[name] for name in ("n_steps", "n_samples", "elapsed_ms")}
     yield _event(phase="done", **done, audio=_base64(wav)) + DONE
@@ -252,13 +259,14 @@ async def buffered(
     if loudness is not None:
         heard = to_float32(whole)
         whole = to_int16(await asyncio.to_thread(at_loudness, heard, rate, loudness))
-    data = await encoded_whole(response_format, whole, rate, settings.opus_kbits, encoding)
+    how = settings.opus_kbits, encoding, settings.comment
+    data = await encoded_whole(response_format, whole, rate, *how)
     headers = {"X-Finish-Reason": str(speaking.finish_reason)}
     if granularities:
         facts: dict[str, Any] = {"audio": _base64(data), "format": response_format}
         facts |= {f"{name}s": [] for name in granularities}
         facts |= await speaking.timestamps(granularities)
-        return JSONResponse(facts | speaking.facts(), headers=headers)
+        return JSONResponse(facts | speaking.facts() | settings.mark_fields, headers=headers)
     return Response(data, media_type=MEDIA_TYPES[response_format], headers=headers)
 
 

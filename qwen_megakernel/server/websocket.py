@@ -353,7 +353,7 @@ class Session:
     async def _relay(self, utterance: Utterance, speaking: ActiveSpeech) -> None:
         config, rate = utterance.config, speaking.record.sample_rate
         response_format = config.format_or(self._settings)
-        how = self._settings.opus_kbits, config.encoding or "pcm"
+        how = self._settings.opus_kbits, config.encoding or "pcm", self._settings.comment
         encoder = new_encoder(response_format, rate, *how)
         whole: list[np.ndarray] = []
         started = False
@@ -372,6 +372,7 @@ class Session:
                     seed=speaking.stream.seed,
                     request_id=speaking.request_id,
                     warnings=utterance.warnings + speaking.stream.warnings,
+                    **self._settings.mark_fields,
                 )
             if not config.stream_audio:
                 whole.append(chunk.samples)

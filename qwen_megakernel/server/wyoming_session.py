@@ -134,7 +134,7 @@ class Session:
 
     async def _handle(self, event: Event) -> None:
         if Describe.is_type(event.type):
-            await self._send(self._info().event())
+            await self._send(self._marked(self._info().event()))
         elif Ping.is_type(event.type):
             await self._send(Pong(text=event.data.get("text")).event())
         elif Synthesize.is_type(event.type):
@@ -249,7 +249,7 @@ class Session:
         rate = speaking.record.sample_rate
         sound = {"rate": rate, "width": 2, "channels": 1}
         num_samples = 0
-        await self._send(AudioStart(**sound).event())
+        await self._send(self._marked(AudioStart(**sound).event()))
         async for chunk in speaking.chunks():
             if len(chunk.samples):
                 ms = 1000 * num_samples // rate
@@ -266,6 +266,10 @@ class Session:
         await self._send(end)
         if is_streamed:
             await self._send(SynthesizeStopped().event())
+
+    def _marked(self, event: Event) -> Event:
+        event.data |= self._settings.mark_fields  # clients ignore fields that they do not know
+        return event
 
     async def _send(self, event: Event) -> None:
         """Send an event; raises `ConnectionError` if the client is gone or does not read."""

@@ -3,11 +3,15 @@
 import io
 import sys
 import wave
+from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 
 from qwen_megakernel import TTSEngine
+from qwen_megakernel.audio import write_wav
+from qwen_megakernel.choices import MARKS
 from qwen_megakernel.errors import MissingPackageError
 from qwen_megakernel.server.encoders import encode_whole, new_encoder, wav_header
 from qwen_megakernel.server.settings import MEDIA_TYPES
@@ -47,6 +51,32 @@ def test_a_whole_wav_has_its_length_and_a_streamed_one_none():
     assert encoder.encode(samples) == wav_header(RATE) + samples.tobytes()
     assert encoder.finish() == b""
     assert wav_header(RATE)[40:] == b"\xff\xff\xff\xff"
+
+
+@pytest.mark.parametrize("response_format", ["wav", "flac", "mp3", "opus"])
+@pytest.mark.parametrize("comment", ["odd", "even", MARKS["metadata"]])
+def test_a_comment_is_in_the_file_beside_the_same_samples(response_format: str, comment: str):
+    encodings = ("pcm", "ulaw") if response_format == "wav" else ("pcm",)
+    for how in ((32, encoding) for encoding in encodings):
+        encoder = new_encoder(response_format, 8000, *how, comment)
+        streamed = encoder.encode(hum(8000)) + encoder.finish()
+        whole = encode_whole(response_format, hum(8000), 8000, *how, comment)
+        plain = encode_whole(response_format, hum(8000), 8000, *how)
+        for data, expected in ((streamed, comment), (whole, comment), (plain, "")):
+            with soundfile.SoundFile(io.BytesIO(data)) as file:
+                assert file.comment == expected
+        heard = [soundfile.read(io.BytesIO(data))[0] for data in (whole, plain)]
+        assert np.array_equal(*heard)
+
+
+@pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.ogg", "a.mp3"])
+def test_a_saved_file_has_its_comment_or_none(tmp_path: Path, name: str):
+    write_wav(tmp_path / name, hum(8000), RATE, comment="synthetic")
+    with soundfile.SoundFile(tmp_path / name) as file:
+        assert file.comment == "synthetic"
+    write_wav(tmp_path / name, hum(8000), RATE)
+    with soundfile.SoundFile(tmp_path / name) as file:
+        assert file.comment == ""
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,10 @@ from tolerances import PCM16
 from waiting import wait_until
 from websockets.exceptions import ConnectionClosed
 
+from qwen_megakernel.choices import MARKS
+from qwen_megakernel.server.encoders import wav_header
+
+WAV_HEAD = len(wav_header(24000, comment=MARKS["metadata"]))
 DONE = {"type": "session.done", "utterance_index": 0, "finish_reason": "eos"}
 
 # ---- speaking ------------------------------------------------------------------------------------
@@ -103,7 +107,7 @@ async def test_settings_can_change_between_utterances(live, engine):
         await say(socket, "session.config", voice="aiden", response_format="wav", seed=3)
         _, audio = await speak(socket, "Two.")
     assert [stream.request.voice for stream in engine.streams] == ["vivian", "aiden"]
-    assert audio[:4] == b"RIFF" and audio[44:] == engine.streams[1].sent
+    assert audio[:4] == b"RIFF" and audio[WAV_HEAD:] == engine.streams[1].sent
 
 
 async def test_audio_that_is_not_streamed_comes_as_one_file(live, engine):
@@ -112,8 +116,8 @@ async def test_audio_that_is_not_streamed_comes_as_one_file(live, engine):
         await say(socket, "input.done")
         assert (await hear(socket))["type"] == "audio.start"
         audio = await hear(socket)
-        assert struct.unpack("<I", audio[40:44])[0] == len(audio) - 44
-        assert audio[44:] == engine.streams[0].sent
+        assert struct.unpack("<I", audio[WAV_HEAD - 4 : WAV_HEAD])[0] == len(audio) - WAV_HEAD
+        assert audio[WAV_HEAD:] == engine.streams[0].sent
         assert (await hear(socket))["type"] == "audio.done"
 
 
