@@ -1,4 +1,6 @@
-"""Currencies of other countries, from the Unicode CLDR, which has their names in every language."""
+"""Names of currencies, units and months from the Unicode CLDR, in every language."""
+
+import re
 
 # Signs and codes of currencies, each with its code. A code that is an English word is left out.
 _SIGNS = """HK$ HKD; NT$ TWD; S$ SGD; A$ AUD; C$ CAD; NZ$ NZD; MX$ MXN; R$ BRL; US$ USD; ₱ PHP
@@ -9,25 +11,83 @@ _SIGNS = """HK$ HKD; NT$ TWD; S$ SGD; A$ AUD; C$ CAD; NZ$ NZD; MX$ MXN; R$ BRL; 
     HKD HKD; TWD TWD; INR INR; CNY CNY; JPY JPY; KRW KRW; BRL BRL; MXN MXN; ZAR ZAR; ILS ILS
     THB THB; PHP PHP; IDR IDR; MYR MYR; VND VND; AED AED; SAR SAR; RUB RUB; UAH UAH; GBP GBP
     EUR EUR; USD USD"""
-_FEMININE = (
-    "couronne",
-    "livre",
-    "roupie",
-    "hryvnia",
-)  # French nouns, whose ending does not show it
+_UNITS = """length-kilometer length-meter length-centimeter length-millimeter length-mile
+    length-yard length-foot area-hectare area-square-kilometer area-square-meter volume-cubic-meter
+    volume-liter volume-milliliter volume-centiliter volume-deciliter mass-tonne mass-kilogram
+    mass-gram mass-milligram mass-ounce mass-pound duration-year duration-month duration-week
+    duration-day duration-hour duration-minute duration-second duration-millisecond
+    temperature-celsius temperature-fahrenheit speed-kilometer-per-hour speed-meter-per-second
+    speed-mile-per-hour digital-bit digital-kilobyte digital-megabyte digital-gigabyte
+    digital-terabyte frequency-hertz frequency-kilohertz frequency-megahertz frequency-gigahertz
+    power-watt power-kilowatt power-megawatt energy-kilowatt-hour energy-kilojoule
+    energy-kilocalorie electric-milliampere electric-ohm pressure-hectopascal light-lux"""
+# Symbols that are also other things: "seat 12A", "3 m.", "a las 5 ha llegado".
+_LETTER = re.compile(r"[^\W\dΩ]\.?")
+_WORDS = {"es": ("ha", "mi"), "it": ("ha", "mi"), "fr": ("mi", "pi"), "pt": ("mi",)}
+_MASCULINE = ("byte", "joule", "ampere", "día", "grama")  # in spite of their ending
+_FEMININE = (  # French nouns, whose ending does not show it
+    *("couronne", "livre", "roupie", "hryvnia", "heure", "minute", "seconde", "milliseconde"),
+    *("tonne", "semaine", "année", "once", "kilocalorie"),
+)
+
+Forms = tuple[str, str, str, bool]  # a noun after 1, 2 and 5, and whether it is feminine
 
 
-def currency_forms(language: str) -> dict[str, tuple[str, str, str, bool]]:
-    """Return for each sign the currency's names after 1, 2 and 5, and whether they are feminine."""
-    from babel.numbers import get_currency_name
+def currency_forms(language: str) -> dict[str, Forms]:
+    """Return each currency's names by its signs, some of which only this language has."""
+    from babel import numbers
 
-    found = {}
+    found: dict[str, Forms] = {}
     for entry in _SIGNS.replace("\n", ";").split(";"):
         sign, code = entry.split()
-        one, few, many = (get_currency_name(code, count, language) for count in (1, 2, 5))
+        forms = [numbers.get_currency_name(code, count, language) for count in (1, 2, 5)]
         if language == "pt":  # whose names begin with a capital
-            one, few, many = (name[0].lower() + name[1:] for name in (one, few, many))
-        head = one.split()[-1 if language in ("de", "ru") else 0]
-        endings = {"de": ("e", "Lira"), "ru": ("а", "я"), "fr": _FEMININE}.get(language, ("a",))
-        found[sign] = one, few, many, head.endswith(endings)
+            forms = [name[0].lower() + name[1:] for name in forms]
+        found[sign] = _with_gender(language, *forms)
+        found.setdefault(numbers.get_currency_symbol(code, language), found[sign])
     return found
+
+
+def unit_forms(language: str) -> dict[str, Forms]:
+    """Return the forms of each unit's name by its symbols.
+
+    A "{}" in a name stands for the number, as in "秒速{}メートル".
+    """
+    from babel.units import format_unit
+
+    found = {}
+    for unit in _UNITS.split():
+        forms, symbols = (
+            [
+                re.sub(
+                    r"^{}\s*",
+                    "",
+                    format_unit(int(n), unit, length, locale=language).replace(n, "{}"),
+                )
+                for n in "125"
+            ]
+            for length in ("long", "short")
+        )
+        if any(unit in text for text in forms + symbols):
+            continue  # Babel lacks a pattern
+        if language in ("ja", "zh"):
+            forms = [name.replace(" ", "") for name in forms]
+        names = [re.sub(r"\s", " ", name).replace("’", "'") for name in forms]
+        for symbol in {*symbols} - {*forms, *_WORDS.get(language, ())}:
+            if not _LETTER.fullmatch(symbol):
+                found[symbol] = _with_gender(language, *names)
+    return found
+
+
+def month_names(language: str) -> list[str]:
+    """Return the names of the months in dates; none where they are numbers."""
+    from babel.dates import get_month_names
+
+    names = get_month_names("wide", "format", language)
+    return [] if names[1][0].isnumeric() else [names[month] for month in range(1, 13)]
+
+
+def _with_gender(language: str, one: str, few: str, many: str) -> Forms:
+    head = one.split(" pro ")[0].split()[-1 if language == "de" else 0]
+    endings = {"de": ("e", "Lira"), "ru": ("а", "я"), "fr": _FEMININE}.get(language, ("a",))
+    return one, few, many, head.endswith(endings) and not head.endswith(_MASCULINE)

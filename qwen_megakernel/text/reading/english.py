@@ -70,7 +70,7 @@ class English(Language):
     code = "en"
     minus, plus, point = "minus", "plus", "point"
     percent, per, to, number_sign = "percent", "per", "to", "number"
-    by, out_of = "by", "out of"
+    by, out_of, extension = "by", "out of", "extension"
     PHONE_WORDS = "call dial phone telephone tel text fax mobile cell"
     ordinal_marks = "st|nd|rd|th|ST|ND|RD|TH"
     BEFORE_DIGITS = r"""(?:N[or]|#)\.?\s: number; Nos\.?\s: numbers; Fig\.?\s: figure
@@ -78,30 +78,24 @@ class English(Language):
         [Cc]h\.\s: chapter; [Ss]ec\.\s: section; Eq\.\s: equation; [Ee]xt\.?\s: extension
         Apt\.?\s: apartment; Ste\.\s: suite; Rm\.\s: room; √: the square root of"""
     plural_ending = "s"
-    UNITS = """km KM: kilometer; m: meter; cm: centimeter; mm: millimeter; nm: nanometer; mi: mile
-        ft: foot, feet; yd: yard; kg KG: kilogram; g: gram; mg: milligram; lb lbs: pound; oz: ounce
-        l L: liter; ml mL: milliliter; m² m2: square meter; km² km2: square kilometer
-        m³ m3: cubic meter; °C ℃: degree Celsius, degrees Celsius; °: degree
-        °F ℉: degree Fahrenheit, degrees Fahrenheit; h hr hrs: hour; min mins: minute
-        s sec secs: second; ms: millisecond; mph: mile per hour, miles per hour
-        kph kmh: kilometer per hour, kilometers per hour; KB kB: kilobyte; MB: megabyte
-        GB: gigabyte; TB: terabyte; kbps: kilobit per second, kilobits per second
+    UNITS = """KM: kilometer; m: meter; nm: nanometer; KG: kilogram; g: gram; lbs: pound; l L: liter
+        ml: milliliter; m2: square meter; km2: square kilometer; m3: cubic meter
+        ℃: degree Celsius, degrees Celsius; °: degree; ℉: degree Fahrenheit, degrees Fahrenheit
+        h hrs: hour; mins: minute; s secs: second; kph kmh: kilometer per hour, kilometers per hour
+        KB: kilobyte; kbps: kilobit per second, kilobits per second
         Mbps: megabit per second, megabits per second; Gbps: gigabit per second, gigabits per second
-        Hz: hertz, hertz; kHz: kilohertz, kilohertz; MHz: megahertz, megahertz
-        GHz: gigahertz, gigahertz; W: watt; kW: kilowatt; MW: megawatt; kWh: kilowatt hour; V: volt
-        mA: milliamp; mAh: milliamp hour; dB: decibel; hp: horsepower, horsepower; kcal cal: calorie
-        px: pixel; fps: frame per second, frames per second; x ×: time; in.: inch, inches
+        W: watt; kWh: kilowatt hour; V: volt; mA: milliamp; mAh: milliamp hour; dB: decibel
+        hp: horsepower, horsepower; kcal cal: calorie; px: pixel
+        fps: frame per second, frames per second; x ×: time; in.: inch, inches
         rpm: revolution per minute, revolutions per minute; bpm: beat per minute, beats per minute
         MPH: mile per hour, miles per hour; BPM: beat per minute, beats per minute
         ppm: part per million, parts per million; psi: pound per square inch, pounds per square inch
-        yr yrs: year; mo mos: month; wk wks: week
-        gal: gallon; qt: quart; pt: pint; tsp: teaspoon; tbsp: tablespoon; pc pcs: piece
-        dl dL: deciliter; cl: centiliter; μm µm um: micrometer; μs µs us: microsecond
-        μg µg mcg: microgram; Ω: ohm; kΩ: kilohm; MΩ: megohm; N: newton; Nm: newton meter
-        kJ: kilojoule; ha: hectare
-        Pa: pascal; hPa: hectopascal; kPa: kilopascal; GW: gigawatt
-        mmHg: millimeter of mercury, millimeters of mercury; mol: mole; rad: radian; Gb: gigabit
-        bps: bit per second, bits per second; mW: milliwatt; mV: millivolt; kV: kilovolt"""
+        mo mos: month; gal: gallon; qt: quart; pt: pint; tsp: teaspoon; tbsp: tablespoon
+        pc pcs: piece; dl: deciliter; cl: centiliter; μm µm um: micrometer; μs µs us: microsecond
+        μg µg mcg: microgram; kΩ: kilohm; MΩ: megohm; N: newton; Nm: newton meter; Pa: pascal
+        kPa: kilopascal; GW: gigawatt; mmHg: millimeter of mercury, millimeters of mercury
+        mol: mole; rad: radian; Gb: gigabit; bps: bit per second, bits per second; mW: milliwatt
+        mV: millivolt; kV: kilovolt"""
     units_have_points = has_compounds = True
     ARTICLES = "a an another"
     SCALES = """k K: thousand, thousand; thousand: thousand, thousand
@@ -113,11 +107,11 @@ class English(Language):
         C$ CAD: Canadian dollar / cent; A$ AUD: Australian dollar / cent; CHF: Swiss franc / centime
         CNY RMB: yuan, yuan; ₿ BTC: bitcoin; ¢: cent"""
     money_joint = " and "
-    MONTHS = "January February March April May June July August September October November December"
     SHORT_MONTHS = "jan feb mar apr - jun jul aug sep/sept oct nov dec"
     LINKS, day_first = "of", False
     dates = "{month} {day}", "{month} {day}, {year}"
-    ABBREVIATIONS = """Mr. Mr: mister; Mrs. Mrs: missus; Ms. Ms: miz; Prof. Prof: professor
+    ABBREVIATIONS = """Mr. Mr: mister; Mrs. Mrs: missus; Mx. Mx: mix; Ms. Ms: miz
+        Prof. Prof: professor
         Jr. Jr: junior; Sr. Sr: senior; vs. vs v.: versus; etc. etc: et cetera; e.g.: for example
         i.e.: that is; approx. ca.: approximately; Inc. Inc: incorporated; Ltd. Ltd: limited
         Corp.: corporation; Co.: company; Dept. dept.: department; Ave. Ave: avenue
@@ -499,7 +493,7 @@ class English(Language):
         text = match[0].rstrip(".")
         parts = re.findall(r"[^\W\d_]+|\d+|.", text)
         words = [
-            self.number(part) if part.isdigit() else self.web.get(part, part) for part in parts
+            self.number(part) if part.isdecimal() else self.web.get(part, part) for part in parts
         ]
         return " ".join(words) + match[0][len(text) :]
 

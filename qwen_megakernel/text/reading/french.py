@@ -19,25 +19,20 @@ class French(Romance):
     ordinal_marks = "er|ère|re|ème|e|nd|nde|ᵉ|ᵉʳ"
     BEFORE_DIGITS = r"[nN][°º]\s?: numéro; p\.\s?: page"
     PARTS = "2: demi; 3: tiers; 4: quart"
-    UNITS = """km: kilomètre; m: mètre; cm: centimètre; mm: millimètre
-        m² m2: mètre carré, mètres carrés; km² km2: kilomètre carré, kilomètres carrés
-        m³ m3: mètre cube, mètres cubes; kg: kilogramme; g: gramme; mg: milligramme; t: tonne, f
-        l L: litre; ml mL: millilitre; °C ℃: degré Celsius, degrés Celsius; °: degré; h: heure, f
-        min: minute, f; s: seconde, f; ms: milliseconde, f; Ko ko: kilo-octet; Mo: mégaoctet
-        Go: gigaoctet; To: téraoctet; Hz: hertz, hertz; kHz: kilohertz, kilohertz
-        MHz: mégahertz, mégahertz; GHz: gigahertz, gigahertz; W: watt; kW: kilowatt
-        kWh: kilowattheure; V: volt; dB: décibel; x ×: fois, fois
-        fois: fois, fois, f; heure heures: heure, f; minute minutes: minute, f
-        seconde secondes: seconde, f; semaine semaines: semaine, f; année années: année, f
-        tasse tasses: tasse, f; cuillère cuillères: cuillère, f
-        c.à.s.: cuillère à soupe, cuillères à soupe, f
+    UNITS = """m: mètre; m2: mètre carré, mètres carrés; km2: kilomètre carré, kilomètres carrés
+        m3: mètre cube, mètres cubes; g: gramme; t: tonne, f; l L: litre; mL: millilitre
+        ℃: degré Celsius, degrés Celsius; °: degré; h: heure, f; s: seconde, f; Ko ko: kilo-octet
+        W: watt; kWh: kilowattheure; V: volt; dB: décibel; x ×: fois, fois; fois: fois, fois, f
+        heure heures: heure, f; minute minutes: minute, f; seconde secondes: seconde, f
+        semaine semaines: semaine, f; année années: année, f; tasse tasses: tasse, f
+        cuillère cuillères: cuillère, f; c.à.s.: cuillère à soupe, cuillères à soupe, f
         c.à.c.: cuillère à café, cuillères à café, f; personne personnes: personne, f
         page pages: page, f"""
     SCALES = "million millions M: million; milliard milliards: milliard"
-    CURRENCIES = """€ EUR: euro / centime; $ USD: dollar / cent; £ GBP: livre, f / penny, pence
+    CURRENCIES = """€ EUR: euro / centime; $ $US US$ USD: dollar / cent
+        £ GBP: livre, f / penny, pence
         ¥ JPY: yen; CHF: franc suisse, francs suisses / centime; ₽ RUB: rouble / kopeck"""
     money_joint, says_cents, scale_joint = " ", False, " d'"
-    MONTHS = "janvier février mars avril mai juin juillet août septembre octobre novembre décembre"
     SHORT_MONTHS = "janv/jan févr/fév - avr - - juil - sept/sep oct nov déc"
     says_written_dates, first_day = True, "premier"
     times = "{h:f} {hours}", "{h:f} {hours} {m:f}", " et {s:f} secondes"

@@ -35,30 +35,27 @@ class German(Language):
     ENDINGS, has_ordinal_points = "f: ^eins$ eine; m n: ^eins$ ein", True
     PARTS = """3: Drittel; 4: Viertel; 5: Fünftel; 6: Sechstel; 7: Siebtel; 8: Achtel; 9: Neuntel
         10: Zehntel; 12: Zwölftel; 100: Hundertstel"""
-    UNITS = """km: Kilometer; m: Meter; cm: Zentimeter; mm: Millimeter; m² m2: Quadratmeter
-        km² km2: Quadratkilometer; m³ m3: Kubikmeter; kg: Kilogramm; g: Gramm; mg: Milligramm
-        t: Tonne, Tonnen, f; l L: Liter; ml mL: Milliliter; °C ℃: Grad Celsius; °: Grad
-        h Std.: Stunde, Stunden, f; min Min.: Minute, Minuten, f; s Sek.: Sekunde, Sekunden, f
-        ms: Millisekunde, Millisekunden, f; kB KB: Kilobyte; MB: Megabyte; GB: Gigabyte
-        TB: Terabyte; Hz: Hertz; kHz: Kilohertz; MHz: Megahertz; GHz: Gigahertz; W: Watt
-        kW: Kilowatt; kWh: Kilowattstunde, Kilowattstunden, f; V: Volt; dB: Dezibel; PS: PS
-        x ×: mal; Tag Tage: Tag, Tage; Monat Monate: Monat, Monate; Jahr Jahre: Jahr, Jahre, n
-        Woche Wochen: Woche, Wochen, f; Stunde Stunden: Stunde, Stunden, f
-        Minute Minuten: Minute, Minuten, f; Sekunde Sekunden: Sekunde, Sekunden, f
-        EL: Esslöffel, Esslöffel; TL: Teelöffel, Teelöffel; Tasse Tassen: Tasse, Tassen, f
-        Person Personen: Person, Personen, f; Mal: Mal, Mal, n"""
+    UNITS = """m: Meter; m2: Quadratmeter; km2: Quadratkilometer; m3: Kubikmeter; g: Gramm
+        t: Tonne, Tonnen, f; l L: Liter; mL: Milliliter; ℃: Grad Celsius; °: Grad
+        h: Stunde, Stunden, f; min: Minute, Minuten, f; s: Sekunde, Sekunden, f; KB: Kilobyte
+        W: Watt; V: Volt; dB: Dezibel; PS: PS; x ×: mal; Tag Tage: Tag, Tage
+        Monat Monate: Monat, Monate; Jahr Jahre: Jahr, Jahre, n; Woche Wochen: Woche, Wochen, f
+        Stunde Stunden: Stunde, Stunden, f; Minute Minuten: Minute, Minuten, f
+        Sekunde Sekunden: Sekunde, Sekunden, f; EL: Esslöffel, Esslöffel; TL: Teelöffel, Teelöffel
+        Tasse Tassen: Tasse, Tassen, f; Person Personen: Person, Personen, f; Mal: Mal, Mal, n"""
     SCALES = """Mio. Mio Million Millionen: Million, Millionen, f; Tsd.: tausend
         Mrd. Mrd Milliarde Milliarden: Milliarde, Milliarden, f"""
     CURRENCIES = """€ EUR: Euro / Cent; $ USD: Dollar / Cent; £ GBP: Pfund / Penny, Pence
         ¥ JPY: Yen; CHF: Franken / Rappen; ₽ RUB: Rubel / Kopeke, Kopeken, f"""
     money_joint, says_cents = " ", False
-    MONTHS = "Januar Februar März April Mai Juni Juli August September Oktober November Dezember"
     SHORT_MONTHS = "jan/jänner feb mär apr - jun jul aug sep/sept okt nov dez"
     says_written_dates = True
     times, time_marks = ("{h:m} Uhr", "{h:m} Uhr {m}", " und {s} Sekunden"), r"\sUhr\b"
     ABBREVIATIONS = """z.B. z.~B.: zum Beispiel; d.h. d.~h.: das heißt; u.a. u.~a.: unter anderem
         usw. etc.: und so weiter; bzw.: beziehungsweise; ca.: circa; Dr. Dr: Doktor
-        Prof. Prof: Professor; Hr.: Herr; Fr.: Frau; Str.: Straße; Nr.: Nummer; Abs.: Absatz
+        Prof. Prof: Professor; Ing.: Ingenieur; Dipl.-Ing.: Diplomingenieur; Mag.: Magister
+        Univ.Prof. Univ.-Prof.: Universitätsprofessor
+        Hr.: Herr; Fr.: Frau; Str.: Straße; Nr.: Nummer; Abs.: Absatz
         Art.: Artikel; S.: Seite; Bd.: Band; vgl.: vergleiche; Tel.: Telefon; inkl.: inklusive
         exkl.: exklusive; zzgl.: zuzüglich; ggf.: gegebenenfalls; evtl.: eventuell; Mio.: Millionen
         Mrd.: Milliarden; St.: Sankt; v.Chr.: vor Christus; n.Chr.: nach Christus"""

@@ -36,10 +36,11 @@ _TRAILING = ".,;:!?*_…"
 # numbers with a prefix or a leading zero, and layouts of groups in which no quantity is written.
 _GROUPS = re.compile(
     r"(?:\+ ?)?\(?\d{1,14}\)?(?:(?: ?[-–./] ?| ?(?=\()|(?<=\)) ?| )\(?\d{1,14}\)?)+"
+    r"(?: ?x(?P<x>\d{1,6})(?!\w))?|\+\d{7,15}(?!\d)"
 )
 _PREFIXED = re.compile(r"\+|\(?0(?![./]\d\b)|\(\d{2,5}\)")
 _LAYOUT = re.compile(
-    r"(?:1[-. ])?\d{3}[-–. ]\d{3}[-–. ]\d{4}|\d{3}-\d{2}-\d{4}|\d{3}[-–. ]\d{4}"
+    r"(?:\d[-. ])?\d{3}[-–. ]\d{3}[-–. ]\d{4}|\d{3}-\d{2}-\d{4}|\d{3}[-–. ]\d{4}"
     r"|\d{4}(?:[ -]\d{4}){3}"
     r"|\d{3}[- ]\d{4}[- ]\d{4}|\d+(?:-\d+){3,}|\d{4} \d{3} \d{3}|\d{3}(?:[- .]\d\d){3}|\d{4} \d{6}"
     r"|\d(?:[ -]\d{3}){2}(?:[ -]\d\d){2}|\d \(\d{3,5}\) ?\d+(?:[- ]\d+)*|\d{2}[ -]\d{4,5}[ -]\d{4}"
@@ -311,7 +312,7 @@ class Grammar:
         if match["tow"] is not None:
             first = lang.number(whole, decimals, noun.gender) + self._to()
             whole, decimals = self._digits(match, "to")
-        return self._sign(match) + first + lang.count(whole, decimals, noun)
+        return self._sign(match) + lang.count(whole, decimals, noun, first)
 
     def _money(self, match: re.Match[str], before: str) -> str | None:
         lang = self.language
@@ -437,7 +438,8 @@ class Grammar:
         return lang.number(match["a"]) + joint + lang.number(match["b"])
 
     def _phone(self, match: re.Match[str], before: str) -> str | None:
-        lang, text = self.language, match.group()
+        lang, extension = self.language, match["x"]
+        text = match.group().partition("x")[0].rstrip()
         following = match.string[match.end() : match.end() + 2]
         if (following[:1].isalnum() and not lang.letters_follow) or following[
             :1
@@ -455,7 +457,8 @@ class Grammar:
         if not is_number or is_version or re.fullmatch(r"\d+\.\d+", text):
             return None
         plus = lang.plus + " " if text.startswith("+") else ""
-        return plus + ", ".join(map(lang.spell_phone, re.findall(r"\d+", text)))
+        words = plus + ", ".join(map(lang.spell_phone, re.findall(r"\d+", text)))
+        return words + (f" {lang.extension} {lang.spell(extension)}" if extension else "")
 
     def _version(self, match: re.Match[str], before: str) -> str | None:
         lang, parts = self.language, match.group().split(".")
@@ -539,7 +542,7 @@ class Grammar:
         for part in re.findall(r"(?i)^www|[^\W\d_]+|\d|.", address):
             if part.lower() == "www":
                 words += ["w", "w", "w"]
-            elif part.isdigit():
+            elif part.isdecimal():
                 words.append(self.language.spell(part))
             else:
                 words.append(self.language.web.get(part, part))

@@ -22,26 +22,20 @@ class Italian(Romance):
     BEFORE_DIGITS = r"[nN][°º]\s?: numero; p\.\s?: pagina"
     PARTS = "2: mezzo"
     noun_gender, plural_ending = "c", ""
-    UNITS = """km: chilometro, chilometri; m: metro, metri; cm: centimetro, centimetri
-        mm: millimetro, millimetri; m² m2: metro quadrato, metri quadrati
-        km² km2: chilometro quadrato, chilometri quadrati; m³ m3: metro cubo, metri cubi
-        kg: chilogrammo, chilogrammi; g: grammo, grammi; mg: milligrammo, milligrammi
-        t: tonnellata, tonnellate, f; l L: litro, litri; ml mL: millilitro, millilitri
-        °C ℃: grado Celsius, gradi Celsius; °: grado, gradi; h: ora, ore, f; min: minuto, minuti
-        s sec: secondo, secondi; ms: millisecondo, millisecondi; KB kB: kilobyte; MB: megabyte
-        GB: gigabyte; TB: terabyte; Hz: hertz; kHz: chilohertz; MHz: megahertz; GHz: gigahertz
-        W: watt; kW: chilowatt; V: volt; dB: decibel; x ×: volta, volte, f
-        anno anni: anno, anni; giorno giorni: giorno, giorni; mese mesi: mese, mesi
-        minuto minuti: minuto, minuti; secondo secondi: secondo, secondi; ora ore: ora, ore, f
-        settimana settimane: settimana, settimane, f; persona persone: persona, persone, f
-        volta volte: volta, volte, f"""
+    UNITS = """m: metro, metri; m2: metro quadrato, metri quadrati
+        km2: chilometro quadrato, chilometri quadrati; m3: metro cubo, metri cubi; g: grammo, grammi
+        t: tonnellata, tonnellate, f; l L: litro, litri; mL: millilitro, millilitri
+        ℃: grado Celsius, gradi Celsius; °: grado, gradi; h: ora, ore, f; s sec: secondo, secondi
+        KB: kilobyte; kHz: chilohertz; W: watt; kW: chilowatt; V: volt; dB: decibel
+        x ×: volta, volte, f; anno anni: anno, anni; giorno giorni: giorno, giorni
+        mese mesi: mese, mesi; minuto minuti: minuto, minuti; secondo secondi: secondo, secondi
+        ora ore: ora, ore, f; settimana settimane: settimana, settimane, f
+        persona persone: persona, persone, f; volta volte: volta, volte, f"""
     SCALES = "milione milioni mln: milione, milioni; miliardo miliardi mld: miliardo, miliardi"
     CURRENCIES = """€ EUR: euro / centesimo, centesimi
         $ USD: dollaro, dollari / centesimo, centesimi; £ GBP: sterlina, sterline, f / penny, pence
         ¥ JPY: yen; CHF: franco svizzero, franchi svizzeri / centesimo, centesimi"""
     money_joint, scale_joint = " e ", " di "
-    MONTHS = """gennaio febbraio marzo aprile maggio giugno luglio agosto settembre ottobre novembre
-        dicembre"""
     SHORT_MONTHS = "gen feb mar apr mag giu lug ago set/sett ott nov dic"
     says_written_dates, first_day = True, "primo"
     times = "{h:f}", "{h:f} e {m}", " e {s} secondi"
@@ -63,8 +57,8 @@ class Italian(Romance):
             return self.ordinal(number)
         return super().roman(number, match, before, following)
 
-    def count(self, whole: str, decimals: str, noun: Noun) -> str:
-        return re.sub(r"\buna (?=[aeiou])", "un'", super().count(whole, decimals, noun))
+    def count(self, whole: str, decimals: str, noun: Noun, first: str = "") -> str:
+        return re.sub(r"\buna (?=[aeiou])", "un'", super().count(whole, decimals, noun, first))
 
     def parts_of(self, part: str) -> str:
         """Return the plural of a denominator's name."""

@@ -10,12 +10,9 @@ class Japanese(Language):
     by = "かける"
     ratio = "対"
     DIGITS = "ゼロ 一 二 三 四 五 六 七 八 九"
-    UNITS = """km: キロメートル; m: メートル; cm: センチメートル; mm: ミリメートル
-        m² m2 ㎡: 平方メートル; km²: 平方キロメートル; kg: キログラム; g: グラム; mg: ミリグラム
-        t: トン; l L: リットル; ml mL: ミリリットル; °C ℃: 度; °: 度; h: 時間; min: 分; s: 秒
-        ms: ミリ秒; KB kB: キロバイト; MB: メガバイト; GB: ギガバイト; TB: テラバイト; Hz: ヘルツ
-        kHz: キロヘルツ; MHz: メガヘルツ; GHz: ギガヘルツ; W: ワット; kW: キロワット; V: ボルト
-        dB: デシベル; x ×: 倍"""
+    UNITS = """m: メートル; m2 ㎡: 平方メートル; g: グラム; t: トン; l L: リットル; mL: ミリリットル
+        °C ℃: 度; °: 度; h: 時間; min: 分; s: 秒; kB: キロバイト; W: ワット; V: ボルト; dB: デシベル
+        x ×: 倍"""
     SCALES = "万: 万; 億: 億; 兆: 兆; 千: 千"
     CURRENCIES = "¥ ￥ JPY: 円; $ USD: ドル; € EUR: ユーロ; £ GBP: ポンド; ₩ KRW: ウォン; CNY: 元"
     dates = "{month}月{day}日", "{year}年{month}月{day}日"

@@ -91,6 +91,8 @@ class WordJoining:
             or low in lang.followers
             or core.partition("/")[0] in self._follow_digits
             or _MORE_DIGITS.match(core) is not None
+            or _MORE_DIGITS.match(word.lstrip("\"'“‘")) is not None
+            or (words.lstrip(OPENING).startswith("+") and core[:1].isdigit())
             or word in _OPERATORS
         )
 

@@ -17,11 +17,8 @@ class Korean(Language):
     to_is_suffix, ratio = True, "대"
     parts_form = "{bottom}분의 {top}"
     DIGITS = "공 일 이 삼 사 오 육 칠 팔 구"
-    UNITS = """km: 킬로미터; m: 미터; cm: 센티미터; mm: 밀리미터; m² m2 ㎡: 제곱미터
-        km²: 제곱킬로미터; kg: 킬로그램; g: 그램; mg: 밀리그램; t: 톤; l L: 리터; ml mL: 밀리리터
-        °C ℃: 도; °: 도; h: 시간; min: 분; s: 초; ms: 밀리초; KB kB: 킬로바이트; MB: 메가바이트
-        GB: 기가바이트; TB: 테라바이트; Hz: 헤르츠; kHz: 킬로헤르츠; MHz: 메가헤르츠
-        GHz: 기가헤르츠; W: 와트; kW: 킬로와트; V: 볼트; dB: 데시벨; x ×: 배"""
+    UNITS = """m: 미터; m2 ㎡: 제곱미터; g: 그램; t: 톤; l L: 리터; ml: 밀리리터; °C ℃: 도; °: 도
+        h: 시간; min: 분; s: 초; KB: 킬로바이트; W: 와트; V: 볼트; dB: 데시벨; x ×: 배"""
     SCALES = "만: 만; 억: 억; 조: 조; 천: 천"
     CURRENCIES = """₩ KRW: 원; $ USD: 달러 / 센트; € EUR: 유로 / 센트; £ GBP: 파운드 / 펜스
         ¥ JPY: 엔"""
@@ -31,11 +28,15 @@ class Korean(Language):
     SYMBOLS = """&: 앤드; @: 골뱅이; +: 더하기; =: 는; ÷: 나누기; ×: 곱하기; °: 도; ≈ ~: 약
         ±: 플러스 마이너스; ≤: 이하; ≥: 이상"""
     WEB = ".: 점; /: 슬래시; -: 하이픈; _: 밑줄; ?: 물음표; =: 등호; #: 샵; :: 콜론"
-    letters_follow = True
+    letters_follow = has_ordinal_points = True
 
     def rules(self) -> Rules:
         """Dates, months, numbers before counters, and mobile numbers."""
         date = r"(?P<y>\d{4})년\s?(?P<m>1[0-2]|[1-9])월\s?(?P<d>[0-3]?\d)일"
+        dotted = (
+            r"(?P<y>\d{4}|\d\d)\.\s?(?P<m>1[0-2]|0?[1-9])\.\s?(?P<d>[0-3]?\d)(?:\.(?=\s?\S))?(?!\d)"
+        )
+        yield dotted, self.written_date
         yield date, "{y}년 {m:month} {d}일"
         yield r"(?<![A-Za-z])(?P<r>[IVX]{2,7})(?![A-Za-z0-9])", self.roman_alone
         yield r"(?P<m>1[0-2]|[1-9])월", "{m:month}"

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from qwen_megakernel.text.reading.cldr import currency_forms
+from qwen_megakernel.text.reading.cldr import Forms, currency_forms, month_names, unit_forms
 from qwen_megakernel.text.reading.surroundings import CLOSING, bare
 
 # A function that gets a match and the word before it, and returns words. None means that the match
@@ -174,6 +174,7 @@ class Language:
     by: str  # the word between the dimensions of a thing, as in 3 x 4
     out_of = ""  # the word in a rating such as 4.5/5
     groups_with_spaces = False  # whether spaces group the thousands of a number
+    extension = ""  # the word for the "x" behind a telephone number
     PHONE_WORDS = ""  # words, in lower case, after which digits in groups are a telephone number
     # Nouns after numbers.
     noun_gender = "m"
@@ -194,7 +195,6 @@ class Language:
     # Dates and times.
     DUE = ""  # words, in lower case, after which 3/4 is a date
     max_named_part = 9999  # the largest denominator that is read as an ordinal
-    MONTHS = ""
     SHORT_MONTHS = ""  # abbreviations without their point; "-" for none, "/" between several
     LINKS = ""  # words inside a written date, such as "of"
     day_first = True  # whether 5/3 is the fifth of March
@@ -224,14 +224,15 @@ class Language:
         self.digits = self.DIGITS.split()
         self.parts = {int(bottom): part for bottom, part in table(self.PARTS).items()}
         form = self.noun_gender, self.plural_ending
-        self.units, self.scales = nouns(self.UNITS, *form), nouns(self.SCALES, *form)
-        self.currencies = {
-            sign: Currency(Noun(one, few, many, "f" if is_feminine else self.noun_gender), None)
-            for sign, (one, few, many, is_feminine) in currency_forms(self.code).items()
-        } | currencies(self.CURRENCIES, *form)
+        self.scales = nouns(self.SCALES, *form)
+        self.units = self._nouns(unit_forms(self.code)) | nouns(self.UNITS, *form)
+        self.units = {unit: self.units[unit] for unit in self.units.keys() - self.scales.keys()}
+        signs = self._nouns(currency_forms(self.code))
+        self.currencies = {sign: Currency(signs[sign], None) for sign in signs}
+        self.currencies |= currencies(self.CURRENCIES, *form)
         self.money_scales = nouns(self.MONEY_SCALES, *form) if self.MONEY_SCALES else {}
         self.group_mark = "," if self.decimal == "." else "."
-        self.months = self.MONTHS.split()
+        self.months = month_names(self.code)
         self.full_months = frozenset(map(str.lower, self.months))
         written = zip(self.months, self.SHORT_MONTHS.lower().split(), strict=True)
         self.month_forms = {
@@ -267,6 +268,13 @@ class Language:
         self.pointed |= {f"{form}." for form in self.month_forms if form not in self.full_months}
         if self.units_have_points:
             self.pointed |= {f"{unit}." for unit in self.units}
+
+    def _nouns(self, forms: dict[str, Forms]) -> dict[str, Noun]:
+        """Return the nouns of the CLDR, which have the gender of this language's other nouns."""
+        return {
+            symbol: Noun(one, few, many, "f" if is_feminine else self.noun_gender)
+            for symbol, (one, few, many, is_feminine) in forms.items()
+        }
 
     def kept_point(self, match: re.Match[str]) -> str:
         """Return "." if the last point of an expression also ends a sentence, and else ""."""
@@ -347,7 +355,7 @@ class Language:
 
     def spell(self, text: str) -> str:
         """Return the words of the digits in a text, one by one."""
-        numbers = [int(char) for char in text if char.isdigit()]
+        numbers = [int(char) for char in text if char.isdecimal()]
         if self.digits:
             return self.space.join(self.digits[number] for number in numbers)
         return self.space.join(map(self.cardinal, numbers))
@@ -384,10 +392,12 @@ class Language:
             return noun.many
         return (noun.one, noun.few, noun.many)[self.plural(int(whole))]
 
-    def count(self, whole: str, decimals: str, noun: Noun) -> str:
-        """Return the words of a number and of the noun after it."""
-        number = self.number(whole, decimals, noun.gender)
-        return number + self.space + self.form(whole, decimals, noun)
+    def count(self, whole: str, decimals: str, noun: Noun, first: str = "") -> str:
+        """Return the words of a number, after those of `first`, and of the noun after it."""
+        number, words = self.number(whole, decimals, noun.gender), self.form(whole, decimals, noun)
+        if "{}" in words:
+            return words.format(first + number)
+        return first + number + self.space + words
 
     def noun_after(self, noun: Noun, before: str) -> Noun:
         """Return the forms of a noun after a number; after an article, all are singular."""

@@ -21,15 +21,11 @@ class Portuguese(Romance):
     BEFORE_DIGITS = r"[nN]\.?[º°]\s?: número; p\.\s?: página"
     PARTS = "2: meio; 3: terço; 4: quarto; 10: décimo; 100: centésimo"
     max_named_part, parts_form = 9, "{top} {bottom} avos"
-    UNITS = """km: quilômetro; m: metro; cm: centímetro; mm: milímetro
-        m² m2: metro quadrado, metros quadrados; m³ m3: metro cúbico, metros cúbicos
-        km² km2: quilômetro quadrado, quilômetros quadrados; kg: quilograma; g: grama; mg: miligrama
-        t: tonelada, f; l L: litro; ml mL: mililitro; °C ℃: grau Celsius, graus Celsius; °: grau
-        min: minuto; s seg: segundo; ms: milissegundo; h: hora, f; KB kB: quilobyte; MB: megabyte
-        GB: gigabyte; TB: terabyte; Hz: hertz, hertz; kHz: quilohertz, quilohertz
-        MHz: megahertz, megahertz; GHz: gigahertz, gigahertz; W: watt; kW: quilowatt; V: volt
-        dB: decibel, decibéis; x ×: vez, vezes, f; ano anos: ano; dia dias: dia
-        mês meses: mês, meses
+    UNITS = """m: metro; m2: metro quadrado, metros quadrados; m3: metro cúbico, metros cúbicos
+        km2: quilômetro quadrado, quilômetros quadrados; g: grama; t: tonelada, f; l L: litro
+        mL: mililitro; ℃: grau Celsius, graus Celsius; °: grau; s seg: segundo; h: hora, f
+        KB kB: quilobyte; kHz: quilohertz, quilohertz; W: watt; V: volt; dB: decibel, decibéis
+        x ×: vez, vezes, f; ano anos: ano; dia dias: dia; mês meses: mês, meses
         minuto minutos: minuto; segundo segundos: segundo; hora horas: hora, f
         semana semanas: semana, f; pessoa pessoas: pessoa, f; vez vezes: vez, vezes, f"""
     SCALES = (
@@ -38,10 +34,8 @@ class Portuguese(Romance):
     CURRENCIES = """R$ BRL: real, reais / centavo; $ US$ USD: dólar, dólares / centavo
         € EUR: euro / cêntimo; £ GBP: libra, f / pêni, pence; ¥ JPY: iene"""
     money_joint, scale_joint = " e ", " de "
-    MONTHS = """janeiro fevereiro março abril maio junho julho agosto setembro outubro novembro
-        dezembro"""
     SHORT_MONTHS = "jan fev mar abr mai jun jul ago set out nov dez"
-    LINKS, first_day = "de", "primeiro"
+    LINKS, first_day, says_written_dates = "de", "primeiro", True
     dates = "{day} de {month}", "{day} de {month} de {year}"
     times = "{h:f} {hours}", "{h:f} e {m}", " e {s} segundos"
     ABBREVIATIONS = """Sr.: senhor; Sra.: senhora; Srta.: senhorita; Dr.: doutor; Dra.: doutora

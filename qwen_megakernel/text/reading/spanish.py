@@ -23,24 +23,19 @@ class Spanish(Romance):
         100: centésimo"""
     max_named_part, parts_form = 9, "{top} entre {bottom}"
     noun_gender = "c"
-    UNITS = """km: kilómetro; m: metro; cm: centímetro; mm: milímetro
-        m³ m3: metro cúbico, metros cúbicos; m² m2: metro cuadrado, metros cuadrados
-        km² km2: kilómetro cuadrado, kilómetros cuadrados; kg: kilogramo; g: gramo; mg: miligramo
-        t: tonelada, f; l L: litro; ml mL: mililitro; °C ℃: grado Celsius, grados Celsius; °: grado
-        h: hora, f; min: minuto; s seg: segundo; ms: milisegundo; KB kB: kilobyte; MB: megabyte
-        GB: gigabyte; TB: terabyte; Hz: hercio; kHz: kilohercio; MHz: megahercio; GHz: gigahercio
-        W: vatio; kW: kilovatio; V: voltio; dB: decibelio; x ×: vez, veces, f
-        año años: año; día días: día; mes meses: mes, meses; minuto minutos: minuto
-        segundo segundos: segundo; hora horas: hora, f; semana semanas: semana, f
-        persona personas: persona, f; vez veces: vez, veces, f"""
+    UNITS = """m: metro; m3: metro cúbico, metros cúbicos; m2: metro cuadrado, metros cuadrados
+        km2: kilómetro cuadrado, kilómetros cuadrados; g: gramo; t: tonelada, f; l L: litro
+        mL: mililitro; ℃: grado Celsius, grados Celsius; °: grado; h: hora, f; s seg: segundo
+        KB: kilobyte; W: vatio; V: voltio; dB: decibelio; x ×: vez, veces, f; año años: año
+        día días: día; mes meses: mes, meses; minuto minutos: minuto; segundo segundos: segundo
+        hora horas: hora, f; semana semanas: semana, f; persona personas: persona, f
+        vez veces: vez, veces, f"""
     SCALES = "mil: mil, mil; millón millones M: millón, millones"
     CURRENCIES = """€ EUR: euro / céntimo; $ USD: dólar, dólares / centavo
         £ GBP: libra, f / penique; ¥ JPY: yen, yenes; MXN: peso / centavo"""
     money_joint, scale_joint = " con ", " de "
-    MONTHS = """enero febrero marzo abril mayo junio julio agosto septiembre octubre noviembre
-        diciembre"""
-    SHORT_MONTHS = "ene feb mar abr - jun jul ago sept/sep oct nov dic"
-    LINKS = "de del"
+    SHORT_MONTHS = "ene feb mar abr may jun jul ago sept/sep oct nov dic"
+    LINKS, says_written_dates = "de del", True
     dates = "{day} de {month}", "{day} de {month} de {year}"
     time_marks = r"\sh\b"
     ABBREVIATIONS = """Sr.: señor; Sra.: señora; Srta.: señorita; Sres.: señores; Dr.: doctor
@@ -60,6 +55,7 @@ class Spanish(Romance):
     def rules(self) -> Rules:
         """Feminine ordinals, and "1er" and "3er"."""
         yield from super().rules()
+        yield r"1(?:\.?[º°]|ro)(?=\sde\s)", "primero"
         yield r"1\.?er(?!\w)", "primer"
         yield r"3\.?er(?!\w)", "tercer"
         yield r"&(?=\s(?:[Hh]i(?![aeou])|[Ii](?![aeou])))", "e"
