@@ -29,7 +29,12 @@ from qwen_megakernel.errors import (
 )
 from qwen_megakernel.pipecat.base import base_arguments
 from qwen_megakernel.pipecat.contexts import ContextTTSService
-from qwen_megakernel.pipecat.settings import MegakernelTTSSettings, WordAggregator, as_language
+from qwen_megakernel.pipecat.settings import (
+    MegakernelTTSSettings,
+    SentenceAggregator,
+    WordAggregator,
+    as_language,
+)
 from qwen_megakernel.speech_options import SoundOptions, SpeechOptions
 from qwen_megakernel.text.languages import AUTO, resolve_language
 from qwen_megakernel.text.reading.lexicon import Lexicon
@@ -141,11 +146,11 @@ class MegakernelTTSService(ContextTTSService):
             settings=store,
             **kwargs,
         )
-        if self._is_streaming_tokens:
-            # Pipecat calls only the methods of BaseTextAggregator.
-            self._text_aggregator = WordAggregator(  # type: ignore[assignment]
-                language=self.text_aggregation_language
-            )
+        holder = WordAggregator if self._is_streaming_tokens else SentenceAggregator
+        # Pipecat calls only the methods of BaseTextAggregator.
+        self._text_aggregator = holder(  # type: ignore[assignment]
+            language=self.text_aggregation_language
+        )
         try:
             self._voice = self._check(self._settings)
         except QwenTTSError:
