@@ -43,7 +43,6 @@ PACKAGES = (
     "soxr",
     "huggingface_hub",
     "ninja",
-    "sentence-stream",
     "num2words",
     "babel",
     "pipecat-ai",
