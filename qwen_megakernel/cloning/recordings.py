@@ -14,6 +14,7 @@ import numpy as np
 
 from qwen_megakernel.errors import RecordingError
 from qwen_megakernel.printable import get_logger
+from qwen_megakernel.text.scripts import UNSPACED
 
 logger = get_logger(__name__)
 
@@ -48,8 +49,7 @@ FAINT_DB = -40.0  # lower levels count as this one: they are background
 # Formats that FFmpeg can read and libsndfile cannot.
 FFMPEG_SUFFIXES = (".m4a", ".mp4", ".aac", ".wma", ".amr", ".webm", ".3gp", ".mov", ".mkv")
 
-# Characters that are about a syllable each, in scripts without spaces: Han, Hiragana, Katakana.
-_SYLLABLES = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]")
+_SYLLABLES = re.compile(f"[{UNSPACED}]")
 _SYLLABLES_PER_WORD = 2
 _WORD = re.compile(r"\w+(?:['’-]\w+)*")
 

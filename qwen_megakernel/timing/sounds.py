@@ -6,12 +6,14 @@ spell these kinds similarly enough. In other scripts, most letters are a sound o
 kind.
 """
 
+import re
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from qwen_megakernel.text.cleaning import drop_controls
+from qwen_megakernel.text.scripts import KANA, VOICING_MARKS
 
 
 class Kind(IntEnum):
@@ -81,7 +83,8 @@ _SPELLINGS: dict[str, tuple[Kind, float]] = {
 _SOFT = frozenset("eiy")  # letters before which a "c" hisses
 _LATIN = {"ß": "s", "æ": "a", "œ": "o", "ø": "o", "đ": "d", "ð": "d", "þ": "t", "ł": "l", "ı": "i"}
 _CYRILLIC = dict(zip("абвгдезиклмнопрстуфхцчшщыэюя", "abvgdeziklmnoprstufhcssseeua", strict=True))
-_UNSOUNDED = frozenset("ьъ")
+_UNSOUNDED = frozenset("ьъ" + VOICING_MARKS)
+_KANA_CHAR = re.compile(f"[{KANA}]")
 _APOSTROPHES = frozenset("'’")
 _PAUSES = {
     **dict.fromkeys(",;:、，；：—–()", Pause.COMMA),
@@ -146,7 +149,7 @@ def _other(char: str, place: int) -> Iterator[Sound]:
         yield Sound(Kind.VOWEL, 1.4, place, place)
         if (ord(char) - _FIRST_HANGUL) % _HANGUL_FINALS:
             yield Sound(Kind.SONORANT, 0.7, place, place)
-    elif unicodedata.east_asian_width(char) in "WF":
+    elif unicodedata.east_asian_width(char) in "WF" or _KANA_CHAR.match(char):
         for kind, weight in _WIDE:
             yield Sound(kind, weight, place, place)
     else:

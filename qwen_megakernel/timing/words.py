@@ -6,13 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from qwen_megakernel.text.reading.spoken import Piece
+from qwen_megakernel.text.scripts import UNSPACED, VOICING_MARKS
 
-# Han and kana, the scripts of the model's languages that are written without spaces.
-_UNSPACED = "\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-_UNSPACED_LETTER = re.compile(f"[{_UNSPACED}]")
-_UNSPACED_PIECE = re.compile(rf"[{_UNSPACED}][^\w\s]*|[^{_UNSPACED}]+")
+_UNSPACED_LETTER = re.compile(f"[{UNSPACED}]")
+_UNSPACED_PIECE = re.compile(rf"[{UNSPACED}][{VOICING_MARKS}]*[^\w\s]*|[^{UNSPACED}]+")
 _WORD = re.compile(r"\S+")
-_LAST_WORD_END = re.compile(rf"(?s:.+)(?:(?<=\s)|(?=[{_UNSPACED}]))")
+_LAST_WORD_END = re.compile(rf"(?s:.+)(?:(?<=\s)|(?=[{UNSPACED}])(?![{VOICING_MARKS}]))")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from qwen_megakernel.timing.words import TimedWord, split_words, whole_words, wo
         ("你好，世界。", ["你", "好，", "世", "界。"]),
         ("我用 Python 3 编程！", ["我", "用", "Python 3", "编", "程！"]),
         ("カメラ、ok。", ["カ", "メ", "ラ、", "ok。"]),
+        ("ｶﾒﾗ、ｶﾞｲﾄﾞ。", ["ｶ", "ﾒ", "ﾗ、", "ｶﾞ", "ｲ", "ﾄﾞ。"]),  # half-width, with marks of voicing
         ("", []),
     ],
 )
@@ -30,14 +31,23 @@ def test_only_scripts_without_spaces_are_joined_without_spaces():
 
 @pytest.mark.parametrize(
     ("text", "whole"),
-    [("50", ""), ("50+ ", "50+ "), ("Hello the", "Hello "), ("你好", "你"), ("好。", ""), ("", "")],
+    [
+        ("50", ""),
+        ("50+ ", "50+ "),
+        ("Hello the", "Hello "),
+        ("你好", "你"),
+        ("好。", ""),
+        ("ｶﾞ", ""),
+        ("ｶﾞｲ", "ｶﾞ"),
+        ("", ""),
+    ],
 )
 def test_a_word_that_may_still_grow_is_held_back(text, whole):
     assert text[: whole_words(text)] == whole
 
 
 def test_pieces_of_a_text_become_the_words_of_the_whole():
-    text = "Hello, 你好，世界。 It costs 50+ euros (or so)! "
+    text = "Hello, 你好，世界。 It costs 50+ euros (or so)! ｶﾞｲﾄﾞ "
     for size in range(1, 6):
         held, words = "", []
         for start in range(0, len(text), size):
@@ -47,7 +57,7 @@ def test_pieces_of_a_text_become_the_words_of_the_whole():
             held = held[end:]
         words += [word for word, _ in split_words(held)]
         assert "".join(words) == text.replace(" ", "")
-        assert "50+" in words and "界。" in words
+        assert "50+" in words and "界。" in words and "ｶﾞ" in words
 
 
 class Stream:

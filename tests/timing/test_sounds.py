@@ -42,6 +42,7 @@ def spelled(text: str) -> str:
         ("42", "3??"),
         ("한국", "3PVNPVP".replace("PVP", "PVN")),
         ("中。国", "3?V3?V"),
+        ("ｶﾞ、カ", "3?V2?V"),  # half-width kana: a mark of voicing has no sound of its own
         ("مرحبا", "3?????"),
         ("… — 😀", ""),
         ("", ""),

@@ -1,5 +1,6 @@
 """The grammars of all languages that can be read, and the choice of one for a text."""
 
+import re
 import threading
 from collections.abc import Iterator
 
@@ -16,7 +17,9 @@ from qwen_megakernel.text.reading.korean import Korean
 from qwen_megakernel.text.reading.portuguese import Portuguese
 from qwen_megakernel.text.reading.russian import Russian
 from qwen_megakernel.text.reading.spanish import Spanish
+from qwen_megakernel.text.scripts import HAN, KANA
 
+_HAN_CHAR, _KANA_CHAR = re.compile(f"[{HAN}]"), re.compile(f"[{KANA}]")
 ENGLISH = "english"  # with "auto", the language of Latin letters
 _EUROPEAN = (English, French, German, Italian, Portuguese, Russian, Spanish)
 LANGUAGES = {each.__name__.lower(): each for each in (*_EUROPEAN, Chinese, Japanese, Korean)}
@@ -114,6 +117,6 @@ def _of_char(char: str) -> str | None:
         return "russian"
     if "\uac00" <= char <= "\ud7a3" or "\u1100" <= char < "\u1200" or "\u3130" <= char < "\u3190":
         return "korean"
-    if "\u3040" <= char < "\u3100" or "ｦ" <= char <= "ﾟ":
+    if _KANA_CHAR.match(char):
         return "japanese"
-    return "chinese" if "\u3400" <= char <= "\u9fff" or char >= "\U00020000" else None
+    return "chinese" if _HAN_CHAR.match(char) else None

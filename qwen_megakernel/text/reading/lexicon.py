@@ -22,8 +22,8 @@ from qwen_megakernel.text.cleaning import REMOVED
 from qwen_megakernel.text.languages import AUTO, language_of_code
 from qwen_megakernel.text.reading import pls
 from qwen_megakernel.text.reading.languages import ScriptWatch
-from qwen_megakernel.text.reading.segments import UNSPACED
 from qwen_megakernel.text.reading.typography import plain
+from qwen_megakernel.text.scripts import UNSPACED
 
 MAX_ENTRIES = 20_000
 MAX_FILE_BYTES = 4 * 2**20

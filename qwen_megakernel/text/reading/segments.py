@@ -9,15 +9,12 @@ or in many.
 import re
 from typing import Protocol
 
+from qwen_megakernel.text.scripts import UNSPACED
+
 MAX_OPEN_CHARS = 24  # an expression is held back for at most so many characters after its 1st digit
 _MAX_WORD_CHARS = 64  # for a word without a digit
 _MAX_ADDRESS_CHARS = 256  # for a word that contains an address
 
-# Han characters and kana. They are written without spaces, so each of them is one word.
-UNSPACED = (
-    r"\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f"
-    r"\U00020000-\U0003ffff"
-)
 _UNSPACED_CHAR = re.compile(f"[{UNSPACED}]")
 _RUN = re.compile(rf"[^\s{UNSPACED}]+")
 _DIGIT = re.compile(r"\d")

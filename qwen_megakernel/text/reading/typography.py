@@ -11,6 +11,7 @@ import unicodedata
 
 from qwen_megakernel.text.cleaning import REMOVED, SEPARATORS
 from qwen_megakernel.text.reading.spoken import Draft
+from qwen_megakernel.text.scripts import HAN
 
 _FULL_WIDTH = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F) if code != 0xFF0C}
 _ALIKE = {
@@ -47,7 +48,7 @@ _OPEN_HTML = re.compile(
 _MAX_HTML = 256  # characters of a tag that are held back
 _INVISIBLE = re.compile("[\u00ad\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069]")
 # A character that the next one may change: a letter before a combining mark, or part of a run.
-_OPEN = re.compile(rf"[^\W\d_\u3005-\u3007\u3400-\u9fff]|[{_COMBINING}⁰¹²³⁴-⁹⁺⁻０-９，]")
+_OPEN = re.compile(rf"[^\W\d_{HAN}]|[{_COMBINING}⁰¹²³⁴-⁹⁺⁻０-９，]")
 _FIXED_KANA = re.compile("[ぁ-おな-のま-んァ-オナ-ノマ-ンー]")
 _MAX_OPEN = 32  # characters of such a run that are held back
 
