@@ -8,6 +8,7 @@ tables are parsed when a language is first used. The numerals come from num2word
 
 import functools
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -355,7 +356,7 @@ class Language:
 
     def spell(self, text: str) -> str:
         """Return the words of the digits in a text, one by one."""
-        numbers = [int(char) for char in text if char.isdecimal()]
+        numbers = [unicodedata.digit(char) for char in text if char.isdigit()]  # "₂" is 2
         if self.digits:
             return self.space.join(self.digits[number] for number in numbers)
         return self.space.join(map(self.cardinal, numbers))

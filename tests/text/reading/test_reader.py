@@ -79,6 +79,10 @@ def test_pieces_stand_for_the_characters_of_the_text_in_order(text: str):
         start, end = piece.start, piece.end
 
 
+def test_a_subscript_in_an_address_is_read_as_its_digit():
+    assert reader().whole("www.a.com/₂") == "w w w dot a dot com slash two"
+
+
 def test_a_spoken_piece_knows_what_it_stands_for():
     text = "**Pay** $12.50 to New York"
     made = reader([LEXICON])
