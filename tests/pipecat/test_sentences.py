@@ -1,6 +1,6 @@
 """Sentences of streamed text in SENTENCE mode: they do not end at abbreviations and ordinals."""
 
-from time import perf_counter
+from time import process_time
 
 import pytest
 from pipecat.frames.frames import LLMFullResponseEndFrame
@@ -48,9 +48,9 @@ async def test_a_sentence_is_passed_on_as_soon_as_the_next_one_begins():
 async def test_the_time_for_a_long_sentence_is_linear():
     seconds = []
     for length in (4000, 16_000):
-        begin = perf_counter()
+        begin = process_time()
         assert len(await cut("word no. " * (length // 9), 2)) == 1
-        seconds.append(perf_counter() - begin)
+        seconds.append(process_time() - begin)
     assert seconds[1] < 10 * seconds[0]  # 16 times in a quadratic scan
 
 

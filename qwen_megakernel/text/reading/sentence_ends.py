@@ -20,9 +20,11 @@ from qwen_megakernel.text.reading.surroundings import CLOSING, OPENING
 WINDOW = 160
 _CLOSERS, _OPENERS = re.escape(CLOSING + "“‘"), re.escape(OPENING)
 # A place at which a sentence may end: marks, what closes behind them, and white space; full-width
-# marks need no white space. An empty line always ends one, and so does a paragraph's separator.
+# marks need no white space. Some always end one: "!" and "?" before a space, whatever follows, an
+# empty line, and a paragraph's separator.
 _PLACE = re.compile(
-    rf"(?P<marks>(?<![.!?…؟।॥])[.!?…؟।॥]++)[{_CLOSERS}]{{0,8}}\s{{1,64}}"
+    rf"(?P<sure>(?<![.!?…؟।॥])[!?؟।॥]++)\s"
+    rf"|(?P<marks>(?<![.!?…؟।॥])[.!?…؟।॥]++)[{_CLOSERS}]{{0,8}}\s{{1,64}}"
     rf"|(?P<wide>[。！？｡．])(?P<closed>[”’」』）》】〕〉)\]*_\"']{{0,8}})\s{{0,64}}(?![。！？｡．])"
     r"|\n[^\S\n]{0,64}\n\s{0,64}|\u2029"
 )
@@ -84,6 +86,8 @@ def places(text: str) -> Iterator[tuple[int, bool | None]]:
 
 def _is_end(text: str, match: re.Match[str]) -> bool | None:
     place = match.end()
+    if match["sure"]:
+        return True
     if place == len(text):
         return None
     if not match["marks"]:

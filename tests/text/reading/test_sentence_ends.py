@@ -30,6 +30,7 @@ TEXTS = [
     "他说「够了。」|然后走了。|“好！”|真的吗？|是的，3.5元。",
     "「はい。」と言った。|次です。|本当？|3.5円！",
     "네. |그래요. |3.5%입니다. |비타민 C. |그리고 끝! |정말요?",
+    "Wait! |what is it? |iPhones ring. |“Is it?” she said.",
     "A heading without a mark\n\n|A paragraph (really.) |“Yes.”",
 ]
 
