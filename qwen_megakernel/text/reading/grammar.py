@@ -542,7 +542,7 @@ class Grammar:
         for part in re.findall(r"(?i)^www|[^\W\d_]+|\d|.", address):
             if part.lower() == "www":
                 words += ["w", "w", "w"]
-            elif part.isdecimal():
+            elif part.isdigit():
                 words.append(self.language.spell(part))
             else:
                 words.append(self.language.web.get(part, part))
