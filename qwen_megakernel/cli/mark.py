@@ -2,7 +2,6 @@
 
 import argparse
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +24,10 @@ def detect(args: argparse.Namespace) -> int:
 
     key = MarkKey.read(Path(args.mark_key))
     samples, rate = recordings.read(args.file)
+    recordings.check_values(samples, args.file)
     marks = find_marks(samples, rate, key.secret, search_speeds=not args.own_speed)
     if args.json:
-        print(json.dumps([asdict(mark) | {"confidence": mark.confidence} for mark in marks]))
+        print(json.dumps([mark.facts() for mark in marks]))
     elif not marks:
         print("no mark found")
     for mark in () if args.json else marks:

@@ -72,7 +72,7 @@ class SpeechEngine(ABC):
         reading: Reading | None = None,
         mark: MarkKey | str | Path | None = None,
     ) -> None:
-        self._mark = MarkKey.of(mark)
+        self.mark = MarkKey.of(mark)
         self.sample_rate, self.seconds_per_frame = sample_rate, seconds_per_frame
         self._reading = reading or Reading()
         self._codes_dump = CodesDump()
@@ -199,7 +199,7 @@ class SpeechEngine(ABC):
             intake.feed(text)
             intake.end()
         heard = new_chunks(
-            *(request.sound, self.sample_rate, self._high_pass, self._mark),
+            *(request.sound, self.sample_rate, self._high_pass, self.mark),
             has_parts=request.text_format != "plain",
         )
         loop = self._loop

@@ -41,7 +41,7 @@ from qwen_megakernel.server.service import Service
 from qwen_megakernel.server.settings import MEDIA_TYPES, ServerSettings
 from qwen_megakernel.server.websocket import Session
 
-SPEECH, VOICES = "/v1/audio/speech", "/v1/audio/voices"
+SPEECH, VOICES, DETECT = "/v1/audio/speech", "/v1/audio/voices", "/v1/audio/detect"
 PAGE = PACKAGE_FOLDER / "assets" / "web" / "index.html"
 
 _EXPOSED = (
@@ -95,7 +95,7 @@ def create_app(engine: Any, settings: ServerSettings | None = None) -> FastAPI:
     )
     app.state.service = service
     add_handlers(app)
-    bodies = {SPEECH: "application/json"}
+    bodies = {SPEECH: "application/json", DETECT: "multipart/form-data"}
     if settings.allow_upload:
         bodies[VOICES] = "multipart/form-data"
     app.add_middleware(RequestGuard, settings=settings, metrics=service.metrics, bodies=bodies)
@@ -109,6 +109,7 @@ def create_app(engine: Any, settings: ServerSettings | None = None) -> FastAPI:
         )
     _add_speech(app, service)
     _add_voices(app, service)
+    _add_detection(app, service)
     _add_facts(app, service)
     return app
 
@@ -248,6 +249,30 @@ def _add_voices(app: FastAPI, service: Service) -> None:
         """Delete an uploaded voice."""
         service.voices.delete(name)
         return {"success": True, "name": name}
+
+
+def _add_detection(app: FastAPI, service: Service) -> None:
+    async def has_key() -> None:
+        if service.engine.mark is None:
+            raise ApiError(
+                404,
+                "This server has no key, so it cannot find marks. Start it with --mark-key FILE.",
+                code="no_mark_key",
+            )
+
+    @app.post(DETECT, dependencies=[Depends(has_key)])
+    async def detect(
+        audio: Annotated[UploadFile, File(description="recording to search, up to 60 s")],
+    ) -> dict[str, Any]:
+        """Look for this server's watermark in a recording."""
+        recording = await audio.read()
+        service.voices.check_size(len(recording))
+        try:
+            marks = await service.voices.detect(recording)
+        except RecordingError as error:
+            raise ApiError.about("audio", error) from error
+        result = "marked as synthetic" if marks else "no mark found"
+        return {"result": result, "marks": [mark.facts() for mark in marks]}
 
 
 def endpoints_page(description: dict[str, Any]) -> str:

@@ -8,9 +8,10 @@ import asyncio
 import base64
 import binascii
 import io
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,9 +20,12 @@ from qwen_megakernel.errors import EngineBusy, RecordingError, UnknownVoice, Usa
 from qwen_megakernel.printable import get_logger, printable
 from qwen_megakernel.server.error_responses import ApiError
 from qwen_megakernel.server.settings import ServerSettings
+from qwen_megakernel.sound.mark_detector import Mark, find_marks
+from qwen_megakernel.sound.watermark import MarkKey
 from qwen_megakernel.voice import VOICE_SUFFIX, Voice, composed_name, is_uploaded, new_name
 
 logger = get_logger(__name__)
+_Result = TypeVar("_Result")
 
 # Names that OpenAI's clients send by default.
 OPENAI_VOICES = frozenset(
@@ -45,8 +49,8 @@ class VoiceStore:
 
     def __init__(self, engine: Any, settings: ServerSettings):
         self._engine, self._settings = engine, settings
-        self._cloning = asyncio.Lock()  # one recording at a time: cloning takes all cores
-        self._num_cloning = 0
+        self._working = asyncio.Lock()  # one recording at a time: cloning takes all cores
+        self._num_working = 0
         self._uploading: set[str] = set()  # keys of the names of voices being made
 
     def find(
@@ -109,18 +113,41 @@ class VoiceStore:
             RecordingError, TaskError: see `VoiceLibrary.create`; or the file is not accepted.
             EngineBusy: too many recordings are waiting.
         """
+
+        def work(samples: np.ndarray, rate: int) -> Voice:
+            return self._engine.create_voice(samples, transcript, rate=rate, name=name)
+
+        return await self._work_on(recording, work)
+
+    async def detect(self, recording: bytes) -> list[Mark]:
+        """Look for the engine's mark in a client's recording, at the recording's own speed.
+
+        Raises:
+            RecordingError: the file is not accepted.
+            EngineBusy: too many recordings are waiting.
+        """
+        key: MarkKey = self._engine.mark
+
+        def work(samples: np.ndarray, rate: int) -> list[Mark]:
+            recordings.check_values(samples, "The recording")
+            return find_marks(samples, rate, key.secret, search_speeds=False)
+
+        return await self._work_on(recording, work)
+
+    async def _work_on(
+        self, recording: bytes, work: Callable[[np.ndarray, int], _Result]
+    ) -> _Result:
+        """Decode a client's recording and work on its samples, in threads, one at a time."""
         limit = self._settings.max_queue
-        if self._num_cloning > limit:
-            raise EngineBusy(f"{limit} recordings are waiting to be cloned (limit {limit}).")
-        self._num_cloning += 1
+        if self._num_working > limit:
+            raise EngineBusy(f"{limit} recordings are waiting (limit {limit}).")
+        self._num_working += 1
         try:
-            async with self._cloning:
+            async with self._working:
                 samples, rate = await asyncio.to_thread(_decode, recording)
-                return await asyncio.to_thread(
-                    self._engine.create_voice, samples, transcript, rate=rate, name=name
-                )
+                return await asyncio.to_thread(work, samples, rate)
         finally:
-            self._num_cloning -= 1
+            self._num_working -= 1
 
     async def decode_reference(self, ref_audio: str) -> bytes:
         """Decode the recording in `ref_audio`: base64, with or without a "data:" head.

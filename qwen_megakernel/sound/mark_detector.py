@@ -10,8 +10,8 @@ A score is in standard deviations of the scores of unmarked audio, which are nor
 """
 
 import math
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -59,6 +59,10 @@ class Mark:
     def confidence(self) -> float:
         """The chance that this is no false alarm."""
         return 1 - self.false_alarm
+
+    def facts(self) -> dict[str, Any]:
+        """Return all that is known about the mark, for JSON."""
+        return asdict(self) | {"confidence": self.confidence}
 
 
 class Score(NamedTuple):

@@ -2,14 +2,19 @@
 
 import asyncio
 
+import numpy as np
 import pytest
 import soundfile
 from sheen_toys import HELLO, MORNING, TEXTS, speaker
+from tolerances import PCM16_STEP
 
+from qwen_megakernel.audio import to_float32, to_int16
 from qwen_megakernel.checkpoint import hub
+from qwen_megakernel.choices import MARKS
 from qwen_megakernel.cli import main
 from qwen_megakernel.engine.speech_engine import SpeechEngine
 from qwen_megakernel.records import Files
+from qwen_megakernel.sound.watermark import MarkKey, Watermark
 
 OPTIONS = {"seed": 11, "max_frames": 8}
 
@@ -167,6 +172,23 @@ def test_speak_and_sheen_infer_say_the_same(trained, tmp_path, capsys):
     assert first.tolist() == second.tolist() and len(first) % 2048 == 0
     rows = (tmp_path / "codes.tsv").read_text().splitlines()
     assert len(rows) == len(first) // 2048 and len(rows[0].split("\t")) == 7
+
+
+def test_sheen_infer_marks_its_speech_and_says_so(trained, tmp_path):
+    key = MarkKey.create(tmp_path / "mark.key", 5)
+    heard, comments = [], []
+    for mark in (("--mark", "none"), ("--mark-key", tmp_path / "mark.key")):
+        words = ("--model", trained, "--seed", 11, "--max-frames", 8, "-o", tmp_path / "a.flac")
+        assert run("sheen", "infer", HELLO, *words, *mark) == 0
+        with soundfile.SoundFile(tmp_path / "a.flac") as file:
+            rate = file.samplerate
+            heard.append(file.read(dtype="int16"))
+            comments.append(file.comment)
+    assert comments == ["", MARKS["metadata"]]
+    by_hand = to_int16(Watermark(key, rate).push(to_float32(heard[0])))
+    # A chain's float samples are rounded once with the mark, here also once before it.
+    assert np.abs(by_hand.astype(int) - heard[1]).max() <= PCM16_STEP
+    assert not np.array_equal(*heard)
 
 
 def test_errors_have_their_exit_codes(trained, tmp_path, capsys):

@@ -54,6 +54,7 @@ class FakeEngine:
     """
 
     can_clone = True
+    mark = None
     seconds_per_frame = FRAME_S
 
     def __init__(

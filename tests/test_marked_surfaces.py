@@ -1,0 +1,207 @@
+"""The mark on every surface, from one list: the watermark in samples, and the words beside them."""
+
+import base64
+import io
+import json
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+import soundfile
+import wyoming_client
+from live_server import SPEECH, LiveServer, serving, sse
+from pipecat.frames.frames import TTSAudioRawFrame
+from pipelines import Run, service
+from speech_socket import session, speak
+from tiny_speech import TEXT, tiny_engine
+from wyoming.audio import AudioStart, AudioStop
+from wyoming.info import Describe, Info
+from wyoming.tts import Synthesize, SynthesizeVoice
+
+from qwen_megakernel import TTSEngine, families
+from qwen_megakernel.choices import MARKS
+from qwen_megakernel.cli import main
+from qwen_megakernel.pipecat_tts import MegakernelTTSService
+from qwen_megakernel.server.settings import ServerSettings
+from qwen_megakernel.sound.mark_detector import find_marks
+from qwen_megakernel.sound.watermark import MarkKey
+
+KEY = MarkKey(bytes(range(32)), operator=258)
+VOICE = "aiden"
+ASKED = {"input": TEXT, "voice": VOICE}
+
+Heard = tuple[
+    np.ndarray, list[object]
+]  # float samples at 24 kHz, and what says that they are marked
+
+
+@pytest.fixture(scope="module")
+def tts() -> Iterator[TTSEngine]:
+    """An engine that always says the same five seconds."""
+    with tiny_engine(max_frames=70, mark=KEY) as engine:
+        stream = engine.stream
+        engine.stream = lambda *args, **options: stream(*args, **options | {"seed": 1})
+        yield engine
+
+
+def of_pcm(data: bytes) -> np.ndarray:
+    return np.frombuffer(data, "<i2") / np.float32(32768)
+
+
+def of_file(file: io.BytesIO | Path) -> tuple[np.ndarray, bool]:
+    """Return samples, and whether the file says that they are synthetic."""
+    with soundfile.SoundFile(file) as opened:
+        return opened.read(dtype="float32"), opened.comment == MARKS["metadata"]
+
+
+async def command(tts: TTSEngine, tmp_path: Path, monkeypatch) -> Heard:
+    monkeypatch.setattr(families, "load_engine", lambda *_, **__: tts)
+    monkeypatch.setattr(tts, "close", lambda: None)
+    path = tmp_path / "out.mp3"
+    say = ["speak", TEXT, "--model", "tiny-random", "--voice", VOICE, "-o", str(path), "--quiet"]
+    assert main.main(say) == 0
+    samples, says = of_file(path)
+    return samples, [says]
+
+
+async def batch(tts: TTSEngine, tmp_path: Path, monkeypatch) -> Heard:
+    monkeypatch.setattr(families, "load_engine", lambda *_, **__: tts)
+    monkeypatch.setattr(tts, "close", lambda: None)
+    (tmp_path / "texts.jsonl").write_text(json.dumps({"text": TEXT, "output": "a.ogg"}))
+    say = ["speak", "--batch", str(tmp_path / "texts.jsonl"), "--output-dir", str(tmp_path)]
+    assert main.main([*say, "--model", "tiny-random", "--voice", VOICE, "--quiet"]) == 0
+    samples, says = of_file(tmp_path / "a.ogg")
+    return samples, [says]
+
+
+def answered(live: LiveServer, **body: object) -> httpx.Response:
+    answer = live.client.post(SPEECH, json=ASKED | body)
+    assert answer.status_code == 200
+    return answer
+
+
+async def http_whole(tts: TTSEngine, *_: object) -> Heard:
+    with serving(tts) as live:
+        answer = answered(live, stream=False, response_format="flac")
+        samples, says = of_file(io.BytesIO(answer.content))
+        return samples, [says, answer.headers["X-AI-Generated"] == "true"]
+
+
+async def http_streamed(tts: TTSEngine, *_: object) -> Heard:
+    with serving(tts) as live:
+        answer = answered(live, response_format="pcm")
+        return of_pcm(answer.content), [answer.headers["X-AI-Generated"] == "true"]
+
+
+async def http_timestamps(tts: TTSEngine, *_: object) -> Heard:
+    with serving(tts) as live:
+        facts = answered(live, timestamp_granularities=["word"]).json()
+        samples, says = of_file(io.BytesIO(base64.b64decode(facts["audio"])))
+        return samples, [says, facts["ai_generated"]]
+
+
+async def events(tts: TTSEngine, *_: object) -> Heard:
+    with serving(tts) as live:
+        facts = sse(answered(live, stream_format="sse", response_format="pcm").text)
+    deltas = [each for each in facts if each["type"] == "speech.audio.delta"]
+    samples = of_pcm(b"".join(base64.b64decode(each["audio"]) for each in deltas))
+    return samples, [each["ai_generated"] for each in (*deltas, facts[-1])]
+
+
+async def phases(tts: TTSEngine, *_: object) -> Heard:
+    with serving(tts) as live:
+        answer = answered(live, stream=True, event_format="phases")
+    done = sse(answer.text.replace("data: [DONE]\n\n", ""))[-1]
+    samples, says = of_file(io.BytesIO(base64.b64decode(done["audio"])))
+    return samples, [says, answer.headers["X-AI-Generated"] == "true"]
+
+
+async def websocket(tts: TTSEngine, *_: object) -> Heard:
+    with serving(tts) as live:
+        async with session(live, {"voice": VOICE}) as socket:
+            (start, *_), audio = await speak(socket, TEXT)
+    return of_pcm(audio), [start["ai_generated"]]
+
+
+async def wyoming(tts: TTSEngine, *_: object) -> Heard:
+    async with wyoming_client.connected(tts) as client:
+        await client.write_event(Describe().event())
+        info = (await wyoming_client.events_until(client, Info))[-1]
+        await client.write_event(Synthesize(TEXT, SynthesizeVoice(VOICE)).event())
+        events = await wyoming_client.events_until(client, AudioStop)
+    start = next(event for event in events if AudioStart.is_type(event.type))
+    says = [event.data["ai_generated"] for event in (info, start)]
+    return of_pcm(wyoming_client.pcm_of(events)), says
+
+
+async def pipecat(tts: TTSEngine, *_: object) -> Heard:
+    async with Run(service(tts, settings=MegakernelTTSService.Settings(voice=VOICE))) as run:
+        await run.say(TEXT)
+        await run.finish()
+        frames = run.frames(TTSAudioRawFrame)
+        return of_pcm(run.pcm), [frame.metadata["ai_generated"] for frame in frames]
+
+
+async def ray(tts: TTSEngine, *_: object) -> Heard:
+    pytest.importorskip("ray")
+    from qwen_megakernel.server.ray_serve import Replica
+
+    app = Replica(lambda: tts, ServerSettings()).__serve_build_asgi_app__()
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        answer = await client.post(SPEECH, json=ASKED | {"response_format": "pcm"})
+    return of_pcm(answer.content), [answer.headers["X-AI-Generated"] == "true"]
+
+
+# tests/sheen/test_adapters.py has the command of the second family.
+SURFACES: tuple[Callable[..., Awaitable[Heard]], ...] = (
+    *(command, batch, http_whole, http_streamed, http_timestamps, events, phases),
+    *(websocket, wyoming, pipecat, ray),
+)
+
+
+@pytest.mark.parametrize("surface", SURFACES, ids=lambda surface: surface.__name__)
+async def test_every_surface_has_the_watermark_and_says_that_its_speech_is_synthetic(
+    surface: Callable[..., Awaitable[Heard]], tts: TTSEngine, tmp_path: Path, monkeypatch
+):
+    samples, says = await surface(tts, tmp_path, monkeypatch)
+    (found,) = find_marks(samples, 24000, KEY.secret, search_speeds=False)
+    assert found.operator == KEY.operator
+    assert says and all(each is True for each in says)
+
+
+def test_without_metadata_nothing_says_so(tts: TTSEngine):
+    with serving(tts, mark="none") as live:
+        answer = answered(live, stream=False)
+        assert "X-AI-Generated" not in answer.headers and not of_file(io.BytesIO(answer.content))[1]
+        facts = sse(answered(live, stream_format="sse").text)
+        assert not any("ai_generated" in each for each in facts)
+
+
+def test_a_client_asks_for_the_mark_of_a_recording(tts: TTSEngine):
+    def asked(data: bytes) -> httpx.Response:
+        return live.client.post("/v1/audio/detect", files={"audio": ("a.flac", data)})
+
+    with serving(tts, max_upload_bytes=1_000_000) as live:
+        found = asked(answered(live, stream=False, response_format="flac").content).json()
+        assert found["result"] == "marked as synthetic"
+        (mark,) = found["marks"]
+        assert (mark["operator"], mark["speed"], mark["start_s"]) == (KEY.operator, 1, 0)
+        assert mark["confidence"] == 1 - mark["false_alarm"] > 0.999
+        file = io.BytesIO()
+        soundfile.write(file, np.random.default_rng(1).normal(0, 0.1, 24000), 24000, format="FLAC")
+        assert asked(file.getvalue()).json() == {"result": "no mark found", "marks": []}
+        broken = io.BytesIO()
+        soundfile.write(broken, np.full(24000, np.nan), 24000, format="WAV", subtype="FLOAT")
+        for data in (b"no sound", broken.getvalue()):
+            refused = asked(data)
+            assert refused.status_code == 400 and refused.json()["error"]["param"] == "audio"
+        assert asked(bytes(1_000_001)).status_code == 413
+
+
+def test_a_server_without_a_key_cannot_look_for_marks(live: LiveServer):
+    answer = live.client.post("/v1/audio/detect", files={"audio": ("a.wav", b"")})
+    assert answer.status_code == 404 and answer.json()["error"]["code"] == "no_mark_key"
+    assert "--mark-key FILE" in answer.json()["error"]["message"]
