@@ -243,12 +243,14 @@ def load_engine(*_, **__):
 families.load_engine = load_engine
 sys.exit(main.main(["serve", "--port", "0", "--model", "tiny-random", "--slots", "3"]))
 """
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stderr=subprocess.PIPE, text=True
-    ) as process:
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    try:
         assert process.stderr.readline().startswith("listening on")
         assert "503" in process.stderr.readline()
         assert process.stderr.readline() == "loading tiny-random, 3 slots\n"
         process.send_signal(number)
         assert process.wait(20) == 128 + number
         assert process.stderr.read() == f"ended by {signal.Signals(number).name}\n"
+    finally:
+        process.kill()  # of a test that fails: the process would compute for ever
+        process.communicate()
