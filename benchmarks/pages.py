@@ -31,6 +31,7 @@ PAGES: dict[str, Callable[[], list[str]]] = {
     "docs/performance.md": performance,
     "docs/performance-journey.md": result_tables.what_is_left,
     "docs/precision.md": precision_page.precision,
+    "docs/marking.md": result_tables.marks,
     "docs/speech-control.md": result_tables.speech_control,
     "docs/coreml.md": result_tables.coreml,
     "qwen_megakernel/assets/demo-voice/MODEL_CARD.md": voice_card.model_card,
