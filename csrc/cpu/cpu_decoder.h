@@ -36,7 +36,7 @@ struct StackSource {
   int32_t max_positions;
   float rms_norm_eps;
   const float *rope_cos, *rope_sin;  // [max_positions, head_dim / 2]
-  const MatrixSource* matrices;  // packed, [num_layers][4]: q, k and v; o; gate and up; down
+  const MatrixSource* matrices;      // packed, [num_layers][4]: q, k and v; o; gate and up; down
   // [num_layers][7]: input norm, post-attention norm, q norm, k norm, and the biases of q, k and v
   // or null.
   const float* const* vectors;
@@ -86,7 +86,8 @@ const char* qwen_cpu_instruction_set();
 void* qwen_cpu_pool_create(int32_t num_threads);
 void qwen_cpu_pool_destroy(void* pool);
 
-// The size of a packed matrix, of which `values` is not read. `num_parts` matrices take turns in it.
+// The size of a packed matrix, of which `values` is not read. `num_parts` matrices take turns in
+// it.
 int64_t qwen_cpu_packed_bytes(const MatrixSource* packed, int32_t num_parts);
 // Packs row-major matrices of equal width and format into one: their rows one after another or,
 // with take_turns, 32 / num_parts rows of each in every block.

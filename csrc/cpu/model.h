@@ -12,7 +12,7 @@
 
 namespace qwen_tts {
 
-constexpr int kPassRows = 48;  // rows of a prompt that share a pass over the weights
+constexpr int kPassRows = 48;              // rows of a prompt that share a pass over the weights
 constexpr int kGateRows = kBlockRows / 2;  // gate and up take turns
 
 struct Layer {
