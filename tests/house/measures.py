@@ -6,11 +6,14 @@ The last row makes the built-in demonstration voice speak with `--backend cpu`.
 """
 
 import ast
+import os
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch reads this when it is imported
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "qwen_megakernel"

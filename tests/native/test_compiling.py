@@ -323,7 +323,7 @@ def test_a_refused_cache_is_the_reason_for_which_pytorch_decodes(tmp_path, monke
     monkeypatch.setenv("QWEN_MEGAKERNEL_BUILD_CACHE", str(tmp_path / "cache"))
     fault = "can be written by other users (mode 0777)"
     with TTSEngine.from_pretrained("tiny-random", device="cpu", warmup=False) as tts:
-        assert tts.backend == "torch" and fault in tts.why
+        assert tts.backend == "torch" and "see the warning" in tts.why
     assert [line for line in caplog.messages if fault in line and "PyTorch decodes instead" in line]
     with pytest.raises(BuildError, match="mode 0777"):
         TTSEngine.from_pretrained("tiny-random", backend="cpu", warmup=False)

@@ -75,6 +75,7 @@ LOADING_AT_EXIT = """
 import ctypes, threading, time, torch
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.decoders.cpu.decoder import CpuDecoder, _Source
+from qwen_megakernel.decoders.cpu.packing import pack
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.native import cpu_library
 
@@ -88,7 +89,8 @@ del collected, owner
 checkpoint = loading.load(loading.resolve("demo-voice"))
 sizes = DecoderSizes(1, 1280, 256, torch.device("cpu"), torch.float32, max_frames=256)
 decoder = CpuDecoder(checkpoint, sizes, 1)
-source, library = _Source(checkpoint, decoder.embeddings, sizes), decoder._library
+packed, library = pack(checkpoint, decoder.pool), decoder._library
+source = _Source(checkpoint, packed, decoder.embeddings, sizes)
 pools = [cpu_library.CpuPool(library, 4) for _ in range(2)]
 loaded = []
 

@@ -157,6 +157,7 @@ COMMANDS = [
     ("examples/telephone_stream.py", *MODEL),
     ("tools/long_audio_test.py", *MODEL),
     ("tests/support/truths.py", "--record", "nowhere"),
+    ("tests/house/measures.py",),
 ]
 WITHOUT_TORCH = {
     "benchmarks/machine.py",  # imports torch to describe the machine of a result file

@@ -96,9 +96,18 @@ def _is_end(text: str, match: re.Match[str]) -> bool | None:
     if not following:
         return None if not text[place:].strip(OPENING + "-–—• ") else False
     word = following["word"]
-    if word[0].islower():
-        return False
     token = _TOKEN.search(text, max(0, match.start("marks") - 32), match.start("marks") + 1)
+    if word[0].islower():
+        before = text[max(0, match.start() - WINDOW // 2) : match.start()]
+        if match["marks"] != "." or not token or any(map(str.isupper, before)):
+            return False
+        tables, said = _tables(), token[0].lstrip(OPENING)  # a text without capitals, or phonemes
+        known = tables.inner | tables.numbered | tables.final
+        return (
+            known.isdisjoint((said, said.capitalize()))
+            and not _LETTERS.fullmatch(said)
+            and not said[:-1].isdecimal()
+        )
     if match["marks"] != "." or not token:
         return True
     return _ends_after(token, word, following["after"])

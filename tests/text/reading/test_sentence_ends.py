@@ -16,6 +16,8 @@ TEXTS = [
     "I met Prof. Jones and Capt. Kirk at 5 p.m. Eastern. |Then we left.",
     "He said no. |Peter agreed. |I love art. |See No. 5 and p. 12.",
     "Call J. A. Smith, Jr. |The end.",
+    "we met prof. jones, e.g. at no. 5. it was late. |i left at 3. may was... well, gone.",
+    "həˈloʊ wɝld ɡʊd ˈmɔɹnɪŋ. |həˈloʊ wɝld.",
     "In the U.S. |The train left at 5 p.m. |We were late. |It cost $3.5 million. |Then it rose.",
     "1. Wash. |2. Dry. |I am 30. |Mary is 25. |“Is it?” |She left... and came back.",
     "She left. |5 people saw it.",
