@@ -114,11 +114,11 @@ class Parser(argparse.ArgumentParser):
         return known, unknown
 
     def _nearest(self, name: str) -> str:
-        """Return the option that an unknown one resembles most, or the first of its letter."""
+        """Return the option that an unknown one resembles most, or those of its letter."""
         known = self._option_string_actions
         of_letter = [each for each in known if len(name) == 2 and each.startswith(f"-{name}")]
-        near = get_close_matches(name, known, n=1) or sorted(of_letter, key=len)
-        return next(iter(near), "")
+        near = get_close_matches(name, known, n=1) or sorted(of_letter, key=len)[:3]
+        return " or ".join(near)
 
 
 def new_command(

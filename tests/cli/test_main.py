@@ -62,7 +62,7 @@ def test_the_help_of_serve_shows_its_defaults(capsys):
         (("speak", "Hello.", "--top-p", "a"), "argument --top-p: 'a' is not a number"),
         (("speak", "Hello.", "--temperature", "a"), "argument --temperature: 'a' is not a number"),
         (("speak", "Hello", "there"), "unrecognized arguments: there; put the text in quotes"),
-        (("speak", "Hello.", "-m", "a"), "-m a; did you mean --model?"),
+        (("speak", "Hello.", "-m", "a"), "-m a; did you mean --mark or --model or --mark-key?"),
         (("speak", "--txt", "Hello."), "--txt; did you mean --text?"),
         (("speak", "Hello.", "--format", "mp3"), "names the format: -o out.mp3"),
         (("speak",), "required: text; - reads standard input, --file FILE a file"),
