@@ -20,7 +20,7 @@ from qwen_megakernel.gpu import driver
 from qwen_megakernel.installing import install_command
 from qwen_megakernel.native import compiling
 
-# What a user may want: the extra of setup.py that brings it, and the modules that it needs. What
+# What a user may want: the extra that brings it, and the modules that it needs. What
 # is not here (files, captions, cloning, the CPU decoder) comes with the package.
 FEATURES = {
     "Pipecat": ("pipecat", ["pipecat"]),
