@@ -42,7 +42,8 @@ test: lint  ## linters, type checker and the default tests, some 13 CPU-minutes
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --junit-xml $(REPORTS)/test.xml
 
 test-ci: $(VENV)/.test-ready  ## the tests marked ci: compilers, browsers, Ray, soak; some 22 CPU-minutes
-	$(BIN)/python -m pytest -m "ci and not slow" --numprocesses $(WORKERS) --dist loadfile --junit-xml $(REPORTS)/ci.xml
+	$(BIN)/python -m pytest -m "ci and not slow and not alone" --numprocesses $(WORKERS) --dist loadfile --junit-xml $(REPORTS)/ci.xml
+	$(BIN)/python -m pytest -m "ci and alone"
 
 ledger: $(VENV)/.test-ready  ## whether `test` and `test-ci` ran what docs/ledger.md names
 	$(BIN)/python -m pytest -q tests/house/test_ledger.py --report $(REPORTS)/test.xml --report $(REPORTS)/ci.xml

@@ -111,6 +111,7 @@ def test_too_little_memory_is_told_and_leaves_room_for_a_smaller_decoder():
 
 
 @pytest.mark.ci
+@pytest.mark.alone
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_two_threads_beside_a_busy_program_are_nearly_as_fast_as_one_alone(
     load_checkpoint, native, prompt
@@ -129,7 +130,7 @@ def test_two_threads_beside_a_busy_program_are_nearly_as_fast_as_one_alone(
 
     seconds(one), seconds(two)
     found = []
-    for _ in range(6):  # other tests run at the same time, so the quietest trial counts
+    for _ in range(12):  # a virtual machine's neighbours take cores, so the quietest trial counts
         alone = min(seconds(one) for _ in range(3))
         busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
         time.sleep(0.2)
