@@ -21,7 +21,7 @@ from qwen_megakernel.server.settings import OPUS_KBITS
 
 # Characters of text that are read as words, divided and encoded at once on the event loop, in some
 # milliseconds. A long text takes up to a second, in which no other speech would be sent.
-MAX_CHARS_AT_ONCE = 500
+MAX_CHARS_AT_ONCE = 200
 
 
 class ActiveSpeech:

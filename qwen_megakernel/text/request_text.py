@@ -56,7 +56,7 @@ class RequestText:
         if self._reader:
             return self._reader.spoken
         text = self.written
-        return SpokenText(text, (Piece(text, 0, len(text), is_kept=True),) if text else ())
+        return SpokenText([Piece(text, 0, len(text), is_kept=True)] if text else [])
 
     def take_warnings(self) -> list[str]:
         """Return the new warnings about the text and its reading, each of them only once."""

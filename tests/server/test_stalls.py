@@ -1,6 +1,7 @@
 """No request delays the other streams: the server's event loop never stands for long."""
 
 import asyncio
+import gc
 import json
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from live_server import SPEECH, LiveServer, assert_error, serving
 from speech_socket import hear_until, say, session
 
 from qwen_megakernel import TTSEngine
+from qwen_megakernel.server.service import freeze_garbage_collector
 
 MOST_STALL_MS = 50
 TRIES = 10  # caches and clocks of a busy machine vary; the least of some tries counts
@@ -25,7 +27,9 @@ def live() -> Iterator[LiveServer]:
         ) as demo,
         serving(demo, max_chars=NUM_CHARS) as server,
     ):
+        freeze_garbage_collector()  # as `serve` does
         yield server
+        gc.unfreeze()
 
 
 def stall_ms(live: LiveServer, content: bytes) -> tuple[float, Any]:

@@ -112,7 +112,7 @@ class TextReader:
     @property
     def spoken(self) -> SpokenText:
         """The spoken text that was returned so far, and its pieces."""
-        return SpokenText.of(self._pieces)
+        return SpokenText(self._pieces)
 
     def take_warnings(self) -> list[str]:
         """Return the new warnings about text that no grammar covers, each of them only once."""

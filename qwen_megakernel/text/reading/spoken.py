@@ -21,24 +21,38 @@ class Piece:
     is_kept: bool = False  # whether its characters are those of the user's text, one for one
 
 
-@dataclass(frozen=True, slots=True)
 class SpokenText:
-    """A text as it is spoken, and the pieces that it consists of."""
+    """A text as it is spoken.
 
-    text: str
-    pieces: tuple[Piece, ...]
+    Args:
+        made: the pieces that it consists of, in order.
+    """
 
-    @staticmethod
-    def of(pieces: Iterable[Piece]) -> SpokenText:
-        """Join the pieces to a text; neighbouring pieces that are spoken as written are merged."""
-        merged: list[Piece] = []
-        for piece in pieces:
-            last = merged[-1] if merged else None
+    __slots__ = ("_made",)
+
+    def __init__(self, made: Iterable[Piece]):
+        self._made = tuple(made)
+
+    @property
+    def text(self) -> str:
+        """All of the text."""
+        return "".join([piece.text for piece in self._made])
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """The text's pieces; neighbours that are spoken as written are merged."""
+        runs: list[list[Piece]] = []
+        last = None
+        for piece in self._made:
             if last and last.is_kept and piece.is_kept and last.end == piece.start:
-                merged[-1] = Piece(last.text + piece.text, last.start, piece.end, is_kept=True)
+                runs[-1].append(piece)
             else:
-                merged.append(piece)
-        return SpokenText("".join(piece.text for piece in merged), tuple(merged))
+                runs.append([piece])
+            last = piece
+        return tuple(
+            Piece("".join([each.text for each in run]), run[0].start, run[-1].end, run[0].is_kept)
+            for run in runs
+        )
 
 
 class Draft:
