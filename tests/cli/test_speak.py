@@ -14,6 +14,7 @@ import soundfile
 from commands import ROOT, run
 
 from qwen_megakernel import audio, families
+from qwen_megakernel.choices import MARKS
 from qwen_megakernel.cli import options, running
 from qwen_megakernel.cli import speak as cli_speak
 from qwen_megakernel.cli.main import main
@@ -56,6 +57,16 @@ def test_quiet_front_ends_say_nothing_of_a_speech_that_went_well(run_here, tmp_p
     out = tmp_path / "a.wav"
     done = run_here(*script, "Hello.", "--output", out, "--quiet", *TINY, *SHORT)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "") and out.exists()
+
+
+@pytest.mark.parametrize("mark", MARKS)
+@pytest.mark.parametrize("script", [SPEAK, ("demo_tts.py",), ("demo_pipeline.py", "--text")])
+def test_files_of_every_front_end_say_that_they_are_synthetic(run_here, tmp_path, script, mark):
+    out = tmp_path / "a.flac"
+    done = run_here(*script, "Hello.", "--output", out, "--mark", mark, *TINY, *SHORT)
+    assert done.returncode == 0, done.stderr
+    with soundfile.SoundFile(out) as file:
+        assert file.comment == MARKS[mark]
 
 
 def test_speak_writes_a_file_a_dump_and_chunk_lines(speak, tmp_path):
