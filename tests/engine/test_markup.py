@@ -11,6 +11,7 @@ from tolerances import (
     PART_LEVEL_DB,
     PAUSED_SAMPLES,
     PAUSED_SECONDS,
+    PCM16_STEP,
     ROUNDED_COUNT,
     ROUNDING_F64,
     WORD_AT_PAUSE_SECONDS,
@@ -298,4 +299,5 @@ def test_streams_with_and_without_pauses_do_not_change_each_other(tts: TTSEngine
 
     paused, _ = asyncio.run(both())
     samples = np.concatenate([chunk.samples for chunk in paused])
-    assert alone.tobytes() == samples.tobytes()
+    # PyTorch sums a batch of two in another order on some CPUs.
+    assert np.abs(alone.astype(int) - samples).max() <= PCM16_STEP

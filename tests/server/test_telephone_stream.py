@@ -10,8 +10,10 @@ from collections.abc import AsyncIterator, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from commands import ROOT
+from tolerances import PCM16_STEP
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
@@ -71,7 +73,9 @@ async def test_two_callers_hear_the_text_in_frames_of_20_ms_and_the_calls_end(
     example, engine, capsys
 ):
     speech = engine.synthesize(TEXT, seed=3, sample_rate=8000, first_chunk_frames=1)
-    expected = to_g711((speech.audio * 32768).astype("int16"), "ulaw")
+    samples = (speech.audio * 32768).astype("int16")
+    # PyTorch sums a batch of two in another order on some CPUs, which moves a sample by one step.
+    possible = [to_g711(samples + np.int16(step), "ulaw") for step in (-PCM16_STEP, 0, PCM16_STEP)]
 
     async def call(address: str) -> None:
         async with connect(address) as socket:
@@ -82,8 +86,9 @@ async def test_two_callers_hear_the_text_in_frames_of_20_ms_and_the_calls_end(
             frames = await heard(socket)
             assert {len(frame) for frame in frames} == {160}
             sound = b"".join(frames)
-            assert sound[: len(expected)] == expected
-            assert sound[len(expected) :] == b"\xff" * (len(sound) - len(expected))
+            assert len(sound) >= len(samples)
+            assert all(code in codes for code, *codes in zip(sound, *possible, strict=False))
+            assert sound[len(samples) :] == b"\xff" * (len(sound) - len(samples))
             await say(socket, event="mark", streamSid="MZ1", mark={"name": "heard"})
             with pytest.raises(ConnectionClosed):
                 await socket.recv()
