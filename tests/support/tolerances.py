@@ -318,7 +318,8 @@ STAGE_SUM = 0.2
 SOAK_MEMORY = 1.05
 
 # Gaps for each speech in half a minute of attacks on a shared machine: 0 to 0.06 were seen on two
-# virtual cores, and none in ten minutes. A server that a client can stop has more than one.
+# virtual cores, and none in ten minutes. It shows a server that clients stop, not one that they
+# delay: threads that kept Python's lock for 5 ms gave 0.09, which only the ten minutes show.
 SHORT_SOAK_GAPS = 0.1
 
 
