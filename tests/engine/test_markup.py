@@ -299,5 +299,6 @@ def test_streams_with_and_without_pauses_do_not_change_each_other(tts: TTSEngine
 
     paused, _ = asyncio.run(both())
     samples = np.concatenate([chunk.samples for chunk in paused])
-    # PyTorch sums a batch of two in another order on some CPUs.
-    assert np.abs(alone.astype(int) - samples).max() <= PCM16_STEP
+    # PyTorch sums a batch of two in another order on some CPUs; native code never does.
+    most = 0 if tts.backend == "cpu" else PCM16_STEP
+    assert np.abs(alone.astype(int) - samples).max() <= most
