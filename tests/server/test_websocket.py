@@ -190,7 +190,7 @@ async def test_cancelling_takes_what_waits_along():
 
 
 async def test_an_utterance_that_waits_for_its_whole_text_can_be_cancelled():
-    config = {"voice": "vivian", "non_streaming_mode": True, "max_new_tokens": 4}
+    config = {"voice": "vivian", "non_streaming_mode": True, "max_new_tokens": 4, "seed": 1}
     with tiny_engine() as tts, serving(tts) as live:
         async with session(live, config) as socket:
             await say(socket, "input.text", text="One and ")
