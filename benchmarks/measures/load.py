@@ -237,9 +237,9 @@ def server(args: argparse.Namespace) -> int:
     fixed pace whose chunks carry the time at which the engine delivered them (paced_engine.py);
     `--model` adds the first byte with a real engine, whose own time the server reports.
     """
-    from qwen_megakernel.server.service import freeze_garbage_collector
+    from qwen_megakernel.server.service import shorten_pauses
 
-    freeze_garbage_collector()  # a pause of this process would count as one of the server's
+    shorten_pauses()  # a pause of this process would count as one of the server's
     settings = ("requests", "streams", "crowd", "rtf", "frames", "model")
     return common.hold_against(LIMITS, args, settings, METRICS, asyncio.run(measure(args)))
 
@@ -256,12 +256,12 @@ def serve_model(pipe: Connection, model: str) -> None:
 
 def _serve(pipe: Connection, engine: Any) -> None:
     from qwen_megakernel.server import app, serving
-    from qwen_megakernel.server.service import freeze_garbage_collector
+    from qwen_megakernel.server.service import shorten_pauses
     from qwen_megakernel.server.settings import ServerSettings
 
     settings = ServerSettings()
     running = serving.new_server(app.create_app(engine, settings), settings)
-    freeze_garbage_collector()  # as the command `serve` does
+    shorten_pauses()  # as the command `serve` does
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
         pipe.send(listener.getsockname()[1])
         running.run(sockets=[listener])

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from qwen_megakernel.server.settings import ServerSettings
 
 MAX_SLOTS = 1024  # each has a cache of 230 MB (0.6B, 1000 frames): 240 GB, surely a mistake
-# A decoder takes Python's lock back several times for each frame. A thread that reads a long text
-# keeps the lock until it is interrupted, which takes 5 ms by default.
-SWITCH_INTERVAL_S = 0.0005
 
 
 def add_command(commands: Any) -> None:
@@ -298,7 +295,7 @@ def _settings(args: argparse.Namespace) -> "ServerSettings":
 
 
 def _engine_maker(args: argparse.Namespace, settings: "ServerSettings") -> Callable[[], Any]:
-    from qwen_megakernel.server.service import freeze_garbage_collector
+    from qwen_megakernel.server.service import shorten_pauses
 
     def make() -> Any:
         if not args.quiet:
@@ -309,8 +306,7 @@ def _engine_maker(args: argparse.Namespace, settings: "ServerSettings") -> Calla
             engine.find_voice(settings.voice_fallback)  # raises an error now if it is unknown
         elif engine.default_voice and not args.quiet:
             print('voices such as "alloy" need --voice-fallback NAME', file=sys.stderr)
-        freeze_garbage_collector()
-        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        shorten_pauses()
         if not args.quiet:
             print("ready", file=sys.stderr)
         return engine

@@ -33,7 +33,7 @@ class Ticket:
 class Admission:
     """Counts requests from their admission until the engine has made their last frame.
 
-    Only the event loop uses it; no method waits.
+    It also counts the bytes that clients are sending. Only the event loop uses it; no method waits.
     """
 
     num_slots: int
@@ -41,6 +41,7 @@ class Admission:
     draining: bool = False
     running: list[Ticket] = field(default_factory=list)  # the first `num_slots` have a slot
     open_responses: int = 0  # responses being sent, also after the engine has finished
+    buffered_bytes: int = 0  # in the bodies of all requests, and in messages of WebSockets
     _mean_s: float | None = None  # mean time that a request holds a slot; None: none has ended yet
 
     @property

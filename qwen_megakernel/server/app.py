@@ -98,7 +98,7 @@ def create_app(engine: Any, settings: ServerSettings | None = None) -> FastAPI:
     bodies = {SPEECH: "application/json", DETECT: "multipart/form-data"}
     if settings.allow_upload:
         bodies[VOICES] = "multipart/form-data"
-    app.add_middleware(RequestGuard, settings=settings, metrics=service.metrics, bodies=bodies)
+    app.add_middleware(RequestGuard, service=service, bodies=bodies)
     if settings.allow_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -23,9 +23,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from qwen_megakernel.printable import get_logger
 from qwen_megakernel.server.error_responses import ApiError, error_response
 from qwen_megakernel.server.headers import check_headers
-from qwen_megakernel.server.metrics import Metrics
 from qwen_megakernel.server.schemas import check_json_values, num_json_values
-from qwen_megakernel.server.settings import ServerSettings, host_name
+from qwen_megakernel.server.service import Service
+from qwen_megakernel.server.settings import host_name
 
 logger = get_logger(__name__)
 access_logger = get_logger("qwen_megakernel.access")
@@ -35,7 +35,7 @@ _PROTECTED = ("/v1", "/metrics")
 _REQUEST_ID = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _CHANGING = ("POST", "PUT", "PATCH", "DELETE")
 _BODILESS = ("GET", "DELETE", "OPTIONS")  # methods of routes that take no body
-_SMALL_BODY = 64 * 1024  # bytes that a request may always send, so that texts are spoken
+SMALL_BODY = 64 * 1024  # bytes that a client may always send, so that texts are spoken
 _MULTIPART_SLACK = 64 * 1024  # bytes of an upload besides the recording: fields and boundaries
 _MAX_PATH_CHARS = 200  # in a line of the access log
 _LINGER_S, _LINGER_BYTES = 1.0, 1 << 20  # limits on reading from a refused client
@@ -46,19 +46,17 @@ class RequestGuard:
 
     Args:
         app: the application that gets the requests.
-        settings: the key, limits, origins, hosts.
-        metrics: counts refusals.
+        service: has the settings, and counts buffered bytes and refusals.
         bodies: path -> media type that a POST to it must have; other requests have no body.
     """
 
-    def __init__(
-        self, app: ASGIApp, *, settings: ServerSettings, metrics: Metrics, bodies: dict[str, str]
-    ):
-        self._app, self._settings, self._metrics, self._bodies = app, settings, metrics, bodies
+    def __init__(self, app: ASGIApp, *, service: Service, bodies: dict[str, str]):
+        self._app, self._metrics, self._bodies = app, service.metrics, bodies
+        self._settings, self._admission = service.settings, service.admission
+        settings = service.settings
         hosts = (*settings.allow_hosts, *map(_host_of, settings.allow_origins))
         self._hosts = {"localhost"} | {name for host in hosts if host and (name := host_name(host))}
         self._num_open = 0
-        self._num_buffered = 0  # bytes, in the bodies of all open requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection (ASGI)."""
@@ -83,7 +81,7 @@ class RequestGuard:
             message = await receive()
             num_new = len(message.get("body", b""))
             num_buffered += num_new
-            self._num_buffered += num_new
+            self._admission.buffered_bytes += num_new
             return message
 
         async def stamped(message: Message) -> None:
@@ -128,7 +126,7 @@ class RequestGuard:
             await _refuse(error, scope, receive, stamped)
         finally:
             self._num_open -= 1
-            self._num_buffered -= num_buffered
+            self._admission.buffered_bytes -= num_buffered
             seconds = time.perf_counter() - arrived
             _log_access(scope, method, status, seconds, request_id)
 
@@ -204,7 +202,7 @@ class RequestGuard:
                 code="unsupported_media_type",
                 headers={"Connection": "close"},
             )
-        limit = _SMALL_BODY if media_type is None else self._settings.max_body_bytes
+        limit = SMALL_BODY if media_type is None else self._settings.max_body_bytes
         if media_type == "multipart/form-data":
             limit = self._settings.max_upload_bytes + _MULTIPART_SLACK
         what = f"The body is larger than {limit} bytes."
@@ -243,7 +241,7 @@ class RequestGuard:
     def _check_memory(self, num_bytes: int) -> None:
         """Refuse to read more of a large body while the bodies of all requests fill the memory."""
         limit = self._settings.max_buffered_bytes
-        if num_bytes > _SMALL_BODY and self._num_buffered > limit:
+        if num_bytes > SMALL_BODY and self._admission.buffered_bytes > limit:
             raise ApiError(
                 503,
                 f"The bodies of all requests together are larger than {limit} bytes. Try again "

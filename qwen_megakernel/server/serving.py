@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from qwen_megakernel.choices import API_KEY_VARIABLE
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.printable import get_logger
+from qwen_megakernel.server.admission import Admission
 from qwen_megakernel.server.app import create_app
-from qwen_megakernel.server.middleware import is_loopback
+from qwen_megakernel.server.middleware import SMALL_BODY, is_loopback
 from qwen_megakernel.server.responses import ABORT, KEEP
 from qwen_megakernel.server.service import Service
 from qwen_megakernel.server.settings import ACCEPTS, ServerSettings
@@ -131,6 +133,44 @@ def guarded_protocol(settings: ServerSettings) -> type[asyncio.Protocol]:
             self.transport.abort()
 
     return GuardedProtocol
+
+
+def counting_protocol(
+    admission: Admission, settings: ServerSettings
+) -> type[WebSocketsSansIOProtocol]:
+    """Return a WebSocket protocol class that counts what clients send among all buffered bytes.
+
+    uvicorn gives the app whole messages, so only the protocol sees a message that never ends. While
+    all requests and messages together are too large, the class cuts the connection of each message
+    that is not small.
+    """
+
+    class CountingProtocol(WebSocketsSansIOProtocol):
+        _held = 0  # bytes of the current message
+        _is_whole = False  # no more data comes until the app has taken the message
+
+        def data_received(self, data: bytes) -> None:
+            num_before = 0 if self._is_whole else self._held
+            self._is_whole = False
+            self._hold(num_before + len(data))
+            if self._held > SMALL_BODY and admission.buffered_bytes > settings.max_buffered_bytes:
+                self.transport.abort()
+            else:
+                super().data_received(data)
+
+        def send_receive_event_to_app(self) -> None:
+            super().send_receive_event_to_app()
+            self._is_whole = True
+
+        def connection_lost(self, error: Exception | None) -> None:
+            self._hold(0)
+            super().connection_lost(error)
+
+        def _hold(self, num_bytes: int) -> None:
+            admission.buffered_bytes += num_bytes - self._held
+            self._held = num_bytes
+
+    return CountingProtocol
 
 
 class DrainingServer(uvicorn.Server):
@@ -330,6 +370,7 @@ def new_server(
         app,
         http=guarded_protocol(settings),
         backlog=ACCEPTS,
+        ws=counting_protocol(service.admission, settings),
         ws_max_size=settings.max_body_bytes,
         ws_per_message_deflate=False,  # compression delays audio without making it smaller
         timeout_graceful_shutdown=1,  # `DrainingServer` has waited already

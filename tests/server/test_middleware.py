@@ -319,9 +319,7 @@ async def test_a_body_is_in_memory_once():
         pass
 
     service = create_app(FakeEngine()).state.service
-    guard = RequestGuard(
-        app, settings=service.settings, metrics=service.metrics, bodies={SPEECH: "application/json"}
-    )
+    guard = RequestGuard(app, service=service, bodies={SPEECH: "application/json"})
     pieces = 100
     messages = [
         {"type": "http.request", "body": bytes(100_000), "more_body": left > 1}

@@ -92,6 +92,27 @@ async def test_a_message_that_is_too_large_closes_the_connection(engine):
             assert caught.value.rcvd.code == 1009
 
 
+async def test_messages_that_are_not_complete_count_among_all_buffered_bytes():
+    async def without_end():
+        yield "a" * 900_000
+        await asyncio.Event().wait()
+
+    limits = {"max_body_bytes": 1 << 20, "max_upload_bytes": 1, "max_buffered_bytes": 2 << 20}
+    with serving(FakeEngine(rtf=0.001), **limits) as live:
+        admission = live.service.admission
+        async with session(live, False) as one, session(live, False) as two, session(live) as last:
+            sending = [asyncio.create_task(each.send(without_end())) for each in (one, two)]
+            await asyncio.to_thread(wait_until, lambda: admission.buffered_bytes > 1_800_000)
+            _, audio = await speak(last, STORY)
+            assert audio
+            with pytest.raises(ConnectionClosed):
+                await say(last, "input.text", text="a" * 500_000)
+                await hear(last)
+            for each in sending:
+                each.cancel()
+        await asyncio.to_thread(wait_until, lambda: admission.buffered_bytes == 0)
+
+
 async def test_quiet_connections_are_closed():
     with serving(FakeEngine(rtf=0.001), config_timeout_s=0.5, idle_timeout_s=0.8) as live:
         async with session(live, False) as socket:
