@@ -120,9 +120,8 @@ class Vocoder:
     def step(self, codes: Tensor, states: Sequence[VocoderState]) -> Tensor:
         """Decode the next frames of n streams, which may have decoded different numbers of frames.
 
-        Other streams do not change a stream's samples: on a CPU not by a bit (with MKL, on one
-        thread, if a row of every layer fills whole 16 bytes, as at released shapes), elsewhere by
-        rounding only. A stream's division into chunks changes them by rounding only.
+        Other streams, and a stream's division into chunks, change its samples by rounding only:
+        PyTorch may sum rows in another order when there are more of them.
 
         Args:
             codes: [n, num_frames, num_quantizers] integers. The check of their range waits for the
