@@ -20,7 +20,6 @@ import numpy as np
 
 from qwen_megakernel import Voice, signals
 from qwen_megakernel.audio import WavWriter, leading_silence_ms, playback_gaps
-from qwen_megakernel.choices import MARKS
 from qwen_megakernel.cli import options, parsing, running
 from qwen_megakernel.engine import codes_file
 from qwen_megakernel.errors import GenerationError, QwenTTSError
@@ -73,7 +72,7 @@ def main(args: argparse.Namespace) -> int:
     with ExitStack() as stack:
         engine = stack.enter_context(options.engine_from_args(args))
         rate = args.sample_rate or engine.sample_rate
-        writer = WavWriter(args.output, rate, comment=MARKS[args.mark])
+        writer = WavWriter(args.output, rate, mark=engine.mark)
         heard = Heard([stack.enter_context(writer).write])
         if args.play:
             heard.outputs.append(stack.enter_context(loudspeaker(rate)))

@@ -6,7 +6,6 @@ It synthesizes the whole speech before it writes the file; `demo_pipeline.py` st
 import argparse
 import sys
 
-from qwen_megakernel.choices import MARKS
 from qwen_megakernel.cli import options, parsing, running
 from qwen_megakernel.speech_options import LOUDNESS
 
@@ -23,7 +22,7 @@ def main(args: argparse.Namespace) -> int:
     with options.engine_from_args(args) as tts:
         how = options.speech_options(args, tts)
         speech = tts.synthesize(text, loudness=args.loudness, **how)
-        speech.save(args.output, comment=MARKS[args.mark])
+        speech.save(args.output)
         if args.subtitles:
             speech.save_subtitles(args.subtitles)
     if not args.quiet:

@@ -12,6 +12,7 @@ import numpy as np
 
 from qwen_megakernel.choices import MP3_RATES, TELEPHONE_RATE
 from qwen_megakernel.errors import GenerationError, OutputError, UsageError, check_choice
+from qwen_megakernel.marking import UNMARKED, Marking
 from qwen_megakernel.output_files import new_partial, why_unwritable
 from qwen_megakernel.signals import deferred_signals
 
@@ -137,28 +138,32 @@ class WavWriter:
     `close` removes a file without a sample.
     """
 
-    def __init__(self, path: str | Path, rate: int, encoding: str = "pcm", comment: str = ""):
+    def __init__(
+        self, path: str | Path, rate: int, encoding: str = "pcm", mark: Marking = UNMARKED
+    ):
         """Create the hidden file.
 
         Args:
             path: its extension names the format: wav, flac, ogg or mp3.
             rate: samples per second.
             encoding: encoding of a wav file: "pcm" (16-bit), "ulaw" or "alaw".
-            comment: what the file says of its audio; empty: nothing.
+            mark: its metadata and its signer mark the file; a watermark is in the samples.
         Raises:
             UsageError: the extension or the encoding is unknown, or the format does not have the
-                encoding or the rate.
+                encoding, the rate or a place for the signature.
             OutputError: the folder is not writable, or `path` is no regular file.
         """
         self.path = Path(path)
         self._target = target = self.path.resolve()
+        mark.check_file(self.path)
         self._partial = _begin_file(self.path, encoding, rate)
         self._has_audio = False
         file_format = FORMATS[target.suffix.lower()]
         subtype = None if encoding == "pcm" else SUBTYPES[encoding]
         self._file = new_sound_file(
-            self._partial, rate, comment, format=file_format, subtype=subtype
+            self._partial, rate, mark.comment, format=file_format, subtype=subtype
         )
+        self._signer = mark.signer
         self._block_samples = rate
 
     def write(self, samples: np.ndarray) -> None:
@@ -180,7 +185,8 @@ class WavWriter:
         """Complete the file and rename it to `path`. A second call does nothing.
 
         Raises:
-            OutputError: the disk is full or gone; the hidden file is removed.
+            OutputError: the disk is full or gone, or the file cannot be signed; the hidden file is
+                removed.
         """
         with deferred_signals():
             if self._file.closed:
@@ -188,10 +194,13 @@ class WavWriter:
             try:
                 self._file.close()
                 if self._has_audio:
+                    if self._signer:
+                        name = self._target.suffix.lower().removeprefix(".")
+                        self._signer.sign_file(self._partial, name)
                     os.replace(self._partial, self._target)
                 else:
                     self._partial.unlink()
-            except (OSError, RuntimeError) as error:
+            except (OSError, RuntimeError, OutputError) as error:
                 raise self._failed(error) from error
 
     def _failed(self, error: Exception) -> OutputError:
@@ -219,7 +228,11 @@ class WavWriter:
 
 
 def write_wav(
-    path: str | Path, samples: np.ndarray, rate: int, encoding: str = "pcm", comment: str = ""
+    path: str | Path,
+    samples: np.ndarray,
+    rate: int,
+    encoding: str = "pcm",
+    mark: Marking = UNMARKED,
 ) -> None:
     """Write a whole audio file. An existing file is replaced only by a complete one.
 
@@ -228,7 +241,7 @@ def write_wav(
         samples: [num_samples] float with full scale at 1, or int16.
         rate: samples per second.
         encoding: encoding of a wav file: "pcm" (16-bit), "ulaw" or "alaw".
-        comment: see `WavWriter`.
+        mark: see `WavWriter`.
     Raises:
         UsageError: the extension or the encoding is unknown, the format does not have the encoding
             or the rate, or there are no samples.
@@ -239,7 +252,7 @@ def write_wav(
         raise UsageError(f"There is no audio to write to {path}.")
     if samples.dtype != np.int16:
         samples = to_int16(samples)
-    with WavWriter(path, rate, encoding, comment) as writer:
+    with WavWriter(path, rate, encoding, mark) as writer:
         writer.write(samples)
 
 

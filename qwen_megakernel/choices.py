@@ -27,13 +27,6 @@ DTYPES_BY_PART = tuple(
     f"talker={talker},predictor={predictor}" for talker, predictor in permutations(DTYPES, 2)
 )
 
-# One of the values of `mark=` -> the comment in audio files; the address is IPTC's term.
-MARKS = {
-    "metadata": "AI-generated speech. Digital source type: "
-    "http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedia",
-    "none": "",
-}
-
 # The beginning of a value of `weights=` -> the stacks with layers that it stores in int8.
 INT8_STACKS = {"int8-talker": ("talker",), "int8": ("talker", "predictor")}
 SCALES = ("", "-rows", "-groups")  # groups of weights that share a scale; "": the backend chooses

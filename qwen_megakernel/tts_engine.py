@@ -32,12 +32,12 @@ from qwen_megakernel.decoders.frame_decoder import FrameDecoder
 from qwen_megakernel.decoders.prompt import PromptBuilder
 from qwen_megakernel.engine.stages import FrameVocoder, Stages
 from qwen_megakernel.errors import SetupError, UnsupportedModel, check_names
+from qwen_megakernel.marking import Marking, MarkKey
 from qwen_megakernel.native import cpu_threads
 from qwen_megakernel.native.cpu_library import CpuPool
 from qwen_megakernel.official_api import OfficialNames
 from qwen_megakernel.printable import get_logger
 from qwen_megakernel.records import SpeechRequest
-from qwen_megakernel.sound.watermark import MarkKey
 from qwen_megakernel.speech_options import SoundOptions
 from qwen_megakernel.text.languages import AUTO
 from qwen_megakernel.text.parts import TextEncoding
@@ -76,8 +76,8 @@ class TTSEngine(OfficialNames):
             choice of the checkpoint: on for demo-voice, off for the released models, which read
             most numbers themselves (docs/speech-control.md).
         lexicon: respellings of every request: a file, words with respellings, or a `Lexicon`.
-        mark: key of the watermark that says that speech is synthetic (a `MarkKey`, or the file of
-            `mark new-key`); None: no watermark.
+        mark: what says that speech is synthetic: a `Marking`, or, for a watermark beside the
+            metadata, a `MarkKey` or the file of `mark new-key`; None: metadata alone.
         warmup: speak a sentence, greedily and at random, so that the first request is as fast as
             the tenth; on a GPU also record the vocoder's graphs for every chunk length, which
             takes seconds.
@@ -97,7 +97,7 @@ class TTSEngine(OfficialNames):
         voices: str | Path | None = None,
         normalize: str = "auto",
         lexicon: Lexicon | Mapping[str, str] | str | Path | None = None,
-        mark: MarkKey | str | Path | None = None,
+        mark: Marking | MarkKey | str | Path | None = None,
         warmup: bool = True,
     ):
         asked_dtype, predictor_dtype = dtypes_of(dtype)
@@ -201,7 +201,7 @@ class TTSEngine(OfficialNames):
             UsageError: there is no such option.
         """
         check_names(options, TTSEngine.__init__.__kwdefaults__ or ())
-        options["mark"] = MarkKey.of(options.get("mark"))  # a bad key is refused before a download
+        options["mark"] = Marking.of(options.get("mark"))  # a bad key is refused before a download
         chosen = (options.get(name) for name in ("device", "weights", "dtype"))
         choose_backend(options.get("backend", "auto"), *chosen)  # raises before a download
         files = loading.resolve(model, local_files_only=local_files_only, progress=progress)

@@ -1,8 +1,9 @@
-"""The mark on every surface, from one list: the watermark in samples, and the words beside them."""
+"""Every mark on every surface, from one list: watermark, metadata, and the signature of files."""
 
 import base64
 import io
 import json
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import soundfile
 import wyoming_client
+from certificates import new_certificate
 from live_server import SPEECH, LiveServer, serving, sse
 from pipecat.frames.frames import TTSAudioRawFrame
 from pipelines import Run, service
@@ -21,15 +23,16 @@ from wyoming.info import Describe, Info
 from wyoming.tts import Synthesize, SynthesizeVoice
 
 from qwen_megakernel import TTSEngine, families
-from qwen_megakernel.choices import MARKS
 from qwen_megakernel.cli import main
+from qwen_megakernel.content_credentials import Signer, read_credentials
+from qwen_megakernel.marking import COMMENT, UNMARKED, Marking, MarkKey
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
 from qwen_megakernel.server.settings import ServerSettings
 from qwen_megakernel.sound.mark_detector import find_marks
-from qwen_megakernel.sound.watermark import MarkKey
 
 KEY = MarkKey(bytes(range(32)), operator=258)
 VOICE = "aiden"
+NOTHING = {"result": "no mark found", "marks": [], "c2pa": None}
 ASKED = {"input": TEXT, "voice": VOICE}
 
 Heard = tuple[
@@ -40,7 +43,8 @@ Heard = tuple[
 @pytest.fixture(scope="module")
 def tts() -> Iterator[TTSEngine]:
     """An engine that always says the same five seconds."""
-    with tiny_engine(max_frames=70, mark=KEY) as engine:
+    signer = Signer.of(*new_certificate())
+    with tiny_engine(max_frames=70, mark=Marking(key=KEY, signer=signer)) as engine:
         stream = engine.stream
         engine.stream = lambda *args, **options: stream(*args, **options | {"seed": 1})
         yield engine
@@ -50,10 +54,12 @@ def of_pcm(data: bytes) -> np.ndarray:
     return np.frombuffer(data, "<i2") / np.float32(32768)
 
 
-def of_file(file: io.BytesIO | Path) -> tuple[np.ndarray, bool]:
-    """Return samples, and whether the file says that they are synthetic."""
-    with soundfile.SoundFile(file) as opened:
-        return opened.read(dtype="float32"), opened.comment == MARKS["metadata"]
+def of_file(data: bytes, name: str) -> tuple[np.ndarray, bool]:
+    """Return samples, and whether comment and signature of the file say that they are synthetic."""
+    signed = read_credentials(data, name)
+    with soundfile.SoundFile(io.BytesIO(data)) as opened:
+        says = opened.comment == COMMENT and signed is not None and signed.says_synthetic
+        return opened.read(dtype="float32"), says
 
 
 async def command(tts: TTSEngine, tmp_path: Path, monkeypatch) -> Heard:
@@ -62,17 +68,17 @@ async def command(tts: TTSEngine, tmp_path: Path, monkeypatch) -> Heard:
     path = tmp_path / "out.mp3"
     say = ["speak", TEXT, "--model", "tiny-random", "--voice", VOICE, "-o", str(path), "--quiet"]
     assert main.main(say) == 0
-    samples, says = of_file(path)
+    samples, says = of_file(path.read_bytes(), "mp3")
     return samples, [says]
 
 
 async def batch(tts: TTSEngine, tmp_path: Path, monkeypatch) -> Heard:
     monkeypatch.setattr(families, "load_engine", lambda *_, **__: tts)
     monkeypatch.setattr(tts, "close", lambda: None)
-    (tmp_path / "texts.jsonl").write_text(json.dumps({"text": TEXT, "output": "a.ogg"}))
+    (tmp_path / "texts.jsonl").write_text(json.dumps({"text": TEXT, "output": "a.flac"}))
     say = ["speak", "--batch", str(tmp_path / "texts.jsonl"), "--output-dir", str(tmp_path)]
     assert main.main([*say, "--model", "tiny-random", "--voice", VOICE, "--quiet"]) == 0
-    samples, says = of_file(tmp_path / "a.ogg")
+    samples, says = of_file((tmp_path / "a.flac").read_bytes(), "flac")
     return samples, [says]
 
 
@@ -85,7 +91,7 @@ def answered(live: LiveServer, **body: object) -> httpx.Response:
 async def http_whole(tts: TTSEngine, *_: object) -> Heard:
     with serving(tts) as live:
         answer = answered(live, stream=False, response_format="flac")
-        samples, says = of_file(io.BytesIO(answer.content))
+        samples, says = of_file(answer.content, "flac")
         return samples, [says, answer.headers["X-AI-Generated"] == "true"]
 
 
@@ -98,7 +104,7 @@ async def http_streamed(tts: TTSEngine, *_: object) -> Heard:
 async def http_timestamps(tts: TTSEngine, *_: object) -> Heard:
     with serving(tts) as live:
         facts = answered(live, timestamp_granularities=["word"]).json()
-        samples, says = of_file(io.BytesIO(base64.b64decode(facts["audio"])))
+        samples, says = of_file(base64.b64decode(facts["audio"]), "wav")
         return samples, [says, facts["ai_generated"]]
 
 
@@ -114,7 +120,7 @@ async def phases(tts: TTSEngine, *_: object) -> Heard:
     with serving(tts) as live:
         answer = answered(live, stream=True, event_format="phases")
     done = sse(answer.text.replace("data: [DONE]\n\n", ""))[-1]
-    samples, says = of_file(io.BytesIO(base64.b64decode(done["audio"])))
+    samples, says = of_file(base64.b64decode(done["audio"]), "wav")
     return samples, [says, answer.headers["X-AI-Generated"] == "true"]
 
 
@@ -123,6 +129,21 @@ async def websocket(tts: TTSEngine, *_: object) -> Heard:
         async with session(live, {"voice": VOICE}) as socket:
             (start, *_), audio = await speak(socket, TEXT)
     return of_pcm(audio), [start["ai_generated"]]
+
+
+async def websocket_whole(tts: TTSEngine, *_: object) -> Heard:
+    with serving(tts) as live:
+        config = {"voice": VOICE, "stream_audio": False, "response_format": "mp3"}
+        async with session(live, config) as socket:
+            (start, *_), audio = await speak(socket, TEXT)
+    samples, says = of_file(audio, "mp3")
+    return samples, [says, start["ai_generated"]]
+
+
+async def library(tts: TTSEngine, tmp_path: Path, *_: object) -> Heard:
+    tts.synthesize(TEXT, voice=VOICE).save(tmp_path / "a.wav", encoding="ulaw")
+    samples, says = of_file((tmp_path / "a.wav").read_bytes(), "wav")
+    return samples, [says]
 
 
 async def wyoming(tts: TTSEngine, *_: object) -> Heard:
@@ -158,7 +179,7 @@ async def ray(tts: TTSEngine, *_: object) -> Heard:
 # tests/sheen/test_adapters.py has the command of the second family.
 SURFACES: tuple[Callable[..., Awaitable[Heard]], ...] = (
     *(command, batch, http_whole, http_streamed, http_timestamps, events, phases),
-    *(websocket, wyoming, pipecat, ray),
+    *(websocket, websocket_whole, wyoming, pipecat, ray, library),
 )
 
 
@@ -172,12 +193,14 @@ async def test_every_surface_has_the_watermark_and_says_that_its_speech_is_synth
     assert says and all(each is True for each in says)
 
 
-def test_without_metadata_nothing_says_so(tts: TTSEngine):
-    with serving(tts, mark="none") as live:
+def test_without_marks_nothing_says_so(tmp_path: Path):
+    with tiny_engine(max_frames=4, mark=UNMARKED) as tts, serving(tts) as live:
         answer = answered(live, stream=False)
-        assert "X-AI-Generated" not in answer.headers and not of_file(io.BytesIO(answer.content))[1]
+        assert "X-AI-Generated" not in answer.headers and answer.content[36:40] == b"data"
         facts = sse(answered(live, stream_format="sse").text)
         assert not any("ai_generated" in each for each in facts)
+        tts.synthesize(TEXT, voice=VOICE).save(tmp_path / "a.wav")
+        assert (tmp_path / "a.wav").read_bytes()[36:40] == b"data"
 
 
 def test_a_client_asks_for_the_mark_of_a_recording(tts: TTSEngine):
@@ -190,9 +213,10 @@ def test_a_client_asks_for_the_mark_of_a_recording(tts: TTSEngine):
         (mark,) = found["marks"]
         assert (mark["operator"], mark["speed"], mark["start_s"]) == (KEY.operator, 1, 0)
         assert mark["confidence"] == 1 - mark["false_alarm"] > 0.999
+        assert (found["c2pa"]["state"], found["c2pa"]["is_synthetic"]) == ("valid", True)
         file = io.BytesIO()
         soundfile.write(file, np.random.default_rng(1).normal(0, 0.1, 24000), 24000, format="FLAC")
-        assert asked(file.getvalue()).json() == {"result": "no mark found", "marks": []}
+        assert asked(file.getvalue()).json() == NOTHING
         broken = io.BytesIO()
         soundfile.write(broken, np.full(24000, np.nan), 24000, format="WAV", subtype="FLOAT")
         for data in (b"no sound", broken.getvalue()):
@@ -201,7 +225,14 @@ def test_a_client_asks_for_the_mark_of_a_recording(tts: TTSEngine):
         assert asked(bytes(1_000_001)).status_code == 413
 
 
-def test_a_server_without_a_key_cannot_look_for_marks(live: LiveServer):
-    answer = live.client.post("/v1/audio/detect", files={"audio": ("a.wav", b"")})
+def test_a_server_without_a_key_looks_for_signatures_alone(live: LiveServer, monkeypatch):
+    def asked() -> httpx.Response:
+        return live.client.post("/v1/audio/detect", files={"audio": ("a.wav", file.getvalue())})
+
+    file = io.BytesIO()
+    soundfile.write(file, np.zeros(24000), 24000, format="WAV")
+    assert asked().json() == NOTHING
+    monkeypatch.setitem(sys.modules, "c2pa", None)
+    answer = asked()
     assert answer.status_code == 404 and answer.json()["error"]["code"] == "no_mark_key"
     assert "--mark-key FILE" in answer.json()["error"]["message"]

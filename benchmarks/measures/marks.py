@@ -23,10 +23,11 @@ from tqdm import tqdm
 from benchmarks import common
 from qwen_megakernel.audio import to_float32, to_int16
 from qwen_megakernel.cli import options
+from qwen_megakernel.marking import MAX_OPERATOR, MarkKey
 from qwen_megakernel.server.encoders import encode_whole
 from qwen_megakernel.sound import mark_detector
 from qwen_megakernel.sound.mark_detector import find_marks, score, whiten
-from qwen_megakernel.sound.watermark import MAX_OPERATOR, MarkKey, Watermark
+from qwen_megakernel.sound.watermark import Watermark
 from tools.demo_voice import shards
 from tools.demo_voice.evaluate import REFERENCES
 

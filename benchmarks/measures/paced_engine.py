@@ -14,6 +14,7 @@ import numpy as np
 
 from qwen_megakernel.engine.stream import SpeechStream
 from qwen_megakernel.engine.stream_state import StreamState
+from qwen_megakernel.marking import Marking
 from qwen_megakernel.records import AudioChunk, SpeechRequest
 from qwen_megakernel.speech_options import OPTIONS
 from qwen_megakernel.text.intake import TextIntake
@@ -61,6 +62,7 @@ class PacedEngine:
         self.default_voice, self.failure, self.reference_cache_hits = None, None, 0
         self.languages = supported_languages(["english"])
         self.files = SimpleNamespace(name="paced")
+        self.mark = Marking()
         self.states: list[StreamState] = []
         self._rtf = rtf
         self._next: deque[tuple[float, StreamState, int, int]] = deque()
@@ -90,7 +92,7 @@ class PacedEngine:
         state = StreamState(request, intake, _nothing, _nothing, RATE)
         self.states.append(state)
         self._next.append((time.perf_counter(), state, 0, first_chunk_frames))
-        return SpeechStream(state, self)
+        return SpeechStream(state, self, mark=self.mark)
 
     def find_voice(self, voice: None) -> None:
         """Return None for every voice."""

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qwen_megakernel.choices import MARKS
 from qwen_megakernel.cli import options, parsing
 from qwen_megakernel.errors import QwenTTSError, UsageError, check_names
 from qwen_megakernel.speech_options import OPTIONS, SpeechOptions
@@ -55,10 +54,13 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--batch writes files into --output-dir DIR, not to one output.")
     tasks, folder = _read(args.text), Path(args.output_dir)
     todo = [task for task in tasks if not (folder / task["output"]).exists()]
+    marking = options.marking_from_args(args)
+    for task in todo:
+        marking.check_file(Path(task["output"]))
     folder.mkdir(parents=True, exist_ok=True)
     code = num_failed = 0
     if todo:
-        with options.engine_from_args(args, num_slots=min(args.slots, len(todo))) as tts:
+        with options.engine_from_args(args, marking, num_slots=min(args.slots, len(todo))) as tts:
             how = options.speech_options(args, tts)
             pool = ThreadPoolExecutor(tts.num_slots)
             try:
@@ -88,7 +90,7 @@ def _speak(
     """Speak one text to its file, which appears when it is complete; return its seconds."""
     own = {name: value for name, value in task.items() if name in OPTIONS}
     speech = tts.synthesize(task["text"], loudness=args.loudness, **(how | own))
-    speech.save(folder / task["output"], args.encoding, MARKS[args.mark])
+    speech.save(folder / task["output"], args.encoding)
     return len(speech.audio) / speech.sample_rate
 
 

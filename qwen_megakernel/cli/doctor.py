@@ -29,6 +29,7 @@ FEATURES = {
     "Ray Serve": ("ray", ["ray", "fastapi"]),
     "AAC": ("aac", ["av"]),
     "loudspeaker": ("play", ["sounddevice"]),
+    "signed files": ("c2pa", ["c2pa"]),
     "loudness": ("loudness", ["loudness"]),
     "load test": ("bench", ["aiohttp", "psutil", "matplotlib"]),
     "trained voices": ("sheen", ["snac"]),

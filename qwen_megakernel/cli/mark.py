@@ -10,33 +10,39 @@ from qwen_megakernel.cli import options, parsing
 
 def new_key(args: argparse.Namespace) -> int:
     """Make a key for the watermark, in a new file that only you may read."""
-    from qwen_megakernel.sound.watermark import MarkKey
+    from qwen_megakernel.marking import MarkKey
 
     MarkKey.create(Path(args.file), args.operator)
     return 0
 
 
 def detect(args: argparse.Namespace) -> int:
-    """Look for the watermark of a key in a recording; the exit code is 1 if no mark is found."""
+    """Look for marks in a recording; the exit code is 1 if none says that it is synthetic."""
     from qwen_megakernel.cloning import recordings
-    from qwen_megakernel.sound.mark_detector import find_marks
-    from qwen_megakernel.sound.watermark import MarkKey
+    from qwen_megakernel.marking import MarkKey
+    from qwen_megakernel.sound import detection
 
-    key = MarkKey.read(Path(args.mark_key))
+    key = MarkKey.read(Path(args.mark_key)) if args.mark_key else None
     samples, rate = recordings.read(args.file)
     recordings.check_values(samples, args.file)
-    marks = find_marks(samples, rate, key.secret, search_speeds=not args.own_speed)
+    data = Path(args.file).read_bytes()
+    found = detection.detect(data, samples, rate, key, search_speeds=not args.own_speed)
     if args.json:
-        print(json.dumps([mark.facts() for mark in marks]))
-    elif not marks:
-        print("no mark found")
-    for mark in () if args.json else marks:
+        print(json.dumps(found.facts()))
+        return 0 if found.is_marked else 1
+    for mark in found.marks:
         operator = "operator unclear" if mark.operator is None else f"operator {mark.operator}"
         print(
             f"{mark.start_s:.1f} s to {mark.end_s:.1f} s: marked as synthetic, {operator}, chance "
             f"of a false alarm {mark.false_alarm:.0e}, speed {mark.speed:.3f}"
         )
-    return 0 if marks else 1
+    if (signed := found.credentials) is not None:
+        said = "marked as synthetic" if signed.says_synthetic else signed.reason or "not marked"
+        by = f", signed by {signed.signed_by}" if signed.signed_by else ""
+        print(f"C2PA {signed.state}: {said}{by}")
+    if not found.is_marked:
+        print(detection.NO_MARK if key else f"{detection.NO_MARK}; --mark-key finds watermarks")
+    return 0 if found.is_marked else 1
 
 
 def add_commands(commands: Any) -> None:
@@ -55,10 +61,10 @@ def add_commands(commands: Any) -> None:
     )
     options.add_verbosity(command)
 
-    command = parsing.new_command(commands, "detect", detect, "look for the watermark in a file")
+    command = parsing.new_command(commands, "detect", detect, "look for marks in a file")
     add = command.add_argument
     add("file", metavar="FILE", help="recording to search: wav, flac, ogg or mp3")
-    add("--mark-key", required=True, metavar="KEY", help="file of `mark new-key`")
+    add("--mark-key", metavar="KEY", help="file of `mark new-key`, to look for its watermark")
     add(
         "--own-speed",
         action="store_true",

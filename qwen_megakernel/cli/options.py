@@ -14,13 +14,13 @@ from qwen_megakernel.choices import (
     DEFAULT_MODEL,
     DTYPES,
     DTYPES_BY_PART,
-    MARKS,
     TELEPHONE_RATE,
     WEIGHTS,
     WEIGHTS_HELP,
 )
 from qwen_megakernel.cli import parsing
 from qwen_megakernel.errors import UsageError
+from qwen_megakernel.marking import Marking
 from qwen_megakernel.printable import get_logger
 from qwen_megakernel.speech_options import OPTIONS, Option, SpeechOptions
 
@@ -41,7 +41,12 @@ DEVICE_HELP = "device to run on: cpu, cuda or cuda:1 (default: a GPU if there is
 
 # Groups of options in --help, in the order in which a command adds their first options.
 OUTPUT, VOICE, READING = "text and output", "voice", "reading"
-SOUND, SAMPLING, MACHINE = "sound", "sampling", "model and machine"
+SOUND, SAMPLING, MARKS, MACHINE = (
+    "sound",
+    "sampling",
+    "marks of synthetic speech",
+    "model and machine",
+)
 # The groups of records in `SpeechOptions`, and of options in no record.
 _TITLES = {"sound": SOUND, "loudness": SOUND, "sampling": SAMPLING, "instruct": VOICE}
 _TITLES |= {"language": VOICE, "seed": SAMPLING, "max_frames": SAMPLING}
@@ -56,7 +61,8 @@ def group(parser: argparse.ArgumentParser, title: str) -> argparse._ArgumentGrou
 
 
 def add_model_options(parser: argparse.ArgumentParser, default: str | None = None) -> None:
-    """Add the options that describe an engine, and those of verbosity."""
+    """Add the options that describe an engine and its marks, and those of verbosity."""
+    add_mark_options(parser)
     add = group(parser, MACHINE).add_argument
     add(
         "--model",
@@ -100,25 +106,43 @@ def add_model_options(parser: argparse.ArgumentParser, default: str | None = Non
         help="file of pronunciations: lines of a word, a tab and a respelling, or a W3C "
         "pronunciation lexicon",
     )
-    add_mark_options(parser)
     add_verbosity(parser)
 
 
 def add_mark_options(parser: argparse.ArgumentParser) -> None:
-    """Add --mark and --mark-key."""
-    add = parser.add_argument
+    """Add --mark and the files that marks need; `marking_from_args` reads them."""
+    add = group(parser, MARKS).add_argument
     add(
         "--mark",
-        choices=MARKS,
-        default="metadata",
-        help="what files, headers and events say of their speech: metadata (that it is "
-        "AI-generated) or none (default: %(default)s)",
+        metavar="KINDS",
+        help="what says that speech is synthetic: metadata, watermark, c2pa, with commas between "
+        "them; or none (default: metadata, and those whose files are given)",
     )
+    add("--mark-key", metavar="FILE", help="key of the watermark: a file of `mark new-key`")
     add(
-        "--mark-key",
+        "--c2pa-cert",
         metavar="FILE",
-        help="file of `mark new-key`: speech gets the watermark of this key (default: none)",
+        help="certificate that signs whole wav, mp3 and flac files, and those that lead to its "
+        "root (PEM)",
     )
+    add("--c2pa-key", metavar="FILE", help="private key of the certificate (PEM)")
+
+
+def marking_from_args(args: argparse.Namespace) -> Marking:
+    """Return the marking that `add_mark_options` describes.
+
+    Raises:
+        UsageError, MissingPackageError: see `Marking.read`; or what leaves the command has no place
+            for a signature.
+    """
+    marking = Marking.read(
+        args.mark, key=args.mark_key, certificate=args.c2pa_cert, private_key=args.c2pa_key
+    )
+    if getattr(args, "stdout", False):
+        marking.check_format("standard output")
+    elif getattr(args, "output", None):
+        marking.check_file(Path(args.output))
+    return marking
 
 
 def add_local_files_option(parser: argparse.ArgumentParser) -> None:
@@ -181,7 +205,7 @@ def add_option(parser: argparse.ArgumentParser, option: Option) -> None:
 
 def add_text_options(parser: parsing.Parser) -> None:
     """Add the text: as an argument, as --text, or as the contents of --file."""
-    for title in (OUTPUT, VOICE, READING, SAMPLING, SOUND, MACHINE):
+    for title in (OUTPUT, VOICE, READING, SAMPLING, SOUND, MARKS, MACHINE):
         group(parser, title)  # in this order
     add = group(parser, OUTPUT).add_argument
     action: Any = parsing.TextAction
@@ -294,15 +318,21 @@ def check_options(args: argparse.Namespace) -> None:
         check_loudness(args.loudness)
 
 
-def engine_from_args(args: argparse.Namespace, **options: Any) -> "SpeechEngine":
-    """Make the engine that `add_model_options` describes, and report it on stderr."""
+def engine_from_args(
+    args: argparse.Namespace, mark: Marking | None = None, **options: Any
+) -> "SpeechEngine":
+    """Make the engine that `add_model_options` describes, and report it on stderr.
+
+    Args:
+        mark: the marking; None: it is read.
+        options: further arguments of the engine.
+    """
     if "voice_sample" in args:
         check_speech(args)
-    from qwen_megakernel.sound.watermark import MarkKey
     from qwen_megakernel.text.reading.lexicon import Lexicon
 
     lexicon = Lexicon.of(args.lexicon)  # refused before a model is loaded
-    mark = MarkKey.of(args.mark_key)
+    mark = mark or marking_from_args(args)
     num_slots = options.get("num_slots", 1)
     slots = f", {num_slots} slots" if num_slots > 1 else ""
     if not is_small(args):

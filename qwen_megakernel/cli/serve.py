@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from qwen_megakernel.choices import API_KEY_VARIABLE
 from qwen_megakernel.cli import options, parsing
+from qwen_megakernel.content_credentials import SIGNED_FORMATS
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.installing import require
 from qwen_megakernel.speech_options import SoundOptions
@@ -279,7 +280,6 @@ def _settings(args: argparse.Namespace) -> "ServerSettings":
         max_chars=args.max_chars,
         default_format=args.default_format,
         opus_kbits=args.opus_bitrate,
-        mark=args.mark,
         sound=SoundOptions().override(
             **{name: getattr(args, name) for name in SoundOptions.options()}
         ),
@@ -297,11 +297,17 @@ def _settings(args: argparse.Namespace) -> "ServerSettings":
 def _engine_maker(args: argparse.Namespace, settings: "ServerSettings") -> Callable[[], Any]:
     from qwen_megakernel.server.service import shorten_pauses
 
+    # Read here, for Ray's replicas may not see the files.
+    mark = options.marking_from_args(args)
+    mark.check_format(settings.default_format)
+    if mark.signer and not args.quiet:
+        print(f'{", ".join(SIGNED_FORMATS)} with "stream": false are signed', file=sys.stderr)
+
     def make() -> Any:
         if not args.quiet:
             print('loading; requests get status 503 until "ready"', file=sys.stderr, flush=True)
         limits = {} if args.max_frames is None else {"max_frames": args.max_frames}
-        engine = options.engine_from_args(args, num_slots=args.slots, **limits)
+        engine = options.engine_from_args(args, mark, num_slots=args.slots, **limits)
         if settings.voice_fallback is not None:
             engine.find_voice(settings.voice_fallback)  # raises an error now if it is unknown
         elif engine.default_voice and not args.quiet:

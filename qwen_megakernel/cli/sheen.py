@@ -101,6 +101,7 @@ def infer(args: argparse.Namespace) -> int:
     """Speak a text with a trained voice."""
     text = speak.read_text(args)
     options.check_options(args)
+    mark = options.marking_from_args(args)
     options.report_loading(args, args.model)
     from qwen_megakernel.sheen.engine import SheenEngine
 
@@ -111,7 +112,7 @@ def infer(args: argparse.Namespace) -> int:
         dtype=args.dtype,
         phonemes=args.phonemes,
         order=args.order,
-        mark=args.mark_key,
+        mark=mark,
         warmup=False,
     )
     with engine as tts:

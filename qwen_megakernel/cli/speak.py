@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qwen_megakernel.choices import ENCODINGS, MARKS
+from qwen_megakernel.choices import ENCODINGS
 from qwen_megakernel.cli import batch, options, parsing, running
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.printable import get_logger
@@ -114,8 +114,7 @@ def write_speech(
             _print_chunk(args, chunk)
             seconds = chunk.end_s
     else:
-        how = args.encoding, MARKS[args.mark]
-        writing = audio.WavWriter(output, stream.sample_rate, *how)
+        writing = audio.WavWriter(output, stream.sample_rate, args.encoding, stream.mark)
         whole: list[np.ndarray] = []
         try:
             with writing as writer, _progress_bar(args, text) as bar:

@@ -11,6 +11,7 @@ import numpy as np
 
 from qwen_megakernel import audio
 from qwen_megakernel.engine.stream import SpeechStream
+from qwen_megakernel.marking import UNMARKED, Marking
 from qwen_megakernel.records import FinishReason
 from qwen_megakernel.timing import subtitles
 from qwen_megakernel.timing.words import Segment, TimedWord
@@ -28,6 +29,7 @@ class Speech:
     parts: int
     timings: dict[str, float]
     spoken_text: str = ""  # the text that the model received, with numbers as words
+    mark: Marking = UNMARKED  # of the files of `save`
     _words: Callable[[], list[TimedWord]] = field(default=list, repr=False, compare=False)
     _segments: Callable[[], list[Segment]] = field(default=list, repr=False, compare=False)
 
@@ -55,16 +57,15 @@ class Speech:
         """The sentences of the user's text, with their times."""
         return self._segments()
 
-    def save(self, path: str | Path, encoding: str = "pcm", comment: str = "") -> None:
-        """Write the audio; the extension picks the format (wav, flac, ogg, mp3).
+    def save(self, path: str | Path, encoding: str = "pcm") -> None:
+        """Write the audio, marked; the extension picks the format (wav, flac, ogg, mp3).
 
         Args:
             encoding: encoding of a wav file: "pcm" (16-bit), "ulaw" or "alaw".
-            comment: what the file says of its audio, as in `choices.MARKS`; empty: nothing.
         Raises:
             UsageError, OutputError: see `audio.write_wav`.
         """
-        audio.write_wav(path, self.audio, self.sample_rate, encoding, comment)
+        audio.write_wav(path, self.audio, self.sample_rate, encoding, self.mark)
 
     def save_subtitles(self, path: str | Path) -> None:
         """Write the times of words and sentences; the extension picks the format (srt, vtt, json).
@@ -89,6 +90,7 @@ class Speech:
             parts=stream.num_parts,
             timings=stream.timings,
             spoken_text=stream.spoken_text,
+            mark=stream.mark,
             # Computed on demand. A reference to the stream would keep the engine alive.
             _words=partial(stream._timer.words, stream.written_text, stream.spoken_pieces),
             _segments=partial(stream._timer.segments, stream.written_text, stream.spoken_pieces),

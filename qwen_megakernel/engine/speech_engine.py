@@ -23,10 +23,10 @@ from qwen_megakernel.engine.step_loop import StepLoop
 from qwen_megakernel.engine.stream import SpeechStream
 from qwen_megakernel.engine.stream_state import StreamState
 from qwen_megakernel.errors import QwenTTSError, UsageError
+from qwen_megakernel.marking import Marking, MarkKey
 from qwen_megakernel.records import AudioChunk, Files, SpeechRequest
 from qwen_megakernel.sound.chunks import new_chunks
 from qwen_megakernel.sound.loudness import at_loudness, check_loudness
-from qwen_megakernel.sound.watermark import MarkKey
 from qwen_megakernel.speech_options import LOUDNESS, SpeechKeywords
 from qwen_megakernel.text.cleaning import MAX_CHARS
 from qwen_megakernel.text.intake import new_intake
@@ -43,7 +43,7 @@ class SpeechEngine(ABC):
         sample_rate: samples per second of the audio.
         seconds_per_frame: the duration of one frame of codes.
         reading: how texts are read; None: as they are written, unless a request sets options.
-        mark: key of the watermark of every stream, or its file; None: streams are not marked.
+        mark: what marks every stream; see `TTSEngine`.
     """
 
     files: Files
@@ -70,9 +70,9 @@ class SpeechEngine(ABC):
         sample_rate: int,
         seconds_per_frame: float,
         reading: Reading | None = None,
-        mark: MarkKey | str | Path | None = None,
+        mark: Marking | MarkKey | str | Path | None = None,
     ) -> None:
-        self.mark = MarkKey.of(mark)
+        self.mark = Marking.of(mark)
         self.sample_rate, self.seconds_per_frame = sample_rate, seconds_per_frame
         self._reading = reading or Reading()
         self._codes_dump = CodesDump()
@@ -199,7 +199,7 @@ class SpeechEngine(ABC):
             intake.feed(text)
             intake.end()
         heard = new_chunks(
-            *(request.sound, self.sample_rate, self._high_pass, self.mark),
+            *(request.sound, self.sample_rate, self._high_pass, self.mark.key),
             has_parts=request.text_format != "plain",
         )
         loop = self._loop
@@ -208,7 +208,7 @@ class SpeechEngine(ABC):
         )
         warnings = request.sampling.cold_warnings(self._defaults.sampling)
         loop.submit(state)
-        return SpeechStream(state, self, self._workers, warnings)
+        return SpeechStream(state, self, self._workers, warnings, self.mark)
 
     @property
     def spent_ms(self) -> dict[str, float]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from qwen_megakernel.engine.stream_state import StreamState
 from qwen_megakernel.errors import UsageError
+from qwen_megakernel.marking import UNMARKED, Marking
 from qwen_megakernel.printable import get_logger
 from qwen_megakernel.records import AudioChunk, FinishReason
 from qwen_megakernel.speech_options import check_text
@@ -36,7 +37,9 @@ class SpeechStream:
         engine: object,
         workers: Executor | None = None,
         warnings: Iterable[str] = (),
+        mark: Marking = UNMARKED,
     ) -> None:
+        self.mark = mark  # what marks the speech; its watermark is in the samples already
         self._state = state
         self._engine = engine  # kept, because a dropped engine closes
         self._text = state.text.text

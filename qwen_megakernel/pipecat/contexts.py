@@ -224,7 +224,7 @@ class ContextTTSService(InProcessTTSService):
                     continue  # a last chunk may have only the finish reason
                 await self.stop_ttfb_metrics()
                 speech.audio_s += len(chunk.samples) / chunk.sample_rate
-                yield _audio(chunk.pcm16, chunk.sample_rate, context_id)
+                yield self._audio(chunk.pcm16, chunk.sample_rate, context_id)
                 due = await timer.due(speech.audio_s, self._heard_s(context_id))
                 await self._push_words(context_id, due)
             if stream.finish_reason == "cancelled" and not speech.is_cancelled:
@@ -262,7 +262,13 @@ class ContextTTSService(InProcessTTSService):
     def _silence(self, context_id: str, speech: ContextSpeech) -> TTSAudioRawFrame:
         rate = self._sound_rate
         speech.audio_s += SILENCE_S
-        return _audio(bytes(2 * int(rate * SILENCE_S)), rate, context_id)
+        return self._audio(bytes(2 * int(rate * SILENCE_S)), rate, context_id)
+
+    def _audio(self, pcm: bytes, rate: int, context_id: str) -> TTSAudioRawFrame:
+        """Return a frame of 16-bit mono samples, whose metadata says if they are synthetic."""
+        frame = TTSAudioRawFrame(pcm, rate, 1, context_id=context_id)
+        frame.metadata |= self._engine.mark.fields
+        return frame
 
     async def _push_words(self, context_id: str, words: Sequence[WordTime]) -> None:
         for word in words:
@@ -331,10 +337,3 @@ class ContextTTSService(InProcessTTSService):
         for context_id in list(self._speeches):
             await self._drop_speech(context_id)
         await super().cleanup()
-
-
-def _audio(pcm: bytes, rate: int, context_id: str) -> TTSAudioRawFrame:
-    """Return a frame of 16-bit mono samples, whose metadata says that they are synthetic."""
-    frame = TTSAudioRawFrame(pcm, rate, 1, context_id=context_id)
-    frame.metadata["ai_generated"] = True
-    return frame

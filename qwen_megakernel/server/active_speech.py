@@ -12,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 
 from qwen_megakernel.errors import DeadlineExceeded
+from qwen_megakernel.marking import UNMARKED, Marking
 from qwen_megakernel.records import AudioChunk
 from qwen_megakernel.server.admission import FinishedRequests, Ticket
 from qwen_megakernel.server.encoders import Encoder, encode_whole
@@ -207,8 +208,8 @@ async def encoded_whole(
     rate: int,
     opus_kbits: int = OPUS_KBITS,
     encoding: str = "pcm",
-    comment: str = "",
+    mark: Marking = UNMARKED,
 ) -> bytes:
     """Return a complete file of [num_samples] int16."""
-    how = rate, opus_kbits, encoding, comment
+    how = rate, opus_kbits, encoding, mark
     return await asyncio.to_thread(encode_whole, response_format, samples, *how)

@@ -19,7 +19,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import FileResponse, HTMLResponse
 
 from qwen_megakernel import PACKAGE_FOLDER, __version__
-from qwen_megakernel.errors import NotReady, RecordingError
+from qwen_megakernel.errors import MissingPackageError, NotReady, RecordingError
 from qwen_megakernel.server.active_speech import ActiveSpeech
 from qwen_megakernel.server.encoders import new_encoder
 from qwen_megakernel.server.error_responses import ApiError, ErrorBody, add_handlers
@@ -129,7 +129,8 @@ def _add_speech(app: FastAPI, service: Service) -> None:
         response_format = body.format_or(settings)
         rate = options["sample_rate"] or service.engine.sample_rate
         encoding = body.encoding or "pcm"
-        how = settings.opus_kbits, encoding, settings.comment
+        mark = service.engine.mark
+        how = settings.opus_kbits, encoding, mark.comment
         encoder = new_encoder(response_format, rate, *how)
         if body.event_format:  # a step is reported when its frame is drawn
             options |= {"first_chunk_frames": 1, "chunk_frames": 1}
@@ -137,7 +138,7 @@ def _add_speech(app: FastAPI, service: Service) -> None:
             body.input, options, request_id=request.state.request_id, arrived=arrived
         )
         headers = _headers(speaking, warnings + speaking.stream.warnings)
-        if settings.mark_fields:
+        if mark.metadata:
             headers["X-AI-Generated"] = "true"
         if body.is_whole:
             sound = response_format, encoding, body.loudness
@@ -153,14 +154,11 @@ def _add_speech(app: FastAPI, service: Service) -> None:
             max_steps = service.engine.max_frames * (speaking.stream.planned_parts or 1)
         if body.event_format:
             return respond(
-                phases(speaking, settings, max_steps),
-                media_type=EVENT_STREAM,
-                on_error=phase_of_error,
+                phases(speaking, max_steps), media_type=EVENT_STREAM, on_error=phase_of_error
             )
         body_of_events = events(
             speaking,
             encoder,
-            settings=settings,
             include_codes=body.include_codes,
             max_steps=max_steps if is_superset else None,
             granularities=granularities,
@@ -252,27 +250,24 @@ def _add_voices(app: FastAPI, service: Service) -> None:
 
 
 def _add_detection(app: FastAPI, service: Service) -> None:
-    async def has_key() -> None:
-        if service.engine.mark is None:
-            raise ApiError(
-                404,
-                "This server has no key, so it cannot find marks. Start it with --mark-key FILE.",
-                code="no_mark_key",
-            )
-
-    @app.post(DETECT, dependencies=[Depends(has_key)])
+    @app.post(DETECT)
     async def detect(
         audio: Annotated[UploadFile, File(description="recording to search, up to 60 s")],
     ) -> dict[str, Any]:
-        """Look for this server's watermark in a recording."""
+        """Look for this server's watermark, and for C2PA's credentials, in a recording."""
         recording = await audio.read()
         service.voices.check_size(len(recording))
         try:
-            marks = await service.voices.detect(recording)
+            return (await service.voices.detect(recording)).facts()
         except RecordingError as error:
             raise ApiError.about("audio", error) from error
-        result = "marked as synthetic" if marks else "no mark found"
-        return {"result": result, "marks": [mark.facts() for mark in marks]}
+        except MissingPackageError as error:
+            raise ApiError(
+                404,
+                "This server finds no marks: it has neither a key (--mark-key FILE) nor the "
+                "package c2pa-python.",
+                code="no_mark_key",
+            ) from error
 
 
 def endpoints_page(description: dict[str, Any]) -> str:

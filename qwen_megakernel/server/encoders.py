@@ -12,7 +12,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from qwen_megakernel.audio import SUBTYPES, new_sound_file, to_g711
+from qwen_megakernel.content_credentials import SIGNED_FORMATS
 from qwen_megakernel.errors import MissingPackageError
+from qwen_megakernel.marking import UNMARKED, Marking
 from qwen_megakernel.server.settings import MAX_OPUS_KBITS, MEDIA_TYPES, MIN_OPUS_KBITS, OPUS_KBITS
 
 # Bit rates for one voice of 24 kHz, without music.
@@ -99,19 +101,23 @@ def encode_whole(
     rate: int,
     opus_kbits: int = OPUS_KBITS,
     encoding: str = "pcm",
-    comment: str = "",
+    mark: Marking = UNMARKED,
 ) -> bytes:
-    """Return a complete file, with its lengths, of [num_samples] int16 at `rate`."""
+    """Return a complete file, with its lengths and marks, of [num_samples] int16 at `rate`."""
     if response_format == "wav" and encoding == "pcm":
         pcm = samples.astype("<i2", copy=False).tobytes()
-        return wav_header(rate, len(pcm), comment=comment) + pcm
-    if response_format in ("wav", "flac", "mp3", "opus"):
+        data = wav_header(rate, len(pcm), comment=mark.comment) + pcm
+    elif response_format in ("wav", "flac", "mp3", "opus"):
         file, options = io.BytesIO(), _sndfile_options(response_format, rate, opus_kbits, encoding)
-        with new_sound_file(file, rate, comment, **options) as writer:
+        with new_sound_file(file, rate, mark.comment, **options) as writer:
             writer.write(samples)
-        return file.getvalue()
-    encoder = new_encoder(response_format, rate)
-    return encoder.encode(samples) + encoder.finish()
+        data = file.getvalue()
+    else:
+        encoder = new_encoder(response_format, rate)
+        data = encoder.encode(samples) + encoder.finish()
+    if mark.signer and response_format in SIGNED_FORMATS:
+        data = mark.signer.sign(data, response_format)
+    return data
 
 
 def _sndfile_options(

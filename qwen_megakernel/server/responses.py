@@ -43,7 +43,6 @@ async def events(
     speaking: ActiveSpeech,
     encoder: Encoder,
     *,
-    settings: ServerSettings,
     include_codes: bool,
     max_steps: int | None,
     granularities: Collection[str] = (),
@@ -54,7 +53,6 @@ async def events(
         speaking: the speech.
         encoder: encodes the audio of the deltas, which joined are one file. No delta is empty:
             while the encoder holds samples back, the next delta covers more frames.
-        settings: have the mark of the events.
         include_codes: add the codec frames of each delta.
         max_steps: the most frames that the request can have. It adds to OpenAI's events one for
             each frame, and at the end the whole speech as WAV and "[DONE]"; None: it adds nothing.
@@ -75,7 +73,7 @@ async def events(
                 frames["codes"] = [row for c in held for row in stream.codes_of(c).tolist()]
         held.clear()
         frames |= {"sample_rate": rate, "t_ms": round(speaking.record.elapsed_ms, 3)}
-        frames |= settings.mark_fields
+        frames |= stream.mark.fields
         return _event(type="speech.audio.delta", audio=_base64(audio), **frames)
 
     async for chunk in speaking.chunks():
@@ -96,24 +94,21 @@ async def events(
     out = delta(audio) if audio else b""
     if found := await speaking.timestamps(granularities):
         out += _timestamps(found)
-    done = speaking.facts() | {"usage": speaking.usage} | settings.mark_fields
+    done = speaking.facts() | {"usage": speaking.usage} | stream.mark.fields
     if max_steps is None:
         yield out + _event(type="speech.audio.done", **done)
         return
     yield out + _progress(phase="vocoder")
-    wav = await encoded_whole("wav", np.concatenate(whole), rate, comment=settings.comment)
+    wav = await encoded_whole("wav", np.concatenate(whole), rate, mark=stream.mark)
     done = {"phase": "done"} | done | {"audio": _base64(wav)}
     yield _event(type="speech.audio.done", **done) + DONE
 
 
-async def phases(
-    speaking: ActiveSpeech, settings: ServerSettings, max_steps: int
-) -> AsyncIterator[bytes]:
+async def phases(speaking: ActiveSpeech, max_steps: int) -> AsyncIterator[bytes]:
     """Yield the speech as events of phases: a step for each frame, and the audio at the end.
 
     Args:
         speaking: a speech whose chunks are single frames.
-        settings: have the comment in the audio.
         max_steps: the most frames that the request can have.
     """
     whole: list[np.ndarray] = []
@@ -122,8 +117,8 @@ async def phases(
         for step in range(chunk.frame_index + 1, chunk.frame_index + chunk.num_frames + 1):
             yield _event(phase="decoding", step=step, max_steps=max_steps)
     yield _event(phase="vocoder")
-    rate, comment = speaking.record.sample_rate, settings.comment
-    wav = await encoded_whole("wav", np.concatenate(whole), rate, comment=comment)
+    rate, mark = speaking.record.sample_rate, speaking.stream.mark
+    wav = await encoded_whole("wav", np.concatenate(whole), rate, mark=mark)
     facts = speaking.facts()
     done = {name: facts[name] for name in ("n_steps", "n_samples", "elapsed_ms")}
     yield _event(phase="done", **done, audio=_base64(wav)) + DONE
@@ -259,14 +254,14 @@ async def buffered(
     if loudness is not None:
         heard = to_float32(whole)
         whole = to_int16(await asyncio.to_thread(at_loudness, heard, rate, loudness))
-    how = settings.opus_kbits, encoding, settings.comment
+    how = settings.opus_kbits, encoding, speaking.stream.mark
     data = await encoded_whole(response_format, whole, rate, *how)
     headers = {"X-Finish-Reason": str(speaking.finish_reason)}
     if granularities:
         facts: dict[str, Any] = {"audio": _base64(data), "format": response_format}
         facts |= {f"{name}s": [] for name in granularities}
         facts |= await speaking.timestamps(granularities)
-        return JSONResponse(facts | speaking.facts() | settings.mark_fields, headers=headers)
+        return JSONResponse(facts | speaking.facts() | speaking.stream.mark.fields, headers=headers)
     return Response(data, media_type=MEDIA_TYPES[response_format], headers=headers)
 
 

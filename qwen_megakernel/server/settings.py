@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from qwen_megakernel.choices import MARKS, MP3_RATES
-from qwen_megakernel.errors import UsageError, check_choice
+from qwen_megakernel.choices import MP3_RATES
+from qwen_megakernel.errors import UsageError
 from qwen_megakernel.speech_options import SoundOptions
 
 # `response_format` -> media type of the answer. The names are OpenAI's.
@@ -55,7 +55,6 @@ class ServerSettings:
     max_buffered_bytes: int = 256 * 2**20  # in the bodies of all open requests together
     default_format: str = "wav"
     opus_kbits: int = OPUS_KBITS  # bit rate of opus, kbit/s
-    mark: str = "metadata"  # what files, headers and events say of their speech; one of `MARKS`
     sound: SoundOptions = field(default_factory=SoundOptions)  # defaults of requests
     voice_fallback: str | None = None  # voice for requests that name one of OpenAI's voices
     voices: Path | None = None  # the engine's folder of voice files, which uploads go to
@@ -99,7 +98,6 @@ class ServerSettings:
             raise UsageError(
                 f"Unknown format {self.default_format!r}.", hint=f"Known: {', '.join(MEDIA_TYPES)}."
             )
-        check_choice("mark", self.mark, MARKS)
         rates = SAMPLE_RATES.get(self.default_format)
         if rates and self.sound.sample_rate not in (None, *rates):
             raise UsageError(
@@ -118,13 +116,3 @@ class ServerSettings:
                 "Uploads are allowed, but no folder of voices is given.",
                 hint="Name one with --voices DIR.",
             )
-
-    @property
-    def comment(self) -> str:
-        """What audio files say of their audio; empty: nothing."""
-        return MARKS[self.mark]
-
-    @property
-    def mark_fields(self) -> dict[str, bool]:
-        """The fields that events get."""
-        return {"ai_generated": True} if self.comment else {}

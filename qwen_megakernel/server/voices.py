@@ -20,8 +20,7 @@ from qwen_megakernel.errors import EngineBusy, RecordingError, UnknownVoice, Usa
 from qwen_megakernel.printable import get_logger, printable
 from qwen_megakernel.server.error_responses import ApiError
 from qwen_megakernel.server.settings import ServerSettings
-from qwen_megakernel.sound.mark_detector import Mark, find_marks
-from qwen_megakernel.sound.watermark import MarkKey
+from qwen_megakernel.sound.detection import Detection, detect
 from qwen_megakernel.voice import VOICE_SUFFIX, Voice, composed_name, is_uploaded, new_name
 
 logger = get_logger(__name__)
@@ -119,18 +118,19 @@ class VoiceStore:
 
         return await self._work_on(recording, work)
 
-    async def detect(self, recording: bytes) -> list[Mark]:
-        """Look for the engine's mark in a client's recording, at the recording's own speed.
+    async def detect(self, recording: bytes) -> Detection:
+        """Look for marks in a client's recording, at the recording's own speed.
 
         Raises:
             RecordingError: the file is not accepted.
             EngineBusy: too many recordings are waiting.
+            MissingPackageError: see `detection.detect`.
         """
-        key: MarkKey = self._engine.mark
+        key = self._engine.mark.key
 
-        def work(samples: np.ndarray, rate: int) -> list[Mark]:
+        def work(samples: np.ndarray, rate: int) -> Detection:
             recordings.check_values(samples, "The recording")
-            return find_marks(samples, rate, key.secret, search_speeds=False)
+            return detect(recording, samples, rate, key, search_speeds=False)
 
         return await self._work_on(recording, work)
 

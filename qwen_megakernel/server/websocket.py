@@ -353,8 +353,8 @@ class Session:
     async def _relay(self, utterance: Utterance, speaking: ActiveSpeech) -> None:
         config, rate = utterance.config, speaking.record.sample_rate
         response_format = config.format_or(self._settings)
-        how = self._settings.opus_kbits, config.encoding or "pcm", self._settings.comment
-        encoder = new_encoder(response_format, rate, *how)
+        how, mark = (self._settings.opus_kbits, config.encoding or "pcm"), speaking.stream.mark
+        encoder = new_encoder(response_format, rate, *how, mark.comment)
         whole: list[np.ndarray] = []
         started = False
         names: dict[str, Any] = {"utterance_index": utterance.index, "sentence_index": 0}
@@ -372,7 +372,7 @@ class Session:
                     seed=speaking.stream.seed,
                     request_id=speaking.request_id,
                     warnings=utterance.warnings + speaking.stream.warnings,
-                    **self._settings.mark_fields,
+                    **mark.fields,
                 )
             if not config.stream_audio:
                 whole.append(chunk.samples)
@@ -380,7 +380,7 @@ class Session:
                 await self._send_bytes(data)
             await self._send_timestamps(utterance, speaking)
         if whole:
-            data = await encoded_whole(response_format, np.concatenate(whole), rate, *how)
+            data = await encoded_whole(response_format, np.concatenate(whole), rate, *how, mark)
         else:
             data = await encoded(encoder, None)
         if data:

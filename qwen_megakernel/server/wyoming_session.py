@@ -268,7 +268,9 @@ class Session:
             await self._send(SynthesizeStopped().event())
 
     def _marked(self, event: Event) -> Event:
-        event.data |= self._settings.mark_fields  # clients ignore fields that they do not know
+        event.data |= (
+            self._service.engine.mark.fields
+        )  # clients ignore fields that they do not know
         return event
 
     async def _send(self, event: Event) -> None:

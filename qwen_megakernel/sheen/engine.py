@@ -24,6 +24,7 @@ from qwen_megakernel.errors import (
     UsageError,
     check_names,
 )
+from qwen_megakernel.marking import Marking, MarkKey
 from qwen_megakernel.native import cpu_threads
 from qwen_megakernel.printable import get_logger
 from qwen_megakernel.records import Files, SpeechRequest
@@ -38,7 +39,6 @@ from qwen_megakernel.sheen.language_model import (
 )
 from qwen_megakernel.sheen.model_folder import SNAC_FOLDER
 from qwen_megakernel.sheen.text_input import TextInput
-from qwen_megakernel.sound.watermark import MarkKey
 from qwen_megakernel.speech_options import Sampling
 from qwen_megakernel.text.languages import AUTO, language_of_code, resolve_language
 from qwen_megakernel.text.parts import TextEncoding
@@ -67,7 +67,7 @@ class SheenEngine(SpeechEngine):
         order: "repair" or "refuse", see `decoder.ORDERS`.
         voices: a folder of voice files, which voices of this family cannot use.
         normalize: the meaning of "auto" in a request; "auto" means "off": espeak-ng reads numbers.
-        lexicon, mark: respellings and watermark for every request; see `TTSEngine`.
+        lexicon, mark: respellings and marks for every request; see `TTSEngine`.
     Raises:
         ModelFilesError: a file is damaged, or does not fit the others.
         UsageError: an argument can never work.
@@ -88,10 +88,10 @@ class SheenEngine(SpeechEngine):
         voices: str | Path | None = None,
         normalize: str = "auto",
         lexicon: Lexicon | Mapping[str, str] | str | Path | None = None,
-        mark: MarkKey | str | Path | None = None,
+        mark: Marking | MarkKey | str | Path | None = None,
         warmup: bool = True,
     ):
-        asked_dtype, mark = dtype_of(dtype), MarkKey.of(mark)
+        asked_dtype, mark = dtype_of(dtype), Marking.of(mark)
         if voices is not None:
             raise self._one_voice("A folder of voices", files)
         chosen = _choose_backend(backend, device)

@@ -8,9 +8,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from qwen_megakernel.audio import to_float32, to_int16
+from qwen_megakernel.marking import MarkKey
 from qwen_megakernel.records import AudioChunk, Manner
 from qwen_megakernel.sound.chain import SoundChain, new_chain
-from qwen_megakernel.sound.watermark import MarkKey, Watermark
+from qwen_megakernel.sound.watermark import Watermark
 from qwen_megakernel.speech_options import SoundOptions
 
 

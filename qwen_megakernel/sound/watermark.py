@@ -11,95 +11,21 @@ Transactions on Image Processing 6(12), 1997. `mark_detector` finds the mark.
 """
 
 import hashlib
-import os
-import re
-import secrets
-import stat
-from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 
-from qwen_megakernel.errors import OutputError, UsageError
+from qwen_megakernel.marking import MarkKey
 
 BELOW_DB = 23.5  # level of the mark below that of the speech in the same band
 BAND_EDGES = np.geomspace(350, 3300, 9)  # Hz
 
-KEY_BYTES = 32
-MAX_OPERATOR = 2**16 - 1
 NUM_ROTATIONS = 257  # the least prime of more than 8 bits: the code calculates modulo a prime
 NUM_NOISES = 5  # the first is not rotated, two spell the operator, two check it
 
 BLOCK_S = 0.010  # the gains change linearly from block to block
 WINDOW_S = 0.012  # the past that sets the gains; a longer one is heard after loud sounds (PESQ)
-
-
-@dataclass(frozen=True, slots=True)
-class MarkKey:
-    """The secret with which speech is marked, and the number of the operator who marks.
-
-    Args:
-        secret: `KEY_BYTES` random bytes.
-        operator: 0 .. `MAX_OPERATOR`; one key can serve many operators.
-    """
-
-    secret: bytes = field(repr=False)
-    operator: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.operator <= MAX_OPERATOR:
-            raise UsageError(f"The operator is {self.operator}; it must be in 0 .. {MAX_OPERATOR}.")
-
-    @staticmethod
-    def of(value: "MarkKey | str | Path | None") -> "MarkKey | None":
-        """Return a key, or the key in a file; see `read`."""
-        return MarkKey.read(Path(value)) if isinstance(value, str | Path) else value
-
-    @staticmethod
-    def create(path: Path, operator: int = 0) -> "MarkKey":
-        """Make a new key, and write it to a new file that only the user may read.
-
-        Raises:
-            UsageError: the operator is outside the limits.
-            OutputError: the file exists, or cannot be written.
-        """
-        key = MarkKey(secrets.token_bytes(KEY_BYTES), operator)
-        try:
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                file.write(f"{key.secret.hex()} {operator}\n")
-        except OSError as error:
-            raise OutputError(f"Cannot write a key to {path}: {error.strerror}.") from error
-        return key
-
-    @staticmethod
-    def read(path: Path) -> "MarkKey":
-        """Read a file of `create`.
-
-        Raises:
-            UsageError: there is no such file, other users may read it, or it has no key.
-        """
-        hint = "Make a key with `qwen-megakernel mark new-key FILE`."
-        try:
-            mode, text = path.stat().st_mode, path.read_text("ascii")
-        except OSError as error:
-            raise UsageError(f"Cannot read the key {path}: {error.strerror}.", hint=hint) from error
-        except UnicodeDecodeError as error:
-            raise UsageError(f"{path} is not the file of a key.", hint=hint) from error
-        if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise UsageError(
-                f"The key {path} has mode {stat.S_IMODE(mode):o}; other users may read it.",
-                "A reader of the key can forge marks and remove them.",
-                f"Run chmod 600 {path}.",
-            )
-        if not (found := re.fullmatch(rf"([0-9a-f]{{{2 * KEY_BYTES}}}) ([0-9]{{1,9}})\s*", text)):
-            raise UsageError(
-                f"{path} is not the file of a key: it must have {2 * KEY_BYTES} hexadecimal digits "
-                "and the number of the operator.",
-                hint=hint,
-            )
-        return MarkKey(bytes.fromhex(found[1]), int(found[2]))
 
 
 def rotations_of(operators: np.ndarray) -> np.ndarray:

@@ -39,7 +39,7 @@ def test_help_is_in_groups_the_machine_last_and_ends_with_an_example(command, ca
     if command == "speak":
         assert titles[1:] == [
             *("text and output:", "voice:", "reading:", "sampling:", "sound:"),
-            "model and machine:",
+            *("marks of synthetic speech:", "model and machine:"),
         ]
 
 

@@ -1,10 +1,11 @@
-"""`mark new-key`, --mark-key and `detect`."""
+"""`mark new-key`, --mark with the files of each kind, and `detect`."""
 
 import json
 from pathlib import Path
 
 import pytest
 import soundfile
+from certificates import new_certificate
 
 from qwen_megakernel import families
 from qwen_megakernel.cli import main
@@ -30,13 +31,14 @@ def test_speech_names_its_operator_after_opus_and_other_speech_has_no_mark(
     assert main.main(["detect", opus, "--mark-key", key]) == 0
     assert "marked as synthetic, operator 515, chance of a false alarm" in capsys.readouterr().out
     assert main.main(["detect", opus, "--mark-key", key, "--json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)
+    (found,) = json.loads(capsys.readouterr().out)["marks"]
     assert (found["operator"], found["speed"], found["start_s"]) == (515, 1, 0)
 
     assert main.main([*SPEAK, "-o", output]) == 0
     for more in ((), ("--json",)):
         assert main.main(["detect", output, "--mark-key", key, "--own-speed", *more]) == 1
-        assert capsys.readouterr().out.strip() in ("no mark found", "[]")
+        told = capsys.readouterr().out.strip()
+        assert told == "no mark found" or json.loads(told)["result"] == "no mark found"
 
 
 @pytest.mark.parametrize("command", [SPEAK, ("serve", "--port", "0"), ("detect", "none.wav")])
@@ -47,3 +49,66 @@ def test_a_bad_key_is_refused_before_a_model_is_loaded(
     Path(key).chmod(0o640)
     assert main.main([*command, "--mark-key", key]) == 2
     assert "has mode 640; other users may read it" in capsys.readouterr().err
+
+
+@pytest.fixture
+def signing(tmp_path: Path) -> list[str]:
+    """The options of a certificate and its key."""
+    pytest.importorskip("c2pa")
+    words = []
+    for option, data in zip(("cert", "key"), new_certificate(), strict=True):
+        path = tmp_path / f"{option}.pem"
+        path.write_bytes(data)
+        path.chmod(0o600)
+        words += [f"--c2pa-{option}", str(path)]
+    return words
+
+
+def test_a_signed_file_says_who_signed_it_and_a_changed_one_that_it_was_changed(
+    tmp_path: Path, signing: list[str], capsys
+):
+    output = tmp_path / "out.mp3"
+    assert main.main([*SPEAK, "-o", str(output), *signing]) == 0
+    capsys.readouterr()
+    assert main.main(["detect", str(output)]) == 0
+    told = capsys.readouterr().out
+    assert told == "C2PA valid: marked as synthetic, signed by Operator, Voice\n"
+    data = bytearray(output.read_bytes())
+    data[-500] ^= 1
+    output.write_bytes(data)
+    assert main.main(["detect", str(output)]) == 1
+    told = capsys.readouterr().out
+    assert told.startswith("C2PA invalid: ") and "no mark found; --mark-key finds" in told
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--mark", "watermark"), "The mark watermark needs --mark-key FILE."),
+        (("--mark", "metadata, c2pa"), "The mark c2pa needs --c2pa-cert FILE."),
+        (("--mark", "sign"), "Unknown mark 'sign'. Known: metadata, watermark, c2pa; or none."),
+        (("--mark", "none", "--mark-key", "KEY"), "--mark is none, which leaves watermark out"),
+        (("--c2pa-key", "KEY"), "The mark c2pa needs --c2pa-cert FILE."),
+        (("--c2pa-cert", "none.pem", "--c2pa-key", "KEY"), "Cannot read the certificate none.pem"),
+        (("--stdout", "SIGN"), "standard output has no place for it"),
+        (("-o", "a.ogg", "SIGN"), "ogg has no place for it"),
+    ],
+)
+def test_marks_that_cannot_be_made_are_refused_before_a_model_is_loaded(
+    key: str, signing: list[str], monkeypatch, capsys, words: tuple[str, ...], message: str
+):
+    monkeypatch.setattr(families, "load_engine", lambda *_, **__: pytest.fail("loaded"))
+    given = [key if word == "KEY" else word for word in words if word != "SIGN"]
+    assert main.main([*SPEAK, *given, *(signing if "SIGN" in words else ())]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_batch_and_a_server_refuse_formats_without_a_place_for_the_signature(
+    tmp_path: Path, signing: list[str], monkeypatch, capsys
+):
+    monkeypatch.setattr(families, "load_engine", lambda *_, **__: pytest.fail("loaded"))
+    (tmp_path / "texts.jsonl").write_text('{"text": "Hi.", "output": "a.ogg"}')
+    batch = ["speak", "--batch", str(tmp_path / "texts.jsonl"), "--output-dir", str(tmp_path)]
+    for command in (batch, ["serve", "--port", "0", "--default-format", "opus"]):
+        assert main.main([*command, "--model", "demo-voice", *signing]) == 2
+        assert "has no place for it" in capsys.readouterr().err

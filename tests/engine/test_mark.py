@@ -8,8 +8,9 @@ from tolerances import PCM16_STEP
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.audio import to_float32, to_int16
 from qwen_megakernel.errors import UsageError
+from qwen_megakernel.marking import MarkKey
 from qwen_megakernel.sound.mark_detector import find_marks
-from qwen_megakernel.sound.watermark import MarkKey, Watermark
+from qwen_megakernel.sound.watermark import Watermark
 
 KEY = MarkKey(bytes(range(32)), operator=258)
 VOICE = {"voice": "aiden", "seed": 1}

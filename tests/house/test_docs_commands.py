@@ -28,6 +28,7 @@ RUN_BY = {
 # Pages whose Python snippets a test runs, all of them.
 SNIPPETS_RUN_BY = {
     "README.md": "tests/house/test_readme.py",
+    "docs/marking.md": "tests/test_content_credentials.py",
     "docs/pipecat.md": "tests/pipecat/test_docs_pipecat.py",
     "docs/serving.md": "tests/server/test_docs_serving.py",
     "docs/sheen.md": "tests/sheen/test_docs_sheen.py",

@@ -16,7 +16,8 @@ FLOORS = """
     printable  errors  choices
     installing  output_files
     gpu  native  voice  signals
-    speech_options
+    speech_options  content_credentials
+    marking
     records  audio
     checkpoint
     text  vocoder  sound

@@ -17,24 +17,26 @@ from live_server import SPEECH, LiveServer, assert_error, http_post, serving, ss
 from tiny_speech import tiny_engine
 from tolerances import PCM16_STEP
 
+from qwen_megakernel.marking import UNMARKED
+
 TEXT = "Hello there, how are you today?"
 
 
 @pytest.fixture(scope="module")
 def tts():
-    with tiny_engine(num_slots=2) as engine:
+    with tiny_engine(num_slots=2, mark=UNMARKED) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
 def live(tts):
-    with serving(tts, mark="none") as server:  # a wav head of 44 bytes
+    with serving(tts) as server:  # a wav head of 44 bytes
         yield server
 
 
 @pytest.fixture(scope="module")
 def base():
-    with tiny_engine("tiny-random-base") as engine, serving(engine, mark="none") as server:
+    with tiny_engine("tiny-random-base", mark=UNMARKED) as engine, serving(engine) as server:
         yield server
 
 

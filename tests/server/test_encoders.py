@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import soundfile
 
-from qwen_megakernel import TTSEngine
+from qwen_megakernel import TTSEngine, marking
 from qwen_megakernel.audio import write_wav
-from qwen_megakernel.choices import MARKS
 from qwen_megakernel.errors import MissingPackageError
+from qwen_megakernel.marking import COMMENT, Marking
 from qwen_megakernel.server.encoders import encode_whole, new_encoder, wav_header
 from qwen_megakernel.server.settings import MEDIA_TYPES
 
@@ -54,13 +54,16 @@ def test_a_whole_wav_has_its_length_and_a_streamed_one_none():
 
 
 @pytest.mark.parametrize("response_format", ["wav", "flac", "mp3", "opus"])
-@pytest.mark.parametrize("comment", ["odd", "even", MARKS["metadata"]])
-def test_a_comment_is_in_the_file_beside_the_same_samples(response_format: str, comment: str):
+@pytest.mark.parametrize("comment", ["odd", "even", COMMENT])
+def test_a_comment_is_in_the_file_beside_the_same_samples(
+    response_format: str, comment: str, monkeypatch
+):
+    monkeypatch.setattr(marking, "COMMENT", comment)
     encodings = ("pcm", "ulaw") if response_format == "wav" else ("pcm",)
     for how in ((32, encoding) for encoding in encodings):
         encoder = new_encoder(response_format, 8000, *how, comment)
         streamed = encoder.encode(hum(8000)) + encoder.finish()
-        whole = encode_whole(response_format, hum(8000), 8000, *how, comment)
+        whole = encode_whole(response_format, hum(8000), 8000, *how, Marking())
         plain = encode_whole(response_format, hum(8000), 8000, *how)
         for data, expected in ((streamed, comment), (whole, comment), (plain, "")):
             with soundfile.SoundFile(io.BytesIO(data)) as file:
@@ -71,9 +74,9 @@ def test_a_comment_is_in_the_file_beside_the_same_samples(response_format: str, 
 
 @pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.ogg", "a.mp3"])
 def test_a_saved_file_has_its_comment_or_none(tmp_path: Path, name: str):
-    write_wav(tmp_path / name, hum(8000), RATE, comment="synthetic")
+    write_wav(tmp_path / name, hum(8000), RATE, mark=Marking())
     with soundfile.SoundFile(tmp_path / name) as file:
-        assert file.comment == "synthetic"
+        assert file.comment == COMMENT
     write_wav(tmp_path / name, hum(8000), RATE)
     with soundfile.SoundFile(tmp_path / name) as file:
         assert file.comment == ""

@@ -14,6 +14,7 @@ from speech_socket import session, speak
 from tolerances import CODEC_PADDING, LIMITED, LOUDNESS_LU, PEAK_DB, PITCH, SIX_DIGITS, nearly
 
 from qwen_megakernel.errors import UsageError
+from qwen_megakernel.marking import UNMARKED
 from qwen_megakernel.server.encoders import encode_whole
 from qwen_megakernel.server.settings import SAMPLE_RATES, ServerSettings
 from qwen_megakernel.speech_options import SoundOptions
@@ -24,7 +25,7 @@ WAYS = [{"stream": False}, {}, {"stream_format": "sse"}]
 
 @pytest.fixture(scope="module")
 def live() -> Iterator[LiveServer]:
-    with serving(FakeEngine(rtf=0.001), mark="none") as server:  # a wav head of 58 bytes
+    with serving(FakeEngine(rtf=0.001, mark=UNMARKED)) as server:  # a wav head of 58 bytes
         yield server
 
 

@@ -15,10 +15,10 @@ from tolerances import PCM16
 from waiting import wait_until
 from websockets.exceptions import ConnectionClosed
 
-from qwen_megakernel.choices import MARKS
+from qwen_megakernel.marking import COMMENT
 from qwen_megakernel.server.encoders import wav_header
 
-WAV_HEAD = len(wav_header(24000, comment=MARKS["metadata"]))
+WAV_HEAD = len(wav_header(24000, comment=COMMENT))
 DONE = {"type": "session.done", "utterance_index": 0, "finish_reason": "eos"}
 
 # ---- speaking ------------------------------------------------------------------------------------

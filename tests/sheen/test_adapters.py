@@ -10,11 +10,11 @@ from tolerances import PCM16_STEP
 
 from qwen_megakernel.audio import to_float32, to_int16
 from qwen_megakernel.checkpoint import hub
-from qwen_megakernel.choices import MARKS
 from qwen_megakernel.cli import main
 from qwen_megakernel.engine.speech_engine import SpeechEngine
+from qwen_megakernel.marking import COMMENT, MarkKey
 from qwen_megakernel.records import Files
-from qwen_megakernel.sound.watermark import MarkKey, Watermark
+from qwen_megakernel.sound.watermark import Watermark
 
 OPTIONS = {"seed": 11, "max_frames": 8}
 
@@ -184,7 +184,7 @@ def test_sheen_infer_marks_its_speech_and_says_so(trained, tmp_path):
             rate = file.samplerate
             heard.append(file.read(dtype="int16"))
             comments.append(file.comment)
-    assert comments == ["", MARKS["metadata"]]
+    assert comments == ["", COMMENT]
     by_hand = to_int16(Watermark(key, rate).push(to_float32(heard[0])))
     # A chain's float samples are rounded once with the mark, here also once before it.
     assert np.abs(by_hand.astype(int) - heard[1]).max() <= PCM16_STEP

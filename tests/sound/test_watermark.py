@@ -13,8 +13,9 @@ from waveforms import voice_like
 
 from qwen_megakernel.audio import to_g711, to_int16
 from qwen_megakernel.errors import OutputError, UsageError
+from qwen_megakernel.marking import MarkKey
 from qwen_megakernel.sound.mark_detector import Mark, find_marks
-from qwen_megakernel.sound.watermark import MarkKey, Watermark, rotations_of
+from qwen_megakernel.sound.watermark import Watermark, rotations_of
 
 RATE = 24000
 KEY = MarkKey(bytes(range(32)), operator=48879)

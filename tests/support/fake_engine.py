@@ -22,6 +22,7 @@ from qwen_megakernel.errors import (
     UnknownVoice,
     UsageError,
 )
+from qwen_megakernel.marking import Marking
 from qwen_megakernel.records import AudioChunk, SpeechRequest
 from qwen_megakernel.sound.chain import new_chain
 from qwen_megakernel.sound.chunks import HeardChunks
@@ -51,10 +52,10 @@ class FakeEngine:
         refusal: raised for every request.
         fail_after: frames after which a request fails with `error`.
         stall_after: frames after which a request delivers nothing more, ever.
+        mark: what its streams say that they are marked with; None: metadata.
     """
 
     can_clone = True
-    mark = None
     seconds_per_frame = FRAME_S
 
     def __init__(
@@ -70,7 +71,9 @@ class FakeEngine:
         error: Exception | None = None,
         stall_after: int | None = None,
         voices: tuple[str, ...] = ("aiden", "vivian"),
+        mark: Marking | None = None,
     ):
+        self.mark = mark or Marking()
         self.sample_rate, self.num_slots, self.max_frames = SAMPLE_RATE, num_slots, 1000
         self.files = SimpleNamespace(name="hum")
         self.voices = list(voices)
@@ -124,7 +127,7 @@ class FakeStream:
     """One request."""
 
     def __init__(self, engine: FakeEngine, request: SpeechRequest, reader: TextReader | None):
-        self.engine, self.request = engine, request
+        self.engine, self.request, self.mark = engine, request, engine.mark
         self.seed, self.finish_reason = request.seed, None
         self.reader, self.is_normalized = reader, reader is not None
         self.text = self.written = request.text or ""
