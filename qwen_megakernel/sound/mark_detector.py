@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from qwen_megakernel.marking import MAX_OPERATOR
 from qwen_megakernel.sound.resampling import Resampler
 from qwen_megakernel.sound.watermark import (
     BAND_EDGES,
-    MAX_OPERATOR,
     NUM_NOISES,
     NUM_ROTATIONS,
     noise_spectra,
@@ -70,7 +70,7 @@ class Score(NamedTuple):
 
     value: float
     operator: int
-    gap: float  # to the next operator
+    gap: float  # to the next operator, at any of the best places
 
 
 def find_marks(
@@ -132,7 +132,10 @@ def score(white: np.ndarray, secret: bytes, speed: float = 1.0) -> Score:
         values = np.take_along_axis(turned, _WORDS, axis=1).sum(axis=0)
         second, first = np.partition(values, -2)[-2:]
         results.append(Score(float(first), int(values.argmax()), float(first - second)))
-    return max(results)
+    best = max(results)
+    # A wrong place may have an operator of its own that fits nearly as well.
+    others = [best.value - each.value for each in results if each.operator != best.operator]
+    return best._replace(gap=min([best.gap, *others]))
 
 
 def _fits(white: np.ndarray, secret: bytes, speed: float) -> tuple[np.ndarray, np.ndarray]:

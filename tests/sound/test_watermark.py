@@ -91,6 +91,16 @@ def test_the_marked_part_of_a_recording_is_found():
     assert abs(found.start_s - 10) <= MARK_EDGE_S and abs(found.end_s - 20) <= MARK_EDGE_S
 
 
+@pytest.mark.parametrize("delay_s", [0, 0.3])
+def test_of_two_operators_at_once_none_is_named(delay_s: float):
+    """A second one may be found at another place than the first, and fit as well there."""
+    samples = speech(5)
+    second = marked(samples, key=MarkKey(KEY.secret, 12345)) - samples
+    both = marked(samples) + np.roll(second, round(delay_s * RATE))
+    (found,) = find_marks(both, RATE, KEY.secret)
+    assert found.operator is None
+
+
 def test_words_of_the_code_differ_in_three_noises():
     words = rotations_of(np.arange(2**16))
     for word in np.random.default_rng(1).choice(2**16, 50):
