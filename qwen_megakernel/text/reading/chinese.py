@@ -6,6 +6,7 @@ _GROUPS = ("", "万", "亿", "万亿")
 _PLACES = ((1000, "千"), (100, "百"), (10, "十"), (1, ""))
 _COUNTERS = (
     "个|只|本|次|天|位|名|人|件|条|张|辆|台|杯|瓶|碗|周|小时|分钟|点|倍|种|家|间|元|块|米|公里|千克"
+    "|片|年|汤匙|茶匙|站|颗|粒"
 )
 
 
@@ -13,7 +14,7 @@ class Chinese(Language):
     code = "zh"
     minus, plus, point = "负", "加", "点"
     percent, per, to, number_sign = "百分之{}", "每", "到", "第"
-    by = "乘"
+    by, over = "乘", "比"
     ratio, parts_form = "比", "{bottom}分之{top}"
     subtraction = "减"
     DIGITS = "零 一 二 三 四 五 六 七 八 九"

@@ -87,6 +87,14 @@ def month_names(language: str) -> list[str]:
     return [] if names[1][0].isnumeric() else [names[month] for month in range(1, 13)]
 
 
+def weekday_names(language: str) -> dict[str, str]:
+    """Return the names of weekdays by their abbreviations, with the point where it has one."""
+    from babel.dates import get_day_names
+
+    short, wide = (get_day_names(width, "format", language) for width in ("abbreviated", "wide"))
+    return {short[day]: wide[day] for day in wide if short[day] != wide[day]}
+
+
 def _with_gender(language: str, one: str, few: str, many: str) -> Forms:
     head = one.split(" pro ")[0].split()[-1 if language == "de" else 0]
     endings = {"de": ("e", "Lira"), "ru": ("а", "я"), "fr": _FEMININE}.get(language, ("a",))

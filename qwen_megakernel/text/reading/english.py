@@ -4,7 +4,7 @@ import re
 
 from qwen_megakernel.text.reading.language import Language, Rules, any_of, roman_number
 from qwen_megakernel.text.reading.spoken import RESPELT
-from qwen_megakernel.text.reading.surroundings import bare
+from qwen_megakernel.text.reading.surroundings import CLOSING, first_word
 
 _SCALES = ("", " thousand", " million", " billion", " trillion")
 _HALVES = {2: ("half", "halves"), 4: ("quarter", "quarters")}
@@ -70,7 +70,7 @@ class English(Language):
     code = "en"
     minus, plus, point = "minus", "plus", "point"
     percent, per, to, number_sign = "percent", "per", "to", "number"
-    by, out_of, extension = "by", "out of", "extension"
+    by, over, out_of, extension = "by", "over", "out of", "extension"
     PHONE_WORDS = "call dial phone telephone tel text fax mobile cell"
     ordinal_marks = "st|nd|rd|th|ST|ND|RD|TH"
     BEFORE_DIGITS = r"""(?:N[or]|#)\.?\s: number; Nos\.?\s: numbers; Fig\.?\s: figure
@@ -96,7 +96,7 @@ class English(Language):
         kPa: kilopascal; GW: gigawatt; mmHg: millimeter of mercury, millimeters of mercury
         mol: mole; rad: radian; Gb: gigabit; bps: bit per second, bits per second; mW: milliwatt
         mV: millivolt; kV: kilovolt"""
-    units_have_points = has_compounds = True
+    has_compounds = True
     ARTICLES = "a an another"
     SCALES = """k K: thousand, thousand; thousand: thousand, thousand
         M mn million: million, million; B bn billion: billion, billion
@@ -185,8 +185,6 @@ class English(Language):
         yield r"\b[IVXL]{1,7}(?!\w|\.\w|['’][a-z]{2})", self.roman_after_name
         yield r"Sun\.", lambda match, before: None if before.lower() == "the" else "Sunday"
         yield r"50-50(?![\w-])", "fifty fifty"
-        days = "|".join(_WEEKDAYS.title().split())
-        yield rf"(?P<a>{days})[-–](?P<b>{days})(?![^\W_])", self.weekdays
         yield r"24(?:[/x]7)(?P<y>/365)?(?![\d/])", self.always
         yield (
             r"(?P<m>0?[1-9]|1[0-2])/(?P<d>0?[1-9]|[12]\d|3[01])(?![\d/.,]*\d|[a-z\"″])",
@@ -313,14 +311,6 @@ class English(Language):
         last = self.year(first + 1) if second < "10" else self.cardinal(int(second))
         return f"{self.year(first)} to {last}"
 
-    def weekdays(self, match: re.Match[str], before: str) -> str:
-        """Return the words of a range of weekdays, such as "Mon-Fri"."""
-        names = [name.title() for name in _WEEKDAYS.split()[:7]]
-        first, last = (
-            next(name for name in names if name.startswith(match[each])) for each in "ab"
-        )
-        return f"{first} to {last}"
-
     def always(self, match: re.Match[str], before: str) -> str:
         """Return the words of "24/7", "24x7" or "24/7/365"."""
         return "twenty-four seven" + (" three sixty-five" if match["y"] else "")
@@ -415,8 +405,8 @@ class English(Language):
 
     def initials(self, match: re.Match[str], before: str) -> str:
         """Return the letters of "U.S."; its point ends a sentence before a word that begins one."""
-        following = match.string[match.end() :].split()
-        point = "." if following and bare(following[0].rstrip(",")) in self.starters else ""
+        following = first_word(match.string[match.end() :])
+        point = "." if following in self.starters else ""
         return " ".join(match[0].replace(".", "")) + point
 
     def doctor(self, match: re.Match[str], before: str) -> str | None:
@@ -483,8 +473,7 @@ class English(Language):
         if before.rstrip(".") not in _PER_SQUARE:
             return None
         unit = self.units["in." if match["u"] == "in" else match["u"]]
-        is_end = match[0].endswith(".") and not match.string[match.end() :].strip()
-        return unit.many + ("." if is_end else "")
+        return unit.many + self.kept_point(match)
 
     def file(self, match: re.Match[str], before: str) -> str | None:
         """Return the words of a file's name or a path, with the names of its marks."""
@@ -523,5 +512,5 @@ def _title(
         return title
     if not is_name_before:
         return title
-    ends = match[0].endswith(".") and (not rest.strip() or is_starter or is_name_next)
+    ends = match[0].endswith(".") and (not rest.strip(CLOSING + " ") or is_starter or is_name_next)
     return street + ("." if ends else "")

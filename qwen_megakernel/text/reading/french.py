@@ -10,7 +10,7 @@ class French(Romance):
     code = "fr"
     minus, plus, point = "moins", "plus", "virgule"
     percent, per, to, number_sign = "pour cent", "par", "à", "numéro"
-    by, out_of, groups_with_spaces = "sur", "sur", True
+    by, over, out_of, groups_with_spaces = "sur", "sur", "sur", True
     DUE = "le du au lundi mardi mercredi jeudi vendredi samedi dimanche"
     NUMBERED = """chapitre tome volume acte partie livre titre article annexe scène phase niveau
         section type guerre siècle"""
@@ -28,7 +28,7 @@ class French(Romance):
         cuillère cuillères: cuillère, f; c.à.s.: cuillère à soupe, cuillères à soupe, f
         c.à.c.: cuillère à café, cuillères à café, f; personne personnes: personne, f
         page pages: page, f"""
-    SCALES = "million millions M: million; milliard milliards: milliard"
+    SCALES = "million millions M: million; milliard milliards Md Mds: milliard"
     CURRENCIES = """€ EUR: euro / centime; $ $US US$ USD: dollar / cent
         £ GBP: livre, f / penny, pence
         ¥ JPY: yen; CHF: franc suisse, francs suisses / centime; ₽ RUB: rouble / kopeck"""
@@ -40,7 +40,8 @@ class French(Romance):
         Me: maître; Dr Dr.: docteur; Pr Pr.: professeur; St: saint; Ste: sainte; etc.: et cetera
         av.~J.-C.: avant Jésus-Christ; apr.~J.-C.: après Jésus-Christ; p.ex.: par exemple
         c.-à-d.: c'est-à-dire; env.: environ; av.: avenue; bd: boulevard
-        tél. tel.: téléphone; vol.: volume; chap.: chapitre; art.: article; min.: minimum
+        tél. tel.: téléphone; vol.: volume; chap.: chapitre; art.: article; fig.: figure
+        min.: minimum
         max.: maximum"""
     FINAL = "etc."
     SYMBOLS = """&: et; @: arobase; =: égale; ÷: divisé par; ×: fois; °: degrés; ≈ ~: environ

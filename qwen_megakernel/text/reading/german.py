@@ -3,7 +3,7 @@
 import re
 
 from qwen_megakernel.text.reading.language import Language, Noun, Rules
-from qwen_megakernel.text.reading.surroundings import bare
+from qwen_megakernel.text.reading.surroundings import first_word
 
 # Words before an ordinal, and the ending that the ordinal has after them.
 _WEAK = ("am", "vom", "zum", "zur", "beim", "im", "dem", "den", "des", "bis", "ab", "ins")
@@ -27,7 +27,7 @@ class German(Language):
     code = "de"
     minus, plus, point, decimal = "minus", "plus", "Komma", ","
     percent, per, to, number_sign = "Prozent", "pro", "bis", "Nummer"
-    by, ratio, out_of = "mal", "zu", "von"
+    by, over, ratio, out_of = "mal", "zu", "zu", "von"
     NUMBERED = """akt anhang artikel band buch kapitel klasse phase stufe szene tabelle teil titel
         typ
         abschnitt"""
@@ -55,7 +55,10 @@ class German(Language):
         usw. etc.: und so weiter; bzw.: beziehungsweise; ca.: circa; Dr. Dr: Doktor
         Prof. Prof: Professor; Ing.: Ingenieur; Dipl.-Ing.: Diplomingenieur; Mag.: Magister
         Univ.Prof. Univ.-Prof.: Universitätsprofessor
-        Hr.: Herr; Fr.: Frau; Str.: Straße; Nr.: Nummer; Abs.: Absatz
+        Mo.: Montag; Di.: Dienstag; Mi.: Mittwoch; Do.: Donnerstag; Sa.: Samstag
+        MwSt.: Mehrwertsteuer
+        Kap.: Kapitel; Abb.: Abbildung; OG: Obergeschoss; Hr.: Herr; Fr.: Frau; Str.: Straße
+        Nr.: Nummer; Abs.: Absatz
         Art.: Artikel; S.: Seite; Bd.: Band; vgl.: vergleiche; Tel.: Telefon; inkl.: inklusive
         exkl.: exklusive; zzgl.: zuzüglich; ggf.: gegebenenfalls; evtl.: eventuell; Mio.: Millionen
         Mrd.: Milliarden; St.: Sankt; v.Chr.: vor Christus; n.Chr.: nach Christus"""
@@ -72,16 +75,24 @@ class German(Language):
         ©: Copyright"""
     WEB = """.: Punkt; /: Schrägstrich; -: minus; _: Unterstrich; ?: Fragezeichen; #: Raute
         :: Doppelpunkt"""
-    OPENS, FOLLOWERS = "Nr. z. d. u.", "uhr"
+    OPENS, FOLLOWERS, pointed_endings = "Nr. z. d. u.", "uhr", ("str.",)
 
     def rules(self) -> Rules:
         """Times such as "15.30 Uhr", ordinals such as "der 3. Versuch", and "die 80er"."""
         yield r"(?P<h>[01]?\d|2[0-4])\.(?P<m>[0-5]\d)\sUhr\b", self.clock
         yield r"(?P<h>[01]?\d|2[0-4])\sUhr\b(?!\s\d)", self.clock
         yield r"(?P<n>\d{1,3})\.(?=\s[^\W\d_])", self.ordinal_with_point
-        yield r"(?P<y>(?:1\d|20)?\d0)er(?!\w)", "{y:year}er"
+        yield r"(?P<y>(?:1\d|20)?\d0)(?P<e>ern?)(?!\w)", self.decade
+        yield (
+            r"(?P<n>[A-ZÄÖÜ]\w+)str\.",
+            lambda match, _: f"{match['n']}straße{self.kept_point(match)}",
+        )
         yield r"(?P<d>[0-3]?\d)\.(?P<m>0?[1-9]|1[0-2])\.(?P<y>(?!))?(?!\d)", self.written_date
         yield r"(?P<d>[0-3]?\d)\.(?P<m>0?[1-9]|1[0-2])(?P<y>(?!))?(?![\d.,:%]|\s?Uhr)", self.dated
+
+    def decade(self, match: re.Match[str], before: str) -> str:
+        """Return the words of "90er" and "90ern"."""
+        return self.year(int(match["y"])) + match["e"]
 
     def ordinal(self, number: int) -> str:
         return self.day(number, "")
@@ -99,7 +110,7 @@ class German(Language):
 
     def ordinal_with_point(self, match: re.Match[str], before: str) -> str | None:
         """Return an ordinal before a noun; None elsewhere, where the point ends a sentence."""
-        following = bare(match.string[match.end() :].split()[0].rstrip(",;:.!?"))
+        following = first_word(match.string[match.end() :])
         if before.lower() not in ORDINAL_ARTICLES and not self._is_noun(following):
             return None
         return self._before_noun(int(match["n"]), before, following)

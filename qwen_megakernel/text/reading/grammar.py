@@ -8,6 +8,7 @@ import re
 import unicodedata
 from collections.abc import Iterator
 
+from qwen_megakernel.text.reading.announced import announced
 from qwen_megakernel.text.reading.language import (
     TYPED_SIGNS,
     Currency,
@@ -18,7 +19,7 @@ from qwen_megakernel.text.reading.language import (
     roman_number,
 )
 from qwen_megakernel.text.reading.spoken import Draft, Piece
-from qwen_megakernel.text.reading.surroundings import CLOSING, OPENING, bare, inside
+from qwen_megakernel.text.reading.surroundings import CLOSING, OPENING, bare, first_word, inside
 
 _URL = re.compile(r"(?:(?:https?|ftp|wss?)://|www\.)[^\s<>\"'()\[\]{}]+", re.IGNORECASE)
 _HOST_AND_PORT = re.compile(
@@ -49,11 +50,14 @@ _LAYOUT = re.compile(
 _THOUSANDS = re.compile(r"[1-9]\d{0,2}(?: \d{3})+")
 _MIN_PHONE_DIGITS = 7
 _MIN_CODE_DIGITS = 7  # digits without a mark between thousands that are no quantity
+_MIN_NUMBERED_DIGITS = 5  # the same behind a sign for "number"
+_NUMBER_MARK = re.compile(r"(?:[nN]\.?[°º]|№|[nN]r\.?|[nN]o\.|[nN]\.)\s?$")
 _RANGE_BEGIN = re.compile(r"[$€£¥(]?\d")
 _VERSION = re.compile(r"\d+(?:\.\d+){2,}")
 _SIGNS = "-−+±~≈<>≤≥"
 _DASH = re.compile(r" ?[-–—] ?(?=[$€£¥]?\d)|(?<=\d)~(?=\d)")
 _CHAIN = re.compile(r"\d+(?:-\d+){2,}(?![\w-])")  # a formation (4-3-3), the number of a part
+_UNIT_POINT = r"(?:\.(?=\s+[a-zß-öø-ÿа-яё\d]))?"  # of a unit, where no sentence begins
 _HIDDEN_DIGITS = re.compile("[₀-₉]+")
 _DASHES = ("-", "–", "—")
 _FIRST_YEAR, _LAST_YEAR = 1100, 2099  # four digits in this range are read as a year
@@ -82,7 +86,9 @@ class Grammar:
         )
         self._abbreviations = frozenset({*language.abbreviations, *language.opens})
 
-    def read(self, segment: Draft, before: str, quotes: str = "") -> Iterator[Piece]:
+    def read(
+        self, segment: Draft, before: str, quotes: str = "", past: str = ""
+    ) -> Iterator[Piece]:
         """Yield the pieces to speak for a segment.
 
         Quotation marks, brackets and other marks around an expression do not change its words: no
@@ -92,20 +98,26 @@ class Grammar:
             segment: a segment without marks of Markdown.
             before: the word before the segment.
             quotes: the straight quotation marks that are open before the segment.
+            past: the text before the segment, or the end of it.
         """
         if not self._may_have_expressions(segment.text):
             yield from segment.kept(0, len(segment.text))
             return
         begin, end = inside(segment.text, "" if bare(before).lower() in _ONE else quotes)
         yield from segment.kept(0, begin)
-        yield from self._read(segment[begin:end], before)
+        kind, stop = announced(segment.text[:end], begin, past)
+        if kind:
+            say = self._version_words if kind == "version" else self.language.spell
+            yield segment.words(begin, stop, say(segment.text[begin:stop]))
+            begin = stop
+        yield from self._read(segment[begin:], end - begin, before)
         yield from segment.kept(end, len(segment.text))
 
-    def _read(self, draft: Draft, before: str) -> Iterator[Piece]:
+    def _read(self, draft: Draft, stop: int, before: str) -> Iterator[Piece]:
         text, done, place = draft.text, 0, 0
         last = ""  # the last character that is spoken
-        while place < len(text):
-            end, words = self._expression(text, place, before)
+        while place < stop:
+            end, words = self._expression(text, place, stop, before)
             if not end:
                 place += 1
                 continue
@@ -120,9 +132,9 @@ class Grammar:
             yield draft.words(place, end, lang.space * is_apart + words)
             last = words[-1:] or last
             done = place = end
-        if done < len(text):
+        if done < stop:
             yield from self._apart(draft, done, last, text[done])
-            yield from draft.kept(done, len(text))
+            yield from draft.kept(done, stop)
 
     def spoken(self, words: str) -> str:
         """Return the words of an expression, with the names of letters if the model needs them."""
@@ -143,8 +155,11 @@ class Grammar:
             or self._own.search(text)
         )
 
-    def _expression(self, text: str, place: int, before: str) -> tuple[int, str]:
-        """Return the end of the expression at `place` and its words; (0, "") for none."""
+    def _expression(self, text: str, place: int, stop: int, before: str) -> tuple[int, str]:
+        """Return the end of the expression at `place` and its words; (0, "") for none.
+
+        No rule matches a character from `stop` on; only the kept points depend on those.
+        """
         char, last = text[place], text[place - 1 : place]
         if char.isspace() and text[place + 1 : place + 2] not in _DASHES:
             return 0, ""
@@ -155,7 +170,7 @@ class Grammar:
             return 0, ""
         before = bare((text[:place].split() or [before])[-1])
         for pattern, say in self._rules:
-            match = pattern.match(text, place)
+            match = pattern.match(text, place, stop)
             if match and match.end() > place:
                 words = say(match, before)
                 if words is not None:
@@ -206,7 +221,8 @@ class Grammar:
             noun = r"(?=\s[a-zà-ÿ]{3}(?<!\sall|\sdel|\snor|\ssud|\sest|\ssop|\ssob|\scon))"
             yield rf"(?P<w>\d{{1,2}})°{noun}", self._ordinal
         yield from self._unit_rules()
-        bottom = rf"(?P<d>\d{{1,4}})(?![\d/])(?: ?(?P<unit>{any_of(lang.units)}){self._edge})?"
+        unit = rf"(?P<unit>{any_of(lang.units)}){self._edge}{_UNIT_POINT}"
+        bottom = rf"(?P<d>\d{{1,4}})(?![\d/])(?: ?{unit})?"
         yield (rf"(?:(?P<w>\d+)\s)?(?P<n>\d{{1,4}})(?: / |/){bottom}{self._edge}", self._fraction)
         whole = rf"\d{{1,3}}(?:{re.escape(lang.group_mark)}\d{{3}})+|\d+"
         yield rf"(?P<w>{whole})(?:{lang.ordinal_marks}){self._edge}", self._ordinal
@@ -243,6 +259,7 @@ class Grammar:
         scale = rf"(?:\s?(?P<scale>{scales}){self._edge})?"
         per = r"(?:/(?P<per>[^\W\d_]+))?"
         span = rf"(?:\s?[-–—]\s?(?:{signs})?{self._num('to')})?"
+        span += r"(?:,[-–—]{1,2})?" if self.language.decimal == "," else ""
         yield rf"{sign}(?P<sym>{signs})\s?{number}{span}{scale}{per}", self._money
         yield rf"{sign}{number}{span}{scale}\s?(?P<sym>{signs}){self._edge}{per}", self._money
 
@@ -252,8 +269,7 @@ class Grammar:
         units = any_of(self.language.units)
         square = r"²|2(?!\d)" if "²" in self.language.symbols else r"(?!)"
         unit = rf"(?P<unit>{units})(?:/(?P<per>{units})(?P<square>{square})?)?{self._edge}"
-        point = r"(?:\.(?=\s+[a-z\d]))?" if self.language.units_have_points else ""
-        yield rf"{number}(?P<gap>[ -]?){unit}{point}", self._unit
+        yield rf"{number}(?P<gap>[ -]?){unit}{_UNIT_POINT}", self._unit
         yield rf"{number}[ ]?%", self._percent
 
     # ---- words of a match ------------------------------------------------------------------------
@@ -263,6 +279,8 @@ class Grammar:
 
     def _with_number_sign(self, match: re.Match[str], before: str) -> str:
         lang = self.language
+        if len(match["w"]) > 4 and match["w"].isdigit() and not match["d"]:
+            return lang.number_sign + lang.space + lang.spell(match["w"])
         return lang.number_sign + lang.space + lang.number(*self._digits(match))
 
     def _joint(self, word: str) -> str:
@@ -287,17 +305,22 @@ class Grammar:
         if self._is_inside(match):
             return None  # a hyphen or a sum, whose sign another rule reads
         is_alone = len(match["w"]) == 4 and not decimals and not match["sign"]
-        if self._is_code(match, whole):
+        if self._is_code(match, whole, before):
             return lang.spell(whole)
         if is_alone and _FIRST_YEAR <= int(whole) <= _LAST_YEAR:
             return lang.year(int(whole))
         return self._sign(match) + lang.number(whole, decimals)
 
-    def _is_code(self, match: re.Match[str], whole: str) -> bool:
+    def _is_code(self, match: re.Match[str], whole: str, before: str) -> bool:
         """Return whether a number is so long that its thousands would be marked in a quantity."""
         is_counted = match.string[match.end() : match.end() + 1].isalpha()
         is_plain = match[0] == whole and not whole.endswith("000")
-        return is_plain and not is_counted and len(whole) >= _MIN_CODE_DIGITS
+        is_numbered = _NUMBER_MARK.search(match.string, 0, match.start()) is not None
+        # A postal code in an address: "rue de la Paix, 75002 Paris".
+        is_postal = self.language.decimal == "," and before[-1:] == "," and len(whole) == 5
+        is_numbered |= is_postal and not before[:-1].isdigit()
+        least = _MIN_NUMBERED_DIGITS if is_numbered else _MIN_CODE_DIGITS
+        return is_plain and not is_counted and len(whole) >= least
 
     def _is_inside(self, match: re.Match[str]) -> bool:
         """Return whether the sign of a match stands behind a word or a number."""
@@ -332,12 +355,12 @@ class Grammar:
             words += lang.space + lang.form(*number, scale) + joint + unit.many
         elif match["tow"] is not None or len(cents) != 2:
             words = self._range(match, currency.unit, before) + self._per(match)
-            return words + lang.own_point(match)
+            return words + lang.kept_point(match)
         else:
             unit, cent = lang.noun_after(currency.unit, before), currency.cent
             currency = Currency(unit, lang.noun_after(cent, before) if cent else None)
             words = lang.money(whole, cents, currency)
-        return self._sign(match) + words + self._per(match) + lang.own_point(match)
+        return self._sign(match) + words + self._per(match) + lang.kept_point(match)
 
     def _per(self, match: re.Match[str]) -> str:
         if not match["per"]:
@@ -352,7 +375,7 @@ class Grammar:
         if match["gap"] == "-" and lang.has_compounds and match["tow"] is None:
             return self._sign(match) + lang.number(*self._digits(match)) + "-" + noun.one
         square = f" {lang.symbols['²']}" if match["square"] else ""
-        return self._range(match, noun, before) + self._per(match) + square + lang.own_point(match)
+        return self._range(match, noun, before) + self._per(match) + square + lang.kept_point(match)
 
     def _percent(self, match: re.Match[str], before: str) -> str | None:
         if self._is_inside(match):
@@ -374,8 +397,7 @@ class Grammar:
         lang, number = self.language, roman_number(match["r"])
         if not number or match.string[match.start() - 1 : match.start()].strip("(\"'"):
             return None
-        following = match.string[match.end() :].split()
-        noun = bare(following[0].rstrip(",.;:!?")) if following else ""
+        noun = first_word(match.string[match.end() :])
         said = lang.roman(number, match, before, noun)
         return said + lang.kept_point(match) if said else None
 
@@ -386,7 +408,7 @@ class Grammar:
         words = self._joint(lang.by).join(lang.number(*part) for part in parts)
         if not match["unit"]:
             return words
-        return words + lang.space + lang.units[match["unit"]].many + lang.own_point(match)
+        return words + lang.space + lang.units[match["unit"]].many + lang.kept_point(match)
 
     def _always(self, match: re.Match[str], before: str) -> str:
         """Return the words of "24/7"."""
@@ -427,7 +449,7 @@ class Grammar:
     def _term(self, match: re.Match[str], before: str) -> str | None:
         """Return the words of "2x" in a formula; None elsewhere."""
         following = match.string[match.end() :].lstrip()[:1]
-        if not (following and following in "+-−=*/^²³)") and before not in ("=", "+", "-", "−"):
+        if not (following and following in "+-−=*/^²³") and before not in ("=", "+", "-", "−"):
             return None
         return self.language.number(match["n"]) + self._joint(match["letter"]).rstrip()
 
@@ -468,9 +490,15 @@ class Grammar:
         are_groups = all(len(part) == 3 for part in parts[1:]) and 0 < int(parts[0]) < 1000
         if are_groups and not is_address:
             return lang.number("".join(parts))
-        say = lang.spell if is_address else lang.number
-        point = lang.point if lang.decimal == "." and not is_address else lang.web["."]
-        return self._joint(point).join(map(say, parts))
+        if not is_address:
+            return self._version_words(match[0])
+        return self._joint(lang.web["."]).join(map(lang.spell, parts))
+
+    def _version_words(self, text: str) -> str:
+        """Return the words of "10.4.12", a version."""
+        lang = self.language
+        point = lang.point if lang.decimal == "." else lang.web["."]
+        return self._joint(point).join(map(lang.number, text.split(".")))
 
     def _chain(self, match: re.Match[str], before: str) -> str | None:
         lang = self.language
@@ -488,12 +516,14 @@ class Grammar:
         lang, top, bottom = self.language, int(match["n"]), int(match["d"])
         noun = lang.units[match["unit"]] if match["unit"] else None
         if match["w"] is None:
+            if noun is None and top > bottom > 4:  # a reading such as 118/76, or a beat
+                return lang.number(match["n"]) + self._joint(lang.over) + lang.number(match["d"])
             words = lang.fraction_of(top, bottom, noun) if noun else lang.fraction(top, bottom)
-            return words + lang.own_point(match)
+            return words + lang.kept_point(match)
         words = (
             lang.number(match["w"]) + self._joint(lang.symbols["&"]) + lang.fraction(top, bottom)
         )
-        return words + (lang.space + noun.many + lang.own_point(match) if noun else "")
+        return words + (lang.space + noun.many + lang.kept_point(match) if noun else "")
 
     def _ordinal(self, match: re.Match[str], before: str) -> str | None:
         digits, _ = re.subn(r"\D", "", match["w"])

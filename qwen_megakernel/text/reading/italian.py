@@ -10,7 +10,7 @@ class Italian(Romance):
     code = "it"
     minus, plus, point = "meno", "più", "virgola"
     percent, per, to, number_sign = "per cento", "per", "a", "numero"
-    by, out_of = "per", "su"
+    by, over, out_of = "per", "su", "su"
     DUE = "il dal al del lunedì martedì mercoledì giovedì venerdì sabato domenica"
     NUMBERED = """secolo capitolo tomo volume atto parte libro titolo articolo allegato scena fase
         livello canto sezione tipo guerra"""
@@ -42,7 +42,8 @@ class Italian(Romance):
     ABBREVIATIONS = """Sig.: signor; Sig.ra: signora; Sigg.: signori; Dott. Dr.: dottor
         Dott.ssa: dottoressa; Prof.: professor; Prof.ssa: professoressa; Avv.: avvocato
         Ing.: ingegner; ecc. etc.: eccetera; p.es. p.~es.: per esempio; ca.: circa; pag.: pagina
-        pagg.: pagine; vol.: volume; cap.: capitolo; art.: articolo; tel.: telefono; n.: numero
+        pagg.: pagine; vol.: volume; cap.: capitolo; fig.: figura; art.: articolo; tel.: telefono
+        n.: numero
         S.: San; max.: massimo; min.: minimo; a.C.: avanti Cristo; d.C.: dopo Cristo"""
     FINAL = "ecc. etc."
     SYMBOLS = """&: e; @: chiocciola; =: uguale; ÷: diviso; ×: per; °: gradi; ≈ ~: circa

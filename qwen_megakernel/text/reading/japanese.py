@@ -7,7 +7,7 @@ class Japanese(Language):
     code = "ja"
     minus, plus, point = "マイナス", "プラス", "点"
     percent, per, to, number_sign = "{}パーセント", "毎", "から", "番号"
-    by = "かける"
+    by, over = "かける", "の"
     ratio = "対"
     DIGITS = "ゼロ 一 二 三 四 五 六 七 八 九"
     UNITS = """m: メートル; m2 ㎡: 平方メートル; g: グラム; t: トン; l L: リットル; mL: ミリリットル

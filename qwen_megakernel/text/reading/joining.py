@@ -109,4 +109,5 @@ class WordJoining:
         word = bare(word).lstrip("0123456789.,:-–")
         if self._language is None or word[-1:] != ".":
             return False
-        return word in self._language.pointed or word.lower() in self._language.pointed
+        lang, last = self._language, re.split("[-–]", word)[-1]
+        return bool({last, word.lower()} & lang.pointed) or word.endswith(lang.pointed_endings)

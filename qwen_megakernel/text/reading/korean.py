@@ -6,14 +6,14 @@ from qwen_megakernel.text.reading.language import Language, Rules
 
 _TENS = ("", "열", "스물", "서른", "마흔", "쉰", "예순", "일흔", "여든", "아흔")
 _ONES = ("", "한", "두", "세", "네", "다섯", "여섯", "일곱", "여덟", "아홉")
-_COUNTERS = "시간|시|명|살|개|마리|잔|병|권|대|번째|사람|가지|달|송이|채|켤레|곳"
+_COUNTERS = "시간|시|명|살|개|마리|잔|병|권|대|번째|사람|가지|달|송이|채|켤레|곳|알"
 
 
 class Korean(Language):
     code = "ko"
     minus, plus, point = "마이너스", "플러스", "점"
     percent, per, to, number_sign = "퍼센트", "퍼", "에서", "번호"
-    by = "곱하기"
+    by, over = "곱하기", "에"
     to_is_suffix, ratio = True, "대"
     parts_form = "{bottom}분의 {top}"
     DIGITS = "공 일 이 삼 사 오 육 칠 팔 구"
@@ -42,7 +42,7 @@ class Korean(Language):
         yield r"(?P<m>1[0-2]|[1-9])월", "{m:month}"
         yield rf"(?:(?P<from>\d{{1,3}})[-~])?(?P<n>\d{{1,3}})\s?(?P<what>{_COUNTERS})", self.counted
         yield r"(?<=[시분초일월년원명개])\s?~\s?(?=오전|오후|\d)", "에서 "
-        yield r"010-\d{4}-\d{4}", self.mobile
+        yield r"010-\d{4}-\d{4}|1[568]\d\d-\d{4}(?!\d)", self.mobile
 
     def counted(self, match: re.Match[str], before: str) -> str:
         """Return the words of a number, or of a range, and of the counter after it."""

@@ -12,8 +12,14 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from qwen_megakernel.text.reading.cldr import Forms, currency_forms, month_names, unit_forms
-from qwen_megakernel.text.reading.surroundings import CLOSING, bare
+from qwen_megakernel.text.reading.cldr import (
+    Forms,
+    currency_forms,
+    month_names,
+    unit_forms,
+    weekday_names,
+)
+from qwen_megakernel.text.reading.surroundings import CLOSING, first_word
 
 # A function that gets a match and the word before it, and returns words. None means that the match
 # is no expression of this rule.
@@ -88,6 +94,11 @@ def currencies(entries: str, gender: str = "m", ending: str = "") -> dict[str, C
         unit, *cents = (nouns(f"x: {each}", gender, ending)["x"] for each in value.split(" / "))
         found[key] = Currency(unit, cents[0] if cents else None)
     return found
+
+
+# What shows that "lun." is a weekday: a mark, or the end of a span of days.
+_BEFORE_WEEKDAYS = ("al", "dal", "au", "du", "le", "bis", "a", "до")
+_BEHIND_WEEKDAY = re.compile(r"[,–-]|\s(?:al?|à|au|bis|по)\b")
 
 
 def any_of(words: Iterable[str]) -> str:
@@ -165,6 +176,7 @@ class Language:
     parts_form = "{bottom} {top}"  # the words of a fraction whose denominator has no name
     ordinal_marks = r"(?!)"  # regular expression of what follows the digits of an ordinal
     degree_is_ordinal = False  # whether "1°" may be an ordinal
+    pointed_endings: tuple[str, ...] = ()  # of words with a point, such as "Hauptstr."
     has_ordinal_points = False  # whether "5." may be an ordinal
     number_sign: str  # the word for "#" before a number
     BEFORE_DIGITS = ""  # regular expressions of marks before a number, and the word for each
@@ -173,6 +185,7 @@ class Language:
     to_is_suffix = False  # whether that word is written together with the first end
     ratio: str | None = None  # the word between the numbers of 16:9, if it is not `to`
     by: str  # the word between the dimensions of a thing, as in 3 x 4
+    over: str  # the word in a reading of two numbers such as 118/76
     out_of = ""  # the word in a rating such as 4.5/5
     groups_with_spaces = False  # whether spaces group the thousands of a number
     extension = ""  # the word for the "x" behind a telephone number
@@ -181,7 +194,6 @@ class Language:
     noun_gender = "m"
     plural_ending = ""
     UNITS: str
-    units_have_points = False  # whether a unit may end with a point, as in "5 lb."
     has_compounds = False  # whether a unit is singular after a hyphen, as in "a 10-km race"
     ARTICLES = ""  # words after which the unit of a number is singular, as in "a $5 bill"
     SCALES: str  # written after a number: "million", "bn"
@@ -234,6 +246,11 @@ class Language:
         self.money_scales = nouns(self.MONEY_SCALES, *form) if self.MONEY_SCALES else {}
         self.group_mark = "," if self.decimal == "." else "."
         self.months = month_names(self.code)
+        self.weekdays = {
+            form: name
+            for short, name in weekday_names(self.code).items()
+            for form in (short.rstrip("."), short.rstrip(".").capitalize())
+        }
         self.full_months = frozenset(map(str.lower, self.months))
         written = zip(self.months, self.SHORT_MONTHS.lower().split(), strict=True)
         self.month_forms = {
@@ -266,9 +283,8 @@ class Language:
         # Forms that end with a point which may also end a sentence.
         forms = [*self.units, *self.scales, *self.money_scales, *self.currencies, *self.final]
         self.pointed = frozenset(form for form in forms if form.endswith("."))
-        self.pointed |= {f"{form}." for form in self.month_forms if form not in self.full_months}
-        if self.units_have_points:
-            self.pointed |= {f"{unit}." for unit in self.units}
+        months = (form for form in self.month_forms if form not in self.full_months)
+        self.pointed |= {f"{form}." for form in (*months, *self.units, *self.weekdays)}
 
     def _nouns(self, forms: dict[str, Forms]) -> dict[str, Noun]:
         """Return the nouns of the CLDR, which have the gender of this language's other nouns."""
@@ -282,16 +298,12 @@ class Language:
         is_point = match[0].endswith(".")
         return "." if is_point and self.ends_sentence(match.string[match.end() :]) else ""
 
-    def own_point(self, match: re.Match[str]) -> str:
-        """Return the result of `kept_point`, except that the last point of a text is the unit's."""
-        return self.kept_point(match) if match.end() < len(match.string) else ""
-
     def ends_sentence(self, rest: str) -> bool:
         """Return whether a sentence ends between an abbreviation's point and the text `rest`."""
         rest = rest.lstrip(CLOSING)
         if not rest.strip():
             return True
-        word = bare(rest.split()[0].rstrip(".,;:!?"))
+        word = first_word(rest)
         if not rest[0].isspace() or not word[:1].isupper():
             return False
         if self.nouns_are_capitalised:
@@ -310,7 +322,25 @@ class Language:
         """Yield this language's rules, which are tried before those of all languages."""
         before = table(self.BEFORE_DIGITS).items()
         yield from ((pattern, self._saying(say)) for pattern, say in self.rules())
+        days = any_of([*self.weekdays, *self.weekdays.values()])
+        span = rf"(?P<a>{days})\.?\s?[-–]\s?(?P<b>{days})(?![^\W_])\.?"
+        yield rf"(?<![^\W_]){span}" if self.space else span, self.days
+        if self.space:  # such a word alone may be another one: "la mar."
+            yield rf"(?P<a>{days})\.", self.days
+        else:
+            yield rf"(?<=\()(?P<a>{days})(?=\))", self.days
         yield from ((rf"{mark}(?=\d)", self._saying(words + " ")) for mark, words in before)
+
+    def days(self, match: re.Match[str], before: str) -> str | None:
+        """Return the words of an abbreviated weekday, or of a range of weekdays."""
+        groups = match.groupdict()
+        is_alone = "b" not in groups and self.space != ""
+        is_sure = before.lower() in _BEFORE_WEEKDAYS and groups["a"] != "mar"  # Spanish: the sea
+        if is_alone and not is_sure and not _BEHIND_WEEKDAY.match(match.string, match.end()):
+            return None
+        first, *last = (self.weekdays.get(name, name) for name in groups.values() if name)
+        joint = self.to if self.to_is_suffix else self.space + self.to
+        return self.space.join([first + joint * bool(last), *last]) + self.kept_point(match)
 
     def _saying(self, words: str | Say) -> Say:
         """Return a function that fills a template's fields; a function is returned as it is."""
@@ -458,7 +488,7 @@ class Language:
         if year and len(year) == 2:
             year = ("20" if int(year) < 70 else "19") + year
         words = self.date(day, month, int(year) if year else None, before)
-        return words + (self.own_point(match) if year else self.kept_point(match))
+        return words + self.kept_point(match)
 
     def month_pattern(self) -> str:
         """Return the pattern of a month's name, with the point of an abbreviated one."""

@@ -9,7 +9,7 @@ class Portuguese(Romance):
     NUMERALS = "dezasseis: dezesseis; dezassete: dezessete; dezanove: dezenove"
     minus, plus, point = "menos", "mais", "vírgula"
     percent, per, to, number_sign = "por cento", "por", "a", "número"
-    by, out_of = "por", "de"
+    by, over, out_of = "por", "por", "de"
     DUE = """dia em até desde segunda terça quarta quinta sexta sábado domingo segunda-feira terça-
         feira quarta-feira quinta-feira sexta-feira"""
     NUMBERED = """século capítulo tomo volume ato parte livro título artigo anexo cena fase nível
@@ -41,7 +41,8 @@ class Portuguese(Romance):
     ABBREVIATIONS = """Sr.: senhor; Sra.: senhora; Srta.: senhorita; Dr.: doutor; Dra.: doutora
         Prof.: professor; Profa.: professora; D.: dom; Eng.: engenheiro; etc.: et cetera
         p.ex. p.~ex.: por exemplo; aprox.: aproximadamente; Av.: avenida; R.: rua; pág.: página
-        págs.: páginas; nº n.º: número; tel.: telefone; vol.: volume; cap.: capítulo; art.: artigo
+        págs.: páginas; nº n.º: número; tel.: telefone; vol.: volume; cap.: capítulo
+        fig.: figura; apto.: apartamento; art.: artigo
         máx.: máximo; mín.: mínimo; a.C.: antes de Cristo; d.C.: depois de Cristo
         EUA: Estados Unidos"""
     FINAL = "etc. EUA"

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from qwen_megakernel.choices import NORMALIZE
 from qwen_megakernel.errors import check_choice
 from qwen_megakernel.text.languages import AUTO
+from qwen_megakernel.text.reading.announced import MAX_PAST
 from qwen_megakernel.text.reading.joining import WordJoining
 from qwen_megakernel.text.reading.languages import ENGLISH, Grammars, ScriptWatch, missing
 from qwen_megakernel.text.reading.lexicon import Entry, Lexicon, folded
@@ -100,6 +101,7 @@ class TextReader:
         self._respellings: deque[str] = deque()  # for the placeholders in `_held`
         self._given: deque[str] = deque()  # words from `give`, for their placeholders
         self._before = ""  # the last word that was read
+        self._past = ""  # the last characters that were read
         self._quotes = ""  # the straight quotation marks that are open on this line
         self._last = ""  # the last character that was read
         self._is_raw = False  # inside a word that is spoken as it is written
@@ -162,7 +164,7 @@ class TextReader:
         if language != self._language:
             self._language, self._script = language, ScriptWatch(language)
         self._markdown, self._num_seen, self._new = Markdown(), 0, Draft.at("", 0)
-        self._before = self._last = ""
+        self._before = self._last = self._past = ""
         self._is_raw = self._skips_space = False
 
     def read_apart(self, text: str) -> str:
@@ -302,6 +304,7 @@ class TextReader:
 
     def _space(self, segment: Draft) -> Iterator[Piece]:
         start = segment.starts[0]
+        self._past += " "
         if segment.text == "\n":
             if self._markdown.is_begun and segment.ends[0] > start + 1:
                 return  # a tag of HTML at the beginning of a line
@@ -320,12 +323,13 @@ class TextReader:
         self._script.look(text)
         grammar, _ = self._grammars.of(language)
         if grammar:
-            yield from grammar.read(segment, self._before, self._quotes)
+            yield from grammar.read(segment, self._before, self._quotes, self._past)
         else:
             yield from segment.kept(0, len(text))
             if any(map(str.isdigit, text)) and not self._has_warned:
                 self._has_warned = True
                 self._warnings.append(missing(language))
+        self._past = (self._past + text)[-MAX_PAST:]
         self._before, self._last = (text.split() or [self._before])[-1], text[-1]
         self._quotes = open_quotes(text, self._quotes)
 

@@ -8,7 +8,7 @@ class Spanish(Romance):
     code = "es"
     minus, plus, point = "menos", "más", "coma"
     percent, per, to, number_sign = "por ciento", "por", "a", "número"
-    by, out_of = "por", "sobre"
+    by, over, out_of = "por", "sobre", "sobre"
     DUE = "el del al día lunes martes miércoles jueves viernes sábado domingo hasta desde"
     NUMBERED = """siglo capítulo tomo volumen acto parte libro título artículo apartado anexo escena
         fase nivel canto sección tipo guerra"""
@@ -42,7 +42,9 @@ class Spanish(Romance):
         Dra.: doctora; D.: don; Dña.: doña; Prof.: profesor; Ud. Vd.: usted; Uds. Vds.: ustedes
         etc.: etcétera; p.ej. p.~ej.: por ejemplo; aprox.: aproximadamente; Avda. Av.: avenida
         C/: calle; pág.: página; págs.: páginas; núm.: número; tel.: teléfono; vol.: volumen
-        cap.: capítulo; art.: artículo; máx.: máximo; mín.: mínimo; EE.UU. EE.~UU.: Estados Unidos
+        cap.: capítulo; fig.: figura; cda.: cucharada; cdas.: cucharadas; cdta.: cucharadita
+        cdtas.: cucharaditas; art.: artículo; máx.: máximo; mín.: mínimo
+        EE.UU. EE.~UU.: Estados Unidos
         a.C.: antes de Cristo; d.C.: después de Cristo"""
     FINAL = "etc. EE.UU."
     SYMBOLS = """&: y; @: arroba; =: igual a; ÷: dividido entre; ×: por; °: grados

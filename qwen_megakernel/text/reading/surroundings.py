@@ -16,6 +16,12 @@ def bare(word: str) -> str:
     return word.lstrip(OPENING).rstrip(CLOSING)
 
 
+def first_word(text: str) -> str:
+    """Return the first word of a text without the marks around it; empty: there is none."""
+    words = text.split(maxsplit=1)
+    return words[0].lstrip(OPENING).rstrip(_TRAILING) if words else ""
+
+
 def inside(text: str, quotes: str) -> tuple[int, int]:
     """Return the part [begin, end) of a segment that is left without the marks around it.
 
