@@ -214,20 +214,20 @@ def _perth(result: Any, speeches: list[str]) -> list[str]:
     """Return what resemble-perth's watermark survives on pieces of the same speech."""
     kept: dict[str, dict[str, str]] = {}
     for row in result["perth"]:
-        share = f"{row['found']:.0%} of {row['pieces']} (lowest {row['lowest_score']:.2f})"
+        share = f"{row['found']:.0%} of {row['pieces']}"
         kept.setdefault(row["what"], {})[row["speech"]] = share
     if not kept:
         return []
-    highest = {row["speech"]: row["highest_unmarked"] for row in result["perth"]}
     rows: Rows = [
         (result, [what, *(found[speech] for speech in speeches)]) for what, found in kept.items()
     ]
-    unmarked = ", ".join(f"{highest[speech]:.2f} ({speech})" for speech in speeches)
+    highest = max(row["highest_unmarked"] for row in result["perth"])
     return [
         "",
         *paragraph(
-            "The watermark of resemble-perth 1.0.1 in recordings of 5 s of the same speech, found "
-            f"above a score of 0.5 of 1. Unmarked recordings have scores up to {unmarked}."
+            "The watermark of resemble-perth 1.0.1 in recordings of 5 s of the same speech. Its "
+            f"library rounds the score to 0 or 1; that of unmarked recordings is {highest:.0f} at "
+            "most."
         ),
         "",
         *sourced_table(["resemble-perth after", *speeches], rows),
