@@ -44,6 +44,8 @@ class French(Romance):
         min.: minimum
         max.: maximum"""
     FINAL = "etc."
+    STARTERS = """Ainsi Alors Après Au Aussi Avec Bien Ce Cela Ces Cette Dans Des Donc Elle Elles
+        Enfin Ensuite Et Il Ils Je Les Mais Merci Nous On Pour Puis Quand Si Un Une Vous"""
     SYMBOLS = """&: et; @: arobase; =: égale; ÷: divisé par; ×: fois; °: degrés; ≈ ~: environ
         <: inférieur à; >: supérieur à; ≤: au plus; ≥: au moins; ±: plus ou moins; §: paragraphe
         ©: copyright"""

@@ -46,6 +46,8 @@ class Italian(Romance):
         n.: numero
         S.: San; max.: massimo; min.: minimo; a.C.: avanti Cristo; d.C.: dopo Cristo"""
     FINAL = "ecc. etc."
+    STARTERS = """Allora Anche Adesso Così Con Dopo Egli Gli Grazie In Invece Io Lei Loro Lui Ma Noi
+        Ora Per Perché Poi Quando Quella Quello Questa Questo Se Un Una Voi È"""
     SYMBOLS = """&: e; @: chiocciola; =: uguale; ÷: diviso; ×: per; °: gradi; ≈ ~: circa
         <: minore di; >: maggiore di; ≤: al massimo; ≥: almeno; ±: più o meno; §: paragrafo
         ©: copyright"""

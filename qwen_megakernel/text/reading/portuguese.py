@@ -46,6 +46,8 @@ class Portuguese(Romance):
         máx.: máximo; mín.: mínimo; a.C.: antes de Cristo; d.C.: depois de Cristo
         EUA: Estados Unidos"""
     FINAL = "etc. EUA"
+    STARTERS = """Agora Além Aqui As Assim Com Depois Ela Elas Ele Eles Em Então Essa Esse Esta Este
+        Eu Hoje Isso Mas Nós Obrigado Obrigada Os Para Quando Se Também Um Uma Você"""
     SYMBOLS = """&: e; @: arroba; =: igual a; ÷: dividido por; ×: vezes; °: graus
         ≈ ~: aproximadamente; <: menor que; >: maior que; ≤: no máximo; ≥: no mínimo
         ±: mais ou menos; §: parágrafo; ©: copyright"""

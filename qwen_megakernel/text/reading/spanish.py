@@ -47,6 +47,8 @@ class Spanish(Romance):
         EE.UU. EE.~UU.: Estados Unidos
         a.C.: antes de Cristo; d.C.: después de Cristo"""
     FINAL = "etc. EE.UU."
+    STARTERS = """Además Ahora Allí Así Aunque Con Cuando Después Ella Ellas Ellos En Entonces Esta
+        Este Esto Gracias Hay Hoy Luego Nosotros Para Pero Si Su Sus También Un Una Usted Ya Yo"""
     SYMBOLS = """&: y; @: arroba; =: igual a; ÷: dividido entre; ×: por; °: grados
         ≈ ~: aproximadamente; <: menor que; >: mayor que; ≤: como máximo; ≥: como mínimo
         ±: más o menos; §: sección; ©: copyright"""
