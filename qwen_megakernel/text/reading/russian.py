@@ -6,6 +6,10 @@ from functools import partialmethod
 from qwen_megakernel.text.reading.language import MAX_DIGITS, Language, Noun, Rules, any_of
 
 _TENTHS = {1: ("десятая", "десятых"), 2: ("сотая", "сотых"), 3: ("тысячная", "тысячных")}
+# Words behind which a date is a subject, or an object in the accusative; none: a text begins.
+_BEFORE_NOMINATIVE = frozenset(
+    ("", "и", "или", "сегодня", "завтра", "вчера", "на", "это", "было", "будет", "вот")
+)
 _PERCENT = Noun("процент", "процента", "процентов")
 
 
@@ -58,7 +62,8 @@ class Russian(Language):
         )
         yield r"(?P<d>[0-3]?\d)\.(?P<m>[01]?\d)\.(?P<y>\d{4})(?:\sг\.)?(?!\d)", self.written_date
         year = r"(?P<y>1\d{3}|20\d\d)"
-        yield rf"{year}\sг(?:\.|ода)(?!\w)", "{y:genitive} года"
+        yield rf"{year}\sг\.", self.year_of
+        yield rf"{year}\sгода(?!\w)", "{y:genitive} года"
         yield rf"{year}\sгоду(?!\w)", "{y:prepositional} году"
         yield r"(?P<n>\d{1,4})-?(?:я|ая)(?!\w)", "{n:feminine}"
         yield r"(?P<n>\d{1,4})-?(?:е|ое)(?!\w)", "{n:neuter}"
@@ -115,7 +120,15 @@ class Russian(Language):
         return self.count(str(int(match["n"])), "", _PERCENT)
 
     def day(self, number: int, before: str) -> str:
-        return self.neuter(number)
+        """Return the day: "on the third" (genitive) behind most words, else "the third"."""
+        is_subject = before.lower().strip(".,:;!?—–-") in _BEFORE_NOMINATIVE
+        return self.neuter(number) if is_subject else self.genitive(number)
+
+    def year_of(self, match: re.Match[str], before: str) -> str:
+        """Return the words of a year before "г.": "in the year" behind "в"."""
+        number, is_in = int(match["y"]), before.lower() in ("в", "во")
+        words = f"{self.prepositional(number)} году" if is_in else f"{self.genitive(number)} года"
+        return words + self.kept_point(match)
 
     def dated_year(self, number: int) -> str:
         return f"{self.genitive(number)} года"
