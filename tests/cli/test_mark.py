@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import soundfile
-from certificates import new_certificate
 
 from qwen_megakernel import families
 from qwen_megakernel.cli import main
@@ -55,6 +54,8 @@ def test_a_bad_key_is_refused_before_a_model_is_loaded(
 def signing(tmp_path: Path) -> list[str]:
     """The options of a certificate and its key."""
     pytest.importorskip("c2pa")
+    from certificates import new_certificate
+
     words = []
     for option, data in zip(("cert", "key"), new_certificate(), strict=True):
         path = tmp_path / f"{option}.pem"
