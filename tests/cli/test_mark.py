@@ -9,7 +9,10 @@ import soundfile
 from qwen_megakernel import families
 from qwen_megakernel.cli import main
 
-TEXT = "Your table for two is ready, and we will meet you at the hotel on Friday evening."
+TEXT = (
+    "Your table for two is ready, and we will meet you at the hotel on Friday evening. Please "
+    "bring your ticket, and an umbrella, for it may rain until the morning."
+)
 SPEAK = ("speak", TEXT, "--model", "demo-voice", "--backend", "torch", "--seed", "1", "--quiet")
 
 
@@ -30,14 +33,13 @@ def test_speech_names_its_operator_after_opus_and_other_speech_has_no_mark(
     assert main.main(["detect", opus, "--mark-key", key]) == 0
     assert "marked as synthetic, operator 515, chance of a false alarm" in capsys.readouterr().out
     assert main.main(["detect", opus, "--mark-key", key, "--json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)["marks"]
+    found = json.loads(capsys.readouterr().out)["marks"][0]
     assert (found["operator"], found["speed"], found["start_s"]) == (515, 1, 0)
 
     assert main.main([*SPEAK, "-o", output]) == 0
     for more in ((), ("--json",)):
         assert main.main(["detect", output, "--mark-key", key, "--own-speed", *more]) == 1
-        told = capsys.readouterr().out.strip()
-        assert told == "no mark found" or json.loads(told)["result"] == "no mark found"
+        assert "no mark found" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", [SPEAK, ("serve", "--port", "0"), ("detect", "none.wav")])
