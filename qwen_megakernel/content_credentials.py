@@ -8,7 +8,7 @@ Source: the C2PA specification 2.2 (c2pa.org), by the package c2pa-python.
 
 import io
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,13 +21,14 @@ from qwen_megakernel.output_files import replacing
 # Formats that have a place for a signature, and their media types.
 SIGNED_FORMATS = {"wav": "audio/wav", "mp3": "audio/mpeg", "flac": "audio/flac"}
 
-_SYNTHETIC = "http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedia"
+# IPTC's term for what a trained model generated.
+SYNTHETIC = "http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedia"
 _MANIFEST = {
     "claim_generator_info": [{"name": "qwen_megakernel", "version": __version__}],
     "assertions": [
         {
             "label": "c2pa.actions",
-            "data": {"actions": [{"action": "c2pa.created", "digitalSourceType": _SYNTHETIC}]},
+            "data": {"actions": [{"action": "c2pa.created", "digitalSourceType": SYNTHETIC}]},
         }
     ],
 }
@@ -127,8 +128,7 @@ class Credentials:
 
     def facts(self) -> dict[str, Any]:
         """Return everything for JSON."""
-        names = ("state", "signed_by", "is_synthetic", "reason")
-        return {name: getattr(self, name) for name in names}
+        return asdict(self)
 
 
 def read_credentials(data: bytes, name: str) -> Credentials | None:
@@ -172,7 +172,7 @@ def read_credentials(data: bytes, name: str) -> Credentials | None:
     return Credentials(
         state,
         ", ".join(names),
-        any(action.get("digitalSourceType") == _SYNTHETIC for action in actions),
+        any(action.get("digitalSourceType") == SYNTHETIC for action in actions),
         "; ".join(reasons) if state == "invalid" else "",
     )
 

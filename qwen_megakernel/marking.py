@@ -8,15 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from qwen_megakernel.content_credentials import SIGNED_FORMATS, Signer
+from qwen_megakernel.content_credentials import SIGNED_FORMATS, SYNTHETIC, Signer
 from qwen_megakernel.errors import OutputError, UsageError
 
 KINDS = ("metadata", "watermark", "c2pa")
-# What audio files say of their audio; the address is IPTC's term.
-COMMENT = (
-    "AI-generated speech. Digital source type: "
-    "http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedia"
-)
+COMMENT = f"AI-generated speech. Digital source type: {SYNTHETIC}"  # of audio files
 KEY_BYTES = 32
 MAX_OPERATOR = 2**16 - 1
 
@@ -71,12 +67,17 @@ class MarkKey:
         return MarkKey(bytes.fromhex(found[1]), int(found[2]))
 
 
+def _read(path: Path, what: str, hint: str = "") -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"Cannot read the {what} {path}: {error.strerror}.", hint=hint) from error
+
+
 def _read_private(path: Path, hint: str = "") -> bytes:
     """Return a file that must be secret; raise UsageError if other users may read it."""
-    try:
-        mode, data = path.stat().st_mode, path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"Cannot read the key {path}: {error.strerror}.", hint=hint) from error
+    data = _read(path, "key", hint)
+    mode = path.stat().st_mode
     if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise UsageError(
             f"The key {path} has mode {stat.S_IMODE(mode):o}; other users may read it.",
@@ -151,7 +152,7 @@ class Marking:
         signer = None
         if certificate and private_key:
             signer = Signer.of(
-                _read_certificate(Path(certificate)), _read_private(Path(private_key))
+                _read(Path(certificate), "certificate"), _read_private(Path(private_key))
             )
         return Marking("metadata" in chosen, MarkKey.read(Path(key)) if key else None, signer)
 
@@ -180,10 +181,3 @@ class Marking:
 
 
 UNMARKED = Marking(metadata=False)
-
-
-def _read_certificate(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"Cannot read the certificate {path}: {error.strerror}.") from error

@@ -52,7 +52,7 @@ class ServerSettings:
     max_chars: int = 4096  # in `input`; OpenAI's limit
     max_body_bytes: int = 15 * 2**20  # in a request; fits `max_upload_bytes` in base64
     max_upload_bytes: int = 10 * 2**20  # in a recording, in an upload or in `ref_audio`
-    max_buffered_bytes: int = 256 * 2**20  # in the bodies of all open requests together
+    max_buffered_bytes: int = 256 * 2**20  # in all requests and WebSocket messages
     default_format: str = "wav"
     opus_kbits: int = OPUS_KBITS  # bit rate of opus, kbit/s
     sound: SoundOptions = field(default_factory=SoundOptions)  # defaults of requests

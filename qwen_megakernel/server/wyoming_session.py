@@ -268,9 +268,8 @@ class Session:
             await self._send(SynthesizeStopped().event())
 
     def _marked(self, event: Event) -> Event:
-        event.data |= (
-            self._service.engine.mark.fields
-        )  # clients ignore fields that they do not know
+        # Clients ignore fields that they do not know.
+        event.data |= self._service.engine.mark.fields
         return event
 
     async def _send(self, event: Event) -> None:

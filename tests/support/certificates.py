@@ -1,4 +1,4 @@
-"""Certificates for content credentials, made on the spot; nobody trusts them."""
+"""Makes certificates with which tests sign files; no verifier has them on its list."""
 
 import datetime
 from typing import Any

@@ -108,7 +108,7 @@ class Grammar:
         kind, stop = announced(segment.text[:end], begin, past)
         if kind:
             say = self._version_words if kind == "version" else self.language.spell
-            yield segment.words(begin, stop, say(segment.text[begin:stop]))
+            yield segment.words(begin, stop, self.spoken(say(segment.text[begin:stop])))
             begin = stop
         yield from self._read(segment[begin:], end - begin, before)
         yield from segment.kept(end, len(segment.text))
@@ -279,7 +279,7 @@ class Grammar:
 
     def _with_number_sign(self, match: re.Match[str], before: str) -> str:
         lang = self.language
-        if len(match["w"]) > 4 and match["w"].isdigit() and not match["d"]:
+        if len(match["w"]) >= _MIN_NUMBERED_DIGITS and match["w"].isdigit() and not match["d"]:
             return lang.number_sign + lang.space + lang.spell(match["w"])
         return lang.number_sign + lang.space + lang.number(*self._digits(match))
 

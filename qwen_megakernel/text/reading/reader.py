@@ -304,7 +304,7 @@ class TextReader:
 
     def _space(self, segment: Draft) -> Iterator[Piece]:
         start = segment.starts[0]
-        self._past += " "
+        self._past = (self._past + " ")[-MAX_PAST:]
         if segment.text == "\n":
             if self._markdown.is_begun and segment.ends[0] > start + 1:
                 return  # a tag of HTML at the beginning of a line
