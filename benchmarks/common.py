@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from tqdm import tqdm
 
 from benchmarks import machine
 from qwen_megakernel import audio
@@ -161,7 +162,8 @@ def repeat(args: argparse.Namespace, run: Callable[[int], dict[str, Any]]) -> li
     """Call run(0), run(1), ...: first --warmup times without keeping results, then --runs times."""
     for index in range(args.warmup):
         run(index)
-    return [run(index) for index in range(args.runs)]
+    bar = tqdm(range(args.runs), unit="run", delay=2, leave=False, disable=None)  # in a terminal
+    return [run(index) for index in bar]
 
 
 @contextmanager
@@ -184,7 +186,7 @@ def run_once(tts: "TTSEngine", args: argparse.Namespace, index: int) -> dict[str
         chunk_frames=args.chunk_frames,
         **speech_options,
     )
-    chunks = [chunk for chunk in stream if len(chunk.samples)]
+    chunks = list(stream)
     samples = np.concatenate([chunk.samples for chunk in chunks])
     times = [chunk.t_ms for chunk in chunks]
     durations = [1000 * len(chunk.samples) / stream.sample_rate for chunk in chunks]

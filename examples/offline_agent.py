@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from qwen_megakernel import audio
+from qwen_megakernel import audio, signals
 from qwen_megakernel.audio import WavWriter
 from qwen_megakernel.cli import options, parsing, running
 from qwen_megakernel.cloning import recordings
@@ -284,9 +284,15 @@ async def converse(
         if num_answers == len(ANSWERS):
             await worker.stop_when_done()
 
-    runner = WorkerRunner(handle_sigterm=True)
+    runner = WorkerRunner(handle_sigint=False)
     await runner.add_workers(worker)
-    await runner.run()
+    loop = asyncio.get_running_loop()
+
+    def cancel() -> None:
+        asyncio.run_coroutine_threadsafe(runner.cancel("interrupted"), loop)
+
+    with signals.deferred_signals(cancel):
+        await runner.run()
     return Conversation(list(context.messages), user.spoken, loudspeaker.played)
 
 

@@ -84,17 +84,22 @@ class Call:
 
     async def _send_speech(self, stream_id: str) -> None:
         held = b""
+
+        async def send_frames() -> None:
+            nonlocal held
+            while len(held) >= FRAME_BYTES:
+                frame, held = held[:FRAME_BYTES], held[FRAME_BYTES:]
+                payload = base64.b64encode(frame).decode("ascii")
+                await self._send("media", stream_id, {"payload": payload})
+
         async with self._engine.stream(
             self._text, sample_rate=TELEPHONE_RATE, **self._how
         ) as stream:
             async for chunk in stream:
                 held += to_g711(chunk.samples, ENCODING)
-                if chunk.is_last:
-                    held += SILENCE * (-len(held) % FRAME_BYTES)
-                while len(held) >= FRAME_BYTES:
-                    frame, held = held[:FRAME_BYTES], held[FRAME_BYTES:]
-                    payload = base64.b64encode(frame).decode("ascii")
-                    await self._send("media", stream_id, {"payload": payload})
+                await send_frames()
+        held += SILENCE * (-len(held) % FRAME_BYTES)
+        await send_frames()
         await self._send("mark", stream_id, {"name": MARK})
 
     async def _send(self, event: str, stream_id: str, facts: dict[str, str]) -> None:

@@ -19,6 +19,7 @@ Environment:
 import argparse
 import functools
 import gc
+import importlib.util
 import os
 import sys
 
@@ -160,6 +161,12 @@ if __name__ == "__main__":
     from pipecat.runner.run import main
 
     if not {"-h", "--help"} & set(sys.argv):
+        extras = ["pipecat-ai[webrtc,runner,whisper]"]
+        with running.needed("pipecat", by="voice_agent.py", also=extras):
+            # Pipecat imports these when somebody asks for the page, or calls.
+            for name in ("aiortc", "faster_whisper", "pipecat_ai_prebuilt"):
+                if importlib.util.find_spec(name) is None:
+                    raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         code = running.run(preload, model_parser().parse_known_args()[0])
         if code:
             sys.exit(code)

@@ -3,7 +3,7 @@
 import io
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -32,6 +32,11 @@ WINDOW_MS = 20
 HOP_MS = 10
 AUDIBLE_DBFS = -45
 NUM_AUDIBLE_WINDOWS = 2
+
+
+def joined(pieces: Iterable[np.ndarray]) -> np.ndarray:
+    """Return [num_samples] int16, the pieces of a speech one after the other; none give silence."""
+    return np.concatenate([np.empty(0, np.int16), *pieces])
 
 
 def to_int16(pcm: np.ndarray) -> np.ndarray:

@@ -26,7 +26,6 @@ from qwen_megakernel.engine.speech import Speech
 from qwen_megakernel.engine.speech_engine import SpeechEngine
 from qwen_megakernel.engine.stream import SpeechStream
 from qwen_megakernel.errors import RecordingError, TaskError, UsageError
-from qwen_megakernel.records import AudioChunk
 from qwen_megakernel.speech_options import OFFICIAL_NAMES
 from qwen_megakernel.voice import Voice
 
@@ -225,8 +224,8 @@ class OfficialNames(SpeechEngine):
 def stream_chunks(stream: SpeechStream) -> Iterator[tuple[np.ndarray, int, dict[str, Any]]]:
     """Yield chunks as faster-qwen3-tts does: [num_samples] float32, sample rate, figures."""
     chunks, index, last_ms = iter(stream), 0, 0.0
-    chunk: AudioChunk | None = next(chunks)
-    while chunk and len(chunk.samples):
+    chunk = next(chunks, None)
+    while chunk:
         following = next(chunks, None)
         figures = {
             "chunk_index": index,
@@ -234,7 +233,7 @@ def stream_chunks(stream: SpeechStream) -> Iterator[tuple[np.ndarray, int, dict[
             "prefill_ms": stream.timings["prefill"] if index == 0 else 0.0,
             "decode_ms": chunk.t_ms - last_ms,
             "total_steps_so_far": chunk.frame_index + chunk.num_frames,
-            "is_final": following is None or not len(following.samples),
+            "is_final": following is None,
         }
         yield to_float32(chunk.samples), chunk.sample_rate, figures
         index, last_ms, chunk = index + 1, chunk.t_ms, following

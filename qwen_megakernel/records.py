@@ -105,8 +105,6 @@ class AudioChunk:
     frame_index: int  # first frame of this chunk, counted over the whole utterance
     num_frames: int
     t_ms: float  # milliseconds since the request was made
-    is_last: bool = False  # a last chunk may be empty and carry only the reason
-    finish_reason: FinishReason | None = None
     start_s: float = 0.0  # seconds of audio before this chunk
     manner: Manner = field(default_factory=Manner)  # the manner of the chunk's part
     pause_s: float = 0.0  # length of a pause in the text, which is a chunk of its own

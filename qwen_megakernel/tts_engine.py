@@ -169,7 +169,7 @@ class TTSEngine(OfficialNames):
         if warmup:
             self._reading.warm_up()
             started = time.perf_counter()
-            rtf = self._warm_up()
+            self.real_time_factor = rtf = self._warm_up()
             logger.debug("Warmed up in %.2f s.", time.perf_counter() - started)
             if rtf > 1 and self.backend == "cpu" and not weights:
                 logger.warning(

@@ -203,7 +203,7 @@ def speak(
         max_frames=args.max_frames,
         **({"first_chunk_frames": first} if first else chunks_of),
     )
-    chunks = [chunk for chunk in stream if chunk.num_frames]
+    chunks = list(stream)
     audio_ms = 1000 * sum(len(chunk.samples) for chunk in chunks) / tts.sample_rate
     timings, frames = stream.timings, len(stream.codes)
     return {

@@ -156,8 +156,6 @@ async def speak(
         max_frames=min(num_frames, args.max_frames or num_frames),
     )
     async for chunk in stream:
-        if not chunk.num_frames:
-            continue
         times.append(1000 * (time.perf_counter() - planned))
         durations.append(1000 * len(chunk.samples) / tts.sample_rate)
         if paced:

@@ -64,7 +64,7 @@ class PacedEngine:
         self.files = SimpleNamespace(name="paced")
         self.mark = Marking()
         self.states: list[StreamState] = []
-        self._rtf = rtf
+        self.real_time_factor = rtf
         self._next: deque[tuple[float, StreamState, int, int]] = deque()
         self._closed = False
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -113,7 +113,7 @@ class PacedEngine:
                 size = 0 if state.cancelled else min(size, state.request.max_frames - first)
                 self._put(state, first, size)
                 if size:
-                    due += size * FRAME_S * self._rtf
+                    due += size * FRAME_S * self.real_time_factor
                     larger = min(2 * size, state.request.chunk_frames)
                     self._next.append((due, state, first + size, larger))
             time.sleep(0.001)
@@ -125,7 +125,7 @@ class PacedEngine:
         state.timings.setdefault("first_chunk", state.elapsed_ms())
         if size:
             samples[:_STAMP_SAMPLES] = np.array([time.perf_counter_ns()]).view(np.int16)
-        state.outbox.put(AudioChunk(samples, RATE, first, size, 0.0, not size, reason))
+        state.outbox.put(reason or AudioChunk(samples, RATE, first, size, 0.0))
 
 
 def _nothing() -> None:

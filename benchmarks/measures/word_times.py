@@ -154,7 +154,8 @@ def missed(
     part = SpokenPart(TextPart(text=spoken), 0)
     part.end(num_frames, "eos")
     timer = SpeechTimer([part])
-    timer.hear(AudioChunk(samples, rate, 0, num_frames, 0.0, True, "eos"))
+    timer.hear(AudioChunk(samples, rate, 0, num_frames, 0.0))
+    timer.end()
     found = [word.start for word in timer.words(text, pieces)]
     for index, (begin, end, _) in enumerate(spans):
         begins = [time for place, time in exact.items() if begin <= place < end]

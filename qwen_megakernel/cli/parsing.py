@@ -50,7 +50,7 @@ def temperature(text: str) -> float:
     """Parse a temperature, by which logits can be divided, as an argparse type."""
     if not MIN_FACTOR <= (value := number(text)) <= MAX_FACTOR:
         raise argparse.ArgumentTypeError(
-            f"temperature is {text}; it must be in {MIN_FACTOR:g} .. {MAX_FACTOR:g}. "
+            f"temperature is {text}; it must be above 0 and at most {MAX_FACTOR:.0f}. "
             "For greedy decoding use --greedy."
         )
     return value

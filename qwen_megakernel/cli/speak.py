@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 DEFAULT_OUTPUT = "out.wav"
 SECONDS_BETWEEN_LINES = 5
-CHARS_PER_SECOND = 14  # the pace of read English, for the progress bar
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
@@ -208,6 +207,8 @@ def _progress_bar(args: argparse.Namespace, text: str) -> "tqdm":
     Where standard error is no terminal, there is a line every few seconds instead.
     """
     from tqdm import tqdm
+
+    from qwen_megakernel.text.cleaning import CHARS_PER_SECOND
 
     is_shown = sys.stderr.isatty()
     words = "{n:.1f} s of speech in {elapsed}"

@@ -80,10 +80,9 @@ class Speech:
         """Read `stream` to its end."""
         chunks = list(stream)
         assert stream.finish_reason
-        samples = np.concatenate([chunk.samples for chunk in chunks])
         return Speech(
-            audio=audio.to_float32(samples),
-            sample_rate=chunks[-1].sample_rate,
+            audio=audio.to_float32(audio.joined(chunk.samples for chunk in chunks)),
+            sample_rate=stream.sample_rate,
             codes=stream.codes,
             finish_reason=stream.finish_reason,
             seed=stream.seed,

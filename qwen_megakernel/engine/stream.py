@@ -11,7 +11,7 @@ from concurrent.futures import Executor
 
 import numpy as np
 
-from qwen_megakernel.engine.stream_state import StreamState
+from qwen_megakernel.engine.stream_state import OutboxItem, StreamState
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.marking import UNMARKED, Marking
 from qwen_megakernel.printable import get_logger
@@ -136,7 +136,8 @@ class SpeechStream:
 
     def take_timestamps(self) -> tuple[list[TimedWord], list[Segment]]:
         """Return the words and sentences whose times have become final since the last call. They
-        have the same times in `words` and `segments` from then on."""
+        have the same times in `words` and `segments` from then on. The last of them become final
+        after the last chunk, when the stream has ended."""
         return self._timer.take(self.written_text, self.spoken_pieces)
 
     @property
@@ -183,18 +184,19 @@ class SpeechStream:
             logger.warning("%s", warning[0].upper() + warning[1:] + ".")
             self._warnings.append(warning)
 
-    def _receive(self, item: AudioChunk | Exception) -> list[AudioChunk]:
+    def _receive(self, item: OutboxItem) -> list[AudioChunk]:
         """Return the chunks for the reader; none if the sound chain holds all of the item back."""
         self._state.wake()  # a slot that waited for the reader can continue
-        if isinstance(item, Exception):
-            if self._heard and (rest := self._heard.rest()):
-                self._state.outbox.put(item)  # raised after `rest` is read
-                self._timer.hear(rest)
-                return [rest]
-            self._over = True
-            raise item
-        self._over = item.is_last
-        chunks = self._heard.hear(item) if self._heard else [item]
+        if isinstance(item, AudioChunk):
+            chunks = self._heard.hear(item) if self._heard else [item]
+        elif self._heard and (rest := self._heard.rest()):
+            self._state.outbox.put(item)  # the stream ends after `rest` is read
+            chunks = [rest]
+        else:
+            self._over, chunks = True, []
+            if isinstance(item, Exception):
+                raise item
+            self._timer.end()
         for chunk in chunks:
             self._timer.hear(chunk)
         return chunks

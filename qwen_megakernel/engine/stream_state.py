@@ -21,19 +21,21 @@ from qwen_megakernel.text.intake import TextIntake
 from qwen_megakernel.text.parts import TextPart
 from qwen_megakernel.timing.speech_timer import SpokenPart
 
+OutboxItem = AudioChunk | FinishReason | Exception  # the last two end the stream
+
 
 class Outbox:
     """A queue of chunks for one reader, which may be a thread or a coroutine."""
 
     def __init__(self) -> None:
-        self._items: deque[AudioChunk | Exception] = deque()
+        self._items: deque[OutboxItem] = deque()
         self._changed = threading.Condition()
         self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
 
     def __len__(self) -> int:
         return len(self._items)
 
-    def put(self, item: AudioChunk | Exception) -> None:
+    def put(self, item: OutboxItem) -> None:
         """Add an item without blocking; the engine looks at `len` before it decodes more."""
         with self._changed:
             self._items.append(item)
@@ -43,13 +45,13 @@ class Outbox:
             with contextlib.suppress(RuntimeError):  # its event loop is closed: no reader waits
                 waiter[0].call_soon_threadsafe(waiter[1].set)
 
-    def get(self) -> AudioChunk | Exception:
+    def get(self) -> OutboxItem:
         """Block until there is an item."""
         with self._changed:
             self._changed.wait_for(lambda: self._items)
             return self._items.popleft()
 
-    async def get_async(self) -> AudioChunk | Exception:
+    async def get_async(self) -> OutboxItem:
         """Await an item without blocking the event loop."""
         event = asyncio.Event()
         while True:
@@ -275,7 +277,6 @@ class StreamState:
         samples: np.ndarray,
         frame_index: int,
         num_frames: int,
-        reason: FinishReason | None = None,
         *,
         manner: Manner | None = None,
         pause_s: float = 0.0,
@@ -295,8 +296,6 @@ class StreamState:
                 frame_index=frame_index,
                 num_frames=num_frames,
                 t_ms=self.elapsed_ms(),
-                is_last=reason is not None,
-                finish_reason=reason,
                 start_s=start_s,
                 manner=manner or Manner(),
                 pause_s=pause_s,
@@ -308,16 +307,13 @@ class StreamState:
         self.deliver(np.empty(0, dtype=np.int16), len(self.codes), 0, pause_s=seconds)
 
     def end(self, reason: FinishReason, error: Exception | None = None) -> None:
-        """End the stream for its reader, with an empty last chunk or with an error; only once."""
+        """End the stream for its reader, with the reason or with an error; only once."""
         if self.finish_reason is not None:
             return
         self.finish_reason, self.phase, self.vocoder = reason, Phase.OVER, None
         self.pending.clear()
         self.timings["total"] = self.elapsed_ms()
-        if error:
-            self.outbox.put(error)
-        else:
-            self.deliver(np.empty(0, dtype=np.int16), len(self.codes), 0, reason)
+        self.outbox.put(error or reason)
 
     def buffered_s(self) -> float:
         """Return for how many seconds the reader can go on playing; -inf if it has nothing to play.

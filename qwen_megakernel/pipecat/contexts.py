@@ -220,8 +220,6 @@ class ContextTTSService(InProcessTTSService):
         timer = WordTimer(stream, speech.audio_s)
         try:
             while (chunk := await speech.next_chunk(stream)) is not None:
-                if not len(chunk.samples):
-                    continue  # a last chunk may have only the finish reason
                 await self.stop_ttfb_metrics()
                 speech.audio_s += len(chunk.samples) / chunk.sample_rate
                 yield self._audio(chunk.pcm16, chunk.sample_rate, context_id)

@@ -119,10 +119,10 @@ class ActiveSpeech:
                 self._chunks.append(chunk)
                 self._num_buffered += len(chunk.samples)
                 self._news.set()
-                reason = chunk.finish_reason or reason
                 while self._num_buffered >= self._limit and not self._closed:
                     self._space.clear()
                     await self._space.wait()
+            reason = self.stream.finish_reason or reason
         except Exception as error:  # `chunks` raises it
             self._error = error
         finally:

@@ -22,6 +22,7 @@ class Ticket:
     """The place of an admitted request, in a slot or in the queue."""
 
     admission: "Admission"
+    expected_s: float = 0.0  # how long it may hold a slot, by the length of its text
     started: float | None = None  # perf_counter() when it got a slot; None: it waits
 
     def release(self) -> None:
@@ -59,9 +60,11 @@ class Admission:
         """Speeches that wait, are being made, or are being sent."""
         return max(len(self.running), self.open_responses)
 
-    def admit(self) -> Ticket:
+    def admit(self, expected_s: float = 0.0) -> Ticket:
         """Admit a request.
 
+        Args:
+            expected_s: how long it may hold a slot; 0: nobody knows.
         Raises:
             EngineBusy: the queue is full.
             Draining: the server is about to stop.
@@ -76,7 +79,7 @@ class Admission:
             )
             error.retry_after_s = seconds
             raise error
-        ticket = Ticket(self)
+        ticket = Ticket(self, expected_s)
         self.running.append(ticket)
         self._start_next()
         return ticket
@@ -102,7 +105,8 @@ class Admission:
         if mean_s is None:  # a request takes at least as long as the oldest has run
             oldest = self.running[0].started
             assert oldest is not None  # a slot is free for the oldest
-            mean_s = time.perf_counter() - oldest
+            expected_s = sum(ticket.expected_s for ticket in self.running) / len(self.running)
+            mean_s = max(time.perf_counter() - oldest, expected_s)
         seconds = math.ceil(mean_s * (self.num_waiting + 1) / self.num_slots)
         return min(max(1, seconds), MAX_RETRY_AFTER_S)
 

@@ -11,12 +11,12 @@ import contextlib
 import functools
 import time
 from collections.abc import AsyncIterator
-from html import escape
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, File, Form, Request, Response, UploadFile, WebSocket
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import FileResponse, HTMLResponse
+from fastapi.responses import FileResponse
+from fastapi_offline import FastAPIOffline
 
 from qwen_megakernel import PACKAGE_FOLDER, __version__
 from qwen_megakernel.errors import MissingPackageError, NotReady, RecordingError
@@ -54,6 +54,14 @@ _EXPOSED = (
     "X-Spoken-Text",
     "X-AI-Generated",
 )
+_DESCRIPTION = f"""Qwen3-TTS speech, streamed. OpenAI's clients for speech work with this server.
+
+- **WebSocket `{SPEECH}/stream`** speaks text that arrives in pieces: send the JSON message
+  `{{"type": "session.config", "voice": ...}}`, then for each piece
+  `{{"type": "input.text", "text": ...}}`, and last `{{"type": "input.done"}}`. Audio arrives in
+  binary messages, between messages of the types `audio.start` and `audio.done`.
+- [The web page](.) speaks a text in the browser.
+"""
 _ERRORS: dict[int | str, dict[str, Any]] = {
     key: {"model": ErrorBody, "description": "Error"} for key in ("4XX", "5XX")
 }
@@ -84,12 +92,11 @@ def create_app(engine: Any, settings: ServerSettings | None = None) -> FastAPI:
         service.admission.draining = True
         await asyncio.to_thread(service.close)
 
-    app = FastAPI(
+    app = FastAPIOffline(  # FastAPI's own page of the endpoints loads scripts from other hosts
         title="qwen_megakernel",
         version=__version__,
-        description="Qwen3-TTS speech, streamed; see docs/serving.md.",
+        description=_DESCRIPTION,
         lifespan=lifespan,
-        docs_url=None,  # FastAPI's pages load scripts from other hosts
         redoc_url=None,
         responses=_ERRORS,
     )
@@ -270,34 +277,6 @@ def _add_detection(app: FastAPI, service: Service) -> None:
             ) from error
 
 
-def endpoints_page(description: dict[str, Any]) -> str:
-    """Return a page of all endpoints with the first lines of their descriptions; it loads nothing.
-
-    Args:
-        description: the app's OpenAPI object.
-    """
-    listed = [
-        (f"{method.upper()} {path}", operation.get("description", ""))
-        for path, operations in description["paths"].items()
-        for method, operation in operations.items()
-    ]
-    listed.insert(1, (f"WS {SPEECH}/stream", "Speak text that arrives in pieces."))
-    rows = "".join(
-        f"<tr><td><code>{escape(name)}</code></td>"
-        f"<td>{escape(words.partition(chr(10))[0].replace('`', ''))}</td></tr>"
-        for name, words in listed
-    )
-    return (
-        "<!doctype html><html lang=en><meta charset=utf-8><title>qwen_megakernel: endpoints</title>"
-        "<meta name=viewport content='width=device-width'>"
-        "<style>body{font:16px/1.5 system-ui;max-width:60rem;margin:2rem auto;padding:0 1rem}"
-        "td{padding:.3rem 1rem .3rem 0;border-top:1px solid #ddd;vertical-align:top}</style>"
-        "<h1>Endpoints</h1><p>All fields: <a href=openapi.json>openapi.json</a>. "
-        "To try it: <a href=.>the page</a>."
-        f"<table>{rows}</table></html>"
-    )
-
-
 def _model(engine: Any, name: str) -> dict[str, Any]:
     """Return the entry of the engine's model under one of its names."""
     return {
@@ -351,10 +330,6 @@ def _add_facts(app: FastAPI, service: Service) -> None:
     async def metrics() -> Response:
         """Return the metrics for Prometheus."""
         return Response(service.metrics.render(), media_type=CONTENT_TYPE)
-
-    @app.get("/docs", include_in_schema=False)
-    async def docs() -> Response:
-        return HTMLResponse(endpoints_page(app.openapi()))
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:

@@ -13,7 +13,7 @@ import numpy as np
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from qwen_megakernel.audio import to_float32, to_int16
+from qwen_megakernel.audio import joined, to_float32, to_int16
 from qwen_megakernel.errors import QwenTTSError
 from qwen_megakernel.printable import get_logger
 from qwen_megakernel.records import AudioChunk
@@ -82,8 +82,7 @@ async def events(
             whole.append(chunk.samples)
             for step in range(chunk.frame_index + 1, chunk.frame_index + chunk.num_frames + 1):
                 out += _progress(phase="decoding", step=step, max_steps=max_steps)
-        if len(chunk.samples) or chunk.num_frames:
-            held.append(chunk)
+        held.append(chunk)
         if audio := await encoded(encoder, chunk.samples):
             out += delta(audio)
         if found := await speaking.timestamps(granularities):
@@ -99,7 +98,7 @@ async def events(
         yield out + _event(type="speech.audio.done", **done)
         return
     yield out + _progress(phase="vocoder")
-    wav = await encoded_whole("wav", np.concatenate(whole), rate, mark=stream.mark)
+    wav = await encoded_whole("wav", joined(whole), rate, mark=stream.mark)
     done = {"phase": "done"} | done | {"audio": _base64(wav)}
     yield _event(type="speech.audio.done", **done) + DONE
 
@@ -118,7 +117,7 @@ async def phases(speaking: ActiveSpeech, max_steps: int) -> AsyncIterator[bytes]
             yield _event(phase="decoding", step=step, max_steps=max_steps)
     yield _event(phase="vocoder")
     rate, mark = speaking.record.sample_rate, speaking.stream.mark
-    wav = await encoded_whole("wav", np.concatenate(whole), rate, mark=mark)
+    wav = await encoded_whole("wav", joined(whole), rate, mark=mark)
     facts = speaking.facts()
     done = {name: facts[name] for name in ("n_steps", "n_samples", "elapsed_ms")}
     yield _event(phase="done", **done, audio=_base64(wav)) + DONE
@@ -250,7 +249,7 @@ async def buffered(
                 samples = [chunk.samples async for chunk in speaking.chunks()]
     finally:
         watcher.cancel()
-    whole, rate = np.concatenate(samples), speaking.record.sample_rate
+    whole, rate = joined(samples), speaking.record.sample_rate
     if loudness is not None:
         heard = to_float32(whole)
         whole = to_int16(await asyncio.to_thread(at_loudness, heard, rate, loudness))

@@ -17,6 +17,7 @@ from qwen_megakernel.server.metrics import Metrics, SpeechRecord
 from qwen_megakernel.server.schemas import SpeechSettings, engine_options
 from qwen_megakernel.server.settings import ServerSettings
 from qwen_megakernel.server.voices import VoiceStore
+from qwen_megakernel.text.cleaning import CHARS_PER_SECOND
 
 logger = get_logger(__name__)
 
@@ -116,7 +117,9 @@ class Service:
             EngineBusy, Draining: no request is admitted.
             UsageError: the engine refuses the request; nothing was started.
         """
-        engine, ticket = self.engine, self.admission.admit()
+        engine = self.engine
+        speech_s = len(text or "") / CHARS_PER_SECOND
+        ticket = self.admission.admit(speech_s * (engine.real_time_factor or 0.0))
         try:
             stream = await _begin(engine, text, options)
         except BaseException:

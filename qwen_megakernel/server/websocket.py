@@ -25,6 +25,7 @@ from fastapi import WebSocket, WebSocketDisconnect
 from pydantic import ValidationError
 from starlette.types import Message
 
+from qwen_megakernel.audio import joined
 from qwen_megakernel.errors import EmptyText, QwenTTSError, UsageError
 from qwen_megakernel.printable import get_logger
 from qwen_megakernel.server.active_speech import ActiveSpeech, encoded, encoded_whole, sent
@@ -356,33 +357,39 @@ class Session:
         how, mark = (self._settings.opus_kbits, config.encoding or "pcm"), speaking.stream.mark
         encoder = new_encoder(response_format, rate, *how, mark.comment)
         whole: list[np.ndarray] = []
-        started = False
+        has_begun = False
         names: dict[str, Any] = {"utterance_index": utterance.index, "sentence_index": 0}
+
+        async def begin() -> None:
+            await self._send(
+                type="audio.start",
+                **names,
+                # The text is known only after the client has ended it.
+                sentence_text="".join(utterance.pieces) if utterance.ended else None,
+                format=response_format,
+                sample_rate=rate,
+                channels=1,
+                seed=speaking.stream.seed,
+                request_id=speaking.request_id,
+                warnings=utterance.warnings + speaking.stream.warnings,
+                **mark.fields,
+            )
+
         async for chunk in speaking.chunks():
-            if not started:
-                started = True
-                await self._send(
-                    type="audio.start",
-                    **names,
-                    # The text is known only after the client has ended it.
-                    sentence_text="".join(utterance.pieces) if utterance.ended else None,
-                    format=response_format,
-                    sample_rate=rate,
-                    channels=1,
-                    seed=speaking.stream.seed,
-                    request_id=speaking.request_id,
-                    warnings=utterance.warnings + speaking.stream.warnings,
-                    **mark.fields,
-                )
+            if not has_begun:
+                await begin()
+                has_begun = True
             if not config.stream_audio:
                 whole.append(chunk.samples)
             elif data := await encoded(encoder, chunk.samples):
                 await self._send_bytes(data)
             await self._send_timestamps(utterance, speaking)
-        if whole:
-            data = await encoded_whole(response_format, np.concatenate(whole), rate, *how, mark)
-        else:
+        if not has_begun:  # speech without a sample
+            await begin()
+        if config.stream_audio:
             data = await encoded(encoder, None)
+        else:
+            data = await encoded_whole(response_format, joined(whole), rate, *how, mark)
         if data:
             await self._send_bytes(data)
         await self._send_timestamps(utterance, speaking)

@@ -251,10 +251,9 @@ class Session:
         num_samples = 0
         await self._send(self._marked(AudioStart(**sound).event()))
         async for chunk in speaking.chunks():
-            if len(chunk.samples):
-                ms = 1000 * num_samples // rate
-                await self._send(AudioChunk(**sound, audio=chunk.pcm16, timestamp=ms).event())
-                num_samples += len(chunk.samples)
+            ms = 1000 * num_samples // rate
+            await self._send(AudioChunk(**sound, audio=chunk.pcm16, timestamp=ms).event())
+            num_samples += len(chunk.samples)
         end = AudioStop(timestamp=1000 * num_samples // rate).event()
         # These fields are not in the protocol; clients ignore fields that they do not know.
         stream = speaking.stream

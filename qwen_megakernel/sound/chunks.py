@@ -35,7 +35,7 @@ class HeardChunks:
     """Applies a stream's chain to its chunks, in the reader's thread.
 
     If the chain holds back all samples of a chunk, the reader gets no chunk, and the next chunk
-    counts its frames, too. The last chunk has the end of the sound. A pause is a separate chunk.
+    counts its frames, too. A pause is a separate chunk.
 
     Args:
         chain: the chain for the beginning of the stream.
@@ -55,7 +55,6 @@ class HeardChunks:
         self._latest: AudioChunk | None = None  # counts the frames of held chunks before it, too
         self._is_held = False  # whether `_latest` was not returned yet
         self._num_samples = 0  # samples that were returned so far
-        self._is_over = False
         self._heard_as: tuple[float, float] = 1.0, 0.0  # speed and volume of the chain's part
         self._is_after_pause = False  # whether no sound has followed the latest pause
         self._has_ended = False  # whether `_chain` has ended, so that the next sound needs another
@@ -89,19 +88,16 @@ class HeardChunks:
         if self._latest and self._is_held:
             num_frames = self._latest.num_frames + chunk.num_frames
             chunk = replace(chunk, frame_index=self._latest.frame_index, num_frames=num_frames)
-        self._latest, self._is_over = chunk, chunk.is_last
-        if chunk.is_last and not self._has_ended:
-            samples = np.concatenate([samples, self._chain.finish()])
-        self._is_held = not (len(samples) or chunk.is_last)
+        self._latest, self._is_held = chunk, not len(samples)
         return [] if self._is_held else [self._heard(chunk, samples)]
 
     def rest(self) -> AudioChunk | None:
-        """Return the held samples of a stream that stopped early, once; None if there are none."""
-        chunk, was_over, self._is_over = self._latest, self._is_over, True
-        if chunk is None or was_over or self._has_ended:
+        """Return the end of the sound, once, after the stream has ended; None if it has none."""
+        if self._latest is None or self._has_ended:
             return None
+        self._has_ended = True
         samples = self._chain.finish()
-        return self._end_of(chunk, samples) if len(samples) else None
+        return self._end_of(self._latest, samples) if len(samples) else None
 
     def _turn(self, chunk: AudioChunk) -> Iterator[AudioChunk]:
         """End the chain at a pause or a change of manner, and begin the next one after it."""
@@ -112,9 +108,9 @@ class HeardChunks:
         if (chunk.pause_s or is_other) and not self._has_ended:
             if self._latest:
                 rest = self._chain.end_part(is_before_pause=bool(chunk.pause_s))
-                if len(rest) or self._is_held:  # a held chunk is returned even without samples
+                if len(rest):
                     yield self._end_of(self._latest, rest)
-                self._is_held = False
+                    self._is_held = False
             self._has_ended = True
         self._is_after_pause = self._is_after_pause or bool(chunk.pause_s)
         if chunk.num_frames and self._has_ended:

@@ -7,8 +7,8 @@ from qwen_megakernel.text.sentences import unspeakable
 
 MAX_CHARS = 20_000
 
-# Reading speed in Latin script. Messages use it to state a length in minutes.
-_CHARS_PER_SECOND = 15
+# Reading speed in Latin script, by which the length of speech is estimated before it is made.
+CHARS_PER_SECOND = 15
 
 # Control characters other than tab and line ends, surrogates (not characters, and no tokenizer
 # accepts them), and the byte order mark. Those that separate words become a space.
@@ -61,7 +61,7 @@ def validate(text: str, max_chars: int = MAX_CHARS) -> str:
 def check_length(num_chars: int, max_chars: int) -> None:
     """Raise `TextTooLong` for more than `max_chars` characters."""
     if num_chars > max_chars:
-        minutes = max_chars / _CHARS_PER_SECOND / 60
+        minutes = max_chars / CHARS_PER_SECOND / 60
         counts = [f"{count:,}".replace(",", " ") for count in (num_chars, max_chars)]
         raise TextTooLong(
             f"The text has {counts[0]} characters; the limit is {counts[1]} "

@@ -41,6 +41,8 @@ _OBEYED = {
 }
 _MAX_TAG_CHARS = 200  # for a tag that may be completed by the next piece
 _MAX_SHOWN_CHARS = 10
+# A longer word in letters with spaces between words is no word: an encoded file, a key.
+_NO_WORD = re.compile(r"[!-~\u00a1-\u052f]{200,}")
 
 
 def script_of(char: str) -> str | None:
@@ -75,6 +77,12 @@ class TextWatch:
                     f"the text has markup ({printable(tag)}), which is not obeyed but read aloud; "
                     f"{_OBEYED[tag[0]]}"
                 )
+        if "word" not in self._met and (word := _NO_WORD.search(text)):
+            self._met.add("word")
+            found.append(
+                f"the text has {len(word[0])} characters without a space "
+                f"({printable(word[0][:_MAX_SHOWN_CHARS])}...), which are read as they stand"
+            )
         begin = max(text.rfind("<"), text.rfind("["))
         is_open = begin >= 0 and not {">", "]"} & set(text[begin:])
         self._open_tag = text[begin:] if is_open and len(text) - begin < _MAX_TAG_CHARS else ""

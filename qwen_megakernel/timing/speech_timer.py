@@ -77,7 +77,7 @@ class SpeechTimer:
 
     def __init__(self, parts: Sequence[SpokenPart], *, are_heard_apart: bool = False):
         self._parts, self._are_heard_apart = parts, are_heard_apart
-        self._kept: deque[AudioChunk] = deque()  # chunks that were not looked at yet
+        self._kept: deque[AudioChunk | None] = deque()  # chunks not looked at yet; None: the end
         self._kept_s = 0.0
         self._lock = threading.Lock()  # for the thread that takes chunks out of `_kept`
         self._heard: list[_Heard] = []
@@ -97,12 +97,20 @@ class SpeechTimer:
         if self._kept_s > KEPT_S:
             self.catch_up()
 
+    def end(self) -> None:
+        """Note that the reader has received all of the speech."""
+        self._kept.append(None)
+
     def catch_up(self) -> None:
         """Look at the chunks that were kept."""
         with self._lock:
             self._kept_s = 0.0
             while self._kept:
-                self._hear(self._kept.popleft())
+                chunk = self._kept.popleft()
+                if chunk:
+                    self._hear(chunk)
+                else:
+                    self._is_over = True
 
     def _hear(self, chunk: AudioChunk) -> None:
         seconds = len(chunk.samples) / chunk.sample_rate
@@ -119,10 +127,9 @@ class SpeechTimer:
         if len(chunk.samples):
             self._loudness.add(chunk.samples, chunk.sample_rate)
             self._heard_s += seconds
-        # Set last, because a thread that requests times reads these first.
+        # Set last, because a thread that requests times reads it first.
         if chunk.num_frames:
             self._num_frames = chunk.frame_index + chunk.num_frames
-        self._is_over = self._is_over or chunk.is_last
 
     # ---- words and sentences ---------------------------------------------------------------------
 

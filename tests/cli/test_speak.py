@@ -247,7 +247,11 @@ def test_the_same_seed_gives_the_same_file_in_another_process(speak, tmp_path):
         (("Hello.", "--model", "/no/such/folder"), 4, "/no/such/folder"),
         (("Hello.", "--backend", "kernel", *TINY), 3, "--backend torch"),
         (("Hello.", "--device", "cuda", *TINY), 3, "--device cpu"),
-        (("Hello.", "--temperature", "0", *TINY), 2, "use --greedy"),
+        (
+            ("Hello.", "--temperature", "0", *TINY),
+            2,
+            "above 0 and at most 1000000. For greedy decoding use --greedy",
+        ),
         (("Hello.", "--output", "/no/such/dir/a.wav", *TINY), 5, "there is no folder /no/such/dir"),
         (("Hello.", "--output", "a.xyz", *TINY), 2, "wav"),
     ],

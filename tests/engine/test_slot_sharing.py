@@ -60,7 +60,7 @@ def checked(chunks: list[Any], tts: TTSEngine, stream: SpeechStream) -> None:
             chunk.num_frames * tts.seconds_per_frame * tts.sample_rate
         )
         at += chunk.num_frames
-    assert at == len(stream.codes) and chunks[-1].is_last
+    assert at == len(stream.codes) and stream.finish_reason
 
 
 def test_a_text_that_stalls_leaves_its_slot_and_goes_on_when_more_text_comes(tts, aside):

@@ -121,9 +121,9 @@ def speak(monkeypatch):
         )
         deliver = StreamState.deliver
 
-        def recording_deliver(state, samples, first, count, reason=None, **kind):
+        def recording_deliver(state, samples, first, count, **kind):
             device.log.append(("deliver", count))
-            deliver(state, samples, first, count, reason, **kind)
+            deliver(state, samples, first, count, **kind)
 
         monkeypatch.setattr(StreamState, "deliver", recording_deliver)
         states = []
@@ -136,8 +136,8 @@ def speak(monkeypatch):
             loop._table.waiting.extend(states)
         loop.wake()
         for state in states:
-            while not state.outbox.get().is_last:
-                pass
+            ends = [item for item in iter(state.outbox.get, "eos") if isinstance(item, Exception)]
+            assert not ends
         loop.close()
         return device.log
 

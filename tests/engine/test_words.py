@@ -103,6 +103,8 @@ def test_what_settles_while_a_stream_is_read_is_all_in_the_end(tts: TTSEngine):
         for _ in stream:
             more = stream.take_timestamps()
             words, segments = words + more[0], segments + more[1]
+        more = stream.take_timestamps()
+        words, segments = words + more[0], segments + more[1]
         assert words == stream.words and segments == stream.segments
     assert [word.word for word in words] == LONG.split()
 

@@ -1,6 +1,7 @@
 """The browser example without the browser, the recogniser and the LLM."""
 
 import asyncio
+import importlib.util
 import re
 import runpy
 import sys
@@ -89,6 +90,7 @@ def test_errors_have_the_catalogues_exit_codes_and_name_options_that_there_are(
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)  # all is installed
     done = run_here(EXAMPLES / agent, *words)
     assert done.returncode == code and "Traceback" not in done.stderr
     lines = [line for line in done.stderr.splitlines() if not line.startswith("loading ")]
@@ -96,6 +98,18 @@ def test_errors_have_the_catalogues_exit_codes_and_name_options_that_there_are(
     assert told in done.stderr
     options = set(re.findall(r"--[a-z][a-z-]+", run_here(EXAMPLES / agent, "--help").stdout))
     assert set(re.findall(r"--[a-z][a-z-]+", done.stderr)) <= options
+
+
+def test_what_pipecat_imports_later_is_asked_for_before_a_model_loads(run_here, monkeypatch):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec",
+        lambda name: None if name == "pipecat_ai_prebuilt" else find_spec("json"),
+    )
+    done = run_here(EXAMPLES / "voice_agent.py")
+    assert done.returncode == 3 and "loading" not in done.stderr
+    assert "needs pipecat_ai_prebuilt" in done.stderr
+    assert "'pipecat-ai[webrtc,runner,whisper]'" in done.stderr
 
 
 def test_the_engine_is_the_command_lines_beside_the_runners_options(example, monkeypatch):

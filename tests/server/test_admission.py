@@ -46,18 +46,20 @@ def test_one_too_many_is_answered_429_at_once():
 
 
 @pytest.mark.parametrize(
-    ("held_s", "num_slots", "max_queue", "expected"),
+    ("held_s", "text_s", "num_slots", "max_queue", "expected"),
     [
-        ((), 1, 2, 4),  # no speech has ended yet: the age of the oldest
-        ((5.0, 5.0), 1, 2, 15),
-        ((5.0, 5.0), 3, 2, 5),
-        ((5.0, 10.0), 1, 0, 6),  # the mean of both
-        ((0.01,), 1, 2, 1),
-        ((60.0,), 2, 8, 60),  # the largest value
+        ((), 0.0, 1, 2, 4),  # no speech has ended yet: the age of the oldest
+        ((), 4.0, 1, 2, 12),  # or, if they are longer, their texts
+        ((), 0.1, 1, 2, 4),
+        ((5.0, 5.0), 9.0, 1, 2, 15),
+        ((5.0, 5.0), 0.0, 3, 2, 5),
+        ((5.0, 10.0), 0.0, 1, 0, 6),  # the mean of both
+        ((0.01,), 0.0, 1, 2, 1),
+        ((60.0,), 0.0, 2, 8, 60),  # the largest value
     ],
 )
 def test_a_refusal_names_how_long_the_queue_will_take(
-    monkeypatch, held_s, num_slots, max_queue, expected
+    monkeypatch, held_s, text_s, num_slots, max_queue, expected
 ):
     now = 100.0
     monkeypatch.setattr("time.perf_counter", lambda: now)
@@ -68,7 +70,7 @@ def test_a_refusal_names_how_long_the_queue_will_take(
         ticket.release()
         ticket.release()  # a second release has no effect
     for _ in range(num_slots + max_queue):
-        admission.admit()
+        admission.admit(text_s)
     now += 1.2
     with pytest.raises(EngineBusy) as caught:
         admission.admit()

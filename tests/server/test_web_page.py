@@ -178,6 +178,35 @@ def test_codes_are_drawn_a_column_for_each_frame(open_page: Open) -> None:
         assert page.locator("#codes").get_attribute("aria-label") == f"Codes, {frames} frames"
 
 
+def test_a_speech_is_saved_in_another_format_with_the_same_words(open_page: Open) -> None:
+    engine = FakeEngine()
+    with serving(engine) as server:
+        page = open_page(server)
+        page.locator("summary").click()
+        page.fill("#lexicon", "Nguyen")
+        speak(page, "Nguyen is here.")
+        expect(page.locator("#error")).to_contain_text("has no “=”")
+        page.fill("#lexicon", "Nguyen = win\n\nhere = a = b")
+        speak(page, "Nguyen is here.")
+        finished(page)
+        first = engine.streams[0]
+        assert first.text == "win is a = b."
+        samples = download(page, "flac")
+        assert len(engine.streams) == 2 and engine.streams[1].text == first.text
+        assert engine.streams[1].seed == first.seed
+        assert samples.astype("<i2").tobytes() == engine.streams[1].sent
+
+
+def test_the_page_of_endpoints_is_rendered(open_page: Open) -> None:
+    with serving(FakeEngine()) as server:
+        page = open_page(server)
+        page.asked.clear()
+        page.goto(f"{server.url}/docs")
+        expect(page.locator("#swagger-ui")).to_contain_text("/v1/audio/speech/stream")
+        expect(page.locator(".opblock-summary-path").first).to_be_visible()
+        assert all(url.startswith((server.url, "data:")) for url in page.asked)
+
+
 def test_stop_ends_the_request_and_keeps_what_was_spoken(open_page: Open) -> None:
     engine = FakeEngine(rtf=0.5)
     with serving(engine) as server:

@@ -66,4 +66,4 @@ async def test_every_example_runs(voice_folder, monkeypatch, block):
         await names["tts"].cleanup()
     else:
         exec(block, names)
-        assert names["chunk"].is_last
+        assert len(names["chunk"].samples)

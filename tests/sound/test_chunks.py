@@ -1,5 +1,6 @@
 """The chunks that a reader gets: their frames, samples and times."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -31,22 +32,27 @@ class Late:
         return self.held
 
 
-def chunk(first: int, num_frames: int, reason: str | None = None) -> AudioChunk:
+def chunk(first: int, num_frames: int) -> AudioChunk:
     samples = np.arange(first * 100, (first + num_frames) * 100).astype(np.int16)
-    return AudioChunk(samples, RATE, first, num_frames, 5.0 + first, reason is not None, reason)
+    return AudioChunk(samples, RATE, first, num_frames, 5.0 + first)
 
 
 def heard_by(delay: int, *chunks: AudioChunk) -> list[AudioChunk]:
     heard = HeardChunks(SoundChain([Late(delay)], RATE))
-    return [each for sent in chunks for each in heard.hear(sent)]
+    return to_end(heard, chunks)
+
+
+def to_end(heard: HeardChunks, chunks: Iterable[AudioChunk]) -> list[AudioChunk]:
+    got = [each for sent in chunks for each in heard.hear(sent)]
+    rest = heard.rest()
+    return [*got, rest] if rest else got
 
 
 def test_frames_that_are_not_heard_yet_are_those_of_the_next_chunk():
-    first, second, last = heard_by(250, chunk(0, 1), chunk(1, 2), chunk(3, 4), chunk(7, 0, "eos"))
+    first, second, last = heard_by(250, chunk(0, 1), chunk(1, 2), chunk(3, 4))
     assert (first.frame_index, first.num_frames, len(first.samples)) == (0, 3, 50)
     assert (second.frame_index, second.num_frames, len(second.samples)) == (3, 4, 400)
     assert (last.frame_index, last.num_frames, len(last.samples)) == (7, 0, 250)
-    assert last.is_last and last.finish_reason == "eos" and not first.is_last
     samples = np.concatenate([first.samples, second.samples, last.samples])
     assert samples.tolist() == list(range(700))
     assert [each.start_s for each in (first, second, last)] == nearly([0, 50 / RATE, 450 / RATE])
@@ -55,7 +61,7 @@ def test_frames_that_are_not_heard_yet_are_those_of_the_next_chunk():
 
 
 def test_the_last_chunk_stands_for_all_frames_that_were_never_heard():
-    (last,) = heard_by(10_000, chunk(0, 1), chunk(1, 2), chunk(3, 0, "cancelled"))
+    (last,) = heard_by(10_000, chunk(0, 1), chunk(1, 2))
     assert (last.frame_index, last.num_frames, len(last.samples)) == (0, 3, 300)
 
 
@@ -68,7 +74,7 @@ def test_a_speech_that_breaks_off_is_heard_to_its_end_once():
     assert len(second.samples) == 50
     rest = heard.rest()
     assert rest and rest.samples.tolist() == list(range(50, 200))
-    assert (rest.frame_index, rest.num_frames, rest.is_last) == (2, 0, False)
+    assert (rest.frame_index, rest.num_frames) == (2, 0)
     assert heard.rest() is None
 
 
@@ -92,8 +98,8 @@ def test_a_pause_is_a_chunk_of_silence_behind_all_of_the_sound_before_it():
 
     heard = HeardChunks(SoundChain([Late(150)], RATE), begin)
     loud = replace(chunk(5, 2), manner=LOUD)
-    sent = [chunk(0, 3), PAUSE, PAUSE, chunk(3, 2), loud, chunk(7, 0, "eos")]
-    got = [each for piece in sent for each in heard.hear(piece)]
+    sent = [chunk(0, 3), PAUSE, PAUSE, chunk(3, 2), loud]
+    got = to_end(heard, sent)
     assert [(each.frame_index, each.num_frames, len(each.samples)) for each in got] == [
         (0, 3, 150),
         (3, 0, 150),
@@ -113,13 +119,14 @@ def test_a_pause_is_a_chunk_of_silence_behind_all_of_the_sound_before_it():
     assert [each.start_s for each in got] == nearly(starts[:-1])
 
 
-def test_frames_that_are_never_heard_are_over_before_the_pause():
+def test_frames_that_are_never_heard_are_those_of_the_next_sound():
     heard = HeardChunks(SoundChain([Late(0)], RATE), lambda manner, **_: None)
     silent = replace(chunk(0, 1), samples=np.empty(0, np.int16))
     assert heard.hear(silent) == []
-    frames, silence = heard.hear(PAUSE)
-    assert (frames.num_frames, len(frames.samples)) == (1, 0)
+    (silence,) = heard.hear(PAUSE)
     assert (silence.num_frames, len(silence.samples)) == (0, 2400)
+    (sound,) = heard.hear(chunk(1, 2))
+    assert (sound.frame_index, sound.num_frames, len(sound.samples)) == (0, 3, 200)
 
 
 def test_a_speech_that_breaks_off_behind_a_pause_has_no_rest():
@@ -141,9 +148,7 @@ def test_silence_beside_a_pause_is_cut_and_at_other_places_stays(size: int, rate
     for pause_s in (0.25, 0.0):
         for first in range(0, len(part), size):
             got += heard.hear(AudioChunk(part[first : first + size], RATE, 0, 1, 0.0))
-        pause = replace(PAUSE, pause_s=pause_s) if pause_s else chunk(9, 0, "eos")
-        pause = replace(pause, samples=np.empty(0, np.int16))
-        got += heard.hear(pause)
+        got += to_end(heard, [replace(PAUSE, pause_s=pause_s)] if pause_s else [])
     samples = np.concatenate([each.samples for each in got])
     sounds = np.flatnonzero(np.abs(samples) > 500) / rate
     silences = sounds[1:][np.diff(sounds) > 0.1] - sounds[:-1][np.diff(sounds) > 0.1]

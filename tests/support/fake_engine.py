@@ -75,6 +75,7 @@ class FakeEngine:
     ):
         self.mark = mark or Marking()
         self.sample_rate, self.num_slots, self.max_frames = SAMPLE_RATE, num_slots, 1000
+        self.real_time_factor: float | None = None
         self.files = SimpleNamespace(name="hum")
         self.voices = list(voices)
         self.default_voice = next(iter(voices), None)
@@ -226,17 +227,22 @@ class FakeStream:
     async def __anext__(self) -> AudioChunk:
         chunks: list[AudioChunk] = []
         while not chunks:
-            chunk = await self._next()
-            chunks = self._heard.hear(chunk) if self._heard else [chunk]
+            if chunk := await self._next():
+                chunks = self._heard.hear(chunk) if self._heard else [chunk]
+            elif self._heard and (rest := self._heard.rest()):
+                chunks = [rest]
+            else:
+                self._timer.end()
+                raise StopAsyncIteration
         (heard,) = chunks
         self._timer.hear(heard)
         self.sent += heard.samples.tobytes()
         return heard
 
-    async def _next(self) -> AudioChunk:
-        """Make the next chunk, as an engine does."""
+    async def _next(self) -> AudioChunk | None:
+        """Make the next chunk, as an engine does; None: the speech is over."""
         if self._over:
-            raise StopAsyncIteration
+            return None
         if self._due is None:
             await self._enter()
         while not self.cancelled:
@@ -297,7 +303,7 @@ class FakeStream:
             self.engine.speaking.remove(self)
             self.engine._slots.release()
 
-    async def _make(self, num_frames: int) -> AudioChunk:
+    async def _make(self, num_frames: int) -> AudioChunk | None:
         loop = asyncio.get_running_loop()
         self._due += num_frames * FRAME_S * self.engine.rtf
         while not self.cancelled and loop.time() < self._due:
@@ -316,11 +322,10 @@ class FakeStream:
         self._chunk_frames = min(2 * self._chunk_frames, self.request.chunk_frames)
         return AudioChunk(samples, SAMPLE_RATE, first, num_frames, 0.0)
 
-    def _last(self, reason: str) -> AudioChunk:
+    def _last(self, reason: str) -> None:
         self._leave()
         self._over = True
         self.finish_reason = reason
         if reason == "eos":
             self._part.end(self.num_frames, reason)
-        empty = np.empty(0, dtype=np.int16)
-        return AudioChunk(empty, SAMPLE_RATE, self.num_frames, 0, 0.0, True, reason)
+        return None

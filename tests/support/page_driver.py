@@ -67,10 +67,11 @@ def pcm(pieces: list[dict[str, Any]]) -> bytes:
     return np.concatenate([np.array(piece["samples"], "<i2") for piece in pieces]).tobytes()
 
 
-def download(page: Any) -> np.ndarray:
+def download(page: Any, format: str = "wav") -> np.ndarray:
+    page.select_option("#format", format)
     with page.expect_download() as waiting:
-        page.get_by_role("link", name="Download WAV").click()
-    assert waiting.value.suggested_filename == "speech.wav"
+        page.get_by_role("button", name="Download").click()
+    assert waiting.value.suggested_filename == f"speech.{format}"
     samples, rate = soundfile.read(Path(waiting.value.path()), dtype="int16")
     assert rate == 24000
     return samples

@@ -38,6 +38,16 @@ def demo():
         yield tts
 
 
+@pytest.mark.parametrize("word", ["abcde" * 40, "iVBORw0KGgo=" * 17, "ж" * 200])
+def test_a_word_that_is_none_is_named_once(word):
+    watch = TextWatch(None)
+    assert watch.look(f"Short words, and {word[:199]}") == []
+    (warning,) = watch.look(f"Look: {word} and on")
+    assert f"{len(word)} characters without a space ({word[:10]}...)" in warning
+    assert watch.look(word) == []
+    assert TextWatch(None).look("我" * 300) == []  # written without spaces
+
+
 @pytest.mark.parametrize(
     ("languages", "text", "warnings"),
     [

@@ -35,10 +35,6 @@ def chunks(samples: np.ndarray, first_frame: int = 0, frames: int = 3) -> Iterat
         yield AudioChunk(piece, RATE, first_frame + begin, len(piece) // FRAME, 0.0)
 
 
-def end(reason: str = "eos") -> AudioChunk:
-    return AudioChunk(np.empty(0, np.int16), RATE, 0, 0, 0.0, True, reason)
-
-
 def spoken_parts(texts: Sequence[str]) -> tuple[list[SpokenPart], list[AudioChunk], list[Spelled]]:
     """Return parts that were spoken one after the other, and the chunks of all of them."""
     parts, sent, said, frame, start = [], [], [], 0, 0
@@ -54,10 +50,14 @@ def spoken_parts(texts: Sequence[str]) -> tuple[list[SpokenPart], list[AudioChun
     return parts, sent, said
 
 
-def heard(parts: Sequence[SpokenPart], sent: Sequence[AudioChunk]) -> SpeechTimer:
+def heard(
+    parts: Sequence[SpokenPart], sent: Sequence[AudioChunk], *, is_over: bool = True
+) -> SpeechTimer:
     timer = SpeechTimer(parts)
     for chunk in sent:
         timer.hear(chunk)
+    if is_over:
+        timer.end()
     return timer
 
 
@@ -73,7 +73,7 @@ def check(words: Sequence[TimedWord], seconds: float) -> None:
 def test_words_of_several_parts_have_their_times():
     text = f"{FIRST} {SECOND}"
     parts, sent, said = spoken_parts([FIRST, SECOND])
-    timer = heard(parts, [*sent, end()])
+    timer = heard(parts, sent)
     words = timer.words(text, as_written(text))
     assert [word.word for word in words] == text.split()
     assert [text[word.offset :][: len(word.word)] for word in words] == text.split()
@@ -93,7 +93,7 @@ def test_words_are_those_that_were_written_with_the_times_of_what_was_spoken():
     written, spoken = "$5 tof", "sonat filo tof"
     pieces = (Piece("sonat filo", 0, 2), Piece(" tof", 2, 6, is_kept=True))
     parts, sent, said = spoken_parts([spoken])
-    words = heard(parts, [*sent, end()]).words(written, pieces)
+    words = heard(parts, sent).words(written, pieces)
     assert [word.word for word in words] == ["$5", "tof"]
     times = said[0].word_times
     expected = [(times[0][0], times[1][1]), times[2]]
@@ -104,7 +104,7 @@ def test_marks_alone_are_not_heard_and_not_lost():
     text = "— sonat 😀 filo !"
     parts, sent, _ = spoken_parts(["sonat filo"])
     parts[0].text.text = text
-    words = heard(parts, [*sent, end()]).words(text, as_written(text))
+    words = heard(parts, sent).words(text, as_written(text))
     assert [word.word for word in words] == text.split()
     lengths = {word.word: word.end - word.start for word in words}
     assert lengths["—"] == lengths["😀"] == lengths["!"] == 0
@@ -116,13 +116,13 @@ def test_marks_alone_are_not_heard_and_not_lost():
 def test_a_text_without_a_word_has_none(text: str):
     timer = SpeechTimer([])
     assert timer.words(text, as_written(text)) == [] == timer.segments(text, as_written(text))
-    timer.hear(end())
+    timer.end()
     assert timer.words(text, as_written(text)) == [] and timer.take(text, ()) == ([], [])
 
 
 def test_one_word_has_the_sound_and_not_the_silence_around_it():
     parts, sent, said = spoken_parts(["sonatilo"])
-    (word,) = heard(parts, [*sent, end()]).words("sonatilo", as_written("sonatilo"))
+    (word,) = heard(parts, sent).words("sonatilo", as_written("sonatilo"))
     assert np.abs(np.array([word.start, word.end]) - said[0].word_times[0]).max() < WORD_P50
 
 
@@ -132,7 +132,7 @@ def test_words_of_other_scripts_are_in_the_order_in_which_they_were_written(text
     part = SpokenPart(TextPart(text=text), 0)
     sent = list(chunks(samples))
     part.end(sum(chunk.num_frames for chunk in sent), "eos")
-    words = heard([part], [*sent, end()]).words(text, as_written(text))
+    words = heard([part], sent).words(text, as_written(text))
     assert [word.word for word in words] == text.split()
     check(words, len(samples) / RATE + 1)
 
@@ -145,7 +145,7 @@ def test_an_interrupted_speech_has_the_words_that_were_heard_and_ends_where_the_
     spelled = spell(text.lower())
     sent = list(chunks(spelled.samples[: int(share * len(spelled.samples))]))
     seconds = sum(len(chunk.samples) for chunk in sent) / RATE
-    timer = heard([SpokenPart(TextPart(text=text), 0)], [*sent, end("cancelled")])
+    timer = heard([SpokenPart(TextPart(text=text), 0)], sent)
     words = timer.words(text, as_written(text))
     said = [times for times in spelled.word_times if times[0] < seconds]
     assert len(words) in range(len(said) - 1, len(said) + 2)
@@ -165,16 +165,19 @@ def test_what_was_taken_never_changes_and_together_it_is_all():
     begun: list[SpokenPart] = []
     timer = SpeechTimer(begun)
     words, segments, early = [], [], 0
-    for chunk in [*sent, end()]:
-        if len(begun) < 2 and chunk.frame_index == parts[len(begun)].first_frame:
-            begun.append(parts[len(begun)])
-        timer.hear(chunk)
-        done = chunk.frame_index + chunk.num_frames
-        if done == ends[len(begun) - 1][0]:
-            begun[-1].end(done, "eos")
+    for chunk in [*sent, None]:
+        if chunk:
+            if len(begun) < 2 and chunk.frame_index == parts[len(begun)].first_frame:
+                begun.append(parts[len(begun)])
+            timer.hear(chunk)
+            done = chunk.frame_index + chunk.num_frames
+            if done == ends[len(begun) - 1][0]:
+                begun[-1].end(done, "eos")
+        else:
+            timer.end()
         more_words, more_segments = timer.take(text, as_written(text))
         words, segments = words + more_words, segments + more_segments
-        if not chunk.is_last:
+        if chunk:
             early += len(more_words)
         assert timer.words(text, as_written(text))[: len(words)] == words
     assert early >= 5  # words of the first part, and some of the second
@@ -194,14 +197,15 @@ def test_what_is_heard_while_words_are_sought_is_in_the_next_answer(
     parts, sent, _ = spoken_parts([text])
     end_frame, parts[0].end_frame, parts[0].is_whole = parts[0].end_frame, None, False
     count = len(sent) // 2
-    timer = heard(parts, sent[:count])
-    later = [*sent[count:], end()]
+    timer = heard(parts, sent[:count], is_over=False)
+    later = sent[count:]
 
     def hearing(*arguments):
         if later:
             parts[0].end(end_frame, "eos")
             while later:
                 timer.hear(later.pop(0))
+            timer.end()
         return align(*arguments)
 
     monkeypatch.setattr(speech_timer, "align", hearing)
@@ -219,7 +223,7 @@ def test_at_another_speed_times_are_those_of_the_samples_that_were_received():
         AudioChunk(np.repeat(chunk.samples, 2), RATE, chunk.frame_index, chunk.num_frames, 0.0)
         for chunk in sent
     ]
-    words = heard(parts, [*slow, end()]).words(FIRST, as_written(FIRST))
+    words = heard(parts, slow).words(FIRST, as_written(FIRST))
     expected = 2 * np.array(said[0].word_times)
     found = np.array([(word.start, word.end) for word in words])
     assert np.abs(found - expected).max() < WORD_AT_HALF_SPEED
@@ -230,7 +234,7 @@ def test_a_chunk_of_two_parts_is_cut_between_them():
     parts, sent, said = spoken_parts([FIRST, SECOND])
     samples = np.concatenate([chunk.samples for chunk in sent])
     whole = AudioChunk(samples, RATE, 0, sum(chunk.num_frames for chunk in sent), 0.0)
-    words = heard(parts, [whole, end()]).words(text, as_written(text))
+    words = heard(parts, [whole]).words(text, as_written(text))
     second_s = parts[1].first_frame * FRAME / RATE
     assert words[3].end <= second_s < words[4].start
     assert abs(words[4].start - second_s - said[1].word_times[0][0]) < WORD_P50
@@ -240,7 +244,7 @@ def test_a_part_that_nothing_was_said_for_moves_no_word():
     text = "sonat. *** filo."
     parts, sent, said = spoken_parts(["sonat.", "filo."])
     parts[1].text.start = len("sonat.***")
-    words = heard(parts, [*sent, end()]).words(text, as_written(text))
+    words = heard(parts, sent).words(text, as_written(text))
     assert [word.word for word in words] == text.split()
     second_s = parts[1].first_frame * FRAME / RATE
     assert abs(words[2].start - second_s - said[1].word_times[0][0]) < WORD_P50
@@ -261,7 +265,7 @@ def test_the_longest_text_takes_time_in_proportion():
                 sent.append(piece)
                 frame += chunk.num_frames
             parts[-1].end(frame, "eos")
-        timer = heard(parts, [*sent, end()])
+        timer = heard(parts, sent)
         begun = time.process_time()
         words = timer.words(text, as_written(text))
         spent = time.process_time() - begun
@@ -285,10 +289,10 @@ def test_words_beside_a_pause_end_before_it_and_begin_behind_it():
     timer = SpeechTimer(parts, are_heard_apart=True)
     for chunk in [pause(0.5, 0), *before, pause(2.0, boundary), pause(1.0, boundary), *behind]:
         timer.hear(chunk)
-    timer.hear(end())
+    timer.end()
     text = f"{FIRST} {SECOND}"
     words = timer.words(text, as_written(text))
-    plain = heard(parts, [*sent, end()]).words(text, as_written(text))
+    plain = heard(parts, sent).words(text, as_written(text))
     count = len(FIRST.split())
     assert [word.word for word in words] == text.split()
     first_s = sum(len(chunk.samples) for chunk in before) / RATE
