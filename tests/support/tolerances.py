@@ -314,7 +314,7 @@ HEALTHY_ENTROPY_DROP = 0.1
 STAGE_SUM = 0.2
 
 
-# The memory of a server after ten minutes of attacks, relative to that after the first minute.
+# The least memory of a server in the last two of ten minutes of attacks, relative to the first two.
 SOAK_MEMORY = 1.05
 
 # Gaps for each speech in half a minute of attacks on a shared machine: 0 to 0.06 were seen on two
