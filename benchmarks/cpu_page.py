@@ -25,6 +25,7 @@ def measured_cpu() -> list[str]:
         *streams_table(),
         *listeners_table(),
         *threads_table(),
+        *processes_table(),
         *c_engine_table(),
         *texts_tables(),
         *bandwidth_table(),
@@ -202,6 +203,31 @@ def threads_table() -> list[str]:
         [
             *("model", "backend", "busy programs", "threads", "waiting"),
             *("first samples, p50", "p95", "RTF, p50", "p95"),
+        ],
+        rows,
+    )
+
+
+def processes_table() -> list[str]:
+    """Compare weights packed at every start with mapped ones, from `measure.py processes`."""
+    rows: Rows = []
+    for result in load_results("processes_cpu_*.json"):
+        for row in result["rows"]:
+            weights = result["settings"]["weights"] or "as stored"
+            cells = [result["model"], weights, row["form"], row["processes"]]
+            cells.append(f"{digits(row['load_s']['p50'])} s")
+            cells += milliseconds(row["first_chunk_ms"], "p50")
+            cells.append(f"{digits(row['decode_ms_per_frame']['p50'])} ms")
+            names = ("peak_mb", "resident_mb", "pss_mb", "private_mb")
+            rows.append((result, [*cells, *(f"{row[name]['p50']:.0f} MB" for name in names)]))
+    return section(
+        "Processes that share a converted model",
+        "A process packs the weights when it starts, or maps the file that `convert` wrote. "
+        "Processes at the same time speak at the same time. Proportional memory divides what "
+        "processes share; private memory is what each has of its own.",
+        [
+            *("model", "weights", "form", "processes", "loaded in", "first samples", "a frame"),
+            *("peak", "resident", "proportional", "private"),
         ],
         rows,
     )

@@ -29,6 +29,7 @@ MEASUREMENTS = {
     "texts": ("latency.texts", "Measure short, medium and long texts, to first sound and to end."),
     "peers": ("peers.peers", "Compare all decoders, and the official package, on one checkpoint."),
     "threads": ("threads.threads", "Compare numbers of threads, alone and beside busy programs."),
+    "processes": ("processes.processes", "Measure what processes share that map one model."),
     "cpu-decode": ("cpu_decode.cpu_decode", "Compare the CPU decoder with memory and PyTorch."),
     "cpu-speech": ("cpu_decode.cpu_speech", "Compare whole speeches of the CPU's two backends."),
     "vocoder": ("vocoder.vocoders", "Compare the vocoders of a CPU on one checkpoint."),

@@ -17,10 +17,12 @@ from torch import Tensor
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.checkpoint.codec_config import CodecConfig
 from qwen_megakernel.checkpoint.frame_weights import frame_weights
+from qwen_megakernel.checkpoint.safetensors_file import MappedTensors
 from qwen_megakernel.choices import DEFAULT_MODEL
 from qwen_megakernel.cloning.voice_library import SILENCE_TAIL_SECONDS, Recording, VoiceLibrary
 from qwen_megakernel.decoders.backends import (
     Backend,
+    check_form,
     choose_backend,
     default_dtype,
     load_decoder,
@@ -34,7 +36,7 @@ from qwen_megakernel.engine.stages import FrameVocoder, Stages
 from qwen_megakernel.errors import SetupError, UnsupportedModel, check_names
 from qwen_megakernel.marking import Marking, MarkKey
 from qwen_megakernel.native import cpu_threads
-from qwen_megakernel.native.cpu_library import CpuPool
+from qwen_megakernel.native.cpu_library import CpuPool, return_free_memory
 from qwen_megakernel.official_api import OfficialNames
 from qwen_megakernel.printable import get_logger
 from qwen_megakernel.records import SpeechRequest
@@ -103,6 +105,7 @@ class TTSEngine(OfficialNames):
         asked_dtype, predictor_dtype = dtypes_of(dtype)
         self.predictor_dtype = predictor_dtype
         chosen = choose_backend(backend, device, weights, dtype)
+        self.weights = weights = check_form(loaded, chosen.name, weights)
         self.config, self.ignores_instruct = loaded.config, loaded.config.drops_instruct
         self.files, self.max_frames, self.num_slots = loaded.files, max_frames, num_slots
         self.max_new_tokens = loaded.max_new_tokens
@@ -322,4 +325,7 @@ def _native_vocoder(
         logger.warning("%s The vocoder is PyTorch's instead, which takes twice as long.", error)
         return None, replace(running, why=f"{running.why}; the vocoder by PyTorch: {error.what}")
     cpu_threads.limit_this_thread(1)  # torch's threads spin for milliseconds, on the pool's cores
+    if isinstance(tensors, MappedTensors):  # the vocoder has copied what it reads
+        tensors.release(tensors)
+    return_free_memory()
     return vocoder, running

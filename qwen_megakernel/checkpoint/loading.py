@@ -7,7 +7,8 @@ imply before any is used, and no model is loaded in part.
 import os
 import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,11 +18,12 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel import PACKAGE_FOLDER
-from qwen_megakernel.checkpoint import drawn_weights, hub, safetensors_file
+from qwen_megakernel.checkpoint import drawn_weights, hub, packed_form, safetensors_file
 from qwen_megakernel.checkpoint.codec_config import CodecConfig, parse_codec_config
 from qwen_megakernel.checkpoint.codec_layout import assumptions, layout_of
 from qwen_megakernel.checkpoint.config import ModelConfig, parse_model_config
 from qwen_megakernel.checkpoint.config_fields import Keys, Limits, read_json
+from qwen_megakernel.checkpoint.packed_form import PackedForm
 from qwen_megakernel.checkpoint.random_configs import RECIPES
 from qwen_megakernel.checkpoint.random_weights import RECIPE_VERSION, write_checkpoint
 from qwen_megakernel.checkpoint.tensor_shapes import (
@@ -85,6 +87,7 @@ class Checkpoint:
     talker: dict[str, Tensor]  # names without "talker.", dtype as stored
     codec_decoder: dict[str, Tensor]  # names without "decoder.", float32
     has_codec_encoder: bool  # False: the codec decodes but cannot encode
+    form: PackedForm | None = None  # the form of matrices that the file holds packed
 
     def load_prefix(self, prefix: str) -> dict[str, Tensor]:
         """Read the tensors of `speaker_encoder.` or of the codec's `encoder.`.
@@ -179,6 +182,7 @@ def load(files: ModelFiles) -> Checkpoint:
     codec_config = _read_codec_config(files.speech_tokenizer)
     _check_match(config, codec_config, files)
     sampling, max_new_tokens = _read_generation_config(files.folder / GENERATION_CONFIG)
+    form: PackedForm | None = None
     if files.is_drawn:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         talker = drawn_weights.talker(config, device)
@@ -186,9 +190,15 @@ def load(files: ModelFiles) -> Checkpoint:
         has_codec_encoder = False
     else:
         weights, codec_weights = files.folder / WEIGHTS, files.speech_tokenizer / WEIGHTS
-        safetensors_file.check(weights, model_tensors(config))
+        expected = model_tensors(config)
+        form = packed_form.read(weights)
+        if form:
+            packed_form.check(weights, form, expected)
+            talker = packed_form.tensors(weights, form, expected)
+        else:
+            safetensors_file.check(weights, expected)
+            talker = safetensors_file.MappedTensors(weights, TALKER_PREFIX)
         has_codec_encoder = _check_codec(codec_weights, codec_config)
-        talker = safetensors_file.MappedTensors(weights, TALKER_PREFIX)
         codec_decoder = _read_codec(codec_weights, CODEC_DECODER_PREFIX)
     return Checkpoint(
         config=config,
@@ -199,6 +209,7 @@ def load(files: ModelFiles) -> Checkpoint:
         talker=talker,
         codec_decoder=codec_decoder,
         has_codec_encoder=has_codec_encoder,
+        form=form,
     )
 
 
@@ -230,20 +241,41 @@ def write_once(name: str, version: int, write: Callable[[Path], None]) -> Path:
     folder = cache_folder() / f"{name}-v{version}"
     if folder.is_dir():
         return folder
-    draft = folder.with_name(f".{folder.name}-{uuid.uuid4().hex}")
     logger.info("Writing %s to %s", name, folder)
     try:
-        write(draft)
-        draft.rename(folder)
+        with new_folder(folder) as draft:
+            write(draft)
     except OSError as error:
         if not folder.is_dir():
             raise OutputError(
                 f"Cannot write {name} to {folder}: {error.strerror}.",
                 hint="Free some space there, or set QWEN_MEGAKERNEL_CACHE to another folder.",
             ) from error
+    return folder
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Yield the path of a draft of `folder`, which gets that name when the block ends.
+
+    A reader sees all of the folder or nothing; of two writers, the later one gets an `OSError`.
+    """
+    draft = folder.with_name(f".{folder.name}-{uuid.uuid4().hex}")
+    try:
+        yield draft
+        draft.rename(folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    return folder
+
+
+def check_new(folder: Path) -> None:
+    """Raise an error if a folder that is to be written exists.
+
+    Raises:
+        OutputError: there is such a folder or file.
+    """
+    if folder.exists():
+        raise OutputError(f"{folder} exists.", hint="Name a new folder, or delete this one.")
 
 
 def _files_in(
@@ -345,7 +377,9 @@ def _check_match(config: ModelConfig, codec: CodecConfig, files: ModelFiles) -> 
 def _read_codec(path: Path, prefix: str) -> dict[str, Tensor]:
     """Return tensors of the codec in float32, which releases store: then nothing is copied."""
     tensors = safetensors_file.MappedTensors(path, prefix)
-    return {name: tensor.to(torch.float32) for name, tensor in tensors.items()}
+    for name, tensor in tensors.items():
+        tensors[name] = tensor.to(torch.float32)
+    return tensors
 
 
 def _check_codec(path: Path, config: CodecConfig) -> bool:

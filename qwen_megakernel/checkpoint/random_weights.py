@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from qwen_megakernel.checkpoint import safetensors_file
 from qwen_megakernel.checkpoint.codec_config import parse_codec_config
 from qwen_megakernel.checkpoint.config import parse_model_config
 from qwen_megakernel.checkpoint.random_configs import (
@@ -196,19 +197,13 @@ def _write_safetensors(
     fill: Callable[[str, Shape], Fill],
 ) -> None:
     """Write a safetensors file slice by slice, without a whole tensor in memory."""
-    item_bytes = {"BF16": 2, "F32": 4}[dtype]
-    header: dict[str, dict] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, shape in tensors.items():
-        start, end = end, end + prod(shape) * item_bytes
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # the data starts at a multiple of 8 bytes
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for name, shape in tensors.items():
-            for values in _slices(shape, fill(name, shape), noise):
-                file.write((_bfloat16(values) if dtype == "BF16" else values).data)
+    data = (
+        _bfloat16(values) if dtype == "BF16" else values
+        for name, shape in tensors.items()
+        for values in _slices(shape, fill(name, shape), noise)
+    )
+    entries = {name: (dtype, shape) for name, shape in tensors.items()}
+    safetensors_file.write(path, entries, data, {"format": "pt"})
 
 
 def _slices(shape: Shape, fill: Fill, noise: _Noise) -> Iterator[np.ndarray]:

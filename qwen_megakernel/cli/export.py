@@ -14,6 +14,7 @@ PRECISIONS = ("float16", "float32")  # as in coreml.export, which imports torch
 def export_coreml(args: argparse.Namespace) -> int:
     """Convert a model to six Core ML models, on any machine; running them takes a Mac."""
     from qwen_megakernel.checkpoint import loading
+    from qwen_megakernel.decoders.backends import check_form
     from qwen_megakernel.decoders.coreml.export import ExportOptions, export
 
     level = logging.NOTSET if args.quiet or args.debug else logging.INFO
@@ -28,7 +29,9 @@ def export_coreml(args: argparse.Namespace) -> int:
     files = loading.resolve(
         args.model, local_files_only=args.local_files_only, progress=not args.quiet
     )
-    export(loading.load(files), Path(args.to), chosen)
+    checkpoint = loading.load(files)
+    check_form(checkpoint, "coreml", args.weights)
+    export(checkpoint, Path(args.to), chosen)
     print(args.to)
     return 0
 

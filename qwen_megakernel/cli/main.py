@@ -5,7 +5,18 @@ import json
 from pathlib import Path
 
 from qwen_megakernel import __version__
-from qwen_megakernel.cli import build, export, mark, options, parsing, running, serve, speak, voices
+from qwen_megakernel.cli import (
+    build,
+    convert,
+    export,
+    mark,
+    options,
+    parsing,
+    running,
+    serve,
+    speak,
+    voices,
+)
 from qwen_megakernel.cli import sheen as sheen_cli
 from qwen_megakernel.errors import UsageError
 
@@ -112,6 +123,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_verbosity(command)
 
     build.add_command(commands)
+    convert.add_command(commands)
     export.add_command(commands)
 
     codes = commands.add_parser("codes", help="inspect files of codec codes")

@@ -124,6 +124,33 @@ def choose_backend(
     return Backend("kernel", wanted, why, may_change=True)
 
 
+def check_form(checkpoint: Checkpoint, backend: str, weights: str | None) -> str | None:
+    """Return the form of the weights that a backend reads; raise an error if it cannot.
+
+    Args:
+        checkpoint: its matrices may be stored packed, in a form of their own.
+        backend: the name of the backend.
+        weights: the form that the user wants; None: as the checkpoint stores them.
+    Raises:
+        UsageError: the backend cannot read packed matrices, or they have another form.
+    """
+    form, name = checkpoint.form, checkpoint.files.name
+    if form is None:
+        return weights
+    if backend != "cpu":
+        raise UsageError(
+            f"{name} was converted for the native CPU decoder; backend {backend} cannot read it.",
+            hint=f"Use backend cpu, or the model that it was converted from, {form.source}.",
+        )
+    if weights not in (None, form.weights):
+        raise UsageError(
+            f"weights is {weights!r}; {name} was converted "
+            + (f"to {form.weights!r}." if form.weights else "with the weights as they were."),
+            hint=f"Leave weights out, or convert {form.source} once more.",
+        )
+    return form.weights
+
+
 def has_core_ml() -> bool:
     """Return whether this machine runs Core ML models that have states."""
     version = platform.mac_ver()[0]
@@ -227,7 +254,7 @@ def load_decoder(
         if backend.may_change and backend.name != "cpu":
             _try_a_launch(decoder)
     except (SetupError, UnsupportedModel, GenerationError) as error:
-        if not backend.may_change:
+        if not backend.may_change or checkpoint.form:
             raise
         if backend.name == "cpu":
             backend = without_native_code(backend, error)
@@ -237,6 +264,9 @@ def load_decoder(
         decoder = make_decoder(checkpoint, backend, sizes, weights)
     if decoder.instruction_set:
         backend = replace(backend, why=f"{backend.why}; {decoder.instruction_set}")
+    if checkpoint.form:
+        kind = f"{checkpoint.form.weights} weights" if checkpoint.form.weights else "weights"
+        backend = replace(backend, why=f"{backend.why}; {kind} mapped from the file")
     return decoder, backend
 
 
@@ -249,6 +279,7 @@ def make_decoder(
 ) -> FrameDecoder:
     """Make the decoder of exactly this backend, of any sizes; no other backend replaces it."""
     kind: Callable[..., FrameDecoder]
+    weights = check_form(checkpoint, backend.name, weights)
     options: dict[str, Any] = {}
     model: Any = checkpoint  # a DecoderModel; Core ML takes the whole checkpoint
     if backend.name == "coreml":  # this backend quantises the weights itself

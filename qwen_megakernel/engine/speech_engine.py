@@ -55,6 +55,7 @@ class SpeechEngine(ABC):
     max_frames: int  # most frames of one part of a text
     num_slots: int  # streams spoken at the same time
     real_time_factor: float | None = None  # as the warm-up measured it, of one stream
+    weights: str | None = None  # the form of 8-bit weights; None: as the checkpoint stores them
     max_chars = MAX_CHARS  # most characters of a request's text
     _defaults = SpeechRequest(None)  # what requests begin with
     _high_pass: float | None = None  # cutoff of a filter on every stream, in Hz; None: no filter

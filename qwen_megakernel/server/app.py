@@ -287,6 +287,7 @@ def _model(engine: Any, name: str) -> dict[str, Any]:
         "owned_by": "qwen_megakernel",
         "can_clone": engine.can_clone,
         "normalizes": engine.normalizes,
+        "weights": engine.weights,
         "seconds_per_frame": engine.seconds_per_frame,
     }
 

@@ -75,7 +75,7 @@ class FakeEngine:
     ):
         self.mark = mark or Marking()
         self.sample_rate, self.num_slots, self.max_frames = SAMPLE_RATE, num_slots, 1000
-        self.real_time_factor: float | None = None
+        self.real_time_factor, self.weights = None, None
         self.files = SimpleNamespace(name="hum")
         self.voices = list(voices)
         self.default_voice = next(iter(voices), None)

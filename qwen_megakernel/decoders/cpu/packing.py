@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import ModelConfig
+from qwen_megakernel.checkpoint.packed_form import ALIGNMENT, PREFIX
 from qwen_megakernel.checkpoint.safetensors_file import MappedTensors
 from qwen_megakernel.decoders.cpu import library as native
 from qwen_megakernel.decoders.int8 import GROUP, Int8Matrix, Matrix, RoundedWeights
-from qwen_megakernel.decoders.weights import DecoderModel, Weights
-from qwen_megakernel.errors import OutOfMemory
+from qwen_megakernel.decoders.weights import DecoderModel, Weights, tensor
+from qwen_megakernel.errors import ModelFilesError, OutOfMemory
 from qwen_megakernel.native import cpu_threads
 from qwen_megakernel.native.cpu_library import CpuPool, check_status
 
@@ -74,25 +75,71 @@ def packed_bytes(pool: CpuPool, matrix: native.MatrixSource, name: PackedName) -
     return pool.library.qwen_cpu_packed_bytes(ctypes.byref(matrix), num_parts)
 
 
+class Packer:
+    """Packs the matrices of a model one by one.
+
+    Args:
+        model: its weights may be those of a file whose matrices are packed already; those have
+            shapes and no values.
+        pool: the native decoder's threads.
+    """
+
+    def __init__(self, model: DecoderModel, pool: CpuPool):
+        self._model, self._pool = model, pool
+        self.names = list(packed_names(model.config))
+        self.matrices = {
+            each.name: _describe([_shape_of(model.talker, part) for part in each.parts])
+            for each in self.names
+        }
+        self.sizes = [packed_bytes(pool, self.matrices[each.name], each) for each in self.names]
+
+    def pack(self, name: PackedName, address: int) -> None:
+        """Write a packed matrix to an address, and give its parts' memory back to the system."""
+        weights = self._model.talker
+        with cpu_threads.single_threads(torch.get_num_threads()) as threads:
+            parts = list(threads.map(weights.__getitem__, name.parts))
+        _pack_one(self._pool, parts, name, address)
+        _release(weights, name.parts)
+
+
 def pack(model: DecoderModel, pool: CpuPool) -> PackedWeights:
     """Pack a model's matrices; beside the result there is never more than one of them in memory.
 
+    Matrices that a file holds packed are mapped instead; processes share them.
+
     Raises:
         OutOfMemory: the matrices do not fit into memory.
+        ModelFilesError: the file's packed matrices are not those that this program reads.
     """
-    names = list(packed_names(model.config))
-    matrices = {
-        each.name: _describe([_shape_of(model.talker, p) for p in each.parts]) for each in names
+    packer = Packer(model, pool)
+    if PREFIX + packer.names[0].name in model.talker:
+        return _mapped(model, packer)
+    address, memory = _huge_pages(sum(packer.sizes))
+    for each, size in zip(packer.names, packer.sizes, strict=True):
+        packer.matrices[each.name].values = address
+        packer.pack(each, address)
+        address += size
+    return PackedWeights(packer.matrices, memory)
+
+
+def _mapped(model: DecoderModel, packer: Packer) -> PackedWeights:
+    names = [name for name in model.talker if name.startswith(PREFIX)]
+    stored = {name: tensor(model.talker, name) for name in names}
+    found = {name: values.numel() for name, values in stored.items()}
+    needed = {
+        PREFIX + each.name: size for each, size in zip(packer.names, packer.sizes, strict=True)
     }
-    sizes = [packed_bytes(pool, matrices[each.name], each) for each in names]
-    address, memory = _huge_pages(sum(sizes))
-    with cpu_threads.single_threads(torch.get_num_threads()) as threads:
-        for each, size in zip(names, sizes, strict=True):
-            matrices[each.name].values = address
-            _pack_one(pool, list(threads.map(model.talker.__getitem__, each.parts)), each, address)
-            _release(model.talker, each.parts)
-            address += size
-    return PackedWeights(matrices, memory)
+    wrong = [name for name in needed | found if needed.get(name) != found.get(name)]
+    wrong += [name for name in names if stored[name].data_ptr() % ALIGNMENT]
+    if wrong:
+        raise ModelFilesError(
+            f"The file's packed matrices are not those of its config: {len(wrong)} of "
+            f"{len(needed)} differ, such as {wrong[0]}.",
+            hint="Convert the original model again.",
+        )
+    for name, matrix in packer.matrices.items():
+        matrix.values = stored[PREFIX + name].data_ptr()
+    return PackedWeights(packer.matrices, stored)
 
 
 def _pack_one(pool: CpuPool, parts: list[Matrix], name: PackedName, address: int) -> None:

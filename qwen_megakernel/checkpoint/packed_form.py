@@ -1,0 +1,90 @@
+"""The form of a checkpoint whose matrices are stored as the native CPU decoder reads them.
+
+Its model.safetensors has first the packed matrices, uint8 tensors in the order in which a frame
+reads them, each at a multiple of `ALIGNMENT` bytes, then all other tensors of the source as they
+are. The header's metadata holds a `PackedForm` under `KEY`. `decoders/cpu/conversion.py` writes it.
+"""
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qwen_megakernel.checkpoint import safetensors_file
+from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX, Shape
+from qwen_megakernel.errors import ModelFilesError
+
+KEY = "qwen_megakernel.packed"
+VERSION = 1  # raise it when the packed layout changes
+PREFIX = "packed."  # begins the names of packed matrices among the talker's tensors
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class PackedForm:
+    """What a file with packed matrices says of itself."""
+
+    weights: str | None  # one of `choices.WEIGHTS`; None: as the source stored them
+    dtype: str  # of the source's matrices, such as "BF16"
+    parts: dict[str, list[str]]  # packed matrix -> the source's matrices that it consists of
+    source: str  # name of the source
+    source_sha256: str  # of the source's model.safetensors
+    version: int = VERSION
+
+    def metadata(self) -> dict[str, str]:
+        """Return the header's metadata."""
+        return {"format": "pt", KEY: json.dumps(asdict(self))}
+
+    @property
+    def part_names(self) -> set[str]:
+        """The names, without "talker.", of all of the source's matrices that were packed."""
+        return {name for parts in self.parts.values() for name in parts}
+
+
+def read(path: Path) -> PackedForm | None:
+    """Return the form of a file; None: it is a checkpoint as it was released.
+
+    Raises:
+        ModelFilesError: another version of this package wrote the file, or it is damaged.
+    """
+    text = safetensors_file.metadata(path).get(KEY)
+    if text is None:
+        return None
+    try:
+        values: dict[str, Any] = json.loads(text)
+        if values["version"] == VERSION:
+            return PackedForm(**{field.name: values[field.name] for field in fields(PackedForm)})
+        problem = f"it has version {values['version']} of the packed form, not {VERSION}"
+    except (ValueError, TypeError, KeyError) as error:
+        problem = f"what it says of its packed form cannot be read ({error})"
+    raise ModelFilesError(
+        f"{path} cannot be used: {problem}.", hint="Convert the original model again."
+    )
+
+
+def check(path: Path, form: PackedForm, expected: dict[str, Shape]) -> None:
+    """Compare a file with its form and with the tensors that its config implies.
+
+    The sizes of packed matrices are the native decoder's, which compares them when it maps them.
+
+    Raises:
+        ModelFilesError: as `safetensors_file.check`; the bytes are not those that were written.
+    """
+    packed = {TALKER_PREFIX + PREFIX + name for name in form.parts}
+    replaced = {TALKER_PREFIX + name for name in form.part_names}
+    found = safetensors_file.describe(path)
+    expected = {name: shape for name, shape in expected.items() if name not in replaced}
+    expected |= {name: found[name][1] if name in found else () for name in packed}
+    safetensors_file.check(path, expected, is_summed=True)
+
+
+def tensors(path: Path, form: PackedForm, expected: dict[str, Shape]) -> dict[str, Tensor]:
+    """Return the talker's tensors, mapped; those that were packed have a shape and no values."""
+    dtype = safetensors_file.DTYPES[form.dtype]
+    found: dict[str, Tensor] = safetensors_file.MappedTensors(path, TALKER_PREFIX)
+    for name in form.part_names:
+        found[name] = torch.empty(expected[TALKER_PREFIX + name], dtype=dtype, device="meta")
+    return found

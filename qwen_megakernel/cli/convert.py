@@ -1,0 +1,41 @@
+"""The command `convert`: a checkpoint in the form in which the native CPU decoder reads it."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from qwen_megakernel.choices import WEIGHTS, WEIGHTS_HELP
+from qwen_megakernel.cli import options, parsing
+
+
+def convert(args: argparse.Namespace) -> int:
+    """Write a model whose weights are packed; processes that speak with it share one copy."""
+    from qwen_megakernel.checkpoint import loading
+    from qwen_megakernel.decoders.cpu import conversion
+
+    output = Path(args.output)
+    loading.check_new(output)
+    files = loading.resolve(
+        args.model, local_files_only=args.local_files_only, progress=not args.quiet
+    )
+    conversion.convert(loading.load(files), args.weights, output)
+    if not args.quiet:
+        size = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
+        print(f"{output}: {size / 1e9:.2f} GB; --model {output} speaks with it")
+    return 0
+
+
+def add_command(commands: Any) -> None:
+    """Add `convert` to the subparsers `commands`."""
+    command = parsing.new_command(
+        commands,
+        "convert",
+        convert,
+        "write a model as the native CPU decoder reads it, to start faster and share memory",
+    )
+    add = command.add_argument
+    add("model", metavar="MODEL", help="model to convert: hub id, folder or built-in name")
+    add("-o", "--output", metavar="FOLDER", required=True, help="new folder for the model")
+    add("--weights", choices=WEIGHTS, metavar="FORM", help=WEIGHTS_HELP)
+    options.add_local_files_option(command)
+    options.add_verbosity(command)

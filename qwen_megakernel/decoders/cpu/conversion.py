@@ -1,0 +1,103 @@
+"""Writes a checkpoint with its matrices packed for the native decoder, which then maps the file."""
+
+import hashlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from qwen_megakernel.checkpoint import packed_form, safetensors_file
+from qwen_megakernel.checkpoint.loading import (
+    CODEC_FOLDER,
+    WEIGHTS,
+    Checkpoint,
+    check_new,
+    new_folder,
+)
+from qwen_megakernel.checkpoint.packed_form import PackedForm
+from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX, Shape
+from qwen_megakernel.decoders.cpu.decoder import check_config
+from qwen_megakernel.decoders.cpu.packing import Packer
+from qwen_megakernel.decoders.int8 import RoundedWeights
+from qwen_megakernel.decoders.weights import DecoderModel, QuantizedModel
+from qwen_megakernel.errors import OutputError, UnsupportedModel, UsageError
+from qwen_megakernel.native.cpu_library import CpuPool, open_library
+
+_COPIED = ("*.json", "*.txt")  # configs and the tokenizer
+
+
+def convert(checkpoint: Checkpoint, weights: str | None, folder: Path) -> None:
+    """Write a checkpoint into a new folder, complete and with packed matrices.
+
+    There is never more than one matrix in memory. The folder gets its name when all of it is there.
+
+    Args:
+        checkpoint: the original.
+        weights: one of `choices.WEIGHTS`; None: as the checkpoint stores them.
+        folder: the folder to write; it must not exist.
+    Raises:
+        UsageError: the checkpoint is itself converted, or no file holds its weights.
+        UnsupportedModel, BuildError: the native decoder cannot run the model here.
+        OutputError: the folder exists, or it cannot be written.
+    """
+    check_new(folder)
+    files = checkpoint.files
+    if checkpoint.form or files.is_drawn:
+        raise UsageError(
+            f"{files.name} cannot be converted: "
+            + ("it has been converted already." if checkpoint.form else "no file holds it."),
+            hint="Convert the original model.",
+        )
+    check_config(checkpoint.config)
+    model: DecoderModel = checkpoint
+    if weights:
+        rounded = RoundedWeights.of(checkpoint.talker, weights, in_groups=True)
+        model = QuantizedModel(checkpoint.config, rounded)
+    pool = CpuPool(open_library(), torch.get_num_threads())
+    packer = Packer(model, pool)
+    try:
+        with new_folder(folder) as draft:
+            codec = draft / CODEC_FOLDER
+            codec.mkdir(parents=True)
+            for source, target in ((files.folder, draft), (files.speech_tokenizer, codec)):
+                for pattern in _COPIED:
+                    for path in source.glob(pattern):
+                        shutil.copyfile(path, target / path.name)
+            shutil.copyfile(files.speech_tokenizer / WEIGHTS, codec / WEIGHTS)
+            _write(checkpoint, weights, packer, draft / WEIGHTS)
+    except OSError as error:
+        raise OutputError(f"Cannot write {folder}: {error.strerror}.") from error
+
+
+def _write(checkpoint: Checkpoint, weights: str | None, packer: Packer, path: Path) -> None:
+    source = checkpoint.files.folder / WEIGHTS
+    stored = safetensors_file.describe(source)
+    parts = {each.name: list(each.parts) for each in packer.names}
+    dtypes = {stored[TALKER_PREFIX + name][0] for each in packer.names for name in each.parts}
+    if len(dtypes) != 1:
+        raise UnsupportedModel(f"{source} has matrices in several dtypes: {', '.join(dtypes)}.")
+    with source.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    form = PackedForm(weights, dtypes.pop(), parts, checkpoint.files.name, sha256)
+    replaced = {TALKER_PREFIX + name for name in form.part_names}
+    rest = {name: entry for name, entry in stored.items() if name not in replaced}
+    written: dict[str, tuple[str, Shape]] = {
+        f"{TALKER_PREFIX}{packed_form.PREFIX}{each.name}": ("U8", (size,))
+        for each, size in zip(packer.names, packer.sizes, strict=True)
+    }
+
+    def data() -> Iterator[np.ndarray]:
+        for each, size in zip(packer.names, packer.sizes, strict=True):
+            packed = torch.empty(size, dtype=torch.uint8)
+            packer.pack(each, packed.data_ptr())
+            yield packed.numpy()
+        mapped = safetensors_file.MappedTensors(source, "")
+        for name in rest:
+            yield mapped[name].reshape(-1).view(torch.uint8).numpy()
+            mapped.release([name])
+
+    safetensors_file.write(
+        path, written | rest, data(), form.metadata(), alignment=packed_form.ALIGNMENT, summed=True
+    )

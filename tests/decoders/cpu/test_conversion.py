@@ -1,0 +1,235 @@
+"""Converted checkpoints: mapped weights speak as packed ones do, and broken files end in errors."""
+
+import json
+import multiprocessing
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from qwen_megakernel import TTSEngine
+from qwen_megakernel.checkpoint import loading, packed_form, safetensors_file
+from qwen_megakernel.choices import WEIGHTS
+from qwen_megakernel.decoders.cpu import conversion
+from qwen_megakernel.errors import BuildError, ModelFilesError, OutputError, UsageError
+
+MODELS = ["tiny-random", "tiny-random-base", "demo-voice"]
+TEXT = "The table is ready."
+HOW = {"seed": 3, "max_frames": 12}
+
+
+def converted(model: str, weights: str | None, folder: Path) -> Path:
+    conversion.convert(loading.load(loading.resolve(model)), weights, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """A converted model, which tests copy before they break it."""
+    return converted("tiny-random", "int8", tmp_path_factory.mktemp("converted") / "model")
+
+
+@pytest.fixture
+def broken(whole, tmp_path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "broken"))
+
+
+def codes(model: str | Path, **options) -> np.ndarray:
+    with TTSEngine.from_pretrained(model, backend="cpu", warmup=False, **options) as tts:
+        voice = tts.voices[0] if tts.voices else None
+        return tts.synthesize(TEXT, voice=voice, **HOW).codes
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("weights", [None, *WEIGHTS])
+def test_mapped_weights_draw_the_codes_of_those_packed_at_the_start(model, weights, tmp_path):
+    folder = converted(model, weights, tmp_path / "model")
+    expected = codes(model, weights=weights)
+    assert len(expected) and np.array_equal(codes(folder), expected)
+    assert np.array_equal(codes(folder, num_threads=1), expected)
+    assert np.array_equal(codes(folder, weights=weights), expected)
+
+
+def test_a_converted_model_is_complete_and_says_what_it_is(whole):
+    original = loading.load(loading.resolve("tiny-random"))
+    checkpoint = loading.load(loading.resolve(str(whole)))
+    assert checkpoint.form and checkpoint.form.weights == "int8"
+    assert checkpoint.form.source == "tiny-random" and len(checkpoint.form.source_sha256) == 64
+    assert checkpoint.config == original.config
+    for name, values in checkpoint.talker.items():
+        if name.startswith(packed_form.PREFIX):
+            assert values.data_ptr() % packed_form.ALIGNMENT == 0
+        elif values.is_meta:
+            assert values.shape == original.talker[name].shape
+        else:
+            assert torch.equal(values, original.talker[name])
+    assert {path.name for path in whole.iterdir()} >= {*loading.MODEL_FILES, "speech_tokenizer"}
+    with TTSEngine.from_pretrained(whole, warmup=False) as tts:
+        assert tts.weights == "int8" and "int8 weights mapped from the file" in tts.why
+
+
+def test_voices_are_cloned_as_before(tmp_path):
+    folder = converted("tiny-random-base", "int8", tmp_path / "model")
+    sound = np.sin(np.arange(48000) / 9).astype(np.float32) / 3
+    vectors = []
+    for model in ("tiny-random-base", folder):
+        with TTSEngine.from_pretrained(model, backend="cpu", warmup=False) as tts:
+            vectors.append(tts.create_voice(sound, TEXT, rate=24000))
+    assert np.array_equal(vectors[0].x_vector, vectors[1].x_vector)
+    assert np.array_equal(vectors[0].codes, vectors[1].codes)
+
+
+def speak_elsewhere(folder: Path, found: "multiprocessing.Queue[list]") -> None:
+    found.put(codes(folder).tolist())
+
+
+def test_processes_speak_at_the_same_time(whole):
+    context = multiprocessing.get_context("spawn")
+    found = context.Queue()
+    processes = [context.Process(target=speak_elsewhere, args=(whole, found)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    first, second = (found.get(timeout=60) for _ in processes)
+    for process in processes:
+        process.join()
+    assert first == second == codes(whole).tolist()
+
+
+# ---- what cannot be read -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"backend": "torch"}, "backend torch cannot read it.\nUse backend cpu"),
+        ({"backend": "emulation"}, "backend emulation cannot read it"),
+        ({"dtype": "bfloat16"}, "backend torch cannot read it"),
+        ({"weights": "int8-talker"}, "was converted to 'int8'.\nLeave weights out"),
+    ],
+)
+def test_what_cannot_read_it_refuses_by_name(whole, options, told):
+    with pytest.raises(UsageError) as caught:
+        TTSEngine.from_pretrained(whole, warmup=False, **options)
+    assert told in str(caught.value) and "tiny-random" in str(caught.value)
+
+
+def test_without_native_code_nothing_replaces_it(whole, monkeypatch):
+    def no_library() -> None:
+        raise BuildError("There is no compiler.")
+
+    monkeypatch.setattr("qwen_megakernel.decoders.cpu.decoder.open_library", no_library)
+    with pytest.raises(BuildError, match="There is no compiler"):
+        TTSEngine.from_pretrained(whole, warmup=False)
+
+
+def edited(path: Path, **changes) -> None:
+    """Change what a file says of itself; its tensors stay."""
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    form = json.loads(header["__metadata__"][packed_form.KEY])
+    header["__metadata__"][packed_form.KEY] = json.dumps(form | changes)
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
+
+
+@pytest.mark.parametrize("place", [0.001, 0.3, 0.6, 0.999])
+def test_a_flipped_byte_anywhere_in_the_data_is_noticed(broken, place):
+    path = broken / loading.WEIGHTS
+    content = bytearray(path.read_bytes())
+    start = 8 + int.from_bytes(content[:8], "little")
+    content[start + int(place * (len(content) - start))] ^= 4
+    path.write_bytes(content)
+    with pytest.raises(ModelFilesError, match="its bytes are not those that were written"):
+        loading.load(loading.resolve(str(broken)))
+
+
+def test_a_file_that_was_cut_short_is_refused(broken):
+    path = broken / loading.WEIGHTS
+    path.write_bytes(path.read_bytes()[:-1000])
+    with pytest.raises(ModelFilesError, match="is damaged"):
+        loading.load(loading.resolve(str(broken)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"version": 2}, "it has version 2 of the packed form, not 1"),
+        ({"parts": {}}, "does not fit its config.json"),
+    ],
+)
+def test_a_file_of_another_version_is_refused(broken, changes, told):
+    edited(broken / loading.WEIGHTS, **changes)
+    with pytest.raises(ModelFilesError) as caught:
+        loading.load(loading.resolve(str(broken)))
+    assert told in str(caught.value)
+
+
+def test_a_form_that_the_bytes_do_not_have_is_refused(broken):
+    edited(broken / loading.WEIGHTS, weights=None)
+    with pytest.raises(ModelFilesError, match="packed matrices are not those of its config"):
+        codes(broken)
+
+
+def test_the_config_of_another_model_is_refused(broken):
+    other = loading.resolve("tiny-random-1.7b").folder
+    shutil.copy(other / loading.CONFIG, broken / loading.CONFIG)
+    with pytest.raises(ModelFilesError):
+        codes(broken)
+
+
+# ---- writing -------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_exists_stays_as_it_is(whole, tmp_path):
+    before = sorted(path.name for path in whole.iterdir())
+    with pytest.raises(OutputError, match="exists"):
+        converted("tiny-random", None, whole)
+    assert sorted(path.name for path in whole.iterdir()) == before
+
+
+def test_a_converted_model_is_not_converted_again(whole, tmp_path):
+    with pytest.raises(UsageError, match="it has been converted already"):
+        converted(str(whole), "int8", tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
+def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
+    write = safetensors_file.write
+
+    def full(path, *arguments, **options):
+        write(path, *arguments, **options)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(safetensors_file, "write", full)
+    with pytest.raises(OutputError, match="No space left on device"):
+        converted("tiny-random", "int8", tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_of_two_conversions_at_once_one_is_whole_and_one_an_error(tmp_path, monkeypatch):
+    write = safetensors_file.write
+
+    def slow(path, *arguments, **options):
+        write(path, *arguments, **options)
+        monkeypatch.setattr(safetensors_file, "write", write)
+        converted("tiny-random", "int8", tmp_path / "model")
+
+    monkeypatch.setattr(safetensors_file, "write", slow)
+    with pytest.raises(OutputError):
+        converted("tiny-random", "int8", tmp_path / "model")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert len(codes(tmp_path / "model"))
+
+
+def test_a_replaced_or_deleted_file_goes_on_speaking(broken):
+    with TTSEngine.from_pretrained(broken, backend="cpu", warmup=False) as tts:
+        voice = tts.voices[0]
+        before = tts.synthesize(TEXT, voice=voice, **HOW).codes
+        path = broken / loading.WEIGHTS
+        path.rename(path.with_suffix(".old"))
+        path.write_bytes(b"something else")
+        shutil.rmtree(broken)
+        assert np.array_equal(tts.synthesize(TEXT, voice=voice, **HOW).codes, before)
