@@ -14,6 +14,7 @@ from qwen_megakernel.checkpoint import loading, packed_form, safetensors_file
 from qwen_megakernel.choices import WEIGHTS
 from qwen_megakernel.decoders.cpu import conversion
 from qwen_megakernel.errors import BuildError, ModelFilesError, OutputError, UsageError
+from qwen_megakernel.native import cpu_library
 
 MODELS = ["tiny-random", "tiny-random-base", "demo-voice"]
 TEXT = "The table is ready."
@@ -50,6 +51,16 @@ def test_mapped_weights_draw_the_codes_of_those_packed_at_the_start(model, weigh
     assert len(expected) and np.array_equal(codes(folder), expected)
     assert np.array_equal(codes(folder, num_threads=1), expected)
     assert np.array_equal(codes(folder, weights=weights), expected)
+
+
+@pytest.mark.parametrize("weights", ["int8", "int8-rows-heads", None])
+def test_every_instruction_set_reads_the_same_file(weights, tmp_path, monkeypatch):
+    folder = converted("tiny-random", weights, tmp_path / "model")
+    for name in cpu_library.supported_sets():
+        monkeypatch.setenv(cpu_library.FORCED, name)
+        with TTSEngine.from_pretrained(folder, warmup=False) as tts:
+            assert name in tts.why
+        assert np.array_equal(codes(folder), codes("tiny-random", weights=weights))
 
 
 def test_a_converted_model_is_complete_and_says_what_it_is(whole):
