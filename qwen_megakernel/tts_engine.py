@@ -28,12 +28,13 @@ from qwen_megakernel.decoders.backends import (
     load_decoder,
     memory_for,
 )
+from qwen_megakernel.decoders.cpu import conversion
 from qwen_megakernel.decoders.cpu.decoder import CpuDecoder
 from qwen_megakernel.decoders.dtypes import dtypes_of
 from qwen_megakernel.decoders.frame_decoder import FrameDecoder
 from qwen_megakernel.decoders.prompt import PromptBuilder
 from qwen_megakernel.engine.stages import FrameVocoder, Stages
-from qwen_megakernel.errors import SetupError, UnsupportedModel, check_names
+from qwen_megakernel.errors import SetupError, UnsupportedModel, UsageError, check_names
 from qwen_megakernel.marking import Marking, MarkKey
 from qwen_megakernel.native import cpu_threads
 from qwen_megakernel.native.cpu_library import CpuPool, return_free_memory
@@ -188,6 +189,7 @@ class TTSEngine(OfficialNames):
         *,
         local_files_only: bool = False,
         progress: bool = True,
+        keep_packed: bool = False,
         **options: Any,
     ) -> Self:
         """Load a model and start its engine.
@@ -196,6 +198,8 @@ class TTSEngine(OfficialNames):
             model: hub id, folder, "demo-voice", or random weights ("tiny-random", ...).
             local_files_only: use only local files, without any network access.
             progress: show a download bar on stderr.
+            keep_packed: keep the weights in the cache as the native CPU decoder reads them; later
+                starts map them (docs/operations.md).
             options: backend, device, dtype, weights, num_threads, num_slots, max_frames, voices,
                 normalize, lexicon, mark and warmup of `TTSEngine`.
         Raises:
@@ -205,9 +209,16 @@ class TTSEngine(OfficialNames):
         """
         check_names(options, TTSEngine.__init__.__kwdefaults__ or ())
         options["mark"] = Marking.of(options.get("mark"))  # a bad key is refused before a download
-        chosen = (options.get(name) for name in ("device", "weights", "dtype"))
-        choose_backend(options.get("backend", "auto"), *chosen)  # raises before a download
+        asked = [options.get(name) for name in ("device", "weights", "dtype")]
+        chosen = choose_backend(options.get("backend", "auto"), *asked)  # raises before a download
+        if keep_packed and chosen.name != "cpu":
+            raise UsageError(
+                f"keep_packed is for the native CPU decoder; the backend is {chosen.name}.",
+                hint="Leave it out, or use backend cpu.",
+            )
         files = loading.resolve(model, local_files_only=local_files_only, progress=progress)
+        if keep_packed:
+            files = conversion.kept(files, options.get("weights"))
         return cls(loading.load(files), **options)
 
     # ---- for callers -----------------------------------------------------------------------------

@@ -98,6 +98,12 @@ def add_model_options(parser: argparse.ArgumentParser, default: str | None = Non
         f"{' or '.join(DTYPES_BY_PART)}",
     )
     add("--weights", choices=WEIGHTS, metavar="FORM", help=WEIGHTS_HELP)
+    add(
+        "--keep-packed",
+        action="store_true",
+        help="keep the weights in the cache as the native CPU decoder reads them, so that the next "
+        "start is faster and processes share them",
+    )
     add_local_files_option(parser)
     add_option(parser, OPTIONS["normalize"])
     group(parser, READING).add_argument(
@@ -355,6 +361,7 @@ def engine_from_args(
         device=args.device,
         dtype=args.dtype,
         weights=args.weights,
+        keep_packed=args.keep_packed,
         num_threads=args.threads,
         local_files_only=args.local_files_only,
         voices=args.voices,

@@ -3,6 +3,7 @@
 import hashlib
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,14 @@ import torch
 from qwen_megakernel.checkpoint import packed_form, safetensors_file
 from qwen_megakernel.checkpoint.loading import (
     CODEC_FOLDER,
+    CONFIG,
     WEIGHTS,
     Checkpoint,
+    ModelFiles,
     check_new,
+    load,
     new_folder,
+    write_once,
 )
 from qwen_megakernel.checkpoint.packed_form import PackedForm
 from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX, Shape
@@ -69,6 +74,30 @@ def convert(checkpoint: Checkpoint, weights: str | None, folder: Path) -> None:
             _write(checkpoint, weights, packer, draft / WEIGHTS)
     except OSError as error:
         raise OutputError(f"Cannot write {folder}: {error.strerror}.") from error
+
+
+def kept(files: ModelFiles, weights: str | None) -> ModelFiles:
+    """Return the files of a model as `convert` writes them, from the cache or written into it.
+
+    A changed original is written anew. A converted model, and one whose weights no file holds, is
+    returned as it is.
+
+    Raises:
+        ModelFilesError, UnsupportedModel, BuildError, OutputError: the model cannot be converted.
+    """
+    sources = [files.folder / CONFIG, files.folder / WEIGHTS, files.speech_tokenizer / WEIGHTS]
+    if files.is_drawn or packed_form.read(files.folder / WEIGHTS):
+        return files
+    states = [
+        (str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in sources
+    ]
+    key = hashlib.sha256(repr(states).encode()).hexdigest()[:16]
+    folder = write_once(
+        f"packed-{weights or 'stored'}-{key}",
+        packed_form.VERSION,
+        lambda draft: convert(load(files), weights, draft),
+    )
+    return replace(files, folder=folder, speech_tokenizer=folder / CODEC_FOLDER)
 
 
 def _write(checkpoint: Checkpoint, weights: str | None, packer: Packer, path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import os
 import shutil
 from pathlib import Path
 
@@ -106,6 +107,28 @@ def test_processes_speak_at_the_same_time(whole):
     for process in processes:
         process.join()
     assert first == second == codes(whole).tolist()
+
+
+def test_packed_weights_are_kept_for_the_next_start(tmp_path, monkeypatch):
+    original = Path(shutil.copytree(loading.resolve("tiny-random").folder, tmp_path / "original"))
+    monkeypatch.setenv("QWEN_MEGAKERNEL_CACHE", str(tmp_path / "cache"))
+    expected, convert, calls = codes(original, weights="int8"), conversion.convert, []
+    monkeypatch.setattr(
+        conversion, "convert", lambda *given: (calls.append(given[1]), convert(*given))
+    )
+    for weights in ("int8", "int8", None):
+        with TTSEngine.from_pretrained(
+            original, warmup=False, weights=weights, keep_packed=True
+        ) as tts:
+            assert "mapped from the file" in tts.why and tts.weights == weights
+            assert tts.files.name == str(original)
+    assert calls == ["int8", None]
+    assert np.array_equal(codes(original, weights="int8", keep_packed=True), expected)
+    os.utime(original / loading.WEIGHTS)  # another file, perhaps
+    codes(original, weights="int8", keep_packed=True)
+    assert calls == ["int8", None, "int8"]
+    with pytest.raises(UsageError, match="the backend is torch"):
+        TTSEngine.from_pretrained(original, backend="torch", keep_packed=True)
 
 
 # ---- what cannot be read -------------------------------------------------------------------------
