@@ -52,7 +52,7 @@ class French(Romance):
     WEB = """.: point; /: slash; -: tiret; _: tiret bas; ?: point d'interrogation; #: dièse
         :: deux-points"""
     OPENS, FOLLOWERS = "n° N° p. av. apr.", "h siècle"
-    CENTURIES = "siècle siècles"
+    CENTURIES = "siècle siècles République république arrondissement"
 
     def rules(self) -> Rules:
         """Times such as "15 h 30", "1re", and centuries such as "XIXe siècle"."""

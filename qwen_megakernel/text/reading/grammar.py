@@ -271,6 +271,8 @@ class Grammar:
         unit = rf"(?P<unit>{units})(?:/(?P<per>{units})(?P<square>{square})?)?{self._edge}"
         yield rf"{number}(?P<gap>[ -]?){unit}{_UNIT_POINT}", self._unit
         yield rf"{number}[ ]?%", self._percent
+        areas = any_of(unit for unit in self.language.units if unit[-1] in "²³")
+        yield rf"(?<=[^\W\d_])/(?P<per>{areas}){self._edge}", self._per_area
 
     # ---- words of a match ------------------------------------------------------------------------
 
@@ -377,13 +379,20 @@ class Grammar:
         square = f" {lang.symbols['²']}" if match["square"] else ""
         return self._range(match, noun, before) + self._per(match) + square + lang.kept_point(match)
 
+    def _per_area(self, match: re.Match[str], before: str) -> str:
+        """Return the words of "/km²" behind a word."""
+        return self._per(match)
+
     def _percent(self, match: re.Match[str], before: str) -> str | None:
         if self._is_inside(match):
             return None  # the sign is the dash of a range
         percent, is_around = self.language.percent, "{}" in self.language.percent
         noun = Noun(*(("",) if is_around else (percent,)) * 3)
         words = self._range(match, noun)
-        return percent.format(words.strip()) if is_around else words
+        if not is_around:
+            return words
+        sign = self._sign(match)
+        return sign + percent.format(words.removeprefix(sign).strip())
 
     def _day_and_month(self, match: re.Match[str], before: str) -> str | None:
         """Return the words of a date without a year; None where it may be a fraction."""

@@ -17,7 +17,7 @@ class Italian(Romance):
     PHONE_WORDS = "tel telefono cell cellulare fax chiami chiama"
     ENDINGS = "f: ^uno$ una; c: ^uno$ un"
     last_ordinal_of_rulers, degree_is_ordinal = 999, True
-    CENTURIES = "secolo"
+    CENTURIES, clock_words = "secolo", "alle dalle ore le"
     ordinal_marks, feminine_marks = "º|°|o", r"ª|a\b"
     BEFORE_DIGITS = r"[nN][°º]\s?: numero; p\.\s?: pagina"
     PARTS = "2: mezzo"

@@ -1,5 +1,7 @@
 """Japanese: single digits, fractions, and phone numbers with の between their groups."""
 
+import re
+
 from qwen_megakernel.text.reading.language import Language, Rules
 
 
@@ -18,7 +20,7 @@ class Japanese(Language):
     dates = "{month}月{day}日", "{year}年{month}月{day}日"
     times = "{h}時", "{h}時{m}分", "{s}秒"
     SYMBOLS = """&: アンド; =: イコール; ÷: 割る; ×: かける; °: 度; ≈ ~: 約; <: 小なり; >: 大なり
-        ≤: 以下; ≥: 以上; ±: プラスマイナス; @: アットマーク"""
+        ≤: 以下; ≥: 以上; ±: プラスマイナス; @: アットマーク; 〒: 郵便番号"""
     WEB = """.: ドット; @: アット; /: スラッシュ; -: ハイフン; _: アンダーバー; ?: クエスチョン
         #: シャープ; :: コロン"""
     space, money_joint, scale_joint, letters_follow = "", "", "", True
@@ -27,8 +29,14 @@ class Japanese(Language):
         """Phone numbers (their hyphens are read の), and ranges."""
         groups = r"0\d{1,3}-\d{1,4}-\d{4}(?!\d)"
         yield groups, lambda match, _: "の".join(map(self.spell, match[0].split("-")))
+        yield r"\d{1,3}(?:-\d{1,4}){2}(?![\d-])", self.address
         yield r"(?<![A-Za-z])(?P<r>[IVX]{2,7})(?![A-Za-z0-9])", self.roman_alone
         yield r"(?P<a>\d{1,9})[~〜～](?=\d)", "{a}から"
+
+    def address(self, match: re.Match[str], before: str) -> str | None:
+        """Return the words of block, house and flat, behind a place; None elsewhere."""
+        is_place = before[-1:] in ("区", "町", "村", "市", "目", "島", "内")
+        return "の".join(map(self.number, match[0].split("-"))) if is_place else None
 
     def cardinal(self, number: int, gender: str = "") -> str:
         return self.say(number) if number else self.digits[0]

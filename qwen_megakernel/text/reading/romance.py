@@ -12,13 +12,19 @@ class Romance(Language):
     plural_ending = "s"
     feminine_marks = ""  # regular expression of what follows the digits of a feminine ordinal
     feminine_names = ""  # names of women that do not end in -a
+    clock_words = ""  # behind them "16.30" is a time
     half = "mezzo"  # before a masculine noun
     last_ordinal_of_rulers = 10  # after higher numbers of rulers, cardinals are spoken
 
     def rules(self) -> Rules:
-        """Feminine ordinals, which end in -a."""
+        """Feminine ordinals, which end in -a, and times such as "alle 16.30"."""
         if self.feminine_marks:
             yield rf"(?P<n>\d{{1,3}})(?:{self.feminine_marks})", "{n:feminine}"
+        yield r"(?P<h>[01]?\d|2[0-4])\.(?P<m>[0-5]\d)(?![\d.,]\d|\d|\s?%)", self.dotted_time
+
+    def dotted_time(self, match: re.Match[str], before: str) -> str | None:
+        """Return the words of a time with a point, behind a word for "at"; None elsewhere."""
+        return self.clock(match, before) if before.lower() in self.clock_words.split() else None
 
     def regnal(self, number: int, name: str) -> str | None:
         if number > self.last_ordinal_of_rulers:

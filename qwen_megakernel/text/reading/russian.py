@@ -8,8 +8,10 @@ from qwen_megakernel.text.reading.language import MAX_DIGITS, Language, Noun, Ru
 _TENTHS = {1: ("десятая", "десятых"), 2: ("сотая", "сотых"), 3: ("тысячная", "тысячных")}
 # Words behind which a date is a subject, or an object in the accusative; none: a text begins.
 _BEFORE_NOMINATIVE = frozenset(
-    ("", "и", "или", "сегодня", "завтра", "вчера", "на", "это", "было", "будет", "вот")
+    ("", "и", "или", "сегодня", "завтра", "вчера", "на", "по", "это", "было", "будет", "вот")
 )
+# Words behind which numbers are in the genitive: "from three to five hours".
+_BEFORE_GENITIVE = frozenset(("от", "до", "около", "более", "менее", "свыше", "больше", "меньше"))
 _PERCENT = Noun("процент", "процента", "процентов")
 
 
@@ -54,7 +56,7 @@ class Russian(Language):
     OPENS, FOLLOWERS = "№ т. д. стр. г.", "г года году"
 
     def rules(self) -> Rules:
-        """Dates, years before "года" or "году", genders of ordinals, percentages, and decimals."""
+        """Dates, years before "года" or "году", cases and genders of numbers, percentages."""
         year = r"(?P<y>\d{4})(?:\s(?:г\.|года))?"
         yield (
             rf"(?i)(?P<d>\d{{1,2}})\s(?P<m>{self.month_pattern()})(?:\s{year})?",
@@ -65,6 +67,8 @@ class Russian(Language):
         yield rf"{year}\sг\.", self.year_of
         yield rf"{year}\sгода(?!\w)", "{y:genitive} года"
         yield rf"{year}\sгоду(?!\w)", "{y:prepositional} году"
+        yield r"(?P<n>\d{1,4})-?(?:х|ых)(?!\w)", "{n:of_decades}"
+        yield r"(?P<n>\d{0,3}[2-9]0|\d\d00)-е(?!\w)", "{n:decades}"
         yield r"(?P<n>\d{1,4})-?(?:я|ая)(?!\w)", "{n:feminine}"
         yield r"(?P<n>\d{1,4})-?(?:е|ое)(?!\w)", "{n:neuter}"
         yield r"(?P<n>\d{1,4})-?(?:го|ого)(?!\w)", "{n:genitive}"
@@ -74,16 +78,32 @@ class Russian(Language):
         yield r"(?P<d>[0-3]?\d)\.(?P<m>0[1-9]|1[0-2])(?P<y>(?!))?(?!\.?\d)", self.written_date
         yield r"г\.(?=\s[А-ЯЁ])", lambda _, before: None if before[-1:].isdigit() else "город"
         yield r"(?P<n>\d{1,6})\s?%", self.percents
-        counted = any_of([*self.units, *self.currencies])
-        not_counting = rf"(?!\s?(?:{counted})(?!\w))(?!\s?(?:тыс|млн|млрд))"
-        decimal = r"(?P<s>[-−]\s?)?(?P<w>\d{1,9}),(?P<d>\d{1,3})(?![\d,])"
-        yield decimal + not_counting, self.decimal_number
+        spelled = ("час", "год", "лет", "раз")
+        signs = [unit for unit in self.units if len(unit) < 4 and unit not in spelled]
+        short = any_of([*signs, *self.currencies, *self.scales, "%"])
+        yield rf"(?P<n>\d{{1,6}})(?![\d:/-]|[.,]\d|\s?(?:{short})(?!\w))", self.after_preposition
 
     def _ordinal(self, case: str, gender: str, number: int) -> str:
         return self.say(number, "ordinal", case=case, gender=gender)
 
     neuter, feminine = partialmethod(_ordinal, "n", "n"), partialmethod(_ordinal, "n", "f")
     genitive, prepositional = partialmethod(_ordinal, "g", "m"), partialmethod(_ordinal, "p", "m")
+
+    def after_preposition(self, match: re.Match[str], before: str) -> str | None:
+        """Return a number in the genitive behind "from", "about" and the like; None elsewhere."""
+        if before.lower() not in _BEFORE_GENITIVE:
+            return None
+        return self.say(int(match["n"]), case="g", gender="m")
+
+    def of_decades(self, number: int) -> str:
+        """Return a number in the genitive, "of three", or a decade, "of the eighties"."""
+        if number < 10:
+            return self.say(number, case="g", gender="m")
+        return self.genitive(number).removesuffix("ого") + "ых"
+
+    def decades(self, number: int) -> str:
+        """Return a decade: "the eighties"."""
+        return self.genitive(number).removesuffix("ого") + "ые"
 
     dative, accusative = partialmethod(_ordinal, "d", "m"), partialmethod(_ordinal, "a", "f")
 
@@ -152,10 +172,11 @@ class Russian(Language):
             part = self.genitive(bottom).removesuffix("ого") + "ых"
         return f"{self.say(top, gender='f')} {part}"
 
-    def decimal_number(self, match: re.Match[str], before: str) -> str:
-        """Return the words of "3,14", which mean "three wholes, fourteen hundredths"."""
-        whole, parts = int(match["w"]), int(match["d"])
-        one = "целая" if self.plural(whole) == 0 else "целых"
-        part = _TENTHS[len(match["d"])][0 if self.plural(parts) == 0 else 1]
-        sign = "минус " if match["s"] else ""
-        return f"{sign}{self.say(whole, gender='f')} {one} {self.say(parts, gender='f')} {part}"
+    def number(self, whole: str, decimals: str = "", gender: str = "") -> str:
+        """Return the words of a number; "3,14" is "three wholes, fourteen hundredths"."""
+        if not whole or len(whole) > MAX_DIGITS or len(decimals) not in _TENTHS:
+            return super().number(whole, decimals, gender)
+        one = "целая" if self.plural(int(whole)) == 0 else "целых"
+        part = _TENTHS[len(decimals)][0 if self.plural(int(decimals)) == 0 else 1]
+        words = self.say(int(whole), gender="f"), one, self.say(int(decimals), gender="f"), part
+        return " ".join(words)

@@ -17,6 +17,7 @@ class Spanish(Romance):
         c: veintiuno$ veintiún, uno$ un"""
     ordinal_marks = r"\.?º|\.?°|o\b|ro\b|do\b|to\b|mo\b|vo\b|no\b"
     feminine_marks = r"\.?ª|a\b(?!\.)|(?:ra|da|ta|ma|va|na)\b"
+    clock_words = "las"
     feminine_names, half, degree_is_ordinal = "Isabel", "medio", True
     BEFORE_DIGITS = r"[nN]\.?[º°]\s?: número; p\.\s?: página"
     PARTS = """2: medio; 3: tercio; 4: cuarto; 10: décimo; 11: onceavo; 12: doceavo; 20: veinteavo
