@@ -126,6 +126,7 @@ class English(Language):
         ext.: extension; Pkwy. Pkwy: parkway; Hwy. Hwy: highway; Oct.: October
         Nov.: November; Dec.: December; Mon.: Monday; Tue. Tues.: Tuesday; Wed.: Wednesday
         Thu. Thurs.: Thursday; Fri.: Friday; Sat.: Saturday"""
+    BEFORE_ROMANS = _NUMBERED
     FINAL = "Jr. Sr. etc. Inc. Ltd. Corp. Co. Ave. Blvd. Rd. a.m. p.m."
     STARTERS = """A After All Also An And Any Are As At Be Because Before But By Can Could Did Do
         Does
@@ -182,6 +183,7 @@ class English(Language):
         )
         yield r"St\b\.?(?!\w)", self.saint
         yield r"Dr\b\.?(?!\w)", self.doctor
+        yield r"\b(?P<r>[IVXL]+)\s?[-–—]\s?(?P<to>[IVXL]+)(?!\w|['’]\w)", self.roman_range
         yield r"\b[IVXL]{1,7}(?!\w|\.\w|['’][a-z]{2})", self.roman_after_name
         yield r"Sun\.", lambda match, before: None if before.lower() == "the" else "Sunday"
         yield r"50-50(?![\w-])", "fifty fifty"

@@ -199,7 +199,9 @@ class Grammar:
         if lang.due:
             yield r"(?P<d>\d{1,2})/(?P<m>\d{1,2})(?P<y>(?!))?(?![\d/])", self._day_and_month
         if lang.numbered:
-            yield r"(?P<r>[IVXLCDM]+)(?:\.(?=\s|$)|ers?|re|ᵉ|e)?(?!\w|['’]\w)", self._roman
+            roman = r"(?P<r>[IVXLCDM]+)"
+            yield rf"{roman}\s?[-–—]\s?(?P<to>[IVXLCDM]+)(?!\w|['’]\w)", lang.roman_range
+            yield rf"{roman}(?:\.(?=\s|$)|ers?|re|ᵉ|e)?(?!\w|['’]\w)", self._roman
         yield (
             r"(?i)(?P<h>[01]?\d|2[0-4]):(?P<m>[0-5]\d)(?::(?P<s>[0-5]\d))?"
             rf"(?:{lang.time_marks})?(?![\d:])",

@@ -203,6 +203,7 @@ class Language:
     money_joint: str  # the text between whole units and hundredth parts
     says_cents = True  # whether the name of the hundredth part is spoken
     scale_joint = " "  # the text between a scale and a currency
+    BEFORE_ROMANS = ""  # words, in lower case, before a range of them; "": those of NUMBERED
     NUMBERED = ""  # words, in lower case, before a Roman numeral: "chapter"
     CENTURIES = ""  # words for "century" that come after a Roman numeral
     # Dates and times.
@@ -274,6 +275,7 @@ class Language:
         self.web |= table(self.WEB)
         self.final, self.links = frozenset(self.FINAL.split()), frozenset(self.LINKS.split())
         self.due, self.numbered = frozenset(self.DUE.split()), frozenset(self.NUMBERED.split())
+        self.before_romans = frozenset(self.BEFORE_ROMANS.split()) or self.numbered
         self.centuries = frozenset(self.CENTURIES.split())
         self.phone_words = frozenset(self.PHONE_WORDS.split())
         self.opens, self.followers = map(frozenset, (self.OPENS.split(), self.FOLLOWERS.split()))
@@ -401,6 +403,15 @@ class Language:
         if before.lower() in self.numbered:
             return self.cardinal(number)
         return self.regnal(number, before) if is_name and set(match["r"]) <= {*"IVX"} else None
+
+    def roman_range(self, match: re.Match[str], before: str) -> str | None:
+        """Return the words of a range of Roman numerals, such as "chapters II-IV"."""
+        first, last = roman_number(match["r"]), roman_number(match["to"])
+        word = before.lower()
+        if not {word, word.removesuffix("s")} & self.before_romans or not 0 < first < last:
+            return None
+        joint = self.to if self.to_is_suffix else f"{self.space}{self.to}"
+        return f"{self.cardinal(first)}{joint}{self.space}{self.cardinal(last)}"
 
     def roman_alone(self, match: re.Match[str], before: str) -> str | None:
         """Return the words of a Roman numeral between characters of another script."""
