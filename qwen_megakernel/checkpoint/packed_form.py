@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.checkpoint import safetensors_file
+from qwen_megakernel.checkpoint.safetensors_file import EXPONENT_MASKS
 from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX, Shape
+from qwen_megakernel.choices import WEIGHTS
 from qwen_megakernel.errors import ModelFilesError
 
 KEY = "qwen_megakernel.packed"
@@ -33,6 +35,14 @@ class PackedForm:
     source: str  # name of the source
     source_sha256: str  # of the source's model.safetensors
     version: int = VERSION
+
+    def __post_init__(self) -> None:
+        texts = [self.dtype, self.source, self.source_sha256]
+        texts += [name for packed, parts in self.parts.items() for name in [packed, *parts]]
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError("a name is no text")
+        if self.weights not in (None, *WEIGHTS) or self.dtype not in EXPONENT_MASKS:
+            raise ValueError(f"its form is {self.weights!r} of {self.dtype!r}")
 
     def metadata(self) -> dict[str, str]:
         """Return the header's metadata."""
@@ -58,7 +68,7 @@ def read(path: Path) -> PackedForm | None:
         if values["version"] == VERSION:
             return PackedForm(**{field.name: values[field.name] for field in fields(PackedForm)})
         problem = f"it has version {values['version']} of the packed form, not {VERSION}"
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         problem = f"what it says of its packed form cannot be read ({error})"
     raise ModelFilesError(
         f"{path} cannot be used: {problem}.", hint="Convert the original model again."
@@ -75,6 +85,11 @@ def check(path: Path, form: PackedForm, expected: dict[str, Shape]) -> None:
     """
     packed = {TALKER_PREFIX + PREFIX + name for name in form.parts}
     replaced = {TALKER_PREFIX + name for name in form.part_names}
+    if unknown := replaced - expected.keys():
+        raise ModelFilesError(
+            f"{path} does not fit its config.json: it has packed {min(unknown)}, which is unknown.",
+            hint="Convert the original model again.",
+        )
     found = safetensors_file.describe(path)
     expected = {name: shape for name, shape in expected.items() if name not in replaced}
     expected |= {name: found[name][1] if name in found else () for name in packed}

@@ -17,6 +17,7 @@ from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.decoders.weights import QuantizedModel
 from qwen_megakernel.errors import (
     GenerationError,
+    ModelFilesError,
     OutOfMemory,
     QwenTTSError,
     SetupError,
@@ -133,6 +134,7 @@ def check_form(checkpoint: Checkpoint, backend: str, weights: str | None) -> str
         weights: the form that the user wants; None: as the checkpoint stores them.
     Raises:
         UsageError: the backend cannot read packed matrices, or they have another form.
+        ModelFilesError: they are not those that the native decoder reads.
     """
     form, name = checkpoint.form, checkpoint.files.name
     if form is None:
@@ -147,6 +149,13 @@ def check_form(checkpoint: Checkpoint, backend: str, weights: str | None) -> str
             f"weights is {weights!r}; {name} was converted "
             + (f"to {form.weights!r}." if form.weights else "with the weights as they were."),
             hint=f"Leave weights out, or convert {form.source} once more.",
+        )
+    from qwen_megakernel.decoders.cpu.packing import packed_names
+
+    if form.parts != {each.name: list(each.parts) for each in packed_names(checkpoint.config)}:
+        raise ModelFilesError(
+            f"The packed matrices of {name} are not those of its config.",
+            hint=f"Convert {form.source} once more.",
         )
     return form.weights
 

@@ -1,5 +1,6 @@
 """Converted checkpoints: mapped weights speak as packed ones do, and broken files end in errors."""
 
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -192,6 +193,11 @@ def test_a_file_that_was_cut_short_is_refused(broken):
     [
         ({"version": 2}, "it has version 2 of the packed form, not 1"),
         ({"parts": {}}, "does not fit its config.json"),
+        ({"parts": {"x": ["model.no.weight"]}}, "it has packed talker.model.no.weight, which is"),
+        ({"parts": {"x": [3]}}, "a name is no text"),
+        ({"parts": 3}, "cannot be read"),
+        ({"dtype": "U8"}, "its form is 'int8' of 'U8'"),
+        ({"weights": "int3"}, "its form is 'int3'"),
     ],
 )
 def test_a_file_of_another_version_is_refused(broken, changes, told):
@@ -199,6 +205,23 @@ def test_a_file_of_another_version_is_refused(broken, changes, told):
     with pytest.raises(ModelFilesError) as caught:
         loading.load(loading.resolve(str(broken)))
     assert told in str(caught.value)
+
+
+def test_no_other_tensor_passes_for_a_packed_one(broken):
+    """Native code would read a norm without values."""
+    form = loading.load(loading.resolve(str(broken))).form
+    parts = {name: list(names) for name, names in form.parts.items()}
+    parts["model.layers.0.self_attn.q+k+v"].append("model.norm.weight")
+    path = broken / loading.WEIGHTS
+    tensors = {name: entry for name, entry in safetensors_file.describe(path).items()}
+    rest = {name: entry for name, entry in tensors.items() if name != "talker.model.norm.weight"}
+    mapped = safetensors_file.MappedTensors(path, "")
+    data = [mapped[name].reshape(-1).view(torch.uint8).numpy() for name in rest]
+    metadata = dataclasses.replace(form, parts=parts).metadata()
+    safetensors_file.write(broken / "new", rest, data, metadata, alignment=64, summed=True)
+    (broken / "new").rename(path)
+    with pytest.raises(ModelFilesError, match="are not those of its config"):
+        codes(broken)
 
 
 def test_a_form_that_the_bytes_do_not_have_is_refused(broken):
