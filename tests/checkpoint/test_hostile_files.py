@@ -26,6 +26,12 @@ def test_changed_files_end_in_speech_or_in_our_errors(tmp_path):
     assert_both_happen(outcomes)
 
 
+def test_changed_files_of_a_converted_model_end_so_too(tmp_path):
+    outcomes = hostile_files.attack(100, tmp_path / "model", "int8")
+    assert sum(outcomes.values()) == 100
+    assert outcomes["config.json", "accepted"] and outcomes["model.safetensors", "refused"] > 20
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_many_changed_files_harm_nothing_under_sanitizers(tmp_path, monkeypatch):

@@ -25,7 +25,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from qwen_megakernel import TTSEngine, Voice
-from qwen_megakernel.checkpoint import loading
+from qwen_megakernel.checkpoint import loading, packed_form
+from qwen_megakernel.decoders.cpu import conversion
 from qwen_megakernel.engine import codes_file
 from qwen_megakernel.errors import QwenTTSError
 from qwen_megakernel.native import cpu_library
@@ -99,7 +100,14 @@ def change_safetensors(draw: Callable, data: bytes) -> bytes:
     if draw(st.integers(0, 3)) == 0:
         return change_bytes(draw, data)
     [length] = struct.unpack("<Q", data[:8])
-    header = json.dumps(change_json(draw, json.loads(data[8 : 8 + length]))).encode()
+    document = json.loads(data[8 : 8 + length])
+    metadata = document.get("__metadata__") or {}
+    if packed_form.KEY in metadata and draw(st.booleans()):
+        form = change_json(draw, json.loads(metadata[packed_form.KEY]))
+        metadata[packed_form.KEY] = json.dumps(form)
+    else:
+        document = change_json(draw, document)
+    header = json.dumps(document).encode()
     claimed = draw(st.sampled_from([len(header)] * 6 + [0, 2**31, 2**63, 2**64 - 1]))
     return struct.pack("<Q", claimed) + header + data[8 + length :]
 
@@ -115,16 +123,20 @@ def change_codes(draw: Callable) -> np.ndarray:
     return draw(arrays.arrays(dtype, shape))
 
 
-def attack(num_changes: int, folder: Path) -> Counter:
+def attack(num_changes: int, folder: Path, weights: str | None = None) -> Counter:
     """Try changes of all kinds of files.
 
     Args:
         num_changes: number of changes.
         folder: a folder that does not exist yet, for the changed files.
+        weights: the form to which the model is converted before; None: it is not converted.
     Returns:
         How often each kind of file was accepted or refused.
     """
-    shutil.copytree(loading.resolve(MODEL).folder, folder)
+    if weights:
+        conversion.convert(loading.load(loading.resolve(MODEL)), weights, folder)
+    else:
+        shutil.copytree(loading.resolve(MODEL).folder, folder)
     original = {name: (folder / name).read_bytes() for name in (*CONFIGS, *WEIGHTS)}
     outcomes: Counter = Counter()
     with TTSEngine.from_pretrained(folder, backend="cpu", warmup=False) as engine:
@@ -157,7 +169,19 @@ def attack(num_changes: int, folder: Path) -> Counter:
                 with TTSEngine.from_pretrained(folder, backend="cpu", warmup=False) as changed:
                     changed.synthesize("Hi.", max_frames=3, seed=1)
 
-        kinds = [*CONFIGS, CONFIGS[1], CONFIGS[0], *WEIGHTS, VOICE, VOICE, "codes", "codes file"]
+        if weights:
+            kinds = [CONFIGS[0], WEIGHTS[0], WEIGHTS[0], WEIGHTS[0]]
+        else:
+            kinds = [
+                *CONFIGS,
+                CONFIGS[1],
+                CONFIGS[0],
+                *WEIGHTS,
+                VOICE,
+                VOICE,
+                "codes",
+                "codes file",
+            ]
 
         @settings(
             max_examples=num_changes,
