@@ -41,6 +41,7 @@ MEASUREMENTS = {
     "word-times": ("word_times.word_times", "Measure how exactly the times of words are found."),
     "sound": ("sound.sound", "Measure what changing the sound of a speech costs."),
     "marks": ("marks.marks", "Measure what the watermark changes, and what it survives."),
+    "mark-words": ("marks.mark_words", "Measure how many words the watermark costs a recogniser."),
     "open-loop": ("load.open_loop", "Measure an engine that many listeners use at once."),
 }
 

@@ -37,6 +37,7 @@ FLITE_VOICES = ("awb", "kal16", "rms", "slt")
 SHORT_S, LONG_S = 5, 10
 NOISE = 10 ** (-20 / 20)
 PERTH_LIMIT = 0.5
+MOST_WORDS_LOST = 0.01
 
 Samples = np.ndarray
 Change = Callable[[Samples], tuple[Samples, int]]  # of 24 kHz -> samples and their rate
@@ -132,6 +133,31 @@ def marks(args: argparse.Namespace) -> int:
     facts = {"model": args.model, "rows": rows, "changes": changes, "perth": perth}
     common.write_json(args.json, common.header() | facts)
     return common.report_missed(missed(rows, changes))
+
+
+@common.takes(
+    functools.partial(options.add_model_options, default="demo-voice"),
+    common.count("--sentences", 300, "number of sentences"),
+)
+def mark_words(args: argparse.Namespace) -> int:
+    """Measure and report; return 1 if marking costs a recogniser a hundredth of the words."""
+    from tools.demo_voice.recogniser import Recogniser, word_error_rate
+
+    sentences = [sentence.text for sentence in shards.read(REFERENCES)]
+    texts = [sentences[index % len(sentences)] for index in range(args.sentences)]
+    with options.engine_from_args(args) as tts:
+        said = [tts.synthesize(text, seed=seed).audio for seed, text in enumerate(texts)]
+        found = common.engine_header(tts)
+    key, recogniser = MarkKey(bytes(range(32)), 0xBEEF), Recogniser()
+    sounds = {"unmarked": said, "marked": [Watermark(key, RATE).push(each) for each in said]}
+    errors = {
+        name: word_error_rate(texts, [recogniser.hear(each, RATE) for each in tqdm(heard, name)])
+        for name, heard in sounds.items()
+    }
+    print(", ".join(f"{name}: {rate:.2%} of the words are wrong" for name, rate in errors.items()))
+    common.write_json(args.json, found | {"sentences": len(texts), "word_error_rate": errors})
+    lost = errors["marked"] - errors["unmarked"]
+    return common.report_missed([f"marking costs {lost:.2%}"] if lost >= MOST_WORDS_LOST else [])
 
 
 def missed(rows: list[dict[str, Any]], changes: list[dict[str, Any]]) -> list[str]:

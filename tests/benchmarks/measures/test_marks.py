@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from benchmarks import measure
 from benchmarks.measures.marks import missed
 
@@ -18,6 +20,17 @@ def test_marks_are_found_and_figures_are_complete(tmp_path):
     assert {row["what"] for row in kept} >= {"clean", "G.711, 8 kHz", "AAC 64 kbit/s"}
     assert all(row["found"] == row["operator_known"] == 1 for row in kept)
     assert all(row["rtf"] > 0 for row in found["changes"])
+
+
+def test_a_recogniser_hears_marked_speech(tmp_path, capsys):
+    pytest.importorskip("pocketsphinx")
+    path = tmp_path / "words.json"
+    words = ("--model", "demo-voice", "--backend", "torch", "--sentences", "3")
+    assert measure.main(["mark-words", *words, "--json", str(path)]) in (0, 1)
+    found = json.loads(path.read_text())
+    assert found["sentences"] == 3 and {*found["word_error_rate"]} == {"unmarked", "marked"}
+    assert all(0 <= rate < 0.5 for rate in found["word_error_rate"].values())
+    assert f"{found['word_error_rate']['marked']:.2%} of the words" in capsys.readouterr().out
 
 
 def test_every_limit_is_missed_by_worse_figures():
