@@ -69,8 +69,8 @@ def test_a_text_that_stalls_leaves_its_slot_and_goes_on_when_more_text_comes(tts
     try:
         assert np.array_equal(aside(speak, tts, seed=2).codes, other.codes)
         assert stream.finish_reason is None and stream.num_parts == 1
-        stream.feed("you today?")
-        stream.end_text()
+        # In the loop's thread, which thus cannot begin to speak between the two calls.
+        tts._loop.run(lambda: [stream.feed("you today?"), stream.end_text()])
         checked(aside(list, stream), tts, stream)
         assert stream.num_parts == 2
         # The text of both parts is that of the whole.
