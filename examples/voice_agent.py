@@ -163,7 +163,7 @@ if __name__ == "__main__":
     if not {"-h", "--help"} & set(sys.argv):
         extras = ["pipecat-ai[webrtc,runner,whisper]"]
         with running.needed("pipecat", by="voice_agent.py", also=extras):
-            # Pipecat imports these when somebody asks for the page, or calls.
+            # Pipecat imports these when a browser loads the page or opens a connection.
             for name in ("aiortc", "faster_whisper", "pipecat_ai_prebuilt"):
                 if importlib.util.find_spec(name) is None:
                     raise ModuleNotFoundError(f"No module named {name!r}", name=name)

@@ -64,7 +64,7 @@ class Admission:
         """Admit a request.
 
         Args:
-            expected_s: how long it may hold a slot; 0: nobody knows.
+            expected_s: estimated seconds for which the request will hold a slot; 0: unknown.
         Raises:
             EngineBusy: the queue is full.
             Draining: the server is about to stop.

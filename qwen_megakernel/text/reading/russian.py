@@ -68,7 +68,8 @@ class Russian(Language):
         yield rf"{year}\sгода(?!\w)", "{y:genitive} года"
         yield rf"{year}\sгоду(?!\w)", "{y:prepositional} году"
         yield r"(?P<n>\d{1,4})-?(?:х|ых)(?!\w)", "{n:of_decades}"
-        yield r"(?P<n>\d{0,3}[2-9]0|\d\d00)-е(?!\w)", "{n:decades}"
+        # "20-е" and "30-е" may be days.
+        yield r"(?P<n>[4-9]0|\d{2,3}0)-е(?!\w)", "{n:decades}"
         yield r"(?P<n>\d{1,4})-?(?:я|ая)(?!\w)", "{n:feminine}"
         yield r"(?P<n>\d{1,4})-?(?:е|ое)(?!\w)", "{n:neuter}"
         yield r"(?P<n>\d{1,4})-?(?:го|ого)(?!\w)", "{n:genitive}"
