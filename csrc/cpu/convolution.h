@@ -4,6 +4,9 @@
 // num_streams + b is step t of stream b. So a tap reads a window of rows, and streams share the
 // weights as steps do. A row's sums are added in one order, which does not depend on the other
 // rows, the number of workers or the instruction set.
+//
+// The layout of packed weights is the same for every instruction set, and the size of a convolution
+// is a multiple of 64 bytes, so files can hold them.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -18,7 +21,7 @@
 namespace qwen_tts {
 
 constexpr int kChannelBlock = 16;
-constexpr int kWidth = 2 * kLanes;  // columns of a packed block
+constexpr int kWidth = 2 * kChannelBlock;  // columns of a packed block
 // Terms of a running sum, and columns whose weights are multiplied by all rows of a panel at once.
 // With 128 the error equals that of MKL's products; with 64 it is two thirds, at 4 % more time.
 constexpr int kSumTerms = 64;
@@ -49,9 +52,9 @@ struct Convolution {
   Transform transform;
   int num_taps, in_channels, out_channels, stride, dilation, history_at;
   std::vector<float> bias, frequency, amplitude;  // padded; frequency empty: no activation
-  // Columns are [stride][padded out_channels]; if gated, vectors of gates and of ups alternate.
+  // Columns are [stride][padded out_channels]; if gated, 16 gates and 16 ups alternate.
   bool is_gated = false;
-  const float* packed = nullptr;  // [block][product][in_channels][width of the block]
+  const float* packed = nullptr;  // [block][product][in_channels][pitch of the block]
 
   int history_rows() const { return (num_taps - 1) * dilation; }
   size_t in_size() const { return padded(in_channels); }
@@ -60,10 +63,12 @@ struct Convolution {
     return stride > 1 ? stride * int(out_size()) : (out_channels + kLanes - 1) / kLanes * kLanes;
   }
   int num_blocks() const { return (num_columns() + kWidth - 1) / kWidth; }
+  // The columns of a block that are computed, and those that are stored.
   int width(int block) const { return std::min(kWidth, num_columns() - block * kWidth); }
+  int pitch(int block) const { return padded(width(block)); }
   int num_products() const { return products_of(transform, num_taps); }
   size_t depth() const { return size_t(num_products()) * in_channels; }
-  size_t num_weights() const { return depth() * num_columns(); }
+  size_t num_weights() const { return depth() * padded(num_columns()); }
   // The number of tiles whose points a worker keeps at once.
   int panel_tiles() const {
     const size_t per_tile = num_products() * in_size() * 4;
@@ -76,7 +81,8 @@ struct Convolution {
     int phase, channel;
   };
   Column column(int index) const {
-    if (is_gated) return {index / kLanes % 2, index / kWidth * kLanes + index % kLanes};
+    if (is_gated)
+      return {index / kChannelBlock % 2, index / kWidth * kChannelBlock + index % kChannelBlock};
     return {index / int(out_size()), index % int(out_size())};
   }
 };
@@ -90,8 +96,9 @@ inline Transform transform_of(const ConvolutionSource& s) {
   return s.num_taps == SevenTaps::kTaps ? Transform::kSevenTaps : Transform::kNone;
 }
 
-inline Convolution make_convolution(const ConvolutionSource& s, bool is_direct) {
+inline Convolution make_convolution(const ConvolutionSource& s, bool is_direct, bool is_gated) {
   Convolution c;
+  c.is_gated = is_gated;
   c.transform = is_direct ? Transform::kNone : transform_of(s);
   c.num_taps = s.num_taps, c.in_channels = s.in_channels, c.out_channels = s.out_channels;
   c.stride = s.stride, c.dilation = s.dilation, c.history_at = s.history;
@@ -107,31 +114,32 @@ inline Convolution make_convolution(const ConvolutionSource& s, bool is_direct) 
 // Transforms and packs the weights of a block; `of_taps` is scratch [num_taps + num_products].
 inline void pack_block(const Convolution& c, const float* taps, int block, double* of_taps,
                        float* to) {
-  const int width = c.width(block);
+  const int pitch = c.pitch(block);
   const size_t tap_size = size_t(c.in_channels) * c.stride * c.out_channels;
   double* products = of_taps + c.num_taps;
   for (int row = 0; row < c.in_channels; ++row)
-    for (int i = 0; i < width; ++i) {
+    for (int i = 0; i < pitch; ++i) {
       const auto at = c.column(block * kWidth + i);
       const size_t from = (size_t(row) * c.stride + at.phase) * c.out_channels + at.channel;
       for (int tap = 0; tap < c.num_taps; ++tap)
         of_taps[tap] = at.channel < c.out_channels ? taps[tap * tap_size + from] : 0;
       transform_weights(c.transform, of_taps, c.num_taps, products);
       for (int p = 0; p < c.num_products(); ++p)
-        to[(size_t(p) * c.in_channels + row) * width + i] = float(products[p]);
+        to[(size_t(p) * c.in_channels + row) * pitch + i] = float(products[p]);
     }
 }
 
-// Computes sums [kRows][kWidth] = x times weights [num_cols][kVectors * kLanes], or adds to sums.
+// Computes kVectors vectors of sums [kRows][kWidth] = x times weights [num_cols][pitch], or adds to
+// sums.
 template <int kRows, int kVectors>
-void multiply_tile(const float* x, size_t stride, const float* weights, int num_cols, float* sums,
-                   bool adds) {
+void multiply_tile(const float* x, size_t stride, const float* weights, int pitch, int num_cols,
+                   float* sums, bool adds) {
   Floats sum[kRows][kVectors];
 #pragma GCC unroll 12
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) sum[r][v] = zero_floats();
-  for (int col = 0; col < num_cols; ++col, weights += kVectors * kLanes, ++x) {
+  for (int col = 0; col < num_cols; ++col, weights += pitch, ++x) {
     Floats of_column[kVectors];
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) of_column[v] = load(weights + v * kLanes);
@@ -151,7 +159,7 @@ void multiply_tile(const float* x, size_t stride, const float* weights, int num_
     }
 }
 
-using Tile = void (*)(const float*, size_t, const float*, int, float*, bool);
+using Tile = void (*)(const float*, size_t, const float*, int, int, float*, bool);
 template <int kVectors, int... kRows>
 constexpr std::array<Tile, kTallRows> tiles_of(std::integer_sequence<int, kRows...>) {
   return {multiply_tile<kRows + 1, kVectors>...};
@@ -163,19 +171,25 @@ constexpr std::array<Tile, kTallRows> kTiles[] = {
 // Multiplies any number of rows of x by all columns of one product: sums [num_rows][kWidth].
 // Returns the weights of the next product.
 inline const float* multiply_rows(const Convolution& c, const float* x, int num_rows,
-                                  const float* weights, int width, float* sums, bool adds) {
+                                  const float* weights, int block, float* sums, bool adds) {
+  const int width = c.width(block), pitch = c.pitch(block);
   const size_t stride = c.in_size();
   for (int col = 0; col < c.in_channels; col += kSumTerms) {
     const int num_cols = std::min(kSumTerms, c.in_channels - col);
-    for (int row = 0; row < num_rows;) {
-      const int left = num_rows - row;
-      // The last two tiles share the remaining rows, because a tile of few rows waits for its sums.
-      const int size = left >= 2 * kTallRows ? kTallRows : left > kTallRows ? (left + 1) / 2 : left;
-      kTiles[width / kLanes - 1][size - 1](x + row * stride + col, stride, weights, num_cols,
-                                           sums + row * kWidth, adds || col);
-      row += size;
+    for (int v = 0; v < width; v += 2 * kLanes) {
+      const auto& tiles = kTiles[width - v > kLanes];
+      for (int row = 0; row < num_rows;) {
+        const int left = num_rows - row;
+        // The last two tiles share the remaining rows, because one of few rows waits for its sums.
+        const int size = left >= 2 * kTallRows ? kTallRows
+                         : left > kTallRows    ? (left + 1) / 2
+                                               : left;
+        tiles[size - 1](x + row * stride + col, stride, weights + v, pitch, num_cols,
+                        sums + row * kWidth + v, adds || col);
+        row += size;
+      }
     }
-    weights += size_t(num_cols) * width;
+    weights += size_t(num_cols) * pitch;
   }
   return weights;
 }
@@ -212,7 +226,7 @@ void convolve(const Convolution& c, const Part& part, const float* x, int gap, f
       const float* weights = c.block(block);
       for (int tap = 0; tap < c.num_taps; ++tap)
         weights = multiply_rows(c, x + (first + size_t(tap) * gap) * c.in_size(), num_rows, weights,
-                                c.width(block), sums, tap > 0);
+                                block, sums, tap > 0);
       use(block, Rows{first, num_rows, 1}, sums);
     }
   }
@@ -274,8 +288,8 @@ void convolve_points(const Convolution& c, const Tiling<T>& tiling, Share tiles,
   for (int block = blocks.first; block < blocks.end; ++block) {
     const float* weights = c.block(block);
     for (int p = 0; p < T::kProducts; ++p)
-      weights = multiply_rows(c, points + p * plane, num_tiles, weights, c.width(block),
-                              products + p * size, false);
+      weights = multiply_rows(c, points + p * plane, num_tiles, weights, block, products + p * size,
+                              false);
     for (int i = 0; i < num_tiles; ++i) {
       float sums[T::kOutputs * kWidth];
       for (int v = 0; v < c.width(block); v += kLanes) {

@@ -15,19 +15,21 @@ void qwen_cpu_vocoder_struct_bytes(int32_t* sizes) {
   for (size_t each : bytes) *sizes++ = int32_t(each);
 }
 
+int32_t qwen_cpu_vocoder_packed_bytes(const VocoderSource* source, int64_t* num_bytes) {
+  return status_of([&] { *num_bytes = int64_t(qwen_tts::packed_bytes(*source)); });
+}
+
+int32_t qwen_cpu_vocoder_pack(void* pool, const VocoderSource* source, void* packed) {
+  return status_of(
+      [&] { qwen_tts::pack(*static_cast<Pool*>(pool), *source, static_cast<float*>(packed)); });
+}
+
 int32_t qwen_cpu_vocoder_create(void* pool, const VocoderSource* source, void** vocoder) {
   return status_of(
       [&] { *vocoder = qwen_tts::make_vocoder(static_cast<Pool*>(pool), *source).release(); });
 }
 
 void qwen_cpu_vocoder_destroy(void* vocoder) { delete static_cast<VocoderModel*>(vocoder); }
-
-int64_t qwen_cpu_vocoder_weight_bytes(void* vocoder) {
-  size_t count = 0;
-  for (const auto& each : static_cast<VocoderModel*>(vocoder)->convolutions)
-    count += each.num_weights();
-  return int64_t(count) * 4;
-}
 
 int32_t qwen_cpu_vocoder_step(void* vocoder, const VocoderRequest* request) {
   auto& model = *static_cast<VocoderModel*>(vocoder);

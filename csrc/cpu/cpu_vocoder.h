@@ -12,7 +12,8 @@ extern "C" {
 // matrix is a convolution of one tap; a depthwise convolution has out_channels 0 and taps
 // [num_taps, in_channels].
 struct ConvolutionSource {
-  const float* taps;       // [num_taps, in_channels, stride * out_channels]
+  const float* taps;       // [num_taps, in_channels, stride * out_channels]; read by `pack` alone,
+                           // but for a depthwise convolution
   const float* bias;       // [out_channels], or null
   const float* frequency;  // [in_channels] of the snake activation in front, or null
   const float* amplitude;
@@ -39,6 +40,7 @@ struct VocoderSource {
   // For each layer: norm, scale of attention, norm, scale of the mlp; the last norm; for each
   // upsampling: weight and bias of the norm, gamma.
   const float* const* vectors;
+  const float* packed;  // what qwen_cpu_vocoder_pack wrote; read in place
 };
 
 struct VocoderRequest {
@@ -52,10 +54,15 @@ struct VocoderRequest {
 // Writes the sizes of the structs above, in order, which library.py compares with its own.
 void qwen_cpu_vocoder_struct_bytes(int32_t* sizes);
 
-// Packs the weights; `vocoder` receives the handle. The pool must outlive the vocoder.
+// Writes the size of the packed weights, of which a pass reads each byte once.
+int32_t qwen_cpu_vocoder_packed_bytes(const VocoderSource* source, int64_t* num_bytes);
+
+// Packs the weights into memory at a multiple of 64 bytes.
+int32_t qwen_cpu_vocoder_pack(void* pool, const VocoderSource* source, void* packed);
+
+// `vocoder` receives the handle. The pool and the packed weights must outlive the vocoder.
 int32_t qwen_cpu_vocoder_create(void* pool, const VocoderSource* source, void** vocoder);
 void qwen_cpu_vocoder_destroy(void* vocoder);
-int64_t qwen_cpu_vocoder_weight_bytes(void* vocoder);  // the bytes of weights that a pass reads
 
 // Returns kBadCode, and leaves the states as they are, if a code is not in its codebook.
 int32_t qwen_cpu_vocoder_step(void* vocoder, const VocoderRequest* request);

@@ -273,9 +273,9 @@ inline void run_layer(const VocoderWorker& worker, const TransformerLayer& layer
                  [&](int block, Rows rows, const float* sums) {
                    const int channel = layer.gate_up->column(block * kWidth).channel;
                    for (int r = 0; r < rows.count; ++r, sums += kWidth)
-                     for (int i = 0; i < kLanes; ++i)
+                     for (int i = 0; i < kChannelBlock; ++i)
                        model.mid[rows.at(r) * size + channel + i] =
-                           silu(sums[i]) * sums[kLanes + i];
+                           silu(sums[i]) * sums[kChannelBlock + i];
                  });
   worker.barrier();
   worker.compute(

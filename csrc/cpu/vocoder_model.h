@@ -39,7 +39,7 @@ struct VocoderScratch {
 
 struct VocoderModel {
   Pool* pool;
-  VocoderSource sizes;  // of its pointers only `tables` stays valid
+  VocoderSource sizes;  // of its pointers only `tables` and `packed` stay valid
   std::vector<float> rope_cos, rope_sin;
   std::vector<Convolution> convolutions;
   Convolution *codebook_proj, *pre_conv, *input_proj, *output_proj, *first, *last;
@@ -47,7 +47,6 @@ struct VocoderModel {
   std::vector<float> final_norm;
   std::vector<Upsampling> upsamplings;
   std::vector<Block> blocks;
-  std::unique_ptr<Arena> weights;
 
   // The workers of a pass share these: one stage writes them, the stages after a barrier read them.
   std::unique_ptr<Arena> memory;
@@ -57,45 +56,57 @@ struct VocoderModel {
   std::vector<VocoderScratch> scratch;  // by worker
 };
 
-// Calls visit(convolution, source) for all packed convolutions.
-template <class Visit>
-void each_packed(VocoderModel& model, const ConvolutionSource* sources, Visit visit) {
-  for (size_t i = 0; i < model.convolutions.size(); ++i)
-    if (model.convolutions[i].out_channels) visit(model.convolutions[i], sources[i]);
+// Returns the convolutions of a vocoder, whose weights lie one after the other from `packed` on;
+// those of depthwise convolutions, which have no output channels, lie elsewhere.
+inline std::vector<Convolution> make_convolutions(const VocoderSource& source,
+                                                  const float* packed) {
+  std::vector<Convolution> convolutions;
+  const int num_before_layers = 3, end_of_layers = num_before_layers + 4 * source.num_layers;
+  const int num_before_blocks = end_of_layers + 2 + 4 * source.num_upsamplings;
+  const int num_in_blocks = source.num_blocks * (1 + 2 * source.units_per_block);
+  for (int i = 0; i <= num_before_blocks + num_in_blocks; ++i) {
+    const bool is_gated =
+        i >= num_before_layers && i < end_of_layers && (i - num_before_layers) % 4 == 2;
+    // Nearly all the work is in the blocks. In front of them a lost digit matters more than time.
+    const bool is_of_block = i >= num_before_blocks && i < num_before_blocks + num_in_blocks;
+    Convolution c =
+        make_convolution(source.convolutions[i], source.is_direct || !is_of_block, is_gated);
+    c.packed = packed;
+    if (c.out_channels && packed) packed += c.num_weights();
+    convolutions.push_back(std::move(c));
+  }
+  return convolutions;
 }
 
-inline void pack(VocoderModel& model, const ConvolutionSource* sources) {
+// Returns the number of bytes of a vocoder's packed weights.
+inline size_t packed_bytes(const VocoderSource& source) {
   size_t count = 0;
+  for (const Convolution& c : make_convolutions(source, nullptr))
+    if (c.out_channels) count += c.num_weights();
+  return count * sizeof(float);
+}
+
+inline void pack(Pool& pool, const VocoderSource& source, float* to) {
+  const std::vector<Convolution> convolutions = make_convolutions(source, to);
   int most_taps = 0;
-  each_packed(model, sources, [&](Convolution& c, auto&) {
-    count += c.num_weights();
+  for (const Convolution& c : convolutions)
     most_taps = std::max(most_taps, c.num_taps + c.num_products());
-  });
-  model.weights = std::make_unique<Arena>(count * 4);
-  each_packed(model, sources, [&](Convolution& c, auto&) {
-    c.packed = reinterpret_cast<float*>(model.weights->take(c.num_weights() * 4));
-  });
-  std::vector<double> of_taps(size_t(most_taps) * model.pool->num_threads());
-  model.pool->run([&](int worker, int num_workers) {
-    each_packed(model, sources, [&](Convolution& c, const ConvolutionSource& source) {
+  std::vector<double> of_taps(size_t(most_taps) * pool.num_threads());
+  pool.run([&](int worker, int num_workers) {
+    for (size_t i = 0; i < convolutions.size(); ++i) {
+      const Convolution& c = convolutions[i];
+      if (!c.out_channels) continue;
       const Share share = share_of(c.num_blocks(), worker, num_workers);
-      for (int i = share.first; i < share.end; ++i)
-        pack_block(c, source.taps, i, of_taps.data() + size_t(worker) * most_taps,
-                   const_cast<float*>(c.block(i)));
-    });
+      for (int block = share.first; block < share.end; ++block)
+        pack_block(c, source.convolutions[i].taps, block,
+                   of_taps.data() + size_t(worker) * most_taps, const_cast<float*>(c.block(block)));
+    }
   });
 }
 
 inline std::unique_ptr<VocoderModel> make_vocoder(Pool* pool, const VocoderSource& source) {
   auto model = std::make_unique<VocoderModel>();
-  const int num_before_blocks = 5 + 4 * (source.num_layers + source.num_upsamplings);
-  const int num_in_blocks = source.num_blocks * (1 + 2 * source.units_per_block);
-  for (int i = 0; i <= num_before_blocks + num_in_blocks; ++i) {
-    // Nearly all the work is in the blocks. In front of them a lost digit matters more than time.
-    const bool is_of_block = i >= num_before_blocks && i < num_before_blocks + num_in_blocks;
-    model->convolutions.push_back(
-        make_convolution(source.convolutions[i], source.is_direct || !is_of_block));
-  }
+  model->convolutions = make_convolutions(source, source.packed);
   Convolution* c = model->convolutions.data();
   const float* const* v = source.vectors;
   const auto vector = [&](int channels) { return padded_copy(*v++, channels); };
@@ -107,7 +118,6 @@ inline std::unique_ptr<VocoderModel> make_vocoder(Pool* pool, const VocoderSourc
   model->codebook_proj = c++, model->pre_conv = c++, model->input_proj = c++;
   const int hidden_size = model->input_proj->out_channels;
   for (int i = 0; i < source.num_layers; ++i, c += 4) {
-    c[2].is_gated = true;
     TransformerLayer layer{c, c + 1, c + 2, c + 3, {}, {}, {}, {}};
     for (auto* each :
          {&layer.input_norm, &layer.attention_scale, &layer.mlp_norm, &layer.mlp_scale})
@@ -133,7 +143,6 @@ inline std::unique_ptr<VocoderModel> make_vocoder(Pool* pool, const VocoderSourc
   }
   model->last = c;
 
-  pack(*model, source.convolutions);
   model->sizes.convolutions = nullptr, model->sizes.vectors = nullptr;
   model->scratch.resize(pool->num_threads());
   const size_t positions = source.num_past + kPieceFrames;

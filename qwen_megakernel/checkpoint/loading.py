@@ -87,7 +87,7 @@ class Checkpoint:
     talker: dict[str, Tensor]  # names without "talker.", dtype as stored
     codec_decoder: dict[str, Tensor]  # names without "decoder.", float32
     has_codec_encoder: bool  # False: the codec decodes but cannot encode
-    form: PackedForm | None = None  # the form of matrices that the file holds packed
+    form: PackedForm | None = None  # the form of the matrices that the files hold packed
 
     def load_prefix(self, prefix: str) -> dict[str, Tensor]:
         """Read the tensors of `speaker_encoder.` or of the codec's `encoder.`.
@@ -99,7 +99,8 @@ class Checkpoint:
         if prefix == SPEAKER_ENCODER_PREFIX:
             return safetensors_file.MappedTensors(self.files.folder / WEIGHTS, prefix)
         if prefix == CODEC_ENCODER_PREFIX:
-            return _read_codec(self.files.speech_tokenizer / WEIGHTS, prefix)
+            path = self.files.speech_tokenizer / WEIGHTS
+            return _in_float32(safetensors_file.MappedTensors(path, prefix))
         raise ValueError(f"No tensors are loaded by the prefix {prefix!r}.")
 
 
@@ -193,13 +194,11 @@ def load(files: ModelFiles) -> Checkpoint:
         expected = model_tensors(config)
         form = packed_form.read(weights)
         if form:
-            packed_form.check(weights, form, expected)
-            talker = packed_form.tensors(weights, form, expected)
+            packed_form.check(weights, form, expected, TALKER_PREFIX)
         else:
             safetensors_file.check(weights, expected)
-            talker = safetensors_file.MappedTensors(weights, TALKER_PREFIX)
-        has_codec_encoder = _check_codec(codec_weights, codec_config)
-        codec_decoder = _read_codec(codec_weights, CODEC_DECODER_PREFIX)
+        talker = packed_form.tensors(weights, form, expected, TALKER_PREFIX)
+        codec_decoder, has_codec_encoder = _load_codec(codec_weights, codec_config, form)
     return Checkpoint(
         config=config,
         codec_config=codec_config,
@@ -374,16 +373,11 @@ def _check_match(config: ModelConfig, codec: CodecConfig, files: ModelFiles) -> 
         )
 
 
-def _read_codec(path: Path, prefix: str) -> dict[str, Tensor]:
-    """Return tensors of the codec in float32, which releases store: then nothing is copied."""
-    tensors = safetensors_file.MappedTensors(path, prefix)
-    for name, tensor in tensors.items():
-        tensors[name] = tensor.to(torch.float32)
-    return tensors
-
-
-def _check_codec(path: Path, config: CodecConfig) -> bool:
-    """Check the codec's tensors; return whether it has an encoder, which is complete or absent."""
+def _load_codec(
+    path: Path, config: CodecConfig, model_form: PackedForm | None
+) -> tuple[dict[str, Tensor], bool]:
+    """Check the codec's tensors; return those of its decoder, and whether it has an encoder, which
+    is complete or absent."""
     expected = codec_tensors(config)
     has_encoder = any(
         name.startswith(CODEC_ENCODER_PREFIX) for name in safetensors_file.describe(path)
@@ -392,5 +386,23 @@ def _check_codec(path: Path, config: CodecConfig) -> bool:
         expected = {n: s for n, s in expected.items() if not n.startswith(CODEC_ENCODER_PREFIX)}
     has_config = (path.parent / CONFIG).is_file()
     layout = "its config.json" if has_config else "the official codec, and it has no config.json"
-    safetensors_file.check(path, expected, layout)
-    return has_encoder
+    form = packed_form.read(path)
+    if form and not model_form:
+        raise ModelFilesError(
+            f"{path} is part of a converted model, and the file of the model's own weights is not.",
+            hint="Use the files of one download, or convert the original model again.",
+        )
+    if form:
+        packed_form.check(path, form, expected, CODEC_DECODER_PREFIX, layout)
+    else:
+        safetensors_file.check(path, expected, layout)
+    found = packed_form.tensors(path, form, expected, CODEC_DECODER_PREFIX)
+    return _in_float32(found), has_encoder
+
+
+def _in_float32(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Convert tensors, but not bytes, in place. Releases store float32: then nothing is copied."""
+    for name, tensor in tensors.items():
+        if tensor.dtype != torch.uint8:
+            tensors[name] = tensor.to(torch.float32)
+    return tensors

@@ -1,8 +1,10 @@
-"""The form of a checkpoint whose matrices are stored as the native CPU decoder reads them.
+"""The form of a checkpoint whose matrices are stored as native code reads them on a CPU.
 
 Its model.safetensors has first the packed matrices, uint8 tensors in the order in which a frame
 reads them, each at a multiple of `ALIGNMENT` bytes, then all other tensors of the source as they
-are. The header's metadata holds a `PackedForm` under `KEY`. `decoders/cpu/conversion.py` writes it.
+are. The header's metadata holds a `PackedForm` under `KEY`. The speech tokenizer's file has the
+same form; all weights of its vocoder are one packed tensor. `decoders/cpu/conversion.py` writes
+both.
 """
 
 import json
@@ -15,13 +17,13 @@ from torch import Tensor
 
 from qwen_megakernel.checkpoint import safetensors_file
 from qwen_megakernel.checkpoint.safetensors_file import EXPONENT_MASKS
-from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX, Shape
+from qwen_megakernel.checkpoint.tensor_shapes import Shape
 from qwen_megakernel.choices import WEIGHTS
 from qwen_megakernel.errors import ModelFilesError
 
 KEY = "qwen_megakernel.packed"
-VERSION = 1  # raise it when the packed layout changes
-PREFIX = "packed."  # begins the names of packed matrices among the talker's tensors
+VERSION = 2  # raise it when the packed layout changes
+PREFIX = "packed."  # begins the names of packed matrices, after the prefix of their model
 ALIGNMENT = 64
 
 
@@ -50,7 +52,7 @@ class PackedForm:
 
     @property
     def part_names(self) -> set[str]:
-        """The names, without "talker.", of all of the source's matrices that were packed."""
+        """The names, without the prefix, of all of the source's matrices that were packed."""
         return {name for parts in self.parts.values() for name in parts}
 
 
@@ -75,31 +77,46 @@ def read(path: Path) -> PackedForm | None:
     )
 
 
-def check(path: Path, form: PackedForm, expected: dict[str, Shape]) -> None:
-    """Compare a file with its form and with the tensors that its config implies.
+def check(
+    path: Path,
+    form: PackedForm,
+    expected: dict[str, Shape],
+    prefix: str,
+    layout: str = "its config.json",
+) -> None:
+    """Compare a file with its form and with the tensors that `layout` implies.
 
-    The sizes of packed matrices are the native decoder's, which compares them when it maps them.
+    The sizes of packed matrices are native code's, which compares them when it maps them.
 
+    Args:
+        path: the file.
+        form: what the file says of itself.
+        expected: names and shapes of all tensors of the source.
+        prefix: that of the packed tensors and of those that they consist of.
+        layout: where `expected` comes from, in the error.
     Raises:
         ModelFilesError: as `safetensors_file.check`; the bytes are not those that were written.
     """
-    packed = {TALKER_PREFIX + PREFIX + name for name in form.parts}
-    replaced = {TALKER_PREFIX + name for name in form.part_names}
+    packed = {prefix + PREFIX + name for name in form.parts}
+    replaced = {prefix + name for name in form.part_names}
     if unknown := replaced - expected.keys():
         raise ModelFilesError(
-            f"{path} does not fit its config.json: it has packed {min(unknown)}, which is unknown.",
+            f"{path} does not fit {layout}: it has packed {min(unknown)}, which is unknown.",
             hint="Convert the original model again.",
         )
     found = safetensors_file.describe(path)
     expected = {name: shape for name, shape in expected.items() if name not in replaced}
     expected |= {name: found[name][1] if name in found else () for name in packed}
-    safetensors_file.check(path, expected, is_summed=True)
+    safetensors_file.check(path, expected, layout, is_summed=True)
 
 
-def tensors(path: Path, form: PackedForm, expected: dict[str, Shape]) -> dict[str, Tensor]:
-    """Return the talker's tensors, mapped; those that were packed have a shape and no values."""
-    dtype = safetensors_file.DTYPES[form.dtype]
-    found: dict[str, Tensor] = safetensors_file.MappedTensors(path, TALKER_PREFIX)
-    for name in form.part_names:
-        found[name] = torch.empty(expected[TALKER_PREFIX + name], dtype=dtype, device="meta")
+def tensors(
+    path: Path, form: PackedForm | None, expected: dict[str, Shape], prefix: str
+) -> dict[str, Tensor]:
+    """Return the tensors with a prefix, mapped; those that were packed have no values."""
+    found: dict[str, Tensor] = safetensors_file.MappedTensors(path, prefix)
+    if form:
+        dtype = safetensors_file.DTYPES[form.dtype]
+        for name in form.part_names:
+            found[name] = torch.empty(expected[prefix + name], dtype=dtype, device="meta")
     return found

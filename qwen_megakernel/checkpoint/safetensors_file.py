@@ -52,7 +52,7 @@ class MappedTensors(dict[str, Tensor]):
 
     def release(self, names: Iterable[str]) -> None:
         """Give the memory of tensors back to the system; their next use reads the file again."""
-        for name in names:
+        for name in self._ranges.keys() & set(names):
             begin, end = self._ranges[name]
             begin, end = (-(-at // mmap.PAGESIZE) * mmap.PAGESIZE for at in (begin, end))
             end = min(end, len(self._map))

@@ -47,7 +47,8 @@ def is_on_gpu(x: Tensor) -> bool:
 class Weights:
     """Checkpoint tensors under a name prefix, in the vocoder's dtype and on its device.
 
-    16-bit tensors are converted before any computation reads them.
+    16-bit tensors are converted before any computation reads them. Those that a converted model's
+    file holds packed have a shape and no values.
     """
 
     def __init__(
@@ -60,7 +61,8 @@ class Weights:
         return Weights(self._tensors, f"{self._prefix}{name}.", self.device, self.dtype)
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._tensors[self._prefix + name].to(self.device, self.dtype)
+        tensor = self._tensors[self._prefix + name]
+        return tensor if tensor.is_meta else tensor.to(self.device, self.dtype)
 
 
 class Layout:

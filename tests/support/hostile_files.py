@@ -170,7 +170,7 @@ def attack(num_changes: int, folder: Path, weights: str | None = None) -> Counte
                     changed.synthesize("Hi.", max_frames=3, seed=1)
 
         if weights:
-            kinds = [CONFIGS[0], WEIGHTS[0], WEIGHTS[0], WEIGHTS[0]]
+            kinds = [*CONFIGS[:2], *WEIGHTS, *WEIGHTS]
         else:
             kinds = [
                 *CONFIGS,

@@ -22,13 +22,14 @@ from qwen_megakernel.checkpoint.loading import (
     write_once,
 )
 from qwen_megakernel.checkpoint.packed_form import PackedForm
-from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX, Shape
+from qwen_megakernel.checkpoint.tensor_shapes import CODEC_DECODER_PREFIX, TALKER_PREFIX, Shape
 from qwen_megakernel.decoders.cpu.decoder import check_config
 from qwen_megakernel.decoders.cpu.packing import Packer
 from qwen_megakernel.decoders.int8 import RoundedWeights
 from qwen_megakernel.decoders.weights import DecoderModel, QuantizedModel
 from qwen_megakernel.errors import OutputError, UnsupportedModel, UsageError
 from qwen_megakernel.native.cpu_library import CpuPool, open_library
+from qwen_megakernel.vocoder.cpu.vocoder import PACKED, CpuVocoder, packed_tensors
 
 _COPIED = ("*.json", "*.txt")  # configs and the tokenizer
 
@@ -36,7 +37,8 @@ _COPIED = ("*.json", "*.txt")  # configs and the tokenizer
 def convert(checkpoint: Checkpoint, weights: str | None, folder: Path) -> None:
     """Write a checkpoint into a new folder, complete and with packed matrices.
 
-    There is never more than one matrix in memory. The folder gets its name when all of it is there.
+    The vocoder is in memory, then one matrix at a time. The folder gets its name when all of it is
+    there.
 
     Args:
         checkpoint: the original.
@@ -70,8 +72,8 @@ def convert(checkpoint: Checkpoint, weights: str | None, folder: Path) -> None:
                 for pattern in _COPIED:
                     for path in source.glob(pattern):
                         shutil.copyfile(path, target / path.name)
-            shutil.copyfile(files.speech_tokenizer / WEIGHTS, codec / WEIGHTS)
-            _write(checkpoint, weights, packer, draft / WEIGHTS)
+            _write_vocoder(checkpoint, pool, codec / WEIGHTS)
+            _write_talker(checkpoint, weights, packer, draft / WEIGHTS)
     except OSError as error:
         raise OutputError(f"Cannot write {folder}: {error.strerror}.") from error
 
@@ -100,28 +102,62 @@ def kept(files: ModelFiles, weights: str | None) -> ModelFiles:
     return replace(files, folder=folder, speech_tokenizer=folder / CODEC_FOLDER)
 
 
-def _write(checkpoint: Checkpoint, weights: str | None, packer: Packer, path: Path) -> None:
+def _write_vocoder(checkpoint: Checkpoint, pool: CpuPool, path: Path) -> None:
+    packed = CpuVocoder(checkpoint.codec_config, checkpoint.codec_decoder, pool).packed
+    source = checkpoint.files.speech_tokenizer / WEIGHTS
+    parts = {PACKED.removeprefix(packed_form.PREFIX): packed_tensors(checkpoint.codec_config)}
+    form = _form(checkpoint, source, None, CODEC_DECODER_PREFIX, parts)
+    _write(source, path, CODEC_DECODER_PREFIX, form, [len(packed)], iter([packed.numpy()]))
+
+
+def _write_talker(checkpoint: Checkpoint, weights: str | None, packer: Packer, path: Path) -> None:
+    def packed() -> Iterator[np.ndarray]:
+        for each, size in zip(packer.names, packer.sizes, strict=True):
+            matrix = torch.empty(size, dtype=torch.uint8)
+            packer.pack(each, matrix.data_ptr())
+            yield matrix.numpy()
+
     source = checkpoint.files.folder / WEIGHTS
-    stored = safetensors_file.describe(source)
     parts = {each.name: list(each.parts) for each in packer.names}
-    dtypes = {stored[TALKER_PREFIX + name][0] for each in packer.names for name in each.parts}
+    form = _form(checkpoint, source, weights, TALKER_PREFIX, parts)
+    _write(source, path, TALKER_PREFIX, form, packer.sizes, packed())
+
+
+def _form(
+    checkpoint: Checkpoint,
+    source: Path,
+    weights: str | None,
+    prefix: str,
+    parts: dict[str, list[str]],
+) -> PackedForm:
+    stored = safetensors_file.describe(source)
+    dtypes = {stored[prefix + name][0] for names in parts.values() for name in names}
     if len(dtypes) != 1:
         raise UnsupportedModel(f"{source} has matrices in several dtypes: {', '.join(dtypes)}.")
     with source.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    form = PackedForm(weights, dtypes.pop(), parts, checkpoint.files.name, sha256)
-    replaced = {TALKER_PREFIX + name for name in form.part_names}
+    return PackedForm(weights, dtypes.pop(), parts, checkpoint.files.name, sha256)
+
+
+def _write(
+    source: Path,
+    path: Path,
+    prefix: str,
+    form: PackedForm,
+    sizes: list[int],
+    packed: Iterator[np.ndarray],
+) -> None:
+    """Write a file: `packed`, arrays of these sizes in bytes, then what the source has besides."""
+    replaced = {prefix + name for name in form.part_names}
+    stored = safetensors_file.describe(source)
     rest = {name: entry for name, entry in stored.items() if name not in replaced}
     written: dict[str, tuple[str, Shape]] = {
-        f"{TALKER_PREFIX}{packed_form.PREFIX}{each.name}": ("U8", (size,))
-        for each, size in zip(packer.names, packer.sizes, strict=True)
+        f"{prefix}{packed_form.PREFIX}{name}": ("U8", (size,))
+        for name, size in zip(form.parts, sizes, strict=True)
     }
 
     def data() -> Iterator[np.ndarray]:
-        for each, size in zip(packer.names, packer.sizes, strict=True):
-            packed = torch.empty(size, dtype=torch.uint8)
-            packer.pack(each, packed.data_ptr())
-            yield packed.numpy()
+        yield from packed
         mapped = safetensors_file.MappedTensors(source, "")
         for name in rest:
             yield mapped[name].reshape(-1).view(torch.uint8).numpy()

@@ -4,8 +4,6 @@ The layout, which csrc/cpu/matrix.h describes, is the same for all instruction s
 """
 
 import ctypes
-import math
-import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,12 +17,12 @@ from qwen_megakernel.checkpoint.safetensors_file import MappedTensors
 from qwen_megakernel.decoders.cpu import library as native
 from qwen_megakernel.decoders.int8 import GROUP, Int8Matrix, Matrix, RoundedWeights
 from qwen_megakernel.decoders.weights import DecoderModel, Weights, tensor
-from qwen_megakernel.errors import ModelFilesError, OutOfMemory
+from qwen_megakernel.errors import ModelFilesError
 from qwen_megakernel.native import cpu_threads
 from qwen_megakernel.native.cpu_library import CpuPool, check_status
+from qwen_megakernel.native.memory import huge_pages
 
 HINT = "Use the 0.6B model, int8 weights, fewer slots, or a smaller max_frames."
-HUGE_PAGE = 2**21
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +112,8 @@ def pack(model: DecoderModel, pool: CpuPool) -> PackedWeights:
     packer = Packer(model, pool)
     if PREFIX + packer.names[0].name in model.talker:
         return _mapped(model, packer)
-    address, memory = _huge_pages(sum(packer.sizes))
+    memory = huge_pages(sum(packer.sizes), HINT)
+    address = memory.data_ptr()
     for each, size in zip(packer.names, packer.sizes, strict=True):
         packer.matrices[each.name].values = address
         packer.pack(each, address)
@@ -188,16 +187,3 @@ def _release(weights: Weights, names: tuple[str, ...]) -> None:
     stored = weights.talker if isinstance(weights, RoundedWeights) else weights
     if isinstance(stored, MappedTensors):
         stored.release(names)
-
-
-def _huge_pages(num_bytes: int) -> tuple[int, mmap.mmap]:
-    """Return the address of new memory, and its owner; the system allocates pages when written."""
-    size = (math.ceil(num_bytes / HUGE_PAGE) + 1) * HUGE_PAGE
-    try:
-        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:
-        raise OutOfMemory(f"The model does not fit into memory: {error}.", hint=HINT) from error
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)  # adds 9 to 14 % of bandwidth on a Zen 3
-    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    return -(-start // HUGE_PAGE) * HUGE_PAGE, memory

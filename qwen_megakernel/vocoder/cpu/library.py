@@ -23,6 +23,7 @@ class VocoderSource(ctypes.Structure):
         *fields(c_int32, "num_keys num_upsamplings num_blocks units_per_block is_direct"),
         ("convolutions", POINTER(ConvolutionSource)),
         ("vectors", POINTER(c_void_p)),
+        ("packed", c_void_p),
     ]
 
 

@@ -1,5 +1,6 @@
 """The vocoder in native code, compiled for this CPU's instructions: codes to samples in one call.
 
+Its weights are packed when it is made, or mapped from a file that holds them packed.
 Arithmetic is float32. A stream's samples depend neither on the number of threads nor on other
 streams; its division into chunks changes them by rounding only. States have the layout of the
 vocoder in PyTorch, value by value.
@@ -13,9 +14,11 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.codec_config import CodecConfig
+from qwen_megakernel.checkpoint.packed_form import ALIGNMENT, PREFIX
 from qwen_megakernel.checkpoint.tensor_shapes import CODEC_DECODER_PREFIX, codec_tensors
 from qwen_megakernel.errors import ModelFilesError, UnsupportedModel
 from qwen_megakernel.native.cpu_library import CpuPool, check_status, check_structs, destroy_with
+from qwen_megakernel.native.memory import huge_pages
 from qwen_megakernel.vocoder.cpu import library as native
 from qwen_megakernel.vocoder.layers import (
     LAYER_NORM_EPS,
@@ -25,6 +28,22 @@ from qwen_megakernel.vocoder.layers import (
     TransposedConv,
 )
 from qwen_megakernel.vocoder.vocoder import DILATIONS, MAX_FRAMES_PER_PASS, Vocoder, VocoderState
+
+PACKED = f"{PREFIX}vocoder"  # the name of the packed weights among the codec's tensors
+HINT = "Use fewer slots."
+
+
+def packed_tensors(config: CodecConfig) -> list[str]:
+    """Return the names, without "decoder.", of the tensors that are packed: all that are multiplied
+    with more than one channel."""
+    return [
+        name.removeprefix(CODEC_DECODER_PREFIX)
+        for name, shape in codec_tensors(config).items()
+        if name.startswith(CODEC_DECODER_PREFIX)
+        and name.endswith(".weight")
+        and len(shape) > 1
+        and ".dwconv." not in name
+    ]
 
 
 def check_model(config: CodecConfig, tensors: dict[str, Tensor]) -> None:
@@ -50,6 +69,13 @@ def check_model(config: CodecConfig, tensors: dict[str, Tensor]) -> None:
         found = tuple(tensors[name].shape) if name in tensors else "missing"
         if found != shape:
             raise ModelFilesError(f"Tensor {name} of the codec is {found}; it must be {shape}.")
+    # Native code would read at no address.
+    without_values = {name for name, tensor in tensors.items() if tensor.is_meta}
+    if without_values != set(packed_tensors(config) if PACKED in tensors else ()):
+        raise ModelFilesError(
+            "The codec's file does not have the packed tensors that this program reads.",
+            hint="Convert the original model again.",
+        )
 
 
 class CpuVocoder(Vocoder):
@@ -79,20 +105,43 @@ class CpuVocoder(Vocoder):
         handle = ctypes.c_void_p()
         source, tables = _Source(self, is_direct), self._codebooks.tables
         assert tables.is_contiguous()  # otherwise native code would read a freed copy
+        self.packed = self._packed(tensors, source.vocoder)  # uint8, in the layout of convolution.h
+        source.vocoder.packed = self.packed.data_ptr()
         status = self._library.qwen_cpu_vocoder_create(
             ctypes.c_void_p(pool.handle), ctypes.byref(source.vocoder), ctypes.byref(handle)
         )
         self._check(status, "The vocoder")
         self._handle = handle
-        # Native code reads the tables where they are, and the pool must outlive the vocoder.
-        # Everything else was copied.
-        destroy_with(self, _destroy, self._library, handle, pool, tables)
+        # Native code reads these where they are, and the pool must outlive the vocoder. Everything
+        # else was copied.
+        destroy_with(self, _destroy, self._library, handle, pool, tables, self.packed)
         del self._codebooks, self._pre_conv, self._transformer, self._tail
 
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of weights that one chunk reads."""
-        return self._library.qwen_cpu_vocoder_weight_bytes(self._handle)
+    def _packed(self, tensors: dict[str, Tensor], source: native.VocoderSource) -> Tensor:
+        """Return the packed weights: those of the file, or new ones."""
+        num_bytes = ctypes.c_int64()
+        status = self._library.qwen_cpu_vocoder_packed_bytes(
+            ctypes.byref(source), ctypes.byref(num_bytes)
+        )
+        self._check(status, "The vocoder")
+        size = num_bytes.value
+        if PACKED in tensors:
+            packed = tensors[PACKED]
+            if packed.numel() != size or packed.data_ptr() % ALIGNMENT or source.is_direct:
+                raise ModelFilesError(
+                    f"The file's packed vocoder has {packed.numel()} bytes at "
+                    f"{packed.data_ptr():#x}; its config needs {size}, aligned to {ALIGNMENT}.",
+                    hint="Convert the original model again.",
+                )
+            return packed
+        packed = huge_pages(size, HINT)
+        status = self._library.qwen_cpu_vocoder_pack(
+            ctypes.c_void_p(self.pool.handle),
+            ctypes.byref(source),
+            ctypes.c_void_p(packed.data_ptr()),
+        )
+        self._check(status, "The vocoder")
+        return packed
 
     def step(self, codes: Tensor, states: Sequence[VocoderState]) -> Tensor:
         """Decode the next frames of n streams; see `Vocoder.step`."""
@@ -124,7 +173,7 @@ class CpuVocoder(Vocoder):
         self._check(status, f"A chunk of {codes.shape[1]} frames of {len(states)} streams")
 
     def _check(self, status: int, what: str) -> None:
-        check_status(status, what, "Use fewer slots.")
+        check_status(status, what, HINT)
 
 
 class _Source:
@@ -184,7 +233,7 @@ class _Source:
         )
 
     def _address(self, tensor: Tensor | None) -> int | None:
-        if tensor is None:
+        if tensor is None or tensor.is_meta:
             return None
         self._alive.append(tensor.contiguous())
         return self._alive[-1].data_ptr()

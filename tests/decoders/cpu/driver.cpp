@@ -369,6 +369,15 @@ class Vocoder {
     add(2, 64, 24, 2, 1, true), add(7, 24, 24, 1, 9, true), add(1, 24, 24, 1, 1, true);
     add(7, 24, 1, 1, 1, true);
     source_.convolutions = convolutions_.data(), source_.vectors = vectors_.data();
+    int64_t num_bytes = 1;
+    const auto measure = [&] { return qwen_cpu_vocoder_packed_bytes(&source_, &num_bytes); };
+    if (is_starved) starve("the size of a vocoder", measure);
+    expect((is_starved || measure() == kDone) && num_bytes % 64 == 0, "a size for files");
+    packed_.reset(static_cast<float*>(std::aligned_alloc(64, num_bytes)));
+    source_.packed = packed_.get();
+    const auto pack = [&] { return qwen_cpu_vocoder_pack(pool, &source_, packed_.get()); };
+    if (is_starved) starve("packing a vocoder", pack);
+    expect(is_starved || pack() == kDone, "packing a vocoder");
     const auto make = [&] { return qwen_cpu_vocoder_create(pool, &source_, &handle_); };
     if (is_starved) starve("a vocoder", make);
     expect(is_starved || make() == kDone, "making the vocoder");
@@ -423,6 +432,10 @@ class Vocoder {
   const bool is_starved_;
   void* handle_ = nullptr;
   int num_values_ = 0;
+  struct Free {
+    void operator()(float* memory) const { std::free(memory); }
+  };
+  std::unique_ptr<float, Free> packed_;
   std::deque<std::vector<float>> floats_;
   std::vector<ConvolutionSource> convolutions_;
   std::vector<const float*> vectors_;

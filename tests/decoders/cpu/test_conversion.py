@@ -11,16 +11,23 @@ import numpy as np
 import pytest
 import torch
 
-from qwen_megakernel import TTSEngine
+from qwen_megakernel import Speech, TTSEngine
 from qwen_megakernel.checkpoint import loading, packed_form, safetensors_file
 from qwen_megakernel.choices import WEIGHTS
 from qwen_megakernel.decoders.cpu import conversion
-from qwen_megakernel.errors import BuildError, ModelFilesError, OutputError, UsageError
+from qwen_megakernel.errors import (
+    BuildError,
+    ModelFilesError,
+    OutputError,
+    UnsupportedModel,
+    UsageError,
+)
 from qwen_megakernel.native import cpu_library
 
 MODELS = ["tiny-random", "tiny-random-base", "demo-voice"]
 TEXT = "The table is ready."
 HOW = {"seed": 3, "max_frames": 12}
+CODEC = Path(loading.CODEC_FOLDER) / loading.WEIGHTS
 
 
 def converted(model: str, weights: str | None, folder: Path) -> Path:
@@ -39,20 +46,26 @@ def broken(whole, tmp_path) -> Path:
     return Path(shutil.copytree(whole, tmp_path / "broken"))
 
 
-def codes(model: str | Path, **options) -> np.ndarray:
+def spoken(model: str | Path, **options) -> Speech:
     with TTSEngine.from_pretrained(model, backend="cpu", warmup=False, **options) as tts:
         voice = tts.voices[0] if tts.voices else None
-        return tts.synthesize(TEXT, voice=voice, **HOW).codes
+        return tts.synthesize(TEXT, voice=voice, **HOW)
+
+
+def codes(model: str | Path, **options) -> np.ndarray:
+    return spoken(model, **options).codes
 
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("weights", [None, *WEIGHTS])
-def test_mapped_weights_draw_the_codes_of_those_packed_at_the_start(model, weights, tmp_path):
+def test_mapped_weights_speak_as_those_packed_at_the_start(model, weights, tmp_path):
     folder = converted(model, weights, tmp_path / "model")
-    expected = codes(model, weights=weights)
-    assert len(expected) and np.array_equal(codes(folder), expected)
-    assert np.array_equal(codes(folder, num_threads=1), expected)
-    assert np.array_equal(codes(folder, weights=weights), expected)
+    expected = spoken(model, weights=weights)
+    assert len(expected.codes)
+    for options in ({}, {"num_threads": 1}, {"weights": weights}):
+        found = spoken(folder, **options)
+        assert np.array_equal(found.codes, expected.codes)
+        assert np.array_equal(found.audio, expected.audio)
 
 
 @pytest.mark.parametrize("weights", ["int8", "int8-rows-heads", None])
@@ -62,7 +75,9 @@ def test_every_instruction_set_reads_the_same_file(weights, tmp_path, monkeypatc
         monkeypatch.setenv(cpu_library.FORCED, name)
         with TTSEngine.from_pretrained(folder, warmup=False) as tts:
             assert name in tts.why
-        assert np.array_equal(codes(folder), codes("tiny-random", weights=weights))
+        found, expected = spoken(folder), spoken("tiny-random", weights=weights)
+        assert np.array_equal(found.codes, expected.codes)
+        assert np.array_equal(found.audio, expected.audio)
 
 
 def test_a_converted_model_is_complete_and_says_what_it_is(whole):
@@ -159,6 +174,29 @@ def test_without_native_code_nothing_replaces_it(whole, monkeypatch):
         TTSEngine.from_pretrained(whole, warmup=False)
 
 
+def test_without_a_native_vocoder_nothing_replaces_it(whole, monkeypatch):
+    def unsupported(*given) -> None:
+        raise UnsupportedModel("This codec is too odd.")
+
+    monkeypatch.setattr("qwen_megakernel.tts_engine.CpuVocoder", unsupported)
+    with pytest.raises(UnsupportedModel, match="too odd"):
+        TTSEngine.from_pretrained(whole, warmup=False)
+
+
+def test_half_a_converted_model_is_refused_or_speaks(whole, broken):
+    """A codec may be shared by several models, so either file may be the original's."""
+    original = loading.resolve("tiny-random")
+    expected = spoken(whole)
+    shutil.copy(original.speech_tokenizer / loading.WEIGHTS, broken / CODEC)
+    found = spoken(broken)
+    assert np.array_equal(found.codes, expected.codes)
+    assert np.array_equal(found.audio, expected.audio)
+    shutil.copy(whole / CODEC, broken / CODEC)
+    shutil.copy(original.folder / loading.WEIGHTS, broken / loading.WEIGHTS)
+    with pytest.raises(ModelFilesError, match="is part of a converted model, and the file of"):
+        codes(broken)
+
+
 def edited(path: Path, **changes) -> None:
     """Change what a file says of itself; its tensors stay."""
     content = path.read_bytes()
@@ -170,9 +208,10 @@ def edited(path: Path, **changes) -> None:
     path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
 
 
+@pytest.mark.parametrize("file", [loading.WEIGHTS, CODEC])
 @pytest.mark.parametrize("place", [0.001, 0.3, 0.6, 0.999])
-def test_a_flipped_byte_anywhere_in_the_data_is_noticed(broken, place):
-    path = broken / loading.WEIGHTS
+def test_a_flipped_byte_anywhere_in_the_data_is_noticed(broken, file, place):
+    path = broken / file
     content = bytearray(path.read_bytes())
     start = 8 + int.from_bytes(content[:8], "little")
     content[start + int(place * (len(content) - start))] ^= 4
@@ -181,8 +220,9 @@ def test_a_flipped_byte_anywhere_in_the_data_is_noticed(broken, place):
         loading.load(loading.resolve(str(broken)))
 
 
-def test_a_file_that_was_cut_short_is_refused(broken):
-    path = broken / loading.WEIGHTS
+@pytest.mark.parametrize("file", [loading.WEIGHTS, CODEC])
+def test_a_file_that_was_cut_short_is_refused(broken, file):
+    path = broken / file
     path.write_bytes(path.read_bytes()[:-1000])
     with pytest.raises(ModelFilesError, match="is damaged"):
         loading.load(loading.resolve(str(broken)))
@@ -191,7 +231,7 @@ def test_a_file_that_was_cut_short_is_refused(broken):
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"version": 2}, "it has version 2 of the packed form, not 1"),
+        ({"version": 1}, "it has version 1 of the packed form, not 2"),
         ({"parts": {}}, "does not fit its config.json"),
         ({"parts": {"x": ["model.no.weight"]}}, "it has packed talker.model.no.weight, which is"),
         ({"parts": {"x": [3]}}, "a name is no text"),
@@ -207,26 +247,56 @@ def test_a_file_of_another_version_is_refused(broken, changes, told):
     assert told in str(caught.value)
 
 
-def test_no_other_tensor_passes_for_a_packed_one(broken):
+@pytest.mark.parametrize(
+    ("file", "packed", "norm", "told"),
+    [
+        (
+            *(loading.WEIGHTS, "model.layers.0.self_attn.q+k+v", "talker.model.norm.weight"),
+            "are not those of its config",
+        ),
+        (
+            *(CODEC, "vocoder", "decoder.pre_transformer.norm.weight"),
+            "does not have the packed tensors",
+        ),
+    ],
+)
+def test_no_other_tensor_passes_for_a_packed_one(broken, file, packed, norm, told):
     """Native code would read a norm without values."""
-    form = loading.load(loading.resolve(str(broken))).form
+    path = broken / file
+    form = packed_form.read(path)
     parts = {name: list(names) for name, names in form.parts.items()}
-    parts["model.layers.0.self_attn.q+k+v"].append("model.norm.weight")
-    path = broken / loading.WEIGHTS
+    parts[packed].append(norm.partition(".")[2])
     tensors = {name: entry for name, entry in safetensors_file.describe(path).items()}
-    rest = {name: entry for name, entry in tensors.items() if name != "talker.model.norm.weight"}
+    rest = {name: entry for name, entry in tensors.items() if name != norm}
     mapped = safetensors_file.MappedTensors(path, "")
     data = [mapped[name].reshape(-1).view(torch.uint8).numpy() for name in rest]
     metadata = dataclasses.replace(form, parts=parts).metadata()
     safetensors_file.write(broken / "new", rest, data, metadata, alignment=64, summed=True)
     (broken / "new").rename(path)
-    with pytest.raises(ModelFilesError, match="are not those of its config"):
+    with pytest.raises(ModelFilesError, match=told):
         codes(broken)
 
 
 def test_a_form_that_the_bytes_do_not_have_is_refused(broken):
     edited(broken / loading.WEIGHTS, weights=None)
     with pytest.raises(ModelFilesError, match="packed matrices are not those of its config"):
+        codes(broken)
+
+
+def test_a_packed_vocoder_of_another_size_is_refused(broken):
+    path = broken / CODEC
+    form, tensors = packed_form.read(path), safetensors_file.describe(path)
+    mapped = safetensors_file.MappedTensors(path, "")
+    name = "decoder.packed.vocoder"
+    short = mapped[name][:-64]
+    data = [short.numpy()]
+    data += [mapped[each].reshape(-1).view(torch.uint8).numpy() for each in tensors if each != name]
+    tensors[name] = ("U8", (len(short),))
+    safetensors_file.write(
+        broken / "new", tensors, data, form.metadata(), alignment=64, summed=True
+    )
+    (broken / "new").rename(path)
+    with pytest.raises(ModelFilesError, match=f"packed vocoder has {len(short)} bytes"):
         codes(broken)
 
 

@@ -44,10 +44,10 @@ FAULTS = {
         *("product.h", "const uint8_t* weights = matrix.packed + "),
         *("block * ", "(block + 1) * ", "address", "heap-buffer-overflow"),
     ),
-    "weights of the vocoder are read one number past their end": (
+    "weights of the vocoder are read one row past their end": (
         *("convolution.h", "    for (int v = 0; v < kVectors; ++v) of_column[v] = load("),
-        *("weights + v * kLanes", "weights + v * kLanes + 1"),
-        *("address", "heap-buffer-overflow|unknown-crash"),  # the read begins before the end
+        *("weights + v * kLanes", "weights + pitch + v * kLanes"),
+        *("address", "heap-buffer-overflow"),
     ),
     "cancelling is not atomic": (
         *("model.h", "  std::vector<std::unique_ptr<Slot>> slots;\n  "),
@@ -172,7 +172,7 @@ def test_every_allocation_may_fail_and_leaks_nothing(program):
     made = program(["-O1", "-g", "-mavx2", "-mfma", *SANITIZERS["address"]])
     done = run(made, "3", "starve")
     assert done.returncode == 0, done.stdout[-300:] + done.stderr[-2000:]
-    assert done.stdout.count(" allocations") == 15
+    assert done.stdout.count(" allocations") == 17
 
 
 @pytest.mark.parametrize("sanitizer", SANITIZERS)
