@@ -11,6 +11,7 @@ Source: QwenLM/Qwen3-TTS, modeling_qwen3_tts_tokenizer_v2.py (qwen-tts 0.1.1).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -166,6 +167,17 @@ def sum_taps_at_once(
     return y.unflatten(0, (num_steps, n))
 
 
+def stacked(parts: Sequence[Tensor]) -> Tensor:
+    """Return tensors that differ in their first dimension as one.
+
+    For tensors without values, `torch.cat` would import hundreds of modules of PyTorch.
+    """
+    whole = parts[0].new_empty(sum(map(len, parts)), *parts[0].shape[1:])
+    for rows, part in zip(whole.split([len(part) for part in parts]), parts, strict=True):
+        rows.copy_(part)
+    return whole
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x [num_steps, n, in_features] @ weight [out_features, in_features]^T + bias."""
     return _sum_taps(x, weight.T[None], bias, len(x))
@@ -237,7 +249,8 @@ class TransposedConv:
         num_taps = kernel_size // stride
         taps = weight.unflatten(2, (num_taps, stride)).permute(2, 0, 3, 1)
         # [num_taps, in_channels, stride * out_channels], with the oldest input first, as in Conv.
-        self.taps = taps.flip(0).reshape(num_taps, in_channels, stride * self.out_channels)
+        oldest_first = stacked(taps.split(1)[::-1])
+        self.taps = oldest_first.reshape(num_taps, in_channels, stride * self.out_channels)
         self.bias = weights["bias"].repeat(stride)
         self.stride = stride
         self.snake = snake

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.codec_config import CodecDecoderConfig
-from qwen_megakernel.vocoder.layers import Layout, Weights, linear
+from qwen_megakernel.vocoder.layers import Layout, Weights, linear, stacked
 
 
 class Transformer:
@@ -70,11 +70,11 @@ class _TransformerLayer:
     def __init__(self, weights: Weights, config: CodecDecoderConfig, layout: Layout):
         attention, mlp = weights.at("self_attn"), weights.at("mlp")
         self.input_norm = weights["input_layernorm.weight"]
-        self.qkv_proj = torch.cat([attention[f"{name}_proj.weight"] for name in "qkv"])
+        self.qkv_proj = stacked([attention[f"{name}_proj.weight"] for name in "qkv"])
         self.o_proj = attention["o_proj.weight"]
         self.attention_scale = weights["self_attn_layer_scale.scale"]
         self.mlp_norm = weights["post_attention_layernorm.weight"]
-        self.gate_up_proj = torch.cat([mlp["gate_proj.weight"], mlp["up_proj.weight"]])
+        self.gate_up_proj = stacked([mlp["gate_proj.weight"], mlp["up_proj.weight"]])
         self.down_proj = mlp["down_proj.weight"]
         self.mlp_scale = weights["mlp_layer_scale.scale"]
         self.eps = config.rms_norm_eps

@@ -26,6 +26,7 @@ from qwen_megakernel.vocoder.layers import (
     ConvNeXt,
     ResidualUnit,
     TransposedConv,
+    stacked,
 )
 from qwen_megakernel.vocoder.vocoder import DILATIONS, MAX_FRAMES_PER_PASS, Vocoder, VocoderState
 
@@ -183,7 +184,7 @@ class _Source:
         self._alive: list[Tensor] = []
         config, transformer = vocoder.config, vocoder._transformer
         books = vocoder._codebooks
-        projections = torch.cat([books.first_proj.T, books.rest_proj.T])
+        projections = stacked([books.first_proj.T, books.rest_proj.T])
         convolutions = [
             self._matrix(projections.T),
             self._conv(vocoder._pre_conv),

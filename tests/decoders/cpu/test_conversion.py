@@ -5,6 +5,8 @@ import json
 import multiprocessing
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -360,3 +362,14 @@ def test_a_replaced_or_deleted_file_goes_on_speaking(broken):
         path.write_bytes(b"something else")
         shutil.rmtree(broken)
         assert np.array_equal(tts.synthesize(TEXT, voice=voice, **HOW).codes, before)
+
+
+def test_tensors_without_values_import_nothing(whole):
+    """Some of PyTorch's functions for them are Python code: a second and 100 MB to import."""
+    program = (
+        "import sys; from qwen_megakernel import TTSEngine; "
+        f"TTSEngine.from_pretrained({str(whole)!r}, backend='cpu').close(); "
+        "print('torch._prims' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr
