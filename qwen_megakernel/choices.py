@@ -31,29 +31,40 @@ DTYPES_BY_PART = tuple(
 INT8_STACKS = {"int8-talker": ("talker",), "int8": ("talker", "predictor")}
 SCALES = ("", "-rows", "-groups")  # groups of weights that share a scale; "": the backend chooses
 HEADS = ("", "-heads")
+# The beginning of a value of `weights=` -> the bits of each stack's layers, if some have 4.
+INT4_STACKS = {
+    "int4-talker": {"talker": 4},
+    "int4-int8": {"talker": 4, "predictor": 8},
+    "int4": {"talker": 4, "predictor": 4},
+}
 # All values of `weights=`; None leaves the weights as the checkpoint stores them.
-WEIGHTS = tuple(map("".join, product(INT8_STACKS, SCALES, HEADS)))
+WEIGHTS = tuple(map("".join, [*product(INT8_STACKS, SCALES, HEADS), *product(INT4_STACKS, HEADS)]))
 WEIGHTS_HELP = (
     "store weights in 8 bits: int8 in all layers, int8-talker only in the talker's; -rows or "
-    "-groups: which weights share a scale; -heads: the output heads, too, as in int8-groups-heads "
-    "(default: as the checkpoint stores them; docs/precision.md compares them)"
+    "-groups: which weights share a scale; -heads: the output heads in 8 bits, too, as in "
+    "int8-groups-heads. Or in 4 bits, for backends cpu and torch: int4 in all layers, int4-int8 "
+    "in the talker's and 8 in the code predictor's, int4-talker only in the talker's (default: as "
+    "the checkpoint stores them; docs/precision.md compares them)"
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Int8Format:
+class WeightsForm:
     """The meaning of one of `WEIGHTS`."""
 
-    stacks: tuple[str, ...]  # the stacks with int8 layers: "talker", "predictor"
-    in_groups: bool | None  # a scale per 64 columns (True) or row (False); None: backend chooses
-    heads: bool  # the codec head and the code predictor's heads are int8, too
+    bits: dict[str, int]  # of a weight in the layers of "talker" and "predictor", 8 or 4
+    in_groups: (
+        bool | None
+    )  # a scale for some columns (True) or a row (False); None: backend chooses
+    heads: bool  # the codec head and the code predictor's heads have 8 bits, too
 
     @staticmethod
-    def parse(weights: str) -> "Int8Format":
+    def parse(weights: str) -> "WeightsForm":
         """Read one of `WEIGHTS`."""
-        words = weights.split("-")
-        return Int8Format(
-            INT8_STACKS["int8-talker" if "talker" in words else "int8"],
-            True if "groups" in words else False if "rows" in words else None,
-            "heads" in words,
-        )
+        start, heads, _ = weights.partition("-heads")
+        words = start.split("-")
+        if bits := INT4_STACKS.get(start):
+            return WeightsForm(bits, True, bool(heads))
+        stacks = INT8_STACKS["int8-talker" if "talker" in words else "int8"]
+        in_groups = True if "groups" in words else False if "rows" in words else None
+        return WeightsForm(dict.fromkeys(stacks, 8), in_groups, bool(heads))

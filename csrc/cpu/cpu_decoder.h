@@ -19,13 +19,18 @@ enum Status : int32_t {
 };
 
 // The formats in which the caller stores a matrix.
-enum SourceFormat : int32_t { kSourceFloat32 = 0, kSourceBf16 = 1, kSourceInt8 = 2 };
+enum SourceFormat : int32_t {
+  kSourceFloat32 = 0,
+  kSourceBf16 = 1,
+  kSourceInt8 = 2,
+  kSourceInt4 = 3,  // bytes of -8 .. 7, with a scale for each 32 columns
+};
 
 // A matrix [num_rows, num_cols]: row-major as in a checkpoint, or packed by qwen_cpu_pack. A packed
 // one has no `scales`, which lie among its values, and starts at a multiple of 64 bytes.
 struct MatrixSource {
   const void* values;
-  const float* scales;  // of kSourceInt8: [num_rows], or [num_rows, ceil(num_cols / group)]
+  const float* scales;  // of integers: [num_rows], or [num_rows, ceil(num_cols / group)]
   int32_t num_rows, num_cols;
   int32_t format;
   int32_t group;  // columns that share a scale; 0: each row has one scale

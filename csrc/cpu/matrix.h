@@ -1,9 +1,10 @@
 // Weights in the layout that decoding reads.
 //
-// A block is 32 rows. Its columns come one (float32), two (bf16) or four (int8) at a time: 32 words
-// of 32 bits, one for each row. int8 columns are padded to groups of 64, because the activations
-// are then 16-bit integers with one scale per group. The layout is the same for every instruction
-// set, and the size of a block is a multiple of 64 bytes, so files can hold packed matrices.
+// A block is 32 rows. Its columns come one (float32), two (bf16), four (int8) or eight (int4) at a
+// time: 32 words of 32 bits, one for each row. Columns of integers are padded to groups of 64,
+// because the activations are then 16-bit integers with one scale per group. The layout is the same
+// for every instruction set, and the size of a block is a multiple of 64 bytes, so files can hold
+// packed matrices.
 #pragma once
 #include <sys/mman.h>
 
@@ -24,8 +25,9 @@ namespace qwen_tts {
 constexpr int kBlockRows = 32;
 constexpr int kStrideBytes = 4 * kBlockRows;  // from one step of a block's columns to the next
 constexpr int kGroup = 64;                    // columns that share a scale
+constexpr int kInt4Group = 32;                // the same of int4
 
-enum class Format { kFloat32, kBf16, kInt8Rows, kInt8Groups };
+enum class Format { kFloat32, kBf16, kInt8Rows, kInt8Groups, kInt4 };
 
 inline float widen_bf16(uint16_t bits) {
   const uint32_t word = uint32_t(bits) << 16;
@@ -46,7 +48,7 @@ struct Matrix {
   int num_blocks = 0;
   const uint8_t* packed = nullptr;
 
-  bool is_int8() const { return format == Format::kInt8Rows || format == Format::kInt8Groups; }
+  bool is_integer() const { return format != Format::kFloat32 && format != Format::kBf16; }
   int num_groups() const { return (num_cols + kGroup - 1) / kGroup; }
 
   size_t block_bytes() const {
@@ -59,6 +61,8 @@ struct Matrix {
         return kStrideBytes + size_t(num_groups()) * kGroup * kBlockRows;
       case Format::kInt8Groups:
         return size_t(num_groups()) * (kGroup + 2) * kBlockRows;
+      case Format::kInt4:
+        return size_t(num_groups()) * (kGroup / 2 + 2 * kGroup / kInt4Group) * kBlockRows;
     }
     return 0;
   }
@@ -68,6 +72,7 @@ struct Matrix {
 inline Format format_of(const MatrixSource& source) {
   if (source.format == kSourceFloat32) return Format::kFloat32;
   if (source.format == kSourceBf16) return Format::kBf16;
+  if (source.format == kSourceInt4) return Format::kInt4;
   return source.group ? Format::kInt8Groups : Format::kInt8Rows;
 }
 
@@ -102,7 +107,8 @@ inline size_t row_bytes(const MatrixSource& source) {
 
 // Packs words [first, end) of 32 rows; returns the address for the next words. Missing columns are
 // zero. Rows are read into a tile first: int8 takes four times as long with a byte of each in turn.
-template <class Arrange>
+// A packed word is made of kPerWord words of a source.
+template <int kPerWord = 1, class Arrange>
 uint8_t* pack_words(const SourceRow* rows, size_t first, size_t end, uint8_t* out,
                     Arrange arrange) {
   constexpr size_t kTileWords = 16;  // a cache line of each row
@@ -119,42 +125,55 @@ uint8_t* pack_words(const SourceRow* rows, size_t first, size_t end, uint8_t* ou
       std::memcpy(tile[r], values + bytes * rows[r].row + begin, count);
     }
     const size_t num_words = std::min(kTileWords, end - first);
-    for (size_t word = 0; word < num_words; ++word)
-      for (int r = 0; r < kBlockRows; ++r) *to++ = arrange(tile[r][word]);
+    for (size_t word = 0; word < num_words; word += kPerWord)
+      for (int r = 0; r < kBlockRows; ++r) *to++ = arrange(tile[r] + word);
   }
   return reinterpret_cast<uint8_t*>(to);
 }
 
 inline void pack_block(const Matrix& matrix, const SourceRow* rows, uint8_t* out) {
-  if (!matrix.is_int8()) {
+  if (!matrix.is_integer()) {
     const size_t num_words = matrix.block_bytes() / kStrideBytes;
-    pack_words(rows, 0, num_words, out, [](uint32_t word) { return word; });
+    pack_words(rows, 0, num_words, out, [](const uint32_t* word) { return *word; });
     return;
   }
-  const bool has_groups = matrix.format == Format::kInt8Groups;
+  const bool has_groups = matrix.format != Format::kInt8Rows;
+  const bool is_int4 = matrix.format == Format::kInt4;
+  const int group_size = is_int4 ? kInt4Group : kGroup;
+  const int per_row = has_groups ? (matrix.num_cols + group_size - 1) / group_size : 1;
   const auto scale = [&](int r, int index) {
     const MatrixSource* source = rows[r].source;
-    const int per_row = has_groups ? matrix.num_groups() : 1;
-    return source ? source->scales[size_t(rows[r].row) * per_row + index] : 0.0f;
+    if (!source || index >= per_row) return 0.0f;
+    return source->scales[size_t(rows[r].row) * per_row + index];
   };
   if (!has_groups) {
     for (int r = 0; r < kBlockRows; ++r) reinterpret_cast<float*>(out)[r] = scale(r, 0);
     out += kStrideBytes;
   }
   // The low bytes of the two 16-bit halves are columns 0 and 1, the high bytes 2 and 3.
-  const auto swap_inner_bytes = [](uint32_t word) {
-    return (word & 0xff0000ff) | (word & 0xff00) << 8 | (word & 0xff0000) >> 8;
+  const auto swap_inner_bytes = [](const uint32_t* word) {
+    return (*word & 0xff0000ff) | (*word & 0xff00) << 8 | (*word & 0xff0000) >> 8;
+  };
+  // The four bits from 4 i on of the two 16-bit halves are columns 2 i and 2 i + 1.
+  const auto low_halves = [](const uint32_t* words) {
+    uint32_t packed = 0;
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t pair = words[i / 2] >> i % 2 * 16;
+      packed |= (pair & 0xf) << 4 * i | (pair >> 8 & 0xf) << (4 * i + 16);
+    }
+    return packed;
   };
   constexpr size_t kGroupWords = kGroup / 4;
   for (int group = 0; group < matrix.num_groups(); ++group) {
-    if (has_groups) {  // int8.py rounds the scales of groups to bf16
+    const int num_scales = has_groups ? kGroup / group_size : 0;
+    for (int i = 0; i < num_scales; ++i)
       for (int r = 0; r < kBlockRows; ++r, out += 2) {
-        const float value = scale(r, group);
+        const float value = scale(r, group * num_scales + i);  // int8.py has rounded it to bf16
         std::memcpy(out, reinterpret_cast<const uint8_t*>(&value) + 2, 2);
       }
-    }
     const size_t first = group * kGroupWords;
-    out = pack_words(rows, first, first + kGroupWords, out, swap_inner_bytes);
+    out = is_int4 ? pack_words<2>(rows, first, first + kGroupWords, out, low_halves)
+                  : pack_words(rows, first, first + kGroupWords, out, swap_inner_bytes);
   }
 }
 

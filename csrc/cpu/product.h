@@ -30,15 +30,15 @@ class Inputs {
   // Sets the inputs of a matrix; fill(row, to) writes the num_cols values of a row.
   template <class Fill>
   void set(const Matrix& matrix, int num_rows, Fill fill) {
-    num_rows_ = num_rows, num_cols_ = matrix.num_cols, is_int8_ = matrix.is_int8();
-    num_words_ = is_int8_ ? matrix.num_groups() * kGroup / 2 : (num_cols_ + 1) / 2 * 2;
-    num_groups_ = is_int8_ ? matrix.num_groups() : 0;
+    num_rows_ = num_rows, num_cols_ = matrix.num_cols, is_integer_ = matrix.is_integer();
+    num_words_ = is_integer_ ? matrix.num_groups() * kGroup / 2 : (num_cols_ + 1) / 2 * 2;
+    num_groups_ = is_integer_ ? matrix.num_groups() : 0;
     for (int first = 0; first < num_rows;) {
       const int size = std::min(kTileRows, num_rows - first);
       for (int b = 0; b < size; ++b) {
         fill(first + b, row_.data());
         const size_t tile = size_t(first) * num_words_;
-        if (is_int8_) {
+        if (is_integer_) {
           narrow(words_.data() + tile + b, scales_.data() + size_t(first) * num_groups_ + b, size);
         } else {
           std::fill(row_.data() + num_cols_, row_.data() + num_words_, 0.0f);
@@ -88,7 +88,7 @@ class Inputs {
   }
 
   int num_rows_ = 0, num_cols_ = 0, num_words_ = 0, num_groups_ = 0;
-  bool is_int8_ = false;
+  bool is_integer_ = false;
   std::vector<int32_t> words_;  // float32 bits, or pairs of 16-bit integers
   std::vector<float> scales_, row_;
 };
@@ -174,6 +174,45 @@ inline void dot_int8(const uint8_t* block, int lane, int num_groups, const int32
   }
 }
 
+// Sums of `dot_int8`'s kind, of columns that share a scale.
+template <int kVectors, int kRows>
+inline void dot_int4(const uint8_t* block, int lane, int num_groups, const int32_t* x,
+                     const float* x_scales, float* sums) {
+  constexpr int kScales = kGroup / kInt4Group;
+  Floats sum[kRows][kVectors];
+  for (auto& row : sum)
+    for (Floats& each : row) each = zero_floats();
+  for (int group = 0; group < num_groups; ++group, x_scales += kRows) {
+    const uint8_t* scales = block + lane / 2;
+    block += kScales * 2 * kBlockRows;
+    for (int i = 0; i < kScales; ++i, scales += 2 * kBlockRows) {
+      Words exact[kRows][kVectors];
+      for (auto& row : exact)
+        for (Words& each : row) each = zero_words();
+      for (int col = 0; col < kInt4Group; col += 8, block += kStrideBytes, x += 4 * kRows) {
+        prefetch(block);
+        const auto eight = [=](int v) { return load_words(block + lane + v * kLanes * 4); };
+        add_products<kVectors, kRows>(exact, [=](int v) { return four_bits<0>(eight(v)); }, x);
+        add_products<kVectors, kRows>(
+            exact, [=](int v) { return four_bits<1>(eight(v)); }, x + kRows);
+        add_products<kVectors, kRows>(
+            exact, [=](int v) { return four_bits<2>(eight(v)); }, x + 2 * kRows);
+        add_products<kVectors, kRows>(
+            exact, [=](int v) { return four_bits<3>(eight(v)); }, x + 3 * kRows);
+      }
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) {
+        const Floats scale = load_bf16(scales + v * kLanes * 2);
+#pragma GCC unroll 12
+        for (int b = 0; b < kRows; ++b)
+          sum[b][v] = fma(to_float(exact[b][v]), scale * broadcast(x_scales[b]), sum[b][v]);
+      }
+    }
+  }
+  for (int v = 0; v < kVectors; ++v)
+    for (int b = 0; b < kRows; ++b) store(sums + b * kBlockRows + v * kLanes, sum[b][v]);
+}
+
 // Computes sums [kRows][kBlockRows] of one block and one tile of inputs.
 template <int kRows>
 void dot_block(const Matrix& matrix, const uint8_t* block, const Inputs& inputs, int first,
@@ -196,6 +235,10 @@ void dot_block(const Matrix& matrix, const uint8_t* block, const Inputs& inputs,
       case Format::kInt8Groups:
         dot_int8<kVectors, kRows, true>(block, lane, matrix.num_groups(), inputs.words(first),
                                         inputs.scales(first), sums + row);
+        break;
+      case Format::kInt4:
+        dot_int4<kVectors, kRows>(block, lane, matrix.num_groups(), inputs.words(first),
+                                  inputs.scales(first), sums + row);
         break;
     }
   }

@@ -38,6 +38,10 @@ inline Floats load_bf16(const uint8_t* from) {
 
 inline Words lower_bytes(Words words) { return _mm256_srai_epi16(_mm256_slli_epi16(words, 8), 8); }
 inline Words upper_bytes(Words words) { return _mm256_srai_epi16(words, 8); }
+template <int kIndex>
+inline Words four_bits(Words words) {
+  return _mm256_srai_epi16(_mm256_slli_epi16(words, 12 - 4 * kIndex), 12);
+}
 inline Words dot_pairs(Words sum, Words a, Words b) {
   return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
 }

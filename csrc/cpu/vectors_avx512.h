@@ -35,6 +35,10 @@ inline Floats load_bf16(const uint8_t* from) {
 
 inline Words lower_bytes(Words words) { return _mm512_srai_epi16(_mm512_slli_epi16(words, 8), 8); }
 inline Words upper_bytes(Words words) { return _mm512_srai_epi16(words, 8); }
+template <int kIndex>
+inline Words four_bits(Words words) {
+  return _mm512_srai_epi16(_mm512_slli_epi16(words, 12 - 4 * kIndex), 12);
+}
 
 #ifdef __AVX512VNNI__
 constexpr const char* kInstructionSet = "avx512_vnni";

@@ -35,6 +35,11 @@ inline Floats load_bf16(const uint8_t* from) {
 inline Words lower_bytes(Words words) {
   return vreinterpretq_s32_s16(vshrq_n_s16(vshlq_n_s16(vreinterpretq_s16_s32(words), 8), 8));
 }
+template <int kIndex>
+inline Words four_bits(Words words) {
+  const int16x8_t halves = vreinterpretq_s16_s32(words);
+  return vreinterpretq_s32_s16(vshrq_n_s16(vshlq_n_s16(halves, 12 - 4 * kIndex), 12));
+}
 inline Words upper_bytes(Words words) {
   return vreinterpretq_s32_s16(vshrq_n_s16(vreinterpretq_s16_s32(words), 8));
 }

@@ -46,6 +46,10 @@ inline Words lower_bytes(Words words) {
 inline Words upper_bytes(Words words) {
   return ((words << 16 >> 24) & 0xffff) | (words >> 24 << 16);
 }
+template <int kIndex>
+inline Words four_bits(Words words) {
+  return ((words << (28 - 4 * kIndex) >> 28) & 0xffff) | (words << (12 - 4 * kIndex) >> 28 << 16);
+}
 inline Words dot_pairs(Words sum, Words a, Words b) {
   return sum + (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
 }

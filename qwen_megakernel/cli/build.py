@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from qwen_megakernel.choices import DEFAULT_MODEL, WEIGHTS, WEIGHTS_HELP, Int8Format
+from qwen_megakernel.choices import DEFAULT_MODEL, WEIGHTS, WEIGHTS_HELP, WeightsForm
 from qwen_megakernel.cli import options, parsing
 from qwen_megakernel.errors import UsageError
 
@@ -28,7 +28,7 @@ def build(args: argparse.Namespace) -> int:
     if not archs:
         return 0
     check_weights(args.weights, "kernel")
-    stacks = Int8Format.parse(args.weights).stacks if args.weights else ()
+    stacks = tuple(WeightsForm.parse(args.weights).bits) if args.weights else ()
     # The dimensions of released models are known without a download.
     name = hub.RELEASED.get(args.model, args.model)
     if name in random_configs.RECIPES:

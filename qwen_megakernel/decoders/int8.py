@@ -1,4 +1,5 @@
-"""Weight-only int8: a matrix as bytes, with a scale for each output row or for 64 columns of it.
+"""Weights in 8 or 4 bits: a matrix of small integers, with a scale for each output row, or for 64
+columns of it, of which 32 share one with 4 bits.
 
 Reading weights takes most of the time of decoding, so fewer bytes make it faster. Activations,
 norms, projections and embeddings keep their precision (no frame reads the 311 million values of the
@@ -16,24 +17,31 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qwen_megakernel.choices import Int8Format
+from qwen_megakernel.choices import WeightsForm
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.native import cpu_threads
 
 # The names of a stack's layers among a checkpoint's tensors begin with these.
 PREFIXES = {"talker": "model.layers.", "predictor": "code_predictor.model.layers."}
 HEADS = ("codec_head.", "code_predictor.lm_head.")
-LARGEST = 127  # symmetric: -128 is not used
-GROUP = 64  # columns that share a scale
+LARGEST = 127  # of 8 bits; symmetric: -128 is not used
+LEAST_OF_4, LARGEST_OF_4 = -8, 7
+GROUPS = {8: 64, 4: 32}  # columns that share a scale, by bits
 BLOCK = 2**18  # values rounded at a time, so that intermediate results stay in caches
 
 
 @dataclass(frozen=True, slots=True)
 class Int8Matrix:
-    """The matrix scales[row] * values[row], or scales[row, col // GROUP] * values[row, col]."""
+    """The matrix scales[row] * values[row], or scales[row, col // group] * values[row, col]."""
 
-    values: Tensor  # [out_features, in_features] int8
+    values: Tensor  # [out_features, in_features] int8; with 4 bits from -8 to 7
     scales: Tensor  # [out_features], or [out_features, num_groups], in the activations' dtype
+    bits: int = 8  # 8 or 4
+
+    @property
+    def group(self) -> int:
+        """Number of columns that share a scale, if it is not a row."""
+        return GROUPS[self.bits]
 
     @property
     def in_groups(self) -> bool:
@@ -41,31 +49,34 @@ class Int8Matrix:
         return self.scales.ndim == 2
 
     @staticmethod
-    def of(weight: Tensor, *, in_groups: bool = False) -> Int8Matrix:
+    def of(weight: Tensor, *, in_groups: bool = False, bits: int = 8) -> Int8Matrix:
         """Round `weight` [out_features, in_features] to the nearest values.
 
-        The largest magnitude that shares a scale keeps its value. The scales of groups are bf16
-        numbers: two bytes beside 64, and every product with an int8 is exact in float32.
+        In 8 bits the largest magnitude that shares a scale keeps its value; in 4 bits, always in
+        groups, the scale has the least squared error. The scales of groups are bf16 numbers: two
+        bytes beside 64, and every product with an int8 is exact in float32.
         """
         rows = max(1, BLOCK // weight.shape[1])
         blocks = weight.split(rows)
+        if bits == 4:
+            return Int8Matrix.cat([_in_4_bits(block) for block in blocks])
         return Int8Matrix.cat([_nearest(block, in_groups=in_groups) for block in blocks])
 
     @staticmethod
     def cat(parts: list[Int8Matrix]) -> Int8Matrix:
         """Concatenate the rows of matrices."""
         values, scales = (torch.cat([getattr(p, n) for p in parts]) for n in ("values", "scales"))
-        return Int8Matrix(values, scales)
+        return Int8Matrix(values, scales, parts[0].bits)
 
     def to(self, *, device: torch.device, dtype: torch.dtype) -> Int8Matrix:
         """Return the matrix for activations of `dtype` on `device`."""
-        return Int8Matrix(self.values.to(device), self.scales.to(device, dtype))
+        return Int8Matrix(self.values.to(device), self.scales.to(device, dtype), self.bits)
 
     def widened(self) -> Tensor:
         """Return [out_features, in_features], rounded to the dtype of the scales."""
         if not self.in_groups:
             return self.values.to(self.scales.dtype) * self.scales[:, None]
-        scales = self.scales.repeat_interleave(GROUP, dim=1)[:, : self.values.shape[1]]
+        scales = self.scales.repeat_interleave(self.group, dim=1)[:, : self.values.shape[1]]
         return self.values.to(scales.dtype) * scales
 
     def linear(self, x: Tensor) -> Tensor:
@@ -87,7 +98,7 @@ def _nearest(weight: Tensor, *, in_groups: bool) -> Int8Matrix:
     """Return what `Int8Matrix.of` returns, for some of its rows."""
     weight, shape = weight.float(), weight.shape
     if in_groups:
-        weight = F.pad(weight, (0, -shape[1] % GROUP)).unflatten(1, (-1, GROUP))
+        weight = _in_groups(weight, GROUPS[8])
     scales = weight.abs().amax(dim=-1).clamp(min=torch.finfo(torch.float32).tiny) / LARGEST
     if in_groups:
         scales = scales.bfloat16().float().clamp(min=torch.finfo(torch.bfloat16).tiny)
@@ -95,6 +106,44 @@ def _nearest(weight: Tensor, *, in_groups: bool) -> Int8Matrix:
     if in_groups:
         values = values.flatten(1)[:, : shape[1]].contiguous()
     return Int8Matrix(values, scales)
+
+
+def _in_4_bits(weight: Tensor) -> Int8Matrix:
+    """Return what `Int8Matrix.of` returns in 4 bits, for some of its rows.
+
+    The largest magnitude of a group becomes 7 or -8. Then the scale is the one with the least
+    squared error for these values, and the values are rounded again. What is best of all tried is
+    kept, so no group is worse than with the scale of its largest magnitude.
+    """
+    shape, weight = weight.shape, _in_groups(weight.float(), GROUPS[4])
+    largest = weight.gather(-1, weight.abs().argmax(-1, keepdim=True))
+    best = torch.full_like(largest, torch.inf)
+    scales, values = torch.zeros_like(largest), torch.zeros_like(weight)
+    for level in (LARGEST_OF_4, LEAST_OF_4):
+        scale = _bf16(largest / level)
+        for _ in range(2):
+            rounded = (weight / scale).round().clamp(LEAST_OF_4, LARGEST_OF_4)
+            fitted = _bf16((weight * rounded).sum(-1, True) / rounded.square().sum(-1, True))
+            for tried in (scale, fitted):
+                error = (weight - rounded * tried).square().sum(-1, True)
+                is_better = error < best
+                best = torch.where(is_better, error, best)
+                scales = torch.where(is_better, tried, scales)
+                values = torch.where(is_better, rounded, values)
+            scale = fitted
+    values = values.to(torch.int8).flatten(1)[:, : shape[1]].contiguous()
+    return Int8Matrix(values, scales.squeeze(-1), 4)
+
+
+def _bf16(scales: Tensor) -> Tensor:
+    """Round scales to bf16. Groups of zeros get a scale, too: nothing is divided by zero."""
+    rounded = scales.nan_to_num(0.0).bfloat16().float()
+    return rounded.where(rounded != 0, torch.finfo(torch.bfloat16).tiny)
+
+
+def _in_groups(weight: Tensor, group: int) -> Tensor:
+    """Return [out_features, num_groups, group], with zeros behind the last columns."""
+    return F.pad(weight, (0, -weight.shape[1] % group)).unflatten(1, (-1, group))
 
 
 Matrix: TypeAlias = Tensor | Int8Matrix
@@ -144,33 +193,37 @@ class RoundedWeights(Mapping[str, Matrix]):
     """
 
     talker: Mapping[str, Tensor]
-    prefixes: tuple[str, ...]
+    bits: dict[str, int]  # by the beginning of the names of matrices that are rounded
     in_groups: bool
 
     @staticmethod
     def of(talker: Mapping[str, Tensor], weights: str, *, in_groups: bool) -> RoundedWeights:
         """Choose the matrices; the arguments are those of `quantize`."""
-        wanted = Int8Format.parse(weights)
-        prefixes = tuple(PREFIXES[stack] for stack in wanted.stacks)
-        prefixes += HEADS if wanted.heads else ()
+        wanted = WeightsForm.parse(weights)
+        bits = {PREFIXES[stack]: num_bits for stack, num_bits in wanted.bits.items()}
+        bits |= dict.fromkeys(HEADS if wanted.heads else (), 8)
         return RoundedWeights(
-            talker, prefixes, in_groups if wanted.in_groups is None else wanted.in_groups
+            talker, bits, in_groups if wanted.in_groups is None else wanted.in_groups
         )
 
+    def bits_of(self, name: str) -> int | None:
+        """Return the bits of a weight of a matrix; None: it is not rounded."""
+        if self.talker[name].ndim != 2:
+            return None
+        return next((bits for begin, bits in self.bits.items() if name.startswith(begin)), None)
+
     def __getitem__(self, name: str) -> Matrix:
-        tensor = self.talker[name]
-        if name.startswith(self.prefixes) and tensor.ndim == 2:
-            return Int8Matrix.of(tensor, in_groups=self.in_groups)
-        return tensor
+        tensor, bits = self.talker[name], self.bits_of(name)
+        return Int8Matrix.of(tensor, in_groups=self.in_groups, bits=bits) if bits else tensor
 
     def shape_of(self, name: str) -> Matrix:
         """Return a matrix of the form of `self[name]`, without its values if it is rounded."""
-        tensor = self.talker[name]
-        if not (name.startswith(self.prefixes) and tensor.ndim == 2):
+        tensor, bits = self.talker[name], self.bits_of(name)
+        if not bits:
             return tensor
-        num_groups = (-(-tensor.shape[1] // GROUP),) if self.in_groups else ()
+        num_groups = (-(-tensor.shape[1] // GROUPS[bits]),) if self.in_groups else ()
         values = torch.empty(tensor.shape, dtype=torch.int8, device="meta")
-        return Int8Matrix(values, torch.empty(len(tensor), *num_groups, device="meta"))
+        return Int8Matrix(values, torch.empty(len(tensor), *num_groups, device="meta"), bits)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.talker)
@@ -180,17 +233,22 @@ class RoundedWeights(Mapping[str, Matrix]):
 
 
 def check_weights(weights: str | None, backend: str) -> None:
-    """Raise UsageError if a backend does not run a format of int8.
+    """Raise UsageError if a backend does not run a form of weights.
 
     Args:
         weights: one of `choices.WEIGHTS`, or None.
         backend: "kernel", "graph", "cpu", "torch", "emulation" or "coreml".
     Raises:
-        UsageError: the backend does not run the format; the hint names backends that do.
+        UsageError: the backend does not run the form; the hint names backends that do.
     """
     if weights is None or backend in ("cpu", "torch"):
         return
-    wanted = Int8Format.parse(weights)
+    wanted = WeightsForm.parse(weights)
+    if 4 in wanted.bits.values():
+        raise UsageError(
+            f"weights is {weights!r}; backend {backend} does not run weights of 4 bits.",
+            hint="Use 'int8', or backend cpu or torch.",
+        )
     if wanted.heads:
         raise UsageError(
             f"weights is {weights!r}; backend {backend} does not run 8-bit heads.",

@@ -8,11 +8,15 @@ import torch
 from tiny_speech import tiny_engine
 from tolerances import (
     HALF_A_STEP,
+    INT4_OF_PLAIN,
+    INT4_OF_WEIGHTS,
+    INT4_SLACK,
     INT8_GROUP_SLACK,
     INT8_PRODUCT_BF16,
     INT8_PRODUCT_F32,
     INT8_ROW_SLACK,
     ROUNDING_F32,
+    SCALE_BF16,
 )
 from torch import Tensor
 
@@ -39,7 +43,8 @@ def widened(matrix: Int8Matrix) -> Tensor:
     """Widen a matrix column by column, without `Int8Matrix.widened`."""
     scales = matrix.scales.double()
     columns = range(matrix.values.shape[1])
-    of_column = [scales[:, c // 64] if matrix.in_groups else scales for c in columns]
+    group = {8: 64, 4: 32}[matrix.bits]
+    of_column = [scales[:, c // group] if matrix.in_groups else scales for c in columns]
     return matrix.values.double() * torch.stack(of_column, dim=1)
 
 
@@ -60,6 +65,41 @@ def test_no_weight_is_further_than_half_a_step_of_its_scale(in_groups):
     )
 
 
+def test_no_group_of_4_bits_is_worse_than_with_the_scale_of_its_largest_magnitude():
+    weight = random_matrix(cols=150)
+    weight[5] = 0
+    weight[6, :32] = torch.linspace(-8, 7, 32)  # what 4 bits hold
+    matrix = Int8Matrix.of(weight, bits=4)
+    assert matrix.bits == 4 and matrix.in_groups and matrix.scales.shape == (48, 5)
+    assert matrix.values.min() >= -8 and matrix.values.max() <= 7 and not matrix.values[5].any()
+    assert torch.equal(matrix.scales, matrix.scales.bfloat16().float())
+    torch.testing.assert_close(
+        matrix.widened().double(), widened(matrix), rtol=ROUNDING_F32, atol=0
+    )
+    ours = total = plain = 0.0
+    for columns in torch.arange(150).split(32):
+        part, values = weight[:, columns].double(), widened(matrix)[:, columns]
+        scale = (part.abs().amax(1, True) / 7).bfloat16().double()
+        steps = (part / scale).nan_to_num().round()
+        error = (values - part).square().sum(1)
+        of_largest = (steps * scale - part).square().sum(1)
+        assert (error <= of_largest * INT4_SLACK).all()
+        # The least squared error of these values, but for the rounding of their scale.
+        steps = matrix.values[:, columns].double()
+        fitted = ((part * steps).sum(1) / steps.square().sum(1)).nan_to_num()[:, None]
+        least = (fitted * steps - part).square().sum(1)
+        assert (error <= least + (fitted * steps * SCALE_BF16).square().sum(1)).all()
+        ours, plain = ours + error.sum(), plain + of_largest.sum()
+        total += part.square().sum()
+    assert ours < INT4_OF_PLAIN * plain and ours < INT4_OF_WEIGHTS * total
+
+
+def test_4_bits_keep_what_they_hold():
+    weight = 0.5 * torch.randint(-8, 8, (6, 96), generator=torch.Generator().manual_seed(2))
+    weight[:, ::32] = -4.0
+    assert torch.equal(Int8Matrix.of(weight, bits=4).widened(), weight)
+
+
 def test_groups_are_nearer_than_rows_where_some_columns_are_large():
     weight = torch.randn(32, 256, generator=torch.Generator().manual_seed(1))
     weight[:, 70] *= 50
@@ -69,11 +109,11 @@ def test_groups_are_nearer_than_rows_where_some_columns_are_large():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(1, 192), (2, 192), (3, 2, 192)])
-@pytest.mark.parametrize("in_groups", [False, True])
+@pytest.mark.parametrize("kind", [{}, {"in_groups": True}, {"bits": 4}])
 def test_products_are_those_of_the_widened_matrix(
-    dtype: torch.dtype, shape: tuple[int, ...], in_groups: bool
+    dtype: torch.dtype, shape: tuple[int, ...], kind: dict
 ):
-    matrix = Int8Matrix.of(random_matrix(), in_groups=in_groups).to(device=CPU, dtype=dtype)
+    matrix = Int8Matrix.of(random_matrix(), **kind).to(device=CPU, dtype=dtype)
     x = torch.randn(shape, generator=torch.Generator().manual_seed(4)).to(dtype)
     expected = x.double() @ widened(matrix).T
     actual = int8_weights.linear(x, matrix)
@@ -103,7 +143,12 @@ def test_only_the_named_layers_are_int8(load_checkpoint, weights):
     assert {name for name, is_int8 in kinds.items() if is_int8} == layers
     assert "model.text_embedding.weight" not in layers
     grouped = {value.in_groups for value in changed.values() if isinstance(value, Int8Matrix)}
-    assert grouped == {"groups" in weights}
+    assert grouped == {"groups" in weights or "int4" in weights}
+    for name in layers:
+        is_head = "head" in name
+        is_predictor = name.startswith("code_predictor")
+        in_4 = "int4" in weights and not is_head and not (is_predictor and "int8" in weights)
+        assert changed[name].bits == (4 if in_4 else 8)
     assert not any(isinstance(value, Int8Matrix) for value in loaded.talker.values())
 
 
@@ -139,14 +184,16 @@ def test_they_are_the_codes_of_the_widened_weights(load_checkpoint, weights):
 
 
 def test_only_known_kinds_are_accepted():
-    with pytest.raises(UsageError, match="int4"):
-        choose_backend("torch", "cpu", "int4")
+    with pytest.raises(UsageError, match="int3"):
+        choose_backend("torch", "cpu", "int3")
 
 
 @pytest.mark.parametrize(
     ("backend", "weights", "hint"),
     [
         ("emulation", "int8-groups", "'int8', or backend cpu, torch or graph"),
+        ("emulation", "int4-int8", "'int8', or backend cpu or torch"),
+        ("graph", "int4", "'int8', or backend cpu or torch"),
         ("emulation", "int8-talker-heads", "'int8-talker', or backend cpu or torch"),
         ("graph", "int8-rows-heads", "'int8-rows', or backend cpu or torch"),
     ],

@@ -24,7 +24,7 @@ def begin(decoder, prefill, sampling=GREEDY, slot=0, seed=5, part=0, **options):
 
 def stored(checkpoint, weights):
     """Return the checkpoint with its weights in the form or dtype of this name; None: unchanged."""
-    if (weights or "").startswith("int8"):
+    if (weights or "").startswith("int"):
         return replace(checkpoint, talker=int8.quantize(checkpoint.talker, weights))
     if weights is None:
         return checkpoint

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from qwen_megakernel.checkpoint.loading import MODEL_FILES, WEIGHTS, Checkpoint, cache_folder
 from qwen_megakernel.choices import WEIGHTS as INT8_FORMS
-from qwen_megakernel.choices import Int8Format
+from qwen_megakernel.choices import WeightsForm
 from qwen_megakernel.decoders.coreml import decoder_models
 from qwen_megakernel.decoders.coreml.speech_decoder import SpeechDecoder
 from qwen_megakernel.decoders.int8 import check_weights
@@ -206,7 +206,7 @@ def _convert(checkpoint: Checkpoint, name: str, options: ExportOptions, precisio
 
 def _int8_models(weights: str | None) -> list[str]:
     """Return the names of the models whose layers become int8."""
-    stacks = Int8Format.parse(weights).stacks if weights else ()
+    stacks = WeightsForm.parse(weights).bits if weights else ()
     return [STACK_OF[stack] for stack in stacks]
 
 

@@ -15,7 +15,7 @@ from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.packed_form import ALIGNMENT, PREFIX
 from qwen_megakernel.checkpoint.safetensors_file import MappedTensors
 from qwen_megakernel.decoders.cpu import library as native
-from qwen_megakernel.decoders.int8 import GROUP, Int8Matrix, Matrix, RoundedWeights
+from qwen_megakernel.decoders.int8 import Int8Matrix, Matrix, RoundedWeights
 from qwen_megakernel.decoders.weights import DecoderModel, Weights, tensor
 from qwen_megakernel.errors import ModelFilesError
 from qwen_megakernel.native import cpu_threads
@@ -171,7 +171,8 @@ def _describe(parts: list[Matrix]) -> native.MatrixSource:
     values = [part.values if isinstance(part, Int8Matrix) else part for part in parts]
     format_, group = native.FLOAT32, 0
     if isinstance(parts[0], Int8Matrix):
-        format_, group = native.INT8, GROUP if parts[0].in_groups else 0
+        format_ = native.INT8 if parts[0].bits == 8 else native.INT4
+        group = parts[0].group if parts[0].in_groups else 0
     elif all(each.dtype == torch.bfloat16 for each in values):
         format_ = native.BF16
     num_rows = sum(len(each) for each in values)

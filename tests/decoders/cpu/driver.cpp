@@ -99,9 +99,10 @@ class Weights {
       if (kind_.format == kSourceFloat32) static_cast<float*>(values)[i] = scaled;
       if (kind_.format == kSourceBf16) static_cast<uint16_t*>(values)[i] = uint16_t(bits >> 16);
       if (kind_.format == kSourceInt8) static_cast<int8_t*>(values)[i] = int8_t(value * 127);
+      if (kind_.format == kSourceInt4) static_cast<int8_t*>(values)[i] = int8_t(std::floor(value * 8));
     }
     const float* scales = nullptr;
-    if (kind_.format == kSourceInt8) {
+    if (kind_.format == kSourceInt8 || kind_.format == kSourceInt4) {
       const int per_row = kind_.group ? (num_cols + kind_.group - 1) / kind_.group : 1;
       floats_.emplace_back(size_t(num_rows) * per_row);
       for (float& each : floats_.back()) each = 0x1p-10f * float(8 + (state = state * 5 + 3) % 8);
@@ -465,7 +466,8 @@ int main(int argc, char** argv) {
   std::printf("vocoder\n");
   be_heard(pool);
   for (Kind kind : {Kind{"float32", kSourceFloat32, 0}, Kind{"bf16", kSourceBf16, 0},
-                    Kind{"int8 rows", kSourceInt8, 0}, Kind{"int8 groups", kSourceInt8, 64}})
+                    Kind{"int8 rows", kSourceInt8, 0}, Kind{"int8 groups", kSourceInt8, 64},
+                    Kind{"int4 groups", kSourceInt4, 32}})
     for (int shape : {0, 1}) {
       std::printf("%s %d\n", kind.name, shape);
       const Weights weights(kind, shape ? 80 : 64, shape ? 48 : 64, shape == 1);

@@ -22,7 +22,7 @@ MODELS = ("tiny-random", "tiny-random-base-1.7b", "demo-voice")
     "weights",
     [
         *(None, "float32", "bfloat16", "float16", "int8", "int8-talker"),
-        *("int8-heads", "int8-groups", "int8-groups-heads"),
+        *("int8-heads", "int8-groups", "int8-groups-heads", "int4", "int4-int8-heads"),
     ],
 )
 @pytest.mark.parametrize("model", MODELS)
@@ -35,7 +35,7 @@ def test_codes_are_those_of_the_plain_decoder(
         for decoder in (fast, slow):
             begin(decoder, prompt(checkpoint), sampling)
         want = slow.step([0], 20)
-        if name == "greedy" or not (weights or "").startswith("int8"):
+        if name == "greedy" or not (weights or "").startswith("int"):
             assert_same(fast.step([0], 20), want)
             continue
         # Rounding activations to 16 bits can decide draws that are nearly tied; this happened once.
@@ -56,6 +56,7 @@ def test_codes_are_those_of_the_plain_decoder(
         *[(form, None) for form in (None, "bfloat16")],
         *[(form, LOGITS_INT8_RMS) for form in ("int8", "int8-heads", "int8-groups")],
         ("int8-groups-heads", LOGITS_INT8_RMS),
+        *[(form, LOGITS_INT8_RMS) for form in ("int4", "int4-int8", "int4-talker-heads")],
     ],
 )
 def test_forced_logits_are_those_of_the_plain_decoder(
@@ -78,7 +79,7 @@ def test_forced_logits_are_those_of_the_plain_decoder(
             torch.testing.assert_close(taps[native][name], logits, atol=LOGITS_F32, rtol=0)
 
 
-@pytest.mark.parametrize("weights", [None, "int8", "int8-groups"])
+@pytest.mark.parametrize("weights", [None, "int8", "int8-groups", "int4"])
 def test_neither_threads_nor_company_change_a_bit(load_checkpoint, native, prompt, weights):
     checkpoint = stored(load_checkpoint("tiny-random"), weights)
     num_slots, found = 7, []
@@ -106,7 +107,7 @@ def test_neither_threads_nor_company_change_a_bit(load_checkpoint, native, promp
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("weights", [None, "int8-groups"])
+@pytest.mark.parametrize("weights", [None, "int8-groups", "int4-int8"])
 def test_bits_are_the_same_for_every_number_of_threads_and_slots(
     load_checkpoint, native, prompt, weights
 ):
@@ -198,7 +199,8 @@ def test_head_widths_that_it_cannot_run_are_refused_by_name(load_checkpoint, par
 
 
 def test_weights_are_packed_as_they_are_stored(load_checkpoint, native):
-    """bf16 takes half the bytes of float32, and int8 a quarter plus the scales; blocks pad rows."""
+    """bf16 takes half the bytes of float32, int8 a quarter plus the scales, and int4 half of that;
+    blocks pad rows."""
     checkpoint = load_checkpoint("tiny-random")
     made = {form: native(stored(checkpoint, form)) for form in ("float32", "bfloat16", "float16")}
     packed = {form: decoder.packed_bytes for form, decoder in made.items()}
@@ -206,3 +208,4 @@ def test_weights_are_packed_as_they_are_stored(load_checkpoint, native):
     for form in ("int8-heads", "int8-groups-heads"):
         share = native(stored(checkpoint, form)).packed_bytes / packed["float32"]
         assert 0.25 < share < 0.29
+    assert native(stored(checkpoint, "int4-heads")).packed_bytes / packed["float32"] < 0.24

@@ -15,12 +15,12 @@ from qwen_megakernel.decoders.int8 import Int8Matrix, RoundedWeights
 MODEL = "tiny-random"
 
 
-@pytest.mark.parametrize("weights", ["int8", "int8-rows-heads", "int8-talker-groups"])
+@pytest.mark.parametrize("weights", ["int8", "int8-rows-heads", "int8-talker-groups", "int4-int8"])
 def test_only_the_parts_of_one_packed_matrix_are_rounded_at_a_time(
     load_checkpoint, monkeypatch, weights
 ):
     checkpoint = load_checkpoint(MODEL)
-    prefixes = RoundedWeights.of(checkpoint.talker, weights, in_groups=True).prefixes
+    prefixes = tuple(RoundedWeights.of(checkpoint.talker, weights, in_groups=True).bits)
     most = max(
         sum(checkpoint.talker[part].numel() for part in each.parts if part.startswith(prefixes))
         for each in packed_names(checkpoint.config)
@@ -30,8 +30,8 @@ def test_only_the_parts_of_one_packed_matrix_are_rounded_at_a_time(
     def free(num_bytes: int) -> None:
         living[0] -= num_bytes
 
-    def round_and_count(weight: torch.Tensor, *, in_groups: bool) -> Int8Matrix:
-        rounded = original(weight, in_groups=in_groups)
+    def round_and_count(weight: torch.Tensor, **options) -> Int8Matrix:
+        rounded = original(weight, **options)
         living[0] += weight.numel()
         weakref.finalize(rounded.values, free, weight.numel())
         found.append(living[0])

@@ -43,7 +43,7 @@ def few_layers(load_checkpoint):
     return make
 
 
-@pytest.mark.parametrize("weights", [None, "int8", "int8-groups", "int8-groups-heads"])
+@pytest.mark.parametrize("weights", [None, "int8", "int8-groups", "int8-groups-heads", "int4"])
 @pytest.mark.parametrize("model", ["random-0.6b", "random-1.7b"])
 def test_forced_logits_at_released_widths(few_layers, native, plain, prompt, model, weights):
     checkpoint = few_layers(model, weights)
