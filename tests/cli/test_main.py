@@ -2,10 +2,14 @@
 
 import argparse
 import re
+import sys
+import tomllib
 from collections.abc import Iterator
+from importlib import import_module
 
 import pytest
 import torch
+from programs import ROOT
 
 from qwen_megakernel import families
 from qwen_megakernel.cli import main
@@ -112,3 +116,20 @@ def test_half_precision_by_part_is_an_option_of_speak_and_refused_where_it_canno
     done = run_here(*words, "cpu")
     assert done.returncode == 2
     assert f"dtype is '{dtype}'; backend cpu computes in float32" in done.stderr
+
+
+def test_ctrl_c_during_the_imports_of_the_installed_command_is_no_traceback(monkeypatch, capsys):
+    class Interrupting:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "qwen_megakernel.cli.main":
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    monkeypatch.delitem(sys.modules, "qwen_megakernel.cli.main")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    module, function = project["scripts"]["qwen-megakernel"].split(":")
+    try:
+        assert getattr(import_module(module), function)() == 130
+    except KeyboardInterrupt:
+        pytest.fail("Python would print a traceback")
+    assert capsys.readouterr().err == "interrupted\n"
