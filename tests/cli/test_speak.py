@@ -168,6 +168,13 @@ def test_a_text_that_is_not_utf8_is_refused_and_its_place_named(run_here, script
     assert "iconv -f LATIN1 -t UTF-8" in done.stderr
 
 
+def test_a_file_that_is_not_utf8_is_named(run_here, tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(LATIN1)
+    done = run_here(*SPEAK, "--file", path, *TINY, *SHORT)
+    assert done.returncode == 2 and f"error: {path} is not UTF-8 text: " in done.stderr
+
+
 @pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # the locale decides
 def test_standard_input_that_is_not_utf8_is_refused(monkeypatch, errors):
     stdin = io.TextIOWrapper(io.BytesIO(LATIN1), encoding="utf-8", errors=errors)
