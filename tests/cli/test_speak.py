@@ -235,6 +235,7 @@ def test_demo_voice_has_one_line_before_its_result(speak, tmp_path, caplog):
     done = speak("Hi.", "--model", "demo-voice", "--output", tmp_path / "a.wav")
     assert [*caplog.messages, *done.stderr.splitlines()][1:] == done.stderr.splitlines()
     assert len(done.stderr.splitlines()) == 1 and "demonstration voice" in caplog.messages[0]
+    assert "--" not in caplog.messages[0]  # Python logs it, too
 
 
 def test_the_same_seed_gives_the_same_file_in_another_process(speak, tmp_path):
