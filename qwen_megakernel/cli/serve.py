@@ -175,8 +175,7 @@ def serve(args: argparse.Namespace) -> int:
         if getattr(args, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')} needs --ray.")
     settings = _settings(args)
-    if args.voices is not None and not Path(args.voices).is_dir():
-        raise UsageError(f"There is no voices folder {args.voices}.")
+    options.check_voices(args)
     if args.default_format == "aac":
         with require("aac", by="--default-format aac", package="av"):
             import av  # noqa: F401

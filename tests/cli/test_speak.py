@@ -383,6 +383,12 @@ def test_sampling_that_cannot_work_is_refused_before_a_model_is_loaded(
     assert done.returncode == 2 and options[1] in done.stderr and "must be" in done.stderr
 
 
+def test_a_missing_folder_of_voices_is_refused_before_a_model_is_loaded(run_here, monkeypatch):
+    monkeypatch.setattr(families, "load_engine", lambda *_, **__: pytest.fail("loaded"))
+    done = run_here(*SPEAK, "Hello.", "--voices", "no/folder", *TINY)
+    assert done.returncode == 2 and "There is no voices folder no/folder." in done.stderr
+
+
 @pytest.mark.parametrize(
     ("text", "text_format", "place"),
     [
