@@ -73,6 +73,8 @@ def test_the_help_of_serve_shows_its_defaults(capsys):
         (("speak", "Hello.", "--text", "Hi."), "the text is given twice"),
         (("speak", "--file", "/no/such"), "-f/--file: /no/such: No such file or directory"),
         (("serve", "--ssl"), "--ssl; a reverse proxy does TLS; docs/operations.md"),
+        (("serve", "--workers", "2"), "--slots sets how many requests are spoken at a time"),
+        (("serve", "--reload"), "--reload; start the command again instead"),
         (("serve", "--port", "a"), "argument --port: 'a' is not a whole number"),
         (("serve", "--slots", "a"), "argument --slots: 'a' is not a whole number"),
     ],
