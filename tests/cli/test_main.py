@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -135,3 +136,17 @@ def test_ctrl_c_during_the_imports_of_the_installed_command_is_no_traceback(monk
     except KeyboardInterrupt:
         pytest.fail("Python would print a traceback")
     assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_the_package_imports_nothing_that_ctrl_c_could_interrupt_for_long():
+    code = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+import qwen_megakernel
+assert not {{"pathlib", "typing"}} & set(sys.modules)
+assert qwen_megakernel.PACKAGE_FOLDER.name == "qwen_megakernel"
+"""
+    done = subprocess.run(
+        [sys.executable, "-ISc", code], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
