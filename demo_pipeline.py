@@ -88,6 +88,7 @@ def main(args: argparse.Namespace) -> int:
         raise heard.errors[0]
     facts = figures(heard, engine, args)
     if args.json:
+        facts = json.loads(json.dumps(facts), parse_float=lambda text: round(float(text), 4))
         print(json.dumps(facts, indent=1))
     elif not args.quiet:
         print_figures(facts, args.output)
@@ -213,13 +214,13 @@ def print_figures(facts: dict[str, Any], output: str) -> None:
     """Print the figures as sentences on stderr, because --json prints its facts on stdout."""
     reasons = ", ".join(dict.fromkeys(facts["finish_reasons"]))
     seeds = ", ".join(map(str, facts["seeds"]))
-    underruns = facts["underruns"]
+    underruns, lead_ms = facts["underruns"], facts["text_ms"] - facts["ttfb_ms"]
     print(
         f"{output}: {facts['audio_s']:.2f} s of speech in {facts['total_ms'] / 1000:.2f} s "
         f"(RTF {facts['rtf']:.3f}), {reasons}, seed {seeds}\n"
-        f"first byte after {facts['ttfb_ms']:.0f} ms, first audible sample after "
-        f"{facts['first_audible_ms']:.0f} ms ({facts['leading_silence_ms']:.0f} ms of silence); "
-        f"the text was complete after {facts['text_ms']:.0f} ms\n"
+        f"first byte after {facts['ttfb_ms']:.0f} ms, {abs(lead_ms):.0f} ms "
+        f"{'before' if lead_ms > 0 else 'after'} the text was complete; first audible sample after "
+        f"{facts['first_audible_ms']:.0f} ms ({facts['leading_silence_ms']:.0f} ms of silence)\n"
         f"underruns: {underruns['0ms']} without a buffer, {underruns['100ms']} with 100 ms; "
         f"longest wait for a chunk {facts['max_gap_ms']:.0f} ms",
         file=sys.stderr,

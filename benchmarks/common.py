@@ -119,7 +119,8 @@ def option(name: str, **settings: Any) -> Options:
 
 def count(name: str, default: int, meaning: str, least: int = 1) -> Options:
     """Return an option for `takes` that is a whole number from `least` on."""
-    return option(name, type=parsing.at_least(least), default=default, help=meaning)
+    help = f"{meaning} (default: {default})"
+    return option(name, type=parsing.at_least(least), default=default, help=help)
 
 
 def takes(*added: Options) -> Callable[[Measurement], Measurement]:

@@ -9,12 +9,12 @@ Importing the package loads neither torch nor numpy; the first use of one of its
 """
 
 from importlib import import_module
-from pathlib import Path
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing and pathlib take 20 ms, in which a Ctrl-C would print a traceback
+    from typing import Any
 
 __version__ = "0.1.0"
-
-PACKAGE_FOLDER = Path(__file__).parent
 
 _HOMES = {
     "TTSEngine": "tts_engine",
@@ -30,7 +30,9 @@ _HOMES = {
 __all__ = ["__version__", *_HOMES]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     if name in _HOMES:
         return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    if name == "PACKAGE_FOLDER":
+        return import_module("pathlib").Path(__file__).parent
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,12 +1,18 @@
-"""Runs the command line: python -m qwen_megakernel"""
+"""Runs the command line: qwen-megakernel, or python -m qwen_megakernel"""
 
 import sys
 
-try:
-    from qwen_megakernel.cli.main import main
 
-    code = main()
-except KeyboardInterrupt:  # during the imports; later ones end in `running.run`
-    sys.stderr.write("interrupted\n")
-    code = 130
-sys.exit(code)
+def main() -> int:
+    """Run a command; return its exit code."""
+    try:
+        from qwen_megakernel.cli.main import main as run
+
+        return run()
+    except KeyboardInterrupt:  # during the imports; later ones end in `running.run`
+        sys.stderr.write("interrupted\n")
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

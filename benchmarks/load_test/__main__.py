@@ -22,13 +22,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs as a script from anywhere
 
 from benchmarks import common
-from qwen_megakernel.cli import options, parsing, running
-
-with running.needed("bench", by="The load test"):
-    from benchmarks.load_test import plot
-    from benchmarks.load_test.levels import measure
-    from benchmarks.load_test.workload import PROMPTS, numbers
+from benchmarks.load_test.workload import PROMPTS, numbers
+from qwen_megakernel.cli import options, parsing
 from qwen_megakernel.errors import UsageError
+from qwen_megakernel.installing import require
 
 
 def parser() -> argparse.ArgumentParser:
@@ -103,6 +100,9 @@ def main(args: argparse.Namespace) -> int:
     """Measure and report; return 1 if a request failed."""
     if not args.rps and not args.concurrency:
         raise UsageError("No load is given.", hint="Give --rps 1,2,4 or --concurrency 1,4,16.")
+    with require("bench", by="The load test"):
+        from benchmarks.load_test import plot
+        from benchmarks.load_test.levels import measure
     args.texts = list(PROMPTS)
     if args.prompts:
         lines = Path(args.prompts).read_text(encoding="utf-8").splitlines()

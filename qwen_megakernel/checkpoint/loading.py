@@ -132,8 +132,8 @@ def resolve(
         files = _files_in(
             DEMO_VOICE_FOLDER,
             model,
-            banner=f"{model} is a small demonstration voice of this project, not Qwen's model, "
-            f"which is --model {next(iter(hub.RELEASED))}.",
+            banner=f"{model} is a small demonstration voice of this project, not Qwen's model "
+            f"{next(iter(hub.RELEASED))}.",
         )
     elif model in RECIPES:
         files = _files_in(

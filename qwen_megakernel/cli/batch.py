@@ -110,7 +110,10 @@ def _read(path: str) -> list[dict[str, Any]]:
             SpeechOptions().override(**{n: v for n, v in task.items() if n in OPTIONS})
             name = task["output"]
             if not isinstance(task.get("text"), str) or Path(str(name)).name != name:
-                raise UsageError("text and output must be strings, and output a file's name.")
+                raise UsageError(
+                    f"text is {task.get('text')!r} and output {name!r}; both must be strings, "
+                    "and output the name of a file in --output-dir."
+                )
             if tasks.setdefault(name, task) is not task:
                 raise UsageError(f"{name} is the output of another line, too.")
         except (ValueError, TypeError) as error:  # a UsageError is a ValueError

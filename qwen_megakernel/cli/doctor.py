@@ -20,9 +20,12 @@ from qwen_megakernel.gpu import driver
 from qwen_megakernel.installing import install_command
 from qwen_megakernel.native import compiling
 
-# What a user may want: the extra that brings it, and the modules that it needs. What
-# is not here (files, captions, cloning, the CPU decoder) comes with the package.
+# What a user may want: the extra that brings it ("": the package itself), and the modules that it
+# needs. `report` adds the kernel; the CPU decoder needs the C++ compiler among the programs.
 FEATURES = {
+    "wav flac ogg mp3": ("", ["soundfile"]),
+    "captions": ("", ["numpy"]),
+    "cloning": ("", ["soxr"]),
     "Pipecat": ("pipecat", ["pipecat"]),
     "HTTP server": ("server", ["fastapi", "uvicorn", "websockets"]),
     "Home Assistant": ("wyoming", ["wyoming", "fastapi"]),
@@ -68,6 +71,7 @@ def report() -> dict[str, Any]:
     from qwen_megakernel.native import cpu_library, cpu_threads
 
     chosen = choose_backend("auto")
+    kernel = "ready" if chosen.name == "kernel" else f"{chosen.why}: docs/gpu-setup.md"
     return {
         "qwen_megakernel": qwen_megakernel.__version__,
         "python": sys.version.split()[0],
@@ -78,7 +82,8 @@ def report() -> dict[str, Any]:
         "cores": cpu_threads.available_cores(),
         "cpu_quota": cpu_threads.quota(),
         "cpu_quota_warning": cpu_threads.quota_warning(),
-        "features": {name: _feature(*needs) for name, needs in FEATURES.items()},
+        "features": {name: _feature(*needs) for name, needs in FEATURES.items()}
+        | {"CUDA kernel": kernel},
         "programs": {
             "ffmpeg": _release(shutil.which("ffmpeg")) or "not found; recordings in m4a need it",
             "espeak-ng": _release(shutil.which("espeak-ng")) or "not found; trained voices need it",

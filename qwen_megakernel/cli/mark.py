@@ -68,7 +68,8 @@ def add_commands(commands: Any) -> None:
     add(
         "--own-speed",
         action="store_true",
-        help="do not search recordings that play up to 10%% faster or slower, which takes longer",
+        help="search for marks at their own speed alone; without this option, speeds up to 10%% "
+        "lower and higher are searched, too, which takes longer",
     )
     add("--json", action="store_true", help="print as JSON")
     options.add_verbosity(command)

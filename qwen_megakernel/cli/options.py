@@ -311,6 +311,12 @@ def check_speech(args: argparse.Namespace) -> None:
         )
 
 
+def check_voices(args: argparse.Namespace) -> None:
+    """Raise a UsageError if the folder --voices does not exist."""
+    if args.voices is not None and not Path(args.voices).is_dir():
+        raise UsageError(f"There is no voices folder {args.voices}.")
+
+
 def check_options(args: argparse.Namespace) -> None:
     """Refuse values of `add_options` and --loudness that can never work, before a model is loaded.
 
@@ -335,6 +341,7 @@ def engine_from_args(
     """
     if "voice_sample" in args:
         check_speech(args)
+    check_voices(args)
     from qwen_megakernel.text.reading.lexicon import Lexicon
 
     lexicon = Lexicon.of(args.lexicon)  # refused before a model is loaded

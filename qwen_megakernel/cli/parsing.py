@@ -59,13 +59,17 @@ def temperature(text: str) -> float:
 class FileText(str):
     """The contents of a file, which may be longer than a text on a command line."""
 
+    path = ""
+
 
 def file_text(path: str) -> FileText:
     """Return the contents of a text file, as an argparse type."""
     try:
-        return FileText(Path(path).read_text(encoding="utf-8", errors="surrogateescape"))
+        text = FileText(Path(path).read_text(encoding="utf-8", errors="surrogateescape"))
     except OSError as error:
         raise argparse.ArgumentTypeError(f"{path}: {error.strerror}") from error
+    text.path = path
+    return text
 
 
 class TextAction(argparse.Action):

@@ -42,7 +42,7 @@ def read_text(text: str) -> str:
             logger.warning(
                 "This speaks the name %s. --file %s speaks what it contains.", text, text
             )
-        return _checked(text, "The text")
+        return _checked(text, getattr(text, "path", "The text"))  # of --file
     if sys.stdin is None:
         raise UsageError(
             "There is no standard input to read the text from.",

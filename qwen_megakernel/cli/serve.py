@@ -24,7 +24,11 @@ MAX_SLOTS = 1024  # each has a cache of 230 MB (0.6B, 1000 frames): 240 GB, sure
 def add_command(commands: Any) -> None:
     """Add `serve` to the subparsers `commands`."""
     command = parsing.new_command(commands, "serve", serve, "speak over HTTP and WebSocket")
-    command.hints = {"--ssl": "a reverse proxy does TLS; docs/operations.md"}
+    command.hints = {
+        "--ssl": "a reverse proxy does TLS; docs/operations.md",
+        "--workers": "--slots sets how many requests are spoken at a time",
+        "--reload": "start the command again instead",
+    }
     add = options.group(command, "address and access").add_argument
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add(
@@ -175,8 +179,7 @@ def serve(args: argparse.Namespace) -> int:
         if getattr(args, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')} needs --ray.")
     settings = _settings(args)
-    if args.voices is not None and not Path(args.voices).is_dir():
-        raise UsageError(f"There is no voices folder {args.voices}.")
+    options.check_voices(args)
     if args.default_format == "aac":
         with require("aac", by="--default-format aac", package="av"):
             import av  # noqa: F401

@@ -88,8 +88,8 @@ class SpeechEngine(ABC):
         self._close = weakref.finalize(self, self._loop.close)
 
     def __repr__(self) -> str:
-        what = f"{self.files.name}, {self.backend}, {self.device}, {self.dtype_name}"
-        return f"{type(self).__name__}({what}, {self.num_slots} slots)"
+        what = f"{self.files.name}, {self.backend} on {self.device}, {self.dtype_name}"
+        return f"{type(self).__name__}({what}, num_slots={self.num_slots})"
 
     @property
     def dtype_name(self) -> str:

@@ -150,6 +150,7 @@ def compiled(recipe: Recipe) -> Path:
     Raises:
         BuildError: ninja is missing, the compiler failed (the message names its log) or did not
             end, the cache cannot be written, or another user could have written it.
+        KeyboardInterrupt: Ctrl-C ended the compiler.
     """
     try:
         return _compiled(recipe)
@@ -382,6 +383,8 @@ def _compile(work: Path, recipe: Recipe, ninja: str) -> None:
                 f"It was compiling {recipe.name}, which takes seconds to minutes.",
                 "Check whether the compiler works, or set CXX to another one.",
             ) from error
+    if build.returncode == -signal.SIGINT or "interrupted by user" in log:
+        raise KeyboardInterrupt  # Ctrl-C in a terminal reaches ninja, too, and maybe first
     (work / "build.log").write_text(log)
     if build.returncode:
         kept = build_cache() / "failed.log"

@@ -38,7 +38,7 @@ class Service:
         self.admission = Admission(num_slots=0, max_queue=settings.max_queue)
         self.finished = FinishedRequests()
         self.metrics = Metrics(self.admission, self._cache_hits)
-        self.failure: Exception | None = None  # why the engine could not be made
+        self.failure: BaseException | None = None  # why the engine could not be made
         self._engine: Any = None
         self._voices: VoiceStore | None = None
         self._closed = False
@@ -156,7 +156,7 @@ class Service:
     def _load(self, make: Callable[[], Any], loop: asyncio.AbstractEventLoop) -> None:
         try:
             engine = make()
-        except Exception as error:  # `serving.serve` raises it
+        except (Exception, KeyboardInterrupt) as error:  # `serving.serve` raises it
             logger.debug("The engine could not be made.", exc_info=True)
             self.failure = error
             self.admission.draining = True

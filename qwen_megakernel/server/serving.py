@@ -299,7 +299,7 @@ def serve(
         app = create_app(engine, settings)
         server = new_server(app, settings, wyoming=listeners.get("tcp"), say=say)
         server.run(sockets=[listeners["http"]])
-    if server.service.failure:
+    if server.service.failure and server.ended_by is None:
         raise server.service.failure
     return End(server.ended_by, server.service.is_loading)
 

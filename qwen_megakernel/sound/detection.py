@@ -62,6 +62,8 @@ def detect(
         credentials = read_credentials(recording, "wav" if name == "wavex" else name)
     except MissingPackageError as error:
         if key is None:
-            raise
+            raise MissingPackageError(
+                "Without --mark-key FILE, only a file's signature is looked for.", str(error)
+            ) from error
         credentials = Credentials("not checked", "", False, str(error))
     return Detection(marks, credentials)

@@ -51,6 +51,7 @@ def test_pages_and_tools_name_only_what_there_is():
 def test_a_script_of_its_own_takes_what_its_name_takes(run_here, name):
     alone = run_here(f"benchmarks/measure_{name}.py", "--help").stdout
     named = run_here("benchmarks/measure.py", name.replace("_", "-"), "--help").stdout
+    assert re.search(r"--runs RUNS +number of runs whose figures count \(default:\s+\d", named)
     assert f"usage: measure_{name}.py [-h]" in alone and "NAME" not in alone
     assert alone[alone.index("options:") :] == named[named.index("options:") :]
 

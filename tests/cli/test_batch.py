@@ -60,8 +60,11 @@ def test_every_slot_speaks_at_the_same_time(batch, monkeypatch):
     [
         ({"text": "a", "sped": 2}, "line 2: There is no option sped."),
         ({"text": "a", "speed": 9}, "line 2: speed is 9"),
-        ({"text": "a", "output": "../b.wav"}, "line 2: text and output must be strings"),
-        ({"output": "b.wav"}, "line 2: text and output must be strings"),
+        (
+            {"text": "a", "output": "../b.wav"},
+            "output '../b.wav'; both must be strings, and output the",
+        ),
+        ({"output": "b.wav"}, "line 2: text is None and output 'b.wav'; both must be strings"),
         ({"text": "a", "output": "0001.wav"}, "line 2: 0001.wav is the output of another line"),
         ("{", "line 2: Expecting"),
         ("3", "line 2: "),

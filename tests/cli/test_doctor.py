@@ -24,6 +24,10 @@ def test_doctor_names_what_installs_a_feature_and_the_versions_of_programs(run_h
     monkeypatch.setattr(doctor, "find_spec", lambda name: None if name == "av" else object())
     facts = json.loads(run_here("-m", "qwen_megakernel", "doctor", "--json").stdout)
     assert facts["features"].pop("AAC").endswith("[aac]'") and "ready" in facts["features"].values()
+    kernel = facts["features"].pop("CUDA kernel")
+    assert (kernel == "ready") == (facts["backend"]["auto"] == "kernel")
+    assert kernel in ("ready", f"{facts['backend']['why']}: docs/gpu-setup.md")
+    assert {"captions", "cloning"} < set(facts["features"])
     assert set(facts["features"].values()) == {"ready"}
     assert doctor._release(sys.executable).endswith(f"({sys.version.split()[0]})")
     shown = run_here("-m", "qwen_megakernel", "doctor").stdout

@@ -2,10 +2,15 @@
 
 import argparse
 import re
+import subprocess
+import sys
+import tomllib
 from collections.abc import Iterator
+from importlib import import_module
 
 import pytest
 import torch
+from programs import ROOT
 
 from qwen_megakernel import families
 from qwen_megakernel.cli import main
@@ -69,6 +74,8 @@ def test_the_help_of_serve_shows_its_defaults(capsys):
         (("speak", "Hello.", "--text", "Hi."), "the text is given twice"),
         (("speak", "--file", "/no/such"), "-f/--file: /no/such: No such file or directory"),
         (("serve", "--ssl"), "--ssl; a reverse proxy does TLS; docs/operations.md"),
+        (("serve", "--workers", "2"), "--slots sets how many requests are spoken at a time"),
+        (("serve", "--reload"), "--reload; start the command again instead"),
         (("serve", "--port", "a"), "argument --port: 'a' is not a whole number"),
         (("serve", "--slots", "a"), "argument --slots: 'a' is not a whole number"),
     ],
@@ -112,3 +119,34 @@ def test_half_precision_by_part_is_an_option_of_speak_and_refused_where_it_canno
     done = run_here(*words, "cpu")
     assert done.returncode == 2
     assert f"dtype is '{dtype}'; backend cpu computes in float32" in done.stderr
+
+
+def test_ctrl_c_during_the_imports_of_the_installed_command_is_no_traceback(monkeypatch, capsys):
+    class Interrupting:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "qwen_megakernel.cli.main":
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    monkeypatch.delitem(sys.modules, "qwen_megakernel.cli.main")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    module, function = project["scripts"]["qwen-megakernel"].split(":")
+    try:
+        assert getattr(import_module(module), function)() == 130
+    except KeyboardInterrupt:
+        pytest.fail("Python would print a traceback")
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_the_package_imports_nothing_that_ctrl_c_could_interrupt_for_long():
+    code = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+import qwen_megakernel
+assert not {{"pathlib", "typing"}} & set(sys.modules)
+assert qwen_megakernel.PACKAGE_FOLDER.name == "qwen_megakernel"
+"""
+    done = subprocess.run(
+        [sys.executable, "-ISc", code], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,13 +1,16 @@
 """`mark new-key`, --mark with the files of each kind, and `detect`."""
 
 import json
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import soundfile
 
-from qwen_megakernel import families
+from qwen_megakernel import content_credentials, families
 from qwen_megakernel.cli import main
+from qwen_megakernel.installing import install_command
 
 TEXT = (
     "Your table for two is ready, and we will meet you at the hotel on Friday evening. Please "
@@ -82,6 +85,17 @@ def test_a_signed_file_says_who_signed_it_and_a_changed_one_that_it_was_changed(
     assert main.main(["detect", str(output)]) == 1
     told = capsys.readouterr().out
     assert told.startswith("C2PA invalid: ") and "no mark found; --mark-key finds" in told
+
+
+def test_where_nothing_can_be_looked_for_both_ways_are_named(tmp_path, capsys, monkeypatch):
+    content_credentials._offline.cache_clear()
+    monkeypatch.setitem(sys.modules, "c2pa", None)
+    output = tmp_path / "out.wav"
+    soundfile.write(output, np.zeros(24000), 24000)
+    assert main.main(["detect", str(output)]) == 3
+    told = capsys.readouterr().err
+    assert told.startswith("error: Without --mark-key FILE, only a file's signature is looked for.")
+    assert install_command("c2pa") in told
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ def test_a_drawing_is_refused_before_the_first_run_where_nothing_can_draw(
         (("examples/voice_agent.py",), "pipecat", "pipecat-ai[webrtc"),
         (("examples/offline_agent.py",), "pipecat", "[pipecat]"),
         (("examples/telephone_stream.py",), "websockets", "[server]"),
-        (("benchmarks/load_test/__main__.py",), "aiohttp", "[bench]"),
+        (("benchmarks/load_test/__main__.py", "--rps", "1"), "aiohttp", "[bench]"),
         (("benchmarks/measure.py", "pipecat"), "loguru", "[bench,pipecat,server]"),
         (("benchmarks/measure.py", "server"), "aiohttp", "[bench,pipecat,server]"),
     ],
@@ -200,6 +200,15 @@ def test_a_script_without_its_package_says_what_to_install(
     monkeypatch.setitem(sys.modules, package, None)
     done = run_here(*script)
     assert done.returncode == 3 and f"needs {package}" in done.stderr and extra in done.stderr
+
+
+def test_the_load_test_explains_itself_without_its_packages(run_here, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("benchmarks")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("psutil", "aiohttp"):
+        monkeypatch.setitem(sys.modules, name, None)
+    done = run_here("benchmarks/load_test/__main__.py", "--help")
+    assert done.returncode == 0 and "--rps" in done.stdout
 
 
 @pytest.mark.parametrize(

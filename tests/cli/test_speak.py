@@ -168,6 +168,13 @@ def test_a_text_that_is_not_utf8_is_refused_and_its_place_named(run_here, script
     assert "iconv -f LATIN1 -t UTF-8" in done.stderr
 
 
+def test_a_file_that_is_not_utf8_is_named(run_here, tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(LATIN1)
+    done = run_here(*SPEAK, "--file", path, *TINY, *SHORT)
+    assert done.returncode == 2 and f"error: {path} is not UTF-8 text: " in done.stderr
+
+
 @pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # the locale decides
 def test_standard_input_that_is_not_utf8_is_refused(monkeypatch, errors):
     stdin = io.TextIOWrapper(io.BytesIO(LATIN1), encoding="utf-8", errors=errors)
@@ -228,6 +235,7 @@ def test_demo_voice_has_one_line_before_its_result(speak, tmp_path, caplog):
     done = speak("Hi.", "--model", "demo-voice", "--output", tmp_path / "a.wav")
     assert [*caplog.messages, *done.stderr.splitlines()][1:] == done.stderr.splitlines()
     assert len(done.stderr.splitlines()) == 1 and "demonstration voice" in caplog.messages[0]
+    assert "--" not in caplog.messages[0]  # Python logs it, too
 
 
 def test_the_same_seed_gives_the_same_file_in_another_process(speak, tmp_path):
@@ -373,6 +381,12 @@ def test_sampling_that_cannot_work_is_refused_before_a_model_is_loaded(
     monkeypatch.setattr(families, "load_engine", lambda *_, **__: pytest.fail("loaded"))
     done = run_here(*script, "Hello.", *options)
     assert done.returncode == 2 and options[1] in done.stderr and "must be" in done.stderr
+
+
+def test_a_missing_folder_of_voices_is_refused_before_a_model_is_loaded(run_here, monkeypatch):
+    monkeypatch.setattr(families, "load_engine", lambda *_, **__: pytest.fail("loaded"))
+    done = run_here(*SPEAK, "Hello.", "--voices", "no/folder", *TINY)
+    assert done.returncode == 2 and "There is no voices folder no/folder." in done.stderr
 
 
 @pytest.mark.parametrize(

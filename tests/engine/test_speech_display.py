@@ -14,8 +14,8 @@ from qwen_megakernel import audio
 def test_an_engine_and_a_speech_are_one_line():
     with tiny_engine("tiny-random", num_slots=2) as engine:
         speech = engine.synthesize("Hello.", seed=7, max_frames=2)
-        shown = f"{engine.files.name}, {engine.backend}, {engine.device}, {engine.dtype_name}"
-        assert repr(engine) == f"TTSEngine({shown}, 2 slots)"
+        shown = f"{engine.files.name}, {engine.backend} on {engine.device}, {engine.dtype_name}"
+        assert repr(engine) == f"TTSEngine({shown}, num_slots=2)"
     assert repr(speech) == "Speech(0.16 s, 24000 Hz, length, seed 7)"
 
 

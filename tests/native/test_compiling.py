@@ -1,6 +1,7 @@
 """The build cache: compilers that hang or fail, a full cache, two builds at once."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -187,6 +188,21 @@ def test_an_interrupt_ends_the_compiler(recipe, tmp_path, monkeypatch):
     monkeypatch.setattr(subprocess.Popen, "communicate", interrupted)
     with pytest.raises(KeyboardInterrupt):
         compiling.compiled(replace(recipe, compiler=hanging))
+
+
+@pytest.mark.parametrize("wait_s", [0, 0.3])
+def test_a_compiler_that_ctrl_c_ended_has_not_failed(recipe, tmp_path, monkeypatch, wait_s):
+    wait = compiling._output_of
+
+    def reached_by_the_terminals_signal(build, limit_seconds):
+        time.sleep(wait_s)
+        build.send_signal(signal.SIGINT)
+        return wait(build, limit_seconds)
+
+    monkeypatch.setattr(compiling, "_output_of", reached_by_the_terminals_signal)
+    with pytest.raises(KeyboardInterrupt):
+        compiling.compiled(replace(recipe, compiler=script(tmp_path, "sleep 600")))
+    assert not (tmp_path / "cache" / "failed.log").exists()
 
 
 def test_a_portable_library_is_found_without_its_compiler_and_with_another(recipe, tmp_path):

@@ -61,7 +61,13 @@ def test_the_file_is_what_the_engine_says_and_every_chunk_is_timed(demo, tmp_pat
     np.testing.assert_array_equal(samples, to_int16(speech.audio))
     times = [float(at) for at in re.findall(r"^chunk .* at +([\d.]+) ms", err, re.MULTILINE)]
     assert len(times) >= 3 and times == sorted(times) and rate == 24000
-    for fact in ("RTF", "seed 3", "first byte after", "first audible sample", "underruns: "):
+    for fact in (
+        "RTF",
+        "seed 3",
+        " ms after the text was complete",
+        "first audible sample",
+        "underruns: ",
+    ):
         assert fact in err
 
 
@@ -75,9 +81,16 @@ def test_token_mode_dumps_codes_and_prints_one_json_object(demo, tmp_path):
     assert facts["is_synthetic"] and "noise, not speech" in facts["banner"]
     assert set(facts["underruns"]) == {"0ms", "100ms"}
     assert 0 < facts["ttfb_ms"] <= facts["first_audible_ms"]
+    assert re.fullmatch(r"\d+\.\d{1,4}", str(facts["ttfb_ms"]))
     assert sum(chunk["audio_ms"] for chunk in facts["chunks"]) == nearly(1000 * facts["audio_s"])
     codes = np.loadtxt(dump, dtype=int, ndmin=2)
     assert len(codes) * 1920 == len(soundfile.read(tmp_path / "a.wav")[0])
+
+
+def test_token_mode_says_how_long_before_the_end_of_the_text_it_is_heard(run_here, tmp_path):
+    words = ("--token", "--text", TEXT * 4, "--model", "demo-voice", "--output", tmp_path / "a.wav")
+    done = run_here("demo_pipeline.py", *words)
+    assert re.search(r"^first byte after \d+ ms, \d+ ms before the text was", done.stderr, re.M)
 
 
 def test_a_voice_is_cloned_from_a_sample(demo, tmp_path):

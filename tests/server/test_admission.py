@@ -256,3 +256,21 @@ sys.exit(main.main(["serve", "--port", "0", "--model", "tiny-random", "--slots",
     finally:
         process.kill()  # of a test that fails: the process would compute for ever
         process.communicate()
+
+
+def test_ctrl_c_that_ends_a_compiler_too_ends_the_command_in_order():
+    code = """
+import os, signal, sys
+from qwen_megakernel import families
+from qwen_megakernel.cli import main
+
+def load_engine(*_, **__):
+    os.kill(os.getpid(), signal.SIGINT)
+    raise KeyboardInterrupt
+
+families.load_engine = load_engine
+sys.exit(main.main(["serve", "--port", "0", "--model", "tiny-random"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 130 and "Traceback" not in done.stderr
+    assert done.stderr.endswith("loading tiny-random\nended by SIGINT\n")

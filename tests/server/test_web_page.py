@@ -288,16 +288,16 @@ def test_a_box_says_whether_numbers_are_read_as_words(open_page: Open) -> None:
     assert [stream.text for stream in engine.streams] == ["5 kg", "five kilograms"]
 
 
-def test_a_box_says_whether_the_text_is_markup(open_page: Open) -> None:
+def test_the_format_of_the_text_can_be_chosen(open_page: Open) -> None:
     engine = FakeEngine()
     with serving(engine) as server:
         page = open_page(server)
         page.get_by_text("More settings").click()
-        for _ in range(2):
+        for name in ("plain", "pauses", "ssml"):
+            page.get_by_label("Text format").select_option(name)
             speak(page, "Hi.")
             finished(page)
-            page.get_by_label("The text is SSML").check()
-    assert [stream.text_format for stream in engine.streams] == ["plain", "ssml"]
+    assert [stream.text_format for stream in engine.streams] == ["plain", "pauses", "ssml"]
 
 
 def test_errors_are_shown_and_the_next_request_works(open_page: Open) -> None:
@@ -337,9 +337,15 @@ def test_what_the_model_cannot_read_is_told_until_the_next_request(open_page: Op
         expect(warning).to_contain_text("The text has Chinese characters (你好), which this model")
         expect(warning).to_contain_text("Adlam letters (𞤀)")
         expect(warning).to_contain_text("markup (<break/>), which is not obeyed but read aloud; ")
+        expect(warning).to_contain_text("the text format ssml (More settings) obeys it")
         speak(page, "Hello.")
         expect(warning).to_be_hidden()
         finished(page)
+        expect(warning).to_be_hidden()
+        speak(page, "Wait [pause 1s] here.")
+        finished(page)
+        expect(warning).to_contain_text("the text format pauses (More settings) obeys [pause 1.5s]")
+        speak(page, "")  # for which the browser asks
         expect(warning).to_be_hidden()
 
 
