@@ -2,6 +2,8 @@
 
 python -m tools.demo_voice.evaluate --model demo-voice --json benchmarks/results/demo_voice.json
 
+With `--weights FORM` they are those of rounded weights, for docs/precision.md.
+
 The figures are sentences that end by themselves, length beside the reference's, how well the
 melody follows the reference's, and, for sentences written by hand, the words that an offline
 recogniser hears. Sampling is the checkpoint's.
@@ -24,6 +26,7 @@ from tqdm import tqdm
 
 from benchmarks import common
 from qwen_megakernel.checkpoint import loading
+from qwen_megakernel.choices import WEIGHTS, WEIGHTS_HELP
 from qwen_megakernel.decoders.backends import choose_backend, load_decoder
 from qwen_megakernel.decoders.prompt import PromptBuilder
 from qwen_megakernel.records import SpeechRequest
@@ -75,10 +78,16 @@ class Reader:
         backend: "torch" or "emulation".
         max_frames: the most frames of a sentence.
         codebooks: file of the codebooks on which the voice was trained.
+        weights: one of `choices.WEIGHTS`; None: as the checkpoint stores them.
     """
 
     def __init__(
-        self, model: str, backend: str = "torch", max_frames: int = 1000, codebooks: Path = SHIPPED
+        self,
+        model: str,
+        backend: str = "torch",
+        max_frames: int = 1000,
+        codebooks: Path = SHIPPED,
+        weights: str | None = None,
     ):
         self.checkpoint = loading.load(loading.resolve(model))
         self._decoder, _ = load_decoder(
@@ -86,6 +95,7 @@ class Reader:
             choose_backend(backend, "cpu"),
             max_frames=max_frames,
             dtype=torch.float32,
+            weights=weights,
         )
         self._prompts = PromptBuilder(self.checkpoint.config, self._decoder.embeddings)
         config = self.checkpoint.config
@@ -145,6 +155,7 @@ def summary(readings: Sequence[Reading]) -> dict[str, Any]:
         "sentences": len(readings),
         "ended": _share(reading.ended for reading in readings),
         "length_right": _share(reading.is_length_right for reading in readings),
+        "length": float(np.mean([reading.stretch for reading in readings])),
         "distance": float(np.mean([reading.distance for reading in readings])),
         "melody": features.compare_melodies(ours, wanted, np.ones(len(ours), bool)),
     }
@@ -180,7 +191,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Read every sentence with both ways of feeding text."""
     references = list(enumerate(shards.read(args.references)))[:: args.every]
     parts = [references[i : i + PART] for i in range(0, len(references), PART)]
-    jobs = [(args.model, feed, args.codebooks, part) for feed in FEEDS for part in parts]
+    how = args.codebooks, args.weights
+    jobs = [(args.model, feed, how, part) for feed in FEEDS for part in parts]
     with multiprocessing.get_context("spawn").Pool(args.workers) as pool:
         done = list(tqdm(pool.imap(_read_part, jobs), total=len(jobs), desc="sentences"))
         sets: dict[str, Any] = {}
@@ -207,6 +219,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     reader = Reader(args.model, codebooks=args.codebooks)
     return common.header() | {
         "model": args.model,
+        "weights": args.weights,
         "parameters": {
             "talker": sum(t.numel() for t in reader.checkpoint.talker.values()),
             "vocoder": sum(t.numel() for t in reader.checkpoint.codec_decoder.values()),
@@ -216,11 +229,13 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _read_part(job: tuple[str, str, Path, list[tuple[int, Utterance]]]) -> list[Reading]:
-    """Read the (seed, sentence) pairs of (model, feed, codebooks, pairs)."""
+def _read_part(
+    job: tuple[str, str, tuple[Path, str | None], list[tuple[int, Utterance]]],
+) -> list[Reading]:
+    """Read the (seed, sentence) pairs of (model, feed, (codebooks, weights), pairs)."""
     torch.set_num_threads(1)
-    model, feed, codebooks, part = job
-    reader = Reader(model, codebooks=codebooks)
+    model, feed, (codebooks, weights), part = job
+    reader = Reader(model, codebooks=codebooks, weights=weights)
     return [reader.read(reference, feed, seed) for seed, reference in part]
 
 
@@ -256,6 +271,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--model", default="demo-voice", help="name or folder of the checkpoint to measure"
     )
+    parser.add_argument("--weights", choices=WEIGHTS, metavar="FORM", help=WEIGHTS_HELP)
     parser.add_argument(
         "--references",
         type=Path,
