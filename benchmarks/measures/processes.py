@@ -55,7 +55,7 @@ def processes(args: argparse.Namespace) -> int:
         settings = {"weights": args.weights, "runs": args.runs, "max_frames": args.max_frames}
         settings |= {
             "convert_s": time.perf_counter() - started,
-            "convert_peak_mb": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1000,
+            "convert_peak_mb": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1.024e-3,
         }
         cases = {(name, n): [] for n in args.processes for name in ("packed", "mapped")}
         for _ in range(args.runs):

@@ -4,6 +4,7 @@ import json
 import math
 import mmap
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,6 +24,7 @@ EXPONENT_MASKS: dict[str, tuple[np.dtype, int]] = {
 }
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "U8": torch.uint8}
 SCAN_BYTES = 2**20
+SUM_BYTES = 2**26  # summed by one thread at a time
 NUM_NAMES_SHOWN = 5
 SUM = "qwen_megakernel.sum"  # metadata: 16 hexadecimal digits, the sum of the data's 64-bit words
 _NO_SUM = "?" * 16
@@ -216,20 +218,26 @@ def _damaged(path: Path, error: Exception) -> ModelFilesError:
 def _sum_of(path: Path) -> str:
     """Return the sum of a file's data as `SUM` has it; the last word may be short.
 
-    A sum notices a changed byte anywhere, and is as fast as memory: a quarter of a second for a
-    0.6B model. The data is read as in `_non_finite`.
+    A sum notices a changed byte anywhere, and is as fast as memory. The data is read as in
+    `_non_finite`, by several threads.
     """
-    buffer, total = bytearray(SCAN_BYTES), 0
-    with path.open("rb", buffering=0) as file:
-        file.seek(_read_header(file)[1])
-        while num_bytes := file.readinto(buffer):
-            if tail := num_bytes % 8:  # only at the end
-                buffer[num_bytes : num_bytes + 8 - tail] = bytes(8 - tail)
-                num_bytes += 8 - tail
-            words = np.frombuffer(buffer, "<u8", count=num_bytes // 8)
-            total = (total + int(words.sum(dtype=np.uint64))) % 2**64
-            del words
-    return f"{total:016x}"
+    with path.open("rb") as file:
+        starts = range(_read_header(file)[1], path.stat().st_size, SUM_BYTES)
+
+    def sum_from(start: int) -> int:
+        """Return the sum of the next `SUM_BYTES`; numpy and the system work without Python."""
+        buffer, total = bytearray(SCAN_BYTES), 0
+        with path.open("rb") as file:
+            file.seek(start)
+            for _ in range(SUM_BYTES // SCAN_BYTES):
+                if not (num_bytes := file.readinto(buffer)):
+                    break
+                buffer[num_bytes:] = bytes(SCAN_BYTES - num_bytes)  # only at the end
+                total += int(np.frombuffer(buffer, "<u8").sum(dtype=np.uint64))
+        return total
+
+    with ThreadPoolExecutor() as threads:
+        return f"{sum(threads.map(sum_from, starts)) % 2**64:016x}"
 
 
 def _non_finite(path: Path) -> Iterator[str]:

@@ -222,6 +222,19 @@ def test_a_flipped_byte_anywhere_in_the_data_is_noticed(broken, file, place):
         loading.load(loading.resolve(str(broken)))
 
 
+@pytest.mark.parametrize("num_bytes", [16, 4096, 70_001])
+def test_the_sum_is_that_of_all_words_in_pieces_of_any_number(tmp_path, monkeypatch, num_bytes):
+    monkeypatch.setattr(safetensors_file, "SCAN_BYTES", 4096)
+    monkeypatch.setattr(safetensors_file, "SUM_BYTES", 8192)
+    values = np.random.default_rng(1).integers(0, 256, num_bytes, np.uint8)
+    path, tensors = tmp_path / "a.safetensors", {"a": ("U8", (num_bytes,))}
+    safetensors_file.write(path, tensors, [values], {}, summed=True)
+    words = np.pad(values, (0, -num_bytes % 8)).view("<u8")
+    expected = sum(map(int, words)) % 2**64
+    assert safetensors_file.metadata(path)[safetensors_file.SUM] == f"{expected:016x}"
+    safetensors_file.check(path, {"a": (num_bytes,)}, is_summed=True)
+
+
 @pytest.mark.parametrize("file", [loading.WEIGHTS, CODEC])
 def test_a_file_that_was_cut_short_is_refused(broken, file):
     path = broken / file
