@@ -10,8 +10,12 @@ _TENTHS = {1: ("десятая", "десятых"), 2: ("сотая", "соты�
 _BEFORE_NOMINATIVE = frozenset(
     ("", "и", "или", "сегодня", "завтра", "вчера", "на", "по", "это", "было", "будет", "вот")
 )
-# Words behind which numbers are in the genitive: "from three to five hours".
-_BEFORE_GENITIVE = frozenset(("от", "до", "около", "более", "менее", "свыше", "больше", "меньше"))
+# Words -> the case of a number behind them: "from three to five hours", "by six".
+_CASES = dict.fromkeys(
+    "от до с со из без для после около кроме против более менее свыше больше меньше выше ниже"
+    " старше младше раньше позже".split(),
+    "g",
+) | dict.fromkeys(("к", "ко"), "d")
 _PERCENT = Noun("процент", "процента", "процентов")
 
 
@@ -91,10 +95,9 @@ class Russian(Language):
     genitive, prepositional = partialmethod(_ordinal, "g", "m"), partialmethod(_ordinal, "p", "m")
 
     def after_preposition(self, match: re.Match[str], before: str) -> str | None:
-        """Return a number in the genitive behind "from", "about" and the like; None elsewhere."""
-        if before.lower() not in _BEFORE_GENITIVE:
-            return None
-        return self.say(int(match["n"]), case="g", gender="m")
+        """Return a number in the case that the word before it asks for; None: it asks for none."""
+        case = _CASES.get(before.lower())
+        return case and self.say(int(match["n"]), case=case, gender="m")
 
     def of_decades(self, number: int) -> str:
         """Return a number in the genitive, "of three", or a decade, "of the eighties"."""
