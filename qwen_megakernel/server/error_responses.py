@@ -46,6 +46,9 @@ _WANTED = {
     "string_type": "a string",
     "int_type": "a whole number",
     "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "float_parsing": "a number",
+    "bool_parsing": "true or false",
     "float_type": "a number",
     "bool_type": "true or false",
     "model_type": "an object",
@@ -169,7 +172,7 @@ def add_handlers(app: FastAPI) -> None:
         allow = {"Allow": ", ".join(methods)}  # `RequestGuard` adds HEAD
         return error_response(HTTPException(405, what, allow), request.scope)
 
-    for kind in (ApiError, QwenTTSError, RequestValidationError, HTTPException):
+    for kind in (ApiError, QwenTTSError, RequestValidationError, ValidationError, HTTPException):
         app.add_exception_handler(kind, answer)
 
 

@@ -22,7 +22,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qwen_megakernel.printable import get_logger
-from qwen_megakernel.server.dialects.dialect import Dialect
+from qwen_megakernel.server.dialects.dialect import Dialect, foreign_key
 from qwen_megakernel.server.error_responses import DIALECT, ApiError, error_response
 from qwen_megakernel.server.headers import check_headers
 from qwen_megakernel.server.schemas import check_json_values, num_json_values
@@ -195,12 +195,12 @@ class RequestGuard:
         kind, _, token = headers.get("authorization", "").partition(" ")
         if kind.lower() not in ("bearer", "api-key"):
             token = headers.get("x-api-key", "")
-        token = (dialect and dialect.key(scope, headers)) or token
+        if dialect:
+            token = foreign_key(scope, headers) or token
         if not hmac.compare_digest(token.strip().encode(), wanted.encode()):
-            how = dialect.how_to_send if dialect else "Authorization: Bearer KEY"
             raise ApiError(
                 401,
-                f"Missing or wrong API key. Send it as: {how}.",
+                "Missing or wrong API key. Send it as: Authorization: Bearer KEY.",
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer", "Connection": "close"},
             )
@@ -210,7 +210,7 @@ class RequestGuard:
     ) -> bytes | None:
         """Return the whole body; None: the client disconnected before its end."""
         media_type = self._bodies.get(scope["path"]) if scope["method"] == "POST" else None
-        if dialect and scope["method"] == "POST" and dialect.posts.fullmatch(scope["path"]):
+        if dialect and scope["method"] == "POST" and dialect.takes_json(scope["path"]):
             media_type = "application/json"
         if media_type is None and scope["method"] not in _BODILESS:
             return b""  # no route takes it: the app refuses the request, whatever the body

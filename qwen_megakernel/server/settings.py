@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from qwen_megakernel.choices import MP3_RATES
+from qwen_megakernel.choices import DIALECTS, MP3_RATES
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.speech_options import SoundOptions
 
@@ -30,8 +30,6 @@ SAMPLE_RATES = {"mp3": MP3_RATES, "opus": (8000, 12000, 16000, 24000, 48000), "a
 OPUS_KBITS = 32
 MP3_KBITS = 64  # for one voice of 24 kHz, without music
 MIN_OPUS_KBITS, MAX_OPUS_KBITS = 6, 256
-
-DIALECTS = ("elevenlabs", "cartesia", "deepgram")  # in `dialects.table`
 
 ACCEPTS = 16  # connections that asyncio accepts before it runs anything else
 
@@ -61,7 +59,7 @@ class ServerSettings:
     opus_kbits: int = OPUS_KBITS  # bit rate of opus, kbit/s
     sound: SoundOptions = field(default_factory=SoundOptions)  # defaults of requests
     voice_fallback: str | None = None  # voice for requests that name one of OpenAI's voices
-    dialects: tuple[str, ...] = ("elevenlabs",)  # hosted voices whose clients are served, too
+    dialects: tuple[str, ...] = DIALECTS  # hosted voices whose clients are served, too
     # Their ids of voices -> voices of the engine. For other ids `voice_fallback` speaks.
     voice_aliases: Mapping[str, str] = field(default_factory=dict)
     voices: Path | None = None  # the engine's folder of voice files, which uploads go to

@@ -15,9 +15,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import WebSocket, WebSocketDisconnect
+from pydantic import ValidationError
+from starlette.types import Message
 
-from qwen_megakernel.errors import UsageError
+from qwen_megakernel.errors import QwenTTSError, UsageError
 from qwen_megakernel.server.active_speech import ActiveSpeech, sent
+from qwen_megakernel.server.error_responses import ApiError
 from qwen_megakernel.server.responses import abort
 from qwen_megakernel.server.schemas import check_json_values, num_json_values
 from qwen_megakernel.server.settings import ServerSettings
@@ -163,16 +166,48 @@ class JsonSocket:
             if isinstance(result, Exception) and not is_gone:
                 raise result
 
-    async def receive(self, ends_at: Callable[[], float]) -> dict[str, Any] | None:
-        """Return the object that the next message is; None: the client has disconnected.
+    async def read(
+        self,
+        obey: Callable[[dict[str, Any]], Awaitable[bool]],
+        refuse: Callable[[Exception, dict[str, Any]], Awaitable[None]],
+        ends_at: Callable[[], float],
+        fatal: Callable[[], str] = str,
+        awaited: Callable[[], str] = lambda: "message",
+    ) -> None:
+        """Read messages until the client is gone, is idle, or sends too much that is wrong.
 
         Args:
-            ends_at: returns until when to wait, as `time.monotonic` counts; it is called again
-                when that time is over.
-        Raises:
-            TimeoutError: no message came in time.
-            UsageError, ApiError: the message is no object of JSON, or has too many values.
+            obey: handles an object; returns True to read no more.
+            refuse: reports an error about an object; an empty one: about the connection.
+            ends_at: returns until when to wait, as `time.monotonic` counts; it is called again when
+                that time is over.
+            fatal: returns why one error is enough to close the connection; empty: it is not.
+            awaited: names what did not come in time.
         """
+        num_faults = 0
+        while True:
+            facts: dict[str, Any] = {}
+            try:
+                message = await self._receive(ends_at)
+                if message["type"] == "websocket.disconnect":
+                    return
+                facts = _json_object(message)
+                if await obey(facts):
+                    return
+            except (QwenTTSError, ApiError, ValidationError) as error:
+                await refuse(error, facts)
+                num_faults += 1
+                why = fatal() or f"{MAX_FAULTS} messages were refused."
+                if fatal() or num_faults >= MAX_FAULTS:
+                    await self.close(POLICY, why)
+                    return
+            except TimeoutError:
+                what = f"No {awaited()} arrived in time."
+                await refuse(ApiError(408, what, code="idle_timeout"), {})
+                await self.close(POLICY, what)
+                return
+
+    async def _receive(self, ends_at: Callable[[], float]) -> Message:
         receiving = asyncio.ensure_future(self._socket.receive())
         try:
             while not receiving.done():
@@ -180,21 +215,9 @@ class JsonSocket:
                 if left_s <= 0:
                     raise TimeoutError
                 await asyncio.wait({receiving}, timeout=left_s)
-            message = receiving.result()
+            return receiving.result()
         finally:
             receiving.cancel()
-        if message["type"] == "websocket.disconnect":
-            return None
-        if message.get("text") is None:
-            raise UsageError("The message is binary; it must be JSON text.")
-        check_json_values(num_json_values(message["text"]))
-        try:
-            facts = json.loads(message["text"])
-        except (ValueError, RecursionError) as error:
-            raise UsageError(f"The message is not JSON: {error}.") from error
-        if not isinstance(facts, dict):
-            raise UsageError("The message must be a JSON object.")
-        return facts
 
     async def send(self, **facts: Any) -> None:
         """Send an object; raises `ConnectionAbortedError` if the client does not read it."""
@@ -210,3 +233,16 @@ class JsonSocket:
 
     async def _sent(self, writing: Awaitable[None]) -> None:
         await sent(writing, self._settings.stall_timeout_s, lambda: abort(self.scope))
+
+
+def _json_object(message: Message) -> dict[str, Any]:
+    if message.get("text") is None:
+        raise UsageError("The message is binary; it must be JSON text.")
+    check_json_values(num_json_values(message["text"]))
+    try:
+        facts = json.loads(message["text"])
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"The message is not JSON: {error}.") from error
+    if not isinstance(facts, dict):
+        raise UsageError("The message must be a JSON object.")
+    return facts

@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 from fastapi import WebSocket
-from pydantic import ValidationError
 
 from qwen_megakernel.audio import joined
 from qwen_megakernel.errors import EmptyText, QwenTTSError, UsageError
@@ -33,7 +32,7 @@ from qwen_megakernel.server.error_responses import ApiError, error_facts
 from qwen_megakernel.server.responses import keep
 from qwen_megakernel.server.schemas import SessionConfig, check_length
 from qwen_megakernel.server.settings import ServerSettings
-from qwen_megakernel.server.utterance import MAX_FAULTS, POLICY, JsonSocket, Speak, Utterance
+from qwen_megakernel.server.utterance import JsonSocket, Speak, Utterance
 
 logger = get_logger(__name__)
 
@@ -82,7 +81,7 @@ class Session:
         self._warnings: list[str] = []
         self._pending: deque[NumberedUtterance] = deque()  # the first is being spoken
         self._writing: NumberedUtterance | None = None  # the utterance that still takes text
-        self._num_utterances = self._num_faults = 0
+        self._num_utterances = 0
         # When the client last sent anything but blank text, or its speech ended; `time.monotonic`.
         self._active_at = time.monotonic()
         self._news = asyncio.Event()
@@ -94,33 +93,14 @@ class Session:
     # ---- messages from the client ----------------------------------------------------------------
 
     async def _read_all(self) -> None:
-        while True:
-            try:
-                facts = await self._socket.receive(self._ends_at)
-                if facts is None:
-                    return
-                if await self._obey(facts):
-                    await self._socket.close()
-                    return
-            except (QwenTTSError, ApiError, ValidationError) as error:
-                await self._send_error(error)
-                self._num_faults += 1
-                if self._config is None:
-                    await self._close("The first message must be a valid session.config.")
-                    return
-                if self._num_faults >= MAX_FAULTS:
-                    await self._close(f"{MAX_FAULTS} messages were refused.")
-                    return
-            except TimeoutError:
-                wanted = "session.config" if self._config is None else "message"
-                what = f"No {wanted} arrived in time."
-                await self._send_error(ApiError(408, what, code="idle_timeout"))
-                await self._close(what)
-                return
+        def fatal() -> str:
+            is_configured = self._config is not None
+            return "" if is_configured else "The first message must be a valid session.config."
 
-    async def _close(self, reason: str) -> None:
-        """Close the connection for a fault of the client."""
-        await self._socket.close(POLICY, reason)
+        def awaited() -> str:
+            return "session.config" if self._config is None else "message"
+
+        await self._socket.read(self._obey, self._send_error, self._ends_at, fatal, awaited)
 
     def _cancel_all(self) -> None:
         for utterance in self._pending:
@@ -142,6 +122,7 @@ class Session:
         if kind == "session.config":
             await self._set_config(facts)
         elif kind == "session.close":
+            await self._socket.close()
             return True
         elif self._config is None:
             raise UsageError(
@@ -313,6 +294,6 @@ class Session:
                 type="audio.timestamps", utterance_index=utterance.index, **found
             )
 
-    async def _send_error(self, error: Exception) -> None:
+    async def _send_error(self, error: Exception, about: dict[str, Any] | None = None) -> None:
         facts = error_facts(error)[1]
         await self._socket.send(type="error", message=facts["message"], error=facts)

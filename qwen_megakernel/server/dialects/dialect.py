@@ -1,7 +1,7 @@
 """What a dialect is, and how its requests become those of the service."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs
@@ -27,65 +27,60 @@ from qwen_megakernel.server.settings import MEDIA_TYPES
 
 logger = get_logger(__name__)
 
-MAX_WARNED = 1000  # fields and voices that a server remembers to have warned about
+_KEY_HEADERS = ("xi-api-key", "x-api-key")
+_KEY_QUERIES = ("api_key", "access_token", "token", "xi-api-key", "authorization")
+_MAX_WARNED = 1000  # fields and voices that a server remembers to have warned about
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How the clients of one vendor call, send keys and read errors.
+    """How the clients of one vendor call and read errors.
 
     Attributes:
-        paths: matches the paths of its routes, whatever the method.
-        posts: matches the paths whose POST has a body of JSON.
-        key_headers: headers that hold the key, besides those of OpenAI's clients.
-        key_queries: parameters of a WebSocket's URL that may hold the key.
-        how_to_send: shows the key's header, for an error.
+        paths: matches the paths of its routes; the group `json` those that take a body of JSON.
         error_body: makes an error's body of the status, the facts of `error_facts` and the id of
             the request.
         add_routes: adds the routes to the application.
-        models: makes the body of GET /v1/models, for clients that send the vendor's own header of
-            a key; None: the vendor has no such path.
+        models: makes the body of GET /v1/models, for clients that send the header xi-api-key.
     """
 
     name: str
     paths: re.Pattern[str]
-    posts: re.Pattern[str]
-    key_headers: tuple[str, ...]
-    key_queries: tuple[str, ...]
-    how_to_send: str
     error_body: Callable[[int, dict[str, Any], str], dict[str, Any]]
     add_routes: Callable[[FastAPI, Service], None]
     models: Callable[[Service], Any] | None = None
 
     def has(self, path: str, headers: Headers) -> bool:
         """Return whether a request is of this dialect."""
-        is_listing = self.models and path == "/v1/models" and self.key_headers[0] in headers
-        return bool(is_listing or self.paths.fullmatch(path))
+        if self.models and path == "/v1/models":
+            return "xi-api-key" in headers
+        return bool(self.paths.fullmatch(path))
 
-    def key(self, scope: Scope, headers: Headers) -> str | None:
-        """Return the key that a request has in one of the vendor's own places."""
-        kind, _, token = headers.get("authorization", "").partition(" ")
-        found = [headers.get(name) for name in self.key_headers]
-        found += [token] if kind.lower() == "token" else []
-        if scope["type"] == "websocket":
-            query = parse_qs(scope["query_string"].decode("latin-1"))
-            found += [query[name][0] for name in self.key_queries if name in query]
-        return next((each for each in found if each), None)
+    def takes_json(self, path: str) -> bool:
+        """Return whether a POST to one of its paths has a body of JSON."""
+        match = self.paths.fullmatch(path)
+        return bool(match and match["json"])
+
+
+def foreign_key(scope: Scope, headers: Headers) -> str:
+    """Return the API key that a request has in one of the vendors' places; empty: it has none."""
+    kind, _, token = headers.get("authorization", "").partition(" ")
+    found = [headers.get(name) for name in _KEY_HEADERS]
+    found.append(token if kind.lower() == "token" else None)
+    if scope["type"] == "websocket":  # browsers set no headers
+        query = parse_qs(scope["query_string"].decode("latin-1"))
+        found += [query.get(name, [None])[0] for name in _KEY_QUERIES]
+    return next((each for each in found if each), "")
 
 
 @dataclass(frozen=True, slots=True)
 class Sound:
-    """The audio that a client wants: a format of `MEDIA_TYPES`, and how it is encoded."""
+    """The audio that a client wants."""
 
-    response_format: str
+    response_format: str  # a key of `MEDIA_TYPES`
     sample_rate: int | None = None  # None: the server's
     encoding: str = "pcm"  # of the samples in wav
     kbits: int | None = None  # of mp3 and opus; None: the server's
-
-    @property
-    def media_type(self) -> str:
-        """The media type of a response."""
-        return MEDIA_TYPES[self.response_format]
 
 
 class Fields(BaseModel):
@@ -107,19 +102,23 @@ class Desk:
     Args:
         name: the dialect's name, for the log.
         service: the engine, its admission and its limits.
-        known: fields without an effect here that need no warning, since nobody would miss it.
+        harmless: fields without an effect here that need no warning.
     """
 
-    def __init__(self, name: str, service: Service, known: Iterable[str] = ()):
+    def __init__(self, name: str, service: Service, harmless: Iterable[str]):
         self.service, self.settings = service, service.settings
-        self._name, self._warned = name, set(known)
+        self._name, self._warned = name, {*harmless, *_KEY_QUERIES}
 
     def ignore(self, names: Iterable[str]) -> None:
-        """Warn about fields that have no effect here, once for each in a server's life."""
+        """Warn about fields that have no effect here, once in a server's life for each."""
         fresh = sorted({printable(name, 40) for name in names} - self._warned)[:20]
-        if fresh and len(self._warned) < MAX_WARNED:
-            self._warned.update(fresh)
-            logger.warning("%s: ignored, as always: %s", self._name, ", ".join(fresh))
+        if fresh:
+            self._warn(fresh, f"ignored, from now on without a warning: {', '.join(fresh)}")
+
+    def _warn(self, about: Iterable[str], warning: str) -> None:
+        if len(self._warned) < _MAX_WARNED:
+            self._warned.update(about)
+            logger.warning("%s: %s", self._name, warning)
 
     async def configure(self, voice: str, sound: Sound, **fields: Any) -> dict[str, Any]:
         """Return the options of `Service.speak`.
@@ -132,35 +131,27 @@ class Desk:
             UnknownVoice, UnknownLanguage, ApiError, ValidationError: see `engine_options`.
         """
         name, warning = self.service.voices.find_foreign(voice)
+        fields |= {"voice": name, "response_format": sound.response_format}
+        fields["sample_rate"] = sound.sample_rate
+        fields["encoding"] = sound.encoding if sound.response_format == "wav" else None
         given = {key: value for key, value in fields.items() if value is not None}
-        given |= {"voice": name, "response_format": sound.response_format}
-        if sound.sample_rate is not None:
-            given["sample_rate"] = sound.sample_rate
-        if sound.response_format == "wav":
-            given["encoding"] = sound.encoding
         options, warnings = await self.service.configure(SpeechSettings.model_validate(given))
-        for each in [warning, *warnings] if warning else warnings:
-            if each not in self._warned and len(self._warned) < MAX_WARNED:
-                self._warned.add(each)
-                logger.warning("%s: %s", self._name, each)
+        if warning is not None:
+            warnings.append(warning)
+        for each in set(warnings) - self._warned:
+            self._warn([each], each)
         return options
 
-    def encoder(self, sound: Sound, rate: int) -> Encoder:
-        """Return an encoder for a speech of `rate` samples per second."""
-        comment = self.service.engine.mark.comment
-        return new_encoder(
-            sound.response_format,
-            rate,
-            encoding=sound.encoding,
-            comment=comment,
-            **self._kbits(sound),
-        )
+    def encoder(self, speaking: ActiveSpeech, sound: Sound) -> Encoder:
+        """Return an encoder for a speech."""
+        comment, rate = speaking.stream.mark.comment, speaking.record.sample_rate
+        return new_encoder(sound.response_format, rate, **self._how(sound), comment=comment)
 
-    def _kbits(self, sound: Sound) -> dict[str, int]:
+    def _how(self, sound: Sound) -> dict[str, Any]:
         kbits = {"opus_kbits": self.settings.opus_kbits}
         if sound.kbits is not None:
             kbits[f"{sound.response_format}_kbits"] = sound.kbits
-        return kbits
+        return {"encoding": sound.encoding, **kbits}
 
     async def speak(self, request: Request, text: str, options: dict[str, Any]) -> ActiveSpeech:
         """Start the speech of an HTTP request."""
@@ -171,42 +162,32 @@ class Desk:
         self, request: Request, speaking: ActiveSpeech, sound: Sound, *, is_whole: bool
     ) -> Response:
         """Return a speech as audio: one complete file, or a stream while it is made."""
-        rate, headers = speaking.record.sample_rate, speech_headers(speaking, [])
+        media_type = MEDIA_TYPES[sound.response_format]
         if not is_whole:
-            pieces = audio_bytes(speaking, self.encoder(sound, rate))
-            return self.stream(speaking, pieces, sound.media_type)
+            pieces = audio_bytes(speaking, self.encoder(speaking, sound))
+            return self.stream(speaking, pieces, media_type)
         samples = await whole_samples(speaking, request.receive, self.settings)
-        kind, mark = sound.response_format, speaking.stream.mark
-        data = await encoded_whole(
-            kind, samples, rate, encoding=sound.encoding, mark=mark, **self._kbits(sound)
-        )
-        return Response(data, media_type=sound.media_type, headers=headers)
+        rate, mark = speaking.record.sample_rate, speaking.stream.mark
+        how = self._how(sound)
+        data = await encoded_whole(sound.response_format, samples, rate, **how, mark=mark)
+        return Response(data, media_type=media_type, headers=speech_headers(speaking, []))
 
     def stream(
         self,
         speaking: ActiveSpeech,
-        body: Any,
+        body: AsyncIterator[bytes],
         media_type: str,
         on_error: Callable[[Exception], bytes] | None = None,
     ) -> Response:
-        """Return a response of pieces of bytes; see `SpeechResponse`."""
-        headers = speech_headers(speaking, [])
-        return SpeechResponse(
-            speaking,
-            body,
-            media_type=media_type,
-            headers=headers,
-            settings=self.settings,
-            on_error=on_error,
-        )
+        """Return a response that sends a speech while it is made; see `SpeechResponse`."""
+        how: dict[str, Any] = {"media_type": media_type, "headers": speech_headers(speaking, [])}
+        return SpeechResponse(speaking, body, **how, settings=self.settings, on_error=on_error)
 
 
-def unsupported(what: str, value: object, supported: Iterable[object]) -> ApiError:
-    """Return the error about a format that the server cannot make."""
-    names = ", ".join(map(str, supported))
-    return ApiError(
-        400,
-        f"{what} is {printable(str(value))}, which this server does not make. It makes: {names}.",
-        code="unsupported_output_format",
-        param=what,
+def unsupported(what: str, value: object, supported: Iterable[str]) -> ApiError:
+    """Return the error about audio that the server cannot make."""
+    message = (
+        f"{what} is {printable(str(value))}, which this server does not make. It makes: "
+        f"{', '.join(supported)}."
     )
+    return ApiError(400, message, code="unsupported_output_format", param=what)

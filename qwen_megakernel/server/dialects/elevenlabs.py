@@ -15,7 +15,7 @@ from typing import Any, Literal
 from fastapi import FastAPI, Request, Response, WebSocket
 from pydantic import Field
 
-from qwen_megakernel.errors import UnknownVoice, UsageError
+from qwen_megakernel.errors import UsageError
 from qwen_megakernel.printable import printable
 from qwen_megakernel.server.active_speech import ActiveSpeech
 from qwen_megakernel.server.dialects.dialect import Desk, Dialect, Fields, Sound, unsupported
@@ -24,6 +24,7 @@ from qwen_megakernel.server.dialects.session import Context, ContextSession, ser
 from qwen_megakernel.server.error_responses import error_facts
 from qwen_megakernel.server.responses import audio_bytes, held
 from qwen_megakernel.server.service import Service
+from qwen_megakernel.server.utterance import POLICY
 
 _ROUTE = "/v1/text-to-speech/{voice}"
 _DEFAULT_FORMAT = "mp3_44100_128"
@@ -34,15 +35,13 @@ _FORMATS = {
     **{f"mp3_{rate}_{kbits}": Sound("mp3", rate, kbits=kbits) for rate, kbits in _MP3},
     **{f"{kind}_{rate}": Sound(kind, rate) for kind in ("pcm", "wav") for rate in _RATES},
     **{f"{kind}_8000": Sound(kind, 8000) for kind in ("ulaw", "alaw")},
-    **{
-        f"opus_48000_{kbits}": Sound("opus", 48000, kbits=kbits) for kbits in (32, 64, 96, 128, 192)
-    },
+    **{f"opus_48000_{kbits}": Sound("opus", 48000, kbits=kbits) for kbits in _OPUS},
 }
 # What clients send by default, or what concerns only the vendor's own machines.
 _HARMLESS = (
-    *("auto_mode", "chunk_length_schedule", "enable_logging", "flush_after_generation"),
-    *("generation_config", "inactivity_timeout", "optimize_streaming_latency"),
-    *("try_trigger_generation", "xi_api_key", "xi-api-key", "authorization"),
+    *("text", "context_id", "flush", "close_context", "auto_mode", "chunk_length_schedule"),
+    *("enable_logging", "generation_config", "inactivity_timeout", "optimize_streaming_latency"),
+    *("output_format", "sync_alignment", "try_trigger_generation", "xi_api_key"),
 )
 
 
@@ -53,197 +52,132 @@ class VoiceSettings(Fields):
 
 
 class Settings(Fields):
-    """What a request and the URL of a WebSocket share."""
+    """What a request, the URL of a WebSocket and the first message of a context share."""
 
+    model_id: str | None = Field(None, description="Any; it means the loaded model.")
     language_code: str | None = Field(None, max_length=64)
     seed: int | None = Field(None, ge=0, lt=2**64)
     apply_text_normalization: Literal["auto", "on", "off"] | None = None
     enable_ssml_parsing: bool | None = None
     voice_settings: VoiceSettings | None = None
-    model_id: str | None = None  # of the vendor's models; here it means the loaded one
 
     def options(self) -> dict[str, Any]:
         """Return the fields of `SpeechSettings` that these mean."""
+        normalize = self.apply_text_normalization
         return {
             "language": self.language_code,
             "seed": self.seed,
-            "normalize": {"on": "on", "off": "off"}.get(self.apply_text_normalization or ""),
+            "normalize": None if normalize == "auto" else normalize,
             "text_format": "ssml" if self.enable_ssml_parsing else None,
-            "speed": self.voice_settings.speed if self.voice_settings else None,
+            "speed": self.voice_settings and self.voice_settings.speed,
         }
 
 
-class SpeechRequest(Settings):
+class ElevenLabsBody(Settings):
     """The body of a POST to /v1/text-to-speech/{voice}."""
 
     text: str = Field(description="The text to speak.")
 
 
-def sound_of(output_format: str, *, is_streamed: bool = False) -> Sound:
-    """Return the audio that an `output_format` names.
-
-    Args:
-        is_streamed: over a WebSocket, whose texts would each begin with the header of a wav.
-    Raises:
-        ApiError: 400, the server does not make it; lists what it makes.
-    """
-    known = [name for name in _FORMATS if not (is_streamed and name.startswith("wav"))]
+def _sound_of(output_format: str, known: list[str]) -> Sound:
     if output_format not in known:
         raise unsupported("output_format", output_format, known)
     return _FORMATS[output_format]
 
 
-# ---- HTTP ----------------------------------------------------------------------------------------
-
-
-def _in_seconds(timed: TimedLetters) -> dict[str, Any] | None:
-    if not timed.letters:
-        return None
-    return {
-        "characters": list(timed.letters),
-        "character_start_times_seconds": [round(each, 3) for each in timed.starts],
-        "character_end_times_seconds": [round(each, 3) for each in timed.ends],
-    }
-
-
-async def _timed_pieces(
+async def _timed(
     speaking: ActiveSpeech, pieces: AsyncIterator[bytes]
-) -> AsyncIterator[tuple[bytes, TimedLetters, TimedLetters]]:
-    """Yield audio with the letters whose times have become final; either may be empty."""
+) -> AsyncIterator[tuple[bytes, list[TimedLetters]]]:
+    """Yield audio with the letters, written and spoken, whose times have become final."""
     timer = LetterTimer(speaking)
     async for audio in pieces:
-        written, spoken = await timer.take()
-        if audio or written.letters or spoken.letters:
-            yield audio, written, spoken
+        letters = await timer.take()
+        if audio or any(letters):
+            yield audio, list(letters)
+
+
+def _base64(audio: bytes) -> str:
+    return base64.b64encode(audio).decode("ascii")
+
+
+# ---- HTTP ----------------------------------------------------------------------------------------
 
 
 def _add_routes(app: FastAPI, service: Service) -> None:
     desk = Desk("elevenlabs", service, _HARMLESS)
 
-    async def begin(
-        voice: str, body: SpeechRequest, request: Request, output_format: str
-    ) -> tuple[ActiveSpeech, Sound]:
-        sound = sound_of(output_format)
-        desk.ignore(body.unknown() | (set(request.query_params) - {"output_format"}))
-        options = await desk.configure(voice, sound, **body.options())
-        return await desk.speak(request, body.text, options), sound
+    def add(path: str, *, is_whole: bool, is_timed: bool, summary: str) -> None:
+        @app.post(_ROUTE + path, response_class=Response, summary=f"ElevenLabs: {summary}")
+        async def speak(
+            voice: str, body: ElevenLabsBody, request: Request, output_format: str = _DEFAULT_FORMAT
+        ) -> Response:
+            sound = _sound_of(output_format, list(_FORMATS))
+            desk.ignore(body.unknown() | {*request.query_params})
+            options = await desk.configure(voice, sound, **body.options())
+            speaking = await desk.speak(request, body.text, options)
+            if not is_timed:
+                return await desk.audio(request, speaking, sound, is_whole=is_whole)
+            timed = _timed(speaking, audio_bytes(speaking, desk.encoder(speaking, sound)))
+            if not is_whole:
+                lines = (_line(audio, *letters) async for audio, letters in timed)
+                return desk.stream(speaking, lines, "application/json", _line_of_error)
+            whole, text = b"", [TimedLetters(), TimedLetters()]
+            async with held(speaking, request.receive, service.settings):
+                async for audio, letters in timed:
+                    whole += audio
+                    text = [before + more for before, more in zip(text, letters, strict=True)]
+            return Response(_line(whole, *text), media_type="application/json")
 
-    @app.post(_ROUTE, response_class=Response)
-    async def convert(
-        voice: str, body: SpeechRequest, request: Request, output_format: str = _DEFAULT_FORMAT
-    ) -> Response:
-        """Speak a text, in ElevenLabs' form: one complete file."""
-        speaking, sound = await begin(voice, body, request, output_format)
-        return await desk.audio(request, speaking, sound, is_whole=True)
+    add("", is_whole=True, is_timed=False, summary="one file")
+    add("/stream", is_whole=False, is_timed=False, summary="audio while it is made")
+    add("/with-timestamps", is_whole=True, is_timed=True, summary="audio and times of letters")
+    stream = "lines of JSON with audio and times of letters"
+    add("/stream/with-timestamps", is_whole=False, is_timed=True, summary=stream)
 
-    @app.post(_ROUTE + "/stream", response_class=Response)
-    async def stream(
-        voice: str, body: SpeechRequest, request: Request, output_format: str = _DEFAULT_FORMAT
-    ) -> Response:
-        """Speak a text, in ElevenLabs' form: audio while it is made."""
-        speaking, sound = await begin(voice, body, request, output_format)
-        return await desk.audio(request, speaking, sound, is_whole=False)
+    def add_socket(path: str, *, is_multi: bool) -> None:
+        @app.websocket(_ROUTE + path)
+        async def stream_input(websocket: WebSocket, voice: str) -> None:
+            async def make() -> ContextSession:
+                session = _ElevenLabsSession(websocket, desk, voice, is_multi=is_multi)
+                await session.options(session.settings)  # refuses what is wrong
+                return session
 
-    def timed(speaking: ActiveSpeech, sound: Sound) -> AsyncIterator[Any]:
-        encoder = desk.encoder(sound, speaking.record.sample_rate)
-        return _timed_pieces(speaking, audio_bytes(speaking, encoder))
+            await serve(websocket, make)
 
-    @app.post(_ROUTE + "/with-timestamps")
-    async def convert_with_timestamps(
-        voice: str, body: SpeechRequest, request: Request, output_format: str = _DEFAULT_FORMAT
-    ) -> dict[str, Any]:
-        """Speak a text, in ElevenLabs' form: all audio in base64, and the times of letters."""
-        speaking, sound = await begin(voice, body, request, output_format)
-        audio, written, spoken = b"", TimedLetters(), TimedLetters()
-        async with held(speaking, request.receive, service.settings):
-            async for piece, *letters in timed(speaking, sound):
-                audio += piece
-                written.extend(letters[0])
-                spoken.extend(letters[1])
-        return _json(audio, _in_seconds(written), _in_seconds(spoken))
-
-    @app.post(_ROUTE + "/stream/with-timestamps", response_class=Response)
-    async def stream_with_timestamps(
-        voice: str, body: SpeechRequest, request: Request, output_format: str = _DEFAULT_FORMAT
-    ) -> Response:
-        """Speak a text, in ElevenLabs' form: lines of JSON with audio and the times of letters."""
-        speaking, sound = await begin(voice, body, request, output_format)
-
-        async def lines() -> AsyncIterator[bytes]:
-            async for audio, written, spoken in timed(speaking, sound):
-                yield _line(_json(audio, _in_seconds(written), _in_seconds(spoken)))
-
-        return desk.stream(speaking, lines(), "application/json", _line_of_error)
-
-    @app.websocket(_ROUTE + "/stream-input")
-    async def stream_input(websocket: WebSocket, voice: str) -> None:
-        await serve(websocket, lambda: _ElevenLabsSession.of(websocket, desk, voice, multi=False))
-
-    @app.websocket(_ROUTE + "/multi-stream-input")
-    async def multi_stream_input(websocket: WebSocket, voice: str) -> None:
-        await serve(websocket, lambda: _ElevenLabsSession.of(websocket, desk, voice, multi=True))
-
-    _add_lists(app, service)
-
-
-def _add_lists(app: FastAPI, service: Service) -> None:
-    def entries() -> list[dict[str, Any]]:
-        names = [*service.engine.voices, *service.settings.voice_aliases]
-        return [
-            {"voice_id": name, "name": name, "category": "premade", "labels": {}, "samples": []}
-            for name in names
-        ]
+    add_socket("/stream-input", is_multi=False)
+    add_socket("/multi-stream-input", is_multi=True)
 
     @app.get("/v1/voices")
+    @app.get("/v2/voices")
     async def voices() -> dict[str, Any]:
         """List the voices, in ElevenLabs' form."""
-        return {"voices": entries()}
-
-    @app.get("/v2/voices")
-    async def search() -> dict[str, Any]:
-        """List the voices, in ElevenLabs' form of version 2: all on one page."""
-        found = entries()
-        return {
-            "voices": found,
-            "has_more": False,
-            "total_count": len(found),
-            "next_page_token": None,
-        }
-
-    @app.get("/v1/voices/{voice}")
-    async def voice(voice: str) -> dict[str, Any]:
-        """Describe a voice, in ElevenLabs' form."""
-        found = next((each for each in entries() if each["voice_id"] == voice), None)
-        if found is None:
-            raise UnknownVoice(
-                f'No voice is called "{voice[:80]}".', hint="GET /v1/voices lists them."
-            )
-        return found
+        names = [*service.engine.voices, *service.settings.voice_aliases]
+        found = [{"voice_id": name, "name": name, "category": "premade"} for name in names]
+        page = {"has_more": False, "total_count": len(found), "next_page_token": None}
+        return {"voices": found, **page}
 
 
 def _models(service: Service) -> list[dict[str, Any]]:
-    """Return the list of GET /v1/models, in ElevenLabs' form."""
     engine = service.engine
-    languages = [{"language_id": name, "name": name} for name in engine.languages]
-    return [
-        {
-            "model_id": engine.files.name,
-            "name": engine.files.name,
-            "can_do_text_to_speech": True,
-            "can_do_voice_conversion": False,
-            "languages": languages,
-            "maximum_text_length_per_request": service.settings.max_chars,
-        }
-    ]
+    name = engine.files.name
+    languages = [{"language_id": each, "name": each} for each in engine.languages]
+    facts = {"can_do_text_to_speech": True, "languages": languages}
+    return [{"model_id": name, "name": name, **facts}]
 
 
-def _json(audio: bytes, written: Any, spoken: Any) -> dict[str, Any]:
-    encoded = base64.b64encode(audio).decode("ascii")
-    return {"audio_base64": encoded, "alignment": written, "normalized_alignment": spoken}
+def _in_seconds(letters: TimedLetters) -> dict[str, Any] | None:
+    if not letters:
+        return None
+    return {
+        "characters": [letter for letter, _, _ in letters],
+        "character_start_times_seconds": [round(start_s, 3) for _, start_s, _ in letters],
+        "character_end_times_seconds": [round(end_s, 3) for _, _, end_s in letters],
+    }
 
 
-def _line(facts: dict[str, Any]) -> bytes:
-    return json.dumps(facts, separators=(",", ":")).encode() + b"\n"
+def _line(audio: bytes, written: TimedLetters, spoken: TimedLetters) -> bytes:
+    times = {"alignment": _in_seconds(written), "normalized_alignment": _in_seconds(spoken)}
+    return json.dumps({"audio_base64": _base64(audio), **times}).encode() + b"\n"
 
 
 def _error_body(status: int, facts: dict[str, Any], request_id: str) -> dict[str, Any]:
@@ -252,7 +186,7 @@ def _error_body(status: int, facts: dict[str, Any], request_id: str) -> dict[str
 
 def _line_of_error(error: Exception) -> bytes:
     status, facts, _ = error_facts(error)
-    return _line(_error_body(status, facts, ""))
+    return json.dumps(_error_body(status, facts, "")).encode() + b"\n"
 
 
 # ---- WebSockets ----------------------------------------------------------------------------------
@@ -261,79 +195,54 @@ def _line_of_error(error: Exception) -> bytes:
 class _ElevenLabsSession(ContextSession):
     """A connection of an ElevenLabs client."""
 
-    def __init__(self, websocket: WebSocket, desk: Desk, voice: str, *, multi: bool):
+    def __init__(self, websocket: WebSocket, desk: Desk, voice: str, *, is_multi: bool):
         super().__init__(websocket, desk)
         query = dict(websocket.query_params)
-        self._voice, self._multi = voice, multi
-        self._sound = sound_of(query.pop("output_format", _DEFAULT_FORMAT), is_streamed=True)
-        # Clients differ: LiveKit's asks for this and counts times from the start of the context,
-        # all others count them from the end of the message before.
-        self._counts_on = query.pop("sync_alignment", "") == "true"
-        values: dict[str, Any] = {**query}
-        if "enable_ssml_parsing" in query:
-            values["enable_ssml_parsing"] = query["enable_ssml_parsing"] == "true"
-        if query.get("seed", "").isdecimal():
-            values["seed"] = int(query["seed"])
-        self._settings = Settings.model_validate(values)
-        desk.ignore(self._settings.unknown())
+        self._voice, self._is_multi = voice, is_multi
+        # Each text would begin with the header of a wav.
+        known = [name for name in _FORMATS if not name.startswith("wav")]
+        self._sound = _sound_of(query.get("output_format", _DEFAULT_FORMAT), known)
+        # LiveKit's client asks for this and counts times from the start of the context; all others
+        # count them from the end of the message before.
+        self._counts_on = query.get("sync_alignment") == "true"
+        self.settings = Settings.model_validate(query, strict=False)
+        desk.ignore(self.settings.unknown())
 
-    @classmethod
-    async def of(
-        cls, websocket: WebSocket, desk: Desk, voice: str, *, multi: bool
-    ) -> "_ElevenLabsSession":
-        """Return a session, whose voice and settings were checked."""
-        session = cls(websocket, desk, voice, multi=multi)
-        await session._options(session._settings)
-        return session
-
-    async def _options(self, settings: Settings) -> dict[str, Any]:
+    async def options(self, settings: Settings) -> dict[str, Any]:
+        """Return the options of `Service.speak`; see `Desk.configure`."""
         return await self.desk.configure(self._voice, self._sound, **settings.options())
 
     async def obey(self, facts: dict[str, Any]) -> bool:
         """See `ContextSession`."""
-        text, name = facts.get("text"), facts.get("context_id")
-        if text is not None and not isinstance(text, str):
-            raise wrong("text", text, "a string")
-        if name is not None and not isinstance(name, str):
-            raise wrong("context_id", name, "a string")
-        if self._multi and facts.get("close_socket"):
+        text, given = facts.get("text"), facts.get("context_id")
+        name = "" if given is None else given
+        for key, value in (("text", text or ""), ("context_id", name)):
+            if not isinstance(value, str):
+                raise wrong(key, value, "a string")
+        if self._is_multi and facts.get("close_socket"):
             return True
-        if self._multi and facts.get("close_context"):
-            self._close_context(name or "")
+        if self._is_multi and facts.get("close_context"):
+            self._close_context(name)
             return False
-        context = self.contexts.get(name or "")
         if text is None and not facts.get("flush"):
-            raise UsageError(
-                "The message has no `text`.",
-                hint="Known besides: flush, context_id, close_context, close_socket.",
-            )
+            raise UsageError("The message has neither text nor flush, close_context, close_socket.")
+        context = self.contexts.get(name)
+        settings = Settings.model_validate(self.settings.model_dump() | facts)
         if context is None and text:
-            context = await self._new_context(name or "", facts)
-        elif context is not None and text and facts.get("voice_settings") is not None:
-            await self._check_settings(context, facts)
-        if context is not None:
-            if text:
-                await self.feed(context, text)
-            self.expect_text(context)
-            if facts.get("flush"):
-                context.flush()
-        return not self._multi and text == "" and not facts.get("flush")
-
-    async def _new_context(self, name: str, facts: dict[str, Any]) -> Context:
-        settings = self._merged(facts)
-        self.desk.ignore(settings.unknown())
-        return self.open(name, await self._options(settings), self._sound, settings.options())
-
-    def _merged(self, facts: dict[str, Any]) -> Settings:
-        given = {key: facts[key] for key in facts if key not in ("text", "context_id", "flush")}
-        return Settings.model_validate(self._settings.model_dump() | given)
-
-    async def _check_settings(self, context: Context, facts: dict[str, Any]) -> None:
-        if self._merged(facts).options() != context.settings:
+            self.desk.ignore(settings.unknown())
+            options = await self.options(settings)
+            context = self.open(name, options, self._sound, settings.options())
+        elif context and facts.get("voice_settings") and settings.options() != context.settings:
             raise UsageError(
-                f'Context "{printable(context.name, 80)}" exists with other settings.',
+                f'Context "{printable(name, 80)}" exists with other settings.',
                 hint="Settings belong into the first message of a context; close it first.",
             )
+        if context:
+            await self.feed(context, text or "")
+            self.expect_text(context)  # empty text keeps a context waiting
+            if facts.get("flush"):
+                context.flush()
+        return not self._is_multi and text == "" and not facts.get("flush")
 
     def _close_context(self, name: str) -> None:
         """End a context: text that was not flushed is dropped, the rest is spoken.
@@ -352,56 +261,51 @@ class _ElevenLabsSession(ContextSession):
         self, context: Context, speaking: ActiveSpeech, pieces: AsyncIterator[bytes]
     ) -> None:
         """See `ContextSession`."""
-        async for audio, *letters in _timed_pieces(speaking, pieces):
-            written, spoken = (
-                self._in_ms(context, which, timed) for which, timed in enumerate(letters)
-            )
-            await self.socket.send(
-                audio=base64.b64encode(audio).decode("ascii") if audio else None,
+        async for audio, letters in _timed(speaking, pieces):
+            await self._send(
+                context.name,
+                audio=_base64(audio) if audio else None,
                 isFinal=None,
-                alignment=written,
-                normalizedAlignment=spoken,
-                **self._named(context.name),
+                alignment=self._in_ms(context, 0, letters[0]),
+                normalizedAlignment=self._in_ms(context, 1, letters[1]),
             )
 
-    def _in_ms(self, context: Context, which: int, timed: TimedLetters) -> dict[str, Any] | None:
+    def _in_ms(self, context: Context, which: int, letters: TimedLetters) -> dict[str, Any] | None:
         """Return letters with whole milliseconds, counted from the end of the letters before."""
-        if not timed.letters:
+        if not letters:
             return None
-        starts, ends = (
-            [round(1000 * (context.heard_s + each)) for each in times]
-            for times in (timed.starts, timed.ends)
-        )
-        base = 0 if self._counts_on else context.counted_ms[which]
-        context.counted_ms[which] = ends[-1]
+
+        def ms(seconds: float) -> int:
+            return round(1000 * (context.heard_s + seconds))
+
+        base_ms = 0 if self._counts_on else context.counted_ms[which]
+        context.counted_ms[which] = ms(letters[-1][2])
         return {
-            "chars": list(timed.letters),
-            "charStartTimesMs": [start - base for start in starts],
-            "charDurationsMs": [end - start for start, end in zip(starts, ends, strict=True)],
+            "chars": [letter for letter, _, _ in letters],
+            "charStartTimesMs": [ms(start_s) - base_ms for _, start_s, _ in letters],
+            "charDurationsMs": [ms(end_s) - ms(start_s) for _, start_s, end_s in letters],
         }
 
-    def _named(self, name: str | None) -> dict[str, str]:
-        return {"contextId": name} if self._multi and name else {}
+    async def _send(self, name: str | None, **facts: Any) -> None:
+        named = {"contextId": name} if self._is_multi and name else {}
+        await self.socket.send(**facts, **named)
 
     async def closed(self, context: Context) -> None:
         """See `ContextSession`."""
-        await self.socket.send(audio=None, isFinal=True, **self._named(context.name))
+        await self._send(context.name, audio=None, isFinal=True)
 
-    async def refuse(self, error: Exception, name: str | None) -> None:
+    async def refuse(self, status: int, facts: dict[str, Any], name: str | None) -> None:
         """See `ContextSession`."""
-        facts = error_facts(error)[1]
-        named = self._named(name)
-        await self.socket.send(message=facts["message"], error=facts["code"], code=1008, **named)
+        await self._send(name, message=facts["message"], error=facts["code"], code=POLICY)
 
 
 DIALECT = Dialect(
     name="elevenlabs",
-    paths=re.compile(r"/v1/text-to-speech/.*|/v[12]/voices|/v1/voices/.*"),
-    posts=re.compile(r"/v1/text-to-speech/[^/]+(/stream)?(/with-timestamps)?"),
-    models=_models,
-    key_headers=("xi-api-key",),
-    key_queries=("xi-api-key", "xi_api_key", "authorization"),
-    how_to_send="xi-api-key: KEY",
+    paths=re.compile(
+        r"(?P<json>/v1/text-to-speech/[^/]+(/stream)?(/with-timestamps)?)"
+        r"|/v1/text-to-speech/.*|/v[12]/voices"
+    ),
     error_body=_error_body,
     add_routes=_add_routes,
+    models=_models,
 )

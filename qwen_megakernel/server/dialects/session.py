@@ -18,10 +18,10 @@ from qwen_megakernel.errors import EmptyText, QwenTTSError, UsageError
 from qwen_megakernel.printable import printable
 from qwen_megakernel.server.active_speech import ActiveSpeech
 from qwen_megakernel.server.dialects.dialect import Desk, Sound
-from qwen_megakernel.server.error_responses import ApiError, error_response
+from qwen_megakernel.server.error_responses import ApiError, error_facts, error_response
 from qwen_megakernel.server.responses import audio_bytes, keep
 from qwen_megakernel.server.schemas import check_length
-from qwen_megakernel.server.utterance import MAX_FAULTS, POLICY, JsonSocket, Utterance
+from qwen_megakernel.server.utterance import POLICY, JsonSocket, Utterance
 
 MAX_CONTEXTS = 256  # of one connection
 MAX_WAITING = 256  # texts of one context
@@ -36,17 +36,18 @@ class Context:
         name: the client's name of it.
         options: of `Service.speak`, for the next text.
         sound: the audio wanted.
-        settings: what the client asked for, as its dialect compares it.
+        settings: what the client asked for first, as its dialect keeps it.
     """
 
-    def __init__(self, name: str, options: dict[str, Any], sound: Sound, settings: Any = None):
+    def __init__(self, name: str, options: dict[str, Any], sound: Sound, settings: Any):
         self.name, self.options, self.sound, self.settings = name, options, sound, settings
         self.waiting: deque[Utterance] = deque()  # the first is being spoken
         self.writing: Utterance | None = None  # the one that still takes text
         self.heard_s = 0.0  # seconds of audio of the texts before the one being spoken
-        # Whole milliseconds up to which times of letters were sent: as written, and as spoken.
-        self.counted_ms = [0, 0]
-        self.closing = False  # no more text comes
+        self.counted_ms = [0, 0]  # up to which letters were sent, as written and as spoken
+        self.num_answers = 0
+        self.request: Any = None  # the client's last, as its dialect keeps it
+        self.is_closing = False
         self.task: asyncio.Task[None] | None = None  # speaks `waiting`
         self.patience: asyncio.TimerHandle | None = None  # ends the text if no more of it comes
 
@@ -75,16 +76,20 @@ class ContextSession:
 
     def __init__(self, websocket: WebSocket, desk: Desk):
         self.socket, self.desk = JsonSocket(websocket, desk.settings), desk
+        self.request_id: str = websocket.state.request_id
         self.contexts: dict[str, Context] = {}  # open ones
         self.leaving: dict[str, Context] = {}  # those that are spoken to their end
-        self.request_id: str = websocket.state.request_id
-        self._num_speeches = self._num_faults = 0
+        self._marks: dict[Utterance, str] = {}  # texts with an answer at their end
+        self._num_speeches = 0
         self._active_at = time.monotonic()  # when the client last sent a message, or a speech ended
         self._tasks: set[asyncio.Task[None]] = set()
         self._error: BaseException | None = None  # of a task
-        self._ending, self._changed = False, asyncio.Event()
+        self._is_ending, self._changed = False, asyncio.Event()
 
     # ---- what a dialect adds ---------------------------------------------------------------------
+
+    async def greet(self) -> None:
+        """Send what comes before everything else."""
 
     async def obey(self, facts: dict[str, Any]) -> bool:
         """Handle a message; returns True to close the connection when all is spoken."""
@@ -96,22 +101,21 @@ class ContextSession:
         """Send a speech, whose encoded audio comes in pieces, some of them empty."""
         raise NotImplementedError
 
-    async def refuse(self, error: Exception, name: str | None) -> None:
-        """Report an error about the connection (None) or a context."""
+    async def refuse(self, status: int, facts: dict[str, Any], name: str | None) -> None:
+        """Send the facts of an error (`error_facts`) about a context, or the connection (None)."""
         raise NotImplementedError
 
-    async def greet(self) -> None:
-        """Send what comes before everything else."""
-
-    async def spoken(self, context: Context, utterance: Utterance) -> None:
-        """Report that all audio of a text was sent, or will never be."""
+    async def answer(self, context: Context, mark: str) -> None:
+        """Report that all audio before a mark was sent."""
 
     async def closed(self, context: Context) -> None:
         """Report that a context has ended."""
 
     # ---- contexts --------------------------------------------------------------------------------
 
-    def open(self, name: str, options: dict[str, Any], sound: Sound, settings: Any) -> Context:
+    def open(
+        self, name: str, options: dict[str, Any], sound: Sound, settings: Any = None
+    ) -> Context:
         """Return a new context; see `Context`.
 
         Raises:
@@ -133,41 +137,48 @@ class ContextSession:
         Raises:
             TextTooLong: the texts of the context that wait are too long together.
         """
-        if context.writing is None:
-            if not text.strip():
-                return
-            context.writing = self.begin(context)
-        utterance = context.writing
-        check_length(
-            sum(each.num_chars for each in context.waiting) + len(text), self.desk.settings
-        )
+        if context.writing is None and not text.strip():
+            return
+        num_waiting = sum(each.num_chars for each in context.waiting)
+        check_length(num_waiting + len(text), self.desk.settings)
+        context.writing = utterance = context.writing or self._begin(context)
         utterance.num_chars += len(text)
         self.expect_text(context)
         await utterance.feed(text)
 
-    def begin(self, context: Context) -> Utterance:
-        """Return a new text of a context, which speaks it after its earlier texts."""
+    def expect_text(self, context: Context) -> None:
+        """End the context's text if no more of it comes: it would hold a slot of the engine."""
+        if context.patience:
+            context.patience.cancel()
+        loop, limit_s = asyncio.get_running_loop(), self.desk.settings.idle_timeout_s
+        context.patience = loop.call_later(limit_s, context.flush)
+
+    def mark(self, context: Context, mark: str) -> None:
+        """End the context's text, which may be empty; `answer` reports that it was spoken."""
+        context.writing = context.writing or self._begin(context)
+        self._marks[context.writing] = mark
+        context.flush()
+
+    def reopen(self, name: str) -> Context:
+        """Let a context that is being spoken to its end take text again."""
+        context = self.contexts[name] = self.leaving.pop(name)
+        context.is_closing = False
+        return context
+
+    def close(self, context: Context) -> None:
+        """End a context when its texts are spoken; `closed` reports it."""
+        context.flush()
+        context.is_closing = True
+        self.leaving[context.name] = self.contexts.pop(context.name)
+        self._start(context)
+
+    def _begin(self, context: Context) -> Utterance:
         if len(context.waiting) >= MAX_WAITING:
             raise UsageError(f"{MAX_WAITING} texts are waiting to be spoken, which is the limit.")
         utterance = Utterance(options=context.options)
         context.waiting.append(utterance)
         self._start(context)
         return utterance
-
-    def close(self, context: Context) -> None:
-        """End a context when its texts are spoken; `closed` reports it."""
-        context.flush()
-        context.closing = True
-        self.leaving[context.name] = self.contexts.pop(context.name)
-        self._start(context)
-
-    def expect_text(self, context: Context) -> None:
-        """End the context's text if no more of it comes: it would hold a slot of the engine."""
-        if context.patience:
-            context.patience.cancel()
-        if context.writing:
-            loop, limit_s = asyncio.get_running_loop(), self.desk.settings.idle_timeout_s
-            context.patience = loop.call_later(limit_s, context.flush)
 
     def _start(self, context: Context) -> None:
         if context.task is None:
@@ -186,7 +197,7 @@ class ContextSession:
             with contextlib.ExitStack() as sending:
                 await self._speak_one(context, context.waiting[0], sending)
         context.task = None
-        if context.closing:
+        if context.is_closing:
             if self.leaving.get(context.name) is context:
                 del self.leaving[context.name]
             await self.closed(context)
@@ -195,33 +206,65 @@ class ContextSession:
         self, context: Context, utterance: Utterance, sending: contextlib.ExitStack
     ) -> None:
         async def relay(speaking: ActiveSpeech) -> None:
-            encoder = self.desk.encoder(context.sound, speaking.record.sample_rate)
-            await self.relay(context, speaking, audio_bytes(speaking, encoder))
+            pieces = audio_bytes(speaking, self.desk.encoder(speaking, context.sound))
+            await self.relay(context, speaking, _until_cancelled(pieces, utterance))
 
-        deadline_s = self.desk.settings.deadline_s
+        async def speak(text: str | None, options: dict[str, Any]) -> ActiveSpeech:
+            self._num_speeches += 1
+            request_id = f"{self.request_id}-{self._num_speeches - 1}"
+            return await self.desk.service.speak(text, options, request_id=request_id)
+
         try:
-            await utterance.speak(self._speak, relay, deadline_s, sending)
+            await utterance.speak(speak, relay, self.desk.settings.deadline_s, sending)
         except (QwenTTSError, ApiError) as error:
             if not (isinstance(error, EmptyText) and utterance.is_blank):
-                await self.refuse(error, context.name)
+                await self._refuse(error, {"context_id": context.name})
         utterance.over = True
         context.waiting.popleft()
         if utterance.speaking:
             record = utterance.speaking.record
             context.heard_s += record.num_samples / record.sample_rate
         self._active_at = time.monotonic()
-        await self.spoken(context, utterance)
-
-    async def _speak(self, text: str | None, options: dict[str, Any]) -> ActiveSpeech:
-        self._num_speeches += 1
-        request_id = f"{self.request_id}-{self._num_speeches - 1}"
-        return await self.desk.service.speak(text, options, request_id=request_id)
+        mark = self._marks.pop(utterance, None)
+        if mark and not utterance.cancelled:
+            await self.answer(context, mark)
 
     # ---- the connection --------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Serve the connection until either side ends it."""
-        await self.socket.run(self._read_all(), self._watch(), end=self._cancel_all)
+        await self.socket.run(self._read(), self._watch(), end=self._cancel_all)
+
+    async def _read(self) -> None:
+        await self.greet()
+        await self.socket.read(self._obey, self._refuse, self._ends_at)
+
+    async def _obey(self, facts: dict[str, Any]) -> bool:
+        self._active_at = time.monotonic()
+        if not self._is_ending and await self.obey(facts):
+            self._is_ending = True
+            for context in list(self.contexts.values()):
+                self.close(context)
+            self._changed.set()
+        return False  # what comes until the end is read, for the client may vanish
+
+    async def _refuse(self, error: Exception, about: dict[str, Any]) -> None:
+        status, facts, _ = error_facts(error)
+        name = about.get("context_id")
+        await self.refuse(status, facts, name if isinstance(name, str) else None)
+
+    def _ends_at(self) -> float:
+        return IDLE_S + (time.monotonic() if self._tasks else self._active_at)
+
+    async def _watch(self) -> None:
+        """Close the connection when it is to end and all is spoken; raise a context's error."""
+        while self._error is None:
+            if self._is_ending and not self._tasks:
+                await self.socket.close()
+                return
+            self._changed.clear()
+            await self._changed.wait()
+        raise self._error
 
     def _cancel_all(self) -> None:
         for context in (*self.contexts.values(), *self.leaving.values()):
@@ -229,51 +272,15 @@ class ContextSession:
         for task in self._tasks:
             task.cancel()
 
-    async def _watch(self) -> None:
-        """Close the connection when it is to end and all is spoken; raise a context's error."""
-        while self._error is None:
-            if self._ending and not self._tasks:
-                await self.socket.close()
-                return
-            self._changed.clear()
-            await self._changed.wait()
-        raise self._error
 
-    def _ends_at(self) -> float:
-        if self._ending or self._tasks:
-            return time.monotonic() + IDLE_S
-        return self._active_at + IDLE_S
-
-    async def _read_all(self) -> None:
-        await self.greet()
-        while True:
-            name: str | None = None
-            try:
-                facts = await self.socket.receive(self._ends_at)
-                if facts is None:
-                    return
-                self._active_at = time.monotonic()
-                given = facts.get("context_id")
-                name = given if isinstance(given, str) else None
-                if not self._ending and await self.obey(facts):
-                    self._end()
-            except (QwenTTSError, ApiError, ValidationError) as error:
-                await self.refuse(error, name)
-                self._num_faults += 1
-                if self._num_faults >= MAX_FAULTS:
-                    await self.socket.close(POLICY, f"{MAX_FAULTS} messages were refused.")
-                    return
-            except TimeoutError:
-                what = f"No message arrived for {IDLE_S:g} s."
-                await self.refuse(ApiError(408, what, code="idle_timeout"), None)
-                await self.socket.close(POLICY, what)
-                return
-
-    def _end(self) -> None:
-        self._ending = True
-        for context in list(self.contexts.values()):
-            self.close(context)
-        self._changed.set()
+async def _until_cancelled(
+    pieces: AsyncIterator[bytes], utterance: Utterance
+) -> AsyncIterator[bytes]:
+    """Yield pieces of audio; those that wait when the client cancels are dropped."""
+    async for piece in pieces:
+        if utterance.cancelled:
+            return
+        yield piece
 
 
 async def serve(websocket: WebSocket, make: Callable[[], Awaitable[ContextSession]]) -> None:
@@ -281,10 +288,10 @@ async def serve(websocket: WebSocket, make: Callable[[], Awaitable[ContextSessio
     try:
         session = await make()
     except (QwenTTSError, ApiError, ValidationError) as error:
-        if "websocket.http.response" not in websocket.scope["extensions"]:
+        if "websocket.http.response" in websocket.scope["extensions"]:
+            await websocket.send_denial_response(error_response(error, websocket.scope))
+        else:
             await websocket.close(POLICY)  # the server answers 403
-            return
-        await websocket.send_denial_response(error_response(error, websocket.scope))
         return
     await session.run()
 
