@@ -146,6 +146,7 @@ def _sndfile_options(
         return {"format": "OGG", "subtype": "OPUS", "compression_level": level}
     least, most = next(kbits for first, kbits in _MP3_KBITS_FROM.items() if rate >= first)
     level = (most - min(max(mp3_kbits, least), most)) / (most - least)
+    level = min(level, 0.999)  # libsndfile refuses 1, its lowest bit rate
     codec = {"format": "MP3", "subtype": "MPEG_LAYER_III", "bitrate_mode": "CONSTANT"}
     return codec | {"compression_level": level}
 

@@ -216,7 +216,7 @@ class _ElevenLabsSession(ContextSession):
         """See `ContextSession`."""
         text, given = facts.get("text"), facts.get("context_id")
         name = "" if given is None else given
-        for key, value in (("text", text or ""), ("context_id", name)):
+        for key, value in (("text", "" if text is None else text), ("context_id", name)):
             if not isinstance(value, str):
                 raise wrong(key, value, "a string")
         if self._is_multi and facts.get("close_socket"):

@@ -155,9 +155,12 @@ class ContextSession:
 
     def mark(self, context: Context, mark: str) -> None:
         """End the context's text, which may be empty; `answer` reports that it was spoken."""
-        context.writing = context.writing or self._begin(context)
-        self._marks[context.writing] = mark
+        utterance = context.writing
+        if utterance is None or utterance.over:
+            utterance = self._begin(context)
         context.flush()
+        utterance.end()
+        self._marks[utterance] = mark
 
     def reopen(self, name: str) -> Context:
         """Let a context that is being spoken to its end take text again."""
