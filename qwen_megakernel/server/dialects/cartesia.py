@@ -17,13 +17,21 @@ from pydantic import Field
 
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.server.active_speech import ActiveSpeech
-from qwen_megakernel.server.dialects.dialect import Desk, Dialect, Fields, Sound, unsupported
+from qwen_megakernel.server.dialects.dialect import (
+    Desk,
+    Dialect,
+    Fields,
+    Sound,
+    described,
+    unsupported,
+)
 from qwen_megakernel.server.dialects.session import Context, ContextSession, serve, wrong
 from qwen_megakernel.server.error_responses import error_facts
 from qwen_megakernel.server.responses import EVENT_STREAM, audio_bytes
 from qwen_megakernel.server.service import Service
 
 _ENCODINGS = {"pcm_s16le": "pcm", "pcm_mulaw": "ulaw", "pcm_alaw": "alaw"}
+_ERROR = ("title", "message", "error_code", "status_code", "request_id")
 # What clients send by default, or what concerns only the vendor's own machines.
 _HARMLESS = (
     *("mode", "max_buffer_delay_ms", "use_normalized_timestamps", "add_phoneme_timestamps"),
@@ -130,13 +138,13 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         options = await desk.configure(sound=sound, **body.fields())
         return await desk.speak(request, body.transcript, options)
 
-    @app.post("/tts/bytes", response_class=Response, summary="Cartesia: audio while it is made")
+    @app.post("/tts/bytes", **described("Cartesia: audio while it is made", error=_ERROR))
     async def speak(body: CartesiaBody, request: Request) -> Response:
         sound = body.output_format.sound("raw", "wav", "mp3")
         speaking = await begin(body, request, sound)
         return await desk.audio(request, speaking, sound, is_whole=sound.response_format == "wav")
 
-    @app.post("/tts/sse", response_class=Response, summary="Cartesia: events")
+    @app.post("/tts/sse", **described("Cartesia: events", EVENT_STREAM, error=_ERROR))
     async def events(body: CartesiaBody, request: Request) -> Response:
         sound = body.output_format.sound("raw")
         speaking = await begin(body, request, sound)
@@ -199,7 +207,8 @@ class _CartesiaSession(ContextSession):
             context.flush()  # the text so far keeps its settings
             context.options, context.settings = options, fields
         context.request = body
-        await self.feed(context, body.transcript)
+        is_sentence = facts.get("max_buffer_delay_ms") == 0
+        await self.feed(context, body.transcript, is_sentence=is_sentence)
         if facts.get("flush"):
             self.mark(context, "flush_done")
         if not facts.get("continue"):

@@ -15,7 +15,14 @@ from pydantic import Field
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.printable import printable
 from qwen_megakernel.server.active_speech import ActiveSpeech
-from qwen_megakernel.server.dialects.dialect import Desk, Dialect, Fields, Sound, unsupported
+from qwen_megakernel.server.dialects.dialect import (
+    Desk,
+    Dialect,
+    Fields,
+    Sound,
+    described,
+    unsupported,
+)
 from qwen_megakernel.server.dialects.session import Context, ContextSession, serve, wrong
 from qwen_megakernel.server.service import Service
 
@@ -70,6 +77,9 @@ class DeepgramQuery(Fields):
         return Sound(kind, rate, kbits=self.bit_rate and self.bit_rate // 1000)
 
 
+_ERROR = ("err_code", "err_msg", "request_id")
+
+
 def _add_routes(app: FastAPI, service: Service) -> None:
     desk = Desk("deepgram", service, _HARMLESS)
 
@@ -81,7 +91,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         desk.ignore(query.unknown())
         return await desk.configure(query.model, sound, speed=query.speed, seed=query.seed), sound
 
-    @app.post("/v1/speak", response_class=Response, summary="Deepgram: audio while it is made")
+    @app.post("/v1/speak", **described("Deepgram: audio while it is made", error=_ERROR))
     async def speak(body: DeepgramBody, request: Request) -> Response:
         options, sound = await begin(request, "mp3", is_raw=False)
         desk.ignore(body.unknown())

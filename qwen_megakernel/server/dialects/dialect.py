@@ -184,6 +184,21 @@ class Desk:
         return SpeechResponse(speaking, body, **how, settings=self.settings, on_error=on_error)
 
 
+def described(summary: str, *media_types: str, error: Iterable[str]) -> dict[str, Any]:
+    """Return the arguments of a route that describe its answers.
+
+    Args:
+        summary: what the route does.
+        media_types: those of its answer; none: of any audio.
+        error: the fields of an error.
+    """
+    body = {"schema": {"type": "object", "required": [*error]}}
+    failed = {"description": "Error", "content": {"application/json": body}}
+    content: dict[str, Any] = {each: {} for each in media_types or MEDIA_TYPES.values()}
+    responses: dict[int | str, Any] = {200: {"content": content}, "4XX": failed, "5XX": failed}
+    return {"summary": summary, "response_class": Response, "responses": responses}
+
+
 def unsupported(what: str, value: object, supported: Iterable[str]) -> ApiError:
     """Return the error about audio that the server cannot make."""
     message = (

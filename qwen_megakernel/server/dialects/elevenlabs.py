@@ -18,7 +18,14 @@ from pydantic import Field
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.printable import printable
 from qwen_megakernel.server.active_speech import ActiveSpeech
-from qwen_megakernel.server.dialects.dialect import Desk, Dialect, Fields, Sound, unsupported
+from qwen_megakernel.server.dialects.dialect import (
+    Desk,
+    Dialect,
+    Fields,
+    Sound,
+    described,
+    unsupported,
+)
 from qwen_megakernel.server.dialects.letters import LetterTimer, TimedLetters
 from qwen_megakernel.server.dialects.session import Context, ContextSession, serve, wrong
 from qwen_megakernel.server.error_responses import error_facts
@@ -107,7 +114,10 @@ def _add_routes(app: FastAPI, service: Service) -> None:
     desk = Desk("elevenlabs", service, _HARMLESS)
 
     def add(path: str, *, is_whole: bool, is_timed: bool, summary: str) -> None:
-        @app.post(_ROUTE + path, response_class=Response, summary=f"ElevenLabs: {summary}")
+        media_types = ["application/json"] if is_timed else []
+        how = described(f"ElevenLabs: {summary}", *media_types, error=["detail"])
+
+        @app.post(_ROUTE + path, **how)
         async def speak(
             voice: str, body: ElevenLabsBody, request: Request, output_format: str = _DEFAULT_FORMAT
         ) -> Response:
@@ -205,6 +215,7 @@ class _ElevenLabsSession(ContextSession):
         # LiveKit's client asks for this and counts times from the start of the context; all others
         # count them from the end of the message before.
         self._counts_on = query.get("sync_alignment") == "true"
+        self._is_auto = query.get("auto_mode") == "true"
         self.settings = Settings.model_validate(query, strict=False)
         desk.ignore(self.settings.unknown())
 
@@ -238,7 +249,7 @@ class _ElevenLabsSession(ContextSession):
                 hint="Settings belong into the first message of a context; close it first.",
             )
         if context:
-            await self.feed(context, text or "")
+            await self.feed(context, text or "", is_sentence=self._is_auto)
             self.expect_text(context)  # empty text keeps a context waiting
             if facts.get("flush"):
                 context.flush()

@@ -27,6 +27,7 @@ MAX_CONTEXTS = 256  # of one connection
 MAX_WAITING = 256  # texts of one context
 # Without a message or a speech; agents are silent for minutes and keep their connection.
 IDLE_S = 300.0
+_ENDS = tuple(".!?\u2026:;,\"')")  # of sentences in scripts with spaces
 
 
 class Context:
@@ -131,14 +132,19 @@ class ContextSession:
         keep(self.socket.scope)
         return context
 
-    async def feed(self, context: Context, text: str) -> None:
+    async def feed(self, context: Context, text: str, *, is_sentence: bool = False) -> None:
         """Add text; white space alone begins no text.
 
+        Args:
+            is_sentence: the client sends whole sentences, which need a space between them.
         Raises:
             TextTooLong: the texts of the context that wait are too long together.
         """
         if context.writing is None and not text.strip():
             return
+        before = context.writing.pieces[-1:] if is_sentence and context.writing else []
+        if before and before[0].endswith(_ENDS) and not text[:1].isspace():
+            text = f" {text}"
         num_waiting = sum(each.num_chars for each in context.waiting)
         check_length(num_waiting + len(text), self.desk.settings)
         context.writing = utterance = context.writing or self._begin(context)
