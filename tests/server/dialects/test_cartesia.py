@@ -12,6 +12,7 @@ from dialect_clients import CARTESIA, RAW, audio_of, cartesia, dialect, listen, 
 from fake_engine import STORY, FakeEngine
 from live_server import serving
 from tiny_speech import tiny_engine
+from tolerances import ROUNDED_S, ROUNDED_STEP_S, nearly
 from waiting import wait_until
 
 
@@ -83,7 +84,7 @@ def test_fields_reach_the_engine(live, engine):
     assert post(live, language="en", generation_config=how, seed=4).status_code == 200
     request = engine.streams[0].request
     assert (request.language, request.seed, request.sound.speed) == ("en", 4, 1.25)
-    assert request.sound.volume == pytest.approx(20 * math.log10(2))
+    assert request.sound.volume == nearly(20 * math.log10(2))
 
 
 @pytest.mark.parametrize(
@@ -118,7 +119,7 @@ async def test_a_context_is_spoken_with_times_and_done(live, engine):
     words, starts, ends = words_of(heard)
     assert words == STORY.split()
     assert starts == sorted(starts) and ends == sorted(ends)
-    assert starts[0] >= 0 and ends[-1] <= len(audio_of(heard)) / 48000 + 0.0005
+    assert starts[0] >= 0 and ends[-1] <= len(audio_of(heard)) / 48000 + ROUNDED_S
 
 
 async def test_no_times_are_sent_unless_they_are_asked_for(live):
@@ -139,7 +140,7 @@ async def test_a_flush_is_answered_after_its_audio(live, engine):
     words, starts, _ = words_of(heard)
     assert words == [*(STORY * 2).split(), "Last."]
     before_s = len(audio_of(heard[: places[1]])) / 48000
-    assert starts[-1] == pytest.approx(before_s, abs=0.001)  # the context's clock
+    assert starts[-1] == pytest.approx(before_s, abs=ROUNDED_STEP_S)  # the context's clock
 
 
 async def test_text_after_the_end_of_a_context_that_is_still_spoken_follows_it():

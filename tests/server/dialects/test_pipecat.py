@@ -24,6 +24,7 @@ from pipecat.services.cartesia.tts import CartesiaHttpTTSService, CartesiaTTSSer
 from pipecat.services.deepgram.tts import DeepgramHttpTTSService, DeepgramTTSService
 from pipecat.services.elevenlabs.tts import ElevenLabsHttpTTSService, ElevenLabsTTSService
 from pipelines import SENTENCE, SPEECH, TOKEN, Run
+from tolerances import ROUNDED_STEP_S
 from waiting import wait_until
 
 SAID = "Hello there my friend. It is a fine day, is it not?"
@@ -85,7 +86,7 @@ async def test_every_word_is_pushed_once_in_order_at_its_time(name, mode, monkey
     assert times == sorted(times)
     begin = times[0] - own[0].start
     for time, word in zip(times, own, strict=True):
-        assert time - begin == pytest.approx(word.start, abs=0.002)
+        assert time - begin == pytest.approx(word.start, abs=ROUNDED_STEP_S)
 
 
 @pytest.mark.parametrize("name", SOCKETS)
