@@ -142,6 +142,7 @@ class JsonSocket:
 
     def __init__(self, websocket: WebSocket, settings: ServerSettings):
         self.scope, self._socket, self._settings = websocket.scope, websocket, settings
+        self._is_closed = False
 
     async def run(self, *tasks: Coroutine[Any, Any, None], end: Callable[[], None]) -> None:
         """Accept the connection, and run tasks until one of them ends.
@@ -229,9 +230,13 @@ class JsonSocket:
 
     async def close(self, code: int = 1000, reason: str = "") -> None:
         """Close the connection; the reason has 123 bytes at most."""
+        self._is_closed = True
         await self._socket.close(code, reason)
 
-    async def _sent(self, writing: Awaitable[None]) -> None:
+    async def _sent(self, writing: Coroutine[Any, Any, None]) -> None:
+        if self._is_closed:  # by another task, while this one has more to send
+            writing.close()
+            raise ConnectionAbortedError("The connection is closed.")
         await sent(writing, self._settings.stall_timeout_s, lambda: abort(self.scope))
 
 

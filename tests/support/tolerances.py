@@ -344,3 +344,6 @@ DIALECT_WORD_MS = 80
 
 # The size of an mp3 relative to that of its bit rate: frames are whole, and the encoder adds some.
 MP3_BIT_RATE = 0.1
+
+# Seconds by which a dialect's first audio may come later than our own WebSocket's, at best.
+DIALECT_FIRST_AUDIO_S = 0.002

@@ -95,12 +95,14 @@ def _sound_of(output_format: str, known: list[str]) -> Sound:
 async def _timed(
     speaking: ActiveSpeech, pieces: AsyncIterator[bytes]
 ) -> AsyncIterator[tuple[bytes, list[TimedLetters]]]:
-    """Yield audio with the letters, written and spoken, whose times have become final."""
-    timer = LetterTimer(speaking)
+    """Yield audio, and letters, written and spoken, whose times became final before it."""
+    timer, letters = LetterTimer(speaking), [TimedLetters(), TimedLetters()]
     async for audio in pieces:
-        letters = await timer.take()
         if audio or any(letters):
-            yield audio, list(letters)
+            yield audio, letters
+        letters = list(await timer.take())  # takes a while, so the audio does not wait for it
+    if any(letters):
+        yield b"", letters
 
 
 def _base64(audio: bytes) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+import time
 
 import pytest
 from dialect_clients import (
@@ -17,6 +18,9 @@ from dialect_clients import (
 )
 from fake_engine import STORY, FakeEngine
 from live_server import assert_error, http_post, serving
+from speech_socket import hear, say
+from speech_socket import session as speech_session
+from tolerances import DIALECT_FIRST_AUDIO_S
 from waiting import wait_until
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -208,6 +212,65 @@ async def test_a_client_that_vanishes_frees_its_slot(name):
             socket.transport.abort()
             await asyncio.to_thread(wait_until, lambda: not live.engine.speaking)
         await asyncio.to_thread(live.settle)
+
+
+async def cancel(socket, name: str) -> None:
+    """Cancel what is being spoken."""
+    if name == "elevenlabs":
+        await tell(socket, context_id="a", close_context=True)
+    elif name == "cartesia":
+        await tell(socket, context_id="a", cancel=True)
+    else:
+        await tell(socket, type="Clear")
+
+
+async def test_a_cancelled_text_frees_its_slot_within_four_frames(name):
+    with serving(FakeEngine(rtf=1.0, num_slots=1)) as live:
+        async with dialect(live, SOCKETS[name]) as socket:
+            await begin(socket, name, STORY * 3)
+            await listen(socket, has_audio)
+            before = live.engine.streams[0].num_frames
+            await cancel(socket, name)
+            await asyncio.to_thread(wait_until, lambda: not live.engine.speaking)
+            assert live.engine.streams[0].num_frames - before <= 4
+
+
+async def test_a_connection_that_is_closed_for_garbage_logs_no_failure(name, caplog):
+    """The speech that is cut has more to send."""
+    with serving(FakeEngine(rtf=0.01)) as live:
+        async with dialect(live, SOCKETS[name]) as socket:
+            await begin(socket, name, STORY * 20)
+            with pytest.raises(ConnectionClosed):
+                while True:
+                    await socket.send("garbage")
+                    await socket.recv()
+            await asyncio.to_thread(wait_until, lambda: not live.engine.speaking)
+        await asyncio.to_thread(live.settle)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def test_the_first_audio_comes_as_soon_as_over_our_own_websocket(name):
+    """Binary or base64, for the same text; the best of some tries, on a machine in use."""
+
+    async def ours(live) -> float:
+        async with speech_session(live, {"voice": "vivian"}) as socket:
+            begun = time.perf_counter()
+            await say(socket, "input.text", text=STORY)
+            while not isinstance(await hear(socket), bytes):
+                pass
+            return time.perf_counter() - begun
+
+    async def theirs(live) -> float:
+        async with dialect(live, SOCKETS[name]) as socket:
+            begun = time.perf_counter()
+            await begin(socket, name)
+            await listen(socket, has_audio)
+            return time.perf_counter() - begun
+
+    with serving(FakeEngine(rtf=0.01, first_delay_s=0.02)) as live:
+        pairs = [(await ours(live), await theirs(live)) for _ in range(15)]
+    own, other = map(min, zip(*pairs, strict=True))
+    assert other - own <= DIALECT_FIRST_AUDIO_S
 
 
 async def test_a_client_of_http_that_vanishes_frees_its_slot(name):
