@@ -97,19 +97,15 @@ class VoiceStore:
         Raises:
             UnknownVoice: no voice has that id or name, and no fallback is set.
         """
-        alias = self._settings.voice_aliases.get(voice_id)
-        if alias is not None:
+        if alias := self._settings.voice_aliases.get(voice_id):
             return alias, None
         try:
             self.find(voice_id)
         except UnknownVoice as error:
             fallback = self._settings.voice_fallback
             if fallback is None and self._engine.default_voice is not None:
-                raise UnknownVoice(
-                    str(error),
-                    hint="Start the server with --voice-alias ID=NAME, or with --voice-fallback "
-                    "NAME for every unknown id.",
-                ) from error
+                hint = "Start the server with --voice-alias ID=NAME, or with --voice-fallback NAME."
+                raise UnknownVoice(str(error), hint=hint) from error
             spoken_by = f'spoken by "{fallback}"' if fallback else "ignored: this model has none"
             return fallback, f'voice "{printable(voice_id)}" is {spoken_by}'
         return voice_id, None

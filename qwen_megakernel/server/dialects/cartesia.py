@@ -17,21 +17,13 @@ from pydantic import Field
 
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.server.active_speech import ActiveSpeech
-from qwen_megakernel.server.dialects.dialect import (
-    Desk,
-    Dialect,
-    Fields,
-    Sound,
-    described,
-    unsupported,
-)
+from qwen_megakernel.server.dialects.dialect import ROUTE, Desk, Dialect, Fields, Sound, unsupported
 from qwen_megakernel.server.dialects.session import Context, ContextSession, serve, wrong
 from qwen_megakernel.server.error_responses import error_facts
 from qwen_megakernel.server.responses import EVENT_STREAM, audio_bytes
 from qwen_megakernel.server.service import Service
 
 _ENCODINGS = {"pcm_s16le": "pcm", "pcm_mulaw": "ulaw", "pcm_alaw": "alaw"}
-_ERROR = ("title", "message", "error_code", "status_code", "request_id")
 # What clients send by default, or what concerns only the vendor's own machines.
 _HARMLESS = (
     *("mode", "max_buffer_delay_ms", "use_normalized_timestamps", "add_phoneme_timestamps"),
@@ -138,13 +130,13 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         options = await desk.configure(sound=sound, **body.fields())
         return await desk.speak(request, body.transcript, options)
 
-    @app.post("/tts/bytes", **described("Cartesia: audio while it is made", error=_ERROR))
+    @app.post("/tts/bytes", summary="Cartesia: audio while it is made", **ROUTE)
     async def speak(body: CartesiaBody, request: Request) -> Response:
         sound = body.output_format.sound("raw", "wav", "mp3")
         speaking = await begin(body, request, sound)
         return await desk.audio(request, speaking, sound, is_whole=sound.response_format == "wav")
 
-    @app.post("/tts/sse", **described("Cartesia: events", EVENT_STREAM, error=_ERROR))
+    @app.post("/tts/sse", summary="Cartesia: events", **ROUTE)
     async def events(body: CartesiaBody, request: Request) -> Response:
         sound = body.output_format.sound("raw")
         speaking = await begin(body, request, sound)
@@ -176,7 +168,6 @@ class _CartesiaSession(ContextSession):
     """A connection of a Cartesia client."""
 
     async def obey(self, facts: dict[str, Any]) -> bool:
-        """See `ContextSession`."""
         name = facts.get("context_id")
         if not isinstance(name, str) or not name:
             raise wrong("context_id", name, "a string that is not empty")
@@ -218,22 +209,18 @@ class _CartesiaSession(ContextSession):
     async def relay(
         self, context: Context, speaking: ActiveSpeech, pieces: AsyncIterator[bytes]
     ) -> None:
-        """See `ContextSession`."""
         async for message in _messages(speaking, pieces, context.request, context.heard_s):
             await self.socket.send(**message, context_id=context.name)
 
     async def answer(self, context: Context, mark: str) -> None:
-        """See `ContextSession`."""
         context.num_answers += 1
         facts = {"flush_id": context.num_answers, "flush_done": True, "context_id": context.name}
         await self.socket.send(type=mark, done=False, status_code=206, **facts)
 
     async def closed(self, context: Context) -> None:
-        """See `ContextSession`."""
         await self.socket.send(type="done", done=True, status_code=200, context_id=context.name)
 
     async def refuse(self, status: int, facts: dict[str, Any], name: str | None) -> None:
-        """See `ContextSession`."""
         body = _error_body(status, facts, self.request_id)
         await self.socket.send(type="error", done=True, context_id=name, **body)
 

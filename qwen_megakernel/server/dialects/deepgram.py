@@ -15,14 +15,7 @@ from pydantic import Field
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.printable import printable
 from qwen_megakernel.server.active_speech import ActiveSpeech
-from qwen_megakernel.server.dialects.dialect import (
-    Desk,
-    Dialect,
-    Fields,
-    Sound,
-    described,
-    unsupported,
-)
+from qwen_megakernel.server.dialects.dialect import ROUTE, Desk, Dialect, Fields, Sound, unsupported
 from qwen_megakernel.server.dialects.session import Context, ContextSession, serve, wrong
 from qwen_megakernel.server.service import Service
 
@@ -77,9 +70,6 @@ class DeepgramQuery(Fields):
         return Sound(kind, rate, kbits=self.bit_rate and self.bit_rate // 1000)
 
 
-_ERROR = ("err_code", "err_msg", "request_id")
-
-
 def _add_routes(app: FastAPI, service: Service) -> None:
     desk = Desk("deepgram", service, _HARMLESS)
 
@@ -91,7 +81,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         desk.ignore(query.unknown())
         return await desk.configure(query.model, sound, speed=query.speed, seed=query.seed), sound
 
-    @app.post("/v1/speak", **described("Deepgram: audio while it is made", error=_ERROR))
+    @app.post("/v1/speak", summary="Deepgram: audio while it is made", **ROUTE)
     async def speak(body: DeepgramBody, request: Request) -> Response:
         options, sound = await begin(request, "mp3", is_raw=False)
         desk.ignore(body.unknown())
@@ -120,13 +110,11 @@ class _DeepgramSession(ContextSession):
         self._options, self._sound = options, sound
 
     async def greet(self) -> None:
-        """See `ContextSession`."""
         name = self.desk.service.engine.files.name
         model = {"model_name": name, "model_version": "1", "model_uuid": name}
         await self.socket.send(type="Metadata", request_id=self.request_id, **model)
 
     async def obey(self, facts: dict[str, Any]) -> bool:
-        """See `ContextSession`."""
         kind, text = facts.get("type"), facts.get("text")
         context = self.contexts.get("") or self.open("", self._options, self._sound)
         if kind == "Speak":
@@ -146,18 +134,15 @@ class _DeepgramSession(ContextSession):
     async def relay(
         self, context: Context, speaking: ActiveSpeech, pieces: AsyncIterator[bytes]
     ) -> None:
-        """See `ContextSession`."""
         async for audio in pieces:
             if audio:
                 await self.socket.send_bytes(audio)
 
     async def answer(self, context: Context, mark: str) -> None:
-        """See `ContextSession`."""
         await self.socket.send(type=mark, sequence_id=context.num_answers)
         context.num_answers += 1
 
     async def refuse(self, status: int, facts: dict[str, Any], name: str | None) -> None:
-        """See `ContextSession`."""
         kind, code = "Error" if status == 408 else "Warning", facts["code"].upper()
         what = facts["message"]
         await self.socket.send(type=kind, description=what, message=what, code=code)

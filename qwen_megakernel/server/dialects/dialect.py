@@ -27,6 +27,11 @@ from qwen_megakernel.server.settings import MEDIA_TYPES
 
 logger = get_logger(__name__)
 
+# Of the routes: their audio has any media type, and their errors the vendor's form.
+ROUTE: dict[str, Any] = {
+    "response_class": Response,
+    "responses": {key: {"description": "Error"} for key in ("4XX", "5XX")},
+}
 _KEY_HEADERS = ("xi-api-key", "x-api-key")
 _KEY_QUERIES = ("api_key", "access_token", "token", "xi-api-key", "authorization")
 _MAX_WARNED = 1000  # fields and voices that a server remembers to have warned about
@@ -182,21 +187,6 @@ class Desk:
         """Return a response that sends a speech while it is made; see `SpeechResponse`."""
         how: dict[str, Any] = {"media_type": media_type, "headers": speech_headers(speaking, [])}
         return SpeechResponse(speaking, body, **how, settings=self.settings, on_error=on_error)
-
-
-def described(summary: str, *media_types: str, error: Iterable[str]) -> dict[str, Any]:
-    """Return the arguments of a route that describe its answers.
-
-    Args:
-        summary: what the route does.
-        media_types: those of its answer; none: of any audio.
-        error: the fields of an error.
-    """
-    body = {"schema": {"type": "object", "required": [*error]}}
-    failed = {"description": "Error", "content": {"application/json": body}}
-    content: dict[str, Any] = {each: {} for each in media_types or MEDIA_TYPES.values()}
-    responses: dict[int | str, Any] = {200: {"content": content}, "4XX": failed, "5XX": failed}
-    return {"summary": summary, "response_class": Response, "responses": responses}
 
 
 def unsupported(what: str, value: object, supported: Iterable[str]) -> ApiError:

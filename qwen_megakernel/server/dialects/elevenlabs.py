@@ -18,14 +18,7 @@ from pydantic import Field
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.printable import printable
 from qwen_megakernel.server.active_speech import ActiveSpeech
-from qwen_megakernel.server.dialects.dialect import (
-    Desk,
-    Dialect,
-    Fields,
-    Sound,
-    described,
-    unsupported,
-)
+from qwen_megakernel.server.dialects.dialect import ROUTE, Desk, Dialect, Fields, Sound, unsupported
 from qwen_megakernel.server.dialects.letters import LetterTimer, TimedLetters
 from qwen_megakernel.server.dialects.session import Context, ContextSession, serve, wrong
 from qwen_megakernel.server.error_responses import error_facts
@@ -116,10 +109,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
     desk = Desk("elevenlabs", service, _HARMLESS)
 
     def add(path: str, *, is_whole: bool, is_timed: bool, summary: str) -> None:
-        media_types = ["application/json"] if is_timed else []
-        how = described(f"ElevenLabs: {summary}", *media_types, error=["detail"])
-
-        @app.post(_ROUTE + path, **how)
+        @app.post(_ROUTE + path, summary=f"ElevenLabs: {summary}", **ROUTE)
         async def speak(
             voice: str, body: ElevenLabsBody, request: Request, output_format: str = _DEFAULT_FORMAT
         ) -> Response:
@@ -226,7 +216,6 @@ class _ElevenLabsSession(ContextSession):
         return await self.desk.configure(self._voice, self._sound, **settings.options())
 
     async def obey(self, facts: dict[str, Any]) -> bool:
-        """See `ContextSession`."""
         text, given = facts.get("text"), facts.get("context_id")
         name = "" if given is None else given
         for key, value in (("text", "" if text is None else text), ("context_id", name)):
@@ -273,7 +262,6 @@ class _ElevenLabsSession(ContextSession):
     async def relay(
         self, context: Context, speaking: ActiveSpeech, pieces: AsyncIterator[bytes]
     ) -> None:
-        """See `ContextSession`."""
         async for audio, letters in _timed(speaking, pieces):
             await self._send(
                 context.name,
@@ -304,11 +292,9 @@ class _ElevenLabsSession(ContextSession):
         await self.socket.send(**facts, **named)
 
     async def closed(self, context: Context) -> None:
-        """See `ContextSession`."""
         await self._send(context.name, audio=None, isFinal=True)
 
     async def refuse(self, status: int, facts: dict[str, Any], name: str | None) -> None:
-        """See `ContextSession`."""
         await self._send(name, message=facts["message"], error=facts["code"], code=POLICY)
 
 
