@@ -10,6 +10,7 @@ from live_server import serving
 from tolerances import ROUNDED_S
 
 from qwen_megakernel import TTSEngine
+from qwen_megakernel.server import app
 from qwen_megakernel.server.dialects import cartesia, deepgram, elevenlabs
 
 PAGE = (ROOT / "docs" / "dialects.md").read_text("utf-8")
@@ -69,6 +70,16 @@ def test_the_page_has_every_field(title, module, models):
     names |= {*module._HARMLESS} - {"xi_api_key"}
     missing = [name for name in sorted(names) if not re.search(rf"[`.]{name}[`.]", text)]
     assert missing == []
+
+
+def test_the_page_has_every_path():
+    paths = {
+        route.path.replace("/v1/text-to-speech/{voice}/", "/")
+        for route in app.create_app(lambda: None).routes
+        if "dialects" in getattr(route, "endpoint", app.create_app).__module__
+    }
+    assert len(paths) == 12
+    assert not [path for path in sorted(paths) if f"{path}`" not in PAGE]
 
 
 def test_the_page_has_every_format():
