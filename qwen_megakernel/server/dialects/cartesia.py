@@ -181,8 +181,6 @@ class _CartesiaSession(ContextSession):
         body = CartesiaBody.model_validate(facts)
         sound = body.output_format.sound("raw")
         if context is None and name in self.leaving:
-            if not body.transcript.strip():  # the end of a context that has been ended
-                return False
             context = self.reopen(name)
         fields = body.fields()
         if context and (context.settings["voice"], context.sound) != (fields["voice"], sound):

@@ -113,6 +113,20 @@ async def test_a_clear_stops_the_speech_and_no_audio_follows_its_answer():
             assert audio_of(heard) == live.engine.streams[-1].sent
 
 
+async def test_audio_that_waits_for_the_client_is_dropped_by_a_clear():
+    with serving(FakeEngine(rtf=0.001), send_buffer=8192) as live:
+        slowly = {"sock": live.connect_slowly(), "max_queue": 1}
+        async with dialect(live, DEEPGRAM, **slowly) as socket:
+            await tell(socket, type="Speak", text=(STORY * 30)[:2000])
+            await tell(socket, type="Flush")
+            await asyncio.to_thread(wait_until, lambda: live.engine.streams)
+            await asyncio.to_thread(wait_until, lambda: live.engine.streams[0].finish_reason)
+            await tell(socket, type="Clear")
+            await asyncio.sleep(0.2)  # so that the server has it before it can send more
+            heard = await listen(socket, lambda message: message.get("type") == "Cleared")
+        assert len(audio_of(heard)) < len(live.engine.streams[0].sent) / 2
+
+
 async def test_a_close_speaks_what_is_left(live, engine):
     async with dialect(live, DEEPGRAM) as socket:
         await tell(socket, type="Speak", text=STORY)

@@ -289,6 +289,7 @@ async def test_a_context_that_is_closed_twice_stops_at_once():
             await listen(socket, lambda message: message["audio"])
             await tell(socket, context_id="a", close_context=True)
             await asyncio.to_thread(wait_until, lambda: not live.engine.speaking)
+            assert live.engine.streams[0].num_frames < 20
             live.engine.rtf = 0.001
             await say(socket, "b", "And now?")
             heard = await listen(socket, lambda each: is_final(each) and each["contextId"] == "b")

@@ -4,6 +4,8 @@ import asyncio
 import json
 import threading
 import time
+from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import pytest
 from dialect_clients import (
@@ -27,6 +29,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.server.dialects import session as session_module
 from qwen_megakernel.server.settings import ServerSettings
+from qwen_megakernel.server.utterance import JsonSocket
 
 SOCKETS = {"elevenlabs": ELEVENLABS, "cartesia": CARTESIA, "deepgram": DEEPGRAM}
 POSTS = {
@@ -331,6 +334,24 @@ async def test_a_client_that_does_not_read_is_cut(name):
             await asyncio.to_thread(live.settle)
             with pytest.raises(ConnectionClosed):
                 await speak(socket, name)
+
+
+async def test_nothing_is_sent_after_a_close():
+    """One task may close a connection while another has more to send."""
+    websocket = SimpleNamespace(scope={}, close=AsyncMock(), send_text=AsyncMock())
+    socket = JsonSocket(websocket, ServerSettings())
+    await socket.send(type="first")
+    await socket.close()
+    with pytest.raises(ConnectionAbortedError):
+        await socket.send(type="second")
+    websocket.send_text.assert_awaited_once()
+
+
+def test_no_body_is_read_where_no_route_takes_one():
+    with serving(FakeEngine()) as live:
+        answer = live.client.post("/v1/voices", content="x" * 200_000)
+        assert answer.status_code == 405
+        assert "does not accept POST" in answer.json()["detail"]["message"]
 
 
 @pytest.mark.parametrize("name", ["elevenlabs", "cartesia"])
