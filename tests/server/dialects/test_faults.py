@@ -7,6 +7,7 @@ import time
 from types import SimpleNamespace
 from unittest.mock import AsyncMock
 
+import numpy as np
 import pytest
 from dialect_clients import (
     CARTESIA,
@@ -22,7 +23,9 @@ from fake_engine import STORY, FakeEngine
 from live_server import assert_error, http_post, serving
 from speech_socket import hear, say
 from speech_socket import session as speech_session
-from tolerances import DIALECT_FIRST_AUDIO_S
+from speech_socket import speak as speak_ours
+from tiny_speech import tiny_engine
+from tolerances import DIALECT_FIRST_AUDIO_S, PCM16
 from waiting import wait_until
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -274,6 +277,23 @@ async def test_the_first_audio_comes_as_soon_as_over_our_own_websocket(name):
         pairs = [(await ours(live), await theirs(live)) for _ in range(15)]
     own, other = map(min, zip(*pairs, strict=True))
     assert other - own <= DIALECT_FIRST_AUDIO_S
+
+
+async def test_the_audio_is_ours_with_the_same_seed(name):
+    """That of our own WebSocket, and for a text that is complete that of our own endpoint."""
+    seeded = {"elevenlabs": ELEVENLABS + "&seed=5", "cartesia": CARTESIA, "deepgram": DEEPGRAM}
+    with tiny_engine() as tts, serving(tts) as live:
+        async with dialect(live, seeded[name]) as socket:
+            if name == "cartesia":
+                own = live.speak("And now?", voice="vivian", seed=5, response_format="pcm").content
+                await tell(socket, **cartesia("a", "And now?", seed=5))
+                pcm = audio_of(await listen(socket, lambda each: each["type"] == "done"))
+            else:
+                async with speech_session(live, {"voice": "vivian", "seed": 5}) as ours:
+                    _, own = await speak_ours(ours, "And now?")
+                pcm = audio_of(await speak(socket, name))
+    expected, heard = (np.frombuffer(each, "<i2") / 32768 for each in (own, pcm))
+    assert len(expected) == len(heard) > 0 and np.abs(expected - heard).max() <= PCM16
 
 
 async def test_a_client_of_http_that_vanishes_frees_its_slot(name):

@@ -147,6 +147,20 @@ async def test_settings_change_between_answers(live, engine, name):
     assert run.errors == []
 
 
+async def test_a_voice_changes_between_sentences_of_an_answer(live, engine):
+    """Only Cartesia's service lets the sentence before be spoken to its end."""
+    async with Run(make("cartesia", live)) as run:
+        await run.send(LLMFullResponseStartFrame(), LLMTextFrame("One of them. It is"))
+        await run.until(TTSAudioRawFrame)
+        delta = CartesiaTTSService.Settings(voice="aiden")
+        await run.send(TTSUpdateSettingsFrame(delta=delta))
+        await run.send(LLMTextFrame(" another one."), LLMFullResponseEndFrame())
+        await run.until(TTSStoppedFrame, 2)
+        assert run.pcm == b"".join(stream.sent for stream in engine.streams)
+    assert [stream.request.voice for stream in engine.streams] == ["vivian", "aiden"]
+    assert spoken(engine) == "One of them. It is another one."
+
+
 async def test_a_speed_changes_between_answers(live, engine):
     kind = ElevenLabsTTSService
     async with Run(make("elevenlabs", live)) as run:
