@@ -300,7 +300,7 @@ def _settings(args: argparse.Namespace) -> "ServerSettings":
             **{name: getattr(args, name) for name in SoundOptions.options()}
         ),
         voice_fallback=args.voice_fallback,
-        dialects=() if args.dialects == "none" else tuple(args.dialects.split(",")),
+        dialects=() if args.dialects == "none" else tuple(map(str.strip, args.dialects.split(","))),
         voice_aliases=_voice_aliases(args),
         voices=None if args.voices is None else Path(args.voices),
         allow_upload=args.allow_upload,

@@ -216,7 +216,9 @@ class ContextSession:
     ) -> None:
         async def relay(speaking: ActiveSpeech) -> None:
             pieces = audio_bytes(speaking, self.desk.encoder(speaking, context.sound))
-            await self.relay(context, speaking, _until_cancelled(pieces, utterance))
+            # Pieces that wait when the client cancels are dropped.
+            wanted = (piece async for piece in pieces if not utterance.cancelled)
+            await self.relay(context, speaking, wanted)
 
         async def speak(text: str | None, options: dict[str, Any]) -> ActiveSpeech:
             self._num_speeches += 1
@@ -280,16 +282,6 @@ class ContextSession:
             context.cancel()
         for task in self._tasks:
             task.cancel()
-
-
-async def _until_cancelled(
-    pieces: AsyncIterator[bytes], utterance: Utterance
-) -> AsyncIterator[bytes]:
-    """Yield pieces of audio; those that wait when the client cancels are dropped."""
-    async for piece in pieces:
-        if utterance.cancelled:
-            return
-        yield piece
 
 
 async def serve(websocket: WebSocket, make: Callable[[], Awaitable[ContextSession]]) -> None:
