@@ -5,6 +5,7 @@ from itertools import permutations, product
 
 DEFAULT_MODEL = "Qwen/Qwen3-TTS-12Hz-0.6B-Base"
 
+DIALECTS = ("elevenlabs", "cartesia", "deepgram")  # hosted voices whose clients a server answers
 API_KEY_VARIABLE = "QWEN_MEGAKERNEL_API_KEY"  # environment variable: the key that clients send
 
 BACKENDS = ("auto", "kernel", "graph", "cpu", "torch", "emulation", "coreml")

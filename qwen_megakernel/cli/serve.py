@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qwen_megakernel.choices import API_KEY_VARIABLE
+from qwen_megakernel.choices import API_KEY_VARIABLE, DIALECTS
 from qwen_megakernel.cli import options, parsing
 from qwen_megakernel.content_credentials import SIGNED_FORMATS
 from qwen_megakernel.errors import UsageError
@@ -95,7 +95,16 @@ def add_command(commands: Any) -> None:
     )
     add = options.group(command, options.VOICE).add_argument
     add(
-        "--voice-fallback", metavar="NAME", help='voice to use for OpenAI\'s names, such as "alloy"'
+        "--voice-fallback",
+        metavar="NAME",
+        help='voice to use for OpenAI\'s names, such as "alloy", and for unknown ids of --dialects',
+    )
+    add(
+        "--voice-alias",
+        metavar="ID=NAME",
+        action="append",
+        default=[],
+        help="voice to use for a hosted voice's id (may be repeated)",
     )
     add(
         "--allow-upload",
@@ -126,6 +135,13 @@ def add_command(commands: Any) -> None:
         "--allow-origin (may be repeated; '*': any name; default: any name, but none on loopback)",
     )
     add = options.group(command, "requests").add_argument
+    add(
+        "--dialects",
+        metavar="NAMES",
+        default=",".join(DIALECTS),
+        help="hosted voices whose clients are answered on their own paths: a list of elevenlabs, "
+        "cartesia and deepgram; none: no other than OpenAI's (default: %(default)s)",
+    )
     add("--access-log", action="store_true", help="write a line to stderr for every answer")
     add(
         "--deadline",
@@ -287,6 +303,8 @@ def _settings(args: argparse.Namespace) -> "ServerSettings":
             **{name: getattr(args, name) for name in SoundOptions.options()}
         ),
         voice_fallback=args.voice_fallback,
+        dialects=() if args.dialects == "none" else tuple(map(str.strip, args.dialects.split(","))),
+        voice_aliases=_voice_aliases(args),
         voices=None if args.voices is None else Path(args.voices),
         allow_upload=args.allow_upload,
         max_uploads=args.max_uploads,
@@ -295,6 +313,17 @@ def _settings(args: argparse.Namespace) -> "ServerSettings":
         deadline_s=args.deadline,
         drain_timeout_s=args.drain,
     )
+
+
+def _voice_aliases(args: argparse.Namespace) -> dict[str, str]:
+    aliases: dict[str, str] = {}
+    for alias in args.voice_alias:
+        voice_id, _, name = alias.partition("=")
+        if not voice_id or not name:
+            raise UsageError(f"--voice-alias is {alias!r}; it must be ID=NAME.")
+        if aliases.setdefault(voice_id, name) != name:
+            raise UsageError(f"--voice-alias gives {voice_id!r} two voices.")
+    return aliases
 
 
 def _engine_maker(args: argparse.Namespace, settings: "ServerSettings") -> Callable[[], Any]:
@@ -315,6 +344,8 @@ def _engine_maker(args: argparse.Namespace, settings: "ServerSettings") -> Calla
             engine.find_voice(settings.voice_fallback)  # raises an error now if it is unknown
         elif engine.default_voice and not args.quiet:
             print('voices such as "alloy" need --voice-fallback NAME', file=sys.stderr)
+        for name in settings.voice_aliases.values():
+            engine.find_voice(name)
         shorten_pauses()
         if not args.quiet:
             print("ready", file=sys.stderr)

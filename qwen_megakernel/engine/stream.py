@@ -138,7 +138,8 @@ class SpeechStream:
         """Return the words and sentences whose times have become final since the last call. They
         have the same times in `words` and `segments` from then on. The last of them become final
         after the last chunk, when the stream has ended."""
-        return self._timer.take(self.written_text, self.spoken_pieces)
+        is_over = self._timer.catch_up()  # before the text is read, which may grow until then
+        return self._timer.take(self.written_text, self.spoken_pieces, is_over=is_over)
 
     @property
     def written_text(self) -> str:

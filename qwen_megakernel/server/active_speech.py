@@ -18,7 +18,8 @@ from qwen_megakernel.server.admission import FinishedRequests, Ticket
 from qwen_megakernel.server.encoders import Encoder, encode_whole
 from qwen_megakernel.server.error_responses import error_facts
 from qwen_megakernel.server.metrics import SpeechRecord
-from qwen_megakernel.server.settings import OPUS_KBITS
+from qwen_megakernel.server.settings import MP3_KBITS, OPUS_KBITS
+from qwen_megakernel.timing.words import Segment, TimedWord
 
 # Characters of text that are read as words, divided and encoded at once on the event loop, in some
 # milliseconds. A long text takes up to a second, in which no other speech would be sent.
@@ -163,14 +164,21 @@ class ActiveSpeech:
         """
         if not granularities:
             return {}
-        # Looking at the samples takes some milliseconds.
-        words, segments = await asyncio.to_thread(self.stream.take_timestamps)
-        found = {"word": words, "segment": segments}
+        words, segments = await self._take_timestamps()
+        found: dict[str, list[Any]] = {"word": words, "segment": segments}
         return {
             f"{name}s": [each.facts() for each in settled]
             for name, settled in found.items()
             if settled and name in granularities
         }
+
+    async def words(self) -> list[TimedWord]:
+        """Return the words whose times have become final since the last call."""
+        return (await self._take_timestamps())[0]
+
+    async def _take_timestamps(self) -> tuple[list[TimedWord], list[Segment]]:
+        # Looking at the samples takes some milliseconds.
+        return await asyncio.to_thread(self.stream.take_timestamps)
 
     @property
     def usage(self) -> dict[str, int]:
@@ -209,7 +217,8 @@ async def encoded_whole(
     opus_kbits: int = OPUS_KBITS,
     encoding: str = "pcm",
     mark: Marking = UNMARKED,
+    mp3_kbits: int = MP3_KBITS,
 ) -> bytes:
     """Return a complete file of [num_samples] int16."""
-    how = rate, opus_kbits, encoding, mark
+    how = rate, opus_kbits, encoding, mark, mp3_kbits
     return await asyncio.to_thread(encode_whole, response_format, samples, *how)

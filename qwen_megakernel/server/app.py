@@ -21,9 +21,9 @@ from fastapi_offline import FastAPIOffline
 from qwen_megakernel import PACKAGE_FOLDER, __version__
 from qwen_megakernel.errors import MissingPackageError, NotReady, RecordingError
 from qwen_megakernel.server.active_speech import ActiveSpeech
+from qwen_megakernel.server.dialects.table import DIALECTS
 from qwen_megakernel.server.encoders import new_encoder
-from qwen_megakernel.server.error_responses import ApiError, ErrorBody, add_handlers
-from qwen_megakernel.server.headers import header_value
+from qwen_megakernel.server.error_responses import DIALECT, ApiError, ErrorBody, add_handlers
 from qwen_megakernel.server.metrics import CONTENT_TYPE
 from qwen_megakernel.server.middleware import RequestGuard
 from qwen_megakernel.server.responses import (
@@ -35,6 +35,7 @@ from qwen_megakernel.server.responses import (
     events,
     phase_of_error,
     phases,
+    speech_headers,
 )
 from qwen_megakernel.server.schemas import MODEL_ALIASES, SpeechBody, check_length, check_model
 from qwen_megakernel.server.service import Service
@@ -105,7 +106,8 @@ def create_app(engine: Any, settings: ServerSettings | None = None) -> FastAPI:
     bodies = {SPEECH: "application/json", DETECT: "multipart/form-data"}
     if settings.allow_upload:
         bodies[VOICES] = "multipart/form-data"
-    app.add_middleware(RequestGuard, service=service, bodies=bodies)
+    dialects = [DIALECTS[name] for name in settings.dialects]
+    app.add_middleware(RequestGuard, service=service, bodies=bodies, dialects=dialects)
     if settings.allow_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -114,6 +116,8 @@ def create_app(engine: Any, settings: ServerSettings | None = None) -> FastAPI:
             allow_headers=["*"],
             expose_headers=_EXPOSED,
         )
+    for dialect in dialects:  # before our own routes, of which some share a path
+        dialect.add_routes(app, service)
     _add_speech(app, service)
     _add_voices(app, service)
     _add_detection(app, service)
@@ -144,9 +148,7 @@ def _add_speech(app: FastAPI, service: Service) -> None:
         speaking = await service.speak(
             body.input, options, request_id=request.state.request_id, arrived=arrived
         )
-        headers = _headers(speaking, warnings + speaking.stream.warnings)
-        if mark.metadata:
-            headers["X-AI-Generated"] = "true"
+        headers = speech_headers(speaking, warnings + speaking.stream.warnings)
         if body.is_whole:
             sound = response_format, encoding, body.loudness
             response = await buffered(speaking, *sound, request.receive, settings, granularities)
@@ -188,21 +190,6 @@ def _add_speech(app: FastAPI, service: Service) -> None:
             return await service.speak(text, options, request_id=f"{session_id}-{next(count)}")
 
         await Session(websocket, settings, configure=service.configure, speak=speak).run()
-
-
-def _headers(speaking: ActiveSpeech, warnings: list[str]) -> dict[str, str]:
-    headers = {
-        "X-Seed": str(speaking.stream.seed),
-        "X-Sample-Rate": str(speaking.record.sample_rate),
-        "Cache-Control": "no-store",
-    }
-    if speaking.stream.planned_parts is not None:
-        headers["X-Parts"] = str(speaking.stream.planned_parts)
-    if speaking.stream.is_normalized and speaking.stream.planned_parts is not None:
-        headers["X-Spoken-Text"] = header_value(speaking.stream.spoken_text)
-    if warnings:
-        headers["X-Warning"] = header_value("; ".join(warnings))
-    return headers
 
 
 def _add_voices(app: FastAPI, service: Service) -> None:
@@ -296,8 +283,10 @@ def _add_facts(app: FastAPI, service: Service) -> None:
     @app.get("/v1/models/", include_in_schema=False)  # otherwise it would name an empty model
     @app.get("/v1/models")
     @app.get("/v1/audio/models")
-    async def models() -> dict[str, Any]:
+    async def models(request: Request) -> Any:
         """List the loaded model under each of its names."""
+        if dialect := request.scope["state"].get(DIALECT):
+            return dialect.models(service)
         engine = service.engine
         names = (engine.files.name, *MODEL_ALIASES)
         listed = [_model(engine, name) for name in names]

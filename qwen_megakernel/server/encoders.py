@@ -15,10 +15,15 @@ from qwen_megakernel.audio import SUBTYPES, new_sound_file, to_g711
 from qwen_megakernel.content_credentials import SIGNED_FORMATS
 from qwen_megakernel.errors import MissingPackageError
 from qwen_megakernel.marking import UNMARKED, Marking
-from qwen_megakernel.server.settings import MAX_OPUS_KBITS, MEDIA_TYPES, MIN_OPUS_KBITS, OPUS_KBITS
+from qwen_megakernel.server.settings import (
+    MAX_OPUS_KBITS,
+    MEDIA_TYPES,
+    MIN_OPUS_KBITS,
+    MP3_KBITS,
+    OPUS_KBITS,
+)
 
-# Bit rates for one voice of 24 kHz, without music.
-_MP3_KBITS, _AAC_KBITS = 64, 64
+_AAC_KBITS = 64
 # Lowest and highest kbit/s of MPEG-1, MPEG-2 and MPEG-2.5, by the lowest sample rate of each.
 _MP3_KBITS_FROM = {32000: (32, 320), 16000: (8, 160), 0: (8, 64)}
 _UNKNOWN_BYTES = 0xFFFFFFFF  # length of a WAV that is still being made
@@ -43,13 +48,15 @@ def new_encoder(
     opus_kbits: int = OPUS_KBITS,
     encoding: str = "pcm",
     comment: str = "",
+    mp3_kbits: int = MP3_KBITS,
 ) -> Encoder:
     """Return an encoder for one stream.
 
     Args:
         response_format: a key of `MEDIA_TYPES`.
         rate: samples per second.
-        opus_kbits: the bit rate of opus in kbit/s.
+        opus_kbits, mp3_kbits: the bit rates of opus and mp3 in kbit/s; the nearest that mp3 has at
+            `rate` is taken.
         encoding: encoding of the samples of wav.
         comment: what the file says of its audio, where its format has a place; empty: nothing.
     Raises:
@@ -64,7 +71,7 @@ def new_encoder(
         return WavEncoder(rate, encoding, comment)
     if response_format == "aac":
         return AacEncoder(rate)
-    return SndfileEncoder(response_format, rate, opus_kbits, comment)
+    return SndfileEncoder(response_format, rate, opus_kbits, comment, mp3_kbits)
 
 
 def wav_header(
@@ -102,13 +109,15 @@ def encode_whole(
     opus_kbits: int = OPUS_KBITS,
     encoding: str = "pcm",
     mark: Marking = UNMARKED,
+    mp3_kbits: int = MP3_KBITS,
 ) -> bytes:
     """Return a complete file, with its lengths and marks, of [num_samples] int16 at `rate`."""
     if response_format == "wav" and encoding == "pcm":
         pcm = samples.astype("<i2", copy=False).tobytes()
         data = wav_header(rate, len(pcm), comment=mark.comment) + pcm
     elif response_format in ("wav", "flac", "mp3", "opus"):
-        file, options = io.BytesIO(), _sndfile_options(response_format, rate, opus_kbits, encoding)
+        file, kbits = io.BytesIO(), (opus_kbits, mp3_kbits)
+        options = _sndfile_options(response_format, rate, *kbits, encoding)
         with new_sound_file(file, rate, mark.comment, **options) as writer:
             writer.write(samples)
         data = file.getvalue()
@@ -121,7 +130,7 @@ def encode_whole(
 
 
 def _sndfile_options(
-    response_format: str, rate: int, opus_kbits: int, encoding: str = "pcm"
+    response_format: str, rate: int, opus_kbits: int, mp3_kbits: int, encoding: str = "pcm"
 ) -> dict[str, Any]:
     """Return libsndfile's names of container and codec, and the bit rate as a level from 0 to 1.
 
@@ -136,7 +145,8 @@ def _sndfile_options(
         level = (MAX_OPUS_KBITS - opus_kbits) / (MAX_OPUS_KBITS - MIN_OPUS_KBITS)
         return {"format": "OGG", "subtype": "OPUS", "compression_level": level}
     least, most = next(kbits for first, kbits in _MP3_KBITS_FROM.items() if rate >= first)
-    level = (most - _MP3_KBITS) / (most - least)
+    level = (most - min(max(mp3_kbits, least), most)) / (most - least)
+    level = min(level, 0.999)  # libsndfile refuses 1, its lowest bit rate
     codec = {"format": "MP3", "subtype": "MPEG_LAYER_III", "bitrate_mode": "CONSTANT"}
     return codec | {"compression_level": level}
 
@@ -230,9 +240,11 @@ class SndfileEncoder:
 
     blocks = True
 
-    def __init__(self, response_format: str, rate: int, opus_kbits: int, comment: str):
+    def __init__(
+        self, response_format: str, rate: int, opus_kbits: int, comment: str, mp3_kbits: int
+    ):
         self._sink = _Growing()
-        options = _sndfile_options(response_format, rate, opus_kbits)
+        options = _sndfile_options(response_format, rate, opus_kbits, mp3_kbits)
         self._file = new_sound_file(self._sink, rate, comment, **options)
 
     def encode(self, samples: np.ndarray) -> bytes:

@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
+from starlette.types import Scope
 
 from qwen_megakernel.errors import (
     EmptyText,
@@ -25,6 +26,8 @@ from qwen_megakernel.errors import (
     UnknownVoice,
     VoiceMismatch,
 )
+
+DIALECT = "dialect"  # key of scope["state"]: the `dialects.dialect.Dialect` of the request
 
 RETRY_AFTER_S = 1  # used if there is no better estimate
 
@@ -43,6 +46,9 @@ _WANTED = {
     "string_type": "a string",
     "int_type": "a whole number",
     "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "float_parsing": "a number",
+    "bool_parsing": "true or false",
     "float_type": "a number",
     "bool_type": "true or false",
     "model_type": "an object",
@@ -139,9 +145,12 @@ def error_facts(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
     return status, {"message": message, "type": kind, "param": param, "code": code}, headers
 
 
-def error_response(error: Exception) -> JSONResponse:
-    """Return the response for any exception."""
+def error_response(error: Exception, scope: Scope) -> JSONResponse:
+    """Return the response for any exception, in the form of the request's dialect, if any."""
     status, facts, headers = error_facts(error)
+    state = scope.get("state", {})
+    if dialect := state.get(DIALECT):
+        return JSONResponse(dialect.error_body(status, facts, state["request_id"]), status, headers)
     return JSONResponse({"error": facts}, status, headers)
 
 
@@ -150,20 +159,20 @@ def add_handlers(app: FastAPI) -> None:
 
     async def answer(request: Request, error: Exception) -> JSONResponse:
         if not isinstance(error, HTTPException) or error.status_code not in (404, 405):
-            return error_response(error)
+            return error_response(error, request.scope)
         path = request.scope["path"][:_MAX_ECHO_CHARS]
         if error.status_code == 404:
             what = f"This server has no {path}. GET /docs lists its endpoints"
-            return error_response(HTTPException(404, what))
+            return error_response(HTTPException(404, what), request.scope)
         # Starlette names the methods of the path's first route.
         routes = (route for route in app.routes if isinstance(route, Route))
         found = (each for each in routes if each.matches(request.scope)[0] != Match.NONE)
         methods = sorted({method for route in found for method in route.methods or ()} - {"HEAD"})
         what = f"{path} does not accept {request.method}. Use {' or '.join(methods)}"
         allow = {"Allow": ", ".join(methods)}  # `RequestGuard` adds HEAD
-        return error_response(HTTPException(405, what, allow))
+        return error_response(HTTPException(405, what, allow), request.scope)
 
-    for kind in (ApiError, QwenTTSError, RequestValidationError, HTTPException):
+    for kind in (ApiError, QwenTTSError, RequestValidationError, ValidationError, HTTPException):
         app.add_exception_handler(kind, answer)
 
 

@@ -14,6 +14,7 @@ import ipaddress
 import re
 import secrets
 import time
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -21,7 +22,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qwen_megakernel.printable import get_logger
-from qwen_megakernel.server.error_responses import ApiError, error_response
+from qwen_megakernel.server.dialects.dialect import Dialect, foreign_key
+from qwen_megakernel.server.error_responses import DIALECT, ApiError, error_response
 from qwen_megakernel.server.headers import check_headers
 from qwen_megakernel.server.schemas import check_json_values, num_json_values
 from qwen_megakernel.server.service import Service
@@ -47,11 +49,21 @@ class RequestGuard:
     Args:
         app: the application that gets the requests.
         service: has the settings, and counts buffered bytes and refusals.
-        bodies: path -> media type that a POST to it must have; other requests have no body.
+        bodies: path -> media type that a POST to it must have; other requests have no body,
+            except those of a dialect.
+        dialects: what else is served, with keys and errors of its own.
     """
 
-    def __init__(self, app: ASGIApp, *, service: Service, bodies: dict[str, str]):
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        service: Service,
+        bodies: dict[str, str],
+        dialects: Sequence[Dialect] = (),
+    ):
         self._app, self._metrics, self._bodies = app, service.metrics, bodies
+        self._dialects = dialects
         self._settings, self._admission = service.settings, service.admission
         settings = service.settings
         hosts = (*settings.allow_hosts, *map(_host_of, settings.allow_origins))
@@ -67,6 +79,8 @@ class RequestGuard:
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
         scope.setdefault("state", {})["request_id"] = request_id
+        found = (each for each in self._dialects if each.has(scope["path"], headers))
+        dialect = scope["state"][DIALECT] = next(found, None)
 
         arrived, method = time.perf_counter(), scope.get("method", "WEBSOCKET")
         is_head = scope["type"] == "http" and scope["method"] == "HEAD"
@@ -107,9 +121,9 @@ class RequestGuard:
             is_unread = scope["type"] == "http"
             self._check_host(scope, headers)
             self._check_origin(scope, headers)
-            self._check_key(scope["path"], headers)
+            self._check_key(scope, headers, dialect)
             if scope["type"] == "http":
-                body = await self._read_body(scope, headers, counted)
+                body = await self._read_body(scope, headers, counted, dialect)
                 if body is None:
                     return
                 is_unread = False
@@ -174,13 +188,15 @@ class RequestGuard:
                 code="origin_not_allowed",
             )
 
-    def _check_key(self, path: str, headers: Headers) -> None:
+    def _check_key(self, scope: Scope, headers: Headers, dialect: Dialect | None) -> None:
         wanted = self._settings.api_key
-        if wanted is None or not path.startswith(_PROTECTED):
+        if wanted is None or not (dialect or scope["path"].startswith(_PROTECTED)):
             return
         kind, _, token = headers.get("authorization", "").partition(" ")
         if kind.lower() not in ("bearer", "api-key"):
             token = headers.get("x-api-key", "")
+        if dialect:
+            token = foreign_key(scope, headers) or token
         if not hmac.compare_digest(token.strip().encode(), wanted.encode()):
             raise ApiError(
                 401,
@@ -189,9 +205,13 @@ class RequestGuard:
                 headers={"WWW-Authenticate": "Bearer", "Connection": "close"},
             )
 
-    async def _read_body(self, scope: Scope, headers: Headers, receive: Receive) -> bytes | None:
+    async def _read_body(
+        self, scope: Scope, headers: Headers, receive: Receive, dialect: Dialect | None
+    ) -> bytes | None:
         """Return the whole body; None: the client disconnected before its end."""
         media_type = self._bodies.get(scope["path"]) if scope["method"] == "POST" else None
+        if dialect and scope["method"] == "POST" and dialect.takes_json(scope["path"]):
+            media_type = "application/json"
         if media_type is None and scope["method"] not in _BODILESS:
             return b""  # no route takes it: the app refuses the request, whatever the body
         sent = headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -314,4 +334,4 @@ async def _refuse(error: Exception, scope: Scope, receive: Receive, send: Send) 
     if scope["type"] == "websocket" and "websocket.http.response" not in scope["extensions"]:
         await send({"type": "websocket.close", "code": 1008})  # the server answers 403
         return
-    await error_response(error)(scope, receive, send)
+    await error_response(error, scope)(scope, receive, send)

@@ -5,6 +5,7 @@ A client that reads nothing for a while is cut off; a client that disconnects en
 
 import asyncio
 import base64
+import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from typing import Any
@@ -20,6 +21,7 @@ from qwen_megakernel.records import AudioChunk
 from qwen_megakernel.server.active_speech import ActiveSpeech, encoded, encoded_whole, sent
 from qwen_megakernel.server.encoders import Encoder
 from qwen_megakernel.server.error_responses import error_facts
+from qwen_megakernel.server.headers import header_value
 from qwen_megakernel.server.settings import MEDIA_TYPES, ServerSettings
 from qwen_megakernel.sound.loudness import at_loudness
 
@@ -242,14 +244,7 @@ async def buffered(
         DeadlineExceeded: the speech takes too long.
         Exception: the error that ended the stream.
     """
-    watcher = asyncio.create_task(_close_when_gone(speaking, receive))
-    try:
-        with speaking:
-            async with speaking.limited(settings.deadline_s):
-                samples = [chunk.samples async for chunk in speaking.chunks()]
-    finally:
-        watcher.cancel()
-    whole, rate = joined(samples), speaking.record.sample_rate
+    whole, rate = await whole_samples(speaking, receive, settings), speaking.record.sample_rate
     if loudness is not None:
         heard = to_float32(whole)
         whole = to_int16(await asyncio.to_thread(at_loudness, heard, rate, loudness))
@@ -262,6 +257,46 @@ async def buffered(
         facts |= await speaking.timestamps(granularities)
         return JSONResponse(facts | speaking.facts() | speaking.stream.mark.fields, headers=headers)
     return Response(data, media_type=MEDIA_TYPES[response_format], headers=headers)
+
+
+async def whole_samples(
+    speaking: ActiveSpeech, receive: Receive, settings: ServerSettings
+) -> np.ndarray:
+    """Return all samples of a speech, [num_samples] int16; see `buffered`."""
+    async with held(speaking, receive, settings):
+        return joined([chunk.samples async for chunk in speaking.chunks()])
+
+
+@contextlib.asynccontextmanager
+async def held(
+    speaking: ActiveSpeech, receive: Receive, settings: ServerSettings
+) -> AsyncIterator[None]:
+    """Hold a speech that is sent when it is complete, until it is, or its client is gone."""
+    watcher = asyncio.create_task(_close_when_gone(speaking, receive))
+    try:
+        with speaking:
+            async with speaking.limited(settings.deadline_s):
+                yield
+    finally:
+        watcher.cancel()
+
+
+def speech_headers(speaking: ActiveSpeech, warnings: list[str]) -> dict[str, str]:
+    """Return the headers of a response that carries a speech."""
+    headers = {
+        "X-Seed": str(speaking.stream.seed),
+        "X-Sample-Rate": str(speaking.record.sample_rate),
+        "Cache-Control": "no-store",
+    }
+    if speaking.stream.mark.metadata:
+        headers["X-AI-Generated"] = "true"
+    if speaking.stream.planned_parts is not None:
+        headers["X-Parts"] = str(speaking.stream.planned_parts)
+    if speaking.stream.is_normalized and speaking.stream.planned_parts is not None:
+        headers["X-Spoken-Text"] = header_value(speaking.stream.spoken_text)
+    if warnings:
+        headers["X-Warning"] = header_value("; ".join(warnings))
+    return headers
 
 
 async def _close_when_gone(speaking: ActiveSpeech, receive: Receive) -> None:

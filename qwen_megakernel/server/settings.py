@@ -1,11 +1,12 @@
 """The server's settings: one record, checked when it is made."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from qwen_megakernel.choices import MP3_RATES
+from qwen_megakernel.choices import DIALECTS, MP3_RATES
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.speech_options import SoundOptions
 
@@ -27,6 +28,7 @@ SAMPLE_RATES = {"mp3": MP3_RATES, "opus": (8000, 12000, 16000, 24000, 48000), "a
 
 # kbit/s: Opus sounds like the original from 24 on (RFC 7587); libopus takes 6 to 256 for mono.
 OPUS_KBITS = 32
+MP3_KBITS = 64  # for one voice of 24 kHz, without music
 MIN_OPUS_KBITS, MAX_OPUS_KBITS = 6, 256
 
 ACCEPTS = 16  # connections that asyncio accepts before it runs anything else
@@ -57,6 +59,9 @@ class ServerSettings:
     opus_kbits: int = OPUS_KBITS  # bit rate of opus, kbit/s
     sound: SoundOptions = field(default_factory=SoundOptions)  # defaults of requests
     voice_fallback: str | None = None  # voice for requests that name one of OpenAI's voices
+    dialects: tuple[str, ...] = DIALECTS  # hosted voices whose clients are served, too
+    # Their ids of voices -> voices of the engine. For other ids `voice_fallback` speaks.
+    voice_aliases: Mapping[str, str] = field(default_factory=dict)
     voices: Path | None = None  # the engine's folder of voice files, which uploads go to
     allow_upload: bool = False
     max_uploads: int = 1000  # uploaded voices in `voices`; other voices do not count
@@ -73,6 +78,10 @@ class ServerSettings:
     drain_timeout_s: float = 120.0  # for running streams after SIGTERM
 
     def __post_init__(self) -> None:
+        if unknown := [name for name in self.dialects if name not in DIALECTS]:
+            raise UsageError(
+                f"Unknown dialect {unknown[0]!r}.", hint=f"Known: {', '.join(DIALECTS)}."
+            )
         at_least_1 = ("max_connections", "max_chars", "max_body_bytes", "max_upload_bytes")
         for name in (*at_least_1, "max_uploads"):
             if getattr(self, name) < 1:

@@ -89,6 +89,27 @@ class VoiceStore:
             hint="GET /v1/audio/voices lists the names." if known else "Leave voice out.",
         )
 
+    def find_foreign(self, voice_id: str) -> tuple[str | None, str | None]:
+        """Find the voice for another vendor's id of one; an alias, a name of ours, or any id.
+
+        Returns:
+            The name of a voice of the engine, or None if it has no speakers; and a warning or None.
+        Raises:
+            UnknownVoice: no voice has that id or name, and no fallback is set.
+        """
+        if alias := self._settings.voice_aliases.get(voice_id):
+            return alias, None
+        try:
+            self.find(voice_id)
+        except UnknownVoice as error:
+            fallback = self._settings.voice_fallback
+            if fallback is None and self._engine.default_voice is not None:
+                hint = "Start the server with --voice-alias ID=NAME, or with --voice-fallback NAME."
+                raise UnknownVoice(str(error), hint=hint) from error
+            spoken_by = f'spoken by "{fallback}"' if fallback else "ignored: this model has none"
+            return fallback, f'voice "{printable(voice_id)}" is {spoken_by}'
+        return voice_id, None
+
     def listing(self) -> dict[str, Any]:
         """Return the body of GET /v1/audio/voices: objects, since clients read `id` and `name`."""
         uploaded = self._uploaded()

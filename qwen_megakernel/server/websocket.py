@@ -16,87 +16,43 @@ import contextlib
 import json
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from fastapi import WebSocket, WebSocketDisconnect
-from pydantic import ValidationError
-from starlette.types import Message
+from fastapi import WebSocket
 
 from qwen_megakernel.audio import joined
 from qwen_megakernel.errors import EmptyText, QwenTTSError, UsageError
 from qwen_megakernel.printable import get_logger
-from qwen_megakernel.server.active_speech import ActiveSpeech, encoded, encoded_whole, sent
+from qwen_megakernel.server.active_speech import ActiveSpeech, encoded, encoded_whole
 from qwen_megakernel.server.encoders import new_encoder
 from qwen_megakernel.server.error_responses import ApiError, error_facts
-from qwen_megakernel.server.responses import abort, keep
-from qwen_megakernel.server.schemas import (
-    SessionConfig,
-    check_json_values,
-    check_length,
-    num_json_values,
-)
+from qwen_megakernel.server.responses import keep
+from qwen_megakernel.server.schemas import SessionConfig, check_length
 from qwen_megakernel.server.settings import ServerSettings
+from qwen_megakernel.server.utterance import JsonSocket, Speak, Utterance
 
 logger = get_logger(__name__)
 
 MAX_WAITING = 8  # utterances that may wait for the one being spoken; further ones are refused
-MAX_FAULTS = 20  # wrong messages after which the connection is closed
-
-_POLICY, _RESTART = 1008, 1012  # close codes (RFC 6455)
 
 
-@dataclass(eq=False, slots=True)
-class Utterance:
-    """The text until an `input.done`; it is kept here until its stream is open, then fed."""
+@dataclass(eq=False, slots=True, kw_only=True)
+class NumberedUtterance(Utterance):
+    """The text until an `input.done`."""
 
     index: int
     config: SessionConfig
-    options: dict[str, Any]
-    warnings: list[str]
-    pieces: list[str] = field(default_factory=list)
-    is_blank: bool = True  # all text so far is white space
-    num_chars: int = 0
-    ended: bool = False
-    cancelled: bool = False
-    speaking: ActiveSpeech | None = None
-    feeding: ActiveSpeech | None = None  # `speaking`, if it takes the text as it arrives
-    over: bool = False  # whether its speech has ended
     # This utterance and those after it that began while too many were waiting. Their number has no
     # limit, so they are counted, not held; each is answered with an error.
     num_refused: int = 0
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def feed(self, text: str) -> None:
-        """Add text."""
-        if self.over:
-            return
-        self.is_blank = self.is_blank and not text.strip()
-        self.pieces.append(text)
-        self.changed.set()
-        if self.feeding:
-            await self.feeding.feed(text)
-
-    def end(self) -> None:
-        """End the text."""
-        self.ended = True
-        if self.feeding and not self.over:
-            self.feeding.stream.end_text()
-        self.changed.set()
 
     def refuse(self) -> None:
         """Count this utterance, or (again) the one right after it, as refused."""
         self.num_refused += 1
         self.num_chars, self.over, self.ended = 0, True, False
-
-    def cancel(self) -> None:
-        """Stop speaking the utterance, or never begin."""
-        self.cancelled = self.ended = True
-        if self.speaking:
-            self.speaking.close()
-        self.changed.set()
 
 
 class Session:
@@ -116,104 +72,57 @@ class Session:
         settings: ServerSettings,
         *,
         configure: Callable[..., Any],
-        speak: Callable[..., Awaitable[ActiveSpeech]],
+        speak: Speak,
     ):
-        self._socket, self._settings = websocket, settings
+        self._socket, self._settings = JsonSocket(websocket, settings), settings
         self._configure, self._speak = configure, speak
         self._config: SessionConfig | None = None
         self._options: dict[str, Any] = {}
         self._warnings: list[str] = []
-        self._pending: deque[Utterance] = deque()  # the first is being spoken
-        self._writing: Utterance | None = None  # the utterance that still takes text
-        self._num_utterances = self._num_faults = 0
+        self._pending: deque[NumberedUtterance] = deque()  # the first is being spoken
+        self._writing: NumberedUtterance | None = None  # the utterance that still takes text
+        self._num_utterances = 0
         # When the client last sent anything but blank text, or its speech ended; `time.monotonic`.
         self._active_at = time.monotonic()
         self._news = asyncio.Event()
 
     async def run(self) -> None:
         """Serve the connection until either side ends it."""
-        await self._socket.accept()
-        speaker = asyncio.create_task(self._speak_all())
-        reader = asyncio.create_task(self._read_all())
-        try:
-            await asyncio.wait((speaker, reader), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for utterance in self._pending:
-                utterance.cancel()
-            for task in (speaker, reader):
-                task.cancel()
-            ends = await asyncio.gather(speaker, reader, return_exceptions=True)
-        for end in ends:
-            is_gone = isinstance(end, WebSocketDisconnect | ConnectionAbortedError)
-            if isinstance(end, Exception) and not is_gone:
-                raise end
+        await self._socket.run(self._speak_all(), self._read_all(), end=self._cancel_all)
 
     # ---- messages from the client ----------------------------------------------------------------
 
     async def _read_all(self) -> None:
-        while True:
-            try:
-                message = await self._receive()
-                if message["type"] == "websocket.disconnect":
-                    return
-                if await self._obey(message):
-                    await self._socket.close()
-                    return
-            except (QwenTTSError, ApiError, ValidationError) as error:
-                await self._send_error(error)
-                self._num_faults += 1
-                if self._config is None:
-                    await self._close("The first message must be a valid session.config.")
-                    return
-                if self._num_faults >= MAX_FAULTS:
-                    await self._close(f"{MAX_FAULTS} messages were refused.")
-                    return
-            except TimeoutError:
-                wanted = "session.config" if self._config is None else "message"
-                what = f"No {wanted} arrived in time."
-                await self._send_error(ApiError(408, what, code="idle_timeout"))
-                await self._close(what)
-                return
+        def fatal() -> str:
+            is_configured = self._config is not None
+            return "" if is_configured else "The first message must be a valid session.config."
 
-    async def _close(self, reason: str) -> None:
-        """Close the connection for a fault of the client; a reason has 123 bytes at most."""
-        await self._socket.close(_POLICY, reason)
+        def awaited() -> str:
+            return "session.config" if self._config is None else "message"
 
-    async def _receive(self) -> Message:
-        """Return the next message; the wait is limited except while the client listens."""
+        await self._socket.read(self._obey, self._send_error, self._ends_at, fatal, awaited)
+
+    def _cancel_all(self) -> None:
+        for utterance in self._pending:
+            utterance.cancel()
+
+    def _ends_at(self) -> float:
+        """Return until when a message is waited for; there is no end while the client listens."""
         settings = self._settings
         limit = settings.config_timeout_s if self._config is None else settings.idle_timeout_s
-        receiving = asyncio.ensure_future(self._socket.receive())
-        try:
-            while True:
-                left_s = self._active_at + limit - time.monotonic()
-                if self._pending and self._writing is None:
-                    left_s = limit
-                if left_s <= 0:
-                    raise TimeoutError
-                done, _ = await asyncio.wait({receiving}, timeout=left_s)
-                if done:
-                    return receiving.result()
-        finally:
-            receiving.cancel()
+        if self._pending and self._writing is None:
+            return time.monotonic() + limit
+        return self._active_at + limit
 
-    async def _obey(self, message: Message) -> bool:
+    async def _obey(self, facts: dict[str, Any]) -> bool:
         """Handle a message; returns True to close the session."""
-        if message.get("text") is None:
-            raise UsageError("The message is binary; it must be JSON text.")
-        check_json_values(num_json_values(message["text"]))
-        try:
-            facts = json.loads(message["text"])
-        except (ValueError, RecursionError) as error:
-            raise UsageError(f"The message is not JSON: {error}.") from error
-        if not isinstance(facts, dict):
-            raise UsageError("The message must be a JSON object.")
         kind = facts.pop("type", None)
         if kind != "input.text" or str(facts.get("text")).strip():
             self._active_at = time.monotonic()
         if kind == "session.config":
             await self._set_config(facts)
         elif kind == "session.close":
+            await self._socket.close()
             return True
         elif self._config is None:
             raise UsageError(
@@ -225,8 +134,7 @@ class Session:
             (self._writing or self._begin()).end()
             self._writing = None
         elif kind == "response.cancel":
-            for utterance in self._pending:
-                utterance.cancel()
+            self._cancel_all()
             self._writing = None
         else:
             raise UsageError(
@@ -257,14 +165,19 @@ class Session:
         utterance.num_chars += len(text)
         await utterance.feed(text)
 
-    def _begin(self) -> Utterance:
+    def _begin(self) -> NumberedUtterance:
         num_held = sum(not each.num_refused for each in self._pending)
         is_refused = num_held > MAX_WAITING  # one of those held is being spoken
         if is_refused and self._pending[-1].num_refused:
             utterance = self._pending[-1]
         else:
             assert self._config is not None  # `_obey` refuses text before it
-            utterance = Utterance(self._num_utterances, self._config, self._options, self._warnings)
+            utterance = NumberedUtterance(
+                index=self._num_utterances,
+                config=self._config,
+                options=self._options,
+                warnings=self._warnings,
+            )
             self._pending.append(utterance)
         if is_refused:
             utterance.refuse()
@@ -283,7 +196,7 @@ class Session:
             with contextlib.ExitStack() as sending:
                 await self._serve(self._pending[0], sending)
 
-    async def _serve(self, utterance: Utterance, sending: contextlib.ExitStack) -> None:
+    async def _serve(self, utterance: NumberedUtterance, sending: contextlib.ExitStack) -> None:
         """Speak an utterance and send its session.done; then the caller ends `sending`.
 
         A draining server waits until then, so the client gets the last message, too.
@@ -302,56 +215,31 @@ class Session:
             sending.close()  # a draining server does not wait for text
         # Each input.done gets one session.done, which comes after it.
         while not utterance.ended and utterance.num_refused < 2:
-            utterance.changed.clear()
-            await utterance.changed.wait()
+            await utterance.change()
         index = utterance.index
         if utterance.num_refused > 1:
             utterance.index, utterance.num_refused = index + 1, utterance.num_refused - 1
         else:
             self._pending.remove(utterance)
         self._active_at = time.monotonic()
-        await self._send(type="session.done", utterance_index=index, **facts)
+        await self._socket.send(type="session.done", utterance_index=index, **facts)
 
     async def _speak_one(
-        self, utterance: Utterance, sending: contextlib.ExitStack
+        self, utterance: NumberedUtterance, sending: contextlib.ExitStack
     ) -> dict[str, Any]:
         if utterance.num_refused:
             raise UsageError(
                 f"{MAX_WAITING} utterances were waiting when this one began, which is the limit.",
                 hint="Wait for a session.done before you send more.",
             )
-        while not utterance.pieces and not utterance.ended:
-            utterance.changed.clear()
-            await utterance.changed.wait()
-        if utterance.cancelled:
-            return {"total_sentences": 0, "finish_reason": "cancelled"}
-        if not utterance.pieces:
-            return {"total_sentences": 0, "finish_reason": "eos"}
-        await self._open(utterance)
-        speaking = utterance.speaking
-        assert speaking is not None  # `_open` has started it
-        sending.enter_context(speaking)
-        try:
-            async with speaking.limited(self._settings.deadline_s):
-                await self._relay(utterance, speaking)
-        finally:
-            speaking.close()
-        return {"total_sentences": 1, "finish_reason": speaking.finish_reason}
 
-    async def _open(self, utterance: Utterance) -> None:
-        """Start an utterance's stream, and give it the text that has arrived."""
-        text = "".join(utterance.pieces) if utterance.ended else None
-        utterance.speaking = speaking = await self._speak(text, utterance.options)
-        if utterance.cancelled:  # meanwhile
-            speaking.close()
-        elif text is None:
-            for piece in utterance.pieces:  # their number may grow
-                await speaking.feed(piece)
-            utterance.feeding = speaking
-            if utterance.ended:
-                speaking.stream.end_text()
+        async def relay(speaking: ActiveSpeech) -> None:
+            await self._relay(utterance, speaking)
 
-    async def _relay(self, utterance: Utterance, speaking: ActiveSpeech) -> None:
+        reason = await utterance.speak(self._speak, relay, self._settings.deadline_s, sending)
+        return {"total_sentences": int(utterance.speaking is not None), "finish_reason": reason}
+
+    async def _relay(self, utterance: NumberedUtterance, speaking: ActiveSpeech) -> None:
         config, rate = utterance.config, speaking.record.sample_rate
         response_format = config.format_or(self._settings)
         how, mark = (self._settings.opus_kbits, config.encoding or "pcm"), speaking.stream.mark
@@ -361,7 +249,7 @@ class Session:
         names: dict[str, Any] = {"utterance_index": utterance.index, "sentence_index": 0}
 
         async def begin() -> None:
-            await self._send(
+            await self._socket.send(
                 type="audio.start",
                 **names,
                 # The text is known only after the client has ended it.
@@ -382,7 +270,7 @@ class Session:
             if not config.stream_audio:
                 whole.append(chunk.samples)
             elif data := await encoded(encoder, chunk.samples):
-                await self._send_bytes(data)
+                await self._socket.send_bytes(data)
             await self._send_timestamps(utterance, speaking)
         if not has_begun:  # speech without a sample
             await begin()
@@ -391,27 +279,21 @@ class Session:
         else:
             data = await encoded_whole(response_format, joined(whole), rate, *how, mark)
         if data:
-            await self._send_bytes(data)
+            await self._socket.send_bytes(data)
         await self._send_timestamps(utterance, speaking)
         names["sentence_text"] = "".join(utterance.pieces)
-        await self._send(type="audio.done", **names, **speaking.facts(), usage=speaking.usage)
+        await self._socket.send(
+            type="audio.done", **names, **speaking.facts(), usage=speaking.usage
+        )
 
-    async def _send_timestamps(self, utterance: Utterance, speaking: ActiveSpeech) -> None:
+    async def _send_timestamps(self, utterance: NumberedUtterance, speaking: ActiveSpeech) -> None:
         """Send times of words and sentences that have become final; audio may come later."""
         granularities = utterance.config.timestamp_granularities or ()
         if found := await speaking.timestamps(granularities):
-            await self._send(type="audio.timestamps", utterance_index=utterance.index, **found)
+            await self._socket.send(
+                type="audio.timestamps", utterance_index=utterance.index, **found
+            )
 
-    async def _send_error(self, error: Exception) -> None:
+    async def _send_error(self, error: Exception, about: dict[str, Any] | None = None) -> None:
         facts = error_facts(error)[1]
-        await self._send(type="error", message=facts["message"], error=facts)
-
-    async def _send(self, **facts: Any) -> None:
-        await self._sent(self._socket.send_text(json.dumps(facts, separators=(",", ":"))))
-
-    async def _send_bytes(self, data: bytes) -> None:
-        await self._sent(self._socket.send_bytes(data))
-
-    async def _sent(self, writing: Awaitable[None]) -> None:
-        limit_s = self._settings.stall_timeout_s
-        await sent(writing, limit_s, lambda: abort(self._socket.scope))
+        await self._socket.send(type="error", message=facts["message"], error=facts)

@@ -101,8 +101,8 @@ class SpeechTimer:
         """Note that the reader has received all of the speech."""
         self._kept.append(None)
 
-    def catch_up(self) -> None:
-        """Look at the chunks that were kept."""
+    def catch_up(self) -> bool:
+        """Look at the chunks that were kept; returns whether they are all of the speech."""
         with self._lock:
             self._kept_s = 0.0
             while self._kept:
@@ -111,6 +111,7 @@ class SpeechTimer:
                     self._hear(chunk)
                 else:
                     self._is_over = True
+            return self._is_over
 
     def _hear(self, chunk: AudioChunk) -> None:
         seconds = len(chunk.samples) / chunk.sample_rate
@@ -171,10 +172,18 @@ class SpeechTimer:
         """Return the sentences heard so far; the last one may be incomplete."""
         return _segments(written, self.words(written, pieces))
 
-    def take(self, written: str, pieces: Sequence[Piece]) -> tuple[list[TimedWord], list[Segment]]:
-        """Return the words and sentences settled since the last call; they never change."""
-        self.catch_up()
-        is_over = self._is_over  # read before the words, because `hear` may change it at any time
+    def take(
+        self, written: str, pieces: Sequence[Piece], *, is_over: bool | None = None
+    ) -> tuple[list[TimedWord], list[Segment]]:
+        """Return the words and sentences settled since the last call; they never change.
+
+        Args:
+            written: the user's text so far.
+            pieces: the pieces of the spoken text so far.
+            is_over: whether the speech was over before the caller read the text, which more text
+                may have joined since (`catch_up`); None: the text is complete.
+        """
+        is_over = self.catch_up() if is_over is None else is_over
         if not self._is_look_due(is_over):
             return [], []
         limit_s = self._settled_s()

@@ -62,7 +62,10 @@ def test_options_become_settings(served, tmp_path):
         ),
         *("--allow-origin", "https://a.example", "--allow-origin", "https://b.example"),
         *("--allow-host", "a.example", "--allow-host", "b.example"),
+        *("--dialects", "deepgram,cartesia", "--voice-alias", "21m00=vivian"),
     )
+    assert settings.dialects == ("deepgram", "cartesia")
+    assert settings.voice_aliases == {"21m00": "vivian"}
     assert (address["host"], address["port"]) == ("::1", 0)
     assert (settings.api_key, settings.max_queue, settings.max_chars) == ("s3cret", 2, 9000)
     assert (settings.default_format, settings.voice_fallback) == ("mp3", "vivian")
@@ -212,6 +215,31 @@ def test_an_unknown_fallback_voice_ends_the_command(monkeypatch, capsys):
     words = ["serve", "--port", "0", "--voice-fallback", "nobody"]
     assert main.main(words) == UnknownVoice.exit_code
     assert "nobody" in capsys.readouterr().err
+
+
+def test_an_unknown_voice_of_an_alias_ends_the_command(monkeypatch, capsys):
+    monkeypatch.setattr(options, "engine_from_args", lambda *_, **__: FakeEngine())
+    words = ["serve", "--port", "0", "--voice-alias", "21m00=nobody"]
+    assert main.main(words) == UnknownVoice.exit_code
+    assert "nobody" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["--dialects", "azure"], "Unknown dialect 'azure'"),
+        (["--voice-alias", "21m00"], "it must be ID=NAME"),
+        (["--voice-alias", "a=vivian", "--voice-alias", "a=aiden"], "two voices"),
+    ],
+)
+def test_a_wrong_dialect_or_alias_is_refused_before_a_model_loads(capsys, words, what):
+    assert main.main(["serve", "--port", "0", "--model", "/no/such/folder", *words]) == 2
+    assert what in capsys.readouterr().err
+
+
+def test_no_dialect_is_served_with_none(served):
+    _, settings, _ = served("--dialects", "none")
+    assert settings.dialects == ()
 
 
 def test_another_default_format_is_what_a_bare_request_gets():

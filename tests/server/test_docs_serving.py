@@ -14,6 +14,7 @@ from tiny_speech import tiny_engine
 from qwen_megakernel.cli import main, options
 from qwen_megakernel.server import app as server_app
 from qwen_megakernel.server.schemas import SpeechBody
+from qwen_megakernel.server.settings import ServerSettings
 
 PAGE = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
 ADDRESS = "127.0.0.1:8090"
@@ -64,8 +65,8 @@ def test_the_page_names_every_field_option_and_endpoint():
     named = names[0] - names[1] - {"--max-frames"}
     missing = {name for name in named if name not in PAGE}
     assert not missing
-    described = server_app.create_app(lambda: None).openapi()["paths"]
-    for path in described:
+    own = ServerSettings(dialects=())  # docs/dialects.md has the others' paths
+    for path in server_app.create_app(lambda: None, own).openapi()["paths"]:
         path = path.replace("{request_id}", "{request id}")
         assert path in PAGE or path.removeprefix("/v1/audio/models") == "", path
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from live_server import assert_error, serving
 
-from qwen_megakernel.server import app
+from qwen_megakernel.server import responses
 from qwen_megakernel.server.headers import MAX_HEADER_CHARS, check_headers, header_value
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=2000)
@@ -41,7 +41,7 @@ def test_what_http_does_not_allow_is_refused_by_name(value: bytes):
 def test_a_header_that_cannot_be_sent_is_an_error_with_a_line_in_the_log(
     http: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(app, "header_value", lambda text: f"{text} ")
+    monkeypatch.setattr(responses, "header_value", lambda text: f"{text} ")
     with serving(FakeEngine(), http=http) as live, caplog.at_level(logging.ERROR):
         for form in ({}, {"stream": False}, {"stream_format": "sse"}):
             assert_error(live.speak("5", normalize="on", **form), 500, "internal_error")

@@ -14,7 +14,8 @@ from waiting import wait_until
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from qwen_megakernel.errors import GenerationError
-from qwen_megakernel.server.websocket import Session, Utterance
+from qwen_megakernel.server.utterance import JsonSocket
+from qwen_megakernel.server.websocket import NumberedUtterance
 
 
 @pytest.mark.parametrize(
@@ -182,7 +183,7 @@ async def test_any_number_of_utterances_is_refused_without_being_held():
             events, _ = await hear_until(socket, "error")
             assert "it must be a string" in events[-1]["message"]
             gc.collect()  # utterances of earlier tests
-            assert sum(type(each) is Utterance for each in gc.get_objects()) == 10
+            assert sum(type(each) is NumberedUtterance for each in gc.get_objects()) == 10
             engine.stall_after = None
             engine.streams[0]._changed.set()
             ends = [(await hear_until(socket))[0] for _ in range(count)]
@@ -211,14 +212,14 @@ async def test_draining_waits_for_what_is_still_being_sent():
 
 async def test_a_speech_is_unfinished_until_its_last_message_is_sent(monkeypatch, engine):
     """A server that drains closes its sockets when no speech is unfinished."""
-    unfinished, send = {}, Session._send
+    unfinished, send = {}, JsonSocket.send
     with serving(engine) as live:
 
         async def counted_send(self, **message):
             unfinished[message["type"]] = live.running.service.admission.num_unfinished
             await send(self, **message)
 
-        monkeypatch.setattr(Session, "_send", counted_send)
+        monkeypatch.setattr(JsonSocket, "send", counted_send)
         async with session(live) as socket:
             await speak(socket, STORY)
         assert unfinished["audio.done"] == unfinished["session.done"] == 1

@@ -191,7 +191,8 @@ class FakeStream:
         return self._timer.segments(self.written, self.spoken_pieces)
 
     def take_timestamps(self) -> tuple[list[TimedWord], list[Segment]]:
-        return self._timer.take(self.written, self.spoken_pieces)
+        is_over = self._timer.catch_up()
+        return self._timer.take(self.written, self.spoken_pieces, is_over=is_over)
 
     def _say(self, text: str) -> None:
         self.text += text

@@ -339,3 +339,16 @@ MARK_SHARE = 10**-2.4
 
 # Seconds by which the beginning and the end of a mark may be off: half of the detector's windows.
 MARK_EDGE_S = 2.5
+
+# Seconds by which a dialect's times may be off: they are whole milliseconds, so a time is off by
+# half of one, and the difference of two by one.
+ROUNDED_S, ROUNDED_STEP_S = 0.0005, 0.0011
+
+# Milliseconds between a word's time in a dialect and in our own answer to another request.
+DIALECT_WORD_MS = 80
+
+# The size of an mp3 relative to that of its bit rate: frames are whole, and the encoder adds some.
+MP3_BIT_RATE = 0.1
+
+# Seconds by which a dialect's first audio may come later than our own WebSocket's, at best.
+DIALECT_FIRST_AUDIO_S = 0.002

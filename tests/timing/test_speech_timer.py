@@ -217,6 +217,14 @@ def test_what_is_heard_while_words_are_sought_is_in_the_next_answer(
     assert segments and told == words[len(words) - len(told) :]
 
 
+def test_a_speech_that_ends_while_its_text_is_read_keeps_the_words_that_were_not_read():
+    parts, sent, _ = spoken_parts([FIRST])
+    timer, half = heard(parts, sent), FIRST[: len(FIRST) // 2]
+    early, _ = timer.take(half, as_written(half), is_over=False)
+    late, _ = timer.take(FIRST, as_written(FIRST), is_over=timer.catch_up())
+    assert [word.word for word in early + late] == FIRST.split()
+
+
 def test_at_another_speed_times_are_those_of_the_samples_that_were_received():
     parts, sent, said = spoken_parts([FIRST])
     slow = [

@@ -1,0 +1,310 @@
+"""ElevenLabs' HTTP routes and WebSockets.
+
+A message of a WebSocket has {"text", "context_id", "flush", "close_context", "close_socket"}; the
+path `stream-input` has one context, and empty text ends it. The server answers with {"audio" (in
+base64), "alignment", "normalizedAlignment", "contextId"}, and with {"isFinal": true} at the end of
+a context.
+"""
+
+import base64
+import json
+import re
+from collections.abc import AsyncIterator
+from typing import Any, Literal
+
+from fastapi import FastAPI, Request, Response, WebSocket
+from pydantic import Field
+
+from qwen_megakernel.errors import UsageError
+from qwen_megakernel.printable import printable
+from qwen_megakernel.server.active_speech import ActiveSpeech
+from qwen_megakernel.server.dialects.dialect import ROUTE, Desk, Dialect, Fields, Sound, unsupported
+from qwen_megakernel.server.dialects.letters import LetterTimer, TimedLetters
+from qwen_megakernel.server.dialects.session import Context, ContextSession, serve, wrong
+from qwen_megakernel.server.error_responses import error_facts
+from qwen_megakernel.server.responses import audio_bytes, held
+from qwen_megakernel.server.service import Service
+from qwen_megakernel.server.utterance import POLICY
+
+_ROUTE = "/v1/text-to-speech/{voice}"
+_DEFAULT_FORMAT = "mp3_44100_128"
+_RATES = (8000, 16000, 22050, 24000, 32000, 44100, 48000)
+_MP3 = ((22050, 32), (24000, 48), *((44100, kbits) for kbits in (32, 64, 96, 128, 192)))
+_OPUS = (32, 64, 96, 128, 192)
+_FORMATS = {
+    **{f"mp3_{rate}_{kbits}": Sound("mp3", rate, kbits=kbits) for rate, kbits in _MP3},
+    **{f"{kind}_{rate}": Sound(kind, rate) for kind in ("pcm", "wav") for rate in _RATES},
+    **{f"{kind}_8000": Sound(kind, 8000) for kind in ("ulaw", "alaw")},
+    **{f"opus_48000_{kbits}": Sound("opus", 48000, kbits=kbits) for kbits in _OPUS},
+}
+# What clients send by default, or what concerns only the vendor's own machines.
+_HARMLESS = (
+    *("text", "context_id", "flush", "close_context", "auto_mode", "chunk_length_schedule"),
+    *("enable_logging", "generation_config", "inactivity_timeout", "optimize_streaming_latency"),
+    *("output_format", "sync_alignment", "try_trigger_generation", "xi_api_key"),
+)
+
+
+class VoiceSettings(Fields):
+    """The settings of a voice; only its speed has a meaning here."""
+
+    speed: float | None = Field(None, ge=0.25, le=4)
+
+
+class Settings(Fields):
+    """What a request, the URL of a WebSocket and the first message of a context share."""
+
+    model_id: str | None = Field(None, description="Any; it means the loaded model.")
+    language_code: str | None = Field(None, max_length=64)
+    seed: int | None = Field(None, ge=0, lt=2**64)
+    apply_text_normalization: Literal["auto", "on", "off"] | None = None
+    enable_ssml_parsing: bool | None = None
+    voice_settings: VoiceSettings | None = None
+
+    def options(self) -> dict[str, Any]:
+        """Return the fields of `SpeechSettings` that these mean."""
+        normalize = self.apply_text_normalization
+        return {
+            "language": self.language_code,
+            "seed": self.seed,
+            "normalize": None if normalize == "auto" else normalize,
+            "text_format": "ssml" if self.enable_ssml_parsing else None,
+            "speed": self.voice_settings and self.voice_settings.speed,
+        }
+
+
+class ElevenLabsBody(Settings):
+    """The body of a POST to /v1/text-to-speech/{voice}."""
+
+    text: str = Field(description="The text to speak.")
+
+
+def _sound_of(output_format: str, known: list[str]) -> Sound:
+    if output_format not in known:
+        raise unsupported("output_format", output_format, known)
+    return _FORMATS[output_format]
+
+
+async def _timed(
+    speaking: ActiveSpeech, pieces: AsyncIterator[bytes]
+) -> AsyncIterator[tuple[bytes, list[TimedLetters]]]:
+    """Yield audio, and letters, written and spoken, whose times became final before it."""
+    timer, letters = LetterTimer(speaking), [TimedLetters(), TimedLetters()]
+    async for audio in pieces:
+        if audio or any(letters):
+            yield audio, letters
+        letters = list(await timer.take())  # takes a while, so the audio does not wait for it
+    if any(letters):
+        yield b"", letters
+
+
+def _base64(audio: bytes) -> str:
+    return base64.b64encode(audio).decode("ascii")
+
+
+# ---- HTTP ----------------------------------------------------------------------------------------
+
+
+def _add_routes(app: FastAPI, service: Service) -> None:
+    desk = Desk("elevenlabs", service, _HARMLESS)
+
+    def add(path: str, *, is_whole: bool, is_timed: bool, summary: str) -> None:
+        @app.post(_ROUTE + path, summary=f"ElevenLabs: {summary}", **ROUTE)
+        async def speak(
+            voice: str, body: ElevenLabsBody, request: Request, output_format: str = _DEFAULT_FORMAT
+        ) -> Response:
+            sound = _sound_of(output_format, list(_FORMATS))
+            desk.ignore(body.unknown() | {*request.query_params})
+            options = await desk.configure(voice, sound, **body.options())
+            speaking = await desk.speak(request, body.text, options)
+            if not is_timed:
+                return await desk.audio(request, speaking, sound, is_whole=is_whole)
+            timed = _timed(speaking, audio_bytes(speaking, desk.encoder(speaking, sound)))
+            if not is_whole:
+                lines = (_line(audio, *letters) async for audio, letters in timed)
+                return desk.stream(speaking, lines, "application/json", _line_of_error)
+            whole, text = b"", [TimedLetters(), TimedLetters()]
+            async with held(speaking, request.receive, service.settings):
+                async for audio, letters in timed:
+                    whole += audio
+                    text = [before + more for before, more in zip(text, letters, strict=True)]
+            return Response(_line(whole, *text), media_type="application/json")
+
+    add("", is_whole=True, is_timed=False, summary="one file")
+    add("/stream", is_whole=False, is_timed=False, summary="audio while it is made")
+    add("/with-timestamps", is_whole=True, is_timed=True, summary="audio and times of letters")
+    stream = "lines of JSON with audio and times of letters"
+    add("/stream/with-timestamps", is_whole=False, is_timed=True, summary=stream)
+
+    def add_socket(path: str, *, is_multi: bool) -> None:
+        @app.websocket(_ROUTE + path)
+        async def stream_input(websocket: WebSocket, voice: str) -> None:
+            async def make() -> ContextSession:
+                session = _ElevenLabsSession(websocket, desk, voice, is_multi=is_multi)
+                await session.options(session.settings)  # refuses what is wrong
+                return session
+
+            await serve(websocket, make)
+
+    add_socket("/stream-input", is_multi=False)
+    add_socket("/multi-stream-input", is_multi=True)
+
+    @app.get("/v1/voices")
+    @app.get("/v2/voices")
+    async def voices() -> dict[str, Any]:
+        """List the voices, in ElevenLabs' form."""
+        names = [*service.engine.voices, *service.settings.voice_aliases]
+        found = [{"voice_id": name, "name": name, "category": "premade"} for name in names]
+        page = {"has_more": False, "total_count": len(found), "next_page_token": None}
+        return {"voices": found, **page}
+
+
+def _models(service: Service) -> list[dict[str, Any]]:
+    engine = service.engine
+    name = engine.files.name
+    languages = [{"language_id": each, "name": each} for each in engine.languages]
+    facts = {"can_do_text_to_speech": True, "languages": languages}
+    return [{"model_id": name, "name": name, **facts}]
+
+
+def _in_seconds(letters: TimedLetters) -> dict[str, Any] | None:
+    if not letters:
+        return None
+    return {
+        "characters": [letter for letter, _, _ in letters],
+        "character_start_times_seconds": [round(start_s, 3) for _, start_s, _ in letters],
+        "character_end_times_seconds": [round(end_s, 3) for _, _, end_s in letters],
+    }
+
+
+def _line(audio: bytes, written: TimedLetters, spoken: TimedLetters) -> bytes:
+    times = {"alignment": _in_seconds(written), "normalized_alignment": _in_seconds(spoken)}
+    return json.dumps({"audio_base64": _base64(audio), **times}).encode() + b"\n"
+
+
+def _error_body(status: int, facts: dict[str, Any], request_id: str) -> dict[str, Any]:
+    return {"detail": {"status": facts["code"], "message": facts["message"]}}
+
+
+def _line_of_error(error: Exception) -> bytes:
+    status, facts, _ = error_facts(error)
+    return json.dumps(_error_body(status, facts, "")).encode() + b"\n"
+
+
+# ---- WebSockets ----------------------------------------------------------------------------------
+
+
+class _ElevenLabsSession(ContextSession):
+    """A connection of an ElevenLabs client."""
+
+    def __init__(self, websocket: WebSocket, desk: Desk, voice: str, *, is_multi: bool):
+        super().__init__(websocket, desk)
+        query = dict(websocket.query_params)
+        self._voice, self._is_multi = voice, is_multi
+        # Each text would begin with the header of a wav.
+        known = [name for name in _FORMATS if not name.startswith("wav")]
+        self._sound = _sound_of(query.get("output_format", _DEFAULT_FORMAT), known)
+        # LiveKit's client asks for this and counts times from the start of the context; all others
+        # count them from the end of the message before.
+        self._counts_on = query.get("sync_alignment") == "true"
+        self._is_auto = query.get("auto_mode") == "true"
+        self.settings = Settings.model_validate(query, strict=False)
+        desk.ignore(self.settings.unknown())
+
+    async def options(self, settings: Settings) -> dict[str, Any]:
+        """Return the options of `Service.speak`; see `Desk.configure`."""
+        return await self.desk.configure(self._voice, self._sound, **settings.options())
+
+    async def obey(self, facts: dict[str, Any]) -> bool:
+        text, given = facts.get("text"), facts.get("context_id")
+        name = "" if given is None else given
+        for key, value in (("text", "" if text is None else text), ("context_id", name)):
+            if not isinstance(value, str):
+                raise wrong(key, value, "a string")
+        if self._is_multi and facts.get("close_socket"):
+            return True
+        if self._is_multi and facts.get("close_context"):
+            self._close_context(name)
+            return False
+        if text is None and not facts.get("flush"):
+            raise UsageError("The message has neither text nor flush, close_context, close_socket.")
+        context = self.contexts.get(name)
+        settings = Settings.model_validate(self.settings.model_dump() | facts)
+        if context is None and text:
+            self.desk.ignore(settings.unknown())
+            options = await self.options(settings)
+            context = self.open(name, options, self._sound, settings.options())
+        elif context and facts.get("voice_settings") and settings.options() != context.settings:
+            raise UsageError(
+                f'Context "{printable(name, 80)}" exists with other settings.',
+                hint="Settings belong into the first message of a context; close it first.",
+            )
+        if context:
+            await self.feed(context, text or "", is_sentence=self._is_auto)
+            self.expect_text(context)  # empty text keeps a context waiting
+            if facts.get("flush"):
+                context.flush()
+        return not self._is_multi and text == "" and not facts.get("flush")
+
+    def _close_context(self, name: str) -> None:
+        """End a context: text that was not flushed is dropped, the rest is spoken.
+
+        A client that closes a context again no longer listens to it: Pipecat does so when its user
+        interrupts.
+        """
+        if context := self.contexts.get(name):
+            if context.writing:
+                context.writing.cancel()
+            self.close(context)
+        elif context := self.leaving.get(name):
+            context.cancel()
+
+    async def relay(
+        self, context: Context, speaking: ActiveSpeech, pieces: AsyncIterator[bytes]
+    ) -> None:
+        async for audio, letters in _timed(speaking, pieces):
+            await self._send(
+                context.name,
+                audio=_base64(audio) if audio else None,
+                isFinal=None,
+                alignment=self._in_ms(context, 0, letters[0]),
+                normalizedAlignment=self._in_ms(context, 1, letters[1]),
+            )
+
+    def _in_ms(self, context: Context, which: int, letters: TimedLetters) -> dict[str, Any] | None:
+        """Return letters with whole milliseconds, counted from the end of the letters before."""
+        if not letters:
+            return None
+
+        def ms(seconds: float) -> int:
+            return round(1000 * (context.heard_s + seconds))
+
+        base_ms = 0 if self._counts_on else context.counted_ms[which]
+        context.counted_ms[which] = ms(letters[-1][2])
+        return {
+            "chars": [letter for letter, _, _ in letters],
+            "charStartTimesMs": [ms(start_s) - base_ms for _, start_s, _ in letters],
+            "charDurationsMs": [ms(end_s) - ms(start_s) for _, start_s, end_s in letters],
+        }
+
+    async def _send(self, name: str | None, **facts: Any) -> None:
+        named = {"contextId": name} if self._is_multi and name else {}
+        await self.socket.send(**facts, **named)
+
+    async def closed(self, context: Context) -> None:
+        await self._send(context.name, audio=None, isFinal=True)
+
+    async def refuse(self, status: int, facts: dict[str, Any], name: str | None) -> None:
+        await self._send(name, message=facts["message"], error=facts["code"], code=POLICY)
+
+
+DIALECT = Dialect(
+    name="elevenlabs",
+    paths=re.compile(
+        r"(?P<json>/v1/text-to-speech/[^/]+(/stream)?(/with-timestamps)?)"
+        r"|/v1/text-to-speech/.*|/v[12]/voices"
+    ),
+    error_body=_error_body,
+    add_routes=_add_routes,
+    models=_models,
+)
