@@ -11,11 +11,9 @@ _BEFORE_NOMINATIVE = frozenset(
     ("", "и", "или", "сегодня", "завтра", "вчера", "на", "по", "это", "было", "будет", "вот")
 )
 # Words -> the case of a number behind them: "from three to five hours", "by six".
-_CASES = dict.fromkeys(
-    "от до с со из без для после около кроме против более менее свыше больше меньше выше ниже"
-    " старше младше раньше позже".split(),
-    "g",
-) | dict.fromkeys(("к", "ко"), "d")
+_BEFORE_GENITIVE = """от до с со из без для после около кроме против более менее свыше больше
+    меньше выше ниже старше младше раньше позже"""
+_CASES = dict.fromkeys(_BEFORE_GENITIVE.split(), "g") | dict.fromkeys(("к", "ко"), "d")
 _PERCENT = Noun("процент", "процента", "процентов")
 
 
