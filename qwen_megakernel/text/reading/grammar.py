@@ -291,11 +291,6 @@ class Grammar:
         """Return a word with the spaces between it and two others."""
         return self.language.space + word + self.language.space
 
-    def _to(self) -> str:
-        """Return the words between the ends of a range, with their spaces."""
-        joint = self._joint(self.language.to)
-        return joint.lstrip() if self.language.to_is_suffix else joint
-
     def _sign(self, match: re.Match[str]) -> str:
         """Return the words of the sign before a number, followed by a space."""
         lang, sign = self.language, (match["sign"] or "").strip()
@@ -337,7 +332,7 @@ class Grammar:
         noun = lang.noun_after(noun, before)
         first = ""
         if match["tow"] is not None:
-            first = lang.number(whole, decimals, noun.gender) + self._to()
+            first = lang.number(whole, decimals, noun.gender) + self.language.between_ends
             whole, decimals = self._digits(match, "to")
         return self._sign(match) + lang.count(whole, decimals, noun, first)
 
@@ -353,7 +348,7 @@ class Grammar:
             words = lang.number(*number, scale.gender)
             if match["tow"] is not None:
                 number = self._digits(match, "to")
-                words += self._to() + lang.number(*number)
+                words += self.language.between_ends + lang.number(*number)
             unit = lang.noun_after(currency.unit, before)
             joint = lang.space if scale.one == "mil" else lang.scale_joint
             words += lang.space + lang.form(*number, scale) + joint + unit.many
@@ -466,7 +461,7 @@ class Grammar:
 
     def _ratio(self, match: re.Match[str], before: str) -> str | None:
         lang = self.language
-        joint = self._to() if lang.ratio is None else self._joint(lang.ratio)
+        joint = self.language.between_ends if lang.ratio is None else self._joint(lang.ratio)
         joint = joint if joint.strip() else lang.space
         return lang.number(match["a"]) + joint + lang.number(match["b"])
 
@@ -554,7 +549,9 @@ class Grammar:
             return None
         lang, is_minus = self.language, match.group() == " - " and ":" not in before
         is_minus |= _DIFFERENCE.match(match.string, match.end()) is not None
-        return self._joint(lang.subtraction or lang.minus) if is_minus else self._to()
+        return (
+            self._joint(lang.subtraction or lang.minus) if is_minus else self.language.between_ends
+        )
 
     def _symbol(self, match: re.Match[str], before: str) -> str | None:
         words = self.language.symbols[match["sym"]]

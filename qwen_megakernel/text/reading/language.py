@@ -341,8 +341,7 @@ class Language:
         if is_alone and not is_sure and not _BEHIND_WEEKDAY.match(match.string, match.end()):
             return None
         first, *last = (self.weekdays.get(name, name) for name in groups.values() if name)
-        joint = self.to if self.to_is_suffix else self.space + self.to
-        return self.space.join([first + joint * bool(last), *last]) + self.kept_point(match)
+        return self.between_ends.join([first, *last]) + self.kept_point(match)
 
     def _saying(self, words: str | Say) -> Say:
         """Return a function that fills a template's fields; a function is returned as it is."""
@@ -353,6 +352,11 @@ class Language:
         )
 
     # ---- numbers ---------------------------------------------------------------------------------
+
+    @property
+    def between_ends(self) -> str:
+        """The word between the ends of a range, with its spaces."""
+        return f"{'' if self.to_is_suffix else self.space}{self.to}{self.space}"
 
     def cardinal(self, number: int, gender: str = "") -> str:
         """Return the words of a number; `gender` is the gender of the noun after it."""
@@ -410,8 +414,7 @@ class Language:
         word = before.lower()
         if not {word, word.removesuffix("s")} & self.before_romans or not 0 < first < last:
             return None
-        joint = self.to if self.to_is_suffix else f"{self.space}{self.to}"
-        return f"{self.cardinal(first)}{joint}{self.space}{self.cardinal(last)}"
+        return self.between_ends.join(map(self.cardinal, (first, last)))
 
     def roman_alone(self, match: re.Match[str], before: str) -> str | None:
         """Return the words of a Roman numeral between characters of another script."""
