@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from qwen_megakernel.decoders.kernel import build
-from qwen_megakernel.errors import BuildError, SetupError
+from qwen_megakernel.errors import BuildError, ModelFilesError, SetupError
 from qwen_megakernel.gpu import driver
 from qwen_megakernel.installing import install_command
 from qwen_megakernel.native import compiling
@@ -100,10 +100,26 @@ def report() -> dict[str, Any]:
         "ninja": _tool(compiling.find_ninja),
         "kernel_cache": str(compiling.build_cache()),
         "model_cache": str(cache_folder()),
+        "kept_packed": _kept_packed(cache_folder()),
         "hub_cache": constants.HF_HUB_CACHE,
         "hub_endpoint": os.environ.get("HF_ENDPOINT", "the default"),
         "backend": {"auto": chosen.name, "device": str(chosen.device), "why": chosen.why},
     }
+
+
+def _kept_packed(cache: Path) -> list[str]:
+    """Return the models, and the forms of their weights, that --keep-packed has kept."""
+    from qwen_megakernel.checkpoint import loading, packed_form
+
+    kept = []
+    for folder in sorted(cache.glob("packed-*")):
+        try:
+            form = packed_form.read(folder / loading.WEIGHTS)
+        except ModelFilesError as error:
+            kept.append(f"{folder.name}, unusable: {error.what}")
+        else:
+            kept.append(f"{form.source}, {form.weights or 'as stored'}" if form else folder.name)
+    return kept
 
 
 def _version(name: str) -> str | None:

@@ -16,6 +16,7 @@ import torch
 from qwen_megakernel import Speech, TTSEngine
 from qwen_megakernel.checkpoint import loading, packed_form, safetensors_file
 from qwen_megakernel.choices import WEIGHTS
+from qwen_megakernel.cli import doctor
 from qwen_megakernel.decoders.cpu import conversion
 from qwen_megakernel.errors import (
     BuildError,
@@ -141,10 +142,15 @@ def test_packed_weights_are_kept_for_the_next_start(tmp_path, monkeypatch):
             assert "mapped from the file" in tts.why and tts.weights == weights
             assert tts.files.name == str(original)
     assert calls == ["int8", None]
+    assert doctor.report()["kept_packed"] == [f"{original}, int8", f"{original}, as stored"]
     assert np.array_equal(codes(original, weights="int8", keep_packed=True), expected)
     os.utime(original / loading.WEIGHTS)  # another file, perhaps
     codes(original, weights="int8", keep_packed=True)
     assert calls == ["int8", None, "int8"]
+    old = min((tmp_path / "cache").glob("packed-int8-*"))
+    edited(old / loading.WEIGHTS, version=1)
+    (unusable, *_) = doctor.report()["kept_packed"]
+    assert unusable.startswith(f"{old.name}, unusable: ") and "has version 1" in unusable
     with pytest.raises(UsageError, match="the backend is torch"):
         TTSEngine.from_pretrained(original, backend="torch", keep_packed=True)
 
