@@ -1,4 +1,4 @@
-"""docs/precision.md: what half precision and 8-bit weights cost."""
+"""docs/precision.md: what half precision and weights of 8 and 4 bits cost."""
 
 from collections.abc import Sequence
 
@@ -7,8 +7,10 @@ from benchmarks.page_parts import load_result, machine_of, paragraph, spaced_tab
 from benchmarks.performance_page import configs
 from qwen_megakernel.choices import WEIGHTS
 
-# The forms of int8, by their complete names.
-INT8_FORMS = [weights for weights in WEIGHTS if "rows" in weights or "groups" in weights]
+# The forms of weights, by their complete names.
+FORMS = [
+    weights for weights in WEIGHTS if any(word in weights for word in ("rows", "groups", "int4"))
+]
 
 
 # The variants that tools/precision_table.py compares, and their descriptions on the page.
@@ -16,14 +18,12 @@ VARIANTS = {
     "fp32": "plain decoder, float32",
     "bf16": "plain decoder, bf16, rounded as the official code rounds",
     "mixed": "plain decoder, its `--dtype talker=bfloat16,predictor=float32`",
-    **{
-        weights: f"plain decoder, float32 arithmetic, `--weights {weights}`"
-        for weights in INT8_FORMS
-    },
+    **{weights: f"plain decoder, float32 arithmetic, `--weights {weights}`" for weights in FORMS},
     "int8-rows, bf16": "plain decoder, bf16 arithmetic: its `--weights int8 --dtype bfloat16`",
     "cpu fp32": "native code, `--backend cpu`",
     "cpu int8-groups": "the same, int8 weights in all layers: its `--weights int8`",
     "cpu int8-groups-heads": "the same, int8 weights in all layers and heads",
+    "cpu int4-heads": "the same, int4 weights in all layers, int8 in all heads",
     "kernel fp32": "kernel (emulated), float32 weights",
     "kernel bf16": "kernel (emulated), bf16 weights, activations near float32",
     "kernel int8-talker-rows": "the same, int8 weights in the talker's layers",
@@ -41,6 +41,9 @@ WIDTHS = {
     "int8-rows-heads": "int8 heads, too",
     "int8-groups": "int8 in groups, bf16 heads",
     "int8-groups-heads": "in groups, heads, too",
+    "int4-int8": "int4 talker, int8 predictor, bf16 heads",
+    "int4": "int4, bf16 heads",
+    "int4-heads": "int4, int8 heads",
 }
 
 
@@ -61,7 +64,7 @@ def precision() -> list[str]:
     model = result["model"]
     runs = [run["variants"] for run in result["runs"]]
     sets = [f"`{run['torch_instruction_set']}`" for run in result["runs"]]
-    names = [name for name in VARIANTS if name != "fp32"]
+    names = [name for name in VARIANTS if name != "fp32" and name in runs[0]]
     stages = ["talker after layer 1", f"talker after layer {model['layers'][0]}"]
     stages += ["talker hidden", "talker logits", "code_predictor after layer 1"]
     stages += [f"code_predictor after layer {model['layers'][1]}", "predictor logits"]
@@ -89,8 +92,8 @@ def precision() -> list[str]:
         "# Precision",
         "",
         *paragraph(
-            "This page shows what half precision and 8-bit weights cost: how far results move from "
-            "those in float32, how many codes change, and how many bytes a frame reads. "
+            "This page shows what half precision and weights of 8 and 4 bits cost: how far results "
+            "move from those in float32, how many codes change, and how many bytes a frame reads. "
             "`benchmarks/pages.py` writes it from `benchmarks/results/precision.json` (commit "
             f"{result['commit']}, {machine_of(result)}, torch {result['machine']['torch']}). Each "
             f"figure was measured with PyTorch's instruction sets {' and '.join(sets)}; the tables "
@@ -105,7 +108,7 @@ def precision() -> list[str]:
             f"of its width. All variants got the same codes for {result['frames']} frames (teacher "
             "forcing). Random weights have flatter logits than trained ones, so use the order of "
             "the rows, not the share of changed codes. How a variant sounds is not known without "
-            "the released weights, so int8 is off by default."
+            "the released weights, so int8 and int4 are off by default."
         ),
         "",
         "Variants:",
@@ -123,7 +126,10 @@ def precision() -> list[str]:
         *spaced_table(["variant", "code 0, best", "codes 1.., best", "all, drawn"], shares),
         *paragraph(
             "`--weights int8-talker` stores the talker's layers in 8 bits, `int8` also those of "
-            "the code predictor, and `-heads` after either also the heads. Norms, embeddings and "
+            "the code predictor, and `-heads` after either also the heads. `int4-talker`, `int4` "
+            "and `int4-int8` store the talker's layers in 4 bits, and those of the code predictor "
+            "as they are, in 4 or in 8; their `-heads` have 8. Of 4 bits, 32 weights share the "
+            "scale with the least squared error. Norms, embeddings and "
             f"projections stay as they are. So does the text embedding with its {outside} million "
             "values: no frame reads it, and a prompt reads only some rows of its file."
         ),

@@ -136,7 +136,7 @@ def make_variants(config: ModelConfig) -> dict[str, Any]:
         weights: SimpleNamespace(
             config=config, talker=int8_weights.quantize(checkpoint.talker, weights)
         )
-        for weights in precision_page.INT8_FORMS
+        for weights in precision_page.FORMS
     }
     full, half = (DecoderSizes(1, 128, 1, CPU, dtype) for dtype in (FULL, HALF))
     return {
@@ -148,6 +148,7 @@ def make_variants(config: ModelConfig) -> dict[str, Any]:
         "cpu fp32": CpuDecoder(checkpoint, full),
         "cpu int8-groups": CpuDecoder(int8["int8-groups"], full),
         "cpu int8-groups-heads": CpuDecoder(int8["int8-groups-heads"], full),
+        "cpu int4-heads": CpuDecoder(int8["int4-heads"], full),
         "kernel fp32": KernelDecoder(checkpoint, full),
         "kernel bf16": KernelDecoder(checkpoint, half),
         "kernel int8-talker-rows": KernelDecoder(int8["int8-talker-rows"], half),
