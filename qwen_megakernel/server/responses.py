@@ -5,7 +5,6 @@ A client that reads nothing for a while is cut off; a client that disconnects en
 
 import asyncio
 import base64
-import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from typing import Any
@@ -263,20 +262,11 @@ async def whole_samples(
     speaking: ActiveSpeech, receive: Receive, settings: ServerSettings
 ) -> np.ndarray:
     """Return all samples of a speech, [num_samples] int16; see `buffered`."""
-    async with held(speaking, receive, settings):
-        return joined([chunk.samples async for chunk in speaking.chunks()])
-
-
-@contextlib.asynccontextmanager
-async def held(
-    speaking: ActiveSpeech, receive: Receive, settings: ServerSettings
-) -> AsyncIterator[None]:
-    """Hold a speech that is sent when it is complete, until it is, or its client is gone."""
     watcher = asyncio.create_task(_close_when_gone(speaking, receive))
     try:
         with speaking:
             async with speaking.limited(settings.deadline_s):
-                yield
+                return joined([chunk.samples async for chunk in speaking.chunks()])
     finally:
         watcher.cancel()
 
@@ -287,9 +277,8 @@ def speech_headers(speaking: ActiveSpeech, warnings: list[str]) -> dict[str, str
         "X-Seed": str(speaking.stream.seed),
         "X-Sample-Rate": str(speaking.record.sample_rate),
         "Cache-Control": "no-store",
+        **speaking.stream.mark.headers,
     }
-    if speaking.stream.mark.metadata:
-        headers["X-AI-Generated"] = "true"
     if speaking.stream.planned_parts is not None:
         headers["X-Parts"] = str(speaking.stream.planned_parts)
     if speaking.stream.is_normalized and speaking.stream.planned_parts is not None:

@@ -10,8 +10,9 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from fastapi import WebSocket, WebSocketDisconnect
@@ -144,16 +145,24 @@ class JsonSocket:
         self.scope, self._socket, self._settings = websocket.scope, websocket, settings
         self._is_closed = False
 
-    async def run(self, *tasks: Coroutine[Any, Any, None], end: Callable[[], None]) -> None:
+    async def run(
+        self,
+        *tasks: Coroutine[Any, Any, None],
+        end: Callable[[], None],
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """Accept the connection, and run tasks until one of them ends.
 
         Args:
             tasks: they end when the client is gone, or fail.
             end: called at the end, before the other tasks are cancelled.
+            headers: those of the response that opens the connection.
         Raises:
             Exception: the error of a task, except that the client is gone.
         """
-        await self._socket.accept()
+        await self._socket.accept(
+            headers=[(key.encode(), value.encode()) for key, value in headers.items()]
+        )
         running = [asyncio.create_task(each) for each in tasks]
         try:
             await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)

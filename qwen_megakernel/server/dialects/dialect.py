@@ -171,11 +171,16 @@ class Desk:
         if not is_whole:
             pieces = audio_bytes(speaking, self.encoder(speaking, sound))
             return self.stream(speaking, pieces, media_type)
+        data = await self.file(request, speaking, sound)
+        return Response(data, media_type=media_type, headers=speech_headers(speaking, []))
+
+    async def file(self, request: Request, speaking: ActiveSpeech, sound: Sound) -> bytes:
+        """Return a speech as one complete file, which has all marks."""
         samples = await whole_samples(speaking, request.receive, self.settings)
         rate, mark = speaking.record.sample_rate, speaking.stream.mark
-        how = self._how(sound)
-        data = await encoded_whole(sound.response_format, samples, rate, **how, mark=mark)
-        return Response(data, media_type=media_type, headers=speech_headers(speaking, []))
+        return await encoded_whole(
+            sound.response_format, samples, rate, **self._how(sound), mark=mark
+        )
 
     def stream(
         self,

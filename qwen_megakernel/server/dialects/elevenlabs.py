@@ -22,7 +22,7 @@ from qwen_megakernel.server.dialects.dialect import ROUTE, Desk, Dialect, Fields
 from qwen_megakernel.server.dialects.letters import LetterTimer, TimedLetters
 from qwen_megakernel.server.dialects.session import Context, ContextSession, serve, wrong
 from qwen_megakernel.server.error_responses import error_facts
-from qwen_megakernel.server.responses import audio_bytes, held
+from qwen_megakernel.server.responses import audio_bytes, speech_headers
 from qwen_megakernel.server.service import Service
 from qwen_megakernel.server.utterance import POLICY
 
@@ -119,16 +119,14 @@ def _add_routes(app: FastAPI, service: Service) -> None:
             speaking = await desk.speak(request, body.text, options)
             if not is_timed:
                 return await desk.audio(request, speaking, sound, is_whole=is_whole)
+            if is_whole:
+                file = await desk.file(request, speaking, sound)
+                line = _line(file, *await LetterTimer(speaking).take())
+                headers = speech_headers(speaking, [])
+                return Response(line, media_type="application/json", headers=headers)
             timed = _timed(speaking, audio_bytes(speaking, desk.encoder(speaking, sound)))
-            if not is_whole:
-                lines = (_line(audio, *letters) async for audio, letters in timed)
-                return desk.stream(speaking, lines, "application/json", _line_of_error)
-            whole, text = b"", [TimedLetters(), TimedLetters()]
-            async with held(speaking, request.receive, service.settings):
-                async for audio, letters in timed:
-                    whole += audio
-                    text = [before + more for before, more in zip(text, letters, strict=True)]
-            return Response(_line(whole, *text), media_type="application/json")
+            lines = (_line(audio, *letters) async for audio, letters in timed)
+            return desk.stream(speaking, lines, "application/json", _line_of_error)
 
     add("", is_whole=True, is_timed=False, summary="one file")
     add("/stream", is_whole=False, is_timed=False, summary="audio while it is made")

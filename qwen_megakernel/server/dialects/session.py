@@ -244,7 +244,9 @@ class ContextSession:
 
     async def run(self) -> None:
         """Serve the connection until either side ends it."""
-        await self.socket.run(self._read(), self._watch(), end=self._cancel_all)
+        # The vendors' messages have no field that says that speech is synthetic.
+        headers = self.desk.service.engine.mark.headers
+        await self.socket.run(self._read(), self._watch(), end=self._cancel_all, headers=headers)
 
     async def _read(self) -> None:
         await self.greet()
