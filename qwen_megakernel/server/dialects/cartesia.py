@@ -130,14 +130,16 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         options = await desk.configure(sound=sound, **body.fields())
         return await desk.speak(request, body.transcript, options)
 
-    @app.post("/tts/bytes", summary="Cartesia: audio while it is made", **ROUTE)
+    @app.post("/tts/bytes", **ROUTE)
     async def speak(body: CartesiaBody, request: Request) -> Response:
+        """Speak a text: audio while it is made."""
         sound = body.output_format.sound("raw", "wav", "mp3")
         speaking = await begin(body, request, sound)
         return await desk.audio(request, speaking, sound, is_whole=sound.response_format == "wav")
 
-    @app.post("/tts/sse", summary="Cartesia: events", **ROUTE)
+    @app.post("/tts/sse", **ROUTE)
     async def events(body: CartesiaBody, request: Request) -> Response:
+        """Speak a text: events with audio and times of words."""
         sound = body.output_format.sound("raw")
         speaking = await begin(body, request, sound)
         name = (body.model_extra or {}).get("context_id")
@@ -225,6 +227,7 @@ class _CartesiaSession(ContextSession):
 
 DIALECT = Dialect(
     name="cartesia",
+    title="Cartesia",
     paths=re.compile(r"(?P<json>/tts/(bytes|sse))|/tts/websocket"),
     error_body=_error_body,
     add_routes=_add_routes,

@@ -81,8 +81,9 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         desk.ignore(query.unknown())
         return await desk.configure(query.model, sound, speed=query.speed, seed=query.seed), sound
 
-    @app.post("/v1/speak", summary="Deepgram: audio while it is made", **ROUTE)
+    @app.post("/v1/speak", **ROUTE)
     async def speak(body: DeepgramBody, request: Request) -> Response:
+        """Speak a text: audio while it is made."""
         options, sound = await begin(request, "mp3", is_raw=False)
         desk.ignore(body.unknown())
         speaking = await desk.speak(request, body.text, options)
@@ -150,6 +151,7 @@ class _DeepgramSession(ContextSession):
 
 DIALECT = Dialect(
     name="deepgram",
+    title="Deepgram",
     paths=re.compile(r"(?P<json>/v1/speak)"),
     error_body=_error_body,
     add_routes=_add_routes,

@@ -42,6 +42,7 @@ class Dialect:
     """How the clients of one vendor call and read errors.
 
     Attributes:
+        title: the vendor's name.
         paths: matches the paths of its routes; the group `json` those that take a body of JSON.
         error_body: makes an error's body of the status, the facts of `error_facts` and the id of
             the request.
@@ -50,6 +51,7 @@ class Dialect:
     """
 
     name: str
+    title: str
     paths: re.Pattern[str]
     error_body: Callable[[int, dict[str, Any], str], dict[str, Any]]
     add_routes: Callable[[FastAPI, Service], None]

@@ -109,7 +109,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
     desk = Desk("elevenlabs", service, _HARMLESS)
 
     def add(path: str, *, is_whole: bool, is_timed: bool, summary: str) -> None:
-        @app.post(_ROUTE + path, summary=f"ElevenLabs: {summary}", **ROUTE)
+        @app.post(_ROUTE + path, summary=f"Speak a text: {summary}", **ROUTE)
         async def speak(
             voice: str, body: ElevenLabsBody, request: Request, output_format: str = _DEFAULT_FORMAT
         ) -> Response:
@@ -298,6 +298,7 @@ class _ElevenLabsSession(ContextSession):
 
 DIALECT = Dialect(
     name="elevenlabs",
+    title="ElevenLabs",
     paths=re.compile(
         r"(?P<json>/v1/text-to-speech/[^/]+(/stream)?(/with-timestamps)?)"
         r"|/v1/text-to-speech/.*|/v[12]/voices"
