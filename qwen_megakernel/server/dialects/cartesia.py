@@ -18,7 +18,7 @@ from pydantic import Field
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.server.active_speech import ActiveSpeech
 from qwen_megakernel.server.dialects.dialect import ROUTE, Desk, Dialect, Fields, Sound, unsupported
-from qwen_megakernel.server.dialects.session import Context, ContextSession, serve, wrong
+from qwen_megakernel.server.dialects.session import Context, ContextSession, wrong
 from qwen_megakernel.server.error_responses import error_facts
 from qwen_megakernel.server.responses import EVENT_STREAM, audio_bytes
 from qwen_megakernel.server.service import Service
@@ -159,11 +159,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
 
     @app.websocket("/tts/websocket")
     async def websocket(websocket: WebSocket) -> None:
-        async def make() -> ContextSession:
-            service.engine  # noqa: B018 - raises if it is not loaded
-            return _CartesiaSession(websocket, desk)
-
-        await serve(websocket, make)
+        await _CartesiaSession(websocket, desk).run()
 
 
 class _CartesiaSession(ContextSession):

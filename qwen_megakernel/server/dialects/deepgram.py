@@ -16,7 +16,7 @@ from qwen_megakernel.errors import UsageError
 from qwen_megakernel.printable import printable
 from qwen_megakernel.server.active_speech import ActiveSpeech
 from qwen_megakernel.server.dialects.dialect import ROUTE, Desk, Dialect, Fields, Sound, unsupported
-from qwen_megakernel.server.dialects.session import Context, ContextSession, serve, wrong
+from qwen_megakernel.server.dialects.session import Context, ContextSession, wrong
 from qwen_megakernel.server.service import Service
 
 # `encoding` -> response format, the rate if none is given, and the containers, the default first.
@@ -91,11 +91,8 @@ def _add_routes(app: FastAPI, service: Service) -> None:
 
     @app.websocket("/v1/speak")
     async def websocket(websocket: WebSocket) -> None:
-        async def make() -> ContextSession:
-            how = await begin(websocket, "linear16", is_raw=True)
-            return _DeepgramSession(websocket, desk, *how)
-
-        await serve(websocket, make)
+        how = await begin(websocket, "linear16", is_raw=True)
+        await _DeepgramSession(websocket, desk, *how).run()
 
 
 def _error_body(status: int, facts: dict[str, Any], request_id: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from qwen_megakernel.printable import printable
 from qwen_megakernel.server.active_speech import ActiveSpeech
 from qwen_megakernel.server.dialects.dialect import ROUTE, Desk, Dialect, Fields, Sound, unsupported
 from qwen_megakernel.server.dialects.letters import LetterTimer, TimedLetters
-from qwen_megakernel.server.dialects.session import Context, ContextSession, serve, wrong
+from qwen_megakernel.server.dialects.session import Context, ContextSession, wrong
 from qwen_megakernel.server.error_responses import error_facts
 from qwen_megakernel.server.responses import audio_bytes, speech_headers
 from qwen_megakernel.server.service import Service
@@ -137,12 +137,9 @@ def _add_routes(app: FastAPI, service: Service) -> None:
     def add_socket(path: str, *, is_multi: bool) -> None:
         @app.websocket(_ROUTE + path)
         async def stream_input(websocket: WebSocket, voice: str) -> None:
-            async def make() -> ContextSession:
-                session = _ElevenLabsSession(websocket, desk, voice, is_multi=is_multi)
-                await session.options(session.settings)  # refuses what is wrong
-                return session
-
-            await serve(websocket, make)
+            session = _ElevenLabsSession(websocket, desk, voice, is_multi=is_multi)
+            await session.options(session.settings)  # refuses what is wrong
+            await session.run()
 
     add_socket("/stream-input", is_multi=False)
     add_socket("/multi-stream-input", is_multi=True)

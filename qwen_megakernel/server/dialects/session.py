@@ -8,20 +8,19 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import WebSocket
-from pydantic import ValidationError
 
 from qwen_megakernel.errors import EmptyText, QwenTTSError, UsageError
 from qwen_megakernel.printable import printable
 from qwen_megakernel.server.active_speech import ActiveSpeech
 from qwen_megakernel.server.dialects.dialect import Desk, Sound
-from qwen_megakernel.server.error_responses import ApiError, error_facts, error_response
+from qwen_megakernel.server.error_responses import ApiError, error_facts
 from qwen_megakernel.server.responses import audio_bytes, keep
 from qwen_megakernel.server.schemas import check_length
-from qwen_megakernel.server.utterance import POLICY, JsonSocket, Utterance
+from qwen_megakernel.server.utterance import JsonSocket, Utterance
 
 MAX_CONTEXTS = 256  # of one connection
 MAX_WAITING = 256  # texts of one context
@@ -243,7 +242,7 @@ class ContextSession:
     # ---- the connection --------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Serve the connection until either side ends it."""
+        """Serve the connection until either side ends it; errors before that refuse it."""
         # The vendors' messages have no field that says that speech is synthetic.
         headers = self.desk.service.engine.mark.headers
         await self.socket.run(self._read(), self._watch(), end=self._cancel_all, headers=headers)
@@ -284,19 +283,6 @@ class ContextSession:
             context.cancel()
         for task in self._tasks:
             task.cancel()
-
-
-async def serve(websocket: WebSocket, make: Callable[[], Awaitable[ContextSession]]) -> None:
-    """Serve a connection, or refuse it with an HTTP response, if `make` raises an error."""
-    try:
-        session = await make()
-    except (QwenTTSError, ApiError, ValidationError) as error:
-        if "websocket.http.response" in websocket.scope["extensions"]:
-            await websocket.send_denial_response(error_response(error, websocket.scope))
-        else:
-            await websocket.close(POLICY)  # the server answers 403
-        return
-    await session.run()
 
 
 def wrong(name: str, value: object, wanted: str) -> UsageError:
