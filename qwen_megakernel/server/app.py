@@ -23,7 +23,6 @@ from starlette.routing import WebSocketRoute
 
 from qwen_megakernel import PACKAGE_FOLDER, __version__
 from qwen_megakernel.errors import MissingPackageError, NotReady, RecordingError
-from qwen_megakernel.server.active_speech import ActiveSpeech
 from qwen_megakernel.server.dialects.table import DIALECTS
 from qwen_megakernel.server.encoders import new_encoder
 from qwen_megakernel.server.error_responses import DIALECT, ApiError, ErrorBody, add_handlers
@@ -202,12 +201,7 @@ def _add_speech(app: FastAPI, service: Service) -> None:
 
     @app.websocket(SPEECH + "/stream")
     async def stream(websocket: WebSocket) -> None:
-        session_id, count = websocket.state.request_id, iter(range(2**63))
-
-        async def speak(text: str | None, options: dict[str, Any]) -> ActiveSpeech:
-            return await service.speak(text, options, request_id=f"{session_id}-{next(count)}")
-
-        await Session(websocket, settings, configure=service.configure, speak=speak).run()
+        await Session(websocket, service).run()
 
 
 def _add_voices(app: FastAPI, service: Service) -> None:

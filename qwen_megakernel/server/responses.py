@@ -40,6 +40,15 @@ async def audio_bytes(speaking: ActiveSpeech, encoder: Encoder) -> AsyncIterator
     yield await encoded(encoder, None)
 
 
+async def file_at_end(speaking: ActiveSpeech, kind: str, **how: Any) -> AsyncIterator[bytes]:
+    """Yield an empty piece for each chunk, then one complete file; see `encoded_whole`."""
+    whole: list[np.ndarray] = []
+    async for chunk in speaking.chunks():
+        whole.append(chunk.samples)
+        yield b""
+    yield await encoded_whole(speaking, joined(whole), kind, **how)
+
+
 async def events(
     speaking: ActiveSpeech,
     encoder: Encoder,
@@ -99,7 +108,7 @@ async def events(
         yield out + _event(type="speech.audio.done", **done)
         return
     yield out + _progress(phase="vocoder")
-    wav = await encoded_whole("wav", joined(whole), rate, mark=stream.mark)
+    wav = await encoded_whole(speaking, joined(whole), "wav")
     done = {"phase": "done"} | done | {"audio": _base64(wav)}
     yield _event(type="speech.audio.done", **done) + DONE
 
@@ -117,8 +126,7 @@ async def phases(speaking: ActiveSpeech, max_steps: int) -> AsyncIterator[bytes]
         for step in range(chunk.frame_index + 1, chunk.frame_index + chunk.num_frames + 1):
             yield _event(phase="decoding", step=step, max_steps=max_steps)
     yield _event(phase="vocoder")
-    rate, mark = speaking.record.sample_rate, speaking.stream.mark
-    wav = await encoded_whole("wav", joined(whole), rate, mark=mark)
+    wav = await encoded_whole(speaking, joined(whole), "wav")
     facts = speaking.facts()
     done = {name: facts[name] for name in ("n_steps", "n_samples", "elapsed_ms")}
     yield _event(phase="done", **done, audio=_base64(wav)) + DONE
@@ -247,8 +255,8 @@ async def buffered(
     if loudness is not None:
         heard = to_float32(whole)
         whole = to_int16(await asyncio.to_thread(at_loudness, heard, rate, loudness))
-    how = settings.opus_kbits, encoding, speaking.stream.mark
-    data = await encoded_whole(response_format, whole, rate, *how)
+    how = {"opus_kbits": settings.opus_kbits, "encoding": encoding}
+    data = await encoded_whole(speaking, whole, response_format, **how)
     headers = {"X-Finish-Reason": str(speaking.finish_reason)}
     if granularities:
         facts: dict[str, Any] = {"audio": _base64(data), "format": response_format}

@@ -24,13 +24,11 @@ from qwen_megakernel.server.active_speech import ActiveSpeech, sent
 from qwen_megakernel.server.error_responses import ApiError
 from qwen_megakernel.server.responses import abort
 from qwen_megakernel.server.schemas import check_json_values, num_json_values
-from qwen_megakernel.server.settings import ServerSettings
+from qwen_megakernel.server.service import Service
 
 MAX_FAULTS = 20  # wrong messages after which the connection is closed
 
 POLICY = 1008  # the close code for a fault of the client (RFC 6455)
-
-Speak = Callable[[str | None, dict[str, Any]], Awaitable[ActiveSpeech]]
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -85,17 +83,15 @@ class Utterance:
 
     async def speak(
         self,
-        speak: Speak,
+        socket: "JsonSocket",
         relay: Callable[[ActiveSpeech], Awaitable[None]],
-        deadline_s: float,
         sending: contextlib.ExitStack,
     ) -> str | None:
         """Wait for the first text, start its stream, and relay the speech.
 
         Args:
-            speak: `await speak(text, options)` starts a speech; text None: it is fed in pieces.
+            socket: the connection, which starts the speech.
             relay: sends all of a speech to the client.
-            deadline_s: limits the speech, from its start.
             sending: holds the speech until the caller has sent the last message about it, for
                 which a draining server waits.
         Returns:
@@ -109,19 +105,19 @@ class Utterance:
             return "cancelled"
         if not self.pieces:
             return "eos"
-        speaking = await self._open(speak)
+        speaking = await self._open(socket)
         sending.enter_context(speaking)
         try:
-            async with speaking.limited(deadline_s):
+            async with speaking.limited(socket.settings.deadline_s):
                 await relay(speaking)
         finally:
             speaking.close()
         return speaking.finish_reason
 
-    async def _open(self, speak: Speak) -> ActiveSpeech:
+    async def _open(self, socket: "JsonSocket") -> ActiveSpeech:
         """Start the stream, and give it the text that has arrived."""
         text = "".join(self.pieces) if self.ended else None
-        self.speaking = speaking = await speak(text, self.options)
+        self.speaking = speaking = await socket.speak(text, self.options)
         if self.cancelled:  # meanwhile
             speaking.close()
         elif text is None:
@@ -138,12 +134,21 @@ class JsonSocket:
 
     Args:
         websocket: the connection, not accepted yet.
-        settings: limits and times.
+        service: speaks, and has limits and times.
     """
 
-    def __init__(self, websocket: WebSocket, settings: ServerSettings):
-        self.scope, self._socket, self._settings = websocket.scope, websocket, settings
+    def __init__(self, websocket: WebSocket, service: Service):
+        self.scope, self._socket = websocket.scope, websocket
+        self.service, self.settings = service, service.settings
+        self.request_id: str = websocket.state.request_id
+        self._num_speeches = 0
         self._is_closed = False
+
+    async def speak(self, text: str | None, options: dict[str, Any]) -> ActiveSpeech:
+        """Start a speech with an id of its own; text None: it is fed in pieces."""
+        self._num_speeches += 1
+        request_id = f"{self.request_id}-{self._num_speeches - 1}"
+        return await self.service.speak(text, options, request_id=request_id)
 
     async def run(
         self,
@@ -246,7 +251,7 @@ class JsonSocket:
         if self._is_closed:  # by another task, while this one has more to send
             writing.close()
             raise ConnectionAbortedError("The connection is closed.")
-        await sent(writing, self._settings.stall_timeout_s, lambda: abort(self.scope))
+        await sent(writing, self.settings.stall_timeout_s, lambda: abort(self.scope))
 
 
 def _json_object(message: Message) -> dict[str, Any]:

@@ -217,7 +217,7 @@ class _CartesiaSession(ContextSession):
         await self.socket.send(type="done", done=True, status_code=200, context_id=context.name)
 
     async def refuse(self, status: int, facts: dict[str, Any], name: str | None) -> None:
-        body = _error_body(status, facts, self.request_id)
+        body = _error_body(status, facts, self.socket.request_id)
         await self.socket.send(type="error", done=True, context_id=name, **body)
 
 

@@ -110,7 +110,7 @@ class _DeepgramSession(ContextSession):
     async def greet(self) -> None:
         name = self.desk.service.engine.files.name
         model = {"model_name": name, "model_version": "1", "model_uuid": name}
-        await self.socket.send(type="Metadata", request_id=self.request_id, **model)
+        await self.socket.send(type="Metadata", request_id=self.socket.request_id, **model)
 
     async def obey(self, facts: dict[str, Any]) -> bool:
         kind, text = facts.get("type"), facts.get("text")

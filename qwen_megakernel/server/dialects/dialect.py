@@ -179,10 +179,7 @@ class Desk:
     async def file(self, request: Request, speaking: ActiveSpeech, sound: Sound) -> bytes:
         """Return a speech as one complete file, which has all marks."""
         samples = await whole_samples(speaking, request.receive, self.settings)
-        rate, mark = speaking.record.sample_rate, speaking.stream.mark
-        return await encoded_whole(
-            sound.response_format, samples, rate, **self._how(sound), mark=mark
-        )
+        return await encoded_whole(speaking, samples, sound.response_format, **self._how(sound))
 
     def stream(
         self,

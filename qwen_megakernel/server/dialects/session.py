@@ -75,12 +75,10 @@ class ContextSession:
     """
 
     def __init__(self, websocket: WebSocket, desk: Desk):
-        self.socket, self.desk = JsonSocket(websocket, desk.settings), desk
-        self.request_id: str = websocket.state.request_id
+        self.socket, self.desk = JsonSocket(websocket, desk.service), desk
         self.contexts: dict[str, Context] = {}  # open ones
         self.leaving: dict[str, Context] = {}  # those that are spoken to their end
         self._marks: dict[Utterance, str] = {}  # texts with an answer at their end
-        self._num_speeches = 0
         self._active_at = time.monotonic()  # when the client last sent a message, or a speech ended
         self._tasks: set[asyncio.Task[None]] = set()
         self._error: BaseException | None = None  # of a task
@@ -219,13 +217,8 @@ class ContextSession:
             wanted = (piece async for piece in pieces if not utterance.cancelled)
             await self.relay(context, speaking, wanted)
 
-        async def speak(text: str | None, options: dict[str, Any]) -> ActiveSpeech:
-            self._num_speeches += 1
-            request_id = f"{self.request_id}-{self._num_speeches - 1}"
-            return await self.desk.service.speak(text, options, request_id=request_id)
-
         try:
-            await utterance.speak(speak, relay, self.desk.settings.deadline_s, sending)
+            await utterance.speak(self.socket, relay, sending)
         except (QwenTTSError, ApiError) as error:
             if not (isinstance(error, EmptyText) and utterance.is_blank):
                 await self._refuse(error, {"context_id": context.name})
