@@ -19,7 +19,7 @@ from fastapi import WebSocket, WebSocketDisconnect
 from pydantic import ValidationError
 from starlette.types import Message
 
-from qwen_megakernel.errors import QwenTTSError, UsageError
+from qwen_megakernel.errors import EmptyText, QwenTTSError, UsageError
 from qwen_megakernel.server.active_speech import ActiveSpeech, sent
 from qwen_megakernel.server.error_responses import ApiError
 from qwen_megakernel.server.responses import abort
@@ -95,24 +95,30 @@ class Utterance:
             sending: holds the speech until the caller has sent the last message about it, for
                 which a draining server waits.
         Returns:
-            Why the speech ended; "eos" for an utterance without text, which starts none.
+            Why the speech ended; "eos" for an utterance without text, or of white space alone.
         Raises:
             QwenTTSError, ApiError: the speech was refused, or has failed.
         """
-        while not self.pieces and not self.ended:
-            await self.change()
-        if self.cancelled:
-            return "cancelled"
-        if not self.pieces:
-            return "eos"
-        speaking = await self._open(socket)
-        sending.enter_context(speaking)
         try:
+            while not self.pieces and not self.ended:
+                await self.change()
+            if self.cancelled:
+                return "cancelled"
+            if not self.pieces:
+                return "eos"
+            speaking = await self._open(socket)
+            sending.enter_context(speaking)
             async with speaking.limited(socket.settings.deadline_s):
                 await relay(speaking)
+            return speaking.finish_reason
+        except EmptyText:
+            if not self.is_blank:
+                raise
+            return "eos"
         finally:
-            speaking.close()
-        return speaking.finish_reason
+            self.over = True
+            if self.speaking:
+                self.speaking.close()
 
     async def _open(self, socket: "JsonSocket") -> ActiveSpeech:
         """Start the stream, and give it the text that has arrived."""
@@ -186,8 +192,7 @@ class JsonSocket:
         obey: Callable[[dict[str, Any]], Awaitable[bool]],
         refuse: Callable[[Exception, dict[str, Any]], Awaitable[None]],
         ends_at: Callable[[], float],
-        fatal: Callable[[], str] = str,
-        awaited: Callable[[], str] = lambda: "message",
+        first: Callable[[], str] = str,
     ) -> None:
         """Read messages until the client is gone, is idle, or sends too much that is wrong.
 
@@ -196,8 +201,8 @@ class JsonSocket:
             refuse: reports an error about an object; an empty one: about the connection.
             ends_at: returns until when to wait, as `time.monotonic` counts; it is called again when
                 that time is over.
-            fatal: returns why one error is enough to close the connection; empty: it is not.
-            awaited: names what did not come in time.
+            first: returns the type of the first message until a valid one has come, without which
+                the connection is closed; then, and by default, an empty text.
         """
         num_faults = 0
         while True:
@@ -212,12 +217,14 @@ class JsonSocket:
             except (QwenTTSError, ApiError, ValidationError) as error:
                 await refuse(error, facts)
                 num_faults += 1
-                why = fatal() or f"{MAX_FAULTS} messages were refused."
-                if fatal() or num_faults >= MAX_FAULTS:
+                why = f"{MAX_FAULTS} messages were refused."
+                if first():
+                    why = f"The first message must be a valid {first()}."
+                if first() or num_faults >= MAX_FAULTS:
                     await self.close(POLICY, why)
                     return
             except TimeoutError:
-                what = f"No {awaited()} arrived in time."
+                what = f"No {first() or 'message'} arrived in time."
                 await refuse(ApiError(408, what, code="idle_timeout"), {})
                 await self.close(POLICY, what)
                 return

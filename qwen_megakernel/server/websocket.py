@@ -13,6 +13,7 @@ connection speaks one utterance after the other; `input.done` ends an utterance,
 
 import asyncio
 import contextlib
+import functools
 import json
 import time
 from collections import deque
@@ -21,7 +22,7 @@ from typing import Any
 
 from fastapi import WebSocket
 
-from qwen_megakernel.errors import EmptyText, QwenTTSError, UsageError
+from qwen_megakernel.errors import QwenTTSError, UsageError
 from qwen_megakernel.printable import get_logger
 from qwen_megakernel.server.active_speech import ActiveSpeech
 from qwen_megakernel.server.encoders import new_encoder
@@ -79,14 +80,10 @@ class Session:
     # ---- messages from the client ----------------------------------------------------------------
 
     async def _read_all(self) -> None:
-        def fatal() -> str:
-            is_configured = self._config is not None
-            return "" if is_configured else "The first message must be a valid session.config."
+        def first() -> str:
+            return "session.config" if self._config is None else ""
 
-        def awaited() -> str:
-            return "session.config" if self._config is None else "message"
-
-        await self._socket.read(self._obey, self._send_error, self._ends_at, fatal, awaited)
+        await self._socket.read(self._obey, self._send_error, self._ends_at, first)
 
     def _cancel_all(self) -> None:
         for utterance in self._pending:
@@ -191,12 +188,8 @@ class Session:
         try:
             facts = await self._speak_one(utterance, sending)
         except (QwenTTSError, ApiError) as error:
-            if isinstance(error, EmptyText) and utterance.is_blank:
-                facts["finish_reason"] = "eos"  # an utterance of white space is no error
-            else:
-                await self._send_error(error)
-                facts["finish_reason"] = "error"
-        utterance.over = True
+            await self._send_error(error)
+            facts["finish_reason"] = "error"
         if not utterance.ended:
             sending.close()  # a draining server does not wait for text
         # Each input.done gets one session.done, which comes after it.
@@ -218,12 +211,10 @@ class Session:
                 f"{MAX_WAITING} utterances were waiting when this one began, which is the limit.",
                 hint="Wait for a session.done before you send more.",
             )
-
-        async def relay(speaking: ActiveSpeech) -> None:
-            await self._relay(utterance, speaking)
-
+        relay = functools.partial(self._relay, utterance)
         reason = await utterance.speak(self._socket, relay, sending)
-        return {"total_sentences": int(utterance.speaking is not None), "finish_reason": reason}
+        is_spoken = utterance.speaking is not None and not utterance.is_blank
+        return {"total_sentences": int(is_spoken), "finish_reason": reason}
 
     async def _relay(self, utterance: NumberedUtterance, speaking: ActiveSpeech) -> None:
         config, rate = utterance.config, speaking.record.sample_rate

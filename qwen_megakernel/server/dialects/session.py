@@ -13,7 +13,7 @@ from typing import Any
 
 from fastapi import WebSocket
 
-from qwen_megakernel.errors import EmptyText, QwenTTSError, UsageError
+from qwen_megakernel.errors import QwenTTSError, UsageError
 from qwen_megakernel.printable import printable
 from qwen_megakernel.server.active_speech import ActiveSpeech
 from qwen_megakernel.server.dialects.dialect import Desk, Sound
@@ -220,9 +220,7 @@ class ContextSession:
         try:
             await utterance.speak(self.socket, relay, sending)
         except (QwenTTSError, ApiError) as error:
-            if not (isinstance(error, EmptyText) and utterance.is_blank):
-                await self._refuse(error, {"context_id": context.name})
-        utterance.over = True
+            await self._refuse(error, {"context_id": context.name})
         context.waiting.popleft()
         if utterance.speaking:
             record = utterance.speaking.record
