@@ -84,7 +84,7 @@ async def events(
         held.clear()
         frames |= {"sample_rate": rate, "t_ms": round(speaking.record.elapsed_ms, 3)}
         frames |= stream.mark.fields
-        return _event(type="speech.audio.delta", audio=_base64(audio), **frames)
+        return _event(type="speech.audio.delta", audio=base64_of(audio), **frames)
 
     async for chunk in speaking.chunks():
         out = b""
@@ -109,7 +109,7 @@ async def events(
         return
     yield out + _progress(phase="vocoder")
     wav = await encoded_whole(speaking, joined(whole), "wav")
-    done = {"phase": "done"} | done | {"audio": _base64(wav)}
+    done = {"phase": "done"} | done | {"audio": base64_of(wav)}
     yield _event(type="speech.audio.done", **done) + DONE
 
 
@@ -129,7 +129,7 @@ async def phases(speaking: ActiveSpeech, max_steps: int) -> AsyncIterator[bytes]
     wav = await encoded_whole(speaking, joined(whole), "wav")
     facts = speaking.facts()
     done = {name: facts[name] for name in ("n_steps", "n_samples", "elapsed_ms")}
-    yield _event(phase="done", **done, audio=_base64(wav)) + DONE
+    yield _event(phase="done", **done, audio=base64_of(wav)) + DONE
 
 
 def phase_of_error(error: Exception) -> bytes:
@@ -154,7 +154,8 @@ def _event(**facts: Any) -> bytes:
     return b"data: %s\n\n" % json.dumps(facts, separators=(",", ":")).encode()
 
 
-def _base64(data: bytes) -> str:
+def base64_of(data: bytes) -> str:
+    """Return bytes as text in base64."""
     return base64.b64encode(data).decode("ascii")
 
 
@@ -259,7 +260,7 @@ async def buffered(
     data = await encoded_whole(speaking, whole, response_format, **how)
     headers = {"X-Finish-Reason": str(speaking.finish_reason)}
     if granularities:
-        facts: dict[str, Any] = {"audio": _base64(data), "format": response_format}
+        facts: dict[str, Any] = {"audio": base64_of(data), "format": response_format}
         facts |= {f"{name}s": [] for name in granularities}
         facts |= await speaking.timestamps(granularities)
         return JSONResponse(facts | speaking.facts() | speaking.stream.mark.fields, headers=headers)

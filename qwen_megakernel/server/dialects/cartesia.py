@@ -5,7 +5,6 @@ A message of the WebSocket is a whole request: {"context_id", "transcript", "con
 with messages of the types chunk, timestamps, flush_done, done and error.
 """
 
-import base64
 import json
 import math
 import re
@@ -20,7 +19,7 @@ from qwen_megakernel.server.active_speech import ActiveSpeech
 from qwen_megakernel.server.dialects.dialect import ROUTE, Desk, Dialect, Fields, Sound, unsupported
 from qwen_megakernel.server.dialects.session import Context, ContextSession, wrong
 from qwen_megakernel.server.error_responses import error_facts
-from qwen_megakernel.server.responses import EVENT_STREAM, audio_bytes
+from qwen_megakernel.server.responses import EVENT_STREAM, audio_bytes, base64_of
 from qwen_megakernel.server.service import Service
 
 _ENCODINGS = {"pcm_s16le": "pcm", "pcm_mulaw": "ulaw", "pcm_alaw": "alaw"}
@@ -100,9 +99,8 @@ async def _messages(
     common = {"done": False, "status_code": 206}
     async for audio in pieces:
         if audio:
-            data = base64.b64encode(audio).decode("ascii")
             step_time = round(speaking.record.elapsed_ms, 3)
-            yield {"type": "chunk", "data": data, "step_time": step_time, **common}
+            yield {"type": "chunk", "data": base64_of(audio), "step_time": step_time, **common}
         if body.add_timestamps and (words := await speaking.words()):
             times = {
                 "words": [each.word for each in words],

@@ -6,7 +6,6 @@ base64), "alignment", "normalizedAlignment", "contextId"}, and with {"isFinal": 
 a context.
 """
 
-import base64
 import json
 import re
 from collections.abc import AsyncIterator
@@ -22,7 +21,7 @@ from qwen_megakernel.server.dialects.dialect import ROUTE, Desk, Dialect, Fields
 from qwen_megakernel.server.dialects.letters import LetterTimer, TimedLetters
 from qwen_megakernel.server.dialects.session import Context, ContextSession, wrong
 from qwen_megakernel.server.error_responses import error_facts
-from qwen_megakernel.server.responses import audio_bytes, speech_headers
+from qwen_megakernel.server.responses import audio_bytes, base64_of, speech_headers
 from qwen_megakernel.server.service import Service
 from qwen_megakernel.server.utterance import POLICY
 
@@ -98,10 +97,6 @@ async def _timed(
         yield b"", letters
 
 
-def _base64(audio: bytes) -> str:
-    return base64.b64encode(audio).decode("ascii")
-
-
 # ---- HTTP ----------------------------------------------------------------------------------------
 
 
@@ -174,7 +169,7 @@ def _in_seconds(letters: TimedLetters) -> dict[str, Any] | None:
 
 def _line(audio: bytes, written: TimedLetters, spoken: TimedLetters) -> bytes:
     times = {"alignment": _in_seconds(written), "normalized_alignment": _in_seconds(spoken)}
-    return json.dumps({"audio_base64": _base64(audio), **times}).encode() + b"\n"
+    return json.dumps({"audio_base64": base64_of(audio), **times}).encode() + b"\n"
 
 
 def _error_body(status: int, facts: dict[str, Any], request_id: str) -> dict[str, Any]:
@@ -260,7 +255,7 @@ class _ElevenLabsSession(ContextSession):
         async for audio, letters in _timed(speaking, pieces):
             await self._send(
                 context.name,
-                audio=_base64(audio) if audio else None,
+                audio=base64_of(audio) if audio else None,
                 isFinal=None,
                 alignment=self._in_ms(context, 0, letters[0]),
                 normalizedAlignment=self._in_ms(context, 1, letters[1]),
