@@ -24,12 +24,17 @@ from qwen_megakernel.server import ray_serve
 
 
 def build(args: dict[str, Any]) -> Application:
-    """Return the application for options of `serve`, without dashes; true sets a switch."""
+    """Return the application for options of `serve`, without dashes.
+
+    Args:
+        args: true sets a switch; a list gives an option that may be repeated, like voice-alias.
+    """
     words = ["serve", "--ray"]
     for name, value in args.items():
         if value is True or value == "true":
             words.append(f"--{name}")
         else:
-            words += [f"--{name}", str(value)]
+            for each in value if isinstance(value, list) else [value]:
+                words += [f"--{name}", str(each)]
     options = serve.ray_options(main.parser().parse_args(words))
     return ray_serve.application(**options)

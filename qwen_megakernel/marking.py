@@ -166,6 +166,11 @@ class Marking:
         """The fields that events and frames get."""
         return {"ai_generated": True} if self.metadata else {}
 
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers that HTTP responses get, also those that open a WebSocket."""
+        return {"X-AI-Generated": "true"} if self.metadata else {}
+
     def check_file(self, path: Path) -> None:
         """Raise UsageError if files are signed and the format of this one takes no signature."""
         self.check_format(path.suffix.lower().removeprefix("."))

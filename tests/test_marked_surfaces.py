@@ -13,11 +13,22 @@ import pytest
 import soundfile
 import wyoming_client
 from certificates import new_certificate
+from dialect_clients import (
+    CARTESIA,
+    DEEPGRAM,
+    ELEVENLABS,
+    audio_of,
+    cartesia,
+    dialect,
+    listen,
+    tell,
+)
 from live_server import SPEECH, LiveServer, serving, sse
 from pipecat.frames.frames import TTSAudioRawFrame
 from pipelines import Run, service
 from speech_socket import session, speak
 from tiny_speech import TEXT, tiny_engine
+from websockets.sync.client import connect
 from wyoming.audio import AudioStart, AudioStop
 from wyoming.info import Describe, Info
 from wyoming.tts import Synthesize, SynthesizeVoice
@@ -176,10 +187,111 @@ async def ray(tts: TTSEngine, *_: object) -> Heard:
     return of_pcm(answer.content), [answer.headers["X-AI-Generated"] == "true"]
 
 
+def answer_of_dialect(live: LiveServer, path: str, **body: object) -> tuple[httpx.Response, bool]:
+    """Return a vendor's answer, and whether its header says that the speech is synthetic."""
+    answer = live.client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return answer, answer.headers.get("X-AI-Generated") == "true"
+
+
+async def elevenlabs_whole(tts: TTSEngine, *_: object) -> Heard:
+    path = f"/v1/text-to-speech/{VOICE}?output_format=mp3_24000_48"
+    with serving(tts) as live:
+        answer, says = answer_of_dialect(live, path, text=TEXT)
+    samples, file_says = of_file(answer.content, "mp3")
+    return samples, [says, file_says]
+
+
+async def elevenlabs_streamed(tts: TTSEngine, *_: object) -> Heard:
+    path = f"/v1/text-to-speech/{VOICE}/stream?output_format=pcm_24000"
+    with serving(tts) as live:
+        answer, says = answer_of_dialect(live, path, text=TEXT)
+    return of_pcm(answer.content), [says]
+
+
+async def elevenlabs_whole_timestamps(tts: TTSEngine, *_: object) -> Heard:
+    path = f"/v1/text-to-speech/{VOICE}/with-timestamps?output_format=wav_24000"
+    with serving(tts) as live:
+        answer, says = answer_of_dialect(live, path, text=TEXT)
+    samples, file_says = of_file(base64.b64decode(answer.json()["audio_base64"]), "wav")
+    return samples, [says, file_says]
+
+
+async def elevenlabs_streamed_timestamps(tts: TTSEngine, *_: object) -> Heard:
+    path = f"/v1/text-to-speech/{VOICE}/stream/with-timestamps?output_format=pcm_24000"
+    with serving(tts) as live:
+        answer, says = answer_of_dialect(live, path, text=TEXT)
+    lines = map(json.loads, answer.text.splitlines())
+    return of_pcm(b"".join(base64.b64decode(each["audio_base64"]) for each in lines)), [says]
+
+
+async def cartesia_whole(tts: TTSEngine, *_: object) -> Heard:
+    how = {"container": "wav", "encoding": "pcm_s16le", "sample_rate": 24000}
+    with serving(tts) as live:
+        body = cartesia("c", TEXT, voice=VOICE, output_format=how)
+        answer, says = answer_of_dialect(live, "/tts/bytes", **body)
+    samples, file_says = of_file(answer.content, "wav")
+    return samples, [says, file_says]
+
+
+async def cartesia_streamed(tts: TTSEngine, *_: object) -> Heard:
+    with serving(tts) as live:
+        answer, says = answer_of_dialect(live, "/tts/bytes", **cartesia("c", TEXT, voice=VOICE))
+    return of_pcm(answer.content), [says]
+
+
+async def cartesia_events(tts: TTSEngine, *_: object) -> Heard:
+    with serving(tts) as live:
+        answer, says = answer_of_dialect(live, "/tts/sse", **cartesia("c", TEXT, voice=VOICE))
+    lines = [line for line in answer.text.splitlines() if line.startswith("data: ")]
+    return of_pcm(audio_of([json.loads(line.removeprefix("data: ")) for line in lines])), [says]
+
+
+async def deepgram_file(tts: TTSEngine, *_: object) -> Heard:
+    path = f"/v1/speak?model={VOICE}&encoding=mp3&sample_rate=24000"
+    with serving(tts) as live:
+        answer, says = answer_of_dialect(live, path, text=TEXT)
+    with soundfile.SoundFile(io.BytesIO(answer.content)) as file:  # streamed, so not signed
+        return file.read(dtype="float32"), [says, file.comment == COMMENT]
+
+
+async def over_socket(
+    tts: TTSEngine, path: str, is_last: Callable[[dict], object], *messages: dict
+) -> Heard:
+    """Hear a vendor's WebSocket, whose messages have no field of ours: the handshake says it."""
+    with serving(tts) as live:
+        async with dialect(live, path.replace("vivian", VOICE)) as socket:
+            for message in messages:
+                await tell(socket, **message)
+            audio = audio_of(await listen(socket, is_last))
+        return of_pcm(audio), [socket.response.headers.get("X-AI-Generated") == "true"]
+
+
+async def elevenlabs_websocket(tts: TTSEngine, *_: object) -> Heard:
+    messages = {"text": f"{TEXT} ", "flush": True}, {"close_socket": True}
+    is_last = lambda message: message.get("isFinal")  # noqa: E731
+    return await over_socket(tts, ELEVENLABS, is_last, *messages)
+
+
+async def cartesia_websocket(tts: TTSEngine, *_: object) -> Heard:
+    message = cartesia("c", TEXT, voice=VOICE)
+    return await over_socket(tts, CARTESIA, lambda each: each["type"] == "done", message)
+
+
+async def deepgram_websocket(tts: TTSEngine, *_: object) -> Heard:
+    messages = {"type": "Speak", "text": TEXT}, {"type": "Flush"}
+    is_last = lambda message: message.get("type") == "Flushed"  # noqa: E731
+    return await over_socket(tts, DEEPGRAM, is_last, *messages)
+
+
 # tests/sheen/test_adapters.py has the command of the second family.
 SURFACES: tuple[Callable[..., Awaitable[Heard]], ...] = (
     *(command, batch, http_whole, http_streamed, http_timestamps, events, phases),
     *(websocket, websocket_whole, wyoming, pipecat, ray, library),
+    *(elevenlabs_whole, elevenlabs_streamed, elevenlabs_whole_timestamps),
+    *(elevenlabs_streamed_timestamps, elevenlabs_websocket),
+    *(cartesia_whole, cartesia_streamed, cartesia_events, cartesia_websocket),
+    *(deepgram_file, deepgram_websocket),
 )
 
 
@@ -199,6 +311,9 @@ def test_without_marks_nothing_says_so(tmp_path: Path):
         assert "X-AI-Generated" not in answer.headers and answer.content[36:40] == b"data"
         facts = sse(answered(live, stream_format="sse").text)
         assert not any("ai_generated" in each for each in facts)
+        assert not answer_of_dialect(live, f"/v1/text-to-speech/{VOICE}", text=TEXT)[1]
+        with connect(live.url.replace("http", "ws") + CARTESIA) as socket:
+            assert "X-AI-Generated" not in socket.response.headers
         tts.synthesize(TEXT, voice=VOICE).save(tmp_path / "a.wav")
         assert (tmp_path / "a.wav").read_bytes()[36:40] == b"data"
 

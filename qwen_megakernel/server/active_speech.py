@@ -12,13 +12,11 @@ from typing import Any, Self
 import numpy as np
 
 from qwen_megakernel.errors import DeadlineExceeded
-from qwen_megakernel.marking import UNMARKED, Marking
 from qwen_megakernel.records import AudioChunk
 from qwen_megakernel.server.admission import FinishedRequests, Ticket
 from qwen_megakernel.server.encoders import Encoder, encode_whole
 from qwen_megakernel.server.error_responses import error_facts
 from qwen_megakernel.server.metrics import SpeechRecord
-from qwen_megakernel.server.settings import MP3_KBITS, OPUS_KBITS
 from qwen_megakernel.timing.words import Segment, TimedWord
 
 # Characters of text that are read as words, divided and encoded at once on the event loop, in some
@@ -211,14 +209,8 @@ async def encoded(encoder: Encoder, samples: np.ndarray | None) -> bytes:
 
 
 async def encoded_whole(
-    response_format: str,
-    samples: np.ndarray,
-    rate: int,
-    opus_kbits: int = OPUS_KBITS,
-    encoding: str = "pcm",
-    mark: Marking = UNMARKED,
-    mp3_kbits: int = MP3_KBITS,
+    speaking: ActiveSpeech, samples: np.ndarray, kind: str, **how: Any
 ) -> bytes:
-    """Return a complete file of [num_samples] int16."""
-    how = rate, opus_kbits, encoding, mark, mp3_kbits
-    return await asyncio.to_thread(encode_whole, response_format, samples, *how)
+    """Return a speech as a complete file of [num_samples] int16; see `encode_whole`."""
+    rate, mark = speaking.record.sample_rate, speaking.stream.mark
+    return await asyncio.to_thread(encode_whole, kind, samples, rate, mark=mark, **how)

@@ -9,18 +9,20 @@ docs/serving.md and the server's /openapi.json describe the endpoints.
 import asyncio
 import contextlib
 import functools
+import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, File, Form, Request, Response, UploadFile, WebSocket
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import FileResponse
+from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
+from starlette.routing import WebSocketRoute
 
 from qwen_megakernel import PACKAGE_FOLDER, __version__
 from qwen_megakernel.errors import MissingPackageError, NotReady, RecordingError
-from qwen_megakernel.server.active_speech import ActiveSpeech
 from qwen_megakernel.server.dialects.table import DIALECTS
 from qwen_megakernel.server.encoders import new_encoder
 from qwen_megakernel.server.error_responses import DIALECT, ApiError, ErrorBody, add_handlers
@@ -116,13 +118,28 @@ def create_app(engine: Any, settings: ServerSettings | None = None) -> FastAPI:
             allow_headers=["*"],
             expose_headers=_EXPOSED,
         )
-    for dialect in dialects:  # before our own routes, of which some share a path
-        dialect.add_routes(app, service)
-    _add_speech(app, service)
-    _add_voices(app, service)
-    _add_detection(app, service)
-    _add_facts(app, service)
+    groups = {each.title: each.add_routes for each in dialects}
+    own = {"Speech": _add_speech, "Voices": _add_voices, "Marks": _add_detection}
+    own["Server"] = _add_facts
+    # The dialects come before our own routes, of which some share a path.
+    about = {tag: _add_group(app, service, tag, add) for tag, add in (groups | own).items()}
+    app.openapi_tags = [{"name": tag, "description": about[tag]} for tag in (*own, *groups)]
     return app
+
+
+def _add_group(
+    app: FastAPI, service: Service, tag: str, add: Callable[[FastAPI, Service], None]
+) -> str:
+    """Add routes, described by the first sentence of their docstring; return their WebSockets."""
+    num_before = len(app.routes)
+    add(app, service)
+    for route in app.routes[num_before:]:
+        if isinstance(route, APIRoute):
+            first, *rest = re.split(r"\.(?:\s+|$)", route.description, maxsplit=1)
+            route.summary, route.tags = route.summary or first, [tag]
+            route.description = "".join(rest)
+    sockets = [each.path for each in app.routes[num_before:] if isinstance(each, WebSocketRoute)]
+    return f"WebSocket: {', '.join(f'`{path}`' for path in sockets)}" if sockets else ""
 
 
 def _add_speech(app: FastAPI, service: Service) -> None:
@@ -184,12 +201,7 @@ def _add_speech(app: FastAPI, service: Service) -> None:
 
     @app.websocket(SPEECH + "/stream")
     async def stream(websocket: WebSocket) -> None:
-        session_id, count = websocket.state.request_id, iter(range(2**63))
-
-        async def speak(text: str | None, options: dict[str, Any]) -> ActiveSpeech:
-            return await service.speak(text, options, request_id=f"{session_id}-{next(count)}")
-
-        await Session(websocket, settings, configure=service.configure, speak=speak).run()
+        await Session(websocket, service).run()
 
 
 def _add_voices(app: FastAPI, service: Service) -> None:
@@ -214,7 +226,7 @@ def _add_voices(app: FastAPI, service: Service) -> None:
         audio_sample: Annotated[
             UploadFile, File(description="recording of one speaker, 1 to 60 s")
         ],
-        name: Annotated[str, Form(min_length=1, max_length=80)],
+        name: Annotated[str, Form(min_length=1, max_length=80, description="id of the new voice")],
         consent: Annotated[
             str,
             Form(

@@ -5,7 +5,6 @@ A client that reads nothing for a while is cut off; a client that disconnects en
 
 import asyncio
 import base64
-import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from typing import Any
@@ -39,6 +38,15 @@ async def audio_bytes(speaking: ActiveSpeech, encoder: Encoder) -> AsyncIterator
     async for chunk in speaking.chunks():
         yield await encoded(encoder, chunk.samples)
     yield await encoded(encoder, None)
+
+
+async def file_at_end(speaking: ActiveSpeech, kind: str, **how: Any) -> AsyncIterator[bytes]:
+    """Yield an empty piece for each chunk, then one complete file; see `encoded_whole`."""
+    whole: list[np.ndarray] = []
+    async for chunk in speaking.chunks():
+        whole.append(chunk.samples)
+        yield b""
+    yield await encoded_whole(speaking, joined(whole), kind, **how)
 
 
 async def events(
@@ -76,7 +84,7 @@ async def events(
         held.clear()
         frames |= {"sample_rate": rate, "t_ms": round(speaking.record.elapsed_ms, 3)}
         frames |= stream.mark.fields
-        return _event(type="speech.audio.delta", audio=_base64(audio), **frames)
+        return _event(type="speech.audio.delta", audio=base64_of(audio), **frames)
 
     async for chunk in speaking.chunks():
         out = b""
@@ -100,8 +108,8 @@ async def events(
         yield out + _event(type="speech.audio.done", **done)
         return
     yield out + _progress(phase="vocoder")
-    wav = await encoded_whole("wav", joined(whole), rate, mark=stream.mark)
-    done = {"phase": "done"} | done | {"audio": _base64(wav)}
+    wav = await encoded_whole(speaking, joined(whole), "wav")
+    done = {"phase": "done"} | done | {"audio": base64_of(wav)}
     yield _event(type="speech.audio.done", **done) + DONE
 
 
@@ -118,11 +126,10 @@ async def phases(speaking: ActiveSpeech, max_steps: int) -> AsyncIterator[bytes]
         for step in range(chunk.frame_index + 1, chunk.frame_index + chunk.num_frames + 1):
             yield _event(phase="decoding", step=step, max_steps=max_steps)
     yield _event(phase="vocoder")
-    rate, mark = speaking.record.sample_rate, speaking.stream.mark
-    wav = await encoded_whole("wav", joined(whole), rate, mark=mark)
+    wav = await encoded_whole(speaking, joined(whole), "wav")
     facts = speaking.facts()
     done = {name: facts[name] for name in ("n_steps", "n_samples", "elapsed_ms")}
-    yield _event(phase="done", **done, audio=_base64(wav)) + DONE
+    yield _event(phase="done", **done, audio=base64_of(wav)) + DONE
 
 
 def phase_of_error(error: Exception) -> bytes:
@@ -147,7 +154,8 @@ def _event(**facts: Any) -> bytes:
     return b"data: %s\n\n" % json.dumps(facts, separators=(",", ":")).encode()
 
 
-def _base64(data: bytes) -> str:
+def base64_of(data: bytes) -> str:
+    """Return bytes as text in base64."""
     return base64.b64encode(data).decode("ascii")
 
 
@@ -248,11 +256,11 @@ async def buffered(
     if loudness is not None:
         heard = to_float32(whole)
         whole = to_int16(await asyncio.to_thread(at_loudness, heard, rate, loudness))
-    how = settings.opus_kbits, encoding, speaking.stream.mark
-    data = await encoded_whole(response_format, whole, rate, *how)
+    how = {"opus_kbits": settings.opus_kbits, "encoding": encoding}
+    data = await encoded_whole(speaking, whole, response_format, **how)
     headers = {"X-Finish-Reason": str(speaking.finish_reason)}
     if granularities:
-        facts: dict[str, Any] = {"audio": _base64(data), "format": response_format}
+        facts: dict[str, Any] = {"audio": base64_of(data), "format": response_format}
         facts |= {f"{name}s": [] for name in granularities}
         facts |= await speaking.timestamps(granularities)
         return JSONResponse(facts | speaking.facts() | speaking.stream.mark.fields, headers=headers)
@@ -263,20 +271,11 @@ async def whole_samples(
     speaking: ActiveSpeech, receive: Receive, settings: ServerSettings
 ) -> np.ndarray:
     """Return all samples of a speech, [num_samples] int16; see `buffered`."""
-    async with held(speaking, receive, settings):
-        return joined([chunk.samples async for chunk in speaking.chunks()])
-
-
-@contextlib.asynccontextmanager
-async def held(
-    speaking: ActiveSpeech, receive: Receive, settings: ServerSettings
-) -> AsyncIterator[None]:
-    """Hold a speech that is sent when it is complete, until it is, or its client is gone."""
     watcher = asyncio.create_task(_close_when_gone(speaking, receive))
     try:
         with speaking:
             async with speaking.limited(settings.deadline_s):
-                yield
+                return joined([chunk.samples async for chunk in speaking.chunks()])
     finally:
         watcher.cancel()
 
@@ -287,9 +286,8 @@ def speech_headers(speaking: ActiveSpeech, warnings: list[str]) -> dict[str, str
         "X-Seed": str(speaking.stream.seed),
         "X-Sample-Rate": str(speaking.record.sample_rate),
         "Cache-Control": "no-store",
+        **speaking.stream.mark.headers,
     }
-    if speaking.stream.mark.metadata:
-        headers["X-AI-Generated"] = "true"
     if speaking.stream.planned_parts is not None:
         headers["X-Parts"] = str(speaking.stream.planned_parts)
     if speaking.stream.is_normalized and speaking.stream.planned_parts is not None:

@@ -133,8 +133,12 @@ class SpeechSettings(_OptionFields):
         None, ge=MIN_NEW_TOKENS, description="The maximum number of frames, plus 1."
     )
     ref_audio: str | None = Field(None, description="A recording to clone, in base64.")
-    ref_text: str | None = Field(None, max_length=_MAX_SIDE_CHARS)
-    x_vector_only_mode: bool | None = None
+    ref_text: str | None = Field(
+        None, max_length=_MAX_SIDE_CHARS, description="The exact transcript of ref_audio."
+    )
+    x_vector_only_mode: bool | None = Field(
+        None, description="true: clone the voice alone, for which no transcript is needed."
+    )
     non_streaming_mode: bool | None = Field(
         None, description="true: the model reads all text before it speaks."
     )

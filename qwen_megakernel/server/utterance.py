@@ -10,26 +10,25 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from fastapi import WebSocket, WebSocketDisconnect
 from pydantic import ValidationError
 from starlette.types import Message
 
-from qwen_megakernel.errors import QwenTTSError, UsageError
+from qwen_megakernel.errors import EmptyText, QwenTTSError, UsageError
 from qwen_megakernel.server.active_speech import ActiveSpeech, sent
 from qwen_megakernel.server.error_responses import ApiError
 from qwen_megakernel.server.responses import abort
 from qwen_megakernel.server.schemas import check_json_values, num_json_values
-from qwen_megakernel.server.settings import ServerSettings
+from qwen_megakernel.server.service import Service
 
 MAX_FAULTS = 20  # wrong messages after which the connection is closed
 
 POLICY = 1008  # the close code for a fault of the client (RFC 6455)
-
-Speak = Callable[[str | None, dict[str, Any]], Awaitable[ActiveSpeech]]
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -84,43 +83,47 @@ class Utterance:
 
     async def speak(
         self,
-        speak: Speak,
+        socket: "JsonSocket",
         relay: Callable[[ActiveSpeech], Awaitable[None]],
-        deadline_s: float,
         sending: contextlib.ExitStack,
     ) -> str | None:
         """Wait for the first text, start its stream, and relay the speech.
 
         Args:
-            speak: `await speak(text, options)` starts a speech; text None: it is fed in pieces.
+            socket: the connection, which starts the speech.
             relay: sends all of a speech to the client.
-            deadline_s: limits the speech, from its start.
             sending: holds the speech until the caller has sent the last message about it, for
                 which a draining server waits.
         Returns:
-            Why the speech ended; "eos" for an utterance without text, which starts none.
+            Why the speech ended; "eos" for an utterance without text, or of white space alone.
         Raises:
             QwenTTSError, ApiError: the speech was refused, or has failed.
         """
-        while not self.pieces and not self.ended:
-            await self.change()
-        if self.cancelled:
-            return "cancelled"
-        if not self.pieces:
-            return "eos"
-        speaking = await self._open(speak)
-        sending.enter_context(speaking)
         try:
-            async with speaking.limited(deadline_s):
+            while not self.pieces and not self.ended:
+                await self.change()
+            if self.cancelled:
+                return "cancelled"
+            if not self.pieces:
+                return "eos"
+            speaking = await self._open(socket)
+            sending.enter_context(speaking)
+            async with speaking.limited(socket.settings.deadline_s):
                 await relay(speaking)
+            return speaking.finish_reason
+        except EmptyText:
+            if not self.is_blank:
+                raise
+            return "eos"
         finally:
-            speaking.close()
-        return speaking.finish_reason
+            self.over = True
+            if self.speaking:
+                self.speaking.close()
 
-    async def _open(self, speak: Speak) -> ActiveSpeech:
+    async def _open(self, socket: "JsonSocket") -> ActiveSpeech:
         """Start the stream, and give it the text that has arrived."""
         text = "".join(self.pieces) if self.ended else None
-        self.speaking = speaking = await speak(text, self.options)
+        self.speaking = speaking = await socket.speak(text, self.options)
         if self.cancelled:  # meanwhile
             speaking.close()
         elif text is None:
@@ -137,23 +140,40 @@ class JsonSocket:
 
     Args:
         websocket: the connection, not accepted yet.
-        settings: limits and times.
+        service: speaks, and has limits and times.
     """
 
-    def __init__(self, websocket: WebSocket, settings: ServerSettings):
-        self.scope, self._socket, self._settings = websocket.scope, websocket, settings
+    def __init__(self, websocket: WebSocket, service: Service):
+        self.scope, self._socket = websocket.scope, websocket
+        self.service, self.settings = service, service.settings
+        self.request_id: str = websocket.state.request_id
+        self._num_speeches = 0
         self._is_closed = False
 
-    async def run(self, *tasks: Coroutine[Any, Any, None], end: Callable[[], None]) -> None:
+    async def speak(self, text: str | None, options: dict[str, Any]) -> ActiveSpeech:
+        """Start a speech with an id of its own; text None: it is fed in pieces."""
+        self._num_speeches += 1
+        request_id = f"{self.request_id}-{self._num_speeches - 1}"
+        return await self.service.speak(text, options, request_id=request_id)
+
+    async def run(
+        self,
+        *tasks: Coroutine[Any, Any, None],
+        end: Callable[[], None],
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """Accept the connection, and run tasks until one of them ends.
 
         Args:
             tasks: they end when the client is gone, or fail.
             end: called at the end, before the other tasks are cancelled.
+            headers: those of the response that opens the connection.
         Raises:
             Exception: the error of a task, except that the client is gone.
         """
-        await self._socket.accept()
+        await self._socket.accept(
+            headers=[(key.encode(), value.encode()) for key, value in headers.items()]
+        )
         running = [asyncio.create_task(each) for each in tasks]
         try:
             await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -172,8 +192,7 @@ class JsonSocket:
         obey: Callable[[dict[str, Any]], Awaitable[bool]],
         refuse: Callable[[Exception, dict[str, Any]], Awaitable[None]],
         ends_at: Callable[[], float],
-        fatal: Callable[[], str] = str,
-        awaited: Callable[[], str] = lambda: "message",
+        first: Callable[[], str] = str,
     ) -> None:
         """Read messages until the client is gone, is idle, or sends too much that is wrong.
 
@@ -182,8 +201,8 @@ class JsonSocket:
             refuse: reports an error about an object; an empty one: about the connection.
             ends_at: returns until when to wait, as `time.monotonic` counts; it is called again when
                 that time is over.
-            fatal: returns why one error is enough to close the connection; empty: it is not.
-            awaited: names what did not come in time.
+            first: returns the type of the first message until a valid one has come, without which
+                the connection is closed; then, and by default, an empty text.
         """
         num_faults = 0
         while True:
@@ -198,12 +217,14 @@ class JsonSocket:
             except (QwenTTSError, ApiError, ValidationError) as error:
                 await refuse(error, facts)
                 num_faults += 1
-                why = fatal() or f"{MAX_FAULTS} messages were refused."
-                if fatal() or num_faults >= MAX_FAULTS:
+                why = f"{MAX_FAULTS} messages were refused."
+                if first():
+                    why = f"The first message must be a valid {first()}."
+                if first() or num_faults >= MAX_FAULTS:
                     await self.close(POLICY, why)
                     return
             except TimeoutError:
-                what = f"No {awaited()} arrived in time."
+                what = f"No {first() or 'message'} arrived in time."
                 await refuse(ApiError(408, what, code="idle_timeout"), {})
                 await self.close(POLICY, what)
                 return
@@ -237,7 +258,7 @@ class JsonSocket:
         if self._is_closed:  # by another task, while this one has more to send
             writing.close()
             raise ConnectionAbortedError("The connection is closed.")
-        await sent(writing, self._settings.stall_timeout_s, lambda: abort(self.scope))
+        await sent(writing, self.settings.stall_timeout_s, lambda: abort(self.scope))
 
 
 def _json_object(message: Message) -> dict[str, Any]:

@@ -13,26 +13,24 @@ connection speaks one utterance after the other; `input.done` ends an utterance,
 
 import asyncio
 import contextlib
+import functools
 import json
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from fastapi import WebSocket
 
-from qwen_megakernel.audio import joined
-from qwen_megakernel.errors import EmptyText, QwenTTSError, UsageError
+from qwen_megakernel.errors import QwenTTSError, UsageError
 from qwen_megakernel.printable import get_logger
-from qwen_megakernel.server.active_speech import ActiveSpeech, encoded, encoded_whole
+from qwen_megakernel.server.active_speech import ActiveSpeech
 from qwen_megakernel.server.encoders import new_encoder
 from qwen_megakernel.server.error_responses import ApiError, error_facts
-from qwen_megakernel.server.responses import keep
+from qwen_megakernel.server.responses import audio_bytes, file_at_end, keep
 from qwen_megakernel.server.schemas import SessionConfig, check_length
-from qwen_megakernel.server.settings import ServerSettings
-from qwen_megakernel.server.utterance import JsonSocket, Speak, Utterance
+from qwen_megakernel.server.service import Service
+from qwen_megakernel.server.utterance import JsonSocket, Utterance
 
 logger = get_logger(__name__)
 
@@ -60,22 +58,11 @@ class Session:
 
     Args:
         websocket: the connection, not accepted yet.
-        settings: limits and times.
-        configure: turns a config into options of `TTSEngine.stream` and warnings.
-        speak: `await speak(text, options)` starts an utterance; text None: the text is fed in
-            pieces.
+        service: speaks, and has limits and times.
     """
 
-    def __init__(
-        self,
-        websocket: WebSocket,
-        settings: ServerSettings,
-        *,
-        configure: Callable[..., Any],
-        speak: Speak,
-    ):
-        self._socket, self._settings = JsonSocket(websocket, settings), settings
-        self._configure, self._speak = configure, speak
+    def __init__(self, websocket: WebSocket, service: Service):
+        self._socket, self._settings = JsonSocket(websocket, service), service.settings
         self._config: SessionConfig | None = None
         self._options: dict[str, Any] = {}
         self._warnings: list[str] = []
@@ -93,14 +80,10 @@ class Session:
     # ---- messages from the client ----------------------------------------------------------------
 
     async def _read_all(self) -> None:
-        def fatal() -> str:
-            is_configured = self._config is not None
-            return "" if is_configured else "The first message must be a valid session.config."
+        def first() -> str:
+            return "session.config" if self._config is None else ""
 
-        def awaited() -> str:
-            return "session.config" if self._config is None else "message"
-
-        await self._socket.read(self._obey, self._send_error, self._ends_at, fatal, awaited)
+        await self._socket.read(self._obey, self._send_error, self._ends_at, first)
 
     def _cancel_all(self) -> None:
         for utterance in self._pending:
@@ -149,7 +132,7 @@ class Session:
             raise UsageError("session.config came within an utterance; send input.done first.")
         config = SessionConfig.model_validate(facts)
         config.check_timestamps()
-        self._options, self._warnings = await self._configure(config)
+        self._options, self._warnings = await self._socket.service.configure(config)
         self._config = config
         keep(self._socket.scope)
 
@@ -205,12 +188,8 @@ class Session:
         try:
             facts = await self._speak_one(utterance, sending)
         except (QwenTTSError, ApiError) as error:
-            if isinstance(error, EmptyText) and utterance.is_blank:
-                facts["finish_reason"] = "eos"  # an utterance of white space is no error
-            else:
-                await self._send_error(error)
-                facts["finish_reason"] = "error"
-        utterance.over = True
+            await self._send_error(error)
+            facts["finish_reason"] = "error"
         if not utterance.ended:
             sending.close()  # a draining server does not wait for text
         # Each input.done gets one session.done, which comes after it.
@@ -232,55 +211,43 @@ class Session:
                 f"{MAX_WAITING} utterances were waiting when this one began, which is the limit.",
                 hint="Wait for a session.done before you send more.",
             )
-
-        async def relay(speaking: ActiveSpeech) -> None:
-            await self._relay(utterance, speaking)
-
-        reason = await utterance.speak(self._speak, relay, self._settings.deadline_s, sending)
-        return {"total_sentences": int(utterance.speaking is not None), "finish_reason": reason}
+        relay = functools.partial(self._relay, utterance)
+        reason = await utterance.speak(self._socket, relay, sending)
+        is_spoken = utterance.speaking is not None and not utterance.is_blank
+        return {"total_sentences": int(is_spoken), "finish_reason": reason}
 
     async def _relay(self, utterance: NumberedUtterance, speaking: ActiveSpeech) -> None:
         config, rate = utterance.config, speaking.record.sample_rate
         response_format = config.format_or(self._settings)
-        how, mark = (self._settings.opus_kbits, config.encoding or "pcm"), speaking.stream.mark
-        encoder = new_encoder(response_format, rate, *how, mark.comment)
-        whole: list[np.ndarray] = []
-        has_begun = False
+        mark = speaking.stream.mark
+        how: dict[str, Any] = {"opus_kbits": self._settings.opus_kbits}
+        how["encoding"] = config.encoding or "pcm"
+        if config.stream_audio:
+            encoder = new_encoder(response_format, rate, **how, comment=mark.comment)
+            pieces = audio_bytes(speaking, encoder)
+        else:
+            pieces = file_at_end(speaking, response_format, **how)
         names: dict[str, Any] = {"utterance_index": utterance.index, "sentence_index": 0}
-
-        async def begin() -> None:
-            await self._socket.send(
-                type="audio.start",
-                **names,
-                # The text is known only after the client has ended it.
-                sentence_text="".join(utterance.pieces) if utterance.ended else None,
-                format=response_format,
-                sample_rate=rate,
-                channels=1,
-                seed=speaking.stream.seed,
-                request_id=speaking.request_id,
-                warnings=utterance.warnings + speaking.stream.warnings,
-                **mark.fields,
-            )
-
-        async for chunk in speaking.chunks():
+        has_begun = False
+        async for data in pieces:
             if not has_begun:
-                await begin()
+                await self._socket.send(
+                    type="audio.start",
+                    **names,
+                    # The text is known only after the client has ended it.
+                    sentence_text="".join(utterance.pieces) if utterance.ended else None,
+                    format=response_format,
+                    sample_rate=rate,
+                    channels=1,
+                    seed=speaking.stream.seed,
+                    request_id=speaking.request_id,
+                    warnings=utterance.warnings + speaking.stream.warnings,
+                    **mark.fields,
+                )
                 has_begun = True
-            if not config.stream_audio:
-                whole.append(chunk.samples)
-            elif data := await encoded(encoder, chunk.samples):
+            if data:
                 await self._socket.send_bytes(data)
             await self._send_timestamps(utterance, speaking)
-        if not has_begun:  # speech without a sample
-            await begin()
-        if config.stream_audio:
-            data = await encoded(encoder, None)
-        else:
-            data = await encoded_whole(response_format, joined(whole), rate, *how, mark)
-        if data:
-            await self._socket.send_bytes(data)
-        await self._send_timestamps(utterance, speaking)
         names["sentence_text"] = "".join(utterance.pieces)
         await self._socket.send(
             type="audio.done", **names, **speaking.facts(), usage=speaking.usage

@@ -8,6 +8,7 @@ import contextlib
 import io
 import json
 import os
+import pickle
 import re
 import runpy
 import signal
@@ -28,9 +29,11 @@ import pytest
 import soundfile
 import waveforms
 from commands import run
+from dialect_clients import CARTESIA, DEEPGRAM, ELEVENLABS, audio_of, cartesia
 from fake_engine import STORY, FakeEngine, FakeStream
 from live_server import sse
 from waiting import wait_until
+from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from qwen_megakernel.errors import SetupError, UsageError
@@ -45,6 +48,7 @@ from qwen_megakernel.server import ray_serve  # noqa: E402 - needs Ray
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.ci  # Ray's daemons
 NUM_SLOTS = 4
+ALIASES = {"21m00Tcm4TlvDq8ikWAM": "vivian"}
 LONG_STORY = STORY * 8  # takes 15 s, so even on a busy machine, all listeners overlap
 
 
@@ -105,7 +109,8 @@ def url() -> Iterator[str]:
         port = free_port()
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         scale = ray_serve.Scale(min_replicas=2, max_replicas=2, num_cpus=0.5)
-        app = ray_serve.application(make_engine, ServerSettings(), scale, num_slots=NUM_SLOTS)
+        settings = ServerSettings(voice_aliases=ALIASES)
+        app = ray_serve.application(make_engine, settings, scale, num_slots=NUM_SLOTS)
         serve.run(app, name=ray_serve.NAME)
         yield f"http://127.0.0.1:{port}"
 
@@ -164,6 +169,59 @@ def test_text_goes_in_while_sound_comes_out(url: str) -> None:
             elif json.loads(message)["type"] == "session.done":
                 break
     assert heard == 2 * num_samples(STORY + "The end.")
+
+
+VENDORS_REQUESTS = {
+    "/v1/text-to-speech/{voice}/stream?output_format=pcm_24000": {"text": "Hello there."},
+    "/tts/bytes": cartesia("c", "Hello there."),
+    "/v1/speak?model={voice}&encoding=linear16&container=none": {"text": "Hello there."},
+}
+
+
+@pytest.mark.parametrize("path", VENDORS_REQUESTS)
+def test_the_vendors_paths_speak_with_an_alias(url: str, path: str) -> None:
+    def ask(voice: str) -> httpx.Response:
+        body = VENDORS_REQUESTS[path] | ({"voice": voice} if "tts" in path else {})
+        return httpx.post(url + path.format(voice=voice), json=body, timeout=60)
+
+    (alias,) = ALIASES
+    assert len(ask(alias).content) == 2 * num_samples("Hello there.")
+    refused = ask("nobody")
+    assert refused.status_code == 400 and "error" not in refused.json()  # the vendor's form
+    assert "--voice-alias" in refused.text
+
+
+def vendors_speech(dialect: str, alias: str) -> tuple[str, list[dict[str, Any]], str]:
+    """Return the path of a WebSocket, messages, and what is in the last answer."""
+    if dialect == "elevenlabs":
+        messages = [{"text": f"{STORY} ", "context_id": "c", "flush": True}, {"close_socket": True}]
+        return ELEVENLABS.replace("vivian", alias), messages, '"isFinal":true'
+    if dialect == "cartesia":
+        return CARTESIA, [cartesia("c", STORY, voice=alias)], '"done":true'
+    messages = [{"type": "Speak", "text": STORY}, {"type": "Flush"}]
+    return DEEPGRAM.replace("vivian", alias), messages, '"Flushed"'
+
+
+@pytest.mark.parametrize("dialect", ["elevenlabs", "cartesia", "deepgram"])
+def test_the_vendors_websockets_speak_with_an_alias(url: str, dialect: str) -> None:
+    path, messages, last = vendors_speech(dialect, *ALIASES)
+    heard: list[Any] = []
+    with connect(url.replace("http", "ws") + path) as socket_:
+        for message in messages:
+            socket_.send(json.dumps(message))
+        while not heard or isinstance(heard[-1], bytes) or last not in heard[-1]:
+            heard.append(socket_.recv(timeout=30))
+        assert socket_.response.headers["X-AI-Generated"] == "true"
+    facts = [{"bytes": each} if isinstance(each, bytes) else json.loads(each) for each in heard]
+    assert len(audio_of(facts)) == 2 * num_samples(STORY)
+
+
+@pytest.mark.parametrize("path", [ELEVENLABS, DEEPGRAM])
+def test_a_vendors_websocket_with_an_unknown_voice_is_refused(url: str, path: str) -> None:
+    with pytest.raises(InvalidStatus) as refused:
+        connect(url.replace("http", "ws") + path.replace("vivian", "nobody"))
+    response = refused.value.response
+    assert response.status_code == 400 and b"--voice-alias" in response.body
 
 
 def test_requests_go_to_both(url: str) -> None:
@@ -254,6 +312,16 @@ def test_a_proxy_that_is_killed_is_an_error_with_a_cure(monkeypatch: pytest.Monk
     monkeypatch.setattr(ray_serve.serve, "start", killed)
     with pytest.raises(SetupError, match=r"(?s)proxy did not start.*killed.*too busy"):
         ray_serve.run(make_engine, ServerSettings(), ray_serve.Scale(), num_slots=1, port=0)
+
+
+def test_options_of_dialects_travel_to_the_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    build = runpy.run_path(str(ROOT / "deploy" / "ray_serve.py"))["build"]
+    monkeypatch.setattr(ray_serve, "application", lambda **arguments: arguments)
+    aliases = ["21m00=demo", "c0ffee=demo"]
+    how = {"model": "demo-voice", "dialects": "cartesia,deepgram", "voice-fallback": "demo"}
+    settings = pickle.loads(pickle.dumps(build(how | {"voice-alias": aliases})["settings"]))
+    assert settings.dialects == ("cartesia", "deepgram") and settings.voice_fallback == "demo"
+    assert settings.voice_aliases == {"21m00": "demo", "c0ffee": "demo"}
 
 
 # ---- with real engines, and the commands; a minute each ------------------------------------------

@@ -344,9 +344,6 @@ MARK_EDGE_S = 2.5
 # half of one, and the difference of two by one.
 ROUNDED_S, ROUNDED_STEP_S = 0.0005, 0.0011
 
-# Milliseconds between a word's time in a dialect and in our own answer to another request.
-DIALECT_WORD_MS = 80
-
 # The size of an mp3 relative to that of its bit rate: frames are whole, and the encoder adds some.
 MP3_BIT_RATE = 0.1
 

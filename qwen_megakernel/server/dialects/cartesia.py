@@ -5,7 +5,6 @@ A message of the WebSocket is a whole request: {"context_id", "transcript", "con
 with messages of the types chunk, timestamps, flush_done, done and error.
 """
 
-import base64
 import json
 import math
 import re
@@ -18,9 +17,9 @@ from pydantic import Field
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.server.active_speech import ActiveSpeech
 from qwen_megakernel.server.dialects.dialect import ROUTE, Desk, Dialect, Fields, Sound, unsupported
-from qwen_megakernel.server.dialects.session import Context, ContextSession, serve, wrong
+from qwen_megakernel.server.dialects.session import Context, ContextSession, wrong
 from qwen_megakernel.server.error_responses import error_facts
-from qwen_megakernel.server.responses import EVENT_STREAM, audio_bytes
+from qwen_megakernel.server.responses import EVENT_STREAM, audio_bytes, base64_of
 from qwen_megakernel.server.service import Service
 
 _ENCODINGS = {"pcm_s16le": "pcm", "pcm_mulaw": "ulaw", "pcm_alaw": "alaw"}
@@ -100,9 +99,8 @@ async def _messages(
     common = {"done": False, "status_code": 206}
     async for audio in pieces:
         if audio:
-            data = base64.b64encode(audio).decode("ascii")
             step_time = round(speaking.record.elapsed_ms, 3)
-            yield {"type": "chunk", "data": data, "step_time": step_time, **common}
+            yield {"type": "chunk", "data": base64_of(audio), "step_time": step_time, **common}
         if body.add_timestamps and (words := await speaking.words()):
             times = {
                 "words": [each.word for each in words],
@@ -130,14 +128,16 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         options = await desk.configure(sound=sound, **body.fields())
         return await desk.speak(request, body.transcript, options)
 
-    @app.post("/tts/bytes", summary="Cartesia: audio while it is made", **ROUTE)
+    @app.post("/tts/bytes", **ROUTE)
     async def speak(body: CartesiaBody, request: Request) -> Response:
+        """Speak a text: audio while it is made."""
         sound = body.output_format.sound("raw", "wav", "mp3")
         speaking = await begin(body, request, sound)
         return await desk.audio(request, speaking, sound, is_whole=sound.response_format == "wav")
 
-    @app.post("/tts/sse", summary="Cartesia: events", **ROUTE)
+    @app.post("/tts/sse", **ROUTE)
     async def events(body: CartesiaBody, request: Request) -> Response:
+        """Speak a text: events with audio and times of words."""
         sound = body.output_format.sound("raw")
         speaking = await begin(body, request, sound)
         name = (body.model_extra or {}).get("context_id")
@@ -157,11 +157,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
 
     @app.websocket("/tts/websocket")
     async def websocket(websocket: WebSocket) -> None:
-        async def make() -> ContextSession:
-            service.engine  # noqa: B018 - raises if it is not loaded
-            return _CartesiaSession(websocket, desk)
-
-        await serve(websocket, make)
+        await _CartesiaSession(websocket, desk).run()
 
 
 class _CartesiaSession(ContextSession):
@@ -219,12 +215,13 @@ class _CartesiaSession(ContextSession):
         await self.socket.send(type="done", done=True, status_code=200, context_id=context.name)
 
     async def refuse(self, status: int, facts: dict[str, Any], name: str | None) -> None:
-        body = _error_body(status, facts, self.request_id)
+        body = _error_body(status, facts, self.socket.request_id)
         await self.socket.send(type="error", done=True, context_id=name, **body)
 
 
 DIALECT = Dialect(
     name="cartesia",
+    title="Cartesia",
     paths=re.compile(r"(?P<json>/tts/(bytes|sse))|/tts/websocket"),
     error_body=_error_body,
     add_routes=_add_routes,

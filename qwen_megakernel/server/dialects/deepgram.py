@@ -16,7 +16,7 @@ from qwen_megakernel.errors import UsageError
 from qwen_megakernel.printable import printable
 from qwen_megakernel.server.active_speech import ActiveSpeech
 from qwen_megakernel.server.dialects.dialect import ROUTE, Desk, Dialect, Fields, Sound, unsupported
-from qwen_megakernel.server.dialects.session import Context, ContextSession, serve, wrong
+from qwen_megakernel.server.dialects.session import Context, ContextSession, wrong
 from qwen_megakernel.server.service import Service
 
 # `encoding` -> response format, the rate if none is given, and the containers, the default first.
@@ -81,8 +81,9 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         desk.ignore(query.unknown())
         return await desk.configure(query.model, sound, speed=query.speed, seed=query.seed), sound
 
-    @app.post("/v1/speak", summary="Deepgram: audio while it is made", **ROUTE)
+    @app.post("/v1/speak", **ROUTE)
     async def speak(body: DeepgramBody, request: Request) -> Response:
+        """Speak a text: audio while it is made."""
         options, sound = await begin(request, "mp3", is_raw=False)
         desk.ignore(body.unknown())
         speaking = await desk.speak(request, body.text, options)
@@ -90,11 +91,8 @@ def _add_routes(app: FastAPI, service: Service) -> None:
 
     @app.websocket("/v1/speak")
     async def websocket(websocket: WebSocket) -> None:
-        async def make() -> ContextSession:
-            how = await begin(websocket, "linear16", is_raw=True)
-            return _DeepgramSession(websocket, desk, *how)
-
-        await serve(websocket, make)
+        how = await begin(websocket, "linear16", is_raw=True)
+        await _DeepgramSession(websocket, desk, *how).run()
 
 
 def _error_body(status: int, facts: dict[str, Any], request_id: str) -> dict[str, Any]:
@@ -112,7 +110,7 @@ class _DeepgramSession(ContextSession):
     async def greet(self) -> None:
         name = self.desk.service.engine.files.name
         model = {"model_name": name, "model_version": "1", "model_uuid": name}
-        await self.socket.send(type="Metadata", request_id=self.request_id, **model)
+        await self.socket.send(type="Metadata", request_id=self.socket.request_id, **model)
 
     async def obey(self, facts: dict[str, Any]) -> bool:
         kind, text = facts.get("type"), facts.get("text")
@@ -150,6 +148,7 @@ class _DeepgramSession(ContextSession):
 
 DIALECT = Dialect(
     name="deepgram",
+    title="Deepgram",
     paths=re.compile(r"(?P<json>/v1/speak)"),
     error_body=_error_body,
     add_routes=_add_routes,

@@ -42,6 +42,7 @@ class Dialect:
     """How the clients of one vendor call and read errors.
 
     Attributes:
+        title: the vendor's name.
         paths: matches the paths of its routes; the group `json` those that take a body of JSON.
         error_body: makes an error's body of the status, the facts of `error_facts` and the id of
             the request.
@@ -50,6 +51,7 @@ class Dialect:
     """
 
     name: str
+    title: str
     paths: re.Pattern[str]
     error_body: Callable[[int, dict[str, Any], str], dict[str, Any]]
     add_routes: Callable[[FastAPI, Service], None]
@@ -171,11 +173,13 @@ class Desk:
         if not is_whole:
             pieces = audio_bytes(speaking, self.encoder(speaking, sound))
             return self.stream(speaking, pieces, media_type)
-        samples = await whole_samples(speaking, request.receive, self.settings)
-        rate, mark = speaking.record.sample_rate, speaking.stream.mark
-        how = self._how(sound)
-        data = await encoded_whole(sound.response_format, samples, rate, **how, mark=mark)
+        data = await self.file(request, speaking, sound)
         return Response(data, media_type=media_type, headers=speech_headers(speaking, []))
+
+    async def file(self, request: Request, speaking: ActiveSpeech, sound: Sound) -> bytes:
+        """Return a speech as one complete file, which has all marks."""
+        samples = await whole_samples(speaking, request.receive, self.settings)
+        return await encoded_whole(speaking, samples, sound.response_format, **self._how(sound))
 
     def stream(
         self,

@@ -6,7 +6,6 @@ base64), "alignment", "normalizedAlignment", "contextId"}, and with {"isFinal": 
 a context.
 """
 
-import base64
 import json
 import re
 from collections.abc import AsyncIterator
@@ -20,9 +19,9 @@ from qwen_megakernel.printable import printable
 from qwen_megakernel.server.active_speech import ActiveSpeech
 from qwen_megakernel.server.dialects.dialect import ROUTE, Desk, Dialect, Fields, Sound, unsupported
 from qwen_megakernel.server.dialects.letters import LetterTimer, TimedLetters
-from qwen_megakernel.server.dialects.session import Context, ContextSession, serve, wrong
+from qwen_megakernel.server.dialects.session import Context, ContextSession, wrong
 from qwen_megakernel.server.error_responses import error_facts
-from qwen_megakernel.server.responses import audio_bytes, held
+from qwen_megakernel.server.responses import audio_bytes, base64_of, speech_headers
 from qwen_megakernel.server.service import Service
 from qwen_megakernel.server.utterance import POLICY
 
@@ -98,10 +97,6 @@ async def _timed(
         yield b"", letters
 
 
-def _base64(audio: bytes) -> str:
-    return base64.b64encode(audio).decode("ascii")
-
-
 # ---- HTTP ----------------------------------------------------------------------------------------
 
 
@@ -109,7 +104,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
     desk = Desk("elevenlabs", service, _HARMLESS)
 
     def add(path: str, *, is_whole: bool, is_timed: bool, summary: str) -> None:
-        @app.post(_ROUTE + path, summary=f"ElevenLabs: {summary}", **ROUTE)
+        @app.post(_ROUTE + path, summary=f"Speak a text: {summary}", **ROUTE)
         async def speak(
             voice: str, body: ElevenLabsBody, request: Request, output_format: str = _DEFAULT_FORMAT
         ) -> Response:
@@ -119,16 +114,14 @@ def _add_routes(app: FastAPI, service: Service) -> None:
             speaking = await desk.speak(request, body.text, options)
             if not is_timed:
                 return await desk.audio(request, speaking, sound, is_whole=is_whole)
+            if is_whole:
+                file = await desk.file(request, speaking, sound)
+                line = _line(file, *await LetterTimer(speaking).take())
+                headers = speech_headers(speaking, [])
+                return Response(line, media_type="application/json", headers=headers)
             timed = _timed(speaking, audio_bytes(speaking, desk.encoder(speaking, sound)))
-            if not is_whole:
-                lines = (_line(audio, *letters) async for audio, letters in timed)
-                return desk.stream(speaking, lines, "application/json", _line_of_error)
-            whole, text = b"", [TimedLetters(), TimedLetters()]
-            async with held(speaking, request.receive, service.settings):
-                async for audio, letters in timed:
-                    whole += audio
-                    text = [before + more for before, more in zip(text, letters, strict=True)]
-            return Response(_line(whole, *text), media_type="application/json")
+            lines = (_line(audio, *letters) async for audio, letters in timed)
+            return desk.stream(speaking, lines, "application/json", _line_of_error)
 
     add("", is_whole=True, is_timed=False, summary="one file")
     add("/stream", is_whole=False, is_timed=False, summary="audio while it is made")
@@ -139,12 +132,9 @@ def _add_routes(app: FastAPI, service: Service) -> None:
     def add_socket(path: str, *, is_multi: bool) -> None:
         @app.websocket(_ROUTE + path)
         async def stream_input(websocket: WebSocket, voice: str) -> None:
-            async def make() -> ContextSession:
-                session = _ElevenLabsSession(websocket, desk, voice, is_multi=is_multi)
-                await session.options(session.settings)  # refuses what is wrong
-                return session
-
-            await serve(websocket, make)
+            session = _ElevenLabsSession(websocket, desk, voice, is_multi=is_multi)
+            await session.options(session.settings)  # refuses what is wrong
+            await session.run()
 
     add_socket("/stream-input", is_multi=False)
     add_socket("/multi-stream-input", is_multi=True)
@@ -179,7 +169,7 @@ def _in_seconds(letters: TimedLetters) -> dict[str, Any] | None:
 
 def _line(audio: bytes, written: TimedLetters, spoken: TimedLetters) -> bytes:
     times = {"alignment": _in_seconds(written), "normalized_alignment": _in_seconds(spoken)}
-    return json.dumps({"audio_base64": _base64(audio), **times}).encode() + b"\n"
+    return json.dumps({"audio_base64": base64_of(audio), **times}).encode() + b"\n"
 
 
 def _error_body(status: int, facts: dict[str, Any], request_id: str) -> dict[str, Any]:
@@ -265,7 +255,7 @@ class _ElevenLabsSession(ContextSession):
         async for audio, letters in _timed(speaking, pieces):
             await self._send(
                 context.name,
-                audio=_base64(audio) if audio else None,
+                audio=base64_of(audio) if audio else None,
                 isFinal=None,
                 alignment=self._in_ms(context, 0, letters[0]),
                 normalizedAlignment=self._in_ms(context, 1, letters[1]),
@@ -300,6 +290,7 @@ class _ElevenLabsSession(ContextSession):
 
 DIALECT = Dialect(
     name="elevenlabs",
+    title="ElevenLabs",
     paths=re.compile(
         r"(?P<json>/v1/text-to-speech/[^/]+(/stream)?(/with-timestamps)?)"
         r"|/v1/text-to-speech/.*|/v[12]/voices"

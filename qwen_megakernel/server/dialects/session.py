@@ -8,20 +8,19 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import WebSocket
-from pydantic import ValidationError
 
-from qwen_megakernel.errors import EmptyText, QwenTTSError, UsageError
+from qwen_megakernel.errors import QwenTTSError, UsageError
 from qwen_megakernel.printable import printable
 from qwen_megakernel.server.active_speech import ActiveSpeech
 from qwen_megakernel.server.dialects.dialect import Desk, Sound
-from qwen_megakernel.server.error_responses import ApiError, error_facts, error_response
+from qwen_megakernel.server.error_responses import ApiError, error_facts
 from qwen_megakernel.server.responses import audio_bytes, keep
 from qwen_megakernel.server.schemas import check_length
-from qwen_megakernel.server.utterance import POLICY, JsonSocket, Utterance
+from qwen_megakernel.server.utterance import JsonSocket, Utterance
 
 MAX_CONTEXTS = 256  # of one connection
 MAX_WAITING = 256  # texts of one context
@@ -76,12 +75,10 @@ class ContextSession:
     """
 
     def __init__(self, websocket: WebSocket, desk: Desk):
-        self.socket, self.desk = JsonSocket(websocket, desk.settings), desk
-        self.request_id: str = websocket.state.request_id
+        self.socket, self.desk = JsonSocket(websocket, desk.service), desk
         self.contexts: dict[str, Context] = {}  # open ones
         self.leaving: dict[str, Context] = {}  # those that are spoken to their end
         self._marks: dict[Utterance, str] = {}  # texts with an answer at their end
-        self._num_speeches = 0
         self._active_at = time.monotonic()  # when the client last sent a message, or a speech ended
         self._tasks: set[asyncio.Task[None]] = set()
         self._error: BaseException | None = None  # of a task
@@ -220,17 +217,10 @@ class ContextSession:
             wanted = (piece async for piece in pieces if not utterance.cancelled)
             await self.relay(context, speaking, wanted)
 
-        async def speak(text: str | None, options: dict[str, Any]) -> ActiveSpeech:
-            self._num_speeches += 1
-            request_id = f"{self.request_id}-{self._num_speeches - 1}"
-            return await self.desk.service.speak(text, options, request_id=request_id)
-
         try:
-            await utterance.speak(speak, relay, self.desk.settings.deadline_s, sending)
+            await utterance.speak(self.socket, relay, sending)
         except (QwenTTSError, ApiError) as error:
-            if not (isinstance(error, EmptyText) and utterance.is_blank):
-                await self._refuse(error, {"context_id": context.name})
-        utterance.over = True
+            await self._refuse(error, {"context_id": context.name})
         context.waiting.popleft()
         if utterance.speaking:
             record = utterance.speaking.record
@@ -243,8 +233,10 @@ class ContextSession:
     # ---- the connection --------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Serve the connection until either side ends it."""
-        await self.socket.run(self._read(), self._watch(), end=self._cancel_all)
+        """Serve the connection until either side ends it; errors before that refuse it."""
+        # The vendors' messages have no field that says that speech is synthetic.
+        headers = self.desk.service.engine.mark.headers
+        await self.socket.run(self._read(), self._watch(), end=self._cancel_all, headers=headers)
 
     async def _read(self) -> None:
         await self.greet()
@@ -282,19 +274,6 @@ class ContextSession:
             context.cancel()
         for task in self._tasks:
             task.cancel()
-
-
-async def serve(websocket: WebSocket, make: Callable[[], Awaitable[ContextSession]]) -> None:
-    """Serve a connection, or refuse it with an HTTP response, if `make` raises an error."""
-    try:
-        session = await make()
-    except (QwenTTSError, ApiError, ValidationError) as error:
-        if "websocket.http.response" in websocket.scope["extensions"]:
-            await websocket.send_denial_response(error_response(error, websocket.scope))
-        else:
-            await websocket.close(POLICY)  # the server answers 403
-        return
-    await session.run()
 
 
 def wrong(name: str, value: object, wanted: str) -> UsageError:

@@ -40,9 +40,11 @@ async def speak(code):
         whole = 0.0
         async for event in tts.synthesize(TEXT):
             whole += event.frame.samples_per_channel / event.frame.sample_rate
+        voices = await tts.list_voices() if hasattr(tts, "list_voices") else []
         await tts.aclose()
         times = [[each.start_time, each.end_time] for each in words]
         facts = {"name": type(tts).__module__, "seconds": seconds, "whole": whole}
+        facts["voices"] = [each.id for each in voices]
         print(json.dumps(facts | {"text": "".join(words), "times": times}))
 
 imports, *plugins = sys.stdin.read().strip().splitlines()
@@ -103,10 +105,14 @@ def test_livekits_plugins_speak_with_this_server():
             text=True,
             timeout=240,
         )
+        refused = live.client.get("/metrics", headers={"Authorization": "Bearer KEY"}).text
     assert done.returncode == 0, done.stderr
+    # No plugin calls a path that this server lacks.
+    assert "refused_total" in refused and "refused_total{" not in refused
     spoken = [json.loads(line) for line in done.stdout.splitlines()]
     names = [f"livekit.plugins.{name}.tts" for name in ("elevenlabs", "cartesia", "deepgram")]
     assert [each["name"] for each in spoken] == names
+    assert spoken[0]["voices"] == ["demo"]
     for each in spoken:
         assert each["seconds"] > 1 and each["whole"] > 1
     for each in spoken[:2]:  # Deepgram's API has no times

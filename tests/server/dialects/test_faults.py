@@ -31,6 +31,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.server.dialects import session as session_module
+from qwen_megakernel.server.service import Service
 from qwen_megakernel.server.settings import ServerSettings
 from qwen_megakernel.server.utterance import JsonSocket
 
@@ -359,7 +360,8 @@ async def test_a_client_that_does_not_read_is_cut(name):
 async def test_nothing_is_sent_after_a_close():
     """One task may close a connection while another has more to send."""
     websocket = SimpleNamespace(scope={}, close=AsyncMock(), send_text=AsyncMock())
-    socket = JsonSocket(websocket, ServerSettings())
+    websocket.state = SimpleNamespace(request_id="a")
+    socket = JsonSocket(websocket, Service(FakeEngine(), ServerSettings()))
     await socket.send(type="first")
     await socket.close()
     with pytest.raises(ConnectionAbortedError):

@@ -97,7 +97,11 @@ def test_the_vendors_packages_speak_with_this_server(tmp_path: Path):
             env=os.environ | {"SSL_CERT_FILE": str(trust)},
         )
         live.settle()
+        refused = live.client.get("/metrics", headers={"Authorization": "Bearer s3cret"}).text
     assert done.returncode == 0, done.stderr
+    # No package calls a path that this server lacks; three errors are asked for.
+    found = [line for line in refused.splitlines() if "refused_total{" in line]
+    assert [line.split("{")[1] for line in found] == ['status="400"} 3.0']
     lines = {line.pop("name"): line for line in map(json.loads, done.stdout.splitlines())}
     errors = {name: lines.pop(name) for name in list(lines) if name.endswith(" error")}
     lists = lines.pop("elevenlabs lists")
