@@ -14,7 +14,8 @@ from tolerances import nearly
 from qwen_megakernel.errors import DatasetError, SetupError, UsageError
 from qwen_megakernel.sheen import codes, phonemes
 from qwen_megakernel.sheen.training import dataset
-from qwen_megakernel.sheen.training.prepare import prepare, read_metadata
+from qwen_megakernel.sheen.training.prepare import prepare
+from qwen_megakernel.training.preparing import read_metadata
 
 
 @pytest.fixture

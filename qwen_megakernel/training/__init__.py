@@ -1,0 +1,5 @@
+"""Training of both families: what making a voice takes, whichever model speaks with it.
+
+Read `preparing` first (recordings to a file of samples), then `trainer` (the loop, and its exact
+resumption) and `job` (the folder that a training writes). `sheen.training` takes all of them.
+"""
