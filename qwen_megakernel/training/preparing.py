@@ -25,6 +25,7 @@ class Row:
     text: str
     fault: str = ""  # why the row cannot be used; id and text are then invalid
     source: str = METADATA  # the file that has the line
+    audio: str = ""  # the path of the recording, where the list has it
 
 
 @dataclass(slots=True)
@@ -134,7 +135,7 @@ def encode_rows(
                         raise DatasetError(row.fault)
                     encoded = encode(row)
                 except DatasetError as error:
-                    report.faults.append(f"line {row.number}: {error.what}")
+                    report.faults.append(f"{row.source}, line {row.number}: {error.what}")
                     logger.warning("%s, line %d: %s", row.source, row.number, error.what)
                     continue
                 file.write(encoded.to_json() + "\n")

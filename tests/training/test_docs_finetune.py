@@ -1,0 +1,29 @@
+"""docs/finetune.md is followed to the letter, with the small random model that it begins with."""
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+from commands import ROOT, lines
+
+from qwen_megakernel.cli import main
+from qwen_megakernel.training import speech_data
+
+PAGE = (ROOT / "docs" / "finetune.md").read_text(encoding="utf-8")
+
+
+def test_every_command_runs_without_a_download(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for command in lines(PAGE):
+        words = shlex.split(os.path.expandvars(command))
+        if words[0] == "export":
+            for setting in words[1:]:
+                monkeypatch.setenv(*setting.split("="))
+        if words[0] != "python":
+            subprocess.run(command, shell=True, check=True)
+            continue
+        assert words[:3] == ["python", "-m", "qwen_megakernel"]
+        assert main.main(words[3:]) == 0, capsys.readouterr()
+    assert len(speech_data.read(Path("data.jsonl"))) == 2
+    assert "2 recordings added" in capsys.readouterr().out
