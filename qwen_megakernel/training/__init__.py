@@ -2,6 +2,6 @@
 
 Read `preparing` first (recordings to a file of samples), then `trainer` (the loop, and its exact
 resumption) and `job` (the folder that a training writes). `sheen.training` takes all of them.
-For Qwen3-TTS, `speech_data` makes the samples, and `speech_model` is the model as a module that can
-be trained.
+For Qwen3-TTS, `speech_data` makes the samples, `speech_model` is the model as a module that can be
+trained, `speech_trainer` says what a step reads, and `speech_job` writes a voice and merges it.
 """

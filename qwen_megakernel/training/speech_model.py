@@ -51,7 +51,7 @@ class SpeechModel(nn.Module):
                 f"{checkpoint.files.name} is a converted model, whose weights are packed.",
                 hint="Train the model that it was converted from.",
             )
-        config = self.config = checkpoint.config
+        config = self._config = checkpoint.config
         talker = config.talker
         hidden_size, num_heads = talker.stack.hidden_size, talker.num_code_groups - 1
         with torch.device("meta"):  # the checkpoint's tensors take the places of these
@@ -76,6 +76,11 @@ class SpeechModel(nn.Module):
             # Its buffers are no tensors of the checkpoint.
             stack.rotary_emb = type(stack.rotary_emb)(config=stack.config).to(device)
         self.model.text_embedding.requires_grad_(False)
+
+    @property
+    def num_code_groups(self) -> int:
+        """Number of codes in a frame."""
+        return self._config.talker.num_code_groups
 
     # ---- the embeddings, as `decoders.prompt` takes them -----------------------------------------
 
@@ -116,7 +121,7 @@ class SpeechModel(nn.Module):
             [num_frames, num_code_groups - 1, codebook_size] of the other codes.
         """
         codes = codes.to(self.codec_head.weight.device)
-        prompt = PromptBuilder(self.config, self).build(ids, request)
+        prompt = PromptBuilder(self._config, self).build(ids, request)
         text = torch.cat([prompt.trailing_text, prompt.pad_embed.expand(len(codes), -1)])
         x = torch.cat([prompt.embeds, self.frames(codes) + text[: len(codes)]])
         hidden = self.model(inputs_embeds=x[None], use_cache=False).last_hidden_state[0]
@@ -132,7 +137,7 @@ class SpeechModel(nn.Module):
 
         Args: as `forward` takes them.
         """
-        talker = self.config.talker
+        talker = self._config.talker
         first, others = self(ids, request, codes)
         codes = codes.to(first.device)
         drawable = torch.zeros(talker.vocab_size, dtype=torch.bool, device=first.device)
@@ -152,7 +157,7 @@ class SpeechModel(nn.Module):
         rows = [hidden, self.codec(codes[:, 0])]
         rows += [table(codes[:, group]) for group, table in enumerate(predictor.tables[:-1], 1)]
         x = torch.stack(rows, dim=1)
-        if self.config.has_projection:
+        if self._config.has_projection:
             x = predictor.small_to_mtp_projection(x)
         states = predictor.model(inputs_embeds=x, use_cache=False).last_hidden_state
         logits = [head(states[:, group]) for group, head in enumerate(predictor.lm_head, start=1)]

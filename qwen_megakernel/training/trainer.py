@@ -104,7 +104,7 @@ class BaseTrainer(ABC):
         self.model.train()
         remaining = self._steps_from(self.step)
         end = self.num_steps if until is None else min(until, self.num_steps)
-        while self.step < end:
+        while self.step < end and not self.is_over:
             on_step(self._train_step(next(remaining)))
         self.model.eval()
 
@@ -164,6 +164,11 @@ class BaseTrainer(ABC):
         left = (self.num_steps - step + 1) / max(1, self.num_steps - options.warmup_steps)
         return options.learning_rate * min(rise, left)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether training should end before its last step."""
+        return False
+
     # ---- saving and resuming ---------------------------------------------------------------------
 
     def save_state(self, path: Path) -> None:
@@ -174,17 +179,25 @@ class BaseTrainer(ABC):
         """
         state = {
             "options": asdict(self.options),
-            "model": self.model.state_dict(),
             "optimizer": self._optimizer.state_dict(),
             "scaler": self._scaler.state_dict(),
             "records": [asdict(record) for record in self.records],
             "rng": torch.get_rng_state(),  # for dropout, if the config has any
+            **self._state(),
         }
         try:
             with replacing(path) as partial:
                 torch.save(state, partial)
         except (OSError, RuntimeError) as error:
             raise OutputError(f"Cannot write {path}: {error}.") from error
+
+    def _state(self) -> dict[str, Any]:
+        """Return what the family saves: "model", its weights, and perhaps more."""
+        return {"model": self.model.state_dict()}
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        """Take over what `_state` returned; raises any error for what does not fit."""
+        self.model.load_state_dict(state["model"])
 
     def load_state(self, path: Path) -> None:
         """Continue from a saved state.
@@ -195,7 +208,7 @@ class BaseTrainer(ABC):
         try:
             state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
             before = state["options"]
-            self.model.load_state_dict(state["model"])
+            self._restore(state)
         except Exception as error:  # torch.load raises many kinds of errors for a damaged file
             raise UsageError(
                 f"{path} cannot be resumed: {str(error).splitlines()[0]}",

@@ -106,7 +106,7 @@ FAULTS = {
         "enumerate(predictor.lm_head, start=0)",
     ),
     "the text projection is missing": ("return fc2(F.silu(fc1(rows)))", "return rows"),
-    "the predictor's projection is missing": ("if self.config.has_projection:\n", "if False:\n"),
+    "the predictor's projection is missing": ("if self._config.has_projection:\n", "if False:\n"),
     "the end code is not learned": ("value=talker.codec_eos_id", "value=0"),
     "the text ends without padding": ("prompt.pad_embed.expand", "(0 * prompt.pad_embed).expand"),
     "only code 0 is fed back": ("return torch.stack(rows, dim=1).sum(1)", "return rows[0]"),
