@@ -1,4 +1,4 @@
-"""The command line: speak | serve | sheen | voices | mark | detect | download | doctor | ... ."""
+"""The command line: speak | serve | sheen | train | voices | mark | detect | ... ."""
 
 import argparse
 import json
@@ -15,6 +15,7 @@ from qwen_megakernel.cli import (
     running,
     serve,
     speak,
+    train,
     voices,
 )
 from qwen_megakernel.cli import sheen as sheen_cli
@@ -105,6 +106,7 @@ def parser() -> argparse.ArgumentParser:
     speak.add_command(commands)
     serve.add_command(commands)
     sheen_cli.add_commands(commands)
+    train.add_commands(commands)
     voices.add_commands(commands)
     mark.add_commands(commands)
 

@@ -12,9 +12,10 @@ from qwen_megakernel.cli import options, parsing, speak
 
 if TYPE_CHECKING:
     from qwen_megakernel.sheen.training.job import Job
-    from qwen_megakernel.sheen.training.prepare import Row
-    from qwen_megakernel.sheen.training.trainer import StepRecord, Trainer, TrainOptions
+    from qwen_megakernel.sheen.training.trainer import Trainer
     from qwen_megakernel.sheen.training.verify import Check
+    from qwen_megakernel.training.preparing import Row
+    from qwen_megakernel.training.trainer import StepRecord, TrainOptions
 
 # The defaults of sheen.codec and sheen.model_folder, which import torch.
 DEFAULT_SNAC = "hubertsiuzdak/snac_24khz"
@@ -43,7 +44,8 @@ def prepare(args: argparse.Namespace) -> int:
 
     from qwen_megakernel.gpu.driver import find_device
     from qwen_megakernel.sheen.codec import SnacCodec, find_snac
-    from qwen_megakernel.sheen.training.prepare import METADATA, prepare, read_metadata
+    from qwen_megakernel.sheen.training.prepare import prepare
+    from qwen_megakernel.training.preparing import METADATA, read_metadata
 
     def bar(rows: "list[Row]") -> "Iterator[Row]":
         yield from tqdm(rows, unit="recording", disable=args.quiet, file=sys.stderr)
@@ -197,7 +199,7 @@ def _job(args: argparse.Namespace) -> "Job":
 def _train_options(args: argparse.Namespace) -> "TrainOptions":
     from dataclasses import fields
 
-    from qwen_megakernel.sheen.training.trainer import TrainOptions
+    from qwen_megakernel.training.trainer import TrainOptions
 
     given = {field.name: getattr(args, field.name) for field in fields(TrainOptions)}
     return TrainOptions(**{name: value for name, value in given.items() if value is not None})

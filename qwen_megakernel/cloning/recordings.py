@@ -230,11 +230,12 @@ def _loudness(moments: np.ndarray) -> np.ndarray:
     return loudness - loudness.max()
 
 
-def check_transcript(transcript: str, seconds: float) -> None:
+def check_transcript(transcript: str, seconds: float, name: str = "") -> None:
     """Compare a transcript's length with the recording's.
 
     Args:
         seconds: `seconds_of_sound` of the recording.
+        name: the recording's name in the warning; empty: none.
     Raises:
         RecordingError: the transcript is empty, or too short or too long for the recording.
     """
@@ -257,4 +258,5 @@ def check_transcript(transcript: str, seconds: float) -> None:
         )
     slowest, fastest = WORDS_PER_SECOND_DOUBTED
     if not slowest <= num_words / seconds <= fastest:
+        found = f"{name}: {found}" if name else found
         logger.warning("%s. Is it the whole transcript of this recording?", found)

@@ -202,7 +202,7 @@ class VoiceLibrary:
 
         def x_vector() -> np.ndarray:
             recordings.check(samples, rate, label)  # here, so once for each recording
-            return self._x_vector(samples, rate)
+            return self.x_vector(samples, rate)
 
         wanted: dict[object, Callable[[], np.ndarray]] = {"x_vector": x_vector}
         if text is not None:
@@ -249,7 +249,8 @@ class VoiceLibrary:
             digest.update(tensor.float().numpy().tobytes())
         return f"{self._loaded.config.model_size}-{digest.hexdigest()[:16]}"
 
-    def _x_vector(self, samples: np.ndarray, rate: int) -> np.ndarray:
+    def x_vector(self, samples: np.ndarray, rate: int) -> np.ndarray:
+        """Return the x-vector of checked samples: [num_samples] float32 -> [enc_dim] float32."""
         encoder = self._speaker_encoder
         return encoder.encode(recordings.resample(samples, rate, encoder.config.sample_rate))
 
@@ -273,6 +274,10 @@ class VoiceLibrary:
     def can_clone(self) -> bool:
         """Whether the checkpoint has a speaker encoder."""
         return self._loaded.config.speaker_encoder is not None
+
+    def check_encoders(self) -> None:
+        """Raise a TaskError if the checkpoint lacks the speaker encoder or the codec's encoder."""
+        self._require_cloning(in_context=True)
 
     def _require_cloning(self, in_context: bool) -> None:
         if not self.can_clone:

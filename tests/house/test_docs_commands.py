@@ -19,6 +19,7 @@ PAGES = [
 # Pages whose commands another test runs: the test takes them from the page, all that match.
 RUN_BY = {
     "README.md": ("tests/house/test_readme.py", "python "),
+    "docs/finetune.md": ("tests/training/test_docs_finetune.py", ""),
     "docs/gpu-setup.md": ("tests/house/test_docs_gpu.py", ""),
     "docs/serving.md": ("tests/server/test_docs_serving.py", "curl "),
     "docs/sheen.md": ("tests/sheen/test_docs_sheen.py", ""),

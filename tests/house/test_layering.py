@@ -23,7 +23,7 @@ FLOORS = """
     text  vocoder  sound
     timing
     cloning  decoders  engine
-    official_api
+    training  official_api
     tts_engine  sheen
     families  compat  build_tts  model_tts
     pipecat  server

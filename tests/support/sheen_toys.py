@@ -11,7 +11,7 @@ import pytest
 
 from qwen_megakernel.sheen import phonemes
 from qwen_megakernel.sheen.engine import SheenEngine
-from qwen_megakernel.sheen.training.trainer import TrainOptions
+from qwen_megakernel.training.trainer import TrainOptions
 
 CODEBOOK_SIZE = 4096
 

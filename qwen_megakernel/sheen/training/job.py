@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from qwen_megakernel.errors import OutputError, UsageError
+from qwen_megakernel.errors import UsageError
 from qwen_megakernel.gpu.driver import find_device
 from qwen_megakernel.printable import get_logger
 from qwen_megakernel.sheen import model_folder, random_models
@@ -19,14 +18,14 @@ from qwen_megakernel.sheen.model_folder import DEFAULT_BASE_MODEL, SheenConfig
 from qwen_megakernel.sheen.tokens import AudioTokens, add_audio_tokens, resize_embeddings
 from qwen_megakernel.sheen.training import dataset
 from qwen_megakernel.sheen.training.sequences import TokenSequence, encode
-from qwen_megakernel.sheen.training.trainer import STATE, StepRecord, Trainer, TrainOptions, plot
+from qwen_megakernel.sheen.training.trainer import Trainer
+from qwen_megakernel.training.job import check_output, run_job
+from qwen_megakernel.training.trainer import StepRecord, TrainOptions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 logger = get_logger(__name__)
-
-LOSSES, PLOT = "losses.jsonl", "loss.png"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +118,7 @@ def train_voice(
         DatasetError, ModelFilesError, OutputError, GenerationError: an input cannot be used, the
             output cannot be written, or the loss is not a number.
     """
-    state = job.output / STATE
-    if state.exists() != job.resume:
-        raise UsageError(
-            f"{job.output} holds {'a training already' if state.exists() else 'no training'}.",
-            hint=f"{'Continue it with' if state.exists() else 'Begin one without'} --resume.",
-        )
+    check_output(job.output, resume=job.resume)
     parts = load_parts(job, options.seed)
     trainer = Trainer(parts.model, parts.sequences, parts.tokenizer.pad_token_id, options)
     if trainer.num_skipped:
@@ -134,39 +128,20 @@ def train_voice(
             len(parts.sequences),
             options.max_length,
         )
-    if job.resume:
-        trainer.load_state(state)
     config = SheenConfig(max_length=options.max_length, espeak=parts.espeak)
-    try:
-        job.output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"Cannot write {job.output}: {error.strerror}.") from error
 
-    def save() -> None:
-        trainer.save_state(state)
+    def write_voice() -> None:
         model_folder.save(
             job.output, parts.model, parts.tokenizer, parts.tokens, config, parts.snac
         )
-        _write_losses(job.output, trainer.records)
 
-    def after(record: StepRecord) -> None:
-        on_step(record)
-        if record.step % job.save_steps == 0 and record.step < trainer.num_steps:
-            save()
-
-    on_start(trainer)
-    try:
-        trainer.run(after)
-    finally:  # also after Ctrl-C and a loss that is not a number, to keep the steps before
-        if trainer.step:
-            save()
+    run_job(
+        trainer,
+        job.output,
+        write_voice,
+        save_steps=job.save_steps,
+        resume=job.resume,
+        on_start=lambda: on_start(trainer),
+        on_step=on_step,
+    )
     return trainer
-
-
-def _write_losses(folder: Path, records: list[StepRecord]) -> None:
-    try:
-        lines = "".join(json.dumps(asdict(record)) + "\n" for record in records)
-        (folder / LOSSES).write_text(lines, encoding="utf-8")
-    except OSError as error:
-        raise OutputError(f"Cannot write {folder / LOSSES}: {error.strerror}.") from error
-    plot(records, folder / PLOT)

@@ -19,7 +19,9 @@ from qwen_megakernel.sheen.tokens import AUDIO_END, AudioTokens, find_audio_toke
 from qwen_megakernel.sheen.training import dataset
 from qwen_megakernel.sheen.training.job import Job, load_parts
 from qwen_megakernel.sheen.training.sequences import IGNORED, TokenSequence, collate
-from qwen_megakernel.sheen.training.trainer import STATE, StepRecord, Trainer, TrainOptions
+from qwen_megakernel.sheen.training.trainer import Trainer
+from qwen_megakernel.training.job import STATE
+from qwen_megakernel.training.trainer import StepRecord, TrainOptions
 
 NUM_FAULTS_SHOWN = 5
 IPA = "həˈloʊ wɝld, ðɪs ɪz ə tɛst!"

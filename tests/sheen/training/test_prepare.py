@@ -14,7 +14,8 @@ from tolerances import nearly
 from qwen_megakernel.errors import DatasetError, SetupError, UsageError
 from qwen_megakernel.sheen import codes, phonemes
 from qwen_megakernel.sheen.training import dataset
-from qwen_megakernel.sheen.training.prepare import prepare, read_metadata
+from qwen_megakernel.sheen.training.prepare import prepare
+from qwen_megakernel.training.preparing import read_metadata
 
 
 @pytest.fixture
@@ -77,7 +78,8 @@ def test_bad_rows_are_reported_by_line_and_left_out(folder, codec):
     }
     assert len(report.faults) == len(words)
     for (number, word), fault in zip(words.items(), report.faults, strict=True):
-        assert fault.startswith(f"line {number}: ") and word.replace("\\", "") in fault
+        assert fault.startswith(f"metadata.csv, line {number}: ")
+        assert word.replace("\\", "") in fault
 
 
 def test_what_was_cut_off_is_taken_up_again(recordings, dataset_file, codec, tmp_path):
@@ -122,7 +124,7 @@ def test_text_is_phonemised_and_the_voice_is_noted(folder, codec):
     report = prepare(folder, folder / "out.jsonl", codec, espeak="en-us")
     (sample,) = dataset.read(folder / "out.jsonl", SIZE)
     assert (sample.text, sample.espeak) == ("həlˈoʊ, wˈɜːld.", "en-us")
-    assert report.faults == ["line 2: b: nothing in '...' can be spoken"]
+    assert report.faults == ["metadata.csv, line 2: b: nothing in '...' can be spoken"]
     with pytest.raises(
         DatasetError, match="mixes phonemes of different origin: en-us, given phonemes"
     ):

@@ -10,7 +10,8 @@ from tolerances import LOSS_SUM_F32
 from qwen_megakernel.sheen import model_folder, tokens
 from qwen_megakernel.sheen.training import sequences
 from qwen_megakernel.sheen.training.sequences import IGNORED, collate, encode, pack
-from qwen_megakernel.sheen.training.trainer import Trainer, TrainOptions
+from qwen_megakernel.sheen.training.trainer import Trainer
+from qwen_megakernel.training.trainer import TrainOptions
 
 
 @pytest.fixture(scope="module")

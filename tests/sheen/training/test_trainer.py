@@ -12,7 +12,9 @@ from qwen_megakernel.errors import DatasetError, GenerationError, OutputError, U
 from qwen_megakernel.installing import install_command
 from qwen_megakernel.sheen import model_folder
 from qwen_megakernel.sheen.training.job import Job, load_parts, train_voice
-from qwen_megakernel.sheen.training.trainer import StepRecord, Trainer, TrainOptions, plot
+from qwen_megakernel.sheen.training.trainer import Trainer
+from qwen_megakernel.training.job import plot
+from qwen_megakernel.training.trainer import StepRecord, TrainOptions
 
 
 @pytest.fixture

@@ -1,0 +1,207 @@
+"""The command `train`: makes a voice of Qwen3-TTS from recordings."""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qwen_megakernel.choices import DTYPES
+from qwen_megakernel.cli import options, parsing
+
+if TYPE_CHECKING:
+    from qwen_megakernel.training.preparing import Row
+    from qwen_megakernel.training.speech_trainer import SpeechTrainer
+    from qwen_megakernel.training.trainer import StepRecord
+
+DEFAULT_BASE = "Qwen/Qwen3-TTS-12Hz-0.6B-Base"
+
+
+def add_commands(commands: Any) -> None:
+    """Add `train prepare | run | merge` to the subparsers `commands`."""
+    command = commands.add_parser("train", help="fine-tune Qwen3-TTS on recordings of one speaker")
+    train = command.add_subparsers(required=True)
+    _add_prepare(train)
+    _add_run(train)
+    _add_merge(train)
+
+
+def prepare(args: argparse.Namespace) -> int:
+    """Encode recordings: write codec frames and an x-vector of each to a JSONL file."""
+    from qwen_megakernel.training import speech_data
+
+    # Checks the recordings' list before anything is downloaded.
+    speech_data.list_recordings(Path(args.recordings))
+    options.report_loading(args, args.model)
+    from tqdm import tqdm
+
+    from qwen_megakernel.checkpoint import loading
+
+    def bar(rows: "list[Row]") -> "Iterator[Row]":
+        yield from tqdm(rows, unit="recording", disable=args.quiet, file=sys.stderr)
+
+    files = loading.resolve(
+        args.model, local_files_only=args.local_files_only, progress=not args.quiet
+    )
+    report = speech_data.prepare(Path(args.recordings), Path(args.output), loading.load(files), bar)
+    print(
+        f"{args.output}: {report.num_added} recordings added ({report.seconds:.1f} s), "
+        f"{report.num_present} were there, {len(report.faults)} left out"
+    )
+    for fault in report.faults:
+        print(f"  {fault}")
+    return 0
+
+
+def run(args: argparse.Namespace) -> int:
+    """Fine-tune a Base model on prepared recordings; write the folder of a voice."""
+    options.report_loading(args, args.model)
+    from dataclasses import fields
+
+    from tqdm import tqdm
+
+    from qwen_megakernel.training.speech_job import TuneJob, tune
+    from qwen_megakernel.training.speech_trainer import TuneOptions
+
+    job = TuneJob(
+        data=Path(args.data),
+        output=Path(args.output),
+        model=args.model,
+        name=args.name,
+        device=args.device,
+        save_steps=args.save_steps,
+        held_out=args.held_out,
+        resume=args.resume,
+        local_files_only=args.local_files_only,
+        progress=not args.quiet,
+    )
+    given = {field.name: getattr(args, field.name, None) for field in fields(TuneOptions)}
+    chosen = TuneOptions(**{name: value for name, value in given.items() if value is not None})
+    bars: list[tqdm] = []  # empty until the model is loaded, whose errors a bar would disturb
+
+    with ExitStack() as stack:
+
+        def start(trainer: "SpeechTrainer") -> None:
+            bar = tqdm(
+                unit="step",
+                disable=args.quiet,
+                file=sys.stderr,
+                total=trainer.num_steps,
+                initial=trainer.step,
+            )
+            bars.append(stack.enter_context(bar))
+
+        def after(record: "StepRecord") -> None:
+            bars[0].set_postfix_str(f"loss {record.loss:.3f}", refresh=False)
+            bars[0].update()
+
+        trainer = tune(job, chosen, on_start=start, on_step=after)
+    loss = f"loss {trainer.records[-1].loss:.3f}" if trainer.records else "nothing to do"
+    print(f"{args.output}: {trainer.step} steps, {loss}")
+    if trainer.evaluations:
+        (_, base), (step, tuned) = trainer.evaluations[0], trainer.evaluations[-1]
+        print(f"held-out loss of each codebook, of the base model and after step {step}:")
+        for codebook, (before, now) in enumerate(zip(base, tuned, strict=True)):
+            print(f"  {codebook:2}  {before:7.3f}  {now:7.3f}")
+    return 0
+
+
+def merge(args: argparse.Namespace) -> int:
+    """Write a voice as a CustomVoice checkpoint, which every command takes as --model."""
+    options.report_loading(args, args.voice)
+    import torch
+
+    from qwen_megakernel.training import speech_job
+
+    speech_job.merge(
+        Path(args.voice),
+        Path(args.output),
+        dtype=getattr(torch, args.dtype) if args.dtype else None,
+        local_files_only=args.local_files_only,
+    )
+    print(f"{args.output}: --model {args.output} speaks with it")
+    return 0
+
+
+def _add_run(train: Any) -> None:
+    command = parsing.new_command(train, "run", run, "fine-tune a model on prepared recordings")
+    add = command.add_argument
+    whole = parsing.at_least(1)
+    add("data", metavar="DATA", help="JSONL file that `train prepare` wrote")
+    add("-o", "--output", required=True, metavar="VOICE", help="folder to write the voice to")
+    add("--model", default=DEFAULT_BASE, help="Base model to train (default: %(default)s)")
+    add("--name", default="speaker", help="the speaker's name in the merged model")
+    add(
+        "--method",
+        choices=("lora", "full"),
+        help="lora: small matrices beside those of the layers; full: talker and code predictor "
+        "(default: lora)",
+    )
+    add("--rank", type=whole, help="rank of the LoRA matrices (default: 16)")
+    add("--alpha", type=whole, help="scale of the LoRA matrices, times the rank (default: 32)")
+    add("--learning-rate", type=parsing.positive, help="highest learning rate (default: 1e-4)")
+    add("--batch-size", type=whole, help="recordings in a pass (default: 1)")
+    add("--gradient-accumulation", type=whole, help="passes before an optimizer step (default: 4)")
+    add("--checkpointing", action="store_true", help="compute activations twice, to save memory")
+    add("--max-length", type=whole, help="most frames of a recording (default: 1024)")
+    add(
+        "--precision",
+        choices=("fp16", "bf16", "fp32"),
+        help="number format to train in (default: bf16)",
+    )
+    add("--epochs", type=whole, help="passes over the recordings (default: 10)")
+    add("--steps", type=whole, dest="max_steps", help="steps after which to stop, within an epoch")
+    add("--warmup-steps", type=int, help="steps while the learning rate rises (default: 100)")
+    add("--held-out", type=float, default=0.1, help="share to measure the loss on (default: 0.1)")
+    add("--eval-steps", type=whole, help="steps between two held-out losses (default: 50)")
+    add(
+        "--patience",
+        type=whole,
+        help="held-out losses in a row without a lower one, after which to stop (default: 5)",
+    )
+    add("--save-steps", type=whole, default=100, help="steps between saves (default: 100)")
+    add("--resume", action="store_true", help="go on from the state of an interrupted run")
+    add("--seed", type=int, help="seed of the adapters and of the recordings' order (default: 0)")
+    add("--device", help=options.DEVICE_HELP)
+    options.add_local_files_option(command)
+    options.add_verbosity(command)
+
+
+def _add_merge(train: Any) -> None:
+    command = parsing.new_command(train, "merge", merge, "write a voice as a CustomVoice model")
+    add = command.add_argument
+    add("voice", metavar="VOICE", help="folder that `train run` wrote")
+    add("-o", "--output", required=True, metavar="FOLDER", help="new folder for the model")
+    add(
+        "--dtype",
+        choices=DTYPES,
+        help="number format of the weights (default: that of the base model)",
+    )
+    options.add_local_files_option(command)
+    options.add_verbosity(command)
+
+
+def _add_prepare(train: Any) -> None:
+    command = parsing.new_command(train, "prepare", prepare, "encode recordings for training")
+    add = command.add_argument
+    add(
+        "recordings",
+        metavar="RECORDINGS",
+        help="folder with metadata.csv (id|text) and wav/, folder of NAME.wav beside NAME.txt, or "
+        'JSONL file of {"audio": ..., "text": ...}',
+    )
+    add(
+        "-o",
+        "--output",
+        required=True,
+        metavar="DATA",
+        help="JSONL file to write; the lines in it are kept, so an interrupted run goes on",
+    )
+    add(
+        "--model",
+        default=DEFAULT_BASE,
+        help="Base model that will be trained, whose encoders are used (default: %(default)s)",
+    )
+    options.add_local_files_option(command)
+    options.add_verbosity(command)

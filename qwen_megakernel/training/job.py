@@ -1,0 +1,112 @@
+"""The folder that a training writes: its state, its losses, and the voice of the last save."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from qwen_megakernel.errors import OutputError, UsageError
+from qwen_megakernel.installing import install_command
+from qwen_megakernel.output_files import replacing
+from qwen_megakernel.printable import get_logger
+from qwen_megakernel.training.trainer import BaseTrainer, StepRecord
+
+logger = get_logger(__name__)
+
+STATE, LOSSES, PLOT = "trainer.pt", "losses.jsonl", "loss.png"
+
+
+def check_output(folder: Path, *, resume: bool) -> None:
+    """Raise an error, before any work, for a folder that cannot be begun, or not be resumed.
+
+    Raises:
+        UsageError: the folder holds a training, or none to resume.
+    """
+    has_state = (folder / STATE).exists()
+    if has_state != resume:
+        raise UsageError(
+            f"{folder} holds {'a training already' if has_state else 'no training'}.",
+            hint=f"{'Continue it with' if has_state else 'Begin one without'} --resume.",
+        )
+
+
+def run_job(
+    trainer: BaseTrainer,
+    folder: Path,
+    write_voice: Callable[[], None],
+    *,
+    save_steps: int,
+    resume: bool,
+    on_start: Callable[[], None],
+    on_step: Callable[[StepRecord], None],
+) -> None:
+    """Train, and write the folder every `save_steps` steps, at the end, and on an interrupt.
+
+    The state is written first, and replaced whole: a run that is killed while it saves can be
+    resumed, from this state or from the one before.
+
+    Args:
+        trainer: at its first step; `resume` loads the state of the folder into it.
+        write_voice: writes the voice of the trainer's model.
+        on_start: called before the first step.
+        on_step: called after each step.
+    Raises:
+        UsageError, OutputError, GenerationError: the state cannot be resumed, the folder cannot be
+            written, or the loss is not a number.
+    """
+    if resume:
+        trainer.load_state(folder / STATE)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"Cannot write {folder}: {error.strerror}.") from error
+
+    def save() -> None:
+        trainer.save_state(folder / STATE)
+        write_voice()
+        _write_losses(folder, trainer.records)
+
+    def after(record: StepRecord) -> None:
+        on_step(record)
+        if record.step % save_steps == 0 and record.step < trainer.num_steps:
+            save()
+
+    on_start()
+    try:
+        trainer.run(after)
+    finally:  # also after Ctrl-C and a loss that is not a number, to keep the steps before
+        if trainer.step:
+            save()
+
+
+def _write_losses(folder: Path, records: list[StepRecord]) -> None:
+    try:
+        with replacing(folder / LOSSES) as partial:
+            lines = "".join(json.dumps(asdict(record)) + "\n" for record in records)
+            partial.write_text(lines, encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"Cannot write {folder / LOSSES}: {error.strerror}.") from error
+    plot(records, folder / PLOT)
+
+
+def plot(records: Sequence[StepRecord], path: Path) -> bool:
+    """Draw the loss over the steps into an image file; returns False without matplotlib.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        logger.warning("No %s: %s", path.name, install_command("plots"))
+        return False
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot([record.step for record in records], [record.loss for record in records])
+    axes.set(xlabel="step", ylabel="loss, nats per token", ylim=(0, None))
+    axes.grid(alpha=0.3)
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        raise OutputError(f"Cannot write {path}: {error.strerror}.") from error
+    return True

@@ -1,0 +1,203 @@
+"""Fine-tunes a `SpeechModel`: what a step reads, its loss, held-out losses and early stop."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qwen_megakernel.errors import DatasetError, UsageError, check_choice
+from qwen_megakernel.installing import require
+from qwen_megakernel.records import SpeechRequest, TextIds
+from qwen_megakernel.training.speech_model import SpeechModel, loss_of
+from qwen_megakernel.training.trainer import BaseTrainer, StepRecord, TrainOptions
+from qwen_megakernel.voice import Voice
+
+METHODS = ("lora", "full")
+FEEDS = ("stepwise", "full")  # generation has both layouts of the text, so both are learned
+# The matrices of the layers of both stacks.
+LORA_TARGETS = r".*layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)"
+
+
+@dataclass(frozen=True, slots=True)
+class TuneOptions(TrainOptions):
+    """The options of a fine-tuning; `max_length` counts the frames of a recording."""
+
+    learning_rate: float = 1e-4
+    batch_size: int = 1  # recordings of a pass
+    precision: str = "bf16"
+    epochs: int = 10
+    method: str = "lora"
+    rank: int = 16
+    alpha: int = 32
+    eval_steps: int = 50
+    patience: int = 5  # evaluations without a lower held-out loss after which training stops
+    checkpointing: bool = False
+
+    def __post_init__(self) -> None:
+        TrainOptions.__post_init__(self)
+        check_choice("method", self.method, METHODS)
+        for name in ("rank", "alpha", "eval_steps", "patience"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} is {getattr(self, name)}; it must be 1 or more.")
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """The ids and the codes of a recording."""
+
+    ids: TextIds
+    codes: Tensor  # [num_frames, num_code_groups] int64
+
+
+def add_adapters(model: SpeechModel, options: TuneOptions) -> None:
+    """Freeze the model and put LoRA adapters, float32, beside the matrices of its layers.
+
+    Raises:
+        MissingPackageError: peft is not installed.
+    """
+    with require("train", by="--method lora", package="peft"):
+        from peft import LoraConfig, inject_adapter_in_model
+
+    config = LoraConfig(
+        r=options.rank, lora_alpha=options.alpha, target_modules=LORA_TARGETS, bias="none"
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(options.seed)
+        inject_adapter_in_model(config, model)
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            parameter.data = parameter.data.float()
+        else:
+            parameter.requires_grad_(False)
+
+
+class SpeechTrainer(BaseTrainer):
+    """A model, the recordings it learns from, and those that are held out.
+
+    Args:
+        model: with adapters, or in float32.
+        training, held_out: the recordings; longer ones than `max_length` are left out.
+        voice: the speaker's row.
+        options: the options of the training.
+    Raises:
+        DatasetError: no recording is short enough.
+    """
+
+    model: SpeechModel
+
+    def __init__(
+        self,
+        model: SpeechModel,
+        training: Sequence[Spoken],
+        held_out: Sequence[Spoken],
+        voice: Voice,
+        options: TuneOptions,
+    ):
+        self._spoken = [each for each in training if len(each.codes) <= options.max_length]
+        if not self._spoken:
+            raise DatasetError(
+                f"None of {len(training)} recordings has at most {options.max_length} frames.",
+                hint="Cut the recordings into sentences, or raise --max-length.",
+            )
+        self.num_skipped = len(training) - len(self._spoken)
+        self._held_out, self._options = held_out, options
+        self._requests = {
+            feed: SpeechRequest(text=None, voice=voice, text_feed=feed) for feed in FEEDS
+        }
+        super().__init__(model, options)
+        if options.checkpointing:
+            for stack in (model.model, model.code_predictor.model):
+                stack.gradient_checkpointing_enable({"use_reentrant": False})
+        # (step, mean loss of each codebook in nats); the first is that of the base model.
+        self.evaluations: list[tuple[int, list[float]]] = []
+
+    def _groups(self, epoch: int) -> list[list[tuple[int, str]]]:
+        draw = random.Random(self._options.seed + epoch)
+        order = [(index, draw.choice(FEEDS)) for index in range(len(self._spoken))]
+        draw.shuffle(order)
+        size = self._options.batch_size * self._options.gradient_accumulation
+        return [order[first : first + size] for first in range(0, len(order), size)]
+
+    def _losses(self, group: list[tuple[int, str]]) -> Iterator[Tensor]:
+        # Every frame has the same weight, whichever recording it is of.
+        num_frames = sum(len(self._spoken[index].codes) for index, _ in group)
+        size = self._options.batch_size
+        for first in range(0, len(group), size):
+            sums = torch.stack(
+                [self._sums(self._spoken[index], feed) for index, feed in group[first:][:size]]
+            )
+            yield loss_of(sums.sum(0), num_frames, len(group))
+
+    def _sums(self, spoken: Spoken, feed: str) -> Tensor:
+        with self.autocast():
+            return self.model.losses(spoken.ids, self._requests[feed], spoken.codes)
+
+    # ---- held-out recordings ---------------------------------------------------------------------
+
+    def evaluate(self) -> list[float]:
+        """Return the mean loss of each codebook over the held-out recordings, in nats."""
+        was_training = self.model.training
+        self.model.eval()
+        sums, num_frames = np.zeros(self.model.num_code_groups), 0
+        with torch.no_grad():
+            for spoken in self._held_out:
+                for feed in FEEDS:
+                    sums += self._sums(spoken, feed).double().cpu().numpy()
+                    num_frames += len(spoken.codes)
+        self.model.train(was_training)
+        terms = np.full(len(sums), num_frames)
+        terms[0] += len(self._held_out) * len(FEEDS)
+        return (sums / terms).tolist()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the held-out loss has not fallen for `patience` evaluations."""
+        totals = [losses[0] + 0.3 * float(np.mean(losses[1:])) for _, losses in self.evaluations]
+        return bool(totals) and len(totals) - 1 - int(np.argmin(totals)) >= self._options.patience
+
+    def _train_step(self, group: Any) -> StepRecord:
+        if self._held_out and not self.evaluations:
+            self.evaluations.append((0, self.evaluate()))
+        record = BaseTrainer._train_step(self, group)
+        is_last = record.step == self.num_steps
+        if self._held_out and (record.step % self._options.eval_steps == 0 or is_last):
+            self.evaluations.append((record.step, self.evaluate()))
+        return record
+
+    # ---- saving and resuming ---------------------------------------------------------------------
+
+    def learned(self) -> dict[str, Tensor]:
+        """Return the tensors that are trained, by name."""
+        named = self.model.named_parameters()
+        return {name: value.detach() for name, value in named if value.requires_grad}
+
+    def adapter_config(self, base: str) -> dict[str, Any]:
+        """Return peft's description of the adapters: `adapter_config.json`."""
+        return {
+            "peft_type": "LORA",
+            "base_model_name_or_path": base,
+            "r": self._options.rank,
+            "lora_alpha": self._options.alpha,
+            "lora_dropout": 0.0,
+            "target_modules": LORA_TARGETS,
+            "bias": "none",
+            "inference_mode": True,
+        }
+
+    def _state(self) -> dict[str, Any]:
+        return {"model": self.learned(), "evaluations": self.evaluations}
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        learned = self.learned()
+        if learned.keys() != state["model"].keys():
+            raise ValueError("it is of another model or method")
+        with torch.no_grad():
+            for name, value in learned.items():
+                value.copy_(state["model"][name])
+        self.evaluations = [(step, losses) for step, losses in state["evaluations"]]

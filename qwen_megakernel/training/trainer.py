@@ -1,0 +1,231 @@
+"""A plain torch loop that can be resumed exactly; each family says what a step reads and loses."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qwen_megakernel.errors import GenerationError, OutputError, UsageError, check_choice
+from qwen_megakernel.output_files import replacing
+
+PRECISIONS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class TrainOptions:
+    """The options of a training."""
+
+    learning_rate: float = 2e-5
+    batch_size: int = 4  # rows of a forward pass
+    gradient_accumulation: int = 4  # forward passes of a step
+    max_length: int = 1024  # tokens of a row
+    # Number format of the arithmetic; weights and their updates are float32.
+    precision: str = "fp16"
+    epochs: int = 20
+    max_steps: int | None = None  # stop after these, even within an epoch
+    warmup_steps: int = 100  # the learning rate rises for these steps, then falls linearly to 0
+    weight_decay: float = 0.01
+    max_grad_norm: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_choice("precision", self.precision, PRECISIONS)
+        for name in ("batch_size", "gradient_accumulation", "max_length", "epochs", "max_steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name} is {value}; it must be 1 or more.")
+        for name in ("learning_rate", "warmup_steps", "weight_decay", "max_grad_norm"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UsageError(f"{name} is {getattr(self, name)}; it must not be negative.")
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One step, for the log and the plot."""
+
+    step: int
+    loss: float  # nats per token, mean over the labelled tokens of the step
+    learning_rate: float
+
+
+class BaseTrainer(ABC):
+    """A model and the state of its training; a family adds `_groups` and `_losses`.
+
+    Args:
+        model: a model in float32, on the device that trains it; `_groups` works already.
+        options: the options of the training.
+    """
+
+    def __init__(self, model: nn.Module, options: TrainOptions):
+        self.model, self.options = model, options
+        self.device = next(model.parameters()).device
+        self._dtype = PRECISIONS[options.precision]
+        self._optimizer = torch.optim.AdamW(
+            self._trainable(), lr=options.learning_rate, weight_decay=options.weight_decay
+        )
+        # float16 gradients underflow unless the loss is scaled up; other formats need no scaling.
+        self._scaler = torch.amp.GradScaler(self.device.type, enabled=self._dtype is torch.float16)
+        self.records: list[StepRecord] = []
+        self.num_steps = sum(len(self._groups(epoch)) for epoch in range(options.epochs))
+        if options.max_steps is not None:
+            self.num_steps = min(self.num_steps, options.max_steps)
+
+    @abstractmethod
+    def _groups(self, epoch: int) -> list[Any]:
+        """Return what each step of an epoch reads; the same at every call."""
+
+    @abstractmethod
+    def _losses(self, group: Any) -> Iterator[Tensor]:
+        """Yield the loss of each pass of a step, scalars; their sum is the loss of the step."""
+
+    @property
+    def step(self) -> int:
+        """Number of steps taken."""
+        return len(self.records)
+
+    def run(
+        self,
+        on_step: Callable[[StepRecord], None] = lambda record: None,
+        *,
+        until: int | None = None,
+    ) -> None:
+        """Train from the current step to the last, or to step `until`.
+
+        Raises:
+            GenerationError: the loss is not a finite number.
+        """
+        self.model.train()
+        remaining = self._steps_from(self.step)
+        end = self.num_steps if until is None else min(until, self.num_steps)
+        while self.step < end and not self.is_over:
+            on_step(self._train_step(next(remaining)))
+        self.model.eval()
+
+    def autocast(self) -> torch.autocast:
+        """Return the context in which the model computes in the precision of the options."""
+        return torch.autocast(
+            self.device.type, self._dtype, enabled=self._dtype is not torch.float32
+        )
+
+    def _trainable(self) -> list[nn.Parameter]:
+        return [each for each in self.model.parameters() if each.requires_grad]
+
+    def _steps_from(self, step: int) -> Iterator[Any]:
+        """Yield the steps of all epochs, without the first `step` of them."""
+        for epoch in range(self.options.epochs):
+            groups = self._groups(epoch)
+            yield from groups[step:]
+            step = max(0, step - len(groups))
+
+    def _train_step(self, group: Any) -> StepRecord:
+        """Update the weights once, from one or more passes."""
+        learning_rate = self._learning_rate()
+        for parameters in self._optimizer.param_groups:
+            parameters["lr"] = learning_rate
+        before = torch.get_rng_state()
+        try:
+            total = self._backward(group)
+        except BaseException:  # the state that is saved now is that before this step
+            torch.set_rng_state(before)
+            self._optimizer.zero_grad(set_to_none=True)
+            raise
+        self._scaler.unscale_(self._optimizer)
+        torch.nn.utils.clip_grad_norm_(self._trainable(), self.options.max_grad_norm)
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        self._optimizer.zero_grad(set_to_none=True)
+        self.records.append(StepRecord(self.step + 1, total, learning_rate))
+        return self.records[-1]
+
+    def _backward(self, group: Any) -> float:
+        """Add the gradients of a step to the weights' and return its loss."""
+        total = 0.0
+        for loss in self._losses(group):
+            self._scaler.scale(loss).backward()
+            total += loss.item()
+        if not math.isfinite(total):
+            raise GenerationError(
+                f"The loss of step {self.step + 1} is {total}.",
+                "The weights, or the gradients in this precision, hold NaN or infinity.",
+                "Lower --learning-rate, or train with --precision bf16 or fp32.",
+            )
+        return total
+
+    def _learning_rate(self) -> float:
+        options, step = self.options, self.step + 1
+        rise = min(1.0, step / max(1, options.warmup_steps))
+        left = (self.num_steps - step + 1) / max(1, self.num_steps - options.warmup_steps)
+        return options.learning_rate * min(rise, left)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether training should end before its last step."""
+        return False
+
+    # ---- saving and resuming ---------------------------------------------------------------------
+
+    def save_state(self, path: Path) -> None:
+        """Write the state from which `load_state` continues exactly.
+
+        Raises:
+            OutputError: the file cannot be written; the file that was there is kept.
+        """
+        state = {
+            "options": asdict(self.options),
+            "optimizer": self._optimizer.state_dict(),
+            "scaler": self._scaler.state_dict(),
+            "records": [asdict(record) for record in self.records],
+            "rng": torch.get_rng_state(),  # for dropout, if the config has any
+            **self._state(),
+        }
+        try:
+            with replacing(path) as partial:
+                torch.save(state, partial)
+        except (OSError, RuntimeError) as error:
+            raise OutputError(f"Cannot write {path}: {error}.") from error
+
+    def _state(self) -> dict[str, Any]:
+        """Return what the family saves: "model", its weights, and perhaps more."""
+        return {"model": self.model.state_dict()}
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        """Take over what `_state` returned; raises any error for what does not fit."""
+        self.model.load_state_dict(state["model"])
+
+    def load_state(self, path: Path) -> None:
+        """Continue from a saved state.
+
+        Raises:
+            UsageError: the state is damaged, of another model, or of a training with other options.
+        """
+        try:
+            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+            before = state["options"]
+            self._restore(state)
+        except Exception as error:  # torch.load raises many kinds of errors for a damaged file
+            raise UsageError(
+                f"{path} cannot be resumed: {str(error).splitlines()[0]}",
+                hint="Train into another folder.",
+            ) from error
+        free = ("epochs", "max_steps")  # a resumed training may be longer
+        changed = [
+            f"{name} was {before[name]} and is {value}"
+            for name, value in asdict(self.options).items()
+            if name not in free and before[name] != value
+        ]
+        if changed:
+            raise UsageError(
+                f"{path} cannot be resumed: {'; '.join(changed)}.",
+                hint="Give the same options, or train into another folder.",
+            )
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._scaler.load_state_dict(state["scaler"])
+        self.records = [StepRecord(**record) for record in state["records"]]
+        torch.set_rng_state(state["rng"])

@@ -1,0 +1,43 @@
+"""docs/finetune.md is followed to the letter, with the small random model that it begins with."""
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+import soundfile
+from commands import ROOT, lines
+
+from qwen_megakernel.cli import main
+from qwen_megakernel.training import speech_data
+
+PAGE = (ROOT / "docs" / "finetune.md").read_text(encoding="utf-8")
+
+
+def test_every_command_runs_without_a_download(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("peft", reason="pip install -e '.[train]'")
+    monkeypatch.chdir(tmp_path)
+    for command in lines(PAGE):
+        words = shlex.split(os.path.expandvars(command))
+        if words[0] == "export":
+            for setting in words[1:]:
+                monkeypatch.setenv(*setting.split("="))
+        if words[0] != "python":
+            subprocess.run(command, shell=True, check=True)
+            continue
+        assert words[:3] == ["python", "-m", "qwen_megakernel"]
+        words = words[3:]
+        if words[0] == "serve":  # tests/server serves
+            assert main.parser().parse_args(words).run
+            continue
+        if words[:2] == ["train", "run"]:
+            words += ["--device", "cpu"]
+        if "anna-model" in words and words[0] == "speak":
+            words += ["--max-frames", "4", "--device", "cpu"]
+        assert main.main(words) == 0, capsys.readouterr()
+    assert len(speech_data.read(Path("data.jsonl"))) == 2
+    said = capsys.readouterr().out
+    assert "2 recordings added" in said and "my-voice: 6 steps" in said
+    assert "after step 6:" in said
+    assert soundfile.info("morning.wav").duration > 0

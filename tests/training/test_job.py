@@ -1,0 +1,129 @@
+"""The folder of a training outlives kill -9, a full disk and a loss that is not a number."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from qwen_megakernel.errors import GenerationError, OutputError, UsageError
+from qwen_megakernel.training import job
+from qwen_megakernel.training.job import LOSSES, STATE, check_output, run_job
+from qwen_megakernel.training.trainer import BaseTrainer, TrainOptions
+
+OPTIONS = TrainOptions(epochs=6, learning_rate=0.1, warmup_steps=2, precision="fp32")
+
+
+class Toy(BaseTrainer):
+    """Two weights that learn a sum, with dropout, whose random numbers resuming must restore."""
+
+    def __init__(self, options: TrainOptions = OPTIONS):
+        torch.manual_seed(0)
+        super().__init__(nn.Sequential(nn.Dropout(0.5), nn.Linear(8, 1)), options)
+
+    def _groups(self, epoch):
+        return [epoch * 2, epoch * 2 + 1]
+
+    def _losses(self, group):
+        x = torch.arange(8.0) + group
+        yield (self.model(x) - x.sum()).square().mean() * getattr(self, "factor", 1.0)
+
+
+def train(folder, *, resume=False, on_step=lambda record: None, factor=1.0, save_steps=1):
+    trainer = Toy()
+    trainer.factor = factor
+
+    def write_voice():
+        (folder / "voice").write_text(str(trainer.step))
+
+    run_job(
+        trainer,
+        folder,
+        write_voice,
+        save_steps=save_steps,
+        resume=resume,
+        on_start=lambda: None,
+        on_step=on_step,
+    )
+    return trainer
+
+
+def same(one: BaseTrainer, other: BaseTrainer) -> bool:
+    ours, theirs = one.model.state_dict(), other.model.state_dict()
+    return one.records == other.records and all(torch.equal(ours[n], theirs[n]) for n in ours)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from test_job import train
+def kill(record):
+    if record.step == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+train(Path(sys.argv[1]), on_step=kill)
+"""
+
+
+def test_a_killed_training_is_resumed_bit_for_bit(tmp_path):
+    words = [sys.executable, "-c", KILLED, str(tmp_path / "killed")]
+    here = Path(__file__).parent
+    path = os.pathsep.join([str(here), str(here.parents[1])])
+    killed = subprocess.run(words, env={**os.environ, "PYTHONPATH": path}, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert (tmp_path / "killed" / "voice").read_text() == "3"
+    assert same(train(tmp_path / "killed", resume=True), train(tmp_path / "whole"))
+
+
+def test_a_full_disk_ends_the_training_and_keeps_the_last_state(tmp_path, monkeypatch):
+    folder, save = tmp_path / "voice", torch.save
+
+    def fill(state, path):
+        if len(state["records"]) == 3:
+            Path(path).write_bytes(b"half of it")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        save(state, path)
+
+    monkeypatch.setattr(torch, "save", fill)
+    with pytest.raises(OutputError, match=r"Cannot write .*trainer.pt: .*No space left"):
+        train(folder)
+    assert {path.name for path in folder.iterdir()} <= {"voice", STATE, LOSSES, job.PLOT}
+    monkeypatch.undo()
+    assert same(train(folder, resume=True), train(tmp_path / "whole"))
+
+
+def test_a_loss_that_is_not_a_number_keeps_the_steps_before_it(tmp_path):
+    trainers = []
+
+    def spoil(record):
+        if record.step == 3:
+            trainers[0].factor = float("nan")
+
+    def start(trainer=Toy):
+        trainers.append(trainer())
+        run_job(
+            trainers[0],
+            tmp_path / "voice",
+            lambda: None,
+            save_steps=100,
+            resume=False,
+            on_start=lambda: None,
+            on_step=spoil,
+        )
+
+    with pytest.raises(GenerationError, match=r"The loss of step 4 is nan"):
+        start()
+    resumed = train(tmp_path / "voice", resume=True)
+    assert same(resumed, train(tmp_path / "whole"))
+
+
+def test_a_folder_is_refused_before_any_work(tmp_path):
+    with pytest.raises(UsageError, match="holds no training"):
+        check_output(tmp_path, resume=True)
+    (tmp_path / STATE).touch()
+    with pytest.raises(UsageError, match="holds a training already"):
+        check_output(tmp_path, resume=False)

@@ -1,0 +1,147 @@
+"""Recordings become codes and x-vectors; what cannot be used is reported by its line."""
+
+import json
+
+import numpy as np
+import pytest
+import soundfile
+import waveforms
+
+from qwen_megakernel.cloning import recordings
+from qwen_megakernel.cloning.voice_library import VoiceLibrary
+from qwen_megakernel.errors import DatasetError, TaskError
+from qwen_megakernel.training import speech_data
+
+RATE = 24000
+TEXT = "one two three four"
+
+
+@pytest.fixture(scope="module")
+def base(load_checkpoint):
+    return load_checkpoint("tiny-random-base")
+
+
+def record(path, seed=0, rate=RATE, channels=1, seconds=1.5, gain=1.0):
+    samples = gain * waveforms.voice_like(seconds, rate, seed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    soundfile.write(path, np.repeat(samples[:, None], channels, axis=1), rate)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Three recordings of three formats, rates and numbers of channels, as in LJSpeech."""
+    record(tmp_path / "wavs" / "a.wav", 1, 44100, 2)
+    record(tmp_path / "wavs" / "b.flac", 2, 16000)
+    record(tmp_path / "wavs" / "c.mp3", 3)
+    (tmp_path / "metadata.csv").write_text(f"a|ONE|{TEXT}\nb|{TEXT}\nc|{TEXT}\n")
+    return tmp_path
+
+
+def test_codes_and_x_vectors_are_those_of_the_encoders(folder, base, tmp_path):
+    report = speech_data.prepare(folder, tmp_path / "data.jsonl", base)
+    assert (report.num_added, report.num_present, report.faults) == (3, 0, [])
+    found = {each.id: each for each in speech_data.read(tmp_path / "data.jsonl")}
+    library = VoiceLibrary(base)
+    for name, file in {"a": "a.wav", "b": "b.flac", "c": "c.mp3"}.items():
+        samples, rate = recordings.read(folder / "wavs" / file)
+        assert np.array_equal(found[name].audio_codes, library.encode(samples, rate))
+        voice = library.create(samples, rate=rate)
+        assert np.array_equal(np.float32(found[name].x_vector), voice.x_vector)
+        assert found[name].text == TEXT and found[name].model == library.fingerprint
+
+
+def test_the_speaker_row_is_the_mean_over_all_recordings(folder, base, tmp_path):
+    speech_data.prepare(folder, tmp_path / "data.jsonl", base)
+    found = speech_data.read(tmp_path / "data.jsonl")
+    mean = speech_data.mean_x_vector(found)
+    rows = np.array([each.x_vector for each in found], np.float64)
+    assert mean.dtype == np.float32 and np.array_equal(mean, np.float32(rows.mean(axis=0)))
+    for count in (1, 2):  # the official script takes that of the first batch
+        assert not np.array_equal(mean, np.float32(rows[:count].mean(axis=0)))
+
+
+def test_an_interrupted_run_goes_on(folder, base, tmp_path):
+    output = tmp_path / "data.jsonl"
+    speech_data.prepare(folder, output, base)
+    whole = output.read_bytes()
+    output.write_bytes(whole[: len(whole) * 2 // 3])
+    report = speech_data.prepare(folder, output, base)
+    assert (report.num_present, report.num_added, report.faults) == (1, 2, [])
+    assert output.read_bytes() == whole
+
+
+def test_lists_of_three_forms_are_read(tmp_path, base):
+    pairs = tmp_path / "pairs"
+    record(pairs / "x.wav", 1)
+    record(pairs / "y.wav", 2)
+    (pairs / "x.txt").write_text(TEXT)
+    (pairs / "y.txt").write_text("")
+    rows = speech_data.list_recordings(pairs)
+    assert [(row.id, row.text, row.fault) for row in rows] == [
+        ("x", TEXT, ""),
+        ("y", "", "y has no text"),
+    ]
+    official = {"audio": "pairs/x.wav", "text": TEXT, "ref_audio": "pairs/y.wav"}
+    path = tmp_path / "train_raw.jsonl"
+    path.write_text(json.dumps(official) + "\n[1]\n")
+    rows = speech_data.list_recordings(path)
+    assert [row.id for row in rows] == ["pairs/x", ""] and rows[1].number == 2
+    assert "no object" in rows[1].fault
+    report = speech_data.prepare(path, tmp_path / "data.jsonl", base)
+    assert report.num_added == 1 and report.faults[0].startswith("train_raw.jsonl, line 2: ")
+
+
+def test_every_recording_that_is_left_out_is_reported_by_its_line(folder, base, tmp_path, caplog):
+    wavs = folder / "wavs"
+    record(wavs / "silent.wav", 4, gain=1e-4)
+    record(wavs / "long.wav", 5, 8000, seconds=61)
+    record(wavs / "short.wav", 6, seconds=0.5)
+    record(wavs / "twin.wav", 1, 44100, 2)
+    record(wavs / "clipped.wav", 7, gain=9)
+    record(wavs / "wordy.wav", 8)
+    (wavs / "broken.wav").write_bytes(b"RIFF")
+    faults = {
+        "silent": "is silent",
+        "long": "is 61.0 s long",
+        "short": "is 0.5 s long",
+        "twin": "twin is the same recording as a",
+        "wordy": "words for",
+        "broken": "cannot be read as audio",
+        "gone": "there is no",
+    }
+    lines = [f"{name}|{TEXT * 9 if name == 'wordy' else TEXT}" for name in faults]
+    with (folder / "metadata.csv").open("a") as file:
+        file.write("\n".join([*lines, "empty|", f"clipped|{TEXT}", f"a|{TEXT}"]))
+    report = speech_data.prepare(folder, tmp_path / "data.jsonl", base)
+    wanted = [*faults.values(), "empty has no text", "a is also on line 1"]
+    numbers = [*range(4, 12), 13]
+    for number, words, fault in zip(numbers, wanted, report.faults, strict=True):
+        assert fault.startswith(f"metadata.csv, line {number}: ") and words in fault
+    assert report.num_added == 4  # the clipped one is taken
+    assert "metadata.csv, line 12: clipped is clipped" in caplog.text
+
+
+def test_data_and_models_that_cannot_be_used_are_refused(folder, base, tmp_path, load_checkpoint):
+    output = tmp_path / "data.jsonl"
+    with pytest.raises(TaskError, match="cannot clone"):
+        speech_data.prepare(folder, output, load_checkpoint("tiny-random"))
+    with pytest.raises(DatasetError, match="There is no"):
+        speech_data.list_recordings(tmp_path / "nowhere")
+    speech_data.prepare(folder, output, base)
+    with pytest.raises(DatasetError, match="prepared with another model"):
+        speech_data.prepare(folder, output, load_checkpoint("tiny-random-base-1.7b"))
+    with output.open("a") as file:
+        file.write('{"id": 3}\n')
+    with pytest.raises(DatasetError, match="line 4 is damaged"):
+        speech_data.read(output)
+
+
+def test_the_command_prepares_and_prints_what_is_left_out(folder, run_here):
+    with (folder / "metadata.csv").open("a") as file:
+        file.write(f"gone|{TEXT}\n")
+    words = ["train", "prepare", folder, "-o", folder / "data.jsonl", "--model", "tiny-random-base"]
+    done = run_here("-m", "qwen_megakernel", *words, "--quiet")
+    assert done.returncode == 0, done.stderr
+    assert "3 recordings added (4.5 s), 0 were there, 1 left out" in done.stdout
+    assert "metadata.csv, line 4: there is no" in done.stdout

@@ -1,0 +1,205 @@
+"""Fine-tuning: recordings learned by heart, resumed exactly, merged into a checkpoint."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tolerances import TEACHER_FORCED
+
+from qwen_megakernel.checkpoint import loading
+from qwen_megakernel.decoders.plain import PlainDecoder
+from qwen_megakernel.decoders.prompt import PromptBuilder
+from qwen_megakernel.decoders.slots import DecoderSizes
+from qwen_megakernel.errors import DatasetError, ModelFilesError, UsageError
+from qwen_megakernel.records import SpeechRequest
+from qwen_megakernel.speech_options import Sampling
+from qwen_megakernel.text.tokenizer import TextTokenizer
+from qwen_megakernel.training import speech_job
+from qwen_megakernel.training.speech_data import Utterance, mean_x_vector
+from qwen_megakernel.training.speech_job import TuneJob, merge, tune
+from qwen_megakernel.training.speech_model import SpeechModel
+from qwen_megakernel.training.speech_trainer import TuneOptions
+from qwen_megakernel.voice import Voice
+from tools.validation import official
+
+CPU = torch.device("cpu")
+BASE = "tiny-random-base"
+METHODS = ("lora", "full")
+TEXTS = ("Good morning.", "And good night to you.")
+QUICK = TuneOptions(
+    epochs=3, batch_size=2, gradient_accumulation=1, warmup_steps=0, precision="fp32", rank=4
+)
+BY_HEART = replace(QUICK, method="full", epochs=60, learning_rate=3e-3, warmup_steps=5)
+
+
+@pytest.fixture(autouse=True)
+def peft_is_there(request):
+    if "lora" in request.node.name:
+        pytest.importorskip("peft")
+
+
+@pytest.fixture(scope="module")
+def utterances(load_checkpoint):
+    from qwen_megakernel.cloning.voice_library import VoiceLibrary
+
+    base, draw = load_checkpoint(BASE), np.random.default_rng(1)
+    width, groups = base.config.talker.stack.hidden_size, base.config.talker.num_code_groups
+    fingerprint = VoiceLibrary(base).fingerprint
+    return [
+        Utterance(
+            f"{at}",
+            f"{at}.wav",
+            text,
+            draw.integers(0, base.config.predictor.vocab_size, (4 + at, groups)).tolist(),
+            draw.normal(size=width).tolist(),
+            f"{at}",
+            fingerprint,
+            1.0,
+        )
+        for at, text in enumerate(TEXTS)
+    ]
+
+
+@pytest.fixture
+def job(utterances, tmp_path):
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(each.to_json() + "\n" for each in utterances))
+    return TuneJob(data, tmp_path / "voice", BASE, "anna", device="cpu", held_out=0)
+
+
+def greedy(loaded, text, voice, feed, num_frames):
+    decoder = PlainDecoder(loaded, DecoderSizes(1, 256, 64, device=CPU, dtype=torch.float32))
+    ids = TextTokenizer(loaded.files.folder, loaded.config).encode(text)
+    request = SpeechRequest(text=None, voice=voice, text_feed=feed)
+    prompt = PromptBuilder(loaded.config, decoder.embeddings).build(ids, request)
+    decoder.prefill(0, prompt, Sampling.greedy(), seed=0, part=0)
+    return decoder.step([0], num_frames)
+
+
+@pytest.fixture(scope="module")
+def by_heart(utterances, tmp_path_factory):
+    """A checkpoint that has learned the recordings by heart."""
+    folder = tmp_path_factory.mktemp("by-heart")
+    (folder / "data.jsonl").write_text("".join(each.to_json() + "\n" for each in utterances))
+    job = TuneJob(folder / "data.jsonl", folder / "voice", BASE, "anna", device="cpu", held_out=0)
+    trainer = tune(job, BY_HEART)
+    assert trainer.records[-1].loss < 0.1 < trainer.records[0].loss
+    merge(folder / "voice", folder / "merged", dtype=torch.float32)
+    return folder / "merged"
+
+
+def test_recordings_learned_by_heart_are_spoken_and_end(by_heart, utterances):
+    loaded = loading.load(loading.resolve(by_heart))
+    for feed in ("stepwise", "full"):
+        for each in utterances:
+            codes = each.audio_codes
+            result = greedy(loaded, each.text, "anna", feed, len(codes) + 2)
+            assert result.ended == (True,) and result.num_frames == (len(codes),)
+            assert result.codes[0, : len(codes)].tolist() == codes
+
+
+def test_the_official_package_speaks_with_a_merged_voice(by_heart, utterances, official_package):
+    model = official.load(by_heart)
+    for each in utterances:
+        prompt = {
+            "input_ids": model._tokenize_texts([model._build_assistant_text(each.text)]),
+            "languages": ["auto"],
+            "speakers": ["anna"],
+            "non_streaming_mode": True,
+        }
+        run = official.generate(model, Sampling.greedy(), len(each.audio_codes) + 2, **prompt)
+        assert run.codes.tolist() == each.audio_codes
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_merged_voice_has_the_logits_of_the_trained_model(job, utterances, tmp_path, method):
+    options = replace(QUICK, method=method, learning_rate=1e-2)
+    trainer = tune(job, options)
+    merge(job.output, tmp_path / "merged", dtype=torch.float32)
+    loaded = loading.load(loading.resolve(tmp_path / "merged"))
+    assert loaded.config.talker.speakers == {"anna": speech_job.SPEAKER_ID}
+    spoken = trainer._spoken[0]
+    voice = Voice("anna", mean_x_vector(utterances))
+    trained = trainer.model.double()
+    merged = SpeechModel(loaded, dtype=torch.float64)
+    base = SpeechModel(loading.load(loading.resolve(BASE)), dtype=torch.float64)
+    with torch.no_grad():
+        for feed in ("stepwise", "full"):
+            request = SpeechRequest(text=None, voice=voice, text_feed=feed)
+            wanted = trained(spoken.ids, request, spoken.codes)
+            before = base(spoken.ids, request, spoken.codes)
+            found = merged(spoken.ids, replace(request, voice="anna"), spoken.codes)
+            for ours, theirs, others in zip(found, wanted, before, strict=True):
+                assert torch.allclose(ours, theirs, atol=TEACHER_FORCED, rtol=0)
+                assert (others - theirs).abs().max() > 0.1  # training has changed something
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_resumed_training_is_the_same_training(job, method):
+    options = replace(QUICK, method=method, batch_size=1, eval_steps=2)
+    job = replace(job, held_out=0.5)
+    whole = tune(job, options)
+
+    def stop(record):
+        if record.step == 2:
+            raise KeyboardInterrupt
+
+    cut = replace(job, output=job.output.with_name("cut"))
+    with pytest.raises(KeyboardInterrupt):
+        tune(cut, options, on_step=stop)
+    resumed = tune(replace(cut, resume=True), options)
+    assert resumed.records == whole.records and resumed.evaluations == whole.evaluations
+    ours, theirs = resumed.learned(), whole.learned()
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[n], theirs[n]) for n in ours)
+
+
+def test_peft_loads_a_lora_adapter(job, tmp_path):
+    from peft import PeftModel
+
+    trainer = tune(job, replace(QUICK, learning_rate=1e-2))
+    base = SpeechModel(loading.load(loading.resolve(BASE)))
+    loaded = PeftModel.from_pretrained(base, job.output)
+    spoken = trainer._spoken[0]
+    request = trainer._requests["full"]
+    with torch.no_grad():
+        ours = trainer.model(spoken.ids, request, spoken.codes)
+        theirs = loaded(spoken.ids, request, spoken.codes)
+    assert all(torch.equal(*pair) for pair in zip(ours, theirs, strict=True))
+
+
+def test_lora_learns_in_the_layers_of_both_stacks_alone(job):
+    trainer = tune(job, replace(QUICK, precision="bf16", checkpointing=True))
+    names = trainer.learned()
+    config = loading.load(loading.resolve(BASE)).config
+    layers = config.talker.stack.num_layers + config.predictor.stack.num_layers
+    assert len(names) == layers * 7 * 2 and all("lora_" in name for name in names)
+    assert {value.dtype for value in names.values()} == {torch.float32}
+    assert trainer.model.codec_head.weight.dtype == torch.bfloat16
+
+
+def test_held_out_losses_stand_beside_the_base_models_and_stop_the_training(job):
+    options = replace(QUICK, method="full", epochs=50, eval_steps=1, patience=2, learning_rate=0.03)
+    trainer = tune(replace(job, held_out=0.5), options)
+    lines = (job.output / speech_job.HELD_OUT).read_text().splitlines()
+    steps = [json.loads(line)["step"] for line in lines]
+    assert steps == list(range(trainer.step + 1)) and trainer.step < trainer.num_steps
+    losses = [json.loads(line)["losses"] for line in lines]
+    assert all(len(each) == 16 for each in losses) and losses[0] != losses[1]
+
+
+def test_what_does_not_fit_is_refused(job, tmp_path):
+    with pytest.raises(UsageError, match="method is"):
+        TuneOptions(method="prefix")
+    with pytest.raises(UsageError, match="rank is 0"):
+        TuneOptions(rank=0)
+    with pytest.raises(UsageError, match="held_out is 1"):
+        replace(job, held_out=1)
+    with pytest.raises(DatasetError, match="prepared with another model"):
+        tune(replace(job, model="tiny-random-base-1.7b"), QUICK)
+    with pytest.raises(DatasetError, match="None of 2 recordings"):
+        tune(job, replace(QUICK, method="full", max_length=3))
+    with pytest.raises(ModelFilesError):
+        merge(tmp_path, tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
