@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -166,8 +167,8 @@ def merge(
             shutil.copytree(base.files.speech_tokenizer, draft / CODEC_FOLDER)
             (draft / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
             save_file(stored, draft / WEIGHTS, {"format": "pt"})
-    except OSError as error:
-        raise OutputError(f"Cannot write {output}: {error.strerror}.") from error
+    except (OSError, SafetensorError) as error:  # safetensors has its own for a full disk
+        raise OutputError(f"Cannot write {output}: {error}.") from error
 
 
 def merged_tensors(voice: Path, described: dict, base: Checkpoint) -> dict[str, Tensor]:
@@ -229,6 +230,6 @@ def _write_voice(job: TuneJob, options: TuneOptions, trainer: SpeechTrainer, voi
                 partial.write_text(text, encoding="utf-8")
         with replacing(job.output / (ADAPTER if options.method == "lora" else TENSORS)) as partial:
             save_file(learned, partial, {"format": "pt"})
-    except OSError as error:
-        raise OutputError(f"Cannot write {job.output}: {error.strerror or error}.") from error
+    except (OSError, SafetensorError) as error:  # safetensors has its own for a full disk
+        raise OutputError(f"Cannot write {job.output}: {error}.") from error
     voice.save(job.output / SPEAKER)

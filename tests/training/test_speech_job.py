@@ -6,13 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 from tolerances import TEACHER_FORCED
 
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.decoders.plain import PlainDecoder
 from qwen_megakernel.decoders.prompt import PromptBuilder
 from qwen_megakernel.decoders.slots import DecoderSizes
-from qwen_megakernel.errors import DatasetError, ModelFilesError, UsageError
+from qwen_megakernel.errors import DatasetError, ModelFilesError, OutputError, UsageError
 from qwen_megakernel.records import SpeechRequest
 from qwen_megakernel.speech_options import Sampling
 from qwen_megakernel.text.tokenizer import TextTokenizer
@@ -187,6 +188,19 @@ def test_held_out_losses_stand_beside_the_base_models_and_stop_the_training(job)
     assert steps == list(range(trainer.step + 1)) and trainer.step < trainer.num_steps
     losses = [json.loads(line)["losses"] for line in lines]
     assert all(len(each) == 16 for each in losses) and losses[0] != losses[1]
+
+
+def test_a_full_disk_is_an_error_and_leaves_the_state(job, monkeypatch):
+    def fill(tensors, path, metadata):
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    options = replace(QUICK, method="full")
+    monkeypatch.setattr(speech_job, "save_file", fill)
+    with pytest.raises(OutputError, match=r"Cannot write .*No space left"):
+        tune(job, options)
+    monkeypatch.undo()
+    tune(replace(job, resume=True), options)
+    assert (job.output / speech_job.TENSORS).is_file()
 
 
 def test_what_does_not_fit_is_refused(job, tmp_path):
