@@ -17,10 +17,6 @@ from pathlib import Path
 
 import pytest
 from commands import ROOT
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from live_server import LiveServer, serving
 from tolerances import ROUNDED_S
 
@@ -38,6 +34,12 @@ pytestmark = [
 
 def new_certificate() -> tuple[bytes, bytes]:
     """Return the PEM of a certificate for localhost, which signs itself, and of its key."""
+    pytest.importorskip("cryptography")
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
     day, now = datetime.timedelta(days=1), datetime.datetime.now(datetime.UTC)
