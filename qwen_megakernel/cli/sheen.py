@@ -2,19 +2,17 @@
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qwen_megakernel.choices import DTYPES
 from qwen_megakernel.cli import options, parsing, speak
+from qwen_megakernel.cli.training_progress import print_report, print_steps, row_bar, step_bar
 
 if TYPE_CHECKING:
     from qwen_megakernel.sheen.training.job import Job
-    from qwen_megakernel.sheen.training.trainer import Trainer
     from qwen_megakernel.sheen.training.verify import Check
-    from qwen_megakernel.training.preparing import Row
     from qwen_megakernel.training.trainer import StepRecord, TrainOptions
 
 # The defaults of sheen.codec and sheen.model_folder, which import torch.
@@ -40,15 +38,10 @@ def add_commands(commands: Any) -> None:
 def prepare(args: argparse.Namespace) -> int:
     """Encode recordings: read metadata.csv and wav/, write their codes to a JSONL file."""
     options.report_loading(args, args.snac)
-    from tqdm import tqdm
-
     from qwen_megakernel.gpu.driver import find_device
     from qwen_megakernel.sheen.codec import SnacCodec, find_snac
     from qwen_megakernel.sheen.training.prepare import prepare
     from qwen_megakernel.training.preparing import METADATA, read_metadata
-
-    def bar(rows: "list[Row]") -> "Iterator[Row]":
-        yield from tqdm(rows, unit="recording", disable=args.quiet, file=sys.stderr)
 
     # Checks the dataset before anything is downloaded.
     read_metadata(Path(args.dataset) / METADATA, is_text=args.espeak is not None)
@@ -59,43 +52,20 @@ def prepare(args: argparse.Namespace) -> int:
         Path(args.output),
         SnacCodec(folder, device),
         espeak=args.espeak,
-        progress=bar,
+        progress=row_bar(args),
     )
-    print(
-        f"{args.output}: {report.num_added} recordings added ({report.seconds:.1f} s), "
-        f"{report.num_present} were there, {len(report.faults)} left out"
-    )
+    print_report(args, report)
     return 0
 
 
 def train(args: argparse.Namespace) -> int:
     """Train a voice on a dataset."""
     options.report_loading(args, args.model)
-    from tqdm import tqdm
-
     from qwen_megakernel.sheen.training.job import train_voice
 
-    bars: list[tqdm] = []  # empty until the models are loaded, whose errors a bar would disturb
-
-    with ExitStack() as stack:
-
-        def start(trainer: "Trainer") -> None:
-            bar = tqdm(
-                unit="step",
-                disable=args.quiet,
-                file=sys.stderr,
-                total=trainer.num_steps,
-                initial=trainer.step,
-            )
-            bars.append(stack.enter_context(bar))
-
-        def after(record: "StepRecord") -> None:
-            bars[0].set_postfix_str(f"loss {record.loss:.3f}", refresh=False)
-            bars[0].update()
-
+    with step_bar(args) as (start, after):
         trainer = train_voice(_job(args), _train_options(args), on_start=start, on_step=after)
-    loss = f"loss {trainer.records[-1].loss:.3f}" if trainer.records else "nothing to do"
-    print(f"{args.output}: {trainer.step} steps, {loss}")
+    print_steps(args, trainer)
     return 0
 
 

@@ -1,19 +1,12 @@
 """The command `train`: makes a voice of Qwen3-TTS from recordings."""
 
 import argparse
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qwen_megakernel.choices import DTYPES
 from qwen_megakernel.cli import options, parsing
-
-if TYPE_CHECKING:
-    from qwen_megakernel.training.preparing import Row
-    from qwen_megakernel.training.speech_trainer import SpeechTrainer
-    from qwen_megakernel.training.trainer import StepRecord
+from qwen_megakernel.cli.training_progress import print_report, print_steps, row_bar, step_bar
 
 DEFAULT_BASE = "Qwen/Qwen3-TTS-12Hz-0.6B-Base"
 
@@ -34,21 +27,15 @@ def prepare(args: argparse.Namespace) -> int:
     # Checks the recordings' list before anything is downloaded.
     speech_data.list_recordings(Path(args.recordings))
     options.report_loading(args, args.model)
-    from tqdm import tqdm
-
     from qwen_megakernel.checkpoint import loading
-
-    def bar(rows: "list[Row]") -> "Iterator[Row]":
-        yield from tqdm(rows, unit="recording", disable=args.quiet, file=sys.stderr)
 
     files = loading.resolve(
         args.model, local_files_only=args.local_files_only, progress=not args.quiet
     )
-    report = speech_data.prepare(Path(args.recordings), Path(args.output), loading.load(files), bar)
-    print(
-        f"{args.output}: {report.num_added} recordings added ({report.seconds:.1f} s), "
-        f"{report.num_present} were there, {len(report.faults)} left out"
+    report = speech_data.prepare(
+        Path(args.recordings), Path(args.output), loading.load(files), row_bar(args)
     )
+    print_report(args, report)
     for fault in report.faults:
         print(f"  {fault}")
     return 0
@@ -58,8 +45,6 @@ def run(args: argparse.Namespace) -> int:
     """Fine-tune a Base model on prepared recordings; write the folder of a voice."""
     options.report_loading(args, args.model)
     from dataclasses import fields
-
-    from tqdm import tqdm
 
     from qwen_megakernel.training.speech_job import TuneJob, tune
     from qwen_megakernel.training.speech_trainer import TuneOptions
@@ -78,27 +63,9 @@ def run(args: argparse.Namespace) -> int:
     )
     given = {field.name: getattr(args, field.name, None) for field in fields(TuneOptions)}
     chosen = TuneOptions(**{name: value for name, value in given.items() if value is not None})
-    bars: list[tqdm] = []  # empty until the model is loaded, whose errors a bar would disturb
-
-    with ExitStack() as stack:
-
-        def start(trainer: "SpeechTrainer") -> None:
-            bar = tqdm(
-                unit="step",
-                disable=args.quiet,
-                file=sys.stderr,
-                total=trainer.num_steps,
-                initial=trainer.step,
-            )
-            bars.append(stack.enter_context(bar))
-
-        def after(record: "StepRecord") -> None:
-            bars[0].set_postfix_str(f"loss {record.loss:.3f}", refresh=False)
-            bars[0].update()
-
+    with step_bar(args) as (start, after):
         trainer = tune(job, chosen, on_start=start, on_step=after)
-    loss = f"loss {trainer.records[-1].loss:.3f}" if trainer.records else "nothing to do"
-    print(f"{args.output}: {trainer.step} steps, {loss}")
+    print_steps(args, trainer)
     if trainer.evaluations:
         (_, base), (step, tuned) = trainer.evaluations[0], trainer.evaluations[-1]
         print(f"held-out loss of each codebook, of the base model and after step {step}:")

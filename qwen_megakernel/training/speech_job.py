@@ -147,6 +147,10 @@ def merge(
     """
     loading.check_new(output)
     described = read_json(voice / VOICE)
+    if missing := {"model", "name", "method", "rank", "alpha"} - described.keys():
+        raise ModelFilesError(
+            f"{voice / VOICE} has no {', '.join(sorted(missing))}.", hint="Train the voice again."
+        )
     base = loading.load(loading.resolve(described["model"], local_files_only=local_files_only))
     tensors = merged_tensors(voice, described, base)
     config = read_json(base.files.folder / CONFIG)

@@ -14,7 +14,7 @@ from torch import Tensor
 from qwen_megakernel.errors import DatasetError, UsageError, check_choice
 from qwen_megakernel.installing import require
 from qwen_megakernel.records import SpeechRequest, TextIds
-from qwen_megakernel.training.speech_model import SpeechModel, loss_of
+from qwen_megakernel.training.speech_model import RESIDUAL_WEIGHT, SpeechModel, loss_of
 from qwen_megakernel.training.trainer import BaseTrainer, StepRecord, TrainOptions
 from qwen_megakernel.voice import Voice
 
@@ -158,7 +158,10 @@ class SpeechTrainer(BaseTrainer):
     @property
     def is_over(self) -> bool:
         """Whether the held-out loss has not fallen for `patience` evaluations."""
-        totals = [losses[0] + 0.3 * float(np.mean(losses[1:])) for _, losses in self.evaluations]
+        totals = [
+            losses[0] + RESIDUAL_WEIGHT * float(np.mean(losses[1:]))
+            for _, losses in self.evaluations
+        ]
         return bool(totals) and len(totals) - 1 - int(np.argmin(totals)) >= self._options.patience
 
     def _train_step(self, group: Any) -> StepRecord:

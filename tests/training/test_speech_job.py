@@ -216,4 +216,7 @@ def test_what_does_not_fit_is_refused(job, tmp_path):
         tune(job, replace(QUICK, method="full", max_length=3))
     with pytest.raises(ModelFilesError):
         merge(tmp_path, tmp_path / "merged")
+    (tmp_path / speech_job.VOICE).write_text('{"model": "tiny-random-base", "name": "anna"}')
+    with pytest.raises(ModelFilesError, match="has no alpha, method, rank"):
+        merge(tmp_path, tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
