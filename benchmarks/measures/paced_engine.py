@@ -92,7 +92,7 @@ class PacedEngine:
         state = StreamState(request, intake, _nothing, _nothing, RATE)
         self.states.append(state)
         self._next.append((time.perf_counter(), state, 0, first_chunk_frames))
-        return SpeechStream(state, self, mark=self.mark)
+        return SpeechStream(state, self)
 
     def find_voice(self, voice: None) -> None:
         """Return None for every voice."""

@@ -75,16 +75,16 @@ def test_text_that_comes_while_the_last_frames_become_audio_is_spoken_as_a_new_p
     )
     stream.feed("Hello there, how are ")
     assert list(stream) and stream.finish_reason in ("eos", "length")
-    assert stream.num_parts == 2
+    assert stream.text.num_parts == 2
     assert len(stream.codes) > len(early.codes)
 
 
 def test_text_that_comes_after_the_end_token_is_spoken_as_a_new_part(tts, early):
     stream = tts.stream(text_open=True, voice=VOICE, seed=early.seed, max_frames=24)
     stream.feed("Hello there, how are ")
-    wait_until(lambda: stream.num_parts and tts._loop._table.waiting)  # for text
+    wait_until(lambda: stream.text.num_parts and tts._loop._table.waiting)  # for text
     feed_and_end(stream, "you today?")
-    assert stream.num_parts == 2
+    assert stream.text.num_parts == 2
     assert np.array_equal(stream.codes[: len(early.codes)], early.codes)
     assert len(stream.codes) > len(early.codes)
 
