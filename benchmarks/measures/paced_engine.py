@@ -87,7 +87,7 @@ class PacedEngine:
             first_chunk_frames=first_chunk_frames,
             max_frames=min(self.max_frames, max_frames or self.max_frames),
         )
-        encoding = TextEncoding(None, lambda text: [], PacedText)
+        encoding = TextEncoding(request, None, lambda text: [], PacedText)
         intake = TextIntake(RequestText(), encoding, is_whole=not text_open)
         state = StreamState(request, intake, _nothing, _nothing, RATE)
         self.states.append(state)

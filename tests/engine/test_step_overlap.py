@@ -129,7 +129,7 @@ def speak(monkeypatch):
         states = []
         for _ in range(num_streams):
             request = SpeechRequest("x", chunk_frames=4)
-            text = closed_text(TextPart.whole(torch.arange(9)))
+            text = closed_text(request, TextPart.whole(torch.arange(9)))
             state = StreamState(request, text, loop.wake, loop.interrupt, 24000)
             states.append(state)
         with loop._changed:  # admitted in one turn

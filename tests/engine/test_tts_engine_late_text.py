@@ -139,7 +139,7 @@ LONG_WINDED = "and so it goes on and on and on until nobody listens any more "
 @pytest.mark.parametrize("size", [1, 2, 7, 100, 400])
 def test_where_an_open_text_is_cut_does_not_depend_on_its_pieces(tts, text, num_parts, size):
     def parts(pieces):
-        encoding = TextEncoding(None, tts._tokenizer.ids, tts._tokenizer.stream)
+        encoding = TextEncoding(None, None, tts._tokenizer.ids, tts._tokenizer.stream)
         intake = TextIntake(RequestText(), encoding, is_whole=False)
         for piece in pieces:
             intake.feed(piece)
