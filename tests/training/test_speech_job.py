@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load_file
 from tolerances import TEACHER_FORCED
 
 from qwen_megakernel.checkpoint import loading
@@ -185,13 +186,24 @@ def test_lora_learns_in_the_layers_of_both_stacks_alone(job):
 
 
 def test_held_out_losses_stand_beside_the_base_models_and_stop_the_training(job):
-    options = replace(QUICK, method="full", epochs=50, eval_steps=1, patience=2, learning_rate=0.03)
-    trainer = tune(replace(job, held_out=0.5), options)
+    options = replace(QUICK, method="full", epochs=50, eval_steps=1, patience=2, learning_rate=4e-3)
+    heads = []
+    seen = []
+
+    def keep(record):
+        heads.append(seen[0].model.codec_head.weight.detach().clone())
+
+    trainer = tune(replace(job, held_out=0.5), options, on_start=seen.append, on_step=keep)
     lines = (job.output / trained_voice.HELD_OUT).read_text().splitlines()
     steps = [json.loads(line)["step"] for line in lines]
     assert steps == list(range(trainer.step + 1)) and trainer.step < trainer.num_steps
     losses = [json.loads(line)["losses"] for line in lines]
     assert all(len(each) == 16 for each in losses) and losses[0] != losses[1]
+    # The voice is that of the lowest loss.
+    best = int(np.argmin([each[0] + 0.3 * np.mean(each[1:]) for each in losses[1:]]))
+    assert best < trainer.step - 1
+    saved = load_file(job.output / trained_voice.TENSORS)["codec_head.weight"]
+    assert torch.equal(saved, heads[best])
 
 
 def test_a_full_disk_is_an_error_and_leaves_the_state(job, monkeypatch):
