@@ -339,13 +339,15 @@ def _engine_maker(args: argparse.Namespace, settings: "ServerSettings") -> Calla
         if not args.quiet:
             print('loading; requests get status 503 until "ready"', file=sys.stderr, flush=True)
         limits = {} if args.max_frames is None else {"max_frames": args.max_frames}
-        engine = options.engine_from_args(args, mark, num_slots=args.slots, **limits)
-        if settings.voice_fallback is not None:
-            engine.find_voice(settings.voice_fallback)  # raises an error now if it is unknown
-        elif engine.default_voice and not args.quiet:
+        fallback = settings.voice_fallback
+        engine = options.engine_from_args(
+            *(args, mark),
+            num_slots=args.slots,
+            needed_voices=[*filter(None, [fallback]), *settings.voice_aliases.values()],
+            **limits,
+        )
+        if fallback is None and engine.default_voice and not args.quiet:
             print('voices such as "alloy" need --voice-fallback NAME', file=sys.stderr)
-        for name in settings.voice_aliases.values():
-            engine.find_voice(name)
         shorten_pauses()
         if not args.quiet:
             print("ready", file=sys.stderr)
