@@ -145,7 +145,6 @@ class VoiceStore:
         Raises:
             RecordingError: the file is not accepted.
             EngineBusy: too many recordings are waiting.
-            MissingPackageError: see `detection.detect`.
         """
         key = self._engine.mark.key
 
