@@ -37,6 +37,7 @@ OFFERED = tuple(name for name in OPTIONS if name not in _NO_OPTIONS)
 # Those of a voice of `sheen train`, which has one language and reads all of a text first.
 OF_TRAINED_VOICES = tuple(n for n in OFFERED if n not in ("language", "instruct", "text_feed"))
 
+TEXT_FORMAT = "--text-format"  # as warnings of a command name it
 DEVICE_HELP = "device to run on: cpu, cuda or cuda:1 (default: a GPU if there is one, else the CPU)"
 
 # Groups of options in --help, in the order in which a command adds their first options.
@@ -378,6 +379,8 @@ def engine_from_args(
         progress=not args.quiet,
         **options,
     )
+    if "text_format" in args:  # a command that speaks, not a server
+        engine.format_option = TEXT_FORMAT
     logger.debug("Loaded in %.2f s.", time.perf_counter() - started)
     if not is_small(args):
         report_engine(args, engine)

@@ -90,6 +90,7 @@ def infer(args: argparse.Namespace) -> int:
     with engine as tts:
         options.report_engine(args, tts)
         tts.max_chars = sys.maxsize  # `read_text` has checked the length
+        tts.format_option = options.TEXT_FORMAT
         stream = tts.stream(text, **options.given_options(args))
         speak.write_speech(args, tts, stream, text)
     return 0
