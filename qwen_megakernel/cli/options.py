@@ -25,6 +25,7 @@ from qwen_megakernel.printable import get_logger
 from qwen_megakernel.speech_options import OPTIONS, Option, SpeechOptions
 
 if TYPE_CHECKING:
+    from qwen_megakernel.checkpoint.loading import ModelFiles
     from qwen_megakernel.engine.speech_engine import SpeechEngine
     from qwen_megakernel.voice import Voice
 
@@ -385,6 +386,14 @@ def engine_from_args(
     if not is_small(args):
         report_engine(args, engine)
     return engine
+
+
+def model_files(args: argparse.Namespace, model: str | None = None) -> "ModelFiles":
+    """Return the files of --model, or of another one; see `loading.resolve`."""
+    from qwen_megakernel.checkpoint import loading
+
+    where = {"local_files_only": args.local_files_only, "progress": not args.quiet}
+    return loading.resolve(model or args.model, **where)
 
 
 def is_small(args: argparse.Namespace) -> bool:

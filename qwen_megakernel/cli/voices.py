@@ -61,18 +61,15 @@ def add_commands(commands: Any) -> None:
     add("--json", action="store_true", help="print as JSON")
     options.add_verbosity(command)
 
-    command = parsing.new_command(voices, "show", show, "show a voice")
-    add = command.add_argument
-    add("voice", metavar="NAME|FILE", help="name in --voices, or voice file")
-    add("--voices", default=".", metavar="DIR", help=_FOLDER_HELP)
-    add("--json", action="store_true", help="print as JSON")
-    options.add_verbosity(command)
-
-    command = parsing.new_command(voices, "delete", delete, "delete a voice")
-    add = command.add_argument
-    add("voice", metavar="NAME|FILE", help="name in --voices, or voice file")
-    add("--voices", default=".", metavar="DIR", help=_FOLDER_HELP)
-    options.add_verbosity(command)
+    for run in (show, delete):
+        name = run.__name__
+        command = parsing.new_command(voices, name, run, f"{name} a voice")
+        add = command.add_argument
+        add("voice", metavar="NAME|FILE", help="name in --voices, or voice file")
+        add("--voices", default=".", metavar="DIR", help=_FOLDER_HELP)
+        if run is show:
+            add("--json", action="store_true", help="print as JSON")
+        options.add_verbosity(command)
 
 
 def create(args: argparse.Namespace) -> int:
@@ -215,7 +212,6 @@ def _check_free(paths: list[Path], *, force: bool) -> None:
 
 
 def _replaced(path: Path) -> str:
-    """Return " (replaced)" if a file that will be written exists already, else nothing."""
     return " (replaced)" if path.exists() else ""
 
 

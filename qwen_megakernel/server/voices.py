@@ -287,7 +287,6 @@ def _key(name: str) -> str:
 
 
 def _entry(name: str, *, uploaded: bool) -> dict[str, Any]:
-    """Return a voice's entry in the listing."""
     return {"id": name, "name": name, "object": "voice", "uploaded": uploaded}
 
 
