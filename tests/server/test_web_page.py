@@ -344,7 +344,7 @@ def test_what_the_model_cannot_read_is_told_until_the_next_request(open_page: Op
         expect(warning).to_be_hidden()
         speak(page, "Wait [pause 1s] here.")
         finished(page)
-        expect(warning).to_contain_text("the text format pauses (More settings) obeys [pause 1.5s]")
+        expect(warning).to_contain_text("text_format pauses obeys [pause 1.5s]")
         speak(page, "")  # for which the browser asks
         expect(warning).to_be_hidden()
 
