@@ -9,12 +9,7 @@ from qwen_megakernel.text.reading.surroundings import CLOSING, first_word
 _SCALES = ("", " thousand", " million", " billion", " trillion")
 _HALVES = {2: ("half", "halves"), 4: ("quarter", "quarters")}
 _MAX_PARTS = 20  # largest denominator with a name, apart from 100; 120/80 is read with "over"
-_NAMED_FRACTIONS = {
-    (24, 7): "twenty-four seven",
-    (9, 11): "nine eleven",
-    (20, 20): "twenty twenty",
-    (50, 50): "fifty fifty",
-}
+_NAMED_FRACTIONS = {(9, 11): "nine eleven", (20, 20): "twenty twenty", (50, 50): "fifty fifty"}
 _REGNAL = """henry louis george charles james elizabeth edward william richard john pope pius
     napoleon philip peter catherine mary francis frederick alexander nicholas paul benedict
     gregory"""
@@ -88,7 +83,7 @@ class English(Language):
         CNY RMB: yuan, yuan; ₿ BTC: bitcoin; ¢: cent"""
     money_joint = " and "
     SHORT_MONTHS = "jan feb mar apr - jun jul aug sep/sept oct nov dec"
-    LINKS, day_first = "of", False
+    LINKS, day_first, years_joint = "of", False, " to "
     dates = "{month} {day}", "{month} {day}, {year}"
     ABBREVIATIONS = """Mr. Mr: mister; Mrs. Mrs: missus; Mx. Mx: mix; Ms. Ms: miz
         Prof. Prof: professor
@@ -169,13 +164,13 @@ class English(Language):
         yield r"\b[IVXL]{1,7}(?!\w|\.\w|['’][a-z]{2})", self.roman_after_name
         yield r"Sun\.", lambda match, before: None if before.lower() == "the" else "Sunday"
         yield r"50-50(?![\w-])", "fifty fifty"
-        yield r"24(?:[/x]7)(?P<y>/365)?(?![\d/])", self.always
+        yield r"24[/x]7/365(?![\d/])", "twenty-four seven three sixty-five"
+        yield r"24x7(?!\w)", "twenty-four seven"
         yield (
             r"(?P<m>0?[1-9]|1[0-2])/(?P<d>0?[1-9]|[12]\d|3[01])(?![\d/.,]*\d|[a-z\"″])",
             self.slash_date,
         )
         yield r"(?P<m>0[1-9]|1[0-2])/(?P<y>(?:19|20)\d\d)(?![\d/])", self.month_of_year
-        yield r"(?P<y>(?:1[89]|20)\d\d)/(?P<z>\d\d|(?:19|20)\d\d)(?![\d/])", self.two_years
         yield r"(?P<n>\d{1,4})/(?P<d>\d{1,3})(?:rds|ths|nds)(?!\w)", self.plural_fraction
         yield r"(?P<n>\d{3,10})(?:-(?P<more>\d{4}))?(?![\d.,:/% -]*\d)(?!\w)", self.code_of
         yield r"1-(?P<n>8)(?P<rest>00|33|44|55|66|77|88)-(?=[A-Z])", self.toll_free
@@ -312,22 +307,6 @@ class English(Language):
     def month_of_year(self, match: re.Match[str], before: str) -> str:
         """Return the words of a month such as "03/2024"."""
         return f"{self.month(int(match['m']))} {self.year(int(match['y']))}"
-
-    def two_years(self, match: re.Match[str], before: str) -> str | None:
-        """Return "2019/20" as two years; None where the second does not follow the first."""
-        first, second = int(match["y"]), match["z"]
-        if int(second[-2:]) != (first + 1) % 100:
-            return None
-        last = (
-            self.year(first + 1)
-            if len(second) == 4 or second < "10"
-            else self.cardinal(int(second))
-        )
-        return f"{self.year(first)} to {last}"
-
-    def always(self, match: re.Match[str], before: str) -> str:
-        """Return the words of "24/7", "24x7" or "24/7/365"."""
-        return "twenty-four seven" + (" three sixty-five" if match["y"] else "")
 
     def decade(self, tens: int) -> str:
         """Return the plural of a number of tens, such as "nineties" for 90."""

@@ -218,11 +218,12 @@ class Grammar:
         yield r"(?P<a>\d{1,4}):(?P<b>\d{1,4})(?![\d:])", self._ratio
         yield _GROUPS, self._phone
         yield _CHAIN, self._chain
+        years = r"(?P<y>1[89]\d\d|20\d\d)/(?P<z>\d\d|(?:19|20)\d\d)(?![\d/])"
+        yield years, self._two_years
         yield r"24/7(?![\d/])", self._always
         yield r"(?P<a>\d{1,3})(?:[.,](?P<d>\d{1,2}))?/(?P<b>\d{1,3})(?![\d/])", self._score
         yield r"\d{1,3}(?:,\d{1,3}){2,}(?![\d,.]*\d)", self._list
         yield from self._size_rules()
-        yield r"(?P<y>1[89]\d\d|20\d\d)/(?P<z>\d\d)(?![\d/])", self._two_years
         yield rf"(?P<n>\d{{1,4}})(?P<letter>[xyz]){self._edge}", self._term
         yield _HIDDEN_DIGITS, lambda match, _: lang.number(unicodedata.normalize("NFKC", match[0]))
         yield _VERSION, self._version
@@ -492,13 +493,12 @@ class Grammar:
 
     def _two_years(self, match: re.Match[str], before: str) -> str | None:
         """Return "2019/20" as two years; None where the second does not follow the first."""
-        if int(match["z"]) != (int(match["y"]) + 1) % 100:
+        lang, year, second = self.language, int(match["y"]), match["z"]
+        if int(second[-2:]) != (year + 1) % 100:
             return None
-        return (
-            self.language.year(int(match["y"]))
-            + self.language.space
-            + self.language.number(match["z"])
-        )
+        is_year = len(second) == 4 or (lang.years_joint is not None and second < "10")
+        last = lang.year(year + 1) if is_year else lang.number(second)
+        return lang.year(year) + (lang.years_joint or lang.space) + last
 
     def _term(self, match: re.Match[str], before: str) -> str | None:
         """Return the words of "2x" in a formula; None elsewhere."""

@@ -212,6 +212,7 @@ class Language:
     max_named_part = 9999  # the largest denominator that is read as an ordinal
     SHORT_MONTHS = ""  # abbreviations without their point; "-" for none, "/" between several
     LINKS = ""  # words inside a written date, such as "of"
+    years_joint: str | None = None  # the text in 2019/20, if it is not a space
     day_first = True  # whether 5/3 is the fifth of March
     first_day = ""  # the word for the first day of a month, if it is not a cardinal
     dates = "{day} {month}", "{day} {month} {year}"
