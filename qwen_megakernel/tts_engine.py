@@ -250,8 +250,7 @@ class TTSEngine(OfficialNames):
         return self._prompts.languages
 
     def _encoding(self, request: SpeechRequest) -> TextEncoding:
-        self._prompts.check(request)
-        return self._tokenizer.encoding(request)
+        return self._tokenizer.encoding(self._prompts.resolve(request))
 
     def create_voice(
         self,

@@ -93,7 +93,7 @@ def timed(tts: TTSEngine, work: Callable[[], Any], repeats: int) -> list[float]:
 def stages(tts: TTSEngine, repeats: int) -> Iterator[tuple[str, list[float]]]:
     """Yield each stage with its milliseconds, measured `repeats` times."""
     parts = tts._loop.stages
-    request = SpeechRequest(TEXT, voice=tts.default_voice)
+    request = parts.prompts.resolve(SpeechRequest(TEXT, voice=tts.default_voice))
     ids = tts._tokenizer.encode(TEXT)
     yield "tokenise", timed(tts, lambda: tts._tokenizer.encode(TEXT), repeats)
     yield "prompt", timed(tts, lambda: parts.prompts.build(ids, request), repeats)

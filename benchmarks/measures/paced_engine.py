@@ -87,12 +87,12 @@ class PacedEngine:
             first_chunk_frames=first_chunk_frames,
             max_frames=min(self.max_frames, max_frames or self.max_frames),
         )
-        encoding = TextEncoding(None, lambda text: [], PacedText)
+        encoding = TextEncoding(request, None, lambda text: [], PacedText)
         intake = TextIntake(RequestText(), encoding, is_whole=not text_open)
         state = StreamState(request, intake, _nothing, _nothing, RATE)
         self.states.append(state)
         self._next.append((time.perf_counter(), state, 0, first_chunk_frames))
-        return SpeechStream(state, self, mark=self.mark)
+        return SpeechStream(state, self)
 
     def find_voice(self, voice: None) -> None:
         """Return None for every voice."""

@@ -12,6 +12,7 @@ import argparse
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 from tqdm import tqdm
@@ -25,7 +26,7 @@ from qwen_megakernel.errors import SetupError
 from qwen_megakernel.records import AudioChunk
 from qwen_megakernel.speech_options import MAX_SILENCE
 from qwen_megakernel.text.parts import TextPart
-from qwen_megakernel.text.reading.spoken import Piece
+from qwen_megakernel.text.reading.spoken import Piece, SpokenText
 from qwen_megakernel.timing.speech_timer import SpeechTimer, SpokenPart
 from qwen_megakernel.timing.words import spoken_spans, word_spans
 from tools.demo_voice import shards
@@ -118,7 +119,7 @@ def speeches(
     # All silence is kept, so that each frame of codes is 80 ms of the samples.
     with tts.stream(sentence.text, seed=seed, leading_silence=MAX_SILENCE) as stream:
         drawn = np.concatenate([chunk.samples for chunk in stream])
-        codes, pieces = stream.codes.astype(np.uint8), stream.spoken_pieces
+        codes, pieces = stream.codes.astype(np.uint8), stream.text.pieces
     decoded = to_int16(tts.decode(sentence.codes.astype(np.int64)))
     kinds = {REFERENCE: (decoded, onsets)}
     if stream.finish_reason == "eos":
@@ -153,10 +154,10 @@ def missed(
     num_frames = round(seconds / tts.seconds_per_frame)
     part = SpokenPart(TextPart(text=spoken), 0)
     part.end(num_frames, "eos")
-    timer = SpeechTimer([part])
+    timer = SpeechTimer([part], SimpleNamespace(written=text, spoken=SpokenText(pieces)))
     timer.hear(AudioChunk(samples, rate, 0, num_frames, 0.0))
     timer.end()
-    found = [word.start for word in timer.words(text, pieces)]
+    found = [word.start for word in timer.words]
     for index, (begin, end, _) in enumerate(spans):
         begins = [time for place, time in exact.items() if begin <= place < end]
         if begins:

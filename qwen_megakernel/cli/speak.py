@@ -113,7 +113,7 @@ def write_speech(
             _print_chunk(args, chunk)
             seconds = chunk.end_s
     else:
-        writing = audio.WavWriter(output, stream.sample_rate, args.encoding, stream.mark)
+        writing = audio.WavWriter(output, stream.sample_rate, args.encoding, tts.mark)
         whole: list[np.ndarray] = []
         try:
             with writing as writer, _progress_bar(args, text) as bar:
@@ -136,7 +136,7 @@ def write_speech(
         if not seconds:
             raise UsageError(f"There is no audio to write to {output}: all of it is silence.")
     if args.subtitles:
-        subtitles.write(Path(args.subtitles), stream.words, stream.segments)
+        subtitles.write(Path(args.subtitles), stream.times.words, stream.times.segments)
     if args.dump_codes:
         codes_file.write(Path(args.dump_codes), stream.codes)
     logger.debug("%s", ", ".join(f"{n} {ms:.1f} ms" for n, ms in stream.timings.items()))

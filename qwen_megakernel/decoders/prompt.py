@@ -21,7 +21,7 @@ Source: QwenLM/Qwen3-TTS, modeling_qwen3_tts.py, Qwen3TTSForConditionalGeneratio
 generate_icl_prompt (qwen-tts 0.1.1).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -59,17 +59,6 @@ class Embeddings(Protocol):
 
     def frames(self, codes: Tensor) -> Tensor:
         """Return E: [n, num_code_groups] int64 -> [n, hidden_size]."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """The rows that a request needs with this checkpoint."""
-
-    language_id: int | None  # None: "auto"
-    speaker_id: int | None
-    clone: Voice | None
-    has_instruct: bool
-    is_stepwise: bool
 
 
 class PromptBuilder:
@@ -110,8 +99,11 @@ class PromptBuilder:
         self._role_rows: dict[tuple[int, ...], Tensor] = {}  # one entry per tokenizer
         self._warned: set[str] = set()
 
-    def check(self, request: SpeechRequest) -> None:
-        """Raise an error for a request that this checkpoint cannot speak, before any work.
+    def resolve(self, request: SpeechRequest) -> SpeechRequest:
+        """Return a request as this checkpoint speaks it, before any work.
+
+        Its voice is None, a speaker's name as the checkpoint has it, or a cloned voice. It has no
+        instruct that the model ignores, and its text feed is "stepwise" or "full".
 
         Raises:
             UnknownVoice, UnknownLanguage: the checkpoint has no such speaker or language.
@@ -119,7 +111,13 @@ class PromptBuilder:
             VoiceMismatch: the voice was made for a model of another width.
             RecordingError: the voice's codes or x-vector do not fit this model.
         """
-        self._plan(request)
+        voice = self._resolve_voice(request.voice)
+        self._language_id(request.language, voice)
+        feed = request.text_feed
+        if feed == "auto":
+            feed = "stepwise" if self._config.model_type == "base" else "full"
+        instruct = request.instruct if self._takes_instruct(request.instruct) else None
+        return replace(request, voice=voice, instruct=instruct, text_feed=feed)
 
     def build(self, ids: TextIds, request: SpeechRequest, *, text_open: bool = False) -> Prefill:
         """Build the talker's input embeddings for one part of an utterance.
@@ -127,7 +125,8 @@ class PromptBuilder:
         Args:
             ids: from `TextTokenizer.encode`, with the request's instruct and, for an in-context
                 voice, its transcript; an open text needs at least its first token.
-            request: supplies voice, language and text feed; its text is not read again.
+            request: from `resolve`, but for the language, which may be the part's own; its text is
+                not read again.
             text_open: more text will come, and `trailing_text` ends without the end marker: append
                 `text_rows` of the later text, then `end_rows`. The text is fed stepwise, so
                 `text_feed` is not "full", and the voice is not used in context.
@@ -137,19 +136,17 @@ class PromptBuilder:
             official code has a single pad as trailing text, ours is empty, which has the same sum.
         Raises:
             EmptyText: `ids.body` is empty.
-            The errors of `check`, too.
+            UnknownLanguage: the checkpoint has no such language.
         """
         if not len(ids.body):
             raise EmptyText("The text has no token to begin with.")
-        layout = self._plan(request)
-        if text_open:
-            is_in_context = layout.clone is not None and layout.clone.in_context
-            assert request.text_feed != "full" and not is_in_context, "this text must be complete"
-            layout = replace(layout, is_stepwise=True)
-        head = self._head(ids, layout)
-        if layout.clone is not None and layout.clone.in_context:
-            body, trailing = self._in_context_body(ids, layout.clone, layout.is_stepwise)
-        elif layout.is_stepwise:
+        voice, is_stepwise = request.voice, request.text_feed == "stepwise"
+        is_in_context = isinstance(voice, Voice) and voice.in_context
+        assert not text_open or (is_stepwise and not is_in_context), "this text must be complete"
+        head = self._head(ids, request)
+        if isinstance(voice, Voice) and voice.in_context:
+            body, trailing = self._in_context_body(ids, voice, is_stepwise)
+        elif is_stepwise:
             text = self._embeddings.text(ids.body)
             body, trailing = text[:1] + self._codec(self._config.talker.codec_bos_id), text[1:]
             if not text_open:
@@ -169,28 +166,29 @@ class PromptBuilder:
 
     # ---- rows ------------------------------------------------------------------------------------
 
-    def _head(self, ids: TextIds, layout: _Layout) -> Tensor:
+    def _head(self, ids: TextIds, request: SpeechRequest) -> Tensor:
         """Return every row before the text: instruct, role, language, speaker, start of text."""
-        talker = self._config.talker
+        talker, voice = self._config.talker, request.voice
+        language_id = self._language_id(request.language, voice)
         tags: tuple[int, ...]
-        if layout.language_id is None:
+        if language_id is None:
             tags = (talker.codec_nothink_id, talker.codec_think_bos_id, talker.codec_think_eos_id)
         else:
             tags = (
                 talker.codec_think_id,
                 talker.codec_think_bos_id,
-                layout.language_id,
+                language_id,
                 talker.codec_think_eos_id,
             )
         codec = [self._codec(*tags)]
-        if layout.speaker_id is not None:
-            codec.append(self._codec(layout.speaker_id))
-        elif layout.clone is not None:
-            x_vector = torch.tensor(layout.clone.x_vector)
+        if isinstance(voice, str):
+            codec.append(self._codec(talker.speakers[voice]))
+        elif voice is not None:
+            x_vector = torch.tensor(voice.x_vector)
             codec.append(uploaded(x_vector, self._tts_pad.device, self._tts_pad.dtype)[None])
         rows = [self._role(ids.role), self._tts_pad + torch.cat(codec)]
         rows.append(self._tts_bos + self._codec(talker.codec_pad_id))
-        if layout.has_instruct and ids.instruct is not None:
+        if request.instruct is not None and ids.instruct is not None:
             rows.insert(0, self._embeddings.text(ids.instruct))
         return torch.cat(rows)
 
@@ -222,23 +220,15 @@ class PromptBuilder:
             self._role_rows[key] = self._embeddings.text(role)
         return self._role_rows[key]
 
-    # ---- the layout of a request -----------------------------------------------------------------
+    # ---- what a request means --------------------------------------------------------------------
 
-    def _plan(self, request: SpeechRequest) -> _Layout:
-        speaker, clone = self._resolve_voice(request.voice)
-        language = resolve_language(request.language, self._config.talker.languages)
-        if speaker is not None and language in _YIELDS_TO_DIALECT:
-            language = self._config.talker.dialects.get(speaker, language)
-        is_stepwise = request.text_feed == "stepwise" or (
-            request.text_feed == "auto" and self._config.model_type == "base"
-        )
-        return _Layout(
-            language_id=None if language == AUTO else self._config.talker.languages[language],
-            speaker_id=None if speaker is None else self._config.talker.speakers[speaker],
-            clone=clone,
-            has_instruct=self._takes_instruct(request.instruct),
-            is_stepwise=is_stepwise,
-        )
+    def _language_id(self, language: str | None, voice: str | Voice | None) -> int | None:
+        """Return the id of a language, or of the dialect of a speaker; None: the model decides."""
+        talker = self._config.talker
+        language = resolve_language(language, talker.languages)
+        if isinstance(voice, str) and language in _YIELDS_TO_DIALECT:
+            language = talker.dialects.get(voice, language)
+        return None if language == AUTO else talker.languages[language]
 
     def _takes_instruct(self, instruct: str | None) -> bool:
         if instruct is None or not instruct.strip():
@@ -257,8 +247,8 @@ class PromptBuilder:
             return False
         return True
 
-    def _resolve_voice(self, voice: str | Voice | None) -> tuple[str | None, Voice | None]:
-        """Return the speaker's name in the checkpoint or the cloned voice; never both."""
+    def _resolve_voice(self, voice: str | Voice | None) -> str | Voice | None:
+        """Return a speaker's name as the checkpoint has it, or a cloned voice."""
         is_base = self._config.model_type == "base"
         if voice is None:
             if is_base:
@@ -266,7 +256,7 @@ class PromptBuilder:
                     "The request names no voice: without a reference, a Base model speaks in a "
                     "random voice."
                 )
-            return None, None
+            return None
         if isinstance(voice, Voice) and (voice.x_vector is not None or voice.in_context):
             if not is_base:
                 raise TaskError(
@@ -276,10 +266,10 @@ class PromptBuilder:
                     "Name one of its speakers, or load for example Qwen/Qwen3-TTS-12Hz-0.6B-Base.",
                 )
             self._check_clone(voice)
-            return None, voice
+            return voice
         name = voice.name if isinstance(voice, Voice) else voice
         if name.lower() in self._speaker_names:
-            return self._speaker_names[name.lower()], None
+            return self._speaker_names[name.lower()]
         raise unknown_voice(name, self._config.model_type, sorted(self._config.talker.speakers))
 
     def _check_clone(self, voice: Voice) -> None:

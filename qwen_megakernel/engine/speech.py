@@ -2,18 +2,17 @@
 
 import base64
 import io
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from qwen_megakernel import audio
 from qwen_megakernel.engine.stream import SpeechStream
-from qwen_megakernel.marking import UNMARKED, Marking
+from qwen_megakernel.marking import Marking
 from qwen_megakernel.records import FinishReason
 from qwen_megakernel.timing import subtitles
+from qwen_megakernel.timing.speech_timer import SpeechTimer
 from qwen_megakernel.timing.words import Segment, TimedWord
 
 
@@ -28,10 +27,9 @@ class Speech:
     seed: int
     parts: int
     timings: dict[str, float]
-    spoken_text: str = ""  # the text that the model received, with numbers as words
-    mark: Marking = UNMARKED  # of the files of `save`
-    _words: Callable[[], list[TimedWord]] = field(default=list, repr=False, compare=False)
-    _segments: Callable[[], list[Segment]] = field(default=list, repr=False, compare=False)
+    spoken_text: str  # the text that the model received, with numbers as words
+    mark: Marking  # of the files of `save`
+    _times: SpeechTimer = field(compare=False)
 
     def __repr__(self) -> str:
         seconds = len(self.audio) / self.sample_rate
@@ -50,12 +48,12 @@ class Speech:
     @property
     def words(self) -> list[TimedWord]:
         """The words of the user's text, with their times."""
-        return self._words()
+        return self._times.words
 
     @property
     def segments(self) -> list[Segment]:
         """The sentences of the user's text, with their times."""
-        return self._segments()
+        return self._times.segments
 
     def save(self, path: str | Path, encoding: str = "pcm") -> None:
         """Write the audio, marked; the extension picks the format (wav, flac, ogg, mp3).
@@ -78,7 +76,7 @@ class Speech:
     @staticmethod
     def collect(stream: SpeechStream) -> "Speech":
         """Read `stream` to its end."""
-        chunks = list(stream)
+        chunks, text = list(stream), stream.text
         assert stream.finish_reason
         return Speech(
             audio=audio.to_float32(audio.joined(chunk.samples for chunk in chunks)),
@@ -86,11 +84,9 @@ class Speech:
             codes=stream.codes,
             finish_reason=stream.finish_reason,
             seed=stream.seed,
-            parts=stream.num_parts,
+            parts=text.num_parts,
             timings=stream.timings,
-            spoken_text=stream.spoken_text,
-            mark=stream.mark,
-            # Computed on demand. A reference to the stream would keep the engine alive.
-            _words=partial(stream._timer.words, stream.written_text, stream.spoken_pieces),
-            _segments=partial(stream._timer.segments, stream.written_text, stream.spoken_pieces),
+            spoken_text=text.spoken,
+            mark=stream._mark,
+            _times=stream.times,  # a reference to the stream would keep the engine alive
         )

@@ -63,7 +63,7 @@ class Prompts(Protocol):
     """Turns token ids into the input of a decoder."""
 
     def build(self, ids: TextIds, request: SpeechRequest, *, text_open: bool = False) -> Any:
-        """Return the prompt of one part of an utterance."""
+        """Return the prompt of one part of an utterance; `request` is that of `TextEncoding`."""
 
     def text_rows(self, ids: Tensor) -> Any:
         """Return further text of an open part."""

@@ -205,14 +205,14 @@ class StepLoop:
                 self._begin_part(stream)
 
     def _begin_part(self, stream: StreamState) -> None:
-        request = stream.request
-        part, closed = stream.text.parts[0], stream.text.parts[0].closed
+        encoding, part = stream.text.encoding, stream.text.parts[0]
+        request, closed = encoding.request, part.closed
         ids = part.take()
         if part.manner.language is not None:
             request = replace(request, language=part.manner.language)
         started = time.perf_counter()
         prefill = self._prompts.build(
-            replace(stream.text.encoding.prompt_ids, body=ids), request, text_open=not closed
+            replace(encoding.prompt_ids, body=ids), request, text_open=not closed
         )
         self._decoder.prefill(
             stream.index,

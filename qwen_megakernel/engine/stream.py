@@ -8,6 +8,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator
 from concurrent.futures import Executor
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,18 +18,45 @@ from qwen_megakernel.marking import UNMARKED, Marking
 from qwen_megakernel.printable import get_logger
 from qwen_megakernel.records import AudioChunk, FinishReason
 from qwen_megakernel.speech_options import check_text
-from qwen_megakernel.text.reading.spoken import Piece
+from qwen_megakernel.text.reading.spoken import Piece, SpokenText
 from qwen_megakernel.timing.speech_timer import SpeechTimer
-from qwen_megakernel.timing.words import Segment, TimedWord
 
 logger = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamText:
+    """The text of a stream so far; while text comes through `feed`, it grows and never changes."""
+
+    written: str  # the user's text without its markup; the times of words refer to it
+    # Whether numbers become words, or a lexicon respells words, before the text is spoken.
+    is_normalized: bool
+    # About text that the model cannot read (scripts of other languages, markup), and about options
+    # with which it may speak badly.
+    warnings: list[str]
+    num_tokens: int  # that the model has received
+    num_parts: int  # that have begun
+    planned_parts: int | None  # of a whole text; None: it comes through `feed`
+    _spoken: SpokenText
+
+    @property
+    def spoken(self) -> str:
+        """The text as the model receives it: numbers as words, and words as a lexicon respells
+        them."""
+        return self._spoken.text
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """The pieces of `spoken`. Each has the positions of the characters for which it stands,
+        counted in all text that the stream was given."""
+        return self._spoken.pieces
 
 
 class SpeechStream:
     """Iterate (or `async for`) to receive `AudioChunk`s; `close()` to stop early.
 
     A stream opened with `text_open=True` takes text through `feed` and `end_text` while its audio
-    is already read.
+    is already read. `text` is what is spoken, and `times` has the times of its words.
     """
 
     def __init__(
@@ -39,15 +67,16 @@ class SpeechStream:
         warnings: Iterable[str] = (),
         mark: Marking = UNMARKED,
     ) -> None:
-        self.mark = mark  # what marks the speech; its watermark is in the samples already
+        self._mark = mark  # its watermark is in the samples already; a file needs the rest
         self._state = state
         self._engine = engine  # kept, because a dropped engine closes
         self._text = state.text.text
         self._warnings: list[str] = []
         self._warn([*warnings, *self._text.take_warnings()])
         self._heard = state.heard
-        self._timer = SpeechTimer(
-            state.spoken_parts, are_heard_apart=bool(self._heard and self._heard.has_parts)
+        self.times = SpeechTimer(
+            *(state.spoken_parts, self._text, workers),
+            are_heard_apart=bool(self._heard and self._heard.has_parts),
         )
         self._workers = workers  # they change the sound for coroutines; None: the event loop's
         self._working: asyncio.Future[list[AudioChunk]] | None = None  # a `_receive` in a thread
@@ -77,79 +106,23 @@ class SpeechStream:
 
     @property
     def codes(self) -> np.ndarray:
-        """The frames delivered so far, [num_frames, num_code_groups] int32."""
+        """The frames delivered so far, [num_frames, num_code_groups] int32; those of a chunk begin
+        at its `frame_index`."""
         return np.array(self._state.codes, dtype=np.int32)
 
     @property
-    def num_parts(self) -> int:
-        """Number of parts begun so far."""
-        return self._state.num_parts
-
-    @property
-    def planned_parts(self) -> int | None:
-        """Number of parts of the text; None for a text that comes through `feed`."""
-        return self._state.text.num_parts
-
-    @property
-    def warnings(self) -> list[str]:
-        """Warnings about text that the model cannot read (scripts of other languages, markup), and
-        about options with which it may speak badly."""
-        return list(self._warnings)
-
-    @property
-    def num_text_tokens(self) -> int:
-        """Number of text tokens that the model has received so far."""
-        return self._state.num_text_tokens
-
-    @property
-    def is_normalized(self) -> bool:
-        """Whether numbers become words, or a lexicon respells words, before the text is spoken."""
-        return self._text.is_read
-
-    @property
-    def spoken_text(self) -> str:
-        """The text so far as the model receives it: numbers as words, and words as a lexicon
-        respells them. It grows while text comes through `feed`; no part of it ever changes."""
-        return self._text.spoken.text
-
-    @property
-    def spoken_pieces(self) -> tuple[Piece, ...]:
-        """The pieces of `spoken_text`. Each has the positions of the characters for which it
-        stands, counted in all text that the stream was given."""
-        return self._text.spoken.pieces
-
-    @property
-    def words(self) -> list[TimedWord]:
-        """The words of the user's text that the chunks received so far speak, with their times.
-        While a part of the text is being spoken, the times of its words are an estimate."""
-        return self._timer.words(self.written_text, self.spoken_pieces)
-
-    async def find_words(self) -> list[TimedWord]:
-        """Return `words`; the event loop is free while a thread looks at the samples."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._workers, lambda: self.words)
-
-    @property
-    def segments(self) -> list[Segment]:
-        """The sentences of the user's text that the chunks received so far speak."""
-        return self._timer.segments(self.written_text, self.spoken_pieces)
-
-    def take_timestamps(self) -> tuple[list[TimedWord], list[Segment]]:
-        """Return the words and sentences whose times have become final since the last call. They
-        have the same times in `words` and `segments` from then on. The last of them become final
-        after the last chunk, when the stream has ended."""
-        is_over = self._timer.catch_up()  # before the text is read, which may grow until then
-        return self._timer.take(self.written_text, self.spoken_pieces, is_over=is_over)
-
-    @property
-    def written_text(self) -> str:
-        """The user's text so far, without its markup. The positions of `words` refer to it."""
-        return self._text.written
-
-    def codes_of(self, chunk: AudioChunk) -> np.ndarray:
-        """Return the frames of a chunk, [chunk.num_frames, num_code_groups] int32."""
-        end = chunk.frame_index + chunk.num_frames
-        return np.array(self._state.codes[chunk.frame_index : end], dtype=np.int32)
+    def text(self) -> StreamText:
+        """The text so far, as it was written and as it is spoken."""
+        state = self._state
+        return StreamText(
+            written=self._text.written,
+            is_normalized=self._text.is_read,
+            warnings=list(self._warnings),
+            num_tokens=state.num_text_tokens,
+            num_parts=state.num_parts,
+            planned_parts=state.text.num_parts,
+            _spoken=self._text.spoken,
+        )
 
     def feed(self, text: str) -> None:
         """Give the next piece of text; pieces need not be words.
@@ -197,9 +170,9 @@ class SpeechStream:
             self._over, chunks = True, []
             if isinstance(item, Exception):
                 raise item
-            self._timer.end()
+            self.times.end()
         for chunk in chunks:
-            self._timer.hear(chunk)
+            self.times.hear(chunk)
         return chunks
 
     async def _receive_async(self) -> list[AudioChunk]:

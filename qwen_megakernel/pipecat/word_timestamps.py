@@ -8,25 +8,17 @@ before they are heard.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from qwen_megakernel.timing.words import TimedWord, is_unspaced
+
+if TYPE_CHECKING:  # importing it loads torch
+    from qwen_megakernel.engine.stream import SpeechStream
 
 # Words this far ahead of the listener are reported while their text is being spoken; later ones
 # wait for a better estimate. A faster-than-speech engine sends the next chunk within this time.
 LOOKAHEAD_S = 0.3
 SURE_AFTER_S = 0.7  # words that end this long before the end of the audio keep their times
-
-
-class Spoken(Protocol):
-    """The methods of a `SpeechStream` that this module uses."""
-
-    async def find_words(self) -> Sequence[TimedWord]:
-        """Return the words in the audio so far, with their times."""
-
-    @property
-    def written_text(self) -> str:
-        """The text that the words are in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +38,7 @@ class WordTimer:
         start_s: the beginning of the request in the audio of its context.
     """
 
-    def __init__(self, stream: Spoken, start_s: float = 0.0) -> None:
+    def __init__(self, stream: "SpeechStream", start_s: float = 0.0) -> None:
         self._stream, self._start_s = stream, start_s
         self._words: Sequence[TimedWord] = ()  # words not yet reported, at the last look
         self._sure_s = start_s  # times of words that end before this are final
@@ -74,13 +66,13 @@ class WordTimer:
 
     async def _look(self, made_s: float) -> None:
         """Get the words from the stream, which takes some milliseconds to look at its samples."""
-        words = await self._stream.find_words()
+        words = await self._stream.times.find()
         self._words = [word for word in words if _end(word) > self._told_end]
         self._sure_s = made_s - SURE_AFTER_S
 
     def _tell(self, limit_s: float, sure_s: float) -> list[WordTime]:
         """Report the words that begin before `limit_s` and end before `sure_s`, and return them."""
-        unspaced = is_unspaced(self._stream.written_text)
+        unspaced = is_unspaced(self._stream.text.written)
         told: list[WordTime] = []
         for word in self._words:
             seconds = self._start_s + word.start

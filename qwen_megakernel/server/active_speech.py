@@ -12,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 
 from qwen_megakernel.errors import DeadlineExceeded
+from qwen_megakernel.marking import Marking
 from qwen_megakernel.records import AudioChunk
 from qwen_megakernel.server.admission import FinishedRequests, Ticket
 from qwen_megakernel.server.encoders import Encoder, encode_whole
@@ -34,6 +35,7 @@ class ActiveSpeech:
         stream: the engine's stream.
         ticket: released when the engine is done with the stream.
         record: times and counts.
+        mark: what marks the speech.
         request_id: the value of X-Request-Id.
         finished: records how the request ended.
         buffer_s: seconds of audio to keep before the engine has to wait.
@@ -45,11 +47,13 @@ class ActiveSpeech:
         ticket: Ticket,
         record: SpeechRecord,
         *,
+        mark: Marking,
         request_id: str,
         finished: FinishedRequests,
         buffer_s: float,
     ):
         self.stream, self.record, self.request_id = stream, record, request_id
+        self.mark = mark
         self.finish_reason: str | None = None
         self._ticket, self._finished = ticket, finished
         self._limit = int(buffer_s * record.sample_rate)
@@ -133,11 +137,11 @@ class ActiveSpeech:
 
     def facts(self) -> dict[str, Any]:
         """Return the report on the speech so far; it is complete when the speech is over."""
-        record = self.record
+        record, text = self.record, self.stream.text
         facts = {
             "finish_reason": self.finish_reason,
             "seed": self.stream.seed,
-            "parts": self.stream.num_parts,
+            "parts": text.num_parts,
             "n_steps": record.num_frames,
             "n_samples": record.num_samples,
             "sample_rate": record.sample_rate,
@@ -145,10 +149,10 @@ class ActiveSpeech:
             "first_audio_ms": record.first_audio_ms and round(record.first_audio_ms, 3),
             "engine_ms": {name: round(ms, 3) for name, ms in self.stream.timings.items()},
         }
-        if self.stream.is_normalized:
-            facts["spoken_text"] = self.stream.spoken_text
-        if self.stream.warnings:
-            facts["warnings"] = self.stream.warnings
+        if text.is_normalized:
+            facts["spoken_text"] = text.spoken
+        if text.warnings:
+            facts["warnings"] = text.warnings
         if self._error:
             facts["error"] = error_facts(self._error)[1]
         return facts
@@ -176,12 +180,12 @@ class ActiveSpeech:
 
     async def _take_timestamps(self) -> tuple[list[TimedWord], list[Segment]]:
         # Looking at the samples takes some milliseconds.
-        return await asyncio.to_thread(self.stream.take_timestamps)
+        return await asyncio.to_thread(self.stream.times.take)
 
     @property
     def usage(self) -> dict[str, int]:
         """OpenAI's count of tokens: text tokens, and one for each frame of audio."""
-        given, drawn = self.stream.num_text_tokens, self.record.num_frames
+        given, drawn = self.stream.text.num_tokens, self.record.num_frames
         return {"input_tokens": given, "output_tokens": drawn, "total_tokens": given + drawn}
 
 
@@ -212,5 +216,5 @@ async def encoded_whole(
     speaking: ActiveSpeech, samples: np.ndarray, kind: str, **how: Any
 ) -> bytes:
     """Return a speech as a complete file of [num_samples] int16; see `encode_whole`."""
-    rate, mark = speaking.record.sample_rate, speaking.stream.mark
+    rate, mark = speaking.record.sample_rate, speaking.mark
     return await asyncio.to_thread(encode_whole, kind, samples, rate, mark=mark, **how)

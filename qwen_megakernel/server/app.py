@@ -165,7 +165,7 @@ def _add_speech(app: FastAPI, service: Service) -> None:
         speaking = await service.speak(
             body.input, options, request_id=request.state.request_id, arrived=arrived
         )
-        headers = speech_headers(speaking, warnings + speaking.stream.warnings)
+        headers = speech_headers(speaking, warnings + speaking.stream.text.warnings)
         if body.is_whole:
             sound = response_format, encoding, body.loudness
             response = await buffered(speaking, *sound, request.receive, settings, granularities)
@@ -177,7 +177,7 @@ def _add_speech(app: FastAPI, service: Service) -> None:
             return respond(audio_bytes(speaking, encoder), media_type=MEDIA_TYPES[response_format])
         max_steps = options["max_frames"]
         if max_steps is None:  # the limit of each part of the text
-            max_steps = service.engine.max_frames * (speaking.stream.planned_parts or 1)
+            max_steps = service.engine.max_frames * (speaking.stream.text.planned_parts or 1)
         if body.event_format:
             return respond(
                 phases(speaking, max_steps), media_type=EVENT_STREAM, on_error=phase_of_error

@@ -80,10 +80,11 @@ async def events(
             frames["num_frames"] = sum(chunk.num_frames for chunk in held)
             frames["start_s"] = round(held[0].start_s, 6)
             if include_codes:
-                frames["codes"] = [row for c in held for row in stream.codes_of(c).tolist()]
+                begin, num_frames = frames["frame_index"], frames["num_frames"]
+                frames["codes"] = stream.codes[begin : begin + num_frames].tolist()
         held.clear()
         frames |= {"sample_rate": rate, "t_ms": round(speaking.record.elapsed_ms, 3)}
-        frames |= stream.mark.fields
+        frames |= speaking.mark.fields
         return _event(type="speech.audio.delta", audio=base64_of(audio), **frames)
 
     async for chunk in speaking.chunks():
@@ -103,7 +104,7 @@ async def events(
     out = delta(audio) if audio else b""
     if found := await speaking.timestamps(granularities):
         out += _timestamps(found)
-    done = speaking.facts() | {"usage": speaking.usage} | stream.mark.fields
+    done = speaking.facts() | {"usage": speaking.usage} | speaking.mark.fields
     if max_steps is None:
         yield out + _event(type="speech.audio.done", **done)
         return
@@ -263,7 +264,7 @@ async def buffered(
         facts: dict[str, Any] = {"audio": base64_of(data), "format": response_format}
         facts |= {f"{name}s": [] for name in granularities}
         facts |= await speaking.timestamps(granularities)
-        return JSONResponse(facts | speaking.facts() | speaking.stream.mark.fields, headers=headers)
+        return JSONResponse(facts | speaking.facts() | speaking.mark.fields, headers=headers)
     return Response(data, media_type=MEDIA_TYPES[response_format], headers=headers)
 
 
@@ -286,12 +287,13 @@ def speech_headers(speaking: ActiveSpeech, warnings: list[str]) -> dict[str, str
         "X-Seed": str(speaking.stream.seed),
         "X-Sample-Rate": str(speaking.record.sample_rate),
         "Cache-Control": "no-store",
-        **speaking.stream.mark.headers,
+        **speaking.mark.headers,
     }
-    if speaking.stream.planned_parts is not None:
-        headers["X-Parts"] = str(speaking.stream.planned_parts)
-    if speaking.stream.is_normalized and speaking.stream.planned_parts is not None:
-        headers["X-Spoken-Text"] = header_value(speaking.stream.spoken_text)
+    text = speaking.stream.text
+    if text.planned_parts is not None:
+        headers["X-Parts"] = str(text.planned_parts)
+    if text.is_normalized and text.planned_parts is not None:
+        headers["X-Spoken-Text"] = header_value(text.spoken)
     if warnings:
         headers["X-Warning"] = header_value("; ".join(warnings))
     return headers

@@ -132,6 +132,7 @@ class Service:
             stream,
             ticket,
             record,
+            mark=engine.mark,
             request_id=request_id,
             finished=self.finished,
             buffer_s=self.settings.buffer_s,

@@ -219,7 +219,7 @@ class Session:
     async def _relay(self, utterance: NumberedUtterance, speaking: ActiveSpeech) -> None:
         config, rate = utterance.config, speaking.record.sample_rate
         response_format = config.format_or(self._settings)
-        mark = speaking.stream.mark
+        mark = speaking.mark
         how: dict[str, Any] = {"opus_kbits": self._settings.opus_kbits}
         how["encoding"] = config.encoding or "pcm"
         if config.stream_audio:
@@ -241,7 +241,7 @@ class Session:
                     channels=1,
                     seed=speaking.stream.seed,
                     request_id=speaking.request_id,
-                    warnings=utterance.warnings + speaking.stream.warnings,
+                    warnings=utterance.warnings + speaking.stream.text.warnings,
                     **mark.fields,
                 )
                 has_begun = True

@@ -256,12 +256,12 @@ class Session:
             num_samples += len(chunk.samples)
         end = AudioStop(timestamp=1000 * num_samples // rate).event()
         # These fields are not in the protocol; clients ignore fields that they do not know.
-        stream = speaking.stream
-        end.data |= {"finish_reason": speaking.finish_reason, "seed": stream.seed}
-        if stream.is_normalized:
-            end.data["spoken_text"] = stream.spoken_text
-        if stream.warnings:
-            end.data["warnings"] = stream.warnings
+        text = speaking.stream.text
+        end.data |= {"finish_reason": speaking.finish_reason, "seed": speaking.stream.seed}
+        if text.is_normalized:
+            end.data["spoken_text"] = text.spoken
+        if text.warnings:
+            end.data["warnings"] = text.warnings
         await self._send(end)
         if is_streamed:
             await self._send(SynthesizeStopped().event())

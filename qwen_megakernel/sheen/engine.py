@@ -196,7 +196,7 @@ class SheenEngine(SpeechEngine):
         if request.text_feed == "stepwise":
             raise TaskError('text_feed is "stepwise"; voices of this family read all text first.')
         resolve_language(request.language, self.languages)
-        return self._text.encoding()
+        return self._text.encoding(request)
 
     def encode(self, audio: str | Path | np.ndarray, rate: int | None = None) -> np.ndarray:
         """Return a recording's codes, [num_frames, 7] int32; `decode` reverses it.

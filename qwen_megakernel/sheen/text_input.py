@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.errors import EmptyText
-from qwen_megakernel.records import TextIds
+from qwen_megakernel.records import SpeechRequest, TextIds
 from qwen_megakernel.sheen.decoder import NO_IDS
 from qwen_megakernel.sheen.phonemes import phonemise
 from qwen_megakernel.sheen.tokens import text_ids
@@ -39,13 +39,14 @@ class TextInput:
         if espeak:
             phonemise("one", espeak)
 
-    def encoding(self) -> TextEncoding:
-        """Return how the parts of a text become ids.
+    def encoding(self, request: SpeechRequest) -> TextEncoding:
+        """Return how the parts of a request's text become ids.
 
         The model reads all of a part before it speaks, so the parts of an open text wait until they
         are complete.
         """
         return TextEncoding(
+            request,
             TextIds(NO_IDS, NO_IDS),
             self.encode,
             None,

@@ -84,8 +84,8 @@ class TextTokenizer:
             reference=self._encode_transcript(voice.transcript if voice else None),
         )
         if request.text_feed == "full" or (voice and voice.in_context):
-            return TextEncoding(ids, self.ids, None, open_part_chars=WAITING_PART_CHARS)
-        return TextEncoding(ids, self.ids, self.stream)
+            return TextEncoding(request, ids, self.ids, None, open_part_chars=WAITING_PART_CHARS)
+        return TextEncoding(request, ids, self.ids, self.stream)
 
     def encode(
         self, text: str, *, instruct: str | None = None, transcript: str | None = None

@@ -5,10 +5,12 @@ in the samples (`alignment`). If a part is still being spoken, or was cut off, t
 its beginning; the timer then estimates from the pace of earlier parts how many words were heard.
 """
 
+import asyncio
 import threading
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -18,7 +20,7 @@ import numpy as np
 from qwen_megakernel.records import AudioChunk, FinishReason
 from qwen_megakernel.text.cleaning import REMOVED, SEPARATORS, visible
 from qwen_megakernel.text.parts import TextPart
-from qwen_megakernel.text.reading.spoken import Piece
+from qwen_megakernel.text.request_text import RequestText
 from qwen_megakernel.text.sentences import sentence_spans
 from qwen_megakernel.timing.alignment import align, speech_hops
 from qwen_megakernel.timing.loudness import Loudness
@@ -64,19 +66,30 @@ class _Heard:
 
 
 class SpeechTimer:
-    """The times of one stream's words. One thread may call `hear` while another requests times.
+    """The times of one stream's words, which are found in the samples that its reader received.
 
-    Chunks are kept until times are requested, or until they have `KEPT_S` of sound, so a stream
-    whose times nothing requests costs nothing.
+    One thread may call `hear` while another requests times. While a part of the text is being
+    spoken, the times of its words are an estimate. Chunks are kept until times are requested, or
+    until they have `KEPT_S` of sound, so a stream whose times nothing requests costs nothing.
 
     Args:
         parts: the parts that the engine has begun, in order; the engine appends to this list.
+        text: the stream's text, which may grow.
+        workers: they look at the samples for coroutines; None: the event loop's threads.
         are_heard_apart: whether each part has a chain (`sound.chain`) of its own, whose held
             samples follow after the part's last frame.
     """
 
-    def __init__(self, parts: Sequence[SpokenPart], *, are_heard_apart: bool = False):
-        self._parts, self._are_heard_apart = parts, are_heard_apart
+    def __init__(
+        self,
+        parts: Sequence[SpokenPart],
+        text: RequestText,
+        workers: Executor | None = None,
+        *,
+        are_heard_apart: bool = False,
+    ) -> None:
+        self._parts, self._text, self._workers = parts, text, workers
+        self._are_heard_apart = are_heard_apart
         self._kept: deque[AudioChunk | None] = deque()  # chunks not looked at yet; None: the end
         self._kept_s = 0.0
         self._lock = threading.Lock()  # for the thread that takes chunks out of `_kept`
@@ -134,14 +147,11 @@ class SpeechTimer:
 
     # ---- words and sentences ---------------------------------------------------------------------
 
-    def words(self, written: str, pieces: Sequence[Piece]) -> list[TimedWord]:
-        """Return the words heard so far; their times in an unfinished part are estimates.
-
-        Args:
-            written: the user's text so far.
-            pieces: the pieces of the spoken text so far.
-        """
+    @property
+    def words(self) -> list[TimedWord]:
+        """The words of the user's text heard so far; offsets count in the text without markup."""
         self.catch_up()
+        written, pieces = self._text.written, self._text.spoken.pieces
         spans = list(word_spans(written))
         spoken = "".join(piece.text for piece in pieces)
         places = _places(spoken)
@@ -168,31 +178,32 @@ class SpeechTimer:
             found += [TimedWord(written[b:e], end_s, end_s, b) for b, e in silent]
         return self._as_settled(found)
 
-    def segments(self, written: str, pieces: Sequence[Piece]) -> list[Segment]:
-        """Return the sentences heard so far; the last one may be incomplete."""
-        return _segments(written, self.words(written, pieces))
+    @property
+    def segments(self) -> list[Segment]:
+        """The sentences of the user's text heard so far; the last one may be incomplete."""
+        return _segments(self._text.written, self.words)
 
-    def take(
-        self, written: str, pieces: Sequence[Piece], *, is_over: bool | None = None
-    ) -> tuple[list[TimedWord], list[Segment]]:
-        """Return the words and sentences settled since the last call; they never change.
+    async def find(self) -> list[TimedWord]:
+        """Return `words`; the event loop is free while a thread looks at the samples."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._workers, lambda: self.words)
 
-        Args:
-            written: the user's text so far.
-            pieces: the pieces of the spoken text so far.
-            is_over: whether the speech was over before the caller read the text, which more text
-                may have joined since (`catch_up`); None: the text is complete.
+    def take(self) -> tuple[list[TimedWord], list[Segment]]:
+        """Return the words and sentences whose times have become final since the last call.
+
+        They have the same times in `words` and `segments` from then on. The last of them become
+        final after the last chunk, when the stream has ended.
         """
-        is_over = self.catch_up() if is_over is None else is_over
+        is_over = self.catch_up()  # before the text is read, which may grow until then
         if not self._is_look_due(is_over):
             return [], []
         limit_s = self._settled_s()
-        words, num_known = self.words(written, pieces), len(self._settled)
+        words, num_known = self.words, len(self._settled)
         if not is_over:
             # The last word may still grow while the text is incomplete.
             words = [word for word in words[:-1] if word.end <= limit_s]
         self._settled += words[num_known:]
-        segments = _segments(written, words)
+        segments = _segments(self._text.written, words)
         if not is_over:
             segments = segments[:-1]  # the last sentence may continue
         first, self._num_settled_segments = self._num_settled_segments, len(segments)

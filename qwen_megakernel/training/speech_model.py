@@ -121,7 +121,8 @@ class SpeechModel(nn.Module):
             [num_frames, num_code_groups - 1, codebook_size] of the other codes.
         """
         codes = codes.to(self.codec_head.weight.device)
-        prompt = PromptBuilder(self._config, self).build(ids, request)
+        prompts = PromptBuilder(self._config, self)
+        prompt = prompts.build(ids, prompts.resolve(request))
         text = torch.cat([prompt.trailing_text, prompt.pad_embed.expand(len(codes), -1)])
         x = torch.cat([prompt.embeds, self.frames(codes) + text[: len(codes)]])
         hidden = self.model(inputs_embeds=x[None], use_cache=False).last_hidden_state[0]

@@ -93,8 +93,9 @@ def test_prompt_from_files_equals_the_official_one(
     request = SpeechRequest(voice="Dylan", instruct=INSTRUCT, text_feed=text_feed, **options)
     tokenizer = TextTokenizer(loaded.files.folder, loaded.config)
     ids = tokenizer.encode(options["text"], instruct=INSTRUCT)
+    prompts = PromptBuilder(loaded.config, embeddings)
     assert_same_prompt(
-        PromptBuilder(loaded.config, embeddings).build(ids, request),
+        prompts.build(ids, prompts.resolve(request)),
         wrapper.generate_custom_voice,
         speaker="Dylan",
         instruct=INSTRUCT if "1.7b" in name else None,
@@ -145,7 +146,9 @@ def test_an_open_text_ends_up_as_the_whole_one(request, toy, num_first):
     whole = toy.build(text_feed="stepwise")
     ids = toy.tokenizer.encode(TEXT)
     begun = toy.builder.build(
-        replace(ids, body=ids.body[:num_first]), SpeechRequest(text=None), text_open=True
+        replace(ids, body=ids.body[:num_first]),
+        toy.builder.resolve(SpeechRequest(text=None, text_feed="stepwise")),
+        text_open=True,
     )
     late = toy.builder.text_rows(ids.body[num_first:])
     trailing = torch.cat([begun.trailing_text, late, toy.builder.end_rows()])
@@ -158,10 +161,10 @@ def test_a_prompt_is_not_built_before_all_text_that_it_needs_is_there(base_toy, 
         (base_toy, {"voice": clone(num_frames=5)}),
         (custom_voice_toy, {"text_feed": "full"}),
     ):
-        toy.builder.check(SpeechRequest(text=None, **options))
+        toy.builder.resolve(SpeechRequest(text=None, **options))
         with pytest.raises(AssertionError, match="must be complete"):
             toy.build(**options, text_open=True)
-    base_toy.builder.check(SpeechRequest(text=None, voice=clone()))
+    base_toy.builder.resolve(SpeechRequest(text=None, voice=clone()))
 
 
 def test_a_prompt_needs_a_text_token(base_toy):

@@ -73,7 +73,7 @@ def test_a_pause_is_exact_silence_between_parts_that_keep_voice_and_seed(
     (pause,) = [chunk for chunk in chunks if chunk.pause_s]
     assert len(pause.samples) == round(0.7 * (rate or RATE)) and not pause.samples.any()
     assert (pause.num_frames, pause.pause_s) == (0, 0.7)
-    assert stream.num_parts == 2 and stream.planned_parts == 2
+    assert stream.text.num_parts == 2 and stream.text.planned_parts == 2
     first = tts.synthesize(FIRST, seed=1)
     assert stream.codes[: len(first.codes)].tolist() == first.codes.tolist()
     ends = np.cumsum([len(chunk.samples) for chunk in chunks]) / (rate or RATE)
@@ -139,7 +139,7 @@ def test_a_language_is_that_of_its_part(tts: TTSEngine, monkeypatch):
     speech = tts.stream(text, **SSML)
     list(speech)
     assert asked == ["auto", "english", "auto"]
-    assert any("'sw'" in warning for warning in speech.warnings)
+    assert any("'sw'" in warning for warning in speech.text.warnings)
 
 
 def test_words_are_those_that_the_user_wrote_with_the_pause_between_them(tts: TTSEngine):
@@ -166,8 +166,8 @@ def test_a_text_in_pieces_has_codes_pauses_and_words_of_one_piece(tts: TTSEngine
     assert [chunk.pause_s for chunk in chunks if chunk.pause_s] == [0.7]
     samples = [np.concatenate([chunk.samples for chunk in each]) for each in (chunks, whole)]
     assert samples[0].tobytes() == samples[1].tobytes()
-    assert [word.word for word in stream.words] == f"{FIRST} {SECOND} It is 3:05.".split()
-    assert stream.written_text == whole_stream.written_text
+    assert [word.word for word in stream.times.words] == f"{FIRST} {SECOND} It is 3:05.".split()
+    assert stream.text.written == whole_stream.text.written
 
 
 async def test_a_coroutine_hears_the_same(tts: TTSEngine):
@@ -205,7 +205,7 @@ def test_broken_markup_of_a_text_in_pieces_ends_the_stream_behind_what_is_spoken
             for chunk in stream:
                 chunks.append(chunk)
         assert stream.finish_reason == "error"
-        assert [word.word for word in stream.words] == f"{FIRST} {SECOND}".split()
+        assert [word.word for word in stream.times.words] == f"{FIRST} {SECOND}".split()
 
 
 def test_what_came_before_the_fault_has_the_samples_it_has_without_it(tts: TTSEngine):
@@ -248,7 +248,7 @@ def test_another_format_is_refused(tts: TTSEngine, text_format: object):
 
 def test_no_format_is_the_default(tts: TTSEngine):
     stream = tts.stream(FIRST, text_format=None, max_frames=1)
-    assert stream.written_text == FIRST
+    assert stream.text.written == FIRST
     stream.close()
 
 
@@ -279,7 +279,7 @@ def test_words_of_a_closed_stream_end_where_its_sound_ended(tts: TTSEngine):
             heard_s = chunk.end_s
             if chunk.manner.speed < 1:
                 stream.close()
-        words = stream.words
+        words = stream.times.words
     assert stream.finish_reason == "cancelled"
     assert words[-1].end <= heard_s + ROUNDING_F64
     assert [word.word for word in words] == f"{FIRST} {SECOND}".split()[: len(words)]

@@ -44,35 +44,35 @@ def test_a_text_in_pieces_has_the_words_and_codes_of_the_whole(tts: TTSEngine, s
             stream.feed(WRITTEN[begin : begin + size])
         stream.end_text()
         list(stream)
-        assert stream.spoken_text == WORDS
+        assert stream.text.spoken == WORDS
         assert stream.codes.tolist() == codes(tts, WRITTEN, text_feed="stepwise")
 
 
 def test_the_last_expression_is_spoken_when_the_text_ends(tts: TTSEngine):
     with tts.stream(text_open=True, seed=1, max_frames=12) as stream:
         stream.feed("Pay $5")
-        assert stream.spoken_text == "Pay "
+        assert stream.text.spoken == "Pay "
         stream.end_text()
-        assert stream.spoken_text == "Pay five dollars"
+        assert stream.text.spoken == "Pay five dollars"
         list(stream)
         assert stream.codes.tolist() == codes(tts, "Pay five dollars", text_feed="stepwise")
 
 
 def test_spoken_pieces_say_what_they_stand_for(tts: TTSEngine):
     with tts.stream("Pay $5 now", max_frames=1) as stream:
-        pieces = [(piece.text, piece.start, piece.end) for piece in stream.spoken_pieces]
+        pieces = [(piece.text, piece.start, piece.end) for piece in stream.text.pieces]
     assert pieces == [("Pay ", 0, 4), ("five dollars", 4, 6), (" now", 6, 10)]
 
 
 def test_a_text_that_is_not_read_is_its_own_spoken_text(tts: TTSEngine):
     with tts.stream("Pay $5 now", max_frames=1, normalize="off") as stream:
-        assert not stream.is_normalized
-        assert stream.spoken_text == "Pay $5 now"
-        assert [piece.end for piece in stream.spoken_pieces] == [10]
+        assert not stream.text.is_normalized
+        assert stream.text.spoken == "Pay $5 now"
+        assert [piece.end for piece in stream.text.pieces] == [10]
     with tts.stream(text_open=True, max_frames=1, normalize="off") as stream:
         stream.feed("Pay ")
         stream.feed("$5")
-        assert stream.spoken_text == "Pay $5"
+        assert stream.text.spoken == "Pay $5"
         stream.end_text()
 
 
@@ -80,24 +80,24 @@ def test_a_lexicon_of_a_request_is_used_for_it_alone(tts: TTSEngine, tmp_path: P
     path = tmp_path / "names.tsv"
     path.write_text("Qwen\tkwen\n")
     with tts.stream("Hello Qwen", max_frames=1, lexicon=path) as stream:
-        assert stream.spoken_text == "Hello kwen"
+        assert stream.text.spoken == "Hello kwen"
     with tts.stream("Hello Qwen", max_frames=1) as stream:
-        assert stream.spoken_text == "Hello Qwen"
+        assert stream.text.spoken == "Hello Qwen"
 
 
 def test_an_engine_has_a_lexicon_and_a_choice_of_its_own():
     options = {"backend": "torch", "warmup": False, "lexicon": {"Qwen": "kwen"}}
     with TTSEngine.from_pretrained("tiny-random", **options) as engine:
         with engine.stream("5 Qwen", max_frames=1) as stream:
-            assert stream.spoken_text == "5 kwen"
+            assert stream.text.spoken == "5 kwen"
         with engine.stream("5 Qwen", max_frames=1, normalize="on") as stream:
-            assert stream.spoken_text == "five kwen"
+            assert stream.text.spoken == "five kwen"
     options |= {"normalize": "on", "lexicon": None}
     with TTSEngine.from_pretrained("tiny-random", **options) as engine:
         with engine.stream("5 Qwen", max_frames=1) as stream:
-            assert stream.spoken_text == "five Qwen"
+            assert stream.text.spoken == "five Qwen"
         with engine.stream("5 mars", max_frames=1, language="fr") as stream:
-            assert stream.spoken_text == "cinq mars"
+            assert stream.text.spoken == "cinq mars"
 
 
 def test_the_released_models_read_numbers_themselves():
@@ -105,8 +105,8 @@ def test_the_released_models_read_numbers_themselves():
         TTSEngine.from_pretrained("tiny-random", backend="torch", warmup=False) as engine,
         engine.stream("5 kg", max_frames=1) as stream,
     ):
-        assert stream.spoken_text == "5 kg"
-        assert not stream.is_normalized
+        assert stream.text.spoken == "5 kg"
+        assert not stream.text.is_normalized
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ async def test_streams_are_read_beside_each_other(tts: TTSEngine):
             stream.end_text()
             async for _ in stream:
                 pass
-            return stream.spoken_text
+            return stream.text.spoken
 
     said = await asyncio.gather(*map(say, (1, 2, 3)))
     assert said == ["It is one kilogram.", "It is two kilograms.", "It is three kilograms."]

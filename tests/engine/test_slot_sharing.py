@@ -42,7 +42,7 @@ def opened(tts: TTSEngine, text: str, seed: int = 1) -> SpeechStream:
     """Return a stream that has spoken all of its open text and waits for more."""
     stream = tts.stream(text_open=True, voice=VOICE, seed=seed)
     stream.feed(text)
-    wait_until(lambda: stream.num_parts and not is_drawing(tts))
+    wait_until(lambda: stream.text.num_parts and not is_drawing(tts))
     return stream
 
 
@@ -68,15 +68,15 @@ def test_a_text_that_stalls_leaves_its_slot_and_goes_on_when_more_text_comes(tts
     stream = opened(tts, "Hello there, how are ")
     try:
         assert np.array_equal(aside(speak, tts, seed=2).codes, other.codes)
-        assert stream.finish_reason is None and stream.num_parts == 1
+        assert stream.finish_reason is None and stream.text.num_parts == 1
         # In the loop's thread, which thus cannot begin to speak between the two calls.
         tts._loop.run(lambda: [stream.feed("you today?"), stream.end_text()])
         checked(aside(list, stream), tts, stream)
-        assert stream.num_parts == 2
+        assert stream.text.num_parts == 2
         # The text of both parts is that of the whole.
         whole = tts.stream(TEXT, voice=VOICE, max_frames=1)
         list(whole)
-        assert stream.num_text_tokens == whole.num_text_tokens
+        assert stream.text.num_tokens == whole.text.num_tokens
     finally:
         stream.close()
 
@@ -93,7 +93,7 @@ def test_a_text_that_comes_slower_than_speech_leaves_its_slot(tts, aside, monkey
     feeding = threading.Thread(target=feed_slowly)
     feeding.start()
     try:
-        wait_until(lambda: stream.num_parts)
+        wait_until(lambda: stream.text.num_parts)
         assert len(aside(speak, tts, seed=2).codes)
         assert stream.finish_reason is None
     finally:
@@ -111,7 +111,7 @@ def test_a_text_that_stalls_is_not_cut_while_no_stream_waits(tts, monkeypatch):
         stream.feed(word)
         time.sleep(0.1)
     feed_and_end(stream, "you today?")
-    assert stream.num_parts == 1 and np.array_equal(stream.codes, whole.codes)
+    assert stream.text.num_parts == 1 and np.array_equal(stream.codes, whole.codes)
 
 
 def test_a_stream_that_has_said_all_of_its_text_ends_without_a_slot(tts, aside):
@@ -119,7 +119,7 @@ def test_a_stream_that_has_said_all_of_its_text_ends_without_a_slot(tts, aside):
     try:
         assert len(aside(speak, tts, seed=2).codes)
         with tts.stream(PARTS, voice=VOICE, text_format="pauses", chunk_frames=1) as holder:
-            wait_until(lambda: holder.num_parts)
+            wait_until(lambda: holder.text.num_parts)
             stream.end_text()
             checked(aside(list, stream), tts, stream)
             assert holder.finish_reason is None
@@ -134,9 +134,9 @@ def test_a_reader_that_stalls_leaves_its_slot_and_gets_the_same_frames_later(tts
     stream = tts.stream(PARTS, **options)
     try:
         wait_until(lambda: len(stream._state.outbox) >= MAX_QUEUED_CHUNKS)
-        num_parts = stream.num_parts
+        num_parts = stream.text.num_parts
         assert np.array_equal(aside(speak, tts, seed=2).codes, other.codes)
-        assert stream.num_parts == num_parts < 4  # it ended its part, and began no other
+        assert stream.text.num_parts == num_parts < 4  # it ended its part, and began no other
         speech = aside(Speech.collect, stream)
     finally:
         stream.close()
@@ -157,8 +157,8 @@ def test_streams_that_stall_in_turn_share_one_slot(tts, aside, monkeypatch):
             stream.end_text()
         for stream in streams:
             checked(aside(list, stream), tts, stream)
-        assert len({stream.num_text_tokens for stream in streams}) == 1
-        assert max(stream.num_parts for stream in streams) > 1
+        assert len({stream.text.num_tokens for stream in streams}) == 1
+        assert max(stream.text.num_parts for stream in streams) > 1
     finally:
         for stream in streams:
             stream.close()

@@ -56,8 +56,7 @@ def test_frames_are_the_codecs_and_samples_what_is_heard(tts: TTSEngine, options
     plain = tts.synthesize(TEXT, **VOICE)
     with tts.stream(TEXT, **VOICE, **options) as stream:
         chunks = list(stream)
-        codes = np.concatenate([stream.codes_of(chunk) for chunk in chunks if chunk.num_frames])
-    assert codes.tolist() == plain.codes.tolist() == stream.codes.tolist()
+    assert stream.codes.tolist() == plain.codes.tolist()
     starts = np.cumsum([0, *(chunk.num_frames for chunk in chunks)])
     assert [chunk.frame_index for chunk in chunks] == starts[:-1].tolist()
     assert all(len(chunk.samples) for chunk in chunks)

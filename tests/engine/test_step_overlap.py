@@ -129,7 +129,7 @@ def speak(monkeypatch):
         states = []
         for _ in range(num_streams):
             request = SpeechRequest("x", chunk_frames=4)
-            text = closed_text(TextPart.whole(torch.arange(9)))
+            text = closed_text(request, TextPart.whole(torch.arange(9)))
             state = StreamState(request, text, loop.wake, loop.interrupt, 24000)
             states.append(state)
         with loop._changed:  # admitted in one turn
@@ -238,8 +238,9 @@ def test_silence_is_cut_at_its_frame_though_more_was_drawn(overlapping, monkeypa
     monkeypatch.setattr(runaway_guard, "SILENT_FRAMES", 12)
     stream = overlapping.stream(LONG_TEXT, voice=VOICE, seed=1, chunk_frames=chunk_frames)
     num_samples = sum(len(chunk.samples) for chunk in stream)
-    assert stream.finish_reason == "silence" and stream.num_parts >= 2
-    assert len(stream.codes) == 11 * stream.num_parts and num_samples == len(stream.codes) * 1920
+    assert stream.finish_reason == "silence" and stream.text.num_parts >= 2
+    assert len(stream.codes) == 11 * stream.text.num_parts
+    assert num_samples == len(stream.codes) * 1920
 
 
 def test_closing_a_stream_delivers_nothing_more_and_frees_its_slot(overlapping):

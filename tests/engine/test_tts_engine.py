@@ -306,7 +306,7 @@ def test_a_temperature_below_half_of_the_checkpoints_gives_a_warning(tts, caplog
     def warnings(**sampling):
         caplog.clear()
         with tts.stream("Hello.", max_frames=1, **sampling) as stream:
-            found = stream.warnings
+            found = stream.text.warnings
         assert caplog.messages == [text[0].upper() + text[1:] + "." for text in found]
         return found
 

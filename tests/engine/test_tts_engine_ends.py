@@ -157,7 +157,8 @@ def test_of_two_equal_requests_that_wait_the_right_one_is_cancelled(tts, alone):
 
 def test_streams_may_join_the_queue_while_it_is_looked_through():
     def state(cancelled):
-        made = StreamState(SpeechRequest("a"), closed_text(), lambda: None, lambda: None, 24000)
+        request = SpeechRequest("a")
+        made = StreamState(request, closed_text(request), lambda: None, lambda: None, 24000)
         made.cancelled = cancelled
         return made
 

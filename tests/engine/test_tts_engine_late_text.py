@@ -75,16 +75,16 @@ def test_text_that_comes_while_the_last_frames_become_audio_is_spoken_as_a_new_p
     )
     stream.feed("Hello there, how are ")
     assert list(stream) and stream.finish_reason in ("eos", "length")
-    assert stream.num_parts == 2
+    assert stream.text.num_parts == 2
     assert len(stream.codes) > len(early.codes)
 
 
 def test_text_that_comes_after_the_end_token_is_spoken_as_a_new_part(tts, early):
     stream = tts.stream(text_open=True, voice=VOICE, seed=early.seed, max_frames=24)
     stream.feed("Hello there, how are ")
-    wait_until(lambda: stream.num_parts and tts._loop._table.waiting)  # for text
+    wait_until(lambda: stream.text.num_parts and tts._loop._table.waiting)  # for text
     feed_and_end(stream, "you today?")
-    assert stream.num_parts == 2
+    assert stream.text.num_parts == 2
     assert np.array_equal(stream.codes[: len(early.codes)], early.codes)
     assert len(stream.codes) > len(early.codes)
 
@@ -139,7 +139,7 @@ LONG_WINDED = "and so it goes on and on and on until nobody listens any more "
 @pytest.mark.parametrize("size", [1, 2, 7, 100, 400])
 def test_where_an_open_text_is_cut_does_not_depend_on_its_pieces(tts, text, num_parts, size):
     def parts(pieces):
-        encoding = TextEncoding(None, tts._tokenizer.ids, tts._tokenizer.stream)
+        encoding = TextEncoding(None, None, tts._tokenizer.ids, tts._tokenizer.stream)
         intake = TextIntake(RequestText(), encoding, is_whole=False)
         for piece in pieces:
             intake.feed(piece)

@@ -49,7 +49,7 @@ def room(monkeypatch):
         vocoder = Vocoder(log)
         for buffered_s, num_frames in streams.values():
             request = SpeechRequest(TEXT, first_chunk_frames=num_frames, chunk_frames=num_frames)
-            text = closed_text(TextPart.whole(torch.arange(9)))
+            text = closed_text(request, TextPart.whole(torch.arange(9)))
             state = StreamState(request, text, None, None, RATE)
             table.waiting.append(state)
             if buffered_s is not None:
@@ -78,7 +78,7 @@ def state_of(**sound) -> StreamState:
     """A stream whose sound is changed on its way to the reader."""
     options = SoundOptions(**sound)
     request = SpeechRequest(TEXT, sound=options)
-    state = StreamState(request, closed_text(), None, None, RATE)
+    state = StreamState(request, closed_text(request), None, None, RATE)
     state.heard = HeardChunks(new_chain(options, RATE))
     return state
 

@@ -55,7 +55,7 @@ def test_a_text_goes_through_the_calls_of_the_table_in_their_order(how):
         try:
             stream = tts.stream(TEXT, voice=VOICE, seed=1, max_frames=1, **how)
             assert sum(chunk.num_frames for chunk in stream) == 1
-            assert all(word.end > word.start for word in stream.words)
+            assert all(word.end > word.start for word in stream.times.words)
         finally:
             sys.setprofile(None)
             tts._loop.run(lambda: sys.setprofile(None))

@@ -31,7 +31,8 @@ def test_a_speech_has_the_words_that_were_written_in_order_and_within_its_length
 def test_words_of_later_parts_are_in_the_samples_of_those_parts(tts: TTSEngine):
     with tts.stream(LONG, seed=1) as stream:
         chunks = list(stream)
-        words, segments, parts = stream.words, stream.segments, stream._state.spoken_parts
+        words, segments = stream.times.words, stream.times.segments
+        parts = stream._state.spoken_parts
     assert len(parts) > 1 and [word.word for word in words] == LONG.split()
     assert len(segments) == 12
     place = 0
@@ -54,7 +55,7 @@ def test_a_text_in_pieces_has_all_its_words(tts: TTSEngine, size: int):
             stream.feed(text[begin : begin + size])
         stream.end_text()
         list(stream)
-        assert [word.word for word in stream.words] == text.split()
+        assert [word.word for word in stream.times.words] == text.split()
 
 
 def test_a_part_that_is_spoken_in_two_pieces_has_the_words_of_both_in_their_samples(
@@ -69,9 +70,9 @@ def test_a_part_that_is_spoken_in_two_pieces_has_the_words_of_both_in_their_samp
         stream.feed(second)
         stream.end_text()
         list(stream)
-        words = stream.words
+        words = stream.times.words
     assert [word.word for word in words] == f"{first}{second}".split()
-    assert stream.num_parts == 2 and 0 < piece < len(stream._state.codes)
+    assert stream.text.num_parts == 2 and 0 < piece < len(stream._state.codes)
     # The encoder of an open text holds the last word back.
     assert all(word.end <= piece * tts.seconds_per_frame for word in words[:3])
     assert all(word.start >= (piece - 1) * tts.seconds_per_frame for word in words[4:])
@@ -83,8 +84,8 @@ def test_a_closed_stream_ends_where_its_sound_ended(tts: TTSEngine):
         for chunk in stream:
             if chunk.frame_index > 20:
                 stream.close()
-        words = stream.words
-    heard_s = stream._timer._heard_s
+        words = stream.times.words
+    heard_s = stream.times._heard_s
     assert 0 < len(words) < len(LONG.split())
     assert words[-1].end <= heard_s
     assert [word.word for word in words] == LONG.split()[: len(words)]
@@ -101,11 +102,11 @@ def test_what_settles_while_a_stream_is_read_is_all_in_the_end(tts: TTSEngine):
     words, segments = [], []
     with tts.stream(LONG, seed=1) as stream:
         for _ in stream:
-            more = stream.take_timestamps()
+            more = stream.times.take()
             words, segments = words + more[0], segments + more[1]
-        more = stream.take_timestamps()
+        more = stream.times.take()
         words, segments = words + more[0], segments + more[1]
-        assert words == stream.words and segments == stream.segments
+        assert words == stream.times.words and segments == stream.times.segments
     assert [word.word for word in words] == LONG.split()
 
 

@@ -71,7 +71,7 @@ async def test_interruption_during_audio(mode):
         await run.turn("What is it?")
         await run.until(TTSStoppedFrame)
     last = run.engine.streams[-1]
-    assert run.pcm.endswith(last.sent) and last.text == "What is it?"
+    assert run.pcm.endswith(last.sent) and last.text.spoken == "What is it?"
     contexts = [frame.context_id for frame in run.frames(TTSStartedFrame)]
     assert len(set(contexts)) == 2
     late = [frame for frame in run.frames(TTSAudioRawFrame) if frame.context_id == contexts[0]]
@@ -99,7 +99,7 @@ async def test_interruption_while_the_llm_still_writes(mode):
         await assert_quiet(run)
         await run.turn("New turn.")
         await run.until(TTSStoppedFrame)
-    assert run.engine.streams[-1].text == "New turn."  # without text of the old turn
+    assert run.engine.streams[-1].text.spoken == "New turn."  # without text of the old turn
 
 
 async def test_uninterruptible_speech_is_spoken_to_its_end(mode):
@@ -212,7 +212,7 @@ async def test_pipelines_share_an_engine_without_hearing_each_other(mode, num_pi
     async with asyncio.TaskGroup() as group:
         for i, run in enumerate(runs):
             group.create_task(_speak(run, f"This is number {i} speaking."))
-    by_text = {stream.text: stream.sent for stream in engine.streams}
+    by_text = {stream.text.spoken: stream.sent for stream in engine.streams}
     for i, run in enumerate(runs):
         assert run.pcm == by_text[f"This is number {i} speaking."]
     assert not engine.closed and not engine.speaking

@@ -79,7 +79,7 @@ async def test_words_have_the_times_that_the_stream_has(mode, engine):
     async with Run(tts) as run:
         await run.turn("It is 3:05 pm and your table for two is ready.")
         await run.until(LLMFullResponseEndFrame)
-    assert told == [(word.word, word.start) for word in streams[0].words]
+    assert told == [(word.word, word.start) for word in streams[0].times.words]
     assert len({start for _, start in told}) == len(told) == 11
 
 

@@ -30,7 +30,7 @@ async def test_a_sentence_is_spoken_in_words_and_reaches_the_conversation_as_it_
     async with Run(service(engine, settings=settings)) as run:
         await run.say("Qwen costs $12.50 today.")
         await run.until(TTSStoppedFrame)
-    assert engine.streams[0].text == "kwen costs twelve dollars and fifty cents today."
+    assert engine.streams[0].text.spoken == "kwen costs twelve dollars and fifty cents today."
     words = [word.text for word in run.frames(TTSTextFrame)]
     assert words == ["Qwen", "costs", "$12.50", "today."]
 
@@ -40,7 +40,7 @@ async def test_a_turn_that_is_fed_word_by_word_is_read_the_same():
     async with Run(service(engine, TOKEN, settings=Settings(normalize="on"))) as run:
         await run.turn("It is 3:", "05", " pm and", " $5.")
         await run.until(LLMFullResponseEndFrame)
-    assert engine.streams[0].text == "It is three oh five p m and five dollars."
+    assert engine.streams[0].text.spoken == "It is three oh five p m and five dollars."
     words = [word.text for word in run.frames(TTSTextFrame)]
     assert words == ["It", "is", "3:05", "pm", "and", "$5."]
 
@@ -55,7 +55,7 @@ async def test_settings_of_reading_change_while_the_bot_runs_and_bad_ones_are_re
         await run.send(TTSUpdateSettingsFrame(delta=Settings(normalize="on", lexicon={"a": "b"})))
         await run.say("5 kg a.")
         await run.until(lambda: len(engine.streams) == 2 and len(run.frames(TTSStoppedFrame)) == 2)
-    assert [stream.text for stream in engine.streams] == ["5 kg.", "five kilograms b."]
+    assert [stream.text.spoken for stream in engine.streams] == ["5 kg.", "five kilograms b."]
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ async def test_speech_inside_a_turn_waits_for_the_turn(mode):
     started = [frame.context_id for frame in run.frames(TTSStartedFrame)]
     stopped = [frame.context_id for frame in run.frames(TTSStoppedFrame)]
     assert len(set(started)) == 2 and started == stopped
-    assert sorted(stream.text.strip() for stream in run.engine.streams)[0] == "Bing!"
+    assert sorted(stream.text.spoken.strip() for stream in run.engine.streams)[0] == "Bing!"
 
 
 async def test_a_slow_engine_keeps_the_order_of_frames(mode):
@@ -120,12 +120,14 @@ async def test_a_turn_is_one_request_fed_word_by_word_in_token_mode():
     async with talk(TOKEN, rtf=0.1) as run:
         await run.send(LLMFullResponseStartFrame())
         await run.send(LLMTextFrame("  Hello the"), LLMTextFrame("re my "), LLMTextFrame("fr"))
-        await run.until(lambda: [s.text for s in run.engine.streams] == ["Hello there my "])
+        await run.until(lambda: [s.text.spoken for s in run.engine.streams] == ["Hello there my "])
         await run.until(TTSAudioRawFrame)  # while the turn's text is still open
         await run.send(LLMTextFrame("iend, 50"), LLMTextFrame("+ of you."))
         await run.send(LLMFullResponseEndFrame())
         await run.until(TTSStoppedFrame)
-    assert [stream.text for stream in run.engine.streams] == ["Hello there my friend, 50+ of you."]
+    assert [stream.text.spoken for stream in run.engine.streams] == [
+        "Hello there my friend, 50+ of you."
+    ]
 
 
 async def test_text_transforms_see_whole_words_in_token_mode():
@@ -139,7 +141,7 @@ async def test_text_transforms_see_whole_words_in_token_mode():
         await run.turn("It has 5", "0", "+ ro", "oms.")
         await run.until(TTSStoppedFrame)
     assert "".join(seen) == "It has 50+ rooms." and not {"5", "0", "+ ro"} & set(seen)
-    assert run.engine.streams[0].text == "It has over fifty rooms."
+    assert run.engine.streams[0].text.spoken == "It has over fifty rooms."
 
 
 async def test_a_late_llm_stalls_the_request_and_ends_nothing():
@@ -165,7 +167,7 @@ async def test_a_turn_of_an_in_context_voice_is_one_request_in_token_mode():
         await run.turn("Hello the", "re. How a", "re you? Fi", "ne")
         await run.until(TTSStoppedFrame)
     (stream,) = run.engine.streams
-    assert stream.text == "Hello there. How are you? Fine"
+    assert stream.text.spoken == "Hello there. How are you? Fine"
     assert stream.request.voice is mario
     assert run.pcm == run.sent
     assert run.order(TTSStartedFrame, TTSStoppedFrame) == [TTSStartedFrame, TTSStoppedFrame]

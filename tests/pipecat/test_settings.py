@@ -86,7 +86,7 @@ async def test_a_change_within_a_token_turn_opens_a_new_context():
         await run.send(TTSUpdateSettingsFrame(delta=Settings(voice="vivian")))
         await run.send(LLMTextFrame("After it."), LLMFullResponseEndFrame())
         await run.until(TTSStoppedFrame, 2)
-    assert [(stream.request.voice, stream.text) for stream in run.engine.streams] == [
+    assert [(stream.request.voice, stream.text.spoken) for stream in run.engine.streams] == [
         ("aiden", "Before it. "),
         ("vivian", "After it."),
     ]

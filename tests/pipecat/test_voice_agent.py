@@ -61,7 +61,7 @@ async def test_the_agent_greets_every_client(example, offline, mode, monkeypatch
     async with asyncio.timeout(20):
         while not (engine.streams and engine.streams[0].finish_reason and browser.output().heard):
             await asyncio.sleep(0.01)
-    assert engine.streams[0].text == "Hello, who is there?"
+    assert engine.streams[0].text.spoken == "Hello, who is there?"
     assert engine.streams[0].request.voice == "aiden"
     await browser._call_event_handler("on_client_disconnected", None)
     await asyncio.wait_for(running, 20)

@@ -1,5 +1,7 @@
 """When the service pushes the words of a stream that knows their times; the clock of a listener."""
 
+from types import SimpleNamespace
+
 import pytest
 from tolerances import nearly
 
@@ -64,13 +66,15 @@ class Stream:
     """A stream with a word every 0.4 s of the audio that was heard."""
 
     def __init__(self, text: str) -> None:
-        self.written_text, self.heard_s, self.drift_s = text, 100.0, 0.0
+        self.text, self.heard_s, self.drift_s = SimpleNamespace(written=text), 100.0, 0.0
+        self.times = self
 
-    async def find_words(self) -> list[TimedWord]:
-        times = ((0.4 + self.drift_s) * index for index in range(len(self.written_text)))
+    async def find(self) -> list[TimedWord]:
+        text = self.text.written
+        times = ((0.4 + self.drift_s) * index for index in range(len(text)))
         return [
-            TimedWord(self.written_text[begin:end], start_s, start_s + 0.4, begin)
-            for start_s, (begin, end, _) in zip(times, word_spans(self.written_text), strict=False)
+            TimedWord(text[begin:end], start_s, start_s + 0.4, begin)
+            for start_s, (begin, end, _) in zip(times, word_spans(text), strict=False)
             if start_s < self.heard_s
         ]
 
@@ -108,7 +112,7 @@ async def test_each_character_is_told_once_where_a_text_turns_out_to_be_chinese(
     stream = Stream("aaaa bbbb ")
     timer = WordTimer(stream)
     told = await timer.due(9.0, heard_s=0.0)
-    stream.written_text += "你好。"
+    stream.text.written += "你好。"
     told += await timer.finish()
     assert [(word.word, word.unspaced) for word in told] == [
         ("aaaa", False),
@@ -164,11 +168,11 @@ async def test_words_whose_times_are_known_are_told_without_another_look():
     looks: list[float] = []
 
     class Counted(Stream):
-        async def find_words(self) -> list[TimedWord]:
+        async def find(self) -> list[TimedWord]:
             looks.append(self.heard_s)
-            return await super().find_words()
+            return await super().find()
 
-    stream = Counted(stream.written_text)
+    stream = Counted(stream.text.written)
     timer = WordTimer(stream)
     told = [word.word for heard in range(20) for word in await timer.due(3.2, heard_s=heard / 10)]
     assert told == ["aaaa", "bbbb", "cccc", "dddd", "eeee", "ffff"] and len(looks) <= 4  # of 20

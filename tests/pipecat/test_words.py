@@ -155,7 +155,7 @@ async def test_ten_thousand_characters_are_spoken(mode):
         await run.turn(*(text[start : start + 100] for start in range(0, len(text), 100)))
         await run.until(LLMFullResponseEndFrame, timeout_s=60)
     assert run.errors == []
-    assert "".join(stream.text for stream in engine.streams).replace(" ", "") == (
+    assert "".join(stream.text.spoken for stream in engine.streams).replace(" ", "") == (
         text.replace(" ", "")
     )
 
@@ -176,7 +176,7 @@ async def test_long_speech_is_cut_into_sentences_of_one_context(mode):
         await run.until(TTSStoppedFrame, timeout_s=60)
     assert len(requests) == 100 and len({context_id for context_id, _ in requests}) == 1
     assert len(engine.streams) == (100 if mode is SENTENCE else 1)
-    assert " ".join(stream.text.strip() for stream in engine.streams) == text.strip()
+    assert " ".join(stream.text.spoken.strip() for stream in engine.streams) == text.strip()
     assert " ".join(word.text for word in run.frames(TTSTextFrame)) == text.strip()
     assert run.order(TTSStartedFrame, TTSStoppedFrame) == [TTSStartedFrame, TTSStoppedFrame]
 
@@ -188,7 +188,7 @@ async def test_markdown_goes_where_the_transform_sends_it_and_the_context_keeps_
     async with Run(service(FakeEngine(), text_transforms=[("*", plain)])) as run:
         await run.turn("This is **very** bold.")
         await run.until(LLMFullResponseEndFrame)
-    assert run.engine.streams[0].text == "This is very bold."
+    assert run.engine.streams[0].text.spoken == "This is very bold."
     assert " ".join(f.raw_text or f.text for f in run.frames(TTSTextFrame)) == (
         "This is **very** bold."
     )

@@ -74,7 +74,7 @@ def test_the_plugins_of_the_page_speak_with_this_server(monkeypatch: pytest.Monk
             text=True,
             timeout=240,
         )
-        texts = [(text, " ".join(stream.written_text.split())) for text, stream in streams]
+        texts = [(text, " ".join(stream.text.written.split())) for text, stream in streams]
     assert done.returncode == 0, done.stderr
     spoken = [line.split() for line in done.stdout.splitlines()]
     assert [words[:2] for words in spoken] == [

@@ -119,7 +119,7 @@ def test_a_record_keeps_its_numbers_and_an_error_its_lines() -> None:
 def test_warnings_about_a_text(tts, text: str, text_format: str, quoting: str) -> None:
     with logged(quoting):
         stream = tts.stream(text, text_format=text_format, max_frames=2)
-    for warning in stream.warnings:
+    for warning in stream.text.warnings:
         assert warning.isprintable() and len(warning) < 400
     stream.close()
 

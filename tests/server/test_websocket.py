@@ -78,7 +78,7 @@ async def test_one_connection_speaks_one_utterance_after_the_other(live, engine)
             events, audio = await hear_until(socket)
             assert {event["utterance_index"] for event in events} == {index}
             assert audio == engine.streams[index].sent
-        assert engine.streams[2].text == "This is number 2."
+        assert engine.streams[2].text.spoken == "This is number 2."
 
 
 async def test_a_session_is_one_line_of_the_access_log(live, caplog):

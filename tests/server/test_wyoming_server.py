@@ -130,7 +130,7 @@ async def test_audio_leaves_before_the_text_is_complete() -> None:
         await client.write_event(SynthesizeChunk("there was a house.").event())
         await client.write_event(SynthesizeStop().event())
         events += await events_until(client, SynthesizeStopped)
-    assert engine.streams[0].text == "Once upon a time there was a house."
+    assert engine.streams[0].text.spoken == "Once upon a time there was a house."
     assert pcm_of(events) == engine.streams[0].sent
     assert [event.type for event in events[-2:]] == ["audio-stop", "synthesize-stopped"]
 
@@ -145,7 +145,7 @@ async def test_home_assistants_copy_of_the_text_is_not_spoken_twice() -> None:
         await events_until(client, SynthesizeStopped)
         await client.write_event(Synthesize("Again.").event())  # not part of the stream
         await events_until(client, AudioStop)
-    assert [stream.text for stream in engine.streams] == ["Hello there.", "Again."]
+    assert [stream.text.spoken for stream in engine.streams] == ["Hello there.", "Again."]
 
 
 async def test_random_weights_say_the_same_whole_and_in_pieces() -> None:

@@ -180,7 +180,7 @@ def test_text_in_pieces_begins_with_the_first_whole_part(engine):
     for word in ("həˈloʊ wɝld ɡʊd ˈmɔɹnɪŋ. " * 7).split(" "):
         stream.feed(word + " ")
     assert next(stream).num_frames == 1
-    assert feed_and_end(stream).num_parts >= 2
+    assert feed_and_end(stream).text.num_parts >= 2
 
 
 def test_pieces_without_a_word_are_an_error(engine):

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.letters import count_letters
+from qwen_megakernel.engine.stream import StreamText
 from qwen_megakernel.errors import (
     EmptyText,
     EngineClosed,
@@ -29,10 +30,10 @@ from qwen_megakernel.sound.chunks import HeardChunks
 from qwen_megakernel.text.languages import resolve_language, supported_languages
 from qwen_megakernel.text.parts import TextPart
 from qwen_megakernel.text.reading.reader import Reading, TextReader
-from qwen_megakernel.text.reading.spoken import Piece
+from qwen_megakernel.text.reading.spoken import Piece, SpokenText
 from qwen_megakernel.text.sentences import unspeakable
 from qwen_megakernel.timing.speech_timer import SpeechTimer, SpokenPart
-from qwen_megakernel.timing.words import Segment, TimedWord, spoken_spans, word_spans
+from qwen_megakernel.timing.words import TimedWord, spoken_spans, word_spans
 from qwen_megakernel.voice import Voice
 
 SAMPLE_RATE = 24000
@@ -124,25 +125,48 @@ class FakeEngine:
             stream.close()
 
 
+class ExactTimes(SpeechTimer):
+    """The times of a stream's words; `find` knows those of the hum exactly."""
+
+    def __init__(self, stream: "FakeStream") -> None:
+        super().__init__([stream._part], stream)
+        self._stream = stream
+
+    async def find(self) -> list[TimedWord]:
+        """Return the words whose beginning was heard."""
+        stream, engine = self._stream, self._stream.engine
+        text, speed = stream.text, stream.request.sound.speed
+        spans = list(word_spans(text.written))
+        letter_s, silence_s = engine.letter_s / speed, engine.silent_frames * FRAME_S / speed
+        letters = [0, *accumulate(map(count_letters, text.spoken))]
+        found = []
+        self.catch_up()
+        for (begin, end, _), (low, high) in zip(
+            spans, spoken_spans(text.pieces, [span[:2] for span in spans]), strict=True
+        ):
+            start_s, end_s = (silence_s + letters[place] * letter_s for place in (low, high))
+            if start_s < self._heard_s and (low < len(text.spoken) or stream._over):
+                found.append(TimedWord(text.written[begin:end], start_s, end_s, begin))
+        return found
+
+
 class FakeStream:
     """One request."""
 
     def __init__(self, engine: FakeEngine, request: SpeechRequest, reader: TextReader | None):
-        self.engine, self.request, self.mark = engine, request, engine.mark
+        self.engine, self.request, self.reader = engine, request, reader
         self.seed, self.finish_reason = request.seed, None
-        self.reader, self.is_normalized = reader, reader is not None
-        self.text = self.written = request.text or ""
+        self._spoken = self.written = request.text or ""
         if reader and request.text is not None:
-            self.text = reader.whole(request.text)
+            self._spoken = reader.whole(request.text)
         self.text_ended = request.text is not None
         self.sent = b""
         self.num_frames = 0
         self.cancelled = False
-        self.num_parts, self.timings, self.warnings = 1, {}, []
-        self.planned_parts = None if request.text is None else 1
+        self.timings, self.warnings = {}, []
         self.pitch = 200 + 37 * (len(engine.streams) % 40)
-        self._part = SpokenPart(TextPart(text=self.text), 0)
-        self._timer = SpeechTimer([self._part])
+        self._part = SpokenPart(TextPart(text=self._spoken), 0)
+        self.times = ExactTimes(self)
         self._changed = asyncio.Event()
         self._due: float | None = None  # loop time of the next chunk
         chain = new_chain(request.sound, SAMPLE_RATE)
@@ -152,56 +176,33 @@ class FakeStream:
         self._over = False
 
     @property
-    def num_text_tokens(self) -> int:
-        """Return one for each letter."""
-        return count_letters(self.text)
-
-    @property
-    def spoken_text(self) -> str:
-        return self.text
-
-    @property
-    def spoken_pieces(self) -> tuple[Piece, ...]:
+    def spoken(self) -> SpokenText:
         if self.reader:
-            return self.reader.spoken.pieces
-        return (Piece(self.text, 0, len(self.text), is_kept=True),)
-
-    async def find_words(self) -> list[TimedWord]:
-        """Return the words whose beginning was heard, with the exact times of the hum."""
-        spans = list(word_spans(self.written))
-        letter_s = self.engine.letter_s / self.request.sound.speed
-        silence_s = self.engine.silent_frames * FRAME_S / self.request.sound.speed
-        letters = [0, *accumulate(map(count_letters, self.text))]
-        found = []
-        self._timer.catch_up()
-        for (begin, end, _), (low, high) in zip(
-            spans, spoken_spans(self.spoken_pieces, [span[:2] for span in spans]), strict=True
-        ):
-            start_s, end_s = (silence_s + letters[place] * letter_s for place in (low, high))
-            if start_s < self._timer._heard_s and (low < len(self.text) or self._over):
-                found.append(TimedWord(self.written[begin:end], start_s, end_s, begin))
-        return found
+            return self.reader.spoken
+        return SpokenText([Piece(self._spoken, 0, len(self._spoken), is_kept=True)])
 
     @property
-    def written_text(self) -> str:
-        return self.written
-
-    @property
-    def segments(self) -> list[Segment]:
-        return self._timer.segments(self.written, self.spoken_pieces)
-
-    def take_timestamps(self) -> tuple[list[TimedWord], list[Segment]]:
-        is_over = self._timer.catch_up()
-        return self._timer.take(self.written, self.spoken_pieces, is_over=is_over)
+    def text(self) -> StreamText:
+        """The text, of one part and with a token for each letter."""
+        return StreamText(
+            written=self.written,
+            is_normalized=self.reader is not None,
+            warnings=self.warnings,
+            num_tokens=count_letters(self._spoken),
+            num_parts=1,
+            planned_parts=None if self.request.text is None else 1,
+            _spoken=self.spoken,
+        )
 
     def _say(self, text: str) -> None:
-        self.text += text
+        self._spoken += text
         self._part.text.text += text
 
-    def codes_of(self, chunk: AudioChunk) -> np.ndarray:
-        """Return [num_frames, 16]; the first code of a frame is its number."""
-        codes = np.zeros((chunk.num_frames, 16), dtype=np.int32)
-        codes[:, 0] = np.arange(chunk.frame_index, chunk.frame_index + chunk.num_frames)
+    @property
+    def codes(self) -> np.ndarray:
+        """The frames, [num_frames, 16] int32; the first code of a frame is its number."""
+        codes = np.zeros((self.num_frames, 16), dtype=np.int32)
+        codes[:, 0] = np.arange(self.num_frames)
         return codes
 
     def feed(self, text: str) -> None:
@@ -233,10 +234,10 @@ class FakeStream:
             elif self._heard and (rest := self._heard.rest()):
                 chunks = [rest]
             else:
-                self._timer.end()
+                self.times.end()
                 raise StopAsyncIteration
         (heard,) = chunks
-        self._timer.hear(heard)
+        self.times.hear(heard)
         self.sent += heard.samples.tobytes()
         return heard
 
@@ -272,7 +273,7 @@ class FakeStream:
         return self._last("cancelled")
 
     def _frames_in_text(self) -> int:
-        spoken = round(count_letters(self.text) * self.engine.letter_s / FRAME_S)
+        spoken = round(count_letters(self._spoken) * self.engine.letter_s / FRAME_S)
         return spoken + self.engine.silent_frames if spoken else 0
 
     async def _enter(self) -> None:

@@ -175,7 +175,7 @@ class Toy:
         voice = request.voice
         transcript = voice.transcript if isinstance(voice, Voice) else None
         ids = self.tokenizer.encode(TEXT, instruct=request.instruct, transcript=transcript)
-        return self.builder.build(ids, request, text_open=text_open)
+        return self.builder.build(ids, self.builder.resolve(request), text_open=text_open)
 
 
 def assert_same_prompt(prefill, call, **kwargs) -> None:

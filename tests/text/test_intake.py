@@ -39,10 +39,10 @@ def intake(text: str | None = None, *, waits: bool = False, **options: str) -> T
     """Return an intake; with a text, it has taken it. With `waits`, its parts grow unseen."""
     nothing = TextIds(encode(""), encode(""))
     open_part_chars = WAITING_PART_CHARS if waits else (250, 500)
-    encoding = TextEncoding(
-        nothing, encode, None if waits else Letters, open_part_chars=open_part_chars
-    )
     request = SpeechRequest(text, **options)  # type: ignore[arg-type]
+    encoding = TextEncoding(
+        request, nothing, encode, None if waits else Letters, open_part_chars=open_part_chars
+    )
     made = new_intake(request, encoding, Reading(), languages=["english"])
     if text is not None:
         made.feed(text)

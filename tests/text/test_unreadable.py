@@ -113,27 +113,27 @@ def test_a_text_without_a_letter_that_the_model_reads_is_refused(demo, text, tex
         demo.stream(text, text_format=text_format)
     lexicon = {"你好": "nee how", "შენ": "shen"}
     with demo.stream(text, text_format=text_format, lexicon=lexicon, max_frames=1) as stream:
-        assert stream.spoken_text
+        assert stream.text.spoken
 
 
 def test_a_misspelt_pause_is_named_where_pauses_are_obeyed(demo):
     text = "Well [pause 10ms] then [pause abc]."
     with demo.stream(text, text_format="pauses", max_frames=1) as stream:
-        assert len(stream.warnings) == 1 and "[pause abc]" in stream.warnings[0]
+        assert len(stream.text.warnings) == 1 and "[pause abc]" in stream.text.warnings[0]
 
 
 def test_the_engine_warns_of_whole_and_of_fed_text(demo, caplog):
     with demo.stream("<speak>你好</speak>", max_frames=1) as stream:
-        assert stream.warnings == [CHINESE, MARKUP]
+        assert stream.text.warnings == [CHINESE, MARKUP]
     assert caplog.messages == [text[0].upper() + text[1:] + "." for text in (CHINESE, MARKUP)]
     with demo.stream(text_open=True, max_frames=1) as stream:
         stream.feed("Hello ")
-        assert stream.warnings == []
+        assert stream.text.warnings == []
         stream.feed("你好")
-        assert stream.warnings == [CHINESE]
+        assert stream.text.warnings == [CHINESE]
     with demo.stream(text_open=True, text_format="ssml", max_frames=1) as stream:
         stream.feed("<speak>Hello 你好")
-        assert stream.warnings == [CHINESE]
+        assert stream.text.warnings == [CHINESE]
 
 
 async def test_wyoming_tells_its_clients_at_the_end(demo, caplog):
@@ -153,7 +153,7 @@ async def test_pipecat_logs_it_and_hands_it_to_who_listens(demo, caplog, mode):
 
     @service.event_handler("on_speech_ended")
     async def on_speech_ended(service, context_id, stream):
-        heard.append(stream.warnings)
+        heard.append(stream.text.warnings)
 
     async with pipelines.Run(service) as run:
         await run.turn("<speak>", "აბგ there.")

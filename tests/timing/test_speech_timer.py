@@ -1,7 +1,9 @@
 """The words of a stream: as the user wrote them, in order, within the sound, final only once."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,8 @@ from tolerances import MOVED_WORD_SECONDS, SILENT_END, WORD_AT_HALF_SPEED, WORD_
 from qwen_megakernel.records import AudioChunk
 from qwen_megakernel.text.cleaning import MAX_CHARS, visible
 from qwen_megakernel.text.parts import MAX_PART_CHARS, MIN_PART_CHARS, TextPart
-from qwen_megakernel.text.reading.spoken import Piece
+from qwen_megakernel.text.reading.spoken import Piece, SpokenText
+from qwen_megakernel.text.request_text import RequestText
 from qwen_megakernel.text.sentences import pack_sentences
 from qwen_megakernel.timing import speech_timer
 from qwen_megakernel.timing.alignment import align
@@ -22,8 +25,11 @@ FRAME = 1920
 FIRST, SECOND = "sonat filo, tasi nof.", "Lalo fansi ota, naso tof."
 
 
-def as_written(text: str) -> tuple[Piece, ...]:
-    return (Piece(text, 0, len(text), is_kept=True),)
+def as_written(text: str) -> RequestText:
+    """Return a text that is spoken as it is written."""
+    request_text = RequestText()
+    list(request_text.feed(text))
+    return request_text
 
 
 def chunks(samples: np.ndarray, first_frame: int = 0, frames: int = 3) -> Iterator[AudioChunk]:
@@ -51,9 +57,13 @@ def spoken_parts(texts: Sequence[str]) -> tuple[list[SpokenPart], list[AudioChun
 
 
 def heard(
-    parts: Sequence[SpokenPart], sent: Sequence[AudioChunk], *, is_over: bool = True
+    parts: Sequence[SpokenPart],
+    sent: Sequence[AudioChunk],
+    text: str | RequestText,
+    *,
+    is_over: bool = True,
 ) -> SpeechTimer:
-    timer = SpeechTimer(parts)
+    timer = SpeechTimer(parts, as_written(text) if isinstance(text, str) else text)
     for chunk in sent:
         timer.hear(chunk)
     if is_over:
@@ -73,8 +83,8 @@ def check(words: Sequence[TimedWord], seconds: float) -> None:
 def test_words_of_several_parts_have_their_times():
     text = f"{FIRST} {SECOND}"
     parts, sent, said = spoken_parts([FIRST, SECOND])
-    timer = heard(parts, sent)
-    words = timer.words(text, as_written(text))
+    timer = heard(parts, sent, text)
+    words = timer.words
     assert [word.word for word in words] == text.split()
     assert [text[word.offset :][: len(word.word)] for word in words] == text.split()
     check(words, sum(len(chunk.samples) for chunk in sent) / RATE)
@@ -82,7 +92,7 @@ def test_words_of_several_parts_have_their_times():
     expected = [*said[0].word_times, *((a + second_s, b + second_s) for a, b in said[1].word_times)]
     found = np.array([(word.start, word.end) for word in words])
     assert np.abs(found - expected).max() < WORD_P50
-    first, second = timer.segments(text, as_written(text))
+    first, second = timer.segments
     assert (first.text, second.text) == (FIRST, SECOND)
     assert (first.id, second.id) == (0, 1)
     assert (first.start, first.end) == (words[0].start, words[3].end)
@@ -93,7 +103,7 @@ def test_words_are_those_that_were_written_with_the_times_of_what_was_spoken():
     written, spoken = "$5 tof", "sonat filo tof"
     pieces = (Piece("sonat filo", 0, 2), Piece(" tof", 2, 6, is_kept=True))
     parts, sent, said = spoken_parts([spoken])
-    words = heard(parts, sent).words(written, pieces)
+    words = heard(parts, sent, SimpleNamespace(written=written, spoken=SpokenText(pieces))).words
     assert [word.word for word in words] == ["$5", "tof"]
     times = said[0].word_times
     expected = [(times[0][0], times[1][1]), times[2]]
@@ -104,7 +114,7 @@ def test_marks_alone_are_not_heard_and_not_lost():
     text = "— sonat 😀 filo !"
     parts, sent, _ = spoken_parts(["sonat filo"])
     parts[0].text.text = text
-    words = heard(parts, sent).words(text, as_written(text))
+    words = heard(parts, sent, text).words
     assert [word.word for word in words] == text.split()
     lengths = {word.word: word.end - word.start for word in words}
     assert lengths["—"] == lengths["😀"] == lengths["!"] == 0
@@ -114,15 +124,15 @@ def test_marks_alone_are_not_heard_and_not_lost():
 
 @pytest.mark.parametrize("text", ["", "…!", "   \n", "😀"])
 def test_a_text_without_a_word_has_none(text: str):
-    timer = SpeechTimer([])
-    assert timer.words(text, as_written(text)) == [] == timer.segments(text, as_written(text))
+    timer = SpeechTimer([], as_written(text))
+    assert timer.words == [] == timer.segments
     timer.end()
-    assert timer.words(text, as_written(text)) == [] and timer.take(text, ()) == ([], [])
+    assert timer.words == [] and timer.take() == ([], [])
 
 
 def test_one_word_has_the_sound_and_not_the_silence_around_it():
     parts, sent, said = spoken_parts(["sonatilo"])
-    (word,) = heard(parts, sent).words("sonatilo", as_written("sonatilo"))
+    (word,) = heard(parts, sent, "sonatilo").words
     assert np.abs(np.array([word.start, word.end]) - said[0].word_times[0]).max() < WORD_P50
 
 
@@ -132,7 +142,7 @@ def test_words_of_other_scripts_are_in_the_order_in_which_they_were_written(text
     part = SpokenPart(TextPart(text=text), 0)
     sent = list(chunks(samples))
     part.end(sum(chunk.num_frames for chunk in sent), "eos")
-    words = heard([part], sent).words(text, as_written(text))
+    words = heard([part], sent, text).words
     assert [word.word for word in words] == text.split()
     check(words, len(samples) / RATE + 1)
 
@@ -145,15 +155,15 @@ def test_an_interrupted_speech_has_the_words_that_were_heard_and_ends_where_the_
     spelled = spell(text.lower())
     sent = list(chunks(spelled.samples[: int(share * len(spelled.samples))]))
     seconds = sum(len(chunk.samples) for chunk in sent) / RATE
-    timer = heard([SpokenPart(TextPart(text=text), 0)], sent)
-    words = timer.words(text, as_written(text))
+    timer = heard([SpokenPart(TextPart(text=text), 0)], sent, text)
+    words = timer.words
     said = [times for times in spelled.word_times if times[0] < seconds]
     assert len(words) in range(len(said) - 1, len(said) + 2)
     assert len(words) < len(text.split())
     assert [word.word for word in words] == text.split()[: len(words)]
     check(words, seconds)
     assert seconds - SILENT_END < words[-1].end <= seconds
-    assert timer.segments(text, as_written(text))[-1].end == words[-1].end
+    assert timer.segments[-1].end == words[-1].end
 
 
 def test_what_was_taken_never_changes_and_together_it_is_all():
@@ -163,7 +173,7 @@ def test_what_was_taken_never_changes_and_together_it_is_all():
     for part in parts:
         part.end_frame, part.is_whole = None, False
     begun: list[SpokenPart] = []
-    timer = SpeechTimer(begun)
+    timer = SpeechTimer(begun, as_written(text))
     words, segments, early = [], [], 0
     for chunk in [*sent, None]:
         if chunk:
@@ -175,29 +185,31 @@ def test_what_was_taken_never_changes_and_together_it_is_all():
                 begun[-1].end(done, "eos")
         else:
             timer.end()
-        more_words, more_segments = timer.take(text, as_written(text))
+        more_words, more_segments = timer.take()
         words, segments = words + more_words, segments + more_segments
         if chunk:
             early += len(more_words)
-        assert timer.words(text, as_written(text))[: len(words)] == words
+        assert timer.words[: len(words)] == words
     assert early >= 5  # words of the first part, and some of the second
-    assert words == timer.words(text, as_written(text))
-    assert segments == timer.segments(text, as_written(text))
+    assert words == timer.words
+    assert segments == timer.segments
     assert [word.word for word in words] == text.split()
     check(words, 100)
-    assert timer.take(text, as_written(text)) == ([], [])
+    assert timer.take() == ([], [])
 
 
-@pytest.mark.parametrize("ask", ["words", "take"])
+@pytest.mark.parametrize(
+    "ask", [lambda timer: timer.words, SpeechTimer.take], ids=["words", "take"]
+)
 def test_what_is_heard_while_words_are_sought_is_in_the_next_answer(
-    monkeypatch: pytest.MonkeyPatch, ask: str
+    monkeypatch: pytest.MonkeyPatch, ask: Callable[[SpeechTimer], Any]
 ):
     """The server searches in one thread, while another one receives samples."""
     text = f"{FIRST} {SECOND}"
     parts, sent, _ = spoken_parts([text])
     end_frame, parts[0].end_frame, parts[0].is_whole = parts[0].end_frame, None, False
     count = len(sent) // 2
-    timer = heard(parts, sent[:count], is_over=False)
+    timer = heard(parts, sent[:count], text, is_over=False)
     later = sent[count:]
 
     def hearing(*arguments):
@@ -209,19 +221,31 @@ def test_what_is_heard_while_words_are_sought_is_in_the_next_answer(
         return align(*arguments)
 
     monkeypatch.setattr(speech_timer, "align", hearing)
-    getattr(timer, ask)(text, as_written(text))
+    ask(timer)
     assert not later
-    words = timer.words(text, as_written(text))
+    words = timer.words
     assert [word.word for word in words] == text.split()
-    told, segments = timer.take(text, as_written(text))
+    told, segments = timer.take()
     assert segments and told == words[len(words) - len(told) :]
 
 
-def test_a_speech_that_ends_while_its_text_is_read_keeps_the_words_that_were_not_read():
+def test_a_speech_that_ends_while_its_text_is_read_keeps_the_words_that_were_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+):
     parts, sent, _ = spoken_parts([FIRST])
-    timer, half = heard(parts, sent), FIRST[: len(FIRST) // 2]
-    early, _ = timer.take(half, as_written(half), is_over=False)
-    late, _ = timer.take(FIRST, as_written(FIRST), is_over=timer.catch_up())
+    text = as_written(FIRST[: len(FIRST) // 2])
+    timer = heard(parts, sent, text, is_over=False)
+    catch_up = timer.catch_up
+
+    def catch_up_before_the_end() -> bool:
+        is_over = catch_up()
+        timer.end()
+        return is_over
+
+    monkeypatch.setattr(timer, "catch_up", catch_up_before_the_end)
+    early, _ = timer.take()
+    list(text.feed(FIRST[len(FIRST) // 2 :]))
+    late, _ = timer.take()
     assert [word.word for word in early + late] == FIRST.split()
 
 
@@ -231,7 +255,7 @@ def test_at_another_speed_times_are_those_of_the_samples_that_were_received():
         AudioChunk(np.repeat(chunk.samples, 2), RATE, chunk.frame_index, chunk.num_frames, 0.0)
         for chunk in sent
     ]
-    words = heard(parts, slow).words(FIRST, as_written(FIRST))
+    words = heard(parts, slow, FIRST).words
     expected = 2 * np.array(said[0].word_times)
     found = np.array([(word.start, word.end) for word in words])
     assert np.abs(found - expected).max() < WORD_AT_HALF_SPEED
@@ -242,7 +266,7 @@ def test_a_chunk_of_two_parts_is_cut_between_them():
     parts, sent, said = spoken_parts([FIRST, SECOND])
     samples = np.concatenate([chunk.samples for chunk in sent])
     whole = AudioChunk(samples, RATE, 0, sum(chunk.num_frames for chunk in sent), 0.0)
-    words = heard(parts, [whole]).words(text, as_written(text))
+    words = heard(parts, [whole], text).words
     second_s = parts[1].first_frame * FRAME / RATE
     assert words[3].end <= second_s < words[4].start
     assert abs(words[4].start - second_s - said[1].word_times[0][0]) < WORD_P50
@@ -252,7 +276,7 @@ def test_a_part_that_nothing_was_said_for_moves_no_word():
     text = "sonat. *** filo."
     parts, sent, said = spoken_parts(["sonat.", "filo."])
     parts[1].text.start = len("sonat.***")
-    words = heard(parts, sent).words(text, as_written(text))
+    words = heard(parts, sent, text).words
     assert [word.word for word in words] == text.split()
     second_s = parts[1].first_frame * FRAME / RATE
     assert abs(words[2].start - second_s - said[1].word_times[0][0]) < WORD_P50
@@ -273,9 +297,9 @@ def test_the_longest_text_takes_time_in_proportion():
                 sent.append(piece)
                 frame += chunk.num_frames
             parts[-1].end(frame, "eos")
-        timer = heard(parts, sent)
+        timer = heard(parts, sent, text)
         begun = time.process_time()
-        words = timer.words(text, as_written(text))
+        words = timer.words
         spent = time.process_time() - begun
         assert len(words) == len(text.split())
         return spent
@@ -290,17 +314,17 @@ def pause(seconds: float, frame: int) -> AudioChunk:
 
 
 def test_words_beside_a_pause_end_before_it_and_begin_behind_it():
+    text = f"{FIRST} {SECOND}"
     parts, sent, _ = spoken_parts([FIRST, SECOND])
     boundary = parts[1].first_frame
     before = [chunk for chunk in sent if chunk.frame_index < boundary]
     behind = sent[len(before) :]
-    timer = SpeechTimer(parts, are_heard_apart=True)
+    timer = SpeechTimer(parts, as_written(text), are_heard_apart=True)
     for chunk in [pause(0.5, 0), *before, pause(2.0, boundary), pause(1.0, boundary), *behind]:
         timer.hear(chunk)
     timer.end()
-    text = f"{FIRST} {SECOND}"
-    words = timer.words(text, as_written(text))
-    plain = heard(parts, sent).words(text, as_written(text))
+    words = timer.words
+    plain = heard(parts, sent, text).words
     count = len(FIRST.split())
     assert [word.word for word in words] == text.split()
     first_s = sum(len(chunk.samples) for chunk in before) / RATE
@@ -312,15 +336,15 @@ def test_words_beside_a_pause_end_before_it_and_begin_behind_it():
 
 
 def test_a_part_with_a_sound_of_its_own_settles_when_its_sound_has_ended():
+    text = f"{FIRST} {SECOND}"
     parts, sent, _ = spoken_parts([FIRST, SECOND])
     boundary = parts[1].first_frame
     before = [chunk for chunk in sent if chunk.frame_index < boundary]
-    timer = SpeechTimer(parts, are_heard_apart=True)
+    timer = SpeechTimer(parts, as_written(text), are_heard_apart=True)
     for chunk in before:
         timer.hear(chunk)
-    text = f"{FIRST} {SECOND}"
-    known, _ = timer.take(text, as_written(text))
+    known, _ = timer.take()
     timer.hear(pause(1.0, boundary))
-    words, segments = timer.take(text, as_written(text))
+    words, segments = timer.take()
     assert [word.word for word in known + words] == FIRST.split()[:-1]  # one may still grow
     assert not segments

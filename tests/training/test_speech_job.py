@@ -74,7 +74,8 @@ def greedy(loaded, text, voice, feed, num_frames):
     decoder = PlainDecoder(loaded, DecoderSizes(1, 256, 64, device=CPU, dtype=torch.float32))
     ids = TextTokenizer(loaded.files.folder, loaded.config).encode(text)
     request = SpeechRequest(text=None, voice=voice, text_feed=feed)
-    prompt = PromptBuilder(loaded.config, decoder.embeddings).build(ids, request)
+    prompts = PromptBuilder(loaded.config, decoder.embeddings)
+    prompt = prompts.build(ids, prompts.resolve(request))
     decoder.prefill(0, prompt, Sampling.greedy(), seed=0, part=0)
     return decoder.step([0], num_frames)
 

@@ -35,7 +35,8 @@ class Case:
         voice = Voice("anna", x_vector)
         self.request = SpeechRequest(text=None, voice=voice, language="en", text_feed=text_feed)
         decoder = PlainDecoder(loaded, DecoderSizes(1, 256, 64, device=CPU, dtype=torch.float32))
-        prompt = PromptBuilder(config, decoder.embeddings).build(self.ids, self.request)
+        prompts = PromptBuilder(config, decoder.embeddings)
+        prompt = prompts.build(self.ids, prompts.resolve(self.request))
         decoder.prefill(0, prompt, Sampling(), seed=0, part=0)
         forced, taps = torch.cat([self.codes, self.codes[:1]])[None], {}
         decoder.step([0], NUM_FRAMES + 1, forced, taps)

@@ -110,7 +110,7 @@ class Reader:
             request: fields of `SpeechRequest`; the sampling is the checkpoint's unless given.
         """
         wanted = SpeechRequest(text=text, **{"sampling": self.checkpoint.sampling} | request)
-        prompt = self._prompts.build(self._tokenizer.encode(text), wanted)
+        prompt = self._prompts.build(self._tokenizer.encode(text), self._prompts.resolve(wanted))
         self._decoder.prefill(0, prompt, wanted.sampling, seed=wanted.seed, part=0)
         result = self._decoder.step([0], max_frames)
         return result.codes[0, : result.num_frames[0]], bool(result.ended[0])

@@ -107,7 +107,7 @@ def plain_cases(loaded: Checkpoint, decoder: PlainDecoder, num_steps: int) -> li
         if left <= 0:
             break
         request = SpeechRequest(text, voice=_speaker(loaded), text_feed="stepwise")
-        prefill = prompts.build(tokenizer.encode(text), request)
+        prefill = prompts.build(tokenizer.encode(text), prompts.resolve(request))
         case = Case(
             prefill.embeds, prefill.trailing_text, prefill.pad_embed, *(torch.empty(0),) * 4
         )
@@ -197,6 +197,6 @@ def plain_prompts(
     built = []
     for text in TEXTS[:count]:
         request = SpeechRequest(text, voice=_speaker(loaded), text_feed="stepwise")
-        prefill = prompts.build(tokenizer.encode(text), request)
+        prefill = prompts.build(tokenizer.encode(text), prompts.resolve(request))
         built.append((prefill.embeds, prefill.trailing_text))
     return built

@@ -151,7 +151,7 @@ class Desk:
 
     def encoder(self, speaking: ActiveSpeech, sound: Sound) -> Encoder:
         """Return an encoder for a speech."""
-        comment, rate = speaking.stream.mark.comment, speaking.record.sample_rate
+        comment, rate = speaking.mark.comment, speaking.record.sample_rate
         return new_encoder(sound.response_format, rate, **self._how(sound), comment=comment)
 
     def _how(self, sound: Sound) -> dict[str, Any]:

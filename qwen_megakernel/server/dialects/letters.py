@@ -29,16 +29,17 @@ class LetterTimer:
         Returns:
             The letters of the client's text, without markup, and those of the spoken text.
         """
-        stream, record = self._speaking.stream, self._speaking.record
+        record = self._speaking.record
         is_over = self._speaking.finish_reason in ("eos", "length")  # asked before the last words
         words = await self._speaking.words()
         times = [(word.start, word.end) for word in words]
         spans = [(word.offset, word.offset + len(word.word)) for word in words]
-        spoken = spoken_spans(stream.spoken_pieces, spans)
+        text = self._speaking.stream.text
+        spoken = spoken_spans(text.pieces, spans)
         end_s = record.num_samples / record.sample_rate if is_over else None
         return (
-            self._written.take(stream.written_text, zip(spans, times, strict=True), end_s),
-            self._spoken.take(stream.spoken_text, zip(spoken, times, strict=True), end_s),
+            self._written.take(text.written, zip(spans, times, strict=True), end_s),
+            self._spoken.take(text.spoken, zip(spoken, times, strict=True), end_s),
         )
 
 

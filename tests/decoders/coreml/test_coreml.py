@@ -170,7 +170,8 @@ def test_an_app_that_follows_the_page_speaks(converted):
     greedy = Sampling.greedy().override(repetition_penalty=1.0)
     plain = plain_decoder(loaded)
     ids = TextTokenizer(loaded.files.folder, loaded.config).encode("Hi.")
-    prefill = PromptBuilder(loaded.config, plain.embeddings).build(ids, SpeechRequest("Hi."))
+    prompts = PromptBuilder(loaded.config, plain.embeddings)
+    prefill = prompts.build(ids, prompts.resolve(SpeechRequest("Hi.")))
     text = [*prefill.trailing_text, *[prefill.pad_embed] * num_frames]
     plain.prefill(0, prefill, greedy, seed=0, part=0)
     expected = plain.step([0], num_frames).codes[0]

@@ -173,7 +173,7 @@ async def test_settings_change_between_sentences_of_a_context(live, engine):
         await tell(socket, **cartesia("a", "One. ", **{"continue": True}))
         await tell(socket, **cartesia("a", "Two. ", **how))
         heard = await speak(socket, "a", generation_config={"speed": 1.5})
-    assert [stream.text for stream in engine.streams] == ["One. ", "Two. "]
+    assert [stream.text.spoken for stream in engine.streams] == ["One. ", "Two. "]
     assert [stream.request.sound.speed for stream in engine.streams] == [1.0, 1.5]
     assert audio_of(heard) == engine.streams[0].sent + engine.streams[1].sent
 

@@ -8,7 +8,7 @@ import json
 import pytest
 import soundfile
 from dialect_clients import ELEVENLABS, audio_of, dialect, letters_of, listen, tell
-from fake_engine import STORY, FakeEngine, FakeStream
+from fake_engine import STORY, ExactTimes, FakeEngine
 from live_server import serving
 from tiny_speech import tiny_engine
 from tolerances import MP3_BIT_RATE, ROUNDED_S, ROUNDED_STEP_S
@@ -197,15 +197,15 @@ async def test_a_context_is_spoken_and_closed_with_times(live, engine):
 
 
 async def test_times_of_words_are_our_own(live, monkeypatch):
-    own, take = [], FakeStream.take_timestamps
+    own, take = [], ExactTimes.take
 
-    def noted(self: FakeStream) -> tuple:
+    def noted(self: ExactTimes) -> tuple:
         found = take(self)
         own.extend(found[0])
         return found
 
     # Not those of another request: when a time becomes final, it depends on the chunks so far.
-    monkeypatch.setattr(FakeStream, "take_timestamps", noted)
+    monkeypatch.setattr(ExactTimes, "take", noted)
     async with dialect(live, ELEVENLABS) as socket:
         await say(socket, "a", STORY)
         text, starts, ends = letters_of(await listen(socket, is_final))
@@ -223,7 +223,7 @@ async def test_text_after_a_flush_is_a_new_stream_whose_times_go_on(live, engine
         await say(socket, "a", STORY, close=False)
         await say(socket, "a", "And more. ")
         heard = await listen(socket, is_final)
-    assert [stream.text for stream in engine.streams] == [STORY, "And more. "]
+    assert [stream.text.spoken for stream in engine.streams] == [STORY, "And more. "]
     assert audio_of(heard) == engine.streams[0].sent + engine.streams[1].sent
     text, starts, ends = letters_of(heard)
     assert_times(text, starts, ends, len(audio_of(heard)) / 48, STORY + "And more. ")
@@ -252,7 +252,7 @@ async def test_contexts_are_independent(live, engine):
 
         heard = await listen(socket, is_third_end)
     for stream in engine.streams:
-        name = stream.text[8]
+        name = stream.text.spoken[8]
         assert audio_of([each for each in heard if each["contextId"] == name]) == stream.sent
 
 

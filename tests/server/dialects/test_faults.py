@@ -393,7 +393,7 @@ async def test_200_contexts_on_one_connection_are_all_spoken(name):
                 heard.append(message)
                 if message.get("isFinal") or message.get("type") == "done":
                     left.discard(message.get("contextId") or message.get("context_id"))
-        sent = {stream.text[8:-1]: stream.sent for stream in live.engine.streams}
+        sent = {stream.text.spoken[8:-1]: stream.sent for stream in live.engine.streams}
         for each in names:
             ours = [m for m in heard if each in (m.get("contextId"), m.get("context_id"))]
             assert audio_of(ours) == sent[each]

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from fake_engine import FakeEngine, FakeStream
+from fake_engine import ExactTimes, FakeEngine
 from live_server import LiveServer, serving
 
 pytest.importorskip("pipecat")
@@ -51,7 +51,7 @@ def make(name: str, live: LiveServer, **options: Any) -> Any:
 
 def spoken(engine: FakeEngine) -> str:
     """Return all text that the engine has got, with single spaces."""
-    return " ".join(" ".join(stream.text for stream in engine.streams).split())
+    return " ".join(" ".join(stream.text.spoken for stream in engine.streams).split())
 
 
 @pytest.mark.parametrize("name", SOCKETS)
@@ -68,14 +68,14 @@ async def test_an_answer_is_spoken_whole(live, engine, name, mode):
 @pytest.mark.parametrize("name", TIMED)
 @pytest.mark.parametrize("mode", [SENTENCE, TOKEN], ids=str)
 async def test_every_word_is_pushed_once_in_order_at_its_time(name, mode, monkeypatch):
-    own, take = [], FakeStream.take_timestamps
+    own, take = [], ExactTimes.take
 
-    def noted(self: FakeStream) -> Any:
+    def noted(self: ExactTimes) -> Any:
         found = take(self)
         own.extend(found[0])
         return found
 
-    monkeypatch.setattr(FakeStream, "take_timestamps", noted)
+    monkeypatch.setattr(ExactTimes, "take", noted)
     with serving(FakeEngine(rtf=0.001, letter_s=0.09)) as live:
         async with Run(make(name, live, text_aggregation_mode=mode)) as run:
             await run.turn(*(f"{word} " for word in SAID.split()))
@@ -120,7 +120,7 @@ async def test_an_interruption_of_an_answer_that_goes_on_stops_it(name):
             live.engine.rtf = 0.001
             await run.turn("What is it?")
             await run.until(TTSStoppedFrame)
-            assert live.engine.streams[-1].text.strip() == "What is it?"
+            assert live.engine.streams[-1].text.spoken.strip() == "What is it?"
 
 
 @pytest.mark.parametrize("name", SOCKETS)

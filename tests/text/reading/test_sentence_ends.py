@@ -59,7 +59,7 @@ class Letters:
 
 
 def cut(text: str, step: int) -> list[str]:
-    encoding = TextEncoding(None, None, Letters, open_part_chars=(12, 24))
+    encoding = TextEncoding(None, None, None, Letters, open_part_chars=(12, 24))
     intake = TextIntake(RequestText(None, TextWatch(None)), encoding, is_whole=False)
     for begin in range(0, len(text), step):
         intake.feed(text[begin : begin + step])
