@@ -37,7 +37,7 @@ class Chinese(Language):
         year = r"[12]\d{3}"
         yield rf"{year}(?=年|\s?[-~～至到]\s?{year}年)", lambda match, _: self.spell(match[0])
         yield r"\d{3,4}(?=室|房间)", lambda match, _: self.spell_phone(match[0])
-        yield r"1\d\d(?!\d)", self.emergency
+        yield r"1(?:10|14|19|2[02])(?!\d)", self.emergency
         yield r"(?P<a>[1-9])\.(?P<b>\d)(?=折)", "{a}{b}"
         yield r"(?<=元)/(?=月|年|天|小时|人|次|平|斤|个|晚)", "每"
         yield r"1[3-9]\d{9}(?!\d)", lambda match, _: self.spell_phone(match[0])

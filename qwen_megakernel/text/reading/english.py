@@ -101,7 +101,7 @@ class English(Language):
         ext.: extension; Pkwy. Pkwy: parkway; Hwy. Hwy: highway; Oct.: October
         Nov.: November; Dec.: December; Mon.: Monday; Tue. Tues.: Tuesday; Wed.: Wednesday
         Thu. Thurs.: Thursday; Fri.: Friday; Sat.: Saturday
-        Mon: Monday; Tue Tues: Tuesday; Wed: Wednesday; Thu Thur Thurs: Thursday; Fri: Friday
+        Tue Tues: Tuesday; Wed: Wednesday; Thu Thur Thurs: Thursday; Fri: Friday
         incl.: including; excl.: excluding"""
     BEFORE_ROMANS = _NUMBERED
     FINAL = "Jr. Sr. etc. Inc. Ltd. Corp. Co. Ave. Blvd. Rd. a.m. p.m."

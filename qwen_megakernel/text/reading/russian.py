@@ -111,7 +111,8 @@ class Russian(Language):
     def after_preposition(self, match: re.Match[str], before: str) -> str | None:
         """Return a number in the case that the word before it asks for; None: it asks for none."""
         case, number = _CASES.get(before.lower()), int(match["n"])
-        if before.lower() in ("с", "со") and 1900 <= number < 2100:  # "from 2010 to 2015"
+        is_span = match.string[match.end() :].lstrip().startswith(("по ", "до "))
+        if before.lower() in ("с", "со") and 1900 <= number < 2100 and is_span:  # years
             return self.genitive(number)
         return case and self.say(number, case=case, gender="m")
 
