@@ -231,9 +231,10 @@ class FrameDecoder(ABC):
             self._states[slot] = None
 
     def _check_prompt(self, num_positions: int) -> None:
-        if self.sizes.max_frames and num_positions > self.sizes.max_prompt:
+        limit = self.max_positions - (self.sizes.max_frames or 0)
+        if self.sizes.max_frames and num_positions > limit:
             raise TextTooLong(
-                f"The prompt has {num_positions} positions; the limit is {self.sizes.max_prompt}.",
+                f"The prompt has {num_positions} positions; the limit is {limit}.",
                 "Text in the prefill and reference frames count one position each.",
                 "Use a shorter reference, or leave split on.",
             )

@@ -18,7 +18,7 @@ from qwen_megakernel.decoders.graph.model import MAX_FRAMES_PER_LAUNCH, GraphMod
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.decoders.weights import DecoderModel
 from qwen_megakernel.errors import GenerationError
-from qwen_megakernel.gpu.cuda_graphs import Graphs, HostCopy, upload
+from qwen_megakernel.gpu.cuda_graphs import Graphs, download, upload
 from qwen_megakernel.records import StepResult
 
 MIN_PROMPT = 16  # prompts are padded to this number times a power of two
@@ -135,11 +135,11 @@ class GraphDecoder(BufferedDecoder):
                 self._graphs.run(key, partial(self.model.run_frame, *key))
             else:
                 logits.append(self.model.run_frame(*key))
-        download = HostCopy(self.model.result)
-        return lambda: self._collect(slots, num_frames, download)
+        wait = download(self.model.result)
+        return lambda: self._collect(slots, num_frames, wait())
 
-    def _collect(self, slots: Sequence[int], num_frames: int, download: HostCopy) -> StepResult:
-        codes, (counts, ended, bad) = self.model.split_result(download.wait())
+    def _collect(self, slots: Sequence[int], num_frames: int, result: Tensor) -> StepResult:
+        codes, (counts, ended, bad) = self.model.split_result(result)
         at = list(slots)
         if bad[at].any():
             self._lose(slots)

@@ -29,7 +29,7 @@ from qwen_megakernel.errors import (
     QwenTTSError,
     UsageError,
 )
-from qwen_megakernel.gpu.cuda_graphs import HostCopy
+from qwen_megakernel.gpu.cuda_graphs import download
 from qwen_megakernel.gpu.launch_order import in_order
 from qwen_megakernel.records import StepResult
 
@@ -132,10 +132,10 @@ class Launcher:
                 logits.append(tapped[:, :, : len(streams)].permute(2, 0, 1, 3))
             first += len(streams)
         result[ends[-1] :] = buffers.controls.errors
-        download, prompts = HostCopy(result), tuple(self._prompts)
+        downloaded, prompts = download(result), tuple(self._prompts)
 
         def wait() -> list[StepResult | QwenTTSError]:
-            found = download.wait()
+            found = downloaded()
             self._steps = []
             errors = found[ends[-1] :].tolist()
             self._settle_prompts(prompts, errors)
