@@ -82,7 +82,6 @@ class PlainDecoder(FrameDecoder):
             self.projection = at.tensor("weight"), at.tensor("bias")
 
     def cancel(self) -> None:
-        """End the running `step`, or else the next one, before it begins another frame."""
         self._cancelled = True
 
     def _new_state(self, slot: int, sampling: Sampling, seed: int, part: int) -> PlainState:

@@ -105,7 +105,6 @@ class CpuDecoder(FrameDecoder):
 
     @property
     def instruction_set(self) -> str:
-        """The instruction set that the library was compiled for, such as "avx2"."""
         return self._library.qwen_cpu_instruction_set().decode()
 
     @property
@@ -119,7 +118,6 @@ class CpuDecoder(FrameDecoder):
         return self._library.qwen_cpu_decoder_packed_bytes(self._handle)
 
     def cancel(self) -> None:
-        """End the running `step`, or else the next one, before it begins another frame."""
         self._library.qwen_cpu_decoder_cancel(self._handle)
 
     def _check(self, status: int, what: str) -> None:

@@ -47,7 +47,6 @@ class GraphDecoder(BufferedDecoder):
             self._record_everything()
 
     def cancel(self) -> None:
-        """End the running step, or else the next one, before it enqueues another frame's graph."""
         self._cancelled = True
 
     def _run_prompt(self, slot: int, embeds: Tensor, pad_embed: Tensor) -> None:

@@ -153,7 +153,6 @@ class CpuVocoder(Vocoder):
         return pcm
 
     def warm(self, codes: np.ndarray | Tensor, state: VocoderState) -> None:
-        """Advance a stream over frames without returning their samples; see `Vocoder.warm`."""
         codes = self._checked(torch.as_tensor(codes)[None])[:, -self._context :]
         self._run(codes, [state], max(0, codes.shape[1] - self._tail_context), None)
 
