@@ -8,13 +8,16 @@ import math
 import re
 import shlex
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
 from qwen_megakernel.errors import RecordingError
 from qwen_megakernel.printable import get_logger
 from qwen_megakernel.text.scripts import UNSPACED
+
+if TYPE_CHECKING:
+    from soundfile import SoundFile
 
 logger = get_logger(__name__)
 
@@ -65,10 +68,9 @@ def read(path: str | Path | BinaryIO, name: str = "") -> tuple[np.ndarray, int]:
     Raises:
         RecordingError: there is no such file, or libsndfile cannot read it as audio.
     """
-    import soundfile
-
     try:
-        samples, rate = soundfile.read(path, dtype="float32", always_2d=True)
+        with opened(path) as file:
+            return decode(file), file.samplerate
     except (OSError, RuntimeError, TypeError) as error:
         is_absent = isinstance(path, str | Path) and not Path(path).exists()
         reason = "no such file" if is_absent else why_unreadable(error)
@@ -79,7 +81,38 @@ def read(path: str | Path | BinaryIO, name: str = "") -> tuple[np.ndarray, int]:
             hint = f"Convert it: {shlex.join(words)}"
         what = f"{name or path} cannot be read as audio: {reason}."
         raise RecordingError(what, hint=hint) from error
-    return to_mono(samples), rate
+
+
+def opened(path: str | Path | BinaryIO) -> "SoundFile":
+    """Open a file that is read once, from its beginning to its end.
+
+    soundfile seeks behind each block, which libsndfile cannot do in a FLAC without a length.
+    """
+    import soundfile
+
+    class ReadOnce(soundfile.SoundFile):
+        def seekable(self) -> bool:
+            return False
+
+    return ReadOnce(path)
+
+
+def decode(file: "SoundFile", max_seconds: float = math.inf) -> np.ndarray:
+    """Return the samples of an open file, [num_samples] float32 mono, with one second of it at a
+    time in memory: its header may state any length, and that of a streamed FLAC states none.
+
+    Raises:
+        RecordingError: it is longer than `max_seconds`.
+    """
+    blocks, seconds = [np.empty(0, np.float32)], 0.0
+    while len(block := file.read(file.samplerate, dtype="float32", always_2d=True)):
+        blocks.append(to_mono(block))
+        seconds += len(block) / file.samplerate
+        if seconds > max_seconds:
+            raise RecordingError(
+                f"The recording is at least {seconds:.0f} s long; the limit is {max_seconds:.0f} s."
+            )
+    return np.concatenate(blocks)
 
 
 def why_unreadable(error: Exception) -> str:

@@ -310,31 +310,22 @@ def _from_base64(text: str) -> bytes:
 def _decode(recording: bytes) -> tuple[np.ndarray, int]:
     """Return [num_samples] float32 mono and the rate of an untrusted file.
 
-    Length, rate and channels are checked before decoding, since a small file can contain hours, or
-    a gigabyte of silence. Decoding holds at most one second with all channels in memory.
+    Rate and channels are checked before decoding, since a small file can contain a gigabyte of
+    silence, and decoding ends at the longest length that is allowed.
     """
-    import soundfile
-
     try:
-        with soundfile.SoundFile(io.BytesIO(recording)) as file:
+        with recordings.opened(io.BytesIO(recording)) as file:
             container, rate, channels = file.format, file.samplerate, file.channels
             if container not in _CONTAINERS or not 1 <= channels <= _MAX_CHANNELS:
                 raise RecordingError(
                     f"The recording is {container} with {channels} channels.",
                     hint="Send a WAV, FLAC, OGG or MP3 recording of one speaker.",
                 )
-            limit = int(recordings.MAX_SECONDS * rate)
-            if file.frames > limit:
-                raise RecordingError(
-                    f"The recording is {file.frames / rate:.0f} s long; the limit is "
-                    f"{recordings.MAX_SECONDS:.0f} s."
-                )
             if rate > _MAX_RATE:
                 raise RecordingError(
                     f"The recording has {rate} samples per second; the limit is {_MAX_RATE}."
                 )
-            seconds = file.blocks(rate, frames=limit, dtype="float32", always_2d=True)
-            samples = [recordings.to_mono(each) for each in seconds]
+            return recordings.decode(file, recordings.MAX_SECONDS), rate
     except (OSError, RuntimeError, ValueError, MemoryError) as error:
         if isinstance(error, RecordingError):
             raise
@@ -342,4 +333,3 @@ def _decode(recording: bytes) -> tuple[np.ndarray, int]:
             f"The recording cannot be read as audio: {recordings.why_unreadable(error)}.",
             hint="Send a WAV, FLAC, OGG or MP3 recording of one speaker.",
         ) from error
-    return np.concatenate([np.empty(0, np.float32), *samples]), rate

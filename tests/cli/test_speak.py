@@ -110,9 +110,8 @@ def test_output_that_nothing_takes_has_an_exit_code_and_no_traceback(monkeypatch
         assert shown in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "environment", [{}, pytest.param({"PYTHONUNBUFFERED": "1"}, marks=pytest.mark.ci)]
-)
+@pytest.mark.ci
+@pytest.mark.parametrize("environment", [{}, {"PYTHONUNBUFFERED": "1"}])
 def test_samples_that_cannot_be_written_are_reported(environment):
     """A chunk is larger than the buffer, so no rest is written, and fails again, at the exit."""
     command = [sys.executable, *SPEAK, "Hello there, friend.", "--stdout", "--quiet", *TINY]

@@ -30,6 +30,17 @@ def test_files_are_read_as_librosa_reads_them(tmp_path, suffix, channels):
     assert np.abs(samples - expected).max() <= (MP3_F32 if suffix == ".mp3" else 0)
 
 
+def test_a_streamed_flac_whose_header_has_no_length_is_read_to_its_end(tmp_path):
+    path, samples = tmp_path / "streamed.flac", waveforms.noise(2.5, 24000)
+    soundfile.write(path, samples, 24000)
+    whole, data = recordings.read(path)[0], bytearray(path.read_bytes())
+    data[21] &= 0xF0  # STREAMINFO ends with 36 bits for the number of samples; 0: unknown
+    data[22:26] = bytes(4)
+    path.write_bytes(data)
+    assert soundfile.info(path).frames > 2**60
+    assert np.array_equal(recordings.read(path)[0], whole) and len(whole) == 60_000
+
+
 @pytest.mark.parametrize("rate", [8000, 11025, 16000, 22050, 24000, 44100, 48000, 96000])
 def test_resampling_is_librosas(rate):
     samples = waveforms.voice_like(0.71, rate)
