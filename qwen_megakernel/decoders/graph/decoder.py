@@ -15,9 +15,9 @@ from torch import Tensor
 
 from qwen_megakernel.decoders.buffered import BufferedDecoder
 from qwen_megakernel.decoders.graph.model import MAX_FRAMES_PER_LAUNCH, GraphModel
+from qwen_megakernel.decoders.sampling import not_finite
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.decoders.weights import DecoderModel
-from qwen_megakernel.errors import GenerationError
 from qwen_megakernel.gpu.cuda_graphs import Graphs, download, upload
 from qwen_megakernel.records import StepResult
 
@@ -143,10 +143,7 @@ class GraphDecoder(BufferedDecoder):
         if bad[at].any():
             self._lose(slots)
             self.model.forget(slots)
-            raise GenerationError(
-                f"The logits of codebook {bad[at].max() - 1} are not finite.",
-                "The weights, or what was computed from them, hold NaN or infinity.",
-            )
+            raise not_finite(int(bad[at].max()) - 1)
         for slot in slots:
             self._state(slot).advance(int(counts[slot]), bool(ended[slot]))
         return StepResult(

@@ -22,6 +22,7 @@ from qwen_megakernel.decoders.kernel.library import (
     Stream,
     check_tensor,
 )
+from qwen_megakernel.decoders.sampling import not_finite
 from qwen_megakernel.errors import (
     GenerationError,
     KernelTimeout,
@@ -365,10 +366,7 @@ class Launcher:
                 "Later streams run in a new launch.",
             )
         if status == STATUS_BAD_LOGITS:
-            return GenerationError(
-                f"The logits of codebook {layer} are not finite ({where}).",
-                "The weights, or what was computed from them, hold NaN or infinity.",
-            )
+            return not_finite(layer, f" ({where})")
         return GenerationError(f"The kernel reported the unknown status {status} {where}.")
 
     def _timeout_ns(self) -> int:
