@@ -13,7 +13,7 @@ LONG = "Your table for two is ready. We will meet you at the hotel on Friday. " 
 
 @pytest.fixture(scope="module")
 def tts() -> Iterator[TTSEngine]:
-    with TTSEngine.from_pretrained("demo-voice", backend="torch") as engine:
+    with TTSEngine.from_pretrained("demo-voice", backend="cpu") as engine:
         yield engine
 
 
