@@ -52,6 +52,11 @@ def test_demo_tts_writes_the_file_and_says_what_it_did(run_here, caplog, tmp_pat
     assert done.stdout == ""  # stdout is for data
 
 
+def test_markup_that_is_read_aloud_names_the_option_of_the_command(speak, tmp_path, caplog):
+    done = speak("One <break/> two.", "--output", tmp_path / "a.wav", *TINY, *SHORT)
+    assert done.returncode == 0 and "read aloud; --text-format ssml obeys it" in caplog.text
+
+
 @pytest.mark.parametrize("script", [SPEAK, ("demo_tts.py",), ("demo_pipeline.py", "--text")])
 def test_quiet_front_ends_say_nothing_of_a_speech_that_went_well(run_here, tmp_path, script):
     out = tmp_path / "a.wav"
