@@ -263,7 +263,6 @@ class TTSEngine(OfficialNames):
 
     @property
     def languages(self) -> list[str]:
-        """Languages that `language=` accepts, "auto" first."""
         return self._prompts.languages
 
     def _encoding(self, request: SpeechRequest) -> TextEncoding:
@@ -303,7 +302,6 @@ class TTSEngine(OfficialNames):
 
     @property
     def reference_cache_hits(self) -> int:
-        """Number of calls of `create_voice` that found their recording in the cache."""
         return self._voices.cache.hits
 
     def clear_reference_cache(self) -> None:
