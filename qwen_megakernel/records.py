@@ -28,11 +28,13 @@ FinishReason = Literal["eos", "length", "silence", "repeat", "cancelled", "error
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """The language, speed and volume of one part of a text, relative to those of its request."""
+    """How one part of a text is spoken, relative to its request."""
 
     language: str | None = None  # None: the request's language
     speed: float = 1.0  # factor that multiplies the request's speed
     volume: float = 0.0  # dB that are added to the request's volume
+    voice: str | None = None  # name of the voice; None: the request's voice
+    style: str | None = None  # style of the voice; None: the request's style, or its default one
 
     def sound(self, options: SoundOptions) -> SoundOptions:
         """Return a request's options with this part's speed and volume, clipped to the limits."""

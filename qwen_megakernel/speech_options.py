@@ -323,6 +323,9 @@ class SpeechOptions(Options):
     voice: "str | Voice | None" = option(
         None, "name of a voice, path of a voice file, or a `Voice`", default_means="the model's own"
     )
+    style: str | None = option(
+        None, "style of the voice, one of those in its file", default_means="the voice's default"
+    )
     language: str | None = option("auto", 'language to speak: a name, a code like "en", or auto')
     instruct: str | None = option(None, "how to speak, in words, for models that follow it")
     text_feed: str = option(
@@ -384,6 +387,7 @@ class SpeechKeywords(TypedDict, total=False):
     """The options of `SpeechOptions` for type checkers, as keywords; a test compares the two."""
 
     voice: "str | os.PathLike[str] | Voice | None"
+    style: str | None
     language: str | None
     instruct: str | None
     text_feed: str | None

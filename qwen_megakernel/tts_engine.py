@@ -253,13 +253,16 @@ class TTSEngine(OfficialNames):
         """The voice of a request that names none: the first speaker of a CustomVoice checkpoint."""
         return next(iter(self.config.talker.speakers), None)
 
-    def find_voice(self, voice: str | Voice | None) -> str | Voice | None:
+    def find_voice(self, voice: str | Voice | None, style: str | None = None) -> str | Voice | None:
         """Return the voice that `voice=` means: a speaker's name, a `Voice` from its file, or None.
 
         Raises:
-            UnknownVoice, VoiceMismatch, RecordingError: see `VoiceLibrary.resolve`.
+            UnknownVoice, VoiceMismatch, RecordingError, UsageError: see `VoiceLibrary.resolve`.
         """
-        return self.default_voice if voice is None else self._voices.resolve(voice)
+        voice = self.default_voice if voice is None else voice
+        if voice is None and style is None:
+            return None
+        return self._voices.resolve(voice, style)
 
     @property
     def languages(self) -> list[str]:

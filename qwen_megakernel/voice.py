@@ -2,7 +2,9 @@
 
 A voice file `NAME.voice.safetensors` holds the x-vector, the codes of an in-context voice, and as
 metadata the name, the transcript, the fingerprint of the checkpoint that made it, and for a voice
-that a client of the server uploaded, this fact and the consent of its speaker.
+that a client of the server uploaded, this fact and the consent of its speaker. The file of a voice
+with several styles (version 2) has `STYLE.x_vector` and `STYLE.codes` for each of them, and as the
+metadata `styles` a JSON list of [style, transcript or null]; the first one is the default.
 
 `voice_presets.bin` is an older format of x-vectors alone, little-endian: int32 number of voices;
 for each 64 bytes of name, padded with zeros, and the x-vector in float32.
@@ -11,23 +13,35 @@ Source: rmtew/local-ai-server, tts_voice_presets.h.
 
 from __future__ import annotations
 
+import json
+import math
 import re
 import unicodedata
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from qwen_megakernel.errors import OutputError, RecordingError, UnknownVoice, UsageError
+from qwen_megakernel.errors import (
+    OutputError,
+    RecordingError,
+    UnknownVoice,
+    UsageError,
+    VoiceMismatch,
+    did_you_mean,
+)
 from qwen_megakernel.output_files import replacing
 from qwen_megakernel.printable import printable
 
 VOICE_SUFFIX = ".voice.safetensors"
 PRESETS_FILE = "voice_presets.bin"
 
+NEUTRAL = "neutral"  # the style of a voice with one recording, and the default where it exists
+
 _FORMAT = "qwen_megakernel voice 1"
+_FORMAT_OF_STYLES = "qwen_megakernel voice 2"
 _UPLOADED = "uploaded"  # a key of the metadata
 _PRESET_NAME_BYTES = 64
 _COUNT_BYTES = 4
@@ -41,6 +55,9 @@ _DTYPES = {
 # A name is also a file name: one component of a path, and not a hidden one.
 _NAME = re.compile(r"(?!\.)[^/\\:\x00-\x1f]{1,80}")
 _NAME_BYTES = 200  # file systems allow 255; the ending and a temporary suffix need the rest
+
+MAX_MIXED = 10  # voices
+_PART_OF_A_MIX = re.compile(r"([^()]+?)\s*(?:\((\d+(?:\.\d*)?|\.\d+)\))?")
 
 
 class MakesVoices(Protocol):
@@ -58,6 +75,9 @@ class Voice:
     the voice is used in context (ICL): the model continues the reference recording.
     `fingerprint` identifies the encoders that made it; None: not known. `consent` states who agreed
     to the voice; `is_uploaded`: a client of the server made it, so clients may delete it.
+
+    `styles` has the voice of each recording, with its style as the name, if there are several. The
+    fields above are then those of one style; `of_styles` makes such a voice.
     """
 
     name: str
@@ -67,6 +87,7 @@ class Voice:
     fingerprint: str | None = None
     consent: str | None = None
     is_uploaded: bool = False
+    styles: tuple[Voice, ...] = ()
 
     def __post_init__(self) -> None:
         num_bytes = len(self.name.encode(errors="replace"))
@@ -102,6 +123,105 @@ class Voice:
         """Clone a voice from a recording with `tts.create_voice(...)`."""
         return tts.create_voice(*args, **options)
 
+    @staticmethod
+    def of_styles(name: str, recordings: Iterable[Voice]) -> Voice:
+        """Return one voice with the styles of several recordings of its speaker.
+
+        Args:
+            name: the voice's name.
+            recordings: a voice for each style, with the style as its name. The default style is
+                "neutral" if it is one of them, or else the first by name.
+        Raises:
+            UsageError: there is no recording, or two have the same style.
+            VoiceMismatch: the recordings were encoded by different checkpoints.
+        """
+        styles = sorted(recordings, key=lambda each: (each.name != NEUTRAL, each.name))
+        names = [each.name for each in styles]
+        if not names or len(set(names)) < len(names):
+            raise UsageError(
+                f"Voice {name!r} has the styles {', '.join(names) or '(none)'}.",
+                "Each style needs one recording, and there must be at least one.",
+            )
+        check_same_encoders(styles)
+        return replace(styles[0], name=name, styles=tuple(styles) if len(styles) > 1 else ())
+
+    @staticmethod
+    def mix(name: str, parts: Iterable[tuple[Voice, float]]) -> Voice:
+        """Return a voice between others: their x-vectors, interpolated on the sphere.
+
+        The first two are interpolated by their weights, then the result and the third, and so on.
+        The length of the x-vector is the weighted mean of the lengths. A voice of weight 0 changes
+        nothing, and one voice alone stays as it is.
+
+        Args:
+            name: the name of the new voice.
+            parts: voices, each with its weight: 0 or more, not all 0.
+        Raises:
+            UsageError: a weight is none, or a voice is in context: recordings cannot be mixed.
+            VoiceMismatch: the x-vectors are those of different checkpoints.
+        """
+        parts = list(parts)
+        weights = [weight for _, weight in parts]
+        if not all(0 <= weight < math.inf for weight in weights) or not sum(weights) > 0:
+            raise UsageError(
+                f"The weights are {', '.join(f'{weight:g}' for weight in weights) or '(none)'}; "
+                "they must be 0 or more, and not all of them 0."
+            )
+        for voice, _ in parts:
+            if voice.x_vector is None or voice.in_context:
+                raise UsageError(
+                    f"Voice {voice.name!r} cannot be mixed: "
+                    + ("it speaks in context" if voice.in_context else "it has no x-vector")
+                    + ", and only x-vectors can be mixed.",
+                    hint="Make it by its x-vector alone: qwen-megakernel voices create RECORDING "
+                    "--xvector -o FILE",
+                )
+        voices = [voice for voice, weight in parts if weight]
+        check_same_encoders(voices)
+        vectors = [np.asarray(voice.x_vector, np.float32) for voice in voices]
+        if len({len(vector) for vector in vectors}) > 1:
+            widths = (f"{v.name!r} {len(x)}" for v, x in zip(voices, vectors, strict=True))
+            raise VoiceMismatch(f"The voices' x-vectors differ in width: {', '.join(widths)}.")
+        mixed, total = vectors[0], 0.0
+        for vector, weight in zip(vectors, filter(None, weights), strict=True):
+            total += weight
+            mixed = _between(mixed, vector, weight / total)
+        consents = {voice.consent for voice in voices if voice.consent is not None}
+        return Voice(
+            name,
+            mixed,
+            fingerprint=next((v.fingerprint for v in voices if v.fingerprint), None),
+            consent="; ".join(sorted(consents)) or None,
+        )
+
+    @property
+    def style_names(self) -> list[str]:
+        """The names of the styles, the default first; a voice of one recording is "neutral"."""
+        return [each.name for each in self.styles] or [NEUTRAL]
+
+    def in_style(self, style: str) -> Voice:
+        """Return the voice as it speaks in a style; it still has all styles.
+
+        Raises:
+            UsageError: the voice has no such style; the error lists those that it has.
+        """
+        if style not in self.style_names:
+            raise UsageError(
+                f"Voice {self.name!r} has no style {printable(style)!r}. It has: "
+                f"{', '.join(self.style_names)}.",
+                hint=did_you_mean(style, self.style_names),
+            )
+        for each in self.styles:
+            if each.name == style:
+                x_vector, codes, transcript = each.x_vector, each.codes, each.transcript
+                return replace(self, x_vector=x_vector, codes=codes, transcript=transcript)
+        return self
+
+    def x_vector_only(self) -> Voice:
+        """Return the voice without the codes and transcripts of its recordings."""
+        styles = tuple(each.x_vector_only() for each in self.styles)
+        return replace(self, codes=None, transcript=None, styles=styles)
+
     def save(self, path: str | Path) -> None:
         """Write a voice file that only its owner may read (mode 0600).
 
@@ -120,17 +240,28 @@ class Voice:
             raise UsageError(
                 f"Voice {self.name!r} is a speaker of a checkpoint; there is nothing to save."
             )
-        tensors = {"x_vector": np.ascontiguousarray(self.x_vector, dtype=np.float32)}
-        metadata = {"format": _FORMAT, "name": self.name}
-        if self.codes is not None and self.transcript is not None:
-            tensors["codes"] = np.ascontiguousarray(self.codes, dtype=np.int32)
-            metadata["transcript"] = self.transcript
+        metadata = {"format": _FORMAT_OF_STYLES if self.styles else _FORMAT, "name": self.name}
+        if self.styles:
+            tensors: dict[str, np.ndarray] = {}
+            for each in self.styles:
+                tensors |= each._tensors(f"{each.name}.")
+            metadata["styles"] = json.dumps([[each.name, each.transcript] for each in self.styles])
+        else:
+            tensors = self._tensors()
+            if self.transcript is not None:
+                metadata["transcript"] = self.transcript
         for key, value in (("fingerprint", self.fingerprint), ("consent", self.consent)):
             if value is not None:
                 metadata[key] = value
         if self.is_uploaded:
             metadata[_UPLOADED] = "yes"
         _write(Path(path), save(tensors, metadata))
+
+    def _tensors(self, prefix: str = "") -> dict[str, np.ndarray]:
+        tensors = {f"{prefix}x_vector": np.ascontiguousarray(self.x_vector, dtype=np.float32)}
+        if self.codes is not None:
+            tensors[f"{prefix}codes"] = np.ascontiguousarray(self.codes, dtype=np.int32)
+        return tensors
 
     @staticmethod
     def load(path: str | Path) -> Voice:
@@ -149,29 +280,40 @@ class Voice:
             with safe_open(path, framework="np") as file:
                 metadata = file.metadata() or {}
                 names = set(file.keys())
-                if metadata.get("format") != _FORMAT or "x_vector" not in names:
+                has_styles = metadata.get("format") == _FORMAT_OF_STYLES
+                if not has_styles and (
+                    metadata.get("format") != _FORMAT or "x_vector" not in names
+                ):
                     raise RecordingError(f"{Path(path).name} is not a voice file.")
-                for tensor in names & _DTYPES.keys():
-                    dtype = file.get_slice(tensor).get_dtype()
-                    if dtype not in _DTYPES[tensor]:
-                        raise RecordingError(
-                            f"{Path(path).name}: {tensor} is {dtype}; it must be one of "
-                            f"{', '.join(_DTYPES[tensor])}.",
-                            hint="Make the file again: qwen-megakernel voices create RECORDING "
-                            "-o FILE",
-                        )
-                return Voice(
-                    name=metadata["name"],
-                    x_vector=file.get_tensor("x_vector"),
-                    codes=file.get_tensor("codes") if "codes" in names else None,
-                    transcript=metadata.get("transcript"),
-                    fingerprint=metadata.get("fingerprint"),
-                    consent=metadata.get("consent"),
-                    is_uploaded=_UPLOADED in metadata,
+
+                def read(name: str, transcript: str | None, prefix: str = "") -> Voice:
+                    found = {}
+                    for tensor in (prefix + kind for kind in _DTYPES):
+                        if tensor in names:
+                            _check_dtype(Path(path).name, tensor, file.get_slice(tensor))
+                            found[tensor.removeprefix(prefix)] = file.get_tensor(tensor)
+                    return Voice(
+                        name,
+                        found["x_vector"],
+                        found.get("codes"),
+                        transcript,
+                        fingerprint=metadata.get("fingerprint"),
+                        consent=metadata.get("consent"),
+                        is_uploaded=_UPLOADED in metadata,
+                    )
+
+                if not has_styles:
+                    return read(metadata["name"], metadata.get("transcript"))
+                styles = json.loads(metadata["styles"])
+                return Voice.of_styles(
+                    metadata["name"],
+                    [read(style, transcript, f"{style}.") for style, transcript in styles],
                 )
         except FileNotFoundError as error:  # the file was deleted just now
             raise UnknownVoice(f"There is no voice file {path}.") from error
-        except (SafetensorError, OSError, KeyError) as error:
+        except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
+            if isinstance(error, UsageError):  # such as a RecordingError from above
+                raise
             reason = getattr(error, "strerror", None) or error  # without the folder
             raise RecordingError(
                 f"{Path(path).name} is damaged: {reason}.",
@@ -215,6 +357,61 @@ class Voice:
                 raise damaged from error
             voices[voice.name] = voice
         return voices
+
+
+def _check_dtype(file: str, tensor: str, found: Any) -> None:
+    dtype, known = found.get_dtype(), _DTYPES[tensor.rpartition(".")[2]]
+    if dtype not in known:
+        raise RecordingError(
+            f"{file}: {tensor} is {dtype}; it must be one of {', '.join(known)}.",
+            hint="Make the file again: qwen-megakernel voices create RECORDING -o FILE",
+        )
+
+
+def check_same_encoders(voices: Iterable[Voice]) -> None:
+    """Raise a VoiceMismatch if voices were encoded by different checkpoints, as far as is known."""
+    made = {each.fingerprint: each.name for each in voices if each.fingerprint is not None}
+    if len(made) > 1:
+        raise VoiceMismatch(
+            "The voices were made with different models: "
+            f"{', '.join(f'{name!r} with {model}' for model, name in made.items())}.",
+            hint="Make all of them with one model: qwen-megakernel voices create ... --model MODEL",
+        )
+
+
+def _between(a: np.ndarray, b: np.ndarray, share: float) -> np.ndarray:
+    """Return the vector at a share of the way from `a` to `b`, [enc_dim] float32 each."""
+    if share == 1 or np.array_equal(a, b):
+        return b
+    of_a, of_b = float(np.linalg.norm(a)), float(np.linalg.norm(b))
+    cosine = float(a.astype(np.float64) @ b) / (of_a * of_b) if of_a and of_b else 1.0
+    angle = math.acos(min(max(cosine, -1.0), 1.0))
+    if math.sin(angle) < 1e-6:  # along one line there is no sphere to follow
+        return ((1 - share) * a + share * b).astype(np.float32)
+    at = math.sin((1 - share) * angle) / of_a * a + math.sin(share * angle) / of_b * b
+    length = (1 - share) * of_a + share * of_b
+    return (length / math.sin(angle) * at).astype(np.float32)
+
+
+def mix_of(text: str, find: Callable[[str], str | Voice | None]) -> Voice | None:
+    """Return the mix that a text such as "anna(2)+ben" names; None: the text names none.
+
+    Args:
+        text: names, joined by "+", each with its weight in parentheses; without one it is 1.
+        find: returns the voice of a name, or raises an error. Speakers of a checkpoint are refused.
+    Raises:
+        UsageError, VoiceMismatch: see `Voice.mix`.
+    """
+    named = [_PART_OF_A_MIX.fullmatch(part.strip()) for part in text.split("+")]
+    if len(named) < 2 or not all(named):
+        return None
+    if len(named) > MAX_MIXED:
+        raise UsageError(f"The voice is a mix of {len(named)}; the limit is {MAX_MIXED}.")
+    parts = []
+    for each in filter(None, named):
+        found = find(each[1])
+        parts.append((found if isinstance(found, Voice) else Voice(each[1]), float(each[2] or 1)))
+    return Voice.mix("+".join(voice.name for voice, _ in parts)[:80], parts)
 
 
 def is_uploaded(path: Path) -> bool:

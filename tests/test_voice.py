@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors import torch as safetensors_torch
 from safetensors.numpy import save_file
+from tolerances import X_VECTOR_F32
 
 from qwen_megakernel import Voice
 from qwen_megakernel.errors import (
@@ -17,8 +18,9 @@ from qwen_megakernel.errors import (
     RecordingError,
     UnknownVoice,
     UsageError,
+    VoiceMismatch,
 )
-from qwen_megakernel.voice import is_uploaded, save_presets
+from qwen_megakernel.voice import is_uploaded, mix_of, save_presets
 
 
 def make(name="mario", in_context=True, dim=128):
@@ -193,3 +195,87 @@ def test_presets_that_cannot_be_written_are_refused(tmp_path):
         with pytest.raises(UsageError):
             save_presets(path, voices)
     assert not path.exists()
+
+
+# ---- styles and mixes ----------------------------------------------------------------------------
+
+
+def test_styles_survive_the_file_and_one_recording_is_a_file_as_before(tmp_path):
+    path, styles = tmp_path / "anna.voice.safetensors", [make("sad"), make("neutral", False)]
+    Voice.of_styles("anna", styles).save(path)
+    loaded = Voice.load(path)
+    assert loaded.name == "anna" and loaded.style_names == ["neutral", "sad"]
+    assert not loaded.in_context and loaded.in_style("sad").transcript == styles[0].transcript
+    assert np.array_equal(loaded.in_style("sad").codes, styles[0].codes)
+    alone = Voice.of_styles("mario", [make()])
+    assert alone.style_names == ["neutral"] and alone.in_style("neutral") is alone
+    alone.save(tmp_path / "1.voice.safetensors")
+    make().save(tmp_path / "2.voice.safetensors")
+    one, two = ((tmp_path / f"{n}.voice.safetensors").read_bytes() for n in (1, 2))
+    assert len(one) == len(two) and all(b"qwen_megakernel voice 1" in data for data in (one, two))
+    for wrong in ([], [make(), make()]):
+        with pytest.raises(UsageError, match="has the styles"):
+            Voice.of_styles("anna", wrong)
+    with pytest.raises(VoiceMismatch, match="different models"):
+        Voice.of_styles("anna", [make("a"), replace(make("b"), fingerprint="1b7-0")])
+
+
+@pytest.mark.parametrize("styles", ["", "7", "[]", '["a"]', '[["a", null]]', '[["a/b", null]]'])
+def test_damaged_styles_are_an_error(tmp_path, styles):
+    path = tmp_path / "anna.voice.safetensors"
+    metadata = {"format": "qwen_megakernel voice 2", "name": "anna", "styles": styles}
+    save_file({"sad.x_vector": np.ones(4, np.float32)}, path, metadata)
+    with pytest.raises(UsageError):
+        Voice.load(path)
+
+
+def away(voice, x_vector):
+    """The largest difference of a voice's x-vector from another."""
+    return np.abs(voice.x_vector - np.array(x_vector)).max()
+
+
+def test_a_mix_lies_on_the_sphere_between_its_voices():
+    a, b = Voice("a", np.float32([2, 0, 0])), Voice("b", np.float32([0, 4, 0]), consent="b: yes")
+    for share in (0.0, 0.25, 0.5, 1.0):
+        mixed = Voice.mix("c", [(a, 1 - share), (b, share)])
+        angle, length = share * np.pi / 2, 2 + 2 * share
+        assert away(mixed, [length * np.cos(angle), length * np.sin(angle), 0]) < X_VECTOR_F32
+    assert np.array_equal(Voice.mix("c", [(a, 7), (b, 0)]).x_vector, a.x_vector)
+    assert np.array_equal(Voice.mix("c", [(a, 0), (b, 0.1)]).x_vector, b.x_vector)
+    assert Voice.mix("c", [(a, 1), (b, 1)]).consent == "b: yes"
+    opposite = Voice.mix("c", [(a, 1), (Voice("d", -a.x_vector), 3)])
+    assert away(opposite, [-1, 0, 0]) < X_VECTOR_F32
+    three = Voice.mix("c", [(a, 1), (a, 2), (b, 3)])
+    assert away(three, Voice.mix("c", [(a, 1), (b, 1)]).x_vector) < X_VECTOR_F32
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ([], "none"),
+        ([(make("a", False), 0.0)], "not all of them 0"),
+        ([(make("a", False), -1.0), (make("b", False), 2.0)], "must be 0 or more"),
+        ([(make("a", False), float("nan"))], "must be 0 or more"),
+        ([(make("a"), 1.0), (make("b", False), 1.0)], "'a' cannot be mixed: it speaks in context"),
+        ([(Voice("ryan"), 1.0)], "it has no x-vector"),
+        ([(make("a", False), 1.0), (make("b", False, dim=64), 1.0)], "'a' 128, 'b' 64"),
+    ],
+)
+def test_what_cannot_be_mixed_is_refused(parts, message):
+    with pytest.raises(UsageError, match=message):
+        Voice.mix("c", parts)
+
+
+def test_a_mix_is_named_as_a_sum_of_names_with_weights():
+    voices = {name: Voice(name, np.float32([len(name), 1])) for name in ("anna", "b en", "c-3")}
+    for text, parts in {
+        "anna(2)+b en": {"anna": 2, "b en": 1},
+        " anna (.5) + c-3(1.5)": {"anna": 0.5, "c-3": 1.5},
+        "c-3+b en+anna(3)": {"c-3": 1, "b en": 1, "anna": 3},
+    }.items():
+        want = Voice.mix("x", [(voices[name], weight) for name, weight in parts.items()])
+        assert np.array_equal(mix_of(text, voices.__getitem__).x_vector, want.x_vector)
+    for text in ("anna", "anna(2)", "anna(x)+b en", "anna(2)(3)+b en", "+anna", "a+", ""):
+        assert mix_of(text, voices.__getitem__) is None
+    with pytest.raises(UsageError, match="a mix of 11; the limit is 10"):
+        mix_of("+".join(["anna"] * 11), voices.__getitem__)

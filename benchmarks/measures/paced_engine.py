@@ -94,7 +94,7 @@ class PacedEngine:
         self._next.append((time.perf_counter(), state, 0, first_chunk_frames))
         return SpeechStream(state, self)
 
-    def find_voice(self, voice: None) -> None:
+    def find_voice(self, voice: None, style: None = None) -> None:
         """Return None for every voice."""
 
     def close(self) -> None:

@@ -36,7 +36,8 @@ _NO_OPTIONS = {
 }
 OFFERED = tuple(name for name in OPTIONS if name not in _NO_OPTIONS)
 # Those of a voice of `sheen train`, which has one language and reads all of a text first.
-OF_TRAINED_VOICES = tuple(n for n in OFFERED if n not in ("language", "instruct", "text_feed"))
+_NOT_TRAINED = ("style", "language", "instruct", "text_feed")
+OF_TRAINED_VOICES = tuple(name for name in OFFERED if name not in _NOT_TRAINED)
 
 TEXT_FORMAT = "--text-format"  # as warnings of a command name it
 DEVICE_HELP = "device to run on: cpu, cuda or cuda:1 (default: a GPU if there is one, else the CPU)"
@@ -51,7 +52,7 @@ SOUND, SAMPLING, MARKS, MACHINE = (
 )
 # The groups of records in `SpeechOptions`, and of options in no record.
 _TITLES = {"sound": SOUND, "loudness": SOUND, "sampling": SAMPLING, "instruct": VOICE}
-_TITLES |= {"language": VOICE, "seed": SAMPLING, "max_frames": SAMPLING}
+_TITLES |= {"style": VOICE, "language": VOICE, "seed": SAMPLING, "max_frames": SAMPLING}
 
 logger = get_logger(__name__)
 

@@ -55,6 +55,19 @@ def add_commands(commands: Any) -> None:
         'Example: qwen-megakernel voices create anna.wav --ref-text "Hello, I\'m Anna."'
     )
 
+    command = parsing.new_command(voices, "mix", mix, "make a voice between others")
+    add = command.add_argument
+    add(
+        "parts",
+        nargs="+",
+        metavar="NAME=WEIGHT",
+        help="name in --voices, or voice file, and its weight, as in anna=.7; 1 if it has none",
+    )
+    add("-o", "--output", required=True, help="file to write (.voice.safetensors)")
+    add("--force", action="store_true", help="replace a voice that exists already")
+    add("--voices", default=".", metavar="DIR", help=_FOLDER_HELP)
+    options.add_verbosity(command)
+
     command = parsing.new_command(voices, "list", list_voices, "list the voices of a folder")
     add = command.add_argument
     add("folder", nargs="?", default=".", metavar="DIR|FILE", help="voice file, or " + _FOLDER_HELP)
@@ -73,8 +86,10 @@ def add_commands(commands: Any) -> None:
 
 
 def create(args: argparse.Namespace) -> int:
-    """Make a voice file from a recording, or one from each recording of a folder."""
-    from qwen_megakernel.voice import PRESETS_FILE, VOICE_SUFFIX, save_presets
+    """Make a voice file from a recording, or from a folder: one file for each recording, or one
+    file that has all of them as styles.
+    """
+    from qwen_megakernel.voice import PRESETS_FILE, VOICE_SUFFIX, Voice, save_presets
 
     recordings = _recordings(Path(args.source))
     if args.ref_text is not None and len(recordings) > 1:
@@ -91,9 +106,9 @@ def create(args: argparse.Namespace) -> int:
             f"-o {output} is neither a folder nor a file that ends in {VOICE_SUFFIX}.",
             hint=f"Use -o {output.with_suffix('')}{VOICE_SUFFIX}",
         )
-    if is_file and (
-        output.suffix != Path(ending).suffix or (len(recordings) > 1 and not args.legacy_bin)
-    ):
+    # One file of a folder's recordings is one voice, which has a style for each.
+    has_styles = is_file and not args.legacy_bin and Path(args.source).is_dir()
+    if is_file and output.suffix != Path(ending).suffix:
         raise UsageError(f"-o {output} does not fit: this command writes {ending} files.")
     names = [PRESETS_FILE] if args.legacy_bin else [f"{each.stem}{ending}" for each in recordings]
     _check_free([output] if is_file else [output / name for name in names], force=args.force)
@@ -106,23 +121,51 @@ def create(args: argparse.Namespace) -> int:
             try:
                 voice = _clone(tts, recording, args)
             except QwenTTSError as error:
-                if len(recordings) == 1:
+                if len(recordings) == 1 or has_styles:  # a voice that lacks a style is no result
                     raise
                 print(f"{recording.name}: {error}", file=sys.stderr)
                 failed = error.exit_code
                 continue
             made.append(voice)
-            if not args.legacy_bin:
+            if not (args.legacy_bin or has_styles):
                 path = output if is_file else output / f"{voice.name}{VOICE_SUFFIX}"
                 how = _replaced(path)
                 voice.save(path)
                 print(f"{path}: {_describe(voice)}{how}")
+    if has_styles:
+        how = _replaced(output)
+        voice = Voice.of_styles(output.name.removesuffix(VOICE_SUFFIX), made)
+        voice.save(output)
+        print(f"{output}: {_describe(voice)}{how}")
     if args.legacy_bin and made:
         path = output if is_file else output / PRESETS_FILE
         how = _replaced(path)
         save_presets(path, made)
         print(f"{path}: {', '.join(voice.name for voice in made)}{how}")
     return failed
+
+
+def mix(args: argparse.Namespace) -> int:
+    """Make a voice file whose x-vector lies between those of other voices."""
+    from qwen_megakernel.voice import VOICE_SUFFIX, Voice
+
+    output = Path(args.output)
+    _check_free([output], force=args.force)
+    parts = []
+    for part in args.parts:
+        name, _, weight = part.rpartition("=") if "=" in part else (part, "", "1")
+        try:
+            parts.append((_voice(name, args.voices), float(weight)))
+        except ValueError as error:
+            if isinstance(error, UsageError):
+                raise
+            raise UsageError(
+                f"{part} has the weight {weight!r}.", hint="Write a number, as in anna=.7"
+            ) from error
+    how, voice = _replaced(output), Voice.mix(output.name.removesuffix(VOICE_SUFFIX), parts)
+    voice.save(output)
+    print(f"{output}: {_describe(voice)}{how}")
+    return 0
 
 
 def list_voices(args: argparse.Namespace) -> int:
@@ -141,20 +184,13 @@ def list_voices(args: argparse.Namespace) -> int:
 
 def show(args: argparse.Namespace) -> int:
     """Show a voice: its mode, size, transcript, fingerprint, and the consent to an upload."""
-    from qwen_megakernel.voice import VOICE_SUFFIX, Voice
-
-    if args.voice.endswith(VOICE_SUFFIX):
-        voice = Voice.load(args.voice)
-    elif Path(args.voice).is_file():
-        raise _no_voice_file(Path(args.voice))
-    else:
-        voice = _named(args.voice, _voices_in(Path(args.voices))[0])
-    facts = _facts(voice)
+    facts = _facts(_voice(args.voice, args.voices))
     if args.json:
         print(json.dumps(facts, indent=2))
     else:
         for name, value in facts.items():
-            print(f"{name:12} {'-' if value is None else _shown(value)}")
+            text = ", ".join(value) if isinstance(value, list) else value
+            print(f"{name:12} {'-' if value is None else _shown(text)}")
     return 0
 
 
@@ -251,6 +287,17 @@ def _voices_in(folder: Path) -> tuple[dict[str, "Voice"], int]:
     return found, failed
 
 
+def _voice(name: str, folder: str) -> "Voice":
+    """Return the voice of a file, or that of a name in a folder."""
+    from qwen_megakernel.voice import VOICE_SUFFIX, Voice
+
+    if name.endswith(VOICE_SUFFIX):
+        return Voice.load(name)
+    if Path(name).is_file():
+        raise _no_voice_file(Path(name))
+    return _named(name, _voices_in(Path(folder))[0])
+
+
 def _no_voice_file(path: Path) -> UsageError:
     """Return the error for a file that is given where voices are expected."""
     from qwen_megakernel.cloning.recordings import SUFFIXES
@@ -278,6 +325,7 @@ def _facts(voice: "Voice") -> dict[str, Any]:
         "name": voice.name,
         "dim": len(voice.x_vector),
         "mode": "in context" if voice.in_context else "x-vector",
+        "styles": voice.style_names if voice.styles else None,
         "frames": None if voice.codes is None else len(voice.codes),
         "transcript": voice.transcript,
         "fingerprint": voice.fingerprint,
@@ -289,6 +337,8 @@ def _facts(voice: "Voice") -> dict[str, Any]:
 def _describe(voice: "Voice") -> str:
     facts = _facts(voice)
     size = f"{facts['mode']}, {facts['dim']}-dim"
+    if voice.styles:
+        size += f", styles: {', '.join(map(_shown, voice.style_names))}"
     if not voice.in_context:
         return size
     return f'{size}, {facts["frames"]} frames, "{_shown(voice.transcript)}"'

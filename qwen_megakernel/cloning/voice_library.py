@@ -18,8 +18,9 @@ from qwen_megakernel.cloning import recordings
 from qwen_megakernel.cloning.codec_encoder import CodecEncoder
 from qwen_megakernel.cloning.speaker_encoder import SpeakerEncoder
 from qwen_megakernel.errors import TaskError, UnknownVoice, UsageError, VoiceMismatch
+from qwen_megakernel.printable import printable
 from qwen_megakernel.speech_options import check_text, plain_number
-from qwen_megakernel.voice import PRESETS_FILE, VOICE_SUFFIX, Voice, unknown_voice
+from qwen_megakernel.voice import PRESETS_FILE, VOICE_SUFFIX, Voice, mix_of, unknown_voice
 
 # Silence after the reference of an in-context voice. The model continues from its last frame, so
 # without silence the sound in which a recording was cut would begin the new speech.
@@ -121,21 +122,32 @@ class VoiceLibrary:
             names |= {path.name.removesuffix(VOICE_SUFFIX) for path in files}
         return sorted(names)
 
-    def resolve(self, voice: str | Voice) -> str | Voice:
+    def resolve(self, voice: str | Voice | None, style: str | None = None) -> str | Voice:
         """Find a voice.
 
         Args:
-            voice: a `Voice`; or a speaker of the checkpoint (in any case), a preset's name, or the
-                path of a voice file, tried in this order.
+            voice: a `Voice`; or a speaker of the checkpoint (in any case), a preset's name, the
+                path of a voice file, or a mix of them as in "anna(2)+ben", tried in this order.
+                None needs a `style`, and is refused.
+            style: a style of a cloned voice; None: its default.
         Returns:
             A speaker's name, or a `Voice`.
         Raises:
             UnknownVoice: there is no voice of that name; the error lists the known ones.
             VoiceMismatch: the voice was made with the encoders of another checkpoint.
             RecordingError: the voice's file is damaged.
+            UsageError: the voice has no such style; the error lists those that it has.
         """
-        if isinstance(voice, str) and voice.lower() in self._speakers:
-            return self._speakers[voice.lower()]
+        speaker = self._speakers.get(voice.lower()) if isinstance(voice, str) else None
+        if style is not None and (speaker or voice is None):
+            whose = f"the speaker {speaker!r} is" if speaker else "the model's own voice is"
+            raise UsageError(
+                f"style is {printable(style)!r}; {whose} part of the checkpoint and has no styles.",
+                hint="A voice file can have styles: qwen-megakernel voices create FOLDER -o FILE",
+            )
+        if speaker:
+            return speaker
+        assert voice is not None
         found = voice if isinstance(voice, Voice) else self._find(voice)
         fingerprint = found.fingerprint
         if fingerprint is not None and self.can_clone and fingerprint != self.fingerprint:
@@ -146,7 +158,7 @@ class VoiceLibrary:
                 f"Re-create it: qwen-megakernel voices create RECORDING -o {found.name}"
                 f"{VOICE_SUFFIX} --model {self._loaded.files.name}",
             )
-        return found
+        return found if style is None else found.in_style(style)
 
     def _find(self, name: str) -> Voice:
         presets = self.presets
@@ -157,6 +169,8 @@ class VoiceLibrary:
             presets.remove(name)
         elif name.endswith(VOICE_SUFFIX):
             return Voice.load(name)
+        if mixed := mix_of(name, self.resolve):
+            return mixed
         raise unknown_voice(name, self._loaded.config.model_type, self.speakers, presets)
 
     def _read_presets(self) -> dict[str, Voice]:

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Self, Unpack
 
@@ -22,9 +23,10 @@ from qwen_megakernel.engine.stages import Stages
 from qwen_megakernel.engine.step_loop import StepLoop
 from qwen_megakernel.engine.stream import SpeechStream
 from qwen_megakernel.engine.stream_state import StreamState
-from qwen_megakernel.errors import QwenTTSError, UsageError
+from qwen_megakernel.errors import QwenTTSError, UnknownVoice, UsageError
 from qwen_megakernel.marking import Marking, MarkKey
-from qwen_megakernel.records import AudioChunk, Files, SpeechRequest
+from qwen_megakernel.printable import printable
+from qwen_megakernel.records import AudioChunk, Files, Manner, SpeechRequest
 from qwen_megakernel.sound.chunks import new_chunks
 from qwen_megakernel.sound.loudness import at_loudness, check_loudness
 from qwen_megakernel.speech_options import LOUDNESS, SpeechKeywords
@@ -32,7 +34,7 @@ from qwen_megakernel.text.cleaning import MAX_CHARS
 from qwen_megakernel.text.intake import new_intake
 from qwen_megakernel.text.parts import TextEncoding
 from qwen_megakernel.text.reading.reader import Reading
-from qwen_megakernel.voice import Voice
+from qwen_megakernel.voice import VOICE_SUFFIX, Voice
 
 
 class SpeechEngine(ABC):
@@ -123,8 +125,12 @@ class SpeechEngine(ABC):
         """The voice of a request that names none; None: there is no default."""
 
     @abstractmethod
-    def find_voice(self, voice: str | Voice | None) -> str | Voice | None:
-        """Return the voice that `voice=` means; raises `UnknownVoice` if there is none."""
+    def find_voice(self, voice: str | Voice | None, style: str | None = None) -> str | Voice | None:
+        """Return the voice that `voice=` means, in a style of its own; None: the default style.
+
+        Raises:
+            UnknownVoice, UsageError: there is no such voice, or it has no such style.
+        """
 
     @abstractmethod
     def _encoding(self, request: SpeechRequest) -> TextEncoding:
@@ -185,14 +191,14 @@ class SpeechEngine(ABC):
                 f"text is {reprlib.repr(text)} and text_open is {text_open}.",
                 "A request has either a text or text_open=True.",
             )
-        values["voice"] = self.find_voice(voice)
+        values["voice"] = self.find_voice(voice, values.get("style"))
         if values.get("seed") is None:
             values["seed"] = secrets.randbits(63)
         if text_open and values.get("text_feed") in (None, "auto"):
             values["text_feed"] = self._open_text_feed
         request = replace(self._defaults, text=text).override(**values)
         intake = new_intake(
-            *(request, self._encoding(request), self._reading),
+            *(request, self._encodings(request), self._reading),
             languages=self.languages,
             read_languages=self._read_languages,
             takes_phonemes=self.takes_phonemes,
@@ -213,6 +219,24 @@ class SpeechEngine(ABC):
         warnings = request.sampling.cold_warnings(self._defaults.sampling)
         loop.submit(state)
         return SpeechStream(state, self, self._workers, warnings, self.mark)
+
+    def _encodings(self, request: SpeechRequest) -> Callable[[Manner], TextEncoding]:
+        """Return a function that returns the encoding of a request's parts of a manner."""
+
+        @cache
+        def encoding(voice: str | None, style: str | None, language: str | None) -> TextEncoding:
+            own = request
+            if language is not None:
+                own = replace(own, language=language)
+            if voice is not None and VOICE_SUFFIX in voice:  # a client's text opens no file
+                raise UnknownVoice(
+                    f'Unknown voice "{printable(voice)}".', "A text names voices, not their files."
+                )
+            if voice is not None or style is not None:
+                own = replace(own, voice=self.find_voice(voice or request.voice, style))
+            return self._encoding(own)
+
+        return lambda manner: encoding(manner.voice, manner.style, manner.language)
 
     @property
     def spent_ms(self) -> dict[str, float]:

@@ -196,11 +196,10 @@ class StepLoop:
                 self._begin_part(stream)
 
     def _begin_part(self, stream: StreamState) -> None:
-        encoding, part = stream.text.encoding, stream.text.parts[0]
+        part = stream.text.parts[0]
+        encoding = part.encoding or stream.text.encoding
         request, closed = encoding.request, part.closed
         ids = part.take()
-        if part.manner.language is not None:
-            request = replace(request, language=part.manner.language)
         started = time.perf_counter()
         prefill = self._prompts.build(
             replace(encoding.prompt_ids, body=ids), request, text_open=not closed

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import numpy as np
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -36,6 +37,7 @@ _DATED_ALIAS = re.compile(rf"(?:{'|'.join(MODEL_ALIASES)})-(?:\d{{4}}-\d\d-\d\d|
 MIN_NEW_TOKENS = 2  # the last token is not a frame, and the first two never end the speech
 MAX_LEXICON_WORDS = 1000  # for each request
 _MAX_SIDE_CHARS = 4096  # in instructions and transcripts
+_MAX_X_VECTOR = 4096  # numbers; that of the 1.7B models has 2048
 _MAX_NAME_CHARS = 256  # in the name of a voice; no model has a longer one
 MAX_JSON_VALUES = 16_384  # in a body or message; a larger one would delay all streams
 _JSON_MARKS = ",[{"
@@ -76,6 +78,7 @@ OFFERED = tuple(name for name in OPTIONS if name not in _NO_FIELDS)
 
 # What holds for requests of clients beside `SpeechOptions`.
 _LIMITS: dict[str, dict[str, Any]] = {
+    "style": {"max_length": _MAX_NAME_CHARS},
     "language": {"max_length": 64},
     "lexicon": {"max_length": MAX_LEXICON_WORDS},
     "first_chunk_frames": {"le": OPTIONS["chunk_frames"].default},  # chunks grow to this length
@@ -135,6 +138,9 @@ class SpeechSettings(_OptionFields):
     ref_audio: str | None = Field(None, description="A recording to clone, in base64.")
     ref_text: str | None = Field(
         None, max_length=_MAX_SIDE_CHARS, description="The exact transcript of ref_audio."
+    )
+    speaker_embedding: list[float] | None = Field(
+        None, max_length=_MAX_X_VECTOR, description="The x-vector of a voice, in place of voice."
     )
     x_vector_only_mode: bool | None = Field(
         None, description="true: clone the voice alone, for which no transcript is needed."
@@ -311,6 +317,9 @@ async def engine_options(
     elif body.ref_text is not None:
         error = UsageError("ref_text is the transcript of ref_audio, which is missing.")
         raise ApiError.about("ref_text", error)
+    elif body.speaker_embedding is not None:
+        voice = Voice("speaker_embedding", np.array(body.speaker_embedding, np.float32))
+        warning = "voice is ignored: speaker_embedding is given" if name else None
     else:
         voice, warning = voices.find(name, x_vector_only=bool(body.x_vector_only_mode))
     warnings += [warning] if warning else []

@@ -21,7 +21,7 @@ from qwen_megakernel.printable import get_logger, printable
 from qwen_megakernel.server.error_responses import ApiError
 from qwen_megakernel.server.settings import ServerSettings
 from qwen_megakernel.sound.detection import Detection, detect
-from qwen_megakernel.voice import VOICE_SUFFIX, Voice, composed_name, is_uploaded, new_name
+from qwen_megakernel.voice import VOICE_SUFFIX, Voice, composed_name, is_uploaded, mix_of, new_name
 
 logger = get_logger(__name__)
 _Result = TypeVar("_Result")
@@ -73,9 +73,11 @@ class VoiceStore:
         )
         if match is not None:
             voice = self._engine.find_voice(match)
-            if x_vector_only and isinstance(voice, Voice) and voice.in_context:
-                voice = replace(voice, codes=None, transcript=None)
+            if x_vector_only and isinstance(voice, Voice):
+                voice = voice.x_vector_only()
             return voice, None
+        if mixed := mix_of(name, lambda each: self.find(each, x_vector_only=x_vector_only)[0]):
+            return mixed, None
         is_openai = _key(name) in OPENAI_VOICES
         if is_openai:
             if self._engine.default_voice is None:

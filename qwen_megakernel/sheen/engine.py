@@ -181,13 +181,15 @@ class SheenEngine(SpeechEngine):
         spoken = language_of_code(self.config.espeak or "")
         return [AUTO, spoken] if spoken else [AUTO]
 
-    def find_voice(self, voice: str | Voice | None) -> str:
-        """Return the only voice, for its name or None.
+    def find_voice(self, voice: str | Voice | None, style: str | None = None) -> str:
+        """Return the only voice, for its name or None; it has no styles.
 
         Raises:
             UnknownVoice: `voice` is another name.
-            TaskError: `voice` is a cloned voice.
+            TaskError: `voice` is a cloned voice, or a style is given.
         """
+        if style is not None:
+            raise TaskError(f"style is {style!r}; voices of this family have no styles.")
         if isinstance(voice, Voice):
             raise self._one_voice(f"The voice {voice.name!r}", self.files)
         if voice not in (None, self.default_voice):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from qwen_megakernel.errors import EmptyText, MarkupError, UnknownLanguage
-from qwen_megakernel.records import AS_REQUESTED, SpeechRequest
+from qwen_megakernel.records import AS_REQUESTED, Manner, SpeechRequest
 from qwen_megakernel.text.cleaning import MAX_CHARS, check_length, clean, empty_text, visible
 from qwen_megakernel.text.languages import AUTO, language_of_code, resolve_language
 from qwen_megakernel.text.markup.marked_text import MarkedText, new_parser
@@ -32,6 +33,7 @@ class TextIntake:
     Args:
         text: interprets markup and expressions.
         encoding: how the request's parts become ids.
+        encoding_of: returns the encoding of parts of a manner; None: each has `encoding`.
         is_whole: the text comes as one piece, and its errors are raised at its end.
         splits: a whole text is cut into parts.
         max_chars: most characters of a whole text, and of a part of an open one.
@@ -45,6 +47,7 @@ class TextIntake:
         is_whole: bool,
         splits: bool = True,
         max_chars: int = MAX_CHARS,
+        encoding_of: Callable[[Manner], TextEncoding] | None = None,
     ) -> None:
         self.text, self.encoding, self.is_whole = text, encoding, is_whole
         self.parts: deque[TextPart] = deque()  # the engine takes them out
@@ -57,6 +60,7 @@ class TextIntake:
         self._part: TextPart | None = None  # the growing part
         self._encoder: PartEncoder | None = None  # its encoder, if its ids are spoken as they come
         self._manner = AS_REQUESTED  # of the growing part
+        self._encoding, self._encoding_of = encoding, encoding_of or (lambda _: encoding)
         self._held = ""  # text of an open part's end, until it shows whether a sentence ends there
         self._num_visible = 0  # visible characters of all parts
 
@@ -112,7 +116,9 @@ class TextIntake:
         for step in steps:
             if isinstance(step, Cut):
                 self._finish_part()
-                self._manner = step.manner
+                self._manner, self._encoding = step.manner, self._encoding_of(step.manner)
+                if self._ends:
+                    self._ends = PartEnds(*self._encoding.open_part_chars)
                 if step.pause_s:
                     self.parts.append(TextPart.pause(step.pause_s, self._num_visible))
             elif self._ends is None:
@@ -141,9 +147,11 @@ class TextIntake:
     def _append(self, text: str) -> None:
         part = self._part
         if part is None:
-            part = self._part = TextPart(start=self._num_visible, manner=self._manner)
-            if not self.is_whole and self.encoding.new_part:
-                self._encoder = self.encoding.new_part()
+            own = None if self._encoding is self.encoding else self._encoding
+            part = TextPart(start=self._num_visible, manner=self._manner, encoding=own)
+            self._part = part
+            if not self.is_whole and self._encoding.new_part:
+                self._encoder = self._encoding.new_part()
                 self.parts.append(part)
         if self._encoder:
             part.add(self._encoder.feed(text))
@@ -175,17 +183,18 @@ class TextIntake:
 
     def _encode(self, part: TextPart, text: str) -> None:
         """Add the parts of a clean text, which begins where `part` begins."""
-        texts, start = [text], part.start
+        texts, start, encoding = [text], part.start, self._encoding
         if self.is_whole and self._splits:
-            texts = pack_sentences(text, *self.encoding.part_chars)
+            texts = pack_sentences(text, *encoding.part_chars)
         for text in texts:
-            self.parts.append(TextPart.whole(self.encoding.encode(text), text, start, part.manner))
+            ids = encoding.encode(text)
+            self.parts.append(TextPart.whole(ids, text, start, part.manner, part.encoding))
             start += len(visible(text))
 
 
 def new_intake(
     request: SpeechRequest,
-    encoding: TextEncoding,
+    encoding_of: Callable[[Manner], TextEncoding],
     reading: Reading,
     *,
     languages: Sequence[str],
@@ -197,7 +206,8 @@ def new_intake(
     """Return the intake of a request's text, which is given to it next.
 
     Args:
-        encoding: how the request's parts become ids.
+        encoding_of: returns how parts of a manner become ids, or raises a UsageError for a voice or
+            a style that is unknown.
         reading: how the engine reads texts.
         languages: the languages that the engine speaks.
         read_languages: the languages whose scripts it reads; None: unknown.
@@ -221,13 +231,16 @@ def new_intake(
 
     text = RequestText(reader, watch)
     if has_markup and reader is not None:
-        parser = new_parser(request.text_format)
+        parser = new_parser(
+            request.text_format, lambda manner: encoding_of(replace(manner, language=None))
+        )
         text = MarkedText(
             *(parser, reader, language_of, watch), language=language, takes_phonemes=takes_phonemes
         )
     return TextIntake(
-        *(text, encoding),
+        *(text, encoding_of(AS_REQUESTED)),
         is_whole=request.text is not None,
         splits=request.split != "off",
         max_chars=max_chars,
+        encoding_of=encoding_of,
     )

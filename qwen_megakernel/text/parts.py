@@ -49,16 +49,22 @@ class TextPart:
     start: int = 0  # number of visible characters of the whole text before the part
     manner: Manner = AS_REQUESTED
     pause_s: float = 0.0  # silence before the part; 0 once the engine has taken it
+    encoding: "TextEncoding | None" = None  # of the part's manner; None: the request's
     first_frame: int = -1  # -1 until it is spoken
     end_frame: int | None = None  # None until it has been spoken
     has_ended: bool = False  # whether the model ended it with an end token
 
     @classmethod
     def whole(
-        cls, ids: Tensor, text: str = "", start: int = 0, manner: Manner = AS_REQUESTED
+        cls,
+        ids: Tensor,
+        text: str = "",
+        start: int = 0,
+        manner: Manner = AS_REQUESTED,
+        encoding: "TextEncoding | None" = None,
     ) -> Self:
         """Return a part with complete text."""
-        return cls(deque([ids]), True, text, start, manner)
+        return cls(deque([ids]), True, text, start, manner, encoding=encoding)
 
     @classmethod
     def pause(cls, seconds: float, start: int) -> Self:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import soundfile
 import waveforms
+from tolerances import X_VECTOR_F32
 
 from qwen_megakernel import Voice
 from qwen_megakernel.cli import options
@@ -168,6 +169,38 @@ def test_the_old_presets_are_written_listed_and_thinned(recordings, tmp_path, ca
     assert list(Voice.load_presets(presets)) == ["mario"]
 
 
+def test_a_folder_becomes_one_voice_with_a_style_for_each_recording(recordings, tmp_path, capsys):
+    path = tmp_path / "anna.voice.safetensors"
+    assert run("voices", "create", recordings, "-o", path, *BASE) == 0
+    assert "styles: luigi, mario" in capsys.readouterr().out
+    for recording in sorted(recordings.glob("[lm]*.[wf]*")):
+        style = recording.stem
+        alone = tmp_path / f"{style}.voice.safetensors"
+        assert run("voices", "create", recording, "-o", alone, *BASE) == 0
+        ours, theirs = Voice.load(path).in_style(style), Voice.load(alone)
+        assert ours.name == "anna" and np.array_equal(ours.x_vector, theirs.x_vector)
+        assert ours.transcript == theirs.transcript and ours.in_context == theirs.in_context
+    capsys.readouterr()
+    assert run("voices", "show", "anna", "--voices", tmp_path) == 0
+    assert "styles       luigi, mario" in capsys.readouterr().out
+
+
+def test_voices_are_mixed_by_names_and_files(tmp_path, capsys):
+    vectors = {"anna": np.float32([3, 0]), "ben": np.float32([0, 1])}
+    for name, vector in vectors.items():
+        Voice(name, vector).save(tmp_path / f"{name}.voice.safetensors")
+    new = tmp_path / "new.voice.safetensors"
+    parts = ["anna=1", f"{tmp_path / 'ben.voice.safetensors'}=1"]
+    assert run("voices", "mix", *parts, "--voices", tmp_path, "-o", new) == 0
+    assert np.abs(Voice.load(new).x_vector - 2**0.5).max() < X_VECTOR_F32
+    assert run("voices", "mix", "anna", "ben=0", "--voices", tmp_path, "-o", new) == 2
+    assert "exists already" in capsys.readouterr().err
+    mixed = run("voices", "mix", "anna", "ben=0", "--voices", tmp_path, "-o", new, "--force")
+    assert mixed == 0 and np.array_equal(Voice.load(new).x_vector, vectors["anna"])
+    assert run("voices", "mix", "anna=x", "--voices", tmp_path, "-o", new, "--force") == 2
+    assert "has the weight 'x'" in capsys.readouterr().err
+
+
 def test_one_bad_recording_does_not_stop_the_others(recordings, tmp_path, capsys):
     folder = tmp_path / "recordings"
     shutil.copytree(recordings, folder)
@@ -205,7 +238,8 @@ def test_a_transcript_that_is_not_utf_8_is_refused_unless_the_x_vector_is_enough
         (("voices", "delete", "peach"), "Unknown voice"),
         (("voices", "delete", "../peach"), "name of a voice"),
         (("voices", "create", "{recordings}", "--ref-text", "Hi."), "one recording"),
-        (("voices", "create", "{recordings}", "-o", "a.voice.safetensors"), "does not fit"),
+        (("voices", "mix", "peach=1", "-o", "a.voice.safetensors"), "Unknown voice"),
+        (("voices", "mix", "peach=much", "-o", "a.voice.safetensors"), "Unknown voice"),
         (("voices", "create", "{recordings}", "-o", "a.voice.safetensors", "--legacy-bin"), "fit"),
         (("voices", "create", "{recordings}", "-o", "o.wav"), "o.wav is neither a folder nor"),
         (("voices", "list", "{recordings}/mario.txt"), "mario.txt is not a file of voices"),

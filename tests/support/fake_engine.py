@@ -95,10 +95,10 @@ class FakeEngine:
         self._reading = Reading()
         self.normalizes = False
 
-    def find_voice(self, voice: str | Voice | None) -> str | Voice | None:
+    def find_voice(self, voice: str | Voice | None, style: str | None = None) -> str | Voice | None:
         if isinstance(voice, str) and voice not in self.voices:
             raise UnknownVoice(f'Unknown voice "{voice}".')
-        return voice
+        return voice if style is None or not isinstance(voice, Voice) else voice.in_style(style)
 
     def stream(
         self, text: str | None = None, *, text_open: bool = False, **options: Any

@@ -43,7 +43,7 @@ def intake(text: str | None = None, *, waits: bool = False, **options: str) -> T
     encoding = TextEncoding(
         request, nothing, encode, None if waits else Letters, open_part_chars=open_part_chars
     )
-    made = new_intake(request, encoding, Reading(), languages=["english"])
+    made = new_intake(request, lambda _: encoding, Reading(), languages=["english"])
     if text is not None:
         made.feed(text)
         made.end()

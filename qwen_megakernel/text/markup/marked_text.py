@@ -5,6 +5,7 @@ from __future__ import annotations
 import reprlib
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 from qwen_megakernel.errors import MarkupError
 from qwen_megakernel.records import Manner
@@ -29,9 +30,9 @@ from qwen_megakernel.text.unreadable import TextWatch
 _MAX_WARNINGS = 20  # for each text
 
 
-def new_parser(text_format: str) -> Parser:
-    """Return a new parser; `text_format` is "ssml" or "pauses"."""
-    return SsmlParser() if text_format == "ssml" else PauseParser()
+def new_parser(text_format: str, check: Callable[[Manner], object] = lambda _: None) -> Parser:
+    """Return a new parser for "ssml", whose manners `check` may refuse, or for "pauses"."""
+    return SsmlParser(check) if text_format == "ssml" else PauseParser()
 
 
 def check_markup(text: str, text_format: str) -> None:
@@ -175,7 +176,7 @@ class MarkedText(RequestText):
                 f"xml:lang {reprlib.repr(manner.language)} has no effect, because the model does "
                 "not speak this language"
             )
-        return Manner(name, manner.speed, manner.volume)
+        return replace(manner, language=name)
 
     def _warn_once(self, warning: str) -> None:
         if warning not in self._warned and len(self._warned) < _MAX_WARNINGS:

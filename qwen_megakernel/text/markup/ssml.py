@@ -9,6 +9,7 @@ around every text. The positions in errors do not count that root element.
 import re
 import reprlib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 from xml.parsers import expat
@@ -39,6 +40,7 @@ _SLICE_CHARS = 1024
 _ROOT = "megakernel-root"
 _DECLARATION = "<?xml"
 _LANGUAGE = "xml:lang"
+_STYLE = "mstts:express-as"  # of Microsoft's SSML
 _READ_AS = ("say-as", "sub", "phoneme")
 _SILENT = ("desc", "metadata")  # their text is not spoken
 # The elements that have an effect, and their attributes. All others are ignored.
@@ -52,6 +54,8 @@ _ATTRIBUTES = {
     "say-as": {"interpret-as", "format"},
     "sub": {"alias"},
     "phoneme": {"ph", "alphabet"},
+    _STYLE: {"style"},
+    "voice": {"name"},
 }
 _UNREMARKED = {"version", "xml:base", "xml:space", "xsi:schemaLocation", "id", "detail"}
 _MISMATCH = expat.errors.codes[expat.errors.XML_ERROR_TAG_MISMATCH]
@@ -61,10 +65,15 @@ _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
 
 class SsmlParser:
-    """An `items.Parser` for SSML."""
+    """An `items.Parser` for SSML.
 
-    def __init__(self) -> None:
+    Args:
+        check: raises a UsageError for a manner whose voice or style is unknown.
+    """
+
+    def __init__(self, check: Callable[[Manner], object] = lambda _: None) -> None:
         self.error: MarkupError | None = None
+        self._check = check
         self._expat = expat.ParserCreate("utf-8")  # overrides the encoding in a declaration
         self._expat.StartElementHandler = self._start
         self._expat.EndElementHandler = self._end
@@ -246,10 +255,17 @@ class SsmlParser:
             self._read_as = name, len(self._elements), self._reading(name, attributes)
         elif name == "prosody":
             return self._prosody(attributes, manner)
+        elif name == _STYLE:
+            manner = replace(manner, style=self._attribute(name, attributes, "style"))
+            self._checked(self._check, manner)
+        elif name == "voice":
+            who = self._attribute(name, attributes, "name")
+            manner = replace(manner, voice=who, style=None)
+            self._checked(self._check, manner)
         elif name == "lang" and not attributes.get(_LANGUAGE, "").strip():
             self._refuse("<lang> has no xml:lang.", 'Name the language, such as xml:lang="fr".')
         if language := attributes.get(_LANGUAGE, "").strip():
-            return Manner(language, manner.speed, manner.volume)
+            return replace(manner, language=language)
         return manner
 
     def _end(self, name: str) -> None:
@@ -328,7 +344,8 @@ class SsmlParser:
         if "volume" in attributes:
             volume += self._checked(values.volume_of, attributes["volume"])
         speed = min(max(speed, MIN_SPEED), MAX_SPEED)
-        return Manner(manner.language, speed, min(max(volume, MIN_VOLUME), MAX_VOLUME))
+        volume = min(max(volume, MIN_VOLUME), MAX_VOLUME)
+        return replace(manner, speed=speed, volume=volume)
 
     def _end_reading(self) -> None:
         """Make an item of the text in <say-as>, <sub> or <phoneme>."""
@@ -361,7 +378,7 @@ class SsmlParser:
             self._refuse(f"{wanted} of <{name}> has more than {MAX_READ_AS_CHARS} characters.")
         return value
 
-    def _checked(self, parse: Callable[[str], Any], value: str) -> Any:
+    def _checked(self, parse: Callable[[Any], Any], value: Any) -> Any:
         """Return `parse(value)`; a UsageError becomes a MarkupError that names the place."""
         try:
             return parse(value)

@@ -151,7 +151,6 @@ def test_white_space_between_elements_changes_no_manner():
 @pytest.mark.parametrize(
     "text",
     [
-        "<voice name='x'>a</voice>",
         "<emphasis>a</emphasis>",
         "<amazon:effect name='whispered'>a</amazon:effect>",
         "<prosody pitch='high'>a</prosody>",
