@@ -13,8 +13,8 @@ BACKENDS = ("auto", "kernel", "graph", "cpu", "torch", "emulation", "coreml")
 # Whether numbers, dates and abbreviations are read as words; "auto": the checkpoint decides.
 NORMALIZE = ("auto", "on", "off")
 
-# Whether a text is spoken as it stands, has "[pause 1.5s]" in it, or is SSML.
-TEXT_FORMATS = ("plain", "pauses", "ssml")
+# Whether a text is spoken as it stands, has "[pause 1.5s]" in it, is SSML, or is a script.
+TEXT_FORMATS = ("plain", "pauses", "ssml", "script")
 
 # Encodings of samples in a WAV file: 16-bit PCM, or the 8 bits of telephones (ITU-T G.711).
 ENCODINGS = ("pcm", "ulaw", "alaw")

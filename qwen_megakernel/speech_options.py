@@ -337,9 +337,11 @@ class SpeechOptions(Options):
     )
     text_format: str = option(
         "plain",
-        "format of the text: plain, ssml (markup), or pauses (plain text with [pause 1.5s] in it)",
+        "format of the text: plain, ssml (markup), pauses (plain text with [pause 1.5s] in it), or "
+        "script (lines like 'anna: Hello.' for several voices)",
         choices=TEXT_FORMATS,
-        hint='"ssml" is markup; "pauses" is plain text with [pause 1.5s] in it.',
+        hint='"ssml" is markup; "pauses" is plain text with [pause 1.5s] in it; "script" has lines '
+        "like anna: Hello.",
     )
     normalize: str = option(
         "auto",

@@ -33,6 +33,8 @@ class RequestText:
     def __init__(self, reader: TextReader | None = None, watch: TextWatch | None = None):
         self._reader, self._watch = reader, watch
         self._written: list[str] = []
+        # Where a speaker of a cast begins in `written`, and its name; None: the request's voice.
+        self.speakers: list[tuple[int, str | None]] = [(0, None)]
         self._num_watched = 0  # pieces of `_written` that `_watch` has seen
 
     @property

@@ -7,7 +7,7 @@ its beginning; the timer then estimates from the pace of earlier parts how many 
 
 import asyncio
 import threading
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Executor
@@ -161,7 +161,7 @@ class SpeechTimer:
             found.append(TimedWord(written[begin:end], start_s, end_s, begin))
         if self._is_over and found:
             found += [TimedWord(written[b:e], end_s, end_s, b) for b, e in silent]
-        return self._as_settled(found)
+        return self._as_settled(self._with_speakers(found))
 
     @property
     def segments(self) -> list[Segment]:
@@ -193,6 +193,17 @@ class SpeechTimer:
             segments = segments[:-1]  # the last sentence may continue
         first, self._num_settled_segments = self._num_settled_segments, len(segments)
         return words[num_known:], segments[first:]
+
+    def _with_speakers(self, words: list[TimedWord]) -> list[TimedWord]:
+        """Return the words with the names of their speakers, if the text has a cast."""
+        speakers = self._text.speakers[:]
+        if len(speakers) == 1:
+            return words
+        begins = [begin for begin, _ in speakers]
+        return [
+            replace(word, speaker=speakers[bisect_right(begins, word.offset) - 1][1])
+            for word in words
+        ]
 
     def _as_settled(self, words: list[TimedWord]) -> list[TimedWord]:
         """Return the words; those that have settled keep their times."""
@@ -312,15 +323,17 @@ def _places(text: str) -> list[int]:
 
 
 def _segments(written: str, words: Sequence[TimedWord]) -> list[Segment]:
-    """Return the sentences that these words belong to."""
+    """Return the sentences that these words belong to; each has one speaker."""
     found: list[Segment] = []
     place = 0
     for _, end in sentence_spans(REMOVED.sub(" ", SEPARATORS.sub(" ", written))):
-        first = place
         while place < len(words) and words[place].offset < end:
-            place += 1
-        if place > first:
-            start, last = words[first], words[place - 1]
+            start = last = words[place]
+            while place < len(words) and words[place].offset < end:
+                if words[place].speaker != start.speaker:
+                    break
+                last = words[place]
+                place += 1
             text = written[start.offset : last.offset + len(last.word)]
-            found.append(Segment(len(found), start.start, last.end, text))
+            found.append(Segment(len(found), start.start, last.end, text, start.speaker))
     return found

@@ -25,6 +25,7 @@ class Caption:
     start_ms: int
     end_ms: int
     text: str
+    speaker: str | None = None
 
 
 def check_path(path: Path) -> None:
@@ -71,10 +72,12 @@ def captions(words: Sequence[TimedWord], segments: Sequence[Segment]) -> list[Ca
             stop = said[-1].offset + len(said[-1].word)
             text = " ".join(segment.text[said[0].offset - offset : stop - offset].split())
             start_ms, end_ms = round(1000 * said[0].start), round(1000 * said[-1].end)
+            speaker = segment.speaker
             if found and end_ms <= start_ms:  # a mark or an emoji, which is not heard
                 last = found.pop()
                 start_ms, end_ms, text = last.start_ms, last.end_ms, f"{last.text} {text}"
-            found.append(Caption(start_ms, max(end_ms, start_ms + 1), text))
+                speaker = last.speaker
+            found.append(Caption(start_ms, max(end_ms, start_ms + 1), text, speaker))
     return found
 
 
@@ -94,7 +97,7 @@ def _cuts(words: Sequence[TimedWord], segment: Segment) -> Iterator[tuple[int, i
 def _srt(words: Sequence[TimedWord], segments: Sequence[Segment]) -> str:
     blocks = [
         f"{number}\n{_clock(each.start_ms, ',')} --> {_clock(each.end_ms, ',')}\n"
-        f"{textwrap.fill(each.text, _LINE_CHARS)}\n"
+        f"{textwrap.fill(_named(each), _LINE_CHARS)}\n"
         for number, each in enumerate(captions(words, segments), start=1)
     ]
     return "\n".join(blocks)
@@ -103,10 +106,18 @@ def _srt(words: Sequence[TimedWord], segments: Sequence[Segment]) -> str:
 def _vtt(words: Sequence[TimedWord], segments: Sequence[Segment]) -> str:
     blocks = [
         f"{_clock(each.start_ms, '.')} --> {_clock(each.end_ms, '.')}\n"
-        f"{escape(textwrap.fill(each.text, _LINE_CHARS), quote=False)}\n"
+        f"{_voice_tag(each)}{escape(textwrap.fill(each.text, _LINE_CHARS), quote=False)}\n"
         for each in captions(words, segments)
     ]
     return "\n".join(["WEBVTT\n", *blocks])
+
+
+def _named(caption: Caption) -> str:
+    return caption.text if caption.speaker is None else f"{caption.speaker}: {caption.text}"
+
+
+def _voice_tag(caption: Caption) -> str:
+    return "" if caption.speaker is None else f"<v {escape(caption.speaker, quote=False)}>"
 
 
 def _json(words: Sequence[TimedWord], segments: Sequence[Segment]) -> str:

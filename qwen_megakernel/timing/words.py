@@ -22,10 +22,12 @@ class TimedWord:
     start: float
     end: float
     offset: int  # index of its first character in the user's text
+    speaker: str | None = None  # its voice, as the text names it; None: the request's voice
 
     def facts(self) -> dict[str, str | float]:
         """Return a dict for JSON, with the field names of OpenAI's transcriptions."""
-        return {"word": self.word, "start": round(self.start, 3), "end": round(self.end, 3)}
+        times = {"start": round(self.start, 3), "end": round(self.end, 3)}
+        return {"word": self.word, **times, **_named(self.speaker)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +38,16 @@ class Segment:
     start: float
     end: float
     text: str
+    speaker: str | None = None  # as of a word
 
     def facts(self) -> dict[str, str | float]:
         """Return a dict for JSON, with the field names of OpenAI's transcriptions."""
         times = {"start": round(self.start, 3), "end": round(self.end, 3)}
-        return {"id": self.id, **times, "text": self.text}
+        return {"id": self.id, **times, "text": self.text, **_named(self.speaker)}
+
+
+def _named(speaker: str | None) -> dict[str, str]:
+    return {} if speaker is None else {"speaker": speaker}
 
 
 def word_spans(text: str) -> Iterator[tuple[int, int, bool]]:

@@ -118,3 +118,19 @@ def test_a_path_that_cannot_be_written_is_refused_and_an_existing_file_kept(tmp_
     old.write_text("old")
     subtitles.check_path(old)
     assert old.read_text() == "old"
+
+
+def test_captions_name_the_speaker_of_a_cast(tmp_path):
+    words = [TimedWord("Hi & bye.", 0.0, 0.5, 0, "an<na"), TimedWord("Now.", 0.5, 1.0, 10)]
+    segments = [Segment(0, 0.0, 0.5, "Hi & bye.", "an<na"), Segment(1, 0.5, 1.0, "Now.")]
+    for name, first, second in (
+        ("a.srt", "\nan<na: Hi & bye.\n", "\nNow.\n"),
+        ("a.vtt", "\n<v an&lt;na>Hi &amp; bye.\n", "\nNow.\n"),
+    ):
+        write(tmp_path / name, words, segments)
+        text = (tmp_path / name).read_text()
+        assert first in text and second in text
+    write(tmp_path / "a.json", words, segments)
+    facts = json.loads((tmp_path / "a.json").read_text())
+    assert facts["words"][0]["speaker"] == facts["segments"][0]["speaker"] == "an<na"
+    assert "speaker" not in facts["words"][1] | facts["segments"][1]

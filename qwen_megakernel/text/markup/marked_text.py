@@ -20,6 +20,7 @@ from qwen_megakernel.text.markup.items import (
     Words,
 )
 from qwen_megakernel.text.markup.pauses import PauseParser
+from qwen_megakernel.text.markup.script import ScriptParser
 from qwen_megakernel.text.markup.ssml import SsmlParser
 from qwen_megakernel.text.reading.reader import TextReader
 from qwen_megakernel.text.reading.surroundings import CLOSING, SENTENCE_ENDS
@@ -31,8 +32,10 @@ _MAX_WARNINGS = 20  # for each text
 
 
 def new_parser(text_format: str, check: Callable[[Manner], object] = lambda _: None) -> Parser:
-    """Return a new parser for "ssml", whose manners `check` may refuse, or for "pauses"."""
-    return SsmlParser(check) if text_format == "ssml" else PauseParser()
+    """Return a new parser of a format; `check` may refuse the manners of "ssml" and "script"."""
+    if text_format == "pauses":
+        return PauseParser()
+    return SsmlParser(check) if text_format == "ssml" else ScriptParser(check)
 
 
 def check_markup(text: str, text_format: str) -> None:
@@ -162,6 +165,8 @@ class MarkedText(RequestText):
         if not pause_s and manner == self._manner:
             return
         yield self._reader.end()
+        if manner.voice != self._manner.voice:
+            self.speakers.append((sum(map(len, self._written)), manner.voice))
         self._manner, self._last = manner, ""
         self._reader.turn(manner.language or self._language)
         yield Cut(manner, pause_s)

@@ -259,6 +259,7 @@ class SsmlParser:
             manner = replace(manner, style=self._attribute(name, attributes, "style"))
             self._checked(self._check, manner)
         elif name == "voice":
+            self._space()
             who = self._attribute(name, attributes, "name")
             manner = replace(manner, voice=who, style=None)
             self._checked(self._check, manner)
@@ -280,6 +281,8 @@ class SsmlParser:
         elif name in ("p", "s") and not self._read_as:
             self._say()
             self._items.append(SentenceEnd())
+            self._space()
+        elif name == "voice" and not self._read_as:
             self._space()
 
     def _characters(self, text: str) -> None:
