@@ -127,10 +127,10 @@ def test_captions_name_the_speaker_of_a_cast(tmp_path):
         ("a.srt", "\nan<na: Hi & bye.\n", "\nNow.\n"),
         ("a.vtt", "\n<v an&lt;na>Hi &amp; bye.\n", "\nNow.\n"),
     ):
-        write(tmp_path / name, words, segments)
+        subtitles.write(tmp_path / name, words, segments)
         text = (tmp_path / name).read_text()
         assert first in text and second in text
-    write(tmp_path / "a.json", words, segments)
+    subtitles.write(tmp_path / "a.json", words, segments)
     facts = json.loads((tmp_path / "a.json").read_text())
     assert facts["words"][0]["speaker"] == facts["segments"][0]["speaker"] == "an<na"
     assert "speaker" not in facts["words"][1] | facts["segments"][1]

@@ -64,9 +64,11 @@ class ScriptParser(PauseParser):
         name, rest = text[: found.start()].strip(), text[found.end() :]
         if found.group() == "\n" or not name:
             return 0
-        if found.group() == ":" and rest in ("", "/"):
+        if found.group() == "：":
+            return found.end()
+        if rest in ("", "/"):
             return None
-        is_time = name[-1].isdigit() and rest[:1].isdigit()
+        is_time = name[-1].isdigit() and rest[0].isdigit()
         return 0 if is_time or rest.startswith("//") else found.end()
 
     def _name(self, label: str) -> list[Item]:
