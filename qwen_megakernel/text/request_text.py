@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 from qwen_megakernel.errors import MarkupError
 from qwen_megakernel.records import Manner
@@ -33,8 +34,8 @@ class RequestText:
     def __init__(self, reader: TextReader | None = None, watch: TextWatch | None = None):
         self._reader, self._watch = reader, watch
         self._written: list[str] = []
-        # Where a speaker of a cast begins in `written`, and its name; None: the request's voice.
-        self.speakers: list[tuple[int, str | None]] = [(0, None)]
+        # With which piece of `_written` a speaker of a cast begins; None: the request's voice.
+        self._turns: list[tuple[int, str | None]] = [(0, None)]
         self._num_watched = 0  # pieces of `_written` that `_watch` has seen
 
     @property
@@ -51,6 +52,16 @@ class RequestText:
     def written(self) -> str:
         """The text so far without its markup, as the user wrote it."""
         return "".join(self._written)
+
+    @property
+    def speakers(self) -> list[tuple[int, str | None]]:
+        """Where in `written` each speaker of a cast begins, with the name of its voice in the text;
+        None: the request's voice."""
+        turns = self._turns[:]
+        if len(turns) == 1:
+            return turns
+        begins = list(accumulate(map(len, self._written), initial=0))
+        return [(begins[piece], name) for piece, name in turns]
 
     @property
     def spoken(self) -> SpokenText:

@@ -196,7 +196,7 @@ class SpeechTimer:
 
     def _with_speakers(self, words: list[TimedWord]) -> list[TimedWord]:
         """Return the words with the names of their speakers, if the text has a cast."""
-        speakers = self._text.speakers[:]
+        speakers = self._text.speakers
         if len(speakers) == 1:
             return words
         begins = [begin for begin, _ in speakers]

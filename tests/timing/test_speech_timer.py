@@ -103,7 +103,8 @@ def test_words_are_those_that_were_written_with_the_times_of_what_was_spoken():
     written, spoken = "$5 tof", "sonat filo tof"
     pieces = (Piece("sonat filo", 0, 2), Piece(" tof", 2, 6, is_kept=True))
     parts, sent, said = spoken_parts([spoken])
-    words = heard(parts, sent, SimpleNamespace(written=written, spoken=SpokenText(pieces))).words
+    text = SimpleNamespace(written=written, spoken=SpokenText(pieces), speakers=[(0, None)])
+    words = heard(parts, sent, text).words
     assert [word.word for word in words] == ["$5", "tof"]
     times = said[0].word_times
     expected = [(times[0][0], times[1][1]), times[2]]

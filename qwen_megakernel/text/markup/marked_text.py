@@ -166,7 +166,7 @@ class MarkedText(RequestText):
             return
         yield self._reader.end()
         if manner.voice != self._manner.voice:
-            self.speakers.append((sum(map(len, self._written)), manner.voice))
+            self._turns.append((len(self._written), manner.voice))
         self._manner, self._last = manner, ""
         self._reader.turn(manner.language or self._language)
         yield Cut(manner, pause_s)
