@@ -11,7 +11,13 @@ from qwen_megakernel.records import Manner, SpeechRequest
 from qwen_megakernel.text.cleaning import MAX_CHARS, check_length, clean, empty_text, visible
 from qwen_megakernel.text.languages import AUTO, language_of_code, resolve_language
 from qwen_megakernel.text.markup.marked_text import MarkedText, new_parser
-from qwen_megakernel.text.parts import PartEncoder, PartEnds, TextEncoding, TextPart
+from qwen_megakernel.text.parts import (
+    WAITING_PART_CHARS,
+    PartEncoder,
+    PartEnds,
+    TextEncoding,
+    TextPart,
+)
 from qwen_megakernel.text.reading.lexicon import Lexicon
 from qwen_megakernel.text.reading.reader import Reading
 from qwen_megakernel.text.request_text import Cut, RequestText
@@ -54,6 +60,7 @@ class TextIntake:
         self._steps: list[str | Cut] = []  # of a whole text
         # Where an open text is cut; a whole one is cut when all of it is known.
         self._ends = None if is_whole else PartEnds(*encoding.open_part_chars)
+        self._new_part = encoding.new_part
         self._part: TextPart | None = None  # the growing part
         self._encoder: PartEncoder | None = None  # its encoder, if its ids are spoken as they come
         self._manner = Manner()  # of the growing part
@@ -142,8 +149,8 @@ class TextIntake:
         part = self._part
         if part is None:
             part = self._part = TextPart(start=self._num_visible, manner=self._manner)
-            if not self.is_whole and self.encoding.new_part:
-                self._encoder = self.encoding.new_part()
+            if not self.is_whole and self._new_part:
+                self._encoder = self._new_part()
                 self.parts.append(part)
         if self._encoder:
             part.add(self._encoder.feed(text))
@@ -165,6 +172,9 @@ class TextIntake:
             self._ends.begin()
         if part is None:
             return
+        if self._ends and self.encoding.opens_once and self._new_part:
+            self._new_part = None
+            self._ends.begin(*WAITING_PART_CHARS)
         # The engine skips a part without a word, and raises an error for a text without any.
         with contextlib.nullcontext() if self.is_whole else contextlib.suppress(EmptyText):
             if encoder:
