@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_speech import feed_and_end, tiny_engine
+from waiting import wait_until
 
 from qwen_megakernel.decoders.prompt import PromptBuilder
 from qwen_megakernel.engine.conversation import MAX_VOICES, Conversation, Said
@@ -155,6 +156,7 @@ def test_the_words_of_the_context_are_those_of_its_frames(base, prompts):
         text = "She said so. "
         expected = base._tokenizer.ids(text.strip())
         assert torch.equal(ids.reference[: len(expected) - 1], expected[:-1])
+    wait_until(lambda: talk._last.is_settled)
     assert talk.said(ada).text.endswith("how are you today?")
 
 
@@ -197,7 +199,7 @@ def test_a_closed_stream_leaves_nothing(base, prompts):
     rng = random.Random(1)
     for _ in range(10):
         base.synthesize(SHORT, seed=1, conversation=talk, **options)
-        assert talk.said(options["voice"])
+        wait_until(lambda: talk.said(options["voice"]))
         stream = base.stream(LONG, seed=1, conversation=talk, **options)
         for _ in range(rng.randrange(4)):
             next(stream)
