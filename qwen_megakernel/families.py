@@ -1,11 +1,11 @@
 """Loads the engine of the family that a model belongs to."""
 
+from pathlib import Path
 from typing import Any
 
 from qwen_megakernel.choices import DEFAULT_MODEL
 from qwen_megakernel.engine.speech_engine import SpeechEngine
 from qwen_megakernel.errors import UsageError
-from qwen_megakernel.sheen import model_folder
 
 
 def load_engine(model: str | None = None, **options: Any) -> SpeechEngine:
@@ -18,7 +18,7 @@ def load_engine(model: str | None = None, **options: Any) -> SpeechEngine:
     Raises:
         QwenTTSError: `from_pretrained` failed.
     """
-    if model is not None and model_folder.is_sheen(model):
+    if model is not None and Path(model).expanduser().is_dir() and _is_sheen(model):
         from qwen_megakernel.sheen.engine import SheenEngine
 
         if weights := options.pop("weights", None):
@@ -29,3 +29,10 @@ def load_engine(model: str | None = None, **options: Any) -> SpeechEngine:
     from qwen_megakernel.tts_engine import TTSEngine
 
     return TTSEngine.from_pretrained(DEFAULT_MODEL if model is None else model, **options)
+
+
+def _is_sheen(model: str) -> bool:
+    # Imported for a folder alone: it costs other models a twentieth of a second.
+    from qwen_megakernel.sheen import model_folder
+
+    return model_folder.is_sheen(model)

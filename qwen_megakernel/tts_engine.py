@@ -5,7 +5,7 @@ event loop and many callers share one model.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -75,6 +75,7 @@ class TTSEngine(OfficialNames):
         num_slots: streams that are spoken at the same time; further ones wait.
         max_frames: maximum number of frames of one part of a text; sizes the KV cache.
         voices: a folder of voice files; requests name a file without its ending.
+        needed_voices: names of voices, all of which must be known before the weights are read.
         normalize: the meaning of "auto" in a request: "on", "off", or (again "auto") the
             choice of the checkpoint: on for demo-voice, off for the released models, which read
             most numbers themselves (docs/speech-control.md).
@@ -98,6 +99,7 @@ class TTSEngine(OfficialNames):
         num_slots: int = 1,
         max_frames: int = 1000,
         voices: str | Path | None = None,
+        needed_voices: Iterable[str] = (),
         normalize: str = "auto",
         lexicon: Lexicon | Mapping[str, str] | str | Path | None = None,
         mark: Marking | MarkKey | str | Path | None = None,
@@ -114,6 +116,8 @@ class TTSEngine(OfficialNames):
         self._defaults = SpeechRequest(None, sampling=loaded.sampling, sound=sound)
         self._high_pass = loaded.config.high_pass
         self._voices = VoiceLibrary(loaded, voices)
+        for name in needed_voices:
+            self.find_voice(name)
         self.can_clone = self._voices.can_clone
         self._tokenizer = TextTokenizer(loaded.files.folder, loaded.config)
 
@@ -201,7 +205,7 @@ class TTSEngine(OfficialNames):
             keep_packed: keep the weights in the cache as the native CPU decoder reads them; later
                 starts map them (docs/operations.md).
             options: backend, device, dtype, weights, num_threads, num_slots, max_frames, voices,
-                normalize, lexicon, mark and warmup of `TTSEngine`.
+                needed_voices, normalize, lexicon, mark and warmup of `TTSEngine`.
         Raises:
             ModelFilesError: files are missing, unreachable or damaged.
             SetupError: the requested backend cannot run on this machine.

@@ -43,7 +43,7 @@ from qwen_megakernel.sound.mark_detector import find_marks
 
 KEY = MarkKey(bytes(range(32)), operator=258)
 VOICE = "aiden"
-NOTHING = {"result": "no mark found", "marks": [], "c2pa": None}
+NOTHING = {"result": "no mark found", "marks": [], "c2pa": None, "metadata": None}
 ASKED = {"input": TEXT, "voice": VOICE}
 
 Heard = tuple[
@@ -340,14 +340,15 @@ def test_a_client_asks_for_the_mark_of_a_recording(tts: TTSEngine):
         assert asked(bytes(1_000_001)).status_code == 413
 
 
-def test_a_server_without_a_key_looks_for_signatures_alone(live: LiveServer, monkeypatch):
+def test_a_server_without_a_key_looks_for_signatures_and_metadata(live: LiveServer, monkeypatch):
     def asked() -> httpx.Response:
         return live.client.post("/v1/audio/detect", files={"audio": ("a.wav", file.getvalue())})
 
     file = io.BytesIO()
     soundfile.write(file, np.zeros(24000), 24000, format="WAV")
     assert asked().json() == NOTHING
+    file = io.BytesIO(answered(live, stream=False).content)
+    found = asked().json()
+    assert found["result"] == "marked as synthetic" and found["metadata"] == COMMENT
     monkeypatch.setitem(sys.modules, "c2pa", None)
-    answer = asked()
-    assert answer.status_code == 404 and answer.json()["error"]["code"] == "no_mark_key"
-    assert "--mark-key FILE" in answer.json()["error"]["message"]
+    assert asked().json()["c2pa"]["state"] == "not checked"

@@ -34,10 +34,7 @@ def build(args: argparse.Namespace) -> int:
     if name in random_configs.RECIPES:
         model = config.parse_model_config(random_configs.model_config(name))
     else:
-        files = loading.resolve(
-            name, local_files_only=args.local_files_only, progress=not args.quiet
-        )
-        path = files.folder / loading.CONFIG
+        path = options.model_files(args, name).folder / loading.CONFIG
         model = config.parse_model_config(config_fields.read_json(path), str(path))
     for arch in archs:
         dtype = args.dtype or ("bfloat16" if arch else "float32")

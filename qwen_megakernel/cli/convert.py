@@ -15,10 +15,7 @@ def convert(args: argparse.Namespace) -> int:
 
     output = Path(args.output)
     loading.check_new(output)
-    files = loading.resolve(
-        args.model, local_files_only=args.local_files_only, progress=not args.quiet
-    )
-    conversion.convert(loading.load(files), args.weights, output)
+    conversion.convert(loading.load(options.model_files(args)), args.weights, output)
     if not args.quiet:
         size = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
         print(f"{output}: {size / 1e9:.2f} GB; --model {output} speaks with it")

@@ -130,7 +130,6 @@ def _version(name: str) -> str | None:
 
 
 def _feature(extra: str, modules: list[str]) -> str:
-    """Return "ready", or the command that installs an extra."""
     return "ready" if all(map(find_spec, modules)) else install_command(extra)
 
 

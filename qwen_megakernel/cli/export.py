@@ -26,10 +26,7 @@ def export_coreml(args: argparse.Namespace) -> int:
         args.chunk_frames,
         speech_precision=args.speech_precision,
     )
-    files = loading.resolve(
-        args.model, local_files_only=args.local_files_only, progress=not args.quiet
-    )
-    checkpoint = loading.load(files)
+    checkpoint = loading.load(options.model_files(args))
     check_form(checkpoint, "coreml", args.weights)
     export(checkpoint, Path(args.to), chosen)
     print(args.to)

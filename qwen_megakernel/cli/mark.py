@@ -40,6 +40,8 @@ def detect(args: argparse.Namespace) -> int:
         said = "marked as synthetic" if signed.says_synthetic else signed.reason or "not marked"
         by = f", signed by {signed.signed_by}" if signed.signed_by else ""
         print(f"C2PA {signed.state}: {said}{by}")
+    if found.metadata is not None:
+        print(f"metadata, which anyone can write or remove: {found.metadata}")
     if not found.is_marked:
         print(detection.NO_MARK if key else f"{detection.NO_MARK}; --mark-key finds watermarks")
     return 0 if found.is_marked else 1

@@ -25,6 +25,7 @@ from qwen_megakernel.printable import get_logger
 from qwen_megakernel.speech_options import OPTIONS, Option, SpeechOptions
 
 if TYPE_CHECKING:
+    from qwen_megakernel.checkpoint.loading import ModelFiles
     from qwen_megakernel.engine.speech_engine import SpeechEngine
     from qwen_megakernel.voice import Voice
 
@@ -37,6 +38,7 @@ OFFERED = tuple(name for name in OPTIONS if name not in _NO_OPTIONS)
 # Those of a voice of `sheen train`, which has one language and reads all of a text first.
 OF_TRAINED_VOICES = tuple(n for n in OFFERED if n not in ("language", "instruct", "text_feed"))
 
+TEXT_FORMAT = "--text-format"  # as warnings of a command name it
 DEVICE_HELP = "device to run on: cpu, cuda or cuda:1 (default: a GPU if there is one, else the CPU)"
 
 # Groups of options in --help, in the order in which a command adds their first options.
@@ -378,10 +380,20 @@ def engine_from_args(
         progress=not args.quiet,
         **options,
     )
+    if "text_format" in args:  # a command that speaks, not a server
+        engine.format_option = TEXT_FORMAT
     logger.debug("Loaded in %.2f s.", time.perf_counter() - started)
     if not is_small(args):
         report_engine(args, engine)
     return engine
+
+
+def model_files(args: argparse.Namespace, model: str | None = None) -> "ModelFiles":
+    """Return the files of --model, or of another one; see `loading.resolve`."""
+    from qwen_megakernel.checkpoint import loading
+
+    where = {"local_files_only": args.local_files_only, "progress": not args.quiet}
+    return loading.resolve(model or args.model, **where)
 
 
 def is_small(args: argparse.Namespace) -> bool:

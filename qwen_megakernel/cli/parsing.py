@@ -97,6 +97,11 @@ class Parser(argparse.ArgumentParser):
         self.register("type", int, whole_number)
         self.register("type", float, number)
 
+    def format_help(self) -> str:
+        """Return the help; argparse itself would put -h and --quiet before a command's groups."""
+        self._action_groups.sort(key=lambda group: group is self._optionals)
+        return super().format_help()
+
     def error(self, message: str, hint: str = "") -> NoReturn:
         """Print the error and exit with 2; argparse itself would first print all options."""
         hint = next((own for words, own in self.hints.items() if words in message), hint)

@@ -244,7 +244,10 @@ def ray_options(args: argparse.Namespace) -> dict[str, Any]:
     settings = _settings(args)
     num_gpus = args.replica_gpus
     if num_gpus is None:
-        num_gpus = float(args.device != "cpu" and args.backend != "emulation" and _has_gpu())
+        import torch
+
+        is_on_cpu = args.device == "cpu" or args.backend == "emulation"
+        num_gpus = float(not is_on_cpu and torch.cuda.is_available())
     num_replicas = 1 if args.replicas is None else args.replicas
     scale = ray_serve.Scale(
         min_replicas=num_replicas, max_replicas=args.max_replicas or num_replicas, num_gpus=num_gpus
@@ -257,13 +260,6 @@ def ray_options(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _has_gpu() -> bool:
-    """Return whether this machine has a GPU; for a cluster --replica-gpus overrides it."""
-    import torch
-
-    return torch.cuda.is_available()
-
-
 def _log_accesses() -> None:
     from qwen_megakernel.server.middleware import access_logger
 
@@ -272,13 +268,6 @@ def _log_accesses() -> None:
     access_logger.addHandler(handler)
     access_logger.setLevel(logging.INFO)
     access_logger.propagate = False  # the root handler would print each line again
-
-
-def _api_key(args: argparse.Namespace) -> str | None:
-    """Return the API key; an empty variable counts as unset, an empty option is refused later."""
-    if args.api_key is not None:
-        return args.api_key
-    return os.environ.get(API_KEY_VARIABLE) or None
 
 
 def _settings(args: argparse.Namespace) -> "ServerSettings":
@@ -294,7 +283,10 @@ def _settings(args: argparse.Namespace) -> "ServerSettings":
             "Requests beyond the slots wait; --max-queue limits how many.",
         )
     return ServerSettings(
-        api_key=_api_key(args),
+        # An empty variable counts as unset, an empty option is refused.
+        api_key=(os.environ.get(API_KEY_VARIABLE) or None)
+        if args.api_key is None
+        else args.api_key,
         max_queue=args.max_queue,
         max_chars=args.max_chars,
         default_format=args.default_format,
@@ -339,13 +331,15 @@ def _engine_maker(args: argparse.Namespace, settings: "ServerSettings") -> Calla
         if not args.quiet:
             print('loading; requests get status 503 until "ready"', file=sys.stderr, flush=True)
         limits = {} if args.max_frames is None else {"max_frames": args.max_frames}
-        engine = options.engine_from_args(args, mark, num_slots=args.slots, **limits)
-        if settings.voice_fallback is not None:
-            engine.find_voice(settings.voice_fallback)  # raises an error now if it is unknown
-        elif engine.default_voice and not args.quiet:
+        fallback = settings.voice_fallback
+        engine = options.engine_from_args(
+            *(args, mark),
+            num_slots=args.slots,
+            needed_voices=[*filter(None, [fallback]), *settings.voice_aliases.values()],
+            **limits,
+        )
+        if fallback is None and engine.default_voice and not args.quiet:
             print('voices such as "alloy" need --voice-fallback NAME', file=sys.stderr)
-        for name in settings.voice_aliases.values():
-            engine.find_voice(name)
         shorten_pauses()
         if not args.quiet:
             print("ready", file=sys.stderr)

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from qwen_megakernel.choices import DTYPES
 from qwen_megakernel.cli import options, parsing, speak
-from qwen_megakernel.cli.training_progress import print_report, print_steps, row_bar, step_bar
+from qwen_megakernel.cli.training_progress import (
+    chosen_options,
+    print_report,
+    print_steps,
+    row_bar,
+    step_bar,
+)
 
 if TYPE_CHECKING:
     from qwen_megakernel.sheen.training.job import Job
@@ -90,6 +96,7 @@ def infer(args: argparse.Namespace) -> int:
     with engine as tts:
         options.report_engine(args, tts)
         tts.max_chars = sys.maxsize  # `read_text` has checked the length
+        tts.format_option = options.TEXT_FORMAT
         stream = tts.stream(text, **options.given_options(args))
         speak.write_speech(args, tts, stream, text)
     return 0
@@ -167,12 +174,9 @@ def _job(args: argparse.Namespace) -> "Job":
 
 
 def _train_options(args: argparse.Namespace) -> "TrainOptions":
-    from dataclasses import fields
-
     from qwen_megakernel.training.trainer import TrainOptions
 
-    given = {field.name: getattr(args, field.name) for field in fields(TrainOptions)}
-    return TrainOptions(**{name: value for name, value in given.items() if value is not None})
+    return chosen_options(args, TrainOptions)
 
 
 def _add_prepare(sheen: Any) -> None:

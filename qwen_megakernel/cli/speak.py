@@ -178,7 +178,6 @@ def add_command(commands: Any) -> None:
 
 
 def _print_chunk(args: argparse.Namespace, chunk: "AudioChunk") -> None:
-    """Print a line about a chunk that was written, with --stream."""
     if args.stream and chunk.pause_s:
         print(f"{chunk.t_ms:8.1f} ms  pause of {chunk.pause_s:g} s", file=sys.stderr)
     elif args.stream and chunk.num_frames:
@@ -187,7 +186,6 @@ def _print_chunk(args: argparse.Namespace, chunk: "AudioChunk") -> None:
 
 
 def _player(rate: int | None) -> str:
-    """Return a command that plays the samples of --stdout."""
     return f"aplay -t raw -f S16_LE -r {rate or 24000}"
 
 

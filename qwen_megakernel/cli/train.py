@@ -6,7 +6,13 @@ from typing import Any
 
 from qwen_megakernel.choices import DTYPES
 from qwen_megakernel.cli import options, parsing
-from qwen_megakernel.cli.training_progress import print_report, print_steps, row_bar, step_bar
+from qwen_megakernel.cli.training_progress import (
+    chosen_options,
+    print_report,
+    print_steps,
+    row_bar,
+    step_bar,
+)
 
 DEFAULT_BASE = "Qwen/Qwen3-TTS-12Hz-0.6B-Base"
 
@@ -29,12 +35,8 @@ def prepare(args: argparse.Namespace) -> int:
     options.report_loading(args, args.model)
     from qwen_megakernel.checkpoint import loading
 
-    files = loading.resolve(
-        args.model, local_files_only=args.local_files_only, progress=not args.quiet
-    )
-    report = speech_data.prepare(
-        Path(args.recordings), Path(args.output), loading.load(files), row_bar(args)
-    )
+    loaded = loading.load(options.model_files(args))
+    report = speech_data.prepare(Path(args.recordings), Path(args.output), loaded, row_bar(args))
     print_report(args, report)
     for fault in report.faults:
         print(f"  {fault}")
@@ -44,8 +46,6 @@ def prepare(args: argparse.Namespace) -> int:
 def run(args: argparse.Namespace) -> int:
     """Fine-tune a Base model on prepared recordings; write the folder of a voice."""
     options.report_loading(args, args.model)
-    from dataclasses import fields
-
     from qwen_megakernel.training.speech_job import TuneJob, tune
     from qwen_megakernel.training.speech_trainer import TuneOptions
 
@@ -61,8 +61,7 @@ def run(args: argparse.Namespace) -> int:
         local_files_only=args.local_files_only,
         progress=not args.quiet,
     )
-    given = {field.name: getattr(args, field.name, None) for field in fields(TuneOptions)}
-    chosen = TuneOptions(**{name: value for name, value in given.items() if value is not None})
+    chosen = chosen_options(args, TuneOptions)
     with step_bar(args) as (start, after):
         trainer = tune(job, chosen, on_start=start, on_step=after)
     print_steps(args, trainer)

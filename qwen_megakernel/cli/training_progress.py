@@ -1,16 +1,24 @@
 """Progress bars and results of the commands that train a voice, whichever family it is of."""
 
 import argparse
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from qwen_megakernel.training.preparing import Report, Row
     from qwen_megakernel.training.trainer import BaseTrainer, StepRecord
 
+    _Options = TypeVar("_Options")
     Watch = tuple[Callable[[BaseTrainer], None], Callable[[StepRecord], None]]
+
+
+def chosen_options(args: argparse.Namespace, kind: "Callable[..., _Options]") -> "_Options":
+    """Return the record `kind` of the options of training that were given."""
+    given = {name: getattr(args, name, None) for name in inspect.signature(kind).parameters}
+    return kind(**{name: value for name, value in given.items() if value is not None})
 
 
 def row_bar(args: argparse.Namespace) -> "Callable[[list[Row]], Iterator[Row]]":

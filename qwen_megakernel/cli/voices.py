@@ -23,7 +23,10 @@ def add_commands(commands: Any) -> None:
     voices = commands.add_parser("voices", help="make and manage voices")
     voices = voices.add_subparsers(required=True)
     command = parsing.new_command(voices, "create", create, "make voices from recordings")
-    add = options.group(command, "recording and voice").add_argument
+    first, then = "recording and voice", "other ways to make and keep voices"
+    for title in (first, then, options.MACHINE, options.READING, options.VOICE, options.MARKS):
+        options.group(command, title)  # in this order
+    add = options.group(command, first).add_argument
     add(
         "source",
         metavar="DIR|FILE",
@@ -34,8 +37,9 @@ def add_commands(commands: Any) -> None:
         "--output",
         help="file to write (.voice.safetensors), or folder, which is made if need be (default: .)",
     )
-    add("--force", action="store_true", help="replace voices that exist already")
     add("--ref-text", help="exact transcript of the recording, if there is one recording")
+    add = options.group(command, then).add_argument
+    add("--force", action="store_true", help="replace voices that exist already")
     add(
         "--xvector",
         action="store_true",
@@ -47,6 +51,9 @@ def add_commands(commands: Any) -> None:
         help="write all voices to one voice_presets.bin, the older format",
     )
     options.add_model_options(command)
+    command.epilog = (
+        'Example: qwen-megakernel voices create anna.wav --ref-text "Hello, I\'m Anna."'
+    )
 
     command = parsing.new_command(voices, "list", list_voices, "list the voices of a folder")
     add = command.add_argument
@@ -54,18 +61,15 @@ def add_commands(commands: Any) -> None:
     add("--json", action="store_true", help="print as JSON")
     options.add_verbosity(command)
 
-    command = parsing.new_command(voices, "show", show, "show a voice")
-    add = command.add_argument
-    add("voice", metavar="NAME|FILE", help="name in --voices, or voice file")
-    add("--voices", default=".", metavar="DIR", help=_FOLDER_HELP)
-    add("--json", action="store_true", help="print as JSON")
-    options.add_verbosity(command)
-
-    command = parsing.new_command(voices, "delete", delete, "delete a voice")
-    add = command.add_argument
-    add("voice", metavar="NAME|FILE", help="name in --voices, or voice file")
-    add("--voices", default=".", metavar="DIR", help=_FOLDER_HELP)
-    options.add_verbosity(command)
+    for run in (show, delete):
+        name = run.__name__
+        command = parsing.new_command(voices, name, run, f"{name} a voice")
+        add = command.add_argument
+        add("voice", metavar="NAME|FILE", help="name in --voices, or voice file")
+        add("--voices", default=".", metavar="DIR", help=_FOLDER_HELP)
+        if run is show:
+            add("--json", action="store_true", help="print as JSON")
+        options.add_verbosity(command)
 
 
 def create(args: argparse.Namespace) -> int:
@@ -208,7 +212,6 @@ def _check_free(paths: list[Path], *, force: bool) -> None:
 
 
 def _replaced(path: Path) -> str:
-    """Return " (replaced)" if a file that will be written exists already, else nothing."""
     return " (replaced)" if path.exists() else ""
 
 

@@ -60,6 +60,7 @@ class SpeechEngine(ABC):
     max_chars = MAX_CHARS  # most characters of a request's text
     _defaults = SpeechRequest(None)  # what requests begin with
     _high_pass: float | None = None  # cutoff of a filter on every stream, in Hz; None: no filter
+    format_option = "text_format"  # as warnings name it; a command sets its own name of it
     ignores_instruct = False  # the model was not trained with instructions, but may be given one
     _read_languages: Sequence[str] | None = None  # languages that the model reads; None: unknown
     _open_text_feed = "auto"  # `text_feed` of a text that arrives in pieces
@@ -226,6 +227,7 @@ class SpeechEngine(ABC):
             read_languages=self._read_languages,
             takes_phonemes=self.takes_phonemes,
             max_chars=self.max_chars,
+            format_option=self.format_option,
         )
         if text is not None:
             intake.feed(text)

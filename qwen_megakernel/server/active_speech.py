@@ -19,7 +19,7 @@ from qwen_megakernel.server.admission import FinishedRequests, Ticket
 from qwen_megakernel.server.encoders import Encoder, encode_whole
 from qwen_megakernel.server.error_responses import error_facts
 from qwen_megakernel.server.metrics import SpeechRecord
-from qwen_megakernel.timing.words import Segment, TimedWord
+from qwen_megakernel.timing.words import TimedWord
 
 # Characters of text that are read as words, divided and encoded at once on the event loop, in some
 # milliseconds. A long text takes up to a second, in which no other speech would be sent.
@@ -172,7 +172,7 @@ class ActiveSpeech:
         """
         if not granularities:
             return {}
-        words, segments = await self._take_timestamps()
+        words, segments = await asyncio.to_thread(self.stream.times.take)
         found: dict[str, list[Any]] = {"word": words, "segment": segments}
         return {
             f"{name}s": [each.facts() for each in settled]
@@ -182,11 +182,8 @@ class ActiveSpeech:
 
     async def words(self) -> list[TimedWord]:
         """Return the words whose times have become final since the last call."""
-        return (await self._take_timestamps())[0]
-
-    async def _take_timestamps(self) -> tuple[list[TimedWord], list[Segment]]:
-        # Looking at the samples takes some milliseconds.
-        return await asyncio.to_thread(self.stream.times.take)
+        # In a thread, since looking at the samples takes some milliseconds.
+        return (await asyncio.to_thread(self.stream.times.take))[0]
 
     @property
     def usage(self) -> dict[str, int]:

@@ -22,7 +22,7 @@ from fastapi_offline import FastAPIOffline
 from starlette.routing import WebSocketRoute
 
 from qwen_megakernel import PACKAGE_FOLDER, __version__
-from qwen_megakernel.errors import MissingPackageError, NotReady, RecordingError
+from qwen_megakernel.errors import NotReady, RecordingError
 from qwen_megakernel.server.dialects.table import DIALECTS
 from qwen_megakernel.server.encoders import new_encoder
 from qwen_megakernel.server.error_responses import DIALECT, ApiError, ErrorBody, add_handlers
@@ -263,20 +263,13 @@ def _add_detection(app: FastAPI, service: Service) -> None:
     async def detect(
         audio: Annotated[UploadFile, File(description="recording to search, up to 60 s")],
     ) -> dict[str, Any]:
-        """Look for this server's watermark, and for C2PA's credentials, in a recording."""
+        """Look for this server's watermark, C2PA's credentials and metadata in a recording."""
         recording = await audio.read()
         service.voices.check_size(len(recording))
         try:
             return (await service.voices.detect(recording)).facts()
         except RecordingError as error:
             raise ApiError.about("audio", error) from error
-        except MissingPackageError as error:
-            raise ApiError(
-                404,
-                "This server finds no marks: it has neither a key (--mark-key FILE) nor the "
-                "package c2pa-python.",
-                code="no_mark_key",
-            ) from error
 
 
 def _model(engine: Any, name: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from qwen_megakernel.audio import SUBTYPES, new_sound_file, to_g711
+from qwen_megakernel.audio import SUBTYPES, new_sound_file, to_float32, to_g711
 from qwen_megakernel.content_credentials import SIGNED_FORMATS
 from qwen_megakernel.errors import MissingPackageError
 from qwen_megakernel.marking import UNMARKED, Marking
@@ -27,7 +27,8 @@ _AAC_KBITS = 64
 # Lowest and highest kbit/s of MPEG-1, MPEG-2 and MPEG-2.5, by the lowest sample rate of each.
 _MP3_KBITS_FROM = {32000: (32, 320), 16000: (8, 160), 0: (8, 64)}
 _UNKNOWN_BYTES = 0xFFFFFFFF  # length of a WAV that is still being made
-_WAV_TAGS = {"ulaw": 7, "alaw": 6}  # the encodings of G.711 (RFC 2361)
+_WAV_TAGS = {"ulaw": 7, "alaw": 6, "float": 3}  # encodings that are not PCM (RFC 2361)
+_WIDTHS = {"pcm": 2, "float": 4, "ulaw": 1, "alaw": 1}  # bytes of a sample
 
 
 class Encoder(Protocol):
@@ -57,15 +58,15 @@ def new_encoder(
         rate: samples per second.
         opus_kbits, mp3_kbits: the bit rates of opus and mp3 in kbit/s; the nearest that mp3 has at
             `rate` is taken.
-        encoding: encoding of the samples of wav.
+        encoding: encoding of the samples of wav; for pcm, "float" instead of its 16 bits.
         comment: what the file says of its audio, where its format has a place; empty: nothing.
     Raises:
         MissingPackageError: the format is AAC, and PyAV is not installed.
     """
     assert response_format in MEDIA_TYPES
     if response_format == "pcm":
-        return PcmEncoder()
-    if response_format in _WAV_TAGS:
+        return PcmEncoder(encoding)
+    if response_format in ("ulaw", "alaw"):
         return G711Encoder(response_format)
     if response_format == "wav":
         return WavEncoder(rate, encoding, comment)
@@ -85,14 +86,15 @@ def wav_header(
         encoding: encoding of the samples.
         comment: what the file says of its audio, as a chunk LIST INFO; empty: nothing.
     """
-    width = 1 if encoding in _WAV_TAGS else 2
+    width = _WIDTHS[encoding]
     tag = _WAV_TAGS.get(encoding, 1)
     # One channel, samples per second, bytes per second, bytes and bits of a sample.
     layout = struct.pack("<HHIIHH", tag, 1, rate, width * rate, width, 8 * width)
     fact = b""
     if encoding in _WAV_TAGS:  # not PCM: an extension's length and a sample count follow
+        num_samples = num_bytes if num_bytes == _UNKNOWN_BYTES else num_bytes // width
         layout += struct.pack("<H", 0)
-        fact = b"fact" + struct.pack("<II", 4, num_bytes)
+        fact = b"fact" + struct.pack("<II", 4, num_samples)
     if comment:
         words = comment.encode() + bytes(2 - len(comment.encode()) % 2)  # ends with zero, and even
         fact += b"LIST%sINFOICMT" % struct.pack("<I", 12 + len(words))
@@ -112,9 +114,9 @@ def encode_whole(
     mp3_kbits: int = MP3_KBITS,
 ) -> bytes:
     """Return a complete file, with its lengths and marks, of [num_samples] int16 at `rate`."""
-    if response_format == "wav" and encoding == "pcm":
-        pcm = samples.astype("<i2", copy=False).tobytes()
-        data = wav_header(rate, len(pcm), comment=mark.comment) + pcm
+    if response_format == "wav" and encoding in ("pcm", "float"):
+        pcm = PcmEncoder(encoding).encode(samples)
+        data = wav_header(rate, len(pcm), encoding, mark.comment) + pcm
     elif response_format in ("wav", "flac", "mp3", "opus"):
         file, kbits = io.BytesIO(), (opus_kbits, mp3_kbits)
         options = _sndfile_options(response_format, rate, *kbits, encoding)
@@ -122,7 +124,7 @@ def encode_whole(
             writer.write(samples)
         data = file.getvalue()
     else:
-        encoder = new_encoder(response_format, rate)
+        encoder = new_encoder(response_format, rate, encoding=encoding)
         data = encoder.encode(samples) + encoder.finish()
     if mark.signer and response_format in SIGNED_FORMATS:
         data = mark.signer.sign(data, response_format)
@@ -152,11 +154,16 @@ def _sndfile_options(
 
 
 class PcmEncoder:
-    """Raw little-endian 16-bit samples."""
+    """Raw little-endian samples: 16 bits, or 32-bit floats with full scale at 1."""
 
     blocks = False
 
+    def __init__(self, encoding: str):
+        self._is_float = encoding == "float"
+
     def encode(self, samples: np.ndarray) -> bytes:
+        if self._is_float:
+            return to_float32(samples).astype("<f4", copy=False).tobytes()
         return samples.astype("<i2", copy=False).tobytes()
 
     def finish(self) -> bytes:
@@ -172,11 +179,9 @@ class G711Encoder:
         self._encoding = encoding
 
     def encode(self, samples: np.ndarray) -> bytes:
-        """See `Encoder`."""
         return to_g711(samples, self._encoding)
 
     def finish(self) -> bytes:
-        """See `Encoder`."""
         return b""
 
 
@@ -187,7 +192,8 @@ class WavEncoder:
 
     def __init__(self, rate: int, encoding: str, comment: str):
         self._header = wav_header(rate, encoding=encoding, comment=comment)
-        self._samples = G711Encoder(encoding) if encoding in _WAV_TAGS else PcmEncoder()
+        is_g711 = encoding in ("ulaw", "alaw")
+        self._samples = G711Encoder(encoding) if is_g711 else PcmEncoder(encoding)
 
     def encode(self, samples: np.ndarray) -> bytes:
         header, self._header = self._header, b""

@@ -14,7 +14,8 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
-from starlette.types import Scope
+from starlette.types import ASGIApp, Scope
+from starlette.websockets import WebSocketClose
 
 from qwen_megakernel.errors import (
     EmptyText,
@@ -29,6 +30,7 @@ from qwen_megakernel.errors import (
 
 DIALECT = "dialect"  # key of scope["state"]: the `dialects.dialect.Dialect` of the request
 
+POLICY = 1008  # the close code for a fault of a WebSocket's client (RFC 6455)
 RETRY_AFTER_S = 1  # used if there is no better estimate
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
@@ -145,8 +147,14 @@ def error_facts(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
     return status, {"message": message, "type": kind, "param": param, "code": code}, headers
 
 
-def error_response(error: Exception, scope: Scope) -> JSONResponse:
-    """Return the response for any exception, in the form of the request's dialect, if any."""
+def error_response(error: Exception, scope: Scope) -> ASGIApp:
+    """Return the response for any exception, in the form of the request's dialect, if any.
+
+    Some ASGI servers send no response to a refused WebSocket; they close it, with status 403.
+    """
+    has_response = "websocket.http.response" in scope.get("extensions", {})
+    if scope["type"] == "websocket" and not has_response:
+        return WebSocketClose(POLICY)
     status, facts, headers = error_facts(error)
     state = scope.get("state", {})
     if dialect := state.get(DIALECT):
@@ -157,7 +165,7 @@ def error_response(error: Exception, scope: Scope) -> JSONResponse:
 def add_handlers(app: FastAPI) -> None:
     """Answer the errors of `app` in that form; `middleware` answers all other exceptions."""
 
-    async def answer(request: Request, error: Exception) -> JSONResponse:
+    async def answer(request: Request, error: Exception) -> Any:
         if not isinstance(error, HTTPException) or error.status_code not in (404, 405):
             return error_response(error, request.scope)
         path = request.scope["path"][:_MAX_ECHO_CHARS]

@@ -26,7 +26,7 @@ _RATES = (1, 2, 5, 10, 12.5, 25, 50, 100, 200, 500, 1000)  # 12.5 frames per sec
 
 
 class _CacheHits(Collector):
-    """Collects the engine's own counter."""
+    """The engine's own counter."""
 
     def __init__(self, hits: Callable[[], int]):
         self._hits = hits

@@ -132,12 +132,12 @@ class RequestGuard:
             await self._app(scope, receive, stamped)
         except ApiError as error:
             answer = _lingering(receive, stamped) if is_unread else stamped
-            await _refuse(error, scope, receive, answer)
+            await error_response(error, scope)(scope, receive, answer)
         except Exception as error:
             if started:
                 raise
             logger.exception("Request %s failed.", request_id)
-            await _refuse(error, scope, receive, stamped)
+            await error_response(error, scope)(scope, receive, stamped)
         finally:
             self._num_open -= 1
             self._admission.buffered_bytes -= num_buffered
@@ -328,10 +328,3 @@ def _lingering(receive: Receive, send: Send) -> Send:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     return lingering
-
-
-async def _refuse(error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
-    if scope["type"] == "websocket" and "websocket.http.response" not in scope["extensions"]:
-        await send({"type": "websocket.close", "code": 1008})  # the server answers 403
-        return
-    await error_response(error, scope)(scope, receive, send)

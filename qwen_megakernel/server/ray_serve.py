@@ -22,7 +22,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qwen_megakernel.errors import ResourceError, SetupError, UsageError
 from qwen_megakernel.server.app import create_app
-from qwen_megakernel.server.serving import listen, settings_for, switch_threads_often
+from qwen_megakernel.server.service import shorten_pauses
+from qwen_megakernel.server.serving import listen, settings_for
 from qwen_megakernel.server.settings import ServerSettings
 
 NAME = "qwen_megakernel"  # the application's and its deployment's
@@ -67,8 +68,8 @@ class Replica:
     """
 
     def __init__(self, make_engine: Callable[[], Any], settings: ServerSettings):
-        switch_threads_often()
         self._app = create_app(make_engine(), settings)
+        shorten_pauses()
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return _without_request_id(self._app)

@@ -28,6 +28,7 @@ logger = get_logger(__name__)
 
 EVENT_STREAM = "text/event-stream"
 DONE = b"data: [DONE]\n\n"
+_PROGRESS, _TIMESTAMPS = "speech.audio.progress", "speech.audio.timestamps"  # types of events
 # Keys of scope["state"], put there by `serving`: functions without arguments.
 ABORT = "abort_connection"
 KEEP = "keep_connection"
@@ -92,23 +93,23 @@ async def events(
         if max_steps is not None:
             whole.append(chunk.samples)
             for step in range(chunk.frame_index + 1, chunk.frame_index + chunk.num_frames + 1):
-                out += _progress(phase="decoding", step=step, max_steps=max_steps)
+                out += _event(type=_PROGRESS, phase="decoding", step=step, max_steps=max_steps)
         held.append(chunk)
         if audio := await encoded(encoder, chunk.samples):
             out += delta(audio)
         if found := await speaking.timestamps(granularities):
-            out += _timestamps(found)
+            out += _event(type=_TIMESTAMPS, **found)
         if out:
             yield out
     audio = await encoded(encoder, None)
     out = delta(audio) if audio else b""
     if found := await speaking.timestamps(granularities):
-        out += _timestamps(found)
+        out += _event(type=_TIMESTAMPS, **found)
     done = speaking.facts() | {"usage": speaking.usage} | speaking.mark.fields
     if max_steps is None:
         yield out + _event(type="speech.audio.done", **done)
         return
-    yield out + _progress(phase="vocoder")
+    yield out + _event(type=_PROGRESS, phase="vocoder")
     wav = await encoded_whole(speaking, joined(whole), "wav")
     done = {"phase": "done"} | done | {"audio": base64_of(wav)}
     yield _event(type="speech.audio.done", **done) + DONE
@@ -141,14 +142,6 @@ def phase_of_error(error: Exception) -> bytes:
 def error_event(error: Exception) -> bytes:
     """Return the event that reports an error to a client that reads `events`."""
     return _event(type="speech.audio.error", phase="error", error=error_facts(error)[1])
-
-
-def _timestamps(found: Mapping[str, Any]) -> bytes:
-    return _event(type="speech.audio.timestamps", **found)
-
-
-def _progress(**facts: Any) -> bytes:
-    return _event(type="speech.audio.progress", **facts)
 
 
 def _event(**facts: Any) -> bytes:

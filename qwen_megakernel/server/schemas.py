@@ -208,7 +208,6 @@ class SpeechBody(SpeechSettings):
 
     @property
     def is_whole(self) -> bool:
-        """See `SpeechSettings`."""
         is_whole = self.stream is False or (self.timestamp_granularities and not self.stream)
         return bool(is_whole) and self.stream_format != "sse"
 

@@ -8,7 +8,6 @@ import logging
 import resource
 import signal
 import socket
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,17 +34,6 @@ logger = get_logger(__name__)
 _BACKLOG = 128  # connections that the operating system holds until the server accepts them
 _IDLE_CONNECTIONS = 256  # open besides `max_connections` requests and WebSockets
 _OTHER_DESCRIPTORS = 192  # files, libraries, Wyoming clients, connections that are being closed
-_SWITCH_SECONDS = 0.001
-
-
-def switch_threads_often() -> None:
-    """Let a thread that computes in Python give way after 1 ms, not after Python's default of 5.
-
-    The engine's thread and the event loop need the interpreter many times for each frame, and each
-    time they wait for a thread that reads a long text. By default, two threads that read texts of
-    20,000 characters take seconds from every listener (benchmarks/LOG.md).
-    """
-    sys.setswitchinterval(_SWITCH_SECONDS)
 
 
 def raise_descriptor_limit(settings: ServerSettings) -> None:
@@ -298,7 +286,6 @@ def serve(
         Exception: the engine could not be made.
     """
     raise_descriptor_limit(settings)
-    switch_threads_often()
     addresses = {"http": (host, port)}
     if wyoming_port is not None:
         addresses["tcp"] = (wyoming_host or host, wyoming_port)

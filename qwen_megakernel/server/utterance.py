@@ -21,14 +21,12 @@ from starlette.types import Message
 
 from qwen_megakernel.errors import EmptyText, QwenTTSError, UsageError
 from qwen_megakernel.server.active_speech import ActiveSpeech, sent
-from qwen_megakernel.server.error_responses import ApiError
+from qwen_megakernel.server.error_responses import POLICY, ApiError
 from qwen_megakernel.server.responses import abort
 from qwen_megakernel.server.schemas import check_json_values, num_json_values
 from qwen_megakernel.server.service import Service
 
 MAX_FAULTS = 20  # wrong messages after which the connection is closed
-
-POLICY = 1008  # the close code for a fault of the client (RFC 6455)
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

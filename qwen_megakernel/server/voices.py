@@ -145,7 +145,6 @@ class VoiceStore:
         Raises:
             RecordingError: the file is not accepted.
             EngineBusy: too many recordings are waiting.
-            MissingPackageError: see `detection.detect`.
         """
         key = self._engine.mark.key
 
@@ -288,7 +287,6 @@ def _key(name: str) -> str:
 
 
 def _entry(name: str, *, uploaded: bool) -> dict[str, Any]:
-    """Return a voice's entry in the listing."""
     return {"id": name, "name": name, "object": "voice", "uploaded": uploaded}
 
 

@@ -77,15 +77,13 @@ class Session:
 
     async def run(self) -> None:
         """Serve the connection until either side ends it."""
-        await self._socket.run(self._speak_all(), self._read_all(), end=self._cancel_all)
+        reading = self._socket.read(
+            *(self._obey, self._send_error, self._ends_at),
+            first=lambda: "session.config" if self._config is None else "",
+        )
+        await self._socket.run(self._speak_all(), reading, end=self._cancel_all)
 
     # ---- messages from the client ----------------------------------------------------------------
-
-    async def _read_all(self) -> None:
-        def first() -> str:
-            return "session.config" if self._config is None else ""
-
-        await self._socket.read(self._obey, self._send_error, self._ends_at, first)
 
     def _cancel_all(self) -> None:
         for utterance in self._pending:
@@ -249,19 +247,14 @@ class Session:
                 has_begun = True
             if data:
                 await self._socket.send_bytes(data)
-            await self._send_timestamps(utterance, speaking)
+            # Times that have become final; audio of these words may come later.
+            if found := await speaking.timestamps(config.timestamp_granularities or ()):
+                index = utterance.index
+                await self._socket.send(type="audio.timestamps", utterance_index=index, **found)
         names["sentence_text"] = "".join(utterance.pieces)
         await self._socket.send(
             type="audio.done", **names, **speaking.facts(), usage=speaking.usage
         )
-
-    async def _send_timestamps(self, utterance: NumberedUtterance, speaking: ActiveSpeech) -> None:
-        """Send times of words and sentences that have become final; audio may come later."""
-        granularities = utterance.config.timestamp_granularities or ()
-        if found := await speaking.timestamps(granularities):
-            await self._socket.send(
-                type="audio.timestamps", utterance_index=utterance.index, **found
-            )
 
     async def _send_error(self, error: Exception, about: dict[str, Any] | None = None) -> None:
         facts = error_facts(error)[1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,6 +66,7 @@ class SheenEngine(SpeechEngine):
         phonemes: whether texts are phonemes, even if the voice was trained with espeak-ng.
         order: "repair" or "refuse", see `decoder.ORDERS`.
         voices: a folder of voice files, which voices of this family cannot use.
+        needed_voices: names of voices, which must be the voice's own.
         normalize: the meaning of "auto" in a request; "auto" means "off": espeak-ng reads numbers.
         lexicon, mark: respellings and marks for every request; see `TTSEngine`.
     Raises:
@@ -86,6 +87,7 @@ class SheenEngine(SpeechEngine):
         phonemes: bool = False,
         order: str = "repair",
         voices: str | Path | None = None,
+        needed_voices: Iterable[str] = (),
         normalize: str = "auto",
         lexicon: Lexicon | Mapping[str, str] | str | Path | None = None,
         mark: Marking | MarkKey | str | Path | None = None,
@@ -97,6 +99,8 @@ class SheenEngine(SpeechEngine):
         chosen = _choose_backend(backend, device)
         self.backend, self.why, self.device = chosen.name, chosen.why, chosen.device
         self.files, self.num_slots = files, num_slots
+        for name in needed_voices:
+            self.find_voice(name)
         self.config = model_folder.read_config(files.folder)
         self.max_frames = max_frames or self.config.max_length // CODES_PER_FRAME
         on_gpu = self.device.type == "cuda"
@@ -151,7 +155,7 @@ class SheenEngine(SpeechEngine):
             model: the folder that `sheen train` wrote.
             local_files_only, progress: ignored, since a folder is complete.
             options: backend, device, dtype, num_threads, num_slots, max_frames, phonemes, order,
-                normalize, lexicon, mark and warmup of `SheenEngine`.
+                needed_voices, normalize, lexicon, mark and warmup of `SheenEngine`.
         Raises:
             ModelFilesError: `model` is no such folder, or a file is damaged.
             UsageError: there is no such option.

@@ -1,6 +1,7 @@
-"""Looks for every mark in a recording: the watermark in its samples, the signature of its file."""
+"""Looks for every mark in a recording: watermark, the file's signature, and its metadata."""
 
 import io
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,9 +10,19 @@ import numpy as np
 from qwen_megakernel.content_credentials import Credentials, read_credentials
 from qwen_megakernel.errors import MissingPackageError
 from qwen_megakernel.marking import MarkKey
+from qwen_megakernel.printable import printable
 from qwen_megakernel.sound.mark_detector import Mark, find_marks
 
 NO_MARK = "no mark found"  # which does not mean that a recording is no synthetic speech
+
+# IPTC's terms for what a trained model generated, all of it or a part; or words of a comment.
+_SAYS_SYNTHETIC = re.compile(
+    r"(?<![A-Za-z])(?:trainedAlgorithmicMedia|compositeWithTrainedAlgorithmicMedia"
+    r"|compositeSynthetic)\b|(?<!not )(?<!non-)\bAI[- ]generated\b",
+    re.IGNORECASE,
+)
+_XMP = re.compile(rb"<x:xmpmeta\b.*?</x:xmpmeta>", re.DOTALL)  # where IPTC puts its terms
+_MAX_SHOWN_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,17 +32,18 @@ class Detection:
     Attributes:
         marks: where the watermark of the key was found.
         credentials: what the signature of the file says; None: it has none.
+        metadata: what the comments and the XMP of the file say of synthetic speech; None: nothing.
     """
 
     marks: list[Mark]
     credentials: Credentials | None
+    metadata: str | None
 
     @property
     def is_marked(self) -> bool:
-        """Whether a watermark was found, or a valid signature says that the file is synthetic."""
-        return bool(self.marks) or (
-            self.credentials is not None and self.credentials.says_synthetic
-        )
+        """Whether a watermark, a valid signature or metadata says that the file is synthetic."""
+        signed = self.credentials is not None and self.credentials.says_synthetic
+        return bool(self.marks) or signed or self.metadata is not None
 
     def facts(self) -> dict[str, Any]:
         """Return everything for JSON."""
@@ -39,6 +51,7 @@ class Detection:
             "result": "marked as synthetic" if self.is_marked else NO_MARK,
             "marks": [mark.facts() for mark in self.marks],
             "c2pa": self.credentials and self.credentials.facts(),
+            "metadata": self.metadata,
         }
 
 
@@ -51,19 +64,17 @@ def detect(
         recording: the whole file.
         samples, rate, search_speeds: see `find_marks`.
         key: the key of the watermark; None: it is not looked for.
-    Raises:
-        MissingPackageError: c2pa-python is not installed, and there is no key.
     """
     import soundfile
 
     marks = find_marks(samples, rate, key.secret, search_speeds=search_speeds) if key else []
-    name = soundfile.info(io.BytesIO(recording)).format.lower()
+    with soundfile.SoundFile(io.BytesIO(recording)) as file:
+        name, said = file.format.lower(), list(file.copy_metadata().values())
+    found = [printable(each, _MAX_SHOWN_CHARS) for each in said if _SAYS_SYNTHETIC.search(each)]
+    packets = (packet.decode(errors="replace") for packet in _XMP.findall(recording))
+    found += [match[0] for match in map(_SAYS_SYNTHETIC.search, packets) if match]
     try:
         credentials = read_credentials(recording, "wav" if name == "wavex" else name)
     except MissingPackageError as error:
-        if key is None:
-            raise MissingPackageError(
-                "Without --mark-key FILE, only a file's signature is looked for.", str(error)
-            ) from error
         credentials = Credentials("not checked", "", False, str(error))
-    return Detection(marks, credentials)
+    return Detection(marks, credentials, found[0] if found else None)

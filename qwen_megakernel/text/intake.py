@@ -202,6 +202,7 @@ def new_intake(
     read_languages: Sequence[str] | None = None,
     takes_phonemes: bool = False,
     max_chars: int = MAX_CHARS,
+    format_option: str = "text_format",
 ) -> TextIntake:
     """Return the intake of a request's text, which is given to it next.
 
@@ -212,6 +213,7 @@ def new_intake(
         read_languages: the languages whose scripts it reads; None: unknown.
         takes_phonemes: whether the voice accepts phonemes.
         max_chars: most characters of a whole text, and of a part of an open one.
+        format_option: the option that lets markup be obeyed, as the caller writes it.
     """
     has_markup = request.text_format != "plain"
     language = (request.language or AUTO).strip().lower()
@@ -219,7 +221,7 @@ def new_intake(
     if language == AUTO and len(own) == 1:  # "auto" stands for it
         language = own[0]
     language = language_of_code(language) or language
-    lexicon, watch = Lexicon.of(request.lexicon), TextWatch(read_languages)
+    lexicon, watch = Lexicon.of(request.lexicon), TextWatch(read_languages, format_option)
     reader = reading.reader(request.normalize, language, lexicon, has_markup)
 
     def language_of(name: str) -> str | None:

@@ -35,10 +35,7 @@ _MARKUP = re.compile(
     r"(?:\s[^<>]*)?/?>|\[pause\b[^\[\]]*\]",
     re.IGNORECASE,
 )
-_OBEYED = {
-    "<": "--text-format ssml obeys it (text_format)",
-    "[": "--text-format pauses (text_format) obeys [pause 1.5s] and [pause 500ms]",
-}
+_OBEYED = {"<": "{} ssml obeys it", "[": "{} pauses obeys [pause 1.5s] and [pause 500ms]"}
 _MAX_TAG_CHARS = 200  # for a tag that may be completed by the next piece
 _MAX_SHOWN_CHARS = 10
 # A longer word in letters with spaces between words is no word: an encoded file, a key.
@@ -57,9 +54,11 @@ class TextWatch:
     Args:
         languages: names of the languages that the model reads. None means that they are unknown;
             the watch then looks for markup only.
+        option: the option that lets markup be obeyed, as the caller writes it.
     """
 
-    def __init__(self, languages: Iterable[str] | None):
+    def __init__(self, languages: Iterable[str] | None, option: str = "text_format"):
+        self._option = option
         self._languages = [] if languages is None else sorted(languages)
         self._met: set[str] = set()
         self._open_tag = ""  # the end of the last piece, if it may be the beginning of a tag
@@ -75,7 +74,7 @@ class TextWatch:
                 self._met.add(tag[0])
                 found.append(
                     f"the text has markup ({printable(tag)}), which is not obeyed but read aloud; "
-                    f"{_OBEYED[tag[0]]}"
+                    f"{_OBEYED[tag[0]].format(self._option)}"
                 )
         if "word" not in self._met and (word := _NO_WORD.search(text)):
             self._met.add("word")

@@ -102,6 +102,7 @@ def test_percentiles_are_nearest_rank():
 # ---- live --------------------------------------------------------------------------------------
 
 
+@pytest.mark.ci
 def test_both_loads_against_our_server(run, tmp_path):
     engine = FakeEngine(num_slots=64, first_delay_s=0.05, silent_frames=1)
     with serving(engine) as server:
@@ -158,6 +159,7 @@ def test_a_load_that_sends_nothing_is_a_line_without_figures(run):
     assert done.returncode == 0 and "0.001 rps     0     0" in done.stdout
 
 
+@pytest.mark.ci
 def test_more_in_flight_than_allowed_are_not_sent(run):
     engine = FakeEngine(rtf=1.0)
     with serving(engine) as server:

@@ -20,12 +20,14 @@ def assert_both_happen(outcomes: Counter) -> None:
         assert outcomes[kind, "accepted"] and outcomes[kind, "refused"], kind
 
 
+@pytest.mark.ci
 def test_changed_files_end_in_speech_or_in_our_errors(tmp_path):
     outcomes = hostile_files.attack(100, tmp_path / "model")
     assert sum(outcomes.values()) == 100
     assert_both_happen(outcomes)
 
 
+@pytest.mark.ci
 def test_changed_files_of_a_converted_model_end_so_too(tmp_path):
     outcomes = hostile_files.attack(100, tmp_path / "model", "int8")
     assert sum(outcomes.values()) == 100

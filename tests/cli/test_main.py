@@ -39,13 +39,22 @@ def test_help_is_in_groups_the_machine_last_and_ends_with_an_example(command, ca
         main.main([command, "--help"])
     shown = capsys.readouterr().out
     titles = [line for line in shown.splitlines() if re.fullmatch(r"[a-z][a-z ]+:", line)]
-    assert titles[0] == "options:" and "\n\nExample: qwen-megakernel " in shown[-200:]
+    assert titles[-1] == "options:" and "\n\nExample: qwen-megakernel " in shown[-200:]
     assert shown.index("--voice") < shown.index("model and machine:") and len(titles) >= 6
     if command == "speak":
-        assert titles[1:] == [
+        assert titles[:-1] == [
             *("text and output:", "voice:", "reading:", "sampling:", "sound:"),
             *("marks of synthetic speech:", "model and machine:"),
         ]
+
+
+def test_the_help_of_voices_create_begins_with_recording_output_and_transcript(capsys):
+    with pytest.raises(SystemExit):
+        main.main(["voices", "create", "--help"])
+    shown = capsys.readouterr().out.partition("recording and voice:\n")[2]
+    first = shown.partition("\n\n")[0]
+    assert re.findall(r"^  (\S+)", first, re.MULTILINE) == ["DIR|FILE", "-o", "--ref-text"]
+    assert "--force" in shown and "options:" in shown
 
 
 def test_the_help_of_serve_shows_its_defaults(capsys):

@@ -11,6 +11,7 @@ import soundfile
 from qwen_megakernel import content_credentials, families
 from qwen_megakernel.cli import main
 from qwen_megakernel.installing import install_command
+from qwen_megakernel.marking import COMMENT
 
 TEXT = (
     "Your table for two is ready, and we will meet you at the hotel on Friday evening. Please "
@@ -39,7 +40,7 @@ def test_speech_names_its_operator_after_opus_and_other_speech_has_no_mark(
     found = json.loads(capsys.readouterr().out)["marks"][0]
     assert (found["operator"], found["speed"], found["start_s"]) == (515, 1, 0)
 
-    assert main.main([*SPEAK, "-o", output]) == 0
+    assert main.main([*SPEAK, "-o", output, "--mark", "none"]) == 0
     for more in ((), ("--json",)):
         assert main.main(["detect", output, "--mark-key", key, "--own-speed", *more]) == 1
         assert "no mark found" in capsys.readouterr().out
@@ -78,23 +79,58 @@ def test_a_signed_file_says_who_signed_it_and_a_changed_one_that_it_was_changed(
     capsys.readouterr()
     assert main.main(["detect", str(output)]) == 0
     told = capsys.readouterr().out
-    assert told == "C2PA valid: marked as synthetic, signed by Operator, Voice\n"
+    valid, says = told.splitlines()
+    assert valid == "C2PA valid: marked as synthetic, signed by Operator, Voice"
+    assert says == f"metadata, which anyone can write or remove: {COMMENT}"
     data = bytearray(output.read_bytes())
     data[-500] ^= 1
     output.write_bytes(data)
-    assert main.main(["detect", str(output)]) == 1
-    told = capsys.readouterr().out
-    assert told.startswith("C2PA invalid: ") and "no mark found; --mark-key finds" in told
+    assert main.main(["detect", str(output)]) == 0
+    invalid, says = capsys.readouterr().out.splitlines()
+    assert invalid.startswith("C2PA invalid: ") and says.endswith(COMMENT)
 
 
-def test_where_nothing_can_be_looked_for_both_ways_are_named(tmp_path, capsys, monkeypatch):
+XMP = (
+    '<x:xmpmeta xmlns:x="adobe:ns:meta/"><Iptc4xmpExt:DigitalSourceType>http://cv.iptc.org/newscodes'
+    "/digitalsourcetype/compositeWithTrainedAlgorithmicMedia</Iptc4xmpExt:DigitalSourceType>"
+    "</x:xmpmeta>"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("a.wav", {"format": "WAV"}),
+        ("a.mp3", {"format": "MP3"}),
+        ("a.flac", {"format": "FLAC"}),
+        ("a.ogg", {"format": "OGG", "subtype": "VORBIS"}),
+        ("a.opus", {"format": "OGG", "subtype": "OPUS"}),
+    ],
+)
+def test_metadata_of_every_format_is_read(tmp_path: Path, capsys, name: str, how: dict[str, str]):
+    file = tmp_path / name
+    says = {"Read by an AI-generated voice.": 0, "Not AI-generated.": 1, "For training media.": 1}
+    for comment, code in says.items():
+        with soundfile.SoundFile(file, "w", 24000, 1, **how) as writer:
+            writer.comment = comment
+            writer.write(np.zeros(24000))
+        assert main.main(["detect", str(file)]) == code, comment
+        told = capsys.readouterr().out
+        assert ("metadata, " in told, comment in told) == (code == 0, code == 0)
+    with file.open("ab") as end:
+        end.write(XMP.encode())
+    assert main.main(["detect", str(file)]) == 0
+    assert "compositeWithTrainedAlgorithmicMedia" in capsys.readouterr().out
+
+
+def test_without_the_package_a_signature_is_not_checked(tmp_path, capsys, monkeypatch):
     content_credentials._offline.cache_clear()
     monkeypatch.setitem(sys.modules, "c2pa", None)
     output = tmp_path / "out.wav"
     soundfile.write(output, np.zeros(24000), 24000)
-    assert main.main(["detect", str(output)]) == 3
-    told = capsys.readouterr().err
-    assert told.startswith("error: Without --mark-key FILE, only a file's signature is looked for.")
+    assert main.main(["detect", str(output)]) == 1
+    told = capsys.readouterr().out
+    assert told.startswith("C2PA not checked: ") and "no mark found; --mark-key finds" in told
     assert install_command("c2pa") in told
 
 

@@ -14,6 +14,7 @@ from fake_engine import FakeEngine
 from live_server import serving
 from waiting import wait_until
 
+from qwen_megakernel import tts_engine
 from qwen_megakernel.cli import main, options, running
 from qwen_megakernel.errors import UnknownVoice
 from qwen_megakernel.server import serving as server_serving
@@ -210,18 +211,12 @@ def test_a_model_that_cannot_be_loaded_ends_the_command_with_its_exit_code(capsy
     assert "/no/such/folder" in capsys.readouterr().err
 
 
-def test_an_unknown_fallback_voice_ends_the_command(monkeypatch, capsys):
-    monkeypatch.setattr(options, "engine_from_args", lambda *_, **__: FakeEngine())
-    words = ["serve", "--port", "0", "--voice-fallback", "nobody"]
+@pytest.mark.parametrize("words", [("--voice-fallback", "nobody"), ("--voice-alias", "a=nobody")])
+def test_an_unknown_voice_ends_the_command_before_the_weights_are_read(monkeypatch, capsys, words):
+    monkeypatch.setattr(tts_engine, "load_decoder", lambda *_, **__: pytest.fail("loaded"))
+    words = ["serve", "--port", "0", "--model", "demo-voice", *words]
     assert main.main(words) == UnknownVoice.exit_code
-    assert "nobody" in capsys.readouterr().err
-
-
-def test_an_unknown_voice_of_an_alias_ends_the_command(monkeypatch, capsys):
-    monkeypatch.setattr(options, "engine_from_args", lambda *_, **__: FakeEngine())
-    words = ["serve", "--port", "0", "--voice-alias", "21m00=nobody"]
-    assert main.main(words) == UnknownVoice.exit_code
-    assert "nobody" in capsys.readouterr().err
+    assert 'Unknown voice "nobody"' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,11 @@ def test_demo_tts_writes_the_file_and_says_what_it_did(run_here, caplog, tmp_pat
     assert done.stdout == ""  # stdout is for data
 
 
+def test_markup_that_is_read_aloud_names_the_option_of_the_command(speak, tmp_path, caplog):
+    done = speak("One <break/> two.", "--output", tmp_path / "a.wav", *TINY, *SHORT)
+    assert done.returncode == 0 and "read aloud; --text-format ssml obeys it" in caplog.text
+
+
 @pytest.mark.parametrize("script", [SPEAK, ("demo_tts.py",), ("demo_pipeline.py", "--text")])
 def test_quiet_front_ends_say_nothing_of_a_speech_that_went_well(run_here, tmp_path, script):
     out = tmp_path / "a.wav"
@@ -110,9 +115,8 @@ def test_output_that_nothing_takes_has_an_exit_code_and_no_traceback(monkeypatch
         assert shown in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "environment", [{}, pytest.param({"PYTHONUNBUFFERED": "1"}, marks=pytest.mark.ci)]
-)
+@pytest.mark.ci
+@pytest.mark.parametrize("environment", [{}, {"PYTHONUNBUFFERED": "1"}])
 def test_samples_that_cannot_be_written_are_reported(environment):
     """A chunk is larger than the buffer, so no rest is written, and fails again, at the exit."""
     command = [sys.executable, *SPEAK, "Hello there, friend.", "--stdout", "--quiet", *TINY]

@@ -137,7 +137,7 @@ def partings(drawn: Tensor, run: LongRun) -> list[tuple[int, int]]:
 
 # The emulation takes one run of 400 frames for each model, up to frame 200.
 COMPARED = [
-    (kind, *run)
+    pytest.param(kind, *run, marks=[pytest.mark.slow] * (kind == "plain" and "1.7b" in run[0]))
     for kind in DECODERS
     for run, num_frames in RUNS.items()
     if kind != "emulation" or num_frames == 400

@@ -71,6 +71,7 @@ def test_the_tests_that_ci_runs_alone_are_slow():
     assert all("@pytest.mark.slow" in (ROOT / name).read_text(encoding="utf-8") for name in files)
 
 
+@pytest.mark.ci
 def test_a_run_fails_in_which_too_few_tests_passed():
     words = ["-m", "pytest", "-q", "-n", "1", "--at-least", "1200", "tests/test_printable.py"]
     done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)

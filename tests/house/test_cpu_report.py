@@ -19,6 +19,7 @@ FILES = {
 }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("workers", [[], ["-p", "xdist", "-n", "2", "--dist", "loadfile"]])
 def test_every_files_cpu_time_is_printed_and_the_sum_comes_last(tmp_path, workers):
     for name, text in FILES.items():

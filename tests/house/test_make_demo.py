@@ -92,6 +92,7 @@ def without() -> str:
     return json.dumps(names)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("line", [line for line in lines(README) if line.startswith("python")])
 def test_the_readmes_commands_need_no_more(without, line, tmp_path):
     line = line.replace("out.wav", str(tmp_path / "out.wav")).replace("--runs 5", "--runs 1")

@@ -39,6 +39,8 @@ async def test_settings_reach_the_engine():
 def test_a_misspelt_setting_is_corrected():
     with pytest.raises(UsageError, match=r'no option speeed(.|\n)*Did you mean "speed"'):
         Settings(speeed=2)
+    with pytest.raises(UsageError, match=r'no option modle(.|\n)*Did you mean "model"'):
+        Settings(modle="demo-voice")  # a field that Pipecat's own settings have
 
 
 @pytest.mark.parametrize(

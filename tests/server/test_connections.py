@@ -135,14 +135,6 @@ def test_descriptors_limit_the_connections(monkeypatch, soft, hard, raised, limi
     assert server_serving.max_open_connections(ServerSettings()) == limit
 
 
-def test_a_thread_that_reads_a_long_text_gives_way_to_the_others(engine, monkeypatch):
-    intervals = []
-    monkeypatch.setattr(sys, "setswitchinterval", intervals.append)
-    monkeypatch.setattr(server_serving.DrainingServer, "run", lambda self, sockets: None)
-    server_serving.serve(engine, ServerSettings(), port=0)
-    assert intervals == [server_serving._SWITCH_SECONDS] and intervals[0] < sys.getswitchinterval()
-
-
 @pytest.fixture
 def live(monkeypatch):
     """A server that holds three connections, two of them with requests."""

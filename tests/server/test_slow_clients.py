@@ -67,6 +67,7 @@ async def test_a_text_that_does_not_continue_keeps_no_other_client_waiting(one_s
     assert events[-1]["finish_reason"] in ("eos", "length")
 
 
+@pytest.mark.ci
 def test_a_client_that_reads_nothing_keeps_no_other_waiting_and_loses_nothing(one_slot):
     whole = one_slot.client.post("/v1/audio/speech", json=PAUSES).content
     with one_slot.connect_slowly() as stalled:

@@ -40,7 +40,11 @@ def one_request(live, index):
 
 
 @pytest.mark.parametrize(
-    "num_requests", [300, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])]
+    "num_requests",
+    [
+        pytest.param(300, marks=pytest.mark.ci),
+        pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(1200)]),
+    ],
 )
 def test_nothing_grows_over_many_requests(num_requests, monkeypatch):
     # pytest's own handlers keep every log record of a test, which would count as growth.

@@ -26,10 +26,9 @@ RELEASED = ["chinese", "english", "german", "japanese", "korean", "russian"]
 CHINESE = "the text has Chinese characters (你好), which this model does not read; it knows english"
 GEORGIAN = CHINESE.replace("Chinese characters (你好)", "Georgian letters (აბგ)")
 MARKUP = (
-    "the text has markup (<speak>), which is not obeyed but read aloud; "
-    "--text-format ssml obeys it (text_format)"
+    "the text has markup (<speak>), which is not obeyed but read aloud; text_format ssml obeys it"
 )
-PAUSE = "--text-format pauses (text_format) obeys [pause 1.5s] and [pause 500ms]"
+PAUSE = "text_format pauses obeys [pause 1.5s] and [pause 500ms]"
 
 
 @pytest.fixture(scope="module")

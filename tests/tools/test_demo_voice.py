@@ -73,9 +73,8 @@ def check(
     return found
 
 
-@pytest.mark.parametrize(
-    "feed", [pytest.param(feed, marks=[pytest.mark.ci] if feed == "full" else []) for feed in FEEDS]
-)
+@pytest.mark.ci
+@pytest.mark.parametrize("feed", FEEDS)
 def test_unseen_sentences_end_in_time_with_their_melody(reader, references, feed):
     check(reader, references, feed, 25)
 
@@ -97,8 +96,8 @@ def written(references) -> list[tuple[int, shards.Utterance]]:
 @pytest.mark.parametrize(
     ("feed", "every", "bar"),
     [
-        ("stepwise", 15, WORD_ERROR_RATE_OF_FEW),
-        pytest.param("stepwise", 1, WORD_ERROR_RATE, marks=pytest.mark.ci),
+        pytest.param("stepwise", 15, WORD_ERROR_RATE_OF_FEW, marks=pytest.mark.ci),
+        pytest.param("stepwise", 1, WORD_ERROR_RATE, marks=pytest.mark.slow),
         pytest.param("full", 1, WORD_ERROR_RATE, marks=pytest.mark.slow),
     ],
 )

@@ -114,6 +114,7 @@ def test_the_shipped_vocoder_makes_the_sound_of_its_codes():
     assert np.mean(distances) < DECODED_WAVE, distances
 
 
+@pytest.mark.ci
 def test_the_first_layers_learn_the_phase(official_package):
     from tools.demo_voice import train_vocoder
 

@@ -234,6 +234,7 @@ def test_a_package_loads_and_keeps_what_is_not_given(tmp_path, weights):
     assert (folder / "speech_tokenizer" / "model.safetensors").read_bytes() == before
 
 
+@pytest.mark.ci
 def test_the_vocoder_learns_and_resumes(official_package, tmp_path):
     from tools.demo_voice import train_vocoder
 

@@ -74,6 +74,7 @@ def run(gpu_check, monkeypatch, tmp_path):
     return run
 
 
+@pytest.mark.ci
 def test_one_failing_and_one_hanging_step_leave_the_others(gpu_check, run, monkeypatch, capsys):
     monkeypatch.setitem(gpu_check.SETS["planted"], "endurance", 6)
     started = time.monotonic()

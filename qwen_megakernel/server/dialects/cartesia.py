@@ -22,7 +22,7 @@ from qwen_megakernel.server.error_responses import error_facts
 from qwen_megakernel.server.responses import EVENT_STREAM, audio_bytes, base64_of
 from qwen_megakernel.server.service import Service
 
-_ENCODINGS = {"pcm_s16le": "pcm", "pcm_mulaw": "ulaw", "pcm_alaw": "alaw"}
+_ENCODINGS = {"pcm_s16le": "pcm", "pcm_f32le": "float", "pcm_mulaw": "ulaw", "pcm_alaw": "alaw"}
 # What clients send by default, or what concerns only the vendor's own machines.
 _HARMLESS = (
     *("mode", "max_buffer_delay_ms", "use_normalized_timestamps", "add_phoneme_timestamps"),
@@ -47,8 +47,9 @@ class OutputFormat(Fields):
         if self.encoding not in _ENCODINGS:
             raise unsupported("output_format.encoding", self.encoding, _ENCODINGS)
         encoding = _ENCODINGS[self.encoding]
-        if self.container == "wav":
-            return Sound("wav", self.sample_rate, encoding)
+        if self.container == "wav" or encoding == "float":
+            kind = "wav" if self.container == "wav" else "pcm"
+            return Sound(kind, self.sample_rate, encoding)
         return Sound(encoding, self.sample_rate)
 
 

@@ -86,7 +86,7 @@ class Sound:
 
     response_format: str  # a key of `MEDIA_TYPES`
     sample_rate: int | None = None  # None: the server's
-    encoding: str = "pcm"  # of the samples in wav
+    encoding: str = "pcm"  # of the samples in wav; of pcm, "float" is possible, too
     kbits: int | None = None  # of mp3 and opus; None: the server's
 
 
@@ -140,7 +140,8 @@ class Desk:
         name, warning = self.service.voices.find_foreign(voice)
         fields |= {"voice": name, "response_format": sound.response_format}
         fields["sample_rate"] = sound.sample_rate
-        fields["encoding"] = sound.encoding if sound.response_format == "wav" else None
+        is_g711 = sound.encoding in ("ulaw", "alaw")
+        fields["encoding"] = sound.encoding if is_g711 else None  # has a rate of its own
         given = {key: value for key, value in fields.items() if value is not None}
         options, warnings = await self.service.configure(SpeechSettings.model_validate(given))
         if warning is not None:

@@ -20,10 +20,9 @@ from qwen_megakernel.server.active_speech import ActiveSpeech
 from qwen_megakernel.server.dialects.dialect import ROUTE, Desk, Dialect, Fields, Sound, unsupported
 from qwen_megakernel.server.dialects.letters import LetterTimer, TimedLetters
 from qwen_megakernel.server.dialects.session import Context, ContextSession, wrong
-from qwen_megakernel.server.error_responses import error_facts
+from qwen_megakernel.server.error_responses import POLICY, error_facts
 from qwen_megakernel.server.responses import audio_bytes, base64_of, speech_headers
 from qwen_megakernel.server.service import Service
-from qwen_megakernel.server.utterance import POLICY
 
 _ROUTE = "/v1/text-to-speech/{voice}"
 _DEFAULT_FORMAT = "mp3_44100_128"

@@ -49,12 +49,12 @@ class Context:
         self.request: Any = None  # the client's last, as its dialect keeps it
         self.is_closing = False
         self.task: asyncio.Task[None] | None = None  # speaks `waiting`
-        self.patience: asyncio.TimerHandle | None = None  # ends the text if no more of it comes
+        self.text_timer: asyncio.TimerHandle | None = None  # ends the text if no more of it comes
 
     def flush(self) -> None:
         """End the text."""
-        if self.patience:
-            self.patience.cancel()
+        if self.text_timer:
+            self.text_timer.cancel()
         if self.writing:
             self.writing.end()
         self.writing = None
@@ -151,10 +151,10 @@ class ContextSession:
 
     def expect_text(self, context: Context) -> None:
         """End the context's text if no more of it comes: it would hold a slot of the engine."""
-        if context.patience:
-            context.patience.cancel()
+        if context.text_timer:
+            context.text_timer.cancel()
         loop, limit_s = asyncio.get_running_loop(), self.desk.settings.idle_timeout_s
-        context.patience = loop.call_later(limit_s, context.flush)
+        context.text_timer = loop.call_later(limit_s, context.flush)
 
     def mark(self, context: Context, mark: str) -> None:
         """End the context's text, which may be empty; `answer` reports that it was spoken."""

@@ -21,13 +21,12 @@ from qwen_megakernel.text.markup.items import (
 from qwen_megakernel.text.markup.pauses import PauseParser
 from qwen_megakernel.text.markup.ssml import SsmlParser
 from qwen_megakernel.text.reading.reader import TextReader
+from qwen_megakernel.text.reading.surroundings import CLOSING, SENTENCE_ENDS
 from qwen_megakernel.text.request_text import Cut, RequestText
 from qwen_megakernel.text.sentences import PARAGRAPH_SEPARATOR
 from qwen_megakernel.text.unreadable import TextWatch
 
-_SENTENCE_ENDS = ".!?;:…。！？；："  # a sentence that ends with one of them needs no full stop
 _MAX_WARNINGS = 20  # for each text
-_CLOSING = "\"'”’»)]} "
 
 
 def new_parser(text_format: str) -> Parser:
@@ -148,13 +147,13 @@ class MarkedText(RequestText):
 
     def _note(self, text: str) -> None:
         """Remember the last character of a text, apart from closing quotes and brackets."""
-        self._last = text.rstrip(_CLOSING)[-1:] or self._last
+        self._last = text.rstrip(CLOSING + " ")[-1:] or self._last
 
     def _end_sentence(self) -> str:
         """Add a full stop to a sentence that has no punctuation mark at its end."""
         last, self._last = self._last, ""
         self._is_after_sentence = True
-        if not last or last in _SENTENCE_ENDS:
+        if not last or last in SENTENCE_ENDS:
             return ""
         return self._reader.insert("。" if unicodedata.east_asian_width(last) in "WF" else ".")
 

@@ -12,7 +12,7 @@ _CODES = """(?:(?:pass|post|zip|bar)?code|otp|pin|password|zip|postcode|(?:order
     |plz|[a-zäöüß]+(?:nummer|code|schlüssel)|code(?:\\s(?:postal|secret|pin|d[e']\\s?\\w+))
     |(?:commande|pedido|ordine|заказ)\\s(?:n[°º.]|n\\.?º|№)|c[óo]digo(?:\\s(?:postal|pin|de\\s\\w+))?
     |clave|senha|cep|codice(?:\\s(?:pin|di\\s\\w+))?|(?:пин-?)?код(?:\\s\\w+)?|пароль|индекс|номер\\sзаказа
-    |验证码|密码|邮编|订单号|编号|口令|コード|番号|번호|코드)"""
+    |ext\\.|ramal|durchwahl|interno|доб\\.|добавочный|分机|内線|내선|验证码|密码|邮编|订单号|编号|口令|コード|番号|번호|코드)"""
 _LINKS = r"is|are|was|ist|lautet|war|est|es|è|é|:|：|—|\#|是|为|は|는|은"
 _CODE = re.compile(
     rf"(?<![A-Za-zÀ-ÿА-яё])(?:{_CODES})(?:\s*(?:{_LINKS}))?\s*[\#(\"'“«]?$", re.I | re.X

@@ -1,5 +1,7 @@
 """Chinese: numerals (num2words has none), years digit by digit, and 2 before a counter."""
 
+import re
+
 from qwen_megakernel.text.reading.language import Language, Rules
 
 _GROUPS = ("", "万", "亿", "万亿")
@@ -32,13 +34,23 @@ class Chinese(Language):
     def rules(self) -> Rules:
         """Years, mobile numbers (a 1 in them is 幺), 2 before a counter, and ranges."""
         yield r"(?<![A-Za-z])(?P<r>[IVX]{2,7})(?![A-Za-z0-9])", self.roman_alone
-        yield r"[12]\d{3}(?=年)", lambda match, _: self.spell(match[0])
+        year = r"[12]\d{3}"
+        yield rf"{year}(?=年|\s?[-~～至到]\s?{year}年)", lambda match, _: self.spell(match[0])
+        yield r"\d{3,4}(?=室|房间)", lambda match, _: self.spell_phone(match[0])
+        yield r"1(?:10|14|19|2[02])(?!\d)", self.emergency
+        yield r"(?P<a>[1-9])\.(?P<b>\d)(?=折)", "{a}{b}"
+        yield r"(?<=元)/(?=月|年|天|小时|人|次|平|斤|个|晚)", "每"
         yield r"1[3-9]\d{9}(?!\d)", lambda match, _: self.spell_phone(match[0])
         yield rf"2(?=(?:{_COUNTERS}))", lambda _, before: None if before.endswith("第") else "两"
         yield r"(?P<a>\d{1,9})[~～](?=\d)", "{a}到"
 
     def spell_phone(self, group: str) -> str:
         return self.spell(group).replace("一", "幺")
+
+    def emergency(self, match: re.Match[str], before: str) -> str | None:
+        """Return the digits of a short number behind "call"."""
+        is_called = (before + match.string[: match.start()]).endswith(("打", "叫", "拨"))
+        return self.spell_phone(match[0]) if is_called else None
 
     def cardinal(self, number: int, gender: str = "") -> str:
         """Return the words of a number, which are made for groups of four digits."""

@@ -9,12 +9,7 @@ from qwen_megakernel.text.reading.surroundings import CLOSING, first_word
 _SCALES = ("", " thousand", " million", " billion", " trillion")
 _HALVES = {2: ("half", "halves"), 4: ("quarter", "quarters")}
 _MAX_PARTS = 20  # largest denominator with a name, apart from 100; 120/80 is read with "over"
-_NAMED_FRACTIONS = {
-    (24, 7): "twenty-four seven",
-    (9, 11): "nine eleven",
-    (20, 20): "twenty twenty",
-    (50, 50): "fifty fifty",
-}
+_NAMED_FRACTIONS = {(9, 11): "nine eleven", (20, 20): "twenty twenty", (50, 50): "fifty fifty"}
 _REGNAL = """henry louis george charles james elizabeth edward william richard john pope pius
     napoleon philip peter catherine mary francis frederick alexander nicholas paul benedict
     gregory"""
@@ -28,36 +23,15 @@ _FILES = """bat bin cfg conf cpp css csv cu dll doc docx exe gif git go gz html 
     tsv tsx txt wav xls xlsx xml yaml yml zip net safetensors gguf pt"""
 _PER_SQUARE = {"sq": "square", "cu": "cubic", "fl": "fluid"}
 
+# Nouns before which "3m" is three million, and words that end in "s" but leave it three metres.
+_COUNTED = """people men women children users active monthly daily paid paying registered
+    unemployed views sheep cattle fish deaths U.S. American British European"""
+_MEASURED = """across upwards downwards towards always as was has its this plus times is sideways
+    backwards forwards inwards outwards afterwards besides less hurdles finals races sprints heats
+    runners sprinters relays waves walls cables intervals strides yes thus sometimes perhaps"""
 
-_BEFORE_PLURALS = [
-    "the",
-    "these",
-    "those",
-    "of",
-    "in",
-    "by",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "many",
-    "some",
-    "several",
-    "few",
-    "all",
-    "both",
-    "your",
-    "my",
-    "our",
-    "their",
-    "his",
-    "her",
-]
+_BEFORE_PLURALS = """the these those of in by two three four five six seven eight nine ten many
+    some several few all both your my our their his her"""
 _SAINTS = """Albans Andrew Andrews Anthony Augustine Barts Catherine Catharines Charles Clair Croix
     Elmo Francis Gallen George Helena Helens Ives James Jerome John Johns Joseph Jude Kitts Lawrence
     Louis Lucia Luke Maarten Mark Martin Mary Matthew Michael Moritz Nicholas Nick Olaf Pancras
@@ -91,7 +65,8 @@ class English(Language):
         MPH: mile per hour, miles per hour; BPM: beat per minute, beats per minute
         ppm: part per million, parts per million; psi: pound per square inch, pounds per square inch
         mo mos: month; gal: gallon; qt: quart; pt: pint; tsp: teaspoon; tbsp: tablespoon
-        pc pcs: piece; dl: deciliter; cl: centiliter; μm µm um: micrometer; μs µs us: microsecond
+        pc pcs: piece; pts: point; dl: deciliter; cl: centiliter; μm µm um: micrometer
+        μs µs us: microsecond
         μg µg mcg: microgram; kΩ: kilohm; MΩ: megohm; N: newton; Nm: newton meter; Pa: pascal
         kPa: kilopascal; GW: gigawatt; mmHg: millimeter of mercury, millimeters of mercury
         mol: mole; rad: radian; Gb: gigabit; bps: bit per second, bits per second; mW: milliwatt
@@ -108,7 +83,7 @@ class English(Language):
         CNY RMB: yuan, yuan; ₿ BTC: bitcoin; ¢: cent"""
     money_joint = " and "
     SHORT_MONTHS = "jan feb mar apr - jun jul aug sep/sept oct nov dec"
-    LINKS, day_first = "of", False
+    LINKS, day_first, years_joint = "of", False, " to "
     dates = "{month} {day}", "{month} {day}, {year}"
     ABBREVIATIONS = """Mr. Mr: mister; Mrs. Mrs: missus; Mx. Mx: mix; Ms. Ms: miz
         Prof. Prof: professor
@@ -125,7 +100,9 @@ class English(Language):
         km/h: kilometers per hour; m/s: meters per second; mi/h: miles per hour
         ext.: extension; Pkwy. Pkwy: parkway; Hwy. Hwy: highway; Oct.: October
         Nov.: November; Dec.: December; Mon.: Monday; Tue. Tues.: Tuesday; Wed.: Wednesday
-        Thu. Thurs.: Thursday; Fri.: Friday; Sat.: Saturday"""
+        Thu. Thurs.: Thursday; Fri.: Friday; Sat.: Saturday
+        Tue Tues: Tuesday; Wed: Wednesday; Thu Thur Thurs: Thursday; Fri: Friday
+        incl.: including; excl.: excluding"""
     BEFORE_ROMANS = _NUMBERED
     FINAL = "Jr. Sr. etc. Inc. Ltd. Corp. Co. Ave. Blvd. Rd. a.m. p.m."
     STARTERS = """A After All Also An And Any Are As At Be Because Before But By Can Could Did Do
@@ -149,7 +126,7 @@ class English(Language):
     OPENS = """pt St. St Dr. Dr No. Nos. no. Fig. Vol. vol. p. pp. Ch. ch. Sec. sec. Eq. Ext. ext.
         ext
         Apt. Apt Ste. Rm. № Nº Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec"""
-    FOLLOWERS = "am pm a.m p.m sq fl cu"
+    FOLLOWERS = "in am pm a.m p.m sq fl cu"
 
     def rules(self) -> Rules:
         """Times with am or pm, decades, dates, titles, Roman numerals, feet, and powers."""
@@ -187,13 +164,13 @@ class English(Language):
         yield r"\b[IVXL]{1,7}(?!\w|\.\w|['’][a-z]{2})", self.roman_after_name
         yield r"Sun\.", lambda match, before: None if before.lower() == "the" else "Sunday"
         yield r"50-50(?![\w-])", "fifty fifty"
-        yield r"24(?:[/x]7)(?P<y>/365)?(?![\d/])", self.always
+        yield r"24[/x]7/365(?![\d/])", "twenty-four seven three sixty-five"
+        yield r"24x7(?!\w)", "twenty-four seven"
         yield (
             r"(?P<m>0?[1-9]|1[0-2])/(?P<d>0?[1-9]|[12]\d|3[01])(?![\d/.,]*\d|[a-z\"″])",
             self.slash_date,
         )
         yield r"(?P<m>0[1-9]|1[0-2])/(?P<y>(?:19|20)\d\d)(?![\d/])", self.month_of_year
-        yield r"(?P<y>(?:1[89]|20)\d\d)/(?P<z>\d\d)(?![\d/])", self.two_years
         yield r"(?P<n>\d{1,4})/(?P<d>\d{1,3})(?:rds|ths|nds)(?!\w)", self.plural_fraction
         yield r"(?P<n>\d{3,10})(?:-(?P<more>\d{4}))?(?![\d.,:/% -]*\d)(?!\w)", self.code_of
         yield r"1-(?P<n>8)(?P<rest>00|33|44|55|66|77|88)-(?=[A-Z])", self.toll_free
@@ -202,7 +179,19 @@ class English(Language):
         yield r"(?P<m>[0-5]?\d)m(?!\w)", self.minutes_after
         yield r"(?P<c>7|10|14|21|4[38])(?P<t>[1-9]\d)p(?!\w)", "{c} {t} p"
         yield r"(?P<n>\d{1,3})(?:\.(?P<d>\d{1,2}))?(?P<s>M|[mb]n)(?![\w/])", self.large_count
+        yield r"(?P<n>\d{1,3})(?:\.(?P<d>\d{1,2}))?m(?=\s(?P<noun>[^\W\d_]+))", self.millions
         yield r"(?P<n>\d+)in(?!\w)\.?", self.inches
+        feet_before = ("ft", "ft.", "feet", "foot")
+        yield (
+            r"(?P<n>\d{1,2})\sin(?!\w)\.?",
+            lambda match, before: self.inches(match, "by") if before in feet_before else None,
+        )
+        yield (
+            r"(?P<a>[45])0(?P<b>[13])\((?P<k>[kbc])\)",
+            lambda match, _: (
+                f"{self.cardinal(int(match['a']))} oh {self.cardinal(int(match['b']))} {match['k']}"
+            ),
+        )
         yield (
             r"(?P<n>\d+)(?:\.(?P<d>\d+)|/(?P<b>\d{1,2}))?(?:\"|″)(?!\w)(?P<x>\sx\s(?=\d))?",
             self.inches,
@@ -212,7 +201,7 @@ class English(Language):
         times = "second|minute|hour|day|week|month|year|person"
         yield rf"/(?=(?:{times})(?!\w))", self.per_time
         yield r"(?<=[A-G])#(?!\w)", " sharp"
-        yield r"#(?=[^\W\d_])", "hashtag "
+        yield r"#(?=[^\W\d_])(?![A-Z]{1,4}-?\d)", "hashtag "
         files = "|".join(_FILES.split())
         yield (
             rf"(?:[A-Za-z0-9][\w-]*)?(?:\.(?i:{files}))+(?!\w|\.\w)|(?:~|\.\.?)?(?:/[\w.-]+){{2,}}/?"
@@ -269,6 +258,20 @@ class English(Language):
     def day(self, number: int, before: str) -> str:
         return self.ordinal(number)
 
+    def gender_after(self, number: str, noun: str, before: str) -> str:
+        """Return "millions" for the "m" of "1.3m people", which counts what the noun names."""
+        is_counted = noun in _COUNTED.split() or (
+            noun.endswith("s") and noun not in _MEASURED.split()
+        )
+        is_million = re.fullmatch(r"\d{1,3}(?:\.\d{1,2})?m", number) and not noun.endswith("ss")
+        return "millions" if is_million and is_counted else ""
+
+    def millions(self, match: re.Match[str], before: str) -> str | None:
+        """Return the words of "1.3m" before a noun that is counted."""
+        if not self.gender_after(match[0], match["noun"], before):
+            return None
+        return f"{self.number(match['n'], match['d'] or '')} million"
+
     def british_date(self, match: re.Match[str], before: str) -> str:
         """Return the words of a date such as "5 March 2026"."""
         month = self._month_of(match)
@@ -304,18 +307,6 @@ class English(Language):
     def month_of_year(self, match: re.Match[str], before: str) -> str:
         """Return the words of a month such as "03/2024"."""
         return f"{self.month(int(match['m']))} {self.year(int(match['y']))}"
-
-    def two_years(self, match: re.Match[str], before: str) -> str | None:
-        """Return "2019/20" as two years; None where the second does not follow the first."""
-        first, second = int(match["y"]), match["z"]
-        if int(second) != (first + 1) % 100:
-            return None
-        last = self.year(first + 1) if second < "10" else self.cardinal(int(second))
-        return f"{self.year(first)} to {last}"
-
-    def always(self, match: re.Match[str], before: str) -> str:
-        """Return the words of "24/7", "24x7" or "24/7/365"."""
-        return "twenty-four seven" + (" three sixty-five" if match["y"] else "")
 
     def decade(self, tens: int) -> str:
         """Return the plural of a number of tens, such as "nineties" for 90."""
@@ -377,7 +368,7 @@ class English(Language):
         """Return the words of "747s" or the "3s" in "MP3s"; None for seconds, as in "wait 5s"."""
         digits, last = match["n"], match.string[match.start() - 1 : match.start()]
         is_name = before[:1].isupper() and before.isalpha() and len(digits) > 2
-        is_many = before.lower() in _BEFORE_PLURALS or before.isdecimal()
+        is_many = before.lower() in _BEFORE_PLURALS.split() or before.isdecimal()
         is_bit = digits in ("0", "1") and before.lower() in ("", "and", "or", "all")
         if not (
             last.isalpha() or (last == "-" and before[:1].isalpha()) or is_name or is_many or is_bit

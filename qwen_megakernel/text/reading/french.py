@@ -18,6 +18,9 @@ class French(Romance):
     ENDINGS = r"f: \bun$ une"
     ordinal_marks = "er|ère|re|ème|e|nd|nde|ᵉ|ᵉʳ"
     BEFORE_DIGITS = r"[nN][°º]\s?: numéro; p\.\s?: page"
+    FEMININE = """tion sion té ette ance ence ure ée ille aine euse ade esse elle gousse tranche
+        feuille pincée boîte cuillère chambre place table porte bouteille"""
+    MASCULINE = "-"
     PARTS = "2: demi; 3: tiers; 4: quart"
     UNITS = """m: mètre; m2: mètre carré, mètres carrés; km2: kilomètre carré, kilomètres carrés
         m3: mètre cube, mètres cubes; g: gramme; t: tonne, f; l L: litre; mL: millilitre
@@ -25,8 +28,9 @@ class French(Romance):
         W: watt; kWh: kilowattheure; V: volt; dB: décibel; x ×: fois, fois; fois: fois, fois, f
         heure heures: heure, f; minute minutes: minute, f; seconde secondes: seconde, f
         semaine semaines: semaine, f; année années: année, f; tasse tasses: tasse, f
-        cuillère cuillères: cuillère, f; c.à.s.: cuillère à soupe, cuillères à soupe, f
-        c.à.c.: cuillère à café, cuillères à café, f; personne personnes: personne, f
+        cuillère cuillères: cuillère, f; personne personnes: personne, f
+        c.à.s. c.~à~s. c.~à~soupe càs CàS cuil.~à~soupe cs: cuillère à soupe, cuillères à soupe, f
+        c.à.c. c.~à~c. c.~à~café càc CàC cuil.~à~café cc: cuillère à café, cuillères à café, f
         page pages: page, f"""
     SCALES = "million millions M: million; milliard milliards Md Mds: milliard"
     CURRENCIES = """€ EUR: euro / centime; $ $US US$ USD: dollar / cent
@@ -41,7 +45,7 @@ class French(Romance):
         av.~J.-C.: avant Jésus-Christ; apr.~J.-C.: après Jésus-Christ; p.ex.: par exemple
         c.-à-d.: c'est-à-dire; env.: environ; av.: avenue; bd: boulevard
         tél. tel.: téléphone; vol.: volume; chap.: chapitre; art.: article; fig.: figure
-        min.: minimum
+        min.: minimum; ét.: étage; th.: thermostat
         max.: maximum"""
     FINAL = "etc."
     STARTERS = """Ainsi Alors Après Au Aussi Avec Bien Ce Cela Ces Cette Dans Des Donc Elle Elles
@@ -70,6 +74,9 @@ class French(Romance):
         if ending not in ("", ".", "er"):
             return None
         return super().roman(number, match, before, following)
+
+    def gender_after(self, number: str, noun: str, before: str) -> str:
+        return super().gender_after(number, noun.removesuffix("s"), before)
 
     def regnal(self, number: int, name: str) -> str | None:
         return "premier" if number == 1 else self.cardinal(number)

@@ -2,11 +2,12 @@
 
 import re
 
-from qwen_megakernel.text.reading.language import Language, Noun, Rules
+from qwen_megakernel.text.reading.language import Language, Noun, Rules, any_of, table
 from qwen_megakernel.text.reading.surroundings import first_word
 
 # Words before an ordinal, and the ending that the ordinal has after them.
 _WEAK = ("am", "vom", "zum", "zur", "beim", "im", "dem", "den", "des", "bis", "ab", "ins")
+_DAYS = r"\d{1,2}\.(?:(?:,|\s?[-–/]|\s(?:und|bis|oder|&)(?:\s(?:zum|dem))?)\s?\d{1,2}\.)+"
 ORDINAL_ARTICLES = dict.fromkeys(_WEAK, "n") | {"der": "", "die": "", "das": ""}
 ORDINAL_STEMS = (
     *("mein", "dein", "sein", "ihr", "unser", "euer", "ein", "kein", "dies", "jed", "eur"),
@@ -20,6 +21,9 @@ _REGNAL = """Ludwig Karl Friedrich Wilhelm Heinrich Otto Leopold Johannes Benedi
     Maximilian Elisabeth Georg Eduard Nikolaus Katharina Philipp Gustav Franziskus Alexander Peter
     Paul Johann Gregor August Joseph Richard Napoleon Christian Konrad Clemens Leo Maria
         Margarethe"""
+_WEEKDAYS = table(
+    "Mo: Montag; Di: Dienstag; Mi: Mittwoch; Do: Donnerstag; Fr: Freitag; Sa: Samstag"
+)
 _QUEENS = ("Elisabeth", "Katharina", "Maria", "Margarethe", "Christina")
 
 
@@ -42,7 +46,8 @@ class German(Language):
         Monat Monate: Monat, Monate; Jahr Jahre: Jahr, Jahre, n; Woche Wochen: Woche, Wochen, f
         Stunde Stunden: Stunde, Stunden, f; Minute Minuten: Minute, Minuten, f
         Sekunde Sekunden: Sekunde, Sekunden, f; EL: Esslöffel, Esslöffel; TL: Teelöffel, Teelöffel
-        Tasse Tassen: Tasse, Tassen, f; Person Personen: Person, Personen, f; Mal: Mal, Mal, n"""
+        Tasse Tassen: Tasse, Tassen, f; Person Personen: Person, Personen, f
+        Pck. Pkg.: Packung, Packungen, f; Mal: Mal, Mal, n"""
     SCALES = """Mio. Mio Million Millionen: Million, Millionen, f; Tsd.: tausend
         Mrd. Mrd Milliarde Milliarden: Milliarde, Milliarden, f"""
     CURRENCIES = """€ EUR: Euro / Cent; $ USD: Dollar / Cent; £ GBP: Pfund / Penny, Pence
@@ -56,13 +61,13 @@ class German(Language):
         Prof. Prof: Professor; Ing.: Ingenieur; Dipl.-Ing.: Diplomingenieur; Mag.: Magister
         Univ.Prof. Univ.-Prof.: Universitätsprofessor
         Mo.: Montag; Di.: Dienstag; Mi.: Mittwoch; Do.: Donnerstag; Sa.: Samstag
-        MwSt.: Mehrwertsteuer
+        MwSt.: Mehrwertsteuer; rd.: rund; zw.: zwischen; Min.: Minute; Std.: Stunde; Pck.: Packung
         Kap.: Kapitel; Abb.: Abbildung; OG: Obergeschoss; Hr.: Herr; Fr.: Frau; Str.: Straße
         Nr.: Nummer; Abs.: Absatz
         Art.: Artikel; S.: Seite; Bd.: Band; vgl.: vergleiche; Tel.: Telefon; inkl.: inklusive
         exkl.: exklusive; zzgl.: zuzüglich; ggf.: gegebenenfalls; evtl.: eventuell; Mio.: Millionen
         Mrd.: Milliarden; St.: Sankt; v.Chr.: vor Christus; n.Chr.: nach Christus"""
-    FINAL = "usw. etc. Str."
+    FINAL = "usw. etc. Str. MwSt. OG Min. Std."
     STARTERS = """Aber Alle Alles Als Am An Auch Auf Aus Bei Beim Bis Bitte Da Dabei Damit Danach
         Dann Daher Darum Das Dein Dem Den Denn Der Deshalb Die Dies Diese Dieser Dieses Doch Dort Du
         Ein Eine Einen Er Es Euer Falls Für Gestern Hat Heute Hier Ich Ihr Ihre Im In Ist Ja Jede
@@ -75,13 +80,17 @@ class German(Language):
         ©: Copyright"""
     WEB = """.: Punkt; /: Schrägstrich; -: minus; _: Unterstrich; ?: Fragezeichen; #: Raute
         :: Doppelpunkt"""
-    OPENS, FOLLOWERS, pointed_endings = "Nr. z. d. u.", "uhr", ("str.",)
+    OPENS, FOLLOWERS, pointed_endings = "Nr. z. d. u. Mo Di Mi Do Fr Sa", "uhr", ("str.",)
 
     def rules(self) -> Rules:
         """Times such as "15.30 Uhr", ordinals such as "der 3. Versuch", and "die 80er"."""
         yield r"(?P<h>[01]?\d|2[0-4])\.(?P<m>[0-5]\d)\sUhr\b", self.clock
         yield r"(?P<h>[01]?\d|2[0-4])\sUhr\b(?!\s\d)", self.clock
+        yield rf"(?i){_DAYS}(?=\s?{self.month_pattern()})", self.days_of_month
+        yield r"(?P<a>\d{1,3}):(?P<b>[0-5]\d)\sMin\b", "{a} Minuten {b}"
+        yield r"(?P<n>\d{1,2})\.", self.day_of_list
         yield r"(?P<n>\d{1,3})\.(?=\s[^\W\d_])", self.ordinal_with_point
+        yield rf"(?P<a>{any_of(_WEEKDAYS)})(?=\.?\s\d)\.?", lambda match, _: _WEEKDAYS[match["a"]]
         yield r"(?P<y>(?:1\d|20)?\d0)(?P<e>ern?)(?!\w)", self.decade
         yield (
             r"(?P<n>[A-ZÄÖÜ]\w+)str\.",
@@ -104,6 +113,24 @@ class German(Language):
         """Return an ordinal with the ending that it has after the word `before`."""
         return self.say(number, "ordinal") + ORDINAL_ARTICLES.get(before.lower(), "r")
 
+    def days_of_month(self, match: re.Match[str], before: str) -> str:
+        """Return the words of days such as "24., 25. und 26." before the name of a month."""
+        ending = "n" if before[:1].isdigit() else ORDINAL_ARTICLES.get(before.lower()) or "r"
+        words = re.sub(r"\s?[-–]\s?", f" {self.to} ", match[0]).replace("/", " ")
+        say = lambda day: f"{self.say(int(day[1]), 'ordinal')}{ending}"  # noqa: E731
+        return re.sub(r"(\d+)\.", say, words).replace("&", "und")
+
+    def day_of_list(self, match: re.Match[str], before: str) -> str | None:
+        """Return the ordinal of a day before a comma, where no sentence ends."""
+        is_listed = match.string[match.end() : match.end() + 1] == ","
+        return self.day(int(match["n"]), before) if is_listed else None
+
+    def gender_after(self, number: str, noun: str, before: str) -> str:
+        is_name = before[:1].isupper() and before[-1] != "," and before not in self.starters
+        if number != "1" or is_name or before.lower() in self.numbered or not self._is_noun(noun):
+            return ""
+        return "f" if _FEMININE.search(noun) else "m"
+
     def dated(self, match: re.Match[str], before: str) -> str | None:
         """Return a date such as "am 3.10"; None without a word that only dates have."""
         return self.written_date(match, before) if before.lower() in ("am", "vom", "zum") else None
@@ -125,6 +152,8 @@ class German(Language):
         stem = next((each for each in ORDINAL_STEMS if word.startswith(each)), None)
         if ending is None and stem and word[len(stem) :] in ("e", "em", "en", "es", "er"):
             ending = "" if word.endswith("e") or word == "jeder" else "n"
+        if word == "der" and _FEMININE.search(noun):
+            ending = "n"  # "in der 89. Minute"
         if ending is None:
             ending = "" if _FEMININE.search(noun) else "s" if _NEUTER.search(noun) else "r"
         return self.say(number, "ordinal") + ending

@@ -8,7 +8,7 @@ import re
 import unicodedata
 from collections.abc import Iterator
 
-from qwen_megakernel.text.reading.announced import announced
+from qwen_megakernel.text.reading.announced import MAX_PAST, announced
 from qwen_megakernel.text.reading.language import (
     TYPED_SIGNS,
     Currency,
@@ -58,6 +58,10 @@ _SIGNS = "-−+±~≈<>≤≥"
 _DASH = re.compile(r" ?[-–—] ?(?=[$€£¥]?\d)|(?<=\d)~(?=\d)")
 _CHAIN = re.compile(r"\d+(?:-\d+){2,}(?![\w-])")  # a formation (4-3-3), the number of a part
 _UNIT_POINT = r"(?:\.(?=\s+[a-zß-öø-ÿа-яё\d]))?"  # of a unit, where no sentence begins
+# The letters of a model, a flight or a serial number before its digits, which are read one by one.
+_NAME_AND_DASH = re.compile(r"(?:(?<![^\W_])[A-ZА-ЯЁ]{1,5}-?|[A-Za-z]\d{1,2}-)$")
+_NAME = re.compile(r"(?<![A-Za-zА-яЁё])[A-ZА-ЯЁ]{2,5}$")
+_LETTERS_OF_SCALES = ("k", "K", "B", "T")
 _HIDDEN_DIGITS = re.compile("[₀-₉]+")
 _DASHES = ("-", "–", "—")
 _FIRST_YEAR, _LAST_YEAR = 1100, 2099  # four digits in this range are read as a year
@@ -168,6 +172,10 @@ class Grammar:
             return 0, ""
         if last.isdecimal() and char.isdecimal():
             return 0, ""
+        if self.language.letters_follow and char.isdigit() and place:
+            kind, end = announced(text[:stop], place, text[max(0, place - MAX_PAST) : place])
+            if kind == "code":
+                return end, self.language.spell(text[place:end])
         before = bare((text[:place].split() or [before])[-1])
         for pattern, say in self._rules:
             match = pattern.match(text, place, stop)
@@ -210,11 +218,12 @@ class Grammar:
         yield r"(?P<a>\d{1,4}):(?P<b>\d{1,4})(?![\d:])", self._ratio
         yield _GROUPS, self._phone
         yield _CHAIN, self._chain
+        years = r"(?P<y>1[89]\d\d|20\d\d)/(?P<z>\d\d|(?:19|20)\d\d)(?![\d/])"
+        yield years, self._two_years
         yield r"24/7(?![\d/])", self._always
         yield r"(?P<a>\d{1,3})(?:[.,](?P<d>\d{1,2}))?/(?P<b>\d{1,3})(?![\d/])", self._score
         yield r"\d{1,3}(?:,\d{1,3}){2,}(?![\d,.]*\d)", self._list
         yield from self._size_rules()
-        yield r"(?P<y>1[89]\d\d|20\d\d)/(?P<z>\d\d)(?![\d/])", self._two_years
         yield rf"(?P<n>\d{{1,4}})(?P<letter>[xyz]){self._edge}", self._term
         yield _HIDDEN_DIGITS, lambda match, _: lang.number(unicodedata.normalize("NFKC", match[0]))
         yield _VERSION, self._version
@@ -222,6 +231,7 @@ class Grammar:
         if lang.degree_is_ordinal:
             noun = r"(?=\s[a-zà-ÿ]{3}(?<!\sall|\sdel|\snor|\ssud|\sest|\ssop|\ssob|\scon))"
             yield rf"(?P<w>\d{{1,2}})°{noun}", self._ordinal
+            yield r"(?P<w>1)°(?=\s(?:al?|e|y|ao|o)(?!\w)|$)", self._first_day
         yield from self._unit_rules()
         unit = rf"(?P<unit>{any_of(lang.units)}){self._edge}{_UNIT_POINT}"
         bottom = rf"(?P<d>\d{{1,4}})(?![\d/])(?: ?{unit})?"
@@ -231,6 +241,13 @@ class Grammar:
         abbreviations = any_of(lang.abbreviations)
         yield rf"(?<![\w/])(?<!\w\.)(?:{abbreviations}){self._edge}(?!/)", self._abbreviation
         yield rf"#\s?{self._num('')}", self._with_number_sign
+        yield r"(?:[nN]\.?[º°]|№|#)\s?(?=[A-ZА-Я]{1,4}-?\d)", lambda *_: lang.number_sign + " "
+        if "km" in lang.units:
+            yield r"km\s(?=\d)", self._at_kilometer
+        scales = any_of(scale for scale in lang.scales if scale not in _LETTERS_OF_SCALES)
+        if not lang.letters_follow:
+            yield rf"{self._num('')}\s?(?P<scale>{scales}){self._edge}", self._scaled
+        yield rf"{self._num('')}(?=\s(?P<noun>[^\W\d_]{{2,}}))", self._counted
         yield rf"(?P<sign>[{_SIGNS}]\s?)?{self._num('')}", self._number
         yield _DASH, self._dash
         yield r"-(?=\d)", lambda match, before: " " if match.start() and before[-1:] else None
@@ -262,7 +279,11 @@ class Grammar:
         per = r"(?:/(?P<per>[^\W\d_]+))?"
         span = rf"(?:\s?[-–—]\s?(?:{signs})?{self._num('to')})?"
         span += r"(?:,[-–—]{1,2})?" if self.language.decimal == "," else ""
-        yield rf"{sign}(?P<sym>{signs})\s?{number}{span}{scale}{per}", self._money
+        codes = any_of(
+            each for each in self.language.currencies if each.isupper() and len(each) == 3
+        )
+        code = rf"(?:\s(?P<code>{codes})(?!\w))?"
+        yield rf"{sign}(?P<sym>{signs})\s?{number}{span}{scale}{code}{per}", self._money
         yield rf"{sign}{number}{span}{scale}\s?(?P<sym>{signs}){self._edge}{per}", self._money
 
     def _unit_rules(self) -> Iterator[tuple[str, Say]]:
@@ -310,13 +331,38 @@ class Grammar:
             return lang.year(int(whole))
         return self._sign(match) + lang.number(whole, decimals)
 
+    def _scaled(self, match: re.Match[str], before: str) -> str:
+        """Return the words of a number such as "1,3 Mio."."""
+        lang, number = self.language, self._digits(match)
+        scale = lang.scales[match["scale"]]
+        words = lang.number(*number, scale.gender) + lang.space + lang.form(*number, scale)
+        return words + lang.kept_point(match)
+
+    def _counted(self, match: re.Match[str], before: str) -> str | None:
+        """Return the words of a number before a noun that asks for another form of it."""
+        whole, decimals = self._digits(match)
+        gender = "" if decimals else self.language.gender_after(whole, match["noun"], before)
+        return self.language.number(whole, "", gender) if gender else None
+
+    def _at_kilometer(self, match: re.Match[str], before: str) -> str:
+        unit = self.language.units["km"]
+        return (unit.many if before.lower() in ("les", "los", "os", "i") else unit.one) + " "
+
     def _is_code(self, match: re.Match[str], whole: str, before: str) -> bool:
         """Return whether a number is so long that its thousands would be marked in a quantity."""
         is_counted = match.string[match.end() : match.end() + 1].isalpha()
         is_plain = match[0] == whole and not whole.endswith("000")
         is_numbered = _NUMBER_MARK.search(match.string, 0, match.start()) is not None
+        has_name = _NAME_AND_DASH.search(match.string, 0, match.start()) is not None
+        if has_name or (
+            len(whole) == 4 and _NAME.search(before) and match.start("w") == match.start()
+        ):
+            is_year = not has_name and _FIRST_YEAR <= int(whole) <= _LAST_YEAR
+            is_round = len(whole) < 5 and whole.endswith("00")
+            return match[0] == whole and len(whole) > 2 and not (is_year or is_round)
         # A postal code in an address: "rue de la Paix, 75002 Paris".
-        is_postal = self.language.decimal == "," and before[-1:] == "," and len(whole) == 5
+        is_postal = self.language.decimal == "," and before[-1:] == ","
+        is_postal &= len(whole) == (6 if self.language.code == "ru" else 5)
         is_numbered |= is_postal and not before[:-1].isdigit()
         least = _MIN_NUMBERED_DIGITS if is_numbered else _MIN_CODE_DIGITS
         return is_plain and not is_counted and len(whole) >= least
@@ -340,7 +386,8 @@ class Grammar:
         lang = self.language
         if self._is_inside(match):
             return None  # the sign is the dash of a range
-        currency: Currency = lang.currencies[match["sym"]]
+        code = match.groupdict().get("code")  # of "$80 MXN"
+        currency: Currency = lang.currencies[code or match["sym"]]
         whole, cents = self._digits(match)
         if match["scale"]:
             scales, number = lang.scales | lang.money_scales, (whole, cents)
@@ -411,7 +458,9 @@ class Grammar:
         """Return the words of dimensions such as "3 x 4 x 5 cm"."""
         lang, numbers = self.language, re.findall(r"[\d.,]+", match["sizes"])
         parts = [re.split("[.,]", number) for number in numbers]
-        words = self._joint(lang.by).join(lang.number(*part) for part in parts)
+        is_count = len(parts) == 2 and match["unit"] in lang.units and match["unit"] in _DOSES
+        joint = lang.symbols["×"] if is_count else lang.by
+        words = self._joint(joint).join(lang.number(*part) for part in parts)
         if not match["unit"]:
             return words
         return words + lang.space + lang.units[match["unit"]].many + lang.kept_point(match)
@@ -444,13 +493,12 @@ class Grammar:
 
     def _two_years(self, match: re.Match[str], before: str) -> str | None:
         """Return "2019/20" as two years; None where the second does not follow the first."""
-        if int(match["z"]) != (int(match["y"]) + 1) % 100:
+        lang, year, second = self.language, int(match["y"]), match["z"]
+        if int(second[-2:]) != (year + 1) % 100:
             return None
-        return (
-            self.language.year(int(match["y"]))
-            + self.language.space
-            + self.language.number(match["z"])
-        )
+        is_year = len(second) == 4 or (lang.years_joint is not None and second < "10")
+        last = lang.year(year + 1) if is_year else lang.number(second)
+        return lang.year(year) + (lang.years_joint or lang.space) + last
 
     def _term(self, match: re.Match[str], before: str) -> str | None:
         """Return the words of "2x" in a formula; None elsewhere."""
@@ -535,6 +583,10 @@ class Grammar:
         digits, _ = re.subn(r"\D", "", match["w"])
         return self.language.ordinal(int(digits)) if len(digits) < 7 else None
 
+    def _first_day(self, match: re.Match[str], before: str) -> str | None:
+        """Return "first" for the "1°" of a span of days, behind a word that only dates have."""
+        return self.language.first_day if before.lower() in self.language.due else None
+
     def _abbreviation(self, match: re.Match[str], before: str) -> str | None:
         lang, key = self.language, match.group()
         return lang.abbreviations[key] + (
@@ -543,12 +595,18 @@ class Grammar:
 
     def _dash(self, match: re.Match[str], before: str) -> str | None:
         last = match.string[: match.start()][-1:]
+        if self.language.letters_follow and (first := _LAST_NUMBER.search(before)):
+            before = first[0]
         ends = before, re.split("[-–—]", before)[-1]  # not the second dash of "1-on-1"
         is_behind = last.isalnum() or last in _BEHIND_NUMBERS
         if not is_behind or not all(map(_RANGE_BEGIN.match, ends)):
             return None
         lang, is_minus = self.language, match.group() == " - " and ":" not in before
         is_minus |= _DIFFERENCE.match(match.string, match.end()) is not None
+        second = _SCORED.match(match.string, match.end())
+        is_score = second is not None and before.isdecimal() and int(before) > int(second[0])
+        if is_score and not is_minus and lang.ratio is not None and len(before) < 4:
+            return self._joint(lang.ratio) if lang.ratio else lang.space
         return (
             self._joint(lang.subtraction or lang.minus) if is_minus else self.language.between_ends
         )
@@ -589,6 +647,9 @@ class Grammar:
 
 _MARKS_OF_MONEY = frozenset("€$£¥₽%")
 _DIFFERENCE = re.compile(r"\d+(?:[.,]\d+)? ?=")
+_DOSES = ("mg", "g", "kg", "ml", "mL", "cl", "l", "L", "µg", "мг", "г", "кг", "мл", "л")
+_SCORED = re.compile(r"\d{1,3}(?![\d.,:/-]\d|\d|\s?(?:Uhr|h|ч|点|时|時|시|%|€)(?!\w))")
+_LAST_NUMBER = re.compile(r"\d[\d:.,]*$")
 _BEGINS_WORD = re.compile(r"\w|[-$€£¥−.]\w")
 _BEHIND_NUMBERS = frozenset("%°¢")
 _ONE = ("a", "an")  # before the size of a thing: a 27" monitor

@@ -20,6 +20,7 @@ class Italian(Romance):
     CENTURIES, clock_words = "secolo", "alle dalle ore le"
     ordinal_marks, feminine_marks = "º|°|o", r"ª|a\b"
     BEFORE_DIGITS = r"[nN][°º]\s?: numero; p\.\s?: pagina"
+    FEMININE, MASCULINE = "a ione tà", "o ore ale"
     PARTS = "2: mezzo"
     noun_gender, plural_ending = "c", ""
     UNITS = """m: metro, metri; m2: metro quadrato, metri quadrati
@@ -29,7 +30,9 @@ class Italian(Romance):
         KB: kilobyte; kHz: chilohertz; W: watt; kW: chilowatt; V: volt; dB: decibel
         x ×: volta, volte, f; anno anni: anno, anni; giorno giorni: giorno, giorni
         mese mesi: mese, mesi; minuto minuti: minuto, minuti; secondo secondi: secondo, secondi
-        ora ore: ora, ore, f; settimana settimane: settimana, settimane, f
+        ora ore: ora, ore, f; cucchiaio cucchiai: cucchiaio, cucchiai; tazza tazze: tazza, tazze, f
+        cucchiaino cucchiaini: cucchiaino, cucchiaini; bicchiere bicchieri: bicchiere, bicchieri
+        settimana settimane: settimana, settimane, f
         persona persone: persona, persone, f; volta volte: volta, volte, f"""
     SCALES = "milione milioni mln: milione, milioni; miliardo miliardi mld: miliardo, miliardi"
     CURRENCIES = """€ EUR: euro / centesimo, centesimi
@@ -43,7 +46,7 @@ class Italian(Romance):
         Dott.ssa: dottoressa; Prof.: professor; Prof.ssa: professoressa; Avv.: avvocato
         Ing.: ingegner; ecc. etc.: eccetera; p.es. p.~es.: per esempio; ca.: circa; pag.: pagina
         pagg.: pagine; vol.: volume; cap.: capitolo; fig.: figura; art.: articolo; tel.: telefono
-        n.: numero
+        n.: numero; int.: interno
         S.: San; max.: massimo; min.: minimo; a.C.: avanti Cristo; d.C.: dopo Cristo"""
     FINAL = "ecc. etc."
     STARTERS = """Allora Anche Adesso Così Con Dopo Egli Gli Grazie In Invece Io Lei Loro Lui Ma Noi

@@ -28,6 +28,10 @@ class Japanese(Language):
     def rules(self) -> Rules:
         """Phone numbers (their hyphens are read の), and ranges."""
         groups = r"0\d{1,3}-\d{1,4}-\d{4}(?!\d)"
+        yield (
+            r"(?<=〒)\s?\d{3}-\d{4}(?!\d)",
+            lambda match, _: "の".join(map(self.spell, match[0].split("-"))),
+        )
         yield groups, lambda match, _: "の".join(map(self.spell, match[0].split("-")))
         yield r"\d{1,3}(?:-\d{1,4}){2}(?![\d-])", self.address
         yield r"(?<![A-Za-z])(?P<r>[IVX]{2,7})(?![A-Za-z0-9])", self.roman_alone
@@ -35,7 +39,8 @@ class Japanese(Language):
 
     def address(self, match: re.Match[str], before: str) -> str | None:
         """Return the words of block, house and flat, behind a place; None elsewhere."""
-        is_place = before[-1:] in ("区", "町", "村", "市", "目", "島", "内")
+        is_place = match[0].count("-") == 2 and before[-1:].isalpha()
+        is_place |= before[-1:] in ("区", "町", "村", "市", "目", "島", "内")
         return "の".join(map(self.number, match[0].split("-"))) if is_place else None
 
     def cardinal(self, number: int, gender: str = "") -> str:

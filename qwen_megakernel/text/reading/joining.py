@@ -8,10 +8,14 @@ from qwen_megakernel.text.reading.surroundings import CLOSING, OPENING, SENTENCE
 _OPERATORS = frozenset("+-−–—×÷=*/<>≤≥±≈x")
 _NEAR_DIGIT = re.compile(r"\d\D{0,4}$")
 _DAY_AND_COMMA = re.compile(r"(?:^|[^\d,])\d{1,2}(?:st|nd|rd|th)?,$")
-_MORE_DIGITS = re.compile(r"\(?(?:\d{2,}|\d/\d)|\(\d")
+_MORE_DIGITS = re.compile(r"\(?(?:\d{2,}|\d/\d)|\(\d|x\d{2,6}(?!\w)")
 _ROMAN = re.compile(r"[IVX]+(?:e|ᵉ|er|re|\.)?$")
 _INITIALS = re.compile(r"(?:[A-Z]\.){2,}$")
 _DEGREE = re.compile(r"\d{1,2}°$")
+_BEHIND_DIGITS = re.compile(r"^.*\d", re.DOTALL)
+_DAYS = re.compile(r"(?<![\d.])\d{1,2}\.(?:,|\s|$)")
+_DAY_LINKS = ("und", "bis", "oder", "zum", "dem")
+_SPANS = ("по", "до", "и")  # between two days of a month
 _YEAR = re.compile(r"\d{4}\b")
 
 
@@ -27,6 +31,8 @@ class WordJoining:
         if language:
             self._months = language.month_forms
             self._signs = language.currencies
+            phrases = (unit.split() for unit in language.units if " " in unit)  # "c. à s."
+            self._phrases = {" ".join(p[:n]) for p in phrases for n in range(1, len(p) + 1)}
             self._follow_digits = frozenset(
                 {*language.units, *language.scales, *self._signs, *language.followers, "%"}
             )
@@ -42,6 +48,8 @@ class WordJoining:
                 word in lang.opens or word in self._signs or self._is_pointed(last)
             )
         core = words.rstrip(CLOSING)
+        if lang and (self._phrase(words) in self._phrases or self._is_day_link(words, last)):
+            return True
         if self._is_pointed(last) or (lang and (last in lang.scales or last in lang.opens)):
             return True
         if not any(map(str.isdigit, last)):
@@ -62,6 +70,14 @@ class WordJoining:
         if lang is None:
             return False
         last = words.split()[-1]
+        if phrase := self._phrase(words):
+            if phrase in self._phrases and phrase[-1] == ".":
+                return True
+            part = word[slice(*inside(word, ""))]
+            if not {f"{phrase} {part}", f"{phrase} {part.rstrip('.')}"}.isdisjoint(self._phrases):
+                return True
+        if self._is_day_link(words, last):
+            return word[:1].isdigit() or word in ("zum", "dem")
         if last in _OPERATORS:
             return word.lstrip(OPENING + "$€£¥-")[:1].isdigit()
         is_pointed, last = self._is_pointed(last), bare(last)
@@ -76,7 +92,7 @@ class WordJoining:
             return _YEAR.match(core) is not None
         if last.lower().rstrip(".") in self._months or last in lang.links:
             is_next = low in self._months or low in lang.links
-            return is_next or _YEAR.match(core) is not None
+            return is_next or _YEAR.match(core) is not None or (last in _SPANS and core.isdigit())
         if lang.has_ordinal_points and last[-1:] == "." and last[-2:-1].isdigit():
             return True
         if last in lang.scales:
@@ -85,6 +101,8 @@ class WordJoining:
             return False
         return (
             core in self._follow_digits
+            or core in self._phrases
+            or (low.isalpha() and lang.gender_after(bare(last), core.rstrip("."), "") != "")
             or core.rstrip(".") in self._follow_digits
             or low in self._months
             or low in lang.links
@@ -95,6 +113,16 @@ class WordJoining:
             or (words.lstrip(OPENING).startswith("+") and core[:1].isdigit())
             or word in _OPERATORS
         )
+
+    def _phrase(self, words: str) -> str:
+        """Return the words behind the last digit."""
+        return _BEHIND_DIGITS.sub("", words).strip()
+
+    def _is_day_link(self, words: str, last: str) -> bool:
+        """Return whether a word stands between two days: "am 24., 25. und 26. Dezember"."""
+        if self._language is None or self._language.code != "de":
+            return False
+        return _DAYS.search(words) is not None and last in _DAY_LINKS
 
     def _awaits_noun(self, word: str) -> bool:
         """Return whether the next word decides what "XX" or "1°" means."""

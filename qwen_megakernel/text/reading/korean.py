@@ -6,7 +6,10 @@ from qwen_megakernel.text.reading.language import Language, Rules
 
 _TENS = ("", "열", "스물", "서른", "마흔", "쉰", "예순", "일흔", "여든", "아흔")
 _ONES = ("", "한", "두", "세", "네", "다섯", "여섯", "일곱", "여덟", "아홉")
-_COUNTERS = "시간|시|명|살|개|마리|잔|병|권|대|번째|사람|가지|달|송이|채|켤레|곳|알"
+_COUNTERS = (
+    "시간|시|명|살|개(?!월)|마리|잔|병|권|대|번째|사람|가지|달(?!러)|송이|채|켤레|곳|알|정(?!도)|큰술|작은술|판|자루"
+    "|벌|그루|봉지|팩|모금|박스|상자|조각|스푼|컵|배(?!럴)|그릇|접시"
+)
 
 
 class Korean(Language):
@@ -42,12 +45,18 @@ class Korean(Language):
         yield r"(?P<m>1[0-2]|[1-9])월", "{m:month}"
         yield rf"(?:(?P<from>\d{{1,3}})[-~])?(?P<n>\d{{1,3}})\s?(?P<what>{_COUNTERS})", self.counted
         yield r"(?<=[시분초일월년원명개])\s?~\s?(?=오전|오후|\d)", "에서 "
+        yield (
+            r"11[0-9](?=[에나로은이를]|\s?번으로)",
+            lambda match, _: self.spell(match[0]).replace(" ", ""),
+        )
         yield r"010-\d{4}-\d{4}|1[568]\d\d-\d{4}(?!\d)", self.mobile
 
     def counted(self, match: re.Match[str], before: str) -> str:
         """Return the words of a number, or of a range, and of the counter after it."""
+        if match.string[: match.start()].endswith("제"):
+            return f"{self.say(int(match['n']))} {match['what']}"
         say = self.hour if match["what"] == "시" else self.native
-        first = f"{say(int(match['from']))}{self.to} " if match["from"] else ""
+        first = f"{say(int(match['from']))} {match['what']}{self.to} " if match["from"] else ""
         return f"{first}{say(int(match['n']))} {match['what']}"
 
     def mobile(self, match: re.Match[str], before: str) -> str:

@@ -32,6 +32,7 @@ Rules = Iterable[tuple[str, Say | str]]
 TYPED_SIGNS = {">=": "≥", "<=": "≤", "!=": "≠", "->": "→", "=>": "→", "==": "="}
 _LETTER = re.compile(r"(?<![\w'’])[A-Za-z](?![\w'’])")
 _ROMAN = re.compile("M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})")
+_NAMES = {"max.", "art.", "mar.", "etc."}  # abbreviations that are words if they are capitalised
 _MULTIPLES = ("time",)  # not singular after an article: "a 2x gain" is "a two times gain"
 
 MAX_DIGITS = 15  # for a number that is read as one; the digits of a longer one are read singly
@@ -83,7 +84,7 @@ def nouns(entries: str, gender: str = "m", ending: str = "") -> dict[str, Noun]:
         own = others.pop() if others and others[-1] in ("c", "m", "f", "n") else gender
         others = [first + form[1:] if form[0] == "-" else form for form in others]
         others = others or [first + ending]
-        found[key] = Noun(first, others[0], others[-1], own)
+        found[key.replace("~", " ")] = Noun(first, others[0], others[-1], own)
     return found
 
 
@@ -98,7 +99,7 @@ def currencies(entries: str, gender: str = "m", ending: str = "") -> dict[str, C
 
 # What shows that "lun." is a weekday: a mark, or the end of a span of days.
 _BEFORE_WEEKDAYS = ("al", "dal", "au", "du", "le", "bis", "a", "до")
-_BEHIND_WEEKDAY = re.compile(r"[,–-]|\s(?:al?|à|au|bis|по)\b")
+_BEHIND_WEEKDAY = re.compile(r"[,–-]|\s(?:al?|à|au|bis|по)\b|(?<!mar\.)\s\d")
 
 
 def any_of(words: Iterable[str]) -> str:
@@ -193,7 +194,7 @@ class Language:
     # Nouns after numbers.
     noun_gender = "m"
     plural_ending = ""
-    UNITS: str
+    UNITS: str  # "~" stands for a space in their symbols
     has_compounds = False  # whether a unit is singular after a hyphen, as in "a 10-km race"
     ARTICLES = ""  # words after which the unit of a number is singular, as in "a $5 bill"
     SCALES: str  # written after a number: "million", "bn"
@@ -211,6 +212,7 @@ class Language:
     max_named_part = 9999  # the largest denominator that is read as an ordinal
     SHORT_MONTHS = ""  # abbreviations without their point; "-" for none, "/" between several
     LINKS = ""  # words inside a written date, such as "of"
+    years_joint: str | None = None  # the text in 2019/20, if it is not a space
     day_first = True  # whether 5/3 is the fifth of March
     first_day = ""  # the word for the first day of a month, if it is not a cardinal
     dates = "{day} {month}", "{day} {month} {year}"
@@ -262,6 +264,9 @@ class Language:
         }
         abbreviations = table(self.ABBREVIATIONS)
         self.abbreviations = {key.replace("~", " "): abbreviations[key] for key in abbreviations}
+        for key in {*self.abbreviations} - _NAMES:  # "chap." may begin a sentence
+            if len(key) > 3 and key.isascii() | (self.code == "ru") and key[:-1].islower():
+                self.abbreviations.setdefault(key.capitalize(), self.abbreviations[key])
         self.symbols = {"™": "", "®": "", "+": self.plus, "−": self.minus}
         self.symbols |= {"/": " "} if self.space else {}
         self.symbols |= {} if "{}" in self.percent else {"%": self.percent}
@@ -273,12 +278,14 @@ class Language:
         self.letters = dict(zip("abcdefghijklmnopqrstuvwxyz", self.LETTERS.split(), strict=False))
         self.web = {sign: self.symbols[sign] for sign in "@=&"} | {"+": self.plus}
         self.web |= table(self.WEB)
-        self.final, self.links = frozenset(self.FINAL.split()), frozenset(self.LINKS.split())
+        self.final = frozenset(form.replace("~", " ") for form in self.FINAL.split())
+        self.links = frozenset(self.LINKS.split())
         self.due, self.numbered = frozenset(self.DUE.split()), frozenset(self.NUMBERED.split())
         self.before_romans = frozenset(self.BEFORE_ROMANS.split()) or self.numbered
         self.centuries = frozenset(self.CENTURIES.split())
         self.phone_words = frozenset(self.PHONE_WORDS.split())
-        self.opens, self.followers = map(frozenset, (self.OPENS.split(), self.FOLLOWERS.split()))
+        self.opens = frozenset(self.OPENS.split()) | {"km"} & {*self.units}
+        self.followers = frozenset(self.FOLLOWERS.split())
         self.after_final, self.articles, self.starters = (
             frozenset(each.split()) for each in (self.AFTER_FINAL, self.ARTICLES, self.STARTERS)
         )
@@ -329,14 +336,14 @@ class Language:
         yield rf"(?<![^\W_]){span}" if self.space else span, self.days
         if self.space:  # such a word alone may be another one: "la mar."
             yield rf"(?P<a>{days})\.", self.days
-        else:
+        if self.letters_follow:
             yield rf"(?<=\()(?P<a>{days})(?=\))", self.days
         yield from ((rf"{mark}(?=\d)", self._saying(words + " ")) for mark, words in before)
 
     def days(self, match: re.Match[str], before: str) -> str | None:
         """Return the words of an abbreviated weekday, or of a range of weekdays."""
         groups = match.groupdict()
-        is_alone = "b" not in groups and self.space != ""
+        is_alone = "b" not in groups and match[0].endswith(".")
         is_sure = before.lower() in _BEFORE_WEEKDAYS and groups["a"] != "mar"  # Spanish: the sea
         if is_alone and not is_sure and not _BEHIND_WEEKDAY.match(match.string, match.end()):
             return None
@@ -381,7 +388,7 @@ class Language:
         """Return the words of a number whose digits are given without grouping marks."""
         if len(whole) > MAX_DIGITS or (len(whole) > 1 and whole[0] == "0"):
             return self.spell(whole + decimals)
-        words = self.cardinal(int(whole), gender) if whole else ""
+        words = self.cardinal(int(whole), "" if decimals else gender) if whole else ""
         if not decimals:
             return words
         if self.decimals_are_a_number and len(decimals) <= 2 and decimals[0] != "0":
@@ -400,6 +407,15 @@ class Language:
     def spell_phone(self, group: str) -> str:
         """Return the words of the digits in one group of a telephone number."""
         return self.spell(group)
+
+    def gender_after(self, number: str, noun: str, before: str) -> str:
+        """Return the gender that a number has before a noun; "": it has the form that it has alone.
+
+        Args:
+            number: its digits.
+            before: the word before the number.
+        """
+        return ""
 
     def roman(self, number: int, match: re.Match[str], before: str, following: str) -> str | None:
         """Return the words of a Roman numeral that comes after the word `before`."""

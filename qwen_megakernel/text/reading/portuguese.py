@@ -19,6 +19,7 @@ class Portuguese(Romance):
     feminine_names, half, degree_is_ordinal = "Isabel", "meio", True
     ordinal_marks, feminine_marks = r"\.?º|°|o\b", r"\.?ª|a\b"
     BEFORE_DIGITS = r"[nN]\.?[º°]\s?: número; p\.\s?: página"
+    FEMININE, MASCULINE = "a ã dade ção õe são", "o or al"
     PARTS = "2: meio; 3: terço; 4: quarto; 10: décimo; 100: centésimo"
     max_named_part, parts_form = 9, "{top} {bottom} avos"
     UNITS = """m: metro; m2: metro quadrado, metros quadrados; m3: metro cúbico, metros cúbicos
@@ -27,6 +28,9 @@ class Portuguese(Romance):
         KB kB: quilobyte; kHz: quilohertz, quilohertz; W: watt; V: volt; dB: decibel, decibéis
         x ×: vez, vezes, f; ano anos: ano; dia dias: dia; mês meses: mês, meses
         minuto minutos: minuto; segundo segundos: segundo; hora horas: hora, f
+        xícara xícaras xíc.: xícara, f; colher colheres: colher, colheres, f; copo copos: copo
+        col.~de~sopa: colher de sopa, colheres de sopa, f
+        col.~de~chá: colher de chá, colheres de chá, f
         semana semanas: semana, f; pessoa pessoas: pessoa, f; vez vezes: vez, vezes, f"""
     SCALES = (
         """mil: mil, mil; milhão milhões mi: milhão, milhões; bilhão bilhões bi: bilhão, bilhões"""
@@ -44,8 +48,8 @@ class Portuguese(Romance):
         págs.: páginas; nº n.º: número; tel.: telefone; vol.: volume; cap.: capítulo
         fig.: figura; apto.: apartamento; art.: artigo
         máx.: máximo; mín.: mínimo; a.C.: antes de Cristo; d.C.: depois de Cristo
-        EUA: Estados Unidos"""
-    FINAL = "etc. EUA"
+        EUA: Estados Unidos; a.a.: ao ano; a.m.: ao mês"""
+    FINAL = "etc. EUA a.a. a.m."
     STARTERS = """Agora Além Aqui As Assim Com Depois Ela Elas Ele Eles Em Então Essa Esse Esta Este
         Eu Hoje Isso Mas Nós Obrigado Obrigada Os Para Quando Se Também Um Uma Você"""
     SYMBOLS = """&: e; @: arroba; =: igual a; ÷: dividido por; ×: vezes; °: graus
@@ -59,4 +63,5 @@ class Portuguese(Romance):
         """Times such as "15h30", and feminine ordinals."""
         yield r"(?P<h>[01]?\d|2[0-4])h(?P<m>[0-5]\d)?(?:min)?(?!\w)", self.clock
         yield r"D\.(?=\s[A-ZÀ-Ý]\w*a(?!\w))", "dona"
+        yield r"(?P<a>\d{1,2})\sx\s(?P<b>\d{1,2})(?=\s(?!x)|[^\w\s]|$)", "{a} a {b}"  # of a match
         yield from super().rules()

@@ -14,6 +14,12 @@ class Romance(Language):
     feminine_names = ""  # names of women that do not end in -a
     clock_words = ""  # behind them "16.30" is a time
     half = "mezzo"  # before a masculine noun
+    # Endings of nouns that follow a number, and words with such endings that are no nouns.
+    FEMININE, MASCULINE = "a", "o"
+    NO_NOUNS = """además antes atrás cada contra cuando da dalla della depois después durante
+        era esta está fra fora fuera hacia hasta ha mais mas más menos mientras ogni outra otra
+        para per pero pela quando sobre tra tras todos todas todo toda tutto tutta una nella alla
+        sulla como ancora ainda agora ahora ora según"""
     last_ordinal_of_rulers = 10  # after higher numbers of rulers, cardinals are spoken
 
     def rules(self) -> Rules:
@@ -25,6 +31,19 @@ class Romance(Language):
     def dotted_time(self, match: re.Match[str], before: str) -> str | None:
         """Return the words of a time with a point, behind a word for "at"; None elsewhere."""
         return self.clock(match, before) if before.lower() in self.clock_words.split() else None
+
+    def gender_after(self, number: str, noun: str, before: str) -> str:
+        if not number.isdecimal():
+            return ""
+        value = int(number[-3:])
+        is_varied = self.cardinal(value, "f") != self.cardinal(value)
+        is_noun = noun.islower() and len(noun) > 3 and noun not in self.NO_NOUNS.split()
+        if not (is_varied and is_noun) or before.lower() in self.numbered:
+            return ""
+        plural = "s" * (number != "1" and self.code in ("es", "pt"))
+        if noun.endswith(tuple(each + plural for each in self.FEMININE.split())):
+            return "f"
+        return "c" if noun.endswith(tuple(each + plural for each in self.MASCULINE.split())) else ""
 
     def regnal(self, number: int, name: str) -> str | None:
         if number > self.last_ordinal_of_rulers:

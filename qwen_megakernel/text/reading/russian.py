@@ -13,7 +13,11 @@ _BEFORE_NOMINATIVE = frozenset(
 # Words -> the case of a number behind them: "from three to five hours", "by six".
 _BEFORE_GENITIVE = """от до с со из без для после около кроме против более менее свыше больше
     меньше выше ниже старше младше раньше позже"""
+_DAYS_OF = ["понедельника", "вторника", "среды", "четверга", "пятницы", "субботы", "воскресенья"]
+_DAYS_ON = ["понедельник", "вторник", "среду", "четверг", "пятницу", "субботу", "воскресенье"]
+_WEEK = ["пн", "вт", "ср", "чт", "пт", "сб", "вс"]
 _CASES = dict.fromkeys(_BEFORE_GENITIVE.split(), "g") | dict.fromkeys(("к", "ко"), "d")
+_CASES["между"] = "i"
 _PERCENT = Noun("процент", "процента", "процентов")
 
 
@@ -30,7 +34,10 @@ class Russian(Language):
         т: тонна, тонны, тонн, f; л: литр, -а, -ов
         ℃: градус Цельсия, градуса Цельсия, градусов Цельсия; °: градус, -а, -ов; ч: час, -а, -ов
         с сек: секунда, секунды, секунд, f; КБ: килобайт, -а, килобайт; В: вольт, -а, вольт
-        дБ: децибел, -а, децибел; шт: штука, штуки, штук, f; чел: человек, -а, человек
+        дБ: децибел, -а, децибел; шт шт.: штука, штуки, штук, f; мес мес.: месяц, -а, -ев
+        ст.~л. ст.л.: столовая ложка, столовые ложки, столовых ложек, f
+        стакан стакана стаканов: стакан, -а, -ов
+        ч.~л. ч.л.: чайная ложка, чайные ложки, чайных ложек, f; чел: человек, -а, человек
         минута минуты минут: минута, минуты, минут, f; час часа часов: час, -а, -ов
         секунда секунды секунд: секунда, секунды, секунд, f; год лет: год, года, лет
         неделя недели недель: неделя, недели, недель, f; раз раза: раз, раза, раз
@@ -42,13 +49,15 @@ class Russian(Language):
         £ GBP: фунт, -а, -ов / пенс, -а, -ов; ¥ JPY: иена, иены, иен, f"""
     money_joint = " "
     SHORT_MONTHS = "янв февр/фев мар апр - июн июл авг сент/сен окт нояб/ноя дек"
-    says_written_dates = True
+    says_written_dates, LINKS = True, "по до и"
     ABBREVIATIONS = """т.е. т.~е.: то есть; т.д. т.~д.: так далее; т.п. т.~п.: тому подобное
         т.к.: так как; др.: другие; г.: год; гг.: годы; в.: век; ул.: улица; пр.: проспект; д.: дом
-        кв.: квартира; стр.: страница; каб.: кабинет; гл.: глава; рис.: рисунок; коп.: копеек
+        кв.: квартира; стр.: страница; каб.: кабинет; гл. Гл.: глава; рис.: рисунок; коп.: копеек
         см.: смотри; напр.: например; нач.: начало; тел.: телефон; тыс.: тысяч
         млн: миллионов; млрд: миллиардов; г-н: господин; г-жа: госпожа; д-р: доктор
-        проф.: профессор; тов.: товарищ; им.: имени; ок.: около"""
+        проф.: профессор; тов.: товарищ; им.: имени; ок.: около; доб.: добавочный; т.: том
+        пн: понедельник; вт: вторник
+        ср: среда; чт: четверг; пт: пятница; сб: суббота; вс: воскресенье"""
     FINAL = "т.д. т.п. др. г. в."
     STARTERS = """А В Вы Ещё Если Для За Затем И Из Как Когда Кто Мы На Но Он Она Они По После Потом
         Сейчас Сегодня Так Также Там Тогда Только Ты У Что Это Этот Я"""
@@ -60,14 +69,17 @@ class Russian(Language):
     def rules(self) -> Rules:
         """Dates, years before "года" or "году", cases and genders of numbers, percentages."""
         year = r"(?P<y>\d{4})(?:\s(?:г\.|года))?"
-        yield (
-            rf"(?i)(?P<d>\d{{1,2}})\s(?P<m>{self.month_pattern()})(?:\s{year})?",
-            self.written_date,
-        )
+        month = rf"\s(?P<m>{self.month_pattern()})"
+        yield rf"(?i)(?P<d>\d{{1,2}}){month}(?:\s{year})?", self.written_date
+        link = r"(?:\s(?P<link>по|до|и)\s|\s?[-–—]\s?)"
+        yield rf"(?i)(?P<a>\d{{1,2}}){link}(?P<b>\d{{1,2}})(?={month})", self.days_of_month
+        hour = r"(?P<{0}>[01]?\d|2[0-4]):(?P<{0}m>[0-5]\d)"
+        yield rf"{hour.format('a')}\s?[-–—]\s?{hour.format('b')}(?![:\d])", self.hours
         yield r"(?P<d>[0-3]?\d)\.(?P<m>[01]?\d)\.(?P<y>\d{4})(?:\sг\.)?(?!\d)", self.written_date
         year = r"(?P<y>1\d{3}|20\d\d)"
         yield rf"{year}\sг\.", self.year_of
         yield rf"{year}\sгода(?!\w)", "{y:genitive} года"
+        yield rf"{year}\sгод(?!\w)", "{y:masculine} год"
         yield rf"{year}\sгоду(?!\w)", "{y:prepositional} году"
         yield r"(?P<n>\d{1,4})-?(?:х|ых)(?!\w)", "{n:of_decades}"
         # "20-е" and "30-е" may be days.
@@ -80,22 +92,114 @@ class Russian(Language):
         yield r"(?P<n>\d{1,4})-(?:ю|ую)(?!\w)", "{n:accusative}"
         yield r"(?P<d>[0-3]?\d)\.(?P<m>0[1-9]|1[0-2])(?P<y>(?!))?(?!\.?\d)", self.written_date
         yield r"г\.(?=\s[А-ЯЁ])", lambda _, before: None if before[-1:].isdigit() else "город"
-        yield r"(?P<n>\d{1,6})\s?%", self.percents
-        spelled = ("час", "год", "лет", "раз")
-        signs = [unit for unit in self.units if len(unit) < 4 and unit not in spelled]
-        short = any_of([*signs, *self.currencies, *self.scales, "%"])
-        yield rf"(?P<n>\d{{1,6}})(?![\d:/-]|[.,]\d|\s?(?:{short})(?!\w))", self.after_preposition
+        number = r"(?P<n>\d{1,3}(?:\s\d{3})+|\d{1,9})(?:,(?P<d>\d{1,3}))?(?![\d,])"
+        nouns = any_of([*self.units, *self.currencies, *self.scales, "%"])
+        first = r"(?:(?P<from>\d{1,6})\s?[-–—]\s?)?"
+        unit = rf"(?:(?P<scale>{any_of(self.scales)})\s?)?(?P<unit>{nouns})"
+        yield rf"{first}{number}\s?{unit}(?!\w)\.?", self.in_case
+        yield r"(?P<n>\d{1,6})(?:,(?P<d>\d{1,3}))?\s?%", self.percents
+        yield r"(?P<from>\d{1,4})[-–—](?P<n>\d{1,4})(?![\w-]|[.,:/=]\d|\s?=)", self.numbers
+        yield r"(?P<n>\d{1,6})(?![\d:/–-]|[.,]\d|\s\d{3})", self.after_preposition
 
     def _ordinal(self, case: str, gender: str, number: int) -> str:
         return self.say(number, "ordinal", case=case, gender=gender)
 
+    masculine = partialmethod(_ordinal, "n", "m")
     neuter, feminine = partialmethod(_ordinal, "n", "n"), partialmethod(_ordinal, "n", "f")
     genitive, prepositional = partialmethod(_ordinal, "g", "m"), partialmethod(_ordinal, "p", "m")
 
     def after_preposition(self, match: re.Match[str], before: str) -> str | None:
         """Return a number in the case that the word before it asks for; None: it asks for none."""
-        case = _CASES.get(before.lower())
-        return case and self.say(int(match["n"]), case=case, gender="m")
+        case, number = _CASES.get(before.lower()), int(match["n"])
+        is_span = match.string[match.end() :].lstrip().startswith(("по ", "до "))
+        if before.lower() in ("с", "со") and 1900 <= number < 2100 and is_span:  # years
+            return self.genitive(number)
+        return case and self.say(number, case=case, gender="m")
+
+    def in_case(self, match: re.Match[str], before: str) -> str | None:
+        """Return a number and its noun in the genitive, in a range or behind "up to" or "about"."""
+        is_asked = _CASES.get(before.lower()) == "g"
+        if not (is_asked or match["from"]):
+            return None
+        unit, scale = match["unit"], match["scale"] and self.scales[match["scale"]]
+        noun = _PERCENT if unit == "%" else self.units.get(unit) or self.scales.get(unit)
+        noun = noun or self.currencies[unit].unit
+        whole, decimals = re.sub(r"\s", "", match["n"]), match["d"]
+        head = scale or noun
+        if decimals:
+            part = _TENTHS[len(decimals)][0 if self.plural(int(decimals)) == 0 else 1]
+            one = "целой" if self.plural(int(whole)) == 0 else "целых"
+            numbers = (self.say(int(each), case="g", gender="f") for each in (whole, decimals))
+            number = f"{next(numbers)} {one} {next(numbers)} {part.replace('ая', 'ой')}"
+        else:
+            number = self.say(int(whole), case="g", gender=head.gender)
+        is_few = bool(decimals) or self.plural(int(whole)) == 0
+        words = f"{number} {head.few if is_few else head.many}"
+        words += f" {noun.many}" if scale else ""
+        if match["from"]:
+            first = self.say(int(match["from"]), case="g", gender=head.gender)
+            words = f"{first} {words}" if is_asked else f"от {first} до {words}"
+        return words + self.kept_point(match)
+
+    def numbers(self, match: re.Match[str], before: str) -> str | None:
+        """Return the words of a range of numbers, "from five to ten"; None for a score."""
+        first, last = int(match["from"]), int(match["n"])
+        if first >= last or match.string[match.start() - 1 : match.start()] in tuple("-–+№/"):
+            return None
+        if 1900 <= first < last < 2100:
+            return f"с {self.genitive(first)} по {self.masculine(last)}"
+        return (
+            f"от {self.say(first, case='g', gender='m')} до {self.say(last, case='g', gender='m')}"
+        )
+
+    def hours(self, match: re.Match[str], before: str) -> str:
+        """Return the words of hours of opening, "from nine to eighteen hours"."""
+        first, last = (
+            " ".join(
+                self.say(int(each), case="g", gender="m")
+                for each in pair
+                if int(each) or each == pair[0]
+            )
+            for pair in (match.group("a", "am"), match.group("b", "bm"))
+        )
+        return f"с {first} до {last}" + " часов" * (match["bm"] == "00")
+
+    def days_of_month(self, match: re.Match[str], before: str) -> str | None:
+        """Return the words of two days of a month, such as "с 5 по 10" and "5–10"."""
+        link, word = match["link"], before.lower()
+        first, last = int(match["a"]), int(match["b"])
+        if not 0 < first <= 31 or not 0 < last <= 31:
+            return None
+        if link == "и":
+            case = _CASES.get(word, "g")
+            return " и ".join(self._ordinal(case, "n", each) for each in (first, last))
+        opening = "" if word in ("с", "со", "от") else "с "
+        end = self.genitive(last) if link == "до" else self.neuter(last)
+        return f"{opening}{self.genitive(first)} {link or 'по'} {end}"
+
+    def days(self, match: re.Match[str], before: str) -> str | None:
+        groups = match.groupdict()
+        names = [groups[each].lower() for each in "ab" if groups.get(each)]
+        if len(names) < 2 or not {*names} <= {*_WEEK}:
+            return super().days(match, before)
+        first, last = map(_WEEK.index, names)
+        word = "" if before.lower() in ("с", "со") else "с" + "о" * (first == 1) + " "
+        return f"{word}{_DAYS_OF[first]} по {_DAYS_ON[last]}{self.kept_point(match)}"
+
+    def gender_after(self, number: str, noun: str, before: str) -> str:
+        if (
+            not noun.islower()
+            or len(noun) < 4
+            or noun in ("года", "этажа")
+            or not number.isdecimal()
+        ):
+            return ""
+        form = self.plural(int(number))
+        if form == 1 and number[-1] == "2":
+            return "f" if noun[-1] in "ыи" and noun not in ("дни", "или", "пути") else ""
+        if form == 0:
+            return "f" if noun[-1] in "ая" else "n" if noun[-1] in "ое" else ""
+        return ""
 
     def of_decades(self, number: int) -> str:
         """Return a number in the genitive, "of three", or a decade, "of the eighties"."""
@@ -120,7 +224,8 @@ class Russian(Language):
 
     def fraction_of(self, top: int, bottom: int, noun: Noun) -> str:
         words = "половина" if (top, bottom) == (1, 2) else self.fraction(top, bottom)
-        return f"{words} {noun.few}"
+        few = noun.few if noun.few[-2:] != "ки" else noun.few.replace("ые ", "ой ")
+        return f"{words} {few}"
 
     def cardinal(self, number: int, gender: str = "") -> str:
         """Return the words of a number; without a gender, the masculine ones."""
@@ -139,11 +244,14 @@ class Russian(Language):
 
     def percents(self, match: re.Match[str], before: str) -> str:
         """Return the words of a whole percentage."""
-        return self.count(str(int(match["n"])), "", _PERCENT)
+        return self.count(str(int(match["n"])), match["d"] or "", _PERCENT)
 
     def day(self, number: int, before: str) -> str:
         """Return the day: "on the third" (genitive) behind most words, else "the third"."""
-        is_subject = before.lower().strip(".,:;!?—–-") in _BEFORE_NOMINATIVE
+        word = before.lower().strip(".,:;!?—–-")
+        if word in ("к", "ко", "между"):
+            return self._ordinal(_CASES[word], "n", number)
+        is_subject = word in _BEFORE_NOMINATIVE
         return self.neuter(number) if is_subject else self.genitive(number)
 
     def year_of(self, match: re.Match[str], before: str) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from qwen_megakernel.text.reading.german import ORDINAL_ARTICLES, ORDINAL_STEMS
 from qwen_megakernel.text.reading.language import table
 from qwen_megakernel.text.reading.languages import LANGUAGES
-from qwen_megakernel.text.reading.surroundings import CLOSING, OPENING
+from qwen_megakernel.text.reading.surroundings import CLOSING, OPENING, POINTS, WIDE_POINTS
 
 # So many characters before the next word decide whether a sentence ends there. Longer runs of
 # white space end none.
@@ -23,15 +23,15 @@ _CLOSERS, _OPENERS = re.escape(CLOSING + "“‘"), re.escape(OPENING)
 # marks need no white space. Some always end one: "!" and "?" before a space, whatever follows, an
 # empty line, and a paragraph's separator.
 _PLACE = re.compile(
-    rf"(?P<sure>(?<![.!?…؟।॥])[!?؟।॥]++)\s"
-    rf"|(?P<marks>(?<![.!?…؟।॥])[.!?…؟।॥]++)[{_CLOSERS}]{{0,8}}\s{{1,64}}"
-    rf"|(?P<wide>[。！？｡．])(?P<closed>[”’」』）》】〕〉)\]*_\"']{{0,8}})\s{{0,64}}(?![。！？｡．])"
+    rf"(?P<sure>(?<![{POINTS}])[!?؟।॥]++)\s"
+    rf"|(?P<marks>(?<![{POINTS}])[{POINTS}]++)[{_CLOSERS}]{{0,8}}\s{{1,64}}"
+    rf"|(?P<wide>[{WIDE_POINTS}])(?P<closed>[”’」』）》】〕〉)\]*_\"']{{0,8}})\s{{0,64}}(?![{WIDE_POINTS}])"
     r"|\n[^\S\n]{0,64}\n\s{0,64}|\u2029"
 )
 _TOKEN = re.compile(r"\S{1,32}\Z")
 _NEXT = re.compile(rf"(?:[-–—•]\s)?[{_OPENERS}]*(?P<word>\w[^\s.,;:!?…]*)(?P<after>.?)", re.DOTALL)
 _LETTERS = re.compile(r"[^\W\d_](?:\.-?[^\W\d_])*\.")  # "J.", "z.B.", "J.-C."
-_START = re.compile(r"(?:\A|\n|[.!?…。！？][^\w\s]{0,8}\s)\s*\Z")
+_START = re.compile(rf"(?:\A|\n|[{POINTS}{WIDE_POINTS}][^\w\s]{{0,8}}\s)\s*\Z")
 # Abbreviations in one language, and words with which a sentence may end in another.
 _WORDS = frozenset(
     ("art.", "cap.", "est.", "fig.", "max.", "min.", "no.", "sec.", "vol.", "pt.", "am.", "mar.")

@@ -22,6 +22,7 @@ class Spanish(Romance):
     BEFORE_DIGITS = r"[nN]\.?[º°]\s?: número; p\.\s?: página"
     PARTS = """2: medio; 3: tercio; 4: cuarto; 10: décimo; 11: onceavo; 12: doceavo; 20: veinteavo
         100: centésimo"""
+    FEMININE, MASCULINE = "a dad dade cione ción sión tud", "o or ore al ale án ane e"
     max_named_part, parts_form = 9, "{top} entre {bottom}"
     noun_gender = "c"
     UNITS = """m: metro; m3: metro cúbico, metros cúbicos; m2: metro cuadrado, metros cuadrados
@@ -29,7 +30,10 @@ class Spanish(Romance):
         mL: mililitro; ℃: grado Celsius, grados Celsius; °: grado; h: hora, f; s seg: segundo
         KB: kilobyte; W: vatio; V: voltio; dB: decibelio; x ×: vez, veces, f; año años: año
         día días: día; mes meses: mes, meses; minuto minutos: minuto; segundo segundos: segundo
-        hora horas: hora, f; semana semanas: semana, f; persona personas: persona, f
+        hora horas: hora, f; cda. cdas.: cucharada, f; cdta. cdtas.: cucharadita, f
+        cucharada cucharadas: cucharada, f; cucharadita cucharaditas: cucharadita, f
+        taza tazas: taza, f
+        vaso vasos: vaso; semana semanas: semana, f; persona personas: persona, f
         vez veces: vez, veces, f"""
     SCALES = "mil: mil, mil; millón millones M: millón, millones"
     CURRENCIES = """€ EUR: euro / céntimo; $ USD: dólar, dólares / centavo
@@ -43,11 +47,10 @@ class Spanish(Romance):
         Dra.: doctora; D.: don; Dña.: doña; Prof.: profesor; Ud. Vd.: usted; Uds. Vds.: ustedes
         etc.: etcétera; p.ej. p.~ej.: por ejemplo; aprox.: aproximadamente; Avda. Av.: avenida
         C/: calle; pág.: página; págs.: páginas; núm.: número; tel.: teléfono; vol.: volumen
-        cap.: capítulo; fig.: figura; cda.: cucharada; cdas.: cucharadas; cdta.: cucharadita
-        cdtas.: cucharaditas; art.: artículo; máx.: máximo; mín.: mínimo
+        cap.: capítulo; fig.: figura; ext.: extensión; art.: artículo; máx.: máximo; mín.: mínimo
         EE.UU. EE.~UU.: Estados Unidos
         a.C.: antes de Cristo; d.C.: después de Cristo"""
-    FINAL = "etc. EE.UU."
+    FINAL = "etc. EE.UU. EE.~UU."
     STARTERS = """Además Ahora Allí Así Aunque Con Cuando Después Ella Ellas Ellos En Entonces Esta
         Este Esto Gracias Hay Hoy Luego Nosotros Para Pero Si Su Sus También Un Una Usted Ya Yo"""
     SYMBOLS = """&: y; @: arroba; =: igual a; ÷: dividido entre; ×: por; °: grados

@@ -4,7 +4,8 @@ import re
 
 OPENING = "\"'“”‘‚„«»‹›([{*_`¿¡"
 CLOSING = "\"'”“’»«›‹)]}*_`"
-SENTENCE_ENDS = ".!?;:…。！？"
+POINTS, WIDE_POINTS = ".!?…؟।॥", "。！？｡．"  # marks with which sentences end
+SENTENCE_ENDS = ".!?;:…。！？；："  # marks after which no full stop is missing
 _TRAILING = CLOSING + ".,;:!?…，。；：！？、）」』】"
 _LENGTH_MARKS = re.compile(r"\d[\"'″′]+$")
 _DECADE = re.compile(r"'\d0'?s(?!\w)")

@@ -8,6 +8,7 @@ from benchmarks import measure
 from benchmarks.measures import cpu_decode
 
 
+@pytest.mark.ci
 def test_every_decoder_and_number_of_streams_has_a_row(tmp_path, capsys):
     file = tmp_path / "result.json"
     words = ["--models", "tiny-random", "--weights", "stored", "int8", "--rounds", "2"]

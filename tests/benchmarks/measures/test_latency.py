@@ -157,6 +157,7 @@ def test_the_page_shows_every_row_and_asks_for_what_is_missing(monkeypatch):
     assert "30 frames (2.4 s) with 0.6b" in note and "20 frames (1.6 s) with 1.7b" in note
 
 
+@pytest.mark.ci
 def test_first_sound_has_a_row_of_every_stage(tmp_path):
     file = tmp_path / "result.json"
     words = ["first-sound", "--model", "tiny-random", "--backend", "torch", "--runs", "1"]

@@ -5,6 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import pytest
 from commands import run
 from tolerances import nearly
 
@@ -40,6 +41,7 @@ def test_a_chunk_has_arrived_when_its_last_byte_has():
     assert handed_over(data) == 100
 
 
+@pytest.mark.ci
 def test_the_cost_of_the_server_is_measured_and_held_against_its_limits(tmp_path):
     result = tmp_path / "result.json"
     amount = ("--requests", 4, "--streams", 2, "--crowd", 4, "--frames", 20)

@@ -8,6 +8,7 @@ from benchmarks import measure
 from benchmarks.measures.marks import missed
 
 
+@pytest.mark.ci
 def test_marks_are_found_and_figures_are_complete(tmp_path):
     path = tmp_path / "marks.json"
     words = ("--model", "demo-voice", "--backend", "torch", "--quiet", "--sentences", "9")
@@ -22,6 +23,7 @@ def test_marks_are_found_and_figures_are_complete(tmp_path):
     assert all(row["rtf"] > 0 for row in found["changes"])
 
 
+@pytest.mark.ci
 def test_a_recogniser_hears_marked_speech(tmp_path, capsys):
     pytest.importorskip("pocketsphinx")
     path = tmp_path / "words.json"

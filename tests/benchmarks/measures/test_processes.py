@@ -9,6 +9,7 @@ from benchmarks.measures import processes
 from qwen_megakernel.errors import QwenTTSError
 
 
+@pytest.mark.ci
 def test_mapped_and_packed_weights_are_measured_by_turns(tmp_path, monkeypatch):
     file = tmp_path / "result.json"
     words = ["processes", "--model", "tiny-random", "--weights", "int8", "--runs", "1"]

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from benchmarks import measure
 from benchmarks.measures import speed
 
@@ -17,6 +19,7 @@ def test_memory_has_its_row(tmp_path):
     assert row["peak_memory_mb"]["host"] > 100
 
 
+@pytest.mark.ci
 def test_bandwidth_counts_weights_by_part(tmp_path, monkeypatch):
     """A code predictor in float32 reads twice the bytes of one in bfloat16."""
     monkeypatch.setattr(speed, "read_bandwidth", lambda device: 10.0)

@@ -18,6 +18,7 @@ def test_one_thread_never_waits_and_the_native_ones_wait_in_their_own_way(monkey
     assert list(threads.ways("torch")) == [(1, "passive"), (2, "passive"), (2, "busy")]
 
 
+@pytest.mark.ci
 def test_both_backends_stand_in_one_file(monkeypatch, tmp_path):
     monkeypatch.setattr(cpu_threads, "available_cores", lambda *_: 1)
     file = tmp_path / "result.json"

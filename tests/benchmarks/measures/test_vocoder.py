@@ -2,11 +2,14 @@
 
 import json
 
+import pytest
+
 from benchmarks import measure
 from qwen_megakernel.decoders.cpu.decoder import CpuDecoder
 from qwen_megakernel.vocoder.cpu.vocoder import CpuVocoder
 
 
+@pytest.mark.ci
 def test_the_frames_of_each_chunk_are_drawn_before_it_is_decoded(cache_folder, monkeypatch):
     """As in a speech, the vocoder must read its weights from memory, not from a cache."""
     events = []
@@ -29,6 +32,7 @@ def test_the_frames_of_each_chunk_are_drawn_before_it_is_decoded(cache_folder, m
     assert all(events[index - 3 : index] == ["draw"] * 3 for index in decoded)
 
 
+@pytest.mark.ci
 def test_each_vocoder_has_a_row_for_each_length_of_chunk(cache_folder, tmp_path):
     file = tmp_path / "result.json"
     words = ["--model", "tiny-random", "--threads", "1", "--runs", "1", "--chunks", "1", "3"]

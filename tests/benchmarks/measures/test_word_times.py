@@ -41,6 +41,7 @@ def test_rows_are_by_the_place_of_a_word():
     assert rows["all"]["by_letters_ms"]["p95"] == nearly(900.0)
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(util.find_library("flite") is None, reason="flite is not installed")
 def test_the_times_of_the_demonstration_voice_are_within_the_limits(tmp_path):
     file = tmp_path / "result.json"

@@ -60,7 +60,15 @@ def codes(model: str | Path, **options) -> np.ndarray:
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("weights", [None, *WEIGHTS])
+@pytest.mark.parametrize(
+    "weights",
+    [
+        pytest.param(
+            form, marks=[] if form in (None, "int8", "int4-int8-heads") else pytest.mark.ci
+        )
+        for form in (None, *WEIGHTS)
+    ],
+)
 def test_mapped_weights_speak_as_those_packed_at_the_start(model, weights, tmp_path):
     folder = converted(model, weights, tmp_path / "model")
     expected = spoken(model, weights=weights)

@@ -18,13 +18,25 @@ MAX_NEAR_TIES = 1  # of some hundred codes of a speech
 MODELS = ("tiny-random", "tiny-random-base-1.7b", "demo-voice")
 
 
-@pytest.mark.parametrize(
-    "weights",
-    [
-        *(None, "float32", "bfloat16", "float16", "int8", "int8-talker"),
-        *("int8-heads", "int8-groups", "int8-groups-heads", "int4", "int4-int8-heads"),
-    ],
-)
+# Forms that differ from another one by where they stand are for CI.
+FORMS = [
+    *(None, "bfloat16", "int8-groups-heads", "int4-int8-heads"),
+    *(
+        pytest.param(form, marks=pytest.mark.ci)
+        for form in (
+            "float32",
+            "float16",
+            "int8",
+            "int8-talker",
+            "int8-heads",
+            "int8-groups",
+            "int4",
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("weights", FORMS)
 @pytest.mark.parametrize("model", MODELS)
 def test_codes_are_those_of_the_plain_decoder(
     load_checkpoint, native, plain, prompt, model, weights

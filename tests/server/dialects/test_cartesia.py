@@ -6,6 +6,7 @@ import io
 import json
 import math
 
+import numpy as np
 import pytest
 import soundfile
 from dialect_clients import CARTESIA, RAW, audio_of, cartesia, dialect, listen, tell
@@ -52,6 +53,12 @@ def test_audio_is_that_of_our_own_endpoint_with_the_same_seed():
         text = "Once upon a time."
         own = live.speak(text, voice="vivian", seed=3, response_format="pcm").content
         assert post(live, text=text, seed=3).content == own
+        floats = post(live, text=text, seed=3, output_format=RAW | {"encoding": "pcm_f32le"})
+        exactly = np.frombuffer(own, "<i2") / np.float32(32768)
+        np.testing.assert_array_equal(np.frombuffer(floats.content, "<f4"), exactly)
+        wav = {"container": "wav", "encoding": "pcm_f32le", "sample_rate": 24000}
+        file = post(live, text=text, seed=3, output_format=wav).content
+        np.testing.assert_array_equal(soundfile.read(io.BytesIO(file), dtype="float32")[0], exactly)
         events = events_of(post(live, "/tts/sse", text, seed=3))
         assert b"".join(base64.b64decode(each.get("data", "")) for each in events) == own
 
@@ -61,6 +68,7 @@ def test_audio_is_that_of_our_own_endpoint_with_the_same_seed():
     [
         ({"container": "wav", "encoding": "pcm_s16le", "sample_rate": 16000}, "WAV", "PCM_16"),
         ({"container": "wav", "encoding": "pcm_mulaw", "sample_rate": 8000}, "WAV", "ULAW"),
+        ({"container": "wav", "encoding": "pcm_f32le", "sample_rate": 24000}, "WAV", "FLOAT"),
         ({"container": "mp3", "bit_rate": 128000, "sample_rate": 44100}, "MP3", "MPEG_LAYER_III"),
     ],
 )

@@ -30,6 +30,7 @@ from waiting import wait_until
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from qwen_megakernel.errors import UsageError
+from qwen_megakernel.server.app import create_app
 from qwen_megakernel.server.dialects import session as session_module
 from qwen_megakernel.server.service import Service
 from qwen_megakernel.server.settings import ServerSettings
@@ -99,6 +100,21 @@ async def test_a_key_is_taken_from_the_vendors_places(name, headers):
         assert live.client.post(path, json=body, headers=headers).status_code == 200
         async with dialect(live, SOCKETS[name], additional_headers=headers) as socket:
             assert audio_of(await speak(socket, name))
+
+
+@pytest.mark.parametrize("extensions", [{}, {"extensions": {}}])
+@pytest.mark.parametrize("key", [b"other", b"s3cret"])
+async def test_a_server_that_can_only_close_a_refused_websocket_does_so(extensions, key, caplog):
+    """The wrong key is refused by the middleware, the unknown voice by the route."""
+    app = create_app(FakeEngine(), ServerSettings(api_key="s3cret"))
+    path = "/v1/text-to-speech/nobody/stream-input"
+    scope = {"type": "websocket", "path": path, "raw_path": path.encode(), "query_string": b""}
+    headers = [(b"host", b"localhost"), (b"xi-api-key", key)]
+    send = AsyncMock()
+    await app(scope | extensions | {"headers": headers}, AsyncMock(), send)
+    (message,) = [call.args[0] for call in send.await_args_list]
+    assert (message["type"], message["code"]) == ("websocket.close", 1008)
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize("query", ["api_key", "access_token", "token", "xi-api-key"])

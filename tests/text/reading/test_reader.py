@@ -168,8 +168,9 @@ def seconds(text: str, enough: float = 0.0) -> float:
     least = math.inf
     for _ in range(3):
         made, begin = reader([LEXICON]), time.process_time()
-        made.whole(text)
+        words = made.whole(text)
         least = min(least, time.process_time() - begin)
+        assert len(words) < 10 * len(text) + 100
         if least < enough:
             break
     return least
@@ -195,5 +196,4 @@ def test_a_hostile_text_is_read_in_bounded_time_and_length(text: str):
     whole = seconds(text, enough=most)
     assert whole < most
     assert whole < 5  # half a second on the machine of 2026-11
-    assert len(reader([LEXICON]).whole(text)) < 10 * len(text) + 100
     assert reader().whole("5 kg") == "five kilograms"
