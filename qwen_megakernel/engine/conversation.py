@@ -115,6 +115,7 @@ class Conversation:
         self._said: dict[Hashable, Said] = {}  # the voice that spoke last is at the end
         self._lock = threading.Lock()
         self._last: Turn | None = None
+        self._num_forgotten = 0  # calls of `forget`
 
     def join(self, workers: Executor, wake: Callable[[], None]) -> "Turn":
         """Add a stream.
@@ -124,7 +125,7 @@ class Conversation:
             wake: makes the engine check its streams again.
         """
         with self._lock:
-            self._last = Turn(self, workers, wake, self._last)
+            self._last = Turn(self, workers, wake, self._last, self._num_forgotten)
             return self._last
 
     @property
@@ -137,6 +138,7 @@ class Conversation:
         """Forget everything that was said."""
         with self._lock:
             self._said.clear()
+            self._num_forgotten += 1  # words that are still looked for come too late
 
     def said(self, voice: str | Voice | None) -> Said | None:
         """Return the end of what a voice has said."""
@@ -146,8 +148,10 @@ class Conversation:
         """Keep the last `most` frames of a voice; `said` None: the next part begins anew."""
         key = _key(voice)
         with self._lock:
+            if turn.num_forgotten != self._num_forgotten:
+                return
             earlier = self._said.pop(key, None)
-            kept = said and not turn.is_interrupted and said.after(earlier, most)
+            kept = said and said.after(earlier, most)
             if kept:
                 self._said[key] = kept
             if len(self._said) > MAX_VOICES:
@@ -162,6 +166,7 @@ class Turn:
     workers: Executor
     wake: Callable[[], None]
     before: "Turn | None"  # the stream before it, until that is over
+    num_forgotten: int  # how often the conversation had been forgotten when the stream joined
     is_over: bool = False
     is_interrupted: bool = False
     _finding: Future[None] | None = None  # the words of the last part
@@ -226,8 +231,9 @@ class Turn:
 
     def interrupt(self) -> None:
         """Let the next stream begin anew, because the listener has not heard this one's end."""
-        self.is_interrupted = True
-        self.conversation.forget()
+        if not self.is_interrupted:  # later streams may have said something since
+            self.is_interrupted = True
+            self.conversation.forget()
 
 
 def _key(voice: str | Voice | None) -> Hashable:

@@ -122,6 +122,28 @@ def test_interruptions_at_random_places_leak_nothing():
     assert begun == [None] * 200
 
 
+def test_words_that_are_found_after_an_interruption_are_too_late():
+    """The first stream has ended well, but the second one is interrupted before it is known."""
+    talk, held = Conversation(), threading.Event()
+    with ThreadPoolExecutor(1) as workers:
+        workers.submit(held.wait)
+        first, second = (talk.join(workers, lambda: None) for _ in range(2))
+        first.begin_part("ada", goes_on=False)
+        first._loudness = beeps(4)
+        first.end_part("mama " * 4, list(np.zeros((20, 2), np.int32)))
+        first.end(is_good=True)
+        second.interrupt()
+        later = talk.join(workers, lambda: None)
+        second.end(is_good=False)
+        held.set()
+        wait_until(lambda: later.is_due)
+        assert later.begin_part("ada", goes_on=False) is None
+        later._loudness = beeps(4)
+        later.end_part("mama " * 4, list(np.zeros((20, 2), np.int32)))
+        second.interrupt()  # again, as when the stream is collected
+        wait_until(lambda: talk.said("ada"))
+
+
 # ---- in the engine -------------------------------------------------------------------------------
 
 
