@@ -23,7 +23,7 @@ endef
 # One for each core: each further one imports torch, transformers and Pipecat once more.
 WORKERS ?= $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count()))")
 
-.PHONY: help demo test test-ci test-cpu test-user test-slow lint rehearse-gpu clean nvcc ledger
+.PHONY: help demo test test-ci test-torch test-user test-slow lint rehearse-gpu clean nvcc ledger
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1: /p' Makefile
@@ -48,17 +48,17 @@ test-ci: $(VENV)/.test-ready  ## the tests marked ci: compilers, browsers, Ray, 
 ledger: $(VENV)/.test-ready  ## whether `test` and `test-ci` ran what docs/ledger.md names
 	$(BIN)/python -m pytest -q tests/house/test_ledger.py --report $(REPORTS)/test.xml --report $(REPORTS)/ci.xml
 
-test-cpu: $(VENV)/.test-ready  ## the engine on the decoder that CPUs take
-	$(BIN)/python -m pytest --backend cpu --numprocesses $(WORKERS) --dist loadfile tests/engine
+test-torch: $(VENV)/.test-ready  ## the engine on PyTorch's decoder, without native code
+	$(BIN)/python -m pytest --backend torch --numprocesses $(WORKERS) --dist loadfile tests/engine
 
 # What `make demo` installs, and what runs tests: neither changes how the server or Pipecat works.
 USER_VENV := .venv-user
 TEST_TOOLS := pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis httpx
 
-test-user:  ## server, Pipecat and commands where only `make demo` was run, on the same decoder
+test-user:  ## server, Pipecat and commands where only `make demo` was run
 	@$(MAKE) --no-print-directory VENV=$(USER_VENV) $(USER_VENV)/.demo-ready
 	$(USER_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(PINS) $(TEST_TOOLS)
-	$(USER_VENV)/bin/python -m pytest --backend cpu --numprocesses $(WORKERS) --dist loadfile \
+	$(USER_VENV)/bin/python -m pytest --numprocesses $(WORKERS) --dist loadfile \
 	    --at-least 1200 tests/server tests/pipecat tests/cli
 
 test-slow: $(VENV)/.test-ready  ## the tests marked slow, minutes each

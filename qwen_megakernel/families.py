@@ -25,6 +25,8 @@ def load_engine(model: str | None = None, **options: Any) -> SpeechEngine:
             raise UsageError(f"A trained voice has no {weights} weights.", hint="Omit the option.")
         if options.pop("keep_packed", False):
             raise UsageError("A trained voice has no packed weights.", hint="Omit --keep-packed.")
+        if options.pop("adapter", None):
+            raise UsageError("A trained voice takes no adapter.", hint="Omit --adapter.")
         return SheenEngine.from_pretrained(model, **options)
     from qwen_megakernel.tts_engine import TTSEngine
 

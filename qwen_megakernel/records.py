@@ -41,6 +41,9 @@ class Manner:
         return replace(options, speed=speed, volume=volume)
 
 
+AS_REQUESTED = Manner()  # the manner of a text without markup
+
+
 @dataclass(frozen=True, slots=True)
 class SpeechRequest(SpeechOptions):
     """What to say and how. `text` is None if the text arrives later, in pieces."""
@@ -108,7 +111,7 @@ class AudioChunk:
     num_frames: int
     t_ms: float  # milliseconds since the request was made
     start_s: float = 0.0  # seconds of audio before this chunk
-    manner: Manner = field(default_factory=Manner)  # the manner of the chunk's part
+    manner: Manner = AS_REQUESTED  # the manner of the chunk's part
     pause_s: float = 0.0  # length of a pause in the text, which is a chunk of its own
 
     @property

@@ -47,6 +47,7 @@ from qwen_megakernel.text.parts import TextEncoding
 from qwen_megakernel.text.reading.lexicon import Lexicon
 from qwen_megakernel.text.reading.reader import Reading
 from qwen_megakernel.text.tokenizer import TextTokenizer
+from qwen_megakernel.training.trained_voice import TrainedVoice
 from qwen_megakernel.vocoder.cpu.vocoder import PACKED, CpuVocoder
 from qwen_megakernel.vocoder.graph_vocoder import GraphVocoder
 from qwen_megakernel.vocoder.vocoder import Vocoder
@@ -191,6 +192,7 @@ class TTSEngine(OfficialNames):
         cls,
         model: str | Path = DEFAULT_MODEL,
         *,
+        adapter: str | Path | None = None,
         local_files_only: bool = False,
         progress: bool = True,
         keep_packed: bool = False,
@@ -200,6 +202,8 @@ class TTSEngine(OfficialNames):
 
         Args:
             model: hub id, folder, "demo-voice", or random weights ("tiny-random", ...).
+            adapter: folder of a voice of `train run`, or "NAME=FOLDER", to merge with its base
+                model while that is loaded: the engine then has this speaker alone.
             local_files_only: use only local files, without any network access.
             progress: show a download bar on stderr.
             keep_packed: keep the weights in the cache as the native CPU decoder reads them; later
@@ -220,10 +224,19 @@ class TTSEngine(OfficialNames):
                 f"keep_packed is for the native CPU decoder; the backend is {chosen.name}.",
                 hint="Leave it out, or use backend cpu.",
             )
+        if keep_packed and adapter:
+            raise UsageError(
+                "keep_packed keeps the weights of a model; those of an adapter are made at load.",
+                hint="Merge the adapter first: qwen-megakernel train merge",
+            )
+        trained = TrainedVoice.read(adapter) if adapter else None
         files = loading.resolve(model, local_files_only=local_files_only, progress=progress)
         if keep_packed:
             files = conversion.kept(files, options.get("weights"))
-        return cls(loading.load(files), **options)
+        loaded = loading.load(files)
+        if trained:
+            trained.merge_into(loaded)
+        return cls(loaded, **options)
 
     # ---- for callers -----------------------------------------------------------------------------
 
@@ -250,7 +263,6 @@ class TTSEngine(OfficialNames):
 
     @property
     def languages(self) -> list[str]:
-        """Languages that `language=` accepts, "auto" first."""
         return self._prompts.languages
 
     def _encoding(self, request: SpeechRequest) -> TextEncoding:
@@ -301,7 +313,6 @@ class TTSEngine(OfficialNames):
 
     @property
     def reference_cache_hits(self) -> int:
-        """Number of calls of `create_voice` that found their recording in the cache."""
         return self._voices.cache.hits
 
     def clear_reference_cache(self) -> None:

@@ -22,7 +22,7 @@ pytest_plugins = ["cpu_report"]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--backend emulation`, with which these suites run on the kernel's own code."""
-    parser.addoption("--backend", default="torch", help="of the demo's and the service's engines")
+    parser.addoption("--backend", default="cpu", help="of the demo's and the service's engines")
     parser.addoption(
         "--report",
         action="append",

@@ -27,7 +27,7 @@ from qwen_megakernel.records import AudioChunk
 from qwen_megakernel.speech_options import MAX_SILENCE
 from qwen_megakernel.text.parts import TextPart
 from qwen_megakernel.text.reading.spoken import Piece, SpokenText
-from qwen_megakernel.timing.speech_timer import SpeechTimer, SpokenPart
+from qwen_megakernel.timing.speech_timer import SpeechTimer
 from qwen_megakernel.timing.words import spoken_spans, word_spans
 from tools.demo_voice import shards
 from tools.demo_voice.alignment import word_onsets
@@ -152,7 +152,7 @@ def missed(
     pace_s = (seconds - silence_s) / max(1, count_letters(spoken))
     by_letters = [silence_s + pace_s * count_letters(spoken[:place]) for place in places]
     num_frames = round(seconds / tts.seconds_per_frame)
-    part = SpokenPart(TextPart(text=spoken), 0)
+    part = TextPart(text=spoken, first_frame=0)
     part.end(num_frames, "eos")
     timer = SpeechTimer([part], SimpleNamespace(written=text, spoken=SpokenText(pieces)))
     timer.hear(AudioChunk(samples, rate, 0, num_frames, 0.0))

@@ -72,6 +72,13 @@ def add_model_options(parser: argparse.ArgumentParser, default: str | None = Non
         help="model to speak with: hub id, folder, demo-voice, or random weights: tiny-random, "
         f"tiny-random-base, ... (default: {default or DEFAULT_MODEL})",
     )
+    add(
+        "--adapter",
+        metavar="VOICE",
+        action="append",
+        help="folder of `train run`, whose voice is merged with its base model, --model, at load; "
+        "anna=VOICE names its speaker anna",
+    )
     group(parser, VOICE).add_argument(
         "--voices", metavar="DIR", help="folder of voice files to find by name"
     )
@@ -344,6 +351,12 @@ def engine_from_args(
     if "voice_sample" in args:
         check_speech(args)
     check_voices(args)
+    adapter, *others = args.adapter or [None]
+    if others:
+        raise UsageError(
+            f"--adapter is given {len(args.adapter)} times; an engine holds one merged model.",
+            hint="Start a server for each trained voice.",
+        )
     from qwen_megakernel.text.reading.lexicon import Lexicon
 
     lexicon = Lexicon.of(args.lexicon)  # refused before a model is loaded
@@ -366,6 +379,7 @@ def engine_from_args(
     torch.set_num_threads(args.threads or most)
     engine = families.load_engine(
         args.model,
+        adapter=adapter,
         backend=args.backend,
         device=args.device,
         dtype=args.dtype,

@@ -217,6 +217,16 @@ class FrameDecoder(ABC):
         """Return the state of a stream that begins in `slot`, and clear what the last one left."""
         return SlotState(sampling, seed, part)
 
+    def _empty_taps(self, num_rows: int, num_frames: int) -> dict[str, Tensor]:
+        """Return tensors for the logits of a step, full of NaN until a frame fills its part."""
+        talker, predictor = self.config.talker, self.config.predictor
+        codes = (talker.num_code_groups - 1, predictor.vocab_size)
+        shapes = {"talker": (talker.vocab_size,), "predictor": codes}
+        return {
+            name: torch.full((num_rows, num_frames, *shape), torch.nan, device=self.device)
+            for name, shape in shapes.items()
+        }
+
     # ---- states of slots ------------------------------------------------------------------------
 
     def _state(self, slot: int) -> SlotState:
@@ -231,9 +241,10 @@ class FrameDecoder(ABC):
             self._states[slot] = None
 
     def _check_prompt(self, num_positions: int) -> None:
-        if self.sizes.max_frames and num_positions > self.sizes.max_prompt:
+        limit = self.max_positions - (self.sizes.max_frames or 0)
+        if self.sizes.max_frames and num_positions > limit:
             raise TextTooLong(
-                f"The prompt has {num_positions} positions; the limit is {self.sizes.max_prompt}.",
+                f"The prompt has {num_positions} positions; the limit is {limit}.",
                 "Text in the prefill and reference frames count one position each.",
                 "Use a shorter reference, or leave split on.",
             )

@@ -82,7 +82,6 @@ class PlainDecoder(FrameDecoder):
             self.projection = at.tensor("weight"), at.tensor("bias")
 
     def cancel(self) -> None:
-        """End the running `step`, or else the next one, before it begins another frame."""
         self._cancelled = True
 
     def _new_state(self, slot: int, sampling: Sampling, seed: int, part: int) -> PlainState:
@@ -135,16 +134,6 @@ class PlainDecoder(FrameDecoder):
                     self._state(slot).advance(int(frame is not None), frame is None)
         self._cancelled = False
         return StepResult(codes.numpy(), tuple(counts), tuple(ended))
-
-    def _empty_taps(self, num_rows: int, num_frames: int) -> Taps:
-        """Return tensors for the logits of a step, full of NaN until a frame fills its part."""
-        talker, predictor = self.config.talker, self.config.predictor
-        codes = (talker.num_code_groups - 1, predictor.vocab_size)
-        shapes = {"talker": (talker.vocab_size,), "predictor": codes}
-        return {
-            name: torch.full((num_rows, num_frames, *shape), torch.nan, device=self.device)
-            for name, shape in shapes.items()
-        }
 
     def _frame(self, slot: int, forced: Tensor | None, taps: Taps | None) -> Tensor | None:
         """Draw one frame: first the talker's step on the previous frame, then the codes.

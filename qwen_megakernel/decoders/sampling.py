@@ -90,6 +90,14 @@ def keep_top_p(scores: Tensor, top_p: float) -> Tensor:
     return scores.masked_fill(torch.zeros_like(dropped).scatter(0, order, dropped), -torch.inf)
 
 
+def not_finite(codebook: int, where: str = "") -> GenerationError:
+    """Return the error of logits that hold NaN, or no finite number; `where` follows "finite"."""
+    return GenerationError(
+        f"The logits of codebook {codebook} are not finite{where}.",
+        "The weights, or what was computed from them, hold NaN or infinity.",
+    )
+
+
 def draw(logits: Tensor, how: Draw, *, seed: int, part: int, frame: int, codebook: int) -> int:
     """Draw a token: temperature, top-k, top-p, then Gumbel-max; or argmax without sampling.
 

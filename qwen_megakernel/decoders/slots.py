@@ -22,11 +22,6 @@ class DecoderSizes:
     # codes, which both parts read, have `dtype`.
     predictor_dtype: torch.dtype | None = None
 
-    @property
-    def max_prompt(self) -> int:
-        """Maximum number of positions of a prompt."""
-        return self.max_positions - (self.max_frames or 0)
-
 
 def check_dtypes(*dtypes: torch.dtype) -> None:
     """Raise UsageError for a dtype that is neither bfloat16 nor float32."""

@@ -7,31 +7,22 @@ most urgent first, is delivered before the next one is begun.
 
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from qwen_megakernel.engine.slots import SlotTable
-from qwen_megakernel.engine.stages import FrameVocoder, StageTimes
+from qwen_megakernel.engine.stages import FrameVocoder, add_time
 from qwen_megakernel.engine.stream_state import Phase, StreamState
-from qwen_megakernel.gpu.cuda_graphs import HostCopy
+from qwen_megakernel.gpu.cuda_graphs import download
 
 # A further stream costs the decoder little, because streams share the weights that are read, but
 # costs the vocoder as much as the first. While a stream has less than `LOW_BUFFER_S` left to play,
 # the chunks of streams with more than `HIGH_BUFFER_S` wait: a chunk of ten frames is 0.8 s.
 LOW_BUFFER_S, HIGH_BUFFER_S = 0.5, 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Frames that the vocoder turns into audio: equally many of each stream."""
-
-    streams: list[StreamState]
-    codes: list[list[np.ndarray]]  # for each stream, [num_code_groups] for each frame
-    samples: HostCopy  # [num_streams, num_samples] float32
-    spent_ms: float  # time that starting the vocoder took
 
 
 class ChunkDelivery:
@@ -40,16 +31,21 @@ class ChunkDelivery:
     Args:
         vocoder: turns frames into samples.
         table: holds the streams, and ends those that fail.
-        spent: collects the vocoder's time.
+        spent_ms: milliseconds of each stage's work, to which the vocoder's are added.
         is_asynchronous: the vocoder returns before the device is done.
     """
 
     def __init__(
-        self, vocoder: FrameVocoder, table: SlotTable, spent: StageTimes, *, is_asynchronous: bool
-    ):
-        self._vocoder, self._table, self._spent = vocoder, table, spent
+        self,
+        vocoder: FrameVocoder,
+        table: SlotTable,
+        spent_ms: dict[str, float],
+        *,
+        is_asynchronous: bool,
+    ) -> None:
+        self._vocoder, self._table, self._spent_ms = vocoder, table, spent_ms
         self._is_asynchronous = is_asynchronous
-        self._under_way: list[Chunk] = []
+        self._under_way: list[Callable[[], None]] = []  # each delivers chunks that were started
 
     @property
     def is_under_way(self) -> bool:
@@ -92,30 +88,43 @@ class ChunkDelivery:
         codes = torch.from_numpy(np.stack([np.stack(stream.pending) for stream in streams]))
         ahead = [codes[:, num_ready:]] if self._vocoder.lookahead else []
         states = [stream.vocoder for stream in streams]
-        samples = HostCopy(self._vocoder.step(codes[:, :num_ready], states, *ahead))
-        spent = self._spent.add("vocoder", started)
+        wait = download(self._vocoder.step(codes[:, :num_ready], states, *ahead))
+        spent = add_time(self._spent_ms, "vocoder", started)
         taken = [stream.take_chunk() for stream in streams]
-        self._under_way.append(Chunk(streams, taken, samples, spent))
+        self._under_way.append(partial(self._deliver, streams, taken, wait, spent))
 
     def deliver(self) -> None:
         """Wait for the chunks that have been started, and deliver them."""
-        chunks, self._under_way = self._under_way, []
-        for chunk in chunks:
-            with self._table.ending_on_error(chunk.streams):
-                self._deliver(chunk)
-            for stream in chunk.streams:
-                if stream.phase is Phase.DRAINING:
-                    self._table.end_part(stream)
+        under_way, self._under_way = self._under_way, []
+        for deliver in under_way:
+            deliver()
 
-    def _deliver(self, chunk: Chunk) -> None:
-        started = time.perf_counter()
-        pcm = chunk.samples.wait().numpy()
-        spent = chunk.spent_ms + self._spent.add("vocoder", started)
-        for stream, codes, samples in zip(chunk.streams, chunk.codes, pcm, strict=True):
-            if stream.is_over:
-                continue
-            timings = stream.timings
-            timings["vocoder"] = timings.get("vocoder", 0.0) + spent
-            # Samples that are not numbers end only their own stream.
-            with self._table.ending_on_error([stream]):
-                stream.deliver_frames(codes, samples)
+    def _deliver(
+        self,
+        streams: Sequence[StreamState],
+        taken: Sequence[list[np.ndarray]],
+        wait: Callable[[], Tensor],
+        spent: float,
+    ) -> None:
+        """Deliver a chunk of equally many frames of each stream.
+
+        Args:
+            taken: for each stream, [num_code_groups] for each frame.
+            wait: returns the samples, [num_streams, num_samples] float32.
+            spent: milliseconds that starting the vocoder took.
+        """
+        with self._table.ending_on_error(streams):
+            started = time.perf_counter()
+            pcm = wait().numpy()
+            spent += add_time(self._spent_ms, "vocoder", started)
+            for stream, codes, samples in zip(streams, taken, pcm, strict=True):
+                if stream.is_over:
+                    continue
+                timings = stream.timings
+                timings["vocoder"] = timings.get("vocoder", 0.0) + spent
+                # Samples that are not numbers end only their own stream.
+                with self._table.ending_on_error([stream]):
+                    stream.deliver_frames(codes, samples)
+        for stream in streams:
+            if stream.phase is Phase.DRAINING:
+                self._table.end_part(stream)

@@ -104,14 +104,8 @@ class Stages:
     is_asynchronous: bool = False  # decoder and vocoder return before the device is done
 
 
-class StageTimes:
-    """Milliseconds of device work by stage, of all streams together."""
-
-    def __init__(self) -> None:
-        self.ms = {"prefill": 0.0, "decode": 0.0, "vocoder": 0.0}
-
-    def add(self, stage: str, started: float) -> float:
-        """Add the milliseconds since `started` (`time.perf_counter()`) to a stage; return them."""
-        spent = 1000 * (time.perf_counter() - started)
-        self.ms[stage] += spent
-        return spent
+def add_time(spent_ms: dict[str, float], stage: str, started: float) -> float:
+    """Add the milliseconds since `started` (`time.perf_counter()`) to a stage; return them."""
+    spent = 1000 * (time.perf_counter() - started)
+    spent_ms[stage] += spent
+    return spent

@@ -10,12 +10,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from qwen_megakernel.engine.delivery import ChunkDelivery
 from qwen_megakernel.engine.slots import SlotTable
-from qwen_megakernel.engine.stages import MAX_FRAMES_PER_STEP, Stages, StageTimes
+from qwen_megakernel.engine.stages import MAX_FRAMES_PER_STEP, Stages, add_time
 from qwen_megakernel.engine.stream_state import Phase, StreamState
 from qwen_megakernel.errors import EngineClosed, QwenTTSError
 from qwen_megakernel.records import StepResult
@@ -25,16 +26,6 @@ from qwen_megakernel.voice import Voice
 # While another stream waits for its slot, the text of a part may come this late. The part then ends
 # with the text that has come, and later text becomes a part of its own, for which a slot is found.
 TEXT_PATIENCE_S = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class RunningStep:
-    """A step of the decoder, from its launch to its codes."""
-
-    streams: list[StreamState]
-    parts: list[TextPart | None]  # for each stream, the part that its frames belong to
-    wait: Callable[[], StepResult]
-    spent_ms: float  # time that the launch took
 
 
 class StepLoop:
@@ -60,7 +51,7 @@ class StepLoop:
         self._news = False
         self._closing = False
         self._next_look_s: float | None = None  # when a turn is due without news; None: never
-        self._spent = StageTimes()
+        self._spent_ms = {"prefill": 0.0, "decode": 0.0, "vocoder": 0.0}
         self._calls: deque[tuple[Future, Callable[[], Any]]] = deque()
         stages: Future[Stages] = Future()
         self._thread = threading.Thread(
@@ -134,7 +125,7 @@ class StepLoop:
     @property
     def spent_ms(self) -> dict[str, float]:
         """Milliseconds of `prefill`, `decode` and `vocoder` work, of all streams together."""
-        return dict(self._spent.ms)
+        return dict(self._spent_ms)
 
     def _check_open(self) -> None:
         if self._closing:
@@ -177,10 +168,10 @@ class StepLoop:
         is_wanted = self._table.is_wanted
         self._next_look_s = self._end_late_text() if is_wanted else None
         streams = self._runnable(is_wanted)
-        step = self._start_step(streams) if streams else None
+        collect = self._start_step(streams) if streams else None
         self._delivery.deliver()
-        if step:
-            self._collect(step)
+        if collect:
+            collect()
         more_is_due = self._delivery.start_vocoder(streams)
         return bool(streams) or more_is_due or self._delivery.is_under_way
 
@@ -191,7 +182,7 @@ class StepLoop:
             stages.decoder.num_slots, on_finished=self._on_finished, look_again=self.wake
         )
         self._delivery = ChunkDelivery(
-            stages.vocoder, self._table, self._spent, is_asynchronous=stages.is_asynchronous
+            stages.vocoder, self._table, self._spent_ms, is_asynchronous=stages.is_asynchronous
         )
         return stages
 
@@ -233,7 +224,7 @@ class StepLoop:
         if request.max_frames is not None:
             left = min(left, request.max_frames - stream.num_frames)
         stream.begin_part(part, len(ids), text_open=not closed, max_frames=left, vocoder=vocoder)
-        stream.timings.setdefault("prefill", self._spent.add("prefill", started))
+        stream.timings.setdefault("prefill", add_time(self._spent_ms, "prefill", started))
 
     def _feed_text(self) -> None:
         """Give newly arrived text of open parts to the decoder."""
@@ -288,11 +279,12 @@ class StepLoop:
             and self._decoder.frames_ready(stream.index) > 0
         ]
 
-    def _start_step(self, streams: list[StreamState]) -> RunningStep | None:
+    def _start_step(self, streams: list[StreamState]) -> Callable[[], None] | None:
         """Start drawing up to `MAX_FRAMES_PER_STEP` frames for every stream in one launch.
 
         Returns:
-            The step; None if the launch failed, which ended its streams.
+            A function that takes the step's frames; None if the launch failed, which ended its
+            streams.
         """
         num_frames = min(
             MAX_FRAMES_PER_STEP,
@@ -304,17 +296,29 @@ class StepLoop:
         started = time.perf_counter()
         with self._table.ending_on_error(streams):
             wait = self._decoder.launch(slots, num_frames)
-            return RunningStep(streams, parts, wait, self._spent.add("decode", started))
+            spent = add_time(self._spent_ms, "decode", started)
+            return partial(self._collect, streams, parts, wait, spent)
         return None
 
-    def _collect(self, step: RunningStep) -> None:
-        """Wait for a step and take its frames, except those of a part that ended meanwhile."""
+    def _collect(
+        self,
+        streams: list[StreamState],
+        parts: list[TextPart | None],
+        wait: Callable[[], StepResult],
+        spent: float,
+    ) -> None:
+        """Wait for a step and take its frames, except those of a part that ended meanwhile.
+
+        Args:
+            parts: for each stream, the part that its frames belong to.
+            spent: milliseconds that the launch took.
+        """
         started = time.perf_counter()
-        with self._table.ending_on_error(step.streams):
-            result = step.wait()
-            self._table.end_failed(step.streams, result)
-            spent = step.spent_ms + self._spent.add("decode", started)
-            for row, (stream, part) in enumerate(zip(step.streams, step.parts, strict=True)):
+        with self._table.ending_on_error(streams):
+            result = wait()
+            self._table.end_failed(streams, result)
+            spent += add_time(self._spent_ms, "decode", started)
+            for row, (stream, part) in enumerate(zip(streams, parts, strict=True)):
                 if stream.is_over or stream.part is not part:
                     continue
                 timings = stream.timings

@@ -16,11 +16,10 @@ import numpy as np
 from qwen_megakernel.audio import to_int16
 from qwen_megakernel.engine.conversation import Said, Turn
 from qwen_megakernel.engine.runaway_guard import RunawayGuard
-from qwen_megakernel.records import AudioChunk, FinishReason, Manner, SpeechRequest
+from qwen_megakernel.records import AS_REQUESTED, AudioChunk, FinishReason, Manner, SpeechRequest
 from qwen_megakernel.sound.chunks import HeardChunks
 from qwen_megakernel.text.intake import TextIntake
 from qwen_megakernel.text.parts import TextPart
-from qwen_megakernel.timing.speech_timer import SpokenPart
 from qwen_megakernel.voice import Voice
 
 OutboxItem = AudioChunk | FinishReason | Exception  # the last two end the stream
@@ -99,7 +98,7 @@ class StreamState:
     outbox: Outbox = field(default_factory=Outbox)
     codes: list[np.ndarray] = field(default_factory=list)  # delivered frames
     num_parts: int = 0
-    spoken_parts: list[SpokenPart] = field(default_factory=list)  # the parts that have begun
+    spoken_parts: list[TextPart] = field(default_factory=list)  # the parts that have begun
     num_text_tokens: int = 0  # of the parts begun so far
     finish_reason: FinishReason | None = None
     timings: dict[str, float] = field(default_factory=dict)  # milliseconds
@@ -191,14 +190,14 @@ class StreamState:
             if not parts[0].closed or parts[0].ids:
                 break
             part = parts.popleft()
-            if self.spoken_parts and self.spoken_parts[-1].text is part:
-                self.spoken_parts[-1].end(len(self.codes), self.part_end)
+            if self.spoken_parts and self.spoken_parts[-1] is part:
+                part.end(len(self.codes), self.part_end)
 
     def recall(self, voice: str | Voice | None) -> Said | None:
         """Return what the next part continues; `voice` is the part's. None: it begins anew."""
         if not self.turn:
             return None
-        goes_on = bool(self.spoken_parts) and self.spoken_parts[-1].text is self.text.parts[0]
+        goes_on = bool(self.spoken_parts) and self.spoken_parts[-1] is self.text.parts[0]
         return self.turn.begin_part(voice, goes_on=goes_on)
 
     def begin_part(
@@ -217,9 +216,9 @@ class StreamState:
         self.text_due = time.perf_counter()
         self.add_text(num_tokens)
         self.num_parts += 1
-        spoken = self.spoken_parts
-        if not spoken or spoken[-1].text is not part:  # else it goes on after an early end
-            spoken.append(SpokenPart(part, len(self.codes)))
+        if part.first_frame < 0:  # else it goes on after an early end
+            part.first_frame = len(self.codes)
+            self.spoken_parts.append(part)
         self.phase = Phase.SPEAKING
 
     def add_text(self, num_tokens: int) -> None:
@@ -271,7 +270,7 @@ class StreamState:
         self.codes.extend(codes[: len(frames)])
         if len(frames):
             self.timings.setdefault("first_chunk", self.elapsed_ms())
-            manner = self.part.manner if self.part else None
+            manner = self.part.manner if self.part else AS_REQUESTED
             samples = to_int16(frames.reshape(-1))
             self.deliver(samples, first, len(frames), manner=manner)
             if self.turn:
@@ -298,7 +297,7 @@ class StreamState:
         frame_index: int,
         num_frames: int,
         *,
-        manner: Manner | None = None,
+        manner: Manner = AS_REQUESTED,
         pause_s: float = 0.0,
     ) -> None:
         """Put a chunk into the outbox: [num_samples] int16 of `num_frames` frames.
@@ -317,7 +316,7 @@ class StreamState:
                 num_frames=num_frames,
                 t_ms=self.elapsed_ms(),
                 start_s=start_s,
-                manner=manner or Manner(),
+                manner=manner,
                 pause_s=pause_s,
             )
         )
@@ -340,19 +339,14 @@ class StreamState:
     def buffered_s(self) -> float:
         """Return for how many seconds the reader can go on playing; -inf if it has nothing to play.
 
-        If a sound chain changes the samples, the chain's output counts, without silence that the
-        chain removes or holds back. Chunks that the reader has not taken yet count in full.
+        If a sound chain changes the samples, the chain's output counts.
         """
-        if self.heard is None:
-            begun_ms = self.timings.get("first_chunk")
-            if begun_ms is None:
-                return -math.inf
-            return self.delivered_s - (self.elapsed_ms() - begun_ms) / 1000
-        progress = self.heard.progress
-        untaken_s = (self.delivered_s - progress.made_s) / self.request.sound.speed
-        if progress.begun is None:
-            return untaken_s or -math.inf
-        return progress.heard_s + untaken_s - (time.perf_counter() - progress.begun)
+        if self.heard is not None:
+            return self.heard.buffered_s(self.delivered_s, self.request.sound.speed)
+        begun_ms = self.timings.get("first_chunk")
+        if begun_ms is None:
+            return -math.inf
+        return self.delivered_s - (self.elapsed_ms() - begun_ms) / 1000
 
     def elapsed_ms(self) -> float:
         """Return the milliseconds since the request was made."""

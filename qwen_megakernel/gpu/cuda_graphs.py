@@ -84,25 +84,22 @@ def uploaded(values: Tensor, device: torch.device, dtype: torch.dtype | None = N
     return values.to(device, non_blocking=True).to(dtype or values.dtype)
 
 
-class HostCopy:
-    """A copy to the host that has been started and may still be running.
+def download(values: Tensor) -> Callable[[], Tensor]:
+    """Start to copy values to the host; later enqueued work may overwrite them.
 
-    Args:
-        values: on any device; later enqueued work may overwrite them.
+    Returns:
+        A function that returns the copy. On a GPU it waits only for the work before the copy.
     """
+    if not values.is_cuda:
+        copied = values.clone()
+        return lambda: copied
+    host = torch.empty_like(values, device="cpu", pin_memory=True)
+    host.copy_(values, non_blocking=True)
+    done = torch.cuda.Event()
+    done.record(torch.cuda.current_stream(values.device))
 
-    def __init__(self, values: Tensor):
-        self._done: torch.cuda.Event | None = None
-        if values.is_cuda:
-            self._host = torch.empty_like(values, device="cpu", pin_memory=True)
-            self._host.copy_(values, non_blocking=True)
-            self._done = torch.cuda.Event()
-            self._done.record(torch.cuda.current_stream(values.device))
-        else:
-            self._host = values.clone()
+    def wait() -> Tensor:
+        done.synchronize()
+        return host
 
-    def wait(self) -> Tensor:
-        """Return the values, on the CPU. On a GPU this waits only for the work before the copy."""
-        if self._done is not None:
-            self._done.synchronize()
-        return self._host
+    return wait

@@ -83,6 +83,7 @@ class MegakernelTTSService(ContextTTSService):
         self,
         *,
         model_path: str | None = None,
+        adapter: str | None = None,
         engine: SpeechEngine | None = None,
         voices: Mapping[str, Voice] | None = None,
         first_chunk_frames: int = 1,
@@ -100,6 +101,7 @@ class MegakernelTTSService(ContextTTSService):
         Args:
             model_path: Hub id, folder or built-in name of the model to load. The service closes
                 an engine that it made. Default: the 0.6B Base model.
+            adapter: Folder of a voice of `train run`, merged with its base model, `model_path`.
             engine: The engine to use instead. It may be shared and is left open.
             voices: Voices by name for `settings.voice`, besides the engine's own.
             first_chunk_frames: Frames of 80 ms in the first chunk of a request.
@@ -117,6 +119,8 @@ class MegakernelTTSService(ContextTTSService):
             UsageError: An argument or a setting is wrong.
             ModelFilesError: The model cannot be loaded.
         """
+        if adapter is not None and engine is not None:
+            raise UsageError("Give adapter or engine, not both.")
         self._check_arguments(model_path, engine, settings, kwargs)
         SoundOptions(sample_rate=sample_rate)
         if stop_frame_timeout_s <= engine_timeout_s:
@@ -133,7 +137,7 @@ class MegakernelTTSService(ContextTTSService):
         if engine is None:
             from qwen_megakernel import families  # brings torch
 
-            engine = self._owned_engine = families.load_engine(model_path)
+            engine = self._owned_engine = families.load_engine(model_path, adapter=adapter)
         self._voices = dict(voices or {})
         self._unspoken: set[Language] = set()  # languages that a warning has named
 

@@ -61,14 +61,12 @@ class TorchLanguageModel(LanguageModel):
         self._caches: list = [None] * num_slots
 
     def begin(self, slot: int) -> None:
-        """Forget what `slot` has read."""
         from transformers import DynamicCache
 
         self._caches[slot] = DynamicCache()
 
     @torch.inference_mode()
     def read(self, slot: int, ids: Sequence[int]) -> Tensor:
-        """Read the next tokens of a slot; returns the hidden state of the last, [hidden_size]."""
         done = self._layers(
             input_ids=torch.tensor([ids], device=self.device),
             past_key_values=self._caches[slot],
@@ -105,12 +103,10 @@ class KernelLanguageModel(LanguageModel):
         self._positions = [0] * num_slots
 
     def begin(self, slot: int) -> None:
-        """Forget what `slot` has read."""
         self._positions[slot] = 0
 
     @torch.inference_mode()
     def read(self, slot: int, ids: Sequence[int]) -> Tensor:
-        """Read the next tokens of a slot; returns the hidden state of the last, [hidden_size]."""
         rows = self._embedding[torch.tensor(ids, device=self.device)]
         hidden = self._layers.forward(slot, rows, self._positions[slot])
         self._positions[slot] += len(ids)

@@ -42,7 +42,6 @@ class SoundChain:
         self._steps, self.sample_rate, self._edges = steps, sample_rate, edges
 
     def push(self, samples: np.ndarray) -> np.ndarray:
-        """See `Step`."""
         for step in self._steps:
             samples = step.push(samples)
         return samples
@@ -58,7 +57,6 @@ class SoundChain:
         return self.finish()
 
     def finish(self) -> np.ndarray:
-        """See `Step`."""
         rest = np.empty(0, np.float32)
         for step in self._steps:
             rest = np.concatenate([step.push(rest), step.finish()])

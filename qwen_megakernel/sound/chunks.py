@@ -1,9 +1,10 @@
 """Turns the engine's chunks into the chunks that a stream's reader receives."""
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -21,14 +22,6 @@ class NewChain(Protocol):
     def __call__(
         self, manner: Manner, *, is_first: bool, is_after_pause: bool
     ) -> SoundChain | None: ...
-
-
-class Progress(NamedTuple):
-    """How much of a stream was processed, and how much its reader has received."""
-
-    made_s: float = 0.0  # seconds of the engine's samples and pauses that were processed
-    heard_s: float = 0.0  # seconds of samples that the reader received for them
-    begun: float | None = None  # time.perf_counter() at the reader's first sample; None: no sample
 
 
 class HeardChunks:
@@ -50,8 +43,10 @@ class HeardChunks:
     ) -> None:
         self._chain, self._new_chain = chain, new_chain
         self._watermark = Watermark(mark, chain.sample_rate) if mark else None
-        # The reader's thread replaces the whole object, so other threads see a consistent state.
-        self.progress = Progress()
+        # Seconds of the engine's samples and pauses that were processed, seconds of samples that
+        # the reader received for them, and perf_counter() at the first of these. The reader's
+        # thread replaces all three at once, so other threads see a consistent state.
+        self._progress: tuple[float, float, float | None] = 0.0, 0.0, None
         self._latest: AudioChunk | None = None  # counts the frames of held chunks before it, too
         self._is_held = False  # whether `_latest` was not returned yet
         self._num_samples = 0  # samples that were returned so far
@@ -72,10 +67,26 @@ class HeardChunks:
     def hear(self, chunk: AudioChunk) -> list[AudioChunk]:
         """Process a chunk of the engine, and return the chunks for the reader, perhaps none."""
         heard = [*self._turn(chunk), *self._take(chunk)]
-        begun = self.progress.begun or (time.perf_counter() if self._num_samples else None)
+        begun = self._progress[2] or (time.perf_counter() if self._num_samples else None)
         made_s = chunk.end_s + chunk.pause_s
-        self.progress = Progress(made_s, self._num_samples / self.sample_rate, begun)
+        self._progress = made_s, self._num_samples / self.sample_rate, begun
         return heard
+
+    def buffered_s(self, delivered_s: float, speed: float) -> float:
+        """Return for how many seconds the reader can go on playing; -inf if it has nothing to play.
+
+        Silence that the chain removes or holds back does not count. Chunks that the reader has not
+        taken yet count in full. Any thread may call this.
+
+        Args:
+            delivered_s: seconds of samples and pauses that the engine has delivered.
+            speed: the request's.
+        """
+        made_s, heard_s, begun = self._progress
+        untaken_s = (delivered_s - made_s) / speed
+        if begun is None:
+            return untaken_s or -math.inf
+        return heard_s + untaken_s - (time.perf_counter() - begun)
 
     def _take(self, chunk: AudioChunk) -> list[AudioChunk]:
         """Apply the chain to a chunk."""

@@ -25,11 +25,9 @@ class Gain:
         self._factor = np.float32(10 ** (volume / 20))
 
     def push(self, samples: np.ndarray) -> np.ndarray:
-        """See `chain.Step`."""
         return samples * self._factor
 
     def finish(self) -> np.ndarray:
-        """See `chain.Step`."""
         return np.empty(0, np.float32)
 
 
@@ -50,7 +48,6 @@ class Limiter:
         self._samples = np.zeros(self._before, np.float32)  # returned ones in the window, then new
 
     def push(self, samples: np.ndarray) -> np.ndarray:
-        """See `chain.Step`."""
         self._samples = known = np.concatenate([self._samples, samples])
         count = len(known) - self._before - self._ahead
         if count <= 0:
@@ -67,7 +64,6 @@ class Limiter:
         return ready
 
     def finish(self) -> np.ndarray:
-        """See `chain.Step`."""
         return self.push(np.zeros(self._ahead, np.float32))
 
 

@@ -26,14 +26,12 @@ class Resampler:
         self._num_in = self._num_out = 0
 
     def push(self, samples: np.ndarray) -> np.ndarray:
-        """See `chain.Step`."""
         self._num_in += len(samples)
         resampled = self._stream.resample_chunk(samples)
         self._num_out += len(resampled)
         return resampled
 
     def finish(self) -> np.ndarray:
-        """See `chain.Step`."""
         rest = self._stream.resample_chunk(np.empty(0, np.float32), last=True)
         self._stream = None  # frees memory outside Python, even if the caller keeps the stream
         num_samples = round(self._num_in * self._new_rate / self._rate)

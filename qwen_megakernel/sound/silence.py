@@ -51,7 +51,6 @@ class Edges:
         self._num_silent = 0  # samples of silence returned since the last sound
 
     def push(self, samples: np.ndarray) -> np.ndarray:
-        """See `chain.Step`."""
         known = np.concatenate([self._rest, samples])
         loud = _loud_blocks(known[: len(known) - len(known) % self._block], self._block)
         before = np.concatenate([[self._was_loud], loud[:-1]])[: len(loud)]
@@ -64,7 +63,6 @@ class Edges:
         return self._take(known[:end], loud & (before | np.append(loud[1:], False)))
 
     def finish(self) -> np.ndarray:
-        """See `chain.Step`."""
         missing = -len(self._rest) % self._block
         is_loud = _loud_blocks(np.pad(self._rest, (0, missing)), self._block).any()
         last, self._rest = self._rest, np.empty(0, np.float32)
@@ -149,14 +147,12 @@ class HighPass:
         self._fade = np.concatenate([np.zeros(silent), np.linspace(0, 1, full - silent)])
 
     def push(self, samples: np.ndarray) -> np.ndarray:
-        """See `chain.Step`."""
         known = np.concatenate([self._rest, samples])
         end = len(known) - len(known) % self._block
         self._rest = known[end:]
         return self._filter(known[:end])
 
     def finish(self) -> np.ndarray:
-        """See `chain.Step`."""
         last, self._rest = self._rest, np.empty(0, np.float32)
         return self._filter(np.pad(last, (0, -len(last) % self._block)))[: len(last)]
 

@@ -52,7 +52,6 @@ class Stretch:
         self._num_given = 0
 
     def push(self, samples: np.ndarray) -> np.ndarray:
-        """See `chain.Step`."""
         self._input = np.concatenate([self._input, samples])
         hops = [self._output]
         while self._input_needed <= self._end:
@@ -62,7 +61,6 @@ class Stretch:
         return self._give(int(self._end / self._speed))
 
     def finish(self) -> np.ndarray:
-        """See `chain.Step`."""
         num_heard = round(self._end / self._speed)
         missing = num_heard - self._num_given - len(self._output)
         hops = [self._output]

@@ -82,7 +82,6 @@ class Watermark:
         self._gains = np.zeros((2, len(self._bands)))  # at the block's beginning and end
 
     def push(self, samples: np.ndarray) -> np.ndarray:
-        """See `chain.Step`."""
         marked = np.empty(len(samples), np.float32)
         begin = 0
         while begin < len(samples):
@@ -96,7 +95,6 @@ class Watermark:
         return marked
 
     def finish(self) -> np.ndarray:
-        """See `chain.Step`."""
         return np.empty(0, np.float32)
 
     def _levels(self) -> np.ndarray:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from qwen_megakernel.errors import EmptyText, MarkupError, UnknownLanguage
-from qwen_megakernel.records import Manner, SpeechRequest
+from qwen_megakernel.records import AS_REQUESTED, SpeechRequest
 from qwen_megakernel.text.cleaning import MAX_CHARS, check_length, clean, empty_text, visible
 from qwen_megakernel.text.languages import AUTO, language_of_code, resolve_language
 from qwen_megakernel.text.markup.marked_text import MarkedText, new_parser
@@ -63,7 +63,7 @@ class TextIntake:
         self._new_part = encoding.new_part
         self._part: TextPart | None = None  # the growing part
         self._encoder: PartEncoder | None = None  # its encoder, if its ids are spoken as they come
-        self._manner = Manner()  # of the growing part
+        self._manner = AS_REQUESTED  # of the growing part
         self._held = ""  # text of an open part's end, until it shows whether a sentence ends there
         self._num_visible = 0  # visible characters of all parts
 

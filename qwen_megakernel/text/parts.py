@@ -14,7 +14,7 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
-from qwen_megakernel.records import Manner, SpeechRequest, TextIds
+from qwen_megakernel.records import AS_REQUESTED, FinishReason, Manner, SpeechRequest, TextIds
 from qwen_megakernel.text.reading.sentence_ends import WINDOW, places
 from qwen_megakernel.text.sentences import char_length, spoken_length
 
@@ -40,21 +40,25 @@ class PartEncoder(Protocol):
 
 @dataclass(slots=True, eq=False)
 class TextPart:
-    """The ids of one part; while it is open, the caller adds ids and the engine reads them."""
+    """One part of a text. While it is open, the caller adds ids and the engine reads them; the
+    engine writes which frames speak it, and the timer of the words reads that."""
 
     ids: deque[Tensor] = field(default_factory=deque)  # each [n] int64, n >= 1
     closed: bool = False  # set after the last ids were appended
     text: str = ""  # the text that the ids stand for
     start: int = 0  # number of visible characters of the whole text before the part
-    manner: Manner = field(default_factory=Manner)
+    manner: Manner = AS_REQUESTED
     pause_s: float = 0.0  # silence before the part; 0 once the engine has taken it
+    first_frame: int = -1  # -1 until it is spoken
+    end_frame: int | None = None  # None until it has been spoken
+    has_ended: bool = False  # whether the model ended it with an end token
 
     @classmethod
     def whole(
-        cls, ids: Tensor, text: str = "", start: int = 0, manner: Manner | None = None
+        cls, ids: Tensor, text: str = "", start: int = 0, manner: Manner = AS_REQUESTED
     ) -> Self:
         """Return a part with complete text."""
-        return cls(deque([ids]), True, text, start, manner or Manner())
+        return cls(deque([ids]), True, text, start, manner)
 
     @classmethod
     def pause(cls, seconds: float, start: int) -> Self:
@@ -70,6 +74,11 @@ class TextPart:
         """Append [n] int64 ids; n may be 0."""
         if len(ids):
             self.ids.append(ids)
+
+    def end(self, end_frame: int, reason: FinishReason) -> None:
+        """Record where the speech of the part ends, and why."""
+        self.has_ended = reason == "eos"
+        self.end_frame = end_frame  # set last, because the timer reads it first
 
     def take(self) -> Tensor:
         """Return all ids that were not returned before, [n] int64; n may be 0."""

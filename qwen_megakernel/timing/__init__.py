@@ -5,6 +5,6 @@ text and their lengths), `sounds` (which turns letters into sounds), `loudness` 
 into features), `alignment` (which finds the place of each sound in the features) and `subtitles`
 (which writes captions to files).
 
-Other rooms use `SpeechTimer`, `SpokenPart`, `TimedWord`, `Segment` and `subtitles`. The Pipecat
+Other rooms use `SpeechTimer`, `TimedWord`, `Segment` and `subtitles`. The Pipecat
 service also uses functions of `words` to count and divide texts.
 """

@@ -17,7 +17,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from qwen_megakernel.records import AudioChunk, FinishReason
+from qwen_megakernel.records import AudioChunk
 from qwen_megakernel.text.cleaning import REMOVED, SEPARATORS, visible
 from qwen_megakernel.text.parts import TextPart
 from qwen_megakernel.text.request_text import RequestText
@@ -36,21 +36,6 @@ DEFAULT_PACE_S = 0.075  # length of a sound of weight 1, until a part has been h
 FIRST_LOOK_S, SETTLED_AFTER_S = 1.5, 0.7
 
 KEPT_S = 20  # seconds of sound, a megabyte at 24 kHz
-
-
-@dataclass(slots=True)
-class SpokenPart:
-    """A part that the engine has begun to speak. The engine writes it, and the timer reads it."""
-
-    text: TextPart
-    first_frame: int
-    end_frame: int | None = None  # None while it is being spoken
-    is_whole: bool = False  # whether it ended with an end token
-
-    def end(self, end_frame: int, reason: FinishReason) -> None:
-        """Record where the part ends, and why."""
-        self.is_whole = reason == "eos"
-        self.end_frame = end_frame  # set last, because the timer reads it first
 
 
 @dataclass(slots=True)
@@ -82,7 +67,7 @@ class SpeechTimer:
 
     def __init__(
         self,
-        parts: Sequence[SpokenPart],
+        parts: Sequence[TextPart],
         text: RequestText,
         workers: Executor | None = None,
         *,
@@ -261,7 +246,7 @@ class SpeechTimer:
                 found = self._listen(index, rows, is_over=is_over)
                 if is_over:
                     heard.times = found
-            before = self._parts[index].text.start - len(times)  # characters that are not spoken
+            before = self._parts[index].start - len(times)  # characters that are not spoken
             times = np.concatenate([times, np.full((max(0, before), 2), np.nan), found])
         return times
 
@@ -273,11 +258,11 @@ class SpeechTimer:
         if end_s is None:
             end_s = self._heard_s if is_last else self._heard[index + 1].begin_s
         rows = rows[round(begin_s / hop_s) : round(end_s / hop_s)]
-        sounds = sounds_of(part.text.text)
-        times = np.full((len(visible(part.text.text)), 2), np.nan)
+        sounds = sounds_of(part.text)
+        times = np.full((len(visible(part.text)), 2), np.nan)
         if not len(rows) or not sounds:
             return times
-        if is_over and part.is_whole:
+        if is_over and part.has_ended:
             hops = align(rows, sounds)
             weight = sum(sound.weight for sound in sounds)
             self._pace_s = max(1, int(speech_hops(rows).sum())) * hop_s / weight

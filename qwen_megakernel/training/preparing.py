@@ -50,7 +50,7 @@ class EncodedRow(Protocol):
 
 
 def read_metadata(path: Path, *, is_text: bool) -> list[Row]:
-    """Read lines of `id|phonemes`, or lines of `id|text`, whose text is the last column.
+    """Read lines of `id|text`, whose text is the last column, or lines of `id|phonemes`.
 
     Args:
         path: a file in UTF-8, with or without a byte order mark.
@@ -61,9 +61,10 @@ def read_metadata(path: Path, *, is_text: bool) -> list[Row]:
     try:
         content = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
     except OSError as error:
+        column = "text" if is_text else "phonemes"
         raise DatasetError(
             f"{path} cannot be read: {error.strerror}.",
-            f"A dataset is a folder with {METADATA} (lines of id|phonemes) and wav/id.wav.",
+            f"A dataset is a folder with {METADATA} (lines of id|{column}) and wav/id.wav.",
         ) from error
     rows: list[Row] = []
     seen: dict[str, int] = {}

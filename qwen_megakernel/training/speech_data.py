@@ -32,7 +32,7 @@ from qwen_megakernel.training.preparing import (
 
 
 @dataclass(frozen=True, slots=True)
-class Utterance:
+class TrainingSample:
     """A recording, ready to be trained on."""
 
     id: str
@@ -49,7 +49,7 @@ class Utterance:
         return json.dumps(asdict(self), ensure_ascii=False)
 
 
-def read(path: Path) -> list[Utterance]:
+def read(path: Path) -> list[TrainingSample]:
     """Read a file of `prepare`.
 
     Raises:
@@ -65,8 +65,8 @@ def read(path: Path) -> list[Utterance]:
     found = []
     for number, line in enumerate(lines, start=1):
         try:
-            utterance = Utterance(**json.loads(line))
-            codes = np.asarray(utterance.audio_codes)
+            sample = TrainingSample(**json.loads(line))
+            codes = np.asarray(sample.audio_codes)
             if codes.ndim != 2 or not codes.size or not np.issubdtype(codes.dtype, np.integer):
                 raise ValueError(f"audio_codes have shape {codes.shape}")
         except (TypeError, ValueError) as error:
@@ -74,7 +74,7 @@ def read(path: Path) -> list[Utterance]:
                 f"{path}, line {number} is damaged: {error}.",
                 hint="Delete the line, and run train prepare again.",
             ) from error
-        found.append(utterance)
+        found.append(sample)
     if not found:
         raise DatasetError(f"{path} holds no recordings.")
     if len({(each.model, len(each.x_vector)) for each in found}) > 1:
@@ -84,9 +84,9 @@ def read(path: Path) -> list[Utterance]:
     return found
 
 
-def mean_x_vector(utterances: Sequence[Utterance]) -> np.ndarray:
+def mean_x_vector(samples: Sequence[TrainingSample]) -> np.ndarray:
     """Return the speaker row of a voice: the mean over all recordings, [hidden_size] float32."""
-    vectors = np.array([each.x_vector for each in utterances], dtype=np.float64)
+    vectors = np.array([each.x_vector for each in samples], dtype=np.float64)
     return vectors.mean(axis=0).astype(np.float32)
 
 
@@ -156,17 +156,17 @@ def prepare(
         )
     digests = {each.digest: each.id for each in done}
 
-    def encode(row: Row) -> Utterance:
+    def encode(row: Row) -> TrainingSample:
         try:
-            utterance = _encode(row, library)
+            sample = _encode(row, library)
         except DatasetError:
             raise
         except QwenTTSError as error:
             raise DatasetError(f"{row.id}: {error.what}") from error
-        if twin := digests.get(utterance.digest):
+        if twin := digests.get(sample.digest):
             raise DatasetError(f"{row.id} is the same recording as {twin}")
-        digests[utterance.digest] = row.id
-        return utterance
+        digests[sample.digest] = row.id
+        return sample
 
     report = encode_rows(rows, output, encode, {each.id for each in done}, progress)
     if not report.num_added + report.num_present:
@@ -174,12 +174,12 @@ def prepare(
     return report
 
 
-def _encode(row: Row, library: VoiceLibrary) -> Utterance:
+def _encode(row: Row, library: VoiceLibrary) -> TrainingSample:
     path, label = Path(row.audio), f"{row.source}, line {row.number}: {row.id}"
     samples, rate = recordings.read(path)
     recordings.check(samples, rate, label)  # warns about a clipped recording
     recordings.check_transcript(row.text, recordings.seconds_of_sound(samples, rate), label)
-    return Utterance(
+    return TrainingSample(
         row.id,
         row.audio,
         row.text,

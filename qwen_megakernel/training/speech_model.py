@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from qwen_megakernel.checkpoint.config import ModelConfig, StackConfig
 from qwen_megakernel.checkpoint.loading import Checkpoint
 from qwen_megakernel.decoders.prompt import PromptBuilder
-from qwen_megakernel.errors import UsageError
 from qwen_megakernel.records import SpeechRequest, TextIds
 
 if TYPE_CHECKING:
@@ -35,8 +34,6 @@ class SpeechModel(nn.Module):
         checkpoint: any but a converted one, whose matrices are packed.
         device: where the weights go.
         dtype: the format of the weights.
-    Raises:
-        UsageError: the checkpoint is packed.
     """
 
     def __init__(
@@ -46,11 +43,6 @@ class SpeechModel(nn.Module):
         dtype: torch.dtype = torch.float32,
     ):
         super().__init__()
-        if checkpoint.form:
-            raise UsageError(
-                f"{checkpoint.files.name} is a converted model, whose weights are packed.",
-                hint="Train the model that it was converted from.",
-            )
         config = self._config = checkpoint.config
         talker = config.talker
         hidden_size, num_heads = talker.stack.hidden_size, talker.num_code_groups - 1

@@ -116,6 +116,8 @@ class SpeechTrainer(BaseTrainer):
                 stack.gradient_checkpointing_enable({"use_reentrant": False})
         # (step, mean loss of each codebook in nats); the first is that of the base model.
         self.evaluations: list[tuple[int, list[float]]] = []
+        # Copies of the tensors with the lowest held-out loss; empty until that is measured.
+        self._best: dict[str, Tensor] = {}
 
     def _groups(self, epoch: int) -> list[list[tuple[int, str]]]:
         draw = random.Random(self._options.seed + epoch)
@@ -156,12 +158,16 @@ class SpeechTrainer(BaseTrainer):
         return (sums / terms).tolist()
 
     @property
-    def is_over(self) -> bool:
-        """Whether the held-out loss has not fallen for `patience` evaluations."""
-        totals = [
+    def _totals(self) -> list[float]:
+        return [
             losses[0] + RESIDUAL_WEIGHT * float(np.mean(losses[1:]))
             for _, losses in self.evaluations
         ]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the held-out loss has not fallen for `patience` evaluations."""
+        totals = self._totals
         return bool(totals) and len(totals) - 1 - int(np.argmin(totals)) >= self._options.patience
 
     def _train_step(self, group: Any) -> StepRecord:
@@ -171,12 +177,18 @@ class SpeechTrainer(BaseTrainer):
         is_last = record.step == self.num_steps
         if self._held_out and (record.step % self._options.eval_steps == 0 or is_last):
             self.evaluations.append((record.step, self.evaluate()))
+            totals = self._totals[1:]  # without the base model's
+            if min(totals) == totals[-1]:
+                self._best = {name: value.clone() for name, value in self._learned().items()}
         return record
 
     # ---- saving and resuming ---------------------------------------------------------------------
 
     def learned(self) -> dict[str, Tensor]:
-        """Return the tensors that are trained, by name."""
+        """Return the trained tensors of the lowest held-out loss, or the last, by name."""
+        return self._best or self._learned()
+
+    def _learned(self) -> dict[str, Tensor]:
         named = self.model.named_parameters()
         return {name: value.detach() for name, value in named if value.requires_grad}
 
@@ -194,13 +206,14 @@ class SpeechTrainer(BaseTrainer):
         }
 
     def _state(self) -> dict[str, Any]:
-        return {"model": self.learned(), "evaluations": self.evaluations}
+        return {"model": self._learned(), "best": self._best, "evaluations": self.evaluations}
 
     def _restore(self, state: dict[str, Any]) -> None:
-        learned = self.learned()
+        learned = self._learned()
         if learned.keys() != state["model"].keys():
             raise ValueError("it is of another model or method")
         with torch.no_grad():
             for name, value in learned.items():
                 value.copy_(state["model"][name])
+        self._best = {name: value.to(learned[name].device) for name, value in state["best"].items()}
         self.evaluations = [(step, losses) for step, losses in state["evaluations"]]

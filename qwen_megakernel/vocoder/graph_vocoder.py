@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.gpu.cuda_graphs import Graphs, upload
-from qwen_megakernel.vocoder.vocoder import Vocoder, VocoderState
+from qwen_megakernel.vocoder.vocoder import Vocoder
 
 MAX_FRAMES = 12  # for one graph; longer chunks are divided
 MAX_STREAMS = 16  # for one graph; more streams need several graphs
@@ -41,7 +41,7 @@ class GraphVocoder(Vocoder):
         self._pcm = zeros(frames * self.samples_per_frame)
 
     @torch.inference_mode()
-    def step(self, codes: Tensor, states: Sequence[VocoderState]) -> Tensor:
+    def step(self, codes: Tensor, states: Sequence[Tensor]) -> Tensor:
         """Decode the next frames of n streams; on a GPU this returns before the device is done.
 
         Args:
@@ -90,14 +90,14 @@ class GraphVocoder(Vocoder):
         codes = self._codes[: frames * self.config.num_quantizers].view(shape)
         return codes, self._pcm[: frames * self.samples_per_frame].view(num_streams, -1)
 
-    def _step_piece(self, codes: Tensor, states: Sequence[VocoderState]) -> Tensor:
+    def _step_piece(self, codes: Tensor, states: Sequence[Tensor]) -> Tensor:
         n, num_frames = codes.shape[:2]
         rows = 1 << (n - 1).bit_length()
         batch = self._states[:n]
-        torch.stack([state.values for state in states], out=batch)
+        torch.stack(list(states), out=batch)
         codes_in_place, pcm = self._in_place(rows, num_frames)
         upload(codes_in_place[:n], codes)
         self._graphs.run((rows, num_frames), partial(self.run_chunk, rows, num_frames))
         for values, state in zip(batch, states, strict=True):
-            state.values.copy_(values)
+            state.copy_(values)
         return pcm[:n].clone()

@@ -67,7 +67,7 @@ class Weights:
 
 
 class Layout:
-    """The layout of `VocoderState.values`, in which each layer reserves a part."""
+    """The layout of a stream's state, in which each layer reserves a part."""
 
     def __init__(self) -> None:
         self.num_values = 0

@@ -1,8 +1,12 @@
 """The vocoder: the decoder half of the speech tokenizer, which turns codec frames into PCM.
 
-The network is strictly causal. A stream stores the last inputs of every layer in a `VocoderState`,
-so chunks of any length give the samples that decoding the whole at once gives. The layers are in
-`layers` and `transformer`.
+The network is strictly causal. A stream's state has the last inputs of every layer, so chunks of
+any length give the samples that decoding the whole at once gives. The layers are in `layers` and
+`transformer`.
+
+A state is [num_values] in the vocoder's dtype, on its device: the number of frames whose keys are
+valid, then the last inputs of each layer that looks back. It is one tensor, always with the same
+storage, so that one copy reads the state of a stream and one writes it.
 
 Source: QwenLM/Qwen3-TTS, modeling_qwen3_tts_tokenizer_v2.py, Qwen3TTSTokenizerV2Decoder
 (qwen-tts 0.1.1).
@@ -11,7 +15,6 @@ Source: QwenLM/Qwen3-TTS, modeling_qwen3_tts_tokenizer_v2.py, Qwen3TTSTokenizerV
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -41,19 +44,6 @@ DILATIONS = (1, 3, 9)
 # at the sample rate.
 MAX_FRAMES_PER_PASS = 32
 MAX_TAIL_FRAMES_PER_PASS = 8
-
-
-@dataclass(slots=True)
-class VocoderState:
-    """The state of one stream between chunks; zeros are the state of a new stream.
-
-    Attributes:
-        values: [num_values] in the vocoder's dtype, on its device, always the same storage: the
-            number of frames whose keys are valid, then the last inputs of each layer that looks
-            back. It is one tensor, so that one copy reads the state of a stream and one writes it.
-    """
-
-    values: Tensor
 
 
 class Vocoder:
@@ -112,12 +102,12 @@ class Vocoder:
             + self._pre_conv.history.num_rows
         )
 
-    def new_state(self) -> VocoderState:
-        """Return the state of a stream that has not decoded a frame yet."""
-        return VocoderState(torch.zeros(self._num_values, device=self.device, dtype=self.dtype))
+    def new_state(self) -> Tensor:
+        """Return the state of a stream that has not decoded a frame yet: [num_values] zeros."""
+        return torch.zeros(self._num_values, device=self.device, dtype=self.dtype)
 
     @torch.inference_mode()
-    def step(self, codes: Tensor, states: Sequence[VocoderState]) -> Tensor:
+    def step(self, codes: Tensor, states: Sequence[Tensor]) -> Tensor:
         """Decode the next frames of n streams, which may have decoded different numbers of frames.
 
         Other streams, and a stream's division into chunks, change its samples by rounding only:
@@ -160,7 +150,7 @@ class Vocoder:
         return pcm[0].cpu().numpy()
 
     @torch.inference_mode()
-    def warm(self, codes: np.ndarray | Tensor, state: VocoderState) -> None:
+    def warm(self, codes: np.ndarray | Tensor, state: Tensor) -> None:
         """Advance a stream over frames without returning their samples (an in-context voice's
         codes).
 
@@ -214,17 +204,17 @@ class Vocoder:
         return torch.cat(pieces)
 
 
-def _gather(states: Sequence[VocoderState]) -> Tensor:
+def _gather(states: Sequence[Tensor]) -> Tensor:
     """Return states as [n, num_values]; a single stream's state is a view, not a copy."""
     if len(states) == 1:
-        return states[0].values[None]
-    return torch.stack([state.values for state in states])
+        return states[0][None]
+    return torch.stack(list(states))
 
 
-def _scatter(batch: Tensor, states: Sequence[VocoderState]) -> None:
+def _scatter(batch: Tensor, states: Sequence[Tensor]) -> None:
     if len(states) > 1:
         for values, state in zip(batch, states, strict=True):
-            state.values.copy_(values)
+            state.copy_(values)
 
 
 def _tail_layers(weights: Weights, config: CodecDecoderConfig, layout: Layout) -> list[Layer]:

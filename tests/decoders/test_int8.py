@@ -218,7 +218,7 @@ def test_a_checkpoint_tells_which_of_its_stacks_are_int8(load_checkpoint, weight
 def test_the_engine_speaks_with_int8_weights():
     codes = {}
     for weights in (None, "int8"):
-        with tiny_engine(weights=weights, device="cpu", dtype="bfloat16") as tts:
+        with tiny_engine(backend="torch", weights=weights, dtype="bfloat16", device="cpu") as tts:
             speech = tts.synthesize("Hello.", voice="vivian", seed=1, max_frames=4)
             codes[weights] = speech.codes
     assert len(codes["int8"]) and not np.array_equal(codes[None], codes["int8"])

@@ -108,9 +108,7 @@ class FakeVocoder:
 def speak(monkeypatch):
     """speak(num_streams, num_frames): what happened, on a loop over the fake device."""
     device = Device()
-    monkeypatch.setattr(
-        delivery, "HostCopy", lambda pcm: SimpleNamespace(wait=lambda: device.wait(pcm.name))
-    )
+    monkeypatch.setattr(delivery, "download", lambda pcm: lambda: device.wait(pcm.name))
 
     def run(num_streams, num_frames):
         decoder = FakeDecoder(device, num_frames)
@@ -258,7 +256,7 @@ def test_a_fault_ends_its_stream_and_the_engine_goes_on(overlapping, monkeypatch
         "launch": (loop._decoder, "launch", fail),
         "collect": (loop._decoder, "_collect", fail),
         "vocoder": (loop._vocoder, "step", fail),
-        "samples": (delivery, "HostCopy", lambda pcm: SimpleNamespace(wait=fail)),
+        "samples": (delivery, "download", lambda pcm: fail),
     }[stage]
     with monkeypatch.context() as patch:
         patch.setattr(*target)

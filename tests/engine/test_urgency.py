@@ -11,7 +11,6 @@ from tolerances import nearly
 from qwen_megakernel.engine.delivery import HIGH_BUFFER_S, LOW_BUFFER_S, ChunkDelivery
 from qwen_megakernel.engine.slots import SlotTable
 from qwen_megakernel.engine.speech import Speech
-from qwen_megakernel.engine.stages import StageTimes
 from qwen_megakernel.engine.stream_state import StreamState
 from qwen_megakernel.records import AudioChunk, SpeechRequest
 from qwen_megakernel.sound.chain import new_chain
@@ -68,7 +67,7 @@ def room(monkeypatch):
             "deliver",
             lambda state, samples, first, count, **_: log.append(("deliver", count)),
         )
-        delivery = ChunkDelivery(vocoder, table, StageTimes(), is_asynchronous=is_asynchronous)
+        delivery = ChunkDelivery(vocoder, table, {"vocoder": 0.0}, is_asynchronous=is_asynchronous)
         return delivery, made, log
 
     return build
@@ -121,7 +120,7 @@ def test_what_is_left_to_play_is_what_is_heard_at_the_speed(monkeypatch, speed: 
     state = state_of(speed=speed, sample_rate=8000)
     state.deliver(hum(0.8), 0, 10)
     heard_s = read(state)
-    assert state.heard.progress == (nearly(0.8), nearly(heard_s), now)  # the chain holds some back
+    assert state.heard._progress == (nearly(0.8), nearly(heard_s), now)  # the chain holds some back
     state.deliver(hum(0.8), 10, 10)
     now += 0.25
     assert state.buffered_s() == nearly(heard_s + 0.8 / speed - 0.25)
@@ -140,10 +139,10 @@ def test_what_a_reader_of_a_changed_sound_has_heard_is_known_to_the_engine():
     with tiny_engine(backend="torch") as tts:
         stream = tts.stream(TEXT, voice=VOICE, seed=1, max_frames=20, speed=1.5)
         chunks = list(stream)
-        progress = stream._state.heard.progress
-        assert progress.heard_s == nearly(chunks[-1].start_s)  # the last is the chain's own end
-        assert progress.made_s == nearly(len(stream.codes) * tts.seconds_per_frame)
-        assert stream._state.started < progress.begun < time.perf_counter()
+        made_s, heard_s, begun = stream._state.heard._progress
+        assert heard_s == nearly(chunks[-1].start_s)  # the last is the chain's own end
+        assert made_s == nearly(len(stream.codes) * tts.seconds_per_frame)
+        assert stream._state.started < begun < time.perf_counter()
 
 
 def test_a_first_chunk_leaves_before_the_vocoder_begins_a_neighbours(room):

@@ -13,7 +13,7 @@ LONG = "Your table for two is ready. We will meet you at the hotel on Friday. " 
 
 @pytest.fixture(scope="module")
 def tts() -> Iterator[TTSEngine]:
-    with TTSEngine.from_pretrained("demo-voice", backend="torch") as engine:
+    with TTSEngine.from_pretrained("demo-voice", backend="cpu") as engine:
         yield engine
 
 
@@ -37,7 +37,7 @@ def test_words_of_later_parts_are_in_the_samples_of_those_parts(tts: TTSEngine):
     assert len(segments) == 12
     place = 0
     for part in parts:
-        count = len(part.text.text.split())
+        count = len(part.text.split())
         mine, place = words[place : place + count], place + count
         first_s, end_s = (
             frame * tts.seconds_per_frame for frame in (part.first_frame, part.end_frame)

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from qwen_megakernel.gpu.cuda_graphs import Graphs, HostCopy, upload
+from qwen_megakernel.gpu.cuda_graphs import Graphs, download, upload
 
 
 @pytest.fixture
@@ -90,9 +90,9 @@ def test_a_cpu_does_the_work_every_time(notes):
 
 def test_a_download_keeps_what_is_overwritten_afterwards():
     values = torch.arange(4)
-    download = HostCopy(values)
+    wait = download(values)
     values.zero_()
-    assert download.wait().tolist() == [0, 1, 2, 3]
+    assert wait().tolist() == [0, 1, 2, 3]
 
 
 def test_an_upload_to_a_gpu_goes_through_pinned_memory():

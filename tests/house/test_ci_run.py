@@ -60,7 +60,7 @@ def test_an_nvcc_is_installed_where_none_is_found(
 def test_ci_has_an_nvcc_before_it_tests_reads_their_reports_and_ends_with_the_first_failure():
     assert "set -euo pipefail" in SCRIPT
     steps = [line for line in SCRIPT.splitlines() if line.startswith("make ")]
-    tests = ["make test", "make test-ci", "make test-cpu", "make test-user"]
+    tests = ["make test", "make test-ci", "make test-torch", "make test-user"]
     assert steps == ["make nvcc", *tests, "make ledger"]
 
 

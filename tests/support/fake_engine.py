@@ -33,7 +33,7 @@ from qwen_megakernel.text.parts import TextPart
 from qwen_megakernel.text.reading.reader import Reading, TextReader
 from qwen_megakernel.text.reading.spoken import Piece, SpokenText
 from qwen_megakernel.text.sentences import unspeakable
-from qwen_megakernel.timing.speech_timer import SpeechTimer, SpokenPart
+from qwen_megakernel.timing.speech_timer import SpeechTimer
 from qwen_megakernel.timing.words import TimedWord, spoken_spans, word_spans
 from qwen_megakernel.voice import Voice
 
@@ -172,7 +172,7 @@ class FakeStream:
         self.cancelled = False
         self.timings, self.warnings = {}, []
         self.pitch = 200 + 37 * (len(engine.streams) % 40)
-        self._part = SpokenPart(TextPart(text=self._spoken), 0)
+        self._part = TextPart(text=self._spoken, first_frame=0)
         self.times = ExactTimes(self)
         self._changed = asyncio.Event()
         self._due: float | None = None  # loop time of the next chunk
@@ -203,7 +203,7 @@ class FakeStream:
 
     def _say(self, text: str) -> None:
         self._spoken += text
-        self._part.text.text += text
+        self._part.text += text
 
     @property
     def codes(self) -> np.ndarray:

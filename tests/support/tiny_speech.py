@@ -12,8 +12,8 @@ from qwen_megakernel.text.intake import TextIntake
 from qwen_megakernel.text.parts import TextEncoding, TextPart
 from qwen_megakernel.text.request_text import RequestText
 
-# The backend of tests about other things; `pytest --backend cpu` sets another.
-default_backend = "torch"
+# The backend of tests about other things; `pytest --backend torch` sets another.
+default_backend = "cpu"
 
 TEXT = "Hello there, how are you today?"
 VOICE = "vivian"

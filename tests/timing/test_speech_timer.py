@@ -18,7 +18,7 @@ from qwen_megakernel.text.request_text import RequestText
 from qwen_megakernel.text.sentences import pack_sentences
 from qwen_megakernel.timing import speech_timer
 from qwen_megakernel.timing.alignment import align
-from qwen_megakernel.timing.speech_timer import SpeechTimer, SpokenPart
+from qwen_megakernel.timing.speech_timer import SpeechTimer
 from qwen_megakernel.timing.words import TimedWord
 
 FRAME = 1920
@@ -41,13 +41,13 @@ def chunks(samples: np.ndarray, first_frame: int = 0, frames: int = 3) -> Iterat
         yield AudioChunk(piece, RATE, first_frame + begin, len(piece) // FRAME, 0.0)
 
 
-def spoken_parts(texts: Sequence[str]) -> tuple[list[SpokenPart], list[AudioChunk], list[Spelled]]:
+def spoken_parts(texts: Sequence[str]) -> tuple[list[TextPart], list[AudioChunk], list[Spelled]]:
     """Return parts that were spoken one after the other, and the chunks of all of them."""
     parts, sent, said, frame, start = [], [], [], 0, 0
     for seed, text in enumerate(texts):
         spelled = spell(text.lower(), seed=seed)
         pieces = list(chunks(spelled.samples, frame))
-        parts.append(SpokenPart(TextPart(text=text, start=start), frame))
+        parts.append(TextPart(text=text, start=start, first_frame=frame))
         frame += sum(piece.num_frames for piece in pieces)
         start += len(visible(text))
         parts[-1].end(frame, "eos")
@@ -57,7 +57,7 @@ def spoken_parts(texts: Sequence[str]) -> tuple[list[SpokenPart], list[AudioChun
 
 
 def heard(
-    parts: Sequence[SpokenPart],
+    parts: Sequence[TextPart],
     sent: Sequence[AudioChunk],
     text: str | RequestText,
     *,
@@ -113,7 +113,7 @@ def test_words_are_those_that_were_written_with_the_times_of_what_was_spoken():
 def test_marks_alone_are_not_heard_and_not_lost():
     text = "— sonat 😀 filo !"
     parts, sent, _ = spoken_parts(["sonat filo"])
-    parts[0].text.text = text
+    parts[0].text = text
     words = heard(parts, sent, text).words
     assert [word.word for word in words] == text.split()
     lengths = {word.word: word.end - word.start for word in words}
@@ -139,7 +139,7 @@ def test_one_word_has_the_sound_and_not_the_silence_around_it():
 @pytest.mark.parametrize("text", ["שלום עולם, מה שלומך?", "مرحبا بالعالم", "नमस्ते दुनिया"])
 def test_words_of_other_scripts_are_in_the_order_in_which_they_were_written(text: str):
     samples = spell("sonat filo naso tas").samples
-    part = SpokenPart(TextPart(text=text), 0)
+    part = TextPart(text=text, first_frame=0)
     sent = list(chunks(samples))
     part.end(sum(chunk.num_frames for chunk in sent), "eos")
     words = heard([part], sent, text).words
@@ -155,7 +155,7 @@ def test_an_interrupted_speech_has_the_words_that_were_heard_and_ends_where_the_
     spelled = spell(text.lower())
     sent = list(chunks(spelled.samples[: int(share * len(spelled.samples))]))
     seconds = sum(len(chunk.samples) for chunk in sent) / RATE
-    timer = heard([SpokenPart(TextPart(text=text), 0)], sent, text)
+    timer = heard([TextPart(text=text, first_frame=0)], sent, text)
     words = timer.words
     said = [times for times in spelled.word_times if times[0] < seconds]
     assert len(words) in range(len(said) - 1, len(said) + 2)
@@ -169,10 +169,10 @@ def test_an_interrupted_speech_has_the_words_that_were_heard_and_ends_where_the_
 def test_what_was_taken_never_changes_and_together_it_is_all():
     text = f"{FIRST} {SECOND}"
     parts, sent, _ = spoken_parts([FIRST, SECOND])
-    ends = [(part.end_frame, part.is_whole) for part in parts]
+    ends = [(part.end_frame, part.has_ended) for part in parts]
     for part in parts:
-        part.end_frame, part.is_whole = None, False
-    begun: list[SpokenPart] = []
+        part.end_frame, part.has_ended = None, False
+    begun: list[TextPart] = []
     timer = SpeechTimer(begun, as_written(text))
     words, segments, early = [], [], 0
     for chunk in [*sent, None]:
@@ -207,7 +207,7 @@ def test_what_is_heard_while_words_are_sought_is_in_the_next_answer(
     """The server searches in one thread, while another one receives samples."""
     text = f"{FIRST} {SECOND}"
     parts, sent, _ = spoken_parts([text])
-    end_frame, parts[0].end_frame, parts[0].is_whole = parts[0].end_frame, None, False
+    end_frame, parts[0].end_frame, parts[0].has_ended = parts[0].end_frame, None, False
     count = len(sent) // 2
     timer = heard(parts, sent[:count], text, is_over=False)
     later = sent[count:]
@@ -275,7 +275,7 @@ def test_a_chunk_of_two_parts_is_cut_between_them():
 def test_a_part_that_nothing_was_said_for_moves_no_word():
     text = "sonat. *** filo."
     parts, sent, said = spoken_parts(["sonat.", "filo."])
-    parts[1].text.start = len("sonat.***")
+    parts[1].start = len("sonat.***")
     words = heard(parts, sent, text).words
     assert [word.word for word in words] == text.split()
     second_s = parts[1].first_frame * FRAME / RATE
@@ -290,7 +290,7 @@ def test_the_longest_text_takes_time_in_proportion():
         one = list(chunks(np.tile(spell(sentence.lower().strip()[:-1]).samples, 6)))
         parts, sent, frame, start = [], [], 0, 0
         for part in pack_sentences(text.strip(), MIN_PART_CHARS, MAX_PART_CHARS):
-            parts.append(SpokenPart(TextPart(text=part, start=start), frame))
+            parts.append(TextPart(text=part, start=start, first_frame=frame))
             start += len(visible(part))
             for chunk in one:
                 piece = AudioChunk(chunk.samples, RATE, frame, chunk.num_frames, 0.0)

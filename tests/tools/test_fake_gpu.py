@@ -14,7 +14,7 @@ from tolerances import AUDIO_GPU_F32
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.engine.speech import Speech
-from qwen_megakernel.gpu.cuda_graphs import Graphs, HostCopy, upload
+from qwen_megakernel.gpu.cuda_graphs import Graphs, download, upload
 
 pytestmark = [
     pytest.mark.gpu,
@@ -57,9 +57,9 @@ def test_another_stream_waits_only_where_the_program_asks_for_it():
 def test_uploads_and_downloads_wait_for_what_they_must():
     target = torch.zeros(2, 2, device=GPU)
     upload(target, torch.tensor([[1.0, 2.0], [3.0, 4.0]]).T)
-    download = HostCopy(target)
+    wait = download(target)
     target.zero_()
-    assert download.wait().tolist() == [[1, 3], [2, 4]]
+    assert wait().tolist() == [[1, 3], [2, 4]]
 
 
 def test_a_graph_does_its_work_when_it_is_replayed():

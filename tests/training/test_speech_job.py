@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load_file
 from tolerances import TEACHER_FORCED
 
 from qwen_megakernel.checkpoint import loading
+from qwen_megakernel.cli import main
 from qwen_megakernel.decoders.plain import PlainDecoder
 from qwen_megakernel.decoders.prompt import PromptBuilder
 from qwen_megakernel.decoders.slots import DecoderSizes
@@ -17,11 +19,13 @@ from qwen_megakernel.errors import DatasetError, ModelFilesError, OutputError, U
 from qwen_megakernel.records import SpeechRequest
 from qwen_megakernel.speech_options import Sampling
 from qwen_megakernel.text.tokenizer import TextTokenizer
-from qwen_megakernel.training import speech_job
-from qwen_megakernel.training.speech_data import Utterance, mean_x_vector
+from qwen_megakernel.training import speech_job, trained_voice
+from qwen_megakernel.training.speech_data import TrainingSample, mean_x_vector
 from qwen_megakernel.training.speech_job import TuneJob, merge, tune
 from qwen_megakernel.training.speech_model import SpeechModel
 from qwen_megakernel.training.speech_trainer import TuneOptions
+from qwen_megakernel.training.trained_voice import TrainedVoice
+from qwen_megakernel.tts_engine import TTSEngine
 from qwen_megakernel.voice import Voice
 from tools.validation import official
 
@@ -42,14 +46,14 @@ def peft_is_there(request):
 
 
 @pytest.fixture(scope="module")
-def utterances(load_checkpoint):
+def samples(load_checkpoint):
     from qwen_megakernel.cloning.voice_library import VoiceLibrary
 
     base, draw = load_checkpoint(BASE), np.random.default_rng(1)
     width, groups = base.config.talker.stack.hidden_size, base.config.talker.num_code_groups
     fingerprint = VoiceLibrary(base).fingerprint
     return [
-        Utterance(
+        TrainingSample(
             f"{at}",
             f"{at}.wav",
             text,
@@ -64,9 +68,9 @@ def utterances(load_checkpoint):
 
 
 @pytest.fixture
-def job(utterances, tmp_path):
+def job(samples, tmp_path):
     data = tmp_path / "data.jsonl"
-    data.write_text("".join(each.to_json() + "\n" for each in utterances))
+    data.write_text("".join(each.to_json() + "\n" for each in samples))
     return TuneJob(data, tmp_path / "voice", BASE, "anna", device="cpu", held_out=0)
 
 
@@ -81,10 +85,10 @@ def greedy(loaded, text, voice, feed, num_frames):
 
 
 @pytest.fixture(scope="module")
-def by_heart(utterances, tmp_path_factory):
+def by_heart(samples, tmp_path_factory):
     """A checkpoint that has learned the recordings by heart."""
     folder = tmp_path_factory.mktemp("by-heart")
-    (folder / "data.jsonl").write_text("".join(each.to_json() + "\n" for each in utterances))
+    (folder / "data.jsonl").write_text("".join(each.to_json() + "\n" for each in samples))
     job = TuneJob(folder / "data.jsonl", folder / "voice", BASE, "anna", device="cpu", held_out=0)
     trainer = tune(job, BY_HEART)
     assert trainer.records[-1].loss < 0.1 < trainer.records[0].loss
@@ -92,19 +96,19 @@ def by_heart(utterances, tmp_path_factory):
     return folder / "merged"
 
 
-def test_recordings_learned_by_heart_are_spoken_and_end(by_heart, utterances):
+def test_recordings_learned_by_heart_are_spoken_and_end(by_heart, samples):
     loaded = loading.load(loading.resolve(by_heart))
     for feed in ("stepwise", "full"):
-        for each in utterances:
+        for each in samples:
             codes = each.audio_codes
             result = greedy(loaded, each.text, "anna", feed, len(codes) + 2)
             assert result.ended == (True,) and result.num_frames == (len(codes),)
             assert result.codes[0, : len(codes)].tolist() == codes
 
 
-def test_the_official_package_speaks_with_a_merged_voice(by_heart, utterances, official_package):
+def test_the_official_package_speaks_with_a_merged_voice(by_heart, samples, official_package):
     model = official.load(by_heart)
-    for each in utterances:
+    for each in samples:
         prompt = {
             "input_ids": model._tokenize_texts([model._build_assistant_text(each.text)]),
             "languages": ["auto"],
@@ -116,14 +120,14 @@ def test_the_official_package_speaks_with_a_merged_voice(by_heart, utterances, o
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_merged_voice_has_the_logits_of_the_trained_model(job, utterances, tmp_path, method):
+def test_a_merged_voice_has_the_logits_of_the_trained_model(job, samples, tmp_path, method):
     options = replace(QUICK, method=method, learning_rate=1e-2)
     trainer = tune(job, options)
     merge(job.output, tmp_path / "merged", dtype=torch.float32)
     loaded = loading.load(loading.resolve(tmp_path / "merged"))
-    assert loaded.config.talker.speakers == {"anna": speech_job.SPEAKER_ID}
+    assert loaded.config.talker.speakers == {"anna": trained_voice.SPEAKER_ID}
     spoken = trainer._spoken[0]
-    voice = Voice("anna", mean_x_vector(utterances))
+    voice = Voice("anna", mean_x_vector(samples))
     trained = trainer.model.double()
     merged = SpeechModel(loaded, dtype=torch.float64)
     base = SpeechModel(loading.load(loading.resolve(BASE)), dtype=torch.float64)
@@ -182,13 +186,24 @@ def test_lora_learns_in_the_layers_of_both_stacks_alone(job):
 
 
 def test_held_out_losses_stand_beside_the_base_models_and_stop_the_training(job):
-    options = replace(QUICK, method="full", epochs=50, eval_steps=1, patience=2, learning_rate=0.03)
-    trainer = tune(replace(job, held_out=0.5), options)
-    lines = (job.output / speech_job.HELD_OUT).read_text().splitlines()
+    options = replace(QUICK, method="full", epochs=50, eval_steps=1, patience=2, learning_rate=4e-3)
+    heads = []
+    seen = []
+
+    def keep(record):
+        heads.append(seen[0].model.codec_head.weight.detach().clone())
+
+    trainer = tune(replace(job, held_out=0.5), options, on_start=seen.append, on_step=keep)
+    lines = (job.output / trained_voice.HELD_OUT).read_text().splitlines()
     steps = [json.loads(line)["step"] for line in lines]
     assert steps == list(range(trainer.step + 1)) and trainer.step < trainer.num_steps
     losses = [json.loads(line)["losses"] for line in lines]
     assert all(len(each) == 16 for each in losses) and losses[0] != losses[1]
+    # The voice is that of the lowest loss.
+    best = int(np.argmin([each[0] + 0.3 * np.mean(each[1:]) for each in losses[1:]]))
+    assert best < trainer.step - 1
+    saved = load_file(job.output / trained_voice.TENSORS)["codec_head.weight"]
+    assert torch.equal(saved, heads[best])
 
 
 def test_a_full_disk_is_an_error_and_leaves_the_state(job, monkeypatch):
@@ -201,7 +216,7 @@ def test_a_full_disk_is_an_error_and_leaves_the_state(job, monkeypatch):
         tune(job, options)
     monkeypatch.undo()
     tune(replace(job, resume=True), options)
-    assert (job.output / speech_job.TENSORS).is_file()
+    assert (job.output / trained_voice.TENSORS).is_file()
 
 
 def test_what_does_not_fit_is_refused(job, tmp_path):
@@ -217,7 +232,64 @@ def test_what_does_not_fit_is_refused(job, tmp_path):
         tune(job, replace(QUICK, method="full", max_length=3))
     with pytest.raises(ModelFilesError):
         merge(tmp_path, tmp_path / "merged")
-    (tmp_path / speech_job.VOICE).write_text('{"model": "tiny-random-base", "name": "anna"}')
-    with pytest.raises(ModelFilesError, match="has no alpha, method, rank"):
+    described = {"model": BASE, "method": "full"}
+    (tmp_path / trained_voice.VOICE).write_text(json.dumps(described))
+    with pytest.raises(ModelFilesError, match=r"has no speaker.voice.safetensors, tensors"):
+        merge(tmp_path, tmp_path / "merged")
+    for name in (trained_voice.SPEAKER, trained_voice.TENSORS):
+        (tmp_path / name).touch()
+    with pytest.raises(ModelFilesError, match="'name' is missing"):
         merge(tmp_path, tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_adapter_merged_at_load_is_the_merged_checkpoint(job, tmp_path, method):
+    tune(job, replace(QUICK, method=method, learning_rate=1e-2, max_steps=2))
+    merge(job.output, tmp_path / "merged")
+    merged = loading.load(loading.resolve(tmp_path / "merged"))
+    base = loading.load(loading.resolve(BASE))
+    TrainedVoice.read(job.output).merge_into(base)
+    assert base.config == merged.config and base.talker.keys() == merged.talker.keys()
+    for name, tensor in merged.talker.items():
+        assert base.talker[name].dtype == tensor.dtype == torch.bfloat16  # as the base stores it
+        assert torch.equal(base.talker[name], tensor)
+
+
+def test_an_engine_speaks_with_an_adapter_as_with_the_merged_checkpoint(job, tmp_path):
+    tune(job, replace(QUICK, method="full", learning_rate=1e-2, max_steps=2))
+    merge(job.output, tmp_path / "merged")
+    spoken = []
+    for model, adapter in ((tmp_path / "merged", None), (BASE, f"eve={job.output}")):
+        with TTSEngine.from_pretrained(
+            model, adapter=adapter, device="cpu", warmup=False, weights="int8"
+        ) as tts:
+            assert tts.default_voice == ("eve" if adapter else "anna") and not tts.can_clone
+            spoken.append(tts.synthesize("Good morning.", max_frames=4, seed=1).codes)
+    assert np.array_equal(*spoken)
+
+
+def test_an_adapter_that_does_not_fit_is_refused_before_its_model_is_merged(job, tmp_path, capsys):
+    with pytest.raises(ModelFilesError, match="is no trained voice"):
+        TTSEngine.from_pretrained("owner/never-loaded", adapter=tmp_path)
+    tune(job, replace(QUICK, method="full", max_steps=1))
+    voice = TrainedVoice.read(job.output)
+    for model, problem in (
+        ("tiny-random-base-1.7b", "was trained on tiny-random-base "),
+        ("tiny-random", "cannot clone"),
+        ("drawn:tiny-random-base", "has drawn weights"),
+    ):
+        with pytest.raises(UsageError, match=problem):
+            voice.merge_into(loading.load(loading.resolve(model)))
+    base = loading.load(loading.resolve(BASE))
+    talker = replace(base.config.talker, vocab_size=2048)
+    base.config = replace(base.config, talker=talker)
+    with pytest.raises(UsageError, match="has 2048 codec ids; a trained speaker has id 3000"):
+        voice.merge_into(base)
+    with pytest.raises(UsageError, match="keep_packed keeps the weights"):
+        TTSEngine.from_pretrained(
+            BASE, adapter=job.output, backend="cpu", device="cpu", keep_packed=True
+        )
+    words = ["speak", "Hello.", "--adapter", "a", "--adapter", "b"]
+    assert main.main(words) == 2
+    assert "--adapter is given 2 times" in capsys.readouterr().err

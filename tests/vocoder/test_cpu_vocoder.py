@@ -84,7 +84,7 @@ def test_samples_and_states_are_as_exact_as_those_of_torch(model, name):
         for each in (ours, theirs, exact):
             states = [each.new_state() for _ in codes]
             parts = [each.step(part, states) for part in codes.split(sizes, dim=1)]
-            found.append((torch.cat(parts, dim=1), torch.stack([s.values for s in states])))
+            found.append((torch.cat(parts, dim=1), torch.stack(states)))
         (pcm, values), (torch_pcm, torch_values), (exact_pcm, exact_values) = found
         assert pcm.shape == exact_pcm.shape and exact_pcm.std() > 0.02
         assert rms(pcm - exact_pcm) <= CPU_VOCODER_ERROR * rms(torch_pcm - exact_pcm)
@@ -149,8 +149,8 @@ def test_warm_equals_decoding_the_reference(model, made, name, num_reference):
     stepped, warmed = vocoder.new_state(), vocoder.new_state()
     vocoder.step(reference[None], [stepped])
     vocoder.warm(reference.numpy(), warmed)
-    scale = stepped.values.abs().max()
-    assert (warmed.values - stepped.values).abs().max() <= STATE_F32 * scale
+    scale = stepped.abs().max()
+    assert (warmed - stepped).abs().max() <= STATE_F32 * scale
     of_torch = Vocoder(*model(name))
     state = of_torch.new_state()
     of_torch.warm(reference, state)
@@ -202,12 +202,12 @@ def refuses(call, *arguments):
         return "fewer slots" in error.hint
     return False
 
-before = [state.values.clone() for state in states]
+before = [state.clone() for state in states]
 pcm = torch.empty(16, 8 * vocoder.samples_per_frame)
 limit(1)
 assert refuses(vocoder._run, codes, states, 0, pcm), "a chunk"
 resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
-assert all(torch.equal(state.values, old) for state, old in zip(states, before))
+assert all(torch.equal(state, old) for state, old in zip(states, before))
 states[0] = vocoder.new_state()
 assert torch.equal(vocoder.step(codes[:1, :1], states[:1]), small)
 vocoder.step(codes, states)
@@ -263,7 +263,7 @@ def test_nan_in_a_stream_stays_its_own(vocoder):
     expected = decode_in_chunks(vocoder, codes, [4, 4])
     states = [vocoder.new_state() for _ in codes]
     vocoder.step(codes[:, :4], states)
-    states[1].values[1:].fill_(torch.nan)
+    states[1][1:].fill_(torch.nan)
     pcm = vocoder.step(codes[:, 4:], states)
     assert torch.isnan(pcm[1]).all()
     for row in (0, 2):
@@ -281,14 +281,14 @@ def test_codes_outside_the_codebook_are_refused_before_any_work(vocoder, code):
         vocoder.warm(codes[1], states[0])
     # Native code does not rely on that.
     pcm = torch.zeros(2, 6 * TOY_SAMPLES)
-    addresses = (ctypes.c_void_p * 2)(*(state.values.data_ptr() for state in states))
+    addresses = (ctypes.c_void_p * 2)(*(state.data_ptr() for state in states))
     request = native.VocoderRequest(
         codes.data_ptr(), ctypes.addressof(addresses), 2, 6, 0, pcm.data_ptr()
     )
     step = vocoder._library.qwen_cpu_vocoder_step
     assert step(vocoder._handle, ctypes.byref(request)) == BAD_CODE
     assert not pcm.any()
-    assert not any(state.values.any() for state in states)
+    assert not any(state.any() for state in states)
 
 
 def test_a_codec_that_it_cannot_run_is_refused_by_name(model):

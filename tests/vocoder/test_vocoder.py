@@ -21,7 +21,7 @@ from vocoder_toys import (
 
 from qwen_megakernel.checkpoint.random_configs import speech_tokenizer_config
 from qwen_megakernel.errors import UsageError
-from qwen_megakernel.vocoder.vocoder import Vocoder, VocoderState
+from qwen_megakernel.vocoder.vocoder import Vocoder
 
 RELEASED = speech_tokenizer_config("random-0.6b")["decoder_config"]
 
@@ -146,7 +146,7 @@ def test_warm_equals_decoding_the_reference(exact_vocoder, num_reference):
     stepped, warmed = exact_vocoder.new_state(), exact_vocoder.new_state()
     exact_vocoder.step(reference[None], [stepped])
     exact_vocoder.warm(reference.numpy(), warmed)
-    torch.testing.assert_close(warmed.values, stepped.values, rtol=0, atol=AUDIO_F64)
+    torch.testing.assert_close(warmed, stepped, rtol=0, atol=AUDIO_F64)
     pcm = exact_vocoder.step(new[None], [warmed])
     assert_same_audio(pcm, exact_vocoder.step(new[None], [stepped]), AUDIO_F64)
 
@@ -187,7 +187,7 @@ def test_codes_outside_the_codebook_are_refused_before_any_work(vocoder, code):
         vocoder.step(codes, states)
     with pytest.raises(UsageError, match=rf"Code {code} "):
         vocoder.warm(codes[1], states[0])
-    assert all(torch.equal(state.values, vocoder.new_state().values) for state in states)
+    assert all(torch.equal(state, vocoder.new_state()) for state in states)
 
 
 @pytest.mark.parametrize("shape", [(1, 6, 4), (1, 6, 2), (1, 0, 3), (6, 3)])
@@ -211,8 +211,8 @@ def test_a_state_has_the_counted_size(official_package):
     with torch.device("meta"):
         decoder = official_decoder(RELEASED)
         vocoder = Vocoder(codec_config(RELEASED), decoder.state_dict(), device="meta")
-    state: VocoderState = vocoder.new_state()
-    assert state.values.shape == (135_232 + 1_163_264 + 1,)
+    state = vocoder.new_state()
+    assert state.shape == (135_232 + 1_163_264 + 1,)
 
 
 @pytest.mark.ci  # seconds of shapes that are large

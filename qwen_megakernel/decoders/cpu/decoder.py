@@ -22,10 +22,10 @@ from qwen_megakernel.decoders.cpu.prefixes import PrefixCache
 from qwen_megakernel.decoders.embeddings import Embeddings
 from qwen_megakernel.decoders.frame_decoder import FrameDecoder
 from qwen_megakernel.decoders.layers import rope_tables
-from qwen_megakernel.decoders.sampling import MIN_FRAMES
+from qwen_megakernel.decoders.sampling import MIN_FRAMES, not_finite
 from qwen_megakernel.decoders.slots import DecoderSizes, SlotState
 from qwen_megakernel.decoders.weights import DecoderModel, Weights, tensor
-from qwen_megakernel.errors import GenerationError, QwenTTSError, UnsupportedModel, UsageError
+from qwen_megakernel.errors import QwenTTSError, UnsupportedModel, UsageError
 from qwen_megakernel.native import cpu_threads
 from qwen_megakernel.native.cpu_library import (
     DONE,
@@ -105,7 +105,6 @@ class CpuDecoder(FrameDecoder):
 
     @property
     def instruction_set(self) -> str:
-        """The instruction set that the library was compiled for, such as "avx2"."""
         return self._library.qwen_cpu_instruction_set().decode()
 
     @property
@@ -119,7 +118,6 @@ class CpuDecoder(FrameDecoder):
         return self._library.qwen_cpu_decoder_packed_bytes(self._handle)
 
     def cancel(self) -> None:
-        """End the running `step`, or else the next one, before it begins another frame."""
         self._library.qwen_cpu_decoder_cancel(self._handle)
 
     def _check(self, status: int, what: str) -> None:
@@ -184,9 +182,7 @@ class CpuDecoder(FrameDecoder):
             given = forced.to(torch.int32).contiguous()
             request.forced = given.data_ptr()
         if taps is not None:
-            talker, code = self.config.talker.vocab_size, self.config.predictor.vocab_size
-            taps["talker"] = torch.full((n, num_frames, talker), torch.nan)
-            taps["predictor"] = torch.full((n, num_frames, groups - 1, code), torch.nan)
+            taps |= self._empty_taps(n, num_frames)
             request.talker_logits = taps["talker"].data_ptr()
             request.code_logits = taps["predictor"].data_ptr()
         status = self._library.qwen_cpu_decoder_step(self._handle, ctypes.byref(request))
@@ -194,7 +190,7 @@ class CpuDecoder(FrameDecoder):
             self._lose(slots)
             self._check(status, "A step")
         failures: dict[int, QwenTTSError] = {
-            row: _not_finite(codebook) for row, codebook in enumerate(bad.tolist()) if codebook >= 0
+            row: not_finite(codebook) for row, codebook in enumerate(bad.tolist()) if codebook >= 0
         }
         self._lose([slots[row] for row in failures])
         if len(failures) == n:
@@ -284,13 +280,6 @@ def _options_of(state: SlotState) -> native.StreamOptions:
         SamplingParams(**asdict(state.sampling.predictor)),
         state.part,
         state.seed,
-    )
-
-
-def _not_finite(codebook: int) -> GenerationError:
-    return GenerationError(
-        f"The logits of codebook {codebook} are not finite.",
-        "The weights, or what was computed from them, hold NaN or infinity.",
     )
 
 

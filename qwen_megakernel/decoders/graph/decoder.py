@@ -15,10 +15,10 @@ from torch import Tensor
 
 from qwen_megakernel.decoders.buffered import BufferedDecoder
 from qwen_megakernel.decoders.graph.model import MAX_FRAMES_PER_LAUNCH, GraphModel
+from qwen_megakernel.decoders.sampling import not_finite
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.decoders.weights import DecoderModel
-from qwen_megakernel.errors import GenerationError
-from qwen_megakernel.gpu.cuda_graphs import Graphs, HostCopy, upload
+from qwen_megakernel.gpu.cuda_graphs import Graphs, download, upload
 from qwen_megakernel.records import StepResult
 
 MIN_PROMPT = 16  # prompts are padded to this number times a power of two
@@ -47,7 +47,6 @@ class GraphDecoder(BufferedDecoder):
             self._record_everything()
 
     def cancel(self) -> None:
-        """End the running step, or else the next one, before it enqueues another frame's graph."""
         self._cancelled = True
 
     def _run_prompt(self, slot: int, embeds: Tensor, pad_embed: Tensor) -> None:
@@ -135,19 +134,16 @@ class GraphDecoder(BufferedDecoder):
                 self._graphs.run(key, partial(self.model.run_frame, *key))
             else:
                 logits.append(self.model.run_frame(*key))
-        download = HostCopy(self.model.result)
-        return lambda: self._collect(slots, num_frames, download)
+        wait = download(self.model.result)
+        return lambda: self._collect(slots, num_frames, wait())
 
-    def _collect(self, slots: Sequence[int], num_frames: int, download: HostCopy) -> StepResult:
-        codes, (counts, ended, bad) = self.model.split_result(download.wait())
+    def _collect(self, slots: Sequence[int], num_frames: int, result: Tensor) -> StepResult:
+        codes, (counts, ended, bad) = self.model.split_result(result)
         at = list(slots)
         if bad[at].any():
             self._lose(slots)
             self.model.forget(slots)
-            raise GenerationError(
-                f"The logits of codebook {bad[at].max() - 1} are not finite.",
-                "The weights, or what was computed from them, hold NaN or infinity.",
-            )
+            raise not_finite(int(bad[at].max()) - 1)
         for slot in slots:
             self._state(slot).advance(int(counts[slot]), bool(ended[slot]))
         return StepResult(

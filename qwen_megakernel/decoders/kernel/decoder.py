@@ -59,7 +59,6 @@ class KernelDecoder(BufferedDecoder):
         self.embeddings = buffers.embeddings
 
     def cancel(self) -> None:
-        """End the running step, or else the next one, before it begins another frame."""
         self.launcher.cancel()
 
     @torch.inference_mode()

@@ -22,6 +22,7 @@ from qwen_megakernel.decoders.kernel.library import (
     Stream,
     check_tensor,
 )
+from qwen_megakernel.decoders.sampling import not_finite
 from qwen_megakernel.errors import (
     GenerationError,
     KernelTimeout,
@@ -29,7 +30,7 @@ from qwen_megakernel.errors import (
     QwenTTSError,
     UsageError,
 )
-from qwen_megakernel.gpu.cuda_graphs import HostCopy
+from qwen_megakernel.gpu.cuda_graphs import download
 from qwen_megakernel.gpu.launch_order import in_order
 from qwen_megakernel.records import StepResult
 
@@ -132,10 +133,10 @@ class Launcher:
                 logits.append(tapped[:, :, : len(streams)].permute(2, 0, 1, 3))
             first += len(streams)
         result[ends[-1] :] = buffers.controls.errors
-        download, prompts = HostCopy(result), tuple(self._prompts)
+        downloaded, prompts = download(result), tuple(self._prompts)
 
         def wait() -> list[StepResult | QwenTTSError]:
-            found = download.wait()
+            found = downloaded()
             self._steps = []
             errors = found[ends[-1] :].tolist()
             self._settle_prompts(prompts, errors)
@@ -365,10 +366,7 @@ class Launcher:
                 "Later streams run in a new launch.",
             )
         if status == STATUS_BAD_LOGITS:
-            return GenerationError(
-                f"The logits of codebook {layer} are not finite ({where}).",
-                "The weights, or what was computed from them, hold NaN or infinity.",
-            )
+            return not_finite(layer, f" ({where})")
         return GenerationError(f"The kernel reported the unknown status {status} {where}.")
 
     def _timeout_ns(self) -> int:

@@ -79,7 +79,6 @@ class MarkedText(RequestText):
 
     @property
     def error(self) -> MarkupError | None:
-        """See `RequestText`."""
         return self._parser.error
 
     def take_warnings(self) -> list[str]:
@@ -88,13 +87,11 @@ class MarkedText(RequestText):
         return self._parser.take_warnings() + warnings + super().take_warnings()
 
     def feed(self, text: str) -> Iterator[str | Cut]:
-        """See `RequestText`."""
         yield from self._spoken(self._parser.feed(text))
         if self.error:
             yield self._reader.end()
 
     def end(self) -> Iterator[str | Cut]:
-        """See `RequestText`."""
         if not self.error:
             yield from self._spoken(self._parser.end())
             yield self._reader.end()

@@ -22,11 +22,9 @@ class PauseParser:
         self._pauses_s = 0.0
 
     def take_warnings(self) -> list[str]:
-        """See `items.Parser`."""
         return []
 
     def feed(self, text: str) -> list[Item]:
-        """See `items.Parser`."""
         text = self._held + text
         maybe = _MAYBE_MARK.search(text)
         is_begun = maybe is not None and _BEGIN.startswith(maybe.group()[: len(_BEGIN)].lower())
@@ -35,7 +33,6 @@ class PauseParser:
         return self._read(text[:end])
 
     def end(self) -> list[Item]:
-        """See `items.Parser`."""
         text, self._held = self._held, ""
         return self._read(text)
 

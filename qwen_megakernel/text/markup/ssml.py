@@ -90,12 +90,10 @@ class SsmlParser:
         self._pauses_s = 0.0
 
     def take_warnings(self) -> list[str]:
-        """See `items.Parser`."""
         warnings, self._warnings = self._warnings, []
         return warnings
 
     def feed(self, text: str) -> list[Item]:
-        """See `items.Parser`."""
         text = self._pair + text
         half = _CUT_PAIR.search(text)
         self._pair = half.group() if half else ""
@@ -108,7 +106,6 @@ class SsmlParser:
         return self._taken()
 
     def end(self) -> list[Item]:
-        """See `items.Parser`."""
         try:
             if self._before is not None and not self.error:
                 self._put_root(self._before)

@@ -28,7 +28,7 @@ from qwen_megakernel.vocoder.layers import (
     TransposedConv,
     stacked,
 )
-from qwen_megakernel.vocoder.vocoder import DILATIONS, MAX_FRAMES_PER_PASS, Vocoder, VocoderState
+from qwen_megakernel.vocoder.vocoder import DILATIONS, MAX_FRAMES_PER_PASS, Vocoder
 
 PACKED = f"{PREFIX}vocoder"  # the name of the packed weights among the codec's tensors
 HINT = "Use fewer slots."
@@ -144,7 +144,7 @@ class CpuVocoder(Vocoder):
         self._check(status, "The vocoder")
         return packed
 
-    def step(self, codes: Tensor, states: Sequence[VocoderState]) -> Tensor:
+    def step(self, codes: Tensor, states: Sequence[Tensor]) -> Tensor:
         """Decode the next frames of n streams; see `Vocoder.step`."""
         codes = self._checked(codes)
         assert len(states) == len(codes) == len({id(state) for state in states})
@@ -152,16 +152,15 @@ class CpuVocoder(Vocoder):
         self._run(codes, states, 0, pcm)
         return pcm
 
-    def warm(self, codes: np.ndarray | Tensor, state: VocoderState) -> None:
-        """Advance a stream over frames without returning their samples; see `Vocoder.warm`."""
+    def warm(self, codes: np.ndarray | Tensor, state: Tensor) -> None:
         codes = self._checked(torch.as_tensor(codes)[None])[:, -self._context :]
         self._run(codes, [state], max(0, codes.shape[1] - self._tail_context), None)
 
     def _run(
-        self, codes: Tensor, states: Sequence[VocoderState], num_silent: int, pcm: Tensor | None
+        self, codes: Tensor, states: Sequence[Tensor], num_silent: int, pcm: Tensor | None
     ) -> None:
         codes = codes.to(torch.int32).contiguous()
-        addresses = (ctypes.c_void_p * len(states))(*(each.values.data_ptr() for each in states))
+        addresses = (ctypes.c_void_p * len(states))(*(each.data_ptr() for each in states))
         request = native.VocoderRequest(
             codes=codes.data_ptr(),
             states=ctypes.addressof(addresses),

@@ -297,8 +297,13 @@ def test_a_step_waits_once_whatever_its_frames_and_streams(make_decoder, monkeyp
 
     decoder = make_decoder(GraphDecoder, k.checkpoint())
     waits, uploads, replays = [], [], []
-    wait, upload, run = module.HostCopy.wait, module.upload, decoder._graphs.run
-    monkeypatch.setattr(module.HostCopy, "wait", lambda self: waits.append(1) or wait(self))
+    download, upload, run = module.download, module.upload, decoder._graphs.run
+
+    def logged(values):
+        wait = download(values)
+        return lambda: waits.append(1) or wait()
+
+    monkeypatch.setattr(module, "download", logged)
     monkeypatch.setattr(module, "upload", lambda *pair: uploads.append(1) or upload(*pair))
     monkeypatch.setattr(decoder._graphs, "run", lambda *pair: replays.append(pair[0]) or run(*pair))
     begin([decoder], [0, 1, 3], [SAMPLED] * 3)

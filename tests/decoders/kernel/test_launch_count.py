@@ -57,8 +57,8 @@ def test_a_prompt_is_one_launch_however_long(counted):
 
 def test_a_step_brings_everything_back_in_one_copy(counted, monkeypatch):
     decoder, _ = counted
-    copies = Mock(wraps=launcher.HostCopy)
-    monkeypatch.setattr(launcher, "HostCopy", copies)
+    copies = Mock(wraps=launcher.download)
+    monkeypatch.setattr(launcher, "download", copies)
     for slot in range(3):
         k.start(decoder, slot, Sampling(), seed=slot + 1)
     assert copies.call_count == 0  # a prompt copies nothing to the host
@@ -91,12 +91,13 @@ def test_more_streams_than_a_launch_holds_are_enqueued_together_and_waited_for_o
     step = decoder.library.step
     monkeypatch.setattr(decoder.library, "step", lambda *args: log.append("step") or step(*args))
 
-    class LoggedCopy(launcher.HostCopy):
-        def wait(self):
-            log.append("wait")
-            return super().wait()
+    download = launcher.download
 
-    monkeypatch.setattr(launcher, "HostCopy", LoggedCopy)
+    def logged(values):
+        wait = download(values)
+        return lambda: log.append("wait") or wait()
+
+    monkeypatch.setattr(launcher, "download", logged)
     for slot in range(35):
         k.start(decoder, slot, Sampling.greedy(), seed=1)
     found = decoder.step(list(range(35)), 2)

@@ -1,0 +1,163 @@
+"""The folder of a trained voice: what it adds to its base model.
+
+voice.json                           base model, method, speaker's name
+speaker.voice.safetensors            the speaker's row: the mean of all x-vectors
+adapter_config.json, adapter_model.safetensors     as peft writes them (--method lora)
+tensors.safetensors                  the trained tensors (--method full)
+trainer.pt, losses.jsonl, loss.png, held_out.jsonl     of the training
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from qwen_megakernel.checkpoint.config import parse_model_config
+from qwen_megakernel.checkpoint.config_fields import read_json
+from qwen_megakernel.checkpoint.loading import CONFIG, Checkpoint
+from qwen_megakernel.cloning.voice_library import VoiceLibrary
+from qwen_megakernel.errors import ModelFilesError, UsageError
+from qwen_megakernel.voice import Voice
+
+VOICE, SPEAKER, HELD_OUT = "voice.json", "speaker.voice.safetensors", "held_out.jsonl"
+ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+TENSORS = "tensors.safetensors"
+PEFT_PREFIX = "base_model.model."  # in front of every name in peft's files
+SPEAKER_ID = 3000  # of the official script
+_TABLE = "model.codec_embedding.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedVoice:
+    """A voice of `train run`, to be merged with the model that it was trained on."""
+
+    folder: Path
+    model: str  # the name of the base model when it was trained
+    speaker: Voice
+    scale: float | None  # of the adapters; None: the tensors themselves were trained
+
+    @staticmethod
+    def read(place: str | Path) -> TrainedVoice:
+        """Read the small files of a voice, and check that the others are there.
+
+        Args:
+            place: the folder, or "NAME=FOLDER" for a speaker of another name.
+        Raises:
+            ModelFilesError, RecordingError: the folder is no voice, lacks a file, or one is
+                damaged.
+            UsageError: NAME cannot be a name.
+        """
+        name, is_named, rest = str(place).partition("=")
+        if Path(place).is_dir():
+            is_named, rest = "", str(place)
+        folder = Path(rest if is_named else place).expanduser()
+        if not (folder / VOICE).is_file():
+            raise ModelFilesError(
+                f"{folder} is no trained voice: it has no {VOICE}.",
+                hint="Name a folder that `train run` wrote.",
+            )
+        described = read_json(folder / VOICE)
+        try:
+            method, scale = described["method"], None
+            needed = [SPEAKER, TENSORS]
+            if method == "lora":
+                needed = [SPEAKER, ADAPTER_CONFIG, ADAPTER]
+            elif method != "full":
+                raise ValueError(f"its method is {method!r}")
+            if missing := [each for each in needed if not (folder / each).is_file()]:
+                raise ValueError(f"the folder has no {', '.join(missing)}")
+            if method == "lora":
+                adapter = read_json(folder / ADAPTER_CONFIG)
+                scale = adapter["lora_alpha"] / adapter["r"]
+            model, own = str(described["model"]), str(described["name"])
+        except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+            what = f"{error} is missing" if isinstance(error, KeyError) else error
+            raise ModelFilesError(
+                f"{folder / VOICE} cannot be used: {what}.", hint="Train the voice again."
+            ) from error
+        speaker = replace(Voice.load(folder / SPEAKER), name=name if is_named else own)
+        return TrainedVoice(folder, model, speaker, scale)
+
+    def merge_into(self, base: Checkpoint) -> dict[str, Any]:
+        """Change a checkpoint into that of a CustomVoice model with this speaker, in place.
+
+        Each tensor is rounded to the format that the base model stores it in.
+
+        Returns:
+            The contents of its config.json.
+        Raises:
+            UsageError, ModelFilesError: it is not the model that the voice was trained on, or a
+                file of the voice is damaged.
+        """
+        base.talker.update(
+            {key: value.to(base.talker[key].dtype) for key, value in self.tensors(base).items()}
+        )
+        values = read_json(base.files.folder / CONFIG)
+        name = self.speaker.name.lower()
+        values["tts_model_type"] = "custom_voice"
+        values["talker_config"] |= {"spk_id": {name: SPEAKER_ID}, "spk_is_dialect": {name: False}}
+        values.pop("speaker_encoder_config", None)
+        base.config = parse_model_config(values)
+        return values
+
+    def tensors(self, base: Checkpoint) -> dict[str, Tensor]:
+        """Return the tensors of the talker that the voice changes, float32, by name.
+
+        Raises:
+            UsageError, ModelFilesError: as `merge_into` does.
+        """
+        self._check_base(base)
+        path = self.folder / (TENSORS if self.scale is None else ADAPTER)
+        try:
+            tensors = learned = load_file(path)
+            if self.scale is not None:
+                tensors = {}
+                for name in (name for name in learned if name.endswith("lora_A.weight")):
+                    into, out = learned[name], learned[name.replace("lora_A", "lora_B")]
+                    target = name.removeprefix(PEFT_PREFIX).replace("lora_A.", "")
+                    change = self.scale * (out.float() @ into.float())
+                    tensors[target] = base.talker[target].float() + change
+            for name, tensor in tensors.items():
+                if tensor.shape != base.talker[name].shape:
+                    raise ValueError(f"{name} has shape {tuple(tensor.shape)}")
+        except Exception as error:  # safetensors raises its own errors for damaged files
+            raise ModelFilesError(f"{path} cannot be merged: {error}.") from error
+        table = tensors.get(_TABLE, base.talker[_TABLE]).float().clone()
+        table[SPEAKER_ID] = torch.from_numpy(self.speaker.x_vector)
+        return tensors | {_TABLE: table}
+
+    def _check_base(self, base: Checkpoint) -> None:
+        check_trainable(base)
+        found, wanted = VoiceLibrary(base).fingerprint, self.speaker.fingerprint
+        if found != wanted:
+            raise UsageError(
+                f"{self.folder} was trained on {self.model} ({wanted}), not on {base.files.name} "
+                f"({found}).",
+                hint=f"Use --model {self.model}",
+            )
+
+
+def check_trainable(base: Checkpoint) -> None:
+    """Raise an error for a model that no voice can be trained on, or merged with.
+
+    Raises:
+        TaskError: it is not a Base model, or its codec cannot encode.
+        UsageError: its weights are packed or drawn, or no row is left for a speaker.
+    """
+    name, num_rows = base.files.name, base.config.talker.vocab_size
+    if base.form or base.files.is_drawn:
+        raise UsageError(
+            f"{name} has {'packed' if base.form else 'drawn'} weights, which cannot be trained.",
+            hint="Use the files of the original model.",
+        )
+    VoiceLibrary(base).check_encoders()
+    if num_rows <= SPEAKER_ID:
+        raise UsageError(
+            f"{name} has {num_rows} codec ids; a trained speaker has id {SPEAKER_ID}.",
+            hint="Use a model with as many ids as the released ones, 3072.",
+        )
