@@ -69,12 +69,14 @@ class Files:
 
 @dataclass(frozen=True, slots=True)
 class TextIds:
-    """The token ids of one part of an utterance; every field is int64, on the CPU."""
+    """What the prompt of one part of an utterance has; ids are int64, on the CPU."""
 
     role: Tensor  # [3]: <|im_start|>, "assistant", newline
     body: Tensor  # [num_text_tokens]: what is spoken
     instruct: Tensor | None = None  # [num_instruct_tokens], chat markup included
-    reference: Tensor | None = None  # [num_reference_tokens]: transcript of a voice's codes (ICL)
+    reference: Tensor | None = None  # [num_reference_tokens]: words of the frames in context (ICL)
+    # [num_frames, num_code_groups] int: the frames in context; None: those of the request's voice
+    frames: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 TEXT_FEEDS = ("auto", "stepwise", "full")
 SPLITS = ("auto", "off")
+CONTINUITY = ("off", "context")
 
 # Limits of temperatures and penalties. Far beyond them logits become infinite in float32, and a
 # launch with infinite logits fails for every stream in it.
@@ -354,6 +355,12 @@ class SpeechOptions(Options):
         None, "words, and respellings that the model pronounces right, before the engine's own"
     )
     split: str = option("auto", "whether to cut long text at sentences", choices=SPLITS)
+    continuity: str = option(
+        "off",
+        'what each part of a text continues: "context" the last four seconds of speech before it, '
+        '"off" nothing',
+        choices=CONTINUITY,
+    )
     seed: int = option(
         0,
         "number that makes speech repeatable",
@@ -397,6 +404,7 @@ class SpeechKeywords(TypedDict, total=False):
     normalize: str | None
     lexicon: Any  # a file, words with respellings, or a `Lexicon`
     split: str | None
+    continuity: str | None
     seed: int | None
     max_frames: int | None
     first_chunk_frames: int | None

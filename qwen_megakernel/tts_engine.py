@@ -271,6 +271,17 @@ class TTSEngine(OfficialNames):
     def _encoding(self, request: SpeechRequest) -> TextEncoding:
         return self._tokenizer.encoding(self._prompts.resolve(request))
 
+    def check_continuity(self) -> list[str]:
+        """See `SpeechEngine.check_continuity`."""
+        if not self.config.continues_speech:
+            return super().check_continuity()
+        if self.config.model_type == "base":
+            return []
+        return [
+            f'continuity "context" is untried on released {self.config.model_type} weights, whose '
+            "training may have had no frames in context"
+        ]
+
     def create_voice(
         self,
         audio: Recording,

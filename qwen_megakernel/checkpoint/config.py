@@ -172,6 +172,12 @@ class ModelConfig:
         return self.model_type == "custom_voice" and is_untrained
 
     @property
+    def continues_speech(self) -> bool:
+        """Whether frames in context mean something to the model: the demonstration voice has not
+        learned to continue them."""
+        return self.model_size != TOY
+
+    @property
     def has_projection(self) -> bool:
         """Whether `small_to_mtp_projection` exists: it does if the two hidden sizes differ."""
         return self.talker.stack.hidden_size != self.predictor.stack.hidden_size

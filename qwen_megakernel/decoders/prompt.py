@@ -123,13 +123,13 @@ class PromptBuilder:
         """Build the talker's input embeddings for one part of an utterance.
 
         Args:
-            ids: from `TextTokenizer.encode`, with the request's instruct and, for an in-context
-                voice, its transcript; an open text needs at least its first token.
+            ids: from `TextTokenizer.encode`, with the request's instruct and, for frames in
+                context, their words; an open text needs at least its first token.
             request: from `resolve`, but for the language, which may be the part's own; its text is
                 not read again.
             text_open: more text will come, and `trailing_text` ends without the end marker: append
                 `text_rows` of the later text, then `end_rows`. The text is fed stepwise, so
-                `text_feed` is not "full", and the voice is not used in context.
+                `text_feed` is not "full", and there are no frames in context.
         Returns:
             `embeds` [num_positions, hidden_size]; `trailing_text` [num_trailing, hidden_size], of
             which the decoder adds one row to each frame, then `pad_embed` [hidden_size]. If the
@@ -141,11 +141,13 @@ class PromptBuilder:
         if not len(ids.body):
             raise EmptyText("The text has no token to begin with.")
         voice, is_stepwise = request.voice, request.text_feed == "stepwise"
-        is_in_context = isinstance(voice, Voice) and voice.in_context
-        assert not text_open or (is_stepwise and not is_in_context), "this text must be complete"
+        frames = ids.frames
+        if frames is None and isinstance(voice, Voice):
+            frames = voice.codes
+        assert not text_open or (is_stepwise and frames is None), "this text must be complete"
         head = self._head(ids, request)
-        if isinstance(voice, Voice) and voice.in_context:
-            body, trailing = self._in_context_body(ids, voice, is_stepwise)
+        if frames is not None:
+            body, trailing = self._in_context_body(ids, frames, is_stepwise)
         elif is_stepwise:
             text = self._embeddings.text(ids.body)
             body, trailing = text[:1] + self._codec(self._config.talker.codec_bos_id), text[1:]
@@ -198,13 +200,13 @@ class PromptBuilder:
         return torch.cat([text_rows, self._tts_pad + codec]), text[:0]
 
     def _in_context_body(
-        self, ids: TextIds, voice: Voice, is_stepwise: bool
+        self, ids: TextIds, frames: np.ndarray, is_stepwise: bool
     ) -> tuple[Tensor, Tensor]:
-        assert ids.reference is not None, "an in-context voice needs its transcript's ids"
+        assert ids.reference is not None, "frames in context need the ids of their words"
         text = self._embeddings.text(torch.cat([ids.reference, ids.body]))
         text = torch.cat([text, self.end_rows()])
-        frames = self._embeddings.frames(torch.tensor(voice.codes, dtype=torch.int64))
-        codec = torch.cat([self._codec(self._config.talker.codec_bos_id), frames])
+        rows = self._embeddings.frames(torch.tensor(frames, dtype=torch.int64))
+        codec = torch.cat([self._codec(self._config.talker.codec_bos_id), rows])
         if not is_stepwise:
             return self._full_body(text, codec)
         num_pads = max(0, len(codec) - len(text))

@@ -18,12 +18,13 @@ import numpy as np
 import torch
 
 from qwen_megakernel.engine.codes_dump import CodesDump
+from qwen_megakernel.engine.conversation import Conversation
 from qwen_megakernel.engine.speech import Speech
 from qwen_megakernel.engine.stages import Stages
 from qwen_megakernel.engine.step_loop import StepLoop
 from qwen_megakernel.engine.stream import SpeechStream
 from qwen_megakernel.engine.stream_state import StreamState
-from qwen_megakernel.errors import QwenTTSError, UnknownVoice, UsageError
+from qwen_megakernel.errors import QwenTTSError, TaskError, UnknownVoice, UsageError
 from qwen_megakernel.marking import Marking, MarkKey
 from qwen_megakernel.printable import printable
 from qwen_megakernel.records import AudioChunk, Files, Manner, SpeechRequest
@@ -144,6 +145,17 @@ class SpeechEngine(ABC):
     def create_voice(self, audio: Any, *args: Any, **options: Any) -> Voice:
         """Clone a voice; raises `TaskError` if the model cannot."""
 
+    def check_continuity(self) -> list[str]:
+        """Return warnings about `continuity="context"` with this model.
+
+        Raises:
+            TaskError: the model was not trained to continue speech.
+        """
+        raise TaskError(
+            f'continuity is "context", and {self.files.name} was not trained to continue speech.',
+            "Leave it out, or load a Qwen3-TTS model, for example Qwen/Qwen3-TTS-12Hz-0.6B-Base.",
+        )
+
     @property
     def reference_cache_hits(self) -> int:
         """Number of calls of `create_voice` that found their recording in a cache."""
@@ -152,13 +164,20 @@ class SpeechEngine(ABC):
     # ---- what families share ---------------------------------------------------------------------
 
     def stream(
-        self, text: str | None = None, *, text_open: bool = False, **options: Unpack[SpeechKeywords]
+        self,
+        text: str | None = None,
+        *,
+        text_open: bool = False,
+        conversation: Conversation | None = None,
+        **options: Unpack[SpeechKeywords],
     ) -> SpeechStream:
         """Start speaking; returns at once.
 
         Args:
             text: what to say (for some trained voices, phonemes); None with `text_open=True`: the
                 text comes through `feed`.
+            conversation: with `continuity="context"`, what the first part of the text continues;
+                None: only later parts continue something.
             options: those of `SpeechOptions`, by their flat names. None, or leaving one out, is the
                 default: `default_voice` (a Base checkpoint has none and then speaks without a
                 speaker row), a seed drawn at random, which the stream has as `seed`, and for the
@@ -197,8 +216,20 @@ class SpeechEngine(ABC):
         if text_open and values.get("text_feed") in (None, "auto"):
             values["text_feed"] = self._open_text_feed
         request = replace(self._defaults, text=text).override(**values)
+        encoding_of = self._encodings(request)
+        warnings = request.sampling.cold_warnings(self._defaults.sampling)
+        if request.continuity == "context":
+            warnings += self.check_continuity()
+            conversation = conversation or Conversation()
+            own, after_first = encoding_of, not conversation.is_begun
+            encoding_of = cache(lambda manner: own(manner).waiting(after_first=after_first))
+        elif conversation:
+            raise UsageError(
+                'A conversation was given, and continuity is "off".',
+                hint='Give continuity="context", too.',
+            )
         intake = new_intake(
-            *(request, self._encodings(request), self._reading),
+            *(request, encoding_of, self._reading),
             languages=self.languages,
             read_languages=self._read_languages,
             takes_phonemes=self.takes_phonemes,
@@ -216,8 +247,13 @@ class SpeechEngine(ABC):
         state = StreamState(
             *(request, intake, loop.wake, loop.interrupt, self.sample_rate), heard=heard
         )
-        warnings = request.sampling.cold_warnings(self._defaults.sampling)
-        loop.submit(state)
+        if conversation:
+            state.turn = conversation.join(self._workers, loop.wake)
+        try:
+            loop.submit(state)
+        except QwenTTSError:
+            state.cancel()
+            raise
         return SpeechStream(state, self, self._workers, warnings, self.mark)
 
     def _encodings(self, request: SpeechRequest) -> Callable[[Manner], TextEncoding]:
@@ -254,15 +290,25 @@ class SpeechEngine(ABC):
         return self._loop.num_active
 
     async def astream(
-        self, text: str | None = None, *, text_open: bool = False, **options: Unpack[SpeechKeywords]
+        self,
+        text: str | None = None,
+        *,
+        text_open: bool = False,
+        conversation: Conversation | None = None,
+        **options: Unpack[SpeechKeywords],
     ) -> AsyncIterator[AudioChunk]:
         """Yield the chunks of `stream`; leaving the generator cancels the stream."""
-        with self.stream(text, text_open=text_open, **options) as chunks:
+        with self.stream(text, text_open=text_open, conversation=conversation, **options) as chunks:
             async for chunk in chunks:
                 yield chunk
 
     def synthesize(
-        self, text: str, *, loudness: float | None = None, **options: Unpack[SpeechKeywords]
+        self,
+        text: str,
+        *,
+        loudness: float | None = None,
+        conversation: Conversation | None = None,
+        **options: Unpack[SpeechKeywords],
     ) -> Speech:
         """Speak `text` and return all of it; the other options are those of `stream`.
 
@@ -273,9 +319,9 @@ class SpeechEngine(ABC):
             chunk_frames = options.get("chunk_frames")
             options["first_chunk_frames"] = chunk_frames or self._defaults.chunk_frames
         if loudness is None:
-            return Speech.collect(self.stream(text, **options))
+            return Speech.collect(self.stream(text, conversation=conversation, **options))
         target = check_loudness(loudness)
-        speech = Speech.collect(self.stream(text, **options))
+        speech = Speech.collect(self.stream(text, conversation=conversation, **options))
         return replace(speech, audio=at_loudness(speech.audio, speech.sample_rate, target))
 
     def _speak_both_ways(self, text: str, max_frames: int, **options: Any) -> int:

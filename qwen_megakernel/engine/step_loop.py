@@ -201,9 +201,13 @@ class StepLoop:
         request, closed = encoding.request, part.closed
         ids = part.take()
         started = time.perf_counter()
-        prefill = self._prompts.build(
-            replace(encoding.prompt_ids, body=ids), request, text_open=not closed
-        )
+        prompt_ids = replace(encoding.prompt_ids, body=ids)
+        voice = request.voice if isinstance(request.voice, Voice) else None
+        frames = voice.codes if voice else None
+        if said := stream.recall(request.voice):
+            prompt_ids = said.in_context(prompt_ids, voice, encoding.encode)
+            frames = prompt_ids.frames
+        prefill = self._prompts.build(prompt_ids, request, text_open=not closed)
         self._decoder.prefill(
             stream.index,
             prefill,
@@ -213,8 +217,8 @@ class StepLoop:
             text_open=not closed,
         )
         vocoder = self._vocoder.new_state()
-        if isinstance(request.voice, Voice) and request.voice.in_context:
-            self._vocoder.warm(request.voice.codes, vocoder)
+        if frames is not None:
+            self._vocoder.warm(frames, vocoder)
         left = self._decoder.max_frames
         if request.max_frames is not None:
             left = min(left, request.max_frames - stream.num_frames)

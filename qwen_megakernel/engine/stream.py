@@ -213,7 +213,7 @@ class SpeechStream:
 
     def close(self) -> None:
         """Cancel after the current frame, without waiting. Earlier chunks can still be read."""
-        self._state.cancel()
+        self._state.cancel(is_heard=self._over)
 
     def __enter__(self) -> "SpeechStream":
         return self
@@ -228,4 +228,4 @@ class SpeechStream:
         self.close()
 
     def __del__(self) -> None:
-        self._state.cancel()
+        self.close()

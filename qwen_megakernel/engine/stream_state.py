@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 
 from qwen_megakernel.audio import to_int16
+from qwen_megakernel.engine.conversation import Said, Turn
 from qwen_megakernel.engine.runaway_guard import RunawayGuard
 from qwen_megakernel.records import AS_REQUESTED, AudioChunk, FinishReason, Manner, SpeechRequest
 from qwen_megakernel.sound.chunks import HeardChunks
 from qwen_megakernel.text.intake import TextIntake
 from qwen_megakernel.text.parts import TextPart
+from qwen_megakernel.voice import Voice
 
 OutboxItem = AudioChunk | FinishReason | Exception  # the last two end the stream
 
@@ -102,6 +104,7 @@ class StreamState:
     timings: dict[str, float] = field(default_factory=dict)  # milliseconds
     heard: HeardChunks | None = None  # changes the samples; None: nothing changes them
     delivered_s: float = 0.0  # seconds of samples and pauses that were put into the outbox
+    turn: Turn | None = None  # the place in a conversation; None: every part begins anew
 
     # Of the engine's thread, from here on.
     phase: Phase = Phase.WAITING
@@ -135,6 +138,8 @@ class StreamState:
     @property
     def is_ready(self) -> bool:
         """Whether the next part can begin: there is text, and the reader keeps up."""
+        if self.turn and not self.turn.is_due:
+            return False
         parts = self.text.parts
         has_text = bool(parts and parts[0].ids and not parts[0].pause_s)
         return has_text and not self.is_reader_behind
@@ -187,6 +192,13 @@ class StreamState:
             part = parts.popleft()
             if self.spoken_parts and self.spoken_parts[-1] is part:
                 part.end(len(self.codes), self.part_end)
+
+    def recall(self, voice: str | Voice | None) -> Said | None:
+        """Return what the next part continues; `voice` is the part's. None: it begins anew."""
+        if not self.turn:
+            return None
+        goes_on = bool(self.spoken_parts) and self.spoken_parts[-1] is self.text.parts[0]
+        return self.turn.begin_part(voice, goes_on=goes_on)
 
     def begin_part(
         self, part: TextPart, num_tokens: int, *, text_open: bool, max_frames: int, vocoder: Any
@@ -259,13 +271,21 @@ class StreamState:
         if len(frames):
             self.timings.setdefault("first_chunk", self.elapsed_ms())
             manner = self.part.manner if self.part else AS_REQUESTED
-            self.deliver(to_int16(frames.reshape(-1)), first, len(frames), manner=manner)
+            samples = to_int16(frames.reshape(-1))
+            self.deliver(samples, first, len(frames), manner=manner)
+            if self.turn:
+                self.turn.hear(samples, self.sample_rate)
 
     def end_part(self) -> bool:
         """End the part; returns True if the request's limit leaves no frame for another."""
         if self.finish == "eos":
             self.finish = self.part_end
-        limit = self.request.max_frames
+        limit, part = self.request.max_frames, self.part
+        if self.turn and part:
+            # A part whose text was late, or which the guard has cut, has not said all of it.
+            is_said = self.part_end == "eos" and part.closed and not part.ids
+            said = self.codes[self.spoken_parts[-1].first_frame :]
+            self.turn.end_part(part.text if is_said else None, said)
         self.part, self.phase = None, Phase.BETWEEN_PARTS
         return limit is not None and len(self.codes) >= limit
 
@@ -313,6 +333,8 @@ class StreamState:
         self.pending.clear()
         self.timings["total"] = self.elapsed_ms()
         self.outbox.put(error or reason)
+        if self.turn:
+            self.turn.end(is_good=reason not in ("cancelled", "error"))
 
     def buffered_s(self) -> float:
         """Return for how many seconds the reader can go on playing; -inf if it has nothing to play.
@@ -330,8 +352,14 @@ class StreamState:
         """Return the milliseconds since the request was made."""
         return (time.perf_counter() - self.started) * 1000
 
-    def cancel(self) -> None:
-        """Stop after the frame that is being drawn, without waiting, unless the stream is over."""
+    def cancel(self, *, is_heard: bool = False) -> None:
+        """Stop after the frame that is being drawn, without waiting, unless the stream is over.
+
+        Args:
+            is_heard: the reader has received all of the speech, which is not interrupted then.
+        """
         self.cancelled = True
+        if self.turn and not is_heard:
+            self.turn.interrupt()
         if self.finish_reason is None:
             self.interrupt()

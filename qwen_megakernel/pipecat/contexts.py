@@ -16,6 +16,7 @@ from loguru import logger
 from pipecat.frames.frames import CancelFrame, ErrorFrame, Frame, TTSAudioRawFrame, TTSTextFrame
 from pipecat.utils.tracing.service_decorators import traced_tts
 
+from qwen_megakernel.engine.conversation import Conversation
 from qwen_megakernel.errors import EngineClosed, GenerationError, MarkupError
 from qwen_megakernel.pipecat.base import InProcessTTSService
 from qwen_megakernel.pipecat.word_timestamps import WordTime, WordTimer
@@ -46,6 +47,7 @@ class ContextSpeech:
     audio_s: float = 0.0  # audio made so far
     stream: SpeechStream | None = None  # the latest request
     is_cancelled: bool = False
+    conversation: Conversation = field(default_factory=Conversation)  # of its requests
     # For a turn whose text is still arriving (TOKEN mode, or text with markup):
     task: asyncio.Task | None = None  # moves audio to the context, from the first word on
     unspoken: str = ""  # text before the first word
@@ -125,7 +127,7 @@ class ContextTTSService(InProcessTTSService):
     # ---- what a service defines ------------------------------------------------------------------
 
     @abstractmethod
-    def _open_stream(self, text: str | None) -> SpeechStream:
+    def _open_stream(self, text: str | None, conversation: Conversation) -> SpeechStream:
         """Start a request with the current settings; text None: it comes through `feed`."""
 
     @property
@@ -168,7 +170,7 @@ class ContextTTSService(InProcessTTSService):
             await self._push_words(context_id, words)
             return
         try:
-            speech.stream = self._open_stream(text)
+            speech.stream = self._open_stream(text, speech.conversation)
         except Exception as error:  # run_tts must not raise: that would leave the context open
             for frame in await self._failure(context_id, speech, error):
                 yield frame
@@ -199,7 +201,7 @@ class ContextTTSService(InProcessTTSService):
         yield None  # the audio comes through the context
 
     def _begin_turn(self, context_id: str, speech: ContextSpeech) -> None:
-        speech.stream = self._open_stream(None)
+        speech.stream = self._open_stream(None, speech.conversation)
         frames = self._say_stream(context_id, speech, speech.stream)
         speech.task = self.create_task(self._speak_turn(context_id, speech, frames))
 

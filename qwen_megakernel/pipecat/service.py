@@ -51,6 +51,7 @@ HINTS = {
 }
 
 if TYPE_CHECKING:
+    from qwen_megakernel.engine.conversation import Conversation
     from qwen_megakernel.engine.speech_engine import SpeechEngine
     from qwen_megakernel.engine.stream import SpeechStream
 
@@ -251,6 +252,8 @@ class MegakernelTTSService(ContextTTSService):
         )
         resolve_language(settings.stream_options["language"], self._engine.languages)
         self._lexicon = self._check_values(settings)
+        if settings.stream_options["continuity"] == "context":
+            self._engine.check_continuity()
         return voice
 
     def _check_values(self, settings: MegakernelTTSSettings) -> Lexicon | None:
@@ -274,8 +277,10 @@ class MegakernelTTSService(ContextTTSService):
 
     # ---- requests --------------------------------------------------------------------------------
 
-    def _open_stream(self, text: str | None) -> SpeechStream:
+    def _open_stream(self, text: str | None, conversation: Conversation) -> SpeechStream:
         options = self._settings.stream_options | self._chunking
+        if options["continuity"] == "context":
+            options["conversation"] = conversation
         options |= {"voice": self._voice, "lexicon": self._lexicon}
         return self._engine.stream(
             text, text_open=text is None, sample_rate=self._sound_rate, **options

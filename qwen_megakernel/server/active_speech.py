@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from qwen_megakernel.engine.conversation import Conversation
 from qwen_megakernel.errors import DeadlineExceeded
 from qwen_megakernel.marking import Marking
 from qwen_megakernel.records import AudioChunk
@@ -39,6 +40,7 @@ class ActiveSpeech:
         request_id: the value of X-Request-Id.
         finished: records how the request ended.
         buffer_s: seconds of audio to keep before the engine has to wait.
+        conversation: forgets what was said if the speech is stopped; None: there is none.
     """
 
     def __init__(
@@ -51,11 +53,13 @@ class ActiveSpeech:
         request_id: str,
         finished: FinishedRequests,
         buffer_s: float,
+        conversation: Conversation | None = None,
     ):
         self.stream, self.record, self.request_id = stream, record, request_id
         self.mark = mark
         self.finish_reason: str | None = None
         self._ticket, self._finished = ticket, finished
+        self._conversation = conversation
         self._limit = int(buffer_s * record.sample_rate)
         self._chunks: deque[AudioChunk] = deque()
         self._num_buffered = 0  # samples
@@ -92,6 +96,8 @@ class ActiveSpeech:
     def close(self) -> None:
         """Stop speaking, without waiting for the engine; may be called after the end."""
         self._closed = True
+        if self._conversation and self._chunks:  # the client lacks what the engine has said
+            self._conversation.forget()
         self._space.set()
         self.stream.close()
 

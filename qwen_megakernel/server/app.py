@@ -152,8 +152,11 @@ def _add_speech(app: FastAPI, service: Service) -> None:
         check_length(len(body.input), settings)
         body.check_events()
         body.check_timestamps()
+        body.check_session()
         granularities = frozenset(body.timestamp_granularities or ())
         options, warnings = await service.configure(body)
+        if body.session is not None:
+            options["conversation"] = service.conversation(body.session)
         response_format = body.format_or(settings)
         rate = options["sample_rate"] or service.engine.sample_rate
         encoding = body.encoding or "pcm"

@@ -19,6 +19,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from qwen_megakernel.choices import TELEPHONE_RATE
+from qwen_megakernel.engine.conversation import Conversation
 from qwen_megakernel.errors import TextTooLong, UsageError
 from qwen_megakernel.server.error_responses import ApiError
 from qwen_megakernel.server.settings import SAMPLE_RATES, ServerSettings
@@ -202,12 +203,31 @@ class SpeechBody(SpeechSettings):
         None,
         description="With stream true: only the phases of a request, and the audio at the end.",
     )
+    session: str | None = Field(
+        None,
+        min_length=1,
+        max_length=_MAX_NAME_CHARS,
+        description="With continuity context: the client's name for a conversation, such as a "
+        "UUID. Each request with it continues the one before.",
+    )
     include_codes: bool = Field(False, description="Add the codec frames to events with audio.")
 
     @property
     def is_whole(self) -> bool:
         is_whole = self.stream is False or (self.timestamp_granularities and not self.stream)
         return bool(is_whole) and self.stream_format != "sse"
+
+    def check_session(self) -> None:
+        """Refuse a session in which nothing is continued.
+
+        Raises:
+            ApiError: 400; names the field.
+        """
+        if self.session is not None and self.given(["continuity"]).get("continuity") != "context":
+            error = UsageError(
+                "session is given, and continuity is off.", hint='Set continuity to "context".'
+            )
+            raise ApiError.about("session", error)
 
     def check_events(self) -> None:
         """Refuse fields that exclude events of phases.
@@ -338,6 +358,13 @@ async def engine_options(
     except UsageError as error:
         raise ApiError.about("lexicon", error) from error
     return options, warnings
+
+
+def in_conversation(options: dict[str, Any], conversation: Conversation) -> dict[str, Any]:
+    """Return keyword arguments for `TTSEngine.stream`, with a conversation if they continue one."""
+    if options.get("continuity") != "context":
+        return options
+    return options | {"conversation": conversation}
 
 
 def check_length(num_chars: int, settings: ServerSettings) -> None:

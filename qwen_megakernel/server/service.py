@@ -6,9 +6,11 @@ import gc
 import sys
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+from qwen_megakernel.engine.conversation import Conversation
 from qwen_megakernel.errors import NotReady, QwenTTSError
 from qwen_megakernel.printable import get_logger
 from qwen_megakernel.server.active_speech import MAX_CHARS_AT_ONCE, ActiveSpeech
@@ -21,6 +23,7 @@ from qwen_megakernel.text.cleaning import CHARS_PER_SECOND
 
 logger = get_logger(__name__)
 
+MAX_SESSIONS = 1000  # conversations that are remembered, each a few kilobytes
 _SWITCH_INTERVAL_S = 0.0005  # after which Python interrupts a thread for another one
 
 
@@ -37,6 +40,7 @@ class Service:
         self.settings = settings
         self.admission = Admission(num_slots=0, max_queue=settings.max_queue)
         self.finished = FinishedRequests()
+        self._conversations: OrderedDict[str, Conversation] = OrderedDict()
         self.metrics = Metrics(self.admission, self._cache_hits)
         self.failure: BaseException | None = None  # why the engine could not be made
         self._engine: Any = None
@@ -136,7 +140,16 @@ class Service:
             request_id=request_id,
             finished=self.finished,
             buffer_s=self.settings.buffer_s,
+            conversation=options.get("conversation"),
         )
+
+    def conversation(self, session: str) -> Conversation:
+        """Return the conversation of a client's session; the oldest of too many is forgotten."""
+        found = self._conversations.setdefault(session, Conversation())
+        self._conversations.move_to_end(session)
+        if len(self._conversations) > MAX_SESSIONS:
+            self._conversations.popitem(last=False)
+        return found
 
     # ---- coming and going ------------------------------------------------------------------------
 

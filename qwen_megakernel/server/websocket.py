@@ -22,13 +22,14 @@ from typing import Any
 
 from fastapi import WebSocket
 
+from qwen_megakernel.engine.conversation import Conversation
 from qwen_megakernel.errors import QwenTTSError, UsageError
 from qwen_megakernel.printable import get_logger
 from qwen_megakernel.server.active_speech import ActiveSpeech
 from qwen_megakernel.server.encoders import new_encoder
 from qwen_megakernel.server.error_responses import ApiError, error_facts
 from qwen_megakernel.server.responses import audio_bytes, file_at_end, keep
-from qwen_megakernel.server.schemas import SessionConfig, check_length
+from qwen_megakernel.server.schemas import SessionConfig, check_length, in_conversation
 from qwen_megakernel.server.service import Service
 from qwen_megakernel.server.utterance import JsonSocket, Utterance
 
@@ -69,6 +70,7 @@ class Session:
         self._pending: deque[NumberedUtterance] = deque()  # the first is being spoken
         self._writing: NumberedUtterance | None = None  # the utterance that still takes text
         self._num_utterances = 0
+        self._conversation = Conversation()  # of its utterances
         # When the client last sent anything but blank text, or its speech ended; `time.monotonic`.
         self._active_at = time.monotonic()
         self._news = asyncio.Event()
@@ -116,7 +118,7 @@ class Session:
             self._writing = None
         elif kind == "response.cancel":
             self._cancel_all()
-            self._writing = None
+            self._writing, self._conversation = None, Conversation()
         else:
             raise UsageError(
                 f"Unknown message type {json.dumps(kind)[:80]}.",
@@ -156,7 +158,7 @@ class Session:
             utterance = NumberedUtterance(
                 index=self._num_utterances,
                 config=self._config,
-                options=self._options,
+                options=in_conversation(self._options, self._conversation),
                 warnings=self._warnings,
             )
             self._pending.append(utterance)

@@ -12,7 +12,13 @@ from qwen_megakernel.records import AS_REQUESTED, Manner, SpeechRequest
 from qwen_megakernel.text.cleaning import MAX_CHARS, check_length, clean, empty_text, visible
 from qwen_megakernel.text.languages import AUTO, language_of_code, resolve_language
 from qwen_megakernel.text.markup.marked_text import MarkedText, new_parser
-from qwen_megakernel.text.parts import PartEncoder, PartEnds, TextEncoding, TextPart
+from qwen_megakernel.text.parts import (
+    WAITING_PART_CHARS,
+    PartEncoder,
+    PartEnds,
+    TextEncoding,
+    TextPart,
+)
 from qwen_megakernel.text.reading.lexicon import Lexicon
 from qwen_megakernel.text.reading.reader import Reading
 from qwen_megakernel.text.request_text import Cut, RequestText
@@ -61,6 +67,7 @@ class TextIntake:
         self._encoder: PartEncoder | None = None  # its encoder, if its ids are spoken as they come
         self._manner = AS_REQUESTED  # of the growing part
         self._encoding, self._encoding_of = encoding, encoding_of or (lambda _: encoding)
+        self._num_ended = 0  # parts
         self._held = ""  # text of an open part's end, until it shows whether a sentence ends there
         self._num_visible = 0  # visible characters of all parts
 
@@ -117,8 +124,7 @@ class TextIntake:
             if isinstance(step, Cut):
                 self._finish_part()
                 self._manner, self._encoding = step.manner, self._encoding_of(step.manner)
-                if self._ends:
-                    self._ends = PartEnds(*self._encoding.open_part_chars)
+                self._begin_limits()
                 if step.pause_s:
                     self.parts.append(TextPart.pause(step.pause_s, self._num_visible))
             elif self._ends is None:
@@ -150,7 +156,7 @@ class TextIntake:
             own = None if self._encoding is self.encoding else self._encoding
             part = TextPart(start=self._num_visible, manner=self._manner, encoding=own)
             self._part = part
-            if not self.is_whole and self._encoding.new_part:
+            if not self.is_whole and self._encoding.new_part and not self._waits:
                 self._encoder = self._encoding.new_part()
                 self.parts.append(part)
         if self._encoder:
@@ -159,6 +165,17 @@ class TextIntake:
             check_length(len(part.text) + len(text), self._max_chars)
         part.text += text
         self._num_visible += len(visible(text))
+
+    @property
+    def _waits(self) -> bool:
+        """Whether only the first part is spoken while its text arrives, and it has been."""
+        return self._encoding.opens_once and self._num_ended > 0
+
+    def _begin_limits(self) -> None:
+        """Let the part that begins next have the limits of its encoding."""
+        if self._ends:
+            limits = WAITING_PART_CHARS if self._waits else self._encoding.open_part_chars
+            self._ends.begin(*limits)
 
     def _finish_part(self) -> None:
         """End the growing part behind all text that has come."""
@@ -173,6 +190,8 @@ class TextIntake:
             self._ends.begin()
         if part is None:
             return
+        self._num_ended += 1
+        self._begin_limits()
         # The engine skips a part without a word, and raises an error for a text without any.
         with contextlib.nullcontext() if self.is_whole else contextlib.suppress(EmptyText):
             if encoder:

@@ -8,7 +8,7 @@ the parts.
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, Self
 
 import torch
@@ -104,6 +104,17 @@ class TextEncoding:
     new_part: Callable[[], PartEncoder] | None
     part_chars: tuple[int, int] = (MIN_PART_CHARS, MAX_PART_CHARS)  # of a whole text
     open_part_chars: tuple[int, int] = OPEN_PART_CHARS  # of a text that arrives in pieces
+    opens_once: bool = False  # only the first part is spoken while its text arrives
+
+    def waiting(self, *, after_first: bool) -> Self:
+        """Return the encoding of a text whose parts wait until they are complete.
+
+        Args:
+            after_first: the first part does not wait.
+        """
+        if self.new_part is None or after_first:
+            return replace(self, opens_once=True)
+        return replace(self, new_part=None, open_part_chars=WAITING_PART_CHARS)
 
 
 class PartEnds:
@@ -116,11 +127,12 @@ class PartEnds:
     """
 
     def __init__(self, min_chars: int, max_chars: int) -> None:
-        self._min_chars, self._max_chars = min_chars, max_chars
-        self.begin()
+        self.begin(min_chars, max_chars)
 
-    def begin(self) -> None:
-        """Begin a part."""
+    def begin(self, *limits: int) -> None:
+        """Begin a part; with `limits`, it and those after it have other ones."""
+        if limits:
+            self._min_chars, self._max_chars = limits
         self._num_chars = 0  # characters of the part
         self._tail = ""  # the part's last characters
 

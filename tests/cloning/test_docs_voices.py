@@ -24,7 +24,9 @@ def test_every_command_runs(run_here, monkeypatch, reader_folder):
     assert soundfile.info(reader_folder / "out.wav").duration > 0
 
 
-@pytest.mark.parametrize("block", blocks(PAGE, "python"), ids=["engine", "agent", "compat"])
+@pytest.mark.parametrize(
+    "block", blocks(PAGE, "python"), ids=["engine", "agent", "compat", "conversation"]
+)
 def test_every_example_runs(run_here, monkeypatch, reader_folder, block):
     if "pipecat" in block:
         pytest.importorskip("pipecat")

@@ -3,6 +3,7 @@
 import logging
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from prompt_toys import FEEDS, INSTRUCT, LANGUAGES, SPEAKERS, TEXT, Toy, assert_same_prompt, clone
@@ -10,6 +11,7 @@ from tolerances import PROMPT_F32
 
 from qwen_megakernel.decoders.embeddings import Embeddings
 from qwen_megakernel.decoders.prompt import PromptBuilder
+from qwen_megakernel.engine.conversation import Said
 from qwen_megakernel.errors import EmptyText
 from qwen_megakernel.records import SpeechRequest
 from qwen_megakernel.text.tokenizer import TextTokenizer
@@ -79,6 +81,35 @@ def test_cloned_voice_prompt_equals_the_official_one(base_toy, num_frames, langu
     request = {"voice": voice, "language": language, "text_feed": text_feed}
     theirs = {"voice_clone_prompt": [item]}
     base_toy.assert_official("generate_voice_clone", theirs=theirs, **request)
+
+
+@pytest.mark.parametrize("text_feed", FEEDS)
+@pytest.mark.parametrize("num_frames", [0, 9])
+def test_a_prompt_that_continues_speech_equals_the_official_one_in_context(
+    base_toy, num_frames, text_feed
+):
+    """The official one has the frames and words of the reference, and then of what was said."""
+    voice, more = clone(num_frames), clone(12).codes
+    said = Said(more, ((0, "It "), (5, "was.")))
+    request = base_toy.builder.resolve(SpeechRequest(TEXT, voice=voice, text_feed=text_feed))
+    tokenizer = base_toy.tokenizer
+    ids = said.in_context(tokenizer.encode(TEXT), voice, tokenizer.ids)
+    codes = more if not num_frames else np.concatenate([voice.codes, more])
+    item = base_toy.prompt_item(
+        ref_code=torch.tensor(codes),
+        ref_spk_embedding=torch.tensor(voice.x_vector),
+        x_vector_only_mode=False,
+        icl_mode=True,
+        ref_text=f"{voice.transcript} It was." if num_frames else "It was.",
+    )
+    assert_same_prompt(
+        base_toy.builder.build(ids, request),
+        base_toy.official.generate_voice_clone,
+        text=TEXT,
+        language="auto",
+        voice_clone_prompt=[item],
+        non_streaming_mode=FEEDS[text_feed],
+    )
 
 
 @pytest.mark.parametrize("text_feed", FEEDS)

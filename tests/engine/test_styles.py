@@ -34,6 +34,8 @@ STYLES = {
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("voices")
     Voice.of_styles("anna", STYLES.values()).save(folder / "anna.voice.safetensors")
+    for name, style in (("ben", "sad"), ("eve", "happy")):
+        Voice(name, STYLES[style].x_vector).save(folder / f"{name}.voice.safetensors")
     return folder
 
 
@@ -123,15 +125,12 @@ def test_an_unknown_style_lists_those_that_exist(tts):
 
 
 def test_a_sum_of_names_is_a_mix_and_a_file_of_that_name_wins(tts, folder):
-    voices = [Voice("ben", STYLES["sad"].x_vector), Voice("eve", STYLES["happy"].x_vector)]
-    for voice in voices:
-        voice.save(folder / f"{voice.name}.voice.safetensors")
-
     def codes(voice):
         return tts.synthesize(TEXT, voice=voice, **OPTIONS).codes.tolist()
 
     mixed = codes("ben(2)+eve")
-    assert mixed == codes(Voice.mix("x", [(voices[0], 2), (voices[1], 1)])) != codes("ben+eve")
+    ben, eve = (Voice.load(folder / f"{name}.voice.safetensors") for name in ("ben", "eve"))
+    assert mixed == codes(Voice.mix("x", [(ben, 2), (eve, 1)])) != codes("ben+eve")
     (folder / "ben(2)+eve.voice.safetensors").write_bytes(
         (folder / "ben.voice.safetensors").read_bytes()
     )

@@ -23,6 +23,7 @@ from tiny_speech import tiny_engine
 from tolerances import PCM_STEPS
 
 from qwen_megakernel import TTSEngine
+from qwen_megakernel.engine.conversation import Conversation
 from qwen_megakernel.errors import EngineClosed, TaskError
 from qwen_megakernel.pipecat.service import MegakernelTTSService
 from qwen_megakernel.voice import Voice
@@ -65,6 +66,39 @@ async def test_sentences_are_what_the_engine_says(engine):
         await run.until(TTSStoppedFrame)
     expected = pcm_of(engine, "Hello there.") + pcm_of(engine, "How are you?")
     assert run.pcm == expected and run.errors == []
+
+
+@pytest.mark.parametrize("mode", [SENTENCE, TOKEN])
+async def test_twenty_sentences_of_a_turn_keep_one_context(base_engine, mode):
+    ada = Voice("ada", np.ones(base_engine.config.talker.stack.hidden_size, np.float32))
+    options = {"voice": "ada", "max_frames": None, "continuity": "context"}
+    sentences = [f"This is sentence {number}. " for number in range(20)]
+    async with Run(service(base_engine, mode, {"ada": ada}, **options)) as run:
+        await run.turn(*sentences)
+        await run.until(TTSStoppedFrame, timeout_s=60)
+        pcm = run.pcm
+        await run.turn(sentences[0])  # begins anew
+        await run.until(TTSStoppedFrame, 2)
+    options |= OPTIONS | {"voice": ada, "max_frames": None}
+    if mode is SENTENCE:
+        talk = Conversation()
+        streams = [
+            base_engine.stream(sentence.strip(), conversation=talk, **options)
+            for sentence in sentences
+        ]
+    else:
+        streams = [base_engine.stream(text_open=True, **options)]
+        streams[0].feed("".join(sentences))
+        streams[0].end_text()
+    expected = b"".join(chunk.pcm16 for stream in streams for chunk in stream)
+    assert pcm == expected and run.errors == []
+    alone = base_engine.stream(sentences[0].strip(), **options)
+    assert run.pcm[len(pcm) :] == b"".join(chunk.pcm16 for chunk in alone)
+    parts = sum(stream.text.num_parts for stream in streams)
+    assert parts == 20 if mode is SENTENCE else parts > 3
+    assert expected != b"".join(
+        pcm_of(base_engine, sentence.strip(), voice=ada, max_frames=None) for sentence in sentences
+    )
 
 
 async def test_the_emulated_kernel_says_the_same():

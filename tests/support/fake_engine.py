@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.letters import count_letters
+from qwen_megakernel.engine.conversation import Conversation
 from qwen_megakernel.engine.stream import StreamText
 from qwen_megakernel.errors import (
     EmptyText,
@@ -101,7 +102,12 @@ class FakeEngine:
         return voice if style is None or not isinstance(voice, Voice) else voice.in_style(style)
 
     def stream(
-        self, text: str | None = None, *, text_open: bool = False, **options: Any
+        self,
+        text: str | None = None,
+        *,
+        text_open: bool = False,
+        conversation: Conversation | None = None,
+        **options: Any,
     ) -> "FakeStream":
         if self.closed:
             raise EngineClosed("closed")
@@ -116,6 +122,7 @@ class FakeEngine:
         reader = self._reading.reader(request.normalize, request.language, request.lexicon)
         stream = FakeStream(self, request, reader)
         stream.text_format = request.text_format  # recorded, but ignored
+        stream.conversation = conversation  # recorded, but ignored
         self.streams.append(stream)
         return stream
 

@@ -1,0 +1,214 @@
+"""Measure how a voice changes over minutes of speech: its rate, pitch, loudness and identity.
+
+A few passages are spoken again and again, each by a request of its own. Each is compared with the
+first time that it was spoken, because texts differ in their rate and melody. With --url, the
+passages are requests to a server with OpenAI's endpoint; otherwise the engine speaks them. Nothing
+here needs another model, except that a Base checkpoint's own speaker encoder compares the voice's
+identity.
+"""
+
+import argparse
+import functools
+import io
+import itertools
+import json
+import math
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import librosa
+import numpy as np
+import soundfile
+from tqdm import tqdm
+
+from benchmarks import common
+from benchmarks.letters import count_letters
+from qwen_megakernel.audio import to_int16
+from qwen_megakernel.cli import options, parsing
+from qwen_megakernel.engine.conversation import Conversation
+from qwen_megakernel.errors import SetupError
+from qwen_megakernel.timing.loudness import HOPS_PER_SECOND, Loudness
+
+PASSAGES = (
+    "The train leaves at nine in the morning, and it takes three hours to reach the coast. There "
+    "is a small cafe on board where you can buy coffee, tea and sandwiches on the way.",
+    "Most people bring a book with them, or they look out of the window at the fields. In summer "
+    "the sun is bright and the grass is green, and in winter there is often snow on the hills.",
+    "When you arrive, turn left at the station and walk along the river for ten minutes. You will "
+    "see an old stone bridge, a market square, and behind it the hotel with the red door.",
+    "Please tell the woman at the desk that you have a table for two at seven in the evening. She "
+    "will give you the key, and she can also tell you which of the boats goes to the island.",
+)
+PITCH_HZ = 60, 400
+AUDIBLE_DB = -60.0  # relative to full scale
+SPEECH_RANGE_DB = 25.0  # what is quieter than loud speech by more is a pause
+MIN_S, MIN_IDENTITY_S = 0.5, 1.0
+# The limits over three minutes of a steady voice.
+LIMITS = {"rate_percent": 3.0, "pitch_semitones": 0.5, "loudness_db": 1.0}
+
+Speech = tuple[np.ndarray, int]  # [num_samples] float32, and their rate
+Speak = Callable[[str], Speech]
+
+
+def measured(text: str, samples: np.ndarray, rate: int) -> dict[str, float]:
+    """Return a passage's figures: seconds for each letter, median pitch, and loudness.
+
+    Silence does not count, so that a pause at an end changes none of them.
+    """
+    features = Loudness()
+    features.add(to_int16(samples), rate)
+    rows = features.rows()
+    audible = rows[rows[:, 0] > AUDIBLE_DB, 0]
+    least = np.percentile(audible, 90) - SPEECH_RANGE_DB if len(audible) else 0.0
+    is_speech = rows[:, 0] > least
+    hop = round(rate * features.seconds_per_hop)
+    low, high = PITCH_HZ
+    pitch = librosa.yin(samples, fmin=low, fmax=high, sr=rate, hop_length=hop, frame_length=8 * hop)
+    # The search's ends are what it finds where there is no pitch.
+    pitch = pitch[: len(rows)][is_speech[: len(pitch)]]
+    pitch = pitch[(pitch > 1.02 * low) & (pitch < 0.98 * high)]
+    power = 10 ** (rows[is_speech, 0] / 10)
+    return {
+        "seconds": len(samples) / rate,
+        "seconds_per_letter": int(is_speech.sum()) / HOPS_PER_SECOND / count_letters(text),
+        "pitch_hz": float(np.median(pitch)) if len(pitch) else math.nan,
+        "loudness_db": float(10 * np.log10(power.mean())) if len(power) else math.nan,
+    }
+
+
+def drifts(rows: list[dict[str, float]]) -> None:
+    """Add to each passage how far it is from the first time that it was spoken."""
+    for index, row in enumerate(rows):
+        first = rows[index % len(PASSAGES)]
+        rate = row["seconds_per_letter"] / first["seconds_per_letter"]
+        row["rate_percent"] = 100 * (rate - 1)
+        row["pitch_semitones"] = 12 * math.log2(row["pitch_hz"] / first["pitch_hz"])
+        row["loudness_drift_db"] = row["loudness_db"] - first["loudness_db"]
+
+
+def slope(rows: list[dict[str, float]], name: str) -> float:
+    """Return the change of a figure from the beginning to the end, by a straight line."""
+    values = np.array([row[name] for row in rows])
+    known = np.isfinite(values)
+    if known.sum() < 2:
+        return 0.0
+    place = np.arange(len(values))
+    return float(np.polyfit(place[known], values[known], 1)[0] * (len(values) - 1))
+
+
+@contextmanager
+def speaker(args: argparse.Namespace) -> Iterator[tuple[Speak, Any, dict[str, Any]]]:
+    """Yield what speaks a passage, the engine (None: a server does), and facts of a result."""
+    if args.url:
+        facts = common.header() | {"url": args.url, "model": args.request.get("model", "tts-1")}
+        yield functools.partial(_request, args, uuid.uuid4().hex), None, facts
+        return
+    with options.engine_from_args(args) as tts:
+        talk = Conversation()
+        speech, seeds = options.speech_options(args, tts), itertools.count(args.seed or 0)
+        if speech.get("continuity") == "context":
+            speech["conversation"] = talk
+
+        def speak(text: str) -> Speech:
+            spoken = tts.synthesize(text, **speech | {"seed": next(seeds)})
+            return spoken.audio, spoken.sample_rate
+
+        yield speak, tts, common.engine_header(tts)
+
+
+def _request(args: argparse.Namespace, session: str, text: str) -> Speech:
+    body = {"model": "tts-1", "input": text, "response_format": "wav"} | args.request
+    if args.voice:
+        body["voice"] = args.voice
+    if args.continuity == "context":
+        body |= {"continuity": "context", "session": session}
+    request = urllib.request.Request(
+        f"{args.url.rstrip('/')}/v1/audio/speech",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"} | dict(args.header),
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=args.timeout) as answer:
+            data = answer.read()
+    except OSError as error:
+        said = error.read().decode(errors="replace")[:300] if hasattr(error, "read") else ""
+        raise SetupError(f"{args.url} did not speak: {error}.", said) from error
+    samples, rate = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
+    return samples.mean(1), rate
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, _, value = text.partition(":")
+    return name.strip(), value.strip()
+
+
+@common.takes(
+    functools.partial(options.add_model_options, default="demo-voice"),
+    options.add_speech_options,
+    common.count("--seconds", 180, "seconds of speech to measure"),
+    common.option("--url", help="address of a server with OpenAI's endpoint, without /v1"),
+    common.option(
+        *("--request",),
+        type=json.loads,
+        default={},
+        metavar="JSON",
+        help='further fields of the body of a request, such as {"model": "tts-1"}',
+    ),
+    common.option(
+        *("--header",),
+        type=_header,
+        action="append",
+        default=[],
+        metavar="NAME:VALUE",
+        help="header of a request, such as one with an API key",
+    ),
+    common.option("--timeout", type=parsing.at_least(1), default=600, help="seconds of a request"),
+)
+def drift(args: argparse.Namespace) -> int:
+    """Measure and report; return 1 if the voice of our engine drifts beyond a limit."""
+    rows: list[dict[str, float]] = []
+    first: np.ndarray | None = None
+    with (
+        speaker(args) as (speak, tts, facts),
+        tqdm(total=args.seconds, unit="s", leave=False, disable=None) as bar,
+    ):
+        texts = itertools.cycle(PASSAGES)
+        while sum(row["seconds"] for row in rows) < args.seconds:
+            text = next(texts)
+            samples, rate = speak(text)
+            if len(samples) < MIN_S * rate:
+                raise SetupError(f"A passage has {len(samples) / rate:.2f} s of speech.")
+            row = measured(text, samples, rate)
+            if tts is not None and tts.can_clone and row["seconds"] >= MIN_IDENTITY_S:
+                vector = tts.create_voice(samples, rate=rate).x_vector
+                first = vector if first is None else first
+                norms = np.linalg.norm(first) * np.linalg.norm(vector)
+                row["identity"] = float(first @ vector / norms)
+            rows.append(row)
+            bar.update(row["seconds"])
+    drifts(rows)
+    names = ["rate_percent", "pitch_semitones", "loudness_drift_db"]
+    columns = [*names, "identity"] if first is not None else names
+    print("passage  seconds  s/letter  pitch Hz  " + "  ".join(columns))
+    for number, row in enumerate(rows, 1):
+        cells = (f"{row.get(name, math.nan):{len(name)}.2f}" for name in columns)
+        print(
+            f"{number:7}  {row['seconds']:7.2f}  {row['seconds_per_letter']:8.4f}  "
+            f"{row['pitch_hz']:8.1f}  " + "  ".join(cells)
+        )
+    changes = dict(zip(LIMITS, (slope(rows, name) for name in names), strict=True))
+    largest = {name: max(abs(row[name]) for row in rows) for name in names}
+    print("from beginning to end: " + ", ".join(f"{n} {v:+.2f}" for n, v in changes.items()))
+    settings = {"seconds": args.seconds, "continuity": args.continuity or "off"}
+    found = {"settings": settings, "changes": changes, "largest": largest, "limits": LIMITS}
+    common.write_json(args.json, facts | found | {"rows": rows})
+    return common.report_missed(
+        [
+            f"{name} changes by {abs(changes[name]):.2f}, which is above {most:g}"
+            for name, most in LIMITS.items()
+            if abs(changes[name]) > most
+        ]
+    )

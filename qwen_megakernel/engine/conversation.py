@@ -1,0 +1,242 @@
+"""What the streams of a conversation have just said, which the next part of it continues.
+
+At the end of a part, its samples show where its words are. The last four seconds of its frames, cut
+at a word, and their words are then in the context of the next part's prompt, behind the reference
+of the voice: the official in-context rows.
+"""
+
+import threading
+from collections.abc import Callable, Hashable
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from qwen_megakernel.records import TextIds
+from qwen_megakernel.text.cleaning import clean
+from qwen_megakernel.timing.alignment import align
+from qwen_megakernel.timing.loudness import Loudness
+from qwen_megakernel.timing.sounds import sounds_of
+from qwen_megakernel.timing.words import is_unspaced, word_spans
+from qwen_megakernel.voice import Voice
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CONTEXT_S = 4.0  # the longest context
+MAX_VOICES = 16  # voices of a conversation whose speech is kept
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """The end of what a voice has said, which begins with a word.
+
+    Attributes:
+        codes: [num_frames, num_code_groups] int32.
+        words: for each word its first frame, and its characters up to the next word.
+    """
+
+    codes: np.ndarray
+    words: tuple[tuple[int, str], ...]
+
+    @classmethod
+    def part(cls, text: str, codes: np.ndarray, loudness: Loudness) -> "Said | None":
+        """Find the words of a complete part in its samples; None if it has none."""
+        text, rows = clean(text), loudness.rows()
+        sounds = sounds_of(text)
+        if not sounds or not len(rows):
+            return None
+        hops = align(rows, sounds)
+        hops_per_frame = len(rows) / len(codes)
+        place = [*accumulate((not char.isspace() for char in text), initial=0)]
+        frames_of = (hops[:, 0] / hops_per_frame).astype(int).tolist()
+        heard = dict(zip((sound.first for sound in sounds), frames_of, strict=True))
+        begins: list[tuple[int, int]] = []  # frame and first character of each word with a sound
+        for begin, end, _ in word_spans(text):
+            frames = [heard[at] for at in range(place[begin], place[end]) if at in heard]
+            if frames:
+                begins.append((frames[0], begin) if begins else (0, 0))
+        stops = [begin for _, begin in begins[1:]] + [len(text)]
+        spans = zip(begins, stops, strict=True)
+        return cls(codes, tuple((frame, text[begin:stop]) for (frame, begin), stop in spans))
+
+    @property
+    def text(self) -> str:
+        """The words of the frames."""
+        return "".join(word for _, word in self.words)
+
+    def in_context(
+        self, ids: TextIds, voice: Voice | None, encode: Callable[[str], "Tensor"]
+    ) -> TextIds:
+        """Return the ids of a prompt that continues the voice's reference, and then this."""
+        text, codes = self.text, self.codes
+        if voice and voice.codes is not None:
+            text = joined(clean(voice.transcript or ""), text)
+            codes = np.concatenate([voice.codes, codes])
+        return replace(ids, reference=encode(text.strip()), frames=codes)
+
+    def after(self, earlier: "Said | None", num_frames: int) -> "Said | None":
+        """Return the last `num_frames` of `earlier` and this, from a word on; None: no word is."""
+        codes, words = self.codes, self.words
+        if earlier is not None:
+            space = joined(earlier.text, self.text)[len(earlier.text) : -len(self.text)]
+            frame, last = earlier.words[-1]
+            shift = len(earlier.codes)
+            words = (
+                *earlier.words[:-1],
+                (frame, last + space),
+                *((frame + shift, word) for frame, word in words),
+            )
+            codes = np.concatenate([earlier.codes, codes])
+        least = len(codes) - num_frames
+        kept = [(frame, word) for frame, word in words if frame >= least]
+        if not kept or kept[0][0] >= len(codes):
+            return None
+        first = kept[0][0]
+        return Said(codes[first:].copy(), tuple((frame - first, word) for frame, word in kept))
+
+
+def joined(text: str, more: str) -> str:
+    """Return two texts as one, with a space between them if the second one's script has spaces."""
+    return text + more if is_unspaced(more) else f"{text} {more}"
+
+
+class Conversation:
+    """What each voice of a conversation has just said: at most `CONTEXT_S` for each.
+
+    Give it to every stream of the conversation, with `continuity="context"`. A stream begins when
+    the one before it is drawn, so read them in order. A stream that fails, or is closed before its
+    end was read, makes the next one begin anew.
+    """
+
+    def __init__(self) -> None:
+        self._said: dict[Hashable, Said] = {}  # the voice that spoke last is at the end
+        self._lock = threading.Lock()
+        self._last: Turn | None = None
+        self._num_forgotten = 0  # calls of `forget`
+
+    def join(self, workers: Executor, wake: Callable[[], None]) -> "Turn":
+        """Add a stream.
+
+        Args:
+            workers: look at the samples of its parts.
+            wake: makes the engine check its streams again.
+        """
+        with self._lock:
+            self._last = Turn(self, workers, wake, self._last, self._num_forgotten)
+            return self._last
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether a stream that joins now may find something that was said."""
+        last = self._last
+        return bool(last and not last.is_settled and not last.is_interrupted) or bool(self._said)
+
+    def forget(self) -> None:
+        """Forget everything that was said."""
+        with self._lock:
+            self._said.clear()
+            self._num_forgotten += 1  # words that are still looked for come too late
+
+    def said(self, voice: str | Voice | None) -> Said | None:
+        """Return the end of what a voice has said."""
+        return self._said.get(_key(voice))
+
+    def say(self, turn: "Turn", voice: str | Voice | None, said: Said | None, most: int) -> None:
+        """Keep the last `most` frames of a voice; `said` None: the next part begins anew."""
+        key = _key(voice)
+        with self._lock:
+            if turn.num_forgotten != self._num_forgotten:
+                return
+            earlier = self._said.pop(key, None)
+            kept = said and said.after(earlier, most)
+            if kept:
+                self._said[key] = kept
+            if len(self._said) > MAX_VOICES:
+                del self._said[next(iter(self._said))]
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """One stream's place in its conversation."""
+
+    conversation: Conversation
+    workers: Executor
+    wake: Callable[[], None]
+    before: "Turn | None"  # the stream before it, until that is over
+    num_forgotten: int  # how often the conversation had been forgotten when the stream joined
+    is_over: bool = False
+    is_interrupted: bool = False
+    _finding: Future[None] | None = None  # the words of the last part
+    _voice: str | Voice | None = None
+    _loudness: Loudness = field(default_factory=Loudness)  # of the current part
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that the stream will have said is kept."""
+        return self.is_over and self._is_found
+
+    @property
+    def _is_found(self) -> bool:
+        return self._finding is None or self._finding.done()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether what was said before the stream's next part is known."""
+        if self.before and self.before.is_settled:
+            self.before = None
+        return self.before is None and self._is_found
+
+    def begin_part(self, voice: str | Voice | None, *, goes_on: bool) -> Said | None:
+        """Begin a part, and return what its voice has said.
+
+        Args:
+            goes_on: the rest of the part before, whose text was late.
+        """
+        if self._finding:
+            self._finding.result()  # raises what failed
+        if goes_on:
+            return None
+        self._voice, self._loudness = voice, Loudness()
+        return self.conversation.said(voice)
+
+    def hear(self, samples: np.ndarray, rate: int) -> None:
+        """Take samples of the part, [num_samples] int16."""
+        self._loudness.add(samples, rate)
+
+    def end_part(self, text: str | None, codes: list[np.ndarray]) -> None:
+        """End a part; None: the frames are not all of a text, so nothing can continue them."""
+        if text is None or not codes:
+            self.conversation.say(self, self._voice, None, 0)
+            return
+        self._finding = self.workers.submit(self._find, text, codes, self._voice, self._loudness)
+        self._finding.add_done_callback(lambda _: self.wake())
+
+    def _find(
+        self, text: str, codes: list[np.ndarray], voice: str | Voice | None, loudness: Loudness
+    ) -> None:
+        said = Said.part(text, np.array(codes, dtype=np.int32), loudness)
+        seconds = len(loudness.rows()) * loudness.seconds_per_hop
+        most = round(CONTEXT_S * len(codes) / seconds) if said else 0
+        self.conversation.say(self, voice, said, most)
+
+    def end(self, *, is_good: bool) -> None:
+        """End the stream; one that was cancelled or failed leaves nothing to continue."""
+        if not is_good:
+            self.interrupt()
+        self.is_over = True
+        self.wake()
+
+    def interrupt(self) -> None:
+        """Let the next stream begin anew, because the listener has not heard this one's end."""
+        if not self.is_interrupted:  # later streams may have said something since
+            self.is_interrupted = True
+            self.conversation.forget()
+
+
+def _key(voice: str | Voice | None) -> Hashable:
+    if not isinstance(voice, Voice):
+        return voice
+    return voice.name, None if voice.x_vector is None else voice.x_vector.tobytes()

@@ -1,0 +1,78 @@
+"""benchmarks/measures/drift.py finds planted drifts, here and over HTTP."""
+
+import json
+
+import numpy as np
+import pytest
+from fake_engine import FakeEngine
+from live_server import serving
+
+from benchmarks import measure
+from benchmarks.measures import drift
+
+TEXT = "What is said here does not matter, because the sound is given."
+
+
+def speech(faster=1.0, higher=0.0, louder=0.0):
+    """Return 4 s of a humming voice with syllables, changed in one way."""
+    time = np.arange(round(4 * 24000 / faster)) / 24000
+    hertz = 130 * 2 ** (higher / 12)
+    hum = sum(np.sin(2 * np.pi * n * hertz * time) / n for n in range(1, 9))
+    syllables = 0.5 - 0.5 * np.cos(2 * np.pi * 4 * faster * time)
+    return (0.1 * 10 ** (louder / 20) * hum * syllables).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "expected", "tolerance"),
+    [
+        ({"faster": 1.1}, "rate_percent", -100 / 11, 2.0),
+        ({"higher": 2.0}, "pitch_semitones", 2.0, 0.1),
+        ({"louder": 3.0}, "loudness_drift_db", 3.0, 0.1),
+    ],
+)
+def test_a_planted_drift_is_found_and_no_other(change, name, expected, tolerance):
+    rows = [drift.measured(TEXT, speech(), 24000) for _ in drift.PASSAGES]
+    rows.append(drift.measured(TEXT, speech(**change), 24000))
+    drift.drifts(rows)
+    found = {each: rows[-1][each] for each in ("rate_percent", "pitch_semitones")}
+    found["loudness_drift_db"] = rows[-1]["loudness_drift_db"]
+    assert found.pop(name) == pytest.approx(expected, abs=tolerance)
+    assert all(abs(each) < 0.3 for each in found.values())
+
+
+def test_silence_around_speech_changes_nothing():
+    padded = np.concatenate([np.zeros(9600, np.float32), speech(), np.zeros(24000, np.float32)])
+    plain, other = (drift.measured(TEXT, each, 24000) for each in (speech(), padded))
+    assert other["seconds_per_letter"] == pytest.approx(plain["seconds_per_letter"], rel=0.02)
+    assert other["loudness_db"] == pytest.approx(plain["loudness_db"], abs=0.1)
+
+
+def test_a_server_is_asked_for_a_conversation(tmp_path, capsys):
+    path = tmp_path / "drift.json"
+    with serving(engine := FakeEngine(rtf=0.0001)) as live:
+        words = ["--url", live.url, "--seconds", "30", "--continuity", "context"]
+        words += ["--voice", "vivian", "--request", '{"seed": 5}']
+        code = measure.main(["drift", *words, "--json", str(path)])
+    found = json.loads(path.read_text())
+    assert found["url"] == live.url and len(found["rows"]) >= 3
+    talks = {id(stream.conversation) for stream in engine.streams}
+    assert len(talks) == 1 and engine.streams[0].conversation is not None
+    assert {stream.seed for stream in engine.streams} == {5}
+    assert code == (1 if "is above" in capsys.readouterr().err else 0)
+
+
+def test_the_speaker_encoder_compares_our_own_voice(tmp_path, capsys):
+    path = tmp_path / "drift.json"
+    words = ["--model", "tiny-random-base", "--backend", "torch", "--seconds", "1"]
+    measure.main(["drift", *words, "--max-frames", "30", "--seed", "1", "--json", str(path)])
+    rows = json.loads(path.read_text())["rows"]
+    found = [row["identity"] for row in rows if "identity" in row]
+    assert found[0] == pytest.approx(1.0)
+    assert all(each <= 1.0001 for each in found)
+    assert "identity" in capsys.readouterr().out
+
+
+def test_a_server_that_does_not_answer_is_named(capsys):
+    code = measure.main(["drift", "--url", "http://127.0.0.1:9", "--seconds", "1"])
+    assert code != 0
+    assert "http://127.0.0.1:9 did not speak" in capsys.readouterr().err

@@ -1,0 +1,59 @@
+"""Conversations of clients: which requests continue which, over HTTP and over the WebSocket."""
+
+from unittest.mock import Mock
+
+import pytest
+from speech_socket import say, session, speak
+
+from qwen_megakernel.server.active_speech import ActiveSpeech
+
+
+def test_requests_of_a_session_are_one_conversation(live, engine):
+    body = {"input": "Hello.", "continuity": "context", "stream": False}
+    for name in ("a", "b", "a", None):
+        given = {} if name is None else {"session": name}
+        assert live.client.post("/v1/audio/speech", json=body | given).status_code == 200
+    first, other, again, alone = (stream.conversation for stream in engine.streams)
+    assert first is again is not other is not None
+    assert alone is None
+
+
+def test_a_session_in_which_nothing_continues_is_refused(live):
+    body = {"input": "Hello.", "session": "a"}
+    answer = live.client.post("/v1/audio/speech", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "session"
+
+
+def test_the_oldest_of_too_many_sessions_is_forgotten(live, monkeypatch):
+    monkeypatch.setattr("qwen_megakernel.server.service.MAX_SESSIONS", 2)
+    first = live.service.conversation("a")
+    assert live.service.conversation("a") is first
+    live.service.conversation("b")
+    live.service.conversation("c")
+    assert live.service.conversation("a") is not first
+
+
+@pytest.mark.parametrize("is_sent", [True, False])
+async def test_speech_that_its_client_lacks_ends_the_conversation(engine, is_sent):
+    talk, record = Mock(), Mock(sample_rate=24000, elapsed_ms=0.0, first_audio_ms=None)
+    options = {"mark": engine.mark, "request_id": "", "finished": Mock(), "buffer_s": 60.0}
+    speaking = ActiveSpeech(engine.stream("Hello."), Mock(), record, conversation=talk, **options)
+    await speaking._task  # the engine is done
+    if is_sent:
+        assert [chunk async for chunk in speaking.chunks()]
+    speaking.close()
+    assert talk.forget.called != is_sent
+
+
+async def test_utterances_of_a_session_are_one_conversation_until_a_cancel(live, engine):
+    async with session(live, {"continuity": "context"}) as socket:
+        for _ in range(2):
+            await speak(socket, "Hello.")
+        await say(socket, "response.cancel")
+        await speak(socket, "Hello.")
+    first, second, later = (stream.conversation for stream in engine.streams)
+    assert first is second is not later is not None
+    async with session(live) as socket:
+        await speak(socket, "Hello.")
+    assert engine.streams[-1].conversation is None
