@@ -149,15 +149,16 @@ class Voice:
     def mix(name: str, parts: Iterable[tuple[Voice, float]]) -> Voice:
         """Return a voice between others: their x-vectors, interpolated on the sphere.
 
-        The first two are interpolated by their weights, then the result and the third, and so on.
-        The length of the x-vector is the weighted mean of the lengths. A voice of weight 0 changes
-        nothing, and one voice alone stays as it is.
+        The first two are interpolated by their weights, then the result and the third, and so on,
+        so the order of three and more matters. The length of the x-vector is the weighted mean of
+        the lengths. A voice of weight 0 changes nothing, and one voice alone stays as it is.
 
         Args:
             name: the name of the new voice.
             parts: voices, each with its weight: 0 or more, not all 0.
         Raises:
-            UsageError: a weight is none, or a voice is in context: recordings cannot be mixed.
+            UsageError: a weight is none, a voice is in context (recordings cannot be mixed), or two
+                x-vectors are opposite, between which there is no way.
             VoiceMismatch: the x-vectors are those of different checkpoints.
         """
         parts = list(parts)
@@ -387,6 +388,8 @@ def _between(a: np.ndarray, b: np.ndarray, share: float) -> np.ndarray:
     cosine = float(a.astype(np.float64) @ b) / (of_a * of_b) if of_a and of_b else 1.0
     angle = math.acos(min(max(cosine, -1.0), 1.0))
     if math.sin(angle) < 1e-6:  # along one line there is no sphere to follow
+        if cosine < 0:
+            raise UsageError("Two of the x-vectors are opposite; nothing lies between them.")
         return ((1 - share) * a + share * b).astype(np.float32)
     at = math.sin((1 - share) * angle) / of_a * a + math.sin(share * angle) / of_b * b
     length = (1 - share) * of_a + share * of_b
@@ -411,7 +414,7 @@ def mix_of(text: str, find: Callable[[str], str | Voice | None]) -> Voice | None
     for each in filter(None, named):
         found = find(each[1])
         parts.append((found if isinstance(found, Voice) else Voice(each[1]), float(each[2] or 1)))
-    return Voice.mix("+".join(voice.name for voice, _ in parts)[:80], parts)
+    return Voice.mix("mix", parts)
 
 
 def is_uploaded(path: Path) -> bool:

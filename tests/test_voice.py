@@ -243,8 +243,8 @@ def test_a_mix_lies_on_the_sphere_between_its_voices():
     assert np.array_equal(Voice.mix("c", [(a, 7), (b, 0)]).x_vector, a.x_vector)
     assert np.array_equal(Voice.mix("c", [(a, 0), (b, 0.1)]).x_vector, b.x_vector)
     assert Voice.mix("c", [(a, 1), (b, 1)]).consent == "b: yes"
-    opposite = Voice.mix("c", [(a, 1), (Voice("d", -a.x_vector), 3)])
-    assert away(opposite, [-1, 0, 0]) < X_VECTOR_F32
+    longer = Voice.mix("c", [(a, 1), (Voice("d", 3 * a.x_vector), 3)])
+    assert away(longer, [5, 0, 0]) < X_VECTOR_F32
     three = Voice.mix("c", [(a, 1), (a, 2), (b, 3)])
     assert away(three, Voice.mix("c", [(a, 1), (b, 1)]).x_vector) < X_VECTOR_F32
 
@@ -258,6 +258,7 @@ def test_a_mix_lies_on_the_sphere_between_its_voices():
         ([(make("a", False), float("nan"))], "must be 0 or more"),
         ([(make("a"), 1.0), (make("b", False), 1.0)], "'a' cannot be mixed: it speaks in context"),
         ([(Voice("ryan"), 1.0)], "it has no x-vector"),
+        ([(Voice("a", np.float32([1, 0])), 1), (Voice("b", np.float32([-2, 0])), 1)], "opposite"),
         ([(make("a", False), 1.0), (make("b", False, dim=64), 1.0)], "'a' 128, 'b' 64"),
     ],
 )

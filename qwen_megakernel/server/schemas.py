@@ -329,7 +329,9 @@ async def engine_options(
     warnings = body.warnings()
     name = body.voice.id if isinstance(body.voice, VoiceId) else body.voice
     voice: str | Voice | None
-    if body.ref_audio is not None:
+    if body.speaker_embedding is not None:
+        voice, warning = _embedded(body, name), None
+    elif body.ref_audio is not None:
         voice, warning = (
             await _clone(body, body.ref_audio, voices),
             "voice is ignored: ref_audio is given" if name else None,
@@ -337,9 +339,6 @@ async def engine_options(
     elif body.ref_text is not None:
         error = UsageError("ref_text is the transcript of ref_audio, which is missing.")
         raise ApiError.about("ref_text", error)
-    elif body.speaker_embedding is not None:
-        voice = Voice("speaker_embedding", np.array(body.speaker_embedding, np.float32))
-        warning = "voice is ignored: speaker_embedding is given" if name else None
     else:
         voice, warning = voices.find(name, x_vector_only=bool(body.x_vector_only_mode))
     warnings += [warning] if warning else []
@@ -420,6 +419,19 @@ def check_model(name: str, loaded: str) -> None:
             code="model_not_found",
             param="model",
         )
+
+
+def _embedded(body: SpeechSettings, name: str | None) -> Voice:
+    """Return the voice of a client's x-vector; raises an ApiError that names the field."""
+    given = {"voice": name, "ref_audio": body.ref_audio}
+    x_vector = np.array(body.speaker_embedding)
+    if other := next((field for field, value in given.items() if value is not None), None):
+        what = f"speaker_embedding and {other} are both given; a request has one voice."
+        raise ApiError.about("speaker_embedding", UsageError(what))
+    if (np.abs(x_vector) > np.finfo(np.float32).max).any():
+        what = f"speaker_embedding has the number {np.abs(x_vector).max():g}, which is too large."
+        raise ApiError.about("speaker_embedding", UsageError(what))
+    return Voice("speaker_embedding", x_vector.astype(np.float32))
 
 
 async def _clone(body: SpeechSettings, recording: str, voices: VoiceStore) -> Voice:
