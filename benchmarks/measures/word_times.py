@@ -154,7 +154,8 @@ def missed(
     num_frames = round(seconds / tts.seconds_per_frame)
     part = TextPart(text=spoken, first_frame=0)
     part.end(num_frames, "eos")
-    timer = SpeechTimer([part], SimpleNamespace(written=text, spoken=SpokenText(pieces)))
+    whole = SimpleNamespace(written=text, spoken=SpokenText(pieces), speakers=[(0, None)])
+    timer = SpeechTimer([part], whole)
     timer.hear(AudioChunk(samples, rate, 0, num_frames, 0.0))
     timer.end()
     found = [word.start for word in timer.words]

@@ -181,7 +181,7 @@ def test_text_goes_in_by_the_word_and_sound_comes_before_the_last(run, tmp_path)
         (level,) = json.loads((tmp_path / "r.json").read_text())["levels"]
         summary = level["summary"]
         assert summary["first_byte_ms"]["p95"] < 15 * 40 < summary["e2e_ms"]["p50"]
-        assert engine.streams[-1].text.split() == prompts.read_text().split()
+        assert engine.streams[-1].written.split() == prompts.read_text().split()
         assert engine.streams[-1].request.voice == "vivian"
         done = run(*words, "--body", '{"voice": "nobody"}')
         assert done.returncode == 3 and "nobody" in done.stderr

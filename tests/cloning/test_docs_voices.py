@@ -1,6 +1,7 @@
 """docs/voices.md is followed to the letter, with random weights in place of the model."""
 
 import shlex
+import shutil
 
 import pytest
 import soundfile
@@ -12,8 +13,12 @@ MODEL = "tiny-random-base"
 
 def test_every_command_runs(run_here, monkeypatch, reader_folder):
     monkeypatch.chdir(reader_folder)
+    (reader_folder / "anna").mkdir()
+    for style in ("neutral", "happy"):
+        shutil.copy(reader_folder / "mario.wav", reader_folder / "anna" / f"{style}.wav")
+        (reader_folder / "anna" / f"{style}.txt").write_text("It is cold today, and we are late.")
     commands = lines(PAGE)
-    assert len(commands) == 4
+    assert len(commands) == 10
     for command in commands:
         words = shlex.split(command.replace("$MODEL", MODEL))
         assert words[0] == "python"

@@ -182,6 +182,8 @@ class FakeStream:
         self._chunk_frames = request.first_chunk_frames
         self._over = False
 
+    speakers = ((0, None),)  # one speaks all of it
+
     @property
     def spoken(self) -> SpokenText:
         if self.reader:
