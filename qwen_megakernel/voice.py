@@ -169,11 +169,15 @@ class Voice:
                 "they must be 0 or more, and not all of them 0."
             )
         for voice, _ in parts:
-            if voice.x_vector is None or voice.in_context:
+            if voice.x_vector is None:
                 raise UsageError(
-                    f"Voice {voice.name!r} cannot be mixed: "
-                    + ("it speaks in context" if voice.in_context else "it has no x-vector")
-                    + ", and only x-vectors can be mixed.",
+                    f"Voice {voice.name!r} cannot be mixed: it is a speaker of the checkpoint, "
+                    "which has no x-vector."
+                )
+            if voice.in_context:
+                raise UsageError(
+                    f"Voice {voice.name!r} cannot be mixed: it speaks in context, and only "
+                    "x-vectors can be mixed.",
                     hint="Make it by its x-vector alone: qwen-megakernel voices create RECORDING "
                     "--xvector -o FILE",
                 )

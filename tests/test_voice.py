@@ -257,7 +257,7 @@ def test_a_mix_lies_on_the_sphere_between_its_voices():
         ([(make("a", False), -1.0), (make("b", False), 2.0)], "must be 0 or more"),
         ([(make("a", False), float("nan"))], "must be 0 or more"),
         ([(make("a"), 1.0), (make("b", False), 1.0)], "'a' cannot be mixed: it speaks in context"),
-        ([(Voice("ryan"), 1.0)], "it has no x-vector"),
+        ([(Voice("ryan"), 1.0)], "it is a speaker of the checkpoint"),
         ([(Voice("a", np.float32([1, 0])), 1), (Voice("b", np.float32([-2, 0])), 1)], "opposite"),
         ([(make("a", False), 1.0), (make("b", False, dim=64), 1.0)], "'a' 128, 'b' 64"),
     ],
