@@ -112,7 +112,7 @@ def decode_tables() -> list[str]:
         "Loading, and prompts",
         "Prompts have 10 and 110 positions (p50), and loading includes quantising. Memory is that "
         "of the process alone. It has the packed weights, too, which are not counted; each process "
-        "has its own.",
+        "has its own, unless it maps a converted file.",
         ["model", "weights", "backend", "prompt 10", "prompt 110", "load", "private"],
         once,
     )
