@@ -38,7 +38,7 @@ demo: $(VENV)/.demo-ready  ## speak TEXT with the small demonstration voice into
 # What ran and what was skipped, for `ledger`.
 REPORTS := build/reports
 
-test: lint  ## linters, type checker and the default tests, some 13 CPU-minutes
+test: lint  ## linters, type checker and the default tests, some 20 CPU-minutes
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --junit-xml $(REPORTS)/test.xml
 
 test-ci: $(VENV)/.test-ready  ## the tests marked ci: compilers, browsers, Ray, soak; some 22 CPU-minutes

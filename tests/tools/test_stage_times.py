@@ -120,6 +120,7 @@ def test_only_a_build_with_stamps_reads_a_clock():
         assert ("clock64" in ptx) == has_stamps
 
 
+@pytest.mark.ci
 def test_stamps_change_no_code():
     with stage_times.stamped_builds():
         stamped = Context(True, 0.0, None).decoder(k.checkpoint())
