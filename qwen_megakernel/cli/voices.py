@@ -155,13 +155,12 @@ def mix(args: argparse.Namespace) -> int:
     for part in args.parts:
         name, _, weight = part.rpartition("=") if "=" in part else (part, "", "1")
         try:
-            parts.append((_voice(name, args.voices), float(weight)))
+            share = float(weight)
         except ValueError as error:
-            if isinstance(error, UsageError):
-                raise
             raise UsageError(
                 f"{part} has the weight {weight!r}.", hint="Write a number, as in anna=.7"
             ) from error
+        parts.append((_voice(name, args.voices), share))
     how, voice = _replaced(output), Voice.mix(output.name.removesuffix(VOICE_SUFFIX), parts)
     voice.save(output)
     print(f"{output}: {_describe(voice)}{how}")

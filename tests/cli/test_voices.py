@@ -239,7 +239,7 @@ def test_a_transcript_that_is_not_utf_8_is_refused_unless_the_x_vector_is_enough
         (("voices", "delete", "../peach"), "name of a voice"),
         (("voices", "create", "{recordings}", "--ref-text", "Hi."), "one recording"),
         (("voices", "mix", "peach=1", "-o", "a.voice.safetensors"), "Unknown voice"),
-        (("voices", "mix", "peach=much", "-o", "a.voice.safetensors"), "Unknown voice"),
+        (("voices", "mix", "peach=much", "-o", "a.voice.safetensors"), "has the weight 'much'"),
         (("voices", "create", "{recordings}", "-o", "a.voice.safetensors", "--legacy-bin"), "fit"),
         (("voices", "create", "{recordings}", "-o", "o.wav"), "o.wav is neither a folder nor"),
         (("voices", "list", "{recordings}/mario.txt"), "mario.txt is not a file of voices"),
