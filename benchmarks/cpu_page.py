@@ -25,6 +25,7 @@ def measured_cpu() -> list[str]:
         *streams_table(),
         *listeners_table(),
         *threads_table(),
+        *start_table(),
         *processes_table(),
         *c_engine_table(),
         *texts_tables(),
@@ -204,6 +205,25 @@ def threads_table() -> list[str]:
             *("model", "backend", "busy programs", "threads", "waiting"),
             *("first samples, p50", "p95", "RTF, p50", "p95"),
         ],
+        rows,
+    )
+
+
+def start_table() -> list[str]:
+    """Show what a new process takes its time for, from `measure.py start`."""
+    rows: Rows = []
+    for result in load_results("start_cpu_*.json"):
+        summary = result["summary"]
+        names = ("import_torch_s", "import_s", "help_s", "first_sound_s", "speak_s")
+        cells = [result["model"], *(f"{digits(summary[name]['p50'])} s" for name in names)]
+        rows.append((result, cells))
+    return section(
+        "A new process",
+        "Times from the start of a process, p50: to the end of `import torch`, of "
+        "`import qwen_megakernel` and of `--help`, to the first samples in Python without a "
+        "warm-up, and to the end of `speak` with its file written. Loading torch is part of the "
+        "last two.",
+        ["model", "torch", "import", "--help", "first samples", "speak"],
         rows,
     )
 

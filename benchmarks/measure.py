@@ -26,6 +26,7 @@ MEASUREMENTS = {
     "bandwidth": ("speed.bandwidth", "Compare decoding with the measured bandwidth of the memory."),
     "profile": ("speed.profile", "Profile the torch operations in a frame of the plain decoder."),
     "first-sound": ("latency.first_sound", "Measure each stage from a text to its first sound."),
+    "start": ("start.start", "Measure how long a new process takes to its first sound."),
     "texts": ("latency.texts", "Measure short, medium and long texts, to first sound and to end."),
     "peers": ("peers.peers", "Compare all decoders, and the official package, on one checkpoint."),
     "threads": ("threads.threads", "Compare numbers of threads, alone and beside busy programs."),

@@ -5,6 +5,7 @@ owns all device work. `slots` records which stream holds which slot, `delivery` 
 into chunks.
 """
 
+import math
 import threading
 import time
 from collections import deque
@@ -14,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from qwen_megakernel.engine.delivery import ChunkDelivery
+from qwen_megakernel.engine.delivery import LOW_BUFFER_S, ChunkDelivery
 from qwen_megakernel.engine.slots import SlotTable
 from qwen_megakernel.engine.stages import MAX_FRAMES_PER_STEP, Stages, add_time
 from qwen_megakernel.engine.stream_state import Phase, StreamState
@@ -173,7 +174,8 @@ class StepLoop:
         if collect:
             collect()
         more_is_due = self._delivery.start_vocoder(streams)
-        return bool(streams) or more_is_due or self._delivery.is_under_way
+        is_behind = bool(self._table.active(Phase.BETWEEN_PARTS))
+        return bool(streams) or is_behind or more_is_due or self._delivery.is_under_way
 
     def _take(self, stages: Stages) -> Stages:
         self._decoder, self._prompts = stages.decoder, stages.prompts
@@ -187,13 +189,19 @@ class StepLoop:
         return stages
 
     def _begin_parts(self) -> None:
-        """Prefill the next part of every stream that is between parts; all of them have text."""
-        streams = self._table.active(Phase.BETWEEN_PARTS)
+        """Prefill the next parts of streams that are between parts; all of them have text.
+
+        While a reader has little left to play, one part begins in a turn. Of streams that arrive
+        together, the first would otherwise be silent during the prompts of the others.
+        """
+        streams = sorted(self._table.active(Phase.BETWEEN_PARTS), key=_is_dry, reverse=True)
         if streams:
             self._delivery.deliver()  # a finished chunk does not wait for another stream's prompt
         for stream in streams:
             with self._table.ending_on_error([stream]):
                 self._begin_part(stream)
+            if any(map(_is_dry, self._runnable(is_wanted=False))):
+                break
 
     def _begin_part(self, stream: StreamState) -> None:
         part = stream.text.parts[0]
@@ -326,6 +334,11 @@ class StepLoop:
                 if num_drawn:  # 0 after a cancel
                     timings.setdefault("first_frame", stream.elapsed_ms())
                 stream.take_frames(result.codes[row, :num_drawn], result.ended[row])
+
+
+def _is_dry(stream: StreamState) -> bool:
+    """Return whether the stream's reader plays, and has little left to play."""
+    return -math.inf < stream.buffered_s() < LOW_BUFFER_S
 
 
 def _settle(future: Future, work: Callable[[], Any]) -> None:

@@ -24,7 +24,7 @@ from qwen_megakernel.text.cleaning import CHARS_PER_SECOND
 logger = get_logger(__name__)
 
 MAX_SESSIONS = 1000  # conversations that are remembered, each a few kilobytes
-_SWITCH_INTERVAL_S = 0.0005  # after which Python interrupts a thread for another one
+_SWITCH_INTERVAL_S = 0.0001  # after which Python interrupts a thread for another one
 
 
 class Service:
@@ -215,7 +215,7 @@ def shorten_pauses() -> None:
 
     A full garbage collection would visit every object of the libraries again, for a tenth of a
     second, so all present objects are excluded. A thread that reads a long text would keep Python's
-    lock for 5 ms, and a decoder takes the lock back several times for each frame.
+    lock for 5 ms, and the engine's thread takes it back up to a hundred times to begin a speech.
     """
     gc.collect()
     gc.freeze()

@@ -11,6 +11,7 @@ from tolerances import nearly
 from qwen_megakernel.engine.delivery import HIGH_BUFFER_S, LOW_BUFFER_S, ChunkDelivery
 from qwen_megakernel.engine.slots import SlotTable
 from qwen_megakernel.engine.speech import Speech
+from qwen_megakernel.engine.step_loop import StepLoop
 from qwen_megakernel.engine.stream_state import StreamState
 from qwen_megakernel.records import AudioChunk, SpeechRequest
 from qwen_megakernel.sound.chain import new_chain
@@ -205,3 +206,38 @@ def test_a_stream_that_waited_is_spoken_after_the_hungry_one(monkeypatch):
         for seed in range(2, 5):
             assert len(tts.synthesize(TEXT, seed=seed, max_frames=6, **options).codes)
         assert np.array_equal(Speech.collect(long).codes, alone.codes)
+
+
+@pytest.mark.parametrize(
+    ("left_s", "expected"),
+    [(LOW_BUFFER_S - 0.3, [2, "step", 3, "step", 4]), (LOW_BUFFER_S + 0.3, [2, 3, 4])],
+)
+def test_while_a_reader_has_little_left_one_prompt_runs_between_two_steps(
+    monkeypatch, left_s, expected
+):
+    """Three streams arrive at once, beside one that speaks."""
+    events: list[int | str] = []
+    begin, start = StepLoop._begin_part, StepLoop._start_step
+
+    def noting_begin(loop, stream):
+        events.append(stream.request.seed)
+        begin(loop, stream)
+
+    def noting_start(loop, streams):
+        events.append("step")
+        return start(loop, streams)
+
+    monkeypatch.setattr(StepLoop, "_begin_part", noting_begin)
+    monkeypatch.setattr(StepLoop, "_start_step", noting_start)
+    monkeypatch.setattr(
+        StreamState, "buffered_s", lambda self: left_s if self.request.seed == 1 else -np.inf
+    )
+    with tiny_engine(backend="torch", num_slots=4) as tts:
+        options = {"voice": VOICE, "max_frames": 30}
+        speaking = tts.stream(TEXT, seed=1, **options)
+        next(iter(speaking))
+        tts._loop.run(events.clear)
+        arrived = tts._loop.run(lambda: [tts.stream(TEXT, seed=n, **options) for n in (2, 3, 4)])
+        for stream in [*arrived, speaking]:
+            assert len(Speech.collect(stream).codes)
+    assert events[events.index(2) :][: len(expected)] == expected
