@@ -40,15 +40,13 @@ def joined(pieces: Iterable[np.ndarray]) -> np.ndarray:
 
 
 def to_int16(pcm: np.ndarray) -> np.ndarray:
-    """Round float samples to 16-bit PCM.
+    """Round float samples to 16-bit PCM, an int16 array of the same shape.
 
     `to_float32` converts back to the same values. Ties round to even, and values beyond full scale
     are clipped.
 
     Args:
         pcm: float samples of any shape, full scale at 1.
-    Returns:
-        An int16 array of the same shape.
     Raises:
         GenerationError: a sample is NaN or infinite.
     """
@@ -101,10 +99,7 @@ def check_path(path: str | Path, encoding: str = "pcm", rate: int | None = None)
     """Raise the error that a `WavWriter` of this path would raise; leave no file there.
 
     Args:
-        path, encoding: see `WavWriter`.
         rate: samples per second; None: the rate is not checked.
-    Raises:
-        UsageError, OutputError: see `WavWriter`.
     """
     _begin_file(Path(path), encoding, rate).unlink()
 
@@ -246,7 +241,6 @@ def write_wav(
         samples: [num_samples] float with full scale at 1, or int16.
         rate: samples per second.
         encoding: encoding of a wav file: "pcm" (16-bit), "ulaw" or "alaw".
-        mark: see `WavWriter`.
     Raises:
         UsageError: the extension or the encoding is unknown, the format does not have the encoding
             or the rate, or there are no samples.

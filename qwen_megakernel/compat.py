@@ -53,7 +53,6 @@ class Qwen3TTSModel(TTSEngine):
             device_map: a device; "auto" or None: a GPU if there is one.
             dtype, torch_dtype: bfloat16 or float32; None: `TTSEngine` chooses.
             attn_implementation: ignored, since each backend has one attention.
-            options: passed to `TTSEngine.from_pretrained`.
         """
         del attn_implementation
         return super().from_pretrained(

@@ -132,13 +132,11 @@ class Credentials:
 
 
 def read_credentials(data: bytes, name: str) -> Credentials | None:
-    """Check the content credentials in a file.
+    """Return what the content credentials in a file say, checked; None: the file has none.
 
     Args:
         data: the whole file.
         name: its format; only `SIGNED_FORMATS` are searched.
-    Returns:
-        What they say; None: the file has none.
     Raises:
         MissingPackageError: c2pa-python is not installed.
     """

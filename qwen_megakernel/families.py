@@ -14,7 +14,6 @@ def load_engine(model: str | None = None, **options: Any) -> SpeechEngine:
     Args:
         model: a model that `TTSEngine.from_pretrained` loads, or the folder of a trained voice
             (docs/sheen.md); None: the default of `TTSEngine`.
-        options: passed to the `from_pretrained` of the engine.
     Raises:
         QwenTTSError: `from_pretrained` failed.
     """

@@ -254,11 +254,7 @@ class TTSEngine(OfficialNames):
         return next(iter(self.config.talker.speakers), None)
 
     def find_voice(self, voice: str | Voice | None, style: str | None = None) -> str | Voice | None:
-        """Return the voice that `voice=` means: a speaker's name, a `Voice` from its file, or None.
-
-        Raises:
-            UnknownVoice, VoiceMismatch, RecordingError, UsageError: see `VoiceLibrary.resolve`.
-        """
+        """Return the voice that `voice=` means: a speaker's name, a `Voice` of a file, or None."""
         voice = self.default_voice if voice is None else voice
         if voice is None and style is None:
             return None

@@ -128,7 +128,6 @@ class Voice:
         """Return one voice with the styles of several recordings of its speaker.
 
         Args:
-            name: the voice's name.
             recordings: a voice for each style, with the style as its name. The default style is
                 "neutral" if it is one of them, or else the first by name.
         Raises:
@@ -154,7 +153,6 @@ class Voice:
         the lengths. A voice of weight 0 changes nothing, and one voice alone stays as it is.
 
         Args:
-            name: the name of the new voice.
             parts: voices, each with its weight: 0 or more, not all 0.
         Raises:
             UsageError: a weight is none, a voice is in context (recordings cannot be mixed), or two
@@ -479,9 +477,6 @@ def unknown_voice(
     """Return the error for an unknown voice, which lists the known ones and gives a hint.
 
     Args:
-        name: the requested name.
-        model_type: the checkpoint's type.
-        speakers: names of the checkpoint's speakers.
         presets: names of other voices; None: the caller did not look for any.
     """
     known = f"This model has: {', '.join(speakers) or '(none)'}."

@@ -159,7 +159,6 @@ class Keys:
     """The values of one JSON object.
 
     Args:
-        values: the object.
         where: its file, and its name in that file, for messages.
     Raises:
         ModelFilesError: `values` is not an object.

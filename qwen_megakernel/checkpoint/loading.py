@@ -231,7 +231,6 @@ def write_once(name: str, version: int, write: Callable[[Path], None]) -> Path:
     nothing; the later of two writers drops its copy.
 
     Args:
-        name: the model's name.
         version: the version of the files; each one has its own folder.
         write: creates the folder that it is given, and writes all files into it.
     Raises:

@@ -89,8 +89,6 @@ def check(
     The sizes of packed matrices are native code's, which compares them when it maps them.
 
     Args:
-        path: the file.
-        form: what the file says of itself.
         expected: names and shapes of all tensors of the source.
         prefix: that of the packed tensors and of those that they consist of.
         layout: where `expected` comes from, in the error.

@@ -88,7 +88,6 @@ def write(
     """Write a file piece by piece, without a whole tensor in memory.
 
     Args:
-        path: the file to write.
         tensors: dtype and shape of each tensor, in the order of the file.
         data: the bytes of all tensors one after the other, in pieces of any size.
         metadata: texts for the header.
@@ -136,7 +135,6 @@ def check(
     page cache. Otherwise it takes the time to read the file, which its first use would take anyway.
 
     Args:
-        path: the file.
         expected: names and shapes of all of its tensors.
         layout: where the names come from, in the error.
         is_summed: the file was written with a sum of its bytes, which is compared instead, and may

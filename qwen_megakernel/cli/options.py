@@ -347,7 +347,6 @@ def engine_from_args(
 
     Args:
         mark: the marking; None: it is read.
-        options: further arguments of the engine.
     """
     if "voice_sample" in args:
         check_speech(args)

@@ -84,9 +84,7 @@ def read_speech(
         output: the audio file to be written; None: no file.
         dump_codes: the file of codes to be written; None: none.
         subtitles: the file of the words' times to be written; None: none.
-        encoding: encoding of the audio file.
         sample_rate: samples per second of the audio file; None: the model's.
-        text_format: one of `choices.TEXT_FORMATS`.
         max_chars: most characters of the text; None: the engine's limit.
     Raises:
         UsageError: the text is empty or too long, a format of audio or subtitles is unknown, or

@@ -33,7 +33,6 @@ class CodecEncoder:
     differ. Speed matters less, because a voice is encoded once, not for each request.
 
     Args:
-        codec_config: every dimension is read from it or from the tensors.
         tensors: `Checkpoint.load_prefix("encoder.")`.
     """
 

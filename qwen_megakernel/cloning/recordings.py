@@ -58,13 +58,11 @@ _WORD = re.compile(r"\w+(?:['’-]\w+)*")
 
 
 def read(path: str | Path | BinaryIO, name: str = "") -> tuple[np.ndarray, int]:
-    """Read a recording.
+    """Return a recording as [num_samples] float32 mono, and the file's samples per second.
 
     Args:
         path: the path of a file, or an open file.
         name: the recording's name in messages; empty: the path.
-    Returns:
-        [num_samples] float32 mono, and the samples per second of the file.
     Raises:
         RecordingError: there is no such file, or libsndfile cannot read it as audio.
     """

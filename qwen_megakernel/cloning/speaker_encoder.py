@@ -28,7 +28,6 @@ class SpeakerEncoder:
     """ECAPA-TDNN of a Base checkpoint, in float32 on the CPU.
 
     Args:
-        config: every dimension is read from it or from the tensors.
         tensors: `Checkpoint.load_prefix("speaker_encoder.")`.
     """
 
@@ -51,12 +50,10 @@ class SpeakerEncoder:
 
     @torch.inference_mode()
     def encode(self, samples: np.ndarray) -> np.ndarray:
-        """Compute the x-vector of a speaker.
+        """Return the x-vector of a speaker, [enc_dim] float32.
 
         Args:
             samples: [num_samples] float32 mono at `config.sample_rate`, full scale at 1.
-        Returns:
-            [enc_dim] float32.
         Raises:
             RecordingError: there are fewer samples than the widest layer spans (about 0.1 s).
         """

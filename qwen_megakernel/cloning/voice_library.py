@@ -123,15 +123,13 @@ class VoiceLibrary:
         return sorted(names)
 
     def resolve(self, voice: str | Voice | None, style: str | None = None) -> str | Voice:
-        """Find a voice.
+        """Find a voice: a speaker's name, or a `Voice`.
 
         Args:
             voice: a `Voice`; or a speaker of the checkpoint (in any case), a preset's name, the
                 path of a voice file, or a mix of them as in "anna(2)+ben", tried in this order.
                 None needs a `style`, and is refused.
             style: a style of a cloned voice; None: its default.
-        Returns:
-            A speaker's name, or a `Voice`.
         Raises:
             UnknownVoice: there is no voice of that name; the error lists the known ones.
             VoiceMismatch: the voice was made with the encoders of another checkpoint.

@@ -66,15 +66,13 @@ def choose_backend(
     weights: str | None = None,
     dtype: str | torch.dtype | None = None,
 ) -> Backend:
-    """Choose the decoder before any weight is read.
+    """Choose the decoder, with the reason for it, before any weight is read.
 
     Args:
         requested: one of `BACKENDS`; a name other than "auto" never falls back to another.
         device: "cpu", "cuda", "cuda:1"; None picks a GPU if the backend can use one.
         weights: one of `WEIGHTS`; None: as the checkpoint stores them.
         dtype: as `TTSEngine` takes it; one of `DTYPES_BY_PART` limits the choice.
-    Returns:
-        The backend, with the reason for it.
     Raises:
         UsageError: the backend or the weights are unknown, or the backend cannot use the device or
             the dtype.
@@ -130,7 +128,6 @@ def check_form(checkpoint: Checkpoint, backend: str, weights: str | None) -> str
 
     Args:
         checkpoint: its matrices may be stored packed, in a form of their own.
-        backend: the name of the backend.
         weights: the form that the user wants; None: as the checkpoint stores them.
     Raises:
         UsageError: the backend cannot read packed matrices, or they have another form.
@@ -214,9 +211,6 @@ def load_decoder(
     """Make the decoder of a backend, or of another backend if this one cannot start.
 
     Args:
-        checkpoint: weights and config.
-        backend: the result of `choose_backend`.
-        num_slots: streams that can be open at once.
         max_frames: maximum number of frames of one part of an utterance.
         dtype: dtype of the computation; None: `default_dtype`.
         predictor_dtype: dtype of the code predictor; None: dtype.

@@ -15,7 +15,6 @@ class Embeddings:
     """T(text ids), C(codec ids) and E(frame) of one checkpoint.
 
     Args:
-        model: weights and config.
         device, dtype: device and dtype of every result; weights are converted once, here.
         stored_tables: keep tables of codes that the checkpoint stores in bfloat16 as they are, and
             convert the rows that are read; in float32 the tables would take twice the memory.

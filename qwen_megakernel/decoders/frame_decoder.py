@@ -23,7 +23,6 @@ class FrameDecoder(ABC):
     """The talker and the code predictor with their slots, which do not influence each other.
 
     Args:
-        config: the model's config.
         sizes: the decoder's sizes; its dtypes must be bfloat16 or float32.
     Raises:
         UsageError: a dtype is neither bfloat16 nor float32.
@@ -68,9 +67,7 @@ class FrameDecoder(ABC):
         """Start one part of an utterance in `slot`; it replaces any stream there.
 
         Args:
-            slot: 0 .. num_slots - 1.
             prefill: the prompt; its keys, values and last hidden state stay in the slot.
-            sampling: how the codes are drawn.
             seed, part: together with frame and codebook, the address of the random numbers.
             text_open: more text rows will come. Until they do, frames that need them are not
                 drawn; no frame gets the pad embedding.

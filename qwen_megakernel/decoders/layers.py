@@ -118,7 +118,6 @@ class DecoderStack:
     """A stack of Qwen3 decoder layers with its final norm: the talker's or the code predictor's.
 
     Args:
-        config: the stack's dimensions.
         read: reads its tensors onto the device and in the dtype of caches and results.
         name: "talker" or "code_predictor", for `tap`.
     """

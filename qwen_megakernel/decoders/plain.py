@@ -44,9 +44,6 @@ class PlainState(SlotState):
 class PlainDecoder(FrameDecoder):
     """The talker and the code predictor in PyTorch, which decode one slot after another.
 
-    Args:
-        model: weights and config.
-        sizes: as `FrameDecoder` takes them.
     Raises:
         UsageError: a dtype is neither bfloat16 nor float32.
     """
@@ -204,11 +201,7 @@ class PlainDecoder(FrameDecoder):
         return torch.tensor(codes)
 
     def _predict(self, x: Tensor, start: int, group: int) -> Tensor:
-        """Run the predictor on x [n, hidden_size] from position `start`.
-
-        Returns:
-            [vocab_size] float32 logits of code `group`, after the last position.
-        """
+        """Run x [n, hidden_size] from position `start`; returns code `group`'s float32 logits."""
         x = x.to(self.predictor_dtype)
         if self.projection:
             weight, bias = self.projection

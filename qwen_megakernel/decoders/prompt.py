@@ -65,7 +65,6 @@ class PromptBuilder:
     """Builds prompts for one checkpoint. Rows that no request changes are computed once.
 
     Args:
-        config: ids, speakers, languages and the kind of model.
         embeddings: the embeddings of the decoder that will read the prompts.
     Raises:
         ModelFilesError: `config` gives a speaker a dialect that it has no id for.

@@ -23,13 +23,11 @@ MASK = 0xFFFFFFFF
 
 
 def philox(key: int, counters: np.ndarray) -> np.ndarray:
-    """Return the random words of counters, by Philox4x32-10.
+    """Return the random words of counters, by Philox4x32-10: [n, 4] uint32.
 
     Args:
         key: 64 bits.
         counters: [n, 4] uint32.
-    Returns:
-        [n, 4] uint32.
     """
     c0, c1, c2, c3 = counters.astype(np.uint64).T
     k0, k1 = key & MASK, key >> 32

@@ -29,7 +29,6 @@ class ChunkDelivery:
     """Turns pending frames into chunks and delivers them. Only the worker thread uses it.
 
     Args:
-        vocoder: turns frames into samples.
         table: holds the streams, and ends those that fail.
         spent_ms: milliseconds of each stage's work, to which the vocoder's are added.
         is_asynchronous: the vocoder returns before the device is done.
@@ -53,13 +52,13 @@ class ChunkDelivery:
         return bool(self._under_way)
 
     def start_vocoder(self, drawing: Sequence[StreamState]) -> bool:
-        """Start the vocoder on due frames; streams of equal chunk length share a batch.
+        """Start the vocoder on due frames; returns whether chunks of streams far ahead were left.
+
+        Streams of equal chunk length share a batch.
 
         Args:
             drawing: the streams with frames being drawn; the reader of one of them may be about to
                 run out of audio.
-        Returns:
-            Whether chunks of streams that are far ahead were left for a later turn.
         """
         due = [stream for stream in self._table.active() if stream.frames_until_due <= 0]
         buffered = {stream: stream.buffered_s() for stream in {*due, *drawing}}

@@ -60,8 +60,6 @@ class Speech:
 
         Args:
             encoding: encoding of a wav file: "pcm" (16-bit), "ulaw" or "alaw".
-        Raises:
-            UsageError, OutputError: see `audio.write_wav`.
         """
         audio.write_wav(path, self.audio, self.sample_rate, encoding, self.mark)
 

@@ -43,10 +43,7 @@ class SpeechEngine(ABC):
 
     Args:
         build: makes the stages, on the loop's thread.
-        sample_rate: samples per second of the audio.
-        seconds_per_frame: the duration of one frame of codes.
         reading: how texts are read; None: as they are written, unless a request sets options.
-        mark: what marks every stream; see `TTSEngine`.
     """
 
     files: Files

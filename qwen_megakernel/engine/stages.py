@@ -46,11 +46,7 @@ class Decoder(Protocol):
         """Return how many frames can be drawn now."""
 
     def launch(self, slots: Sequence[int], num_frames: int) -> Callable[[], StepResult]:
-        """Start drawing up to `num_frames` frames in every slot of `slots`; fewer after `cancel`.
-
-        Returns:
-            A function that waits for the frames.
-        """
+        """Start to draw up to `num_frames` frames in `slots`; returns a function that waits."""
 
     def cancel(self) -> None:
         """End the running launch, or else the next one, before it begins another frame.

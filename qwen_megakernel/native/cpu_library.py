@@ -158,7 +158,6 @@ def check_status(status: int, what: str, hint: str) -> None:
     """Raise the error that a native function's Status stands for, unless it is `DONE`.
 
     Args:
-        status: the function's result.
         what: the subject of the message, such as "A step".
         hint: the hint of an `OutOfMemory`.
     Raises:
@@ -218,7 +217,6 @@ class CpuPool:
     """Threads that wait for native work and share it; they sleep while there is none.
 
     Args:
-        library: the result of `open_library`.
         num_threads: number of threads, including the calling one; 1 or more.
     Raises:
         SetupError: the system refuses that many threads.

@@ -103,9 +103,7 @@ class ContextTTSService(InProcessTTSService):
     """Speaks contexts with an engine. A sentence is one request; in TOKEN mode, a whole turn is.
 
     Args:
-        engine: The engine.
         engine_timeout_s: Seconds without audio after which a request has failed.
-        **kwargs: For the base class.
     """
 
     def __init__(

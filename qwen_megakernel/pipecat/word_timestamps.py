@@ -34,7 +34,6 @@ class WordTimer:
     """Returns the words of one request, each once, in order.
 
     Args:
-        stream: the stream of the request.
         start_s: the beginning of the request in the audio of its context.
     """
 

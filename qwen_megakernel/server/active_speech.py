@@ -33,11 +33,7 @@ class ActiveSpeech:
     that end.
 
     Args:
-        stream: the engine's stream.
         ticket: released when the engine is done with the stream.
-        record: times and counts.
-        mark: what marks the speech.
-        request_id: the value of X-Request-Id.
         finished: records how the request ended.
         buffer_s: seconds of audio to keep before the engine has to wait.
         conversation: forgets what was said if the speech is stopped; None: there is none.

@@ -81,7 +81,6 @@ def create_app(engine: Any, settings: ServerSettings | None = None) -> FastAPI:
 
     Args:
         engine: a `TTSEngine`, or a function that makes one (see `Service`).
-        settings: the limits; None: the defaults.
     Returns:
         The application; its `state.service` is the `Service`.
     """

@@ -55,7 +55,6 @@ def new_encoder(
 
     Args:
         response_format: a key of `MEDIA_TYPES`.
-        rate: samples per second.
         opus_kbits, mp3_kbits: the bit rates of opus and mp3 in kbit/s; the nearest that mp3 has at
             `rate` is taken.
         encoding: encoding of the samples of wav; for pcm, "float" instead of its 16 bits.
@@ -81,9 +80,7 @@ def wav_header(
     """Return the header of a WAV file with mono samples; 44 bytes for 16 bits without a comment.
 
     Args:
-        rate: samples per second.
         num_bytes: length of the samples; the default means that it is not yet known.
-        encoding: encoding of the samples.
         comment: what the file says of its audio, as a chunk LIST INFO; empty: nothing.
     """
     width = _WIDTHS[encoding]

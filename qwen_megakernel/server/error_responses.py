@@ -89,11 +89,9 @@ class ApiError(Exception):
     """An error with which the server answers an HTTP request.
 
     Args:
-        status: the HTTP status.
         message: what is wrong, why, and what to do.
         code: a word for programs.
         param: the field at fault.
-        headers: added to the response.
     """
 
     def __init__(
@@ -208,8 +206,6 @@ def _complaint(name: str, fault: Mapping[str, Any], meant: str | None) -> str:
     """Return what is wrong with a field, in words that do not need pydantic's documentation.
 
     Args:
-        name: the field.
-        fault: pydantic's error.
         meant: for a missing field, one that the body has instead.
     """
     kind, value, context = fault["type"], fault.get("input"), fault.get("ctx", {})

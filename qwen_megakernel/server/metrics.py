@@ -43,7 +43,6 @@ class Metrics:
     """All metrics of /metrics, in a registry for each server.
 
     Args:
-        admission: counts running and waiting requests.
         cache_hits: returns the engine's count of reference cache hits.
     """
 

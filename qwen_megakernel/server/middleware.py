@@ -47,7 +47,6 @@ class RequestGuard:
     """The ASGI middleware.
 
     Args:
-        app: the application that gets the requests.
         service: has the settings, and counts buffered bytes and refusals.
         bodies: path -> media type that a POST to it must have; other requests have no body,
             except those of a dialect.

@@ -64,7 +64,6 @@ class Replica:
 
     Args:
         make_engine: makes the engine, in the replica's own process and before its first request.
-        settings: see `create_app`.
     """
 
     def __init__(self, make_engine: Callable[[], Any], settings: ServerSettings):
@@ -97,7 +96,6 @@ def application(
     Args:
         make_engine: makes a replica's engine; must be picklable.
         settings: see `create_app`; all replicas must see its folder of voices.
-        scale: the number of replicas and their resources.
         num_slots: streams that one engine speaks at the same time, the autoscaler's target.
     """
     name, policy = WAITING
@@ -132,17 +130,14 @@ def run(
     port: int = 8090,
     say: Callable[[str], None] = lambda line: None,
 ) -> int:
-    """Serve until SIGTERM or Ctrl-C; running streams are finished first.
+    """Serve until SIGTERM or Ctrl-C, whose number is returned; running streams are finished first.
 
     The replicas run on the cluster of RAY_ADDRESS, or on one that runs on this machine; without
     either, this function starts a cluster and ends it. A second signal ends serving at once.
 
     Args:
-        make_engine, settings, scale, num_slots: see `application`.
         host, port: the address that Ray Serve's proxy listens on; port 0 takes a free one.
         say: prints a line: the address, once every replica has its engine, and the end.
-    Returns:
-        The signal that ended serving.
     Raises:
         UsageError: the address is in use or wrong.
         ResourceError: the cluster has no room for that many replicas.

@@ -61,10 +61,8 @@ async def events(
     """Yield the speech as server-sent events.
 
     Args:
-        speaking: the speech.
         encoder: encodes the audio of the deltas, which joined are one file. No delta is empty:
             while the encoder holds samples back, the next delta covers more frames.
-        include_codes: add the codec frames of each delta.
         max_steps: the most frames that the request can have. It adds to OpenAI's events one for
             each frame, and at the end the whole speech as WAV and "[DONE]"; None: it adds nothing.
         granularities: kinds of timestamps to send, once they are final; they may be ahead of the
@@ -157,9 +155,6 @@ class SpeechResponse(Response):
     """A response that sends speech while it is made; errors before the first piece set the status.
 
     Args:
-        speaking: the speech.
-        body: the bytes of the speech.
-        media_type, headers: those of the response.
         settings: the deadline, and the time that a client may stall.
         on_error: makes the last piece of a body that failed; None: the connection is cut, the only
             way to report an error in the middle of audio.
@@ -237,7 +232,6 @@ async def buffered(
     """Return the whole speech in one response, with its length and finish reason.
 
     Args:
-        encoding: encoding of the samples in a wav file.
         loudness: the loudness in LUFS; None: unchanged.
         granularities: kinds of timestamps to add; with any, the response is JSON that holds the
             audio.

@@ -266,8 +266,6 @@ def sound_options(
 ) -> dict[str, Any]:
     """Return the keyword arguments for `TTSEngine.stream` that change the sound.
 
-    Args:
-        sample_rate: the loaded model's.
     Raises:
         ApiError: 400; the format does not have the encoding or the sample rate.
     """
@@ -315,10 +313,6 @@ async def engine_options(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return keyword arguments for `TTSEngine.stream`, and warnings.
 
-    Args:
-        body: the client's request.
-        voices: the engine's voices.
-        model_name, sample_rate: the loaded model's.
     Raises:
         ApiError: 404, the model is not loaded; 400, values contradict each other.
         QwenTTSError: the voice or its recording is refused.

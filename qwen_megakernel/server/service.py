@@ -33,7 +33,6 @@ class Service:
     Args:
         engine: a `TTSEngine`, which its owner closes; or a function that makes one, which `start`
             calls in a thread. `close` closes the engine that the function made.
-        settings: limits.
     """
 
     def __init__(self, engine: Any, settings: ServerSettings):

@@ -180,9 +180,6 @@ class DrainingServer(uvicorn.Server):
     an error with the reason. A second signal cuts the running speeches and ends the server.
 
     Args:
-        config: uvicorn's configuration.
-        service: the service whose requests are finished.
-        settings: the time that draining may take.
         wyoming: a Wyoming server to start and close with this one.
         say: prints a line about the end.
     """
@@ -275,8 +272,6 @@ def serve(
     """Serve until SIGTERM or Ctrl-C; running streams are finished first.
 
     Args:
-        engine: see `create_app`.
-        settings: limits.
         host, port: the address to listen on; port 0 takes a free one.
         wyoming_port: the port for Wyoming clients; None: no Wyoming server.
         wyoming_host: the address for Wyoming clients; None: `host`.
@@ -356,8 +351,6 @@ def new_server(
     """Return uvicorn's server for `app`, with its limits; `run(sockets=[...])` serves.
 
     Args:
-        app: the result of `create_app`.
-        settings: limits.
         wyoming: a listening socket for Wyoming clients.
         say: prints a line about the end.
     """

@@ -88,7 +88,6 @@ class Utterance:
         """Wait for the first text, start its stream, and relay the speech.
 
         Args:
-            socket: the connection, which starts the speech.
             relay: sends all of a speech to the client.
             sending: holds the speech until the caller has sent the last message about it, for
                 which a draining server waits.
@@ -138,7 +137,6 @@ class JsonSocket:
 
     Args:
         websocket: the connection, not accepted yet.
-        service: speaks, and has limits and times.
     """
 
     def __init__(self, websocket: WebSocket, service: Service):

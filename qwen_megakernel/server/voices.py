@@ -43,7 +43,6 @@ class VoiceStore:
 
     Args:
         engine: a `TTSEngine`.
-        settings: the fallback voice, limits, the folder for uploads.
     """
 
     def __init__(self, engine: Any, settings: ServerSettings):
@@ -55,13 +54,10 @@ class VoiceStore:
     def find(
         self, name: str | None, *, x_vector_only: bool = False
     ) -> tuple[str | Voice | None, str | None]:
-        """Find the voice that a client names.
+        """Return the engine's `voice` for the one that a client names, and a warning or None.
 
         Args:
-            name: the client's `voice`.
             x_vector_only: use a cloned voice without its recording and transcript.
-        Returns:
-            The engine's `voice`, and a warning or None.
         Raises:
             UnknownVoice: no voice has that name; lists the voices.
         """
@@ -214,10 +210,8 @@ class VoiceStore:
     async def upload(
         self, recording: bytes, name: str, transcript: str | None, consent: str
     ) -> dict[str, Any]:
-        """Clone a voice and keep it under `name`, with the `consent` of its speaker.
+        """Clone a voice, keep it under `name` with its speaker's `consent`, and return its entry.
 
-        Returns:
-            The voice, as the listing has it.
         Raises:
             ApiError: 409, the name is taken, or there are `max_uploads` uploaded voices; 400, a
                 voice cannot have the name.

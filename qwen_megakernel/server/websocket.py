@@ -55,12 +55,7 @@ class NumberedUtterance(Utterance):
 
 
 class Session:
-    """One WebSocket connection.
-
-    Args:
-        websocket: the connection, not accepted yet.
-        service: speaks, and has limits and times.
-    """
+    """One WebSocket connection."""
 
     def __init__(self, websocket: WebSocket, service: Service):
         self._socket, self._settings = JsonSocket(websocket, service), service.settings

@@ -23,7 +23,6 @@ class WyomingServer:
     """Accepts Wyoming clients.
 
     Args:
-        service: the engine, its admission and its limits; its owner closes it.
         listener: a listening socket, which `close` closes.
     """
 

@@ -47,9 +47,7 @@ class Session:
     """Reads events, while a second task sends the audio.
 
     Args:
-        service: the engine, its admission and its limits.
         info: returns the answer to `describe`.
-        reader, writer: the connection.
     """
 
     def __init__(

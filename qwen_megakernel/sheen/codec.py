@@ -131,7 +131,6 @@ class SnacCodec:
 
     Args:
         folder: a folder with config.json and pytorch_model.bin, as published.
-        device: the device on which the codec runs.
     Raises:
         MissingPackageError: the package `snac` is not installed.
         ModelFilesError, UnsupportedModel: see `read_snac_config`; or the weights do not fit.
@@ -156,13 +155,11 @@ class SnacCodec:
 
     @torch.inference_mode()
     def encode(self, samples: np.ndarray, rate: int) -> np.ndarray:
-        """Encode a recording.
+        """Encode a recording: [num_frames, 7] int32, the last frame padded with silence.
 
         Args:
             samples: [num_samples] float32 mono.
             rate: samples per second; they are resampled to the codec's rate.
-        Returns:
-            [num_frames, 7] int32; the last frame is padded with silence.
         Raises:
             DatasetError: there are no samples, or one is not a number.
         """

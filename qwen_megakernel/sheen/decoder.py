@@ -32,10 +32,6 @@ NO_IDS = torch.empty(0, dtype=torch.int64)
 def num_positions(max_prompt: int, max_frames: int, limit: int) -> int:
     """Return the number of positions of a prompt and its frames.
 
-    Args:
-        max_prompt: maximum number of tokens of a prompt.
-        max_frames: maximum number of frames of one part of a text.
-        limit: number of positions of the model.
     Raises:
         UsageError: the model has fewer positions.
     """
@@ -85,11 +81,8 @@ class SheenDecoder:
     """Draws the frames of several streams.
 
     Args:
-        model: the language model.
         tokens: the ids of the audio tokens in the model's vocabulary.
         num_slots: number of streams at the same time; each step decodes one after another.
-        max_prompt: maximum number of tokens of a prompt.
-        max_frames: maximum number of frames of one part of a text.
         order: one of `ORDERS`.
     Raises:
         UsageError: a value is out of range.

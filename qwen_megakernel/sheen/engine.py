@@ -216,11 +216,7 @@ class SheenEngine(SpeechEngine):
         return self._loop.run(lambda: self._codec.encode(samples, rate or self.sample_rate))
 
     def create_voice(self, audio: Any, *args: Any, **options: Any) -> Voice:
-        """Raise, because voices of this family are trained.
-
-        Raises:
-            TaskError: always.
-        """
+        """Raise a TaskError, because voices of this family are trained."""
         raise self._one_voice("A recording", self.files)
 
     @staticmethod

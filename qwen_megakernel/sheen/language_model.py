@@ -78,9 +78,6 @@ class TorchLanguageModel(LanguageModel):
 class KernelLanguageModel(LanguageModel):
     """The language model, run by the kernel, which is compiled for its dimensions at first use.
 
-    Args:
-        num_slots: number of sequences at the same time; each step decodes one after another.
-        max_positions: maximum number of tokens of a sequence, prompt included.
     Raises:
         UnsupportedModel, BuildError: the kernel cannot be compiled for this model or machine.
     """

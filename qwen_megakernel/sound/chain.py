@@ -73,7 +73,6 @@ def new_chain(
     """Return the chain of a stream, or None if its samples stay as they are.
 
     Args:
-        options: the request's options for the sound.
         sample_rate: the codec's sample rate, in Hz.
         high_pass: cutoff of a filter that removes lower frequencies, in Hz; None: no filter.
         may_pause: whether a pause may follow. Silence before a pause is cut, so all silence is

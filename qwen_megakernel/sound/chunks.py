@@ -157,8 +157,6 @@ def new_chunks(
     """Return the object that applies a stream's chain; None if its samples stay as they are.
 
     Args:
-        options, sample_rate, high_pass: see `chain.new_chain`.
-        mark: see `HeardChunks`.
         has_parts: whether parts of the text may follow a pause, or have a manner of their own.
     """
 

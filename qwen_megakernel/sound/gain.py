@@ -37,9 +37,6 @@ class Limiter:
     For each sample, the limiter first finds the largest gain that keeps every peak in a window
     around it below the ceiling. The gain of a sample is the mean of those gains over `LOOKAHEAD_S`.
     All windows in the mean contain the sample itself, so it stays below the ceiling, too.
-
-    Args:
-        sample_rate: in Hz.
     """
 
     def __init__(self, sample_rate: int) -> None:

@@ -35,7 +35,6 @@ def at_loudness(samples: np.ndarray, sample_rate: int, loudness: float) -> np.nd
     Args:
         samples: [num_samples] float32, full scale at 1. A speech that is silent, or shorter than
             the 400 ms that a measurement needs, stays as it is.
-        sample_rate: in Hz.
         loudness: the result of `check_loudness`, in LUFS.
     """
     from loudness import integrated_loudness

@@ -80,8 +80,6 @@ def find_marks(
 
     Args:
         samples: [num_samples] float, full scale at 1.
-        sample_rate: in Hz.
-        secret: that of the `MarkKey`.
         search_speeds: whether to look for a recording that plays up to 10 % faster or slower if no
             mark is found at its own speed; this takes some ten seconds.
     """

@@ -26,7 +26,6 @@ class Edges:
     Args:
         leading: seconds of silence to keep at most before the first sound; None: all.
         trailing: seconds of silence to keep at most after the last sound; None: all.
-        sample_rate: in Hz.
         holds_back: whether all silence is held back until sound or the end follows. Until then,
             the caller may change `trailing_s`.
     """
@@ -133,7 +132,6 @@ class HighPass:
 
     Args:
         hertz: the cutoff frequency, at which the filter halves the power.
-        sample_rate: in Hz.
     """
 
     def __init__(self, hertz: float, sample_rate: int) -> None:

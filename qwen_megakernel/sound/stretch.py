@@ -31,7 +31,6 @@ class Stretch:
 
     Args:
         speed: duration of the input divided by that of the output.
-        sample_rate: in Hz.
     """
 
     def __init__(self, speed: float, sample_rate: int) -> None:

@@ -59,12 +59,7 @@ def marking_bands(key: MarkKey, sample_rate: int) -> np.ndarray:
 
 
 class Watermark:
-    """Adds the mark to the samples of one stream. It is a `chain.Step` that holds nothing back.
-
-    Args:
-        key: the key and the operator.
-        sample_rate: in Hz.
-    """
+    """Adds the mark to the samples of one stream. It is a `chain.Step` that holds nothing back."""
 
     def __init__(self, key: MarkKey, sample_rate: int) -> None:
         self._bands = marking_bands(key, sample_rate)

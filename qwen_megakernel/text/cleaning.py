@@ -40,13 +40,8 @@ def visible(text: str) -> str:
 
 
 def validate(text: str, max_chars: int = MAX_CHARS) -> str:
-    """Clean the text of a request, or raise if it cannot be spoken.
+    """Return the clean text of a request, or raise if it cannot be spoken.
 
-    Args:
-        text: the user's text.
-        max_chars: maximum number of characters.
-    Returns:
-        The clean text.
     Raises:
         TextTooLong: the text has more than `max_chars` characters.
         EmptyText: the text has no letter and no digit.

@@ -37,7 +37,6 @@ class TextIntake:
     speaks: then `parts` has complete parts only. One thread writes; the engine reads `parts`.
 
     Args:
-        text: interprets markup and expressions.
         encoding: how the request's parts become ids.
         encoding_of: returns the encoding of parts of a manner; None: each has `encoding`.
         is_whole: the text comes as one piece, and its errors are raised at its end.
@@ -227,8 +226,6 @@ def new_intake(
     Args:
         encoding_of: returns how parts of a manner become ids, or raises a UsageError for a voice or
             a style that is unknown.
-        reading: how the engine reads texts.
-        languages: the languages that the engine speaks.
         read_languages: the languages whose scripts it reads; None: unknown.
         takes_phonemes: whether the voice accepts phonemes.
         max_chars: most characters of a whole text, and of a part of an open one.

@@ -53,14 +53,12 @@ def language_of_code(code: str) -> str | None:
 
 
 def resolve_language(language: str | None, checkpoint_languages: Iterable[str]) -> str:
-    """Find the checkpoint's name for a language.
+    """Return the checkpoint's name for a language: "auto" or a key of `checkpoint_languages`.
 
     Args:
         language: a name in any case, an ISO 639 code ("en") or a BCP-47 tag ("en-US", "zh_CN"),
             whose first subtag is used; None means "auto", as in the official wrapper.
         checkpoint_languages: `TalkerConfig.languages`.
-    Returns:
-        "auto" or a key of `checkpoint_languages`.
     Raises:
         UnknownLanguage: the checkpoint has no such language, or it is a dialect.
     """

@@ -183,10 +183,8 @@ class TextStream:
         self._is_ended = False
 
     def feed(self, piece: str) -> Tensor:
-        """Take the next piece of text, of any length.
+        """Take the next piece of text; returns the ids that later pieces cannot change, often none.
 
-        Returns:
-            [num_tokens] int64, the ids that later pieces cannot change; often none.
         Raises:
             TextTooLong: the pieces together exceed the limit; this piece is not taken.
             UsageError: the text has been ended.
@@ -207,10 +205,8 @@ class TextStream:
         return _tensor(ids)
 
     def end(self) -> Tensor:
-        """Close the text.
+        """Close the text; returns the ids that were held back, [num_tokens] int64.
 
-        Returns:
-            [num_tokens] int64, the ids that were held back.
         Raises:
             EmptyText: nothing in the whole text can be spoken, and no id was ever returned.
             UsageError: the text has been ended.

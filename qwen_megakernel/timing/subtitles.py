@@ -45,11 +45,7 @@ def check_path(path: Path) -> None:
 
 
 def write(path: Path, words: Sequence[TimedWord], segments: Sequence[Segment]) -> None:
-    """Write subtitles to a file whose extension decides the format.
-
-    Raises:
-        UsageError, OutputError: see `check_path`.
-    """
+    """Write subtitles to a file whose extension decides the format."""
     check_path(path)
     formats = {".srt": _srt, ".vtt": _vtt, ".json": _json}
     try:

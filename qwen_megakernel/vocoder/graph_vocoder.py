@@ -23,9 +23,6 @@ class GraphVocoder(Vocoder):
 
     The number of streams is padded to a power of two. A graph is recorded when it is first needed,
     or before that by `record`.
-
-    Args:
-        args, options: as `Vocoder` takes them.
     """
 
     def __init__(self, *args: Any, **options: Any):
@@ -49,8 +46,6 @@ class GraphVocoder(Vocoder):
             states: one for each row, all different; advanced by num_frames.
         Returns:
             [n, num_frames * samples_per_frame] PCM in [-1, 1], on the vocoder's device.
-        Raises:
-            UsageError: see `Vocoder.step`.
         """
         codes = self._checked(codes)
         assert len(states) == len(codes) == len({id(state) for state in states})
@@ -63,12 +58,7 @@ class GraphVocoder(Vocoder):
 
     @torch.inference_mode()
     def record(self, num_streams: int, num_frames: int = MAX_FRAMES) -> None:
-        """Record the graphs for up to `num_streams` streams, so that no request waits for them.
-
-        Args:
-            num_streams: maximum number of streams of a chunk.
-            num_frames: maximum number of frames of a chunk.
-        """
+        """Record the graphs for up to `num_streams` streams, so that no request waits for them."""
         rows = 1
         while True:
             for frames in range(1, min(num_frames, MAX_FRAMES) + 1):

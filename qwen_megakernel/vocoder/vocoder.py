@@ -137,8 +137,6 @@ class Vocoder:
             codes: [num_frames, num_quantizers] integers.
         Returns:
             [num_frames * samples_per_frame] PCM in [-1, 1], in the vocoder's dtype.
-        Raises:
-            UsageError: see `step`.
         """
         try:
             frames = torch.as_tensor(codes)
@@ -160,8 +158,6 @@ class Vocoder:
         Args:
             codes: [num_frames, num_quantizers] integers.
             state: advanced by num_frames.
-        Raises:
-            UsageError: see `step`.
         """
         codes = self._checked(torch.as_tensor(codes)[None])[:, -self._context :]
         batch = _gather([state])

@@ -48,11 +48,7 @@ class CoreMLStack:
         return self._model.make_state()
 
     def run(self, x: Tensor, cache: Any, start: int) -> dict[str, Tensor]:
-        """Run the rows of x [n, hidden_size], one in each call of the model.
-
-        Returns:
-            The model's outputs for the last row, float32.
-        """
+        """Run the rows of x [n, hidden_size] one by one; returns float32 outputs for the last."""
         found: dict[str, Any] = {}
         for position, row in enumerate(x, start=start):
             found = self._model.predict(
@@ -73,7 +69,6 @@ class CoreMLDecoder(PlainDecoder):
     """A `PlainDecoder` whose layers Core ML computes.
 
     Args:
-        checkpoint: weights and config.
         sizes: as `FrameDecoder` takes them. Models are converted for `max_positions`; Core ML
             computes in `dtype`, float16 or float32, and the rest is float32 on the CPU.
         weights: None, or one of `choices.WEIGHTS`.

@@ -44,7 +44,6 @@ class Stack(nn.Module):
     Args:
         config: the stack's dimensions; as in Qwen3, it has normalized heads and no bias.
         tensors: tensors whose names begin with `prefix`.
-        num_positions: number of positions of the cache.
     """
 
     cos: Tensor  # [head_dim, num_positions]
@@ -152,13 +151,11 @@ class CodeDecoder(nn.Module):
         self.register_buffer("head", head[:, :, None, None], persistent=False)
 
     def forward(self, x: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
-        """Run one position.
+        """Return one position's logits [1, vocab_size] and hidden state [1, hidden_size, 1, 1].
 
         Args:
             x: [1, hidden_size, 1, 1] input embedding.
             position: [1] int32.
-        Returns:
-            Logits [1, vocab_size], and the hidden state [1, hidden_size, 1, 1].
         """
         hidden = self.stack(x, position)
         return conv1x1(hidden, self.head).flatten(1), hidden

@@ -123,9 +123,7 @@ def export(
     written last, when all is complete.
 
     Args:
-        checkpoint: weights and config.
         folder: created if it does not exist.
-        options: the options of the conversion.
         names: some of `MODELS`.
     Raises:
         MissingPackageError: coremltools is not installed.

@@ -54,9 +54,6 @@ class _Memory:
 class SpeechDecoder(nn.Module):
     """The decoder of `num_frames` frames at once, with a state, so that chunks equal the whole.
 
-    Args:
-        checkpoint: weights and config of the codec.
-        num_frames: number of frames of a chunk.
     Attributes:
         num_values: number of values of the state.
     """

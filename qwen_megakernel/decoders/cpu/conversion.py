@@ -41,9 +41,7 @@ def convert(checkpoint: Checkpoint, weights: str | None, folder: Path) -> None:
     there.
 
     Args:
-        checkpoint: the original.
         weights: one of `choices.WEIGHTS`; None: as the checkpoint stores them.
-        folder: the folder to write; it must not exist.
     Raises:
         UsageError: the checkpoint is itself converted, or no file holds its weights.
         UnsupportedModel, BuildError: the native decoder cannot run the model here.

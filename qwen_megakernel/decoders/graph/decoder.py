@@ -29,7 +29,6 @@ class GraphDecoder(BufferedDecoder):
     """Talker and code predictor as CUDA graphs; all slots are rows of every pass.
 
     Args:
-        model: weights and config.
         sizes: as `FrameDecoder` takes them. On a GPU graphs are recorded; any other device runs the
             same functions directly.
     Raises:

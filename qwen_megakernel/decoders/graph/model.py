@@ -69,9 +69,6 @@ FLOATS = (
 class GraphModel:
     """Weights, caches and per-slot state of `num_slots` streams, all of them rows of every pass.
 
-    Args:
-        model: weights and config.
-        sizes: as `FrameDecoder` takes them.
     Attributes:
         control_rows: [rows, num_slots] int32, from `control_of`; a launch begins by filling it.
         forced: [MAX_FRAMES_PER_LAUNCH, num_slots, num_code_groups] int64 codes to continue with.

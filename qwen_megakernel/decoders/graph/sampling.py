@@ -78,14 +78,12 @@ def penalize(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
 
 
 def draw(logits: Tensor, noise: Tensor, knobs: Knobs, *, use_top_p: bool) -> Tensor:
-    """Draw one token for each row.
+    """Draw a token for each row, [num_rows] int64: the lowest of equal scores, any for NaN.
 
     Args:
         logits: [num_rows, vocab_size] float32, already penalized and masked.
         noise: [num_rows, vocab_size], from `gumbel`.
         use_top_p: False if every row's top_p is 1, which saves a few passes.
-    Returns:
-        [num_rows] int64; the lowest token where scores tie, and any token for a row of NaN.
     """
     vocab_size = logits.shape[1]
     scores = logits / knobs.temperature[:, None]

@@ -43,9 +43,7 @@ class GraphStack:
     no pass reads it.
 
     Args:
-        config: the stack's dimensions.
         read: reads the stack's tensors onto the device and in the dtype of the computation.
-        num_slots, num_positions: size of the cache.
     """
 
     def __init__(

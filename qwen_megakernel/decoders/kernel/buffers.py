@@ -43,7 +43,6 @@ class LayerBuffers:
         config: dimensions that the library was compiled for.
         weights: the tensors "model.layers..." and "model.norm.weight", among others.
         description: from the library; it has the rows of a pass and the splits of attention.
-        sizes: as `FrameDecoder` takes them.
     Raises:
         OutOfMemory: the device has not enough free memory; nothing was allocated.
     """
@@ -164,9 +163,6 @@ class LayerBuffers:
 class KernelBuffers(LayerBuffers):
     """The buffers of a decoder: those of its layers, the other weights, and per-slot state.
 
-    Args:
-        model: weights and config.
-        description, sizes: as `LayerBuffers` takes them.
     Raises:
         OutOfMemory: the device has not enough free memory; nothing was allocated.
     """

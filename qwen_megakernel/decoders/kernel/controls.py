@@ -27,7 +27,6 @@ class ControlBlocks:
     Args:
         num_slots: slots of the decoder: each may have a prompt under way, and all of them a step.
         num_rows, num_heads: shape of the tickets: streams of a launch, key-value heads.
-        device: the device of the kernel.
     Attributes:
         words: [count, WORDS] int32, a `Control` at the beginning of each row.
         tickets: [count, num_rows, num_heads] int32.

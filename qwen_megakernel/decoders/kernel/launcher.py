@@ -51,9 +51,7 @@ class Launcher:
     a prompt, the GPU would be idle until the next launch reaches it.
 
     Args:
-        library: compiled for the model.
         buffers: all memory that launches read and write; kept until the last launch is over.
-        num_blocks: blocks of the grid.
     """
 
     def __init__(self, library: KernelLibrary, buffers: LayerBuffers, num_blocks: int):
@@ -206,7 +204,6 @@ class Launcher:
 
         Args:
             owner: an object that identifies the prompt in `failed_prompts`.
-            slot: the slot whose KV cache it fills.
             embeds: [n, hidden_size] float32, contiguous on the device.
         Raises:
             LaunchError: the driver refused the grid.

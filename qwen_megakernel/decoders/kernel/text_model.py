@@ -104,7 +104,6 @@ class KernelTextModel:
         values: the model's config.json.
         weights: tensors by their official names; embedding and head are not read.
         num_slots: number of sequences, each with its own KV cache.
-        max_positions: maximum number of positions of a sequence.
         device: a GPU runs the kernel, the CPU its emulation.
         dtype: bfloat16 or float32.
     Raises:
@@ -138,7 +137,6 @@ class KernelTextModel:
         """Run consecutive positions of a sequence, with one launch of the kernel.
 
         Args:
-            slot: 0 .. num_slots - 1.
             rows: [n, hidden_size] embeddings.
             first_position: position of the first row; earlier positions of the slot are filled.
         Returns:

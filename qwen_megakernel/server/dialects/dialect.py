@@ -107,8 +107,6 @@ class Desk:
     """Translates the requests of one dialect to those of the service.
 
     Args:
-        name: the dialect's name, for the log.
-        service: the engine, its admission and its limits.
         harmless: fields without an effect here that need no warning.
     """
 
@@ -128,14 +126,11 @@ class Desk:
             logger.warning("%s: %s", self._name, warning)
 
     async def configure(self, voice: str, sound: Sound, **fields: Any) -> dict[str, Any]:
-        """Return the options of `Service.speak`.
+        """Return the options of `Service.speak`, or raise as `engine_options` does.
 
         Args:
             voice: the vendor's id of a voice.
-            sound: the audio wanted.
             fields: those of `SpeechSettings`; None: not given.
-        Raises:
-            UnknownVoice, UnknownLanguage, ApiError, ValidationError: see `engine_options`.
         """
         name, warning = self.service.voices.find_foreign(voice)
         fields |= {"voice": name, "response_format": sound.response_format}

@@ -13,22 +13,14 @@ TimedLetters = list[tuple[str, float, float]]  # a letter, and the seconds in wh
 
 
 class LetterTimer:
-    """The times of the letters of one speech, as the client writes it and as it is spoken.
-
-    Args:
-        speaking: the speech.
-    """
+    """The times of the letters of one speech, as the client writes it and as it is spoken."""
 
     def __init__(self, speaking: ActiveSpeech):
         self._speaking = speaking
         self._written, self._spoken = _Reader(), _Reader()
 
     async def take(self) -> tuple[TimedLetters, TimedLetters]:
-        """Return the letters that have become final since the last call, the last at the end.
-
-        Returns:
-            The letters of the client's text, without markup, and those of the spoken text.
-        """
+        """Return the written and the spoken letters that have become final since the last call."""
         record = self._speaking.record
         is_over = self._speaking.finish_reason in ("eos", "length")  # asked before the last words
         words = await self._speaking.words()

@@ -35,7 +35,6 @@ class Context:
     Args:
         name: the client's name of it.
         options: of `Service.speak`, for the next text.
-        sound: the audio wanted.
         settings: what the client asked for first, as its dialect keeps it.
     """
 
@@ -67,12 +66,7 @@ class Context:
 
 
 class ContextSession:
-    """One connection of a vendor's client; a subclass translates the messages.
-
-    Args:
-        websocket: the connection, not accepted yet.
-        desk: translates options.
-    """
+    """One connection of a vendor's client; a subclass translates the messages."""
 
     def __init__(self, websocket: WebSocket, desk: Desk):
         self.socket, self.desk = JsonSocket(websocket, desk.service), desk
