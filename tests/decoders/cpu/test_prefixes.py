@@ -1,14 +1,14 @@
-"""The tree of prompts' beginnings: what it finds, what it stores, and what it forgets first."""
+"""The cache of prompts' beginnings: what it finds, stores, and forgets first."""
 
 import random
 
 import pytest
 import torch
 
-from qwen_megakernel.decoders.cpu.prefixes import PrefixCache
+from qwen_megakernel.decoders.cpu.prefixes import PrefixCache, keys_of
 
 KEPT = 6
-BYTES = 4 * (1 + KEPT)  # of a position
+BYTES = 4 * KEPT  # of a position
 
 
 def rows(text):
@@ -71,15 +71,13 @@ def test_a_prompt_longer_than_the_limit_is_kept_in_part():
 @pytest.mark.parametrize("seed", range(5))
 def test_what_is_found_is_always_right_and_never_too_large(seed):
     chance, cache = random.Random(seed), PrefixCache(40 * BYTES, KEPT)
+    before: dict[bytes, bytes | None] = {}  # key of a position -> key of the one before it
     for _ in range(400):
         text = "".join(chance.choice("ab") for _ in range(chance.randint(1, 12)))
         known(cache, text)
         add(cache, text)
         assert known(cache, text) == text
-        nodes, total = [cache._root], 0
-        while nodes:
-            node = nodes.pop()
-            nodes += node.children
-            total += node.num_bytes
-            assert len({child.rows[0, 0].item() for child in node.children}) == len(node.children)
-        assert total == cache.num_bytes <= 40 * BYTES
+        keys = list(keys_of(rows(text)))
+        before |= dict(zip(keys, [None, *keys], strict=False))
+        assert {before[key] for key in cache._kept} <= {None, *cache._kept}  # all can be found
+        assert len(cache._kept) * BYTES == cache.num_bytes <= 40 * BYTES
