@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks import common
 from qwen_megakernel.cli import options
-from qwen_megakernel.sound.chain import new_chain
+from qwen_megakernel.sound.chain import finish, new_chain, push
 from qwen_megakernel.speech_options import SoundOptions
 
 TEXT = "Your table for two is ready. We will meet you at the hotel on Friday."
@@ -60,6 +60,6 @@ def _milliseconds(how: SoundOptions, pieces: list[np.ndarray], rate: int) -> flo
     chain = new_chain(how, rate)
     assert chain
     begin = time.thread_time()
-    num_samples = sum(len(chain.push(piece)) for piece in pieces) + len(chain.finish())
+    num_samples = sum(len(push(chain, piece)) for piece in pieces) + len(finish(chain))
     spent = time.thread_time() - begin
-    return 1000 * spent * chain.sample_rate / num_samples
+    return 1000 * spent * (how.sample_rate or rate) / num_samples

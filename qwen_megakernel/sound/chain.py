@@ -29,38 +29,34 @@ class Step(Protocol):
         """Return the samples that were still held back; no more samples may follow."""
 
 
-class SoundChain:
-    """The steps of one stream. The chain is a `Step` itself.
+Chain = Sequence[Step]  # the steps of one stream, in the order in which they process the samples
+
+
+def push(chain: Chain, samples: np.ndarray) -> np.ndarray:
+    """Process the next samples with every step; see `Step.push`."""
+    for step in chain:
+        samples = step.push(samples)
+    return samples
+
+
+def finish(chain: Chain) -> np.ndarray:
+    """Return the samples that the steps still held back; no more samples may follow."""
+    rest = np.empty(0, np.float32)
+    for step in chain:
+        rest = np.concatenate([step.push(rest), step.finish()])
+    return rest
+
+
+def end_part(chain: Chain, *, is_before_pause: bool) -> np.ndarray:
+    """Return the held samples at the end of a part that is not the last of its stream.
 
     Args:
-        steps: the steps, in the order in which they process the samples.
-        sample_rate: the sample rate of the output, in Hz.
-        edges: the step among `steps` that cuts silence, or None if there is none.
+        is_before_pause: whether a pause follows. If so, the silence at the part's end is cut.
     """
-
-    def __init__(self, steps: Sequence[Step], sample_rate: int, edges: Edges | None = None) -> None:
-        self._steps, self.sample_rate, self._edges = steps, sample_rate, edges
-
-    def push(self, samples: np.ndarray) -> np.ndarray:
-        for step in self._steps:
-            samples = step.push(samples)
-        return samples
-
-    def end_part(self, *, is_before_pause: bool) -> np.ndarray:
-        """Return the held samples at the end of a part that is not the last of its stream.
-
-        Args:
-            is_before_pause: whether a pause follows. If so, the silence at the part's end is cut.
-        """
-        if self._edges:
-            self._edges.trailing_s = 0.0 if is_before_pause else None
-        return self.finish()
-
-    def finish(self) -> np.ndarray:
-        rest = np.empty(0, np.float32)
-        for step in self._steps:
-            rest = np.concatenate([step.push(rest), step.finish()])
-        return rest
+    for step in chain:
+        if isinstance(step, Edges):
+            step.trailing_s = 0.0 if is_before_pause else None
+    return finish(chain)
 
 
 def new_chain(
@@ -69,8 +65,8 @@ def new_chain(
     high_pass: float | None = None,
     *,
     may_pause: bool = False,
-) -> SoundChain | None:
-    """Return the chain of a stream, or None if its samples stay as they are.
+) -> Chain:
+    """Return the chain of a stream; it has no steps if the samples stay as they are.
 
     Args:
         sample_rate: the codec's sample rate, in Hz.
@@ -87,10 +83,8 @@ def new_chain(
         None if ms is None or ms == MAX_SILENCE else ms / 1000 * options.speed
         for ms in (options.leading_silence, options.trailing_silence)
     )
-    edges: Edges | None = None
     if leading is not None or trailing is not None or may_pause:
-        edges = Edges(leading, trailing, sample_rate, holds_back=may_pause)
-        steps.append(edges)
+        steps.append(Edges(leading, trailing, sample_rate, holds_back=may_pause))
     if options.speed != 1:
         steps.append(Stretch(options.speed, sample_rate))
     if heard_rate != sample_rate:
@@ -99,4 +93,4 @@ def new_chain(
         steps.append(Gain(options.volume))
     if options.volume > 0:
         steps.append(Limiter(heard_rate))  # last: a resampled peak may be higher
-    return SoundChain(steps, heard_rate, edges) if steps else None
+    return steps

@@ -11,7 +11,7 @@ import numpy as np
 from qwen_megakernel.audio import to_float32, to_int16
 from qwen_megakernel.marking import MarkKey
 from qwen_megakernel.records import AudioChunk, Manner
-from qwen_megakernel.sound.chain import SoundChain, new_chain
+from qwen_megakernel.sound.chain import Chain, end_part, finish, new_chain, push
 from qwen_megakernel.sound.watermark import Watermark
 from qwen_megakernel.speech_options import SoundOptions
 
@@ -19,9 +19,7 @@ from qwen_megakernel.speech_options import SoundOptions
 class NewChain(Protocol):
     """Creates the chain for a part after a pause, or for a part with another speed or volume."""
 
-    def __call__(
-        self, manner: Manner, *, is_first: bool, is_after_pause: bool
-    ) -> SoundChain | None: ...
+    def __call__(self, manner: Manner, *, is_first: bool, is_after_pause: bool) -> Chain: ...
 
 
 class HeardChunks:
@@ -32,6 +30,7 @@ class HeardChunks:
 
     Args:
         chain: the chain for the beginning of the stream.
+        sample_rate: the sample rate of the returned chunks, in Hz.
         new_chain: creates the chain for a part after a pause, or with another speed or volume.
             None: the stream has no such parts.
         mark: the key of the watermark, the last step, which goes on from part to part; None: no
@@ -39,10 +38,15 @@ class HeardChunks:
     """
 
     def __init__(
-        self, chain: SoundChain, new_chain: NewChain | None = None, mark: MarkKey | None = None
+        self,
+        chain: Chain,
+        sample_rate: int,
+        new_chain: NewChain | None = None,
+        mark: MarkKey | None = None,
     ) -> None:
+        self.sample_rate = sample_rate
         self._chain, self._new_chain = chain, new_chain
-        self._watermark = Watermark(mark, chain.sample_rate) if mark else None
+        self._watermark = Watermark(mark, sample_rate) if mark else None
         # Seconds of the engine's samples and pauses that were processed, seconds of samples that
         # the reader received for them, and perf_counter() at the first of these. The reader's
         # thread replaces all three at once, so other threads see a consistent state.
@@ -53,11 +57,6 @@ class HeardChunks:
         self._heard_as: tuple[float, float] = 1.0, 0.0  # speed and volume of the chain's part
         self._is_after_pause = False  # whether no sound has followed the latest pause
         self._has_ended = False  # whether `_chain` has ended, so that the next sound needs another
-
-    @property
-    def sample_rate(self) -> int:
-        """The sample rate of the returned chunks, in Hz."""
-        return self._chain.sample_rate
 
     @property
     def has_parts(self) -> bool:
@@ -95,7 +94,7 @@ class HeardChunks:
             return [self._heard(chunk, silence)]
         samples = np.empty(0, np.float32)
         if not self._has_ended:
-            samples = self._chain.push(to_float32(chunk.samples))
+            samples = push(self._chain, to_float32(chunk.samples))
         if self._latest and self._is_held:
             num_frames = self._latest.num_frames + chunk.num_frames
             chunk = replace(chunk, frame_index=self._latest.frame_index, num_frames=num_frames)
@@ -107,7 +106,7 @@ class HeardChunks:
         if self._latest is None or self._has_ended:
             return None
         self._has_ended = True
-        samples = self._chain.finish()
+        samples = finish(self._chain)
         return self._end_of(self._latest, samples) if len(samples) else None
 
     def _turn(self, chunk: AudioChunk) -> Iterator[AudioChunk]:
@@ -118,7 +117,7 @@ class HeardChunks:
         is_other = bool(chunk.num_frames) and heard_as != self._heard_as
         if (chunk.pause_s or is_other) and not self._has_ended:
             if self._latest:
-                rest = self._chain.end_part(is_before_pause=bool(chunk.pause_s))
+                rest = end_part(self._chain, is_before_pause=bool(chunk.pause_s))
                 if len(rest):
                     yield self._end_of(self._latest, rest)
                     self._is_held = False
@@ -160,12 +159,13 @@ def new_chunks(
         has_parts: whether parts of the text may follow a pause, or have a manner of their own.
     """
 
-    def chain_of(manner: Manner, *, is_first: bool, is_after_pause: bool) -> SoundChain | None:
+    def chain_of(manner: Manner, *, is_first: bool, is_after_pause: bool) -> Chain:
         leading = 0.0 if is_after_pause else options.leading_silence if is_first else None
         own = replace(manner.sound(options), leading_silence=leading)
         return new_chain(own, sample_rate, high_pass, may_pause=True)
 
     chain = new_chain(options, sample_rate, high_pass, may_pause=has_parts)
-    if mark and not chain:
-        chain = SoundChain([], sample_rate)
-    return HeardChunks(chain, chain_of if has_parts else None, mark) if chain else None
+    if not chain and not mark:
+        return None
+    rate = options.sample_rate or sample_rate
+    return HeardChunks(chain, rate, chain_of if has_parts else None, mark)

@@ -17,7 +17,7 @@ from waiting import wait_until
 from qwen_megakernel import AudioChunk, TTSEngine
 from qwen_megakernel.audio import to_int16
 from qwen_megakernel.errors import GenerationError, UsageError
-from qwen_megakernel.sound.chain import new_chain
+from qwen_megakernel.sound.chain import finish, new_chain, push
 from qwen_megakernel.sound.chunks import HeardChunks
 from qwen_megakernel.speech_options import SoundOptions
 
@@ -77,8 +77,8 @@ def test_chunks_hold_the_sound_of_the_whole(tts: TTSEngine, options, chunk_frame
         return samples_of(list(tts.stream(TEXT, **VOICE, **sizes, **options)))
 
     chain = new_chain(SoundOptions(**options), 24000)
-    whole = chain.push(spoken().astype(np.float32) / 32768)
-    whole = to_int16(np.concatenate([whole, chain.finish()]))
+    whole = push(chain, spoken().astype(np.float32) / 32768)
+    whole = to_int16(np.concatenate([whole, finish(chain)]))
     heard = spoken(**options).astype(int)
     assert np.abs(heard - whole).max() <= PCM_STEPS
 

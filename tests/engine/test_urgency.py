@@ -79,7 +79,7 @@ def state_of(**sound) -> StreamState:
     options = SoundOptions(**sound)
     request = SpeechRequest(TEXT, sound=options)
     state = StreamState(request, closed_text(request), None, None, RATE)
-    state.heard = HeardChunks(new_chain(options, RATE))
+    state.heard = HeardChunks(new_chain(options, RATE), RATE)
     return state
 
 
@@ -130,7 +130,7 @@ def test_what_is_left_to_play_is_what_is_heard_at_the_speed(monkeypatch, speed: 
 def test_a_stream_of_which_nothing_is_heard_comes_before_one_that_is_about_to_run_dry(room):
     delivery, streams, log = room(dry=(0.1, 10), silent=(1.9, 4))
     state = streams["silent"]
-    state.heard = HeardChunks(new_chain(SoundOptions(leading_silence=60), RATE))
+    state.heard = HeardChunks(new_chain(SoundOptions(leading_silence=60), RATE), RATE)
     state.heard.hear(AudioChunk(np.zeros(20 * RATE, np.int16), RATE, 0, 250, 0.0))
     delivery.start_vocoder([])
     assert [event[1] for event in log if event[0] == "vocoder"] == ["silent", "dry"]

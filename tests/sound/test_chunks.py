@@ -9,7 +9,7 @@ from tolerances import HUM_PAUSE_SECONDS, HUMS_SECONDS, LIMITED, nearly
 
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.records import AudioChunk, Manner
-from qwen_megakernel.sound.chain import SoundChain, new_chain
+from qwen_megakernel.sound.chain import Chain, finish, new_chain, push
 from qwen_megakernel.sound.chunks import HeardChunks, new_chunks
 from qwen_megakernel.speech_options import SoundOptions
 
@@ -38,7 +38,7 @@ def chunk(first: int, num_frames: int) -> AudioChunk:
 
 
 def heard_by(delay: int, *chunks: AudioChunk) -> list[AudioChunk]:
-    heard = HeardChunks(SoundChain([Late(delay)], RATE))
+    heard = HeardChunks([Late(delay)], RATE)
     return to_end(heard, chunks)
 
 
@@ -66,9 +66,9 @@ def test_the_last_chunk_stands_for_all_frames_that_were_never_heard():
 
 
 def test_a_speech_that_breaks_off_is_heard_to_its_end_once():
-    heard = HeardChunks(SoundChain([Late(150)], RATE))
+    heard = HeardChunks([Late(150)], RATE)
     assert heard.rest() is None
-    heard = HeardChunks(SoundChain([Late(150)], RATE))
+    heard = HeardChunks([Late(150)], RATE)
     assert heard.hear(chunk(0, 1)) == []
     (second,) = heard.hear(chunk(1, 1))
     assert len(second.samples) == 50
@@ -79,7 +79,7 @@ def test_a_speech_that_breaks_off_is_heard_to_its_end_once():
 
 
 def test_frames_that_were_held_when_a_speech_breaks_off_are_those_of_its_rest():
-    heard = HeardChunks(SoundChain([Late(150)], RATE))
+    heard = HeardChunks([Late(150)], RATE)
     assert heard.hear(chunk(0, 1)) == []
     rest = heard.rest()
     assert rest and (rest.frame_index, rest.num_frames, len(rest.samples)) == (0, 1, 100)
@@ -92,11 +92,11 @@ LOUD = Manner(volume=6)
 def test_a_pause_is_a_chunk_of_silence_behind_all_of_the_sound_before_it():
     begun: list[tuple[Manner, bool, bool]] = []
 
-    def begin(manner: Manner, *, is_first: bool, is_after_pause: bool) -> SoundChain:
+    def begin(manner: Manner, *, is_first: bool, is_after_pause: bool) -> Chain:
         begun.append((manner, is_first, is_after_pause))
-        return SoundChain([Late(150)], RATE)
+        return [Late(150)]
 
-    heard = HeardChunks(SoundChain([Late(150)], RATE), begin)
+    heard = HeardChunks([Late(150)], RATE, begin)
     loud = replace(chunk(5, 2), manner=LOUD)
     sent = [chunk(0, 3), PAUSE, PAUSE, chunk(3, 2), loud]
     got = to_end(heard, sent)
@@ -120,7 +120,7 @@ def test_a_pause_is_a_chunk_of_silence_behind_all_of_the_sound_before_it():
 
 
 def test_frames_that_are_never_heard_are_those_of_the_next_sound():
-    heard = HeardChunks(SoundChain([Late(0)], RATE), lambda manner, **_: None)
+    heard = HeardChunks([Late(0)], RATE, lambda manner, **_: [])
     silent = replace(chunk(0, 1), samples=np.empty(0, np.int16))
     assert heard.hear(silent) == []
     (silence,) = heard.hear(PAUSE)
@@ -130,7 +130,7 @@ def test_frames_that_are_never_heard_are_those_of_the_next_sound():
 
 
 def test_a_speech_that_breaks_off_behind_a_pause_has_no_rest():
-    heard = HeardChunks(SoundChain([Late(50)], RATE), lambda manner, **_: None)
+    heard = HeardChunks([Late(50)], RATE, lambda manner, **_: [])
     heard.hear(chunk(0, 2))
     heard.hear(PAUSE)
     assert heard.rest() is None
@@ -162,15 +162,14 @@ def test_silence_beside_a_pause_is_cut_and_at_other_places_stays(size: int, rate
     "options", [{}, {"speed": 1}, {"volume": 0.0}, {"sample_rate": RATE}, {"speed": None}]
 )
 def test_what_changes_nothing_has_no_chain(options: dict[str, float | None]):
-    assert new_chain(SoundOptions().override(**options), RATE) is None
+    assert not new_chain(SoundOptions().override(**options), RATE)
 
 
 def test_all_steps_together_keep_the_duration_and_the_ceiling():
     chain = new_chain(SoundOptions(speed=1.5, volume=20, sample_rate=16000), RATE)
     samples = 0.9 * np.sin(np.arange(RATE) / 20).astype(np.float32)
-    pieces = [chain.push(piece) for piece in np.split(samples, range(1000, RATE, 1000))]
-    heard = np.concatenate([*pieces, chain.finish()])
-    assert chain.sample_rate == 16000
+    pieces = [push(chain, piece) for piece in np.split(samples, range(1000, RATE, 1000))]
+    heard = np.concatenate([*pieces, finish(chain)])
     assert len(heard) == round(16000 / 1.5)
     assert 0.9 < np.abs(heard).max() <= LIMITED
 

@@ -8,7 +8,7 @@ from tolerances import HIGH_PASSED_TONE, OFFSET, ROUNDING_F32, TICK, nearly
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.audio import leading_silence_ms
-from qwen_megakernel.sound.chain import new_chain
+from qwen_megakernel.sound.chain import finish, new_chain, push
 from qwen_megakernel.sound.silence import FADE_S, Edges, HighPass
 from qwen_megakernel.speech_options import MAX_SILENCE, SoundOptions
 
@@ -136,14 +136,14 @@ def test_a_tick_before_the_first_sound_is_faded_and_the_sound_is_kept(chunk: int
 
 
 def test_all_of_a_silence_can_be_asked_for():
-    assert new_chain(SoundOptions(leading_silence=MAX_SILENCE), RATE) is None
+    assert not new_chain(SoundOptions(leading_silence=MAX_SILENCE), RATE)
 
 
 def test_the_silence_is_what_is_heard_of_it_at_every_speed():
     samples = np.concatenate([np.zeros(400 * MS, np.float32), hum(400)])
     for speed in (0.5, 1, 2):
         chain = new_chain(SoundOptions(speed=speed, leading_silence=60), RATE)
-        found = np.concatenate([chain.push(samples), chain.finish()])
+        found = np.concatenate([push(chain, samples), finish(chain)])
         assert len(found) == nearly(round((60 + 400 / speed) * MS))
 
 

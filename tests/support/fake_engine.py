@@ -26,8 +26,7 @@ from qwen_megakernel.errors import (
 )
 from qwen_megakernel.marking import Marking
 from qwen_megakernel.records import AudioChunk, SpeechRequest
-from qwen_megakernel.sound.chain import new_chain
-from qwen_megakernel.sound.chunks import HeardChunks
+from qwen_megakernel.sound.chunks import new_chunks
 from qwen_megakernel.text.languages import resolve_language, supported_languages
 from qwen_megakernel.text.parts import TextPart
 from qwen_megakernel.text.reading.reader import Reading, TextReader
@@ -176,9 +175,8 @@ class FakeStream:
         self.times = ExactTimes(self)
         self._changed = asyncio.Event()
         self._due: float | None = None  # loop time of the next chunk
-        chain = new_chain(request.sound, SAMPLE_RATE)
-        self._heard = HeardChunks(chain) if chain else None
-        self.sample_rate = chain.sample_rate if chain else SAMPLE_RATE
+        self._heard = new_chunks(request.sound, SAMPLE_RATE, None, has_parts=False)
+        self.sample_rate = self._heard.sample_rate if self._heard else SAMPLE_RATE
         self._chunk_frames = request.first_chunk_frames
         self._over = False
 
