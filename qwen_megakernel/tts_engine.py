@@ -255,9 +255,10 @@ class TTSEngine(OfficialNames):
 
     def find_voice(self, voice: str | Voice | None, style: str | None = None) -> str | Voice | None:
         """Return the voice that `voice=` means: a speaker's name, a `Voice` of a file, or None."""
-        voice = self.default_voice if voice is None else voice
-        if voice is None and style is None:
-            return None
+        if voice is None:
+            voice = self.default_voice
+            if style is None:
+                return voice
         return self._voices.resolve(voice, style)
 
     @property

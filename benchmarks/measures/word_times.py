@@ -10,6 +10,7 @@ proportion to the lengths of the words, without looking at the samples.
 
 import argparse
 import functools
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -155,9 +156,8 @@ def missed(
     part = TextPart(text=spoken, first_frame=0)
     part.end(num_frames, "eos")
     whole = SimpleNamespace(written=text, spoken=SpokenText(pieces), speakers=[(0, None)])
-    timer = SpeechTimer([part], whole)
-    timer.hear(AudioChunk(samples, rate, 0, num_frames, 0.0))
-    timer.end()
+    received = deque([AudioChunk(samples, rate, 0, num_frames, 0.0), None])
+    timer = SpeechTimer([part], whole, received)
     found = [word.start for word in timer.words]
     for index, (begin, end, _) in enumerate(spans):
         begins = [time for place, time in exact.items() if begin <= place < end]

@@ -214,12 +214,13 @@ class SpeechEngine(ABC):
             values["text_feed"] = self._open_text_feed
         request = replace(self._defaults, text=text).override(**values)
         encoding_of = self._encodings(request)
-        warnings = request.sampling.cold_warnings(self._defaults.sampling)
+        own = self._defaults.sampling
+        warnings = [] if request.sampling is own else request.sampling.cold_warnings(own)
         if request.continuity == "context":
             warnings += self.check_continuity()
             conversation = conversation or Conversation()
-            own, after_first = encoding_of, not conversation.is_begun
-            encoding_of = cache(lambda manner: own(manner).waiting(after_first=after_first))
+            plain, after_first = encoding_of, not conversation.is_begun
+            encoding_of = cache(lambda manner: plain(manner).waiting(after_first=after_first))
         elif conversation:
             raise UsageError(
                 'A conversation was given, and continuity is "off".',

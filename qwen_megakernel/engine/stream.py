@@ -5,6 +5,7 @@ cancelled, so an abandoned loop never keeps a slot.
 """
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator
 from concurrent.futures import Executor
@@ -19,7 +20,7 @@ from qwen_megakernel.printable import get_logger
 from qwen_megakernel.records import AudioChunk, FinishReason
 from qwen_megakernel.speech_options import check_text
 from qwen_megakernel.text.reading.spoken import Piece, SpokenText
-from qwen_megakernel.timing.speech_timer import SpeechTimer
+from qwen_megakernel.timing.speech_timer import KEPT_S, SpeechTimer
 
 logger = get_logger(__name__)
 
@@ -74,10 +75,11 @@ class SpeechStream:
         self._warnings: list[str] = []
         self._warn([*warnings, *self._text.take_warnings()])
         self._heard = state.heard
-        self.times = SpeechTimer(
-            *(state.spoken_parts, self._text, workers),
-            are_heard_apart=bool(self._heard and self._heard.has_parts),
-        )
+        # Chunks that the reader has received, for the times of words; None: the end.
+        self._received: deque[AudioChunk | None] = deque()
+        self._received_s = 0.0
+        self._times: SpeechTimer | None = None
+        self._making_times = threading.Lock()
         self._workers = workers  # they change the sound for coroutines; None: the event loop's
         self._working: asyncio.Future[list[AudioChunk]] | None = None  # a `_receive` in a thread
         self._ready: deque[AudioChunk] = deque()  # received, but not yet returned
@@ -123,6 +125,17 @@ class SpeechStream:
             planned_parts=state.text.num_parts,
             _spoken=self._text.spoken,
         )
+
+    @property
+    def times(self) -> SpeechTimer:
+        """The times of the words; a stream that nothing asks for them only keeps some chunks."""
+        with self._making_times:
+            if self._times is None:
+                self._times = SpeechTimer(
+                    *(self._state.spoken_parts, self._text, self._received, self._workers),
+                    are_heard_apart=bool(self._heard and self._heard.has_parts),
+                )
+            return self._times
 
     def feed(self, text: str) -> None:
         """Give the next piece of text; pieces need not be words.
@@ -170,9 +183,13 @@ class SpeechStream:
             self._over, chunks = True, []
             if isinstance(item, Exception):
                 raise item
-            self.times.end()
+            self._received.append(None)
         for chunk in chunks:
-            self.times.hear(chunk)
+            self._received.append(chunk)
+            self._received_s += len(chunk.samples) / chunk.sample_rate
+        if self._received_s > KEPT_S:
+            self._received_s = 0.0
+            self.times.catch_up()
         return chunks
 
     async def _receive_async(self) -> list[AudioChunk]:

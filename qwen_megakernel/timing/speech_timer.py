@@ -53,13 +53,14 @@ class _Heard:
 class SpeechTimer:
     """The times of one stream's words, which are found in the samples that its reader received.
 
-    One thread may call `hear` while another requests times. While a part of the text is being
-    spoken, the times of its words are an estimate. Chunks are kept until times are requested, or
-    until they have `KEPT_S` of sound, so a stream whose times nothing requests costs nothing.
+    One thread may append to `received` while another requests times. While a part of the text is
+    being spoken, the times of its words are an estimate. Chunks stay in `received` until times are
+    requested or `catch_up` is called, which a stream does when they have `KEPT_S` of sound.
 
     Args:
         parts: the parts that the engine has begun, in order; the engine appends to this list.
         text: the stream's text, which may grow.
+        received: the chunks that the reader has received, then None; they are taken out.
         workers: they look at the samples for coroutines; None: the event loop's threads.
         are_heard_apart: whether each part has a chain (`sound.chain`) of its own, whose held
             samples follow after the part's last frame.
@@ -69,15 +70,15 @@ class SpeechTimer:
         self,
         parts: Sequence[TextPart],
         text: RequestText,
+        received: deque[AudioChunk | None],
         workers: Executor | None = None,
         *,
         are_heard_apart: bool = False,
     ) -> None:
         self._parts, self._text, self._workers = parts, text, workers
         self._are_heard_apart = are_heard_apart
-        self._kept: deque[AudioChunk | None] = deque()  # chunks not looked at yet; None: the end
-        self._kept_s = 0.0
-        self._lock = threading.Lock()  # for the thread that takes chunks out of `_kept`
+        self.received = received
+        self._lock = threading.Lock()  # for the thread that takes chunks out of `received`
         self._heard: list[_Heard] = []
         self._num_frames = 0
         self._pace_s = DEFAULT_PACE_S
@@ -88,23 +89,11 @@ class SpeechTimer:
         self._heard_s = 0.0
         self._is_over = False
 
-    def hear(self, chunk: AudioChunk) -> None:
-        """Keep a chunk that the reader has received."""
-        self._kept.append(chunk)
-        self._kept_s += len(chunk.samples) / chunk.sample_rate
-        if self._kept_s > KEPT_S:
-            self.catch_up()
-
-    def end(self) -> None:
-        """Note that the reader has received all of the speech."""
-        self._kept.append(None)
-
     def catch_up(self) -> bool:
-        """Look at the chunks that were kept; returns whether they are all of the speech."""
+        """Look at the chunks received; returns whether they are all of the speech."""
         with self._lock:
-            self._kept_s = 0.0
-            while self._kept:
-                chunk = self._kept.popleft()
+            while self.received:
+                chunk = self.received.popleft()
                 if chunk:
                     self._hear(chunk)
                 else:

@@ -6,6 +6,7 @@ audio it hears and how much of the text was spoken.
 
 import asyncio
 import copy
+from collections import deque
 from dataclasses import replace
 from itertools import accumulate
 from types import SimpleNamespace
@@ -135,7 +136,7 @@ class ExactTimes(SpeechTimer):
     """The times of a stream's words; `find` knows those of the hum exactly."""
 
     def __init__(self, stream: "FakeStream") -> None:
-        super().__init__([stream._part], stream)
+        super().__init__([stream._part], stream, deque())
         self._stream = stream
 
     async def find(self) -> list[TimedWord]:
@@ -241,10 +242,10 @@ class FakeStream:
             elif self._heard and (rest := self._heard.rest()):
                 chunks = [rest]
             else:
-                self.times.end()
+                self.times.received.append(None)
                 raise StopAsyncIteration
         (heard,) = chunks
-        self.times.hear(heard)
+        self.times.received.append(heard)
         self.sent += heard.samples.tobytes()
         return heard
 

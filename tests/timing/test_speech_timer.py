@@ -1,6 +1,7 @@
 """The words of a stream: as the user wrote them, in order, within the sound, final only once."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -63,11 +64,11 @@ def heard(
     *,
     is_over: bool = True,
 ) -> SpeechTimer:
-    timer = SpeechTimer(parts, as_written(text) if isinstance(text, str) else text)
+    timer = SpeechTimer(parts, as_written(text) if isinstance(text, str) else text, deque())
     for chunk in sent:
-        timer.hear(chunk)
+        timer.received.append(chunk)
     if is_over:
-        timer.end()
+        timer.received.append(None)
     return timer
 
 
@@ -125,9 +126,9 @@ def test_marks_alone_are_not_heard_and_not_lost():
 
 @pytest.mark.parametrize("text", ["", "…!", "   \n", "😀"])
 def test_a_text_without_a_word_has_none(text: str):
-    timer = SpeechTimer([], as_written(text))
+    timer = SpeechTimer([], as_written(text), deque())
     assert timer.words == [] == timer.segments
-    timer.end()
+    timer.received.append(None)
     assert timer.words == [] and timer.take() == ([], [])
 
 
@@ -174,18 +175,18 @@ def test_what_was_taken_never_changes_and_together_it_is_all():
     for part in parts:
         part.end_frame, part.has_ended = None, False
     begun: list[TextPart] = []
-    timer = SpeechTimer(begun, as_written(text))
+    timer = SpeechTimer(begun, as_written(text), deque())
     words, segments, early = [], [], 0
     for chunk in [*sent, None]:
         if chunk:
             if len(begun) < 2 and chunk.frame_index == parts[len(begun)].first_frame:
                 begun.append(parts[len(begun)])
-            timer.hear(chunk)
+            timer.received.append(chunk)
             done = chunk.frame_index + chunk.num_frames
             if done == ends[len(begun) - 1][0]:
                 begun[-1].end(done, "eos")
         else:
-            timer.end()
+            timer.received.append(None)
         more_words, more_segments = timer.take()
         words, segments = words + more_words, segments + more_segments
         if chunk:
@@ -217,8 +218,8 @@ def test_what_is_heard_while_words_are_sought_is_in_the_next_answer(
         if later:
             parts[0].end(end_frame, "eos")
             while later:
-                timer.hear(later.pop(0))
-            timer.end()
+                timer.received.append(later.pop(0))
+            timer.received.append(None)
         return align(*arguments)
 
     monkeypatch.setattr(speech_timer, "align", hearing)
@@ -240,7 +241,7 @@ def test_a_speech_that_ends_while_its_text_is_read_keeps_the_words_that_were_not
 
     def catch_up_before_the_end() -> bool:
         is_over = catch_up()
-        timer.end()
+        timer.received.append(None)
         return is_over
 
     monkeypatch.setattr(timer, "catch_up", catch_up_before_the_end)
@@ -320,10 +321,10 @@ def test_words_beside_a_pause_end_before_it_and_begin_behind_it():
     boundary = parts[1].first_frame
     before = [chunk for chunk in sent if chunk.frame_index < boundary]
     behind = sent[len(before) :]
-    timer = SpeechTimer(parts, as_written(text), are_heard_apart=True)
+    timer = SpeechTimer(parts, as_written(text), deque(), are_heard_apart=True)
     for chunk in [pause(0.5, 0), *before, pause(2.0, boundary), pause(1.0, boundary), *behind]:
-        timer.hear(chunk)
-    timer.end()
+        timer.received.append(chunk)
+    timer.received.append(None)
     words = timer.words
     plain = heard(parts, sent, text).words
     count = len(FIRST.split())
@@ -341,11 +342,11 @@ def test_a_part_with_a_sound_of_its_own_settles_when_its_sound_has_ended():
     parts, sent, _ = spoken_parts([FIRST, SECOND])
     boundary = parts[1].first_frame
     before = [chunk for chunk in sent if chunk.frame_index < boundary]
-    timer = SpeechTimer(parts, as_written(text), are_heard_apart=True)
+    timer = SpeechTimer(parts, as_written(text), deque(), are_heard_apart=True)
     for chunk in before:
-        timer.hear(chunk)
+        timer.received.append(chunk)
     known, _ = timer.take()
-    timer.hear(pause(1.0, boundary))
+    timer.received.append(pause(1.0, boundary))
     words, segments = timer.take()
     assert [word.word for word in known + words] == FIRST.split()[:-1]  # one may still grow
     assert not segments
