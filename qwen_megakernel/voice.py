@@ -14,10 +14,9 @@ Source: rmtew/local-ai-server, tts_voice_presets.h.
 from __future__ import annotations
 
 import json
-import math
 import re
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -55,9 +54,6 @@ _DTYPES = {
 # A name is also a file name: one component of a path, and not a hidden one.
 _NAME = re.compile(r"(?!\.)[^/\\:\x00-\x1f]{1,80}")
 _NAME_BYTES = 200  # file systems allow 255; the ending and a temporary suffix need the rest
-
-MAX_MIXED = 10  # voices
-_PART_OF_A_MIX = re.compile(r"([^()]+?)\s*(?:\((\d+(?:\.\d*)?|\.\d+)\))?")
 
 
 class MakesVoices(Protocol):
@@ -143,59 +139,6 @@ class Voice:
             )
         check_same_encoders(styles)
         return replace(styles[0], name=name, styles=tuple(styles) if len(styles) > 1 else ())
-
-    @staticmethod
-    def mix(name: str, parts: Iterable[tuple[Voice, float]]) -> Voice:
-        """Return a voice between others: their x-vectors, interpolated on the sphere.
-
-        The first two are interpolated by their weights, then the result and the third, and so on,
-        so the order of three and more matters. The length of the x-vector is the weighted mean of
-        the lengths. A voice of weight 0 changes nothing, and one voice alone stays as it is.
-
-        Args:
-            parts: voices, each with its weight: 0 or more, not all 0.
-        Raises:
-            UsageError: a weight is none, a voice is in context (recordings cannot be mixed), or two
-                x-vectors are opposite, between which there is no way.
-            VoiceMismatch: the x-vectors are those of different checkpoints.
-        """
-        parts = list(parts)
-        weights = [weight for _, weight in parts]
-        if not all(0 <= weight < math.inf for weight in weights) or not sum(weights) > 0:
-            raise UsageError(
-                f"The weights are {', '.join(f'{weight:g}' for weight in weights) or '(none)'}; "
-                "they must be 0 or more, and not all of them 0."
-            )
-        for voice, _ in parts:
-            if voice.x_vector is None:
-                raise UsageError(
-                    f"Voice {voice.name!r} cannot be mixed: it is a speaker of the checkpoint, "
-                    "which has no x-vector."
-                )
-            if voice.in_context:
-                raise UsageError(
-                    f"Voice {voice.name!r} cannot be mixed: it speaks in context, and only "
-                    "x-vectors can be mixed.",
-                    hint="Make it by its x-vector alone: qwen-megakernel voices create RECORDING "
-                    "--xvector -o FILE",
-                )
-        voices = [voice for voice, weight in parts if weight]
-        check_same_encoders(voices)
-        vectors = [np.asarray(voice.x_vector, np.float32) for voice in voices]
-        if len({len(vector) for vector in vectors}) > 1:
-            widths = (f"{v.name!r} {len(x)}" for v, x in zip(voices, vectors, strict=True))
-            raise VoiceMismatch(f"The voices' x-vectors differ in width: {', '.join(widths)}.")
-        mixed, total = vectors[0], 0.0
-        for vector, weight in zip(vectors, filter(None, weights), strict=True):
-            total += weight
-            mixed = _between(mixed, vector, weight / total)
-        consents = {voice.consent for voice in voices if voice.consent is not None}
-        return Voice(
-            name,
-            mixed,
-            fingerprint=next((v.fingerprint for v in voices if v.fingerprint), None),
-            consent="; ".join(sorted(consents)) or None,
-        )
 
     @property
     def style_names(self) -> list[str]:
@@ -380,43 +323,6 @@ def check_same_encoders(voices: Iterable[Voice]) -> None:
             f"{', '.join(f'{name!r} with {model}' for model, name in made.items())}.",
             hint="Make all of them with one model: qwen-megakernel voices create ... --model MODEL",
         )
-
-
-def _between(a: np.ndarray, b: np.ndarray, share: float) -> np.ndarray:
-    """Return the vector at a share of the way from `a` to `b`, [enc_dim] float32 each."""
-    if share == 1 or np.array_equal(a, b):
-        return b
-    of_a, of_b = float(np.linalg.norm(a)), float(np.linalg.norm(b))
-    cosine = float(a.astype(np.float64) @ b) / (of_a * of_b) if of_a and of_b else 1.0
-    angle = math.acos(min(max(cosine, -1.0), 1.0))
-    if math.sin(angle) < 1e-6:  # along one line there is no sphere to follow
-        if cosine < 0:
-            raise UsageError("Two of the x-vectors are opposite; nothing lies between them.")
-        return ((1 - share) * a + share * b).astype(np.float32)
-    at = math.sin((1 - share) * angle) / of_a * a + math.sin(share * angle) / of_b * b
-    length = (1 - share) * of_a + share * of_b
-    return (length / math.sin(angle) * at).astype(np.float32)
-
-
-def mix_of(text: str, find: Callable[[str], str | Voice | None]) -> Voice | None:
-    """Return the mix that a text such as "anna(2)+ben" names; None: the text names none.
-
-    Args:
-        text: names, joined by "+", each with its weight in parentheses; without one it is 1.
-        find: returns the voice of a name, or raises an error. Speakers of a checkpoint are refused.
-    Raises:
-        UsageError, VoiceMismatch: see `Voice.mix`.
-    """
-    named = [_PART_OF_A_MIX.fullmatch(part.strip()) for part in text.split("+")]
-    if len(named) < 2 or not all(named):
-        return None
-    if len(named) > MAX_MIXED:
-        raise UsageError(f"The voice is a mix of {len(named)}; the limit is {MAX_MIXED}.")
-    parts = []
-    for each in filter(None, named):
-        found = find(each[1])
-        parts.append((found if isinstance(found, Voice) else Voice(each[1]), float(each[2] or 1)))
-    return Voice.mix("mix", parts)
 
 
 def is_uploaded(path: Path) -> bool:

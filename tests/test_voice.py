@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 from tolerances import X_VECTOR_F32
 
 from qwen_megakernel import Voice
+from qwen_megakernel.cloning.mixing import mix, mix_of
 from qwen_megakernel.errors import (
     OutputError,
     QwenTTSError,
@@ -20,7 +21,7 @@ from qwen_megakernel.errors import (
     UsageError,
     VoiceMismatch,
 )
-from qwen_megakernel.voice import is_uploaded, mix_of, save_presets
+from qwen_megakernel.voice import is_uploaded, save_presets
 
 
 def make(name="mario", in_context=True, dim=128):
@@ -237,16 +238,16 @@ def away(voice, x_vector):
 def test_a_mix_lies_on_the_sphere_between_its_voices():
     a, b = Voice("a", np.float32([2, 0, 0])), Voice("b", np.float32([0, 4, 0]), consent="b: yes")
     for share in (0.0, 0.25, 0.5, 1.0):
-        mixed = Voice.mix("c", [(a, 1 - share), (b, share)])
+        mixed = mix("c", [(a, 1 - share), (b, share)])
         angle, length = share * np.pi / 2, 2 + 2 * share
         assert away(mixed, [length * np.cos(angle), length * np.sin(angle), 0]) < X_VECTOR_F32
-    assert np.array_equal(Voice.mix("c", [(a, 7), (b, 0)]).x_vector, a.x_vector)
-    assert np.array_equal(Voice.mix("c", [(a, 0), (b, 0.1)]).x_vector, b.x_vector)
-    assert Voice.mix("c", [(a, 1), (b, 1)]).consent == "b: yes"
-    longer = Voice.mix("c", [(a, 1), (Voice("d", 3 * a.x_vector), 3)])
+    assert np.array_equal(mix("c", [(a, 7), (b, 0)]).x_vector, a.x_vector)
+    assert np.array_equal(mix("c", [(a, 0), (b, 0.1)]).x_vector, b.x_vector)
+    assert mix("c", [(a, 1), (b, 1)]).consent == "b: yes"
+    longer = mix("c", [(a, 1), (Voice("d", 3 * a.x_vector), 3)])
     assert away(longer, [5, 0, 0]) < X_VECTOR_F32
-    three = Voice.mix("c", [(a, 1), (a, 2), (b, 3)])
-    assert away(three, Voice.mix("c", [(a, 1), (b, 1)]).x_vector) < X_VECTOR_F32
+    three = mix("c", [(a, 1), (a, 2), (b, 3)])
+    assert away(three, mix("c", [(a, 1), (b, 1)]).x_vector) < X_VECTOR_F32
 
 
 @pytest.mark.parametrize(
@@ -264,7 +265,7 @@ def test_a_mix_lies_on_the_sphere_between_its_voices():
 )
 def test_what_cannot_be_mixed_is_refused(parts, message):
     with pytest.raises(UsageError, match=message):
-        Voice.mix("c", parts)
+        mix("c", parts)
 
 
 def test_a_mix_is_named_as_a_sum_of_names_with_weights():
@@ -274,7 +275,7 @@ def test_a_mix_is_named_as_a_sum_of_names_with_weights():
         " anna (.5) + c-3(1.5)": {"anna": 0.5, "c-3": 1.5},
         "c-3+b en+anna(3)": {"c-3": 1, "b en": 1, "anna": 3},
     }.items():
-        want = Voice.mix("x", [(voices[name], weight) for name, weight in parts.items()])
+        want = mix("x", [(voices[name], weight) for name, weight in parts.items()])
         assert np.array_equal(mix_of(text, voices.__getitem__).x_vector, want.x_vector)
     for text in ("anna", "anna(2)", "anna(x)+b en", "anna(2)(3)+b en", "+anna", "a+", ""):
         assert mix_of(text, voices.__getitem__) is None

@@ -147,7 +147,8 @@ def create(args: argparse.Namespace) -> int:
 
 def mix(args: argparse.Namespace) -> int:
     """Make a voice file whose x-vector lies between those of other voices."""
-    from qwen_megakernel.voice import VOICE_SUFFIX, Voice
+    from qwen_megakernel.cloning import mixing
+    from qwen_megakernel.voice import VOICE_SUFFIX
 
     output = Path(args.output)
     _check_free([output], force=args.force)
@@ -161,7 +162,7 @@ def mix(args: argparse.Namespace) -> int:
                 f"{part} has the weight {weight!r}.", hint="Write a number, as in anna=.7"
             ) from error
         parts.append((_voice(name, args.voices), share))
-    how, voice = _replaced(output), Voice.mix(output.name.removesuffix(VOICE_SUFFIX), parts)
+    how, voice = _replaced(output), mixing.mix(output.name.removesuffix(VOICE_SUFFIX), parts)
     voice.save(output)
     print(f"{output}: {_describe(voice)}{how}")
     return 0

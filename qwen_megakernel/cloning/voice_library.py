@@ -16,11 +16,12 @@ from qwen_megakernel.checkpoint.loading import Checkpoint
 from qwen_megakernel.checkpoint.tensor_shapes import CODEC_ENCODER_PREFIX, SPEAKER_ENCODER_PREFIX
 from qwen_megakernel.cloning import recordings
 from qwen_megakernel.cloning.codec_encoder import CodecEncoder
+from qwen_megakernel.cloning.mixing import mix_of
 from qwen_megakernel.cloning.speaker_encoder import SpeakerEncoder
 from qwen_megakernel.errors import TaskError, UnknownVoice, UsageError, VoiceMismatch
 from qwen_megakernel.printable import printable
 from qwen_megakernel.speech_options import check_text, plain_number
-from qwen_megakernel.voice import PRESETS_FILE, VOICE_SUFFIX, Voice, mix_of, unknown_voice
+from qwen_megakernel.voice import PRESETS_FILE, VOICE_SUFFIX, Voice, unknown_voice
 
 # Silence after the reference of an in-context voice. The model continues from its last frame, so
 # without silence the sound in which a recording was cut would begin the new speech.

@@ -16,12 +16,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from qwen_megakernel.cloning import recordings
+from qwen_megakernel.cloning.mixing import mix_of
 from qwen_megakernel.errors import EngineBusy, RecordingError, UnknownVoice, UsageError
 from qwen_megakernel.printable import get_logger, printable
 from qwen_megakernel.server.error_responses import ApiError
 from qwen_megakernel.server.settings import ServerSettings
 from qwen_megakernel.sound.detection import Detection, detect
-from qwen_megakernel.voice import VOICE_SUFFIX, Voice, composed_name, is_uploaded, mix_of, new_name
+from qwen_megakernel.voice import VOICE_SUFFIX, Voice, composed_name, is_uploaded, new_name
 
 logger = get_logger(__name__)
 _Result = TypeVar("_Result")

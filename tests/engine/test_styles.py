@@ -9,6 +9,7 @@ from live_server import serving
 from tiny_speech import tiny_engine
 
 from qwen_megakernel import TTSEngine, Voice
+from qwen_megakernel.cloning.mixing import mix
 from qwen_megakernel.errors import MarkupError, UnknownVoice, UsageError
 
 WIDTH, GROUPS = 128, 16
@@ -130,7 +131,7 @@ def test_a_sum_of_names_is_a_mix_and_a_file_of_that_name_wins(tts, folder):
 
     mixed = codes("ben(2)+eve")
     ben, eve = (Voice.load(folder / f"{name}.voice.safetensors") for name in ("ben", "eve"))
-    assert mixed == codes(Voice.mix("x", [(ben, 2), (eve, 1)])) != codes("ben+eve")
+    assert mixed == codes(mix("x", [(ben, 2), (eve, 1)])) != codes("ben+eve")
     (folder / "ben(2)+eve.voice.safetensors").write_bytes(
         (folder / "ben.voice.safetensors").read_bytes()
     )
