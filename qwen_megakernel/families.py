@@ -5,7 +5,6 @@ from typing import Any
 
 from qwen_megakernel.choices import DEFAULT_MODEL
 from qwen_megakernel.engine.speech_engine import SpeechEngine
-from qwen_megakernel.errors import UsageError
 
 
 def load_engine(model: str | None = None, **options: Any) -> SpeechEngine:
@@ -20,12 +19,6 @@ def load_engine(model: str | None = None, **options: Any) -> SpeechEngine:
     if model is not None and Path(model).expanduser().is_dir() and _is_sheen(model):
         from qwen_megakernel.sheen.engine import SheenEngine
 
-        if weights := options.pop("weights", None):
-            raise UsageError(f"A trained voice has no {weights} weights.", hint="Omit the option.")
-        if options.pop("keep_packed", False):
-            raise UsageError("A trained voice has no packed weights.", hint="Omit --keep-packed.")
-        if options.pop("adapter", None):
-            raise UsageError("A trained voice takes no adapter.", hint="Omit --adapter.")
         return SheenEngine.from_pretrained(model, **options)
     from qwen_megakernel.tts_engine import TTSEngine
 

@@ -53,6 +53,13 @@ logger = get_logger(__name__)
 
 GENERATION_CONFIG = "generation_config.json"
 
+# Options of `TTSEngine` that a trained voice lacks: what the error of a value says, and its hint.
+LACKING = {
+    "weights": ("has no {} weights", "Omit the option."),
+    "keep_packed": ("has no packed weights", "Omit --keep-packed."),
+    "adapter": ("takes no adapter", "Omit --adapter."),
+}
+
 
 class SheenEngine(SpeechEngine):
     """The engine of a trained voice. Make one with `SheenEngine.from_pretrained`.
@@ -158,8 +165,11 @@ class SheenEngine(SpeechEngine):
                 needed_voices, normalize, lexicon, mark and warmup of `SheenEngine`.
         Raises:
             ModelFilesError: `model` is no such folder, or a file is damaged.
-            UsageError: there is no such option.
+            UsageError: there is no such option, or a trained voice lacks it (`LACKING`).
         """
+        for name, (why, hint) in LACKING.items():
+            if value := options.pop(name, None):
+                raise UsageError(f"A trained voice {why.format(value)}.", hint=hint)
         check_names(options, SheenEngine.__init__.__kwdefaults__ or ())
         return cls(model_folder.find(model), **options)
 

@@ -294,6 +294,23 @@ def test_a_model_of_another_training_is_refused(voice_folder, base_folder):
         speaker(voice_folder)
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"weights": "int8"}, "A trained voice has no int8 weights.\nOmit the option."),
+        ({"keep_packed": True}, "A trained voice has no packed weights.\nOmit --keep-packed."),
+        ({"adapter": "anna"}, "A trained voice takes no adapter.\nOmit --adapter."),
+    ],
+)
+def test_options_that_a_trained_voice_lacks_are_refused_before_it_is_loaded(
+    trained, monkeypatch, option, message
+):
+    monkeypatch.setattr(SheenEngine, "__init__", lambda *_, **__: pytest.fail("loaded"))
+    with pytest.raises(UsageError) as refused:
+        families.load_engine(str(trained), **option)
+    assert str(refused.value) == message
+
+
 def test_the_families_are_distinguished_by_their_files(trained, model_folder):
     with families.load_engine(str(trained), warmup=False) as engine:
         assert isinstance(engine, SheenEngine)
