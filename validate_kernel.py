@@ -23,7 +23,7 @@ import torch
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.choices import BACKENDS, WEIGHTS
 from qwen_megakernel.cli import options, parsing, running
-from qwen_megakernel.decoders import int8
+from qwen_megakernel.decoders import quantization
 from qwen_megakernel.decoders.backends import Backend, choose_backend, make_decoder
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.errors import MissingPackageError, SetupError
@@ -48,7 +48,7 @@ def with_weights(loaded: loading.Checkpoint, weights: str | None) -> loading.Che
     """Return the checkpoint with 8-bit layers, for all compared decoders; None: as it is."""
     if weights is None:
         return loaded
-    return replace(loaded, talker=int8.quantize(loaded.talker, weights))
+    return replace(loaded, talker=quantization.quantize(loaded.talker, weights))
 
 
 def fast_backends(requested: str) -> list[Backend]:

@@ -23,7 +23,7 @@ from qwen_megakernel.checkpoint.frame_weights import frame_weights, layer_weight
 from qwen_megakernel.checkpoint.random_configs import model_config
 from qwen_megakernel.checkpoint.tensor_shapes import CODEC_DECODER_PREFIX, codec_tensors
 from qwen_megakernel.cli import parsing
-from qwen_megakernel.decoders.int8 import GROUPS
+from qwen_megakernel.decoders.quantization import GROUPS
 
 RELEASED = {"0.6B": "random-0.6b", "1.7B": "random-1.7b"}
 

@@ -29,7 +29,7 @@ from benchmarks import common, page_parts, precision_page
 from qwen_megakernel.checkpoint.config import ModelConfig, parse_model_config
 from qwen_megakernel.checkpoint.random_configs import model_config
 from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX, model_tensors
-from qwen_megakernel.decoders import int8 as int8_weights
+from qwen_megakernel.decoders import quantization
 from qwen_megakernel.decoders.cpu.decoder import CpuDecoder
 from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
 from qwen_megakernel.decoders.plain import PlainDecoder
@@ -134,7 +134,7 @@ def make_variants(config: ModelConfig) -> dict[str, Any]:
     checkpoint = random_checkpoint(config)
     int8 = {
         weights: SimpleNamespace(
-            config=config, talker=int8_weights.quantize(checkpoint.talker, weights)
+            config=config, talker=quantization.quantize(checkpoint.talker, weights)
         )
         for weights in precision_page.FORMS
     }

@@ -15,8 +15,8 @@ CPU = "cpu"  # the CPU decoder, for each instruction set
 def build(args: argparse.Namespace) -> int:
     """Compile the kernel for a model's dimensions, or the CPU decoder, without weights or a GPU."""
     from qwen_megakernel.checkpoint import config, config_fields, hub, loading, random_configs
-    from qwen_megakernel.decoders.int8 import check_weights
     from qwen_megakernel.decoders.kernel import build as kernel_build
+    from qwen_megakernel.decoders.quantization import check_weights
     from qwen_megakernel.native import cpu_library
 
     options.report_compiling(args)

@@ -10,7 +10,7 @@ import torch
 
 from qwen_megakernel.checkpoint.loading import Checkpoint
 from qwen_megakernel.choices import BACKENDS, DTYPES_BY_PART, WEIGHTS
-from qwen_megakernel.decoders import int8
+from qwen_megakernel.decoders import quantization
 from qwen_megakernel.decoders.frame_decoder import FrameDecoder
 from qwen_megakernel.decoders.kernel.build import MIN_CAPABILITY
 from qwen_megakernel.decoders.slots import DecoderSizes
@@ -104,7 +104,7 @@ def choose_backend(
         name = "graph" if wanted.type == "cuda" else "torch"
         return Backend(name, wanted, "talker and code predictor have dtypes of their own")
     if requested != "auto":
-        int8.check_weights(weights, requested)
+        quantization.check_weights(weights, requested)
         return Backend(requested, wanted, "requested")
     if wanted.type == "cpu":
         why = "no GPU is visible" if not has_gpu else "device cpu was requested"
@@ -118,7 +118,7 @@ def choose_backend(
         check_device(wanted)
     except SetupError as error:
         return without_kernel(wanted, error)
-    int8.check_weights(weights, "kernel")
+    quantization.check_weights(weights, "kernel")
     why = f"{torch.cuda.get_device_name(wanted)} runs the kernel"
     return Backend("kernel", wanted, why, may_change=True)
 
@@ -289,7 +289,7 @@ def make_decoder(
         options["weights"] = weights
     elif weights:
         # The CPU decoder packs each matrix once it is rounded, and needs no second copy of all.
-        rounded = int8.RoundedWeights.of if backend.name == "cpu" else int8.quantize
+        rounded = quantization.RoundedWeights.of if backend.name == "cpu" else quantization.quantize
         talker = rounded(checkpoint.talker, weights, in_groups=backend.name == "cpu")
         model = QuantizedModel(checkpoint.config, talker)
         del talker

@@ -31,7 +31,7 @@ BLOCK = 2**18  # values rounded at a time, so that intermediate results stay in 
 
 
 @dataclass(frozen=True, slots=True)
-class Int8Matrix:
+class QuantizedMatrix:
     """The matrix scales[row] * values[row], or scales[row, col // group] * values[row, col]."""
 
     values: Tensor  # [out_features, in_features] int8; with 4 bits from -8 to 7
@@ -49,7 +49,7 @@ class Int8Matrix:
         return self.scales.ndim == 2
 
     @staticmethod
-    def of(weight: Tensor, *, in_groups: bool = False, bits: int = 8) -> Int8Matrix:
+    def of(weight: Tensor, *, in_groups: bool = False, bits: int = 8) -> QuantizedMatrix:
         """Round `weight` [out_features, in_features] to the nearest values.
 
         In 8 bits the largest magnitude that shares a scale keeps its value; in 4 bits, always in
@@ -59,18 +59,18 @@ class Int8Matrix:
         rows = max(1, BLOCK // weight.shape[1])
         blocks = weight.split(rows)
         if bits == 4:
-            return Int8Matrix.cat([_in_4_bits(block) for block in blocks])
-        return Int8Matrix.cat([_nearest(block, in_groups=in_groups) for block in blocks])
+            return QuantizedMatrix.cat([_in_4_bits(block) for block in blocks])
+        return QuantizedMatrix.cat([_nearest(block, in_groups=in_groups) for block in blocks])
 
     @staticmethod
-    def cat(parts: list[Int8Matrix]) -> Int8Matrix:
+    def cat(parts: list[QuantizedMatrix]) -> QuantizedMatrix:
         """Concatenate the rows of matrices."""
         values, scales = (torch.cat([getattr(p, n) for p in parts]) for n in ("values", "scales"))
-        return Int8Matrix(values, scales, parts[0].bits)
+        return QuantizedMatrix(values, scales, parts[0].bits)
 
-    def to(self, *, device: torch.device, dtype: torch.dtype) -> Int8Matrix:
+    def to(self, *, device: torch.device, dtype: torch.dtype) -> QuantizedMatrix:
         """Return the matrix for activations of `dtype` on `device`."""
-        return Int8Matrix(self.values.to(device), self.scales.to(device, dtype), self.bits)
+        return QuantizedMatrix(self.values.to(device), self.scales.to(device, dtype), self.bits)
 
     def widened(self) -> Tensor:
         """Return [out_features, in_features], rounded to the dtype of the scales."""
@@ -94,8 +94,8 @@ class Int8Matrix:
         return F.linear(x, self.values.to(x.dtype)) * self.scales
 
 
-def _nearest(weight: Tensor, *, in_groups: bool) -> Int8Matrix:
-    """Return what `Int8Matrix.of` returns, for some of its rows."""
+def _nearest(weight: Tensor, *, in_groups: bool) -> QuantizedMatrix:
+    """Return what `QuantizedMatrix.of` returns, for some of its rows."""
     weight, shape = weight.float(), weight.shape
     if in_groups:
         weight = _in_groups(weight, GROUPS[8])
@@ -105,11 +105,11 @@ def _nearest(weight: Tensor, *, in_groups: bool) -> Int8Matrix:
     values = (weight / scales[..., None]).round().clamp(-LARGEST, LARGEST).to(torch.int8)
     if in_groups:
         values = values.flatten(1)[:, : shape[1]].contiguous()
-    return Int8Matrix(values, scales)
+    return QuantizedMatrix(values, scales)
 
 
-def _in_4_bits(weight: Tensor) -> Int8Matrix:
-    """Return what `Int8Matrix.of` returns in 4 bits, for some of its rows.
+def _in_4_bits(weight: Tensor) -> QuantizedMatrix:
+    """Return what `QuantizedMatrix.of` returns in 4 bits, for some of its rows.
 
     The largest magnitude of a group becomes 7 or -8. Then the scale is the one with the least
     squared error for these values, and the values are rounded again. What is best of all tried is
@@ -132,7 +132,7 @@ def _in_4_bits(weight: Tensor) -> Int8Matrix:
                 values = torch.where(is_better, rounded, values)
             scale = fitted
     values = values.to(torch.int8).flatten(1)[:, : shape[1]].contiguous()
-    return Int8Matrix(values, scales.squeeze(-1), 4)
+    return QuantizedMatrix(values, scales.squeeze(-1), 4)
 
 
 def _bf16(scales: Tensor) -> Tensor:
@@ -146,20 +146,20 @@ def _in_groups(weight: Tensor, group: int) -> Tensor:
     return F.pad(weight, (0, -weight.shape[1] % group)).unflatten(1, (-1, group))
 
 
-Matrix: TypeAlias = Tensor | Int8Matrix
+Matrix: TypeAlias = Tensor | QuantizedMatrix
 
 
 def linear(x: Tensor, weight: Matrix) -> Tensor:
     """Return x [..., in_features] @ weight^T for a matrix of either kind."""
-    return weight.linear(x) if isinstance(weight, Int8Matrix) else F.linear(x, weight)
+    return weight.linear(x) if isinstance(weight, QuantizedMatrix) else F.linear(x, weight)
 
 
 def cat(parts: Sequence[Matrix]) -> Matrix:
     """Concatenate the rows of matrices, which are all of one kind."""
-    quantized = [part for part in parts if isinstance(part, Int8Matrix)]
+    quantized = [part for part in parts if isinstance(part, QuantizedMatrix)]
     tensors = [part for part in parts if isinstance(part, Tensor)]
     assert not (quantized and tensors)
-    return Int8Matrix.cat(quantized) if quantized else torch.cat(tensors)
+    return QuantizedMatrix.cat(quantized) if quantized else torch.cat(tensors)
 
 
 def int8_stacks(talker: Mapping[str, Matrix]) -> tuple[str, ...]:
@@ -167,14 +167,14 @@ def int8_stacks(talker: Mapping[str, Matrix]) -> tuple[str, ...]:
     return tuple(
         stack
         for stack, prefix in PREFIXES.items()
-        if isinstance(talker[prefix + "0.self_attn.q_proj.weight"], Int8Matrix)
+        if isinstance(talker[prefix + "0.self_attn.q_proj.weight"], QuantizedMatrix)
     )
 
 
 def quantize(
     talker: Mapping[str, Tensor], weights: str, *, in_groups: bool = False
 ) -> dict[str, Matrix]:
-    """Return the tensors of `Checkpoint.talker` with the layers' matrices as `Int8Matrix`.
+    """Return the tensors of `Checkpoint.talker` with the layers' matrices as `QuantizedMatrix`.
 
     Args:
         weights: one of `choices.WEIGHTS`.
@@ -214,7 +214,7 @@ class RoundedWeights(Mapping[str, Matrix]):
 
     def __getitem__(self, name: str) -> Matrix:
         tensor, bits = self.talker[name], self.bits_of(name)
-        return Int8Matrix.of(tensor, in_groups=self.in_groups, bits=bits) if bits else tensor
+        return QuantizedMatrix.of(tensor, in_groups=self.in_groups, bits=bits) if bits else tensor
 
     def shape_of(self, name: str) -> Matrix:
         """Return a matrix of the form of `self[name]`, without its values if it is rounded."""
@@ -223,7 +223,7 @@ class RoundedWeights(Mapping[str, Matrix]):
             return tensor
         num_groups = (-(-tensor.shape[1] // GROUPS[bits]),) if self.in_groups else ()
         values = torch.empty(tensor.shape, dtype=torch.int8, device="meta")
-        return Int8Matrix(values, torch.empty(len(tensor), *num_groups, device="meta"), bits)
+        return QuantizedMatrix(values, torch.empty(len(tensor), *num_groups, device="meta"), bits)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.talker)

@@ -1,4 +1,4 @@
-"""The model of a decoder: its config and its tensors, some of which may be `Int8Matrix`."""
+"""The model of a decoder: its config and its tensors, some of which may be `QuantizedMatrix`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import ModelConfig
-from qwen_megakernel.decoders.int8 import Matrix
+from qwen_megakernel.decoders.quantization import Matrix
 
 Weights = Mapping[str, Matrix]  # the keys are the official names without "talker."
 
@@ -28,14 +28,14 @@ class DecoderModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class QuantizedModel:
-    """A model with some matrices in 8 bits, from `int8.quantize`."""
+    """A model with some matrices in 8 bits, from `quantization.quantize`."""
 
     config: ModelConfig
     talker: Weights
 
 
 def tensor(weights: Weights, name: str) -> Tensor:
-    """Return a tensor that `int8.quantize` leaves as it is, such as a norm or an embedding."""
+    """Return a tensor that `quantize` leaves as it is, such as a norm or an embedding."""
     found = weights[name]
     assert isinstance(found, Tensor), name
     return found

@@ -12,7 +12,7 @@ from qwen_megakernel.checkpoint.config import parse_model_config
 from qwen_megakernel.checkpoint.frame_weights import frame_weights
 from qwen_megakernel.checkpoint.random_configs import model_config, speech_tokenizer_config
 from qwen_megakernel.checkpoint.tensor_shapes import model_tensors
-from qwen_megakernel.decoders import int8
+from qwen_megakernel.decoders import quantization
 from qwen_megakernel.decoders.cpu.decoder import CpuDecoder
 from qwen_megakernel.decoders.slots import DecoderSizes
 from tools import precision_table
@@ -99,7 +99,7 @@ def test_the_native_decoder_counts_the_same_bytes(precision):
     config = precision_table.narrow_config()
     checkpoint = precision_table.random_checkpoint(config)
     if precision != "bf16":
-        checkpoint.talker = int8.quantize(checkpoint.talker, precision)
+        checkpoint.talker = quantization.quantize(checkpoint.talker, precision)
     sizes = DecoderSizes(1, 32, 1, torch.device("cpu"), torch.float32)
     held = CpuDecoder(checkpoint, sizes, num_threads=1).weight_bytes
     counted = roofline.weight_bytes(config, precision)

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.choices import INT8_STACKS, WEIGHTS
-from qwen_megakernel.decoders import int8 as int8_weights
+from qwen_megakernel.decoders import quantization
 from qwen_megakernel.decoders.backends import Backend, choose_backend, make_decoder
-from qwen_megakernel.decoders.int8 import Int8Matrix
+from qwen_megakernel.decoders.quantization import QuantizedMatrix
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.records import Prefill
@@ -39,8 +39,8 @@ def random_matrix(rows: int = 48, cols: int = 192) -> Tensor:
     return spread * torch.randn(rows, cols, generator=generator)
 
 
-def widened(matrix: Int8Matrix) -> Tensor:
-    """Widen a matrix column by column, without `Int8Matrix.widened`."""
+def widened(matrix: QuantizedMatrix) -> Tensor:
+    """Widen a matrix column by column, without `QuantizedMatrix.widened`."""
     scales = matrix.scales.double()
     columns = range(matrix.values.shape[1])
     group = {8: 64, 4: 32}[matrix.bits]
@@ -52,7 +52,7 @@ def widened(matrix: Int8Matrix) -> Tensor:
 def test_no_weight_is_further_than_half_a_step_of_its_scale(in_groups):
     weight = random_matrix(cols=150)  # not a multiple of a group
     weight[5] = 0
-    matrix = Int8Matrix.of(weight, in_groups=in_groups)
+    matrix = QuantizedMatrix.of(weight, in_groups=in_groups)
     parts = weight.split(64 if in_groups else 150, dim=1)
     steps = torch.stack([part.abs().amax(dim=1) / 127 for part in parts], dim=1)
     # A group's scale is rounded to bf16, by at most 1/256, and so is its largest value.
@@ -69,7 +69,7 @@ def test_no_group_of_4_bits_is_worse_than_with_the_scale_of_its_largest_magnitud
     weight = random_matrix(cols=150)
     weight[5] = 0
     weight[6, :32] = torch.linspace(-8, 7, 32)  # what 4 bits hold
-    matrix = Int8Matrix.of(weight, bits=4)
+    matrix = QuantizedMatrix.of(weight, bits=4)
     assert matrix.bits == 4 and matrix.in_groups and matrix.scales.shape == (48, 5)
     assert matrix.values.min() >= -8 and matrix.values.max() <= 7 and not matrix.values[5].any()
     assert torch.equal(matrix.scales, matrix.scales.bfloat16().float())
@@ -97,13 +97,15 @@ def test_no_group_of_4_bits_is_worse_than_with_the_scale_of_its_largest_magnitud
 def test_4_bits_keep_what_they_hold():
     weight = 0.5 * torch.randint(-8, 8, (6, 96), generator=torch.Generator().manual_seed(2))
     weight[:, ::32] = -4.0
-    assert torch.equal(Int8Matrix.of(weight, bits=4).widened(), weight)
+    assert torch.equal(QuantizedMatrix.of(weight, bits=4).widened(), weight)
 
 
 def test_groups_are_nearer_than_rows_where_some_columns_are_large():
     weight = torch.randn(32, 256, generator=torch.Generator().manual_seed(1))
     weight[:, 70] *= 50
-    rows, groups = (widened(Int8Matrix.of(weight, in_groups=g)) - weight for g in (False, True))
+    rows, groups = (
+        widened(QuantizedMatrix.of(weight, in_groups=g)) - weight for g in (False, True)
+    )
     assert groups.square().mean() < 0.4 * rows.square().mean()
 
 
@@ -113,10 +115,10 @@ def test_groups_are_nearer_than_rows_where_some_columns_are_large():
 def test_products_are_those_of_the_widened_matrix(
     dtype: torch.dtype, shape: tuple[int, ...], kind: dict
 ):
-    matrix = Int8Matrix.of(random_matrix(), **kind).to(device=CPU, dtype=dtype)
+    matrix = QuantizedMatrix.of(random_matrix(), **kind).to(device=CPU, dtype=dtype)
     x = torch.randn(shape, generator=torch.Generator().manual_seed(4)).to(dtype)
     expected = x.double() @ widened(matrix).T
-    actual = int8_weights.linear(x, matrix)
+    actual = quantization.linear(x, matrix)
     assert actual.shape == expected.shape and actual.dtype == dtype
     tolerance = INT8_PRODUCT_BF16 if dtype == torch.bfloat16 else INT8_PRODUCT_F32
     size = x.double().abs() @ widened(matrix).abs().T
@@ -125,16 +127,19 @@ def test_products_are_those_of_the_widened_matrix(
 
 def test_rows_under_each_other_are_the_matrices():
     weight = random_matrix()
-    whole, parts = Int8Matrix.of(weight), [Int8Matrix.of(part) for part in weight.split(20)]
-    together = int8_weights.cat(parts)
+    whole, parts = (
+        QuantizedMatrix.of(weight),
+        [QuantizedMatrix.of(part) for part in weight.split(20)],
+    )
+    together = quantization.cat(parts)
     assert torch.equal(together.values, whole.values) and torch.equal(together.scales, whole.scales)
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_only_the_named_layers_are_int8(load_checkpoint, weights):
     loaded = load_checkpoint("tiny-random-1.7b")
-    changed = int8_weights.quantize(loaded.talker, weights)
-    kinds = {name: isinstance(value, Int8Matrix) for name, value in changed.items()}
+    changed = quantization.quantize(loaded.talker, weights)
+    kinds = {name: isinstance(value, QuantizedMatrix) for name, value in changed.items()}
     layers = {name for name in kinds if ".layers." in name and name.endswith("_proj.weight")}
     if "talker" in weights:
         layers = {name for name in layers if not name.startswith("code_predictor")}
@@ -142,14 +147,14 @@ def test_only_the_named_layers_are_int8(load_checkpoint, weights):
         layers |= {name for name in kinds if "codec_head" in name or "lm_head" in name}
     assert {name for name, is_int8 in kinds.items() if is_int8} == layers
     assert "model.text_embedding.weight" not in layers
-    grouped = {value.in_groups for value in changed.values() if isinstance(value, Int8Matrix)}
+    grouped = {value.in_groups for value in changed.values() if isinstance(value, QuantizedMatrix)}
     assert grouped == {"groups" in weights or "int4" in weights}
     for name in layers:
         is_head = "head" in name
         is_predictor = name.startswith("code_predictor")
         in_4 = "int4" in weights and not is_head and not (is_predictor and "int8" in weights)
         assert changed[name].bits == (4 if in_4 else 8)
-    assert not any(isinstance(value, Int8Matrix) for value in loaded.talker.values())
+    assert not any(isinstance(value, QuantizedMatrix) for value in loaded.talker.values())
 
 
 def drawn(loaded, backend: str, weights: str | None, frames: int = 6) -> np.ndarray:
@@ -174,9 +179,9 @@ def test_both_torch_decoders_draw_the_same_codes_from_int8_weights(load_checkpoi
 def test_they_are_the_codes_of_the_widened_weights(load_checkpoint, weights):
     """int8 changes the weights, not the computation with them."""
     loaded = load_checkpoint("tiny-random")
-    int8 = int8_weights.quantize(loaded.talker, weights)
+    int8 = quantization.quantize(loaded.talker, weights)
     wide = {
-        name: widened(value).float() if isinstance(value, Int8Matrix) else value
+        name: widened(value).float() if isinstance(value, QuantizedMatrix) else value
         for name, value in int8.items()
     }
     codes = drawn(replace(loaded, talker=wide), "torch", None)
@@ -209,8 +214,8 @@ def test_a_form_that_a_backend_does_not_run_is_refused_before_a_model_is_read(
 def test_a_checkpoint_tells_which_of_its_stacks_are_int8(load_checkpoint, weights):
     talker = load_checkpoint("tiny-random").talker
     if weights:
-        talker = int8_weights.quantize(talker, weights)
-    assert int8_weights.int8_stacks(talker) == INT8_STACKS.get(
+        talker = quantization.quantize(talker, weights)
+    assert quantization.int8_stacks(talker) == INT8_STACKS.get(
         weights, ("talker",) if weights else ()
     )
 

@@ -15,7 +15,7 @@ from qwen_megakernel.checkpoint.config import (
     TalkerConfig,
 )
 from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX, model_tensors
-from qwen_megakernel.decoders import int8
+from qwen_megakernel.decoders import quantization
 from qwen_megakernel.decoders.kernel import build
 from qwen_megakernel.errors import BuildError
 from qwen_megakernel.installing import install_command
@@ -131,7 +131,7 @@ def checkpoint(shape: str = "small", weights: str | None = None, **options: Any)
 
 def with_int8(checkpoint: Any, weights: str) -> Any:
     """Return the model with the int8 layers of `weights`, one of `choices.WEIGHTS`."""
-    talker = int8.quantize(checkpoint.talker, weights)
+    talker = quantization.quantize(checkpoint.talker, weights)
     return SimpleNamespace(config=checkpoint.config, talker=talker)
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from qwen_megakernel.decoders import int8
+from qwen_megakernel.decoders import quantization
 from qwen_megakernel.speech_options import Sampling
 
 GREEDY = Sampling.greedy()
@@ -25,7 +25,7 @@ def begin(decoder, prefill, sampling=GREEDY, slot=0, seed=5, part=0, **options):
 def stored(checkpoint, weights):
     """Return the checkpoint with its weights in the form or dtype of this name; None: unchanged."""
     if (weights or "").startswith("int"):
-        return replace(checkpoint, talker=int8.quantize(checkpoint.talker, weights))
+        return replace(checkpoint, talker=quantization.quantize(checkpoint.talker, weights))
     if weights is None:
         return checkpoint
     talker = {name: each.to(getattr(torch, weights)) for name, each in checkpoint.talker.items()}

@@ -21,7 +21,7 @@ from tolerances import nearly
 
 import validate_kernel
 from benchmarks import performance_page
-from qwen_megakernel.decoders import int8
+from qwen_megakernel.decoders import quantization
 from qwen_megakernel.decoders.kernel import build
 from qwen_megakernel.native import compiling
 from qwen_megakernel.speech_options import Sampling
@@ -47,7 +47,7 @@ def test_int8_layers_are_made_once_and_what_was_compared_is_kept(monkeypatch, tm
     def validate_fast(loaded, backend, dtype, args):
         if args.weights == "int8" and backend.name == "graph":
             raise RuntimeError("planted")
-        made.append((args.weights, int8.int8_stacks(loaded.talker), id(loaded)))
+        made.append((args.weights, quantization.int8_stacks(loaded.talker), id(loaded)))
         return compare.Report(f"{backend.name} as it should be", [])
 
     monkeypatch.setattr(validate_kernel, "validate_fast", validate_fast)

@@ -28,7 +28,7 @@ from qwen_megakernel.choices import WEIGHTS as INT8_FORMS
 from qwen_megakernel.choices import WeightsForm
 from qwen_megakernel.decoders.coreml import decoder_models
 from qwen_megakernel.decoders.coreml.speech_decoder import SpeechDecoder
-from qwen_megakernel.decoders.int8 import check_weights
+from qwen_megakernel.decoders.quantization import check_weights
 from qwen_megakernel.errors import UsageError, check_choice
 from qwen_megakernel.installing import require
 from qwen_megakernel.printable import get_logger
@@ -235,7 +235,7 @@ def _module(
 
 
 def _int8_layers(ct: Any, model: Any) -> Any:
-    """Make the layers' matrices int8 with a scale for each row, as `decoders.int8` does."""
+    """Make the layers' matrices int8 with a scale for each row, as `decoders.quantization` does."""
     optimize = ct.optimize.coreml
     layer = optimize.OpLinearQuantizerConfig(
         mode="linear_symmetric", dtype="int8", granularity="per_channel", weight_threshold=0

@@ -25,7 +25,7 @@ from qwen_megakernel.checkpoint.packed_form import PackedForm
 from qwen_megakernel.checkpoint.tensor_shapes import CODEC_DECODER_PREFIX, TALKER_PREFIX, Shape
 from qwen_megakernel.decoders.cpu.decoder import check_config
 from qwen_megakernel.decoders.cpu.packing import Packer
-from qwen_megakernel.decoders.int8 import RoundedWeights
+from qwen_megakernel.decoders.quantization import RoundedWeights
 from qwen_megakernel.decoders.weights import DecoderModel, QuantizedModel
 from qwen_megakernel.errors import OutputError, UnsupportedModel, UsageError
 from qwen_megakernel.native.cpu_library import CpuPool, open_library

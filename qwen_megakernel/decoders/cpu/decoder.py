@@ -63,7 +63,7 @@ class CpuDecoder(FrameDecoder):
     """Talker and code predictor in native code; all streams share a pass over the weights.
 
     Args:
-        model: weights, which `int8.quantize` may have made 8-bit, and config.
+        model: weights, which `quantization.quantize` may have made 8-bit, and config.
         sizes: as `FrameDecoder` takes them; float32 on a CPU.
         num_threads: number of threads that decode, the calling one included; None: chosen by the
             model's size and the cores that the process may use.

@@ -15,7 +15,7 @@ from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.packed_form import ALIGNMENT, PREFIX
 from qwen_megakernel.checkpoint.safetensors_file import MappedTensors
 from qwen_megakernel.decoders.cpu import library as native
-from qwen_megakernel.decoders.int8 import Int8Matrix, Matrix, RoundedWeights
+from qwen_megakernel.decoders.quantization import Matrix, QuantizedMatrix, RoundedWeights
 from qwen_megakernel.decoders.weights import DecoderModel, Weights, tensor
 from qwen_megakernel.errors import ModelFilesError
 from qwen_megakernel.native import cpu_threads
@@ -146,7 +146,7 @@ def _pack_one(pool: CpuPool, parts: list[Matrix], name: PackedName, address: int
     alive, sources = [], []
     for part in parts:
         values, scales = part, None
-        if isinstance(part, Int8Matrix):
+        if isinstance(part, QuantizedMatrix):
             values, scales = part.values.contiguous(), part.scales.float().contiguous()
         elif described.format == native.FLOAT32:
             values = part.float()
@@ -168,9 +168,9 @@ def _pack_one(pool: CpuPool, parts: list[Matrix], name: PackedName, address: int
 
 def _describe(parts: list[Matrix]) -> native.MatrixSource:
     """Return the packed matrix of some parts, without its address."""
-    values = [part.values if isinstance(part, Int8Matrix) else part for part in parts]
+    values = [part.values if isinstance(part, QuantizedMatrix) else part for part in parts]
     format_, group = native.FLOAT32, 0
-    if isinstance(parts[0], Int8Matrix):
+    if isinstance(parts[0], QuantizedMatrix):
         format_ = native.INT8 if parts[0].bits == 8 else native.INT4
         group = parts[0].group if parts[0].in_groups else 0
     elif all(each.dtype == torch.bfloat16 for each in values):

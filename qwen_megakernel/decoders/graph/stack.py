@@ -14,9 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import StackConfig
-from qwen_megakernel.decoders import int8
-from qwen_megakernel.decoders.int8 import Matrix, linear
 from qwen_megakernel.decoders.layers import rotary
+from qwen_megakernel.decoders.quantization import Matrix, cat, linear
 from qwen_megakernel.decoders.weights import WeightReader
 
 # attend(layer, q [n, T, num_heads, head_dim], kv [n, T, 2, num_kv_heads, head_dim]) -> like q
@@ -59,11 +58,11 @@ class GraphStack:
             ]
             return _Layer(
                 at.tensor("input_layernorm.weight"),
-                int8.cat([at.matrix(f"self_attn.{which}_proj.weight") for which in "qkv"]),
+                cat([at.matrix(f"self_attn.{which}_proj.weight") for which in "qkv"]),
                 torch.cat(heads),
                 at.matrix("self_attn.o_proj.weight"),
                 at.tensor("post_attention_layernorm.weight"),
-                int8.cat([at.matrix(f"mlp.{which}_proj.weight") for which in ("gate", "up")]),
+                cat([at.matrix(f"mlp.{which}_proj.weight") for which in ("gate", "up")]),
                 at.matrix("mlp.down_proj.weight"),
             )
 

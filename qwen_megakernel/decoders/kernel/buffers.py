@@ -11,7 +11,6 @@ from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import StackConfig, TalkerConfig
 from qwen_megakernel.decoders.embeddings import Embeddings
-from qwen_megakernel.decoders.int8 import Int8Matrix
 from qwen_megakernel.decoders.kernel import packing
 from qwen_megakernel.decoders.kernel.controls import ControlBlocks
 from qwen_megakernel.decoders.kernel.library import (
@@ -25,6 +24,7 @@ from qwen_megakernel.decoders.kernel.library import (
 )
 from qwen_megakernel.decoders.kernel.sizes import KernelSizes
 from qwen_megakernel.decoders.layers import rope_tables
+from qwen_megakernel.decoders.quantization import QuantizedMatrix
 from qwen_megakernel.decoders.sampling import MIN_FRAMES
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.decoders.weights import DecoderModel, WeightReader, Weights
@@ -98,7 +98,7 @@ class LayerBuffers:
         stack, size = self.config.talker.stack, self.dtype.itemsize
         num_rows = stack.num_layers * sizes.num_slots * sizes.max_positions
         needed = sum(
-            weight.values.numel() if isinstance(weight, Int8Matrix) else weight.numel() * size
+            weight.values.numel() if isinstance(weight, QuantizedMatrix) else weight.numel() * size
             for name, weight in weights.items()
             if "text_embedding" not in name
         )

@@ -68,7 +68,7 @@ class Target:
 
     arch: str | None  # "sm_90a"; None: emulation
     weights: str  # "float32" | "bfloat16": the type of all weights that are not int8
-    int8: tuple[str, ...] = ()  # "talker", "predictor": stacks with int8 layers (decoders/int8.py)
+    int8: tuple[str, ...] = ()  # "talker", "predictor": stacks with int8 layers
     probes: bool = False  # the stages one by one, for the tests, instead of the kernel
     stage_times: bool = False  # clock stamps of every block and stage (csrc/stage_times.cuh)
     defines: tuple[tuple[str, int], ...] = ()  # -D's of an experiment, which override ours

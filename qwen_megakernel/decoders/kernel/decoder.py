@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qwen_megakernel.decoders import int8
+from qwen_megakernel.decoders import quantization
 from qwen_megakernel.decoders.buffered import BufferedDecoder
 from qwen_megakernel.decoders.kernel.buffers import KernelBuffers
 from qwen_megakernel.decoders.kernel.launcher import Launcher
@@ -29,7 +29,7 @@ class KernelDecoder(BufferedDecoder):
     """The decoder on the kernel: up to 16 slots share one launch; more slots take further ones.
 
     Args:
-        model: weights, which `int8.quantize` may have made 8-bit, and config.
+        model: weights, which `quantization.quantize` may have made 8-bit, and config.
         sizes: as `FrameDecoder` takes them. A GPU runs the kernel, the CPU its emulation; float32
             is exact, for tests and small models.
         num_blocks: blocks of the grid; 0: as many as fit now. The codes do not depend on it.
@@ -49,7 +49,7 @@ class KernelDecoder(BufferedDecoder):
     ):
         super().__init__(model.config, sizes)
         self.library, most_blocks = load_library(
-            model.config, sizes, int8_stacks=int8.int8_stacks(model.talker), defines=defines
+            model.config, sizes, int8_stacks=quantization.int8_stacks(model.talker), defines=defines
         )
         self._buffers = KernelBuffers(model, self.library.description, sizes)
         buffers = self._buffers

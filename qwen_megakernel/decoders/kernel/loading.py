@@ -47,7 +47,7 @@ def load_library(
     Args:
         config: the dimensions to compile for.
         sizes: device and dtype; a GPU runs the kernel, the CPU its emulation.
-        int8_stacks: from `int8.int8_stacks`.
+        int8_stacks: from `quantization.int8_stacks`.
         defines: -D's of an experiment (`build.Target`).
     Returns:
         The library, and the largest number of blocks of a grid on the device.

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import StackConfig
-from qwen_megakernel.decoders import int8
-from qwen_megakernel.decoders.int8 import Int8Matrix, Matrix
+from qwen_megakernel.decoders import quantization
+from qwen_megakernel.decoders.quantization import Matrix, QuantizedMatrix
 from qwen_megakernel.decoders.weights import WeightReader
 
 TILE_ROWS = 8
@@ -41,7 +41,7 @@ def pack(weight: Tensor) -> Tensor:
 def pack_int8(values: Tensor) -> Tensor:
     """Return the bytes of an int8 matrix [num_rows, num_cols] in tile order.
 
-    num_rows must be a multiple of 8; no value may be -128 (`int8.LARGEST`).
+    num_rows must be a multiple of 8; no value may be -128 (`quantization.LARGEST`).
     """
     values = F.pad(values, (0, -values.shape[1] % TILE_COLS)).unflatten(1, (-1, 4))
     magnitudes = values.abs().view(torch.uint8)[..., INT8_MAGNITUDES]
@@ -53,7 +53,7 @@ def pack_int8(values: Tensor) -> Tensor:
 
 
 def pack_scales(scales: Tensor) -> Tensor:
-    """Return an `Int8Matrix`' scales [num_rows] float32 in the kernel's unit, a power of two."""
+    """Return scales of rows, [num_rows] float32, in the kernel's unit, a power of two."""
     return scales / INT8_UNIT
 
 
@@ -77,11 +77,11 @@ def pack_stack(read: WeightReader, config: StackConfig) -> Tensor:
         def matrix(name: str) -> Matrix:
             weight = read.weights[f"{at.prefix}{name}.weight"]
             # Scales keep their precision: no tensor core multiplies them.
-            is_int8 = isinstance(weight, Int8Matrix)
+            is_int8 = isinstance(weight, QuantizedMatrix)
             return weight.to(device=read.device, dtype=torch.float32 if is_int8 else read.dtype)
 
         matrices = [
-            int8.cat([matrix(f"self_attn.{name}_proj") for name in "qkv"]),
+            quantization.cat([matrix(f"self_attn.{name}_proj") for name in "qkv"]),
             matrix("self_attn.o_proj"),
             _interleave_matrices(matrix("mlp.gate_proj"), matrix("mlp.up_proj")),
             matrix("mlp.down_proj"),
@@ -92,7 +92,7 @@ def pack_stack(read: WeightReader, config: StackConfig) -> Tensor:
         if config.qkv_bias:
             names += [f"self_attn.{name}_proj.bias" for name in "qkv"]
         vectors = [at.tensor(name) for name in names]
-        quantized = [each for each in matrices if isinstance(each, Int8Matrix)]
+        quantized = [each for each in matrices if isinstance(each, QuantizedMatrix)]
         if not quantized:
             packed = [pack(each) for each in matrices if isinstance(each, Tensor)]
             return torch.cat([*packed, *vectors])
@@ -110,9 +110,9 @@ def pack_stack(read: WeightReader, config: StackConfig) -> Tensor:
 
 
 def _interleave_matrices(gate: Matrix, up: Matrix) -> Matrix:
-    if isinstance(gate, Int8Matrix) and isinstance(up, Int8Matrix):
+    if isinstance(gate, QuantizedMatrix) and isinstance(up, QuantizedMatrix):
         values, scales = interleave(gate.values, up.values), interleave(gate.scales, up.scales)
-        return Int8Matrix(values, scales)
+        return QuantizedMatrix(values, scales)
     assert isinstance(gate, Tensor) and isinstance(up, Tensor)
     return interleave(gate, up)
 

@@ -23,9 +23,9 @@ from qwen_megakernel.decoders import backends
 from qwen_megakernel.decoders.coreml import decoder as coreml_decoder
 from qwen_megakernel.decoders.coreml import export as coreml_export
 from qwen_megakernel.decoders.coreml.export import MANIFEST, MODELS, ExportOptions, export
-from qwen_megakernel.decoders.int8 import Int8Matrix
 from qwen_megakernel.decoders.plain import PlainDecoder
 from qwen_megakernel.decoders.prompt import PromptBuilder
+from qwen_megakernel.decoders.quantization import QuantizedMatrix
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.engine.speech import Speech
 from qwen_megakernel.errors import MissingPackageError, SetupError, UsageError
@@ -241,7 +241,7 @@ def test_8_bit_layers_are_those_of_the_other_decoders(load_checkpoint, tmp_path,
         if op.op_type == "constexpr_blockwise_shift_scale"
     ]
     assert len(widened) == is_int8 * 7 * loaded.config.predictor.stack.num_layers
-    down = Int8Matrix.of(loaded.talker["code_predictor.model.layers.0.mlp.down_proj.weight"])
+    down = QuantizedMatrix.of(loaded.talker["code_predictor.model.layers.0.mlp.down_proj.weight"])
     same = [each for each in widened if np.array_equal(each["data"], down.values.numpy())]
     assert len(same) == is_int8
     for each in same:

@@ -15,7 +15,7 @@ import torch
 from commands import ROOT
 from tolerances import COREML_RELEASED_AUDIO, COREML_RELEASED_F16
 
-from qwen_megakernel.decoders import int8
+from qwen_megakernel.decoders import quantization
 from qwen_megakernel.decoders.coreml import decoder as coreml_decoder
 from qwen_megakernel.decoders.plain import PlainDecoder
 from qwen_megakernel.decoders.slots import DecoderSizes
@@ -44,7 +44,7 @@ def test_a_checkpoint_of_released_shapes_is_converted_and_computes(load_checkpoi
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
     assert peak < MAX_MEMORY_GIB
 
-    weights = int8.quantize(loaded.talker, "int8-rows")
+    weights = quantization.quantize(loaded.talker, "int8-rows")
     sizes = DecoderSizes(1, NUM_POSITIONS, 8, torch.device("cpu"), torch.float32)
     plain = PlainDecoder(replace(loaded, talker=weights), sizes)
     torch.manual_seed(0)

@@ -10,7 +10,7 @@ import torch
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.decoders.backends import choose_backend, load_decoder
 from qwen_megakernel.decoders.cpu.packing import packed_names
-from qwen_megakernel.decoders.int8 import Int8Matrix, RoundedWeights
+from qwen_megakernel.decoders.quantization import QuantizedMatrix, RoundedWeights
 
 MODEL = "tiny-random"
 
@@ -30,15 +30,15 @@ def test_only_the_parts_of_one_packed_matrix_are_rounded_at_a_time(
     def free(num_bytes: int) -> None:
         living[0] -= num_bytes
 
-    def round_and_count(weight: torch.Tensor, **options) -> Int8Matrix:
+    def round_and_count(weight: torch.Tensor, **options) -> QuantizedMatrix:
         rounded = original(weight, **options)
         living[0] += weight.numel()
         weakref.finalize(rounded.values, free, weight.numel())
         found.append(living[0])
         return rounded
 
-    original = Int8Matrix.of
-    monkeypatch.setattr(Int8Matrix, "of", round_and_count)
+    original = QuantizedMatrix.of
+    monkeypatch.setattr(QuantizedMatrix, "of", round_and_count)
     load_decoder(checkpoint, choose_backend("cpu"), weights=weights)
     assert len(found) > 10 and max(found) == most and living[0] == 0
 

@@ -10,7 +10,7 @@ from tolerances import KERNEL_LOGITS_F32, LOGITS_INT8_RMS
 from qwen_megakernel.checkpoint.config import parse_model_config
 from qwen_megakernel.checkpoint.random_configs import model_config
 from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX, model_tensors
-from qwen_megakernel.decoders import int8
+from qwen_megakernel.decoders import quantization
 from qwen_megakernel.speech_options import Sampling
 
 TEXT_ROWS = 8  # rows of the text table, which these tests do not read
@@ -37,7 +37,7 @@ def few_layers(load_checkpoint):
             middle = 1.0 if name.endswith("norm.weight") else 0.0
             tensors[name] = (middle + size * values).to(torch.bfloat16)
         if weights:
-            tensors = int8.quantize(tensors, weights)
+            tensors = quantization.quantize(tensors, weights)
         return replace(load_checkpoint("tiny-random"), config=config, talker=tensors)
 
     return make

@@ -6,8 +6,8 @@ import torch
 from probes import MatvecProbe, Probes, random, with_poisoned_tail
 from tolerances import KERNEL_ONE_TERM, KERNEL_PRODUCT_BF16, KERNEL_PRODUCT_F32
 
-from qwen_megakernel.decoders.int8 import Int8Matrix
 from qwen_megakernel.decoders.kernel import packing
+from qwen_megakernel.decoders.quantization import QuantizedMatrix
 
 TOLERANCES = {torch.float32: KERNEL_PRODUCT_F32, torch.bfloat16: KERNEL_PRODUCT_BF16}
 
@@ -27,9 +27,9 @@ def is_int8(request) -> bool:
 
 
 def run(probes: Probes, x, weight, norm=None, *, blocks=2, passes=1):
-    """Return y [len(x), rows of weight]; `weight` is a tensor or an `Int8Matrix`."""
+    """Return y [len(x), rows of weight]; `weight` is a tensor or an `QuantizedMatrix`."""
     scales = None
-    if isinstance(weight, Int8Matrix):
+    if isinstance(weight, QuantizedMatrix):
         packed = packing.pack_int8(weight.values)
         scales = with_poisoned_tail(packing.pack_scales(weight.scales))
         num_rows = len(weight.scales)
@@ -52,7 +52,7 @@ def operands(probes: Probes, num_rows: int, normed: bool, is_int8: bool):
     if normed:
         rows, cols = stack.q_size + 2 * stack.kv_size, stack.hidden_size
     weight = random(rows, cols, seed=1).to(probes.dtype).float()
-    return random(num_rows, cols, seed=2), Int8Matrix.of(weight) if is_int8 else weight
+    return random(num_rows, cols, seed=2), QuantizedMatrix.of(weight) if is_int8 else weight
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 8, 9, 16])
@@ -82,7 +82,7 @@ def test_every_row_and_column_is_reached_once(probes, is_int8):
     matrix, weight = values.float(), values.float()
     if is_int8:
         scales = 1 + torch.arange(rows) / 8
-        matrix, weight = Int8Matrix(values.to(torch.int8), scales), weight * scales[:, None]
+        matrix, weight = QuantizedMatrix(values.to(torch.int8), scales), weight * scales[:, None]
     norm = torch.ones(cols)
     for first in range(0, cols, 16):
         y = run(probes, x[first : first + 16], matrix, norm)

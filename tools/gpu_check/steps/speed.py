@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.choices import INT8_STACKS
-from qwen_megakernel.decoders import int8
+from qwen_megakernel.decoders import quantization
 from qwen_megakernel.decoders.graph.decoder import GraphDecoder
 from qwen_megakernel.decoders.kernel import build
 from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
@@ -83,7 +83,7 @@ def _frame_times(
     for name, weights in product(context.models, kinds):
         loaded = context.load(name)
         if weights:
-            loaded = replace(loaded, talker=int8.quantize(loaded.talker, weights))
+            loaded = replace(loaded, talker=quantization.quantize(loaded.talker, weights))
         sizes = {"num_slots": max(stream_counts), "max_positions": MAX_POSITIONS}
         decoder = context.decoder(loaded, dtype=context.dtype, **sizes)
         layers[f"{name} {weights}" if weights else name] = timer.layers(decoder)
