@@ -100,6 +100,15 @@ class StepResult:
 
 
 @dataclass(frozen=True, slots=True)
+class Drift:
+    """A part of a speech that differs too much from the first one of its voice."""
+
+    part: int  # its number in the speech, from 0
+    changes: dict[str, float]  # those beyond the limits of `engine.drift_guard.BAND`
+    is_redrawn: bool  # it was drawn again before anything of it was delivered
+
+
+@dataclass(frozen=True, slots=True)
 class AudioChunk:
     """A piece of speech.
 
@@ -115,6 +124,7 @@ class AudioChunk:
     start_s: float = 0.0  # seconds of audio before this chunk
     manner: Manner = AS_REQUESTED  # the manner of the chunk's part
     pause_s: float = 0.0  # length of a pause in the text, which is a chunk of its own
+    drifts: tuple[Drift, ...] = ()  # found since the chunk before
 
     @property
     def end_s(self) -> float:

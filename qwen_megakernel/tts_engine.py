@@ -120,6 +120,7 @@ class TTSEngine(OfficialNames):
         for name in needed_voices:
             self.find_voice(name)
         self.can_clone = self._voices.can_clone
+        self._identify = self._voices.x_vector if self.can_clone else None
         self._tokenizer = TextTokenizer(loaded.files.folder, loaded.config)
 
         width = (asked_dtype or default_dtype(loaded, chosen)).itemsize
@@ -306,10 +307,7 @@ class TTSEngine(OfficialNames):
         return self._beside_speech(lambda: self._voices.encode(audio, rate))
 
     def _beside_speech(self, work: Callable[[], T]) -> T:
-        if self.backend != "cpu":
-            return work()
-        with cpu_threads.single_threads() as thread:
-            return thread.submit(work).result()
+        return work() if self.backend != "cpu" else self._workers.submit(work).result()
 
     @property
     def reference_cache_hits(self) -> int:

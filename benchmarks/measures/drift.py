@@ -19,18 +19,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import librosa
 import numpy as np
 import soundfile
 from tqdm import tqdm
 
 from benchmarks import common
-from benchmarks.letters import count_letters
 from qwen_megakernel.audio import to_int16
 from qwen_megakernel.cli import options, parsing
 from qwen_megakernel.engine.conversation import Conversation
+from qwen_megakernel.engine.drift_guard import Figures
 from qwen_megakernel.errors import SetupError
-from qwen_megakernel.timing.loudness import HOPS_PER_SECOND, Loudness
 
 PASSAGES = (
     "The train leaves at nine in the morning, and it takes three hours to reach the coast. There "
@@ -42,10 +40,7 @@ PASSAGES = (
     "Please tell the woman at the desk that you have a table for two at seven in the evening. She "
     "will give you the key, and she can also tell you which of the boats goes to the island.",
 )
-PITCH_HZ = 60, 400
-AUDIBLE_DB = -60.0  # relative to full scale
-SPEECH_RANGE_DB = 25.0  # what is quieter than loud speech by more is a pause
-MIN_S, MIN_IDENTITY_S = 0.5, 1.0
+MIN_S = 0.5
 # The limits over three minutes of a steady voice.
 LIMITS = {"rate_percent": 3.0, "pitch_semitones": 0.5, "loudness_db": 1.0}
 
@@ -53,40 +48,13 @@ Speech = tuple[np.ndarray, int]  # [num_samples] float32, and their rate
 Speak = Callable[[str], Speech]
 
 
-def measured(text: str, samples: np.ndarray, rate: int) -> dict[str, float]:
-    """Return a passage's figures: seconds for each letter, median pitch, and loudness.
-
-    Silence does not count, so that a pause at an end changes none of them.
-    """
-    features = Loudness()
-    features.add(to_int16(samples), rate)
-    rows = features.rows()
-    audible = rows[rows[:, 0] > AUDIBLE_DB, 0]
-    least = np.percentile(audible, 90) - SPEECH_RANGE_DB if len(audible) else 0.0
-    is_speech = rows[:, 0] > least
-    hop = round(rate * features.seconds_per_hop)
-    low, high = PITCH_HZ
-    pitch = librosa.yin(samples, fmin=low, fmax=high, sr=rate, hop_length=hop, frame_length=8 * hop)
-    # The search's ends are what it finds where there is no pitch.
-    pitch = pitch[: len(rows)][is_speech[: len(pitch)]]
-    pitch = pitch[(pitch > 1.02 * low) & (pitch < 0.98 * high)]
-    power = 10 ** (rows[is_speech, 0] / 10)
-    return {
-        "seconds": len(samples) / rate,
-        "seconds_per_letter": int(is_speech.sum()) / HOPS_PER_SECOND / count_letters(text),
-        "pitch_hz": float(np.median(pitch)) if len(pitch) else math.nan,
-        "loudness_db": float(10 * np.log10(power.mean())) if len(power) else math.nan,
-    }
-
-
-def drifts(rows: list[dict[str, float]]) -> None:
-    """Add to each passage how far it is from the first time that it was spoken."""
-    for index, row in enumerate(rows):
-        first = rows[index % len(PASSAGES)]
-        rate = row["seconds_per_letter"] / first["seconds_per_letter"]
-        row["rate_percent"] = 100 * (rate - 1)
-        row["pitch_semitones"] = 12 * math.log2(row["pitch_hz"] / first["pitch_hz"])
-        row["loudness_drift_db"] = row["loudness_db"] - first["loudness_db"]
+def drifts(passages: list[Figures]) -> list[dict[str, float]]:
+    """Return for each passage how far it is from the first time that it was spoken."""
+    return [
+        {"speech_s": each.speech_s, "pitch_hz": each.pitch_hz}
+        | each.changes_from(passages[index % len(PASSAGES)])
+        for index, each in enumerate(passages)
+    ]
 
 
 def slope(rows: list[dict[str, float]], name: str) -> float:
@@ -169,38 +137,29 @@ def _header(text: str) -> tuple[str, str]:
 )
 def drift(args: argparse.Namespace) -> int:
     """Measure and report; return 1 if the voice of our engine drifts beyond a limit."""
-    rows: list[dict[str, float]] = []
-    first: np.ndarray | None = None
+    passages: list[Figures] = []
+    seconds = 0.0
     with (
         speaker(args) as (speak, tts, facts),
         tqdm(total=args.seconds, unit="s", leave=False, disable=None) as bar,
     ):
         texts = itertools.cycle(PASSAGES)
-        while sum(row["seconds"] for row in rows) < args.seconds:
+        while seconds < args.seconds:
             text = next(texts)
             samples, rate = speak(text)
             if len(samples) < MIN_S * rate:
                 raise SetupError(f"A passage has {len(samples) / rate:.2f} s of speech.")
-            row = measured(text, samples, rate)
-            if tts is not None and tts.can_clone and row["seconds"] >= MIN_IDENTITY_S:
-                vector = tts.create_voice(samples, rate=rate).x_vector
-                first = vector if first is None else first
-                norms = np.linalg.norm(first) * np.linalg.norm(vector)
-                row["identity"] = float(first @ vector / norms)
-            rows.append(row)
-            bar.update(row["seconds"])
-    drifts(rows)
-    names = ["rate_percent", "pitch_semitones", "loudness_drift_db"]
-    columns = [*names, "identity"] if first is not None else names
-    print("passage  seconds  s/letter  pitch Hz  " + "  ".join(columns))
+            passages.append(Figures.of(text, to_int16(samples), rate, tts and tts._identify))
+            seconds += len(samples) / rate
+            bar.update(len(samples) / rate)
+    rows = drifts(passages)
+    columns = list(rows[0])
+    print("passage  " + "  ".join(columns))
     for number, row in enumerate(rows, 1):
         cells = (f"{row.get(name, math.nan):{len(name)}.2f}" for name in columns)
-        print(
-            f"{number:7}  {row['seconds']:7.2f}  {row['seconds_per_letter']:8.4f}  "
-            f"{row['pitch_hz']:8.1f}  " + "  ".join(cells)
-        )
-    changes = dict(zip(LIMITS, (slope(rows, name) for name in names), strict=True))
-    largest = {name: max(abs(row[name]) for row in rows) for name in names}
+        print(f"{number:7}  " + "  ".join(cells))
+    changes = {name: slope(rows, name) for name in LIMITS}
+    largest = {name: max(abs(row[name]) for row in rows) for name in LIMITS}
     print("from beginning to end: " + ", ".join(f"{n} {v:+.2f}" for n, v in changes.items()))
     settings = {"seconds": args.seconds, "continuity": args.continuity or "off"}
     found = {"settings": settings, "changes": changes, "largest": largest, "limits": LIMITS}

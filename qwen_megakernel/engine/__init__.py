@@ -3,7 +3,8 @@
 Read `speech_engine` first (what the caller holds), then `stream` (a stream as its caller sees it)
 and `stream_state` (all that it is), `stages` (what a decoder, prompts and a vocoder must offer),
 `step_loop` (the engine's one thread), `slots` (which stream holds which slot), `delivery` (from
-frames to chunks) and `runaway_guard`. `speech` is a whole utterance; `codes_file` reads and
+frames to chunks) and `runaway_guard`. `conversation` has what a stream continues, and
+`drift_guard` compares its parts. `speech` is a whole utterance; `codes_file` reads and
 writes codes, `codes_dump` writes those of every utterance.
 
 Other rooms take `SpeechEngine`, `SpeechStream`, `Speech`, `Stages` and its three protocols, and

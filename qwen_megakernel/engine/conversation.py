@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from qwen_megakernel import audio
+from qwen_megakernel.engine.drift_guard import MIN_SPEECH_S, Figures, Identify
 from qwen_megakernel.records import TextIds
 from qwen_megakernel.text.cleaning import clean
 from qwen_megakernel.timing.alignment import align
@@ -113,36 +115,55 @@ class Conversation:
 
     def __init__(self) -> None:
         self._said: dict[Hashable, Said] = {}  # the voice that spoke last is at the end
+        self._firsts: dict[Hashable, Figures] = {}  # of the first part of each voice
         self._lock = threading.Lock()
         self._last: Turn | None = None
         self._num_forgotten = 0  # calls of `forget`
 
-    def join(self, workers: Executor, wake: Callable[[], None]) -> "Turn":
+    def join(
+        self, workers: Executor, wake: Callable[[], None], identify: Identify | None = None
+    ) -> "Turn":
         """Add a stream.
 
         Args:
             workers: look at the samples of its parts.
             wake: makes the engine check its streams again.
+            identify: see `Figures.of`.
         """
         with self._lock:
-            self._last = Turn(self, workers, wake, self._last, self._num_forgotten)
+            self._last = Turn(self, workers, wake, self._last, self._num_forgotten, identify)
             return self._last
 
     @property
     def is_begun(self) -> bool:
         """Whether a stream that joins now may find something that was said."""
         last = self._last
-        return bool(last and not last.is_settled and not last.is_interrupted) or bool(self._said)
+        return bool(last and not last.is_over and not last.is_interrupted) or bool(self._said)
 
     def forget(self) -> None:
         """Forget everything that was said."""
         with self._lock:
             self._said.clear()
+            self._firsts.clear()
             self._num_forgotten += 1  # words that are still looked for come too late
 
     def said(self, voice: str | Voice | None) -> Said | None:
         """Return the end of what a voice has said."""
         return self._said.get(_key(voice))
+
+    def compares(self, voice: str | Voice | None) -> bool:
+        """Return whether a part of a voice will be compared with an earlier one."""
+        return _key(voice) in self._firsts
+
+    def compare(self, turn: "Turn", voice: str | Voice | None, own: Figures) -> dict[str, float]:
+        """Return how a part has drifted from the first one of its voice, which it may be itself."""
+        with self._lock:
+            if own.speech_s < MIN_SPEECH_S or turn.num_forgotten != self._num_forgotten:
+                return {}
+            first = self._firsts.setdefault(_key(voice), own)
+            if len(self._firsts) > MAX_VOICES:
+                del self._firsts[next(iter(self._firsts))]
+        return own.drift_from(first)
 
     def say(self, turn: "Turn", voice: str | Voice | None, said: Said | None, most: int) -> None:
         """Keep the last `most` frames of a voice; `said` None: the next part begins anew."""
@@ -167,27 +188,26 @@ class Turn:
     wake: Callable[[], None]
     before: "Turn | None"  # the stream before it, until that is over
     num_forgotten: int  # how often the conversation had been forgotten when the stream joined
+    identify: Identify | None = None
     is_over: bool = False
     is_interrupted: bool = False
-    _finding: Future[None] | None = None  # the words of the last part
+    is_guarded: bool = False  # whether the current part will be compared with an earlier one
+    # Of the last part: its drift, what it said, and how many frames of that to keep.
+    _finding: Future[tuple[dict[str, float], Said | None, int]] | None = None
     _voice: str | Voice | None = None
-    _loudness: Loudness = field(default_factory=Loudness)  # of the current part
+    _samples: list[np.ndarray] = field(default_factory=list)  # of the current part, int16
 
     @property
-    def is_settled(self) -> bool:
-        """Whether all that the stream will have said is kept."""
-        return self.is_over and self._is_found
-
-    @property
-    def _is_found(self) -> bool:
+    def is_found(self) -> bool:
+        """Whether the words of the last part, and its drift, are known."""
         return self._finding is None or self._finding.done()
 
     @property
     def is_due(self) -> bool:
         """Whether what was said before the stream's next part is known."""
-        if self.before and self.before.is_settled:
+        if self.before and self.before.is_over:
             self.before = None
-        return self.before is None and self._is_found
+        return self.before is None and self.is_found
 
     def begin_part(self, voice: str | Voice | None, *, goes_on: bool) -> Said | None:
         """Begin a part, and return what its voice has said.
@@ -195,32 +215,44 @@ class Turn:
         Args:
             goes_on: the rest of the part before, whose text was late.
         """
-        if self._finding:
-            self._finding.result()  # raises what failed
         if goes_on:
             return None
-        self._voice, self._loudness = voice, Loudness()
+        self._voice, self._samples = voice, []
+        self.is_guarded = self.conversation.compares(voice)
         return self.conversation.said(voice)
 
-    def hear(self, samples: np.ndarray, rate: int) -> None:
+    def hear(self, samples: np.ndarray) -> None:
         """Take samples of the part, [num_samples] int16."""
-        self._loudness.add(samples, rate)
+        self._samples.append(samples)
 
-    def end_part(self, text: str | None, codes: list[np.ndarray]) -> None:
+    def end_part(self, text: str | None, codes: list[np.ndarray], rate: int) -> None:
         """End a part; None: the frames are not all of a text, so nothing can continue them."""
         if text is None or not codes:
             self.conversation.say(self, self._voice, None, 0)
             return
-        self._finding = self.workers.submit(self._find, text, codes, self._voice, self._loudness)
+        samples = audio.joined(self._samples)
+        self._finding = self.workers.submit(self._find, text, codes, samples, rate)
         self._finding.add_done_callback(lambda _: self.wake())
 
     def _find(
-        self, text: str, codes: list[np.ndarray], voice: str | Voice | None, loudness: Loudness
-    ) -> None:
+        self, text: str, codes: list[np.ndarray], samples: np.ndarray, rate: int
+    ) -> tuple[dict[str, float], Said | None, int]:
+        figures = Figures.of(text, samples, rate, self.identify)
+        drift = self.conversation.compare(self, self._voice, figures)
+        loudness = Loudness()
+        loudness.add(samples, rate)
         said = Said.part(text, np.array(codes, dtype=np.int32), loudness)
-        seconds = len(loudness.rows()) * loudness.seconds_per_hop
-        most = round(CONTEXT_S * len(codes) / seconds) if said else 0
-        self.conversation.say(self, voice, said, most)
+        return drift, said, round(CONTEXT_S * len(codes) / (len(samples) / rate))
+
+    def settle(self, *, can_redraw: bool) -> dict[str, float]:
+        """Return the drift of the last part, once; if it `can_redraw`, drop what that part said."""
+        if not self._finding:
+            return {}
+        drift, said, most = self._finding.result()  # raises what failed
+        self._finding = None
+        if not (drift and can_redraw):
+            self.conversation.say(self, self._voice, said, most)
+        return drift
 
     def end(self, *, is_good: bool) -> None:
         """End the stream; one that was cancelled or failed leaves nothing to continue."""

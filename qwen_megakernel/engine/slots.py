@@ -4,6 +4,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
+from qwen_megakernel.engine.drift_guard import KEPT_S
 from qwen_megakernel.engine.stages import FrameVocoder
 from qwen_megakernel.engine.stream_state import Phase, StreamState
 from qwen_megakernel.errors import EmptyText, GenerationError, KernelTimeout, QwenTTSError
@@ -75,12 +76,23 @@ class SlotTable:
     def end_spoken(self) -> None:
         """Advance the streams between parts to their next text; end those that have none left."""
         for stream in [*self._waiting_now(), *self.active(Phase.BETWEEN_PARTS)]:
-            stream.skip_to_text()
-            if stream.is_spoken:
+            with self.ending_on_error([stream]):
+                stream.skip_to_text()
+            if stream.is_spoken and not stream.is_over:
                 error: QwenTTSError | None = stream.text.error
                 if not error and not stream.num_parts:
                     error = EmptyText("The text ended without a letter or digit to speak.")
                 self.release(stream, "error" if error else stream.finish, error)
+
+    def release_held(self) -> float | None:
+        """Deliver what readers need soon; returns the seconds until one does, None: none will."""
+        left_s: list[float] = []
+        for stream in [*self._waiting_now(), *self.active()]:
+            if stream.can_redraw:
+                left_s.append(stream.buffered_s() - KEPT_S)
+            elif stream.holds:
+                stream.release()
+        return min(left_s, default=None)
 
     def drop_cancelled(self) -> None:
         """End the streams that their callers have closed."""
@@ -114,6 +126,8 @@ class SlotTable:
         else:
             self._slots[stream.index] = None
             self._look_again()
+        if reason != "cancelled":
+            stream.release()
         self._on_finished(stream)
         stream.end(reason, error)
 

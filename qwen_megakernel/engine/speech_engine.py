@@ -8,7 +8,6 @@ import secrets
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch
 
 from qwen_megakernel.engine.codes_dump import CodesDump
 from qwen_megakernel.engine.conversation import Conversation
+from qwen_megakernel.engine.drift_guard import Identify
 from qwen_megakernel.engine.speech import Speech
 from qwen_megakernel.engine.stages import Stages
 from qwen_megakernel.engine.step_loop import StepLoop
@@ -26,6 +26,7 @@ from qwen_megakernel.engine.stream import SpeechStream
 from qwen_megakernel.engine.stream_state import StreamState
 from qwen_megakernel.errors import QwenTTSError, TaskError, UnknownVoice, UsageError
 from qwen_megakernel.marking import Marking, MarkKey
+from qwen_megakernel.native.cpu_threads import single_threads
 from qwen_megakernel.printable import printable
 from qwen_megakernel.records import AudioChunk, Files, Manner, SpeechRequest
 from qwen_megakernel.sound.chunks import new_chunks
@@ -58,6 +59,7 @@ class SpeechEngine(ABC):
     weights: str | None = None  # the form of 8-bit weights; None: as the checkpoint stores them
     max_chars = MAX_CHARS  # most characters of a request's text
     _defaults = SpeechRequest(None)  # what requests begin with
+    _identify: Identify | None = None  # of `drift_guard`; None: speakers are not compared
     _high_pass: float | None = None  # cutoff of a filter on every stream, in Hz; None: no filter
     format_option = "text_format"  # as warnings name it; a command sets its own name of it
     ignores_instruct = False  # the model was not trained with instructions, but may be given one
@@ -80,8 +82,8 @@ class SpeechEngine(ABC):
         self._reading = reading or Reading()
         self._codes_dump = CodesDump()
         # Streams that coroutines read change their sound in these threads: an event loop would wait
-        # for threads of its own when it ends, even after Ctrl-C.
-        self._workers = ThreadPoolExecutor(thread_name_prefix="sound")
+        # for threads of its own when it ends, even after Ctrl-C. Each leaves cores to the decoder.
+        self._workers = single_threads(None, "sound")
         self._loop = StepLoop(build, on_finished=self._codes_dump)
         # PyTorch's number of CPU threads in the loop's thread, which computes; here it may differ.
         self.num_threads: int = self._loop.run(torch.get_num_threads)
@@ -246,7 +248,7 @@ class SpeechEngine(ABC):
             *(request, intake, loop.wake, loop.interrupt, self.sample_rate), heard=heard
         )
         if conversation:
-            state.turn = conversation.join(self._workers, loop.wake)
+            state.turn = conversation.join(self._workers, loop.wake, self._identify)
         try:
             loop.submit(state)
         except QwenTTSError:

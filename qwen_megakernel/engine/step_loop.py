@@ -167,7 +167,8 @@ class StepLoop:
         self._begin_parts()
         self._feed_text()
         is_wanted = self._table.is_wanted
-        self._next_look_s = self._end_late_text() if is_wanted else None
+        looks = self._table.release_held(), self._end_late_text() if is_wanted else None
+        self._next_look_s = min((each for each in looks if each is not None), default=None)
         streams = self._runnable(is_wanted)
         collect = self._start_step(streams) if streams else None
         self._delivery.deliver()
@@ -221,7 +222,7 @@ class StepLoop:
             prefill,
             request.sampling,
             seed=request.seed,
-            part=stream.num_parts,
+            part=stream.num_parts + stream.draw,
             text_open=not closed,
         )
         vocoder = self._vocoder.new_state()

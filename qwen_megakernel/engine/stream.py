@@ -17,7 +17,7 @@ from qwen_megakernel.engine.stream_state import OutboxItem, StreamState
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.marking import UNMARKED, Marking
 from qwen_megakernel.printable import get_logger
-from qwen_megakernel.records import AudioChunk, FinishReason
+from qwen_megakernel.records import AudioChunk, Drift, FinishReason
 from qwen_megakernel.speech_options import check_text
 from qwen_megakernel.text.reading.spoken import Piece, SpokenText
 from qwen_megakernel.timing.speech_timer import KEPT_S, SpeechTimer
@@ -105,6 +105,11 @@ class SpeechStream:
         """Milliseconds from the request to `first_frame`, `first_chunk` and the end (`total`), and
         those spent on the first `prefill` and on all of `decode` and `vocoder`."""
         return dict(self._state.timings)
+
+    @property
+    def drifts(self) -> list[Drift]:
+        """With `continuity="context"`, the parts so far that differ too much from the first."""
+        return list(self._state.drifts)
 
     @property
     def codes(self) -> np.ndarray:

@@ -15,8 +15,16 @@ import numpy as np
 
 from qwen_megakernel.audio import to_int16
 from qwen_megakernel.engine.conversation import Said, Turn
+from qwen_megakernel.engine.drift_guard import KEPT_S
 from qwen_megakernel.engine.runaway_guard import RunawayGuard
-from qwen_megakernel.records import AS_REQUESTED, AudioChunk, FinishReason, Manner, SpeechRequest
+from qwen_megakernel.records import (
+    AS_REQUESTED,
+    AudioChunk,
+    Drift,
+    FinishReason,
+    Manner,
+    SpeechRequest,
+)
 from qwen_megakernel.sound.chunks import HeardChunks
 from qwen_megakernel.text.intake import TextIntake
 from qwen_megakernel.text.parts import TextPart
@@ -73,6 +81,9 @@ MAX_QUEUED_CHUNKS = 10
 # Speech has 3 to 4 text tokens per second, so text that comes more slowly makes a speaker wait.
 SECONDS_PER_TEXT_TOKEN = 0.25
 
+# Added to the number of a part that is drawn again, by which its random numbers are addressed.
+REDRAW = 1 << 30
+
 
 class Phase(Enum):
     """The phase that a stream is in; only the methods of `StreamState` change it."""
@@ -105,6 +116,7 @@ class StreamState:
     heard: HeardChunks | None = None  # changes the samples; None: nothing changes them
     delivered_s: float = 0.0  # seconds of samples and pauses that were put into the outbox
     turn: Turn | None = None  # the place in a conversation; None: every part begins anew
+    drifts: list[Drift] = field(default_factory=list)  # parts that differ from the first one
 
     # Of the engine's thread, from here on.
     phase: Phase = Phase.WAITING
@@ -117,13 +129,18 @@ class StreamState:
     text_due: float = 0.0  # perf_counter() when a speaker would need more text than has come
     guard: RunawayGuard = field(default_factory=lambda: RunawayGuard(0))  # one for each part
     pending: list[np.ndarray] = field(default_factory=list)  # frames not yet turned into audio
+    # Frames and samples of a part that is not delivered until it was compared with the first one.
+    held: list[tuple[list[np.ndarray], np.ndarray]] = field(default_factory=list)
+    holds: bool = False  # chunks of the current part are held back
+    draw: int = 0  # `REDRAW` if the part is drawn again
+    num_told: int = 0  # those of `drifts` that chunks have reported
     part_end: FinishReason = "eos"  # the reason why a draining part has ended
     finish: FinishReason = "eos"  # the first reason that was not eos, over all parts
 
     @property
     def num_frames(self) -> int:
         """Frames of this utterance so far, delivered or pending."""
-        return len(self.codes) + len(self.pending)
+        return len(self.codes) + sum(len(codes) for codes, _ in self.held) + len(self.pending)
 
     @property
     def is_over(self) -> bool:
@@ -183,6 +200,14 @@ class StreamState:
     def skip_to_text(self) -> None:
         """Between parts, drop the parts that are over, and deliver pauses, up to the next text."""
         parts = self.text.parts
+        if self.turn and not self.turn.is_found:
+            return
+        can_redraw = self.can_redraw
+        if self.turn and (changes := self.turn.settle(can_redraw=can_redraw)):
+            self.drifts.append(Drift(self.num_parts - 1, changes, can_redraw))
+            if can_redraw:
+                self._redraw(parts[0])
+        self.release()
         # `closed` is read before `ids`, as in `StepLoop._feed_part`: a writer appends, then closes.
         while parts:
             if pause_s := parts[0].take_pause():
@@ -193,11 +218,33 @@ class StreamState:
             if self.spoken_parts and self.spoken_parts[-1] is part:
                 part.end(len(self.codes), self.part_end)
 
+    @property
+    def can_redraw(self) -> bool:
+        """Whether the last part is held back, and its reader has enough to play meanwhile."""
+        return self.holds and self.buffered_s() > KEPT_S
+
+    def _redraw(self, part: TextPart) -> None:
+        """Let the last part begin again."""
+        part.add((part.encoding or self.text.encoding).encode(part.text))
+        self.held.clear()
+        self.draw, self.chunk_frames = REDRAW, self.request.first_chunk_frames
+        self.num_parts -= 1
+        self.num_text_tokens -= self.guard.num_text_tokens
+
+    def release(self) -> None:
+        """Deliver the chunks that were held back; those that follow are not."""
+        held, self.held, self.holds = self.held, [], False
+        for codes, samples in held:
+            first, manner = len(self.codes), self.spoken_parts[-1].manner
+            self.codes.extend(codes)
+            self.timings.setdefault("first_chunk", self.elapsed_ms())
+            self.deliver(samples, first, len(codes), manner=manner)
+
     def recall(self, voice: str | Voice | None) -> Said | None:
         """Return what the next part continues; `voice` is the part's. None: it begins anew."""
         if not self.turn:
             return None
-        goes_on = bool(self.spoken_parts) and self.spoken_parts[-1] is self.text.parts[0]
+        goes_on = self.spoken_parts[-1:] == [self.text.parts[0]] and not self.draw
         return self.turn.begin_part(voice, goes_on=goes_on)
 
     def begin_part(
@@ -212,6 +259,8 @@ class StreamState:
             vocoder: the state of the vocoder before its first frame.
         """
         self.part, self.text_open, self.vocoder = part, text_open, vocoder
+        self.holds = bool(self.turn and self.turn.is_guarded) and not (text_open or self.draw)
+        self.draw = 0
         self.guard = RunawayGuard(max_frames)
         self.text_due = time.perf_counter()
         self.add_text(num_tokens)
@@ -266,28 +315,30 @@ class StreamState:
                 self.pending.clear()
                 self.part_end, self.phase = reason, Phase.DRAINING
                 break
-        first = len(self.codes)
-        self.codes.extend(codes[: len(frames)])
         if len(frames):
-            self.timings.setdefault("first_chunk", self.elapsed_ms())
-            manner = self.part.manner if self.part else AS_REQUESTED
             samples = to_int16(frames.reshape(-1))
-            self.deliver(samples, first, len(frames), manner=manner)
+            self.held.append((codes[: len(frames)], samples))
             if self.turn:
-                self.turn.hear(samples, self.sample_rate)
+                self.turn.hear(samples)
+            if not self.holds:
+                self.release()
 
     def end_part(self) -> bool:
         """End the part; returns True if the request's limit leaves no frame for another."""
         if self.finish == "eos":
             self.finish = self.part_end
         limit, part = self.request.max_frames, self.part
+        is_last = limit is not None and self.num_frames >= limit
         if self.turn and part:
-            # A part whose text was late, or which the guard has cut, has not said all of it.
-            is_said = self.part_end == "eos" and part.closed and not part.ids
+            # A part whose text was late, or which a limit has cut, has not said all of it.
+            is_said = self.part_end == "eos" and part.closed and not (part.ids or is_last)
+            if not is_said:
+                self.release()
             said = self.codes[self.spoken_parts[-1].first_frame :]
-            self.turn.end_part(part.text if is_said else None, said)
+            said += [frame for codes, _ in self.held for frame in codes]
+            self.turn.end_part(part.text if is_said else None, said, self.sample_rate)
         self.part, self.phase = None, Phase.BETWEEN_PARTS
-        return limit is not None and len(self.codes) >= limit
+        return is_last
 
     # ---- audio to the reader ---------------------------------------------------------------------
 
@@ -306,7 +357,8 @@ class StreamState:
             manner: manner of the part that the samples belong to.
             pause_s: length of a pause, which has no samples yet.
         """
-        start_s = self.delivered_s
+        start_s, drifts = self.delivered_s, tuple(self.drifts[self.num_told :])
+        self.num_told += len(drifts)
         self.delivered_s += pause_s + len(samples) / self.sample_rate
         self.outbox.put(
             AudioChunk(
@@ -318,6 +370,7 @@ class StreamState:
                 start_s=start_s,
                 manner=manner,
                 pause_s=pause_s,
+                drifts=drifts,
             )
         )
 
@@ -331,6 +384,7 @@ class StreamState:
             return
         self.finish_reason, self.phase, self.vocoder = reason, Phase.OVER, None
         self.pending.clear()
+        self.held.clear()
         self.timings["total"] = self.elapsed_ms()
         self.outbox.put(error or reason)
         if self.turn:

@@ -101,13 +101,13 @@ def limit_this_thread(num_threads: int) -> None:
     restore.join()
 
 
-def single_threads(count: int = 1) -> ThreadPoolExecutor:
-    """Return `count` new threads, which compute PyTorch's operations on one core each.
+def single_threads(count: int | None, name: str = "") -> ThreadPoolExecutor:
+    """Return new threads, which compute PyTorch's operations on one core each.
 
     The threads of PyTorch's own pool wait for each other after every operation, in a busy loop. The
     loop takes cores from other programs; on a busy machine, most of the time is spent in it.
     """
-    return ThreadPoolExecutor(count, initializer=limit_this_thread, initargs=(1,))
+    return ThreadPoolExecutor(count, name, initializer=limit_this_thread, initargs=(1,))
 
 
 def quota(root: Path = Path("/")) -> float | None:

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from dataclasses import asdict
 from typing import Any, Self
 
 import numpy as np
@@ -133,7 +134,7 @@ class ActiveSpeech:
         finally:
             self._over, self.finish_reason = True, reason
             self._ticket.release()
-            self.record.finish(reason)
+            self.record.finish(reason, self.stream.drifts)
             self._finished.add(self.request_id, self.facts())
             self._news.set()
 
@@ -155,6 +156,8 @@ class ActiveSpeech:
             facts["spoken_text"] = text.spoken
         if text.warnings:
             facts["warnings"] = text.warnings
+        if drifts := self.stream.drifts:
+            facts["drifts"] = [asdict(drift) for drift in drifts]
         if self._error:
             facts["error"] = error_facts(self._error)[1]
         return facts

@@ -2,7 +2,7 @@
 
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from prometheus_client import (
@@ -16,6 +16,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
+from qwen_megakernel.records import Drift
 from qwen_megakernel.server.admission import Admission
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -76,6 +77,9 @@ class Metrics:
             "tts_refused", "Requests that were answered with an error", ["status"]
         )
         self.underruns = counter("tts_underruns", "Times a player without a buffer ran dry")
+        what = "Parts of speech that differed too much from the first one of their voice"
+        self.drifts = counter("tts_drifted_parts", what, ["redrawn"])
+        self.drifts.labels("yes"), self.drifts.labels("no")  # which count from 0 on
         active = gauge("tts_active_requests", "Requests being spoken or waiting")
         active.set_function(lambda: len(admission.running))
         waiting = gauge("tts_waiting_requests", "Requests waiting for a slot")
@@ -128,14 +132,16 @@ class SpeechRecord:
         self._played_until += num_samples / self.sample_rate
         self.num_samples += num_samples
 
-    def finish(self, reason: str) -> None:
-        """Record the end of the speech; only the first call counts."""
+    def finish(self, reason: str, drifts: Iterable[Drift] = ()) -> None:
+        """Record the end of the speech, and its drifts; only the first call counts."""
         if self._ended is not None:
             return
         self._ended = time.perf_counter()
         metrics, spent = self.metrics, self._ended - self.arrived
         metrics.requests.labels(reason).inc()
         metrics.underruns.inc(self.underruns)
+        for drift in drifts:
+            metrics.drifts.labels("yes" if drift.is_redrawn else "no").inc()
         metrics.duration.observe(spent)
         if self.num_samples and self.first_audio is not None:
             metrics.realtime_factor.observe(spent * self.sample_rate / self.num_samples)

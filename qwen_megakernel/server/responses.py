@@ -7,6 +7,7 @@ import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,8 @@ async def events(
             frames["frame_index"] = held[0].frame_index
             frames["num_frames"] = sum(chunk.num_frames for chunk in held)
             frames["start_s"] = round(held[0].start_s, 6)
+            if drifts := [asdict(drift) for chunk in held for drift in chunk.drifts]:
+                frames["drifts"] = drifts
             if include_codes:
                 begin, num_frames = frames["frame_index"], frames["num_frames"]
                 frames["codes"] = stream.codes[begin : begin + num_frames].tolist()

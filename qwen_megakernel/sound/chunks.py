@@ -96,8 +96,9 @@ class HeardChunks:
         if not self._has_ended:
             samples = push(self._chain, to_float32(chunk.samples))
         if self._latest and self._is_held:
-            num_frames = self._latest.num_frames + chunk.num_frames
-            chunk = replace(chunk, frame_index=self._latest.frame_index, num_frames=num_frames)
+            first, num_frames = self._latest.frame_index, self._latest.num_frames + chunk.num_frames
+            drifts = self._latest.drifts + chunk.drifts
+            chunk = replace(chunk, frame_index=first, num_frames=num_frames, drifts=drifts)
         self._latest, self._is_held = chunk, not len(samples)
         return [] if self._is_held else [self._heard(chunk, samples)]
 
@@ -134,7 +135,7 @@ class HeardChunks:
         """Return a chunk with the end of a chain's sound, after the latest chunk."""
         if not self._is_held:  # a returned chunk has counted its frames
             end = chunk.frame_index + chunk.num_frames
-            chunk = replace(chunk, frame_index=end, num_frames=0)
+            chunk = replace(chunk, frame_index=end, num_frames=0, drifts=())
         return self._heard(chunk, samples)
 
     def _heard(self, chunk: AudioChunk, samples: np.ndarray) -> AudioChunk:

@@ -17,7 +17,7 @@ from qwen_megakernel.errors import TaskError, UsageError
 from qwen_megakernel.timing.loudness import Loudness
 from qwen_megakernel.voice import Voice
 
-FRAME_S, MOST = 0.08, 50
+RATE, MOST = 24000, 50
 WORDS = "one two three four five six seven eight nine ten"
 LONG = " ".join(f"This is the {word} sentence, and it has a few words." for word in WORDS.split())
 SHORT = "Hello there, how are you today?"
@@ -54,12 +54,17 @@ def voice(engine, num_frames=9):
     return Voice("ada", x_vector, codes, "She said so.")
 
 
-def beeps(num_words, frames=5):
-    """Loudness of words that last 4 of 5 frames each, the first one from the beginning."""
+def beeping(num_words, frames=5):
+    """Samples of words that last 4 of 5 frames each, the first one from the beginning."""
     hop = np.arange(1920 * frames * num_words)
     on = hop % (1920 * frames) < 1920 * (frames - 1)
+    return (on * 9000 * np.sin(hop / 9)).astype(np.int16)
+
+
+def beeps(num_words):
+    """Their loudness."""
     heard = Loudness()
-    heard.add((on * 9000 * np.sin(hop / 9)).astype(np.int16), 24000)
+    heard.add(beeping(num_words), RATE)
     return heard
 
 
@@ -105,20 +110,20 @@ def test_interruptions_at_random_places_leak_nothing():
     """A listener interrupts 200 times, while words are being found or before or after."""
     rng, begun = random.Random(5), []
     words = "mama " * 4
-    heard, codes = beeps(4), list(np.zeros((20, 2), np.int32))
+    heard, codes = beeping(4), list(np.zeros((20, 2), np.int32))
     with ThreadPoolExecutor() as workers:
         talk = Conversation()
         for _ in range(200):
             turn = talk.join(workers, lambda: None)
             begun.append(turn.begin_part("ada", goes_on=False))
-            turn._loudness = heard
+            turn.hear(heard)
             cut = threading.Timer(rng.choice([0, 0.001, 0.004]), turn.interrupt)
             cut.start()
-            turn.end_part(words, codes)
+            turn.end_part(words, codes, RATE)
             cut.join()
+            wait_until(lambda turn=turn: turn.is_found)
+            turn.settle(can_redraw=False)
             turn.end(is_good=rng.random() < 0.5)
-            while not turn.is_settled:
-                pass
     assert begun == [None] * 200
 
 
@@ -129,19 +134,23 @@ def test_words_that_are_found_after_an_interruption_are_too_late():
         workers.submit(held.wait)
         first, second = (talk.join(workers, lambda: None) for _ in range(2))
         first.begin_part("ada", goes_on=False)
-        first._loudness = beeps(4)
-        first.end_part("mama " * 4, list(np.zeros((20, 2), np.int32)))
+        first.hear(beeping(4))
+        first.end_part("mama " * 4, list(np.zeros((20, 2), np.int32)), RATE)
         first.end(is_good=True)
         second.interrupt()
         later = talk.join(workers, lambda: None)
         second.end(is_good=False)
         held.set()
+        wait_until(lambda: first.is_found)
+        first.settle(can_redraw=False)
         wait_until(lambda: later.is_due)
         assert later.begin_part("ada", goes_on=False) is None
-        later._loudness = beeps(4)
-        later.end_part("mama " * 4, list(np.zeros((20, 2), np.int32)))
+        later.hear(beeping(4))
+        later.end_part("mama " * 4, list(np.zeros((20, 2), np.int32)), RATE)
         second.interrupt()  # again, as when the stream is collected
-        wait_until(lambda: talk.said("ada"))
+        wait_until(lambda: later.is_found)
+        later.settle(can_redraw=False)
+        assert talk.said("ada")
 
 
 # ---- in the engine -------------------------------------------------------------------------------
@@ -178,7 +187,7 @@ def test_the_words_of_the_context_are_those_of_its_frames(base, prompts):
         text = "She said so. "
         expected = base._tokenizer.ids(text.strip())
         assert torch.equal(ids.reference[: len(expected) - 1], expected[:-1])
-    wait_until(lambda: talk._last.is_settled)
+    wait_until(lambda: talk._last.is_over)
     assert talk.said(ada).text.endswith("how are you today?")
 
 

@@ -1,10 +1,14 @@
 """Conversations of clients: which requests continue which, over HTTP and over the WebSocket."""
 
+import json
+from dataclasses import asdict, replace
 from unittest.mock import Mock
 
 import pytest
+from fake_engine import FakeStream
 from speech_socket import say, session, speak
 
+from qwen_megakernel.records import Drift
 from qwen_megakernel.server.active_speech import ActiveSpeech
 
 
@@ -57,3 +61,26 @@ async def test_utterances_of_a_session_are_one_conversation_until_a_cancel(live,
     async with session(live) as socket:
         await speak(socket, "Hello.")
     assert engine.streams[-1].conversation is None
+
+
+def test_drift_is_reported_in_events_and_metrics(live, monkeypatch):
+    drift, make = Drift(1, {"rate_percent": -40.0}, True), FakeStream._make
+
+    async def made(self, num_frames):
+        chunk = await make(self, num_frames)
+        if chunk and chunk.frame_index:
+            self.drifts, chunk = [drift], replace(chunk, drifts=() if self.drifts else (drift,))
+        return chunk
+
+    monkeypatch.setattr(FakeStream, "_make", made)
+    body = {"input": "Hello, how are you today?", "stream": True, "response_format": "pcm"}
+    answer = live.client.post("/v1/audio/speech", json=body)
+    first, second, *others, done = (
+        json.loads(line.removeprefix("data: "))
+        for line in answer.text.split("\n\n")
+        if '"audio"' in line
+    )
+    assert second["drifts"] == done["drifts"] == [asdict(drift)]
+    assert not any("drifts" in event for event in (first, *others))
+    metrics = live.client.get("/metrics").text
+    assert 'tts_drifted_parts_total{redrawn="yes"} 1.0' in metrics

@@ -8,7 +8,7 @@ import pytest
 from tolerances import HUM_PAUSE_SECONDS, HUMS_SECONDS, LIMITED, nearly
 
 from qwen_megakernel.errors import UsageError
-from qwen_megakernel.records import AudioChunk, Manner
+from qwen_megakernel.records import AudioChunk, Drift, Manner
 from qwen_megakernel.sound.chain import Chain, finish, new_chain, push
 from qwen_megakernel.sound.chunks import HeardChunks, new_chunks
 from qwen_megakernel.speech_options import SoundOptions
@@ -58,6 +58,16 @@ def test_frames_that_are_not_heard_yet_are_those_of_the_next_chunk():
     assert [each.start_s for each in (first, second, last)] == nearly([0, 50 / RATE, 450 / RATE])
     assert last.end_s == nearly(700 / RATE)
     assert [each.t_ms for each in (first, second)] == [6.0, 8.0]
+
+
+def test_drift_is_reported_once_by_the_first_chunk_that_is_heard():
+    drifts = [Drift(part, {"loudness_db": 9.0}, is_redrawn=False) for part in range(3)]
+    sent = [chunk(0, 1), chunk(1, 2), chunk(3, 4)]
+    marked = [replace(each, drifts=(own,)) for each, own in zip(sent, drifts, strict=True)]
+    first, second, last = heard_by(250, *marked)
+    assert first.drifts == tuple(drifts[:2])
+    assert second.drifts == (drifts[2],)
+    assert last.drifts == ()
 
 
 def test_the_last_chunk_stands_for_all_frames_that_were_never_heard():

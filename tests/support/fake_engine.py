@@ -170,7 +170,7 @@ class FakeStream:
         self.sent = b""
         self.num_frames = 0
         self.cancelled = False
-        self.timings, self.warnings = {}, []
+        self.timings, self.warnings, self.drifts = {}, [], []
         self.pitch = 200 + 37 * (len(engine.streams) % 40)
         self._part = TextPart(text=self._spoken, first_frame=0)
         self.times = ExactTimes(self)

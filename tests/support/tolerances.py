@@ -357,5 +357,5 @@ DIALECT_FIRST_AUDIO_S = 0.002
 # By how much a planted drift is missed, and what a drift of one figure moves the others by, in
 # percent, semitones and dB; and what silence around a speech moves its rate by, as a share, and its
 # loudness, in dB: the edges of speech are found to one hop of 10 ms in some seconds.
-PLANTED_DRIFT = {"rate_percent": 2.0, "pitch_semitones": 0.1, "loudness_drift_db": 0.1}
+PLANTED_DRIFT = {"rate_percent": 2.0, "pitch_semitones": 0.1, "loudness_db": 0.1}
 DRIFT_OF_OTHERS, EDGE_OF_SPEECH, EDGE_OF_SPEECH_DB = 0.3, 0.02, 0.1

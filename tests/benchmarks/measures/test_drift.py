@@ -17,6 +17,8 @@ from tolerances import (
 
 from benchmarks import measure
 from benchmarks.measures import drift
+from qwen_megakernel.audio import to_int16
+from qwen_megakernel.engine import drift_guard
 
 TEXT = "What is said here does not matter, because the sound is given."
 
@@ -27,7 +29,7 @@ def speech(faster=1.0, higher=0.0, louder=0.0):
     hertz = 130 * 2 ** (higher / 12)
     hum = sum(np.sin(2 * np.pi * n * hertz * time) / n for n in range(1, 9))
     syllables = 0.5 - 0.5 * np.cos(2 * np.pi * 4 * faster * time)
-    return (0.1 * 10 ** (louder / 20) * hum * syllables).astype(np.float32)
+    return to_int16(0.1 * 10 ** (louder / 20) * hum * syllables)
 
 
 @pytest.mark.parametrize(
@@ -35,25 +37,22 @@ def speech(faster=1.0, higher=0.0, louder=0.0):
     [
         ({"faster": 1.1}, "rate_percent", -100 / 11),
         ({"higher": 2.0}, "pitch_semitones", 2.0),
-        ({"louder": 3.0}, "loudness_drift_db", 3.0),
+        ({"louder": 3.0}, "loudness_db", 3.0),
     ],
 )
 def test_a_planted_drift_is_found_and_no_other(change, name, expected):
-    rows = [drift.measured(TEXT, speech(), 24000) for _ in drift.PASSAGES]
-    rows.append(drift.measured(TEXT, speech(**change), 24000))
-    drift.drifts(rows)
-    found = {each: rows[-1][each] for each in ("rate_percent", "pitch_semitones")}
-    found["loudness_drift_db"] = rows[-1]["loudness_drift_db"]
+    passages = [drift_guard.Figures.of(TEXT, speech(), 24000) for _ in drift.PASSAGES]
+    passages.append(drift_guard.Figures.of(TEXT, speech(**change), 24000))
+    found = {each: drift.drifts(passages)[-1][each] for each in drift.LIMITS}
     assert abs(found.pop(name) - expected) < PLANTED_DRIFT[name]
     assert all(abs(each) < DRIFT_OF_OTHERS for each in found.values())
 
 
 def test_silence_around_speech_changes_nothing():
-    padded = np.concatenate([np.zeros(9600, np.float32), speech(), np.zeros(24000, np.float32)])
-    plain, other = (drift.measured(TEXT, each, 24000) for each in (speech(), padded))
-    ratio = other["seconds_per_letter"] / plain["seconds_per_letter"]
-    assert abs(ratio - 1) < EDGE_OF_SPEECH
-    assert abs(other["loudness_db"] - plain["loudness_db"]) < EDGE_OF_SPEECH_DB
+    padded = np.concatenate([np.zeros(9600, np.int16), speech(), np.zeros(24000, np.int16)])
+    plain, other = (drift_guard.Figures.of(TEXT, each, 24000) for each in (speech(), padded))
+    assert abs(other.seconds_per_sound / plain.seconds_per_sound - 1) < EDGE_OF_SPEECH
+    assert abs(other.loudness_db - plain.loudness_db) < EDGE_OF_SPEECH_DB
 
 
 def test_a_server_is_asked_for_a_conversation(tmp_path, capsys):
@@ -70,7 +69,8 @@ def test_a_server_is_asked_for_a_conversation(tmp_path, capsys):
     assert code == (1 if "is above" in capsys.readouterr().err else 0)
 
 
-def test_the_speaker_encoder_compares_our_own_voice(tmp_path, capsys):
+def test_the_speaker_encoder_compares_our_own_voice(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(drift_guard, "MIN_SPEECH_S", 0.5)  # random weights say no more
     path = tmp_path / "drift.json"
     words = ["--model", "tiny-random-base", "--backend", "torch", "--seconds", "1"]
     measure.main(["drift", *words, "--max-frames", "30", "--seed", "1", "--json", str(path)])
