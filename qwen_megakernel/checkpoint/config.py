@@ -156,6 +156,7 @@ class ModelConfig:
     speaker_encoder: SpeakerEncoderConfig | None
     # Keys that only this project's checkpoints have:
     normalize: bool = False  # whether numbers and abbreviations become words by default
+    continues_speech: bool = True  # whether it has learned to continue frames in context
     names_letters: bool = False  # whether single letters must be written as names ("pee em")
     # maximum silence before speech, in ms; None: no limit
     leading_silence: Annotated[float | None, Limits(0, 9999)] = None
@@ -170,12 +171,6 @@ class ModelConfig:
         """
         is_untrained = "0b6" in self.model_size or self.model_size == TOY
         return self.model_type == "custom_voice" and is_untrained
-
-    @property
-    def continues_speech(self) -> bool:
-        """Whether frames in context mean something to the model: the demonstration voice has not
-        learned to continue them."""
-        return self.model_size != TOY
 
     @property
     def has_projection(self) -> bool:

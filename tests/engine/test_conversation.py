@@ -269,6 +269,9 @@ def test_the_demonstration_voice_refuses(monkeypatch):
         monkeypatch.setattr(engine._loop, "submit", None)
         with pytest.raises(TaskError, match="demo-voice was not trained to continue"):
             engine.stream(SHORT, continuity="context")
+        config = replace(engine.config, continues_speech=True)  # a key of the file, not the size
+        monkeypatch.setattr(engine, "config", config)
+        assert "untried" in engine.check_continuity()[0]
 
 
 def test_a_conversation_needs_the_option(base):

@@ -100,6 +100,7 @@ def model_config(num_codebooks: int = NUM_CODEBOOKS) -> dict[str, Any]:
         "tts_model_size": TOY,
         "tts_model_type": "custom_voice",
         "normalize": True,  # it has learned no digits
+        "continues_speech": False,  # nor from frames in context
         "names_letters": True,  # nor a letter that stands alone
         "leading_silence": 60,  # ms; stepwise, speech waits for the first tokens of the text
         "high_pass": 20,  # Hz: the vocoder has an offset, and starts with a tick
