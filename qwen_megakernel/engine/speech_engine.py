@@ -168,6 +168,7 @@ class SpeechEngine(ABC):
         *,
         text_open: bool = False,
         conversation: Conversation | None = None,
+        find_voice: Callable[[str], str | Voice | None] | None = None,
         **options: Unpack[SpeechKeywords],
     ) -> SpeechStream:
         """Start speaking; returns at once.
@@ -177,6 +178,8 @@ class SpeechEngine(ABC):
                 text comes through `feed`.
             conversation: with `continuity="context"`, what the first part of the text continues;
                 None: only later parts continue something.
+            find_voice: returns the voice that a name in the text means, or raises a `UsageError`;
+                None: names are those of `voices`.
             options: those of `SpeechOptions`, by their flat names. None, or leaving one out, is the
                 default: `default_voice` (a Base checkpoint has none and then speaks without a
                 speaker row), a seed drawn at random, which the stream has as `seed`, and for the
@@ -215,7 +218,7 @@ class SpeechEngine(ABC):
         if text_open and values.get("text_feed") in (None, "auto"):
             values["text_feed"] = self._open_text_feed
         request = replace(self._defaults, text=text).override(**values)
-        encoding_of = self._encodings(request)
+        encoding_of = self._encodings(request, find_voice)
         own = self._defaults.sampling
         warnings = [] if request.sampling is own else request.sampling.cold_warnings(own)
         if request.continuity == "context":
@@ -256,7 +259,9 @@ class SpeechEngine(ABC):
             raise
         return SpeechStream(state, self, self._workers, warnings, self.mark)
 
-    def _encodings(self, request: SpeechRequest) -> Callable[[Manner], TextEncoding]:
+    def _encodings(
+        self, request: SpeechRequest, find_voice: Callable[[str], str | Voice | None] | None
+    ) -> Callable[[Manner], TextEncoding]:
         """Return a function that returns the encoding of a request's parts of a manner."""
 
         @cache
@@ -269,7 +274,8 @@ class SpeechEngine(ABC):
                     f'Unknown voice "{printable(voice)}".', "A text names voices, not their files."
                 )
             if voice is not None or style is not None:
-                own = replace(own, voice=self.find_voice(voice or request.voice, style))
+                named = find_voice(voice) if voice and find_voice else voice or request.voice
+                own = replace(own, voice=self.find_voice(named, style))
             return self._encoding(own)
 
         return lambda manner: encoding(manner.voice, manner.style, manner.language)

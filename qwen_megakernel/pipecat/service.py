@@ -284,9 +284,11 @@ class MegakernelTTSService(ContextTTSService):
         if options["continuity"] == "context":
             options["conversation"] = conversation
         options |= {"voice": self._voice, "lexicon": self._lexicon}
-        return self._engine.stream(
-            text, text_open=text is None, sample_rate=self._sound_rate, **options
-        )
+        options |= {"find_voice": self._named, "sample_rate": self._sound_rate}
+        return self._engine.stream(text, text_open=text is None, **options)
+
+    def _named(self, name: str) -> str | Voice:
+        return self._voices.get(name, name)
 
     @property
     def _has_markup(self) -> bool:

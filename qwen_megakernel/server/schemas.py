@@ -336,10 +336,19 @@ async def engine_options(
     else:
         voice, warning = voices.find(name, x_vector_only=bool(body.x_vector_only_mode))
     warnings += [warning] if warning else []
+
+    def find_voice(name: str) -> str | Voice | None:
+        """Find a voice that the text names; its warning follows those of the request."""
+        found, warning = voices.find(name, x_vector_only=bool(body.x_vector_only_mode))
+        if warning and warning not in warnings:
+            warnings.append(warning)
+        return found
+
     feeds = {None: "auto", True: "full", False: "stepwise"}
     options = body.given(OFFERED) | sound
     options |= {
         "voice": voice,
+        "find_voice": find_voice,
         "language": options.get("language") or None,
         "instruct": body.instructions,
         "max_frames": None if body.max_new_tokens is None else body.max_new_tokens - 1,

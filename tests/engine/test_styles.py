@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from live_server import serving
+from speech_socket import session, speak
 from tiny_speech import tiny_engine
 
 from qwen_megakernel import TTSEngine, Voice
@@ -196,3 +197,26 @@ def test_clients_name_styles_mixes_and_x_vectors(tts):
         ):
             answer = live.speak(TEXT, **fields)
             assert answer.status_code == 400 and said in answer.text, answer.text
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ({"voice": "anna", "style": "sad"}, TEXT),
+        ({"voice": "ben", "text_format": "script"}, f"anna (happy): {TEXT}\neve: {MORE}"),
+    ],
+)
+async def test_a_websocket_has_styles_and_casts(tts, config, text):
+    pieces = [text[:9], text[9:]]
+    with serving(tts) as live:
+        async with session(live, OPTIONS | config) as socket:
+            events, audio = await speak(socket, *pieces)
+    assert [each["type"] for each in events] == ["audio.start", "audio.done", "session.done"]
+    with tts.stream(text_open=True, **OPTIONS | config) as stream:
+        for piece in pieces:
+            stream.feed(piece)
+        stream.end_text()
+        assert audio == b"".join(chunk.pcm16 for chunk in stream)
+    if "style" in config:
+        alone = tts.stream(text, voice=STYLES["sad"], text_feed="stepwise", **OPTIONS)
+        assert audio == b"".join(chunk.pcm16 for chunk in alone)

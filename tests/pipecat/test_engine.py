@@ -101,6 +101,27 @@ async def test_twenty_sentences_of_a_turn_keep_one_context(base_engine, mode):
     )
 
 
+async def test_a_text_names_the_voices_of_the_service_and_their_styles(base_engine, mode):
+    width = base_engine.config.talker.stack.hidden_size
+    glad, plain = (Voice(name, np.full(width, at, np.float32)) for name, at in (("g", 1), ("p", 2)))
+    voices = {"ada": Voice.of_styles("ada", [glad, plain]), "ben": Voice("ben", glad.x_vector)}
+    text = (
+        'One. <voice name="ben">Two.</voice> <mstts:express-as style="g">Three.</mstts:express-as>'
+    )
+    draws = {"do_sample": False, "subtalker_do_sample": False}  # which do not depend on the part
+    settings = {"voice": "ada", "style": "p", "text_format": "ssml", "max_frames": None} | draws
+    async with Run(service(base_engine, mode, voices, **settings)) as run:
+        await run.turn(text)
+        await run.until(TTSStoppedFrame)
+    options = draws | {"max_frames": None, "text_feed": "stepwise"}
+    expected = [
+        pcm_of(base_engine, words, voice=voice, **options)
+        for words, voice in (("One.", plain), ("Two.", glad), ("Three.", glad))
+    ]
+    assert run.errors == [] and len(run.pcm) == len(b"".join(expected))
+    assert run.pcm.startswith(expected[0]) and expected[0] != expected[1]
+
+
 async def test_the_emulated_kernel_says_the_same():
     with (
         tiny_engine(backend="emulation", num_slots=4) as emulated,

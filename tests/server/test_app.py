@@ -340,6 +340,18 @@ def test_openai_voices_are_unknown_where_there_are_speakers(live, tts):
         assert np.array_equal(read_wav(answer.content)[0], expected)
 
 
+def test_a_text_names_voices_as_a_request_does(tts):
+    text, options = 'A. <voice name="{}">B.</voice>', {"voice": "aiden", "text_format": "ssml"}
+    body = options | {"seed": 3, "response_format": "pcm"}
+    with serving(tts, voice_fallback="vivian") as server:
+        answer = server.speak(text.format("alloy"), **body)
+        assert answer.headers["x-warning"] == 'voice "alloy" is spoken by "vivian"'
+        with tts.stream(text.format("vivian"), seed=3, **options) as expected:
+            assert answer.content == b"".join(chunk.pcm16 for chunk in expected)
+        answer = server.speak(text.format("nobody"), **body)
+        assert answer.status_code == 400 and "SSML, line 1, column 4" in answer.text
+
+
 @pytest.mark.parametrize("name", ["/etc/passwd", "../x.voice.safetensors", "x.voice.safetensors"])
 def test_a_voice_is_never_a_path(base, name):
     answer = base.speak(TEXT, voice=name)

@@ -107,6 +107,7 @@ class FakeEngine:
         *,
         text_open: bool = False,
         conversation: Conversation | None = None,
+        find_voice: Any = None,
         **options: Any,
     ) -> "FakeStream":
         if self.closed:
@@ -123,6 +124,7 @@ class FakeEngine:
         stream = FakeStream(self, request, reader)
         stream.text_format = request.text_format  # recorded, but ignored
         stream.conversation = conversation  # recorded, but ignored
+        stream.find_voice = find_voice  # recorded, but ignored
         self.streams.append(stream)
         return stream
 

@@ -132,18 +132,22 @@ class Desk:
             voice: the vendor's id of a voice.
             fields: those of `SpeechSettings`; None: not given.
         """
-        name, warning = self.service.voices.find_foreign(voice)
-        fields |= {"voice": name, "response_format": sound.response_format}
+        fields |= {"voice": self._find_voice(voice), "response_format": sound.response_format}
         fields["sample_rate"] = sound.sample_rate
         is_g711 = sound.encoding in ("ulaw", "alaw")
         fields["encoding"] = sound.encoding if is_g711 else None  # has a rate of its own
         given = {key: value for key, value in fields.items() if value is not None}
         options, warnings = await self.service.configure(SpeechSettings.model_validate(given))
-        if warning is not None:
-            warnings.append(warning)
         for each in set(warnings) - self._warned:
             self._warn([each], each)
-        return options
+        return options | {"find_voice": self._find_voice}
+
+    def _find_voice(self, voice_id: str) -> str | None:
+        """Return the voice that a vendor's id means, of a request or in a text."""
+        name, warning = self.service.voices.find_foreign(voice_id)
+        if warning and warning not in self._warned:
+            self._warn([warning], warning)
+        return name
 
     def encoder(self, speaking: ActiveSpeech, sound: Sound) -> Encoder:
         """Return an encoder for a speech."""

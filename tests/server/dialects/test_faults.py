@@ -172,6 +172,7 @@ def test_an_alias_or_the_fallback_speaks_for_an_unknown_voice(caplog):
         for voice, spoken_by in (("21m00", "aiden"), ("EXAVIT", "vivian"), ("EXAVIT", "vivian")):
             answer = live.client.post(f"/v1/text-to-speech/{voice}", json={"text": "Hi there."})
             assert answer.status_code == 200 and engine.streams[-1].request.voice == spoken_by
+            assert engine.streams[-1].find_voice(voice) == spoken_by  # in a text, too
         assert "21m00" in [
             each["voice_id"] for each in live.client.get("/v1/voices").json()["voices"]
         ]
