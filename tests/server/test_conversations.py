@@ -1,12 +1,15 @@
 """Conversations of clients: which requests continue which, over HTTP and over the WebSocket."""
 
+import asyncio
 import json
 from dataclasses import asdict, replace
 from unittest.mock import Mock
 
 import pytest
+from dialect_clients import CARTESIA, DEEPGRAM, ELEVENLABS, cartesia, dialect, listen, tell
 from fake_engine import FakeStream
 from speech_socket import say, session, speak
+from waiting import wait_until
 
 from qwen_megakernel.records import Drift
 from qwen_megakernel.server.active_speech import ActiveSpeech
@@ -61,6 +64,51 @@ async def test_utterances_of_a_session_are_one_conversation_until_a_cancel(live,
     async with session(live) as socket:
         await speak(socket, "Hello.")
     assert engine.streams[-1].conversation is None
+
+
+CONTEXT = {"continuity": "context"}
+
+
+async def test_texts_of_a_cartesia_context_are_one_conversation(live, engine):
+    async with dialect(live, CARTESIA) as socket:
+        for name in ("a", "a", "b"):
+            text = cartesia(name, "Hello.", flush=True, **CONTEXT | {"continue": True})
+            await tell(socket, **text)
+            await listen(socket, lambda each: each["type"] == "flush_done")
+        await tell(socket, **cartesia("c", "Hello."))
+        await listen(socket, lambda each: each["type"] == "done")
+    first, second, other, off = (stream.conversation for stream in engine.streams)
+    assert first is second is not other is not None
+    assert off is None
+
+
+async def test_texts_of_an_elevenlabs_context_are_one_conversation(live, engine):
+    async with dialect(live, f"{ELEVENLABS}&continuity=context") as socket:
+        for count, name in enumerate("aab", 1):  # which would be spoken beside each other
+            await tell(socket, text="Hello. ", context_id=name, flush=True)
+            await asyncio.to_thread(wait_until, lambda count=count: len(engine.streams) == count)
+        await tell(socket, close_socket=True)
+        await listen(socket, lambda each: each.get("isFinal"))
+    first, second, other = (stream.conversation for stream in engine.streams)
+    assert first is second is not other is not None
+
+
+async def test_a_clear_ends_the_conversation_of_a_deepgram_connection(live, engine):
+    async with dialect(live, f"{DEEPGRAM}&continuity=context") as socket:
+        for end in ("Flush", "Clear", "Flush"):
+            await tell(socket, type="Speak", text="Hello. ")
+            await tell(socket, type="Flush")
+            await listen(socket, lambda each: each.get("type") == "Flushed")
+            if end == "Clear":
+                await tell(socket, type=end)
+                await listen(socket, lambda each: each.get("type") == "Cleared")
+    first, second, later = (stream.conversation for stream in engine.streams)
+    assert first is second is not later is not None
+
+
+def test_a_vendors_client_may_not_choose_another_continuity(live):
+    answer = live.client.post("/tts/bytes", json=cartesia("", "Hello.", continuity="always"))
+    assert answer.status_code == 400 and "continuity" in answer.json()["message"]
 
 
 def test_drift_is_reported_in_events_and_metrics(live, monkeypatch):

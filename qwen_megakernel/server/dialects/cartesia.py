@@ -79,6 +79,7 @@ class CartesiaBody(Fields):
     generation_config: GenerationConfig | None = None
     add_timestamps: bool | None = None
     seed: int | None = Field(None, ge=0, lt=2**64, description="Not of the vendor's.")
+    continuity: str | None = Field(None, description="Not of the vendor's.")
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of `SpeechSettings` that these mean, and the voice."""
@@ -90,6 +91,7 @@ class CartesiaBody(Fields):
             "speed": how and how.speed,
             "volume": 20 * math.log10(how.volume) if how and how.volume else None,
             "seed": self.seed,
+            "continuity": self.continuity,
         }
 
 

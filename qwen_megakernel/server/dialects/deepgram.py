@@ -48,7 +48,9 @@ class DeepgramQuery(Fields):
     sample_rate: int | None = None
     bit_rate: int | None = None
     speed: float | None = Field(None, ge=0.25, le=4)
-    seed: int | None = Field(None, ge=0, lt=2**64)  # not of the vendor's
+    # Not of the vendor's:
+    seed: int | None = Field(None, ge=0, lt=2**64)
+    continuity: str | None = None
 
     def sound(self, encoding: str, *, is_raw: bool) -> Sound:
         """Return the audio; raises `ApiError` if it cannot be made.
@@ -79,7 +81,8 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         query = DeepgramQuery.model_validate(dict(connection.query_params), strict=False)
         sound = query.sound(encoding, is_raw=is_raw)
         desk.ignore(query.unknown())
-        return await desk.configure(query.model, sound, speed=query.speed, seed=query.seed), sound
+        own = {name: getattr(query, name) for name in ("speed", "seed", "continuity")}
+        return await desk.configure(query.model, sound, **own), sound
 
     @app.post("/v1/speak", **ROUTE)
     async def speak(body: DeepgramBody, request: Request) -> Response:

@@ -58,6 +58,7 @@ class Settings(Fields):
     apply_text_normalization: Literal["auto", "on", "off"] | None = None
     enable_ssml_parsing: bool | None = None
     voice_settings: VoiceSettings | None = None
+    continuity: str | None = Field(None, description="Not of the vendor's.")
 
     def options(self) -> dict[str, Any]:
         """Return the fields of `SpeechSettings` that these mean."""
@@ -65,6 +66,7 @@ class Settings(Fields):
         return {
             "language": self.language_code,
             "seed": self.seed,
+            "continuity": self.continuity,
             "normalize": None if normalize == "auto" else normalize,
             "text_format": "ssml" if self.enable_ssml_parsing else None,
             "speed": self.voice_settings and self.voice_settings.speed,

@@ -13,13 +13,14 @@ from typing import Any
 
 from fastapi import WebSocket
 
+from qwen_megakernel.engine.conversation import Conversation
 from qwen_megakernel.errors import QwenTTSError, UsageError
 from qwen_megakernel.printable import printable
 from qwen_megakernel.server.active_speech import ActiveSpeech
 from qwen_megakernel.server.dialects.dialect import Desk, Sound
 from qwen_megakernel.server.error_responses import ApiError, error_facts
 from qwen_megakernel.server.responses import audio_bytes, keep
-from qwen_megakernel.server.schemas import check_length
+from qwen_megakernel.server.schemas import check_length, in_conversation
 from qwen_megakernel.server.utterance import JsonSocket, Utterance
 
 MAX_CONTEXTS = 256  # of one connection
@@ -43,6 +44,7 @@ class Context:
         self.waiting: deque[Utterance] = deque()  # the first is being spoken
         self.writing: Utterance | None = None  # the one that still takes text
         self.heard_s = 0.0  # seconds of audio of the texts before the one being spoken
+        self.conversation = Conversation()  # of its texts
         self.counted_ms = [0, 0]  # up to which letters were sent, as written and as spoken
         self.num_answers = 0
         self.request: Any = None  # the client's last, as its dialect keeps it
@@ -61,6 +63,7 @@ class Context:
     def cancel(self) -> None:
         """Stop speaking all texts."""
         self.flush()
+        self.conversation = Conversation()
         for utterance in self.waiting:
             utterance.cancel()
 
@@ -175,7 +178,7 @@ class ContextSession:
     def _begin(self, context: Context) -> Utterance:
         if len(context.waiting) >= MAX_WAITING:
             raise UsageError(f"{MAX_WAITING} texts are waiting to be spoken, which is the limit.")
-        utterance = Utterance(options=context.options)
+        utterance = Utterance(options=in_conversation(context.options, context.conversation))
         context.waiting.append(utterance)
         self._start(context)
         return utterance
