@@ -20,7 +20,7 @@ def batch(run_here, tmp_path):
         rows = [line if isinstance(line, str) else json.dumps(line) for line in lines]
         (tmp_path / "a.jsonl").write_text("\n".join(rows), encoding="utf-8")
         words = ("--batch", tmp_path / "a.jsonl", "--output-dir", tmp_path / "out")
-        return run_here(*SPEAK, "--backend", "torch", *words)
+        return run_here(*SPEAK, "--backend", "cpu", *words)
 
     return run
 

@@ -17,7 +17,7 @@ TEXT = (
     "Your table for two is ready, and we will meet you at the hotel on Friday evening. Please "
     "bring your ticket, and an umbrella, for it may rain until the morning."
 )
-SPEAK = ("speak", TEXT, "--model", "demo-voice", "--backend", "torch", "--seed", "1", "--quiet")
+SPEAK = ("speak", TEXT, "--model", "demo-voice", "--backend", "cpu", "--seed", "1", "--quiet")
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ SPEAK = (
     "--model",
     "demo-voice",
     "--backend",
-    "torch",
+    "cpu",
     "--seed",
     "1",
     "--max-frames",

@@ -16,7 +16,7 @@ from qwen_megakernel import families
 from qwen_megakernel.cli import parsing
 from qwen_megakernel.installing import install_command
 
-SHORT = ("--max-frames", "6", "--seed", "3", "--backend", "torch")
+SHORT = ("--max-frames", "6", "--seed", "3", "--backend", "cpu")
 TINY = ("--model", "tiny-random")
 
 
@@ -96,7 +96,7 @@ def test_the_cost_of_the_pipecat_service_is_measured_and_held_against_its_limits
 @pytest.mark.ci  # four sentences and a measurement
 def test_the_end_to_end_check_passes_with_the_demonstration_voice(run_here, tmp_path):
     result = tmp_path / "e2e.json"
-    demo = ("--model", "demo-voice", "--backend", "torch", "--device", "cpu")
+    demo = ("--model", "demo-voice", "--backend", "cpu", "--device", "cpu")
     done = run_here("test_e2e.py", *demo, "--runs", 1, "--json", result)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("ok ") == 4 and json.loads(result.read_text())["runs"]

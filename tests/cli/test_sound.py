@@ -12,7 +12,7 @@ from tolerances import LOUDNESS_LU, PEAK_DB, ROUNDED_COUNT
 from qwen_megakernel import families
 from qwen_megakernel.cli import main
 
-VOICE = ("--model", "demo-voice", "--backend", "torch", "--seed", "1", "--max-frames", "20")
+VOICE = ("--model", "demo-voice", "--backend", "cpu", "--seed", "1", "--max-frames", "20")
 SPEAK = (*VOICE, "--leading-silence", "60000")  # keeps all silence
 
 

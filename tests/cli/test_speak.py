@@ -20,7 +20,7 @@ from qwen_megakernel.cli.main import main
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.marking import COMMENT
 
-SHORT = ("--max-frames", "6", "--seed", "3", "--backend", "torch")
+SHORT = ("--max-frames", "6", "--seed", "3", "--backend", "cpu")
 TINY = ("--model", "tiny-random")
 SPEAK = ("-m", "qwen_megakernel", "speak")
 
@@ -120,7 +120,7 @@ def test_output_that_nothing_takes_has_an_exit_code_and_no_traceback(monkeypatch
 def test_samples_that_cannot_be_written_are_reported(environment):
     """A chunk is larger than the buffer, so no rest is written, and fails again, at the exit."""
     command = [sys.executable, *SPEAK, "Hello there, friend.", "--stdout", "--quiet", *TINY]
-    command += ["--backend", "torch"]
+    command += ["--backend", "cpu"]
     environment = os.environ | environment
     with subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -194,7 +194,7 @@ def test_a_book_is_spoken_to_a_file(monkeypatch, tmp_path):
         for text_format in ("plain", "pauses"):
             monkeypatch.setattr(sys, "stdin", io.StringIO(book))
             words += ["--text-format", text_format, "--output", str(tmp_path / "a.wav")]
-            assert main(["speak", *words, "--backend", "torch", "--max-frames", "1", *TINY]) == 0
+            assert main(["speak", *words, "--backend", "cpu", "--max-frames", "1", *TINY]) == 0
             assert soundfile.info(tmp_path / "a.wav").duration > 0.07
 
 
@@ -318,7 +318,7 @@ def test_what_cannot_be_spoken_or_written_is_refused_before_a_model_is_loaded(
 @pytest.mark.parametrize("script", [SPEAK, ("demo_tts.py",), ("demo_pipeline.py", "--text")])
 def test_a_speech_that_is_cut_off_is_reported(run_here, tmp_path, caplog, script):
     text = "This sentence is too long for so few frames."
-    options = ("--model", "demo-voice", "--backend", "torch", "--max-frames", "5", "--seed", "7")
+    options = ("--model", "demo-voice", "--backend", "cpu", "--max-frames", "5", "--seed", "7")
     done = run_here(*script, text, *options, "--output", tmp_path / "a.wav")
     assert done.returncode == 0, done.stderr
     assert "Stopped at 5 frames (0.4 s) without an end token (seed 7)." in caplog.messages

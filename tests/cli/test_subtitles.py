@@ -11,7 +11,7 @@ from qwen_megakernel import families
 from qwen_megakernel.cli import main
 
 TEXT = "It is 3:05 pm. Your table is ready."
-SPEAK = ("--model", "demo-voice", "--backend", "torch", "--seed", "1", "--quiet")
+SPEAK = ("--model", "demo-voice", "--backend", "cpu", "--seed", "1", "--quiet")
 
 
 def test_speak_writes_the_words_that_the_user_wrote_within_the_sound(tmp_path: Path):

@@ -22,7 +22,7 @@ from qwen_megakernel.cli.main import main
 from qwen_megakernel.engine import codes_file
 
 ROOT = Path(__file__).parents[2]
-BASE = ("--model", "tiny-random-base", "--backend", "torch", "--dtype", "float32", "--quiet")
+BASE = ("--model", "tiny-random-base", "--backend", "cpu", "--dtype", "float32", "--quiet")
 TRANSCRIPT = "It is cold today, and we are late."
 
 
@@ -302,7 +302,7 @@ def test_the_demos_clone_too(run_here, recordings, tmp_path, script):
 
 
 def test_a_terminal_sees_a_bar(tmp_path, monkeypatch):
-    options = ("--model", "tiny-random", "--backend", "torch", "--max-frames", 10)
+    options = ("--model", "tiny-random", "--backend", "cpu", "--max-frames", 10)
     output = ("--output", tmp_path / "a.wav")
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))

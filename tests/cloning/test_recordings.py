@@ -223,5 +223,5 @@ def test_a_file_that_ffmpeg_reads_comes_with_its_command(tmp_path):
 @pytest.fixture(scope="module")
 def demo_speech():
     """[num_samples] float32 of a real voice that says WORDS."""
-    with TTSEngine.from_pretrained("demo-voice", backend="torch", warmup=False) as tts:
+    with TTSEngine.from_pretrained("demo-voice", backend="cpu", warmup=False) as tts:
         return tts.synthesize(" ".join(WORDS), seed=1).audio

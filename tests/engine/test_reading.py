@@ -17,7 +17,7 @@ WORDS = "It is three oh five pee em, and doctor Smith paid twelve dollars and fi
 
 @pytest.fixture(scope="module")
 def tts() -> Iterator[TTSEngine]:
-    with TTSEngine.from_pretrained("demo-voice", backend="torch") as engine:
+    with TTSEngine.from_pretrained("demo-voice", backend="cpu") as engine:
         yield engine
 
 

@@ -115,7 +115,7 @@ def test_a_voice_is_cloned_from_a_sample(demo, tmp_path):
 def test_a_signal_leaves_a_whole_file_of_what_was_spoken(tmp_path, numbers, code):
     path = tmp_path / "a.wav"
     text = "This is a long text about a house at the edge of a wood. " * 8
-    model = ("--model", "demo-voice", "--backend", "torch")
+    model = ("--model", "demo-voice", "--backend", "cpu")
     process = start("demo_pipeline.py", "--text", text, "--output", path, *model)
     lines = iter(process.stderr.readline, "")
     assert next(line for line in lines if line.startswith("chunk")).startswith("chunk   1")
@@ -238,7 +238,7 @@ def test_play_sends_the_loudspeaker_what_the_file_holds(tmp_path, script):
         pytest.skip("no ALSA to stand in for a sound card")
     played, card, wav = tmp_path / "played.raw", tmp_path / "asound.conf", tmp_path / "a.wav"
     card.write_text(SOUND_CARD.format(played=played))
-    arguments = (TEXT, "--play", "--output", wav, *TINY, "--backend", "torch")
+    arguments = (TEXT, "--play", "--output", wav, *TINY, "--backend", "cpu")
     done = run(*script, *arguments, ALSA_CONFIG_PATH=str(card))
     assert done.returncode == 0, done.stderr
     samples, _ = soundfile.read(wav, dtype="int16")

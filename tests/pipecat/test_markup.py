@@ -34,7 +34,7 @@ PIECES = (
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[TTSEngine]:
-    with TTSEngine.from_pretrained("demo-voice", backend="torch", num_slots=2) as made:
+    with TTSEngine.from_pretrained("demo-voice", backend="cpu", num_slots=2) as made:
         yield made
 
 

@@ -184,7 +184,7 @@ def served_speech(cache_folder):
     environment = os.environ | {"QWEN_MEGAKERNEL_CACHE": str(cache_folder), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "qwen_megakernel", "serve", "--model", "tiny-random"]
     with subprocess.Popen(
-        [*command, "--backend", "torch", "--port", "0"],
+        [*command, "--backend", "cpu", "--port", "0"],
         stderr=subprocess.PIPE,
         text=True,
         env=environment,
@@ -197,7 +197,7 @@ def served_speech(cache_folder):
         ready = f"http://127.0.0.1:{port}/ready"
         wait_until(lambda: httpx.get(ready, timeout=30).status_code == 200, 60)
         with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
-            body = {"input": LONG, "max_new_tokens": 100, "stream": True}
+            body = {"input": LONG, "max_new_tokens": 200, "stream": True}
             connection.sendall(http_post(json.dumps(body).encode()))
             yield process, connection, connection.recv(4096)
 
@@ -258,6 +258,7 @@ sys.exit(main.main(["serve", "--port", "0", "--model", "tiny-random", "--slots",
         process.communicate()
 
 
+@pytest.mark.ci  # seconds of a process that imports PyTorch
 def test_ctrl_c_that_ends_a_compiler_too_ends_the_command_in_order():
     code = """
 import os, signal, sys

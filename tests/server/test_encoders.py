@@ -27,7 +27,7 @@ def hum(num_samples):
 @pytest.fixture(scope="module")
 def demo_speech():
     """Four seconds of real speech, [num_samples] int16."""
-    with TTSEngine.from_pretrained("demo-voice", backend="torch", warmup=False) as tts:
+    with TTSEngine.from_pretrained("demo-voice", backend="cpu", warmup=False) as tts:
         return (32767 * tts.synthesize(TEXT, seed=1).audio).astype(np.int16)
 
 

@@ -121,7 +121,6 @@ def live(cache_folder):
         yield server
 
 
-@pytest.mark.parametrize("transcript", [None, "It is cold today, and we are late."])
 @pytest.mark.parametrize(
     ("make", "statuses"),
     [
@@ -130,10 +129,12 @@ def live(cache_folder):
         for name, make in files.items()
     ],
 )
-def test_odd_audio_is_cloned_or_refused_in_bounded_time(live, make, statuses, transcript):
+def test_odd_audio_is_cloned_or_refused_in_bounded_time(live, make, statuses):
     body = {"ref_audio": base64.b64encode(make()).decode(), "max_new_tokens": 3}
-    body |= {"x_vector_only_mode": True} if transcript is None else {"ref_text": transcript}
-    started = time.monotonic()
-    answer = live.client.post("/v1/audio/speech", json={"input": "Hi."} | body)
-    assert answer.status_code in statuses, answer.text[:300]
-    assert time.monotonic() - started < ANSWER_SECONDS
+    in_context = {"ref_text": "It is cold today, and we are late."}
+    # What is refused is refused when it is decoded, before the two ways differ.
+    for way in [in_context] if statuses == {400} else [in_context, {"x_vector_only_mode": True}]:
+        started = time.monotonic()
+        answer = live.client.post("/v1/audio/speech", json={"input": "Hi."} | body | way)
+        assert answer.status_code in statuses, answer.text[:300]
+        assert time.monotonic() - started < ANSWER_SECONDS

@@ -20,7 +20,7 @@ CONFIG = {"text_format": "ssml", "seed": 1}
 
 @pytest.fixture(scope="module")
 def tts() -> Iterator[TTSEngine]:
-    with TTSEngine.from_pretrained("demo-voice", backend="torch", num_slots=2) as engine:
+    with TTSEngine.from_pretrained("demo-voice", backend="cpu", num_slots=2) as engine:
         yield engine
 
 

@@ -37,7 +37,7 @@ def example() -> SimpleNamespace:
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[TTSEngine]:
-    with TTSEngine.from_pretrained("demo-voice", backend="torch", num_slots=2) as tts:
+    with TTSEngine.from_pretrained("demo-voice", backend="cpu", num_slots=2) as tts:
         yield tts
 
 

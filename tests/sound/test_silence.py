@@ -148,7 +148,7 @@ def test_the_silence_is_what_is_heard_of_it_at_every_speed():
 
 
 def test_the_demonstration_voice_begins_to_sound_at_once_and_loses_nothing():
-    with TTSEngine.from_pretrained("demo-voice", backend="torch", warmup=False) as tts:
+    with TTSEngine.from_pretrained("demo-voice", backend="cpu", warmup=False) as tts:
         for text in (TEXT, "Hello.", "She said so."):
             request = {"seed": 1, "text_feed": "stepwise"}  # a word waits for its letters
             speech = tts.synthesize(text, **request)

@@ -59,7 +59,7 @@ def pitches_of(samples: np.ndarray) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def demo_speech() -> np.ndarray:
-    with TTSEngine.from_pretrained("demo-voice", backend="torch", warmup=False) as tts:
+    with TTSEngine.from_pretrained("demo-voice", backend="cpu", warmup=False) as tts:
         return tts.synthesize("Your table for two is ready by the window.", seed=1).audio
 
 

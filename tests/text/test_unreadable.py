@@ -33,7 +33,7 @@ PAUSE = "text_format pauses obeys [pause 1.5s] and [pause 500ms]"
 
 @pytest.fixture(scope="module")
 def demo():
-    with TTSEngine.from_pretrained("demo-voice", backend="torch", warmup=False) as tts:
+    with TTSEngine.from_pretrained("demo-voice", backend="cpu", warmup=False) as tts:
         yield tts
 
 

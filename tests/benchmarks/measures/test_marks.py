@@ -11,7 +11,7 @@ from benchmarks.measures.marks import missed
 @pytest.mark.ci
 def test_marks_are_found_and_figures_are_complete(tmp_path):
     path = tmp_path / "marks.json"
-    words = ("--model", "demo-voice", "--backend", "torch", "--quiet", "--sentences", "9")
+    words = ("--model", "demo-voice", "--backend", "cpu", "--quiet", "--sentences", "9")
     sizes = ("--keys", "1", "--pieces", "1", "--long-pieces", "0", "--draws", "2")
     measure.main(["marks", *words, *sizes, "--json", str(path)])
     found = json.loads(path.read_text())
@@ -27,7 +27,7 @@ def test_marks_are_found_and_figures_are_complete(tmp_path):
 def test_a_recogniser_hears_marked_speech(tmp_path, capsys):
     pytest.importorskip("pocketsphinx")
     path = tmp_path / "words.json"
-    words = ("--model", "demo-voice", "--backend", "torch", "--sentences", "3")
+    words = ("--model", "demo-voice", "--backend", "cpu", "--sentences", "3")
     assert measure.main(["mark-words", *words, "--json", str(path)]) in (0, 1)
     found = json.loads(path.read_text())
     assert found["sentences"] == 3 and {*found["word_error_rate"]} == {"unmarked", "marked"}

@@ -45,7 +45,7 @@ def test_rows_are_by_the_place_of_a_word():
 @pytest.mark.skipif(util.find_library("flite") is None, reason="flite is not installed")
 def test_the_times_of_the_demonstration_voice_are_within_the_limits(tmp_path):
     file = tmp_path / "result.json"
-    words = ["--backend", "torch", "--every", "30", "--quiet", "--json", str(file), "--idle", "0"]
+    words = ["--backend", "cpu", "--every", "30", "--quiet", "--json", str(file), "--idle", "0"]
     assert measure.main(["word-times", *words]) == 0
     found = json.loads(file.read_text())
     rows = {(row["speech"], row["position"]): row for row in found["rows"]}
