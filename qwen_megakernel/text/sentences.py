@@ -6,6 +6,14 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from qwen_megakernel.text.reading.sentence_ends import sentence_ends
+from qwen_megakernel.text.reading.surroundings import (
+    CLOSING,
+    PAUSES,
+    POINTS,
+    WIDE_CLOSING,
+    WIDE_PAUSES,
+    WIDE_POINTS,
+)
 
 # A wide character (ideograph, kana, Hangul) is about a syllable: a fifth of a second, in which
 # three Latin letters are spoken.
@@ -13,7 +21,10 @@ _WIDE_CHARS = 3
 
 # Where a sentence that is too long for one part is cut: after closing punctuation before a space,
 # or after full-width punctuation, which has no space after it.
-_CLAUSE_END = re.compile(r"[,;:.!?…—–)\]][\"'”’»)\]]*\s+|[、，；：。！？）」』】]+\s*")
+_CLAUSE_END = re.compile(
+    rf"[{POINTS}{PAUSES}—–)\]][{re.escape(CLOSING)}]*\s+"
+    rf"|[{WIDE_POINTS}{WIDE_PAUSES}{WIDE_CLOSING}]+\s*"
+)
 _LAST_SPACE = re.compile(r".*\s", re.DOTALL)
 PARAGRAPH_SEPARATOR = "\u2029"  # Unicode's; it ends a sentence, even one without a mark
 _ZERO_WIDTH_JOINER = "\u200d"

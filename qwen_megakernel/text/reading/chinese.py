@@ -42,7 +42,6 @@ class Chinese(Language):
         yield r"(?<=元)/(?=月|年|天|小时|人|次|平|斤|个|晚)", "每"
         yield r"1[3-9]\d{9}(?!\d)", lambda match, _: self.spell_phone(match[0])
         yield rf"2(?=(?:{_COUNTERS}))", lambda _, before: None if before.endswith("第") else "两"
-        yield r"(?P<a>\d{1,9})[~～](?=\d)", "{a}到"
 
     def spell_phone(self, group: str) -> str:
         return self.spell(group).replace("一", "幺")

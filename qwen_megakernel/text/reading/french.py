@@ -81,6 +81,10 @@ class French(Romance):
     def regnal(self, number: int, name: str) -> str | None:
         return "premier" if number == 1 else self.cardinal(number)
 
+    def mixed(self, whole: str, top: int, bottom: int, noun: Noun | None) -> str:
+        words = super().mixed(whole, top, bottom, noun)
+        return words.replace("mezza", "demie").replace("mezzo", "demi")
+
     def fraction_of(self, top: int, bottom: int, noun: Noun) -> str:
         """Return words such as "une demi-tasse" and "trois quarts de tasse"."""
         if (top, bottom) == (1, 2):

@@ -15,7 +15,7 @@ ORDINAL_STEMS = (
 _FEMININE = re.compile(r"(?:e|ung|heit|keit|schaft|tät|ion|ei|ik|ur|in|Liga|Bundesliga|Wahl|Hand)$")
 _NEUTER = re.compile(
     r"(?:chen|lein|um|ment|[Jj]ahr|Mal|Kind|Haus|[Kk]apitel|[Ss]piel|[Qq]uartal|[Ss]emester"
-    r"|Buch|Bild|Tor|[Gg]eschoss|Obergeschoss|Stockwerk|Drittel|Viertel|Treffen|Gebot|Album|Lied)$"
+    r"|Buch|Bild|Tor|OG|[Gg]eschoss|Obergeschoss|Stockwerk|Drittel|Viertel|Treffen|Gebot|Album|Lied)$"
 )
 _REGNAL = """Ludwig Karl Friedrich Wilhelm Heinrich Otto Leopold Johannes Benedikt Pius Papst Franz
     Maximilian Elisabeth Georg Eduard Nikolaus Katharina Philipp Gustav Franziskus Alexander Peter
@@ -86,8 +86,13 @@ class German(Language):
         """Times such as "15.30 Uhr", ordinals such as "der 3. Versuch", and "die 80er"."""
         yield r"(?P<h>[01]?\d|2[0-4])\.(?P<m>[0-5]\d)\sUhr\b", self.clock
         yield r"(?P<h>[01]?\d|2[0-4])\sUhr\b(?!\s\d)", self.clock
-        yield rf"(?i){_DAYS}(?=\s?{self.month_pattern()})", self.days_of_month
         yield r"(?P<a>\d{1,3}):(?P<b>[0-5]\d)\sMin\b", "{a} Minuten {b}"
+        numbered = r"(?P<m>0?[1-9]|1[0-2])\.(?P<y>\d{4}|\d\d)?(?!\d)"
+        named = rf"(?=\s?{self.month_pattern()})"
+        yield rf"(?i)(?P<days>{_DAYS})(?:{named}|{numbered})", self.days_of_month
+        yield r"(?P<a>\d{1,3})\.\s?/\s?(?P<b>\d{1,3})\.(?=\s[A-ZÄÖÜ])", self.two_ordinals
+        minute = r"(?=\s(?i:\w*minute)(?!\w))"
+        yield rf"(?P<n>\d{{1,3}})\.\s?\+\s?(?P<m>\d{{1,2}})\.?{minute}", self.extra_minute
         yield r"(?P<n>\d{1,2})\.", self.day_of_list
         yield r"(?P<n>\d{1,3})\.(?=\s[^\W\d_])", self.ordinal_with_point
         yield rf"(?P<a>{any_of(_WEEKDAYS)})(?=\.?\s\d)\.?", lambda match, _: _WEEKDAYS[match["a"]]
@@ -116,9 +121,27 @@ class German(Language):
     def days_of_month(self, match: re.Match[str], before: str) -> str:
         """Return the words of days such as "24., 25. und 26." before the name of a month."""
         ending = "n" if before[:1].isdigit() else ORDINAL_ARTICLES.get(before.lower()) or "r"
-        words = re.sub(r"\s?[-–]\s?", f" {self.to} ", match[0]).replace("/", " ")
+        words = re.sub(r"\s?[-–]\s?", f" {self.to} ", match["days"])
+        words = re.sub(r"\s?/\s?", " ", words).replace("&", "und")
         say = lambda day: f"{self.say(int(day[1]), 'ordinal')}{ending}"  # noqa: E731
-        return re.sub(r"(\d+)\.", say, words).replace("&", "und")
+        words = re.sub(r"(\d+)\.", say, words)
+        if not match["m"]:
+            return words
+        year = " " + self.year(int(("20" + match["y"])[-4:])) if match["y"] else ""
+        return f"{words} {self.month(int(match['m']))}{year}{self.kept_point(match)}"
+
+    def two_ordinals(self, match: re.Match[str], before: str) -> str:
+        """Return the words of two ordinals before one noun, such as "im 2./3. Stock"."""
+        noun = first_word(match.string[match.end() :])
+        return " ".join(
+            self._before_noun(int(each), before, noun) for each in match.group("a", "b")
+        )
+
+    def extra_minute(self, match: re.Match[str], before: str) -> str:
+        """Return the words of the minute of a match in "in der 90.+3. Minute"."""
+        say = self._before_noun if match[0].endswith(".") else lambda number, *_: self.say(number)
+        first = self._before_noun(int(match["n"]), before, "Minute")
+        return f"{first} plus {say(int(match['m']), before, 'Minute')}"
 
     def day_of_list(self, match: re.Match[str], before: str) -> str | None:
         """Return the ordinal of a day before a comma, where no sentence ends."""
@@ -127,7 +150,7 @@ class German(Language):
 
     def gender_after(self, number: str, noun: str, before: str) -> str:
         is_name = before[:1].isupper() and before[-1] != "," and before not in self.starters
-        if number != "1" or is_name or before.lower() in self.numbered or not self._is_noun(noun):
+        if number != "1" or is_name or not self._is_noun(noun):
             return ""
         return "f" if _FEMININE.search(noun) else "m"
 
@@ -174,6 +197,12 @@ class German(Language):
             return super().fraction_of(top, bottom, noun)
         half = {"f": "eine halbe", "n": "ein halbes"}.get(noun.gender, "ein halber")
         return f"{half} {noun.one}"
+
+    def mixed(self, whole: str, top: int, bottom: int, noun: Noun | None) -> str:
+        """Return words such as "zweieinhalb Tassen"."""
+        if (top, bottom) != (1, 2):
+            return super().mixed(whole, top, bottom, noun)
+        return f"{self.cardinal(int(whole), 'm')}einhalb" + (f" {noun.many}" if noun else "")
 
     def fraction(self, top: int, bottom: int) -> str:
         if (top, bottom) == (1, 2):

@@ -77,6 +77,7 @@ class Grammar:
 
     def __init__(self, language: Language, names_letters: bool = False):
         self.language, self._names_letters = language, names_letters
+        self._say = {"code": language.spell, "version": self._version, "model": self._model}
         # Matches where no letter or digit follows. Only ASCII ones count in a language that writes
         # words directly after digits.
         self._edge = r"(?![A-Za-z0-9])" if language.letters_follow else r"(?![^\W_])"
@@ -90,9 +91,7 @@ class Grammar:
         )
         self._abbreviations = frozenset({*language.abbreviations, *language.opens})
 
-    def read(
-        self, segment: Draft, before: str, quotes: str = "", past: str = ""
-    ) -> Iterator[Piece]:
+    def read(self, segment: Draft, past: str = "", quotes: str = "") -> Iterator[Piece]:
         """Yield the pieces to speak for a segment.
 
         Quotation marks, brackets and other marks around an expression do not change its words: no
@@ -100,19 +99,18 @@ class Grammar:
 
         Args:
             segment: a segment without marks of Markdown.
-            before: the word before the segment.
-            quotes: the straight quotation marks that are open before the segment.
             past: the text before the segment, or the end of it.
+            quotes: the straight quotation marks that are open before the segment.
         """
         if not self._may_have_expressions(segment.text):
             yield from segment.kept(0, len(segment.text))
             return
+        before = (past.split() or [""])[-1]
         begin, end = inside(segment.text, "" if bare(before).lower() in _ONE else quotes)
         yield from segment.kept(0, begin)
         kind, stop = announced(segment.text[:end], begin, past)
         if kind:
-            say = self._version_words if kind == "version" else self.language.spell
-            yield segment.words(begin, stop, self.spoken(say(segment.text[begin:stop])))
+            yield segment.words(begin, stop, self.spoken(self._say[kind](segment.text[begin:stop])))
             begin = stop
         yield from self._read(segment[begin:], end - begin, before)
         yield from segment.kept(end, len(segment.text))
@@ -172,17 +170,17 @@ class Grammar:
             return 0, ""
         if last.isdecimal() and char.isdecimal():
             return 0, ""
-        if self.language.letters_follow and char.isdigit() and place:
+        if place and (char.isdigit() or char in _DASHES):
             kind, end = announced(text[:stop], place, text[max(0, place - MAX_PAST) : place])
-            if kind == "code":
-                return end, self.language.spell(text[place:end])
+            if kind:
+                return end, self._say[kind](text[place:end])
         before = bare((text[:place].split() or [before])[-1])
         for pattern, say in self._rules:
             match = pattern.match(text, place, stop)
             if match and match.end() > place:
                 words = say(match, before)
                 if words is not None:
-                    return match.end(), words
+                    return match.end(), self.language.agreeing(words, before)
         return 0, ""
 
     # ---- rules -----------------------------------------------------------------------------------
@@ -204,6 +202,8 @@ class Grammar:
                 rf"(?P<m>{lang.month_pattern()})(?:,?\s(?:{links}\s)?(?P<y>\d{{4}})(?!\d))?",
                 lang.written_date,
             )
+        if lang.letters_follow:
+            yield r"(?<=[^\WA-Za-z_])\s?[~～]\s?(?=\d)", lambda *_: lang.between_ends
         if lang.due:
             yield r"(?P<d>\d{1,2})/(?P<m>\d{1,2})(?P<y>(?!))?(?![\d/])", self._day_and_month
         if lang.numbered:
@@ -216,6 +216,7 @@ class Grammar:
             lang.clock,
         )
         yield r"(?P<a>\d{1,4}):(?P<b>\d{1,4})(?![\d:])", self._ratio
+        yield rf"(?P<n>\d{{1,3}})['′]\s?\+\s?(?P<m>\d{{1,2}}){self._edge}", self._extra_time
         yield _GROUPS, self._phone
         yield _CHAIN, self._chain
         years = r"(?P<y>1[89]\d\d|20\d\d)/(?P<z>\d\d|(?:19|20)\d\d)(?![\d/])"
@@ -226,7 +227,7 @@ class Grammar:
         yield from self._size_rules()
         yield rf"(?P<n>\d{{1,4}})(?P<letter>[xyz]){self._edge}", self._term
         yield _HIDDEN_DIGITS, lambda match, _: lang.number(unicodedata.normalize("NFKC", match[0]))
-        yield _VERSION, self._version
+        yield _VERSION, self._pointed
         yield from self._money_rules()
         if lang.degree_is_ordinal:
             noun = r"(?=\s[a-zà-ÿ]{3}(?<!\sall|\sdel|\snor|\ssud|\sest|\ssop|\ssob|\scon))"
@@ -329,7 +330,11 @@ class Grammar:
             return lang.spell(whole)
         if is_alone and _FIRST_YEAR <= int(whole) <= _LAST_YEAR:
             return lang.year(int(whole))
-        return self._sign(match) + lang.number(whole, decimals)
+        return self._sign(match) + lang.number(whole, decimals, self._after_article(before))
+
+    def _after_article(self, before: str) -> str:
+        """Return the gender of a number behind an article such as "las"; "": of its own."""
+        return "f" if before.lower() in self.language.feminine_articles else ""
 
     def _scaled(self, match: re.Match[str], before: str) -> str:
         """Return the words of a number such as "1,3 Mio."."""
@@ -340,9 +345,11 @@ class Grammar:
 
     def _counted(self, match: re.Match[str], before: str) -> str | None:
         """Return the words of a number before a noun that asks for another form of it."""
-        whole, decimals = self._digits(match)
-        gender = "" if decimals else self.language.gender_after(whole, match["noun"], before)
-        return self.language.number(whole, "", gender) if gender else None
+        lang, (whole, decimals) = self.language, self._digits(match)
+        if decimals or before.lower() in lang.numbered:
+            return None
+        gender = self._after_article(before) or lang.gender_after(whole, match["noun"], before)
+        return lang.number(whole, "", gender) if gender else None
 
     def _at_kilometer(self, match: re.Match[str], before: str) -> str:
         unit = self.language.units["km"]
@@ -363,7 +370,9 @@ class Grammar:
         # A postal code in an address: "rue de la Paix, 75002 Paris".
         is_postal = self.language.decimal == "," and before[-1:] == ","
         is_postal &= len(whole) == (6 if self.language.code == "ru" else 5)
-        is_numbered |= is_postal and not before[:-1].isdigit()
+        is_postal &= not before[:-1].isdigit()
+        if is_postal and match[0] == whole:
+            return True
         least = _MIN_NUMBERED_DIGITS if is_numbered else _MIN_CODE_DIGITS
         return is_plain and not is_counted and len(whole) >= least
 
@@ -418,6 +427,8 @@ class Grammar:
         if self._is_inside(match):
             return None  # the sign is the dash of a range
         lang, noun = self.language, self.language.units[match["unit"]]
+        if before.lower() in lang.numbered and match["unit"] in (noun.one, noun.few, noun.many):
+            return None  # "chapter 1 page 3" counts no pages
         if match["gap"] == "-" and lang.has_compounds and match["tow"] is None:
             return self._sign(match) + lang.number(*self._digits(match)) + "-" + noun.one
         square = f" {lang.symbols['²']}" if match["square"] else ""
@@ -536,7 +547,7 @@ class Grammar:
         words = plus + ", ".join(map(lang.spell_phone, re.findall(r"\d+", text)))
         return words + (f" {lang.extension} {lang.spell(extension)}" if extension else "")
 
-    def _version(self, match: re.Match[str], before: str) -> str | None:
+    def _pointed(self, match: re.Match[str], before: str) -> str | None:
         lang, parts = self.language, match.group().split(".")
         if lang.decimal == "," and all(len(part) == 3 for part in parts[1:]):
             return None  # a number whose thousands are grouped by points
@@ -545,18 +556,28 @@ class Grammar:
         if are_groups and not is_address:
             return lang.number("".join(parts))
         if not is_address:
-            return self._version_words(match[0])
+            return self._version(match[0])
         return self._joint(lang.web["."]).join(map(lang.spell, parts))
 
-    def _version_words(self, text: str) -> str:
+    def _version(self, text: str) -> str:
         """Return the words of "10.4.12", a version."""
         lang = self.language
         point = lang.point if lang.decimal == "." else lang.web["."]
         return self._joint(point).join(map(lang.number, text.split(".")))
 
+    def _model(self, text: str) -> str:
+        """Return the words of the "737-800" of a Boeing, which is no range."""
+        say = self.language.spell if self.language.digits else self.language.number
+        return self.language.space.join(map(say, text.split("-")))
+
     def _chain(self, match: re.Match[str], before: str) -> str | None:
         lang = self.language
         return lang.space.join(map(lang.number, match.group().split("-")))
+
+    def _extra_time(self, match: re.Match[str], before: str) -> str:
+        """Return the words of a minute of a match such as "45'+2"."""
+        lang = self.language
+        return lang.number(match["n"]) + self._joint(lang.plus) + lang.number(match["m"])
 
     def _date_and_time(self, match: re.Match[str], before: str) -> str | None:
         lang, second = self.language, match["s"]
@@ -574,10 +595,7 @@ class Grammar:
                 return lang.number(match["n"]) + self._joint(lang.over) + lang.number(match["d"])
             words = lang.fraction_of(top, bottom, noun) if noun else lang.fraction(top, bottom)
             return words + lang.kept_point(match)
-        words = (
-            lang.number(match["w"]) + self._joint(lang.symbols["&"]) + lang.fraction(top, bottom)
-        )
-        return words + (lang.space + noun.many + lang.kept_point(match) if noun else "")
+        return lang.mixed(match["w"], top, bottom, noun) + (lang.kept_point(match) if noun else "")
 
     def _ordinal(self, match: re.Match[str], before: str) -> str | None:
         digits, _ = re.subn(r"\D", "", match["w"])
@@ -601,6 +619,14 @@ class Grammar:
         is_behind = last.isalnum() or last in _BEHIND_NUMBERS
         if not is_behind or not all(map(_RANGE_BEGIN.match, ends)):
             return None
+        second = re.match(r"\d+", match.string[match.end() :])
+        if (
+            before.isdecimal()
+            and len(before) >= _MIN_NUMBERED_DIGITS
+            and second
+            and (int(second[0]) < int(before))
+        ):
+            return self.language.space  # a number of two parts: "no. 48213-7"
         lang, is_minus = self.language, match.group() == " - " and ":" not in before
         is_minus |= _DIFFERENCE.match(match.string, match.end()) is not None
         second = _SCORED.match(match.string, match.end())

@@ -2,7 +2,7 @@
 
 import re
 
-from qwen_megakernel.text.reading.language import Noun
+from qwen_megakernel.text.reading.language import Noun, Rules
 from qwen_megakernel.text.reading.romance import Romance
 
 
@@ -17,7 +17,11 @@ class Italian(Romance):
     PHONE_WORDS = "tel telefono cell cellulare fax chiami chiama"
     ENDINGS = "f: ^uno$ una; c: ^uno$ un"
     last_ordinal_of_rulers, degree_is_ordinal = 999, True
-    CENTURIES, clock_words = "secolo", "alle dalle ore le"
+    CENTURIES, clock_words, FEMININE_ARTICLES = (
+        "secolo",
+        "alle dalle delle sulle ore le",
+        "all dall",
+    )
     ordinal_marks, feminine_marks = "º|°|o", r"ª|a\b"
     BEFORE_DIGITS = r"[nN][°º]\s?: numero; p\.\s?: pagina"
     FEMININE, MASCULINE = "a ione tà", "o ore ale"
@@ -57,6 +61,19 @@ class Italian(Romance):
     WEB = """.: punto; /: barra; -: trattino; _: trattino basso; ?: punto interrogativo
         #: cancelletto; :: due punti"""
     OPENS = "n° N° p. n."
+
+    def rules(self) -> Rules:
+        """Minutes of a match such as "al 45'+2", behind a word that only dates and these have."""
+        minute = r"(?P<n>\d{1,3})['′](?:\s?\+\s?(?P<m>\d{1,2}))?(?!\w)"
+        yield minute, self.minute_of_match
+        yield from super().rules()
+
+    def minute_of_match(self, match: re.Match[str], before: str) -> str | None:
+        """Return the words of a minute of a match; None for other numbers with a mark."""
+        if before.lower() not in ("al", "all", "dal", "dall", "del", "nel", "il", "sul"):
+            return None
+        more = f" {self.plus} {self.cardinal(int(match['m']))}" if match["m"] else ""
+        return self.ordinal(int(match["n"])) + more
 
     def roman(self, number: int, match: re.Match[str], before: str, following: str) -> str | None:
         if following in self.centuries or before.lower() in ("secolo", "guerra"):

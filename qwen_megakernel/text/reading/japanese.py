@@ -35,7 +35,6 @@ class Japanese(Language):
         yield groups, lambda match, _: "の".join(map(self.spell, match[0].split("-")))
         yield r"\d{1,3}(?:-\d{1,4}){2}(?![\d-])", self.address
         yield r"(?<![A-Za-z])(?P<r>[IVX]{2,7})(?![A-Za-z0-9])", self.roman_alone
-        yield r"(?P<a>\d{1,9})[~〜～](?=\d)", "{a}から"
 
     def address(self, match: re.Match[str], before: str) -> str | None:
         """Return the words of block, house and flat, behind a place; None elsewhere."""

@@ -3,10 +3,18 @@
 import re
 
 from qwen_megakernel.text.reading.language import Language
-from qwen_megakernel.text.reading.surroundings import CLOSING, OPENING, SENTENCE_ENDS, bare, inside
+from qwen_megakernel.text.reading.surroundings import (
+    CLOSING,
+    OPENING,
+    SENTENCE_ENDS,
+    WIDE_PAUSES,
+    WIDE_POINTS,
+    bare,
+    inside,
+)
 
 _OPERATORS = frozenset("+-−–—×÷=*/<>≤≥±≈x")
-_NEAR_DIGIT = re.compile(r"\d\D{0,4}$")
+_NEAR_DIGIT = re.compile(rf"\d[^\d{WIDE_POINTS}{WIDE_PAUSES}]{{0,4}}$")
 _DAY_AND_COMMA = re.compile(r"(?:^|[^\d,])\d{1,2}(?:st|nd|rd|th)?,$")
 _MORE_DIGITS = re.compile(r"\(?(?:\d{2,}|\d/\d)|\(\d|x\d{2,6}(?!\w)")
 _ROMAN = re.compile(r"[IVX]+(?:e|ᵉ|er|re|\.)?$")
@@ -92,7 +100,9 @@ class WordJoining:
             return _YEAR.match(core) is not None
         if last.lower().rstrip(".") in self._months or last in lang.links:
             is_next = low in self._months or low in lang.links
-            return is_next or _YEAR.match(core) is not None or (last in _SPANS and core.isdigit())
+            return (
+                is_next or _YEAR.match(core) is not None or (last in _SPANS and core[:1].isdigit())
+            )
         if lang.has_ordinal_points and last[-1:] == "." and last[-2:-1].isdigit():
             return True
         if last in lang.scales:

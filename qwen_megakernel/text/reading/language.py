@@ -99,7 +99,7 @@ def currencies(entries: str, gender: str = "m", ending: str = "") -> dict[str, C
 
 # What shows that "lun." is a weekday: a mark, or the end of a span of days.
 _BEFORE_WEEKDAYS = ("al", "dal", "au", "du", "le", "bis", "a", "до")
-_BEHIND_WEEKDAY = re.compile(r"[,–-]|\s(?:al?|à|au|bis|по)\b|(?<!mar\.)\s\d")
+_BEHIND_WEEKDAY = re.compile(r"[,–-]|\s(?:al?|à|au|bis|по)\b|(?<!mar\.)\s\d|\s\d{1,2}/\d")
 
 
 def any_of(words: Iterable[str]) -> str:
@@ -197,6 +197,7 @@ class Language:
     UNITS: str  # "~" stands for a space in their symbols
     has_compounds = False  # whether a unit is singular after a hyphen, as in "a 10-km race"
     ARTICLES = ""  # words after which the unit of a number is singular, as in "a $5 bill"
+    FEMININE_ARTICLES = ""  # words, in lower case, after which a number alone is feminine
     SCALES: str  # written after a number: "million", "bn"
     MONEY_SCALES = ""  # scales that only amounts of money have
     CURRENCIES: str
@@ -280,11 +281,13 @@ class Language:
         self.web |= table(self.WEB)
         self.final = frozenset(form.replace("~", " ") for form in self.FINAL.split())
         self.links = frozenset(self.LINKS.split())
-        self.due, self.numbered = frozenset(self.DUE.split()), frozenset(self.NUMBERED.split())
+        self.due, self.numbered = {*self.DUE.split()}, frozenset(self.NUMBERED.split())
+        self.due |= {name.rstrip(".") for name in self.weekdays} if self.due else set()
         self.before_romans = frozenset(self.BEFORE_ROMANS.split()) or self.numbered
         self.centuries = frozenset(self.CENTURIES.split())
         self.phone_words = frozenset(self.PHONE_WORDS.split())
         self.opens = frozenset(self.OPENS.split()) | {"km"} & {*self.units}
+        self.feminine_articles = frozenset(self.FEMININE_ARTICLES.split())
         self.followers = frozenset(self.FOLLOWERS.split())
         self.after_final, self.articles, self.starters = (
             frozenset(each.split()) for each in (self.AFTER_FINAL, self.ARTICLES, self.STARTERS)
@@ -384,6 +387,12 @@ class Language:
         """Return the words of a fraction of what a noun names, such as "three quarters mile"."""
         return self.fraction(top, bottom) + self.space + noun.one
 
+    def mixed(self, whole: str, top: int, bottom: int, noun: Noun | None) -> str:
+        """Return the words of a number with a fraction, such as "one and one half cups"."""
+        joint = self.space + self.symbols["&"] + self.space
+        words = self.number(whole) + joint + self.fraction(top, bottom)
+        return words + (self.space + noun.many if noun else "")
+
     def number(self, whole: str, decimals: str = "", gender: str = "") -> str:
         """Return the words of a number whose digits are given without grouping marks."""
         if len(whole) > MAX_DIGITS or (len(whole) > 1 and whole[0] == "0"):
@@ -460,6 +469,10 @@ class Language:
             return words.format(first + number)
         return first + number + self.space + words
 
+    def agreeing(self, words: str, before: str) -> str:
+        """Return the words of an expression in the case that the word before it asks for."""
+        return words
+
     def noun_after(self, noun: Noun, before: str) -> Noun:
         """Return the forms of a noun after a number; after an article, all are singular."""
         if before.lower() not in self.articles or noun.one in _MULTIPLES:
@@ -469,7 +482,7 @@ class Language:
     def money(self, whole: str, cents: str, currency: Currency) -> str:
         """Return the words of an amount of money, which has two decimals or none."""
         if not currency.cent or not cents or len(whole) > MAX_DIGITS:
-            return self.count(whole, cents, currency.unit)
+            return self.count(whole, cents.strip("0") and cents, currency.unit)
         number = int(cents)
         part = self.count(str(number), "", currency.cent)
         if not int(whole or "0"):

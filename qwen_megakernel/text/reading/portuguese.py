@@ -39,6 +39,7 @@ class Portuguese(Romance):
         € EUR: euro / cêntimo; £ GBP: libra, f / pêni, pence; ¥ JPY: iene"""
     money_joint, scale_joint = " e ", " de "
     SHORT_MONTHS = "jan fev mar abr mai jun jul ago set out nov dez"
+    FEMININE_ARTICLES = "à às as das nas pelas umas"
     LINKS, first_day, says_written_dates = "de", "primeiro", True
     dates = "{day} de {month}", "{day} de {month} de {year}"
     times = "{h:f} {hours}", "{h:f} e {m}", " e {s} segundos"
@@ -48,7 +49,7 @@ class Portuguese(Romance):
         págs.: páginas; nº n.º: número; tel.: telefone; vol.: volume; cap.: capítulo
         fig.: figura; apto.: apartamento; art.: artigo
         máx.: máximo; mín.: mínimo; a.C.: antes de Cristo; d.C.: depois de Cristo
-        EUA: Estados Unidos; a.a.: ao ano; a.m.: ao mês"""
+        xíc.: xícara; EUA: Estados Unidos; a.a.: ao ano; a.m.: ao mês"""
     FINAL = "etc. EUA a.a. a.m."
     STARTERS = """Agora Além Aqui As Assim Com Depois Ela Elas Ele Eles Em Então Essa Esse Esta Este
         Eu Hoje Isso Mas Nós Obrigado Obrigada Os Para Quando Se Também Um Uma Você"""

@@ -100,7 +100,6 @@ class TextReader:
         self._held = Draft.at("", 0)  # text that is looked up, but not read yet
         self._respellings: deque[str] = deque()  # for the placeholders in `_held`
         self._given: deque[str] = deque()  # words from `give`, for their placeholders
-        self._before = ""  # the last word that was read
         self._past = ""  # the last characters that were read
         self._quotes = ""  # the straight quotation marks that are open on this line
         self._last = ""  # the last character that was read
@@ -164,7 +163,7 @@ class TextReader:
         if language != self._language:
             self._language, self._script = language, ScriptWatch(language)
         self._markdown, self._num_seen, self._new = Markdown(), 0, Draft.at("", 0)
-        self._before = self._last = self._past = ""
+        self._last = self._past = ""
         self._is_raw = self._skips_space = False
 
     def read_apart(self, text: str) -> str:
@@ -323,14 +322,14 @@ class TextReader:
         self._script.look(text)
         grammar, _ = self._grammars.of(language)
         if grammar:
-            yield from grammar.read(segment, self._before, self._quotes, self._past)
+            yield from grammar.read(segment, self._past, self._quotes)
         else:
             yield from segment.kept(0, len(text))
             if any(map(str.isdigit, text)) and not self._has_warned:
                 self._has_warned = True
                 self._warnings.append(missing(language))
         self._past = (self._past + text)[-MAX_PAST:]
-        self._before, self._last = (text.split() or [self._before])[-1], text[-1]
+        self._last = text[-1]
         self._quotes = open_quotes(text, self._quotes)
 
     def _with_respellings(self, piece: Piece) -> Piece:

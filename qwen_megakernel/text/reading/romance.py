@@ -38,7 +38,7 @@ class Romance(Language):
         value = int(number[-3:])
         is_varied = self.cardinal(value, "f") != self.cardinal(value)
         is_noun = noun.islower() and len(noun) > 3 and noun not in self.NO_NOUNS.split()
-        if not (is_varied and is_noun) or before.lower() in self.numbered:
+        if not (is_varied and is_noun):
             return ""
         plural = "s" * (number != "1" and self.code in ("es", "pt"))
         if noun.endswith(tuple(each + plural for each in self.FEMININE.split())):
@@ -56,6 +56,16 @@ class Romance(Language):
         if (top, bottom) == (1, 2):
             return f"{self.half[:-1] + 'a' if noun.gender == 'f' else self.half} {noun.one}"
         return f"{self.fraction(top, bottom)}{self.scale_joint}{noun.one}"
+
+    def mixed(self, whole: str, top: int, bottom: int, noun: Noun | None) -> str:
+        """Return words such as "una taza y media" and "dos tazas y tres cuartos"."""
+        if (top, bottom) != (1, 2):
+            part = self.fraction(top, bottom)
+        else:
+            is_feminine = noun is not None and noun.gender == "f"
+            part = f"{self.half[:-1]}a" if is_feminine else self.half
+        words = self.count(whole, "", noun) if noun else self.number(whole)
+        return f"{words} {self.symbols['&']} {part}"
 
     def feminine(self, number: int) -> str:
         """Return the feminine ordinal."""

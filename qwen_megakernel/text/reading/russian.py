@@ -18,6 +18,7 @@ _DAYS_ON = ["понедельник", "вторник", "среду", "четв�
 _WEEK = ["пн", "вт", "ср", "чт", "пт", "сб", "вс"]
 _CASES = dict.fromkeys(_BEFORE_GENITIVE.split(), "g") | dict.fromkeys(("к", "ко"), "d")
 _CASES["между"] = "i"
+_BEFORE_ACCUSATIVE = ("на", "за", "через", "про")
 _PERCENT = Noun("процент", "процента", "процентов")
 
 
@@ -26,7 +27,9 @@ class Russian(Language):
     minus, plus, point, decimal = "минус", "плюс", "и", ","
     percent, per, to, number_sign = "процентов", "в", "до", "номер"
     by, over, ratio, out_of, groups_with_spaces = "на", "на", "", "из", True
-    NUMBERED, CENTURIES = "глава том часть книга раздел статья акт фаза тип", "век века веке веков"
+    NUMBERED = """глава главу главе главы том тома томе часть части книга книгу книге раздел раздела
+        разделе статья статью статье статьи акт акте фаза фазу фазе тип"""
+    CENTURIES = "век века веке веков"
     PHONE_WORDS = "тел телефон телефону звоните позвоните факс номеру"
     ordinal_marks = "-?(?:й|ый|ой)"
     UNITS = """м: метр, -а, -ов; м2: квадратный метр, квадратных метра, квадратных метров
@@ -55,6 +58,7 @@ class Russian(Language):
         кв.: квартира; стр.: страница; каб.: кабинет; гл. Гл.: глава; рис.: рисунок; коп.: копеек
         см.: смотри; напр.: например; нач.: начало; тел.: телефон; тыс.: тысяч
         млн: миллионов; млрд: миллиардов; г-н: господин; г-жа: госпожа; д-р: доктор
+        д-ра: доктора; д-ру: доктору; г-на: господина; г-ну: господину; г-жи г-же: госпоже
         проф.: профессор; тов.: товарищ; им.: имени; ок.: около; доб.: добавочный; т.: том
         пн: понедельник; вт: вторник
         ср: среда; чт: четверг; пт: пятница; сб: суббота; вс: воскресенье"""
@@ -73,6 +77,7 @@ class Russian(Language):
         yield rf"(?i)(?P<d>\d{{1,2}}){month}(?:\s{year})?", self.written_date
         link = r"(?:\s(?P<link>по|до|и)\s|\s?[-–—]\s?)"
         yield rf"(?i)(?P<a>\d{{1,2}}){link}(?P<b>\d{{1,2}})(?={month})", self.days_of_month
+        yield r"(?P<a>\d{1,6})(?P<b>\sи\s)(?P<c>\d{1,6})(?![\d:/-]|[.,]\d)", self.both
         hour = r"(?P<{0}>[01]?\d|2[0-4]):(?P<{0}m>[0-5]\d)"
         yield rf"{hour.format('a')}\s?[-–—]\s?{hour.format('b')}(?![:\d])", self.hours
         yield r"(?P<d>[0-3]?\d)\.(?P<m>[01]?\d)\.(?P<y>\d{4})(?:\sг\.)?(?!\d)", self.written_date
@@ -116,6 +121,20 @@ class Russian(Language):
             return self.genitive(number)
         return case and self.say(number, case=case, gender="m")
 
+    def both(self, match: re.Match[str], before: str) -> str | None:
+        """Return the words of two numbers behind "between"; None behind other words."""
+        if before.lower() != "между":
+            return None
+        first, last = (self.say(int(match[each]), case="i", gender="m") for each in "ac")
+        return f"{first} и {last}"
+
+    def agreeing(self, words: str, before: str) -> str:
+        """Return words with "one" and the noun after it in the accusative behind "на" or "за"."""
+        if before.lower() not in _BEFORE_ACCUSATIVE:
+            return words
+        words = re.sub(r"\bодна( \w+)а\b", r"одну\1у", words)
+        return re.sub(r"\bодна$", "одну", words)
+
     def in_case(self, match: re.Match[str], before: str) -> str | None:
         """Return a number and its noun in the genitive, in a range or behind "up to" or "about"."""
         is_asked = _CASES.get(before.lower()) == "g"
@@ -154,15 +173,24 @@ class Russian(Language):
 
     def hours(self, match: re.Match[str], before: str) -> str:
         """Return the words of hours of opening, "from nine to eighteen hours"."""
-        first, last = (
-            " ".join(
-                self.say(int(each), case="g", gender="m")
-                for each in pair
-                if int(each) or each == pair[0]
-            )
-            for pair in (match.group("a", "am"), match.group("b", "bm"))
-        )
+        pairs = match.group("a", "am"), match.group("b", "bm")
+        first, last = (self._hour_in_case(int(hour), int(minute), "g") for hour, minute in pairs)
         return f"с {first} до {last}" + " часов" * (match["bm"] == "00")
+
+    def _hour_in_case(self, hour: int, minute: int, case: str) -> str:
+        zero = [self.say(0, case=case)] if 0 < minute < 10 else []
+        numbers = [hour, minute] if minute else [hour]
+        words = [self.say(each, case=case, gender="m") for each in numbers]
+        return " ".join([words[0], *zero, *words[1:]])
+
+    def clock(self, match: re.Match[str], before: str) -> str:
+        case, groups = _CASES.get(before.lower()), match.groupdict()
+        if not case or groups.get("s"):
+            return super().clock(match, before)
+        hour, minute = int(groups["h"]), int(groups["m"] or 0)
+        names = {"g": ("часа", "часов"), "d": ("часу", "часам"), "i": ("часом", "часами")}
+        name = names[case][self.plural(hour) != 0]
+        return self._hour_in_case(hour, minute, case) + ("" if minute else f" {name}")
 
     def days_of_month(self, match: re.Match[str], before: str) -> str | None:
         """Return the words of two days of a month, such as "с 5 по 10" and "5–10"."""
@@ -198,6 +226,8 @@ class Russian(Language):
         if form == 1 and number[-1] == "2":
             return "f" if noun[-1] in "ыи" and noun not in ("дни", "или", "пути") else ""
         if form == 0:
+            if noun[-1] in "ую" and before.lower() in (*_BEFORE_ACCUSATIVE, ""):
+                return "f"  # "за 1 неделю"
             return "f" if noun[-1] in "ая" else "n" if noun[-1] in "ое" else ""
         return ""
 
@@ -221,6 +251,15 @@ class Russian(Language):
 
     def regnal(self, number: int, name: str) -> str | None:
         return self.feminine(number) if name[-1] in "ая" else self.ordinal(number)
+
+    def mixed(self, whole: str, top: int, bottom: int, noun: Noun | None) -> str:
+        """Return words such as "полтора стакана" and "два с половиной стакана"."""
+        if (top, bottom) != (1, 2):
+            return super().mixed(whole, top, bottom, noun)
+        words = f"{self.number(whole, '', noun.gender if noun else '')} с половиной"
+        if whole == "1":
+            words = "полторы" if noun and noun.gender == "f" else "полтора"
+        return words + (f" {self.form('2' if whole == '1' else whole, '', noun)}" if noun else "")
 
     def fraction_of(self, top: int, bottom: int, noun: Noun) -> str:
         words = "половина" if (top, bottom) == (1, 2) else self.fraction(top, bottom)

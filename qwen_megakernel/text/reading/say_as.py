@@ -128,5 +128,5 @@ def _time(text: str, grammar: Grammar) -> str | None:
         return None
     else:
         text = f"{int(hour[1])} {hour[2].lower()}m"
-    words = "".join(piece.text for piece in grammar.read(Draft.at(text, 0), ""))
+    words = "".join(piece.text for piece in grammar.read(Draft.at(text, 0)))
     return words if not any(map(str.isdecimal, words)) else None

@@ -13,7 +13,13 @@ from dataclasses import dataclass
 from qwen_megakernel.text.reading.german import ORDINAL_ARTICLES, ORDINAL_STEMS
 from qwen_megakernel.text.reading.language import table
 from qwen_megakernel.text.reading.languages import LANGUAGES
-from qwen_megakernel.text.reading.surroundings import CLOSING, OPENING, POINTS, WIDE_POINTS
+from qwen_megakernel.text.reading.surroundings import (
+    CLOSING,
+    OPENING,
+    POINTS,
+    WIDE_CLOSING,
+    WIDE_POINTS,
+)
 
 # So many characters before the next word decide whether a sentence ends there. Longer runs of
 # white space end none.
@@ -25,7 +31,7 @@ _CLOSERS, _OPENERS = re.escape(CLOSING + "“‘"), re.escape(OPENING)
 _PLACE = re.compile(
     rf"(?P<sure>(?<![{POINTS}])[!?؟।॥]++)\s"
     rf"|(?P<marks>(?<![{POINTS}])[{POINTS}]++)[{_CLOSERS}]{{0,8}}\s{{1,64}}"
-    rf"|(?P<wide>[{WIDE_POINTS}])(?P<closed>[”’」』）》】〕〉)\]*_\"']{{0,8}})\s{{0,64}}(?![{WIDE_POINTS}])"
+    rf"|(?P<wide>[{WIDE_POINTS}])(?P<closed>[{WIDE_CLOSING}”’)\]*_\"']{{0,8}})\s{{0,64}}(?![{WIDE_POINTS}])"
     r"|\n[^\S\n]{0,64}\n\s{0,64}|\u2029"
 )
 _TOKEN = re.compile(r"\S{1,32}\Z")

@@ -17,7 +17,7 @@ class Spanish(Romance):
         c: veintiuno$ veintiún, uno$ un"""
     ordinal_marks = r"\.?º|\.?°|o\b|ro\b|do\b|to\b|mo\b|vo\b|no\b"
     feminine_marks = r"\.?ª|a\b(?!\.)|(?:ra|da|ta|ma|va|na)\b"
-    clock_words = "las"
+    clock_words, FEMININE_ARTICLES = "las", "la las unas"
     feminine_names, half, degree_is_ordinal = "Isabel", "medio", True
     BEFORE_DIGITS = r"[nN]\.?[º°]\s?: número; p\.\s?: página"
     PARTS = """2: medio; 3: tercio; 4: cuarto; 10: décimo; 11: onceavo; 12: doceavo; 20: veinteavo
@@ -48,7 +48,7 @@ class Spanish(Romance):
         etc.: etcétera; p.ej. p.~ej.: por ejemplo; aprox.: aproximadamente; Avda. Av.: avenida
         C/: calle; pág.: página; págs.: páginas; núm.: número; tel.: teléfono; vol.: volumen
         cap.: capítulo; fig.: figura; ext.: extensión; art.: artículo; máx.: máximo; mín.: mínimo
-        EE.UU. EE.~UU.: Estados Unidos
+        EE.UU. EE.~UU.: Estados Unidos; cda.: cucharada; cdta.: cucharadita
         a.C.: antes de Cristo; d.C.: después de Cristo"""
     FINAL = "etc. EE.UU. EE.~UU."
     STARTERS = """Además Ahora Allí Así Aunque Con Cuando Después Ella Ellas Ellos En Entonces Esta

@@ -4,10 +4,11 @@ import re
 
 OPENING = "\"'“”‘‚„«»‹›([{*_`¿¡"
 CLOSING = "\"'”“’»«›‹)]}*_`"
+WIDE_CLOSING = "）」』】》〕〉"
 POINTS, WIDE_POINTS = ".!?…؟।॥", "。！？｡．"  # marks with which sentences end
-SENTENCE_ENDS = ".!?;:…。！？；："  # marks after which no full stop is missing
-_TRAILING = CLOSING + ".,;:!?…，。；：！？、）」』】"
-_LENGTH_MARKS = re.compile(r"\d[\"'″′]+$")
+PAUSES, WIDE_PAUSES = ",;:", "，、；："  # marks inside a sentence
+SENTENCE_ENDS = f"{POINTS}{WIDE_POINTS};:；："  # marks after which no full stop is missing
+_TRAILING = CLOSING + WIDE_CLOSING + POINTS + WIDE_POINTS + PAUSES + WIDE_PAUSES
 _DECADE = re.compile(r"'\d0'?s(?!\w)")
 _OPEN_BRACKETS = re.compile(r"[^()]*\([^()]*\)")
 
@@ -43,13 +44,14 @@ def inside(text: str, quotes: str) -> tuple[int, int]:
         end += 1
     if marks.startswith(".") and not marks.startswith(".."):
         end += 1
-    elif match := _LENGTH_MARKS.match(text[end - 1 :].rstrip(_OTHERS)):
+    elif match := _LENGTH_MARKS.match(text[end - 1 :]):
         is_closing = marks[0] in quotes or text.startswith(marks[0])
         end += match.end() - 1 - is_closing
     return begin, end
 
 
 _OTHERS = "".join(set(_TRAILING) - set("\"'"))
+_LENGTH_MARKS = re.compile(rf"\d[\"'″′]+(?=(?:[{re.escape(_OTHERS)}]+\"?)?$)")
 
 
 def open_quotes(text: str, quotes: str) -> str:
