@@ -11,23 +11,32 @@ _SIGNS = """HK$ HKD; NT$ TWD; S$ SGD; A$ AUD; C$ CAD; NZ$ NZD; MX$ MXN; R$ BRL; 
     HKD HKD; TWD TWD; INR INR; CNY CNY; JPY JPY; KRW KRW; BRL BRL; MXN MXN; ZAR ZAR; ILS ILS
     THB THB; PHP PHP; IDR IDR; MYR MYR; VND VND; AED AED; SAR SAR; RUB RUB; UAH UAH; GBP GBP
     EUR EUR; USD USD"""
-_UNITS = """length-kilometer length-meter length-centimeter length-millimeter length-mile
-    length-yard length-foot area-hectare area-square-kilometer area-square-meter volume-cubic-meter
-    volume-liter volume-milliliter volume-centiliter volume-deciliter mass-tonne mass-kilogram
-    mass-gram mass-milligram mass-ounce mass-pound duration-year duration-month duration-week
-    duration-day duration-hour duration-minute duration-second duration-millisecond
-    temperature-celsius temperature-fahrenheit speed-kilometer-per-hour speed-meter-per-second
-    speed-mile-per-hour digital-bit digital-kilobyte digital-megabyte digital-gigabyte
-    digital-terabyte frequency-hertz frequency-kilohertz frequency-megahertz frequency-gigahertz
-    power-watt power-kilowatt power-megawatt energy-kilowatt-hour energy-kilojoule
-    energy-kilocalorie electric-milliampere electric-ohm pressure-hectopascal light-lux"""
+# Units, each with symbols that people type and the CLDR lacks in most languages.
+_UNITS = """length-kilometer; length-meter: m м; length-centimeter; length-millimeter
+    length-micrometer: um; length-nanometer; length-mile; length-yard; length-foot; area-hectare
+    area-square-kilometer: km2; area-square-meter: m2 ㎡ м2; volume-cubic-meter: m3
+    volume-liter: l L л; volume-milliliter: ml; volume-centiliter: cl; volume-deciliter: dl
+    mass-tonne: t т; mass-kilogram; mass-gram: g г гр; mass-milligram; mass-microgram; mass-ounce
+    mass-pound; duration-year; duration-month: мес; duration-week; duration-day; duration-hour: h ч
+    duration-minute: min; duration-second: s с сек; duration-millisecond; duration-microsecond: us
+    temperature-celsius: ℃; temperature-fahrenheit: ℉; angle-degree: °; speed-kilometer-per-hour
+    speed-meter-per-second; speed-mile-per-hour; digital-bit; digital-gigabit
+    digital-kilobyte: KB kB КБ; digital-megabyte; digital-gigabyte; digital-terabyte
+    frequency-hertz; frequency-kilohertz; frequency-megahertz; frequency-gigahertz; power-watt: W
+    power-kilowatt; power-megawatt; power-gigawatt; power-milliwatt; energy-kilowatt-hour
+    energy-kilojoule; energy-kilocalorie; electric-volt: V В; electric-milliampere; electric-ohm
+    pressure-hectopascal; pressure-kilopascal; pressure-pascal; pressure-millimeter-ofhg; light-lux
+    volume-cup; volume-tablespoon: tbsp; volume-teaspoon: tsp; graphics-pixel"""
+# Units that are written as words, too; in these languages a number agrees with them.
+_IN_WORDS = re.compile("duration-|volume-(?:cup|t)|mass-tonne")
+_AGREEING = ("de", "es", "fr", "it", "pt", "ru")
 # Symbols that are also other things: "seat 12A", "3 m.", "a las 5 ha llegado".
 _LETTER = re.compile(r"[^\W\dΩ]\.?")
 _WORDS = {"es": ("ha", "mi"), "it": ("ha", "mi"), "fr": ("mi", "pi"), "pt": ("mi",)}
 _MASCULINE = ("byte", "joule", "ampere", "día", "grama")  # in spite of their ending
 _FEMININE = (  # French nouns, whose ending does not show it
     *("couronne", "livre", "roupie", "hryvnia", "heure", "minute", "seconde", "milliseconde"),
-    *("tonne", "semaine", "année", "once", "kilocalorie"),
+    *("tonne", "semaine", "année", "once", "kilocalorie", "cuillère", "tasse"),
 )
 
 Forms = tuple[str, str, str, bool]  # a noun after 1, 2 and 5, and whether it is feminine
@@ -56,7 +65,8 @@ def unit_forms(language: str) -> dict[str, Forms]:
     from babel.units import format_unit
 
     found = {}
-    for unit in _UNITS.split():
+    for entry in re.split(r"[;\n]", _UNITS):
+        unit, _, more = entry.strip().partition(": ")
         forms, symbols = (
             [
                 re.sub(
@@ -68,14 +78,19 @@ def unit_forms(language: str) -> dict[str, Forms]:
             ]
             for length in ("long", "short")
         )
+        if any(unit in text for text in forms):
+            forms = symbols  # Babel lacks the long pattern
         if any(unit in text for text in forms + symbols):
-            continue  # Babel lacks a pattern
+            continue
         if language in ("ja", "zh"):
             forms = [name.replace(" ", "") for name in forms]
         names = [re.sub(r"\s", " ", name).replace("’", "'") for name in forms]
-        for symbol in {*symbols} - {*forms, *_WORDS.get(language, ())}:
-            if not _LETTER.fullmatch(symbol):
-                found[symbol] = _with_gender(language, *names)
+        is_word = language in _AGREEING and _IN_WORDS.match(unit)
+        keys = {*symbols} - {*forms, *_WORDS.get(language, ())}
+        keys = {key for key in keys if not _LETTER.fullmatch(key)}
+        keys |= {key for key in more.split() if language == "ru" or not "а" <= key.lower() <= "я"}
+        for key in keys | ({*names} if is_word else set()):
+            found[key.replace("μ", "µ")] = found[key] = _with_gender(language, *names)
     return found
 
 
@@ -97,5 +112,7 @@ def weekday_names(language: str) -> dict[str, str]:
 
 def _with_gender(language: str, one: str, few: str, many: str) -> Forms:
     head = one.split(" pro ")[0].split()[-1 if language == "de" else 0]
-    endings = {"de": ("e", "Lira"), "ru": ("а", "я"), "fr": _FEMININE}.get(language, ("a",))
+    endings = {"de": ("e", "Lira"), "ru": ("а", "я"), "fr": _FEMININE, "pt": ("a", "colher")}.get(
+        language, ("a",)
+    )
     return one, few, many, head.endswith(endings) and not head.endswith(_MASCULINE)

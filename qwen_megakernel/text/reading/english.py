@@ -6,7 +6,6 @@ from qwen_megakernel.text.reading.language import Language, Rules, any_of, roman
 from qwen_megakernel.text.reading.spoken import RESPELT
 from qwen_megakernel.text.reading.surroundings import CLOSING, first_word
 
-_SCALES = ("", " thousand", " million", " billion", " trillion")
 _HALVES = {2: ("half", "halves"), 4: ("quarter", "quarters")}
 _MAX_PARTS = 20  # largest denominator with a name, apart from 100; 120/80 is read with "over"
 _NAMED_FRACTIONS = {(9, 11): "nine eleven", (20, 20): "twenty twenty", (50, 50): "fifty fifty"}
@@ -52,25 +51,18 @@ class English(Language):
         [Cc]h\.\s: chapter; [Ss]ec\.\s: section; Eq\.\s: equation; [Ee]xt\.?\s: extension
         Apt\.?\s: apartment; Ste\.\s: suite; Rm\.\s: room; √: the square root of"""
     plural_ending = "s"
-    UNITS = """KM: kilometer; m: meter; nm: nanometer; KG: kilogram; g: gram; lbs: pound; l L: liter
-        ml: milliliter; m2: square meter; km2: square kilometer; m3: cubic meter
-        ℃: degree Celsius, degrees Celsius; °: degree; ℉: degree Fahrenheit, degrees Fahrenheit
-        h hrs: hour; mins: minute; s secs: second; kph kmh: kilometer per hour, kilometers per hour
-        KB: kilobyte; kbps: kilobit per second, kilobits per second
+    UNITS = """KM: kilometer; KG: kilogram; lbs: pound; hrs: hour; mins: minute; secs: second
+        kph kmh: kilometer per hour, kilometers per hour; MPH: mile per hour, miles per hour
+        kbps: kilobit per second, kilobits per second; bps: bit per second, bits per second
         Mbps: megabit per second, megabits per second; Gbps: gigabit per second, gigabits per second
-        W: watt; kWh: kilowatt hour; V: volt; mA: milliamp; mAh: milliamp hour; dB: decibel
-        hp: horsepower, horsepower; kcal cal: calorie; px: pixel
-        fps: frame per second, frames per second; x ×: time; in.: inch, inches
-        rpm: revolution per minute, revolutions per minute; bpm: beat per minute, beats per minute
-        MPH: mile per hour, miles per hour; BPM: beat per minute, beats per minute
-        ppm: part per million, parts per million; psi: pound per square inch, pounds per square inch
-        mo mos: month; gal: gallon; qt: quart; pt: pint; tsp: teaspoon; tbsp: tablespoon
-        pc pcs: piece; pts: point; dl: deciliter; cl: centiliter; μm µm um: micrometer
-        μs µs us: microsecond
-        μg µg mcg: microgram; kΩ: kilohm; MΩ: megohm; N: newton; Nm: newton meter; Pa: pascal
-        kPa: kilopascal; GW: gigawatt; mmHg: millimeter of mercury, millimeters of mercury
-        mol: mole; rad: radian; Gb: gigabit; bps: bit per second, bits per second; mW: milliwatt
-        mV: millivolt; kV: kilovolt"""
+        kWh: kilowatt hour; mA: milliamp; mAh: milliamp hour; mV: millivolt; kV: kilovolt
+        hp: horsepower, horsepower; kcal cal: calorie; dB: decibel; kΩ: kilohm; MΩ: megohm
+        x ×: time; in.: inch, inches; fps: frame per second, frames per second
+        rpm: revolution per minute, revolutions per minute
+        bpm BPM: beat per minute, beats per minute; ppm: part per million, parts per million
+        psi: pound per square inch, pounds per square inch; mo mos: month; gal: gallon; qt: quart
+        pt: pint; pc pcs: piece; pts: point; mcg: microgram; N: newton; Nm: newton meter
+        mol: mole; rad: radian"""
     has_compounds = True
     ARTICLES = "a an another"
     SCALES = """k K: thousand, thousand; thousand: thousand, thousand
@@ -222,25 +214,6 @@ class English(Language):
         yield r"(?i)v(?=\d+\.\d)", "version"
         yield r"(?P<n>\d{1,3})k(?!\w)", "{n} thousand"
         yield r"(?P<n>\d{1,3})\.(?P<d>\d)k(?!\w)", "{n} point {d} thousand"
-
-    def cardinal(self, number: int, gender: str = "") -> str:
-        """Return the words of a number; the words of each group of three digits are cached."""
-        if number < 1000:
-            return self.say(number)
-        words: list[str] = []
-        for scale in _SCALES:
-            number, group = divmod(number, 1000)
-            if group:
-                joint = "and " if not scale and group < 100 else ""
-                words.insert(0, joint + self.say(group) + scale)
-        return " ".join(words)
-
-    def ordinal(self, number: int) -> str:
-        """Return the cardinal with its last word changed."""
-        head, tail = divmod(number, 100)
-        if not tail or not head:
-            return self.say(number, "ordinal")
-        return f"{self.cardinal(head * 100)} and {self.say(tail, 'ordinal')}"
 
     def fraction(self, top: int, bottom: int) -> str:
         if (top, bottom) in _NAMED_FRACTIONS:

@@ -22,13 +22,8 @@ class French(Romance):
         feuille pincée boîte cuillère chambre place table porte bouteille"""
     MASCULINE = "-"
     PARTS = "2: demi; 3: tiers; 4: quart"
-    UNITS = """m: mètre; m2: mètre carré, mètres carrés; km2: kilomètre carré, kilomètres carrés
-        m3: mètre cube, mètres cubes; g: gramme; t: tonne, f; l L: litre; mL: millilitre
-        ℃: degré Celsius, degrés Celsius; °: degré; h: heure, f; s: seconde, f; Ko ko: kilo-octet
-        W: watt; kWh: kilowattheure; V: volt; dB: décibel; x ×: fois, fois; fois: fois, fois, f
-        heure heures: heure, f; minute minutes: minute, f; seconde secondes: seconde, f
-        semaine semaines: semaine, f; année années: année, f; tasse tasses: tasse, f
-        cuillère cuillères: cuillère, f; personne personnes: personne, f
+    UNITS = """Ko ko: kilo-octet; kWh: kilowattheure; dB: décibel; x × fois: fois, fois, f
+        année années: année, f; cuillère cuillères: cuillère, f; personne personnes: personne, f
         c.à.s. c.~à~s. c.~à~soupe càs CàS cuil.~à~soupe cs: cuillère à soupe, cuillères à soupe, f
         c.à.c. c.~à~c. c.~à~café càc CàC cuil.~à~café cc: cuillère à café, cuillères à café, f
         page pages: page, f"""

@@ -39,15 +39,8 @@ class German(Language):
     ENDINGS, has_ordinal_points = "f: ^eins$ eine; m n: ^eins$ ein", True
     PARTS = """3: Drittel; 4: Viertel; 5: Fünftel; 6: Sechstel; 7: Siebtel; 8: Achtel; 9: Neuntel
         10: Zehntel; 12: Zwölftel; 100: Hundertstel"""
-    UNITS = """m: Meter; m2: Quadratmeter; km2: Quadratkilometer; m3: Kubikmeter; g: Gramm
-        t: Tonne, Tonnen, f; l L: Liter; mL: Milliliter; ℃: Grad Celsius; °: Grad
-        h: Stunde, Stunden, f; min: Minute, Minuten, f; s: Sekunde, Sekunden, f; KB: Kilobyte
-        W: Watt; V: Volt; dB: Dezibel; PS: PS; x ×: mal; Tag Tage: Tag, Tage
-        Monat Monate: Monat, Monate; Jahr Jahre: Jahr, Jahre, n; Woche Wochen: Woche, Wochen, f
-        Stunde Stunden: Stunde, Stunden, f; Minute Minuten: Minute, Minuten, f
-        Sekunde Sekunden: Sekunde, Sekunden, f; EL: Esslöffel, Esslöffel; TL: Teelöffel, Teelöffel
-        Tasse Tassen: Tasse, Tassen, f; Person Personen: Person, Personen, f
-        Pck. Pkg.: Packung, Packungen, f; Mal: Mal, Mal, n"""
+    UNITS = """dB: Dezibel; PS: PS; x ×: mal; Jahr Jahre: Jahr, Jahre, n
+        Person Personen: Person, Personen, f; Pck. Pkg.: Packung, Packungen, f; Mal: Mal, Mal, n"""
     SCALES = """Mio. Mio Million Millionen: Million, Millionen, f; Tsd.: tausend
         Mrd. Mrd Milliarde Milliarden: Milliarde, Milliarden, f"""
     CURRENCIES = """€ EUR: Euro / Cent; $ USD: Dollar / Cent; £ GBP: Pfund / Penny, Pence

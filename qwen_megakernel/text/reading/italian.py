@@ -27,17 +27,10 @@ class Italian(Romance):
     FEMININE, MASCULINE = "a ione tà", "o ore ale"
     PARTS = "2: mezzo"
     noun_gender, plural_ending = "c", ""
-    UNITS = """m: metro, metri; m2: metro quadrato, metri quadrati
-        km2: chilometro quadrato, chilometri quadrati; m3: metro cubo, metri cubi; g: grammo, grammi
-        t: tonnellata, tonnellate, f; l L: litro, litri; mL: millilitro, millilitri
-        ℃: grado Celsius, gradi Celsius; °: grado, gradi; h: ora, ore, f; s sec: secondo, secondi
-        KB: kilobyte; kHz: chilohertz; W: watt; kW: chilowatt; V: volt; dB: decibel
-        x ×: volta, volte, f; anno anni: anno, anni; giorno giorni: giorno, giorni
-        mese mesi: mese, mesi; minuto minuti: minuto, minuti; secondo secondi: secondo, secondi
-        ora ore: ora, ore, f; cucchiaio cucchiai: cucchiaio, cucchiai; tazza tazze: tazza, tazze, f
-        cucchiaino cucchiaini: cucchiaino, cucchiaini; bicchiere bicchieri: bicchiere, bicchieri
-        settimana settimane: settimana, settimane, f
-        persona persone: persona, persone, f; volta volte: volta, volte, f"""
+    UNITS = """t: tonnellata, tonnellate, f; sec: secondo, secondi; kHz: chilohertz; kW: chilowatt
+        dB: decibel; x × volta volte: volta, volte, f
+        cucchiaio cucchiai: cucchiaio, cucchiai; cucchiaino cucchiaini: cucchiaino, cucchiaini
+        bicchiere bicchieri: bicchiere, bicchieri; persona persone: persona, persone, f"""
     SCALES = "milione milioni mln: milione, milioni; miliardo miliardi mld: miliardo, miliardi"
     CURRENCIES = """€ EUR: euro / centesimo, centesimi
         $ USD: dollaro, dollari / centesimo, centesimi; £ GBP: sterlina, sterline, f / penny, pence

@@ -12,9 +12,7 @@ class Japanese(Language):
     by, over = "かける", "の"
     ratio = "対"
     DIGITS = "ゼロ 一 二 三 四 五 六 七 八 九"
-    UNITS = """m: メートル; m2 ㎡: 平方メートル; g: グラム; t: トン; l L: リットル; mL: ミリリットル
-        °C ℃: 度; °: 度; h: 時間; min: 分; s: 秒; kB: キロバイト; W: ワット; V: ボルト; dB: デシベル
-        x ×: 倍"""
+    UNITS = "°C ℃: 度; h: 時間; min: 分; s: 秒; dB: デシベル; x ×: 倍"
     SCALES = "万: 万; 億: 億; 兆: 兆; 千: 千"
     CURRENCIES = "¥ ￥ JPY: 円; $ USD: ドル; € EUR: ユーロ; £ GBP: ポンド; ₩ KRW: ウォン; CNY: 元"
     dates = "{month}月{day}日", "{year}年{month}月{day}日"

@@ -20,8 +20,7 @@ class Korean(Language):
     to_is_suffix, ratio = True, "대"
     parts_form = "{bottom}분의 {top}"
     DIGITS = "공 일 이 삼 사 오 육 칠 팔 구"
-    UNITS = """m: 미터; m2 ㎡: 제곱미터; g: 그램; t: 톤; l L: 리터; ml: 밀리리터; °C ℃: 도; °: 도
-        h: 시간; min: 분; s: 초; KB: 킬로바이트; W: 와트; V: 볼트; dB: 데시벨; x ×: 배"""
+    UNITS = "°C ℃: 도; h: 시간; min: 분; s: 초; dB: 데시벨; x ×: 배"
     SCALES = "만: 만; 억: 억; 조: 조; 천: 천"
     CURRENCIES = """₩ KRW: 원; $ USD: 달러 / 센트; € EUR: 유로 / 센트; £ GBP: 파운드 / 펜스
         ¥ JPY: 엔"""

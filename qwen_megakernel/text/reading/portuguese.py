@@ -22,16 +22,10 @@ class Portuguese(Romance):
     FEMININE, MASCULINE = "a ã dade ção õe são", "o or al"
     PARTS = "2: meio; 3: terço; 4: quarto; 10: décimo; 100: centésimo"
     max_named_part, parts_form = 9, "{top} {bottom} avos"
-    UNITS = """m: metro; m2: metro quadrado, metros quadrados; m3: metro cúbico, metros cúbicos
-        km2: quilômetro quadrado, quilômetros quadrados; g: grama; t: tonelada, f; l L: litro
-        mL: mililitro; ℃: grau Celsius, graus Celsius; °: grau; s seg: segundo; h: hora, f
-        KB kB: quilobyte; kHz: quilohertz, quilohertz; W: watt; V: volt; dB: decibel, decibéis
-        x ×: vez, vezes, f; ano anos: ano; dia dias: dia; mês meses: mês, meses
-        minuto minutos: minuto; segundo segundos: segundo; hora horas: hora, f
-        xícara xícaras xíc.: xícara, f; colher colheres: colher, colheres, f; copo copos: copo
-        col.~de~sopa: colher de sopa, colheres de sopa, f
-        col.~de~chá: colher de chá, colheres de chá, f
-        semana semanas: semana, f; pessoa pessoas: pessoa, f; vez vezes: vez, vezes, f"""
+    UNITS = """t: tonelada, f; seg: segundo; KB kB: quilobyte; kHz: quilohertz, quilohertz
+        dB: decibel, decibéis; x × vez vezes: vez, vezes, f; copo copos: copo
+        colher colheres: colher, colheres, f; col.~de~sopa: colher de sopa, colheres de sopa, f
+        col.~de~chá: colher de chá, colheres de chá, f; pessoa pessoas: pessoa, f"""
     SCALES = (
         """mil: mil, mil; milhão milhões mi: milhão, milhões; bilhão bilhões bi: bilhão, bilhões"""
     )

@@ -25,16 +25,9 @@ class Spanish(Romance):
     FEMININE, MASCULINE = "a dad dade cione ción sión tud", "o or ore al ale án ane e"
     max_named_part, parts_form = 9, "{top} entre {bottom}"
     noun_gender = "c"
-    UNITS = """m: metro; m3: metro cúbico, metros cúbicos; m2: metro cuadrado, metros cuadrados
-        km2: kilómetro cuadrado, kilómetros cuadrados; g: gramo; t: tonelada, f; l L: litro
-        mL: mililitro; ℃: grado Celsius, grados Celsius; °: grado; h: hora, f; s seg: segundo
-        KB: kilobyte; W: vatio; V: voltio; dB: decibelio; x ×: vez, veces, f; año años: año
-        día días: día; mes meses: mes, meses; minuto minutos: minuto; segundo segundos: segundo
-        hora horas: hora, f; cda. cdas.: cucharada, f; cdta. cdtas.: cucharadita, f
-        cucharada cucharadas: cucharada, f; cucharadita cucharaditas: cucharadita, f
-        taza tazas: taza, f
-        vaso vasos: vaso; semana semanas: semana, f; persona personas: persona, f
-        vez veces: vez, veces, f"""
+    UNITS = """seg: segundo; dB: decibelio; x × vez veces: vez, veces, f
+        cda. cdas.: cucharada, f; cdta. cdtas.: cucharadita, f; vaso vasos: vaso
+        persona personas: persona, f"""
     SCALES = "mil: mil, mil; millón millones M: millón, millones"
     CURRENCIES = """€ EUR: euro / céntimo; $ USD: dólar, dólares / centavo
         £ GBP: libra, f / penique; ¥ JPY: yen, yenes; MXN: peso / centavo"""
