@@ -7,17 +7,7 @@ import pytest
 from qwen_megakernel import families
 from qwen_megakernel.cli import main
 
-SPEAK = (
-    "--model",
-    "demo-voice",
-    "--backend",
-    "cpu",
-    "--seed",
-    "1",
-    "--max-frames",
-    "6",
-    "--quiet",
-)
+SPEAK = ("--model", "demo-voice", "--backend", "cpu", "--seed", "1", "--max-frames", "6", "--quiet")
 
 
 def codes(tmp_path: Path, text: str, *options: str) -> str:
