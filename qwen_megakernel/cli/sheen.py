@@ -2,14 +2,18 @@
 
 import argparse
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qwen_megakernel.choices import DTYPES
 from qwen_megakernel.cli import options, parsing, speak
-from qwen_megakernel.cli.training_progress import (
+from qwen_megakernel.cli.training import (
+    add_job_options,
+    add_training_options,
+    add_workers_option,
     chosen_options,
+    job_of,
+    print_checks,
     print_report,
     print_steps,
     row_bar,
@@ -18,15 +22,13 @@ from qwen_megakernel.cli.training_progress import (
 
 if TYPE_CHECKING:
     from qwen_megakernel.sheen.training.job import Job
-    from qwen_megakernel.sheen.training.verify import Check
-    from qwen_megakernel.training.trainer import StepRecord, TrainOptions
+    from qwen_megakernel.training.trainer import TrainOptions
 
 # The defaults of sheen.codec and sheen.model_folder, which import torch.
 DEFAULT_SNAC = "hubertsiuzdak/snac_24khz"
 DEFAULT_BASE_MODEL = "Qwen/Qwen2.5-0.5B"
 
 BACKENDS = ("auto", "kernel", "torch", "emulation")
-FAILED = 1  # the exit code of a check that failed
 
 _DATA_HELP = "dataset that `sheen prepare` wrote"
 
@@ -59,6 +61,7 @@ def prepare(args: argparse.Namespace) -> int:
         SnacCodec(folder, device),
         espeak=args.espeak,
         progress=row_bar(args),
+        workers=args.workers,
     )
     print_report(args, report)
     return 0
@@ -69,8 +72,8 @@ def train(args: argparse.Namespace) -> int:
     options.report_loading(args, args.model)
     from qwen_megakernel.sheen.training.job import train_voice
 
-    with step_bar(args) as (start, after):
-        trainer = train_voice(_job(args), _train_options(args), on_start=start, on_step=after)
+    with step_bar(args) as watch:
+        trainer = train_voice(_job(args), _train_options(args), watch)
     print_steps(args, trainer)
     return 0
 
@@ -106,7 +109,8 @@ def verify_dataset(args: argparse.Namespace) -> int:
     """Check a dataset: every line, and all lines together."""
     from qwen_megakernel.sheen.training.verify import check_dataset
 
-    return _print_checks(check_dataset(Path(args.data), args.codebook_size, args.max_length))
+    checks = check_dataset(Path(args.data), args.codebook_size, args.max_length)
+    return print_checks(args, lambda watch: checks)
 
 
 def verify_tokenizer(args: argparse.Namespace) -> int:
@@ -115,7 +119,8 @@ def verify_tokenizer(args: argparse.Namespace) -> int:
     from qwen_megakernel.sheen import model_folder
     from qwen_megakernel.sheen.training.verify import check_tokenizer
 
-    return _print_checks(check_tokenizer(model_folder.find(args.model).folder))
+    folder = model_folder.find(args.model).folder
+    return print_checks(args, lambda watch: check_tokenizer(folder))
 
 
 def verify_snac(args: argparse.Namespace) -> int:
@@ -125,52 +130,22 @@ def verify_snac(args: argparse.Namespace) -> int:
     from qwen_megakernel.sheen.training.verify import check_snac
 
     folder = find_snac(args.snac, local_files_only=args.local_files_only, progress=not args.quiet)
-    return _print_checks(check_snac(folder))
+    return print_checks(args, lambda watch: check_snac(folder))
 
 
 def verify_training(args: argparse.Namespace) -> int:
     """Check training on two samples of a dataset, without keeping the result."""
     options.report_loading(args, args.model)
-    from tqdm import tqdm
-
     from qwen_megakernel.sheen.training.verify import check_training
 
-    bars: list[tqdm] = []  # empty until the steps begin, as in `train`
-
-    def step(record: "StepRecord", num_steps: int) -> None:
-        if not bars:
-            bars.append(tqdm(unit="step", disable=args.quiet, file=sys.stderr, total=num_steps))
-        bars[0].update()
-        if bars[0].n == num_steps:
-            bars[0].close()
-
-    return _print_checks(check_training(_job(args), _train_options(args), step))
-
-
-def _print_checks(checks: "Iterable[Check]") -> int:
-    """Print each check when it is done; returns the exit code."""
-    failed = 0
-    for check in checks:
-        print(f"{'ok  ' if check.passed else 'FAIL'} {check.name}: {check.detail}", flush=True)
-        failed += not check.passed
-    print("all passed" if not failed else f"{failed} failed")
-    return FAILED if failed else 0
+    job, chosen = _job(args), _train_options(args)
+    return print_checks(args, lambda watch: check_training(job, chosen, watch))
 
 
 def _job(args: argparse.Namespace) -> "Job":
     from qwen_megakernel.sheen.training.job import Job
 
-    return Job(
-        data=Path(args.data),
-        output=Path(args.output),
-        base_model=args.model,
-        snac=args.snac,
-        device=args.device,
-        save_steps=args.save_steps,
-        resume=args.resume,
-        local_files_only=args.local_files_only,
-        progress=not args.quiet,
-    )
+    return job_of(args, Job, base_model=args.model, snac=args.snac)
 
 
 def _train_options(args: argparse.Namespace) -> "TrainOptions":
@@ -195,20 +170,14 @@ def _add_prepare(sheen: Any) -> None:
         metavar="VOICE",
         help="espeak-ng voice to phonemise with, such as en-us; metadata.csv is then id|text",
     )
+    add_workers_option(command)
     _add_snac_options(command)
 
 
 def _add_train(sheen: Any) -> None:
     command = parsing.new_command(sheen, "train", train, "train a voice")
-    add = command.add_argument
     _add_training_options(command)
-    add("-o", "--output", required=True, metavar="DIR", help="folder to write the voice to")
-    add("--save-steps", type=int, default=500, help="steps between saves (default: 500)")
-    add(
-        "--resume",
-        action="store_true",
-        help="go on from the state of an interrupted run in --output",
-    )
+    add_job_options(command, save_steps=500)
 
 
 def _add_infer(sheen: Any) -> None:
@@ -274,7 +243,6 @@ def _add_verify(sheen: Any) -> None:
         verify, "training", verify_training, "check training on two samples"
     )
     _add_training_options(command)
-    command.set_defaults(output="", save_steps=1, resume=False)
 
 
 def _add_snac_options(command: argparse.ArgumentParser) -> None:
@@ -300,23 +268,13 @@ def _add_training_options(command: argparse.ArgumentParser) -> None:
         help="language model to train: hub id or folder of a Qwen2.5, or "
         f"tiny-random-qwen2.5, which needs no download (default: {DEFAULT_BASE_MODEL})",
     )
-    add("--learning-rate", type=float, help="highest learning rate (default: 2e-5)")
-    add("--batch-size", type=int, help="rows in a forward pass (default: 4)")
-    add("--gradient-accumulation", type=int, help="passes before an optimizer step (default: 4)")
-    add("--max-length", type=int, help="most tokens in a row (default: 1024)")
-    add(
-        "--precision",
-        choices=("fp16", "bf16", "fp32"),
-        help="number format to train in (default: fp16)",
+    add_training_options(
+        command,
+        rows="rows",
+        lengths="tokens of a row",
+        learning_rate="2e-5",
+        batch_size=4,
+        precision="fp16",
+        epochs=20,
     )
-    add("--epochs", type=int, help="passes over the dataset (default: 20)")
-    add("--max-steps", type=int, help="number of steps after which to stop, even within an epoch")
-    add("--warmup-steps", type=int, help="steps while the learning rate rises (default: 100)")
-    add("--weight-decay", type=float, help="weight decay of AdamW (default: 0.01)")
-    add(
-        "--max-grad-norm",
-        type=float,
-        help="largest norm of the gradients; larger ones are scaled down (default: 1.0)",
-    )
-    add("--seed", type=int, help="seed of new embeddings and of the rows' order (default: 0)")
     _add_snac_options(command)

@@ -6,8 +6,12 @@ from typing import Any
 
 from qwen_megakernel.choices import DTYPES
 from qwen_megakernel.cli import options, parsing
-from qwen_megakernel.cli.training_progress import (
+from qwen_megakernel.cli.training import (
+    add_job_options,
+    add_training_options,
+    add_workers_option,
     chosen_options,
+    job_of,
     print_report,
     print_steps,
     row_bar,
@@ -36,7 +40,8 @@ def prepare(args: argparse.Namespace) -> int:
     from qwen_megakernel.checkpoint import loading
 
     loaded = loading.load(options.model_files(args))
-    report = speech_data.prepare(Path(args.recordings), Path(args.output), loaded, row_bar(args))
+    place, output = Path(args.recordings), Path(args.output)
+    report = speech_data.prepare(place, output, loaded, row_bar(args), args.workers)
     print_report(args, report)
     for fault in report.faults:
         print(f"  {fault}")
@@ -49,21 +54,10 @@ def run(args: argparse.Namespace) -> int:
     from qwen_megakernel.training.speech_job import TuneJob, tune
     from qwen_megakernel.training.speech_trainer import TuneOptions
 
-    job = TuneJob(
-        data=Path(args.data),
-        output=Path(args.output),
-        model=args.model,
-        name=args.name,
-        device=args.device,
-        save_steps=args.save_steps,
-        held_out=args.held_out,
-        resume=args.resume,
-        local_files_only=args.local_files_only,
-        progress=not args.quiet,
-    )
+    job = job_of(args, TuneJob, model=args.model, name=args.name, held_out=args.held_out)
     chosen = chosen_options(args, TuneOptions)
-    with step_bar(args) as (start, after):
-        trainer = tune(job, chosen, on_start=start, on_step=after)
+    with step_bar(args) as watch:
+        trainer = tune(job, chosen, watch)
     print_steps(args, trainer)
     if trainer.evaluations:
         (_, base), (step, tuned) = trainer.evaluations[0], trainer.evaluations[-1]
@@ -95,7 +89,6 @@ def _add_run(train: Any) -> None:
     add = command.add_argument
     whole = parsing.at_least(1)
     add("data", metavar="DATA", help="JSONL file that `train prepare` wrote")
-    add("-o", "--output", required=True, metavar="VOICE", help="folder to write the voice to")
     add("--model", default=DEFAULT_BASE, help="Base model to train (default: %(default)s)")
     add("--name", default="speaker", help="the speaker's name in the merged model")
     add(
@@ -106,19 +99,16 @@ def _add_run(train: Any) -> None:
     )
     add("--rank", type=whole, help="rank of the LoRA matrices (default: 16)")
     add("--alpha", type=whole, help="scale of the LoRA matrices, times the rank (default: 32)")
-    add("--learning-rate", type=parsing.positive, help="highest learning rate (default: 1e-4)")
-    add("--batch-size", type=whole, help="recordings in a pass (default: 1)")
-    add("--gradient-accumulation", type=whole, help="passes before an optimizer step (default: 4)")
     add("--checkpointing", action="store_true", help="compute activations twice, to save memory")
-    add("--max-length", type=whole, help="most frames of a recording (default: 1024)")
-    add(
-        "--precision",
-        choices=("fp16", "bf16", "fp32"),
-        help="number format to train in (default: bf16)",
+    add_training_options(
+        command,
+        rows="recordings",
+        lengths="frames of a recording",
+        learning_rate="1e-4",
+        batch_size=1,
+        precision="bf16",
+        epochs=10,
     )
-    add("--epochs", type=whole, help="passes over the recordings (default: 10)")
-    add("--steps", type=whole, dest="max_steps", help="steps after which to stop, within an epoch")
-    add("--warmup-steps", type=int, help="steps while the learning rate rises (default: 100)")
     add("--held-out", type=float, default=0.1, help="share to measure the loss on (default: 0.1)")
     add("--eval-steps", type=whole, help="steps between two held-out losses (default: 50)")
     add(
@@ -126,9 +116,7 @@ def _add_run(train: Any) -> None:
         type=whole,
         help="held-out losses in a row without a lower one, after which to stop (default: 5)",
     )
-    add("--save-steps", type=whole, default=100, help="steps between saves (default: 100)")
-    add("--resume", action="store_true", help="go on from the state of an interrupted run")
-    add("--seed", type=int, help="seed of the adapters and of the recordings' order (default: 0)")
+    add_job_options(command, save_steps=100)
     add("--device", help=options.DEVICE_HELP)
     options.add_local_files_option(command)
     options.add_verbosity(command)
@@ -169,5 +157,6 @@ def _add_prepare(train: Any) -> None:
         default=DEFAULT_BASE,
         help="Base model that will be trained, whose encoders are used (default: %(default)s)",
     )
+    add_workers_option(command)
     options.add_local_files_option(command)
     options.add_verbosity(command)

@@ -2,43 +2,62 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
 
 from qwen_megakernel.errors import OutputError, UsageError
 from qwen_megakernel.installing import install_command
 from qwen_megakernel.output_files import replacing
 from qwen_megakernel.printable import get_logger
-from qwen_megakernel.training.trainer import BaseTrainer, StepRecord
+from qwen_megakernel.training.trainer import BaseTrainer, StepRecord, Watch
 
 logger = get_logger(__name__)
 
 STATE, LOSSES, PLOT = "trainer.pt", "losses.jsonl", "loss.png"
 
 
-def check_output(folder: Path, *, resume: bool) -> None:
-    """Raise an error, before any work, for a folder that cannot be begun, or not be resumed.
+@dataclass(frozen=True, slots=True)
+class BaseJob:
+    """The inputs and the output of a training; a family adds its models.
 
-    Raises:
-        UsageError: the folder holds a training, or none to resume.
+    Attributes:
+        data: the JSONL file of `prepare`.
+        output: the folder of the voice.
+        device: the device to train on; None: a GPU if there is one.
+        save_steps: number of steps between two saves of the voice and the training state.
+        resume: whether to continue the training in `output`.
+        progress: whether downloads show their progress.
     """
-    has_state = (folder / STATE).exists()
-    if has_state != resume:
-        raise UsageError(
-            f"{folder} holds {'a training already' if has_state else 'no training'}.",
-            hint=f"{'Continue it with' if has_state else 'Begin one without'} --resume.",
-        )
+
+    data: Path
+    output: Path
+    _: KW_ONLY
+    device: str | None = None
+    save_steps: int = 100
+    resume: bool = False
+    local_files_only: bool = False
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        if self.save_steps < 1:
+            raise UsageError(f"save_steps is {self.save_steps}; it must be 1 or more.")
+
+    def check_output(self) -> None:
+        """Raise an error, before any work, for a folder that cannot be begun, or not be resumed.
+
+        Raises:
+            UsageError: the folder holds a training, or none to resume.
+        """
+        has_state = (self.output / STATE).exists()
+        if has_state != self.resume:
+            raise UsageError(
+                f"{self.output} holds {'a training already' if has_state else 'no training'}.",
+                hint=f"{'Continue it with' if has_state else 'Begin one without'} --resume.",
+            )
 
 
 def run_job(
-    trainer: BaseTrainer,
-    folder: Path,
-    write_voice: Callable[[], None],
-    *,
-    save_steps: int,
-    resume: bool,
-    on_start: Callable[[], None],
-    on_step: Callable[[StepRecord], None],
+    trainer: BaseTrainer, job: BaseJob, write_voice: Callable[[], None], watch: Watch
 ) -> None:
     """Train, and write the folder every `save_steps` steps, at the end, and on an interrupt.
 
@@ -46,15 +65,14 @@ def run_job(
     resumed, from this state or from the one before.
 
     Args:
-        trainer: at its first step; `resume` loads the state of the folder into it.
+        trainer: at its first step; `job.resume` loads the state of the folder into it.
         write_voice: writes the voice of the trainer's model.
-        on_start: called before the first step.
-        on_step: called after each step.
     Raises:
         UsageError, OutputError, GenerationError: the state cannot be resumed, the folder cannot be
             written, or the loss is not a number.
     """
-    if resume:
+    folder = job.output
+    if job.resume:
         trainer.load_state(folder / STATE)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -67,11 +85,11 @@ def run_job(
         _write_losses(folder, trainer.records)
 
     def after(record: StepRecord) -> None:
-        on_step(record)
-        if record.step % save_steps == 0 and record.step < trainer.num_steps:
+        watch.step(record)
+        if record.step % job.save_steps == 0 and record.step < trainer.num_steps:
             save()
 
-    on_start()
+    watch.start(trainer)
     try:
         trainer.run(after)
     finally:  # also after Ctrl-C and a loss that is not a number, to keep the steps before

@@ -1,16 +1,19 @@
 """Reads the list of a folder of recordings, and encodes each into a line of a file (JSONL)."""
 
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from qwen_megakernel.cloning import recordings
-from qwen_megakernel.errors import DatasetError, OutputError
+from qwen_megakernel.errors import DatasetError, OutputError, QwenTTSError
+from qwen_megakernel.native.cpu_threads import available_cores, single_threads
 from qwen_megakernel.printable import get_logger
 
 logger = get_logger(__name__)
+
+S = TypeVar("S")
 
 METADATA = "metadata.csv"
 FOLDERS = ("wav", "wavs")  # LJSpeech uses the second name
@@ -38,15 +41,14 @@ class Report:
     faults: list[str] = field(default_factory=list)
 
 
-class EncodedRow(Protocol):
-    """What `Encode` returns: a line of the output and its duration."""
-
-    @property
-    def seconds(self) -> float:
-        """Duration of the recording."""
+class Sample(Protocol):
+    """A recording, ready to be trained on."""
 
     def to_json(self) -> str:
         """Return the line of the file, without its end."""
+
+
+Encoded = TypeVar("Encoded", bound=Sample)
 
 
 def read_metadata(path: Path, *, is_text: bool) -> list[Row]:
@@ -106,46 +108,111 @@ def find_recording(folder: Path, name: str) -> Path:
 
 
 def encode_rows(
+    place: Path,
     rows: list[Row],
     output: Path,
-    encode: Callable[[Row], EncodedRow],
+    encode: Callable[[Row], tuple[Encoded, float]],
     done: Collection[str],
     progress: Callable[[list[Row]], Iterator[Row]] = iter,
+    *,
+    workers: int | None = None,
+    fault_of: Callable[[Encoded], str] = lambda sample: "",
 ) -> Report:
-    """Append every row that can be encoded to the output, as a line each.
+    """Append every row that can be encoded to the output, as a line each, in order.
 
     A row that cannot be used is logged with its line number and left out. The output grows by whole
     lines, so an interrupted run can be repeated.
 
     Args:
-        encode: raises a DatasetError for a row that cannot be used.
+        place: where the rows are from, for the error.
+        encode: returns a sample and its seconds; raises an error for a row that cannot be used.
         done: the ids that the output holds.
         progress: wraps the rows, to show a bar.
+        workers: threads that encode; None: one for each core. Each computes on one core, so their
+            number changes no bit of the output.
+        fault_of: returns why a sample is left out, or ""; called in the order of the rows.
     Raises:
+        DatasetError: no row could be used.
         OutputError: the output cannot be written.
     """
     report = Report()
+
+    def attempt(row: Row) -> tuple[Encoded, float] | str | None:
+        try:
+            return row.fault or (None if row.id in done else encode(row))
+        except QwenTTSError as error:
+            return f"{row.id}: {error.what}"
+
+    pool = single_threads(workers or available_cores())
     try:
         with output.open("a", encoding="utf-8") as file:
-            for row in progress(rows):
-                if row.id in done and not row.fault:
+            for row, found in zip(progress(rows), pool.map(attempt, rows), strict=True):
+                if found is None:
                     report.num_present += 1
                     continue
-                try:
-                    if row.fault:
-                        raise DatasetError(row.fault)
-                    encoded = encode(row)
-                except DatasetError as error:
-                    report.faults.append(f"{row.source}, line {row.number}: {error.what}")
-                    logger.warning("%s, line %d: %s", row.source, row.number, error.what)
+                fault = found if isinstance(found, str) else fault_of(found[0])
+                if isinstance(found, str) or fault:
+                    report.faults.append(f"{row.source}, line {row.number}: {fault}")
+                    logger.warning("%s", report.faults[-1])
                     continue
-                file.write(encoded.to_json() + "\n")
+                file.write(found[0].to_json() + "\n")
                 file.flush()
                 report.num_added += 1
-                report.seconds += encoded.seconds
+                report.seconds += found[1]
     except OSError as error:
         raise OutputError(f"Cannot write {output}: {error.strerror}.") from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+    if not report.num_added + report.num_present:
+        why = report.faults[0] if report.faults else "It is empty."
+        raise DatasetError(f"No recording of {place} could be used.", why)
     return report
+
+
+def lines(path: Path, made_by: str) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a JSONL file that are not blank, each with its number.
+
+    Args:
+        made_by: the command that writes such a file; empty: the user does.
+    Raises:
+        DatasetError: the file cannot be read.
+    """
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield number, line
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise DatasetError(
+            f"{path} cannot be read: {reason}.",
+            hint=f"Make it with: python -m qwen_megakernel {made_by}" if made_by else "",
+        ) from error
+
+
+def read_samples(
+    path: Path, lines: Iterable[tuple[int, str]], parse: Callable[[str], S], verify: str
+) -> list[S]:
+    """Return what `parse` makes of the lines of a dataset.
+
+    Args:
+        verify: the command that shows the faults of all lines.
+    Raises:
+        DatasetError: a line is damaged (the error has its number), or there are no lines.
+    """
+    samples = []
+    for number, line in lines:
+        try:
+            samples.append(parse(line))
+        except DatasetError as error:
+            raise DatasetError(
+                f"{path}, line {number}: {error.what}",
+                error.why,
+                f"See all faults with: python -m qwen_megakernel {verify}",
+            ) from error
+    if not samples:
+        raise DatasetError(f"{path} holds no recordings.")
+    return samples
 
 
 def mend(output: Path) -> bool:

@@ -16,18 +16,21 @@ from typing import Any
 
 import numpy as np
 
+from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.loading import Checkpoint
 from qwen_megakernel.cloning import recordings
 from qwen_megakernel.cloning.voice_library import VoiceLibrary
-from qwen_megakernel.errors import DatasetError, QwenTTSError
+from qwen_megakernel.errors import DatasetError
 from qwen_megakernel.training.preparing import (
     METADATA,
     Report,
     Row,
     encode_rows,
     find_recording,
+    lines,
     mend,
     read_metadata,
+    read_samples,
 )
 
 
@@ -49,6 +52,26 @@ class TrainingSample:
         return json.dumps(asdict(self), ensure_ascii=False)
 
 
+def parse(line: str) -> TrainingSample:
+    """Read one line of a file of `prepare`.
+
+    Raises:
+        DatasetError: the line is no recording.
+    """
+    try:
+        sample = TrainingSample(**json.loads(line))
+        codes = np.asarray(sample.audio_codes)
+        if codes.ndim != 2 or not codes.size or not np.issubdtype(codes.dtype, np.integer):
+            raise ValueError(f"audio_codes have shape {codes.shape}")
+        if not np.isfinite(np.array(sample.x_vector, np.float32)).all():
+            raise ValueError("x_vector has a value that is not finite")
+        if not sample.text.strip():
+            raise ValueError("text is empty")
+    except (AttributeError, TypeError, ValueError) as error:
+        raise DatasetError(f"it is damaged: {error}.") from error
+    return sample
+
+
 def read(path: Path) -> list[TrainingSample]:
     """Read a file of `prepare`.
 
@@ -56,32 +79,36 @@ def read(path: Path) -> list[TrainingSample]:
         DatasetError: the file cannot be read, is empty, or a line is damaged; the error has its
             number.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+    return read_samples(path, lines(path, "train prepare"), parse, "train verify")
+
+
+def check_fit(sample: TrainingSample, config: ModelConfig, fingerprint: str) -> None:
+    """Raise an error for a recording that a model cannot be trained on.
+
+    Args:
+        config, fingerprint: of the model and of its encoders (`VoiceLibrary.fingerprint`).
+    Raises:
+        DatasetError: other encoders made the recording, or it has another shape or other codes.
+    """
+    if sample.model != fingerprint:
         raise DatasetError(
-            f"{path} cannot be read: {error}.", hint="Make it with: qwen-megakernel train prepare"
-        ) from error
-    found = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            sample = TrainingSample(**json.loads(line))
-            codes = np.asarray(sample.audio_codes)
-            if codes.ndim != 2 or not codes.size or not np.issubdtype(codes.dtype, np.integer):
-                raise ValueError(f"audio_codes have shape {codes.shape}")
-        except (TypeError, ValueError) as error:
-            raise DatasetError(
-                f"{path}, line {number} is damaged: {error}.",
-                hint="Delete the line, and run train prepare again.",
-            ) from error
-        found.append(sample)
-    if not found:
-        raise DatasetError(f"{path} holds no recordings.")
-    if len({(each.model, len(each.x_vector)) for each in found}) > 1:
-        raise DatasetError(
-            f"{path} mixes x-vectors of several models.", hint="Prepare it anew with one --model."
+            f"{sample.id} was prepared with another model ({sample.model}).",
+            f"This one is {fingerprint}; its x-vectors differ.",
+            "Prepare the recordings anew, into another file, with the --model that is trained.",
         )
-    return found
+    talker, codes = config.talker, np.array(sample.audio_codes)
+    shape = (codes.shape[1], len(sample.x_vector))
+    wanted = (talker.num_code_groups, talker.stack.hidden_size)
+    if shape != wanted:
+        raise DatasetError(
+            f"{sample.id} has frames of {shape[0]} codes and an x-vector of {shape[1]} values; the "
+            f"model takes {wanted[0]} and {wanted[1]}."
+        )
+    last = config.predictor.vocab_size - 1
+    if codes.min() < 0 or codes.max() > last:
+        raise DatasetError(
+            f"{sample.id} has codes of {codes.min()} .. {codes.max()}; they must be 0 .. {last}."
+        )
 
 
 def mean_x_vector(samples: Sequence[TrainingSample]) -> np.ndarray:
@@ -100,7 +127,7 @@ def list_recordings(place: Path) -> list[Row]:
         DatasetError: there is no such place, or it holds no recordings.
     """
     if place.is_file():
-        rows = _read_jsonl(place)
+        rows = [_jsonl_row(place, number, line) for number, line in lines(place, "")]
     elif (place / METADATA).is_file():
         rows = [_located(place, row) for row in read_metadata(place / METADATA, is_text=True)]
     else:
@@ -126,6 +153,7 @@ def prepare(
     output: Path,
     checkpoint: Checkpoint,
     progress: Callable[[list[Row]], Iterator[Row]] = iter,
+    workers: int | None = None,
 ) -> Report:
     """Encode every recording that the output does not hold yet.
 
@@ -138,6 +166,7 @@ def prepare(
         output: the JSONL file; its lines are kept.
         checkpoint: the Base model that will be trained.
         progress: wraps the rows, to show a bar.
+        workers: as `encode_rows` takes it.
     Raises:
         TaskError: the checkpoint has no speaker encoder, or its codec no encoder.
         DatasetError: there are no recordings, none could be used, or the output is damaged or of
@@ -148,30 +177,28 @@ def prepare(
     library.check_encoders()
     rows = list_recordings(place)
     done = read(output) if mend(output) else []
-    if done and done[0].model != library.fingerprint:
-        raise DatasetError(
-            f"{output} was prepared with another model ({done[0].model}).",
-            f"This one is {library.fingerprint}; its x-vectors differ.",
-            "Write to another file.",
-        )
+    for sample in done:
+        check_fit(sample, checkpoint.config, library.fingerprint)
     digests = {each.digest: each.id for each in done}
 
-    def encode(row: Row) -> TrainingSample:
-        try:
-            sample = _encode(row, library)
-        except DatasetError:
-            raise
-        except QwenTTSError as error:
-            raise DatasetError(f"{row.id}: {error.what}") from error
-        if twin := digests.get(sample.digest):
-            raise DatasetError(f"{row.id} is the same recording as {twin}")
-        digests[sample.digest] = row.id
-        return sample
+    def encode(row: Row) -> tuple[TrainingSample, float]:
+        sample = _encode(row, library)
+        return sample, sample.seconds
 
-    report = encode_rows(rows, output, encode, {each.id for each in done}, progress)
-    if not report.num_added + report.num_present:
-        raise DatasetError(f"No recording of {place} could be used.", report.faults[0])
-    return report
+    def fault_of(sample: TrainingSample) -> str:
+        twin = digests.setdefault(sample.digest, sample.id)
+        return "" if twin == sample.id else f"{sample.id} is the same recording as {twin}"
+
+    return encode_rows(
+        place,
+        rows,
+        output,
+        encode,
+        {each.id for each in done},
+        progress,
+        workers=workers,
+        fault_of=fault_of,
+    )
 
 
 def _encode(row: Row, library: VoiceLibrary) -> TrainingSample:
@@ -198,18 +225,6 @@ def _located(folder: Path, row: Row) -> Row:
         return Row(row.number, row.id, row.text, audio=str(find_recording(folder, row.id)))
     except DatasetError as error:
         return Row(row.number, row.id, row.text, error.what)
-
-
-def _read_jsonl(path: Path) -> list[Row]:
-    rows = []
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DatasetError(f"{path} cannot be read: {error}.") from error
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            rows.append(_jsonl_row(path, number, line))
-    return rows
 
 
 def _jsonl_row(path: Path, number: int, line: str) -> Row:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,16 +12,15 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from qwen_megakernel.checkpoint import loading
-from qwen_megakernel.checkpoint.loading import CODEC_FOLDER, CONFIG, WEIGHTS, Checkpoint
+from qwen_megakernel.checkpoint.loading import CODEC_FOLDER, CONFIG, WEIGHTS
 from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX
 from qwen_megakernel.cloning.voice_library import VoiceLibrary
-from qwen_megakernel.errors import DatasetError, OutputError, UsageError
+from qwen_megakernel.errors import OutputError, UsageError
 from qwen_megakernel.gpu.driver import find_device
 from qwen_megakernel.output_files import replacing
-from qwen_megakernel.printable import get_logger
 from qwen_megakernel.text.tokenizer import TextTokenizer
 from qwen_megakernel.training import speech_data
-from qwen_megakernel.training.job import check_output, run_job
+from qwen_megakernel.training.job import BaseJob, run_job
 from qwen_megakernel.training.speech_model import SpeechModel
 from qwen_megakernel.training.speech_trainer import SpeechTrainer, Spoken, TuneOptions, add_adapters
 from qwen_megakernel.training.trained_voice import (
@@ -36,50 +34,32 @@ from qwen_megakernel.training.trained_voice import (
     TrainedVoice,
     check_trainable,
 )
-from qwen_megakernel.training.trainer import StepRecord
+from qwen_megakernel.training.trainer import NO_WATCH, Watch
 from qwen_megakernel.voice import Voice
-
-logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class TuneJob:
+class TuneJob(BaseJob):
     """The inputs and the output of a fine-tuning.
 
     Attributes:
-        data: the JSONL file of `train prepare`.
-        output: the folder of the voice.
         model: the Base model: hub id, folder or built-in name.
         name: the speaker's name in the merged checkpoint.
         held_out: share of the recordings that are not learned from, to measure the loss on.
     """
 
-    data: Path
-    output: Path
     model: str
     name: str = "speaker"
-    device: str | None = None
-    save_steps: int = 100
     held_out: float = 0.1
-    resume: bool = False
-    local_files_only: bool = False
-    progress: bool = True
 
     def __post_init__(self) -> None:
-        if self.save_steps < 1:
-            raise UsageError(f"save_steps is {self.save_steps}; it must be 1 or more.")
+        BaseJob.__post_init__(self)
         if not 0 <= self.held_out < 1:
             raise UsageError(f"held_out is {self.held_out}; it must be from 0 to below 1.")
         Voice(self.name)  # raises for what cannot be a name
 
 
-def tune(
-    job: TuneJob,
-    options: TuneOptions,
-    *,
-    on_start: Callable[[SpeechTrainer], None] = lambda trainer: None,
-    on_step: Callable[[StepRecord], None] = lambda record: None,
-) -> SpeechTrainer:
+def tune(job: TuneJob, options: TuneOptions, watch: Watch = NO_WATCH) -> SpeechTrainer:
     """Train a voice, and write it as `job.run_job` does.
 
     Returns:
@@ -90,11 +70,14 @@ def tune(
         DatasetError, ModelFilesError, OutputError, GenerationError: an input cannot be used, the
             output cannot be written, or the loss is not a number.
     """
-    check_output(job.output, resume=job.resume)
+    job.check_output()
     samples = speech_data.read(job.data)
     files = loading.resolve(job.model, local_files_only=job.local_files_only, progress=job.progress)
     checkpoint = loading.load(files)
-    _check_data(job.data, samples[0], checkpoint)
+    check_trainable(checkpoint)
+    fingerprint = VoiceLibrary(checkpoint).fingerprint
+    for each in samples:
+        speech_data.check_fit(each, checkpoint.config, fingerprint)
     tokenizer = TextTokenizer(files.folder, checkpoint.config)
     spoken = [
         Spoken(tokenizer.encode(each.text), torch.tensor(each.audio_codes)) for each in samples
@@ -106,25 +89,10 @@ def tune(
     model = SpeechModel(checkpoint, find_device(job.device), dtype)
     if options.method == "lora":
         add_adapters(model, options)
-    voice = Voice(job.name, speech_data.mean_x_vector(samples), fingerprint=samples[0].model)
+    voice = Voice(job.name, speech_data.mean_x_vector(samples), fingerprint=fingerprint)
     held_out, training = spoken[:num_held_out], spoken[num_held_out:]
     trainer = SpeechTrainer(model, training, held_out, voice, options)
-    if trainer.num_skipped:
-        logger.warning(
-            "%d of %d recordings are left out, because they have more than %d frames.",
-            trainer.num_skipped,
-            len(training),
-            options.max_length,
-        )
-    run_job(
-        trainer,
-        job.output,
-        lambda: _write_voice(job, options, trainer, voice),
-        save_steps=job.save_steps,
-        resume=job.resume,
-        on_start=lambda: on_start(trainer),
-        on_step=on_step,
-    )
+    run_job(trainer, job, lambda: _write_voice(job, options, trainer, voice), watch)
     return trainer
 
 
@@ -161,15 +129,6 @@ def merge(
             save_file(stored, draft / WEIGHTS, {"format": "pt"})
     except (OSError, SafetensorError) as error:  # safetensors has its own for a full disk
         raise OutputError(f"Cannot write {output}: {error}.") from error
-
-
-def _check_data(path: Path, first: speech_data.TrainingSample, checkpoint: Checkpoint) -> None:
-    check_trainable(checkpoint)
-    if first.model != VoiceLibrary(checkpoint).fingerprint:
-        raise DatasetError(
-            f"{path} was prepared with another model ({first.model}).",
-            hint=f"Prepare it anew with --model {checkpoint.files.name}.",
-        )
 
 
 def _write_voice(job: TuneJob, options: TuneOptions, trainer: SpeechTrainer, voice: Voice) -> None:

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qwen_megakernel.errors import DatasetError, UsageError, check_choice
+from qwen_megakernel.errors import UsageError, check_choice
 from qwen_megakernel.installing import require
 from qwen_megakernel.records import SpeechRequest, TextIds
 from qwen_megakernel.training.speech_model import RESIDUAL_WEIGHT, SpeechModel, loss_of
-from qwen_megakernel.training.trainer import BaseTrainer, StepRecord, TrainOptions
+from qwen_megakernel.training.trainer import BaseTrainer, StepRecord, TrainOptions, fitting
 from qwen_megakernel.voice import Voice
 
 METHODS = ("lora", "full")
@@ -53,6 +53,9 @@ class Spoken:
 
     ids: TextIds
     codes: Tensor  # [num_frames, num_code_groups] int64
+
+    def __len__(self) -> int:
+        return len(self.codes)
 
 
 def add_adapters(model: SpeechModel, options: TuneOptions) -> None:
@@ -99,13 +102,7 @@ class SpeechTrainer(BaseTrainer):
         voice: Voice,
         options: TuneOptions,
     ):
-        self._spoken = [each for each in training if len(each.codes) <= options.max_length]
-        if not self._spoken:
-            raise DatasetError(
-                f"None of {len(training)} recordings has at most {options.max_length} frames.",
-                hint="Cut the recordings into sentences, or raise --max-length.",
-            )
-        self.num_skipped = len(training) - len(self._spoken)
+        self._spoken = fitting(training, options.max_length, "frames")
         self._held_out, self._options = held_out, options
         self._requests = {
             feed: SpeechRequest(text=None, voice=voice, text_feed=feed) for feed in FEEDS

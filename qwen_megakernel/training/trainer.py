@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from qwen_megakernel.errors import GenerationError, OutputError, UsageError, check_choice
+from qwen_megakernel.errors import (
+    DatasetError,
+    GenerationError,
+    OutputError,
+    UsageError,
+    check_choice,
+)
 from qwen_megakernel.output_files import replacing
+from qwen_megakernel.printable import get_logger
+
+logger = get_logger(__name__)
+
+S = TypeVar("S", bound=Sized)
 
 PRECISIONS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -53,6 +64,41 @@ class StepRecord:
     step: int
     loss: float  # nats per token, mean over the labelled tokens of the step
     learning_rate: float
+
+
+def fitting(samples: Sequence[S], max_length: int, unit: str) -> list[S]:
+    """Return the samples that are not longer than `max_length`, and log how many are left out.
+
+    Args:
+        unit: what their length counts: "tokens".
+    Raises:
+        DatasetError: no sample is short enough.
+    """
+    found = [each for each in samples if len(each) <= max_length]
+    if not found:
+        shortest = min(map(len, samples), default=0)
+        raise DatasetError(
+            f"None of {len(samples)} recordings has at most {max_length} {unit}; the shortest has "
+            f"{shortest}.",
+            hint="Cut the recordings into sentences, or raise --max-length.",
+        )
+    if num_long := len(samples) - len(found):
+        logger.warning(
+            "%d of %d recordings are left out, because they have more than %d %s.",
+            *(num_long, len(samples), max_length, unit),
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What a caller of a training does before its first step, and after each step."""
+
+    start: Callable[[BaseTrainer], None] = lambda trainer: None
+    step: Callable[[StepRecord], None] = lambda record: None
+
+
+NO_WATCH = Watch()
 
 
 class BaseTrainer(ABC):

@@ -13,8 +13,8 @@ from torch import nn
 
 from qwen_megakernel.errors import GenerationError, OutputError, UsageError
 from qwen_megakernel.training import job
-from qwen_megakernel.training.job import LOSSES, STATE, check_output, run_job
-from qwen_megakernel.training.trainer import BaseTrainer, TrainOptions
+from qwen_megakernel.training.job import LOSSES, STATE, BaseJob, run_job
+from qwen_megakernel.training.trainer import BaseTrainer, TrainOptions, Watch
 
 OPTIONS = TrainOptions(epochs=6, learning_rate=0.1, warmup_steps=2, precision="fp32")
 
@@ -41,15 +41,8 @@ def train(folder, *, resume=False, on_step=lambda record: None, factor=1.0, save
     def write_voice():
         (folder / "voice").write_text(str(trainer.step))
 
-    run_job(
-        trainer,
-        folder,
-        write_voice,
-        save_steps=save_steps,
-        resume=resume,
-        on_start=lambda: None,
-        on_step=on_step,
-    )
+    job = BaseJob(Path("none"), folder, save_steps=save_steps, resume=resume)
+    run_job(trainer, job, write_voice, Watch(step=on_step))
     return trainer
 
 
@@ -105,15 +98,8 @@ def test_a_loss_that_is_not_a_number_keeps_the_steps_before_it(tmp_path):
 
     def start(trainer=Toy):
         trainers.append(trainer())
-        run_job(
-            trainers[0],
-            tmp_path / "voice",
-            lambda: None,
-            save_steps=100,
-            resume=False,
-            on_start=lambda: None,
-            on_step=spoil,
-        )
+        job = BaseJob(Path("none"), tmp_path / "voice")
+        run_job(trainers[0], job, lambda: None, Watch(step=spoil))
 
     with pytest.raises(GenerationError, match=r"The loss of step 4 is nan"):
         start()
@@ -123,7 +109,9 @@ def test_a_loss_that_is_not_a_number_keeps_the_steps_before_it(tmp_path):
 
 def test_a_folder_is_refused_before_any_work(tmp_path):
     with pytest.raises(UsageError, match="holds no training"):
-        check_output(tmp_path, resume=True)
+        BaseJob(tmp_path, tmp_path, resume=True).check_output()
     (tmp_path / STATE).touch()
     with pytest.raises(UsageError, match="holds a training already"):
-        check_output(tmp_path, resume=False)
+        BaseJob(tmp_path, tmp_path).check_output()
+    with pytest.raises(UsageError, match="save_steps is 0"):
+        BaseJob(tmp_path, tmp_path, save_steps=0)

@@ -1,6 +1,8 @@
 """Recordings become codes and x-vectors; what cannot be used is reported by its line."""
 
 import json
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -71,6 +73,28 @@ def test_an_interrupted_run_goes_on(folder, base, tmp_path):
     assert output.read_bytes() == whole
 
 
+def test_workers_encode_at_once_and_their_number_changes_no_byte(
+    folder, base, tmp_path, monkeypatch
+):
+    record(folder / "wavs" / "twin.wav", 1, 44100, 2)
+    with (folder / "metadata.csv").open("a") as file:
+        file.write(f"gone|{TEXT}\ntwin|{TEXT}\n")
+    alone = speech_data.prepare(folder, tmp_path / "alone.jsonl", base, workers=1)
+    meeting, encode = threading.Barrier(4, timeout=60), speech_data._encode
+
+    def meet(row, library):
+        meeting.wait()  # for the three other recordings
+        if row.id == "a":
+            time.sleep(0.2)  # a is done after its twin
+        return encode(row, library)
+
+    monkeypatch.setattr(speech_data, "_encode", meet)
+    shared = speech_data.prepare(folder, tmp_path / "shared.jsonl", base, workers=4)
+    assert (tmp_path / "shared.jsonl").read_bytes() == (tmp_path / "alone.jsonl").read_bytes()
+    assert shared == alone and alone.num_added == 3
+    assert [fault.split(": ")[1][:5] for fault in alone.faults] == ["there", "twin "]
+
+
 def test_lists_of_three_forms_are_read(tmp_path, base):
     pairs = tmp_path / "pairs"
     record(pairs / "x.wav", 1)
@@ -129,11 +153,11 @@ def test_data_and_models_that_cannot_be_used_are_refused(folder, base, tmp_path,
     with pytest.raises(DatasetError, match="There is no"):
         speech_data.list_recordings(tmp_path / "nowhere")
     speech_data.prepare(folder, output, base)
-    with pytest.raises(DatasetError, match="prepared with another model"):
+    with pytest.raises(DatasetError, match="a was prepared with another model"):
         speech_data.prepare(folder, output, load_checkpoint("tiny-random-base-1.7b"))
     with output.open("a") as file:
         file.write('{"id": 3}\n')
-    with pytest.raises(DatasetError, match="line 4 is damaged"):
+    with pytest.raises(DatasetError, match="line 4: it is damaged"):
         speech_data.read(output)
 
 

@@ -25,6 +25,7 @@ from qwen_megakernel.training.speech_job import TuneJob, merge, tune
 from qwen_megakernel.training.speech_model import SpeechModel
 from qwen_megakernel.training.speech_trainer import TuneOptions
 from qwen_megakernel.training.trained_voice import TrainedVoice
+from qwen_megakernel.training.trainer import Watch
 from qwen_megakernel.tts_engine import TTSEngine
 from qwen_megakernel.voice import Voice
 from tools.validation import official
@@ -154,7 +155,7 @@ def test_a_resumed_training_is_the_same_training(job, method):
 
     cut = replace(job, output=job.output.with_name("cut"))
     with pytest.raises(KeyboardInterrupt):
-        tune(cut, options, on_step=stop)
+        tune(cut, options, Watch(step=stop))
     resumed = tune(replace(cut, resume=True), options)
     assert resumed.records == whole.records and resumed.evaluations == whole.evaluations
     ours, theirs = resumed.learned(), whole.learned()
@@ -193,7 +194,7 @@ def test_held_out_losses_stand_beside_the_base_models_and_stop_the_training(job)
     def keep(record):
         heads.append(seen[0].model.codec_head.weight.detach().clone())
 
-    trainer = tune(replace(job, held_out=0.5), options, on_start=seen.append, on_step=keep)
+    trainer = tune(replace(job, held_out=0.5), options, Watch(seen.append, keep))
     lines = (job.output / trained_voice.HELD_OUT).read_text().splitlines()
     steps = [json.loads(line)["step"] for line in lines]
     assert steps == list(range(trainer.step + 1)) and trainer.step < trainer.num_steps

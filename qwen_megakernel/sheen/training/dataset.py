@@ -16,6 +16,7 @@ import numpy as np
 
 from qwen_megakernel.errors import DatasetError
 from qwen_megakernel.sheen.codes import deinterleave, interleave
+from qwen_megakernel.training import preparing
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,22 +71,8 @@ def parse(line: str, codebook_size: int) -> Sample:
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a dataset that are not blank, each with its number.
-
-    Raises:
-        DatasetError: the file cannot be read.
-    """
-    try:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    yield number, line
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise DatasetError(
-            f"{path} cannot be read: {reason}.",
-            hint="Make it with: python -m qwen_megakernel sheen prepare",
-        ) from error
+    """Yield the lines of a dataset; see `preparing.lines`."""
+    return preparing.lines(path, "sheen prepare")
 
 
 def read(path: Path, codebook_size: int) -> list[Sample]:
@@ -95,18 +82,9 @@ def read(path: Path, codebook_size: int) -> list[Sample]:
         DatasetError: a line is damaged (the error has its number), there are no lines, or different
             voices phonemised the texts.
     """
-    samples = []
-    for number, line in lines(path):
-        try:
-            samples.append(parse(line, codebook_size))
-        except DatasetError as error:
-            raise DatasetError(
-                f"{path}, line {number}: {error.what}",
-                error.why,
-                "See all faults with: python -m qwen_megakernel sheen verify dataset",
-            ) from error
-    if not samples:
-        raise DatasetError(f"{path} holds no recordings.")
+    samples = preparing.read_samples(
+        path, lines(path), lambda line: parse(line, codebook_size), "sheen verify dataset"
+    )
     check_one_phonemiser(path, {sample.espeak for sample in samples})
     return samples
 

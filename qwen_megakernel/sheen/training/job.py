@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from qwen_megakernel.errors import UsageError
 from qwen_megakernel.gpu.driver import find_device
-from qwen_megakernel.printable import get_logger
 from qwen_megakernel.sheen import model_folder, random_models
 from qwen_megakernel.sheen.codec import DEFAULT_SNAC, find_snac, read_snac_config
 from qwen_megakernel.sheen.model_folder import DEFAULT_BASE_MODEL, SheenConfig
@@ -19,42 +16,24 @@ from qwen_megakernel.sheen.tokens import AudioTokens, add_audio_tokens, resize_e
 from qwen_megakernel.sheen.training import dataset
 from qwen_megakernel.sheen.training.sequences import TokenSequence, encode
 from qwen_megakernel.sheen.training.trainer import Trainer
-from qwen_megakernel.training.job import check_output, run_job
-from qwen_megakernel.training.trainer import StepRecord, TrainOptions
+from qwen_megakernel.training.job import BaseJob, run_job
+from qwen_megakernel.training.trainer import NO_WATCH, TrainOptions, Watch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-logger = get_logger(__name__)
-
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class Job(BaseJob):
     """The inputs and the output of a training.
 
     Attributes:
-        data: the JSONL file of `prepare`.
-        output: the folder of the voice.
         base_model: folder or hub id of a Qwen2.5 model, or "tiny-random-qwen2.5".
         snac: folder or hub id of the SNAC that made the dataset, or "tiny-random-snac".
-        device: the device to train on; None: a GPU if there is one.
-        save_steps: number of steps between two saves of the voice and the training state.
-        resume: whether to continue the training in `output`.
     """
 
-    data: Path
-    output: Path
     base_model: str = DEFAULT_BASE_MODEL
     snac: str = DEFAULT_SNAC
-    device: str | None = None
-    save_steps: int = 500
-    resume: bool = False
-    local_files_only: bool = False
-    progress: bool = True  # whether downloads show their progress
-
-    def __post_init__(self) -> None:
-        if self.save_steps < 1:
-            raise UsageError(f"save_steps is {self.save_steps}; it must be 1 or more.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,18 +78,9 @@ def load_parts(job: Job, seed: int) -> Parts:
     )
 
 
-def train_voice(
-    job: Job,
-    options: TrainOptions,
-    *,
-    on_start: Callable[[Trainer], None] = lambda trainer: None,
-    on_step: Callable[[StepRecord], None] = lambda record: None,
-) -> Trainer:
+def train_voice(job: Job, options: TrainOptions, watch: Watch = NO_WATCH) -> Trainer:
     """Train a voice, and write it every `save_steps` steps, at the end, and on an interrupt.
 
-    Args:
-        on_start: called before the first step.
-        on_step: called after each step.
     Returns:
         The trainer, at its last step.
     Raises:
@@ -118,16 +88,9 @@ def train_voice(
         DatasetError, ModelFilesError, OutputError, GenerationError: an input cannot be used, the
             output cannot be written, or the loss is not a number.
     """
-    check_output(job.output, resume=job.resume)
+    job.check_output()
     parts = load_parts(job, options.seed)
     trainer = Trainer(parts.model, parts.sequences, parts.tokenizer.pad_token_id, options)
-    if trainer.num_skipped:
-        logger.warning(
-            "%d of %d recordings are left out, because they are longer than %d tokens.",
-            trainer.num_skipped,
-            len(parts.sequences),
-            options.max_length,
-        )
     config = SheenConfig(max_length=options.max_length, espeak=parts.espeak)
 
     def write_voice() -> None:
@@ -135,13 +98,5 @@ def train_voice(
             job.output, parts.model, parts.tokenizer, parts.tokens, config, parts.snac
         )
 
-    run_job(
-        trainer,
-        job.output,
-        write_voice,
-        save_steps=job.save_steps,
-        resume=job.resume,
-        on_start=lambda: on_start(trainer),
-        on_step=on_step,
-    )
+    run_job(trainer, job, write_voice, watch)
     return trainer

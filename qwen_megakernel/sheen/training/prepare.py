@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qwen_megakernel.cloning import recordings
-from qwen_megakernel.errors import DatasetError, RecordingError
+from qwen_megakernel.errors import DatasetError
 from qwen_megakernel.sheen.phonemes import phonemise
 from qwen_megakernel.sheen.training import dataset
 from qwen_megakernel.sheen.training.dataset import Sample
@@ -26,17 +25,6 @@ if TYPE_CHECKING:
     from qwen_megakernel.sheen.codec import SnacCodec
 
 
-@dataclass(frozen=True, slots=True)
-class _Encoded:
-    """A sample and its duration."""
-
-    sample: Sample
-    seconds: float
-
-    def to_json(self) -> str:
-        return self.sample.to_json()
-
-
 def prepare(
     folder: Path,
     output: Path,
@@ -44,6 +32,7 @@ def prepare(
     *,
     espeak: str | None = None,
     progress: Callable[[list[Row]], Iterator[Row]] = iter,
+    workers: int | None = None,
 ) -> Report:
     """Encode every recording that the output does not hold yet.
 
@@ -56,6 +45,7 @@ def prepare(
         codec: the SNAC.
         espeak: the espeak-ng voice that phonemises the texts; None: the texts are phonemes.
         progress: wraps the rows, to show a bar.
+        workers: as `encode_rows` takes it.
     Raises:
         DatasetError: metadata.csv cannot be read, the output is damaged or was phonemised in
             another way, or no row could be used.
@@ -67,28 +57,15 @@ def prepare(
     rows = read_metadata(folder / METADATA, is_text=espeak is not None)
     done = _done(output, codec.codebook_size, espeak)
 
-    def encode(row: Row) -> _Encoded:
-        return _encode(folder, row, codec, espeak)
-
-    report = encode_rows(rows, output, encode, done, progress)
-    if not report.num_added + report.num_present:
-        raise DatasetError(
-            f"No row of {folder / METADATA} could be used.",
-            report.faults[0] if report.faults else "It is empty.",
-        )
-    return report
-
-
-def _encode(folder: Path, row: Row, codec: SnacCodec, espeak: str | None) -> _Encoded:
-    text = phonemise(row.text, espeak) if espeak else row.text
-    if not text:
-        raise DatasetError(f"{row.id}: nothing in {row.text[:40]!r} can be spoken")
-    try:
+    def encode(row: Row) -> tuple[Sample, float]:
+        text = phonemise(row.text, espeak) if espeak else row.text
+        if not text:
+            raise DatasetError(f"nothing in {row.text[:40]!r} can be spoken")
         samples, rate = recordings.read(find_recording(folder, row.id))
         sample = Sample(row.id, text, codec.encode(samples, rate), espeak)
-    except (DatasetError, RecordingError) as error:
-        raise DatasetError(f"{row.id}: {error.what}") from error
-    return _Encoded(sample, len(sample.frames) * codec.seconds_per_frame)
+        return sample, len(sample.frames) * codec.seconds_per_frame
+
+    return encode_rows(folder / METADATA, rows, output, encode, done, progress, workers=workers)
 
 
 def _done(output: Path, codebook_size: int, espeak: str | None) -> set[str]:

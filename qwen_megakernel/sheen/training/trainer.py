@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from qwen_megakernel.errors import DatasetError
 from qwen_megakernel.sheen.training.sequences import IGNORED, Batch, TokenSequence, collate, pack
-from qwen_megakernel.training.trainer import BaseTrainer, TrainOptions
+from qwen_megakernel.training.trainer import BaseTrainer, TrainOptions, fitting
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -40,15 +39,8 @@ class Trainer(BaseTrainer):
         pad_id: int,
         options: TrainOptions,
     ):
-        fitting = [each for each in sequences if len(each) <= options.max_length]
-        if not fitting:
-            raise DatasetError(
-                f"None of {len(sequences)} samples fits {options.max_length} tokens; the shortest "
-                f"has {min(map(len, sequences))}.",
-                hint="Cut the recordings into sentences, or raise --max-length.",
-            )
-        self.num_skipped = len(sequences) - len(fitting)
-        self._sequences, self._pad_id, self._length = fitting, pad_id, options.max_length
+        self._sequences = fitting(sequences, options.max_length, "tokens")
+        self._pad_id, self._length = pad_id, options.max_length
         self._seed, self._size = options.seed, options.batch_size
         self._passes = options.gradient_accumulation
         super().__init__(model, options)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import tempfile
-from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from qwen_megakernel.errors import DatasetError, QwenTTSError
+from qwen_megakernel.errors import QwenTTSError
 from qwen_megakernel.sheen import model_folder
 from qwen_megakernel.sheen.codec import SnacCodec
 from qwen_megakernel.sheen.codes import CODES_PER_FRAME, deinterleave
@@ -20,10 +19,16 @@ from qwen_megakernel.sheen.training import dataset
 from qwen_megakernel.sheen.training.job import Job, load_parts
 from qwen_megakernel.sheen.training.sequences import IGNORED, TokenSequence, collate
 from qwen_megakernel.sheen.training.trainer import Trainer
-from qwen_megakernel.training.job import STATE
-from qwen_megakernel.training.trainer import StepRecord, TrainOptions
+from qwen_megakernel.training.checks import (
+    Check,
+    check_codes,
+    check_different,
+    check_lengths,
+    check_lines,
+    check_steps,
+)
+from qwen_megakernel.training.trainer import NO_WATCH, TrainOptions, Watch
 
-NUM_FAULTS_SHOWN = 5
 IPA = "həˈloʊ wɝld, ðɪs ɪz ə tɛst!"
 
 # Limit for float32 sums of some thousand products, in windows of different lengths.
@@ -32,43 +37,21 @@ CHUNK_TOLERANCE = 1e-4
 PACKING_TOLERANCE = 1e-6
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """The outcome of one check."""
-
-    name: str
-    passed: bool
-    detail: str
-
-
 def check_dataset(path: Path, codebook_size: int, max_length: int) -> Iterator[Check]:
     """Check a dataset: every line, ids, origin of phonemes, lengths, and whether codes vary."""
-    samples, faults = [], []
-    try:
-        for number, line in dataset.lines(path):
-            try:
-                samples.append(dataset.parse(line, codebook_size))
-            except DatasetError as error:
-                faults.append(f"line {number}: {error.what}")
-    except DatasetError as error:
-        faults.append(error.what)
-    shown = "; ".join(faults[:NUM_FAULTS_SHOWN])
-    yield Check("lines", bool(samples) and not faults, shown or f"{len(samples)} recordings")
+    lines = dataset.lines(path)
+    samples, check = check_lines(lines, lambda line: dataset.parse(line, codebook_size))
+    yield check
     if not samples:
         return
-    ids = Counter(sample.id for sample in samples if sample.id)
-    twice = [name for name, count in ids.items() if count > 1]
-    yield Check("ids", not twice, f"twice: {', '.join(twice[:5])}" if twice else "all different")
+    yield check_different("ids", [sample.id for sample in samples])
     voices = sorted({sample.espeak or "given phonemes" for sample in samples})
     yield Check("phonemes", len(voices) == 1, ", ".join(voices))
     layers = deinterleave(np.concatenate([sample.frames for sample in samples]))
-    used = [len(np.unique(layer)) for layer in layers]
-    yield Check("codes", min(used) > 1, f"{used} of {codebook_size} in use, by layer")
-    # Numbers of tokens without those of the text.
-    sizes = [len(sample.frames) * CODES_PER_FRAME + 2 for sample in samples]
-    long = sum(size >= max_length for size in sizes)
-    detail = f"{long} of {len(sizes)} are too long for {max_length} tokens"
-    yield Check("lengths", long < len(sizes), detail + (" and will be left out" if long else ""))
+    yield check_codes(layers, codebook_size)
+    # Numbers of tokens, with one for the text, which has one at least.
+    sizes = [len(sample.frames) * CODES_PER_FRAME + 3 for sample in samples]
+    yield check_lengths(sizes, max_length, "tokens")
 
 
 def check_tokenizer(folder: Path) -> Iterator[Check]:
@@ -135,17 +118,10 @@ def check_snac(folder: Path, *, seconds: float = 2.0) -> Iterator[Check]:
     yield Check("chunks and the whole", largest < CHUNK_TOLERANCE, detail)
 
 
-def check_training(
-    job: Job,
-    options: TrainOptions,
-    on_step: Callable[[StepRecord, int], None] = lambda record, num_steps: None,
-) -> Iterator[Check]:
+def check_training(job: Job, options: TrainOptions, watch: Watch = NO_WATCH) -> Iterator[Check]:
     """Check a training on two samples: labels, packing, a falling loss, and resuming.
 
     It does not write to `job.output`.
-
-    Args:
-        on_step: called after each step, with its record and the number of all steps.
     """
     try:
         parts = load_parts(job, options.seed)
@@ -159,30 +135,7 @@ def check_training(
     yield _check_packing(exact, pair, pad)
     num_steps = options.max_steps or options.epochs
     trainer = Trainer(parts.model, pair, pad, replace(options, epochs=num_steps))
-    half = max(1, trainer.num_steps // 2)
-    num_all = 2 * trainer.num_steps - half  # the second half runs twice
-
-    def count(record: StepRecord) -> None:
-        on_step(record, num_all)
-
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            trainer.run(count, until=half)
-            trainer.save_state(Path(folder) / STATE)
-            trainer.run(count)
-            straight = [record.loss for record in trainer.records]
-            trainer.load_state(Path(folder) / STATE)
-            trainer.run(count)
-        except QwenTTSError as error:
-            yield Check("loss", False, error.what)
-            return
-    resumed = [record.loss for record in trainer.records]
-    fell = straight[-1] < straight[0]
-    yield Check("loss", fell, f"{straight[0]:.3f} to {straight[-1]:.3f} in {len(straight)} steps")
-    # On a GPU, the order in which a sum is added varies.
-    tolerance = 0 if trainer.device.type == "cpu" else 1e-2
-    same = np.allclose(straight, resumed, rtol=tolerance, atol=0)
-    yield Check("resume", bool(same), f"after step {half}, the same losses")
+    yield from check_steps(trainer, watch)
 
 
 def _check_labels(pair: list[TokenSequence], pad: int, tokens: AudioTokens) -> Check:

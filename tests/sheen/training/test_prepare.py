@@ -112,7 +112,7 @@ def test_nothing_usable_is_an_error(folder, codec):
     with pytest.raises(DatasetError, match=r"metadata\.csv cannot be read: No such file"):
         prepare(folder, folder / "out.jsonl", codec)
     write(folder, "absent|a")
-    with pytest.raises(DatasetError, match=r"No row .* could be used"):
+    with pytest.raises(DatasetError, match=r"No recording of .* could be used"):
         prepare(folder, folder / "out.jsonl", codec)
 
 

@@ -14,7 +14,7 @@ from qwen_megakernel.sheen import model_folder
 from qwen_megakernel.sheen.training.job import Job, load_parts, train_voice
 from qwen_megakernel.sheen.training.trainer import Trainer
 from qwen_megakernel.training.job import plot
-from qwen_megakernel.training.trainer import StepRecord, TrainOptions
+from qwen_megakernel.training.trainer import StepRecord, TrainOptions, Watch
 
 
 @pytest.fixture
@@ -121,10 +121,13 @@ def test_the_learning_rate_rises_and_then_falls_to_nothing(parts):
     assert rates[4:] == nearly([1.0, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6])
 
 
-def test_too_long_samples_are_left_out_and_counted(parts):
+def test_too_long_samples_are_left_out_and_counted(parts, caplog):
     lengths = sorted(map(len, parts.sequences))
     assert lengths[0] < lengths[1]
-    assert trainer_of(parts, max_length=lengths[0]).num_skipped == 1
+    trainer_of(parts, max_length=lengths[0])
+    assert f"1 of 2 recordings are left out, because they have more than {lengths[0]} tok" in (
+        caplog.text
+    )
     with pytest.raises(DatasetError, match=f"None of 2 .* the shortest has {lengths[0]}"):
         trainer_of(parts, max_length=lengths[0] - 1)
 
@@ -169,7 +172,7 @@ def test_an_interrupted_training_is_kept_and_can_be_resumed(job):
 
     options = replace(BY_HEART, epochs=5)
     with pytest.raises(KeyboardInterrupt):
-        train_voice(job, options, on_step=stop)
+        train_voice(job, options, Watch(step=stop))
     assert model_folder.is_sheen(str(job.output))
     with pytest.raises(UsageError, match="holds a training already"):
         train_voice(job, options)

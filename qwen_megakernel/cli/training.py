@@ -1,0 +1,158 @@
+"""Options, progress and results of the commands that train a voice of either family."""
+
+import argparse
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from qwen_megakernel.cli import parsing
+
+if TYPE_CHECKING:
+    from qwen_megakernel.training.checks import Check
+    from qwen_megakernel.training.preparing import Report, Row
+    from qwen_megakernel.training.trainer import BaseTrainer, StepRecord, Watch
+
+    _Job = TypeVar("_Job")
+    _Options = TypeVar("_Options")
+
+FAILED = 1  # the exit code of a check that failed
+
+_WHOLE, _NUMBER = parsing.at_least(1), parsing.number
+# Without the option, the family's own default counts; the braces take it into the help.
+_OPTIONS: dict[str, tuple[Any, str]] = {
+    "--learning-rate": (_NUMBER, "highest learning rate (default: {learning_rate})"),
+    "--batch-size": (_WHOLE, "{rows} in a pass (default: {batch_size})"),
+    "--gradient-accumulation": (_WHOLE, "passes before an optimizer step (default: 4)"),
+    "--max-length": (_WHOLE, "most {lengths} (default: 1024)"),
+    "--precision": (str, "number format: fp16, bf16 or fp32 (default: {precision})"),
+    "--epochs": (_WHOLE, "passes over the recordings (default: {epochs})"),
+    "--max-steps": (_WHOLE, "steps after which to stop, even within an epoch"),
+    "--warmup-steps": (parsing.at_least(0), "steps while the learning rate rises (default: 100)"),
+    "--weight-decay": (_NUMBER, "weight decay of AdamW (default: 0.01)"),
+    "--max-grad-norm": (_NUMBER, "norm to which larger gradients are scaled down (default: 1.0)"),
+    "--seed": (int, "seed of new weights and of the order of {rows} (default: 0)"),
+}
+
+
+def add_training_options(command: argparse.ArgumentParser, **words: Any) -> None:
+    """Add the options of training.
+
+    Args:
+        words: what the braces of the help stand for: defaults, what a pass reads, and what
+            --max-length limits.
+    """
+    for name, (kind, text) in _OPTIONS.items():
+        names = ("--steps", name) if name == "--max-steps" else (name,)
+        dest, help = name[2:].replace("-", "_"), text.format(**words)
+        command.add_argument(*names, dest=dest, type=kind, help=help)
+
+
+def add_workers_option(command: argparse.ArgumentParser) -> None:
+    """Add --workers."""
+    command.add_argument(
+        "--workers",
+        type=_WHOLE,
+        help="recordings to encode at once, on one core each; the output does not depend on it "
+        "(default: one for each core)",
+    )
+
+
+def add_job_options(command: argparse.ArgumentParser, save_steps: int) -> None:
+    """Add --output, --save-steps and --resume."""
+    add = command.add_argument
+    add("-o", "--output", required=True, metavar="VOICE", help="folder to write the voice to")
+    add(
+        "--save-steps",
+        type=parsing.at_least(1),
+        default=save_steps,
+        help="steps between saves (default: %(default)s)",
+    )
+    add("--resume", action="store_true", help="go on from the state of an interrupted run")
+
+
+def job_of(args: argparse.Namespace, kind: "Callable[..., _Job]", **models: Any) -> "_Job":
+    """Return the job `kind` of a command line; a check has neither output nor saves."""
+    given = vars(args)
+    saving = {name: given[name] for name in ("save_steps", "resume") if name in given}
+    return kind(
+        data=Path(args.data),
+        output=Path(given.get("output", "")),
+        device=args.device,
+        local_files_only=args.local_files_only,
+        progress=not args.quiet,
+        **saving,
+        **models,
+    )
+
+
+def chosen_options(args: argparse.Namespace, kind: "Callable[..., _Options]") -> "_Options":
+    """Return the record `kind` of the options of training that were given."""
+    given = {name: getattr(args, name, None) for name in inspect.signature(kind).parameters}
+    return kind(**{name: value for name, value in given.items() if value is not None})
+
+
+def row_bar(args: argparse.Namespace) -> "Callable[[list[Row]], Iterator[Row]]":
+    """Return a function that yields recordings and shows how many are encoded."""
+    from tqdm import tqdm
+
+    def bar(rows: "list[Row]") -> "Iterator[Row]":
+        yield from tqdm(rows, unit="recording", disable=args.quiet, file=sys.stderr)
+
+    return bar
+
+
+def print_report(args: argparse.Namespace, report: "Report") -> None:
+    """Print how many recordings were encoded."""
+    print(
+        f"{args.output}: {report.num_added} recordings added ({report.seconds:.1f} s), "
+        f"{report.num_present} were there, {len(report.faults)} left out"
+    )
+
+
+@contextmanager
+def step_bar(args: argparse.Namespace) -> "Iterator[Watch]":
+    """Yield the functions to call before the first step and after each; they show a bar."""
+    from tqdm import tqdm
+
+    from qwen_megakernel.training.trainer import Watch
+
+    bars: list[tqdm] = []  # empty until the model is loaded, whose errors a bar would disturb
+
+    def start(trainer: "BaseTrainer") -> None:
+        steps = {"total": trainer.num_steps, "initial": trainer.step}
+        bars.append(tqdm(unit="step", disable=args.quiet, file=sys.stderr, **steps))
+
+    def after(record: "StepRecord") -> None:
+        bars[0].set_postfix_str(f"loss {record.loss:.3f}", refresh=False)
+        bars[0].n = record.step - 1  # a check takes some steps twice
+        bars[0].update()
+
+    try:
+        yield Watch(start, after)
+    finally:
+        for bar in bars:
+            bar.close()
+
+
+def print_steps(args: argparse.Namespace, trainer: "BaseTrainer") -> None:
+    """Print how far a training has come."""
+    loss = f"loss {trainer.records[-1].loss:.3f}" if trainer.records else "nothing to do"
+    print(f"{args.output}: {trainer.step} steps, {loss}")
+
+
+def print_checks(args: argparse.Namespace, check: "Callable[[Watch], Iterator[Check]]") -> int:
+    """Print each check when it is done; returns the exit code.
+
+    Args:
+        check: makes the checks; its argument is what `step_bar` yields.
+    """
+    failed = 0
+    with step_bar(args) as watch:
+        for each in check(watch):
+            print(f"{'ok  ' if each.passed else 'FAIL'} {each.name}: {each.detail}", flush=True)
+            failed += not each.passed
+    print("all passed" if not failed else f"{failed} failed")
+    return FAILED if failed else 0
