@@ -1,4 +1,4 @@
-"""docs/precision.md: what half precision and weights of 8 and 4 bits cost."""
+"""docs/precision.md: what half precision and weights of 8, 6 and 4 bits cost."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,9 @@ from qwen_megakernel.choices import WEIGHTS
 
 # The forms of weights, by their complete names.
 FORMS = [
-    weights for weights in WEIGHTS if any(word in weights for word in ("rows", "groups", "int4"))
+    weights
+    for weights in WEIGHTS
+    if any(word in weights for word in ("rows", "groups", "int6", "int4"))
 ]
 
 
@@ -23,6 +25,7 @@ VARIANTS = {
     "cpu fp32": "native code, `--backend cpu`",
     "cpu int8-groups": "the same, int8 weights in all layers: its `--weights int8`",
     "cpu int8-groups-heads": "the same, int8 weights in all layers and heads",
+    "cpu int6": "the same, int6 weights in all layers",
     "cpu int4-heads": "the same, int4 weights in all layers, int8 in all heads",
     "kernel fp32": "kernel (emulated), float32 weights",
     "kernel bf16": "kernel (emulated), bf16 weights, activations near float32",
@@ -44,6 +47,7 @@ WIDTHS = {
     "int8-rows-heads": "int8 heads, too",
     "int8-groups": "int8 in groups, bf16 heads",
     "int8-groups-heads": "in groups, heads, too",
+    "int6": "int6, bf16 heads",
     "int4-int8": "int4 talker, int8 predictor, bf16 heads",
     "int4": "int4, bf16 heads",
     "int4-heads": "int4, int8 heads",
@@ -130,11 +134,12 @@ def precision() -> list[str]:
         "# Precision",
         "",
         *paragraph(
-            "This page shows what half precision and weights of 8 and 4 bits cost: how far results "
-            "move from those in float32, how many codes change, and how many bytes a frame reads. "
-            "`benchmarks/pages.py` writes it from `benchmarks/results/precision.json` (commit "
-            f"{result['commit']}, {machine_of(result)}, torch {result['machine']['torch']}). Each "
-            f"figure was measured with PyTorch's instruction sets {' and '.join(sets)}; the tables "
+            "This page shows what half precision and weights of 8, 6 and 4 bits cost: how far "
+            "results move from those in float32, how many codes change, and how many bytes a frame "
+            "reads. `benchmarks/pages.py` writes it from `benchmarks/results/precision.json` "
+            f"(commit {result['commit']}, {machine_of(result)}, torch "
+            f"{result['machine']['torch']}). Each figure was measured with PyTorch's instruction "
+            f"sets {' and '.join(sets)}; the tables "
             "have the digits in which both results agree, or both figures."
         ),
         "",
@@ -146,7 +151,7 @@ def precision() -> list[str]:
             f"of its width. All variants got the same codes for {result['frames']} frames (teacher "
             "forcing). Random weights have flatter logits than trained ones, so use the order of "
             "the rows, not the share of changed codes. How a variant sounds is not known without "
-            "the released weights, so int8 and int4 are off by default."
+            "the released weights, so int8, int6 and int4 are off by default."
         ),
         "",
         "Variants:",
@@ -164,10 +169,11 @@ def precision() -> list[str]:
         *spaced_table(["variant", "code 0, best", "codes 1.., best", "all, drawn"], shares),
         *paragraph(
             "`--weights int8-talker` stores the talker's layers in 8 bits, `int8` also those of "
-            "the code predictor, and `-heads` after either also the heads. `int4-talker`, `int4` "
-            "and `int4-int8` store the talker's layers in 4 bits, and those of the code predictor "
-            "as they are, in 4 or in 8; their `-heads` have 8. Of 4 bits, 32 weights share the "
-            "scale with the least squared error. Norms, embeddings and "
+            "the code predictor, and `-heads` after either also the heads. `int6` and `int4` "
+            "store the layers of both in 6 and 4 bits, `int6-talker` and `int4-talker` only the "
+            "talker's; a second number is that of the code predictor (`int4-int8`), and `-heads` "
+            "have 8. Of 6 and 4 bits, 32 weights share the scale with the least squared error. "
+            "Norms, embeddings and "
             f"projections stay as they are. So does the text embedding with its {outside} million "
             "values: no frame reads it, and a prompt reads only some rows of its file."
         ),

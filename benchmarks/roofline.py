@@ -51,7 +51,7 @@ GPUS = (
 
 
 # The integers, and their part of a bf16 scale.
-_GROUPED, _4_BITS = (bits / 8 + 2 / GROUPS[bits] for bits in (8, 4))
+_GROUPED, _6_BITS, _4_BITS = (bits / 8 + 2 / GROUPS[bits] for bits in (8, 6, 4))
 
 # Bytes of a weight, in the order of `FrameWeights`: the talker's layers, codec head, projection,
 # the predictor's layers, its heads.
@@ -64,6 +64,7 @@ WIDTHS = {
     "int8-rows-heads": (1, 1, 2, 1, 1),
     "int8-groups": (_GROUPED, 2, 2, _GROUPED, 2),
     "int8-groups-heads": (_GROUPED, _GROUPED, 2, _GROUPED, _GROUPED),
+    "int6": (_6_BITS, 2, 2, _6_BITS, 2),
     "int4-int8": (_4_BITS, 2, 2, _GROUPED, 2),
     "int4": (_4_BITS, 2, 2, _4_BITS, 2),
     "int4-heads": (_4_BITS, _GROUPED, 2, _4_BITS, _GROUPED),

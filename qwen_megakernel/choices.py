@@ -32,20 +32,25 @@ DTYPES_BY_PART = tuple(
 INT8_STACKS = {"int8-talker": ("talker",), "int8": ("talker", "predictor")}
 SCALES = ("", "-rows", "-groups")  # groups of weights that share a scale; "": the backend chooses
 HEADS = ("", "-heads")
-# The beginning of a value of `weights=` -> the bits of each stack's layers, if some have 4.
-INT4_STACKS = {
+# The beginning of a value of `weights=` -> the bits of each stack's layers, if some have 4 or 6.
+SMALL_STACKS = {
+    "int6-talker": {"talker": 6},
+    "int6-int8": {"talker": 6, "predictor": 8},
+    "int6": {"talker": 6, "predictor": 6},
     "int4-talker": {"talker": 4},
     "int4-int8": {"talker": 4, "predictor": 8},
+    "int4-int6": {"talker": 4, "predictor": 6},
     "int4": {"talker": 4, "predictor": 4},
 }
 # All values of `weights=`; None leaves the weights as the checkpoint stores them.
-WEIGHTS = tuple(map("".join, [*product(INT8_STACKS, SCALES, HEADS), *product(INT4_STACKS, HEADS)]))
+WEIGHTS = tuple(map("".join, [*product(INT8_STACKS, SCALES, HEADS), *product(SMALL_STACKS, HEADS)]))
 WEIGHTS_HELP = (
     "store weights in 8 bits: int8 in all layers, int8-talker only in the talker's; -rows or "
     "-groups: which weights share a scale; -heads: the output heads in 8 bits, too, as in "
-    "int8-groups-heads. Or in 4 bits, for backends cpu and torch: int4 in all layers, int4-int8 "
-    "in the talker's and 8 in the code predictor's, int4-talker only in the talker's (default: as "
-    "the checkpoint stores them; docs/precision.md compares them)"
+    "int8-groups-heads. Or in 6 or 4 bits, for backends cpu and torch: int6 and int4 in all "
+    "layers, int6-talker and int4-talker only in the talker's; a second number is that of the "
+    "code predictor's layers: int6-int8, int4-int8, int4-int6 (default: as the checkpoint stores "
+    "them; docs/precision.md compares them)"
 )
 
 
@@ -53,7 +58,7 @@ WEIGHTS_HELP = (
 class WeightsForm:
     """The meaning of one of `WEIGHTS`."""
 
-    bits: dict[str, int]  # of a weight in the layers of "talker" and "predictor", 8 or 4
+    bits: dict[str, int]  # of a weight in the layers of "talker" and "predictor": 8, 6 or 4
     in_groups: (
         bool | None
     )  # a scale for some columns (True) or a row (False); None: backend chooses
@@ -64,7 +69,7 @@ class WeightsForm:
         """Read one of `WEIGHTS`."""
         start, heads, _ = weights.partition("-heads")
         words = start.split("-")
-        if bits := INT4_STACKS.get(start):
+        if bits := SMALL_STACKS.get(start):
             return WeightsForm(bits, True, bool(heads))
         stacks = INT8_STACKS["int8-talker" if "talker" in words else "int8"]
         in_groups = True if "groups" in words else False if "rows" in words else None

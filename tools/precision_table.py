@@ -148,6 +148,7 @@ def make_variants(config: ModelConfig) -> dict[str, Any]:
         "cpu fp32": CpuDecoder(checkpoint, full),
         "cpu int8-groups": CpuDecoder(int8["int8-groups"], full),
         "cpu int8-groups-heads": CpuDecoder(int8["int8-groups-heads"], full),
+        "cpu int6": CpuDecoder(int8["int6"], full),
         "cpu int4-heads": CpuDecoder(int8["int4-heads"], full),
         "kernel fp32": KernelDecoder(checkpoint, full),
         "kernel bf16": KernelDecoder(checkpoint, half),

@@ -24,6 +24,7 @@ enum SourceFormat : int32_t {
   kSourceBf16 = 1,
   kSourceInt8 = 2,
   kSourceInt4 = 3,  // bytes of -8 .. 7, with a scale for each 32 columns
+  kSourceInt6 = 4,  // the same of -32 .. 31
 };
 
 // A matrix [num_rows, num_cols]: row-major as in a checkpoint, or packed by qwen_cpu_pack. A packed

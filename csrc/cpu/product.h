@@ -157,8 +157,9 @@ inline void dot_int8(const uint8_t* block, int lane, int num_groups, const int32
     for (int col = 0; col < kGroup; col += 4, block += kStrideBytes, x += 2 * kRows) {
       prefetch(block);
       const auto four = [=](int v) { return load_words(block + lane + v * kLanes * 4); };
-      add_products<kVectors, kRows>(exact, [=](int v) { return lower_bytes(four(v)); }, x);
-      add_products<kVectors, kRows>(exact, [=](int v) { return upper_bytes(four(v)); }, x + kRows);
+      add_products<kVectors, kRows>(exact, [=](int v) { return bits_of_halves<0, 8>(four(v)); }, x);
+      add_products<kVectors, kRows>(
+          exact, [=](int v) { return bits_of_halves<8, 8>(four(v)); }, x + kRows);
     }
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
@@ -174,11 +175,44 @@ inline void dot_int8(const uint8_t* block, int lane, int num_groups, const int32
   }
 }
 
-// Sums of `dot_int8`'s kind, of columns that share a scale.
+// Adds the products of 8 columns of int4, which one stride holds.
 template <int kVectors, int kRows>
-inline void dot_int4(const uint8_t* block, int lane, int num_groups, const int32_t* x,
-                     const float* x_scales, float* sums) {
-  constexpr int kScales = kGroup / kInt4Group;
+inline void add_int4(Words (&sum)[kRows][kVectors], const uint8_t* block, const int32_t* x) {
+  const auto words = [=](int v) { return load_words(block + v * kLanes * 4); };
+  const auto add = [&](auto bits, int pair) {
+    add_products<kVectors, kRows>(sum, bits, x + pair * kRows);
+  };
+  prefetch(block);
+  add([=](int v) { return bits_of_halves<0, 4>(words(v)); }, 0);
+  add([=](int v) { return bits_of_halves<4, 4>(words(v)); }, 1);
+  add([=](int v) { return bits_of_halves<8, 4>(words(v)); }, 2);
+  add([=](int v) { return bits_of_halves<12, 4>(words(v)); }, 3);
+}
+
+// Adds the products of 16 columns of int6, which three strides hold.
+template <int kVectors, int kRows>
+inline void add_int6(Words (&sum)[kRows][kVectors], const uint8_t* block, const int32_t* x) {
+  const auto words = [=](int v, int i) {
+    return load_words(block + i * kStrideBytes + v * kLanes * 4);
+  };
+  const auto add = [&](auto bits, int pair) {
+    add_products<kVectors, kRows>(sum, bits, x + pair * kRows);
+  };
+  for (int i = 0; i < 3; ++i) {
+    prefetch(block + i * kStrideBytes);
+    add([=](int v) { return bits_of_halves<0, 6>(words(v, i)); }, 2 * i);
+    add([=](int v) { return bits_of_halves<6, 6>(words(v, i)); }, 2 * i + 1);
+  }
+  add([=](int v) { return joined_bits<14>(words(v, 0), words(v, 1)); }, 6);
+  add([=](int v) { return joined_bits<12>(words(v, 2), words(v, 1)); }, 7);
+}
+
+// Sums of `dot_int8`'s kind, of columns of 4 or 6 bits of which 32 share a scale.
+template <int kVectors, int kRows, int kBits>
+inline void dot_small(const uint8_t* block, int lane, int num_groups, const int32_t* x,
+                      const float* x_scales, float* sums) {
+  constexpr int kScales = kGroup / kSmallGroup;
+  constexpr int kColumns = kBits == 4 ? 8 : 16, kBytes = kColumns * kBits / 8 * kBlockRows;
   Floats sum[kRows][kVectors];
   for (auto& row : sum)
     for (Floats& each : row) each = zero_floats();
@@ -189,16 +223,10 @@ inline void dot_int4(const uint8_t* block, int lane, int num_groups, const int32
       Words exact[kRows][kVectors];
       for (auto& row : exact)
         for (Words& each : row) each = zero_words();
-      for (int col = 0; col < kInt4Group; col += 8, block += kStrideBytes, x += 4 * kRows) {
-        prefetch(block);
-        const auto eight = [=](int v) { return load_words(block + lane + v * kLanes * 4); };
-        add_products<kVectors, kRows>(exact, [=](int v) { return four_bits<0>(eight(v)); }, x);
-        add_products<kVectors, kRows>(
-            exact, [=](int v) { return four_bits<1>(eight(v)); }, x + kRows);
-        add_products<kVectors, kRows>(
-            exact, [=](int v) { return four_bits<2>(eight(v)); }, x + 2 * kRows);
-        add_products<kVectors, kRows>(
-            exact, [=](int v) { return four_bits<3>(eight(v)); }, x + 3 * kRows);
+      for (int col = 0; col < kSmallGroup; col += kColumns, block += kBytes) {
+        if constexpr (kBits == 4) add_int4<kVectors, kRows>(exact, block + lane, x);
+        if constexpr (kBits == 6) add_int6<kVectors, kRows>(exact, block + lane, x);
+        x += kColumns / 2 * kRows;
       }
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) {
@@ -237,8 +265,12 @@ void dot_block(const Matrix& matrix, const uint8_t* block, const Inputs& inputs,
                                         inputs.scales(first), sums + row);
         break;
       case Format::kInt4:
-        dot_int4<kVectors, kRows>(block, lane, matrix.num_groups(), inputs.words(first),
-                                  inputs.scales(first), sums + row);
+        dot_small<kVectors, kRows, 4>(block, lane, matrix.num_groups(), inputs.words(first),
+                                      inputs.scales(first), sums + row);
+        break;
+      case Format::kInt6:
+        dot_small<kVectors, kRows, 6>(block, lane, matrix.num_groups(), inputs.words(first),
+                                      inputs.scales(first), sums + row);
         break;
     }
   }

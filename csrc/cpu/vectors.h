@@ -3,7 +3,10 @@
 //
 // Each header defines: kInstructionSet, kLanes, Floats and Words (kLanes of 32 bits),
 // vectors_of(rows) (the number of a block's vectors to sum at once for that many inputs), kTallRows
-// (inputs whose sums of two vectors fit in registers), and the functions that make up products.
+// (inputs whose sums of two vectors fit in registers), and the functions that make up products. Of
+// each 16-bit half of a word, bits_of_halves<kFirst, kBits> returns the signed number in kBits bits
+// from kFirst on, and joined_bits<kFirst>(high, low) the one whose upper four bits are those of
+// `high` from 12 on, and whose lower two those of `low` from kFirst on.
 #pragma once
 #include <cstdint>
 #include <cstring>

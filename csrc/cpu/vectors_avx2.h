@@ -36,11 +36,15 @@ inline Floats load_bf16(const uint8_t* from) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
 }
 
-inline Words lower_bytes(Words words) { return _mm256_srai_epi16(_mm256_slli_epi16(words, 8), 8); }
-inline Words upper_bytes(Words words) { return _mm256_srai_epi16(words, 8); }
-template <int kIndex>
-inline Words four_bits(Words words) {
-  return _mm256_srai_epi16(_mm256_slli_epi16(words, 12 - 4 * kIndex), 12);
+template <int kFirst, int kBits>
+inline Words bits_of_halves(Words words) {
+  return _mm256_srai_epi16(_mm256_slli_epi16(words, 16 - kFirst - kBits), 16 - kBits);
+}
+template <int kFirst>
+inline Words joined_bits(Words high, Words low) {
+  const Words mask = _mm256_set1_epi16(int16_t(0xf000));
+  const Words shifted = _mm256_andnot_si256(mask, _mm256_srli_epi16(low, kFirst - 10));
+  return _mm256_srai_epi16(_mm256_or_si256(_mm256_and_si256(high, mask), shifted), 10);
 }
 inline Words dot_pairs(Words sum, Words a, Words b) {
   return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));

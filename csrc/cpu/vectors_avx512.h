@@ -33,11 +33,16 @@ inline Floats load_bf16(const uint8_t* from) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
 }
 
-inline Words lower_bytes(Words words) { return _mm512_srai_epi16(_mm512_slli_epi16(words, 8), 8); }
-inline Words upper_bytes(Words words) { return _mm512_srai_epi16(words, 8); }
-template <int kIndex>
-inline Words four_bits(Words words) {
-  return _mm512_srai_epi16(_mm512_slli_epi16(words, 12 - 4 * kIndex), 12);
+template <int kFirst, int kBits>
+inline Words bits_of_halves(Words words) {
+  return _mm512_srai_epi16(_mm512_slli_epi16(words, 16 - kFirst - kBits), 16 - kBits);
+}
+template <int kFirst>
+inline Words joined_bits(Words high, Words low) {
+  constexpr int kHighOrLow = 0xca;  // the mask chooses
+  const Words mask = _mm512_set1_epi16(int16_t(0xf000));
+  const Words shifted = _mm512_srli_epi16(low, kFirst - 10);
+  return _mm512_srai_epi16(_mm512_ternarylogic_epi32(mask, high, shifted, kHighOrLow), 10);
 }
 
 #ifdef __AVX512VNNI__

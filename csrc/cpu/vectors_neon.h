@@ -32,16 +32,16 @@ inline Floats load_bf16(const uint8_t* from) {
   return vreinterpretq_f32_u32(vshll_n_u16(bits, 16));
 }
 
-inline Words lower_bytes(Words words) {
-  return vreinterpretq_s32_s16(vshrq_n_s16(vshlq_n_s16(vreinterpretq_s16_s32(words), 8), 8));
+template <int kFirst, int kBits>
+inline Words bits_of_halves(Words words) {
+  const int16x8_t raised = vshlq_n_s16(vreinterpretq_s16_s32(words), 16 - kFirst - kBits);
+  return vreinterpretq_s32_s16(vshrq_n_s16(raised, 16 - kBits));
 }
-template <int kIndex>
-inline Words four_bits(Words words) {
-  const int16x8_t halves = vreinterpretq_s16_s32(words);
-  return vreinterpretq_s32_s16(vshrq_n_s16(vshlq_n_s16(halves, 12 - 4 * kIndex), 12));
-}
-inline Words upper_bytes(Words words) {
-  return vreinterpretq_s32_s16(vshrq_n_s16(vreinterpretq_s16_s32(words), 8));
+template <int kFirst>
+inline Words joined_bits(Words high, Words low) {
+  const uint16x8_t shifted = vshrq_n_u16(vreinterpretq_u16_s32(low), kFirst - 10);
+  const uint16x8_t joined = vbslq_u16(vdupq_n_u16(0xf000), vreinterpretq_u16_s32(high), shifted);
+  return vreinterpretq_s32_s16(vshrq_n_s16(vreinterpretq_s16_u16(joined), 10));
 }
 inline Words dot_pairs(Words sum, Words a, Words b) {
   const int16x8_t x = vreinterpretq_s16_s32(a), y = vreinterpretq_s16_s32(b);

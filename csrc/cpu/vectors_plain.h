@@ -39,16 +39,16 @@ inline Floats load_bf16(const uint8_t* from) {
   return lower_bf16(words);
 }
 
-// Keeps the two 16-bit halves of a word apart: bytes 0 and 2, then bytes 1 and 3.
-inline Words lower_bytes(Words words) {
-  return ((words << 24 >> 24) & 0xffff) | (words << 8 >> 24 << 16);
+typedef int16_t Halves __attribute__((vector_size(16)));
+
+template <int kFirst, int kBits>
+inline Words bits_of_halves(Words words) {
+  return Words(Halves(words) << (16 - kFirst - kBits) >> (16 - kBits));
 }
-inline Words upper_bytes(Words words) {
-  return ((words << 16 >> 24) & 0xffff) | (words >> 24 << 16);
-}
-template <int kIndex>
-inline Words four_bits(Words words) {
-  return ((words << (28 - 4 * kIndex) >> 28) & 0xffff) | (words << (12 - 4 * kIndex) >> 28 << 16);
+template <int kFirst>
+inline Words joined_bits(Words high, Words low) {
+  const Halves shifted = Halves(low) >> (kFirst - 10) & 0x0fff;
+  return Words(((Halves(high) & int16_t(0xf000)) | shifted) >> 10);
 }
 inline Words dot_pairs(Words sum, Words a, Words b) {
   return sum + (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);

@@ -1,5 +1,5 @@
-"""Weights in 8 or 4 bits: a matrix of small integers, with a scale for each output row, or for 64
-columns of it, of which 32 share one with 4 bits.
+"""Weights in 8, 6 or 4 bits: a matrix of small integers, with a scale for each output row, or for
+64 columns of it, or 32 in 6 and 4 bits.
 
 Reading weights takes most of the time of decoding, so fewer bytes make it faster. Activations,
 norms, projections and embeddings keep their precision (no frame reads the 311 million values of the
@@ -25,8 +25,7 @@ from qwen_megakernel.native import cpu_threads
 PREFIXES = {"talker": "model.layers.", "predictor": "code_predictor.model.layers."}
 HEADS = ("codec_head.", "code_predictor.lm_head.")
 LARGEST = 127  # of 8 bits; symmetric: -128 is not used
-LEAST_OF_4, LARGEST_OF_4 = -8, 7
-GROUPS = {8: 64, 4: 32}  # columns that share a scale, by bits
+GROUPS = {8: 64, 6: 32, 4: 32}  # columns that share a scale, by bits
 BLOCK = 2**18  # values rounded at a time, so that intermediate results stay in caches
 
 
@@ -34,9 +33,9 @@ BLOCK = 2**18  # values rounded at a time, so that intermediate results stay in 
 class QuantizedMatrix:
     """The matrix scales[row] * values[row], or scales[row, col // group] * values[row, col]."""
 
-    values: Tensor  # [out_features, in_features] int8; with 4 bits from -8 to 7
+    values: Tensor  # [out_features, in_features] int8; -32 to 31 with 6 bits, -8 to 7 with 4
     scales: Tensor  # [out_features], or [out_features, num_groups], in the activations' dtype
-    bits: int = 8  # 8 or 4
+    bits: int = 8  # 8, 6 or 4
 
     @property
     def group(self) -> int:
@@ -52,14 +51,14 @@ class QuantizedMatrix:
     def of(weight: Tensor, *, in_groups: bool = False, bits: int = 8) -> QuantizedMatrix:
         """Round `weight` [out_features, in_features] to the nearest values.
 
-        In 8 bits the largest magnitude that shares a scale keeps its value; in 4 bits, always in
-        groups, the scale has the least squared error. The scales of groups are bf16 numbers: two
-        bytes beside 64, and every product with an int8 is exact in float32.
+        In 8 bits the largest magnitude that shares a scale keeps its value; in 6 and 4 bits,
+        always in groups, the scale has the least squared error. The scales of groups are bf16
+        numbers: two bytes beside 64 values, and every product with an int8 is exact in float32.
         """
         rows = max(1, BLOCK // weight.shape[1])
         blocks = weight.split(rows)
-        if bits == 4:
-            return QuantizedMatrix.cat([_in_4_bits(block) for block in blocks])
+        if bits < 8:
+            return QuantizedMatrix.cat([_fitted(block, bits) for block in blocks])
         return QuantizedMatrix.cat([_nearest(block, in_groups=in_groups) for block in blocks])
 
     @staticmethod
@@ -108,21 +107,22 @@ def _nearest(weight: Tensor, *, in_groups: bool) -> QuantizedMatrix:
     return QuantizedMatrix(values, scales)
 
 
-def _in_4_bits(weight: Tensor) -> QuantizedMatrix:
-    """Return what `QuantizedMatrix.of` returns in 4 bits, for some of its rows.
+def _fitted(weight: Tensor, bits: int) -> QuantizedMatrix:
+    """Return what `QuantizedMatrix.of` returns in 6 or 4 bits, for some of its rows.
 
-    The largest magnitude of a group becomes 7 or -8. Then the scale is the one with the least
-    squared error for these values, and the values are rounded again. What is best of all tried is
-    kept, so no group is worse than with the scale of its largest magnitude.
+    The largest magnitude of a group becomes the largest value, or the least. Then the scale is the
+    one with the least squared error for these values, and the values are rounded again. What is
+    best of all tried is kept, so no group is worse than with the scale of its largest magnitude.
     """
-    shape, weight = weight.shape, _in_groups(weight.float(), GROUPS[4])
+    least, most = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+    shape, weight = weight.shape, _in_groups(weight.float(), GROUPS[bits])
     largest = weight.gather(-1, weight.abs().argmax(-1, keepdim=True))
     best = torch.full_like(largest, torch.inf)
     scales, values = torch.zeros_like(largest), torch.zeros_like(weight)
-    for level in (LARGEST_OF_4, LEAST_OF_4):
+    for level in (most, least):
         scale = _bf16(largest / level)
         for _ in range(2):
-            rounded = (weight / scale).round().clamp(LEAST_OF_4, LARGEST_OF_4)
+            rounded = (weight / scale).round().clamp(least, most)
             fitted = _bf16((weight * rounded).sum(-1, True) / rounded.square().sum(-1, True))
             for tried in (scale, fitted):
                 error = (weight - rounded * tried).square().sum(-1, True)
@@ -132,7 +132,7 @@ def _in_4_bits(weight: Tensor) -> QuantizedMatrix:
                 values = torch.where(is_better, rounded, values)
             scale = fitted
     values = values.to(torch.int8).flatten(1)[:, : shape[1]].contiguous()
-    return QuantizedMatrix(values, scales.squeeze(-1), 4)
+    return QuantizedMatrix(values, scales.squeeze(-1), bits)
 
 
 def _bf16(scales: Tensor) -> Tensor:
@@ -244,9 +244,9 @@ def check_weights(weights: str | None, backend: str) -> None:
     if weights is None or backend in ("cpu", "torch"):
         return
     wanted = WeightsForm.parse(weights)
-    if 4 in wanted.bits.values():
+    if min(wanted.bits.values()) < 8:
         raise UsageError(
-            f"weights is {weights!r}; backend {backend} does not run weights of 4 bits.",
+            f"weights is {weights!r}; backend {backend} does not run weights of 6 or 4 bits.",
             hint="Use 'int8', or backend cpu or torch.",
         )
     if wanted.heads:

@@ -1,5 +1,6 @@
 """Weight-only int8: the matrix, and the decoders on it."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -7,10 +8,10 @@ import pytest
 import torch
 from tiny_speech import tiny_engine
 from tolerances import (
+    FITTED_OF_PLAIN,
+    FITTED_OF_WEIGHTS,
+    FITTED_SLACK,
     HALF_A_STEP,
-    INT4_OF_PLAIN,
-    INT4_OF_WEIGHTS,
-    INT4_SLACK,
     INT8_GROUP_SLACK,
     INT8_PRODUCT_BF16,
     INT8_PRODUCT_F32,
@@ -43,7 +44,7 @@ def widened(matrix: QuantizedMatrix) -> Tensor:
     """Widen a matrix column by column, without `QuantizedMatrix.widened`."""
     scales = matrix.scales.double()
     columns = range(matrix.values.shape[1])
-    group = {8: 64, 4: 32}[matrix.bits]
+    group = 64 if matrix.bits == 8 else 32
     of_column = [scales[:, c // group] if matrix.in_groups else scales for c in columns]
     return matrix.values.double() * torch.stack(of_column, dim=1)
 
@@ -65,13 +66,16 @@ def test_no_weight_is_further_than_half_a_step_of_its_scale(in_groups):
     )
 
 
-def test_no_group_of_4_bits_is_worse_than_with_the_scale_of_its_largest_magnitude():
+@pytest.mark.parametrize("bits", [6, 4])
+def test_no_group_is_worse_than_with_the_scale_of_its_largest_magnitude(bits):
+    least, most = {6: (-32, 31), 4: (-8, 7)}[bits]
     weight = random_matrix(cols=150)
     weight[5] = 0
-    weight[6, :32] = torch.linspace(-8, 7, 32)  # what 4 bits hold
-    matrix = QuantizedMatrix.of(weight, bits=4)
-    assert matrix.bits == 4 and matrix.in_groups and matrix.scales.shape == (48, 5)
-    assert matrix.values.min() >= -8 and matrix.values.max() <= 7 and not matrix.values[5].any()
+    weight[6, :32] = torch.linspace(least, most, 32)  # what so many bits hold
+    matrix = QuantizedMatrix.of(weight, bits=bits)
+    assert matrix.bits == bits and matrix.in_groups and matrix.scales.shape == (48, 5)
+    assert matrix.values.min() == least and matrix.values.max() == most
+    assert not matrix.values[5].any()
     assert torch.equal(matrix.scales, matrix.scales.bfloat16().float())
     torch.testing.assert_close(
         matrix.widened().double(), widened(matrix), rtol=ROUNDING_F32, atol=0
@@ -79,11 +83,11 @@ def test_no_group_of_4_bits_is_worse_than_with_the_scale_of_its_largest_magnitud
     ours = total = plain = 0.0
     for columns in torch.arange(150).split(32):
         part, values = weight[:, columns].double(), widened(matrix)[:, columns]
-        scale = (part.abs().amax(1, True) / 7).bfloat16().double()
+        scale = (part.abs().amax(1, True) / most).bfloat16().double()
         steps = (part / scale).nan_to_num().round()
         error = (values - part).square().sum(1)
         of_largest = (steps * scale - part).square().sum(1)
-        assert (error <= of_largest * INT4_SLACK).all()
+        assert (error <= of_largest * FITTED_SLACK).all()
         # The least squared error of these values, but for the rounding of their scale.
         steps = matrix.values[:, columns].double()
         fitted = ((part * steps).sum(1) / steps.square().sum(1)).nan_to_num()[:, None]
@@ -91,13 +95,16 @@ def test_no_group_of_4_bits_is_worse_than_with_the_scale_of_its_largest_magnitud
         assert (error <= least + (fitted * steps * SCALE_BF16).square().sum(1)).all()
         ours, plain = ours + error.sum(), plain + of_largest.sum()
         total += part.square().sum()
-    assert ours < INT4_OF_PLAIN * plain and ours < INT4_OF_WEIGHTS * total
+    of_plain, of_weights = FITTED_OF_PLAIN[bits], FITTED_OF_WEIGHTS[bits]
+    assert ours < of_plain * plain and ours < of_weights * total
 
 
-def test_4_bits_keep_what_they_hold():
-    weight = 0.5 * torch.randint(-8, 8, (6, 96), generator=torch.Generator().manual_seed(2))
-    weight[:, ::32] = -4.0
-    assert torch.equal(QuantizedMatrix.of(weight, bits=4).widened(), weight)
+@pytest.mark.parametrize(("bits", "least"), [(6, -32), (4, -8)])
+def test_few_bits_keep_what_they_hold(bits, least):
+    generator = torch.Generator().manual_seed(2)
+    weight = 0.5 * torch.randint(least, -least, (6, 96), generator=generator)
+    weight[:, ::32] = 0.5 * least
+    assert torch.equal(QuantizedMatrix.of(weight, bits=bits).widened(), weight)
 
 
 def test_groups_are_nearer_than_rows_where_some_columns_are_large():
@@ -111,7 +118,7 @@ def test_groups_are_nearer_than_rows_where_some_columns_are_large():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(1, 192), (2, 192), (3, 2, 192)])
-@pytest.mark.parametrize("kind", [{}, {"in_groups": True}, {"bits": 4}])
+@pytest.mark.parametrize("kind", [{}, {"in_groups": True}, {"bits": 6}, {"bits": 4}])
 def test_products_are_those_of_the_widened_matrix(
     dtype: torch.dtype, shape: tuple[int, ...], kind: dict
 ):
@@ -148,12 +155,13 @@ def test_only_the_named_layers_are_int8(load_checkpoint, weights):
     assert {name for name, is_int8 in kinds.items() if is_int8} == layers
     assert "model.text_embedding.weight" not in layers
     grouped = {value.in_groups for value in changed.values() if isinstance(value, QuantizedMatrix)}
-    assert grouped == {"groups" in weights or "int4" in weights}
+    small = re.findall("int([46])", weights)  # the talker's bits, and the predictor's if it has few
+    assert grouped == {"groups" in weights or bool(small)}
     for name in layers:
         is_head = "head" in name
         is_predictor = name.startswith("code_predictor")
-        in_4 = "int4" in weights and not is_head and not (is_predictor and "int8" in weights)
-        assert changed[name].bits == (4 if in_4 else 8)
+        wide = is_head or not small or (is_predictor and "int8" in weights)
+        assert changed[name].bits == (8 if wide else int(small[-1 if is_predictor else 0]))
     assert not any(isinstance(value, QuantizedMatrix) for value in loaded.talker.values())
 
 
@@ -199,6 +207,7 @@ def test_only_known_kinds_are_accepted():
         ("emulation", "int8-groups", "'int8', or backend cpu, torch or graph"),
         ("emulation", "int4-int8", "'int8', or backend cpu or torch"),
         ("graph", "int4", "'int8', or backend cpu or torch"),
+        ("graph", "int6-talker", "'int8', or backend cpu or torch"),
         ("emulation", "int8-talker-heads", "'int8-talker', or backend cpu or torch"),
         ("graph", "int8-rows-heads", "'int8-rows', or backend cpu or torch"),
     ],

@@ -291,10 +291,10 @@ TRAINER_HIDDEN = 5 * LOGITS_F32
 HALF_A_STEP = 0.5
 # The same for the largest value if the scale is rounded, too: to bf16, or to float32.
 INT8_GROUP_SLACK, INT8_ROW_SLACK = 1 + 127 / 128, 1.0002
-INT4_SLACK = 1 + 1e-5  # squared errors, which are compared in float32
+FITTED_SLACK = 1 + 1e-5  # squared errors, which are compared in float32
 # Squared errors of 4 bits: at most this part of what the scale of the largest magnitude costs, and
 # of the squared weights, if these are normally distributed.
-INT4_OF_PLAIN, INT4_OF_WEIGHTS = 0.85, 0.01
+FITTED_OF_PLAIN, FITTED_OF_WEIGHTS = {6: 0.98, 4: 0.85}, {6: 0.0006, 4: 0.01}
 SCALE_BF16 = 1 / 256  # what rounding a scale to bf16 changes it by, at most
 # Seconds by which half of the words of a voice without noise may be misplaced: two hops.
 WORD_ON_A_HOP = 0.02

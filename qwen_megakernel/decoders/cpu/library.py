@@ -6,7 +6,7 @@ from ctypes import POINTER, c_float, c_int32, c_uint32, c_uint64, c_void_p
 from qwen_megakernel.native.structs import SamplingParams, fields
 
 # SourceFormat
-FLOAT32, BF16, INT8, INT4 = range(4)
+FLOAT32, BF16, INT8, INT4, INT6 = range(5)
 
 # A layer's packed matrices by the letters of their parts, and whether the parts take turns.
 MATRICES_OF_LAYER = {

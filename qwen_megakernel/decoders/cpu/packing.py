@@ -171,7 +171,7 @@ def _describe(parts: list[Matrix]) -> native.MatrixSource:
     values = [part.values if isinstance(part, QuantizedMatrix) else part for part in parts]
     format_, group = native.FLOAT32, 0
     if isinstance(parts[0], QuantizedMatrix):
-        format_ = native.INT8 if parts[0].bits == 8 else native.INT4
+        format_ = {8: native.INT8, 6: native.INT6, 4: native.INT4}[parts[0].bits]
         group = parts[0].group if parts[0].in_groups else 0
     elif all(each.dtype == torch.bfloat16 for each in values):
         format_ = native.BF16

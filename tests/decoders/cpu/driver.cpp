@@ -99,10 +99,13 @@ class Weights {
       if (kind_.format == kSourceFloat32) static_cast<float*>(values)[i] = scaled;
       if (kind_.format == kSourceBf16) static_cast<uint16_t*>(values)[i] = uint16_t(bits >> 16);
       if (kind_.format == kSourceInt8) static_cast<int8_t*>(values)[i] = int8_t(value * 127);
-      if (kind_.format == kSourceInt4) static_cast<int8_t*>(values)[i] = int8_t(std::floor(value * 8));
+      if (kind_.format == kSourceInt4)
+        static_cast<int8_t*>(values)[i] = int8_t(std::floor(value * 8));
+      if (kind_.format == kSourceInt6)
+        static_cast<int8_t*>(values)[i] = int8_t(std::floor(value * 32));
     }
     const float* scales = nullptr;
-    if (kind_.format == kSourceInt8 || kind_.format == kSourceInt4) {
+    if (kind_.format != kSourceFloat32 && kind_.format != kSourceBf16) {
       const int per_row = kind_.group ? (num_cols + kind_.group - 1) / kind_.group : 1;
       floats_.emplace_back(size_t(num_rows) * per_row);
       for (float& each : floats_.back()) each = 0x1p-10f * float(8 + (state = state * 5 + 3) % 8);
@@ -281,10 +284,11 @@ void speak(void* pool, const ModelSource& source) {
   for (int slot = 0; slot < kSlots; ++slot) {
     // The prompts of slots 4 and 5 begin like that of slot 3, and take its keys and values.
     const int length = 5 + 17 * (slot < 4 ? slot : 3) + slot / 4, kept = slot < 4 ? 0 : 40;
-    const StreamOptions options = {{0.9f, slot % 2 ? 0.8f : 1.0f, 1.05f, slot == 2 ? 0 : 9, slot != 0},
-                                   {0.8f, 1.0f, 1.0f, 7, slot != 0},
-                                   1,
-                                   uint64_t(slot)};
+    const StreamOptions options = {
+        {0.9f, slot % 2 ? 0.8f : 1.0f, 1.05f, slot == 2 ? 0 : 9, slot != 0},
+        {0.8f, 1.0f, 1.0f, 7, slot != 0},
+        1,
+        uint64_t(slot)};
     std::vector<float> cached(kept * qwen_cpu_decoder_kept_floats(decoder));
     for (int first = 0; first < kept; first += 20) {  // pieces that cross a block of 16 positions
       float* to = cached.data() + first * qwen_cpu_decoder_kept_floats(decoder);
@@ -312,7 +316,8 @@ StreamOptions sampled(uint64_t seed) {
   return {{0.9f, 0.8f, 1.05f, 9, 1}, {0.8f, 0.9f, 1.0f, 7, 1}, 1, seed};
 }
 
-// Makes a decoder, runs a prompt, adds text and draws a frame; in each, every allocation fails once.
+// Makes a decoder, runs a prompt, adds text and draws a frame; in each, every allocation fails
+// once.
 void starve_decoder(const ModelSource& source) {
   void *pool = nullptr, *decoder = nullptr;
   starve("a pool", [&] { return (pool = qwen_cpu_pool_create(3)) ? kDone : kOutOfMemory; });
@@ -467,7 +472,7 @@ int main(int argc, char** argv) {
   be_heard(pool);
   for (Kind kind : {Kind{"float32", kSourceFloat32, 0}, Kind{"bf16", kSourceBf16, 0},
                     Kind{"int8 rows", kSourceInt8, 0}, Kind{"int8 groups", kSourceInt8, 64},
-                    Kind{"int4 groups", kSourceInt4, 32}})
+                    Kind{"int6 groups", kSourceInt6, 32}, Kind{"int4 groups", kSourceInt4, 32}})
     for (int shape : {0, 1}) {
       std::printf("%s %d\n", kind.name, shape);
       const Weights weights(kind, shape ? 80 : 64, shape ? 48 : 64, shape == 1);

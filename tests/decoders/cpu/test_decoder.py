@@ -31,6 +31,7 @@ FORMS = [
             "int8-heads",
             "int8-groups",
             "int4",
+            "int6",
         )
     ),
 ]
@@ -68,7 +69,7 @@ def test_codes_are_those_of_the_plain_decoder(
         *[(form, None) for form in (None, "bfloat16")],
         *[(form, LOGITS_INT8_RMS) for form in ("int8", "int8-heads", "int8-groups")],
         ("int8-groups-heads", LOGITS_INT8_RMS),
-        *[(form, LOGITS_INT8_RMS) for form in ("int4", "int4-int8", "int4-talker-heads")],
+        *[(form, LOGITS_INT8_RMS) for form in ("int4", "int4-int8", "int4-talker-heads", "int6")],
     ],
 )
 def test_forced_logits_are_those_of_the_plain_decoder(
@@ -91,7 +92,7 @@ def test_forced_logits_are_those_of_the_plain_decoder(
             torch.testing.assert_close(taps[native][name], logits, atol=LOGITS_F32, rtol=0)
 
 
-@pytest.mark.parametrize("weights", [None, "int8", "int8-groups", "int4"])
+@pytest.mark.parametrize("weights", [None, "int8", "int8-groups", "int4", "int6"])
 def test_neither_threads_nor_company_change_a_bit(load_checkpoint, native, prompt, weights):
     checkpoint = stored(load_checkpoint("tiny-random"), weights)
     num_slots, found = 7, []
@@ -211,8 +212,8 @@ def test_head_widths_that_it_cannot_run_are_refused_by_name(load_checkpoint, par
 
 
 def test_weights_are_packed_as_they_are_stored(load_checkpoint, native):
-    """bf16 takes half the bytes of float32, int8 a quarter plus the scales, and int4 half of that;
-    blocks pad rows."""
+    """bf16 takes half the bytes of float32, int8 a quarter plus the scales, int6 and int4 three
+    and two quarters of that; blocks pad rows."""
     checkpoint = load_checkpoint("tiny-random")
     made = {form: native(stored(checkpoint, form)) for form in ("float32", "bfloat16", "float16")}
     packed = {form: decoder.packed_bytes for form, decoder in made.items()}
@@ -220,4 +221,8 @@ def test_weights_are_packed_as_they_are_stored(load_checkpoint, native):
     for form in ("int8-heads", "int8-groups-heads"):
         share = native(stored(checkpoint, form)).packed_bytes / packed["float32"]
         assert 0.25 < share < 0.29
-    assert native(stored(checkpoint, "int4-heads")).packed_bytes / packed["float32"] < 0.24
+    forms = ("int8-groups-heads", "int6-heads", "int4-heads")
+    eight, six, four = (native(stored(checkpoint, form)).packed_bytes for form in forms)
+    assert four / packed["float32"] < 0.24
+    # The bytes of 64 columns of the layers: 64, 48 and 32, and 2, 4 and 4 of scales.
+    assert (six - four) / (eight - four) == (52 - 36) / (66 - 36)

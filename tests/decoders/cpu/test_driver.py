@@ -139,7 +139,7 @@ def test_every_instruction_set_computes_the_same(program, expected, name):
         for line, want in zip(done.stdout.splitlines(), expected.splitlines(), strict=True):
             if want == "vocoder":
                 limit = AUDIO_F32
-            if want[:6] in ("float3", "bf16 0", "bf16 1", "int8 r", "int8 g", "int4 g"):
+            if want[:6] in ("float3", "bf16 0", "bf16 1", "int8 r", "int8 g", "int6 g", "int4 g"):
                 limit = LOGITS_INT8_RMS if want.startswith("int") else LOGITS_F32
             if want.startswith(("logits ", "samples ")):
                 both = [np.array(each.split()[1:], dtype=float) for each in (line, want)]

@@ -15,7 +15,7 @@ from qwen_megakernel.decoders.quantization import QuantizedMatrix, RoundedWeight
 MODEL = "tiny-random"
 
 
-@pytest.mark.parametrize("weights", ["int8", "int8-rows-heads", "int8-talker-groups", "int4-int8"])
+@pytest.mark.parametrize("weights", ["int8", "int8-rows-heads", "int8-talker-groups", "int4-int6"])
 def test_only_the_parts_of_one_packed_matrix_are_rounded_at_a_time(
     load_checkpoint, monkeypatch, weights
 ):

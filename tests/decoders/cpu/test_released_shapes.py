@@ -43,7 +43,7 @@ def few_layers(load_checkpoint):
     return make
 
 
-FORMS = (None, "int8", "int8-groups", "int8-groups-heads", "int4")
+FORMS = (None, "int8", "int8-groups", "int8-groups-heads", "int6", "int4")
 # The other size has the forms in every run; here they are for CI.
 CASES = [
     *(("random-0.6b", form) for form in FORMS),
