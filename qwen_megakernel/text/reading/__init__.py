@@ -5,9 +5,10 @@ abbreviation, a web address. The package also removes the marks of Markdown and 
 
 Read `reader` first (`TextReader` reads one text, which may arrive in pieces), then `spoken` (pieces
 of spoken text with the characters that they stand for), `typography` (one form for each mark),
-`markdown` and `lexicon`. An expression is read in three steps: `segments`, `joining` and the
-patterns of `grammar` find it and its class; `surroundings` and the word before it decide what else
-it may be; `language` says it (`english` and the modules beside it hold one language each).
+`markdown` and `lexicon`. An expression is read in three steps: `segments`, `joining` and the rules
+of `language` find it and its class (`grammar` tries them); its surroundings and the word before it
+decide what else it may be; `words` says it (`english` and the modules beside it hold the rules and
+the words of one language each).
 
 Other rooms use `reader.TextReader` and `Reading`, `spoken.Piece` and `lexicon.Lexicon`.
 """

@@ -1,8 +1,7 @@
 """Chinese: numerals (num2words has none), years digit by digit, and 2 before a counter."""
 
-import re
-
-from qwen_megakernel.text.reading.language import Language, Rules
+from qwen_megakernel.text.reading.language import Language
+from qwen_megakernel.text.reading.surroundings import Found
 
 _GROUPS = ("", "万", "亿", "万亿")
 _PLACES = ((1000, "千"), (100, "百"), (10, "十"), (1, ""))
@@ -31,25 +30,29 @@ class Chinese(Language):
     WEB = ".: 点; /: 斜杠; -: 杠; _: 下划线; ?: 问号; #: 井号; :: 冒号"
     space, money_joint, scale_joint, letters_follow = "", "", "", True
 
-    def rules(self) -> Rules:
-        """Years, mobile numbers (a 1 in them is 幺), 2 before a counter, and ranges."""
-        yield r"(?<![A-Za-z])(?P<r>[IVX]{2,7})(?![A-Za-z0-9])", self.roman_alone
-        year = r"[12]\d{3}"
-        yield rf"{year}(?=年|\s?[-~～至到]\s?{year}年)", lambda match, _: self.spell(match[0])
-        yield r"\d{3,4}(?=室|房间)", lambda match, _: self.spell_phone(match[0])
-        yield r"1(?:10|14|19|2[02])(?!\d)", self.emergency
-        yield r"(?P<a>[1-9])\.(?P<b>\d)(?=折)", "{a}{b}"
-        yield r"(?<=元)/(?=月|年|天|小时|人|次|平|斤|个|晚)", "每"
-        yield r"1[3-9]\d{9}(?!\d)", lambda match, _: self.spell_phone(match[0])
-        yield rf"2(?=(?:{_COUNTERS}))", lambda _, before: None if before.endswith("第") else "两"
+    RULES = rf"""
+    [12]\d{{3}}(?=年|\s?[-~～至到]\s?[12]\d{{3}}年) => .digits
+    \d{{3,4}}(?=室|房间) => .number_of_phone
+    1(?:10|14|19|2[02])(?!\d) => .emergency
+    (?P<a>[1-9])\.(?P<b>\d)(?=折) => {{a}}{{b}}
+    (?<=元)/(?=月|年|天|小时|人|次|平|斤|个|晚) => 每
+    1[3-9]\d{{9}}(?!\d) => .number_of_phone
+    (?!.*第$).* >> 2(?=(?:{_COUNTERS})) => 两
+    """
+
+    def read_digits(self, found: Found) -> str:
+        return self.spell(found.text)
+
+    def read_number_of_phone(self, found: Found) -> str:
+        return self.spell_phone(found.text)
 
     def spell_phone(self, group: str) -> str:
         return self.spell(group).replace("一", "幺")
 
-    def emergency(self, match: re.Match[str], before: str) -> str | None:
+    def read_emergency(self, found: Found) -> str | None:
         """Return the digits of a short number behind "call"."""
-        is_called = (before + match.string[: match.start()]).endswith(("打", "叫", "拨"))
-        return self.spell_phone(match[0]) if is_called else None
+        text = found.before + found.match.string[: found.match.start()]
+        return self.spell_phone(found.text) if text.endswith(("打", "叫", "拨")) else None
 
     def cardinal(self, number: int, gender: str = "") -> str:
         """Return the words of a number, which are made for groups of four digits."""

@@ -1,9 +1,8 @@
 """French: 15h30, 1er, and centuries in Roman numerals."""
 
-import re
-
-from qwen_megakernel.text.reading.language import Noun, Rules
 from qwen_megakernel.text.reading.romance import Romance
+from qwen_megakernel.text.reading.surroundings import Found
+from qwen_megakernel.text.reading.words import Noun, words
 
 
 class French(Romance):
@@ -11,10 +10,10 @@ class French(Romance):
     minus, plus, point = "moins", "plus", "virgule"
     percent, per, to, number_sign = "pour cent", "par", "à", "numéro"
     by, over, out_of, groups_with_spaces = "sur", "sur", "sur", True
-    DUE = "le du au lundi mardi mercredi jeudi vendredi samedi dimanche"
-    NUMBERED = """chapitre tome volume acte partie livre titre article annexe scène phase niveau
-        section type guerre siècle"""
-    PHONE_WORDS = "tél tel téléphone mobile fax appelez numéro"
+    due = words("le du au lundi mardi mercredi jeudi vendredi samedi dimanche")
+    numbered = words("""chapitre tome volume acte partie livre titre article annexe scène phase
+        niveau section type guerre siècle""")
+    phone_words = words("tél tel téléphone mobile fax appelez numéro")
     ENDINGS = r"f: \bun$ une"
     ordinal_marks = "er|ère|re|ème|e|nd|nde|ᵉ|ᵉʳ"
     BEFORE_DIGITS = r"[nN][°º]\s?: numéro; p\.\s?: page"
@@ -33,7 +32,7 @@ class French(Romance):
         ¥ JPY: yen; CHF: franc suisse, francs suisses / centime; ₽ RUB: rouble / kopeck"""
     money_joint, says_cents, scale_joint = " ", False, " d'"
     SHORT_MONTHS = "janv/jan févr/fév - avr - - juil - sept/sep oct nov déc"
-    says_written_dates, first_day = True, "premier"
+    first_day, halves = "premier", ("demi", "demie")
     times = "{h:f} {hours}", "{h:f} {hours} {m:f}", " et {s:f} secondes"
     ABBREVIATIONS = """M.: monsieur; MM.: messieurs; Mme: madame; Mmes: mesdames; Mlle: mademoiselle
         Me: maître; Dr Dr.: docteur; Pr Pr.: professeur; St: saint; Ste: sainte; etc.: et cetera
@@ -42,43 +41,39 @@ class French(Romance):
         tél. tel.: téléphone; vol.: volume; chap.: chapitre; art.: article; fig.: figure
         min.: minimum; ét.: étage; th.: thermostat
         max.: maximum"""
-    FINAL = "etc."
-    STARTERS = """Ainsi Alors Après Au Aussi Avec Bien Ce Cela Ces Cette Dans Des Donc Elle Elles
-        Enfin Ensuite Et Il Ils Je Les Mais Merci Nous On Pour Puis Quand Si Un Une Vous"""
+    final = words("etc.")
+    starters = words("""Ainsi Alors Après Au Aussi Avec Bien Ce Cela Ces Cette Dans Des Donc Elle
+        Elles Enfin Ensuite Et Il Ils Je Les Mais Merci Nous On Pour Puis Quand Si Un Une Vous""")
     SYMBOLS = """&: et; @: arobase; =: égale; ÷: divisé par; ×: fois; °: degrés; ≈ ~: environ
         <: inférieur à; >: supérieur à; ≤: au plus; ≥: au moins; ±: plus ou moins; §: paragraphe
         ©: copyright"""
     WEB = """.: point; /: slash; -: tiret; _: tiret bas; ?: point d'interrogation; #: dièse
         :: deux-points"""
-    OPENS, FOLLOWERS = "n° N° p. av. apr.", "h siècle"
-    CENTURIES = "siècle siècles République république arrondissement"
+    opens, followers = words("n° N° p. av. apr."), words("h siècle")
+    centuries = words("siècle siècles République république arrondissement")
 
-    def rules(self) -> Rules:
-        """Times such as "15 h 30", "1re", and centuries such as "XIXe siècle"."""
-        yield r"(?P<h>[01]?\d|2[0-4])\s?h(?:\s?(?P<m>[0-5]\d))?(?!\w)", self.clock
-        yield r"1(?:ère|re)(?!\w)", "première"
+    RULES = r"""
+    {HOUR}\s?h(?:\s?{MINUTE})?(?!\w) => .time
+    1(?:ère|re)(?!\w) => première
+    """
 
     def plural(self, number: int) -> int:
         """Return the form of a noun after a number: 0 and 1 take the singular."""
         return 0 if number < 2 else 2
 
-    def roman(self, number: int, match: re.Match[str], before: str, following: str) -> str | None:
-        ending = match[0].removeprefix(match["r"])
-        if (following in self.centuries and ending in ("e", "ᵉ", "er", "")) or ending == "re":
-            return "première" if ending == "re" else self.ordinal(number)
-        if ending not in ("", ".", "er"):
-            return None
-        return super().roman(number, match, before, following)
+    def roman(self, number: int, found: Found, following: str) -> str | None:
+        ending = found.text.removeprefix(found["r"])
+        if ending == "re":
+            return "première"
+        if following in self.centuries and ending != ".":
+            return self.ordinal(number)
+        return super().roman(number, found, following) if ending in ("", ".", "er") else None
 
     def gender_after(self, number: str, noun: str, before: str) -> str:
         return super().gender_after(number, noun.removesuffix("s"), before)
 
     def regnal(self, number: int, name: str) -> str | None:
         return "premier" if number == 1 else self.cardinal(number)
-
-    def mixed(self, whole: str, top: int, bottom: int, noun: Noun | None) -> str:
-        words = super().mixed(whole, top, bottom, noun)
-        return words.replace("mezza", "demie").replace("mezzo", "demi")
 
     def fraction_of(self, top: int, bottom: int, noun: Noun) -> str:
         """Return words such as "une demi-tasse" and "trois quarts de tasse"."""

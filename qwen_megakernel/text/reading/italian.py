@@ -2,8 +2,9 @@
 
 import re
 
-from qwen_megakernel.text.reading.language import Noun, Rules
 from qwen_megakernel.text.reading.romance import Romance
+from qwen_megakernel.text.reading.surroundings import Found
+from qwen_megakernel.text.reading.words import Noun, words
 
 
 class Italian(Romance):
@@ -11,17 +12,14 @@ class Italian(Romance):
     minus, plus, point = "meno", "più", "virgola"
     percent, per, to, number_sign = "per cento", "per", "a", "numero"
     by, over, out_of = "per", "su", "su"
-    DUE = "il dal al del lunedì martedì mercoledì giovedì venerdì sabato domenica"
-    NUMBERED = """secolo capitolo tomo volume atto parte libro titolo articolo allegato scena fase
-        livello canto sezione tipo guerra"""
-    PHONE_WORDS = "tel telefono cell cellulare fax chiami chiama"
+    due = words("il dal al del lunedì martedì mercoledì giovedì venerdì sabato domenica")
+    numbered = words("""secolo capitolo tomo volume atto parte libro titolo articolo allegato scena
+        fase livello canto sezione tipo guerra""")
+    phone_words = words("tel telefono cell cellulare fax chiami chiama")
     ENDINGS = "f: ^uno$ una; c: ^uno$ un"
     last_ordinal_of_rulers, degree_is_ordinal = 999, True
-    CENTURIES, clock_words, FEMININE_ARTICLES = (
-        "secolo",
-        "alle dalle delle sulle ore le",
-        "all dall",
-    )
+    centuries, feminine_articles = words("secolo"), words("all dall")
+    clock_words = words("alle dalle delle sulle ore le")
     ordinal_marks, feminine_marks = "º|°|o", r"ª|a\b"
     BEFORE_DIGITS = r"[nN][°º]\s?: numero; p\.\s?: pagina"
     FEMININE, MASCULINE = "a ione tà", "o ore ale"
@@ -37,7 +35,7 @@ class Italian(Romance):
         ¥ JPY: yen; CHF: franco svizzero, franchi svizzeri / centesimo, centesimi"""
     money_joint, scale_joint = " e ", " di "
     SHORT_MONTHS = "gen feb mar apr mag giu lug ago set/sett ott nov dic"
-    says_written_dates, first_day = True, "primo"
+    first_day = "primo"
     times = "{h:f}", "{h:f} e {m}", " e {s} secondi"
     ABBREVIATIONS = """Sig.: signor; Sig.ra: signora; Sigg.: signori; Dott. Dr.: dottor
         Dott.ssa: dottoressa; Prof.: professor; Prof.ssa: professoressa; Avv.: avvocato
@@ -45,33 +43,26 @@ class Italian(Romance):
         pagg.: pagine; vol.: volume; cap.: capitolo; fig.: figura; art.: articolo; tel.: telefono
         n.: numero; int.: interno
         S.: San; max.: massimo; min.: minimo; a.C.: avanti Cristo; d.C.: dopo Cristo"""
-    FINAL = "ecc. etc."
-    STARTERS = """Allora Anche Adesso Così Con Dopo Egli Gli Grazie In Invece Io Lei Loro Lui Ma Noi
-        Ora Per Perché Poi Quando Quella Quello Questa Questo Se Un Una Voi È"""
+    final = words("ecc. etc.")
+    starters = words("""Allora Anche Adesso Così Con Dopo Egli Gli Grazie In Invece Io Lei Loro Lui
+        Ma Noi Ora Per Perché Poi Quando Quella Quello Questa Questo Se Un Una Voi È""")
     SYMBOLS = """&: e; @: chiocciola; =: uguale; ÷: diviso; ×: per; °: gradi; ≈ ~: circa
         <: minore di; >: maggiore di; ≤: al massimo; ≥: almeno; ±: più o meno; §: paragrafo
         ©: copyright"""
     WEB = """.: punto; /: barra; -: trattino; _: trattino basso; ?: punto interrogativo
         #: cancelletto; :: due punti"""
-    OPENS = "n° N° p. n."
+    opens = words("n° N° p. n.")
 
-    def rules(self) -> Rules:
-        """Minutes of a match such as "al 45'+2", behind a word that only dates and these have."""
-        minute = r"(?P<n>\d{1,3})['′](?:\s?\+\s?(?P<m>\d{1,2}))?(?!\w)"
-        yield minute, self.minute_of_match
-        yield from super().rules()
+    RULES = r"""
+    all?|dall?|[dn]el|il|sul >> (?P<n>\d{1,3})['′](?!\s?\+|\w) => {n:ordinal}
+    all?|dall?|[dn]el|il|sul >> (?P<n>\d{1,3})['′]\s?\+\s?(?P<m>\d{1,2})(?!\w)
+        => {n:ordinal} {plus} {m}
+    """
 
-    def minute_of_match(self, match: re.Match[str], before: str) -> str | None:
-        """Return the words of a minute of a match; None for other numbers with a mark."""
-        if before.lower() not in ("al", "all", "dal", "dall", "del", "nel", "il", "sul"):
-            return None
-        more = f" {self.plus} {self.cardinal(int(match['m']))}" if match["m"] else ""
-        return self.ordinal(int(match["n"])) + more
-
-    def roman(self, number: int, match: re.Match[str], before: str, following: str) -> str | None:
-        if following in self.centuries or before.lower() in ("secolo", "guerra"):
+    def roman(self, number: int, found: Found, following: str) -> str | None:
+        if following in self.centuries or found.word in ("secolo", "guerra"):
             return self.ordinal(number)
-        return super().roman(number, match, before, following)
+        return super().roman(number, found, following)
 
     def count(self, whole: str, decimals: str, noun: Noun, first: str = "") -> str:
         return re.sub(r"\buna (?=[aeiou])", "un'", super().count(whole, decimals, noun, first))

@@ -1,8 +1,7 @@
 """Japanese: single digits, fractions, and phone numbers with の between their groups."""
 
-import re
-
-from qwen_megakernel.text.reading.language import Language, Rules
+from qwen_megakernel.text.reading.language import Language
+from qwen_megakernel.text.reading.surroundings import Found
 
 
 class Japanese(Language):
@@ -23,22 +22,20 @@ class Japanese(Language):
         #: シャープ; :: コロン"""
     space, money_joint, scale_joint, letters_follow = "", "", "", True
 
-    def rules(self) -> Rules:
-        """Phone numbers (their hyphens are read の), and ranges."""
-        groups = r"0\d{1,3}-\d{1,4}-\d{4}(?!\d)"
-        yield (
-            r"(?<=〒)\s?\d{3}-\d{4}(?!\d)",
-            lambda match, _: "の".join(map(self.spell, match[0].split("-"))),
-        )
-        yield groups, lambda match, _: "の".join(map(self.spell, match[0].split("-")))
-        yield r"\d{1,3}(?:-\d{1,4}){2}(?![\d-])", self.address
-        yield r"(?<![A-Za-z])(?P<r>[IVX]{2,7})(?![A-Za-z0-9])", self.roman_alone
+    RULES = r"""
+    (?<=〒)\s?\d{3}-\d{4}(?!\d)|0\d{1,3}-\d{1,4}-\d{4}(?!\d) => .groups
+    \d{1,3}(?:-\d{1,4}){2}(?![\d-]) => .address
+    """
 
-    def address(self, match: re.Match[str], before: str) -> str | None:
+    def read_groups(self, found: Found) -> str:
+        return "の".join(map(self.spell, found.text.split("-")))
+
+    def read_address(self, found: Found) -> str | None:
         """Return the words of block, house and flat, behind a place; None elsewhere."""
-        is_place = match[0].count("-") == 2 and before[-1:].isalpha()
-        is_place |= before[-1:] in ("区", "町", "村", "市", "目", "島", "内")
-        return "の".join(map(self.number, match[0].split("-"))) if is_place else None
+        last = found.before[-1:]
+        is_place = found.text.count("-") == 2 and last.isalpha()
+        is_place |= last in tuple("区町村市目島内")
+        return "の".join(map(self.number, found.text.split("-"))) if is_place else None
 
     def cardinal(self, number: int, gender: str = "") -> str:
         return self.say(number) if number else self.digits[0]

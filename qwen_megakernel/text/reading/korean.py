@@ -1,8 +1,7 @@
 """Korean: native numerals before hours and counters, and Sino-Korean ones elsewhere."""
 
-import re
-
-from qwen_megakernel.text.reading.language import Language, Rules
+from qwen_megakernel.text.reading.language import Language
+from qwen_megakernel.text.reading.surroundings import Found
 
 _TENS = ("", "열", "스물", "서른", "마흔", "쉰", "예순", "일흔", "여든", "아흔")
 _ONES = ("", "한", "두", "세", "네", "다섯", "여섯", "일곱", "여덟", "아홉")
@@ -32,35 +31,28 @@ class Korean(Language):
     WEB = ".: 점; /: 슬래시; -: 하이픈; _: 밑줄; ?: 물음표; =: 등호; #: 샵; :: 콜론"
     letters_follow = has_ordinal_points = True
 
-    def rules(self) -> Rules:
-        """Dates, months, numbers before counters, and mobile numbers."""
-        date = r"(?P<y>\d{4})년\s?(?P<m>1[0-2]|[1-9])월\s?(?P<d>[0-3]?\d)일"
-        dotted = (
-            r"(?P<y>\d{4}|\d\d)\.\s?(?P<m>1[0-2]|0?[1-9])\.\s?(?P<d>[0-3]?\d)(?:\.(?=\s?\S))?(?!\d)"
-        )
-        yield dotted, self.written_date
-        yield date, "{y}년 {m:month} {d}일"
-        yield r"(?<![A-Za-z])(?P<r>[IVX]{2,7})(?![A-Za-z0-9])", self.roman_alone
-        yield r"(?P<m>1[0-2]|[1-9])월", "{m:month}"
-        yield rf"(?:(?P<from>\d{{1,3}})[-~])?(?P<n>\d{{1,3}})\s?(?P<what>{_COUNTERS})", self.counted
-        yield r"(?<=[시분초일월년원명개])\s?~\s?(?=오전|오후|\d)", "에서 "
-        yield (
-            r"11[0-9](?=[에나로은이를]|\s?번으로)",
-            lambda match, _: self.spell(match[0]).replace(" ", ""),
-        )
-        yield r"010-\d{4}-\d{4}|1[568]\d\d-\d{4}(?!\d)", self.mobile
+    RULES = rf"""
+    (?P<y>\d{{4}}|\d\d)\.\s?(?P<m>1[0-2]|0?[1-9])\.\s?(?P<d>[0-3]?\d)(?:\.(?=\s?\S))?(?!\d) => .date
+    (?P<y>\d{{4}})년\s?(?P<m>1[0-2]|[1-9])월\s?(?P<d>[0-3]?\d)일 => {{y}}년 {{m:month}} {{d}}일
+    (?P<m>1[0-2]|[1-9])월 => {{m:month}}
+    (?:(?P<from>\d{{1,3}})[-~])?(?P<n>\d{{1,3}})\s?(?P<what>{_COUNTERS}) => .counter
+    (?<=[시분초일월년원명개])\s?~\s?(?=오전|오후|\d) => 에서~
+    11[0-9](?=[에나로은이를]|\s?번으로) => .mobile
+    010-\d{{4}}-\d{{4}}|1[568]\d\d-\d{{4}}(?!\d) => .mobile
+    """
 
-    def counted(self, match: re.Match[str], before: str) -> str:
+    def read_counter(self, found: Found) -> str:
         """Return the words of a number, or of a range, and of the counter after it."""
-        if match.string[: match.start()].endswith("제"):
-            return f"{self.say(int(match['n']))} {match['what']}"
-        say = self.hour if match["what"] == "시" else self.native
-        first = f"{say(int(match['from']))} {match['what']}{self.to} " if match["from"] else ""
-        return f"{first}{say(int(match['n']))} {match['what']}"
+        what = found["what"]
+        if found.last == "제":
+            return f"{self.say(int(found['n']))} {what}"
+        say = self.hour if what == "시" else self.native
+        first = f"{say(int(found['from']))} {what}{self.to} " if found["from"] else ""
+        return f"{first}{say(int(found['n']))} {what}"
 
-    def mobile(self, match: re.Match[str], before: str) -> str:
-        """Return the digits of a mobile number, without spaces inside a group."""
-        return ", ".join(self.spell(group).replace(" ", "") for group in match[0].split("-"))
+    def read_mobile(self, found: Found) -> str:
+        """Return the digits of a telephone number, without spaces inside a group."""
+        return ", ".join(self.spell(group).replace(" ", "") for group in found.text.split("-"))
 
     def native(self, number: int) -> str:
         """Return a native numeral in the form that stands before a noun."""

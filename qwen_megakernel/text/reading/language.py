@@ -1,551 +1,598 @@
-"""The words of a language for numbers, dates, times, money and units.
+"""The expressions that all languages write, and their words.
 
-`Language` holds what all languages share. Each language is a class in a module of its own, derived
-from `Language`, with tables and with methods for what only that language does. A table is a string
-of entries "keys: value"; spaces separate keys, and semicolons or line ends separate entries. The
-tables are parsed when a language is first used. The numerals come from num2words.
+`Language` has a table of rules, and each language puts its own rules before these. A rule is
+
+    behind >> pattern => words
+
+The regular expression `pattern` finds an expression. `behind`, which may be left out, is a regular
+expression for the word before it, in lower case. `words` is a template (`Words.fill`) whose fields
+are the groups of the pattern, {num} for its number, and {end} for a full stop that it also is; or
+".name" for the method `read_name`, which returns None for what is no expression of this rule. In a
+pattern, a name in capitals stands for one of `Language.patterns`.
 """
 
-import functools
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from qwen_megakernel.text.reading.cldr import (
-    Forms,
-    currency_forms,
-    month_names,
-    unit_forms,
-    weekday_names,
+from qwen_megakernel.text.reading.surroundings import OPENING, Found, first_word
+from qwen_megakernel.text.reading.words import (
+    TYPED_SIGNS,
+    Currency,
+    Noun,
+    Words,
+    any_of,
+    roman_number,
+    table,
 )
-from qwen_megakernel.text.reading.surroundings import CLOSING, first_word
 
-# A function that gets a match and the word before it, and returns words. None means that the match
-# is no expression of this rule.
-Say = Callable[[re.Match[str], str], str | None]
-# A rule is a regular expression, and either a function or a template whose fields are the groups of
-# the regular expression.
-Rules = Iterable[tuple[str, Say | str]]
-
-# Signs as they are typed, and the signs that they stand for.
-TYPED_SIGNS = {">=": "≥", "<=": "≤", "!=": "≠", "->": "→", "=>": "→", "==": "="}
-_LETTER = re.compile(r"(?<![\w'’])[A-Za-z](?![\w'’])")
-_ROMAN = re.compile("M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})")
-_NAMES = {"max.", "art.", "mar.", "etc."}  # abbreviations that are words if they are capitalised
-_MULTIPLES = ("time",)  # not singular after an article: "a 2x gain" is "a two times gain"
-
-MAX_DIGITS = 15  # for a number that is read as one; the digits of a longer one are read singly
-
-
-@dataclass(frozen=True, slots=True)
-class Noun:
-    """A noun after a number: its forms for one, for two to four, and for more, and its gender.
-
-    The gender is m, f or n. It is c for nouns before which a numeral has another form than alone,
-    as in Italian "un" and "uno".
-    """
-
-    one: str
-    few: str
-    many: str
-    gender: str = "m"
-
-
-@dataclass(frozen=True, slots=True)
-class Currency:
-    """A currency and the name of its hundredth part, such as dollar and cent."""
-
-    unit: Noun
-    cent: Noun | None
-
-
-def table(entries: str) -> dict[str, str]:
-    """Return the values of a table by their keys."""
-    found: dict[str, str] = {}
-    for entry in re.split(r"[;\n]", entries):
-        keys, _, value = entry.strip().partition(": ")
-        found |= dict.fromkeys(keys.split(), value)
-    return found
-
-
-def nouns(entries: str, gender: str = "m", ending: str = "") -> dict[str, Noun]:
-    """Return the nouns of a table by their symbols.
-
-    Args:
-        entries: "symbols: one, few, many, gender"; all but the first form may be left out. A form
-            that begins with a hyphen is an ending for the first form.
-        gender: the gender for entries that name none.
-        ending: the plural ending for entries with a single form.
-    """
-    found: dict[str, Noun] = {}
-    for key, value in table(entries).items():
-        first, *others = [form.strip() for form in value.split(",")]
-        own = others.pop() if others and others[-1] in ("c", "m", "f", "n") else gender
-        others = [first + form[1:] if form[0] == "-" else form for form in others]
-        others = others or [first + ending]
-        found[key.replace("~", " ")] = Noun(first, others[0], others[-1], own)
-    return found
-
-
-def currencies(entries: str, gender: str = "m", ending: str = "") -> dict[str, Currency]:
-    """Return the currencies of a table of "signs: noun / noun of the hundredth part"."""
-    found = {}
-    for key, value in table(entries).items():
-        unit, *cents = (nouns(f"x: {each}", gender, ending)["x"] for each in value.split(" / "))
-        found[key] = Currency(unit, cents[0] if cents else None)
-    return found
-
-
+_TRAILING = ".,;:!?*_…"  # behind an address
+# Digits in groups are a telephone number or a code, not a quantity or a range, if they have a
+# prefix or a leading zero, or a layout of groups in which no quantity is written.
+_PREFIXED = re.compile(r"\+|\(?0(?![./]\d\b)|\(\d{2,5}\)")
+_LAYOUT = re.compile(
+    r"(?:\d[-. ])?\d{3}[-–. ]\d{3}[-–. ]\d{4}|\d{3}-\d{2}-\d{4}|\d{3}[-–. ]\d{4}"
+    r"|\d{4}(?:[ -]\d{4}){3}"
+    r"|\d{3}[- ]\d{4}[- ]\d{4}|\d+(?:-\d+){3,}|\d{4} \d{3} \d{3}|\d{3}(?:[- .]\d\d){3}|\d{4} \d{6}"
+    r"|\d(?:[ -]\d{3}){2}(?:[ -]\d\d){2}|\d \(\d{3,5}\) ?\d+(?:[- ]\d+)*|\d{2}[ -]\d{4,5}[ -]\d{4}"
+    r"|\d{5} \d{5}|\d{4} \d{2} \d{2} \d{2}|\d{2} \d{3} \d{2} \d{2}"
+)
+_THOUSANDS = re.compile(r"[1-9]\d{0,2}(?: \d{3})+")
+_VERSION = re.compile(r"\d+(?:\.\d+){2,}")
+_MIN_PHONE_DIGITS = 7
+_MIN_CODE_DIGITS = 7  # digits without a mark between thousands that are no quantity
+_MIN_NUMBERED_DIGITS = 5  # the same behind a sign for "number"
+_NUMBER_MARK = re.compile(r"(?:[nN]\.?[°º]|№|[nN]r\.?|[nN]o\.|[nN]\.)\s?$")
+_RANGE_BEGIN = re.compile(r"[$€£¥(]?\d")
+# The letters of a model, a flight or a serial number before its digits, which are read one by one.
+_NAME_AND_DASH = re.compile(r"(?:(?<![^\W_])[A-ZА-ЯЁ]{1,5}-?|[A-Za-z]\d{1,2}-)$")
+_NAME = re.compile(r"(?<![A-Za-zА-яЁё])[A-ZА-ЯЁ]{2,5}$")
+_LETTERS_OF_SCALES = ("k", "K", "B", "T")
+_FIRST_YEAR, _LAST_YEAR = 1100, 2099  # four digits in this range are read as a year
+_MARKS_OF_MONEY = frozenset("€$£¥₽%")
+_BEHIND_NUMBERS = frozenset("%°¢")
+_DIFFERENCE = re.compile(r"\d+(?:[.,]\d+)? ?=")
+_DOSES = ("mg", "g", "kg", "ml", "mL", "cl", "l", "L", "µg", "мг", "г", "кг", "мл", "л")
+_SCORED = re.compile(r"\d{1,3}(?![\d.,:/-]\d|\d|\s?(?:Uhr|h|ч|点|时|時|시|%|€)(?!\w))")
+_LAST_NUMBER = re.compile(r"\d[\d:.,]*$")
+_BEGINS_WORD = re.compile(r"\w|[-$€£¥−.]\w")
 # What shows that "lun." is a weekday: a mark, or the end of a span of days.
 _BEFORE_WEEKDAYS = ("al", "dal", "au", "du", "le", "bis", "a", "до")
 _BEHIND_WEEKDAY = re.compile(r"[,–-]|\s(?:al?|à|au|bis|по)\b|(?<!mar\.)\s\d|\s\d{1,2}/\d")
 
 
-def any_of(words: Iterable[str]) -> str:
-    """Return a pattern that matches any of these words and prefers the longest."""
-    return "|".join(map(re.escape, sorted(words, key=len, reverse=True))) or r"(?!)"
-
-
-def roman_number(text: str) -> int:
-    """Return the number of a Roman numeral, or 0 for other letters."""
-    if not _ROMAN.fullmatch(text):
-        return 0
-    values = [
-        dict(zip("IVXLCDM", (1, 5, 10, 50, 100, 500, 1000), strict=True))[char] for char in text
-    ]
-    pairs = zip(values, [*values[1:], 0], strict=True)
-    return sum(-value if value < following else value for value, following in pairs)
-
-
-def numerals(code: str, others: Mapping[str, str]) -> Callable[..., str]:
-    """Return a function that calls num2words for one language and caches its results.
-
-    The function imports num2words when it is first called.
-
-    Args:
-        code: the language's code in num2words.
-        others: words to replace in the results of num2words, and their replacements.
-    """
-
-    @functools.lru_cache(maxsize=4096)
-    def say(number: int, to: str = "cardinal", **options: str) -> str:
-        from num2words import num2words
-
-        words: str = num2words(number, lang=code, to=to, **options).replace(",", "")
-        for word, other in others.items():
-            words = words.replace(word, other)
-        return words
-
-    return say
-
-
 @dataclass(frozen=True, slots=True)
-class Slot:
-    """Digits for a field of a template.
+class Rule:
+    """A pattern, what the word before it must be, and the function that says what is found."""
 
-    The field's format is a gender, or the name of a method of the language: "{h:f}", "{y:year}".
+    pattern: re.Pattern[str]
+    behind: re.Pattern[str] | None
+    say: Callable[[Found], str | None]
+
+    def fits(self, before: str) -> bool:
+        """Return whether the rule applies behind the word `before`."""
+        return self.behind is None or self.behind.fullmatch(before.lower()) is not None
+
+
+class Language(Words):
+    """The words and the rules of one language."""
+
+    RULES = r"""
+    (?i)(?:(?:https?|ftp|wss?)://|www\.){ADDRESS}+ => .web
+    (?i)[\w.+-]{1,64}@(?:[\w-]+\.)+[a-z]{2,} => .web
+    (?i)(?:localhost|\d{1,3}(?:\.\d{1,3}){3}):\d{1,5}(?!\d)(?:/{ADDRESS}*)? => .web
+    (?i)(?:[a-z0-9][\w-]*\.)+(?:com|org|net|io|dev|ai|app|edu|gov|info|eu|de|fr|es|it|pt|br|ru|kr|jp
+        |cn|uk|us|ca|au|ch|at|co|ly|tv|gg|xyz|nl|pl)(?![\w-]|\.\w)(?::\d{2,5}(?!\d))?
+        (?:/{ADDRESS}*)? => .web
+    {BEGIN}(?P<a>{DAYS})\.?\s?[-–]\s?(?P<b>{DAYS})(?![^\W_])\.? => .days
+    {SPACED}(?P<a>{DAYS})\. => .days
+    {ATTACHED}(?<=\()(?P<a>{DAYS})(?=\)) => .days
+    (?P<y>\d{4})-(?P<m>\d\d)-(?P<d>\d\d)T
+        (?P<h>\d\d):(?P<min>\d\d)(?::(?P<s>\d\d)(?:[.,]\d+)?)?(?P<utc>Z)?{EDGE} => .date_and_time
+    (?P<y>\d{4})\.(?P<m>\d\d)\.(?P<d>\d\d)(?!\.?\d) => .date
+    (?P<y>\d{4})(?P<mark>[-/])(?P<m>\d{1,2})(?P=mark)(?P<d>\d{1,2})(?!\d) => .date
+    (?P<d>\d\d)\.(?P<m>\d\d)\.(?P<y>\d{4})(?![\d./-]\d|\d) => .date
+    (?P<{FIRST}>\d{1,2})(?P<mark>[-./])(?P<{SECOND}>\d{1,2})(?P=mark)(?P<y>\d{4}|\d\d)
+        (?![\d./-]\d|\d) => .date
+    (?i)(?P<d>\d{1,2})(?:{MARKS})?\.?\s(?:(?:{LINKS})\s)?(?P<m>{MONTH})
+        (?:,?\s(?:(?:{LINKS})\s)?(?P<y>\d{4})(?!\d))? => .date
+    {ATTACHED}(?<=[^\WA-Za-z_])\s?[~～]\s?(?=\d) => .end_of_range
+    (?P<{FIRST}>\d{1,2})/(?P<{SECOND}>\d{1,2})(?![/.,]?\d|/) => .day_and_month
+    (?P<r>[IVXLCDM]+)\s?[-–—]\s?(?P<to>[IVXLCDM]+)(?!\w|['’]\w) => .roman_range
+    {ATTACHED}(?<![A-Za-z])(?P<r>[IVX]{2,7})(?![A-Za-z0-9]) => .roman_alone
+    (?P<r>[IVXLCDM]+)(?:\.(?=\s|$)|ers?|re|ᵉ|e)?(?!\w|['’](?!s\b)\w|\.\w) => .roman
+    (?i){HOUR}:{MINUTE}(?::(?P<s>[0-5]\d))?(?:{TIME_MARKS})?(?![\d:]) => .time
+    (?P<a>\d{1,4}):(?P<b>\d{1,4})(?![\d:]) => {a} {ratio} {b}
+    (?P<n>\d{1,3})['′]\s?\+\s?(?P<m>\d{1,2}){EDGE} => {n} {plus} {m}
+    (?:\+ ?)?\(?\d{1,14}\)?(?:(?: ?[-–./] ?| ?(?=\()|(?<=\)) ?| )\(?\d{1,14}\)?)+
+        (?: ?x(?P<x>\d{1,6})(?!\w))?|\+\d{7,15}(?!\d) => .phone
+    \d+(?:-\d+){2,}(?![\w-]) => .formation
+    (?P<y>1[89]\d\d|20\d\d)/(?P<z>\d\d|(?:19|20)\d\d)(?![\d/]) => .two_years
+    (?P<a>24)/(?P<b>7)(?![\d/]) => {a} {b}
+    (?P<a>\d{1,3})(?:[.,](?P<d>\d{1,2}))?/(?P<b>\d{1,3})(?![\d/]) => .score
+    \d{1,3}(?:,\d{1,3}){2,}(?![\d,.]*\d) => .list
+    (?P<sizes>{SIZE}(?:(?: ?x ?|×){SIZE})+)(?: ?(?P<unit>{UNITS}){EDGE}|{EDGE}) => .size
+    (?P<sizes>{SIZE}(?: × {SIZE})+) ?(?P<unit>{UNITS}){EDGE} => .size
+    (?P<sizes>{SIZE}(?: × {SIZE}){2,}){EDGE} => .size
+    (?P<n>\d{1,4})(?P<letter>[xyz]){EDGE}(?=\s*[-+−=*/^²³]) => {n} {letter}
+    [-=+−] >> (?P<n>\d{1,4})(?P<letter>[xyz]){EDGE} => {n} {letter}
+    [₀-₉]+ => .subscript
+    \d+(?:\.\d+){2,} => .pointed
+    (?P<sign>[-−+~]\s?)?(?P<sym>{SIGNS})\s?{NUM}{MONEY}(?:\s(?P<code>{CODES})(?!\w))?
+        (?:/(?P<per>[^\W\d_]+))? => .money
+    (?P<sign>[-−+~]\s?)?{NUM}{MONEY}\s?(?P<sym>{SIGNS}){EDGE}(?:/(?P<per>[^\W\d_]+))? => .money
+    {DEGREES}(?P<w>\d{1,2})°
+        (?=\s[a-zà-ÿ]{3}(?<!\sall|\sdel|\snor|\ssud|\sest|\ssop|\ssob|\scon)) => .ordinal
+    {DUE} >> {DEGREES}1°(?=\s(?:al?|e|y|ao|o)(?!\w)|$) => {first_day}
+    {SIGNED}(?P<gap>[ -]?)(?P<unit>{UNITS})(?:/(?P<per>{UNITS})(?P<square>{SQUARE})?)?
+        {EDGE}{UNIT_POINT} => .unit
+    {SIGNED}[ ]?% => .percent
+    (?<=[^\W\d_])/(?P<per>{AREAS}){EDGE} => .per
+    (?:(?P<w>\d+)\s)?(?P<n>\d{1,4})(?: / |/)(?P<d>\d{1,4})(?![\d/])
+        (?: ?(?P<unit>{UNITS}){EDGE}{UNIT_POINT})?{EDGE} => .fraction
+    (?P<w>\d{1,3}(?:{GROUP}\d{3})+|\d+)(?:{MARKS}){EDGE} => .ordinal
+    (?<![\w/])(?<!\w\.)(?:{ABBREVIATIONS}){EDGE}(?!/) => .abbreviation
+    #\s?{NUM} => .with_number_sign
+    (?:[nN]\.?[º°]|№|#)\s?(?=[A-ZА-Я]{1,4}-?\d) => {number_sign}~
+    km\s(?=\d) => .at_kilometer
+    {APART}{NUM}\s?(?P<scale>{LONG_SCALES}){EDGE} => .scaled
+    {NUM}(?=\s(?P<noun>[^\W\d_]{2,})) => .counted
+    (?P<sign>[-−+±~≈<>≤≥]\s?)?{NUM} => .number
+    [ ]?[-–—] ?(?=[$€£¥]?\d)|(?<=\d)~(?=\d) => .dash
+    .+ >> (?<=.)-(?=\d) => ~
+    {SYMBOLS} => .symbol
     """
 
-    digits: str
-    language: "Language"
+    def rules(self) -> Iterator[Rule]:
+        """Yield this language's rules, and then those of all languages."""
+        patterns = self._patterns()
 
-    def __format__(self, form: str) -> str:
-        if len(form) > 1:
-            return str(getattr(self.language, form)(int(self.digits)))
-        return self.language.cardinal(int(self.digits), form)
+        def full(pattern: str) -> str:
+            return re.sub(r"\{([A-Z_]+)\}", lambda name: full(patterns[name[1]]), pattern)
 
+        def compiled(rows: str) -> re.Pattern[str]:
+            return re.compile(full(re.sub(r"\n\s+", "", rows)))
 
-class Language:
-    """The tables and rules of one language.
+        for each in type(self).__mro__:
+            if each is Language:
+                for mark, word in table(self.BEFORE_DIGITS).items():
+                    yield Rule(re.compile(rf"(?:{mark})(?=\d)"), None, self._saying(f"{word}~"))
+            for row in re.findall(r"\S.*?(?:\n.*?)*? => .*", each.__dict__.get("RULES", "")):
+                *behind, pattern, said = re.split(r"\s+(?:>>|=>)\s+", row)
+                yield Rule(
+                    compiled(pattern), compiled(behind[0]) if behind else None, self._saying(said)
+                )
 
-    An attribute in capitals is a table, or a string of words with spaces between them.
-    """
+    def _saying(self, said: str) -> Callable[[Found], str | None]:
+        """Return the method that a rule names, or the function that fills its template."""
+        if said[0] == ".":
+            return getattr(self, f"read_{said[1:]}")
 
-    code: str  # the language's code in num2words
-    # Numbers.
-    NUMERALS = ""  # words to replace in the results of num2words, and their replacements
-    minus: str
-    plus: str
-    subtraction = ""  # the word for a minus between two numbers, if it is not `minus`
-    point: str  # between a whole number and its decimals
-    decimal = "."  # the mark before decimals; the other one of "." and "," groups thousands
-    decimals_are_a_number = False  # whether two decimals are read as one number
-    ENDINGS = ""  # for each gender: regular expressions to replace in a numeral, and replacements
-    DIGITS = ""  # the ten digits, if a single digit is read differently from a number
-    PARTS = ""  # names of fractions by their denominators: "4: Viertel"
-    parts_form = "{bottom} {top}"  # the words of a fraction whose denominator has no name
-    ordinal_marks = r"(?!)"  # regular expression of what follows the digits of an ordinal
-    degree_is_ordinal = False  # whether "1°" may be an ordinal
-    pointed_endings: tuple[str, ...] = ()  # of words with a point, such as "Hauptstr."
-    has_ordinal_points = False  # whether "5." may be an ordinal
-    number_sign: str  # the word for "#" before a number
-    BEFORE_DIGITS = ""  # regular expressions of marks before a number, and the word for each
-    percent: str  # the word after the number; a "{}" in it stands for the number
-    to: str  # the word between the ends of a range
-    to_is_suffix = False  # whether that word is written together with the first end
-    ratio: str | None = None  # the word between the numbers of 16:9, if it is not `to`
-    by: str  # the word between the dimensions of a thing, as in 3 x 4
-    over: str  # the word in a reading of two numbers such as 118/76
-    out_of = ""  # the word in a rating such as 4.5/5
-    groups_with_spaces = False  # whether spaces group the thousands of a number
-    extension = ""  # the word for the "x" behind a telephone number
-    PHONE_WORDS = ""  # words, in lower case, after which digits in groups are a telephone number
-    # Nouns after numbers.
-    noun_gender = "m"
-    plural_ending = ""
-    UNITS: str  # "~" stands for a space in their symbols
-    has_compounds = False  # whether a unit is singular after a hyphen, as in "a 10-km race"
-    ARTICLES = ""  # words after which the unit of a number is singular, as in "a $5 bill"
-    FEMININE_ARTICLES = ""  # words, in lower case, after which a number alone is feminine
-    SCALES: str  # written after a number: "million", "bn"
-    MONEY_SCALES = ""  # scales that only amounts of money have
-    CURRENCIES: str
-    per: str  # the word for "/" in km/h
-    money_joint: str  # the text between whole units and hundredth parts
-    says_cents = True  # whether the name of the hundredth part is spoken
-    scale_joint = " "  # the text between a scale and a currency
-    BEFORE_ROMANS = ""  # words, in lower case, before a range of them; "": those of NUMBERED
-    NUMBERED = ""  # words, in lower case, before a Roman numeral: "chapter"
-    CENTURIES = ""  # words for "century" that come after a Roman numeral
-    # Dates and times.
-    DUE = ""  # words, in lower case, after which 3/4 is a date
-    max_named_part = 9999  # the largest denominator that is read as an ordinal
-    SHORT_MONTHS = ""  # abbreviations without their point; "-" for none, "/" between several
-    LINKS = ""  # words inside a written date, such as "of"
-    years_joint: str | None = None  # the text in 2019/20, if it is not a space
-    day_first = True  # whether 5/3 is the fifth of March
-    first_day = ""  # the word for the first day of a month, if it is not a cardinal
-    dates = "{day} {month}", "{day} {month} {year}"
-    says_written_dates = False  # whether `date` also reads "5 March"; otherwise only its numbers
-    times = "", "", ""  # templates: on the hour, with minutes, and the ending with seconds
-    time_marks = r"(?!)"  # regular expression of words after a time that `time` speaks itself
-    # Words and marks.
-    ABBREVIATIONS = ""  # "~" stands for a space in them
-    FINAL = ""  # abbreviations that may end a sentence
-    STARTERS = ""  # words with which sentences begin
-    nouns_are_capitalised = False  # whether only these words show that a sentence begins
-    AFTER_FINAL = ""  # capitalised words before which such abbreviations do not end one
-    SYMBOLS: str
-    LETTERS = ""  # the names of the letters, in order, for a model that reads only words
-    WEB: str  # names of the characters in addresses
-    OPENS = ""  # words, as written, whose reading depends on the next word
-    FOLLOWERS = ""  # further words, in lower case, that may belong to the number before them
-    space = " "  # the text between words
-    letters_follow = False  # whether words are written directly after digits
+        def say(found: Found) -> str:
+            fields = found.match.groupdict("") | {"end": self.kept_point(found)}
+            if "w" in fields:
+                fields["num"] = self.number(*self._digits(found))
+            return self.fill(said, fields)
 
-    def __init__(self) -> None:
-        self.say = numerals(self.code, table(self.NUMERALS))
-        endings = table(self.ENDINGS).items()
-        self.endings = {key: [pair.split() for pair in pairs.split(", ")] for key, pairs in endings}
-        self.digits = self.DIGITS.split()
-        self.parts = {int(bottom): part for bottom, part in table(self.PARTS).items()}
-        form = self.noun_gender, self.plural_ending
-        self.scales = nouns(self.SCALES, *form)
-        self.units = self._nouns(unit_forms(self.code)) | nouns(self.UNITS, *form)
-        self.units = {unit: self.units[unit] for unit in self.units.keys() - self.scales.keys()}
-        signs = self._nouns(currency_forms(self.code))
-        self.currencies = {sign: Currency(signs[sign], None) for sign in signs}
-        self.currencies |= currencies(self.CURRENCIES, *form)
-        self.money_scales = nouns(self.MONEY_SCALES, *form) if self.MONEY_SCALES else {}
-        self.group_mark = "," if self.decimal == "." else "."
-        self.months = month_names(self.code)
-        self.weekdays = {
-            form: name
-            for short, name in weekday_names(self.code).items()
-            for form in (short.rstrip("."), short.rstrip(".").capitalize())
-        }
-        self.full_months = frozenset(map(str.lower, self.months))
-        written = zip(self.months, self.SHORT_MONTHS.lower().split(), strict=True)
-        self.month_forms = {
-            form: number
-            for number, (name, short) in enumerate(written, start=1)
-            for form in (name.lower(), *short.split("/"))
-            if form != "-"
-        }
-        abbreviations = table(self.ABBREVIATIONS)
-        self.abbreviations = {key.replace("~", " "): abbreviations[key] for key in abbreviations}
-        for key in {*self.abbreviations} - _NAMES:  # "chap." may begin a sentence
-            if len(key) > 3 and key.isascii() | (self.code == "ru") and key[:-1].islower():
-                self.abbreviations.setdefault(key.capitalize(), self.abbreviations[key])
-        self.symbols = {"™": "", "®": "", "+": self.plus, "−": self.minus}
-        self.symbols |= {"/": " "} if self.space else {}
-        self.symbols |= {} if "{}" in self.percent else {"%": self.percent}
-        self.symbols |= table(self.SYMBOLS)
-        self.symbols.setdefault("*", self.symbols["×"])
-        for typed, sign in TYPED_SIGNS.items():
-            if sign in self.symbols:
-                self.symbols[typed] = self.symbols[sign]
-        self.letters = dict(zip("abcdefghijklmnopqrstuvwxyz", self.LETTERS.split(), strict=False))
-        self.web = {sign: self.symbols[sign] for sign in "@=&"} | {"+": self.plus}
-        self.web |= table(self.WEB)
-        self.final = frozenset(form.replace("~", " ") for form in self.FINAL.split())
-        self.links = frozenset(self.LINKS.split())
-        self.due, self.numbered = {*self.DUE.split()}, frozenset(self.NUMBERED.split())
-        self.due |= {name.rstrip(".") for name in self.weekdays} if self.due else set()
-        self.before_romans = frozenset(self.BEFORE_ROMANS.split()) or self.numbered
-        self.centuries = frozenset(self.CENTURIES.split())
-        self.phone_words = frozenset(self.PHONE_WORDS.split())
-        self.opens = frozenset(self.OPENS.split()) | {"km"} & {*self.units}
-        self.feminine_articles = frozenset(self.FEMININE_ARTICLES.split())
-        self.followers = frozenset(self.FOLLOWERS.split())
-        self.after_final, self.articles, self.starters = (
-            frozenset(each.split()) for each in (self.AFTER_FINAL, self.ARTICLES, self.STARTERS)
-        )
-        # Forms that end with a point which may also end a sentence.
-        forms = [*self.units, *self.scales, *self.money_scales, *self.currencies, *self.final]
-        self.pointed = frozenset(form for form in forms if form.endswith("."))
-        months = (form for form in self.month_forms if form not in self.full_months)
-        self.pointed |= {f"{form}." for form in (*months, *self.units, *self.weekdays)}
+        return say
 
-    def _nouns(self, forms: dict[str, Forms]) -> dict[str, Noun]:
-        """Return the nouns of the CLDR, which have the gender of this language's other nouns."""
-        return {
-            symbol: Noun(one, few, many, "f" if is_feminine else self.noun_gender)
-            for symbol, (one, few, many, is_feminine) in forms.items()
+    def _patterns(self) -> dict[str, str]:
+        """Return the regular expressions for the names in the patterns of rules."""
+        own = {name: getattr(self, name.lower()) for name in ("UNITS", "DUE", "LINKS")}
+        short = any_of({*self.month_forms} - self.full_months)
+        never, mark = "(?!)", re.escape(self.group_mark)
+        return {name: any_of(forms) for name, forms in own.items()} | {
+            # Where no letter or digit follows; only ASCII ones count in a language that writes
+            # words directly after digits.
+            "EDGE": r"(?![A-Za-z0-9])" if self.letters_follow else r"(?![^\W_])",
+            "BEGIN": r"(?<![^\W_])" if self.space else "",
+            "SPACED": "" if self.space else never,
+            "APART": never if self.letters_follow else "",
+            "ATTACHED": "" if self.letters_follow else never,
+            "DEGREES": "" if self.degree_is_ordinal else never,
+            "ADDRESS": r"[^\s<>\"'()\[\]{}]",
+            "GROUP": mark,
+            "NUM": self._num(""),
+            "SIGNED": r"(?P<sign>[-−+±~≈<>≤≥]\s?)?{NUM}(?:\s?[-–—]\s?" + self._num("to") + ")?",
+            "SIZE": r"\d{1,6}(?:[.,]\d{1,3})?",
+            "AREAS": any_of(unit for unit in self.units if unit[-1] in "²³"),
+            # The point of a unit, where no sentence begins.
+            "UNIT_POINT": r"(?:\.(?=\s+[a-zß-öø-ÿа-яё\d]))?",
+            "SQUARE": r"²|2(?!\d)" if "²" in self.symbols else never,
+            "SIGNS": any_of(self.currencies),
+            "CODES": any_of(sign for sign in self.currencies if sign.isupper() and len(sign) == 3),
+            "MONEY": r"(?:\s?[-–—]\s?(?:{SIGNS})?"
+            + self._num("to")
+            + ")?"
+            + r"(?:,[-–—]{1,2})?" * (self.decimal == ",")
+            + r"(?:\s?(?P<scale>{ALL_SCALES}){EDGE})?",
+            "ALL_SCALES": any_of([*self.scales, *self.money_scales]),
+            "LONG_SCALES": any_of({*self.scales} - {*_LETTERS_OF_SCALES}),
+            "MARKS": self.ordinal_marks,
+            "TIME_MARKS": self.time_marks,
+            "HOUR": r"(?P<h>[01]?\d|2[0-4])",
+            "MINUTE": r"(?P<m>[0-5]\d)",
+            "DAYS": any_of([*self.weekdays, *self.weekdays.values()]),
+            "MONTH": rf"(?:{any_of(self.full_months)}|(?:{short})\.?)(?!\w)",
+            "FIRST": "d" if self.day_first else "m",
+            "SECOND": "m" if self.day_first else "d",
+            "ABBREVIATIONS": any_of(self.abbreviations),
+            "SYMBOLS": any_of(self.symbols),
         }
 
-    def kept_point(self, match: re.Match[str]) -> str:
-        """Return "." if the last point of an expression also ends a sentence, and else ""."""
-        is_point = match[0].endswith(".")
-        return "." if is_point and self.ends_sentence(match.string[match.end() :]) else ""
-
-    def ends_sentence(self, rest: str) -> bool:
-        """Return whether a sentence ends between an abbreviation's point and the text `rest`."""
-        rest = rest.lstrip(CLOSING)
-        if not rest.strip():
-            return True
-        word = first_word(rest)
-        if not rest[0].isspace() or not word[:1].isupper():
-            return False
-        if self.nouns_are_capitalised:
-            return word in self.starters
-        return not {word, f"{word}."} & {*self.abbreviations, *self.after_final}
-
-    def with_letter_names(self, words: str) -> str:
-        """Return the words with the names of letters that stand alone: "pee em" for "p m"."""
-        return _LETTER.sub(lambda match: self.letters.get(match[0].lower(), match[0]), words)
-
-    def rules(self) -> Rules:
-        """Return the rules that only this language has."""
-        return ()
-
-    def own_rules(self) -> Iterator[tuple[str, Say]]:
-        """Yield this language's rules, which are tried before those of all languages."""
-        before = table(self.BEFORE_DIGITS).items()
-        yield from ((pattern, self._saying(say)) for pattern, say in self.rules())
-        days = any_of([*self.weekdays, *self.weekdays.values()])
-        span = rf"(?P<a>{days})\.?\s?[-–]\s?(?P<b>{days})(?![^\W_])\.?"
-        yield rf"(?<![^\W_]){span}" if self.space else span, self.days
-        if self.space:  # such a word alone may be another one: "la mar."
-            yield rf"(?P<a>{days})\.", self.days
-        if self.letters_follow:
-            yield rf"(?<=\()(?P<a>{days})(?=\))", self.days
-        yield from ((rf"{mark}(?=\d)", self._saying(words + " ")) for mark, words in before)
-
-    def days(self, match: re.Match[str], before: str) -> str | None:
-        """Return the words of an abbreviated weekday, or of a range of weekdays."""
-        groups = match.groupdict()
-        is_alone = "b" not in groups and match[0].endswith(".")
-        is_sure = before.lower() in _BEFORE_WEEKDAYS and groups["a"] != "mar"  # Spanish: the sea
-        if is_alone and not is_sure and not _BEHIND_WEEKDAY.match(match.string, match.end()):
-            return None
-        first, *last = (self.weekdays.get(name, name) for name in groups.values() if name)
-        return self.between_ends.join([first, *last]) + self.kept_point(match)
-
-    def _saying(self, words: str | Say) -> Say:
-        """Return a function that fills a template's fields; a function is returned as it is."""
-        if not isinstance(words, str):
-            return words
-        return lambda match, _: words.format(
-            **{k: Slot(v, self) for k, v in match.groupdict().items()}
+    def _num(self, name: str) -> str:
+        """Return the pattern of a number, whose groups are `name` + "w" and `name` + "d"."""
+        mark, decimal = re.escape(self.group_mark), re.escape(self.decimal)
+        return (
+            rf"(?P<{name}w>\d{{1,3}}(?:{mark}\d{{3}})+(?!\d)|\d{{1,3}}(?:[ '’]\d{{3}})+(?!\d)"
+            # Numbers grouped as in India, and numbers with the marks of another language.
+            rf"|\d{{1,2}}(?:{mark}\d\d)+{mark}\d{{3}}(?!\d)"
+            rf"|\d{{1,3}}(?:{decimal}\d{{3}})+(?={mark}\d{{1,2}}(?!\d))"
+            rf"|\d+|(?={decimal}\d))(?:[.,](?P<{name}d>\d+))?(?![.,]?\d)"
         )
 
-    # ---- numbers ---------------------------------------------------------------------------------
+    # ---- parts of expressions --------------------------------------------------------------------
 
-    @property
-    def between_ends(self) -> str:
-        """The word between the ends of a range, with its spaces."""
-        return f"{'' if self.to_is_suffix else self.space}{self.to}{self.space}"
+    def _digits(self, found: Found, name: str = "") -> tuple[str, str]:
+        """Return the digits of a number before and after its decimal mark."""
+        return re.sub(r"\D", "", found[f"{name}w"]), found[f"{name}d"]
 
-    def cardinal(self, number: int, gender: str = "") -> str:
-        """Return the words of a number; `gender` is the gender of the noun after it."""
-        words = self.say(number)
-        for ending, other in self.endings.get(gender, ()):
-            words = re.sub(ending, other, words)
-        return words
+    def _joint(self, word: str) -> str:
+        """Return a word with the spaces between it and two others."""
+        return self.space + word + self.space
 
-    def ordinal(self, number: int) -> str:
-        """Return the words of an ordinal number."""
-        return self.say(number, "ordinal")
+    def _sign(self, found: Found) -> str:
+        """Return the words of the sign before a number, followed by a space."""
+        sign = found["sign"].strip()
+        if not sign:
+            return ""
+        said = {"-": self.minus, "−": self.minus, "+": self.plus}
+        return (said.get(sign) or self.symbols.get(sign, "")) + self.space
 
-    def fraction(self, top: int, bottom: int) -> str:
-        """Return the words of a fraction with the given numerator and denominator."""
-        return self.parts_form.format(top=self.cardinal(top), bottom=self.cardinal(bottom))
+    def _is_inside(self, found: Found) -> bool:
+        """Return whether the sign of a number stands behind a word or a number, as a dash."""
+        return bool(found["sign"]) and (found.last.isalnum() or found.last in _BEHIND_NUMBERS)
 
-    def fraction_of(self, top: int, bottom: int, noun: Noun) -> str:
-        """Return the words of a fraction of what a noun names, such as "three quarters mile"."""
-        return self.fraction(top, bottom) + self.space + noun.one
-
-    def mixed(self, whole: str, top: int, bottom: int, noun: Noun | None) -> str:
-        """Return the words of a number with a fraction, such as "one and one half cups"."""
-        joint = self.space + self.symbols["&"] + self.space
-        words = self.number(whole) + joint + self.fraction(top, bottom)
-        return words + (self.space + noun.many if noun else "")
-
-    def number(self, whole: str, decimals: str = "", gender: str = "") -> str:
-        """Return the words of a number whose digits are given without grouping marks."""
-        if len(whole) > MAX_DIGITS or (len(whole) > 1 and whole[0] == "0"):
-            return self.spell(whole + decimals)
-        words = self.cardinal(int(whole), "" if decimals else gender) if whole else ""
-        if not decimals:
-            return words
-        if self.decimals_are_a_number and len(decimals) <= 2 and decimals[0] != "0":
-            tail = self.cardinal(int(decimals))
-        else:
-            tail = self.spell(decimals)
-        return self.space.join(filter(None, (words, self.point, tail)))
-
-    def spell(self, text: str) -> str:
-        """Return the words of the digits in a text, one by one."""
-        numbers = [unicodedata.digit(char) for char in text if char.isdigit()]  # "₂" is 2
-        if self.digits:
-            return self.space.join(self.digits[number] for number in numbers)
-        return self.space.join(map(self.cardinal, numbers))
-
-    def spell_phone(self, group: str) -> str:
-        """Return the words of the digits in one group of a telephone number."""
-        return self.spell(group)
-
-    def gender_after(self, number: str, noun: str, before: str) -> str:
-        """Return the gender that a number has before a noun; "": it has the form that it has alone.
-
-        Args:
-            number: its digits.
-            before: the word before the number.
-        """
-        return ""
-
-    def roman(self, number: int, match: re.Match[str], before: str, following: str) -> str | None:
-        """Return the words of a Roman numeral that comes after the word `before`."""
-        is_name = before[:1].isupper() and before.isalpha() and not before.isupper()
-        if before.lower() in self.numbered:
-            return self.cardinal(number)
-        return self.regnal(number, before) if is_name and set(match["r"]) <= {*"IVX"} else None
-
-    def roman_range(self, match: re.Match[str], before: str) -> str | None:
-        """Return the words of a range of Roman numerals, such as "chapters II-IV"."""
-        first, last = roman_number(match["r"]), roman_number(match["to"])
-        word = before.lower()
-        if not {word, word.removesuffix("s")} & self.before_romans or not 0 < first < last:
-            return None
-        return self.between_ends.join(map(self.cardinal, (first, last)))
-
-    def roman_alone(self, match: re.Match[str], before: str) -> str | None:
-        """Return the words of a Roman numeral between characters of another script."""
-        number = roman_number(match["r"])
-        return self.cardinal(number) if number and not before[-1:].isascii() else None
-
-    def regnal(self, number: int, name: str) -> str | None:
-        """Return the words of the number behind a ruler's name."""
-        return None
-
-    # ---- nouns after numbers ---------------------------------------------------------------------
-
-    def plural(self, number: int) -> int:
-        """Return the form of a noun after a number: 0 is `one`, 1 is `few`, 2 is `many`."""
-        return 0 if number == 1 else 2
-
-    def form(self, whole: str, decimals: str, noun: Noun) -> str:
-        """Return the noun in its form after a number, which may have decimals."""
-        if decimals or not whole or len(whole) > MAX_DIGITS:
-            return noun.many
-        return (noun.one, noun.few, noun.many)[self.plural(int(whole))]
-
-    def count(self, whole: str, decimals: str, noun: Noun, first: str = "") -> str:
-        """Return the words of a number, after those of `first`, and of the noun after it."""
-        number, words = self.number(whole, decimals, noun.gender), self.form(whole, decimals, noun)
-        if "{}" in words:
-            return words.format(first + number)
-        return first + number + self.space + words
-
-    def agreeing(self, words: str, before: str) -> str:
-        """Return the words of an expression in the case that the word before it asks for."""
-        return words
-
-    def noun_after(self, noun: Noun, before: str) -> Noun:
-        """Return the forms of a noun after a number; after an article, all are singular."""
-        if before.lower() not in self.articles or noun.one in _MULTIPLES:
-            return noun
-        return Noun(noun.one, noun.one, noun.one, noun.gender)
-
-    def money(self, whole: str, cents: str, currency: Currency) -> str:
-        """Return the words of an amount of money, which has two decimals or none."""
-        if not currency.cent or not cents or len(whole) > MAX_DIGITS:
-            return self.count(whole, cents.strip("0") and cents, currency.unit)
-        number = int(cents)
-        part = self.count(str(number), "", currency.cent)
-        if not int(whole or "0"):
-            return part if number else self.count("0", "", currency.unit)
-        words = self.count(whole, "", currency.unit)
-        if not number:
-            return words
-        return words + self.money_joint + (part if self.says_cents else self.number(str(number)))
+    def _range(self, found: Found, noun: Noun) -> str:
+        """Return the words of a number or a range, and of the noun that is counted."""
+        (whole, decimals), first = self._digits(found), ""
+        if found["tow"] + found["tod"]:
+            first = self.number(whole, decimals, noun.gender) + self.between_ends
+            whole, decimals = self._digits(found, "to")
+        return self._sign(found) + self.count(whole, decimals, noun, first)
 
     # ---- dates and times -------------------------------------------------------------------------
 
-    def year(self, number: int) -> str:
-        """Return the words of a year."""
-        return self.cardinal(number)
-
-    def dated_year(self, number: int) -> str:
-        """Return the words of the year in a date."""
-        return self.year(number)
-
-    def month(self, number: int) -> str:
-        """Return the name of a month, 1 to 12, in a date."""
-        return self.months[number - 1] if self.months else self.cardinal(number)
-
-    def day(self, number: int, before: str) -> str:
-        """Return the words of the day in a date that comes after the word `before`."""
-        return self.first_day if number == 1 and self.first_day else self.cardinal(number)
-
-    def date(self, day: int, month: int, year: int | None, before: str) -> str:
-        """Return the words of a date that comes after the word `before`."""
-        parts = {"day": self.day(day, before), "month": self.month(month)}
-        if year is None:
-            return self.dates[0].format(**parts)
-        return self.dates[1].format(**parts, year=self.dated_year(year))
-
-    def written_date(self, match: re.Match[str], before: str) -> str | None:
-        """Return the words of a date with the groups "d", "m" and perhaps "y".
-
-        Returns None if no month or day has these numbers.
-        """
-        name, day, year = match["m"].lower().rstrip("."), int(match["d"]), match["y"]
+    def read_date(self, found: Found) -> str | None:
+        """Return the words of a date; None if no month or day has these numbers."""
+        name, day, year = found["m"].lower().rstrip("."), int(found["d"]), found["y"]
         month = self.month_forms.get(name) or (int(name) if name.isdigit() else 0)
         if month > 12 and name.isdigit() and day <= 12:
             day, month = month, day  # written in the order of another country
         if not (1 <= month <= 12 and 1 <= day <= 31):
             return None
-        if year and len(year) == 2:
+        if len(year) == 2:
             year = ("20" if int(year) < 70 else "19") + year
-        words = self.date(day, month, int(year) if year else None, before)
-        return words + self.kept_point(match)
+        said = self.date(day, month, int(year) if year else None, found.before)
+        return said + self.kept_point(found)
 
-    def month_pattern(self) -> str:
-        """Return the pattern of a month's name, with the point of an abbreviated one."""
-        short = (form for form in self.month_forms if form not in self.full_months)
-        return rf"(?:{any_of(self.full_months)}|(?:{any_of(short)})\.?)(?!\w)"
+    def read_date_and_time(self, found: Found) -> str | None:
+        date, second = self.read_date(found), found["s"]
+        if date is None or int(found["h"]) > 24 or int(found["min"]) > 59:
+            return None
+        time = self.time(int(found["h"]), int(found["min"]), int(second) if second else None)
+        return date + self.space + time + (" UTC" if found["utc"] else "")
 
-    def time(self, hour: int, minute: int, second: int | None) -> str:
-        """Return the words of a time of day."""
-        words = self.times[1 if minute or second else 0] + (self.times[2] if second else "")
-        h, m, s = (Slot(str(number), self) for number in (hour, minute, second or 0))
-        return words.format(h=h, m=m, s=s, hours=self.form(str(hour), "", self.units["h"]))
+    def read_day_and_month(self, found: Found) -> str | None:
+        """Return the words of a date without a year; None where it may be a fraction."""
+        if not self.due or found.last in tuple("/.,$"):
+            return None
+        is_due = found.word.strip(".,(") in self.due or "0" in (found["d"][0], found["m"][0])
+        second = int(found["m" if self.day_first else "d"])
+        is_sure = is_due or (int(found["d"]) > self.max_named_part and second > 10)
+        return self.read_date(found) if is_sure else None
 
-    def clock(self, match: re.Match[str], before: str) -> str:
-        """Return the words of a time with the groups "h" and perhaps "m" and "s"."""
-        groups = match.groupdict()
-        second = int(groups["s"] or 0) or None if groups.get("s") else None
-        return self.time(int(groups["h"]), int(groups.get("m") or 0), second)
+    def read_days(self, found: Found) -> str | None:
+        """Return the words of an abbreviated weekday, or of a range of weekdays."""
+        is_alone = not found["b"] and found.text.endswith(".")
+        is_sure = found.word in _BEFORE_WEEKDAYS and found["a"] != "mar"  # Spanish: the sea
+        if is_alone and not is_sure and not _BEHIND_WEEKDAY.match(found.rest):
+            return None
+        names = filter(None, (found["a"], found["b"]))
+        said = self.between_ends.join(self.weekdays.get(name, name) for name in names)
+        return said + self.kept_point(found)
+
+    def read_time(self, found: Found) -> str:
+        return self.time(int(found["h"]), int(found["m"] or 0), int(found["s"] or 0) or None)
+
+    def read_two_years(self, found: Found) -> str | None:
+        """Return "2019/20" as two years; None where the second does not follow the first."""
+        year, second = int(found["y"]), found["z"]
+        if int(second[-2:]) != (year + 1) % 100:
+            return None
+        is_year = len(second) == 4 or (self.years_joint is not None and second < "10")
+        last = self.year(year + 1) if is_year else self.number(second)
+        return self.year(year) + (self.years_joint or self.space) + last
+
+    # ---- numbers ---------------------------------------------------------------------------------
+
+    def read_number(self, found: Found) -> str | None:
+        whole, decimals = self._digits(found)
+        if self._is_inside(found):
+            return None  # a hyphen or a sum, whose sign another rule reads
+        if self._is_code(found, whole):
+            return self.spell(whole)
+        is_alone = len(found["w"]) == 4 and not decimals and not found["sign"]
+        if is_alone and _FIRST_YEAR <= int(whole) <= _LAST_YEAR:
+            return self.year(int(whole))
+        return self._sign(found) + self.number(whole, decimals, self._after_article(found))
+
+    def _after_article(self, found: Found) -> str:
+        """Return the gender of a number behind an article such as "las"; "": of its own."""
+        return "f" if found.word in self.feminine_articles else ""
+
+    def _is_code(self, found: Found, whole: str) -> bool:
+        """Return whether a number is so long that its thousands would be marked in a quantity."""
+        text, begin, before = found.match.string, found.match.start(), found.before
+        has_name = _NAME_AND_DASH.search(text, 0, begin) is not None
+        if has_name or (len(whole) == 4 and _NAME.search(before) and not found["sign"]):
+            is_year = not has_name and _FIRST_YEAR <= int(whole) <= _LAST_YEAR
+            is_round = len(whole) < 5 and whole.endswith("00")
+            return found.text == whole and len(whole) > 2 and not (is_year or is_round)
+        # A postal code in an address: "rue de la Paix, 75002 Paris".
+        is_postal = self.decimal == "," and before[-1:] == "," and not before[:-1].isdigit()
+        if is_postal and len(whole) == (6 if self.code == "ru" else 5) and found.text == whole:
+            return True
+        least = _MIN_NUMBERED_DIGITS if _NUMBER_MARK.search(text, 0, begin) else _MIN_CODE_DIGITS
+        is_plain = found.text == whole and not whole.endswith("000")
+        return is_plain and not found.rest[:1].isalpha() and len(whole) >= least
+
+    def read_counted(self, found: Found) -> str | None:
+        """Return the words of a number before a noun that asks for another form of it."""
+        whole, decimals = self._digits(found)
+        if decimals or found.word in self.numbered:
+            return None
+        gender = self._after_article(found) or self.gender_after(whole, found["noun"], found.before)
+        return self.number(whole, "", gender) if gender else None
+
+    def read_with_number_sign(self, found: Found) -> str:
+        number = found["w"]
+        is_code = len(number) >= _MIN_NUMBERED_DIGITS and number.isdigit() and not found["d"]
+        said = self.spell(number) if is_code else self.number(*self._digits(found))
+        return self.number_sign + self.space + said
+
+    def read_scaled(self, found: Found) -> str:
+        """Return the words of a number such as "1,3 Mio."."""
+        number, scale = self._digits(found), self.scales[found["scale"]]
+        said = self.number(*number, scale.gender) + self.space + self.form(*number, scale)
+        return said + self.kept_point(found)
+
+    def read_ordinal(self, found: Found) -> str | None:
+        digits = re.sub(r"\D", "", found["w"])
+        return self.ordinal(int(digits)) if len(digits) < 7 else None
+
+    def read_subscript(self, found: Found) -> str:
+        return self.number(unicodedata.normalize("NFKC", found.text))
+
+    def read_fraction(self, found: Found) -> str | None:
+        top, bottom = int(found["n"]), int(found["d"])
+        noun = self.units.get(found["unit"])
+        if found["w"]:
+            return self.mixed(found["w"], top, bottom, noun) + self.kept_point(found)
+        if noun is None and top > bottom > 4:  # a reading such as 118/76, or a beat
+            return self.number(found["n"]) + self._joint(self.over) + self.number(found["d"])
+        said = self.fraction_of(top, bottom, noun) if noun else self.fraction(top, bottom)
+        return said + self.kept_point(found)
+
+    def read_score(self, found: Found) -> str | None:
+        """Return the words of a rating such as "4.5/5" or "85/100"; None for a fraction."""
+        top, bottom = found["a"], found["b"]
+        is_score = found["d"] or top == bottom or bottom == "100"
+        if not self.out_of or not is_score or (top in ("20", "50") and top == bottom):
+            return None
+        return self.number(top, found["d"]) + self._joint(self.out_of) + self.number(bottom)
+
+    def read_list(self, found: Found) -> str | None:
+        """Return the words of numbers with commas but no spaces between them, such as "1,2,3"."""
+        numbers = found.text.split(",")
+        lengths = {len(number) for number in numbers[1:-1]}
+        if len(numbers[-1]) == 3 and lengths in ({2}, {3}) and numbers[0][0] != "0":
+            return None  # groups of one number
+        return ("、" if not self.space else ", ").join(map(self.number, numbers))
+
+    def read_size(self, found: Found) -> str:
+        """Return the words of dimensions such as "3 x 4 x 5 cm"."""
+        parts = [re.split("[.,]", each) for each in re.findall(r"[\d.,]+", found["sizes"])]
+        is_count = len(parts) == 2 and found["unit"] in _DOSES and found["unit"] in self.units
+        joint = self._joint(self.symbols["×"] if is_count else self.by)
+        said = joint.join(self.number(*part) for part in parts)
+        if not found["unit"]:
+            return said
+        return said + self.space + self.units[found["unit"]].many + self.kept_point(found)
+
+    def read_formation(self, found: Found) -> str:
+        """Return the words of a formation (4-3-3), or of the number of a part."""
+        return self.space.join(map(self.number, found.text.split("-")))
+
+    def read_roman(self, found: Found) -> str | None:
+        """Return the words of a Roman numeral after a name or a word such as "chapter"."""
+        number = roman_number(found["r"])
+        if not number or found.last.strip("(\"'"):
+            return None
+        said = self.roman(number, found, first_word(found.rest))
+        return said + self.kept_point(found) if said else None
+
+    def roman(self, number: int, found: Found, following: str) -> str | None:
+        """Return the words of a Roman numeral before the word `following`."""
+        before = found.before
+        if found.word in self.numbered:
+            return self.cardinal(number)
+        is_name = before[:1].isupper() and before.isalpha() and not before.isupper()
+        return self.regnal(number, before) if is_name and {*found["r"]} <= {*"IVX"} else None
+
+    def read_roman_range(self, found: Found) -> str | None:
+        """Return the words of a range of Roman numerals, such as "chapters II-IV"."""
+        first, last, word = roman_number(found["r"]), roman_number(found["to"]), found.word
+        if not {word, word.removesuffix("s")} & self.numbered or not 0 < first < last:
+            return None
+        return self.between_ends.join(map(self.cardinal, (first, last)))
+
+    def read_roman_alone(self, found: Found) -> str | None:
+        """Return the words of a Roman numeral between characters of another script."""
+        number = roman_number(found["r"])
+        return self.cardinal(number) if number and not found.before[-1:].isascii() else None
+
+    # ---- codes -----------------------------------------------------------------------------------
+
+    def read_phone(self, found: Found) -> str | None:
+        text, following = found.text.partition("x")[0].rstrip(), found.rest[:1]
+        if (following.isalnum() and not self.letters_follow) or following in _MARKS_OF_MONEY:
+            return None
+        is_number = sum(map(str.isdigit, text)) >= _MIN_PHONE_DIGITS
+        is_called = found.word.strip(".:") in self.phone_words
+        if _THOUSANDS.fullmatch(text) and not is_called:
+            is_number &= not (self.groups_with_spaces or text.endswith(" 000"))
+        elif not _PREFIXED.match(text) and not is_called:
+            is_number &= _LAYOUT.fullmatch(text) is not None
+        if re.fullmatch(r"\d{3} \d{4}", text) and found.before.strip(".,").isnumeric():
+            return None
+        is_version = _VERSION.fullmatch(text) and not _LAYOUT.fullmatch(text) and text[0] != "0"
+        if not is_number or is_version or re.fullmatch(r"\d+\.\d+", text):
+            return None
+        plus = self.plus + " " if text.startswith("+") else ""
+        said = plus + ", ".join(map(self.spell_phone, re.findall(r"\d+", text)))
+        return said + (f" {self.extension} {self.spell(found['x'])}" if found["x"] else "")
+
+    def read_pointed(self, found: Found) -> str | None:
+        """Return the words of a version or an address such as "10.0.0.1"; None for a quantity."""
+        parts = found.text.split(".")
+        are_groups = all(len(part) == 3 for part in parts[1:])
+        if self.decimal == "," and are_groups:
+            return None
+        if len(parts) == 4 and all(int(part) < 256 for part in parts):
+            return self._joint(self.web["."]).join(map(self.spell, parts))
+        if are_groups and 0 < int(parts[0]) < 1000:
+            return self.number("".join(parts))
+        return self.version(found.text)
+
+    def version(self, text: str) -> str:
+        """Return the words of "10.4.12", a version."""
+        point = self.point if self.decimal == "." else self.web["."]
+        return self._joint(point).join(map(self.number, text.split(".")))
+
+    def model(self, text: str) -> str:
+        """Return the words of the "737-800" of a Boeing, which is no range."""
+        say = self.spell if self.digits else self.number
+        return self.space.join(map(say, text.split("-")))
+
+    def read_web(self, found: Found) -> str:
+        """Return the words of an address: its marks by their names, its digits one by one."""
+        text = found.text
+        address = re.sub(r"(?i)^(?:https?|ftp|wss?)://", "", text).rstrip(_TRAILING + "/")
+        said: list[str] = []
+        for part in re.findall(r"(?i)^www|[^\W\d_]+|\d|.", address):
+            if part.lower() == "www":
+                said += ["w", "w", "w"]
+            else:
+                said.append(self.spell(part) if part.isdigit() else self.web.get(part, part))
+        return " ".join(said) + text[len(text.rstrip(_TRAILING)) :]
+
+    # ---- money and units -------------------------------------------------------------------------
+
+    def read_money(self, found: Found) -> str | None:
+        if self._is_inside(found):
+            return None  # the sign is the dash of a range
+        currency = self.currencies[found["code"] or found["sym"]]  # the code of "$80 MXN"
+        unit, cent = self.noun_after(currency.unit, found.before), currency.cent
+        (whole, cents), is_range = self._digits(found), found["tow"] + found["tod"]
+        if found["scale"]:
+            number, scale = (whole, cents), (self.scales | self.money_scales)[found["scale"]]
+            said = self._sign(found) + self.number(*number, scale.gender)
+            if is_range:
+                number = self._digits(found, "to")
+                said += self.between_ends + self.number(*number)
+            joint = self.space if scale.one == "mil" else self.scale_joint
+            said += self.space + self.form(*number, scale) + joint + unit.many
+        elif is_range or len(cents) != 2:
+            said = self._range(found, unit)
+        else:
+            cent = self.noun_after(cent, found.before) if cent else None
+            said = self._sign(found) + self.money(whole, cents, Currency(unit, cent))
+        return said + self.read_per(found) + self.kept_point(found)
+
+    def read_per(self, found: Found) -> str:
+        """Return the words of what stands behind a slash: "per hour"; "" if nothing does."""
+        if not found["per"]:
+            return ""
+        noun = self.units.get(found["per"])
+        return self._joint(self.per) + (noun.one if noun else found["per"])
+
+    def read_unit(self, found: Found) -> str | None:
+        if self._is_inside(found):
+            return None  # the sign is the dash of a range
+        noun = self.units[found["unit"]]
+        if found.word in self.numbered and found["unit"] in (noun.one, noun.few, noun.many):
+            return None  # "chapter 1 page 3" counts no pages
+        if found["gap"] == "-" and self.has_compounds and not found["tow"]:
+            return self._sign(found) + self.number(*self._digits(found)) + "-" + noun.one
+        square = f" {self.symbols['²']}" if found["square"] else ""
+        said = self._range(found, self.noun_after(noun, found.before)) + self.read_per(found)
+        return said + square + self.kept_point(found)
+
+    def read_percent(self, found: Found) -> str | None:
+        return None if self._is_inside(found) else self._range(found, self.percent_noun)
+
+    def read_at_kilometer(self, found: Found) -> str:
+        unit = self.units["km"]
+        return (unit.many if found.word in ("les", "los", "os", "i") else unit.one) + " "
+
+    # ---- words and signs -------------------------------------------------------------------------
+
+    def read_abbreviation(self, found: Found) -> str:
+        is_final = found.text in self.final or found.text in self.scales
+        return self.abbreviations[found.text] + (self.kept_point(found) if is_final else "")
+
+    def read_end_of_range(self, found: Found) -> str:
+        return self.between_ends
+
+    def read_dash(self, found: Found) -> str | None:
+        """Return the words of a dash between numbers: of a range, a difference or a score."""
+        before = found.before
+        if self.letters_follow and (number := _LAST_NUMBER.search(before)):
+            before = number[0]
+        ends = before, re.split("[-–—]", before)[-1]  # not the second dash of "1-on-1"
+        is_behind = found.last.isalnum() or found.last in _BEHIND_NUMBERS
+        if not is_behind or not all(map(_RANGE_BEGIN.match, ends)):
+            return None
+        second, first_number = (
+            re.match(r"\d+", found.rest),
+            int(before) if before.isdecimal() else 0,
+        )
+        is_less = second is not None and int(second[0]) < first_number
+        if is_less and len(before) >= _MIN_NUMBERED_DIGITS:
+            return self.space  # a number of two parts: "no. 48213-7"
+        is_minus = found.text == " - " and ":" not in before
+        if is_minus or _DIFFERENCE.match(found.rest):
+            return self._joint(self.subtraction or self.minus)
+        if is_less and self.says_scores and len(before) < 4 and _SCORED.match(found.rest):
+            return self._joint(self.ratio) if self.ratio else self.space
+        return self.between_ends
+
+    def read_symbol(self, found: Found) -> str | None:
+        symbol, last, following = found.text, found.last, found.rest[:1]
+        if found.match.string[: found.match.start()].endswith(symbol) or found.rest.startswith(
+            symbol
+        ):
+            return None  # the symbol is repeated, as in a line of stars
+        if symbol == "*" and not (found.before[-1:].isalnum() or last == ")"):
+            return None
+        if symbol == "~" and not following.isalnum():
+            return None
+        if symbol in TYPED_SIGNS and (last + following).strip(" ") in tuple("=<>-!"):
+            return None  # a longer sign: "===", "-->"
+        said = self.symbols[symbol]
+        space = self.space if last.strip() and last not in OPENING else ""
+        if not said.strip():
+            return said if said and space and following.isalnum() else ""
+        return space + said + (self.space if _BEGINS_WORD.match(found.rest) else "")

@@ -1,7 +1,7 @@
 """Brazilian Portuguese: the genders of numerals, times such as "15h30", ordinals such as "1º"."""
 
-from qwen_megakernel.text.reading.language import Rules
 from qwen_megakernel.text.reading.romance import Romance
+from qwen_megakernel.text.reading.words import words
 
 
 class Portuguese(Romance):
@@ -10,13 +10,14 @@ class Portuguese(Romance):
     minus, plus, point = "menos", "mais", "vírgula"
     percent, per, to, number_sign = "por cento", "por", "a", "número"
     by, over, out_of = "por", "por", "de"
-    DUE = """dia em até desde segunda terça quarta quinta sexta sábado domingo segunda-feira terça-
-        feira quarta-feira quinta-feira sexta-feira"""
-    NUMBERED = """século capítulo tomo volume ato parte livro título artigo anexo cena fase nível
-        seção secção tipo guerra"""
-    PHONE_WORDS = "tel telefone celular fax ligue telemóvel"
+    due = words("""dia em até desde segunda terça quarta quinta sexta sábado domingo segunda-feira
+        terça- feira quarta-feira quinta-feira sexta-feira""")
+    numbered = words("""século capítulo tomo volume ato parte livro título artigo anexo cena fase
+        nível seção secção tipo guerra""")
+    phone_words = words("tel telefone celular fax ligue telemóvel")
     ENDINGS = r"f: \bum$ uma, \bdois$ duas, centos centas, duzentos duzentas"
-    feminine_names, half, degree_is_ordinal = "Isabel", "meio", True
+    feminine_names, degree_is_ordinal = words("Isabel"), True
+    halves = "meio", "meia"
     ordinal_marks, feminine_marks = r"\.?º|°|o\b", r"\.?ª|a\b"
     BEFORE_DIGITS = r"[nN]\.?[º°]\s?: número; p\.\s?: página"
     FEMININE, MASCULINE = "a ã dade ção õe são", "o or al"
@@ -33,8 +34,8 @@ class Portuguese(Romance):
         € EUR: euro / cêntimo; £ GBP: libra, f / pêni, pence; ¥ JPY: iene"""
     money_joint, scale_joint = " e ", " de "
     SHORT_MONTHS = "jan fev mar abr mai jun jul ago set out nov dez"
-    FEMININE_ARTICLES = "à às as das nas pelas umas"
-    LINKS, first_day, says_written_dates = "de", "primeiro", True
+    feminine_articles = words("à às as das nas pelas umas")
+    links, first_day = words("de"), "primeiro"
     dates = "{day} de {month}", "{day} de {month} de {year}"
     times = "{h:f} {hours}", "{h:f} e {m}", " e {s} segundos"
     ABBREVIATIONS = """Sr.: senhor; Sra.: senhora; Srta.: senhorita; Dr.: doutor; Dra.: doutora
@@ -44,19 +45,18 @@ class Portuguese(Romance):
         fig.: figura; apto.: apartamento; art.: artigo
         máx.: máximo; mín.: mínimo; a.C.: antes de Cristo; d.C.: depois de Cristo
         xíc.: xícara; EUA: Estados Unidos; a.a.: ao ano; a.m.: ao mês"""
-    FINAL = "etc. EUA a.a. a.m."
-    STARTERS = """Agora Além Aqui As Assim Com Depois Ela Elas Ele Eles Em Então Essa Esse Esta Este
-        Eu Hoje Isso Mas Nós Obrigado Obrigada Os Para Quando Se Também Um Uma Você"""
+    final = words("etc. EUA a.a. a.m.")
+    starters = words("""Agora Além Aqui As Assim Com Depois Ela Elas Ele Eles Em Então Essa Esse
+        Esta Este Eu Hoje Isso Mas Nós Obrigado Obrigada Os Para Quando Se Também Um Uma Você""")
     SYMBOLS = """&: e; @: arroba; =: igual a; ÷: dividido por; ×: vezes; °: graus
         ≈ ~: aproximadamente; <: menor que; >: maior que; ≤: no máximo; ≥: no mínimo
         ±: mais ou menos; §: parágrafo; ©: copyright"""
     WEB = """.: ponto; /: barra; -: hífen; _: sublinhado; ?: interrogação; =: igual; #: cerquilha
         :: dois pontos"""
-    OPENS, FOLLOWERS = "nº n.º Nº p. D.", "h"
+    opens, followers = words("nº n.º Nº p. D."), words("h")
 
-    def rules(self) -> Rules:
-        """Times such as "15h30", and feminine ordinals."""
-        yield r"(?P<h>[01]?\d|2[0-4])h(?P<m>[0-5]\d)?(?:min)?(?!\w)", self.clock
-        yield r"D\.(?=\s[A-ZÀ-Ý]\w*a(?!\w))", "dona"
-        yield r"(?P<a>\d{1,2})\sx\s(?P<b>\d{1,2})(?=\s(?!x)|[^\w\s]|$)", "{a} a {b}"  # of a match
-        yield from super().rules()
+    RULES = r"""
+    {HOUR}h{MINUTE}?(?:min)?(?!\w) => .time
+    D\.(?=\s[A-ZÀ-Ý]\w*a(?!\w)) => dona
+    (?P<a>\d{1,2})\sx\s(?P<b>\d{1,2})(?=\s(?!x)|[^\w\s]|$) => {a} a {b}
+    """

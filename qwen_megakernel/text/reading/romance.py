@@ -2,7 +2,8 @@
 
 import re
 
-from qwen_megakernel.text.reading.language import Language, Noun, Rules
+from qwen_megakernel.text.reading.language import Language
+from qwen_megakernel.text.reading.words import Noun, any_of, words
 
 
 class Romance(Language):
@@ -10,34 +11,33 @@ class Romance(Language):
 
     decimal, decimals_are_a_number = ",", True
     plural_ending = "s"
-    feminine_marks = ""  # regular expression of what follows the digits of a feminine ordinal
-    feminine_names = ""  # names of women that do not end in -a
-    clock_words = ""  # behind them "16.30" is a time
-    half = "mezzo"  # before a masculine noun
+    feminine_marks = "(?!)"  # regular expression of what follows the digits of a feminine ordinal
+    feminine_names = words("")  # names of women that do not end in -a
+    clock_words = words("")  # behind them "16.30" is a time
+    halves = "mezzo", "mezza"  # before a masculine noun, and before a feminine one
     # Endings of nouns that follow a number, and words with such endings that are no nouns.
     FEMININE, MASCULINE = "a", "o"
-    NO_NOUNS = """además antes atrás cada contra cuando da dalla della depois después durante
-        era esta está fra fora fuera hacia hasta ha mais mas más menos mientras ogni outra otra
-        para per pero pela quando sobre tra tras todos todas todo toda tutto tutta una nella alla
-        sulla como ancora ainda agora ahora ora según"""
+    no_nouns = words("""además antes atrás cada contra cuando da dalla della depois después durante
+        era esta está fra fora fuera hacia hasta ha mais mas más menos mientras ogni outra otra para
+        per pero pela quando sobre tra tras todos todas todo toda tutto tutta una nella alla sulla
+        como ancora ainda agora ahora ora según""")
     last_ordinal_of_rulers = 10  # after higher numbers of rulers, cardinals are spoken
 
-    def rules(self) -> Rules:
-        """Feminine ordinals, which end in -a, and times such as "alle 16.30"."""
-        if self.feminine_marks:
-            yield rf"(?P<n>\d{{1,3}})(?:{self.feminine_marks})", "{n:feminine}"
-        yield r"(?P<h>[01]?\d|2[0-4])\.(?P<m>[0-5]\d)(?![\d.,]\d|\d|\s?%)", self.dotted_time
+    RULES = r"""
+    (?P<n>\d{1,3})(?:{FEMININE_MARKS}) => {n:feminine}
+    {CLOCK_WORDS} >> {HOUR}\.{MINUTE}(?![\d.,]\d|\d|\s?%) => .time
+    """
 
-    def dotted_time(self, match: re.Match[str], before: str) -> str | None:
-        """Return the words of a time with a point, behind a word for "at"; None elsewhere."""
-        return self.clock(match, before) if before.lower() in self.clock_words.split() else None
+    def _patterns(self) -> dict[str, str]:
+        own = {"FEMININE_MARKS": self.feminine_marks, "CLOCK_WORDS": any_of(self.clock_words)}
+        return super()._patterns() | own
 
     def gender_after(self, number: str, noun: str, before: str) -> str:
         if not number.isdecimal():
             return ""
         value = int(number[-3:])
         is_varied = self.cardinal(value, "f") != self.cardinal(value)
-        is_noun = noun.islower() and len(noun) > 3 and noun not in self.NO_NOUNS.split()
+        is_noun = noun.islower() and len(noun) > 3 and noun not in self.no_nouns
         if not (is_varied and is_noun):
             return ""
         plural = "s" * (number != "1" and self.code in ("es", "pt"))
@@ -48,24 +48,22 @@ class Romance(Language):
     def regnal(self, number: int, name: str) -> str | None:
         if number > self.last_ordinal_of_rulers:
             return self.cardinal(number)
-        is_feminine = name.endswith("a") or name in self.feminine_names.split()
+        is_feminine = name.endswith("a") or name in self.feminine_names
         return self.feminine(number) if is_feminine else self.ordinal(number)
 
     def fraction_of(self, top: int, bottom: int, noun: Noun) -> str:
         """Return words such as "media taza" and "tres cuartos de taza"."""
         if (top, bottom) == (1, 2):
-            return f"{self.half[:-1] + 'a' if noun.gender == 'f' else self.half} {noun.one}"
+            return f"{self.halves[noun.gender == 'f']} {noun.one}"
         return f"{self.fraction(top, bottom)}{self.scale_joint}{noun.one}"
 
     def mixed(self, whole: str, top: int, bottom: int, noun: Noun | None) -> str:
         """Return words such as "una taza y media" and "dos tazas y tres cuartos"."""
-        if (top, bottom) != (1, 2):
-            part = self.fraction(top, bottom)
-        else:
-            is_feminine = noun is not None and noun.gender == "f"
-            part = f"{self.half[:-1]}a" if is_feminine else self.half
-        words = self.count(whole, "", noun) if noun else self.number(whole)
-        return f"{words} {self.symbols['&']} {part}"
+        part = self.fraction(top, bottom)
+        if (top, bottom) == (1, 2):
+            part = self.halves[noun is not None and noun.gender == "f"]
+        said = self.count(whole, "", noun) if noun else self.number(whole)
+        return f"{said} {self.symbols['&']} {part}"
 
     def feminine(self, number: int) -> str:
         """Return the feminine ordinal."""

@@ -3,7 +3,9 @@
 import re
 from functools import partialmethod
 
-from qwen_megakernel.text.reading.language import MAX_DIGITS, Language, Noun, Rules, any_of
+from qwen_megakernel.text.reading.language import Language
+from qwen_megakernel.text.reading.surroundings import Found
+from qwen_megakernel.text.reading.words import MAX_DIGITS, Noun, any_of, words
 
 _TENTHS = {1: ("десятая", "десятых"), 2: ("сотая", "сотых"), 3: ("тысячная", "тысячных")}
 # Words behind which a date is a subject, or an object in the accusative; none: a text begins.
@@ -19,18 +21,18 @@ _WEEK = ["пн", "вт", "ср", "чт", "пт", "сб", "вс"]
 _CASES = dict.fromkeys(_BEFORE_GENITIVE.split(), "g") | dict.fromkeys(("к", "ко"), "d")
 _CASES["между"] = "i"
 _BEFORE_ACCUSATIVE = ("на", "за", "через", "про")
-_PERCENT = Noun("процент", "процента", "процентов")
 
 
 class Russian(Language):
     code = "ru"
     minus, plus, point, decimal = "минус", "плюс", "и", ","
     percent, per, to, number_sign = "процентов", "в", "до", "номер"
+    PERCENT = "процент, процента, процентов"
     by, over, ratio, out_of, groups_with_spaces = "на", "на", "", "из", True
-    NUMBERED = """глава главу главе главы том тома томе часть части книга книгу книге раздел раздела
-        разделе статья статью статье статьи акт акте фаза фазу фазе тип"""
-    CENTURIES = "век века веке веков"
-    PHONE_WORDS = "тел телефон телефону звоните позвоните факс номеру"
+    numbered = words("""глава главу главе главы том тома томе часть части книга книгу книге раздел
+        раздела разделе статья статью статье статьи акт акте фаза фазу фазе тип""")
+    centuries = words("век века веке веков")
+    phone_words = words("тел телефон телефону звоните позвоните факс номеру")
     ordinal_marks = "-?(?:й|ый|ой)"
     UNITS = """кг: килограмм, -а, -ов; г гр: грамм, -а, -ов; мг: миллиграмм, -а, -ов
         дБ: децибел, -а, децибел; шт шт.: штука, штуки, штук, f; чел: человек, -а, человек
@@ -44,7 +46,7 @@ class Russian(Language):
         £ GBP: фунт, -а, -ов / пенс, -а, -ов; ¥ JPY: иена, иены, иен, f"""
     money_joint = " "
     SHORT_MONTHS = "янв февр/фев мар апр - июн июл авг сент/сен окт нояб/ноя дек"
-    says_written_dates, LINKS = True, "по до и"
+    links = words("по до и")
     ABBREVIATIONS = """т.е. т.~е.: то есть; т.д. т.~д.: так далее; т.п. т.~п.: тому подобное
         т.к.: так как; др.: другие; г.: год; гг.: годы; в.: век; ул.: улица; пр.: проспект; д.: дом
         кв.: квартира; стр.: страница; каб.: кабинет; гл. Гл.: глава; рис.: рисунок; коп.: копеек
@@ -54,49 +56,47 @@ class Russian(Language):
         проф.: профессор; тов.: товарищ; им.: имени; ок.: около; доб.: добавочный; т.: том
         пн: понедельник; вт: вторник
         ср: среда; чт: четверг; пт: пятница; сб: суббота; вс: воскресенье"""
-    FINAL = "т.д. т.п. др. г. в."
-    STARTERS = """А В Вы Ещё Если Для За Затем И Из Как Когда Кто Мы На Но Он Она Они По После Потом
-        Сейчас Сегодня Так Также Там Тогда Только Ты У Что Это Этот Я"""
+    final = words("т.д. т.п. др. г. в.")
+    starters = words("""А В Вы Ещё Если Для За Затем И Из Как Когда Кто Мы На Но Он Она Они По После
+        Потом Сейчас Сегодня Так Также Там Тогда Только Ты У Что Это Этот Я""")
     SYMBOLS = """&: и; @: собака; =: равно; ÷: разделить на; ×: умножить на; °: градусов; ≈ ~: около
         <: меньше; >: больше; ≤: не больше; ≥: не меньше; ±: плюс минус; §: параграф; №: номер"""
     WEB = ".: точка; /: слэш; -: дефис; _: подчёркивание; ?: вопрос; #: решётка; :: двоеточие"
-    OPENS, FOLLOWERS = "№ т. д. стр. г.", "г года году"
+    opens, followers = words("№ т. д. стр. г."), words("г года году")
 
-    def rules(self) -> Rules:
-        """Dates, years before "года" or "году", cases and genders of numbers, percentages."""
-        year = r"(?P<y>\d{4})(?:\s(?:г\.|года))?"
-        month = rf"\s(?P<m>{self.month_pattern()})"
-        yield rf"(?i)(?P<d>\d{{1,2}}){month}(?:\s{year})?", self.written_date
-        link = r"(?:\s(?P<link>по|до|и)\s|\s?[-–—]\s?)"
-        yield rf"(?i)(?P<a>\d{{1,2}}){link}(?P<b>\d{{1,2}})(?={month})", self.days_of_month
-        yield r"(?P<a>\d{1,6})(?P<b>\sи\s)(?P<c>\d{1,6})(?![\d:/-]|[.,]\d)", self.both
-        hour = r"(?P<{0}>[01]?\d|2[0-4]):(?P<{0}m>[0-5]\d)"
-        yield rf"{hour.format('a')}\s?[-–—]\s?{hour.format('b')}(?![:\d])", self.hours
-        yield r"(?P<d>[0-3]?\d)\.(?P<m>[01]?\d)\.(?P<y>\d{4})(?:\sг\.)?(?!\d)", self.written_date
-        year = r"(?P<y>1\d{3}|20\d\d)"
-        yield rf"{year}\sг\.", self.year_of
-        yield rf"{year}\sгода(?!\w)", "{y:genitive} года"
-        yield rf"{year}\sгод(?!\w)", "{y:masculine} год"
-        yield rf"{year}\sгоду(?!\w)", "{y:prepositional} году"
-        yield r"(?P<n>\d{1,4})-?(?:х|ых)(?!\w)", "{n:of_decades}"
-        # "20-е" and "30-е" may be days.
-        yield r"(?P<n>[4-9]0|\d{2,3}0)-е(?!\w)", "{n:decades}"
-        yield r"(?P<n>\d{1,4})-?(?:я|ая)(?!\w)", "{n:feminine}"
-        yield r"(?P<n>\d{1,4})-?(?:е|ое)(?!\w)", "{n:neuter}"
-        yield r"(?P<n>\d{1,4})-?(?:го|ого)(?!\w)", "{n:genitive}"
-        yield r"(?P<n>\d{1,4})-(?:м|ом|ем)(?!\w)", "{n:prepositional}"
-        yield r"(?P<n>\d{1,4})-(?:му|ому)(?!\w)", "{n:dative}"
-        yield r"(?P<n>\d{1,4})-(?:ю|ую)(?!\w)", "{n:accusative}"
-        yield r"(?P<d>[0-3]?\d)\.(?P<m>0[1-9]|1[0-2])(?P<y>(?!))?(?!\.?\d)", self.written_date
-        yield r"г\.(?=\s[А-ЯЁ])", lambda _, before: None if before[-1:].isdigit() else "город"
-        number = r"(?P<n>\d{1,3}(?:\s\d{3})+|\d{1,9})(?:,(?P<d>\d{1,3}))?(?![\d,])"
+    RULES = r"""
+    (?i)(?P<d>\d{1,2})\s(?P<m>{MONTH})(?:\s(?P<y>\d{4})(?:\s(?:г\.|года))?)? => .date
+    (?i)(?P<a>\d{1,2})(?:\s(?P<link>по|до|и)\s|\s?[-–—]\s?)(?P<b>\d{1,2})(?=\s{MONTH})
+        => .days_of_month
+    между >> (?P<a>\d{1,6})\sи\s(?P<c>\d{1,6})(?![\d:/-]|[.,]\d) => {a:among} и {c:among}
+    (?P<a>[01]?\d|2[0-4]):(?P<am>[0-5]\d)\s?[-–—]\s?(?P<b>[01]?\d|2[0-4]):(?P<bm>[0-5]\d)(?![:\d])
+        => .hours
+    (?P<d>[0-3]?\d)\.(?P<m>[01]?\d)\.(?P<y>\d{4})(?:\sг\.)?(?!\d) => .date
+    во? >> {YEAR}\sг\. => {y:prepositional} году{end}
+    {YEAR}\sг\. => {y:genitive} года{end}
+    {YEAR}\sгода(?!\w) => {y:genitive} года
+    {YEAR}\sгод(?!\w) => {y:masculine} год
+    {YEAR}\sгоду(?!\w) => {y:prepositional} году
+    (?P<n>\d{1,4})-?(?:х|ых)(?!\w) => {n:of_decades}
+    (?P<n>[4-9]0|\d{2,3}0)-е(?!\w) => {n:decades}
+    (?P<n>\d{1,4})-?(?:я|ая)(?!\w) => {n:feminine}
+    (?P<n>\d{1,4})-?(?:е|ое)(?!\w) => {n:neuter}
+    (?P<n>\d{1,4})-?(?:го|ого)(?!\w) => {n:genitive}
+    (?P<n>\d{1,4})-(?:м|ом|ем)(?!\w) => {n:prepositional}
+    (?P<n>\d{1,4})-(?:му|ому)(?!\w) => {n:dative}
+    (?P<n>\d{1,4})-(?:ю|ую)(?!\w) => {n:accusative}
+    (?P<d>[0-3]?\d)\.(?P<m>0[1-9]|1[0-2])(?!\.?\d) => .date
+    (?!.*\d$).* >> г\.(?=\s[А-ЯЁ]) => город
+    (?:(?P<from>\d{1,6})\s?[-–—]\s?)?(?P<n>\d{1,3}(?:\s\d{3})+|\d{1,9})(?:,(?P<d>\d{1,3}))?(?![\d,])
+        \s?(?:(?P<scale>{ALL_SCALES})\s?)?(?P<unit>{NOUNS})(?!\w)\.? => .in_case
+    (?P<w>\d{1,6})(?:,(?P<d>\d{1,3}))?\s?% => .percent
+    (?P<from>\d{1,4})[-–—](?P<n>\d{1,4})(?![\w-]|[.,:/=]\d|\s?=) => .numbers
+    (?P<n>\d{1,6})(?![\d:/–-]|[.,]\d|\s\d{3}) => .after_preposition
+    """
+
+    def _patterns(self) -> dict[str, str]:
         nouns = any_of([*self.units, *self.currencies, *self.scales, "%"])
-        first = r"(?:(?P<from>\d{1,6})\s?[-–—]\s?)?"
-        unit = rf"(?:(?P<scale>{any_of(self.scales)})\s?)?(?P<unit>{nouns})"
-        yield rf"{first}{number}\s?{unit}(?!\w)\.?", self.in_case
-        yield r"(?P<n>\d{1,6})(?:,(?P<d>\d{1,3}))?\s?%", self.percents
-        yield r"(?P<from>\d{1,4})[-–—](?P<n>\d{1,4})(?![\w-]|[.,:/=]\d|\s?=)", self.numbers
-        yield r"(?P<n>\d{1,6})(?![\d:/–-]|[.,]\d|\s\d{3})", self.after_preposition
+        return super()._patterns() | {"YEAR": r"(?P<y>1\d{3}|20\d\d)", "NOUNS": nouns}
 
     def _ordinal(self, case: str, gender: str, number: int) -> str:
         return self.say(number, "ordinal", case=case, gender=gender)
@@ -105,20 +105,17 @@ class Russian(Language):
     neuter, feminine = partialmethod(_ordinal, "n", "n"), partialmethod(_ordinal, "n", "f")
     genitive, prepositional = partialmethod(_ordinal, "g", "m"), partialmethod(_ordinal, "p", "m")
 
-    def after_preposition(self, match: re.Match[str], before: str) -> str | None:
+    def read_after_preposition(self, found: Found) -> str | None:
         """Return a number in the case that the word before it asks for; None: it asks for none."""
-        case, number = _CASES.get(before.lower()), int(match["n"])
-        is_span = match.string[match.end() :].lstrip().startswith(("по ", "до "))
-        if before.lower() in ("с", "со") and 1900 <= number < 2100 and is_span:  # years
+        case, number = _CASES.get(found.word), int(found["n"])
+        is_span = found.rest.lstrip().startswith(("по ", "до "))
+        if found.word in ("с", "со") and 1900 <= number < 2100 and is_span:  # years
             return self.genitive(number)
         return case and self.say(number, case=case, gender="m")
 
-    def both(self, match: re.Match[str], before: str) -> str | None:
-        """Return the words of two numbers behind "between"; None behind other words."""
-        if before.lower() != "между":
-            return None
-        first, last = (self.say(int(match[each]), case="i", gender="m") for each in "ac")
-        return f"{first} и {last}"
+    def among(self, number: int) -> str:
+        """Return a number in the instrumental, behind "between"."""
+        return self.say(number, case="i", gender="m")
 
     def agreeing(self, words: str, before: str) -> str:
         """Return words with "one" and the noun after it in the accusative behind "на" or "за"."""
@@ -127,15 +124,15 @@ class Russian(Language):
         words = re.sub(r"\bодна( \w+)а\b", r"одну\1у", words)
         return re.sub(r"\bодна$", "одну", words)
 
-    def in_case(self, match: re.Match[str], before: str) -> str | None:
+    def read_in_case(self, found: Found) -> str | None:
         """Return a number and its noun in the genitive, in a range or behind "up to" or "about"."""
-        is_asked = _CASES.get(before.lower()) == "g"
-        if not (is_asked or match["from"]):
+        is_asked = _CASES.get(found.word) == "g"
+        if not (is_asked or found["from"]):
             return None
-        unit, scale = match["unit"], match["scale"] and self.scales[match["scale"]]
-        noun = _PERCENT if unit == "%" else self.units.get(unit) or self.scales.get(unit)
+        unit, scale = found["unit"], self.scales.get(found["scale"])
+        noun = self.percent_noun if unit == "%" else self.units.get(unit) or self.scales.get(unit)
         noun = noun or self.currencies[unit].unit
-        whole, decimals = re.sub(r"\s", "", match["n"]), match["d"]
+        whole, decimals = re.sub(r"\s", "", found["n"]), found["d"]
         head = scale or noun
         if decimals:
             part = _TENTHS[len(decimals)][0 if self.plural(int(decimals)) == 0 else 1]
@@ -145,66 +142,63 @@ class Russian(Language):
         else:
             number = self.say(int(whole), case="g", gender=head.gender)
         is_few = bool(decimals) or self.plural(int(whole)) == 0
-        words = f"{number} {head.few if is_few else head.many}"
-        words += f" {noun.many}" if scale else ""
-        if match["from"]:
-            first = self.say(int(match["from"]), case="g", gender=head.gender)
-            words = f"{first} {words}" if is_asked else f"от {first} до {words}"
-        return words + self.kept_point(match)
+        said = f"{number} {head.few if is_few else head.many}"
+        said += f" {noun.many}" if scale else ""
+        if found["from"]:
+            first = self.say(int(found["from"]), case="g", gender=head.gender)
+            said = f"{first} {said}" if is_asked else f"от {first} до {said}"
+        return said + self.kept_point(found)
 
-    def numbers(self, match: re.Match[str], before: str) -> str | None:
+    def read_numbers(self, found: Found) -> str | None:
         """Return the words of a range of numbers, "from five to ten"; None for a score."""
-        first, last = int(match["from"]), int(match["n"])
-        if first >= last or match.string[match.start() - 1 : match.start()] in tuple("-–+№/"):
+        first, last = int(found["from"]), int(found["n"])
+        if first >= last or found.last in tuple("-–+№/"):
             return None
         if 1900 <= first < last < 2100:
             return f"с {self.genitive(first)} по {self.masculine(last)}"
-        return (
-            f"от {self.say(first, case='g', gender='m')} до {self.say(last, case='g', gender='m')}"
-        )
+        words = (self.say(each, case="g", gender="m") for each in (first, last))
+        return f"от {next(words)} до {next(words)}"
 
-    def hours(self, match: re.Match[str], before: str) -> str:
+    def read_hours(self, found: Found) -> str:
         """Return the words of hours of opening, "from nine to eighteen hours"."""
-        pairs = match.group("a", "am"), match.group("b", "bm")
-        first, last = (self._hour_in_case(int(hour), int(minute), "g") for hour, minute in pairs)
-        return f"с {first} до {last}" + " часов" * (match["bm"] == "00")
+        first, last = (
+            self._hour_in_case(int(found[each]), int(found[f"{each}m"]), "g") for each in "ab"
+        )
+        return f"с {first} до {last}" + " часов" * (found["bm"] == "00")
 
     def _hour_in_case(self, hour: int, minute: int, case: str) -> str:
         zero = [self.say(0, case=case)] if 0 < minute < 10 else []
-        numbers = [hour, minute] if minute else [hour]
-        words = [self.say(each, case=case, gender="m") for each in numbers]
-        return " ".join([words[0], *zero, *words[1:]])
+        said = [self.say(each, case=case, gender="m") for each in (hour, minute)]
+        return " ".join([said[0], *zero, said[1]] if minute else said[:1])
 
-    def clock(self, match: re.Match[str], before: str) -> str:
-        case, groups = _CASES.get(before.lower()), match.groupdict()
-        if not case or groups.get("s"):
-            return super().clock(match, before)
-        hour, minute = int(groups["h"]), int(groups["m"] or 0)
+    def read_time(self, found: Found) -> str:
+        case = _CASES.get(found.word)
+        if not case or found["s"]:
+            return super().read_time(found)
+        hour, minute = int(found["h"]), int(found["m"] or 0)
         names = {"g": ("часа", "часов"), "d": ("часу", "часам"), "i": ("часом", "часами")}
         name = names[case][self.plural(hour) != 0]
         return self._hour_in_case(hour, minute, case) + ("" if minute else f" {name}")
 
-    def days_of_month(self, match: re.Match[str], before: str) -> str | None:
+    def read_days_of_month(self, found: Found) -> str | None:
         """Return the words of two days of a month, such as "с 5 по 10" and "5–10"."""
-        link, word = match["link"], before.lower()
-        first, last = int(match["a"]), int(match["b"])
+        link, first, last = found["link"], int(found["a"]), int(found["b"])
         if not 0 < first <= 31 or not 0 < last <= 31:
             return None
         if link == "и":
-            case = _CASES.get(word, "g")
+            case = _CASES.get(found.word, "g")
             return " и ".join(self._ordinal(case, "n", each) for each in (first, last))
-        opening = "" if word in ("с", "со", "от") else "с "
+        opening = "" if found.word in ("с", "со", "от") else "с "
         end = self.genitive(last) if link == "до" else self.neuter(last)
         return f"{opening}{self.genitive(first)} {link or 'по'} {end}"
 
-    def days(self, match: re.Match[str], before: str) -> str | None:
-        groups = match.groupdict()
-        names = [groups[each].lower() for each in "ab" if groups.get(each)]
+    def read_days(self, found: Found) -> str | None:
+        names = [found[each].lower() for each in "ab" if found[each]]
         if len(names) < 2 or not {*names} <= {*_WEEK}:
-            return super().days(match, before)
+            return super().read_days(found)
         first, last = map(_WEEK.index, names)
-        word = "" if before.lower() in ("с", "со") else "с" + "о" * (first == 1) + " "
-        return f"{word}{_DAYS_OF[first]} по {_DAYS_ON[last]}{self.kept_point(match)}"
+        word = "" if found.word in ("с", "со") else "с" + "о" * (first == 1) + " "
+        return f"{word}{_DAYS_OF[first]} по {_DAYS_ON[last]}{self.kept_point(found)}"
 
     def gender_after(self, number: str, noun: str, before: str) -> str:
         if (
@@ -235,11 +229,11 @@ class Russian(Language):
 
     dative, accusative = partialmethod(_ordinal, "d", "m"), partialmethod(_ordinal, "a", "f")
 
-    def roman(self, number: int, match: re.Match[str], before: str, following: str) -> str | None:
+    def roman(self, number: int, found: Found, following: str) -> str | None:
         if following in self.centuries:
             cases = {"века": self.genitive, "веке": self.prepositional}
             return cases.get(following, self.ordinal)(number)
-        return super().roman(number, match, before, following)
+        return super().roman(number, found, following)
 
     def regnal(self, number: int, name: str) -> str | None:
         return self.feminine(number) if name[-1] in "ая" else self.ordinal(number)
@@ -273,10 +267,6 @@ class Russian(Language):
         is_whole = whole and not decimals and len(whole) <= MAX_DIGITS
         return super().form(whole, decimals, noun) if is_whole else noun.few
 
-    def percents(self, match: re.Match[str], before: str) -> str:
-        """Return the words of a whole percentage."""
-        return self.count(str(int(match["n"])), match["d"] or "", _PERCENT)
-
     def day(self, number: int, before: str) -> str:
         """Return the day: "on the third" (genitive) behind most words, else "the third"."""
         word = before.lower().strip(".,:;!?—–-")
@@ -284,12 +274,6 @@ class Russian(Language):
             return self._ordinal(_CASES[word], "n", number)
         is_subject = word in _BEFORE_NOMINATIVE
         return self.neuter(number) if is_subject else self.genitive(number)
-
-    def year_of(self, match: re.Match[str], before: str) -> str:
-        """Return the words of a year before "г.": "in the year" behind "в"."""
-        number, is_in = int(match["y"]), before.lower() in ("в", "во")
-        words = f"{self.prepositional(number)} году" if is_in else f"{self.genitive(number)} года"
-        return words + self.kept_point(match)
 
     def dated_year(self, number: int) -> str:
         return f"{self.genitive(number)} года"

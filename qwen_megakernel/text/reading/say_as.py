@@ -6,8 +6,9 @@ import re
 from datetime import date
 
 from qwen_megakernel.text.reading.grammar import Grammar
-from qwen_megakernel.text.reading.language import MAX_DIGITS, Language
+from qwen_megakernel.text.reading.language import Language
 from qwen_megakernel.text.reading.spoken import Draft
+from qwen_megakernel.text.reading.words import MAX_DIGITS
 
 _MAX_ORDINAL_DIGITS = 6
 _NUMBER = re.compile(r"([-−+]?)\s*(\d[\d,.\s'’]*)")

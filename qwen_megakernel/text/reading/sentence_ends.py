@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from qwen_megakernel.text.reading.german import ORDINAL_ARTICLES, ORDINAL_STEMS
-from qwen_megakernel.text.reading.language import table
 from qwen_megakernel.text.reading.languages import LANGUAGES
 from qwen_megakernel.text.reading.surroundings import (
     CLOSING,
@@ -20,6 +19,7 @@ from qwen_megakernel.text.reading.surroundings import (
     WIDE_CLOSING,
     WIDE_POINTS,
 )
+from qwen_megakernel.text.reading.words import table
 
 # So many characters before the next word decide whether a sentence ends there. Longer runs of
 # white space end none.
@@ -61,16 +61,16 @@ class _Tables:
 def _tables() -> _Tables:
     final, inner, numbered, starters, after = (set[str]() for _ in range(5))
     for language in LANGUAGES.values():
-        keys = {*table(language.ABBREVIATIONS)}
-        own = {key for key in language.FINAL.split() if key.endswith(".")}
+        keys = {key.replace("~", " ") for key in table(language.ABBREVIATIONS)}
+        own = {key for key in language.final if key.endswith(".")}
         final |= own
-        inner |= {f"{part}." for key in keys - own for part in re.findall(r"([^~]+)\.", key)}
+        inner |= {f"{part}." for key in keys - own for part in re.findall(r"([^ ]+)\.", key)}
         inner |= {key for key in keys - own if key.endswith(".")}
-        numbered |= {word for word in language.OPENS.split() if word.endswith(".")}
+        numbered |= {word for word in language.opens if word.endswith(".")}
         months = re.split(r"[\s/]+", language.SHORT_MONTHS)
         numbered |= {f"{form}." for month in months for form in (month, month.title())}
-        starters |= {*language.STARTERS.split()}
-        after |= {*language.AFTER_FINAL.split()}
+        starters |= language.starters
+        after |= language.after_final
     return _Tables(*map(frozenset, (final, inner, numbered, starters, after)))
 
 

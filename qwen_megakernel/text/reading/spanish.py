@@ -1,7 +1,7 @@
 """Spanish: the genders of numerals, ordinals such as "1.º" and "1er", and hours after noon."""
 
-from qwen_megakernel.text.reading.language import Rules
 from qwen_megakernel.text.reading.romance import Romance
+from qwen_megakernel.text.reading.words import words
 
 
 class Spanish(Romance):
@@ -9,16 +9,17 @@ class Spanish(Romance):
     minus, plus, point = "menos", "más", "coma"
     percent, per, to, number_sign = "por ciento", "por", "a", "número"
     by, over, out_of = "por", "sobre", "sobre"
-    DUE = "el del al día lunes martes miércoles jueves viernes sábado domingo hasta desde"
-    NUMBERED = """siglo capítulo tomo volumen acto parte libro título artículo apartado anexo escena
-        fase nivel canto sección tipo guerra"""
-    PHONE_WORDS = "tel teléfono móvil fax llame llama llamar al"
+    due = words("el del al día lunes martes miércoles jueves viernes sábado domingo hasta desde")
+    numbered = words("""siglo capítulo tomo volumen acto parte libro título artículo apartado anexo
+        escena fase nivel canto sección tipo guerra""")
+    phone_words = words("tel teléfono móvil fax llame llama llamar al")
     ENDINGS = r"""f: uno$ una, cientos\b cientas, quinientos quinientas
         c: veintiuno$ veintiún, uno$ un"""
     ordinal_marks = r"\.?º|\.?°|o\b|ro\b|do\b|to\b|mo\b|vo\b|no\b"
     feminine_marks = r"\.?ª|a\b(?!\.)|(?:ra|da|ta|ma|va|na)\b"
-    clock_words, FEMININE_ARTICLES = "las", "la las unas"
-    feminine_names, half, degree_is_ordinal = "Isabel", "medio", True
+    clock_words, feminine_articles = words("las"), words("la las unas")
+    feminine_names, degree_is_ordinal = words("Isabel"), True
+    halves = "medio", "media"
     BEFORE_DIGITS = r"[nN]\.?[º°]\s?: número; p\.\s?: página"
     PARTS = """2: medio; 3: tercio; 4: cuarto; 10: décimo; 11: onceavo; 12: doceavo; 20: veinteavo
         100: centésimo"""
@@ -33,7 +34,7 @@ class Spanish(Romance):
         £ GBP: libra, f / penique; ¥ JPY: yen, yenes; MXN: peso / centavo"""
     money_joint, scale_joint = " con ", " de "
     SHORT_MONTHS = "ene feb mar abr may jun jul ago sept/sep oct nov dic"
-    LINKS, says_written_dates = "de del", True
+    links = words("de del")
     dates = "{day} de {month}", "{day} de {month} de {year}"
     time_marks = r"\sh\b"
     ABBREVIATIONS = """Sr.: señor; Sra.: señora; Srta.: señorita; Sres.: señores; Dr.: doctor
@@ -43,23 +44,23 @@ class Spanish(Romance):
         cap.: capítulo; fig.: figura; ext.: extensión; art.: artículo; máx.: máximo; mín.: mínimo
         EE.UU. EE.~UU.: Estados Unidos; cda.: cucharada; cdta.: cucharadita
         a.C.: antes de Cristo; d.C.: después de Cristo"""
-    FINAL = "etc. EE.UU. EE.~UU."
-    STARTERS = """Además Ahora Allí Así Aunque Con Cuando Después Ella Ellas Ellos En Entonces Esta
-        Este Esto Gracias Hay Hoy Luego Nosotros Para Pero Si Su Sus También Un Una Usted Ya Yo"""
+    final = words("etc. EE.UU. EE.~UU.")
+    starters = words("""Además Ahora Allí Así Aunque Con Cuando Después Ella Ellas Ellos En Entonces
+        Esta Este Esto Gracias Hay Hoy Luego Nosotros Para Pero Si Su Sus También Un Una Usted Ya Yo
+       """)
     SYMBOLS = """&: y; @: arroba; =: igual a; ÷: dividido entre; ×: por; °: grados
         ≈ ~: aproximadamente; <: menor que; >: mayor que; ≤: como máximo; ≥: como mínimo
         ±: más o menos; §: sección; ©: copyright"""
     WEB = """.: punto; /: barra; -: guion; _: guion bajo; ?: interrogación; =: igual; #: almohadilla
         :: dos puntos"""
-    OPENS, FOLLOWERS = "n.º nº N.º p. EE. &", "h"
+    opens, followers = words("n.º nº N.º p. EE. &"), words("h")
 
-    def rules(self) -> Rules:
-        """Feminine ordinals, and "1er" and "3er"."""
-        yield from super().rules()
-        yield r"1(?:\.?[º°]|ro)(?=\sde\s)", "primero"
-        yield r"1\.?er(?!\w)", "primer"
-        yield r"3\.?er(?!\w)", "tercer"
-        yield r"&(?=\s(?:[Hh]i(?![aeou])|[Ii](?![aeou])))", "e"
+    RULES = r"""
+    1(?:\.?[º°]|ro)(?=\sde\s) => primero
+    1\.?er(?!\w) => primer
+    3\.?er(?!\w) => tercer
+    &(?=\s(?:[Hh]i(?![aeou])|[Ii](?![aeou]))) => e
+    """
 
     def time(self, hour: int, minute: int, second: int | None) -> str:
         """Return a time of day; "horas" follows a full hour above 12, and midnight."""

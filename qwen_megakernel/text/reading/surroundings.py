@@ -1,6 +1,7 @@
 """What stands around an expression: marks that are no part of it, and the end of a sentence."""
 
 import re
+from dataclasses import dataclass
 
 OPENING = "\"'“”‘‚„«»‹›([{*_`¿¡"
 CLOSING = "\"'”“’»«›‹)]}*_`"
@@ -11,6 +12,40 @@ SENTENCE_ENDS = f"{POINTS}{WIDE_POINTS};:；："  # marks after which no full st
 _TRAILING = CLOSING + WIDE_CLOSING + POINTS + WIDE_POINTS + PAUSES + WIDE_PAUSES
 _DECADE = re.compile(r"'\d0'?s(?!\w)")
 _OPEN_BRACKETS = re.compile(r"[^()]*\([^()]*\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the pattern of a rule has found, and what stands around it.
+
+    `found["d"]` is what a group has matched; "" if it has matched nothing, or if there is none.
+    """
+
+    match: re.Match[str]
+    before: str  # the word before it, without marks around it
+
+    def __getitem__(self, name: str) -> str:
+        return (self.match[name] or "") if name in self.match.re.groupindex else ""
+
+    @property
+    def text(self) -> str:
+        """All that is found."""
+        return self.match[0]
+
+    @property
+    def word(self) -> str:
+        """The word before it, in lower case."""
+        return self.before.lower()
+
+    @property
+    def last(self) -> str:
+        """The character directly before it."""
+        return self.match.string[: self.match.start()][-1:]
+
+    @property
+    def rest(self) -> str:
+        """The text behind it."""
+        return self.match.string[self.match.end() :]
 
 
 def bare(word: str) -> str:
