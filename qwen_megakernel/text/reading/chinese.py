@@ -31,20 +31,13 @@ class Chinese(Language):
     space, money_joint, scale_joint, letters_follow = "", "", "", True
 
     RULES = rf"""
-    [12]\d{{3}}(?=年|\s?[-~～至到]\s?[12]\d{{3}}年) => .digits
-    \d{{3,4}}(?=室|房间) => .number_of_phone
+    (?P<n>[12]\d{{3}})(?=年|\s?[-~～至到]\s?[12]\d{{3}}年) => {{n:spell}}
+    (?P<n>\d{{3,4}})(?=室|房间)|(?P<m>1[3-9]\d{{9}})(?!\d) => {{n:spell_phone}}{{m:spell_phone}}
     1(?:10|14|19|2[02])(?!\d) => .emergency
     (?P<a>[1-9])\.(?P<b>\d)(?=折) => {{a}}{{b}}
     (?<=元)/(?=月|年|天|小时|人|次|平|斤|个|晚) => 每
-    1[3-9]\d{{9}}(?!\d) => .number_of_phone
     (?!.*第$).* >> 2(?=(?:{_COUNTERS})) => 两
     """
-
-    def read_digits(self, found: Found) -> str:
-        return self.spell(found.text)
-
-    def read_number_of_phone(self, found: Found) -> str:
-        return self.spell_phone(found.text)
 
     def spell_phone(self, group: str) -> str:
         return self.spell(group).replace("一", "幺")

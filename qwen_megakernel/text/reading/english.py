@@ -5,7 +5,7 @@ import re
 from qwen_megakernel.text.reading.language import Language
 from qwen_megakernel.text.reading.spoken import RESPELT
 from qwen_megakernel.text.reading.surroundings import CLOSING, Found, first_word
-from qwen_megakernel.text.reading.words import any_of, words
+from qwen_megakernel.text.reading.words import words
 
 _HALVES = {2: ("half", "halves"), 4: ("quarter", "quarters")}
 _MAX_PARTS = 20  # largest denominator with a name, apart from 100; 120/80 is read with "over"
@@ -28,9 +28,6 @@ _SAINTS = words("""Albans Andrew Andrews Anthony Augustine Barts Catherine Catha
     Pancras Patrick Paul Peter Peters Petersburg Pete Pierre Regis Stephen Stephens Thomas Tropez
     Valentine Vincent Vitus""")
 _CODED = words("id pin otp zip postcode passcode password code extension ext")  # before a code
-_FILES = words("""bat bin cfg conf cpp css csv cu dll doc docx exe gif git go gz html ini ipynb jpeg
-    jpg js json jsx log md mp3 mp4 onnx pdf php png ppt pptx ps py rb rs sh so sql svg tar tex toml
-    ts tsv tsx txt wav xls xlsx xml yaml yml zip net safetensors gguf pt""")
 _AFTER_STREETS = words("NE NW SE SW N S E W Suite Apt Unit")
 
 
@@ -124,7 +121,7 @@ class English(Language):
     ['’]?(?P<n>[12])000['’]?s\b => {n} thousands
     (?i)(?P<d>[12]\d|3[01]|0?[1-9])-(?P<m>{MONTH})-(?P<y>\d{4})(?!\d) => .date
     (?P<m>{SHORT_MONTHS})(?=\s\d) => .month
-    (?P<d>\d{1,2})(?:{MARKS})?(?:[-–](?P<to>\d{1,2})(?:{MARKS})?)?(?:,?\s(?P<y>\d{4}))?
+    (?P<d>\d{1,2})(?:{ORDINAL_MARKS})?(?:[-–](?P<to>\d{1,2})(?:{ORDINAL_MARKS})?)?(?:,?\s(?P<y>\d{4}))?
         (?![\d:%]|\.\d|,\d)(?![^\W_]) => .day_of_month
     (?P<n>\d{1,4})['’]?s(?!\w) => .plural
     (?P<a>\d{1,3}):(?P<b>\d{1,3})[-–](?P<c>\d{1,3})(?![\d:]) => .verses
@@ -176,11 +173,11 @@ class English(Language):
     (?P<w>\d{1,3})(?:\.(?P<d>\d))?k(?!\w) => {num} thousand
     """
 
-    def _patterns(self) -> dict[str, str]:
-        short = {name.title() for name in self.month_forms} - {*self.months}
-        half_day = r"(?P<h>1[0-2]|0?[1-9])(?:[:.](?P<m>[0-5]\d))?\s?"
-        own = {"SHORT_MONTHS": any_of(short), "FILES": any_of(_FILES), "HALF_DAY": half_day}
-        return super()._patterns() | own
+    files = words("""bat bin cfg conf cpp css csv cu dll doc docx exe gif git go gz html ini ipynb
+        jpeg jpg js json jsx log md mp3 mp4 onnx pdf php png ppt pptx ps py rb rs sh so sql svg tar
+        tex toml ts tsv tsx txt wav xls xlsx xml yaml yml zip net safetensors gguf pt""")
+    short_months = words("Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec")
+    half_day = r"(?P<h>1[0-2]|0?[1-9])(?:[:.]{MINUTE})?\s?"
 
     def fraction(self, top: int, bottom: int) -> str:
         if (top, bottom) in _NAMED_FRACTIONS:

@@ -8,13 +8,12 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
-from qwen_megakernel.text.reading.announced import MAX_PAST, announced
+from qwen_megakernel.text.reading.codes import MAX_PAST
 from qwen_megakernel.text.reading.language import Language
 from qwen_megakernel.text.reading.spoken import Draft, Piece
 from qwen_megakernel.text.reading.surroundings import Found, bare, inside
 
 _DASHES = ("-", "–", "—")
-_ONE = ("a", "an")  # before the size of a thing: a 27" monitor
 
 
 class Grammar:
@@ -27,7 +26,6 @@ class Grammar:
 
     def __init__(self, language: Language, names_letters: bool = False):
         self.language, self._names_letters = language, names_letters
-        self._say = {"code": language.spell, "version": language.version, "model": language.model}
         self._rules = [*language.rules()]
         # All rules as one pattern, whose groups are the rules.
         self._any = re.compile("|".join(f"({_unnamed(rule.pattern)})" for rule in self._rules))
@@ -47,21 +45,17 @@ class Grammar:
         if not self._has_expressions(segment.text):
             yield from segment.kept(0, len(segment.text))
             return
-        before = (past.split() or [""])[-1]
-        begin, end = inside(segment.text, "" if bare(before).lower() in _ONE else quotes)
+        is_size = bare((past.split() or [""])[-1]).lower() in ("a", "an")  # a 27" monitor
+        begin, end = inside(segment.text, "" if is_size else quotes)
         yield from segment.kept(0, begin)
-        kind, stop = announced(segment.text[:end], begin, past)
-        if kind:
-            yield segment.words(begin, stop, self.spoken(self._say[kind](segment.text[begin:stop])))
-            begin = stop
-        yield from self._read(segment[begin:], end - begin, before)
+        yield from self._read(segment[begin:], end - begin, past)
         yield from segment.kept(end, len(segment.text))
 
-    def _read(self, draft: Draft, stop: int, before: str) -> Iterator[Piece]:
+    def _read(self, draft: Draft, stop: int, past: str) -> Iterator[Piece]:
         lang, text, done, place = self.language, draft.text, 0, 0
         last = ""  # the last character that is spoken
         while place < stop:
-            end, words = self._expression(text, place, stop, before)
+            end, words = self._expression(text, place, stop, past)
             if not end:
                 place += 1
                 continue
@@ -90,7 +84,7 @@ class Grammar:
         if place and last.isalnum() and following.isalnum() and not is_suffix:
             yield Piece(" ", draft.starts[place], draft.starts[place])
 
-    def _expression(self, text: str, place: int, stop: int, before: str) -> tuple[int, str]:
+    def _expression(self, text: str, place: int, stop: int, past: str) -> tuple[int, str]:
         """Return the end of the expression at `place` and its words; (0, "") for none.
 
         No rule matches a character from `stop` on; only the kept points depend on those.
@@ -103,20 +97,21 @@ class Grammar:
             return 0, ""
         if last.isdecimal() and char.isdecimal():
             return 0, ""
-        if place and (char.isdigit() or char in _DASHES):
-            kind, end = announced(text[:stop], place, text[max(0, place - MAX_PAST) : place])
-            if kind:
-                return end, self._say[kind](text[place:end])
+        if char.isdigit() or char in _DASHES:
+            behind = text[:place] if place else past
+            end, words = self.language.announced(text[:stop], place, behind[-MAX_PAST:])
+            if end:
+                return end, words
         first = self._any.match(text, place, stop)
         if not first or not first.lastindex:
             return 0, ""
-        before = bare((text[:place].split() or [before])[-1])
+        before = bare((text[:place].split() or past.split() or [""])[-1])
         for rule in self._rules[first.lastindex - 1 :]:
             match = rule.pattern.match(text, place, stop)
             if match and match.end() > place and rule.fits(before):
-                words = rule.say(Found(match, before))
-                if words is not None:
-                    return match.end(), self.language.agreeing(words, before)
+                said = rule.say(Found(match, before))
+                if said is not None:
+                    return match.end(), self.language.agreeing(said, before)
         return 0, ""
 
 
@@ -124,4 +119,5 @@ def _unnamed(pattern: re.Pattern[str]) -> str:
     """Return a pattern that matches at least what `pattern` does, and can be joined with others."""
     text = pattern.pattern
     flags, body = ("i", text[4:]) if text.startswith("(?i)") else ("", text)
-    return rf"(?{flags}:{re.sub(r'[?]P<[a-z]+>', '?:', body).replace('(?P=mark)', '.')})"
+    body = re.sub(r"[?]P<[a-z]+>", "?:", body)
+    return rf"(?{flags}:{re.sub(r'[(][?]P=[a-z]+[)]', '.{1,3}', body)})"

@@ -15,42 +15,23 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
+from qwen_megakernel.text.reading.codes import MIN_NUMBERED_DIGITS, Codes
 from qwen_megakernel.text.reading.surroundings import OPENING, Found, first_word
 from qwen_megakernel.text.reading.words import (
+    FIRST_YEAR,
+    LAST_YEAR,
     TYPED_SIGNS,
     Currency,
     Noun,
-    Words,
     any_of,
     roman_number,
     table,
 )
 
-_TRAILING = ".,;:!?*_…"  # behind an address
-# Digits in groups are a telephone number or a code, not a quantity or a range, if they have a
-# prefix or a leading zero, or a layout of groups in which no quantity is written.
-_PREFIXED = re.compile(r"\+|\(?0(?![./]\d\b)|\(\d{2,5}\)")
-_LAYOUT = re.compile(
-    r"(?:\d[-. ])?\d{3}[-–. ]\d{3}[-–. ]\d{4}|\d{3}-\d{2}-\d{4}|\d{3}[-–. ]\d{4}"
-    r"|\d{4}(?:[ -]\d{4}){3}"
-    r"|\d{3}[- ]\d{4}[- ]\d{4}|\d+(?:-\d+){3,}|\d{4} \d{3} \d{3}|\d{3}(?:[- .]\d\d){3}|\d{4} \d{6}"
-    r"|\d(?:[ -]\d{3}){2}(?:[ -]\d\d){2}|\d \(\d{3,5}\) ?\d+(?:[- ]\d+)*|\d{2}[ -]\d{4,5}[ -]\d{4}"
-    r"|\d{5} \d{5}|\d{4} \d{2} \d{2} \d{2}|\d{2} \d{3} \d{2} \d{2}"
-)
-_THOUSANDS = re.compile(r"[1-9]\d{0,2}(?: \d{3})+")
-_VERSION = re.compile(r"\d+(?:\.\d+){2,}")
-_MIN_PHONE_DIGITS = 7
-_MIN_CODE_DIGITS = 7  # digits without a mark between thousands that are no quantity
-_MIN_NUMBERED_DIGITS = 5  # the same behind a sign for "number"
-_NUMBER_MARK = re.compile(r"(?:[nN]\.?[°º]|№|[nN]r\.?|[nN]o\.|[nN]\.)\s?$")
 _RANGE_BEGIN = re.compile(r"[$€£¥(]?\d")
-# The letters of a model, a flight or a serial number before its digits, which are read one by one.
-_NAME_AND_DASH = re.compile(r"(?:(?<![^\W_])[A-ZА-ЯЁ]{1,5}-?|[A-Za-z]\d{1,2}-)$")
-_NAME = re.compile(r"(?<![A-Za-zА-яЁё])[A-ZА-ЯЁ]{2,5}$")
 _LETTERS_OF_SCALES = ("k", "K", "B", "T")
-_FIRST_YEAR, _LAST_YEAR = 1100, 2099  # four digits in this range are read as a year
-_MARKS_OF_MONEY = frozenset("€$£¥₽%")
 _BEHIND_NUMBERS = frozenset("%°¢")
 _DIFFERENCE = re.compile(r"\d+(?:[.,]\d+)? ?=")
 _DOSES = ("mg", "g", "kg", "ml", "mL", "cl", "l", "L", "µg", "мг", "г", "кг", "мл", "л")
@@ -75,7 +56,7 @@ class Rule:
         return self.behind is None or self.behind.fullmatch(before.lower()) is not None
 
 
-class Language(Words):
+class Language(Codes):
     """The words and the rules of one language."""
 
     RULES = r"""
@@ -86,8 +67,8 @@ class Language(Words):
         |cn|uk|us|ca|au|ch|at|co|ly|tv|gg|xyz|nl|pl)(?![\w-]|\.\w)(?::\d{2,5}(?!\d))?
         (?:/{ADDRESS}*)? => .web
     {BEGIN}(?P<a>{DAYS})\.?\s?[-–]\s?(?P<b>{DAYS})(?![^\W_])\.? => .days
-    {SPACED}(?P<a>{DAYS})\. => .days
-    {ATTACHED}(?<=\()(?P<a>{DAYS})(?=\)) => .days
+    (?P<a>{DAYS})\. => .days
+    {LETTERS_FOLLOW}(?<=\()(?P<a>{DAYS})(?=\)) => .days
     (?P<y>\d{4})-(?P<m>\d\d)-(?P<d>\d\d)T
         (?P<h>\d\d):(?P<min>\d\d)(?::(?P<s>\d\d)(?:[.,]\d+)?)?(?P<utc>Z)?{EDGE} => .date_and_time
     (?P<y>\d{4})\.(?P<m>\d\d)\.(?P<d>\d\d)(?!\.?\d) => .date
@@ -95,12 +76,12 @@ class Language(Words):
     (?P<d>\d\d)\.(?P<m>\d\d)\.(?P<y>\d{4})(?![\d./-]\d|\d) => .date
     (?P<{FIRST}>\d{1,2})(?P<mark>[-./])(?P<{SECOND}>\d{1,2})(?P=mark)(?P<y>\d{4}|\d\d)
         (?![\d./-]\d|\d) => .date
-    (?i)(?P<d>\d{1,2})(?:{MARKS})?\.?\s(?:(?:{LINKS})\s)?(?P<m>{MONTH})
+    (?i)(?P<d>\d{1,2})(?:{ORDINAL_MARKS})?\.?\s(?:(?:{LINKS})\s)?(?P<m>{MONTH})
         (?:,?\s(?:(?:{LINKS})\s)?(?P<y>\d{4})(?!\d))? => .date
-    {ATTACHED}(?<=[^\WA-Za-z_])\s?[~～]\s?(?=\d) => .end_of_range
+    {LETTERS_FOLLOW}(?<=[^\WA-Za-z_])\s?[~～]\s?(?=\d) => {between_ends}
     (?P<{FIRST}>\d{1,2})/(?P<{SECOND}>\d{1,2})(?![/.,]?\d|/) => .day_and_month
     (?P<r>[IVXLCDM]+)\s?[-–—]\s?(?P<to>[IVXLCDM]+)(?!\w|['’]\w) => .roman_range
-    {ATTACHED}(?<![A-Za-z])(?P<r>[IVX]{2,7})(?![A-Za-z0-9]) => .roman_alone
+    {LETTERS_FOLLOW}(?<![A-Za-z])(?P<r>[IVX]{2,7})(?![A-Za-z0-9]) => .roman_alone
     (?P<r>[IVXLCDM]+)(?:\.(?=\s|$)|ers?|re|ᵉ|e)?(?!\w|['’](?!s\b)\w|\.\w) => .roman
     (?i){HOUR}:{MINUTE}(?::(?P<s>[0-5]\d))?(?:{TIME_MARKS})?(?![\d:]) => .time
     (?P<a>\d{1,4}):(?P<b>\d{1,4})(?![\d:]) => {a} {ratio} {b}
@@ -110,7 +91,9 @@ class Language(Words):
     \d+(?:-\d+){2,}(?![\w-]) => .formation
     (?P<y>1[89]\d\d|20\d\d)/(?P<z>\d\d|(?:19|20)\d\d)(?![\d/]) => .two_years
     (?P<a>24)/(?P<b>7)(?![\d/]) => {a} {b}
-    (?P<a>\d{1,3})(?:[.,](?P<d>\d{1,2}))?/(?P<b>\d{1,3})(?![\d/]) => .score
+    {IS_RATED}(?P<w>\d{1,3})[.,](?P<d>\d{1,2})/(?P<b>\d{1,3})(?![\d/]) => {num} {out_of} {b}
+    {IS_RATED}(?!20/|50/)(?P<w>\d{1,3})/(?P<b>(?P=w))(?![\d/]) => {num} {out_of} {b}
+    {IS_RATED}(?P<w>\d{1,3})/(?P<b>100)(?![\d/]) => {num} {out_of} {b}
     \d{1,3}(?:,\d{1,3}){2,}(?![\d,.]*\d) => .list
     (?P<sizes>{SIZE}(?:(?: ?x ?|×){SIZE})+)(?: ?(?P<unit>{UNITS}){EDGE}|{EDGE}) => .size
     (?P<sizes>{SIZE}(?: × {SIZE})+) ?(?P<unit>{UNITS}){EDGE} => .size
@@ -119,26 +102,27 @@ class Language(Words):
     [-=+−] >> (?P<n>\d{1,4})(?P<letter>[xyz]){EDGE} => {n} {letter}
     [₀-₉]+ => .subscript
     \d+(?:\.\d+){2,} => .pointed
-    (?P<sign>[-−+~]\s?)?(?P<sym>{SIGNS})\s?{NUM}{MONEY}(?:\s(?P<code>{CODES})(?!\w))?
+    {SIGN}(?P<sym>{CURRENCIES})\s?{NUM}{MONEY}{CODE}
         (?:/(?P<per>[^\W\d_]+))? => .money
-    (?P<sign>[-−+~]\s?)?{NUM}{MONEY}\s?(?P<sym>{SIGNS}){EDGE}(?:/(?P<per>[^\W\d_]+))? => .money
-    {DEGREES}(?P<w>\d{1,2})°
+    {SIGN}{NUM}{MONEY}\s?(?P<sym>{CURRENCIES}){EDGE}(?:/(?P<per>[^\W\d_]+))? => .money
+    {DEGREE_IS_ORDINAL}(?P<w>\d{1,2})°
         (?=\s[a-zà-ÿ]{3}(?<!\sall|\sdel|\snor|\ssud|\sest|\ssop|\ssob|\scon)) => .ordinal
-    {DUE} >> {DEGREES}1°(?=\s(?:al?|e|y|ao|o)(?!\w)|$) => {first_day}
-    {SIGNED}(?P<gap>[ -]?)(?P<unit>{UNITS})(?:/(?P<per>{UNITS})(?P<square>{SQUARE})?)?
+    {DUE} >> {DEGREE_IS_ORDINAL}1°(?=\s(?:al?|e|y|ao|o)(?!\w)|$) => {first_day}
+    {SIGN}{NUM}{SPAN}(?P<gap>[ -]?)(?P<unit>{UNITS})(?:/(?P<per>{UNITS})(?P<square>{SQUARE})?)?
         {EDGE}{UNIT_POINT} => .unit
-    {SIGNED}[ ]?% => .percent
+    {SIGN}{NUM}{SPAN}[ ]?% => .percent
     (?<=[^\W\d_])/(?P<per>{AREAS}){EDGE} => .per
     (?:(?P<w>\d+)\s)?(?P<n>\d{1,4})(?: / |/)(?P<d>\d{1,4})(?![\d/])
         (?: ?(?P<unit>{UNITS}){EDGE}{UNIT_POINT})?{EDGE} => .fraction
-    (?P<w>\d{1,3}(?:{GROUP}\d{3})+|\d+)(?:{MARKS}){EDGE} => .ordinal
+    (?P<w>\d{1,3}(?:{GROUP}\d{3})+|\d+)(?:{ORDINAL_MARKS}){EDGE} => .ordinal
     (?<![\w/])(?<!\w\.)(?:{ABBREVIATIONS}){EDGE}(?!/) => .abbreviation
-    #\s?{NUM} => .with_number_sign
+    #\s?(?P<n>\d{5,})(?![.,]?\d) => {number_sign} {n:spell}
+    #\s?{NUM} => {number_sign} {num}
     (?:[nN]\.?[º°]|№|#)\s?(?=[A-ZА-Я]{1,4}-?\d) => {number_sign}~
     km\s(?=\d) => .at_kilometer
     {APART}{NUM}\s?(?P<scale>{LONG_SCALES}){EDGE} => .scaled
     {NUM}(?=\s(?P<noun>[^\W\d_]{2,})) => .counted
-    (?P<sign>[-−+±~≈<>≤≥]\s?)?{NUM} => .number
+    {SIGN}{NUM} => .number
     [ ]?[-–—] ?(?=[$€£¥]?\d)|(?<=\d)~(?=\d) => .dash
     .+ >> (?<=.)-(?=\d) => ~
     {SYMBOLS} => .symbol
@@ -148,11 +132,14 @@ class Language(Words):
         """Yield this language's rules, and then those of all languages."""
         patterns = self._patterns()
 
-        def full(pattern: str) -> str:
-            return re.sub(r"\{([A-Z_]+)\}", lambda name: full(patterns[name[1]]), pattern)
+        def named(match: re.Match[str]) -> str:
+            value: Any = patterns.get(match[1]) or getattr(self, match[1].lower())
+            if isinstance(value, bool):
+                return "" if value else "(?!)"
+            return full(value) if isinstance(value, str) else any_of(value)
 
-        def compiled(rows: str) -> re.Pattern[str]:
-            return re.compile(full(re.sub(r"\n\s+", "", rows)))
+        def full(pattern: str) -> str:
+            return re.sub(r"\{([A-Z_]+)\}", named, pattern)
 
         for each in type(self).__mro__:
             if each is Language:
@@ -160,8 +147,9 @@ class Language(Words):
                     yield Rule(re.compile(rf"(?:{mark})(?=\d)"), None, self._saying(f"{word}~"))
             for row in re.findall(r"\S.*?(?:\n.*?)*? => .*", each.__dict__.get("RULES", "")):
                 *behind, pattern, said = re.split(r"\s+(?:>>|=>)\s+", row)
+                place = re.compile(full(behind[0])) if behind else None
                 yield Rule(
-                    compiled(pattern), compiled(behind[0]) if behind else None, self._saying(said)
+                    re.compile(full(re.sub(r"\n\s+", "", pattern))), place, self._saying(said)
                 )
 
     def _saying(self, said: str) -> Callable[[Found], str | None]:
@@ -178,47 +166,38 @@ class Language(Words):
         return say
 
     def _patterns(self) -> dict[str, str]:
-        """Return the regular expressions for the names in the patterns of rules."""
-        own = {name: getattr(self, name.lower()) for name in ("UNITS", "DUE", "LINKS")}
-        short = any_of({*self.month_forms} - self.full_months)
-        never, mark = "(?!)", re.escape(self.group_mark)
-        return {name: any_of(forms) for name, forms in own.items()} | {
+        """Return the regular expressions that rules name in capitals, besides attributes."""
+        mark, short = re.escape(self.group_mark), {*self.month_forms} - self.full_months
+        codes = any_of(sign for sign in self.currencies if sign.isupper() and len(sign) == 3)
+        return {
+            "ADDRESS": r"[^\s<>\"'()\[\]{}]",
+            "SIZE": r"\d{1,6}(?:[.,]\d{1,3})?",
+            "HOUR": r"(?P<h>[01]?\d|2[0-4])",
+            "MINUTE": r"(?P<m>[0-5]\d)",
+            # A sign; behind a word it is a dash.
+            "SIGN": r"(?P<sign>(?<![^\W_])(?<![%°¢])[-−+±~≈<>≤≥]\s?)?",
+            # The point of a unit, where no sentence begins.
+            "UNIT_POINT": r"(?:\.(?=\s+[a-zß-öø-ÿа-яё\d]))?",
             # Where no letter or digit follows; only ASCII ones count in a language that writes
             # words directly after digits.
             "EDGE": r"(?![A-Za-z0-9])" if self.letters_follow else r"(?![^\W_])",
-            "BEGIN": r"(?<![^\W_])" if self.space else "",
-            "SPACED": "" if self.space else never,
-            "APART": never if self.letters_follow else "",
-            "ATTACHED": "" if self.letters_follow else never,
-            "DEGREES": "" if self.degree_is_ordinal else never,
-            "ADDRESS": r"[^\s<>\"'()\[\]{}]",
+            "BEGIN": r"(?<![^\W_])" if self.space else "(?:)",
+            "APART": "(?!)" if self.letters_follow else "(?:)",
+            "IS_RATED": "(?:)" if self.out_of else "(?!)",
             "GROUP": mark,
             "NUM": self._num(""),
-            "SIGNED": r"(?P<sign>[-−+±~≈<>≤≥]\s?)?{NUM}(?:\s?[-–—]\s?" + self._num("to") + ")?",
-            "SIZE": r"\d{1,6}(?:[.,]\d{1,3})?",
-            "AREAS": any_of(unit for unit in self.units if unit[-1] in "²³"),
-            # The point of a unit, where no sentence begins.
-            "UNIT_POINT": r"(?:\.(?=\s+[a-zß-öø-ÿа-яё\d]))?",
-            "SQUARE": r"²|2(?!\d)" if "²" in self.symbols else never,
-            "SIGNS": any_of(self.currencies),
-            "CODES": any_of(sign for sign in self.currencies if sign.isupper() and len(sign) == 3),
-            "MONEY": r"(?:\s?[-–—]\s?(?:{SIGNS})?"
-            + self._num("to")
-            + ")?"
+            "SPAN": rf"(?:\s?[-–—]\s?{self._num('to')})?",
+            "MONEY": rf"(?:\s?[-–—]\s?(?:{any_of(self.currencies)})?{self._num('to')})?"
             + r"(?:,[-–—]{1,2})?" * (self.decimal == ",")
-            + r"(?:\s?(?P<scale>{ALL_SCALES}){EDGE})?",
-            "ALL_SCALES": any_of([*self.scales, *self.money_scales]),
+            + rf"(?:\s?(?P<scale>{any_of([*self.scales, *self.money_scales])}){{EDGE}})?",
+            "CODE": rf"(?:\s(?P<code>{codes})(?!\w))?",
+            "AREAS": any_of(unit for unit in self.units if unit[-1] in "²³"),
+            "SQUARE": r"²|2(?!\d)" if "²" in self.symbols else "(?!)",
             "LONG_SCALES": any_of({*self.scales} - {*_LETTERS_OF_SCALES}),
-            "MARKS": self.ordinal_marks,
-            "TIME_MARKS": self.time_marks,
-            "HOUR": r"(?P<h>[01]?\d|2[0-4])",
-            "MINUTE": r"(?P<m>[0-5]\d)",
             "DAYS": any_of([*self.weekdays, *self.weekdays.values()]),
-            "MONTH": rf"(?:{any_of(self.full_months)}|(?:{short})\.?)(?!\w)",
+            "MONTH": rf"(?:{any_of(self.full_months)}|(?:{any_of(short)})\.?)(?!\w)",
             "FIRST": "d" if self.day_first else "m",
             "SECOND": "m" if self.day_first else "d",
-            "ABBREVIATIONS": any_of(self.abbreviations),
-            "SYMBOLS": any_of(self.symbols),
         }
 
     def _num(self, name: str) -> str:
@@ -234,25 +213,11 @@ class Language(Words):
 
     # ---- parts of expressions --------------------------------------------------------------------
 
-    def _digits(self, found: Found, name: str = "") -> tuple[str, str]:
-        """Return the digits of a number before and after its decimal mark."""
-        return re.sub(r"\D", "", found[f"{name}w"]), found[f"{name}d"]
-
-    def _joint(self, word: str) -> str:
-        """Return a word with the spaces between it and two others."""
-        return self.space + word + self.space
-
     def _sign(self, found: Found) -> str:
         """Return the words of the sign before a number, followed by a space."""
-        sign = found["sign"].strip()
-        if not sign:
-            return ""
-        said = {"-": self.minus, "−": self.minus, "+": self.plus}
-        return (said.get(sign) or self.symbols.get(sign, "")) + self.space
-
-    def _is_inside(self, found: Found) -> bool:
-        """Return whether the sign of a number stands behind a word or a number, as a dash."""
-        return bool(found["sign"]) and (found.last.isalnum() or found.last in _BEHIND_NUMBERS)
+        sign = found["sign"].strip().replace("-", "−")
+        said = self.plus if sign == "+" else self.symbols.get(sign, "")
+        return said + self.space if sign else ""
 
     def _range(self, found: Found, noun: Noun) -> str:
         """Return the words of a number or a range, and of the noun that is counted."""
@@ -317,36 +282,18 @@ class Language(Words):
 
     # ---- numbers ---------------------------------------------------------------------------------
 
-    def read_number(self, found: Found) -> str | None:
+    def read_number(self, found: Found) -> str:
         whole, decimals = self._digits(found)
-        if self._is_inside(found):
-            return None  # a hyphen or a sum, whose sign another rule reads
         if self._is_code(found, whole):
             return self.spell(whole)
         is_alone = len(found["w"]) == 4 and not decimals and not found["sign"]
-        if is_alone and _FIRST_YEAR <= int(whole) <= _LAST_YEAR:
+        if is_alone and FIRST_YEAR <= int(whole) <= LAST_YEAR:
             return self.year(int(whole))
         return self._sign(found) + self.number(whole, decimals, self._after_article(found))
 
     def _after_article(self, found: Found) -> str:
         """Return the gender of a number behind an article such as "las"; "": of its own."""
         return "f" if found.word in self.feminine_articles else ""
-
-    def _is_code(self, found: Found, whole: str) -> bool:
-        """Return whether a number is so long that its thousands would be marked in a quantity."""
-        text, begin, before = found.match.string, found.match.start(), found.before
-        has_name = _NAME_AND_DASH.search(text, 0, begin) is not None
-        if has_name or (len(whole) == 4 and _NAME.search(before) and not found["sign"]):
-            is_year = not has_name and _FIRST_YEAR <= int(whole) <= _LAST_YEAR
-            is_round = len(whole) < 5 and whole.endswith("00")
-            return found.text == whole and len(whole) > 2 and not (is_year or is_round)
-        # A postal code in an address: "rue de la Paix, 75002 Paris".
-        is_postal = self.decimal == "," and before[-1:] == "," and not before[:-1].isdigit()
-        if is_postal and len(whole) == (6 if self.code == "ru" else 5) and found.text == whole:
-            return True
-        least = _MIN_NUMBERED_DIGITS if _NUMBER_MARK.search(text, 0, begin) else _MIN_CODE_DIGITS
-        is_plain = found.text == whole and not whole.endswith("000")
-        return is_plain and not found.rest[:1].isalpha() and len(whole) >= least
 
     def read_counted(self, found: Found) -> str | None:
         """Return the words of a number before a noun that asks for another form of it."""
@@ -355,12 +302,6 @@ class Language(Words):
             return None
         gender = self._after_article(found) or self.gender_after(whole, found["noun"], found.before)
         return self.number(whole, "", gender) if gender else None
-
-    def read_with_number_sign(self, found: Found) -> str:
-        number = found["w"]
-        is_code = len(number) >= _MIN_NUMBERED_DIGITS and number.isdigit() and not found["d"]
-        said = self.spell(number) if is_code else self.number(*self._digits(found))
-        return self.number_sign + self.space + said
 
     def read_scaled(self, found: Found) -> str:
         """Return the words of a number such as "1,3 Mio."."""
@@ -384,14 +325,6 @@ class Language(Words):
             return self.number(found["n"]) + self._joint(self.over) + self.number(found["d"])
         said = self.fraction_of(top, bottom, noun) if noun else self.fraction(top, bottom)
         return said + self.kept_point(found)
-
-    def read_score(self, found: Found) -> str | None:
-        """Return the words of a rating such as "4.5/5" or "85/100"; None for a fraction."""
-        top, bottom = found["a"], found["b"]
-        is_score = found["d"] or top == bottom or bottom == "100"
-        if not self.out_of or not is_score or (top in ("20", "50") and top == bottom):
-            return None
-        return self.number(top, found["d"]) + self._joint(self.out_of) + self.number(bottom)
 
     def read_list(self, found: Found) -> str | None:
         """Return the words of numbers with commas but no spaces between them, such as "1,2,3"."""
@@ -443,66 +376,9 @@ class Language(Words):
         number = roman_number(found["r"])
         return self.cardinal(number) if number and not found.before[-1:].isascii() else None
 
-    # ---- codes -----------------------------------------------------------------------------------
-
-    def read_phone(self, found: Found) -> str | None:
-        text, following = found.text.partition("x")[0].rstrip(), found.rest[:1]
-        if (following.isalnum() and not self.letters_follow) or following in _MARKS_OF_MONEY:
-            return None
-        is_number = sum(map(str.isdigit, text)) >= _MIN_PHONE_DIGITS
-        is_called = found.word.strip(".:") in self.phone_words
-        if _THOUSANDS.fullmatch(text) and not is_called:
-            is_number &= not (self.groups_with_spaces or text.endswith(" 000"))
-        elif not _PREFIXED.match(text) and not is_called:
-            is_number &= _LAYOUT.fullmatch(text) is not None
-        if re.fullmatch(r"\d{3} \d{4}", text) and found.before.strip(".,").isnumeric():
-            return None
-        is_version = _VERSION.fullmatch(text) and not _LAYOUT.fullmatch(text) and text[0] != "0"
-        if not is_number or is_version or re.fullmatch(r"\d+\.\d+", text):
-            return None
-        plus = self.plus + " " if text.startswith("+") else ""
-        said = plus + ", ".join(map(self.spell_phone, re.findall(r"\d+", text)))
-        return said + (f" {self.extension} {self.spell(found['x'])}" if found["x"] else "")
-
-    def read_pointed(self, found: Found) -> str | None:
-        """Return the words of a version or an address such as "10.0.0.1"; None for a quantity."""
-        parts = found.text.split(".")
-        are_groups = all(len(part) == 3 for part in parts[1:])
-        if self.decimal == "," and are_groups:
-            return None
-        if len(parts) == 4 and all(int(part) < 256 for part in parts):
-            return self._joint(self.web["."]).join(map(self.spell, parts))
-        if are_groups and 0 < int(parts[0]) < 1000:
-            return self.number("".join(parts))
-        return self.version(found.text)
-
-    def version(self, text: str) -> str:
-        """Return the words of "10.4.12", a version."""
-        point = self.point if self.decimal == "." else self.web["."]
-        return self._joint(point).join(map(self.number, text.split(".")))
-
-    def model(self, text: str) -> str:
-        """Return the words of the "737-800" of a Boeing, which is no range."""
-        say = self.spell if self.digits else self.number
-        return self.space.join(map(say, text.split("-")))
-
-    def read_web(self, found: Found) -> str:
-        """Return the words of an address: its marks by their names, its digits one by one."""
-        text = found.text
-        address = re.sub(r"(?i)^(?:https?|ftp|wss?)://", "", text).rstrip(_TRAILING + "/")
-        said: list[str] = []
-        for part in re.findall(r"(?i)^www|[^\W\d_]+|\d|.", address):
-            if part.lower() == "www":
-                said += ["w", "w", "w"]
-            else:
-                said.append(self.spell(part) if part.isdigit() else self.web.get(part, part))
-        return " ".join(said) + text[len(text.rstrip(_TRAILING)) :]
-
     # ---- money and units -------------------------------------------------------------------------
 
-    def read_money(self, found: Found) -> str | None:
-        if self._is_inside(found):
-            return None  # the sign is the dash of a range
+    def read_money(self, found: Found) -> str:
         currency = self.currencies[found["code"] or found["sym"]]  # the code of "$80 MXN"
         unit, cent = self.noun_after(currency.unit, found.before), currency.cent
         (whole, cents), is_range = self._digits(found), found["tow"] + found["tod"]
@@ -529,8 +405,6 @@ class Language(Words):
         return self._joint(self.per) + (noun.one if noun else found["per"])
 
     def read_unit(self, found: Found) -> str | None:
-        if self._is_inside(found):
-            return None  # the sign is the dash of a range
         noun = self.units[found["unit"]]
         if found.word in self.numbered and found["unit"] in (noun.one, noun.few, noun.many):
             return None  # "chapter 1 page 3" counts no pages
@@ -540,8 +414,8 @@ class Language(Words):
         said = self._range(found, self.noun_after(noun, found.before)) + self.read_per(found)
         return said + square + self.kept_point(found)
 
-    def read_percent(self, found: Found) -> str | None:
-        return None if self._is_inside(found) else self._range(found, self.percent_noun)
+    def read_percent(self, found: Found) -> str:
+        return self._range(found, self.percent_noun)
 
     def read_at_kilometer(self, found: Found) -> str:
         unit = self.units["km"]
@@ -552,9 +426,6 @@ class Language(Words):
     def read_abbreviation(self, found: Found) -> str:
         is_final = found.text in self.final or found.text in self.scales
         return self.abbreviations[found.text] + (self.kept_point(found) if is_final else "")
-
-    def read_end_of_range(self, found: Found) -> str:
-        return self.between_ends
 
     def read_dash(self, found: Found) -> str | None:
         """Return the words of a dash between numbers: of a range, a difference or a score."""
@@ -570,7 +441,7 @@ class Language(Words):
             int(before) if before.isdecimal() else 0,
         )
         is_less = second is not None and int(second[0]) < first_number
-        if is_less and len(before) >= _MIN_NUMBERED_DIGITS:
+        if is_less and len(before) >= MIN_NUMBERED_DIGITS:
             return self.space  # a number of two parts: "no. 48213-7"
         is_minus = found.text == " - " and ":" not in before
         if is_minus or _DIFFERENCE.match(found.rest):

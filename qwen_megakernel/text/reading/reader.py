@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from qwen_megakernel.choices import NORMALIZE
 from qwen_megakernel.errors import check_choice
 from qwen_megakernel.text.languages import AUTO
-from qwen_megakernel.text.reading.announced import MAX_PAST
+from qwen_megakernel.text.reading.codes import MAX_PAST
 from qwen_megakernel.text.reading.joining import WordJoining
 from qwen_megakernel.text.reading.languages import ENGLISH, Grammars, ScriptWatch, missing
 from qwen_megakernel.text.reading.lexicon import Entry, Lexicon, folded

@@ -3,7 +3,7 @@
 import re
 
 from qwen_megakernel.text.reading.language import Language
-from qwen_megakernel.text.reading.words import Noun, any_of, words
+from qwen_megakernel.text.reading.words import Noun, words
 
 
 class Romance(Language):
@@ -27,10 +27,6 @@ class Romance(Language):
     (?P<n>\d{1,3})(?:{FEMININE_MARKS}) => {n:feminine}
     {CLOCK_WORDS} >> {HOUR}\.{MINUTE}(?![\d.,]\d|\d|\s?%) => .time
     """
-
-    def _patterns(self) -> dict[str, str]:
-        own = {"FEMININE_MARKS": self.feminine_marks, "CLOCK_WORDS": any_of(self.clock_words)}
-        return super()._patterns() | own
 
     def gender_after(self, number: str, noun: str, before: str) -> str:
         if not number.isdecimal():

@@ -5,7 +5,7 @@ from functools import partialmethod
 
 from qwen_megakernel.text.reading.language import Language
 from qwen_megakernel.text.reading.surroundings import Found
-from qwen_megakernel.text.reading.words import MAX_DIGITS, Noun, any_of, words
+from qwen_megakernel.text.reading.words import MAX_DIGITS, Noun, words
 
 _TENTHS = {1: ("десятая", "десятых"), 2: ("сотая", "сотых"), 3: ("тысячная", "тысячных")}
 # Words behind which a date is a subject, or an object in the accusative; none: a text begins.
@@ -72,11 +72,11 @@ class Russian(Language):
     (?P<a>[01]?\d|2[0-4]):(?P<am>[0-5]\d)\s?[-–—]\s?(?P<b>[01]?\d|2[0-4]):(?P<bm>[0-5]\d)(?![:\d])
         => .hours
     (?P<d>[0-3]?\d)\.(?P<m>[01]?\d)\.(?P<y>\d{4})(?:\sг\.)?(?!\d) => .date
-    во? >> {YEAR}\sг\. => {y:prepositional} году{end}
-    {YEAR}\sг\. => {y:genitive} года{end}
-    {YEAR}\sгода(?!\w) => {y:genitive} года
-    {YEAR}\sгод(?!\w) => {y:masculine} год
-    {YEAR}\sгоду(?!\w) => {y:prepositional} году
+    во? >> (?P<y>1\d{3}|20\d\d)\sг\. => {y:prepositional} году{end}
+    (?P<y>1\d{3}|20\d\d)\sг\. => {y:genitive} года{end}
+    (?P<y>1\d{3}|20\d\d)\sгода(?!\w) => {y:genitive} года
+    (?P<y>1\d{3}|20\d\d)\sгод(?!\w) => {y:masculine} год
+    (?P<y>1\d{3}|20\d\d)\sгоду(?!\w) => {y:prepositional} году
     (?P<n>\d{1,4})-?(?:х|ых)(?!\w) => {n:of_decades}
     (?P<n>[4-9]0|\d{2,3}0)-е(?!\w) => {n:decades}
     (?P<n>\d{1,4})-?(?:я|ая)(?!\w) => {n:feminine}
@@ -88,15 +88,11 @@ class Russian(Language):
     (?P<d>[0-3]?\d)\.(?P<m>0[1-9]|1[0-2])(?!\.?\d) => .date
     (?!.*\d$).* >> г\.(?=\s[А-ЯЁ]) => город
     (?:(?P<from>\d{1,6})\s?[-–—]\s?)?(?P<n>\d{1,3}(?:\s\d{3})+|\d{1,9})(?:,(?P<d>\d{1,3}))?(?![\d,])
-        \s?(?:(?P<scale>{ALL_SCALES})\s?)?(?P<unit>{NOUNS})(?!\w)\.? => .in_case
+        \s?(?:(?P<scale>{SCALES})\s?)?(?P<unit>{UNITS}|{CURRENCIES}|{SCALES}|%)(?!\w)\.? => .in_case
     (?P<w>\d{1,6})(?:,(?P<d>\d{1,3}))?\s?% => .percent
     (?P<from>\d{1,4})[-–—](?P<n>\d{1,4})(?![\w-]|[.,:/=]\d|\s?=) => .numbers
     (?P<n>\d{1,6})(?![\d:/–-]|[.,]\d|\s\d{3}) => .after_preposition
     """
-
-    def _patterns(self) -> dict[str, str]:
-        nouns = any_of([*self.units, *self.currencies, *self.scales, "%"])
-        return super()._patterns() | {"YEAR": r"(?P<y>1\d{3}|20\d\d)", "NOUNS": nouns}
 
     def _ordinal(self, case: str, gender: str, number: int) -> str:
         return self.say(number, "ordinal", case=case, gender=gender)

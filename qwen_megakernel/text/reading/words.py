@@ -11,6 +11,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from qwen_megakernel.text.reading.cldr import (
     Forms,
@@ -23,6 +24,7 @@ from qwen_megakernel.text.reading.surroundings import CLOSING, Found, first_word
 
 # Signs as they are typed, and the signs that they stand for.
 TYPED_SIGNS = {">=": "≥", "<=": "≤", "!=": "≠", "->": "→", "=>": "→", "==": "="}
+FIRST_YEAR, LAST_YEAR = 1100, 2099  # four digits in this range are read as a year
 MAX_DIGITS = 15  # for a number that is read as one; the digits of a longer one are read singly
 
 _FIELD = re.compile(r"\{(\w+)(?::(\w+))?\}")
@@ -274,8 +276,8 @@ class Words:
         """Return the words of a template.
 
         A field "{h}" is digits, read as a number, or words. After a colon stands the number's
-        gender or the name of a method: "{h:f}", "{y:year}". A field that is not in `fields` is an
-        attribute, such as "{plus}". "~" is a space at the edge.
+        gender or the name of a method: "{h:f}", "{y:year}", "{n:spell}". A field that is not in
+        `fields` is an attribute, such as "{plus}". "~" is a space at the edge.
         """
 
         def said(match: re.Match[str]) -> str:
@@ -284,10 +286,10 @@ class Words:
                 return str(getattr(self, name))
             if not fields[name].isdecimal():
                 return fields[name]
-            number = int(fields[name])
             if form and len(form) > 1:
-                return str(getattr(self, form)(number))
-            return self.cardinal(number, form or "")
+                digits: Any = fields[name] if form.startswith("spell") else int(fields[name])
+                return str(getattr(self, form)(digits))
+            return self.cardinal(int(fields[name]), form or "")
 
         return self.space.join(_FIELD.sub(said, template).split()).replace("~", " ")
 

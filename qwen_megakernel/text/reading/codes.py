@@ -1,0 +1,158 @@
+"""Telephone numbers, codes, versions and addresses: what is read digit by digit, also in doubt.
+
+A number read digit by digit is understood, and a telephone number read as billions is not. Words
+before a number announce a code, a version or a model ("OTP is 482913"). They are those of all ten
+languages, since texts about software mix them.
+"""
+
+import re
+
+from qwen_megakernel.text.reading.surroundings import Found
+from qwen_megakernel.text.reading.words import FIRST_YEAR, LAST_YEAR, Words
+
+MAX_PAST = 40  # characters before a number that may announce it
+
+_CODES = """(?:(?:pass|post|zip|bar)?code|otp|pin|password|zip|postcode|(?:order|booking|account|ref
+    |reference|ticket|tracking|serial|confirmation|invoice)\\s(?:number|no\\.?|id)|kennwort|passwort
+    |plz|[a-zäöüß]+(?:nummer|code|schlüssel)|code(?:\\s(?:postal|secret|pin|d[e']\\s?\\w+))
+    |(?:commande|pedido|ordine|заказ)\\s(?:n[°º.]|n\\.?º|№)|c[óo]digo(?:\\s(?:postal|pin|de\\s\\w+))?
+    |clave|senha|cep|codice(?:\\s(?:pin|di\\s\\w+))?|(?:пин-?)?код(?:\\s\\w+)?|пароль|индекс|номер\\sзаказа
+    |ext\\.|dw|app\\.|nebenstelle|ramal|durchwahl|interno|доб\\.|добавочный|分机|内線|내선|验证码|密码|邮编|订单号|编号|口令|コード|番号|번호|코드)"""
+_LINKS = r"is|are|was|ist|lautet|war|est|es|è|é|:|：|—|\#|是|为|は|는|은"
+_CODE = re.compile(
+    rf"(?<![A-Za-zÀ-ÿА-яё])(?:{_CODES})(?:\s*(?:{_LINKS}))?\s*[\#(\"'“«]?$", re.I | re.X
+)
+_CODE_DIGITS = re.compile(r"(?:\d{3,12}|[-–]\d{2,12})(?![.,:/-]?\d|\s?[%°€$])(?![A-Za-z])")
+_VERSION = re.compile(
+    r"(?<![A-Za-zÀ-ÿА-яё])(?:versi(?:on|one|ón)|versão|верси[яюи]|release|v\.|python|node(?:\.?js)?|ios"
+    r"|ipados|macos|android|windows|java|ubuntu|debian|php|ruby|cuda|(?:py)?torch|npm|pip|firmware"
+    r"|chrome|firefox|版本|バージョン|버전)\s*$",
+    re.IGNORECASE,
+)
+_MAKER = re.compile(
+    "(?:Boeing|Airbus|Embraer|Bombardier|Cessna|Fokker|Боинга?|Аэробуса?|Эмбраера?|波音|空客|空中客车"
+    r"|ボーイング|エアバス|보잉|에어버스)\s?$"
+)
+_MODEL = re.compile(r"\d{3}-\d{3}(?![.,/-]?\d)")
+_VERSION_NUMBER = re.compile(r"\d{1,4}(?:\.\d{1,4})+(?![A-Za-z\d]|[.,/-]\d)")
+_TRAILING = ".,;:!?*_…"  # behind an address
+# Digits in groups are a telephone number or a code, not a quantity or a range, if they have a
+# prefix or a leading zero, or a layout of groups in which no quantity is written.
+_PREFIXED = re.compile(r"\+|\(?0(?![./]\d\b)|\(\d{2,5}\)")
+_LAYOUT = re.compile(
+    r"(?:\d[-. ])?\d{3}[-–. ]\d{3}[-–. ]\d{4}|\d{3}-\d{2}-\d{4}|\d{3}[-–. ]\d{4}"
+    r"|\d{4}(?:[ -]\d{4}){3}"
+    r"|\d{3}[- ]\d{4}[- ]\d{4}|\d+(?:-\d+){3,}|\d{4} \d{3} \d{3}|\d{3}(?:[- .]\d\d){3}|\d{4} \d{6}"
+    r"|\d(?:[ -]\d{3}){2}(?:[ -]\d\d){2}|\d \(\d{3,5}\) ?\d+(?:[- ]\d+)*|\d{2}[ -]\d{4,5}[ -]\d{4}"
+    r"|\d{5} \d{5}|\d{4} \d{2} \d{2} \d{2}|\d{2} \d{3} \d{2} \d{2}"
+)
+_THOUSANDS = re.compile(r"[1-9]\d{0,2}(?: \d{3})+")
+_MIN_PHONE_DIGITS = 7
+_MIN_CODE_DIGITS = 7  # digits without a mark between thousands that are no quantity
+MIN_NUMBERED_DIGITS = 5  # the same behind a sign for "number"
+_NUMBER_MARK = re.compile(r"(?:[nN]\.?[°º]|№|[nN]r\.?|[nN]o\.|[nN]\.)\s?$")
+# The letters of a model, a flight or a serial number before its digits, which are read one by one.
+_NAME_AND_DASH = re.compile(r"(?:(?<![^\W_])[A-ZА-ЯЁ]{1,5}-?|[A-Za-z]\d{1,2}-)$")
+_NAME = re.compile(r"(?<![A-Za-zА-яЁё])[A-ZА-ЯЁ]{2,5}$")
+
+
+class Codes(Words):
+    """The rules of what is read digit by digit."""
+
+    def announced(self, text: str, place: int, past: str) -> tuple[int, str]:
+        """Return the end and the words of a number that the text before it announces.
+
+        Args:
+            text: a segment.
+            past: what stands before `place`, at most `MAX_PAST` characters of it.
+        Returns:
+            (0, "") for any other number.
+        """
+        for word, number, say in (
+            (_CODE, _CODE_DIGITS, self.spell),
+            (_VERSION, _VERSION_NUMBER, self.version),
+            (_MAKER, _MODEL, self._model),
+        ):
+            if (match := number.match(text, place)) and word.search(past):
+                return match.end(), say(match[0])
+        return 0, ""
+
+    def _digits(self, found: Found, name: str = "") -> tuple[str, str]:
+        """Return the digits of a number before and after its decimal mark."""
+        return re.sub(r"\D", "", found[f"{name}w"]), found[f"{name}d"]
+
+    def _joint(self, word: str) -> str:
+        """Return a word with the spaces between it and two others."""
+        return self.space + word + self.space
+
+    def _is_code(self, found: Found, whole: str) -> bool:
+        """Return whether a number is so long that its thousands would be marked in a quantity."""
+        text, begin, before = found.match.string, found.match.start(), found.before
+        has_name = _NAME_AND_DASH.search(text, 0, begin) is not None
+        if has_name or (len(whole) == 4 and _NAME.search(before) and not found["sign"]):
+            is_year = not has_name and FIRST_YEAR <= int(whole) <= LAST_YEAR
+            is_round = len(whole) < 5 and whole.endswith("00")
+            return found.text == whole and len(whole) > 2 and not (is_year or is_round)
+        # A postal code in an address: "rue de la Paix, 75002 Paris".
+        is_postal = self.decimal == "," and before[-1:] == "," and not before[:-1].isdigit()
+        if is_postal and len(whole) == (6 if self.code == "ru" else 5) and found.text == whole:
+            return True
+        least = MIN_NUMBERED_DIGITS if _NUMBER_MARK.search(text, 0, begin) else _MIN_CODE_DIGITS
+        is_plain = found.text == whole and not whole.endswith("000")
+        return is_plain and not found.rest[:1].isalpha() and len(whole) >= least
+
+    # ---- codes -----------------------------------------------------------------------------------
+
+    def read_phone(self, found: Found) -> str | None:
+        text, following = found.text.partition("x")[0].rstrip(), found.rest[:1]
+        if (following.isalnum() and not self.letters_follow) or following in tuple("€$£¥₽%"):
+            return None
+        is_number = sum(map(str.isdigit, text)) >= _MIN_PHONE_DIGITS
+        is_called = found.word.strip(".:") in self.phone_words
+        if _THOUSANDS.fullmatch(text) and not is_called:
+            is_number &= not (self.groups_with_spaces or text.endswith(" 000"))
+        elif not _PREFIXED.match(text) and not is_called:
+            is_number &= _LAYOUT.fullmatch(text) is not None
+        if re.fullmatch(r"\d{3} \d{4}", text) and found.before.strip(".,").isnumeric():
+            return None
+        is_version = re.fullmatch(r"\d+(?:\.\d+){2,}", text) and not _LAYOUT.fullmatch(text)
+        is_version = is_version and text[0] != "0"
+        if not is_number or is_version or re.fullmatch(r"\d+\.\d+", text):
+            return None
+        plus = self.plus + " " if text.startswith("+") else ""
+        said = plus + ", ".join(map(self.spell_phone, re.findall(r"\d+", text)))
+        return said + (f" {self.extension} {self.spell(found['x'])}" if found["x"] else "")
+
+    def read_pointed(self, found: Found) -> str | None:
+        """Return the words of a version or an address such as "10.0.0.1"; None for a quantity."""
+        parts = found.text.split(".")
+        are_groups = all(len(part) == 3 for part in parts[1:])
+        if self.decimal == "," and are_groups:
+            return None
+        if len(parts) == 4 and all(int(part) < 256 for part in parts):
+            return self._joint(self.web["."]).join(map(self.spell, parts))
+        if are_groups and 0 < int(parts[0]) < 1000:
+            return self.number("".join(parts))
+        return self.version(found.text)
+
+    def version(self, text: str) -> str:
+        """Return the words of "10.4.12", a version."""
+        point = self.point if self.decimal == "." else self.web["."]
+        return self._joint(point).join(map(self.number, text.split(".")))
+
+    def _model(self, text: str) -> str:
+        """Return the words of the "737-800" of a Boeing, which is no range."""
+        say = self.spell if self.digits else self.number
+        return self.space.join(map(say, text.split("-")))
+
+    def read_web(self, found: Found) -> str:
+        """Return the words of an address: its marks by their names, its digits one by one."""
+        text = found.text
+        address = re.sub(r"(?i)^(?:https?|ftp|wss?)://", "", text).rstrip(_TRAILING + "/")
+        said: list[str] = []
+        for part in re.findall(r"(?i)^www|[^\W\d_]+|\d|.", address):
+            if part.lower() == "www":
+                said += ["w", "w", "w"]
+            else:
+                said.append(self.spell(part) if part.isdigit() else self.web.get(part, part))
+        return " ".join(said) + text[len(text.rstrip(_TRAILING)) :]
