@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from qwen_megakernel.text.reading.codes import MAX_PAST
+from qwen_megakernel.text.reading.joining import WordJoining
 from qwen_megakernel.text.reading.language import Language
 from qwen_megakernel.text.reading.spoken import Draft, Piece
 from qwen_megakernel.text.reading.surroundings import Found, bare, inside
@@ -26,6 +27,7 @@ class Grammar:
 
     def __init__(self, language: Language, names_letters: bool = False):
         self.language, self._names_letters = language, names_letters
+        self.joining = WordJoining(language)
         self._rules = [*language.rules()]
         # All rules as one pattern, whose groups are the rules.
         self._any = re.compile("|".join(f"({_unnamed(rule.pattern)})" for rule in self._rules))

@@ -12,7 +12,6 @@ from qwen_megakernel.text.reading.german import German
 from qwen_megakernel.text.reading.grammar import Grammar
 from qwen_megakernel.text.reading.italian import Italian
 from qwen_megakernel.text.reading.japanese import Japanese
-from qwen_megakernel.text.reading.joining import WordJoining
 from qwen_megakernel.text.reading.korean import Korean
 from qwen_megakernel.text.reading.portuguese import Portuguese
 from qwen_megakernel.text.reading.russian import Russian
@@ -35,17 +34,15 @@ class Grammars:
     def __init__(self, names_letters: bool = False) -> None:
         self._names_letters = names_letters
         self._lock = threading.Lock()
-        self._made: dict[str, tuple[Grammar | None, WordJoining]] = {}
+        self._made: dict[str, Grammar] = {}
 
-    def of(self, language: str) -> tuple[Grammar | None, WordJoining]:
-        """Return the grammar of a language, or None if it has no tables, and its joining rule."""
-        if language not in self._made:
+    def of(self, language: str) -> Grammar | None:
+        """Return the grammar of a language, or None if it has no tables."""
+        if language not in self._made and language in LANGUAGES:
             with self._lock:
-                tables = LANGUAGES[language]() if language in LANGUAGES else None
-                grammar = Grammar(tables, self._names_letters) if tables else None
-                made = grammar, WordJoining(tables)
+                made = Grammar(LANGUAGES[language](), self._names_letters)
                 self._made.setdefault(language, made)
-        return self._made[language]
+        return self._made.get(language)
 
 
 def known_languages() -> list[str]:

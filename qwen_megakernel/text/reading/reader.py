@@ -13,7 +13,6 @@ from qwen_megakernel.choices import NORMALIZE
 from qwen_megakernel.errors import check_choice
 from qwen_megakernel.text.languages import AUTO
 from qwen_megakernel.text.reading.codes import MAX_PAST
-from qwen_megakernel.text.reading.joining import WordJoining
 from qwen_megakernel.text.reading.languages import ENGLISH, Grammars, ScriptWatch, missing
 from qwen_megakernel.text.reading.lexicon import Entry, Lexicon, folded
 from qwen_megakernel.text.reading.markdown import Markdown
@@ -169,7 +168,7 @@ class TextReader:
     def read_apart(self, text: str) -> str:
         """Read a text that takes the place of the next words, and return its words."""
         reader = TextReader(
-            self._grammars, self._is_normalizing, self._language_here(text), self._lexicons
+            self._grammars, self._is_normalizing, self._script.language(text), self._lexicons
         )
         words = reader.whole(text)
         self._warnings += reader.take_warnings()
@@ -181,38 +180,33 @@ class TextReader:
         Args:
             kind, form: see `say_as.words_of`.
         """
-        language = self._language_here(text)
-        grammar, _ = self._grammars.of(language)
+        language = self._script.language(text)
+        grammar = self._grammars.of(language)
         if grammar is None and kind != "characters":
             self._warnings.append(missing(language))
             return None
         words = words_of(text, kind, form, grammar)
         return grammar.spoken(words) if grammar and words else words
 
-    def _language_here(self, text: str) -> str:
-        """Return the language of a text that follows the words so far."""
-        return self._script.language(text)
-
-    def opens(self, words: str) -> bool:
+    def _opens(self, words: str) -> bool:
         """Return whether the next word may continue these words or decide their language."""
         if not self._script.is_known(words) or self._may_be_inches(words):
             return True
-        return self._joining(words).opens(words)
+        grammar = self._grammars.of(self._script.language(words))
+        return grammar is not None and grammar.joining.opens(words)
 
-    def joins(self, words: str, gap: str, word: str) -> bool:
+    def _joins(self, words: str, gap: str, word: str) -> bool:
         """Return whether `word` continues these words."""
         if not self._script.is_known(words):
             self._next_language = self._script.language(word)
         if self._may_be_inches(words):
             return word.endswith('"') and not word.startswith('"')
-        return self._joining(words + word).joins(words, gap, word)
+        grammar = self._grammars.of(self._script.language(words + word))
+        return grammar is not None and grammar.joining.joins(words, gap, word)
 
     def _may_be_inches(self, words: str) -> bool:
         """Return whether the quotation that a number begins may end only after the next word."""
         return '"' not in self._quotes and _QUOTED_NUMBER.fullmatch(words) is not None
-
-    def _joining(self, words: str) -> WordJoining:
-        return self._grammars.of(self._script.language(words))[1]
 
     def _take(self, piece: str, *, is_ended: bool) -> None:
         """Add the next characters of the user's text to the text that is to be read."""
@@ -284,7 +278,7 @@ class TextReader:
                 return end
             self._is_raw = False
         self._next_language = ENGLISH
-        return segment_end(text, place, is_ended, self)
+        return segment_end(text, place, is_ended, self._opens, self._joins)
 
     def _words_of(self, segment: Draft) -> Iterator[Piece]:
         text = segment.text
@@ -320,7 +314,7 @@ class TextReader:
         if self._script.is_known(text):
             language = self._script.language(text)
         self._script.look(text)
-        grammar, _ = self._grammars.of(language)
+        grammar = self._grammars.of(language)
         if grammar:
             yield from grammar.read(segment, self._past, self._quotes)
         else:

@@ -7,7 +7,7 @@ or in many.
 """
 
 import re
-from typing import Protocol
+from collections.abc import Callable
 
 from qwen_megakernel.text.scripts import UNSPACED
 
@@ -21,29 +21,25 @@ _DIGIT = re.compile(r"\d")
 _ADDRESS = re.compile(r"://|www\.|@|\]\(", re.IGNORECASE)
 
 
-class Joining(Protocol):
-    """The rule that decides which neighbouring words may be one expression."""
-
-    def opens(self, words: str) -> bool:
-        """Return whether the next word may continue these words."""
-
-    def joins(self, words: str, gap: str, word: str) -> bool:
-        """Return whether `word` continues these words; `gap` is the space between them, or ""."""
-
-
-def segment_end(text: str, begin: int, is_ended: bool, joining: Joining) -> int | None:
+def segment_end(
+    text: str,
+    begin: int,
+    is_ended: bool,
+    opens: Callable[[str], bool],
+    joins: Callable[[str, str, str], bool],
+) -> int | None:
     """Return the end of the segment at `begin`, or None while later text may still change it.
 
     Args:
         text: the text so far. The character at `begin` is no white space.
         is_ended: whether the text is complete.
-        joining: the rule for the text's language.
+        opens, joins: see `joining.WordJoining`.
     """
     end = _word_end(text, begin)
     if not is_ended and _is_open(text, end):
         return None
     digit = _DIGIT.search(text, begin, end)
-    while joining.opens(text[begin:end]):
+    while opens(text[begin:end]):
         limit = (digit.start() if digit else begin) + MAX_OPEN_CHARS
         start = end + (text[end : end + 1].isspace())
         if start >= len(text):
@@ -55,7 +51,7 @@ def segment_end(text: str, begin: int, is_ended: bool, joining: Joining) -> int 
             break
         if not is_ended and _is_open(text, next_end):
             return None
-        if not joining.joins(text[begin:end], text[end:start], text[start:next_end]):
+        if not joins(text[begin:end], text[end:start], text[start:next_end]):
             break
         end = next_end
         digit = digit or _DIGIT.search(text, begin, end)

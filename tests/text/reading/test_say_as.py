@@ -9,7 +9,7 @@ GRAMMARS = Grammars()
 
 
 def said(text: str, kind: str, form: str = "", language: str = "english") -> str | None:
-    return words_of(text, kind, form, GRAMMARS.of(language)[0])
+    return words_of(text, kind, form, GRAMMARS.of(language))
 
 
 @pytest.mark.parametrize(
