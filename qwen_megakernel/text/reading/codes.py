@@ -77,7 +77,7 @@ class Codes(Words):
                 return match.end(), say(match[0])
         return 0, ""
 
-    def _digits(self, found: Found, name: str = "") -> tuple[str, str]:
+    def digits_of(self, found: Found, name: str = "") -> tuple[str, str]:
         """Return the digits of a number before and after its decimal mark."""
         return re.sub(r"\D", "", found[f"{name}w"]), found[f"{name}d"]
 

@@ -1,20 +1,86 @@
 """Finds the expressions of a text by the rules of its language.
 
+A language's rules are lines of the tables `RULES` of its class and of the classes above it:
+
+    behind >> pattern => words
+
+The regular expression `pattern` finds an expression. `behind`, which may be left out, is a regular
+expression for the word before it, in lower case. `words` is a template (`Words.fill`) whose fields
+are the groups of the pattern, {num} for its number, and {end} for a full stop that it also is; or
+".name" for the method `read_name`. In both patterns, a name in capitals is an attribute of the
+language or one of `Language.patterns`.
+
 A grammar reads one segment (`segments`) at a time. At each place where an expression may begin, it
 tries the rules in order and uses the first one that matches and returns words.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from qwen_megakernel.text.reading.codes import MAX_PAST
 from qwen_megakernel.text.reading.joining import WordJoining
 from qwen_megakernel.text.reading.language import Language
 from qwen_megakernel.text.reading.spoken import Draft, Piece
 from qwen_megakernel.text.reading.surroundings import Found, bare, inside
+from qwen_megakernel.text.reading.words import any_of, table
 
 _DASHES = ("-", "–", "—")
+_ROW = re.compile(r"\S.*?(?:\n.*?)*? => .*")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A pattern, what the word before it must be, and the function that says what is found."""
+
+    pattern: re.Pattern[str]
+    behind: re.Pattern[str] | None
+    say: Callable[[Found], str | None]
+
+    def fits(self, before: str) -> bool:
+        """Return whether the rule applies behind the word `before`."""
+        return self.behind is None or self.behind.fullmatch(before.lower()) is not None
+
+
+def rules_of(language: Language) -> Iterator[Rule]:
+    """Yield a language's own rules, those for marks before numbers, and those of all languages."""
+    patterns = language.patterns()
+
+    def named(match: re.Match[str]) -> str:
+        value: Any = patterns.get(match[1]) or getattr(language, match[1].lower())
+        if isinstance(value, bool):
+            return "" if value else "(?!)"
+        return full(value) if isinstance(value, str) else any_of(value)
+
+    def full(pattern: str) -> str:
+        return re.sub(r"\{([A-Z_]+)\}", named, pattern)
+
+    for each in type(language).__mro__:
+        if each is Language:
+            for mark, word in table(language.BEFORE_DIGITS).items():
+                say = _saying(language, f"{word}~")
+                yield Rule(re.compile(rf"(?:{mark})(?=\d)"), None, say)
+        for row in _ROW.findall(each.__dict__.get("RULES", "")):
+            *behind, pattern, said = re.split(r"\s+(?:>>|=>)\s+", row)
+            found = re.compile(full(re.sub(r"\n\s+", "", pattern)))
+            before = re.compile(full(behind[0])) if behind else None
+            yield Rule(found, before, _saying(language, said))
+
+
+def _saying(language: Language, said: str) -> Callable[[Found], str | None]:
+    """Return the method that a rule names, or a function that fills its template."""
+    if said[0] == ".":
+        return getattr(language, f"read_{said[1:]}")
+
+    def say(found: Found) -> str:
+        fields = found.match.groupdict("") | {"end": language.kept_point(found)}
+        if "w" in fields:
+            fields["num"] = language.number(*language.digits_of(found))
+        return language.fill(said, fields)
+
+    return say
 
 
 class Grammar:
@@ -28,7 +94,7 @@ class Grammar:
     def __init__(self, language: Language, names_letters: bool = False):
         self.language, self._names_letters = language, names_letters
         self.joining = WordJoining(language)
-        self._rules = [*language.rules()]
+        self._rules = [*rules_of(language)]
         # All rules as one pattern, whose groups are the rules.
         self._any = re.compile("|".join(f"({_unnamed(rule.pattern)})" for rule in self._rules))
         self._has_expressions = lru_cache(4096)(lambda text: bool(self._any.search(text)))
@@ -84,7 +150,7 @@ class Grammar:
         is_suffix = self.language.letters_follow and not following.isascii()
         is_suffix = is_suffix or not self.language.space
         if place and last.isalnum() and following.isalnum() and not is_suffix:
-            yield Piece(" ", draft.starts[place], draft.starts[place])
+            yield Piece(" ", draft.origins[place][0], draft.origins[place][0])
 
     def _expression(self, text: str, place: int, stop: int, past: str) -> tuple[int, str]:
         """Return the end of the expression at `place` and its words; (0, "") for none.

@@ -1,21 +1,11 @@
 """The expressions that all languages write, and their words.
 
-`Language` has a table of rules, and each language puts its own rules before these. A rule is
-
-    behind >> pattern => words
-
-The regular expression `pattern` finds an expression. `behind`, which may be left out, is a regular
-expression for the word before it, in lower case. `words` is a template (`Words.fill`) whose fields
-are the groups of the pattern, {num} for its number, and {end} for a full stop that it also is; or
-".name" for the method `read_name`, which returns None for what is no expression of this rule. In a
-pattern, a name in capitals stands for one of `Language.patterns`.
+`Language` has a table of rules (`grammar.rules_of`), and methods `read_...` for the rules that are
+no templates. Such a method returns None for what is no expression of its rule.
 """
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
 
 from qwen_megakernel.text.reading.codes import MIN_NUMBERED_DIGITS, Codes
 from qwen_megakernel.text.reading.surroundings import OPENING, Found, first_word
@@ -27,7 +17,6 @@ from qwen_megakernel.text.reading.words import (
     Noun,
     any_of,
     roman_number,
-    table,
 )
 
 _RANGE_BEGIN = re.compile(r"[$€£¥(]?\d")
@@ -41,19 +30,6 @@ _BEGINS_WORD = re.compile(r"\w|[-$€£¥−.]\w")
 # What shows that "lun." is a weekday: a mark, or the end of a span of days.
 _BEFORE_WEEKDAYS = ("al", "dal", "au", "du", "le", "bis", "a", "до")
 _BEHIND_WEEKDAY = re.compile(r"[,–-]|\s(?:al?|à|au|bis|по)\b|(?<!mar\.)\s\d|\s\d{1,2}/\d")
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """A pattern, what the word before it must be, and the function that says what is found."""
-
-    pattern: re.Pattern[str]
-    behind: re.Pattern[str] | None
-    say: Callable[[Found], str | None]
-
-    def fits(self, before: str) -> bool:
-        """Return whether the rule applies behind the word `before`."""
-        return self.behind is None or self.behind.fullmatch(before.lower()) is not None
 
 
 class Language(Codes):
@@ -128,44 +104,7 @@ class Language(Codes):
     {SYMBOLS} => .symbol
     """
 
-    def rules(self) -> Iterator[Rule]:
-        """Yield this language's rules, and then those of all languages."""
-        patterns = self._patterns()
-
-        def named(match: re.Match[str]) -> str:
-            value: Any = patterns.get(match[1]) or getattr(self, match[1].lower())
-            if isinstance(value, bool):
-                return "" if value else "(?!)"
-            return full(value) if isinstance(value, str) else any_of(value)
-
-        def full(pattern: str) -> str:
-            return re.sub(r"\{([A-Z_]+)\}", named, pattern)
-
-        for each in type(self).__mro__:
-            if each is Language:
-                for mark, word in table(self.BEFORE_DIGITS).items():
-                    yield Rule(re.compile(rf"(?:{mark})(?=\d)"), None, self._saying(f"{word}~"))
-            for row in re.findall(r"\S.*?(?:\n.*?)*? => .*", each.__dict__.get("RULES", "")):
-                *behind, pattern, said = re.split(r"\s+(?:>>|=>)\s+", row)
-                place = re.compile(full(behind[0])) if behind else None
-                yield Rule(
-                    re.compile(full(re.sub(r"\n\s+", "", pattern))), place, self._saying(said)
-                )
-
-    def _saying(self, said: str) -> Callable[[Found], str | None]:
-        """Return the method that a rule names, or the function that fills its template."""
-        if said[0] == ".":
-            return getattr(self, f"read_{said[1:]}")
-
-        def say(found: Found) -> str:
-            fields = found.match.groupdict("") | {"end": self.kept_point(found)}
-            if "w" in fields:
-                fields["num"] = self.number(*self._digits(found))
-            return self.fill(said, fields)
-
-        return say
-
-    def _patterns(self) -> dict[str, str]:
+    def patterns(self) -> dict[str, str]:
         """Return the regular expressions that rules name in capitals, besides attributes."""
         mark, short = re.escape(self.group_mark), {*self.month_forms} - self.full_months
         codes = any_of(sign for sign in self.currencies if sign.isupper() and len(sign) == 3)
@@ -221,10 +160,10 @@ class Language(Codes):
 
     def _range(self, found: Found, noun: Noun) -> str:
         """Return the words of a number or a range, and of the noun that is counted."""
-        (whole, decimals), first = self._digits(found), ""
+        (whole, decimals), first = self.digits_of(found), ""
         if found["tow"] + found["tod"]:
             first = self.number(whole, decimals, noun.gender) + self.between_ends
-            whole, decimals = self._digits(found, "to")
+            whole, decimals = self.digits_of(found, "to")
         return self._sign(found) + self.count(whole, decimals, noun, first)
 
     # ---- dates and times -------------------------------------------------------------------------
@@ -283,7 +222,7 @@ class Language(Codes):
     # ---- numbers ---------------------------------------------------------------------------------
 
     def read_number(self, found: Found) -> str:
-        whole, decimals = self._digits(found)
+        whole, decimals = self.digits_of(found)
         if self._is_code(found, whole):
             return self.spell(whole)
         is_alone = len(found["w"]) == 4 and not decimals and not found["sign"]
@@ -297,7 +236,7 @@ class Language(Codes):
 
     def read_counted(self, found: Found) -> str | None:
         """Return the words of a number before a noun that asks for another form of it."""
-        whole, decimals = self._digits(found)
+        whole, decimals = self.digits_of(found)
         if decimals or found.word in self.numbered:
             return None
         gender = self._after_article(found) or self.gender_after(whole, found["noun"], found.before)
@@ -305,7 +244,7 @@ class Language(Codes):
 
     def read_scaled(self, found: Found) -> str:
         """Return the words of a number such as "1,3 Mio."."""
-        number, scale = self._digits(found), self.scales[found["scale"]]
+        number, scale = self.digits_of(found), self.scales[found["scale"]]
         said = self.number(*number, scale.gender) + self.space + self.form(*number, scale)
         return said + self.kept_point(found)
 
@@ -381,12 +320,12 @@ class Language(Codes):
     def read_money(self, found: Found) -> str:
         currency = self.currencies[found["code"] or found["sym"]]  # the code of "$80 MXN"
         unit, cent = self.noun_after(currency.unit, found.before), currency.cent
-        (whole, cents), is_range = self._digits(found), found["tow"] + found["tod"]
+        (whole, cents), is_range = self.digits_of(found), found["tow"] + found["tod"]
         if found["scale"]:
             number, scale = (whole, cents), (self.scales | self.money_scales)[found["scale"]]
             said = self._sign(found) + self.number(*number, scale.gender)
             if is_range:
-                number = self._digits(found, "to")
+                number = self.digits_of(found, "to")
                 said += self.between_ends + self.number(*number)
             joint = self.space if scale.one == "mil" else self.scale_joint
             said += self.space + self.form(*number, scale) + joint + unit.many
@@ -409,7 +348,7 @@ class Language(Codes):
         if found.word in self.numbered and found["unit"] in (noun.one, noun.few, noun.many):
             return None  # "chapter 1 page 3" counts no pages
         if found["gap"] == "-" and self.has_compounds and not found["tow"]:
-            return self._sign(found) + self.number(*self._digits(found)) + "-" + noun.one
+            return self._sign(found) + self.number(*self.digits_of(found)) + "-" + noun.one
         square = f" {self.symbols['²']}" if found["square"] else ""
         said = self._range(found, self.noun_after(noun, found.before)) + self.read_per(found)
         return said + square + self.kept_point(found)

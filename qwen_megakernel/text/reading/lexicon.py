@@ -157,41 +157,21 @@ class Lexicon:
             return 0
         best: Entry | None = None
         stop = min(len(text), begin + MAX_WORD_CHARS)
+        is_open = stop == len(text) and not is_ended
         for keys, words, source in zip(
             self._keys, (self._exact, self._any), (text, lower), strict=True
         ):
             given = source[begin:stop]
-            for length in _lengths(keys, given):
-                is_last = begin + length >= len(text) and not is_ended
-                if length > len(given):  # a longer entry may match
-                    if is_last:
-                        return None
-                    continue
-                fits = _entry_of(words[given[:length]], language)
-                if fits and (best is None or length > len(best.word)):
-                    if is_last:
-                        return None
-                    if _is_edge(text, begin + length):
-                        best = fits
+            place = bisect_left(keys, given)
+            if is_open and "".join(keys[place : place + 1]).startswith(given):
+                return None  # a longer entry may match, or the word may go on
+            for length in range(len(given), len(best.word) if best else 0, -1):
+                found = words.get(given[:length])
+                fits = _entry_of(found, language) if found else None
+                if fits and _is_edge(text, begin + length):
+                    best = fits
+                    break
         return best or 0
-
-
-def _lengths(keys: list[str], given: str) -> Iterable[int]:
-    """Yield the length of each key that `given` begins with.
-
-    A last length of len(given) + 1 means that a longer key begins with all of `given`.
-    """
-    low, high = 0, len(keys)
-    for length in range(1, len(given) + 1):
-        head = given[:length]
-        low = bisect_left(keys, head, low, high)
-        if low == high or not keys[low].startswith(head):
-            return
-        if keys[low] == head:
-            yield length
-    high = bisect_left(keys, given + "\U0010ffff", low, high)
-    if high - low > (keys[low] == given):
-        yield len(given) + 1
 
 
 def _entry_of(entries: Sequence[Entry], language: str) -> Entry | None:

@@ -146,15 +146,13 @@ class TextReader:
         start = self._num_chars
         self._num_chars += num_chars
         self._given.append(words)
-        draft = Draft(GIVEN, [start], [start + num_chars])
-        self._new = Draft.joined((self._new, draft))
+        self._new = Draft.joined((self._new, Draft.of(GIVEN, start, start + num_chars)))
         return self._read(is_ended=False)
 
     def insert(self, mark: str) -> str:
         """Add a punctuation mark that the user's text lacks; returns words as `feed` does."""
         self._take("", is_ended=True)
-        draft = Draft(mark, [self._num_chars] * len(mark), [self._num_chars] * len(mark))
-        self._new = Draft.joined((self._new, draft))
+        self._new = Draft.joined((self._new, Draft.of(mark, self._num_chars, self._num_chars)))
         return self._read(is_ended=False)
 
     def turn(self, language: str) -> None:
@@ -231,7 +229,7 @@ class TextReader:
                 break
             length, respelling = found
             if length:
-                parts += [new[done:place], new.as_one(place, place + length, RESPELT)]
+                parts += [new[done:place], Draft.of(RESPELT, *new.place(place, place + length))]
                 self._respellings.append(respelling)
                 done = place + length
             place += length or 1
@@ -296,10 +294,10 @@ class TextReader:
                 yield from self._expressions(marked)
 
     def _space(self, segment: Draft) -> Iterator[Piece]:
-        start = segment.starts[0]
+        start, end = segment.place(0, 1)
         self._past = (self._past + " ")[-MAX_PAST:]
         if segment.text == "\n":
-            if self._markdown.is_begun and segment.ends[0] > start + 1:
+            if self._markdown.is_begun and end > start + 1:
                 return  # a tag of HTML at the beginning of a line
             self._quotes = ""
             if pause := self._markdown.end_line(self._last):

@@ -10,9 +10,8 @@ from qwen_megakernel.text.reading.language import Language
 from qwen_megakernel.text.reading.spoken import Draft
 from qwen_megakernel.text.reading.words import MAX_DIGITS
 
-_MAX_ORDINAL_DIGITS = 6
 _NUMBER = re.compile(r"([-−+]?)\s*(\d[\d,.\s'’]*)")
-_ORDINAL = re.compile(r"(\d+)\D{0,3}")
+_ORDINAL = re.compile(r"(\d{1,6})\D{0,3}")
 _FIELD = re.compile(r"\d+|[^\W\d_]+\.?")
 _CLOCK = re.compile(r"(\d{1,2})[:.h]?([0-5]\d)(?:[:.]?([0-5]\d))?\s*([ap])?\.?\s*(?:m\.?)?", re.I)
 _HOUR = re.compile(r"(\d{1,2})\s*([ap])\.?\s*m\.?", re.I)
@@ -31,22 +30,19 @@ def words_of(text: str, kind: str, form: str, grammar: Grammar | None) -> str | 
     if kind == "characters":
         return _characters(text, language)
     assert grammar and language
-    if kind in ("digits", "telephone") and any(map(str.isalpha, text)):
-        return None  # the letters would be lost
-    if kind == "digits":
-        return language.spell(text) if any(map(str.isdecimal, text)) else None
-    if kind == "telephone":
-        return _telephone(text, language)
+    if kind in ("digits", "telephone"):
+        groups = re.findall(r"\d+", text)
+        if not groups or any(map(str.isalpha, text)):
+            return None  # letters would be lost
+        plus = f"{language.plus} " if text.lstrip().startswith("+") else ""
+        said = ", ".join(map(language.spell, groups))
+        return language.spell(text) if kind == "digits" else plus + said
     if kind == "cardinal":
         return _cardinal(text, language)
     if kind == "ordinal":
         match = _ORDINAL.fullmatch(text.strip())
-        if not match or len(match[1]) > _MAX_ORDINAL_DIGITS:
-            return None
-        return language.ordinal(int(match[1]))
-    if kind == "date":
-        return _date(text, form, language)
-    return _time(text, grammar)
+        return language.ordinal(int(match[1])) if match else None
+    return _date(text, form, language) if kind == "date" else _time(text, grammar)
 
 
 def _characters(text: str, language: Language | None) -> str | None:
@@ -59,12 +55,6 @@ def _characters(text: str, language: Language | None) -> str | None:
         elif language and not char.isspace():
             words.append((language.web.get(char) or language.symbols.get(char, "")).strip())
     return " ".join(filter(None, words)) or None
-
-
-def _telephone(text: str, language: Language) -> str | None:
-    groups = re.findall(r"\d+", text)
-    plus = f"{language.plus} " if text.lstrip().startswith("+") else ""
-    return plus + ", ".join(map(language.spell, groups)) if groups else None
 
 
 def _cardinal(text: str, language: Language) -> str | None:
@@ -90,28 +80,20 @@ def _date(text: str, form: str, language: Language) -> str | None:
         return None
     values: dict[str, int] = {}
     for key, field in zip(form, fields, strict=True):
-        number = int(field) if field.isdecimal() and len(field) <= 4 else None
-        if key == "m" and number is None:
-            number = language.month_forms.get(field.lower().rstrip("."))
-        if number is None:
+        if field.isdecimal() and len(field) <= 4:
+            century = 0 if key != "y" or len(field) != 2 else 2000 if int(field) < 70 else 1900
+            values[key] = int(field) + century
+        elif key == "m" and (month := language.month_forms.get(field.lower().rstrip("."))):
+            values[key] = month
+        else:
             return None
-        if key == "y" and len(field) == 2:
-            number += 2000 if number < 70 else 1900
-        values[key] = number
-    return _spoken_date(values, language)
-
-
-def _spoken_date(values: dict[str, int], language: Language) -> str | None:
-    found = [(key, values.get(key)) for key in "ymd"]
-    year, month, day = (value for _, value in found)
     try:
-        date(*(value if value is not None else 2000 if key == "y" else 1 for key, value in found))
+        date(values.get("y", 2000), values.get("m", 1), values.get("d", 1))
     except ValueError:
         return None
-    if month and day:
-        return language.date(day, month, year, "")
+    year, month, day = map(values.get, "ymd")
     if day:
-        return language.ordinal(day)
+        return language.date(day, month, year, "") if month else language.ordinal(day)
     said = [language.month(month)] if month else []
     said += [language.dated_year(year)] if year else []
     return language.space.join(said)

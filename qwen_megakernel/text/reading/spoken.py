@@ -56,47 +56,44 @@ class SpokenText:
 
 
 class Draft:
-    """A text that is being rewritten, with the place in the user's text of each character.
+    """A text that is being rewritten, with the origin of each character.
 
     Args:
         text: the text.
-        starts, ends: for each character of `text`, the characters [start, end) of the user's text
-            that it stands for.
-        written: for each character of `text`, what is spoken if no rule reads it; without it, the
-            character itself.
+        origins: for each character, the place [start, end) in the user's text for which it stands,
+            and what is spoken if no rule reads it.
     """
 
-    __slots__ = ("ends", "starts", "text", "written")
+    __slots__ = ("origins", "text")
 
-    def __init__(self, text: str, starts: list[int], ends: list[int], written: Sequence[str] = ""):
-        self.text, self.starts, self.ends, self.written = text, starts, ends, written or text
+    def __init__(self, text: str, origins: list[tuple[int, int, str]]):
+        self.text, self.origins = text, origins
 
     @staticmethod
     def at(text: str, start: int) -> Draft:
         """Return a piece of the user's text, which begins there at `start`."""
-        places = list(range(start, start + len(text) + 1))
-        return Draft(text, places[:-1], places[1:])
+        return Draft(text, [(at, at + 1, char) for at, char in enumerate(text, start)])
 
     @staticmethod
-    def joined(drafts: Iterable[Draft]) -> Draft:
+    def of(words: str, start: int, end: int, written: str = "") -> Draft:
+        """Return words that stand for the characters [start, end) of the user's text.
+
+        If no rule reads them, `written` is spoken for each character, or the character itself.
+        """
+        return Draft(words, [(start, end, written or char) for char in words])
+
+    @staticmethod
+    def joined(drafts: Sequence[Draft]) -> Draft:
         """Return these drafts, one after the other."""
-        whole = Draft("", [], [])
-        texts: list[str] = []
-        written: list[str] = []
-        for draft in drafts:
-            texts.append(draft.text)
-            written += draft.written
-            whole.starts += draft.starts
-            whole.ends += draft.ends
-        whole.text, whole.written = "".join(texts), written
-        return whole
+        origins = [origin for draft in drafts for origin in draft.origins]
+        return Draft("".join(draft.text for draft in drafts), origins)
 
     def __getitem__(self, part: slice) -> Draft:
-        return Draft(self.text[part], self.starts[part], self.ends[part], self.written[part])
+        return Draft(self.text[part], self.origins[part])
 
-    def as_one(self, begin: int, end: int, char: str) -> Draft:
-        """Return a draft of one character that stands for the characters [begin, end)."""
-        return Draft(char, [self.starts[begin]], [self.ends[end - 1]])
+    def place(self, begin: int, end: int) -> tuple[int, int]:
+        """Return the place in the user's text of the characters [begin, end)."""
+        return self.origins[begin][0], self.origins[end - 1][1]
 
     def replace(
         self,
@@ -109,44 +106,33 @@ class Draft:
         If `is_spoken` is False, the replacement is only for the rules: if no rule reads its one
         character, the match is spoken.
         """
-        if not pattern.search(self.text):
-            return self
-        text, starts, ends, done = "", list[int](), list[int](), 0
-        written: list[str] = []
+        parts, done = list[Draft](), 0
         for match in pattern.finditer(self.text):
             begin, end = match.span()
             words = new if isinstance(new, str) else new(match)
-            if words == match.group():
-                continue
-            text += self.text[done:begin] + words
-            written += self.written[done:begin]
-            written += words if is_spoken else [match.group()]
-            starts += self.starts[done:begin]
-            ends += self.ends[done:begin]
-            if begin < end:
-                starts += [self.starts[begin]] * len(words)
-                ends += [self.ends[end - 1]] * len(words)
-            done = end
-        text, written = text + self.text[done:], [*written, *self.written[done:]]
-        return Draft(text, starts + self.starts[done:], ends + self.ends[done:], written)
+            if words != match[0]:
+                written = "" if is_spoken else match[0]
+                parts += [self[done:begin], Draft.of(words, *self.place(begin, end), written)]
+                done = end
+        return Draft.joined([*parts, self[done:]]) if parts else self
 
     def words(self, begin: int, end: int, words: str) -> Piece:
         """Return a piece of `words` that stands for the characters [begin, end)."""
-        return Piece(words, self.starts[begin], self.ends[end - 1])
+        return Piece(words, *self.place(begin, end))
 
     def kept(self, begin: int, end: int) -> Iterator[Piece]:
         """Yield the characters [begin, end) unchanged, as one piece for each unbroken run.
 
         A run ends where the user's text has further characters in between.
         """
-        for place in range(begin + 1, end + 1):
-            if place == end or not self._are_neighbours(place - 1, place):
-                start, stop = self.starts[begin], self.ends[place - 1]
-                text = "".join(self.written[begin:place])
+        for at in range(begin + 1, end + 1):
+            if at == end or not self._are_neighbours(at - 1, at):
+                start, stop = self.place(begin, at)
+                text = "".join(written for _, _, written in self.origins[begin:at])
                 yield Piece(text, start, stop, len(text) == stop - start)
-                begin = place
+                begin = at
 
     def _are_neighbours(self, place: int, following: int) -> bool:
         """Return whether two characters stand side by side in the user's text."""
-        start, next_start = self.starts[place], self.starts[following]
-        return start + 1 == self.ends[place] == next_start == self.ends[following] - 1
+        (start, end, _), (next_start, next_end, _) = self.origins[place], self.origins[following]
+        return start + 1 == end == next_start == next_end - 1

@@ -96,7 +96,7 @@ class Typography:
         draft = draft.replace(_DECOMPOSED, _composed, is_spoken=False)
         if self._is_normalizing:
             draft = draft.replace(_COMPATIBLE, self._compatible).replace(_INVISIBLE, "")
-        return Draft(draft.text.translate(_PLAIN), draft.starts, draft.ends, draft.written)
+        return Draft(draft.text.translate(_PLAIN), draft.origins)
 
     def _compatible(self, match: re.Match[str]) -> str:
         """Return the plain form: "kg" for "㎏", "1/2" for "½" (after a digit, behind a space)."""
