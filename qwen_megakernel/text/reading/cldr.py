@@ -1,6 +1,7 @@
 """Names of currencies, units and months from the Unicode CLDR, in every language."""
 
 import re
+from dataclasses import dataclass
 
 # Signs and codes of currencies, each with its code. A code that is an English word is left out.
 _SIGNS = """HK$ HKD; NT$ TWD; S$ SGD; A$ AUD; C$ CAD; NZ$ NZD; MX$ MXN; R$ BRL; US$ USD; ₱ PHP
@@ -39,25 +40,37 @@ _FEMININE = (  # French nouns, whose ending does not show it
     *("tonne", "semaine", "année", "once", "kilocalorie", "cuillère", "tasse"),
 )
 
-Forms = tuple[str, str, str, bool]  # a noun after 1, 2 and 5, and whether it is feminine
+
+@dataclass(frozen=True, slots=True)
+class Noun:
+    """A noun after a number: its forms for one, for two to four, and for more, and its gender.
+
+    The gender is m, f or n. It is c for nouns before which a numeral has another form than alone,
+    as in Italian "un" and "uno".
+    """
+
+    one: str
+    few: str
+    many: str
+    gender: str = "m"
 
 
-def currency_forms(language: str) -> dict[str, Forms]:
+def currency_forms(language: str, gender: str) -> dict[str, Noun]:
     """Return each currency's names by its signs, some of which only this language has."""
     from babel import numbers
 
-    found: dict[str, Forms] = {}
+    found: dict[str, Noun] = {}
     for entry in _SIGNS.replace("\n", ";").split(";"):
         sign, code = entry.split()
         forms = [numbers.get_currency_name(code, count, language) for count in (1, 2, 5)]
         if language == "pt":  # whose names begin with a capital
             forms = [name[0].lower() + name[1:] for name in forms]
-        found[sign] = _with_gender(language, *forms)
+        found[sign] = _noun(language, gender, *forms)
         found.setdefault(numbers.get_currency_symbol(code, language), found[sign])
     return found
 
 
-def unit_forms(language: str) -> dict[str, Forms]:
+def unit_forms(language: str, gender: str) -> dict[str, Noun]:
     """Return the forms of each unit's name by its symbols.
 
     A "{}" in a name stands for the number, as in "秒速{}メートル".
@@ -90,7 +103,7 @@ def unit_forms(language: str) -> dict[str, Forms]:
         keys = {key for key in keys if not _LETTER.fullmatch(key)}
         keys |= {key for key in more.split() if language == "ru" or not "а" <= key.lower() <= "я"}
         for key in keys | ({*names} if is_word else set()):
-            found[key.replace("μ", "µ")] = found[key] = _with_gender(language, *names)
+            found[key.replace("μ", "µ")] = found[key] = _noun(language, gender, *names)
     return found
 
 
@@ -110,9 +123,9 @@ def weekday_names(language: str) -> dict[str, str]:
     return {short[day]: wide[day] for day in wide if short[day] != wide[day]}
 
 
-def _with_gender(language: str, one: str, few: str, many: str) -> Forms:
+def _noun(language: str, gender: str, one: str, few: str, many: str) -> Noun:
+    """Return a noun, which is feminine by its ending, or has the gender of most nouns."""
     head = one.split(" pro ")[0].split()[-1 if language == "de" else 0]
-    endings = {"de": ("e", "Lira"), "ru": ("а", "я"), "fr": _FEMININE, "pt": ("a", "colher")}.get(
-        language, ("a",)
-    )
-    return one, few, many, head.endswith(endings) and not head.endswith(_MASCULINE)
+    endings = {"de": ("e", "Lira"), "ru": ("а", "я"), "fr": _FEMININE, "pt": ("a", "colher")}
+    is_feminine = head.endswith(endings.get(language, ("a",))) and not head.endswith(_MASCULINE)
+    return Noun(one, few, many, "f" if is_feminine else gender)

@@ -90,8 +90,7 @@ class English(Language):
         incl.: including; excl.: excluding"""
     numbered = words("""act appendix article book chapter class division episode grade level part
         phase section season stage step table title tier type unit vol volume war""")
-    due = words("""on due dated monday tuesday wednesday thursday friday saturday sunday mon tue wed
-        thu fri sat sun""")
+    due = words("on due dated")
     final = words("Jr. Sr. etc. Inc. Ltd. Corp. Co. Ave. Blvd. Rd. a.m. p.m.")
     starters = words("""A After All Also An And Any Are As At Be Because Before But By Can Could Did
         Do Does Every Everyone For From Had Has Have He Her Here His How However I If In Is It Its

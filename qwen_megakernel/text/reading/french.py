@@ -10,7 +10,7 @@ class French(Romance):
     minus, plus, point = "moins", "plus", "virgule"
     percent, per, to, number_sign = "pour cent", "par", "à", "numéro"
     by, over, out_of, groups_with_spaces = "sur", "sur", "sur", True
-    due = words("le du au lundi mardi mercredi jeudi vendredi samedi dimanche")
+    due = words("le du au")
     numbered = words("""chapitre tome volume acte partie livre titre article annexe scène phase
         niveau section type guerre siècle""")
     phone_words = words("tél tel téléphone mobile fax appelez numéro")

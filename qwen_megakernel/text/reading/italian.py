@@ -12,7 +12,7 @@ class Italian(Romance):
     minus, plus, point = "meno", "più", "virgola"
     percent, per, to, number_sign = "per cento", "per", "a", "numero"
     by, over, out_of = "per", "su", "su"
-    due = words("il dal al del lunedì martedì mercoledì giovedì venerdì sabato domenica")
+    due = words("il dal al del")
     numbered = words("""secolo capitolo tomo volume atto parte libro titolo articolo allegato scena
         fase livello canto sezione tipo guerra""")
     phone_words = words("tel telefono cell cellulare fax chiami chiama")

@@ -5,13 +5,11 @@ from qwen_megakernel.text.reading.words import words
 
 
 class Portuguese(Romance):
-    code = "pt"  # num2words has the numerals of Portugal
-    NUMERALS = "dezasseis: dezesseis; dezassete: dezessete; dezanove: dezenove"
+    code = "pt"
     minus, plus, point = "menos", "mais", "vírgula"
     percent, per, to, number_sign = "por cento", "por", "a", "número"
     by, over, out_of = "por", "por", "de"
-    due = words("""dia em até desde segunda terça quarta quinta sexta sábado domingo segunda-feira
-        terça- feira quarta-feira quinta-feira sexta-feira""")
+    due = words("dia em até desde segunda terça quarta quinta sexta")
     numbered = words("""século capítulo tomo volume ato parte livro título artigo anexo cena fase
         nível seção secção tipo guerra""")
     phone_words = words("tel telefone celular fax ligue telemóvel")
@@ -60,3 +58,6 @@ class Portuguese(Romance):
     D\.(?=\s[A-ZÀ-Ý]\w*a(?!\w)) => dona
     (?P<a>\d{1,2})\sx\s(?P<b>\d{1,2})(?=\s(?!x)|[^\w\s]|$) => {a} a {b}
     """
+
+    def say(self, number: int, to: str = "cardinal", **options: str) -> str:
+        return super().say(number, to, **options).replace("deza", "deze")  # those of Portugal

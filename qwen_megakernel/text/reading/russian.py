@@ -1,7 +1,6 @@
 """Russian: three forms of each noun after a number, named decimals, dates in the genitive."""
 
 import re
-from functools import partialmethod
 
 from qwen_megakernel.text.reading.language import Language
 from qwen_megakernel.text.reading.surroundings import Found
@@ -9,16 +8,14 @@ from qwen_megakernel.text.reading.words import MAX_DIGITS, Noun, words
 
 _TENTHS = {1: ("десятая", "десятых"), 2: ("сотая", "сотых"), 3: ("тысячная", "тысячных")}
 # Words behind which a date is a subject, or an object in the accusative; none: a text begins.
-_BEFORE_NOMINATIVE = frozenset(
-    ("", "и", "или", "сегодня", "завтра", "вчера", "на", "по", "это", "было", "будет", "вот")
-)
+_BEFORE_NOMINATIVE = {"", *words("и или сегодня завтра вчера на по это было будет вот")}
 # Words -> the case of a number behind them: "from three to five hours", "by six".
-_BEFORE_GENITIVE = """от до с со из без для после около кроме против более менее свыше больше
-    меньше выше ниже старше младше раньше позже"""
+_BEFORE_GENITIVE = words("""от до с со из без для после около кроме против более менее свыше больше
+    меньше выше ниже старше младше раньше позже""")
 _DAYS_OF = ["понедельника", "вторника", "среды", "четверга", "пятницы", "субботы", "воскресенья"]
 _DAYS_ON = ["понедельник", "вторник", "среду", "четверг", "пятницу", "субботу", "воскресенье"]
 _WEEK = ["пн", "вт", "ср", "чт", "пт", "сб", "вс"]
-_CASES = dict.fromkeys(_BEFORE_GENITIVE.split(), "g") | dict.fromkeys(("к", "ко"), "d")
+_CASES = dict.fromkeys(_BEFORE_GENITIVE, "g") | dict.fromkeys(("к", "ко"), "d")
 _CASES["между"] = "i"
 _BEFORE_ACCUSATIVE = ("на", "за", "через", "про")
 
@@ -68,23 +65,23 @@ class Russian(Language):
     (?i)(?P<d>\d{1,2})\s(?P<m>{MONTH})(?:\s(?P<y>\d{4})(?:\s(?:г\.|года))?)? => .date
     (?i)(?P<a>\d{1,2})(?:\s(?P<link>по|до|и)\s|\s?[-–—]\s?)(?P<b>\d{1,2})(?=\s{MONTH})
         => .days_of_month
-    между >> (?P<a>\d{1,6})\sи\s(?P<c>\d{1,6})(?![\d:/-]|[.,]\d) => {a:among} и {c:among}
+    между >> (?P<a>\d{1,6})\sи\s(?P<c>\d{1,6})(?![\d:/-]|[.,]\d) => {a:im} и {c:im}
     (?P<a>[01]?\d|2[0-4]):(?P<am>[0-5]\d)\s?[-–—]\s?(?P<b>[01]?\d|2[0-4]):(?P<bm>[0-5]\d)(?![:\d])
         => .hours
     (?P<d>[0-3]?\d)\.(?P<m>[01]?\d)\.(?P<y>\d{4})(?:\sг\.)?(?!\d) => .date
-    во? >> (?P<y>1\d{3}|20\d\d)\sг\. => {y:prepositional} году{end}
-    (?P<y>1\d{3}|20\d\d)\sг\. => {y:genitive} года{end}
-    (?P<y>1\d{3}|20\d\d)\sгода(?!\w) => {y:genitive} года
-    (?P<y>1\d{3}|20\d\d)\sгод(?!\w) => {y:masculine} год
-    (?P<y>1\d{3}|20\d\d)\sгоду(?!\w) => {y:prepositional} году
+    во? >> (?P<y>1\d{3}|20\d\d)\sг\. => {y:ordinal:pm} году{end}
+    (?P<y>1\d{3}|20\d\d)\sг\. => {y:ordinal:gm} года{end}
+    (?P<y>1\d{3}|20\d\d)\sгода(?!\w) => {y:ordinal:gm} года
+    (?P<y>1\d{3}|20\d\d)\sгод(?!\w) => {y:ordinal:nm} год
+    (?P<y>1\d{3}|20\d\d)\sгоду(?!\w) => {y:ordinal:pm} году
     (?P<n>\d{1,4})-?(?:х|ых)(?!\w) => {n:of_decades}
     (?P<n>[4-9]0|\d{2,3}0)-е(?!\w) => {n:decades}
-    (?P<n>\d{1,4})-?(?:я|ая)(?!\w) => {n:feminine}
-    (?P<n>\d{1,4})-?(?:е|ое)(?!\w) => {n:neuter}
-    (?P<n>\d{1,4})-?(?:го|ого)(?!\w) => {n:genitive}
-    (?P<n>\d{1,4})-(?:м|ом|ем)(?!\w) => {n:prepositional}
-    (?P<n>\d{1,4})-(?:му|ому)(?!\w) => {n:dative}
-    (?P<n>\d{1,4})-(?:ю|ую)(?!\w) => {n:accusative}
+    (?P<n>\d{1,4})-?(?:я|ая)(?!\w) => {n:ordinal:nf}
+    (?P<n>\d{1,4})-?(?:е|ое)(?!\w) => {n:ordinal:nn}
+    (?P<n>\d{1,4})-?(?:го|ого)(?!\w) => {n:ordinal:gm}
+    (?P<n>\d{1,4})-(?:м|ом|ем)(?!\w) => {n:ordinal:pm}
+    (?P<n>\d{1,4})-(?:му|ому)(?!\w) => {n:ordinal:dm}
+    (?P<n>\d{1,4})-(?:ю|ую)(?!\w) => {n:ordinal:af}
     (?P<d>[0-3]?\d)\.(?P<m>0[1-9]|1[0-2])(?!\.?\d) => .date
     (?!.*\d$).* >> г\.(?=\s[А-ЯЁ]) => город
     (?:(?P<from>\d{1,6})\s?[-–—]\s?)?(?P<n>\d{1,3}(?:\s\d{3})+|\d{1,9})(?:,(?P<d>\d{1,3}))?(?![\d,])
@@ -94,24 +91,17 @@ class Russian(Language):
     (?P<n>\d{1,6})(?![\d:/–-]|[.,]\d|\s\d{3}) => .after_preposition
     """
 
-    def _ordinal(self, case: str, gender: str, number: int) -> str:
-        return self.say(number, "ordinal", case=case, gender=gender)
-
-    masculine = partialmethod(_ordinal, "n", "m")
-    neuter, feminine = partialmethod(_ordinal, "n", "n"), partialmethod(_ordinal, "n", "f")
-    genitive, prepositional = partialmethod(_ordinal, "g", "m"), partialmethod(_ordinal, "p", "m")
+    def ordinal(self, number: int, form: str = "nm") -> str:
+        """Return an ordinal; its form is the letter of its case and that of its gender."""
+        return self.say(number, "ordinal", case=form[0], gender=form[1])
 
     def read_after_preposition(self, found: Found) -> str | None:
         """Return a number in the case that the word before it asks for; None: it asks for none."""
         case, number = _CASES.get(found.word), int(found["n"])
         is_span = found.rest.lstrip().startswith(("по ", "до "))
         if found.word in ("с", "со") and 1900 <= number < 2100 and is_span:  # years
-            return self.genitive(number)
-        return case and self.say(number, case=case, gender="m")
-
-    def among(self, number: int) -> str:
-        """Return a number in the instrumental, behind "between"."""
-        return self.say(number, case="i", gender="m")
+            return self.ordinal(number, "gm")
+        return case and self.cardinal(number, f"{case}m")
 
     def agreeing(self, words: str, before: str) -> str:
         """Return words with "one" and the noun after it in the accusative behind "на" or "за"."""
@@ -133,15 +123,15 @@ class Russian(Language):
         if decimals:
             part = _TENTHS[len(decimals)][0 if self.plural(int(decimals)) == 0 else 1]
             one = "целой" if self.plural(int(whole)) == 0 else "целых"
-            numbers = (self.say(int(each), case="g", gender="f") for each in (whole, decimals))
+            numbers = (self.cardinal(int(each), "gf") for each in (whole, decimals))
             number = f"{next(numbers)} {one} {next(numbers)} {part.replace('ая', 'ой')}"
         else:
-            number = self.say(int(whole), case="g", gender=head.gender)
+            number = self.cardinal(int(whole), "g" + head.gender)
         is_few = bool(decimals) or self.plural(int(whole)) == 0
         said = f"{number} {head.few if is_few else head.many}"
         said += f" {noun.many}" if scale else ""
         if found["from"]:
-            first = self.say(int(found["from"]), case="g", gender=head.gender)
+            first = self.cardinal(int(found["from"]), "g" + head.gender)
             said = f"{first} {said}" if is_asked else f"от {first} до {said}"
         return said + self.kept_point(found)
 
@@ -151,9 +141,8 @@ class Russian(Language):
         if first >= last or found.last in tuple("-–+№/"):
             return None
         if 1900 <= first < last < 2100:
-            return f"с {self.genitive(first)} по {self.masculine(last)}"
-        words = (self.say(each, case="g", gender="m") for each in (first, last))
-        return f"от {next(words)} до {next(words)}"
+            return f"с {self.ordinal(first, 'gm')} по {self.ordinal(last, 'nm')}"
+        return f"от {self.cardinal(first, 'gm')} до {self.cardinal(last, 'gm')}"
 
     def read_hours(self, found: Found) -> str:
         """Return the words of hours of opening, "from nine to eighteen hours"."""
@@ -164,7 +153,7 @@ class Russian(Language):
 
     def _hour_in_case(self, hour: int, minute: int, case: str) -> str:
         zero = [self.say(0, case=case)] if 0 < minute < 10 else []
-        said = [self.say(each, case=case, gender="m") for each in (hour, minute)]
+        said = [self.cardinal(each, f"{case}m") for each in (hour, minute)]
         return " ".join([said[0], *zero, said[1]] if minute else said[:1])
 
     def read_time(self, found: Found) -> str:
@@ -183,10 +172,10 @@ class Russian(Language):
             return None
         if link == "и":
             case = _CASES.get(found.word, "g")
-            return " и ".join(self._ordinal(case, "n", each) for each in (first, last))
+            return " и ".join(self.ordinal(each, f"{case}n") for each in (first, last))
         opening = "" if found.word in ("с", "со", "от") else "с "
-        end = self.genitive(last) if link == "до" else self.neuter(last)
-        return f"{opening}{self.genitive(first)} {link or 'по'} {end}"
+        end = self.ordinal(last, "gm") if link == "до" else self.ordinal(last, "nn")
+        return f"{opening}{self.ordinal(first, 'gm')} {link or 'по'} {end}"
 
     def read_days(self, found: Found) -> str | None:
         names = [found[each].lower() for each in "ab" if found[each]]
@@ -197,12 +186,8 @@ class Russian(Language):
         return f"{word}{_DAYS_OF[first]} по {_DAYS_ON[last]}{self.kept_point(found)}"
 
     def gender_after(self, number: str, noun: str, before: str) -> str:
-        if (
-            not noun.islower()
-            or len(noun) < 4
-            or noun in ("года", "этажа")
-            or not number.isdecimal()
-        ):
+        is_noun = noun.islower() and len(noun) > 3 and noun not in ("года", "этажа")
+        if not is_noun or not number.isdecimal():
             return ""
         form = self.plural(int(number))
         if form == 1 and number[-1] == "2":
@@ -216,23 +201,20 @@ class Russian(Language):
     def of_decades(self, number: int) -> str:
         """Return a number in the genitive, "of three", or a decade, "of the eighties"."""
         if number < 10:
-            return self.say(number, case="g", gender="m")
-        return self.genitive(number).removesuffix("ого") + "ых"
+            return self.cardinal(number, "gm")
+        return self.ordinal(number, "gm").removesuffix("ого") + "ых"
 
     def decades(self, number: int) -> str:
         """Return a decade: "the eighties"."""
-        return self.genitive(number).removesuffix("ого") + "ые"
-
-    dative, accusative = partialmethod(_ordinal, "d", "m"), partialmethod(_ordinal, "a", "f")
+        return self.ordinal(number, "gm").removesuffix("ого") + "ые"
 
     def roman(self, number: int, found: Found, following: str) -> str | None:
         if following in self.centuries:
-            cases = {"века": self.genitive, "веке": self.prepositional}
-            return cases.get(following, self.ordinal)(number)
+            return self.ordinal(number, {"века": "gm", "веке": "pm"}.get(following, "nm"))
         return super().roman(number, found, following)
 
     def regnal(self, number: int, name: str) -> str | None:
-        return self.feminine(number) if name[-1] in "ая" else self.ordinal(number)
+        return self.ordinal(number, "nf") if name[-1] in "ая" else self.ordinal(number)
 
     def mixed(self, whole: str, top: int, bottom: int, noun: Noun | None) -> str:
         """Return words such as "полтора стакана" and "два с половиной стакана"."""
@@ -249,8 +231,8 @@ class Russian(Language):
         return f"{words} {few}"
 
     def cardinal(self, number: int, gender: str = "") -> str:
-        """Return the words of a number; without a gender, the masculine ones."""
-        return self.say(number, gender=gender or "m")
+        """Return the words of a number; the letter of a case may stand before its gender."""
+        return self.say(number, case=gender[-2:-1] or "n", gender=gender[-1:] or "m")
 
     def plural(self, number: int) -> int:
         """Return 0 for a number that ends in 1, 1 for 2 to 4, 2 for all others (11 to 14 too)."""
@@ -267,12 +249,11 @@ class Russian(Language):
         """Return the day: "on the third" (genitive) behind most words, else "the third"."""
         word = before.lower().strip(".,:;!?—–-")
         if word in ("к", "ко", "между"):
-            return self._ordinal(_CASES[word], "n", number)
-        is_subject = word in _BEFORE_NOMINATIVE
-        return self.neuter(number) if is_subject else self.genitive(number)
+            return self.ordinal(number, f"{_CASES[word]}n")
+        return self.ordinal(number, "nn" if word in _BEFORE_NOMINATIVE else "gm")
 
     def dated_year(self, number: int) -> str:
-        return f"{self.genitive(number)} года"
+        return f"{self.ordinal(number, 'gm')} года"
 
     def time(self, hour: int, minute: int, second: int | None) -> str:
         """Return a time of day; a zero is spoken before a single digit of minutes or seconds."""
@@ -288,9 +269,9 @@ class Russian(Language):
         if bottom in parts:
             part = parts[bottom][0 if top == 1 else 1]
         elif top == 1:
-            part = self.feminine(bottom)
+            part = self.ordinal(bottom, "nf")
         else:
-            part = self.genitive(bottom).removesuffix("ого") + "ых"
+            part = self.ordinal(bottom, "gm").removesuffix("ого") + "ых"
         return f"{self.say(top, gender='f')} {part}"
 
     def number(self, whole: str, decimals: str = "", gender: str = "") -> str:

@@ -9,7 +9,7 @@ class Spanish(Romance):
     minus, plus, point = "menos", "más", "coma"
     percent, per, to, number_sign = "por ciento", "por", "a", "número"
     by, over, out_of = "por", "sobre", "sobre"
-    due = words("el del al día lunes martes miércoles jueves viernes sábado domingo hasta desde")
+    due = words("el del al día hasta desde")
     numbered = words("""siglo capítulo tomo volumen acto parte libro título artículo apartado anexo
         escena fase nivel canto sección tipo guerra""")
     phone_words = words("tel teléfono móvil fax llame llama llamar al")

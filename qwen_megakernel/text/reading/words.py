@@ -9,12 +9,12 @@ from num2words.
 import functools
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from qwen_megakernel.text.reading.cldr import (
-    Forms,
+    Noun,
     currency_forms,
     month_names,
     unit_forms,
@@ -27,25 +27,11 @@ TYPED_SIGNS = {">=": "≥", "<=": "≤", "!=": "≠", "->": "→", "=>": "→", 
 FIRST_YEAR, LAST_YEAR = 1100, 2099  # four digits in this range are read as a year
 MAX_DIGITS = 15  # for a number that is read as one; the digits of a longer one are read singly
 
-_FIELD = re.compile(r"\{(\w+)(?::(\w+))?\}")
+_FIELD = re.compile(r"\{(\w+)(?::([\w:]+))?\}")
 _LETTER = re.compile(r"(?<![\w'’])[A-Za-z](?![\w'’])")
 _ROMAN = re.compile("M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})")
 _NAMES = {"max.", "art.", "mar.", "etc."}  # abbreviations that are words if they are capitalised
 _MULTIPLES = ("time",)  # not singular after an article: "a 2x gain" is "a two times gain"
-
-
-@dataclass(frozen=True, slots=True)
-class Noun:
-    """A noun after a number: its forms for one, for two to four, and for more, and its gender.
-
-    The gender is m, f or n. It is c for nouns before which a numeral has another form than alone,
-    as in Italian "un" and "uno".
-    """
-
-    one: str
-    few: str
-    many: str
-    gender: str = "m"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,26 +90,13 @@ def roman_number(text: str) -> int:
     return sum(-value if value < following else value for value, following in pairs)
 
 
-def numerals(code: str, others: Mapping[str, str]) -> Callable[..., str]:
-    """Return a function that calls num2words for one language and caches its results.
+@functools.lru_cache(maxsize=16384)
+def numeral(code: str, number: int, to: str, **options: str) -> str:
+    """Return a number in the words of num2words, which is imported when it is first needed."""
+    from num2words import num2words
 
-    The function imports num2words when it is first called.
-
-    Args:
-        code: the language's code in num2words.
-        others: words to replace in the results of num2words, and their replacements.
-    """
-
-    @functools.lru_cache(maxsize=4096)
-    def say(number: int, to: str = "cardinal", **options: str) -> str:
-        from num2words import num2words
-
-        said: str = num2words(number, lang=code, to=to, **options).replace(",", "")
-        for word, other in others.items():
-            said = said.replace(word, other)
-        return said
-
-    return say
+    said: str = num2words(number, lang=code, to=to, **options)
+    return said.replace(",", "")
 
 
 class Words:
@@ -131,7 +104,6 @@ class Words:
 
     code: str  # the language's code in num2words
     # Numbers.
-    NUMERALS = ""  # words to replace in the results of num2words, and their replacements
     minus: str
     plus: str
     subtraction = ""  # the word for a minus between two numbers, if it is not `minus`
@@ -201,7 +173,6 @@ class Words:
     letters_follow = False  # whether words are written directly after digits
 
     def __init__(self) -> None:
-        self.say = numerals(self.code, table(self.NUMERALS))
         endings = table(self.ENDINGS).items()
         self.endings = {key: [pair.split() for pair in pairs.split(", ")] for key, pairs in endings}
         self.digits = self.DIGITS.split()
@@ -209,9 +180,9 @@ class Words:
         form = self.noun_gender, self.plural_ending
         self.scales = nouns(self.SCALES, *form)
         self.money_scales = nouns(self.MONEY_SCALES, *form) if self.MONEY_SCALES else {}
-        self.units = self._nouns(unit_forms(self.code)) | nouns(self.UNITS, *form)
+        self.units = unit_forms(self.code, self.noun_gender) | nouns(self.UNITS, *form)
         self.units = {unit: self.units[unit] for unit in self.units.keys() - self.scales.keys()}
-        signs = self._nouns(currency_forms(self.code))
+        signs = currency_forms(self.code, self.noun_gender)
         self.currencies = {sign: Currency(signs[sign], None) for sign in signs}
         for sign, value in table(self.CURRENCIES).items():
             unit, *cents = (nouns(f"x: {each}", *form)["x"] for each in value.split(" / "))
@@ -243,7 +214,8 @@ class Words:
             for short, name in weekday_names(self.code).items()
             for form in (short.rstrip("."), short.rstrip(".").capitalize())
         }
-        self.due |= {*self.weekdays} if self.due else set()
+        if self.due:
+            self.due |= {each.lower() for names in self.weekdays.items() for each in names}
         self.full_months = frozenset(map(str.lower, self.months))
         written = zip(self.months, self.SHORT_MONTHS.lower().split(), strict=True)
         self.month_forms = {
@@ -265,19 +237,12 @@ class Words:
         self.web = {sign: self.symbols[sign] for sign in "@=&"} | {"+": self.plus}
         self.web |= table(self.WEB)
 
-    def _nouns(self, forms: dict[str, Forms]) -> dict[str, Noun]:
-        """Return the nouns of the CLDR, which have the gender of this language's other nouns."""
-        return {
-            symbol: Noun(one, few, many, "f" if is_feminine else self.noun_gender)
-            for symbol, (one, few, many, is_feminine) in forms.items()
-        }
-
     def fill(self, template: str, fields: Mapping[str, str]) -> str:
         """Return the words of a template.
 
         A field "{h}" is digits, read as a number, or words. After a colon stands the number's
-        gender or the name of a method: "{h:f}", "{y:year}", "{n:spell}". A field that is not in
-        `fields` is an attribute, such as "{plus}". "~" is a space at the edge.
+        gender, or the name of a method and its options: "{h:f}", "{y:year}", "{n:ordinal:gm}". A
+        field that is not in `fields` is an attribute, such as "{plus}". "~" is a space at the edge.
         """
 
         def said(match: re.Match[str]) -> str:
@@ -286,10 +251,11 @@ class Words:
                 return str(getattr(self, name))
             if not fields[name].isdecimal():
                 return fields[name]
-            if form and len(form) > 1:
-                digits: Any = fields[name] if form.startswith("spell") else int(fields[name])
-                return str(getattr(self, form)(digits))
-            return self.cardinal(int(fields[name]), form or "")
+            if not form or len(form) < 3:
+                return self.cardinal(int(fields[name]), form or "")
+            method, *options = form.split(":")
+            digits: Any = fields[name] if method.startswith("spell") else int(fields[name])
+            return str(getattr(self, method)(digits, *options))
 
         return self.space.join(_FIELD.sub(said, template).split()).replace("~", " ")
 
@@ -319,6 +285,10 @@ class Words:
     def between_ends(self) -> str:
         """The word between the ends of a range, with its spaces."""
         return f"{'' if self.to_is_suffix else self.space}{self.to}{self.space}"
+
+    def say(self, number: int, to: str = "cardinal", **options: str) -> str:
+        """Return a number in the words of num2words; `to` is its kind."""
+        return numeral(self.code, number, to, **options)
 
     def cardinal(self, number: int, gender: str = "") -> str:
         """Return the words of a number; `gender` is the gender of the noun after it."""
