@@ -327,6 +327,7 @@ def hold_against(
     settings: Sequence[str],
     meanings: dict[str, str],
     values: dict[str, list[float]],
+    facts: dict[str, Any] | None = None,
 ) -> int:
     """Print figures that have limits, and write the result file.
 
@@ -335,6 +336,7 @@ def hold_against(
         settings: the arguments to keep in the result file.
         meanings: figure -> its meaning.
         values: figure -> its values.
+        facts: the beginning of the result; None: that of `header`.
     Returns:
         The exit code: 1 when a figure is above its limit.
     """
@@ -344,7 +346,7 @@ def hold_against(
         print(f"{name:28}{cells} {meanings[name]}")
     kept = {name: getattr(args, name) for name in settings}
     found = {"settings": kept, "limits": limits, "summary": summary}
-    write_json(args.json, header() | found)
+    write_json(args.json, (facts or header()) | found)
     missed = []
     for name, limit in limits.items():
         key, most = limit if isinstance(limit, tuple) else ("p95", limit)

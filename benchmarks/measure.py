@@ -42,6 +42,11 @@ MEASUREMENTS = {
     "word-times": ("word_times.word_times", "Measure how exactly the times of words are found."),
     "sound": ("sound.sound", "Measure what changing the sound of a speech costs."),
     "drift": ("drift.drift", "Measure how a voice changes over minutes of speech, on any server."),
+    "drift-band": ("drift.drift_band", "Measure how far apart the texts of a steady voice are."),
+    "continuity": (
+        "continuity.continuity",
+        "Measure how late a sentence is heard that continues the one before it.",
+    ),
     "marks": ("marks.marks", "Measure what the watermark changes, and what it survives."),
     "mark-words": ("marks.mark_words", "Measure how many words the watermark costs a recogniser."),
     "open-loop": ("load.open_loop", "Measure an engine that many listeners use at once."),

@@ -27,8 +27,10 @@ from benchmarks import common
 from qwen_megakernel.audio import to_int16
 from qwen_megakernel.cli import options, parsing
 from qwen_megakernel.engine.conversation import Conversation
-from qwen_megakernel.engine.drift_guard import Figures
+from qwen_megakernel.engine.drift_guard import BAND, MIN_SPEECH_S, Figures
 from qwen_megakernel.errors import SetupError
+from tools.demo_voice import shards
+from tools.demo_voice.evaluate import REFERENCES
 
 PASSAGES = (
     "The train leaves at nine in the morning, and it takes three hours to reach the coast. There "
@@ -171,3 +173,35 @@ def drift(args: argparse.Namespace) -> int:
             if abs(changes[name]) > most
         ]
     )
+
+
+@common.takes(
+    functools.partial(options.add_model_options, default="demo-voice"),
+    common.count("--texts", 200, "number of texts, each of which is compared with every other one"),
+)
+def drift_band(args: argparse.Namespace) -> int:
+    """Measure and report how often two texts of a steady voice look like a drift to the guard."""
+    sentences = itertools.cycle(shards.read(REFERENCES))
+    said: list[Figures] = []
+    with options.engine_from_args(args) as tts, tqdm(total=args.texts, disable=None) as bar:
+        facts = common.engine_header(tts)
+        while len(said) < args.texts:
+            text = next(sentences).text
+            speech = to_int16(tts.synthesize(text, seed=len(said)).audio)
+            figures = Figures.of(text, speech, tts.sample_rate, tts._identify)
+            if figures.speech_s >= MIN_SPEECH_S:
+                said.append(figures)
+                bar.update()
+    changes = [b.changes_from(a) for a, b in itertools.permutations(said, 2)]
+    rows = []
+    for name in changes[0]:
+        values, (low, high) = np.array([each[name] for each in changes]), BAND[name]
+        # Of pairs; each is here in both directions, in which a figure rises and falls.
+        ends = np.nanquantile(values, [0.0005, 0.9995]).tolist()
+        outside = float(np.mean((values < low) | (values > high)))
+        rows.append({"figure": name, "one_in_1000_beyond": ends, "share_outside": outside})
+        print(f"{name}: one of 1000 pairs is beyond {ends[0]:.2f} .. {ends[1]:.2f}, ", end="")
+        print(f"{100 * outside:.2f} % are outside {low} .. {high}")
+    found = {"settings": {"texts": args.texts}, "pairs": len(changes) // 2, "rows": rows}
+    common.write_json(args.json, facts | found)
+    return 0

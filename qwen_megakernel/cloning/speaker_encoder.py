@@ -32,21 +32,12 @@ class SpeakerEncoder:
     """
 
     def __init__(self, config: SpeakerEncoderConfig, tensors: dict[str, Tensor]):
-        from transformers.audio_utils import mel_filter_bank  # seconds to import, rarely needed
-
         self.config = config
         self._tensors = {name: tensor.float() for name, tensor in tensors.items()}
         self._window = torch.hann_window(FFT_SIZE)
-        filters = mel_filter_bank(
-            num_frequency_bins=FFT_SIZE // 2 + 1,
-            num_mel_filters=config.mel_dim,
-            min_frequency=0.0,
-            max_frequency=MAX_HZ,
-            sampling_rate=config.sample_rate,
-            norm="slaney",
-            mel_scale="slaney",
-        )
-        self._mel_filters = torch.from_numpy(filters.T).float()  # [mel_dim, num_frequencies]
+        self._mel_filters = torch.from_numpy(
+            mel_filters(config.mel_dim, config.sample_rate)
+        ).float()
 
     @torch.inference_mode()
     def encode(self, samples: np.ndarray) -> np.ndarray:
@@ -126,6 +117,22 @@ class SpeakerEncoder:
         )
         hidden = (F.conv1d(x, over_frames) + shared).relu_().tanh_()
         return _statistics(x, self._conv(hidden, "asp.conv").softmax(dim=2))
+
+
+def mel_filters(num_filters: int, rate: int) -> np.ndarray:
+    """Return triangles of equal area on Slaney's scale, [num_filters, num_frequencies] float64.
+
+    15 mels lead evenly to 1 kHz; above, 27 mels multiply a frequency by 6.4.
+
+    Source: transformers.audio_utils.mel_filter_bank, whose import takes seconds.
+    """
+    highest = 15 + np.log(MAX_HZ / 1000) * (27 / np.log(6.4))
+    mels = np.linspace(0, highest, num_filters + 2)
+    hertz = np.where(mels < 15, 200 * mels / 3, 1000 * np.exp(np.log(6.4) / 27 * (mels - 15)))
+    slopes = hertz[:, None] - np.linspace(0, rate // 2, FFT_SIZE // 2 + 1)
+    widths = np.diff(hertz)[:, None]
+    triangles = np.maximum(0, np.minimum(-slopes[:-2] / widths[:-1], slopes[2:] / widths[1:]))
+    return triangles * (2 / (hertz[2:] - hertz[:-2]))[:, None]
 
 
 def _statistics(x: Tensor, share: Tensor) -> Tensor:

@@ -25,8 +25,8 @@ MIN_SPEECH_S = 1.5  # the figures of less speech vary too much from text to text
 # can be compared, its prompt run again, and a chunk drawn.
 KEPT_S = 1.0
 
-# By how much a part may differ from the first one. Of 1953 pairs of texts that the demonstration
-# voice said, one in a thousand differs by more than 34 %, 1.3 semitones or 2 dB.
+# By how much a part may differ from the first one. Texts differ without a drift, too; how often by
+# more than this is what `benchmarks/measure.py drift-band` measures.
 BAND: Mapping[str, tuple[float, float]] = {
     "rate_percent": (-30.0, 43.0),  # of the time for each sound; below 0 it hurries
     "pitch_semitones": (-3.0, 3.0),

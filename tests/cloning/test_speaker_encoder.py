@@ -1,5 +1,8 @@
 """X-vectors against the official encoder, from any recording."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +12,7 @@ from tolerances import X_VECTOR_F32
 from qwen_megakernel.checkpoint.config import parse_model_config
 from qwen_megakernel.checkpoint.random_configs import model_config
 from qwen_megakernel.cloning import recordings
-from qwen_megakernel.cloning.speaker_encoder import SpeakerEncoder
+from qwen_megakernel.cloning.speaker_encoder import FFT_SIZE, MAX_HZ, SpeakerEncoder, mel_filters
 from qwen_megakernel.errors import RecordingError
 
 RATE = 24000
@@ -68,3 +71,28 @@ def test_too_few_samples_are_refused(encoder):
     with pytest.raises(RecordingError, match="too few"):
         encoder.encode(np.zeros(1000, dtype=np.float32))
     assert np.isfinite(encoder.encode(waveforms.noise(0.2, RATE))).all()
+
+
+def test_mel_filters_are_those_of_transformers():
+    from transformers.audio_utils import mel_filter_bank
+
+    bins = FFT_SIZE // 2 + 1
+    for num_filters in (128, 80):
+        official = mel_filter_bank(
+            bins, num_filters, 0.0, MAX_HZ, RATE, norm="slaney", mel_scale="slaney"
+        )
+        assert np.array_equal(mel_filters(num_filters, RATE), official.T)
+
+
+def test_an_encoder_is_made_without_transformers_whose_import_takes_seconds():
+    code = (
+        "import sys\n"
+        "from qwen_megakernel.checkpoint.config import parse_model_config\n"
+        "from qwen_megakernel.checkpoint.random_configs import model_config\n"
+        "from qwen_megakernel.cloning.speaker_encoder import SpeakerEncoder\n"
+        "config = parse_model_config(model_config('tiny-random-base'))\n"
+        "SpeakerEncoder(config.speaker_encoder, {})\n"
+        "print('transformers' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -85,3 +85,16 @@ def test_a_server_that_does_not_answer_is_named(capsys):
     code = measure.main(["drift", "--url", "http://127.0.0.1:9", "--seconds", "1"])
     assert code != 0
     assert "http://127.0.0.1:9 did not speak" in capsys.readouterr().err
+
+
+def test_the_band_is_compared_with_every_pair_of_texts(tmp_path, monkeypatch):
+    path, said = tmp_path / "band.json", iter([speech(), speech(faster=1.1), speech(louder=9.0)])
+    monkeypatch.setattr(drift, "to_int16", lambda _: next(said))
+    measure.main(["drift-band", "--backend", "torch", "--texts", "3", "--json", str(path)])
+    found = json.loads(path.read_text())
+    rows = {row["figure"]: row for row in found["rows"]}
+    assert found["pairs"] == 3
+    low, high = rows["loudness_db"]["one_in_1000_beyond"]
+    assert -low == nearly(high) and abs(high - 9) < PLANTED_DRIFT["loudness_db"]
+    assert rows["loudness_db"]["share_outside"] == nearly(2 / 3)
+    assert rows["pitch_semitones"]["share_outside"] == 0
