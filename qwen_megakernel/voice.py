@@ -19,7 +19,7 @@ import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -54,13 +54,6 @@ _DTYPES = {
 # A name is also a file name: one component of a path, and not a hidden one.
 _NAME = re.compile(r"(?!\.)[^/\\:\x00-\x1f]{1,80}")
 _NAME_BYTES = 200  # file systems allow 255; the ending and a temporary suffix need the rest
-
-
-class MakesVoices(Protocol):
-    """The method of an engine that `Voice.from_audio` calls."""
-
-    def create_voice(self, *args: Any, **options: Any) -> Voice:
-        """Clone a voice from a recording."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +108,10 @@ class Voice:
         return self.codes is not None
 
     @staticmethod
-    def from_audio(tts: MakesVoices, *args: Any, **options: Any) -> Voice:
+    def from_audio(tts: Any, *args: Any, **options: Any) -> Voice:
         """Clone a voice from a recording with `tts.create_voice(...)`."""
-        return tts.create_voice(*args, **options)
+        voice: Voice = tts.create_voice(*args, **options)
+        return voice
 
     @staticmethod
     def of_styles(name: str, recordings: Iterable[Voice]) -> Voice:
@@ -186,28 +180,25 @@ class Voice:
             raise UsageError(
                 f"Voice {self.name!r} is a speaker of a checkpoint; there is nothing to save."
             )
-        metadata = {"format": _FORMAT_OF_STYLES if self.styles else _FORMAT, "name": self.name}
+        metadata = {
+            "format": _FORMAT_OF_STYLES if self.styles else _FORMAT,
+            "name": self.name,
+            "fingerprint": self.fingerprint,
+            "consent": self.consent,
+            _UPLOADED: "yes" if self.is_uploaded else None,
+        }
         if self.styles:
-            tensors: dict[str, np.ndarray] = {}
-            for each in self.styles:
-                tensors |= each._tensors(f"{each.name}.")
             metadata["styles"] = json.dumps([[each.name, each.transcript] for each in self.styles])
         else:
-            tensors = self._tensors()
-            if self.transcript is not None:
-                metadata["transcript"] = self.transcript
-        for key, value in (("fingerprint", self.fingerprint), ("consent", self.consent)):
-            if value is not None:
-                metadata[key] = value
-        if self.is_uploaded:
-            metadata[_UPLOADED] = "yes"
-        _write(Path(path), save(tensors, metadata))
-
-    def _tensors(self, prefix: str = "") -> dict[str, np.ndarray]:
-        tensors = {f"{prefix}x_vector": np.ascontiguousarray(self.x_vector, dtype=np.float32)}
-        if self.codes is not None:
-            tensors[f"{prefix}codes"] = np.ascontiguousarray(self.codes, dtype=np.int32)
-        return tensors
+            metadata["transcript"] = self.transcript
+        tensors: dict[str, np.ndarray] = {}
+        for each in self.styles or (self,):
+            prefix = f"{each.name}." if self.styles else ""
+            tensors[f"{prefix}x_vector"] = np.ascontiguousarray(each.x_vector, dtype=np.float32)
+            if each.codes is not None:
+                tensors[f"{prefix}codes"] = np.ascontiguousarray(each.codes, dtype=np.int32)
+        known = {key: value for key, value in metadata.items() if value is not None}
+        _write(Path(path), save(tensors, known))
 
     @staticmethod
     def load(path: str | Path) -> Voice:
@@ -225,36 +216,30 @@ class Voice:
         try:
             with safe_open(path, framework="np") as file:
                 metadata = file.metadata() or {}
-                names = set(file.keys())
-                has_styles = metadata.get("format") == _FORMAT_OF_STYLES
-                if not has_styles and (
-                    metadata.get("format") != _FORMAT or "x_vector" not in names
-                ):
+                if metadata.get("format") not in (_FORMAT, _FORMAT_OF_STYLES):
                     raise RecordingError(f"{Path(path).name} is not a voice file.")
-
-                def read(name: str, transcript: str | None, prefix: str = "") -> Voice:
+                name, styles = metadata["name"], [("", metadata.get("transcript"))]
+                if metadata["format"] == _FORMAT_OF_STYLES:
+                    styles = json.loads(metadata["styles"])
+                made = []
+                for style, transcript in styles:
+                    prefix = style and f"{style}."
                     found = {}
-                    for tensor in (prefix + kind for kind in _DTYPES):
-                        if tensor in names:
-                            _check_dtype(Path(path).name, tensor, file.get_slice(tensor))
-                            found[tensor.removeprefix(prefix)] = file.get_tensor(tensor)
-                    return Voice(
-                        name,
-                        found["x_vector"],
-                        found.get("codes"),
-                        transcript,
-                        fingerprint=metadata.get("fingerprint"),
-                        consent=metadata.get("consent"),
-                        is_uploaded=_UPLOADED in metadata,
+                    for tensor in {prefix + kind for kind in _DTYPES} & set(file.keys()):
+                        _check_dtype(Path(path).name, tensor, file.get_slice(tensor))
+                        found[tensor.removeprefix(prefix)] = file.get_tensor(tensor)
+                    made.append(
+                        Voice(
+                            style or name,
+                            found["x_vector"],
+                            found.get("codes"),
+                            transcript,
+                            fingerprint=metadata.get("fingerprint"),
+                            consent=metadata.get("consent"),
+                            is_uploaded=_UPLOADED in metadata,
+                        )
                     )
-
-                if not has_styles:
-                    return read(metadata["name"], metadata.get("transcript"))
-                styles = json.loads(metadata["styles"])
-                return Voice.of_styles(
-                    metadata["name"],
-                    [read(style, transcript, f"{style}.") for style, transcript in styles],
-                )
+                return Voice.of_styles(name, made)
         except FileNotFoundError as error:  # the file was deleted just now
             raise UnknownVoice(f"There is no voice file {path}.") from error
         except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
@@ -280,29 +265,30 @@ class Voice:
         count = int.from_bytes(data[:_COUNT_BYTES], "little", signed=True)
         if count == 0 and len(data) == _COUNT_BYTES:
             return {}
-        entry_bytes, rest = divmod(len(data) - _COUNT_BYTES, count) if count > 0 else (0, 1)
-        vector_bytes = entry_bytes - _PRESET_NAME_BYTES
         damaged = RecordingError(
             f"{Path(path).name} is damaged: {len(data)} bytes do not hold {count} voices.",
             "Each has a name of 64 bytes and an x-vector in float32, all of one width.",
         )
-        if rest or vector_bytes <= 0 or vector_bytes % np.dtype(np.float32).itemsize:
+        entry_bytes, rest = divmod(len(data) - _COUNT_BYTES, count) if count > 0 else (0, 1)
+        width, odd_bytes = divmod(entry_bytes - _presets(0).itemsize, 4)
+        if rest or odd_bytes or width <= 0:
             raise damaged
         voices = {}
-        for start in range(_COUNT_BYTES, len(data), entry_bytes):
-            name, _, padding = data[start : start + _PRESET_NAME_BYTES].partition(b"\0")
-            x_vector = np.frombuffer(
-                data, "<f4", vector_bytes // 4, start + _PRESET_NAME_BYTES
-            ).astype(np.float32)
+        for name, x_vector in np.frombuffer(data, _presets(width), offset=_COUNT_BYTES):
             # A truncated file may still divide evenly, but its names then lack their zeros.
-            if padding.strip(b"\0") or not np.isfinite(x_vector).all():
+            if b"\0" in name or not np.isfinite(x_vector).all():
                 raise damaged
             try:
-                voice = Voice(name.decode(), x_vector)
+                voice = Voice(name.decode(), x_vector.astype(np.float32))
             except (UnicodeDecodeError, UsageError) as error:
                 raise damaged from error
             voices[voice.name] = voice
         return voices
+
+
+def _presets(width: int) -> np.dtype:
+    """Return the type of an entry of a `voice_presets.bin` with x-vectors of a width."""
+    return np.dtype([("name", f"S{_PRESET_NAME_BYTES}"), ("x_vector", "<f4", (width,))])
 
 
 def _check_dtype(file: str, tensor: str, found: Any) -> None:
@@ -366,15 +352,15 @@ def save_presets(path: str | Path, voices: Iterable[Voice]) -> None:
     """
     voices = list(voices)
     width = next((len(voice.x_vector) for voice in voices if voice.x_vector is not None), 0)
-    data = len(voices).to_bytes(_COUNT_BYTES, "little", signed=True)
     for voice in voices:
-        name = voice.name.encode()
-        if len(name) >= _PRESET_NAME_BYTES:
-            raise UsageError(f"{voice.name!r} has {len(name)} bytes; a presets file allows 63.")
+        num_bytes = len(voice.name.encode())
+        if num_bytes >= _PRESET_NAME_BYTES:
+            raise UsageError(f"{voice.name!r} has {num_bytes} bytes; a presets file allows 63.")
         if voice.x_vector is None or len(voice.x_vector) != width:
             raise UsageError(f"{voice.name!r} has no x-vector of the same width as the others.")
-        data += name.ljust(_PRESET_NAME_BYTES, b"\0") + voice.x_vector.astype("<f4").tobytes()
-    _write(Path(path), data)
+    entries = [(voice.name.encode(), voice.x_vector) for voice in voices]
+    count = len(voices).to_bytes(_COUNT_BYTES, "little", signed=True)
+    _write(Path(path), count + np.array(entries, _presets(width)).tobytes())
 
 
 def unknown_voice(
