@@ -140,6 +140,11 @@ class PromptBuilder:
         if not len(ids.body):
             raise EmptyText("The text has no token to begin with.")
         voice, is_stepwise = request.voice, request.text_feed == "stepwise"
+        if voice is None and self._config.model_type == "base":  # here, for a text can name voices
+            self._warn_once(
+                "The request names no voice: without a reference, a Base model speaks in a random "
+                "voice."
+            )
         frames = ids.frames
         if frames is None and isinstance(voice, Voice):
             frames = voice.codes
@@ -250,16 +255,10 @@ class PromptBuilder:
 
     def _resolve_voice(self, voice: str | Voice | None) -> str | Voice | None:
         """Return a speaker's name as the checkpoint has it, or a cloned voice."""
-        is_base = self._config.model_type == "base"
         if voice is None:
-            if is_base:
-                self._warn_once(
-                    "The request names no voice: without a reference, a Base model speaks in a "
-                    "random voice."
-                )
             return None
         if isinstance(voice, Voice) and (voice.x_vector is not None or voice.in_context):
-            if not is_base:
+            if self._config.model_type != "base":
                 raise TaskError(
                     f"Voice {voice.name!r} was made from a recording, and this model "
                     f"({self._config.model_type}) cannot clone: the two cannot go together.",

@@ -64,6 +64,15 @@ def test_a_cast_speaks_alike_however_its_text_is_cut(tts, text_format, text):
         assert fed(tts, *pieces, **options) == whole
 
 
+def test_a_warning_of_a_missing_voice_needs_words_without_one(tts, caplog):
+    for text_format, text in (("script", SCRIPT), ("ssml", SSML)):
+        tts.synthesize(text, text_format=text_format)
+    assert not caplog.records
+    tts.synthesize(f"Now.\n{SCRIPT}", text_format="script")
+    [record] = caplog.records
+    assert "names no voice" in record.message
+
+
 def test_words_and_sentences_name_their_speaker(tts):
     with tts.stream(f"Now.\n{SCRIPT}", text_format="script", **GREEDY) as stream:
         for _ in stream:
