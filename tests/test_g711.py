@@ -10,7 +10,7 @@ import soundfile
 
 from qwen_megakernel.audio import WavWriter, to_g711, write_wav
 from qwen_megakernel.errors import UsageError
-from qwen_megakernel.server.encoders import encode_whole, new_encoder
+from qwen_megakernel.server.encoders import AudioFormat
 
 RATE = 8000
 
@@ -57,8 +57,8 @@ def test_every_sample_has_a_code_next_to_it(encoding: str):
 def test_a_wav_has_them_whole_streamed_and_in_a_file(encoding: str, tag: int, tmp_path: Path):
     samples = (8000 * np.sin(np.arange(1001) / 20)).astype(np.int16)
     codes = to_g711(samples, encoding)
-    whole = encode_whole("wav", samples, RATE, encoding=encoding)
-    encoder = new_encoder("wav", RATE, encoding=encoding)
+    audio = AudioFormat("wav", RATE, encoding)
+    whole, encoder = audio.file(samples), audio.encoder()
     streamed = encoder.encode(samples[:500]) + encoder.encode(samples[500:]) + encoder.finish()
     with WavWriter(tmp_path / "a.wav", RATE, encoding) as writer:
         writer.write(samples[:1000])
@@ -81,11 +81,12 @@ def test_a_wav_has_them_whole_streamed_and_in_a_file(encoding: str, tag: int, tm
 @pytest.mark.parametrize("encoding", ["ulaw", "alaw"])
 def test_a_stream_of_them_is_the_codes_alone(encoding: str):
     samples = (8000 * np.sin(np.arange(500) / 20)).astype(np.int16)
-    encoder = new_encoder(encoding, RATE)
+    audio = AudioFormat(encoding, RATE)
+    encoder = audio.encoder()
     pieces = [encoder.encode(piece) for piece in np.split(samples, [0, 1, 300])]
     assert b"".join(pieces) + encoder.finish() == to_g711(samples, encoding)
-    assert encode_whole(encoding, samples, RATE) == to_g711(samples, encoding)
-    assert encode_whole(encoding, samples[:0], RATE) == b""
+    assert audio.file(samples) == to_g711(samples, encoding)
+    assert audio.file(samples[:0]) == b""
 
 
 @pytest.mark.parametrize(

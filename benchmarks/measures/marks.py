@@ -24,7 +24,7 @@ from benchmarks import common
 from qwen_megakernel.audio import to_float32, to_int16
 from qwen_megakernel.cli import options
 from qwen_megakernel.marking import MAX_OPERATOR, MarkKey
-from qwen_megakernel.server.encoders import encode_whole
+from qwen_megakernel.server.encoders import AudioFormat
 from qwen_megakernel.sound import mark_detector
 from qwen_megakernel.sound.mark_detector import find_marks, score, whiten
 from qwen_megakernel.sound.watermark import Watermark
@@ -45,7 +45,7 @@ Change = Callable[[Samples], tuple[Samples, int]]  # of 24 kHz -> samples and th
 
 def decoded(response_format: str, samples: Samples, rate: int = RATE, **how: Any) -> Samples:
     """Return samples after a lossy format, at their rate."""
-    data = encode_whole(response_format, to_int16(samples), rate, **how)
+    data = AudioFormat(response_format, rate, **how).file(to_int16(samples))
     if response_format != "aac":
         heard, heard_rate = soundfile.read(io.BytesIO(data), dtype="float32")
         return soxr.resample(heard, heard_rate, rate)

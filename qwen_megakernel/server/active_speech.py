@@ -5,21 +5,25 @@ The server keeps audio for a slow client up to a limit; beyond it, only that cli
 
 import asyncio
 import contextlib
+import functools
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Self
 
 import numpy as np
 
-from qwen_megakernel.engine.conversation import Conversation
+from qwen_megakernel.audio import joined, to_float32, to_int16
 from qwen_megakernel.errors import DeadlineExceeded
 from qwen_megakernel.marking import Marking
 from qwen_megakernel.records import AudioChunk
 from qwen_megakernel.server.admission import FinishedRequests, Ticket
-from qwen_megakernel.server.encoders import Encoder, encode_whole
-from qwen_megakernel.server.error_responses import error_facts
+from qwen_megakernel.server.encoders import AudioFormat, Encoder
+from qwen_megakernel.server.error_responses import ApiError
 from qwen_megakernel.server.metrics import SpeechRecord
+from qwen_megakernel.server.schemas import SpeechPlan
+from qwen_megakernel.server.settings import ServerSettings
+from qwen_megakernel.sound.loudness import at_loudness
 from qwen_megakernel.timing.words import TimedWord
 
 # Characters of text that are read as words, divided and encoded at once on the event loop, in some
@@ -34,36 +38,47 @@ class ActiveSpeech:
     that end.
 
     Args:
+        plan: also has the conversation, which forgets what was said if the speech is stopped.
         ticket: released when the engine is done with the stream.
-        finished: records how the request ended.
-        buffer_s: seconds of audio to keep before the engine has to wait.
-        conversation: forgets what was said if the speech is stopped; None: there is none.
+        finished: gets the end of the speech.
     """
 
     def __init__(
         self,
         stream: Any,
+        plan: SpeechPlan,
         ticket: Ticket,
         record: SpeechRecord,
-        *,
-        mark: Marking,
+        encoder: Encoder,
         request_id: str,
+        *,
+        settings: ServerSettings,
+        mark: Marking,
         finished: FinishedRequests,
-        buffer_s: float,
-        conversation: Conversation | None = None,
     ):
         self.stream, self.record, self.request_id = stream, record, request_id
-        self.mark = mark
+        self.settings, self.mark = settings, mark
+        self.plan = plan
         self.finish_reason: str | None = None
-        self._ticket, self._finished = ticket, finished
-        self._conversation = conversation
-        self._limit = int(buffer_s * record.sample_rate)
+        self._ticket, self._finished, self._encoder = ticket, finished, encoder
+        self._limit = int(self.settings.buffer_s * record.sample_rate)
         self._chunks: deque[AudioChunk] = deque()
+        self._kept: list[np.ndarray] = []  # samples for `file`
         self._num_buffered = 0  # samples
         self._news, self._space = asyncio.Event(), asyncio.Event()
         self._error: Exception | None = None
         self._over = self._closed = False
         self._task = asyncio.create_task(self._read())
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the client should know about its request and its text."""
+        return self.plan.warnings + self.stream.text.warnings
+
+    @property
+    def length_s(self) -> float:
+        """Seconds of audio that the engine has made."""
+        return self.record.num_samples / self.record.sample_rate
 
     async def feed(self, text: str) -> None:
         """Give the stream more text; other speeches continue meanwhile."""
@@ -71,9 +86,11 @@ class ActiveSpeech:
             self.stream.feed(text[start : start + MAX_CHARS_AT_ONCE])
             await asyncio.sleep(0)
 
-    async def chunks(self) -> AsyncIterator[AudioChunk]:
+    async def chunks(self, *, keep: bool = False) -> AsyncIterator[AudioChunk]:
         """Yield every chunk of the speech, in order.
 
+        Args:
+            keep: keep the samples for `file`.
         Raises:
             Exception: the error that ended the stream, after the chunks before it.
         """
@@ -82,6 +99,8 @@ class ActiveSpeech:
                 chunk = self._chunks.popleft()
                 self._num_buffered -= len(chunk.samples)
                 self._space.set()
+                if keep:
+                    self._kept.append(chunk.samples)
                 yield chunk
             if self._over:
                 if self._error:
@@ -93,8 +112,8 @@ class ActiveSpeech:
     def close(self) -> None:
         """Stop speaking, without waiting for the engine; may be called after the end."""
         self._closed = True
-        if self._conversation and self._chunks:  # the client lacks what the engine has said
-            self._conversation.forget()
+        if self._chunks and (talk := self.plan.options.get("conversation")):
+            talk.forget()  # the client lacks what the engine has said
         self._space.set()
         self.stream.close()
 
@@ -107,8 +126,9 @@ class ActiveSpeech:
         self._ticket.admission.open_responses -= 1
 
     @contextlib.asynccontextmanager
-    async def limited(self, seconds: float) -> AsyncIterator[None]:
-        """Raise `DeadlineExceeded` if the block does not end within `seconds` of the arrival."""
+    async def limited(self) -> AsyncIterator[None]:
+        """Raise `DeadlineExceeded` if the block does not end in time, from the arrival on."""
+        seconds = self.settings.deadline_s
         try:
             async with asyncio.timeout(seconds - self.record.elapsed_ms / 1000) as deadline:
                 yield
@@ -138,6 +158,44 @@ class ActiveSpeech:
             self._finished.add(self.request_id, self.facts())
             self._news.set()
 
+    # ---- audio -----------------------------------------------------------------------------------
+
+    async def encoded(self, samples: np.ndarray | None) -> bytes:
+        """Return the stream's next bytes for [num_samples] int16; None ends it."""
+        encoder = self._encoder
+        work = encoder.finish if samples is None else functools.partial(encoder.encode, samples)
+        return await asyncio.to_thread(work) if encoder.blocks else work()
+
+    async def audio(self) -> AsyncIterator[bytes]:
+        """Yield the speech as one file; a piece is empty while the encoder holds samples back."""
+        async for chunk in self.chunks():
+            yield await self.encoded(chunk.samples)
+        yield await self.encoded(None)
+
+    async def audio_at_end(self) -> AsyncIterator[bytes]:
+        """Yield an empty piece for each chunk, then one complete file."""
+        async for _ in self.chunks(keep=True):
+            yield b""
+        yield await self.file()
+
+    async def file(self, loudness: float | None = None, **form: Any) -> bytes:
+        """Return the kept samples as one complete file, with its lengths and marks.
+
+        Args:
+            loudness: the loudness in LUFS; None: unchanged.
+            form: fields of the `AudioFormat` that are not those of the plan.
+        """
+        return await asyncio.to_thread(self._file, loudness, replace(self.plan.audio, **form))
+
+    def _file(self, loudness: float | None, audio: AudioFormat) -> bytes:
+        whole = joined(self._kept)
+        if loudness is not None:
+            rate = self.record.sample_rate
+            whole = to_int16(at_loudness(to_float32(whole), rate, loudness))
+        return audio.file(whole, self.mark)
+
+    # ---- what is known about it ------------------------------------------------------------------
+
     def facts(self) -> dict[str, Any]:
         """Return the report on the speech so far; it is complete when the speech is over."""
         record, text = self.record, self.stream.text
@@ -159,7 +217,7 @@ class ActiveSpeech:
         if drifts := self.stream.drifts:
             facts["drifts"] = [asdict(drift) for drift in drifts]
         if self._error:
-            facts["error"] = error_facts(self._error)[1]
+            facts["error"] = ApiError.of(self._error).facts
         return facts
 
     async def timestamps(self, granularities: Collection[str]) -> dict[str, list[dict[str, Any]]]:
@@ -203,20 +261,3 @@ async def sent(writing: Awaitable[None], limit_s: float, abort: Callable[[], Non
     except TimeoutError as error:
         abort()
         raise ConnectionAbortedError(f"The client read nothing for {limit_s:g} s.") from error
-
-
-async def encoded(encoder: Encoder, samples: np.ndarray | None) -> bytes:
-    """Return the encoder's bytes for [num_samples] int16; None ends the file."""
-    if not encoder.blocks:
-        return encoder.finish() if samples is None else encoder.encode(samples)
-    if samples is None:
-        return await asyncio.to_thread(encoder.finish)
-    return await asyncio.to_thread(encoder.encode, samples)
-
-
-async def encoded_whole(
-    speaking: ActiveSpeech, samples: np.ndarray, kind: str, **how: Any
-) -> bytes:
-    """Return a speech as a complete file of [num_samples] int16; see `encode_whole`."""
-    rate, mark = speaking.record.sample_rate, speaking.mark
-    return await asyncio.to_thread(encode_whole, kind, samples, rate, mark=mark, **how)

@@ -23,21 +23,19 @@ from starlette.routing import WebSocketRoute
 
 from qwen_megakernel import PACKAGE_FOLDER, __version__
 from qwen_megakernel.errors import NotReady, RecordingError
-from qwen_megakernel.server.dialects.table import DIALECTS
-from qwen_megakernel.server.encoders import new_encoder
+from qwen_megakernel.server.dialects.cartesia import Cartesia
+from qwen_megakernel.server.dialects.deepgram import Deepgram
+from qwen_megakernel.server.dialects.elevenlabs import ElevenLabs
 from qwen_megakernel.server.error_responses import DIALECT, ApiError, ErrorBody, add_handlers
 from qwen_megakernel.server.metrics import CONTENT_TYPE
 from qwen_megakernel.server.middleware import RequestGuard
 from qwen_megakernel.server.responses import (
     EVENT_STREAM,
     SpeechResponse,
-    audio_bytes,
-    buffered,
     error_event,
     events,
-    phase_of_error,
     phases,
-    speech_headers,
+    whole,
 )
 from qwen_megakernel.server.schemas import MODEL_ALIASES, SpeechBody, check_length, check_model
 from qwen_megakernel.server.service import Service
@@ -107,7 +105,8 @@ def create_app(engine: Any, settings: ServerSettings | None = None) -> FastAPI:
     bodies = {SPEECH: "application/json", DETECT: "multipart/form-data"}
     if settings.allow_upload:
         bodies[VOICES] = "multipart/form-data"
-    dialects = [DIALECTS[name] for name in settings.dialects]
+    known = {each.name: each for each in (ElevenLabs, Cartesia, Deepgram)}
+    dialects = [known[name](service) for name in settings.dialects]
     app.add_middleware(RequestGuard, service=service, bodies=bodies, dialects=dialects)
     if settings.allow_origins:
         app.add_middleware(
@@ -117,21 +116,20 @@ def create_app(engine: Any, settings: ServerSettings | None = None) -> FastAPI:
             allow_headers=["*"],
             expose_headers=_EXPOSED,
         )
-    groups = {each.title: each.add_routes for each in dialects}
+    # The dialects come before our own routes, of which some share a path.
+    foreign = {each.title: each.add_routes for each in dialects}
     own = {"Speech": _add_speech, "Voices": _add_voices, "Marks": _add_detection}
     own["Server"] = _add_facts
-    # The dialects come before our own routes, of which some share a path.
-    about = {tag: _add_group(app, service, tag, add) for tag, add in (groups | own).items()}
-    app.openapi_tags = [{"name": tag, "description": about[tag]} for tag in (*own, *groups)]
+    groups = foreign | {tag: functools.partial(add, service=service) for tag, add in own.items()}
+    about = {tag: _add_group(app, tag, add) for tag, add in groups.items()}
+    app.openapi_tags = [{"name": tag, "description": about[tag]} for tag in (*own, *foreign)]
     return app
 
 
-def _add_group(
-    app: FastAPI, service: Service, tag: str, add: Callable[[FastAPI, Service], None]
-) -> str:
+def _add_group(app: FastAPI, tag: str, add: Callable[[FastAPI], None]) -> str:
     """Add routes, described by the first sentence of their docstring; return their WebSockets."""
     num_before = len(app.routes)
-    add(app, service)
+    add(app)
     for route in app.routes[num_before:]:
         if isinstance(route, APIRoute):
             first, *rest = re.split(r"\.(?:\s+|$)", route.description, maxsplit=1)
@@ -142,63 +140,48 @@ def _add_group(
 
 
 def _add_speech(app: FastAPI, service: Service) -> None:
-    settings = service.settings
-
     @app.post(SPEECH, response_class=Response, responses={200: {"content": _SPEECH_CONTENT}})
     async def speech(request: Request, body: SpeechBody) -> Response:
         """Speak a text: audio while it is made, events, or one response (`stream` false)."""
         arrived = time.perf_counter()
-        check_length(len(body.input), settings)
-        body.check_events()
-        body.check_timestamps()
-        body.check_session()
-        granularities = frozenset(body.timestamp_granularities or ())
-        options, warnings = await service.configure(body)
+        check_length(len(body.input), service.settings)
+        plan = await service.configure(body)
         if body.session is not None:
-            options["conversation"] = service.conversation(body.session)
-        response_format = body.format_or(settings)
-        rate = options["sample_rate"] or service.engine.sample_rate
-        encoding = body.encoding or "pcm"
-        mark = service.engine.mark
-        how = settings.opus_kbits, encoding, mark.comment
-        encoder = new_encoder(response_format, rate, *how)
+            plan = plan.within(service.conversation(body.session))
         if body.event_format:  # a step is reported when its frame is drawn
-            options |= {"first_chunk_frames": 1, "chunk_frames": 1}
-        speaking = await service.speak(
-            body.input, options, request_id=request.state.request_id, arrived=arrived
-        )
-        headers = speech_headers(speaking, warnings + speaking.stream.text.warnings)
+            plan.options.update(first_chunk_frames=1, chunk_frames=1)
+        request_id = request.state.request_id
+        speaking = await service.speak(body.input, plan, request_id, arrived=arrived)
+        granularities = frozenset(body.timestamp_granularities or ())
+        media_type = plan.audio.media_type
         if body.is_whole:
-            sound = response_format, encoding, body.loudness
-            response = await buffered(speaking, *sound, request.receive, settings, granularities)
-            response.headers.update(headers)
-            return response
-        respond = functools.partial(SpeechResponse, speaking, headers=headers, settings=settings)
+            media_type = "application/json" if granularities else media_type
+            file = whole(speaking, body.loudness, granularities)
+            return SpeechResponse(speaking, file, media_type, is_whole=True)
         is_superset = bool(body.stream) and body.stream_format is None
         if not is_superset and body.stream_format != "sse":
-            return respond(audio_bytes(speaking, encoder), media_type=MEDIA_TYPES[response_format])
-        max_steps = options["max_frames"]
+            return SpeechResponse(speaking, speaking.audio(), media_type)
+        max_steps = plan.options["max_frames"]
         if max_steps is None:  # the limit of each part of the text
             max_steps = service.engine.max_frames * (speaking.stream.text.planned_parts or 1)
         if body.event_format:
-            return respond(
-                phases(speaking, max_steps), media_type=EVENT_STREAM, on_error=phase_of_error
-            )
-        body_of_events = events(
+            steps = phases(speaking, max_steps)
+            return SpeechResponse(speaking, steps, EVENT_STREAM, error_event)
+        found = events(
             speaking,
-            encoder,
             include_codes=body.include_codes,
             max_steps=max_steps if is_superset else None,
             granularities=granularities,
         )
-        return respond(body_of_events, media_type=EVENT_STREAM, on_error=error_event)
+        on_error = functools.partial(error_event, type="speech.audio.error")
+        return SpeechResponse(speaking, found, EVENT_STREAM, on_error)
 
     @app.get(SPEECH + "/{request_id}")
     async def finished(request_id: str) -> dict[str, Any]:
         """Report how a request ended, which a streamed response's headers cannot contain."""
         facts = service.finished.get(request_id)
         if facts is None:
-            raise ApiError(404, "No finished request has this id.", code="not_found")
+            raise ApiError(404, "No finished request has this id.", "not_found")
         return {"id": request_id, "object": "speech"} | facts
 
     @app.websocket(SPEECH + "/stream")
@@ -214,12 +197,9 @@ def _add_voices(app: FastAPI, service: Service) -> None:
 
     async def uploads_allowed() -> None:
         if not service.settings.allow_upload:
-            raise ApiError(
-                403,
-                "Clients may not change this server's voices. Start it with --allow-upload "
-                "--voices DIR.",
-                code="uploads_not_allowed",
-            )
+            what = "Clients may not change this server's voices."
+            what += " Start it with --allow-upload --voices DIR."
+            raise ApiError(403, what, "uploads_not_allowed")
 
     only_allowed = [Depends(uploads_allowed)]  # runs before the fields are checked
 
@@ -247,7 +227,7 @@ def _add_voices(app: FastAPI, service: Service) -> None:
         try:
             voice = await service.voices.upload(recording, name, ref_text or None, consent)
         except RecordingError as error:  # here the field has another name than in a speech request
-            raise ApiError.about("audio_sample", error) from error
+            raise ApiError.of(error, "audio_sample") from error
         return {"success": True, "voice": voice}
 
     @app.delete(VOICES + "/{name}", dependencies=only_allowed)
@@ -268,7 +248,7 @@ def _add_detection(app: FastAPI, service: Service) -> None:
         try:
             return (await service.voices.detect(recording)).facts()
         except RecordingError as error:
-            raise ApiError.about("audio", error) from error
+            raise ApiError.of(error, "audio") from error
 
 
 def _model(engine: Any, name: str) -> dict[str, Any]:
@@ -293,7 +273,7 @@ def _add_facts(app: FastAPI, service: Service) -> None:
     async def models(request: Request) -> Any:
         """List the loaded model under each of its names."""
         if dialect := request.scope["state"].get(DIALECT):
-            return dialect.models(service)
+            return dialect.models()
         engine = service.engine
         names = (engine.files.name, *MODEL_ALIASES)
         listed = [_model(engine, name) for name in names]
@@ -331,5 +311,5 @@ def _add_facts(app: FastAPI, service: Service) -> None:
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
         if not PAGE.is_file():
-            raise ApiError(404, "This build has no web page.", code="not_found")
+            raise ApiError(404, "This build has no web page.", "not_found")
         return FileResponse(PAGE, headers={"Cache-Control": "no-cache"})

@@ -7,7 +7,8 @@ take the file for a live stream.
 
 import io
 import struct
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -31,47 +32,104 @@ _WAV_TAGS = {"ulaw": 7, "alaw": 6, "float": 3}  # encodings that are not PCM (RF
 _WIDTHS = {"pcm": 2, "float": 4, "ulaw": 1, "alaw": 1}  # bytes of a sample
 
 
-class Encoder(Protocol):
-    """Turns samples into a stream of bytes."""
+@dataclass(frozen=True, slots=True)
+class AudioFormat:
+    """The form of the audio that a client gets.
 
-    blocks: bool  # encoding takes milliseconds, too long for the event loop
+    Args:
+        name: a key of `MEDIA_TYPES`.
+        rate: samples per second; 0 in what a client asks for: the server's choice.
+        encoding: encoding of the samples of wav; for pcm, "float" instead of its 16 bits.
+        kbits: the bit rate of opus or mp3 in kbit/s, of which mp3 has the nearest; None: the
+            default.
+    """
+
+    name: str
+    rate: int = 0
+    encoding: str = "pcm"
+    kbits: int | None = None
+
+    @property
+    def media_type(self) -> str:
+        return MEDIA_TYPES[self.name]
+
+    def encoder(self, comment: str = "") -> "Encoder":
+        """Return an encoder for one stream.
+
+        Args:
+            comment: what the file says of its audio, where its format has a place.
+        Raises:
+            MissingPackageError: the format is AAC, and PyAV is not installed.
+        """
+        if self.name == "wav":
+            header = wav_header(self.rate, encoding=self.encoding, comment=comment)
+            return Encoder(self.encoding, header)
+        if self.name in ("pcm", "ulaw", "alaw"):
+            return Encoder(self.encoding if self.name == "pcm" else self.name)
+        return AacEncoder(self.rate) if self.name == "aac" else SndfileEncoder(self, comment)
+
+    def file(self, samples: np.ndarray, mark: Marking = UNMARKED) -> bytes:
+        """Return a complete file, with its lengths and marks, of [num_samples] int16."""
+        if self.name == "wav" and self.encoding in ("pcm", "float"):
+            data = Encoder(self.encoding).encode(samples)
+            data = wav_header(self.rate, len(data), self.encoding, mark.comment) + data
+        elif self.name in ("pcm", "ulaw", "alaw", "aac"):
+            encoder = self.encoder()
+            data = encoder.encode(samples) + encoder.finish()
+        else:
+            file = io.BytesIO()
+            with new_sound_file(file, self.rate, mark.comment, **self.sndfile_options()) as writer:
+                writer.write(samples)
+            data = file.getvalue()
+        if mark.signer and self.name in SIGNED_FORMATS:
+            data = mark.signer.sign(data, self.name)
+        return data
+
+    def sndfile_options(self) -> dict[str, Any]:
+        """Return libsndfile's names of container and codec, and the bit rate as a level, 0 to 1.
+
+        MP3 has a constant bit rate, so that players compute its length from the size; with a
+        variable rate they would need the table that is written at the end.
+        """
+        if self.name == "wav":
+            return {"format": "WAV", "subtype": SUBTYPES[self.encoding]}
+        if self.name == "flac":
+            return {"format": "FLAC", "subtype": "PCM_16"}
+        if self.name == "opus":
+            kbits = self.kbits or OPUS_KBITS
+            level = (MAX_OPUS_KBITS - kbits) / (MAX_OPUS_KBITS - MIN_OPUS_KBITS)
+            return {"format": "OGG", "subtype": "OPUS", "compression_level": level}
+        least, most = next(kbits for first, kbits in _MP3_KBITS_FROM.items() if self.rate >= first)
+        level = (most - min(max(self.kbits or MP3_KBITS, least), most)) / (most - least)
+        level = min(level, 0.999)  # libsndfile refuses 1, its lowest bit rate
+        codec = {"format": "MP3", "subtype": "MPEG_LAYER_III", "bitrate_mode": "CONSTANT"}
+        return codec | {"compression_level": level}
+
+
+class Encoder:
+    """Turns samples into a stream of bytes; this one sends a header, then the samples as they are.
+
+    Args:
+        encoding: pcm (16 bits), float (32 bits, full scale at 1), ulaw or alaw.
+    """
+
+    blocks = False  # encoding takes milliseconds, too long for the event loop
+
+    def __init__(self, encoding: str, header: bytes = b""):
+        self._encoding, self._header = encoding, header
 
     def encode(self, samples: np.ndarray) -> bytes:
         """Return the bytes that are ready, if any, after these samples, [num_samples] int16."""
+        header, self._header = self._header, b""
+        if self._encoding in ("ulaw", "alaw"):
+            return header + to_g711(samples, self._encoding)
+        if self._encoding == "float":
+            return header + to_float32(samples).astype("<f4", copy=False).tobytes()
+        return header + samples.astype("<i2", copy=False).tobytes()
 
     def finish(self) -> bytes:
         """Return the last bytes."""
-
-
-def new_encoder(
-    response_format: str,
-    rate: int,
-    opus_kbits: int = OPUS_KBITS,
-    encoding: str = "pcm",
-    comment: str = "",
-    mp3_kbits: int = MP3_KBITS,
-) -> Encoder:
-    """Return an encoder for one stream.
-
-    Args:
-        response_format: a key of `MEDIA_TYPES`.
-        opus_kbits, mp3_kbits: the bit rates of opus and mp3 in kbit/s; the nearest that mp3 has at
-            `rate` is taken.
-        encoding: encoding of the samples of wav; for pcm, "float" instead of its 16 bits.
-        comment: what the file says of its audio, where its format has a place; empty: nothing.
-    Raises:
-        MissingPackageError: the format is AAC, and PyAV is not installed.
-    """
-    assert response_format in MEDIA_TYPES
-    if response_format == "pcm":
-        return PcmEncoder(encoding)
-    if response_format in ("ulaw", "alaw"):
-        return G711Encoder(response_format)
-    if response_format == "wav":
-        return WavEncoder(rate, encoding, comment)
-    if response_format == "aac":
-        return AacEncoder(rate)
-    return SndfileEncoder(response_format, rate, opus_kbits, comment, mp3_kbits)
+        return self._header  # if there were no samples at all
 
 
 def wav_header(
@@ -83,122 +141,25 @@ def wav_header(
         num_bytes: length of the samples; the default means that it is not yet known.
         comment: what the file says of its audio, as a chunk LIST INFO; empty: nothing.
     """
-    width = _WIDTHS[encoding]
-    tag = _WAV_TAGS.get(encoding, 1)
+    width, tag = _WIDTHS[encoding], _WAV_TAGS.get(encoding, 1)
     # One channel, samples per second, bytes per second, bytes and bits of a sample.
     layout = struct.pack("<HHIIHH", tag, 1, rate, width * rate, width, 8 * width)
-    fact = b""
-    if encoding in _WAV_TAGS:  # not PCM: an extension's length and a sample count follow
+    if tag == 1:
+        head = _chunk(b"fmt ", layout)
+    else:  # not PCM: an extension's length and a sample count follow
         num_samples = num_bytes if num_bytes == _UNKNOWN_BYTES else num_bytes // width
-        layout += struct.pack("<H", 0)
-        fact = b"fact" + struct.pack("<II", 4, num_samples)
+        head = _chunk(b"fmt ", layout + bytes(2)) + _chunk(b"fact", struct.pack("<I", num_samples))
     if comment:
-        words = comment.encode() + bytes(2 - len(comment.encode()) % 2)  # ends with zero, and even
-        fact += b"LIST%sINFOICMT" % struct.pack("<I", 12 + len(words))
-        fact += struct.pack("<I", len(words)) + words
-    head = b"WAVEfmt %s%s%s" % (struct.pack("<I", len(layout)), layout, fact)
-    total = min(len(head) + 8 + num_bytes, _UNKNOWN_BYTES)
-    return b"RIFF%s%sdata%s" % (struct.pack("<I", total), head, struct.pack("<I", num_bytes))
+        words = comment.encode()
+        words += bytes(2 - len(words) % 2)  # ends with zero, and even
+        head += _chunk(b"LIST", b"INFO" + _chunk(b"ICMT", words))
+    total = min(len(head) + 12 + num_bytes, _UNKNOWN_BYTES)
+    sizes = struct.pack("<I", total), struct.pack("<I", num_bytes)
+    return b"RIFF%sWAVE%sdata%s" % (sizes[0], head, sizes[1])
 
 
-def encode_whole(
-    response_format: str,
-    samples: np.ndarray,
-    rate: int,
-    opus_kbits: int = OPUS_KBITS,
-    encoding: str = "pcm",
-    mark: Marking = UNMARKED,
-    mp3_kbits: int = MP3_KBITS,
-) -> bytes:
-    """Return a complete file, with its lengths and marks, of [num_samples] int16 at `rate`."""
-    if response_format == "wav" and encoding in ("pcm", "float"):
-        pcm = PcmEncoder(encoding).encode(samples)
-        data = wav_header(rate, len(pcm), encoding, mark.comment) + pcm
-    elif response_format in ("wav", "flac", "mp3", "opus"):
-        file, kbits = io.BytesIO(), (opus_kbits, mp3_kbits)
-        options = _sndfile_options(response_format, rate, *kbits, encoding)
-        with new_sound_file(file, rate, mark.comment, **options) as writer:
-            writer.write(samples)
-        data = file.getvalue()
-    else:
-        encoder = new_encoder(response_format, rate, encoding=encoding)
-        data = encoder.encode(samples) + encoder.finish()
-    if mark.signer and response_format in SIGNED_FORMATS:
-        data = mark.signer.sign(data, response_format)
-    return data
-
-
-def _sndfile_options(
-    response_format: str, rate: int, opus_kbits: int, mp3_kbits: int, encoding: str = "pcm"
-) -> dict[str, Any]:
-    """Return libsndfile's names of container and codec, and the bit rate as a level from 0 to 1.
-
-    MP3 has a constant bit rate, so that players compute its length from the size; with a variable
-    rate they would need the table that is written at the end.
-    """
-    if response_format == "wav":
-        return {"format": "WAV", "subtype": SUBTYPES[encoding]}
-    if response_format == "flac":
-        return {"format": "FLAC", "subtype": "PCM_16"}
-    if response_format == "opus":
-        level = (MAX_OPUS_KBITS - opus_kbits) / (MAX_OPUS_KBITS - MIN_OPUS_KBITS)
-        return {"format": "OGG", "subtype": "OPUS", "compression_level": level}
-    least, most = next(kbits for first, kbits in _MP3_KBITS_FROM.items() if rate >= first)
-    level = (most - min(max(mp3_kbits, least), most)) / (most - least)
-    level = min(level, 0.999)  # libsndfile refuses 1, its lowest bit rate
-    codec = {"format": "MP3", "subtype": "MPEG_LAYER_III", "bitrate_mode": "CONSTANT"}
-    return codec | {"compression_level": level}
-
-
-class PcmEncoder:
-    """Raw little-endian samples: 16 bits, or 32-bit floats with full scale at 1."""
-
-    blocks = False
-
-    def __init__(self, encoding: str):
-        self._is_float = encoding == "float"
-
-    def encode(self, samples: np.ndarray) -> bytes:
-        if self._is_float:
-            return to_float32(samples).astype("<f4", copy=False).tobytes()
-        return samples.astype("<i2", copy=False).tobytes()
-
-    def finish(self) -> bytes:
-        return b""
-
-
-class G711Encoder:
-    """The raw 8 bits of each sample."""
-
-    blocks = False
-
-    def __init__(self, encoding: str):
-        self._encoding = encoding
-
-    def encode(self, samples: np.ndarray) -> bytes:
-        return to_g711(samples, self._encoding)
-
-    def finish(self) -> bytes:
-        return b""
-
-
-class WavEncoder:
-    """A header of unknown length, then the samples."""
-
-    blocks = False
-
-    def __init__(self, rate: int, encoding: str, comment: str):
-        self._header = wav_header(rate, encoding=encoding, comment=comment)
-        is_g711 = encoding in ("ulaw", "alaw")
-        self._samples = G711Encoder(encoding) if is_g711 else PcmEncoder(encoding)
-
-    def encode(self, samples: np.ndarray) -> bytes:
-        header, self._header = self._header, b""
-        return header + self._samples.encode(samples)
-
-    def finish(self) -> bytes:
-        """Return the header if there were no samples at all."""
-        return self._header
+def _chunk(name: bytes, data: bytes) -> bytes:
+    return name + struct.pack("<I", len(data)) + data
 
 
 class _Growing(io.RawIOBase):
@@ -235,7 +196,7 @@ class _Growing(io.RawIOBase):
         return 0  # libsndfile looks for an old file to append to; there is none
 
 
-class SndfileEncoder:
+class SndfileEncoder(Encoder):
     """FLAC, MP3 or Opus in Ogg by libsndfile.
 
     Each holds samples back until a block is full: FLAC 170 ms, MP3 about 50 ms, an Ogg page 1 s.
@@ -243,12 +204,9 @@ class SndfileEncoder:
 
     blocks = True
 
-    def __init__(
-        self, response_format: str, rate: int, opus_kbits: int, comment: str, mp3_kbits: int
-    ):
+    def __init__(self, audio: AudioFormat, comment: str):
         self._sink = _Growing()
-        options = _sndfile_options(response_format, rate, opus_kbits, mp3_kbits)
-        self._file = new_sound_file(self._sink, rate, comment, **options)
+        self._file = new_sound_file(self._sink, audio.rate, comment, **audio.sndfile_options())
 
     def encode(self, samples: np.ndarray) -> bytes:
         self._file.write(samples)
@@ -259,7 +217,7 @@ class SndfileEncoder:
         return self._sink.take()
 
 
-class AacEncoder:
+class AacEncoder(Encoder):
     """AAC in ADTS frames by FFmpeg."""
 
     blocks = True

@@ -25,6 +25,7 @@ from qwen_megakernel.errors import (
     TextTooLong,
     UnknownLanguage,
     UnknownVoice,
+    UsageError,
     VoiceMismatch,
 )
 
@@ -32,6 +33,8 @@ DIALECT = "dialect"  # key of scope["state"]: the `dialects.dialect.Dialect` of 
 
 POLICY = 1008  # the close code for a fault of a WebSocket's client (RFC 6455)
 RETRY_AFTER_S = 1  # used if there is no better estimate
+
+CLOSE = {"Connection": "close"}  # headers of errors after which the server reads no more
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _PARAMS: dict[type[QwenTTSError], str] = {
@@ -86,7 +89,7 @@ class ErrorBody(BaseModel):
 
 
 class ApiError(Exception):
-    """An error with which the server answers an HTTP request.
+    """An error with which the server answers a client.
 
     Args:
         message: what is wrong, why, and what to do.
@@ -98,54 +101,54 @@ class ApiError(Exception):
         self,
         status: int,
         message: str,
-        *,
         code: str,
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
     ):
         super().__init__(message)
-        self.status, self.message, self.code, self.param = status, message, code, param
+        # JSON can contain half a surrogate pair, which UTF-8 cannot encode.
+        self.message = message.encode(errors="backslashreplace").decode()
+        self.status, self.code, self.param = status, code, param
         self.headers = dict(headers or {})
+        if status in (429, 503):
+            self.headers.setdefault("Retry-After", str(RETRY_AFTER_S))
 
     @classmethod
-    def about(cls, param: str, error: QwenTTSError) -> "ApiError":
-        """Return an `ApiError` for an error of the package and the field at fault."""
-        code = snake(type(error).__name__)
-        return cls(error.http_status, str(error), code=code, param=param)
-
-
-def error_facts(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
-    """Return HTTP status, the object under "error", and headers for any exception."""
-    param, headers = None, {}
-    if isinstance(error, ApiError):
-        status, message, code, param = error.status, error.message, error.code, error.param
-        headers = error.headers
-    elif isinstance(error, QwenTTSError):
-        status, message = error.http_status, str(error)
-        code, param = snake(type(error).__name__), _PARAMS.get(type(error))
-        if isinstance(error, EngineBusy):
-            headers = {"Retry-After": str(error.retry_after_s)}
-    elif isinstance(error, RequestValidationError | ValidationError):
-        status, code = 400, "invalid_value"
-        message, param = _validation_message(error)
-    elif isinstance(error, HTTPException):
-        status, message = error.status_code, f"{error.detail}."
-        if isinstance(error.__cause__, UnicodeDecodeError):  # FastAPI names no cause
-            message = f"The body is not UTF-8 text: {error.__cause__}."
-        code = {404: "not_found", 405: "method_not_allowed"}.get(status, "http_error")
-        headers = dict(error.headers or {})
-    else:
-        status, code = 500, "internal_error"
+    def of(cls, error: Exception, param: str | None = None) -> "ApiError":
+        """Return the `ApiError` for any exception, and the field at fault if it is known."""
+        if isinstance(error, ApiError):
+            return error
+        if isinstance(error, QwenTTSError):
+            param, code = param or _PARAMS.get(type(error)), snake(type(error).__name__)
+            new = cls(error.http_status, str(error), code, param)
+            if isinstance(error, EngineBusy):
+                new.headers["Retry-After"] = str(error.retry_after_s)
+            return new
+        if isinstance(error, RequestValidationError | ValidationError):
+            message, param = _validation_message(error)
+            return cls(400, message, "invalid_value", param)
+        if isinstance(error, HTTPException):
+            status, message = error.status_code, f"{error.detail}."
+            if isinstance(error.__cause__, UnicodeDecodeError):  # FastAPI names no cause
+                message = f"The body is not UTF-8 text: {error.__cause__}."
+            return cls(status, message, "http_error", headers=error.headers)
         message = "Internal error; the server's log reports it under the request's X-Request-Id."
-    if status in (429, 503):
-        headers.setdefault("Retry-After", str(RETRY_AFTER_S))
-    # JSON can contain half a surrogate pair, which UTF-8 cannot encode.
-    message = message.encode(errors="backslashreplace").decode()
-    kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    return status, {"message": message, "type": kind, "param": param, "code": code}, headers
+        return cls(500, message, "internal_error")
+
+    @classmethod
+    def about(cls, param: str, what: str, why: str = "", hint: str = "") -> "ApiError":
+        """Return the error about a field, in three lines as a `UsageError` has them."""
+        return cls.of(UsageError(what, why, hint), param)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The object under "error"."""
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        kind = _TYPES.get(self.status, kind)
+        return {"message": self.message, "type": kind, "param": self.param, "code": self.code}
 
 
-def error_response(error: Exception, scope: Scope) -> ASGIApp:
+def error_response(exception: Exception, scope: Scope) -> ASGIApp:
     """Return the response for any exception, in the form of the request's dialect, if any.
 
     Some ASGI servers send no response to a refused WebSocket; they close it, with status 403.
@@ -153,30 +156,31 @@ def error_response(error: Exception, scope: Scope) -> ASGIApp:
     has_response = "websocket.http.response" in scope.get("extensions", {})
     if scope["type"] == "websocket" and not has_response:
         return WebSocketClose(POLICY)
-    status, facts, headers = error_facts(error)
-    state = scope.get("state", {})
+    error, state = ApiError.of(exception), scope.get("state", {})
     if dialect := state.get(DIALECT):
-        return JSONResponse(dialect.error_body(status, facts, state["request_id"]), status, headers)
-    return JSONResponse({"error": facts}, status, headers)
+        body = dialect.error_body(error, state["request_id"])
+    else:
+        body = {"error": error.facts}
+    return JSONResponse(body, error.status, error.headers)
 
 
 def add_handlers(app: FastAPI) -> None:
     """Answer the errors of `app` in that form; `middleware` answers all other exceptions."""
 
     async def answer(request: Request, error: Exception) -> Any:
-        if not isinstance(error, HTTPException) or error.status_code not in (404, 405):
-            return error_response(error, request.scope)
         path = request.scope["path"][:_MAX_ECHO_CHARS]
-        if error.status_code == 404:
-            what = f"This server has no {path}. GET /docs lists its endpoints"
-            return error_response(HTTPException(404, what), request.scope)
-        # Starlette names the methods of the path's first route.
-        routes = (route for route in app.routes if isinstance(route, Route))
-        found = (each for each in routes if each.matches(request.scope)[0] != Match.NONE)
-        methods = sorted({method for route in found for method in route.methods or ()} - {"HEAD"})
-        what = f"{path} does not accept {request.method}. Use {' or '.join(methods)}"
-        allow = {"Allow": ", ".join(methods)}  # `RequestGuard` adds HEAD
-        return error_response(HTTPException(405, what, allow), request.scope)
+        if isinstance(error, HTTPException) and error.status_code == 404:
+            what = f"This server has no {path}. GET /docs lists its endpoints."
+            error = ApiError(404, what, "not_found")
+        elif isinstance(error, HTTPException) and error.status_code == 405:
+            # Starlette names the methods of the path's first route.
+            routes = (route for route in app.routes if isinstance(route, Route))
+            found = (each for each in routes if each.matches(request.scope)[0] != Match.NONE)
+            methods = sorted({name for each in found for name in each.methods or ()} - {"HEAD"})
+            what = f"{path} does not accept {request.method}. Use {' or '.join(methods)}."
+            allow = {"Allow": ", ".join(methods)}  # `RequestGuard` adds HEAD
+            error = ApiError(405, what, "method_not_allowed", headers=allow)
+        return error_response(error, request.scope)
 
     for kind in (ApiError, QwenTTSError, RequestValidationError, ValidationError, HTTPException):
         app.add_exception_handler(kind, answer)

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qwen_megakernel.printable import get_logger
 from qwen_megakernel.server.dialects.dialect import Dialect, foreign_key
-from qwen_megakernel.server.error_responses import DIALECT, ApiError, error_response
+from qwen_megakernel.server.error_responses import CLOSE, DIALECT, ApiError, error_response
 from qwen_megakernel.server.headers import check_headers
 from qwen_megakernel.server.schemas import check_json_values, num_json_values
 from qwen_megakernel.server.service import Service
@@ -146,12 +146,8 @@ class RequestGuard:
     def _check_room(self) -> None:
         limit = self._settings.max_connections
         if self._num_open > limit:
-            raise ApiError(
-                503,
-                f"{limit} requests and WebSockets are open (limit {limit}).",
-                code="too_many_connections",
-                headers={"Connection": "close"},
-            )
+            what = f"{limit} requests and WebSockets are open (limit {limit})."
+            raise ApiError(503, what, "too_many_connections", headers=CLOSE)
 
     def _check_host(self, scope: Scope, headers: Headers) -> None:
         """Refuse names that are not this server's, which a web page may have pointed at it.
@@ -165,12 +161,9 @@ class RequestGuard:
         for host in headers.getlist("host"):
             name = host_name(host)
             if name is None or not (name in self._hosts or is_loopback(name)):
-                raise ApiError(
-                    421,
-                    f"Host is {host[:200] or 'empty'}, which is no name of this server. Use "
-                    "localhost, or start the server with --allow-host NAME to add a name.",
-                    code="host_not_allowed",
-                )
+                what = f"Host is {host[:200] or 'empty'}, which is no name of this server. Use "
+                what += "localhost, or start the server with --allow-host NAME to add a name."
+                raise ApiError(421, what, "host_not_allowed")
 
     def _check_origin(self, scope: Scope, headers: Headers) -> None:
         """Refuse web pages of other hosts, since a browser that shows one may reach this server."""
@@ -180,12 +173,9 @@ class RequestGuard:
         if origin in self._settings.allow_origins:
             return
         if _host_of(origin) != headers.get("host"):
-            raise ApiError(
-                403,
-                f"Web pages of {origin[:200]} may not call this server. Start it with "
-                "--allow-origin to let them.",
-                code="origin_not_allowed",
-            )
+            what = f"Web pages of {origin[:200]} may not call this server."
+            what += " Start it with --allow-origin to let them."
+            raise ApiError(403, what, "origin_not_allowed")
 
     def _check_key(self, scope: Scope, headers: Headers, dialect: Dialect | None) -> None:
         wanted = self._settings.api_key
@@ -197,12 +187,9 @@ class RequestGuard:
         if dialect:
             token = foreign_key(scope, headers) or token
         if not hmac.compare_digest(token.strip().encode(), wanted.encode()):
-            raise ApiError(
-                401,
-                "Missing or wrong API key. Send it as: Authorization: Bearer KEY.",
-                code="invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer", "Connection": "close"},
-            )
+            what = "Missing or wrong API key. Send it as: Authorization: Bearer KEY."
+            headers_of_error = {"WWW-Authenticate": "Bearer", **CLOSE}
+            raise ApiError(401, what, "invalid_api_key", headers=headers_of_error)
 
     async def _read_body(
         self, scope: Scope, headers: Headers, receive: Receive, dialect: Dialect | None
@@ -215,19 +202,15 @@ class RequestGuard:
             return b""  # no route takes it: the app refuses the request, whatever the body
         sent = headers.get("content-type", "").partition(";")[0].strip().lower()
         if media_type is not None and sent != media_type:
-            raise ApiError(
-                415,
-                f"Content-Type is {sent[:80] or 'absent'}; it must be {media_type}.",
-                code="unsupported_media_type",
-                headers={"Connection": "close"},
-            )
+            what = f"Content-Type is {sent[:80] or 'absent'}; it must be {media_type}."
+            raise ApiError(415, what, "unsupported_media_type", headers=CLOSE)
         limit = SMALL_BODY if media_type is None else self._settings.max_body_bytes
         if media_type == "multipart/form-data":
             limit = self._settings.max_upload_bytes + _MULTIPART_SLACK
         what = f"The body is larger than {limit} bytes."
         if media_type is None:
             what += f" A {scope['method']} request needs none here."
-        too_large = ApiError(413, what, code="too_large", headers={"Connection": "close"})
+        too_large = ApiError(413, what, "too_large", headers=CLOSE)
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > limit:
             raise too_large
@@ -249,25 +232,17 @@ class RequestGuard:
                     if not message.get("more_body", False):
                         break
         except TimeoutError as error:
-            raise ApiError(
-                408,
-                f"The body did not arrive within {self._settings.body_timeout_s:.0f} s.",
-                code="body_timeout",
-                headers={"Connection": "close"},
-            ) from error
+            what = f"The body did not arrive within {self._settings.body_timeout_s:.0f} s."
+            raise ApiError(408, what, "body_timeout", headers=CLOSE) from error
         return body.getvalue()
 
     def _check_memory(self, num_bytes: int) -> None:
         """Refuse to read more of a large body while the bodies of all requests fill the memory."""
         limit = self._settings.max_buffered_bytes
         if num_bytes > SMALL_BODY and self._admission.buffered_bytes > limit:
-            raise ApiError(
-                503,
-                f"The bodies of all requests together are larger than {limit} bytes. Try again "
-                "when other requests have ended.",
-                code="bodies_too_large",
-                headers={"Connection": "close"},
-            )
+            what = f"The bodies of all requests together are larger than {limit} bytes."
+            what += " Try again when other requests have ended."
+            raise ApiError(503, what, "bodies_too_large", headers=CLOSE)
 
 
 def _log_access(

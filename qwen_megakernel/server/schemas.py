@@ -3,7 +3,8 @@
 import json
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import numpy as np
 from pydantic import (
@@ -15,13 +16,15 @@ from pydantic import (
     ValidatorFunctionWrapHandler,
     WrapValidator,
     create_model,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from qwen_megakernel.choices import TELEPHONE_RATE
 from qwen_megakernel.engine.conversation import Conversation
 from qwen_megakernel.errors import TextTooLong, UsageError
-from qwen_megakernel.server.error_responses import ApiError
+from qwen_megakernel.server.encoders import AudioFormat
+from qwen_megakernel.server.error_responses import CLOSE, ApiError
 from qwen_megakernel.server.settings import SAMPLE_RATES, ServerSettings
 from qwen_megakernel.server.voices import VoiceStore
 from qwen_megakernel.sound.loudness import check_loudness
@@ -173,22 +176,14 @@ class SpeechSettings(_OptionFields):
         """Whether the server sends the speech only when it is complete."""
         return False
 
-    def check_timestamps(self) -> None:
-        """Refuse an empty list of granularities.
-
-        Raises:
-            ApiError: 400; names the field.
-        """
+    @model_validator(mode="after")
+    def check_timestamps(self) -> Self:
+        """Refuse an empty list of granularities."""
         if self.timestamp_granularities == []:
-            error = UsageError(
-                "timestamp_granularities is an empty list.",
-                hint='Give it "word", "segment" or both, or leave it out.',
-            )
-            raise ApiError.about("timestamp_granularities", error)
-
-    def format_or(self, settings: ServerSettings) -> str:
-        """Return the response format, or the server's default."""
-        return self.response_format or settings.default_format
+            hint = 'Give it "word", "segment" or both, or leave it out.'
+            what = "timestamp_granularities is an empty list."
+            raise ApiError.about("timestamp_granularities", what, hint=hint)
+        return self
 
 
 class SpeechBody(SpeechSettings):
@@ -217,42 +212,30 @@ class SpeechBody(SpeechSettings):
         is_whole = self.stream is False or (self.timestamp_granularities and not self.stream)
         return bool(is_whole) and self.stream_format != "sse"
 
-    def check_session(self) -> None:
-        """Refuse a session in which nothing is continued.
-
-        Raises:
-            ApiError: 400; names the field.
-        """
+    @model_validator(mode="after")
+    def check_session(self) -> Self:
+        """Refuse a session in which nothing is continued."""
         if self.session is not None and self.given(["continuity"]).get("continuity") != "context":
-            error = UsageError(
-                "session is given, and continuity is off.", hint='Set continuity to "context".'
-            )
-            raise ApiError.about("session", error)
+            what, hint = "session is given, and continuity is off.", 'Set continuity to "context".'
+            raise ApiError.about("session", what, hint=hint)
+        return self
 
-    def check_events(self) -> None:
-        """Refuse fields that exclude events of phases.
-
-        Raises:
-            ApiError: 400; names the field.
-        """
-        if self.event_format is None:
-            return
-        for name, is_bad, hint in (
-            ("stream", self.stream is not True, "These events need true."),
-            ("stream_format", self.stream_format is not None, "Leave it out."),
-            ("response_format", self.response_format not in (None, "wav"), "The audio is WAV."),
-            ("encoding", self.encoding not in (None, "pcm"), "The audio is 16-bit WAV."),
-            ("include_codes", self.include_codes, "These events carry no codes."),
-            (
-                "timestamp_granularities",
-                self.timestamp_granularities is not None,
-                "These events carry no times.",
-            ),
+    @model_validator(mode="after")
+    def check_events(self) -> Self:
+        """Refuse fields that exclude events of phases."""
+        for name, allowed, hint in (
+            ("stream", (True,), "These events need true."),
+            ("stream_format", (None,), "Leave it out."),
+            ("response_format", (None, "wav"), "The audio is WAV."),
+            ("encoding", (None, "pcm"), "The audio is 16-bit WAV."),
+            ("include_codes", (False,), "These events carry no codes."),
+            ("timestamp_granularities", (None,), "These events carry no times."),
         ):
-            if is_bad:
-                value = json.dumps(getattr(self, name))
-                error = UsageError(f'{name} is {value} and event_format is "phases".', hint)
-                raise ApiError.about(name, error)
+            value = getattr(self, name)
+            if self.event_format and value not in allowed:
+                what = f'{name} is {json.dumps(value)} and event_format is "phases".'
+                raise ApiError.about(name, what, hint)
+        return self
 
 
 class SessionConfig(SpeechSettings):
@@ -261,89 +244,60 @@ class SessionConfig(SpeechSettings):
     stream_audio: bool = True  # false: one message with all audio of an utterance
 
 
-def sound_options(
-    body: SpeechSettings, settings: ServerSettings, sample_rate: int
-) -> dict[str, Any]:
-    """Return the keyword arguments for `TTSEngine.stream` that change the sound.
+@dataclass(frozen=True, slots=True)
+class SpeechPlan:
+    """How a client's texts are spoken.
 
-    Raises:
-        ApiError: 400; the format does not have the encoding or the sample rate.
+    Attributes:
+        options: keyword arguments for `TTSEngine.stream`.
+        audio: the form of the audio, with its rate.
+        warnings: what the client should know; the voices that a text names may add some.
     """
-    response_format = body.format_or(settings)
-    if body.loudness is not None:
-        if not body.is_whole:
-            error = UsageError(
-                f"loudness is {body.loudness:g}, and the speech is streamed.",
-                "The loudness of a speech is known only when it is complete.",
-                ("Set stream to false, or use " if isinstance(body, SpeechBody) else "Use ")
-                + "volume, in dB.",
-            )
-            raise ApiError.about("loudness", error)
-        check_loudness(body.loudness)
-    if body.encoding is not None and response_format != "wav":
-        error = UsageError(
-            f"encoding is {body.encoding} and response_format {response_format}.",
-            "Only wav can hold samples of several kinds.",
-            "For raw samples use response_format ulaw, alaw, or pcm (16 bits).",
-        )
-        raise ApiError.about("encoding", error)
-    given = body.given(SoundOptions.options())
-    sound = settings.sound.values() | given
-    if {response_format, body.encoding} & {"ulaw", "alaw"}:
-        sound["sample_rate"] = given.get("sample_rate", TELEPHONE_RATE)
-    rate = sound["sample_rate"] or sample_rate
-    rates = SAMPLE_RATES.get(response_format, (rate,))
-    if rate not in rates:
-        error = UsageError(
-            f"sample_rate is {rate} and response_format {response_format}, which has only "
-            f"{', '.join(map(str, rates))}.",
-            hint="wav, pcm, flac, ulaw and alaw have every rate.",
-        )
-        raise ApiError.about("sample_rate", error)
-    return sound
+
+    options: dict[str, Any]
+    audio: AudioFormat
+    warnings: list[str]
+
+    def within(self, conversation: Conversation) -> "SpeechPlan":
+        """Return the plan of a text that belongs to a conversation, if such texts continue."""
+        if self.options.get("continuity") != "context":
+            return self
+        return replace(self, options=self.options | {"conversation": conversation})
 
 
-async def engine_options(
-    body: SpeechSettings,
-    voices: VoiceStore,
-    settings: ServerSettings,
-    *,
-    model_name: str,
-    sample_rate: int,
-) -> tuple[dict[str, Any], list[str]]:
-    """Return keyword arguments for `TTSEngine.stream`, and warnings.
+async def plan_speech(
+    body: SpeechSettings, engine: Any, voices: VoiceStore, settings: ServerSettings
+) -> SpeechPlan:
+    """Return how to speak as a client wants it.
 
     Raises:
         ApiError: 404, the model is not loaded; 400, values contradict each other.
         QwenTTSError: the voice or its recording is refused.
     """
     if body.model is not None:
-        check_model(body.model, model_name)
-    sound = sound_options(body, settings, sample_rate)
+        check_model(body.model, engine.files.name)
+    sound, audio = _sound(body, settings, engine.sample_rate)
     warnings = body.warnings()
-    name = body.voice.id if isinstance(body.voice, VoiceId) else body.voice
-    voice: str | Voice | None
-    if body.speaker_embedding is not None:
-        voice, warning = _embedded(body, name), None
-    elif body.ref_audio is not None:
-        voice, warning = (
-            await _clone(body, body.ref_audio, voices),
-            "voice is ignored: ref_audio is given" if name else None,
-        )
-    elif body.ref_text is not None:
-        error = UsageError("ref_text is the transcript of ref_audio, which is missing.")
-        raise ApiError.about("ref_text", error)
-    else:
-        voice, warning = voices.find(name, x_vector_only=bool(body.x_vector_only_mode))
-    warnings += [warning] if warning else []
 
-    def find_voice(name: str) -> str | Voice | None:
-        """Find a voice that the text names; its warning follows those of the request."""
+    def find_voice(name: str | None) -> str | Voice | None:
+        """Find a voice of the request, or of its text, whose warnings come later."""
         found, warning = voices.find(name, x_vector_only=bool(body.x_vector_only_mode))
         if warning and warning not in warnings:
             warnings.append(warning)
         return found
 
+    name = body.voice.id if isinstance(body.voice, VoiceId) else body.voice
+    voice: str | Voice | None
+    if body.speaker_embedding is not None:
+        voice = _embedded(body, name)
+    elif body.ref_audio is not None:
+        voice = await _clone(body, body.ref_audio, voices)
+        warnings += ["voice is ignored: ref_audio is given"] if name else []
+    elif body.ref_text is not None:
+        what = "ref_text is the transcript of ref_audio, which is missing."
+        raise ApiError.about("ref_text", what)
+    else:
+        voice = find_voice(name)
     feeds = {None: "auto", True: "full", False: "stepwise"}
     options = body.given(OFFERED) | sound
     options |= {
@@ -358,15 +312,51 @@ async def engine_options(
     try:
         options["lexicon"] = Lexicon.of(options.get("lexicon"))
     except UsageError as error:
-        raise ApiError.about("lexicon", error) from error
-    return options, warnings
+        raise ApiError.of(error, "lexicon") from error
+    if body.instructions and engine.ignores_instruct:
+        warnings.append("instructions are ignored: this model follows none")
+    return SpeechPlan(options, audio, warnings)
 
 
-def in_conversation(options: dict[str, Any], conversation: Conversation) -> dict[str, Any]:
-    """Return keyword arguments for `TTSEngine.stream`, with a conversation if they continue one."""
-    if options.get("continuity") != "context":
-        return options
-    return options | {"conversation": conversation}
+def _sound(
+    body: SpeechSettings, settings: ServerSettings, model_rate: int
+) -> tuple[dict[str, Any], AudioFormat]:
+    """Return the options that change the sound, and the form of the audio.
+
+    Raises:
+        ApiError: 400; the format does not have the encoding or the sample rate.
+    """
+    kind, encoding = body.response_format or settings.default_format, body.encoding
+    if body.loudness is not None:
+        if not body.is_whole:
+            or_whole = "Set stream to false, or use" if isinstance(body, SpeechBody) else "Use"
+            raise ApiError.about(
+                "loudness",
+                f"loudness is {body.loudness:g}, and the speech is streamed.",
+                "The loudness of a speech is known only when it is complete.",
+                f"{or_whole} volume, in dB.",
+            )
+        check_loudness(body.loudness)
+    if encoding is not None and kind != "wav":
+        raise ApiError.about(
+            "encoding",
+            f"encoding is {encoding} and response_format {kind}.",
+            "Only wav can hold samples of several kinds.",
+            "For raw samples use response_format ulaw, alaw, or pcm (16 bits).",
+        )
+    given = body.given(SoundOptions.options())
+    sound = settings.sound.values() | given
+    if {kind, encoding} & {"ulaw", "alaw"}:
+        sound["sample_rate"] = given.get("sample_rate", TELEPHONE_RATE)
+    rate = sound["sample_rate"] or model_rate
+    rates = SAMPLE_RATES.get(kind, (rate,))
+    if rate not in rates:
+        known = ", ".join(map(str, rates))
+        what = f"sample_rate is {rate} and response_format {kind}, which has only {known}."
+        hint = "wav, pcm, flac, ulaw and alaw have every rate."
+        raise ApiError.about("sample_rate", what, hint=hint)
+    kbits = settings.opus_kbits if kind == "opus" else None
+    return sound, AudioFormat(kind, rate, encoding or "pcm", kbits)
 
 
 def check_length(num_chars: int, settings: ServerSettings) -> None:
@@ -399,12 +389,8 @@ def check_json_values(num_values: int) -> None:
         ApiError: 400.
     """
     if num_values > MAX_JSON_VALUES:
-        raise ApiError(
-            400,
-            f"The JSON has more than {MAX_JSON_VALUES} commas and brackets, which is the limit.",
-            code="too_many_values",
-            headers={"Connection": "close"},
-        )
+        what = f"The JSON has more than {MAX_JSON_VALUES} commas and brackets, which is the limit."
+        raise ApiError(400, what, "too_many_values", headers=CLOSE)
 
 
 def check_model(name: str, loaded: str) -> None:
@@ -416,34 +402,29 @@ def check_model(name: str, loaded: str) -> None:
     known = {loaded.lower(), loaded.rpartition("/")[2].lower(), *MODEL_ALIASES}
     lower = name[:_MAX_NAME_CHARS].lower()
     if lower not in known and not _DATED_ALIAS.fullmatch(lower):
-        raise ApiError(
-            404,
-            f'The model "{name[:80]}" does not exist. This server has: {loaded}.',
-            code="model_not_found",
-            param="model",
-        )
+        what = f'The model "{name[:80]}" does not exist. This server has: {loaded}.'
+        raise ApiError(404, what, "model_not_found", "model")
 
 
 def _embedded(body: SpeechSettings, name: str | None) -> Voice:
     """Return the voice of a client's x-vector; raises an ApiError that names the field."""
     given = {"voice": name, "ref_audio": body.ref_audio}
     x_vector = np.array(body.speaker_embedding)
+    what = ""
     if other := next((field for field, value in given.items() if value is not None), None):
         what = f"speaker_embedding and {other} are both given; a request has one voice."
-        raise ApiError.about("speaker_embedding", UsageError(what))
-    if (np.abs(x_vector) > np.finfo(np.float32).max).any():
-        what = f"speaker_embedding has the number {np.abs(x_vector).max():g}, which is too large."
-        raise ApiError.about("speaker_embedding", UsageError(what))
+    elif (largest := np.abs(x_vector).max(initial=0)) > np.finfo(np.float32).max:
+        what = f"speaker_embedding has the number {largest:g}, which is too large."
+    if what:
+        raise ApiError.about("speaker_embedding", what)
     return Voice("speaker_embedding", x_vector.astype(np.float32))
 
 
 async def _clone(body: SpeechSettings, recording: str, voices: VoiceStore) -> Voice:
     if body.x_vector_only_mode is False and body.ref_text is None:
-        error = UsageError(
-            "x_vector_only_mode is false, but ref_text is missing.",
-            "In-context cloning needs the exact transcript of the recording.",
-        )
-        raise ApiError.about("ref_text", error)
+        what = "x_vector_only_mode is false, but ref_text is missing."
+        why = "In-context cloning needs the exact transcript of the recording."
+        raise ApiError.about("ref_text", what, why)
     transcript = None if body.x_vector_only_mode else body.ref_text
     decoded = await voices.decode_reference(recording)
     return await voices.clone(decoded, transcript, "reference")

@@ -16,7 +16,7 @@ from qwen_megakernel.printable import get_logger
 from qwen_megakernel.server.active_speech import MAX_CHARS_AT_ONCE, ActiveSpeech
 from qwen_megakernel.server.admission import Admission, FinishedRequests
 from qwen_megakernel.server.metrics import Metrics, SpeechRecord
-from qwen_megakernel.server.schemas import SpeechSettings, engine_options
+from qwen_megakernel.server.schemas import SpeechPlan, SpeechSettings, plan_speech
 from qwen_megakernel.server.settings import ServerSettings
 from qwen_megakernel.server.voices import VoiceStore
 from qwen_megakernel.text.cleaning import CHARS_PER_SECOND
@@ -87,60 +87,36 @@ class Service:
         """Whether the engine is being made; `close` does not wait for that."""
         return self._loader is not None and self._loader.is_alive()
 
-    async def configure(self, body: SpeechSettings) -> tuple[dict[str, Any], list[str]]:
-        """Return options for `speak`, and warnings; see `engine_options`."""
-        engine = self.engine
-        options, warnings = await engine_options(
-            body,
-            self.voices,
-            self.settings,
-            model_name=engine.files.name,
-            sample_rate=engine.sample_rate,
-        )
-        if options["instruct"] and self.engine.ignores_instruct:
-            warnings.append("instructions are ignored: this model follows none")
-        return options, warnings
+    async def configure(self, body: SpeechSettings) -> SpeechPlan:
+        """Return the plan for `speak`; see `plan_speech`."""
+        return await plan_speech(body, self.engine, self.voices, self.settings)
 
     async def speak(
-        self,
-        text: str | None,
-        options: dict[str, Any],
-        *,
-        request_id: str,
-        arrived: float | None = None,
+        self, text: str | None, plan: SpeechPlan, request_id: str, *, arrived: float | None = None
     ) -> ActiveSpeech:
         """Admit a request and start its speech.
 
         Args:
             text: the text; None: the caller will feed it to the stream.
-            options: the result of `configure`.
             request_id: the id under which `finished` reports the end of the speech.
             arrived: perf_counter() at the request's arrival; None: now.
         Raises:
             EngineBusy, Draining: no request is admitted.
             UsageError: the engine refuses the request; nothing was started.
+            MissingPackageError: the audio cannot be encoded.
         """
-        engine = self.engine
+        engine, encoder = self.engine, plan.audio.encoder(self.engine.mark.comment)
         speech_s = len(text or "") / CHARS_PER_SECOND
         ticket = self.admission.admit(speech_s * (engine.real_time_factor or 0.0))
         try:
-            stream = await _begin(engine, text, options)
+            stream = await _begin(engine, text, plan.options)
         except BaseException:
             ticket.release()
             raise
-        record = SpeechRecord(
-            self.metrics, stream.sample_rate, time.perf_counter() if arrived is None else arrived
-        )
-        return ActiveSpeech(
-            stream,
-            ticket,
-            record,
-            mark=engine.mark,
-            request_id=request_id,
-            finished=self.finished,
-            buffer_s=self.settings.buffer_s,
-            conversation=options.get("conversation"),
-        )
+        arrived = time.perf_counter() if arrived is None else arrived
+        record = SpeechRecord(self.metrics, stream.sample_rate, arrived)
+        own = {"settings": self.settings, "mark": engine.mark, "finished": self.finished}
+        return ActiveSpeech(stream, plan, ticket, record, encoder, request_id, **own)
 
     def conversation(self, session: str) -> Conversation:
         """Return the conversation of a client's session; the oldest of too many is forgotten."""

@@ -204,9 +204,8 @@ class VoiceStore:
         """
         limit = self._settings.max_upload_bytes
         if num_bytes > limit:
-            raise ApiError(
-                413, f"The recording has {num_bytes} bytes; the limit is {limit}.", code="too_large"
-            )
+            what = f"The recording has {num_bytes} bytes; the limit is {limit}."
+            raise ApiError(413, what, "too_large")
 
     async def upload(
         self, recording: bytes, name: str, transcript: str | None, consent: str
@@ -220,23 +219,18 @@ class VoiceStore:
         try:
             name = new_name(name)  # before any work
         except UsageError as error:
-            raise ApiError.about("name", error) from error
+            raise ApiError.of(error, "name") from error
         key, limit = _key(name), self._settings.max_uploads
         uploads = set(self._uploading)
         uploads |= {_key(each) for each in await asyncio.to_thread(self._uploaded)}
         uploads |= self._uploading  # from here to `add` nothing is awaited
         taken = {_key(each) for each in self._engine.voices} | OPENAI_VOICES | self._uploading
         if key in taken:
-            raise ApiError(
-                409, f'A voice "{name}" exists already.', code="voice_exists", param="name"
-            )
+            raise ApiError(409, f'A voice "{name}" exists already.', "voice_exists", "name")
         if len(uploads) >= limit:
-            raise ApiError(
-                409,
-                f"Clients have uploaded {len(uploads)} voices (limit {limit}). Delete one, or "
-                "start the server with a greater --max-uploads.",
-                code="too_many_voices",
-            )
+            what = f"Clients have uploaded {len(uploads)} voices (limit {limit}). Delete one, or "
+            what += "start the server with a greater --max-uploads."
+            raise ApiError(409, what, "too_many_voices")
         self._uploading.add(key)
         try:
             voice = await self.clone(recording, transcript, name)
@@ -256,13 +250,12 @@ class VoiceStore:
         name = composed_name(name)
         if name not in self._uploaded():
             if name in self._engine.voices:
-                raise ApiError(
-                    403,
+                what = (
                     f'The voice "{name}" was not uploaded by a client, so clients may not delete '
-                    "it. The owner of the server can delete its file.",
-                    code="voice_not_uploaded",
                 )
-            raise ApiError(404, f'No voice is called "{printable(name)}".', code="not_found")
+                what += "it. The owner of the server can delete its file."
+                raise ApiError(403, what, "voice_not_uploaded")
+            raise ApiError(404, f'No voice is called "{printable(name)}".', "not_found")
         (self._folder / f"{name}{VOICE_SUFFIX}").unlink(missing_ok=True)
         logger.info('Voice "%s" was deleted.', name)
 

@@ -10,9 +10,9 @@ whole text as `synthesize`, for old servers.
 
 import asyncio
 import contextlib
+import functools
 import secrets
 from collections.abc import Callable
-from typing import Any
 
 from pydantic import ValidationError
 from wyoming.audio import AudioChunk, AudioStart, AudioStop
@@ -30,10 +30,12 @@ from wyoming.tts import (
 
 from qwen_megakernel.errors import QwenTTSError, UsageError
 from qwen_megakernel.printable import get_logger, printable
-from qwen_megakernel.server.active_speech import ActiveSpeech, sent
-from qwen_megakernel.server.error_responses import ApiError, error_facts
-from qwen_megakernel.server.schemas import SpeechSettings, check_length
+from qwen_megakernel.server.active_speech import ActiveSpeech
+from qwen_megakernel.server.error_responses import ApiError
+from qwen_megakernel.server.responses import sent
+from qwen_megakernel.server.schemas import SpeechPlan, SpeechSettings, check_length
 from qwen_megakernel.server.service import Service
+from qwen_megakernel.server.utterance import Speaker, Utterance
 
 logger = get_logger(__name__)
 
@@ -60,11 +62,7 @@ class Session:
         self._service, self._settings, self._info = service, service.settings, info
         self._reader, self._writer = _BoundedReader(reader), writer
         self._idle = asyncio.timeout(None)  # limits the wait for the next event
-        self._speaking: ActiveSpeech | None = None
-        self._sending: asyncio.Task[None] | None = None  # the audio of `_speaking`
-        self._options: dict[str, Any] | None = None  # for the text that is arriving
-        self._feeding: ActiveSpeech | None = None  # the speech that takes that text as it arrives
-        self._num_chars = 0  # in that text
+        self._speaker = Speaker[Utterance](asyncio.create_task, self._serve)
 
     async def run(self) -> None:
         """Serve until the client disconnects, sends something wrong, or nothing for too long."""
@@ -89,7 +87,7 @@ class Session:
 
     async def refuse(self, error: Exception) -> None:
         """Log any error, send it if the client still reads, and close the connection."""
-        text = error_facts(error)[1]["message"]
+        text = ApiError.of(error).message
         if isinstance(error, QwenTTSError | ApiError | ValidationError):
             logger.warning("Wyoming: %s", " ".join(text.splitlines()))
         else:
@@ -136,47 +134,42 @@ class Session:
         elif Ping.is_type(event.type):
             await self._send(Pong(text=event.data.get("text")).event())
         elif Synthesize.is_type(event.type):
-            if self._options is None:  # otherwise it repeats the text of the chunks
+            if self._speaker.writing is None:  # otherwise it repeats the text of the chunks
                 text = _text(event)
                 check_length(len(text), self._settings)
-                await self._speak(text, await self._configure(event), is_streamed=False)
+                await (await self._begin(event, is_streamed=False)).feed(text)
+                self._speaker.end()
         elif SynthesizeStart.is_type(event.type):
-            if self._options is not None:
+            if self._speaker.writing:
                 raise UsageError(
                     "synthesize-start came before the synthesize-stop of the last text."
                 )
-            self._options = await self._configure(event)
-            self._feeding, self._num_chars = None, 0
-        elif SynthesizeChunk.is_type(event.type):
-            await self._take_text(event)
-        elif SynthesizeStop.is_type(event.type):
-            await self._end_text(event)
+            await self._begin(event, is_streamed=True)
+        elif SynthesizeChunk.is_type(event.type) or SynthesizeStop.is_type(event.type):
+            if self._speaker.writing is None:
+                raise UsageError(f"{event.type} came before a synthesize-start.")
+            if SynthesizeStop.is_type(event.type):
+                self._speaker.end()
+            elif text := _text(event):
+                check_length(self._speaker.writing.num_chars + len(text), self._settings)
+                await self._speaker.writing.feed(text)
         else:
             logger.debug("Wyoming: ignored an event %s.", event.type)
 
-    async def _take_text(self, event: Event) -> None:
-        if self._options is None:
-            raise UsageError(f"{event.type} came before a synthesize-start.")
-        text = _text(event)
-        self._num_chars += len(text)
-        check_length(self._num_chars, self._settings)
-        if not text:
-            return
-        if not self._feeding:
-            self._feeding = await self._speak(None, self._options, is_streamed=True)
-        await self._feeding.feed(text)
+    async def _begin(self, event: Event, *, is_streamed: bool) -> Utterance:
+        """Begin the text of an event when the one before it has been sent."""
+        plan = await self._configure(event)
+        if task := self._speaker.task:
+            self._idle.reschedule(None)
+            await asyncio.wait([task])
+        text = Utterance(plan=plan, may_be_blank=False, is_streamed=is_streamed)
+        self._speaker.begin(text)
+        assert self._speaker.task
+        self._speaker.task.add_done_callback(lambda _: self._expect_event())
+        return text
 
-    async def _end_text(self, event: Event) -> None:
-        if self._options is None:
-            raise UsageError(f"{event.type} came before a synthesize-start.")
-        options, self._options = self._options, None
-        if self._feeding:
-            self._feeding.stream.end_text()
-        else:
-            await self._speak("", options, is_streamed=True)  # raises an error
-
-    async def _configure(self, event: Event) -> dict[str, Any]:
-        """Return the engine's options for an event: voice, language and format of the text."""
+    async def _configure(self, event: Event) -> SpeechPlan:
+        """Return the plan for an event: voice, language and format of the text."""
         text_format = event.data.get("text_format")
         if text_format not in (*TEXT_FORMATS,):
             raise UsageError(
@@ -202,48 +195,38 @@ class Session:
                 "voice": name,
                 "language": wanted.get("language"),
                 "text_format": TEXT_FORMATS[text_format],
+                "response_format": "pcm",
             }
         )
-        options, warnings = await self._service.configure(body)
-        for warning in warnings:
+        plan = await self._service.configure(body)
+        for warning in plan.warnings:
             logger.warning("Wyoming: %s", warning)
-        return options
+        return plan
 
     def _expect_event(self) -> None:
         """Limit the wait for the next event, unless the client only has to listen."""
         if self._idle.expired():
             return
-        only_listens = self._sending and not self._sending.done() and self._options is None
+        only_listens = self._speaker.task and self._speaker.writing is None
         now = asyncio.get_running_loop().time()
         self._idle.reschedule(None if only_listens else now + self._settings.idle_timeout_s)
 
     # ---- audio to the client ---------------------------------------------------------------------
 
-    async def _speak(
-        self, text: str | None, options: dict[str, Any], *, is_streamed: bool
-    ) -> ActiveSpeech:
-        """Start a speech when the last one has been sent; text None: the caller feeds it."""
-        if self._sending:
-            self._idle.reschedule(None)
-            await asyncio.wait([self._sending])
-        request_id = secrets.token_hex(16)
-        self._speaking = await self._service.speak(text, options, request_id=request_id)
-        self._sending = asyncio.create_task(self._send_speech(self._speaking, is_streamed))
-        self._sending.add_done_callback(lambda _: self._expect_event())
-        return self._speaking
-
-    async def _send_speech(self, speaking: ActiveSpeech, is_streamed: bool) -> None:
-        """Send the audio of a speech; an error closes the connection."""
+    async def _serve(self, text: Utterance, sending: contextlib.ExitStack) -> None:
+        """Send the audio of a text; an error closes the connection."""
         try:
-            with speaking:
-                async with speaking.limited(self._settings.deadline_s):
-                    await self._relay(speaking, is_streamed)
+            await text.speak(self._start, functools.partial(self._relay, text), sending)
         except ConnectionError as error:
             logger.debug("A Wyoming client disconnected during its speech: %s", error)
         except Exception as error:
             await self.refuse(error)
+        self._speaker.waiting.popleft()
 
-    async def _relay(self, speaking: ActiveSpeech, is_streamed: bool) -> None:
+    async def _start(self, text: str | None, plan: SpeechPlan) -> ActiveSpeech:
+        return await self._service.speak(text, plan, secrets.token_hex(16))
+
+    async def _relay(self, text: Utterance, speaking: ActiveSpeech) -> None:
         rate = speaking.record.sample_rate
         sound = {"rate": rate, "width": 2, "channels": 1}
         num_samples = 0
@@ -254,14 +237,14 @@ class Session:
             num_samples += len(chunk.samples)
         end = AudioStop(timestamp=1000 * num_samples // rate).event()
         # These fields are not in the protocol; clients ignore fields that they do not know.
-        text = speaking.stream.text
+        known = speaking.stream.text
         end.data |= {"finish_reason": speaking.finish_reason, "seed": speaking.stream.seed}
-        if text.is_normalized:
-            end.data["spoken_text"] = text.spoken
-        if text.warnings:
-            end.data["warnings"] = text.warnings
+        if known.is_normalized:
+            end.data["spoken_text"] = known.spoken
+        if known.warnings:
+            end.data["warnings"] = known.warnings
         await self._send(end)
-        if is_streamed:
+        if text.is_streamed:
             await self._send(SynthesizeStopped().event())
 
     def _marked(self, event: Event) -> Event:
@@ -278,10 +261,10 @@ class Session:
             raise ConnectionAbortedError(str(error)) from error
 
     async def _stop_speaking(self) -> None:
-        if self._sending and self._speaking:
-            self._speaking.close()  # the task closes it only if it has begun
-            self._sending.cancel()
-            await asyncio.wait([self._sending])
+        self._speaker.cancel()
+        if task := self._speaker.task:
+            task.cancel()
+            await asyncio.wait([task])
 
 
 class _BoundedReader:

@@ -20,7 +20,7 @@ from waiting import wait_until
 
 from qwen_megakernel.errors import EngineBusy, EngineClosed, KernelTimeout
 from qwen_megakernel.server.admission import Admission
-from qwen_megakernel.server.error_responses import error_facts
+from qwen_megakernel.server.error_responses import ApiError
 
 SHORT = "Hello there."
 LONG = "A sentence with some forty letters in it. " * 40
@@ -74,7 +74,7 @@ def test_a_refusal_names_how_long_the_queue_will_take(
     now += 1.2
     with pytest.raises(EngineBusy) as caught:
         admission.admit()
-    assert error_facts(caught.value)[2] == {"Retry-After": str(expected)}
+    assert ApiError.of(caught.value).headers == {"Retry-After": str(expected)}
     assert str(caught.value).endswith(f"Try again in {expected} s.")
 
 

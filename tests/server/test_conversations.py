@@ -13,6 +13,7 @@ from waiting import wait_until
 
 from qwen_megakernel.records import Drift
 from qwen_megakernel.server.active_speech import ActiveSpeech
+from qwen_megakernel.server.schemas import SpeechPlan
 
 
 def test_requests_of_a_session_are_one_conversation(live, engine):
@@ -44,8 +45,9 @@ def test_the_oldest_of_too_many_sessions_is_forgotten(live, monkeypatch):
 @pytest.mark.parametrize("is_sent", [True, False])
 async def test_speech_that_its_client_lacks_ends_the_conversation(engine, is_sent):
     talk, record = Mock(), Mock(sample_rate=24000, elapsed_ms=0.0, first_audio_ms=None)
-    options = {"mark": engine.mark, "request_id": "", "finished": Mock(), "buffer_s": 60.0}
-    speaking = ActiveSpeech(engine.stream("Hello."), Mock(), record, conversation=talk, **options)
+    plan, stream = SpeechPlan({"conversation": talk}, Mock(), []), engine.stream("Hello.")
+    own = {"settings": Mock(buffer_s=60.0), "mark": engine.mark, "finished": Mock()}
+    speaking = ActiveSpeech(stream, plan, Mock(), record, Mock(), "", **own)
     await speaking._task  # the engine is done
     if is_sent:
         assert [chunk async for chunk in speaking.chunks()]

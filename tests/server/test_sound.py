@@ -15,7 +15,7 @@ from tolerances import CODEC_PADDING, LIMITED, LOUDNESS_LU, PEAK_DB, PITCH, SIX_
 
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.marking import UNMARKED
-from qwen_megakernel.server.encoders import encode_whole
+from qwen_megakernel.server.encoders import AudioFormat
 from qwen_megakernel.server.settings import SAMPLE_RATES, ServerSettings
 from qwen_megakernel.speech_options import SoundOptions
 
@@ -112,7 +112,7 @@ def test_a_file_has_the_sample_rate(live: LiveServer, response_format: str, stre
 @pytest.mark.parametrize("rate", SAMPLE_RATES["mp3"])
 def test_mp3_has_the_bits_of_speech_at_every_rate(rate: int):
     samples = (8000 * np.sin(np.arange(2 * rate) / 20)).astype(np.int16)
-    data = encode_whole("mp3", samples, rate)
+    data = AudioFormat("mp3", rate).file(samples)
     assert 55 < len(data) * 8 / 2 / 1000 < 75
 
 

@@ -14,7 +14,7 @@ from waiting import wait_until
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from qwen_megakernel.errors import GenerationError
-from qwen_megakernel.server.utterance import JsonSocket
+from qwen_megakernel.server.session import ContextSession
 from qwen_megakernel.server.websocket import NumberedUtterance
 
 
@@ -212,14 +212,14 @@ async def test_draining_waits_for_what_is_still_being_sent():
 
 async def test_a_speech_is_unfinished_until_its_last_message_is_sent(monkeypatch, engine):
     """A server that drains closes its sockets when no speech is unfinished."""
-    unfinished, send = {}, JsonSocket.send
+    unfinished, send = {}, ContextSession.send
     with serving(engine) as live:
 
         async def counted_send(self, **message):
             unfinished[message["type"]] = live.running.service.admission.num_unfinished
             await send(self, **message)
 
-        monkeypatch.setattr(JsonSocket, "send", counted_send)
+        monkeypatch.setattr(ContextSession, "send", counted_send)
         async with session(live) as socket:
             await speak(socket, STORY)
         assert unfinished["audio.done"] == unfinished["session.done"] == 1

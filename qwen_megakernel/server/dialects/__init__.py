@@ -1,6 +1,5 @@
 """The paths and messages of hosted voices, so that their clients work with another URL.
 
-Read `dialect` (what a dialect is, and what its routes share), `session` (several texts on one
-WebSocket), `letters` (times of letters), then `elevenlabs`, `cartesia` and `deepgram`, which only
-translate; `table` lists them.
+Read `dialect` (what a dialect is, and what its routes share), `letters` (times of letters), then
+`elevenlabs`, `cartesia` and `deepgram`, which only translate. `server.session` has the contexts.
 """

@@ -16,18 +16,14 @@ from pydantic import Field
 
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.server.active_speech import ActiveSpeech
-from qwen_megakernel.server.dialects.dialect import ROUTE, Desk, Dialect, Fields, Sound, unsupported
-from qwen_megakernel.server.dialects.session import Context, ContextSession, wrong
-from qwen_megakernel.server.error_responses import error_facts
-from qwen_megakernel.server.responses import EVENT_STREAM, audio_bytes, base64_of
-from qwen_megakernel.server.service import Service
+from qwen_megakernel.server.dialects.dialect import ROUTE, Dialect, DialectSession, Fields
+from qwen_megakernel.server.encoders import AudioFormat
+from qwen_megakernel.server.error_responses import ApiError
+from qwen_megakernel.server.responses import EVENT_STREAM, SpeechResponse, base64_of
+from qwen_megakernel.server.session import Context, wanted_audio, wrong
+from qwen_megakernel.server.utterance import Utterance
 
 _ENCODINGS = {"pcm_s16le": "pcm", "pcm_f32le": "float", "pcm_mulaw": "ulaw", "pcm_alaw": "alaw"}
-# What clients send by default, or what concerns only the vendor's own machines.
-_HARMLESS = (
-    *("mode", "max_buffer_delay_ms", "use_normalized_timestamps", "add_phoneme_timestamps"),
-    *("context_id", "continue", "flush", "duration", "cancel"),
-)
 
 
 class OutputFormat(Fields):
@@ -38,19 +34,18 @@ class OutputFormat(Fields):
     sample_rate: int | None = None
     bit_rate: int | None = None
 
-    def sound(self, *containers: str) -> Sound:
+    def audio(self, *containers: str) -> AudioFormat:
         """Return the audio, in one of the containers; raises `ApiError` if it cannot be made."""
+        rate, encoding = self.sample_rate or 0, _ENCODINGS.get(self.encoding)
         if self.container not in containers:
-            raise unsupported("output_format.container", self.container, containers)
+            raise self.unsupported("output_format.container", self.container, containers)
         if self.container == "mp3":
-            return Sound("mp3", self.sample_rate, kbits=self.bit_rate and self.bit_rate // 1000)
-        if self.encoding not in _ENCODINGS:
-            raise unsupported("output_format.encoding", self.encoding, _ENCODINGS)
-        encoding = _ENCODINGS[self.encoding]
+            return AudioFormat("mp3", rate, kbits=self.bit_rate and self.bit_rate // 1000)
+        if encoding is None:
+            raise self.unsupported("output_format.encoding", self.encoding, _ENCODINGS)
         if self.container == "wav" or encoding == "float":
-            kind = "wav" if self.container == "wav" else "pcm"
-            return Sound(kind, self.sample_rate, encoding)
-        return Sound(encoding, self.sample_rate)
+            return AudioFormat("wav" if self.container == "wav" else "pcm", rate, encoding)
+        return AudioFormat(encoding, rate)
 
 
 class GenerationConfig(Fields):
@@ -81,10 +76,11 @@ class CartesiaBody(Fields):
     seed: int | None = Field(None, ge=0, lt=2**64, description="Not of the vendor's.")
     continuity: str | None = Field(None, description="Not of the vendor's.")
 
-    def fields(self) -> dict[str, Any]:
-        """Return the fields of `SpeechSettings` that these mean, and the voice."""
+    def fields(self, *containers: str) -> dict[str, Any]:
+        """Return what these mean for `Dialect.configure`; see `OutputFormat.audio`."""
         how = self.generation_config
         return {
+            "audio": self.output_format.audio(*containers),
             "voice": self.voice if isinstance(self.voice, str) else self.voice.id,
             "language": self.language or self.locale,
             "normalize": "off" if self.normalization == "off" else None,
@@ -96,10 +92,11 @@ class CartesiaBody(Fields):
 
 
 async def _messages(
-    speaking: ActiveSpeech, pieces: AsyncIterator[bytes], body: CartesiaBody, begin_s: float
+    speaking: ActiveSpeech, pieces: AsyncIterator[bytes], body: CartesiaBody, begin_s: float = 0.0
 ) -> AsyncIterator[dict[str, Any]]:
     """Yield a speech, which begins `begin_s` after its context, as chunk and timestamps."""
-    common = {"done": False, "status_code": 206}
+    name = (body.model_extra or {}).get("context_id")
+    common = {"done": False, "status_code": 206, "context_id": name}
     async for audio in pieces:
         if audio:
             step_time = round(speaking.record.elapsed_ms, 3)
@@ -113,57 +110,64 @@ async def _messages(
             yield {"type": "timestamps", "word_timestamps": times, **common}
 
 
-def _event(**facts: Any) -> bytes:
+def _done(name: Any) -> dict[str, Any]:
+    return {"type": "done", "done": True, "status_code": 200, "context_id": name}
+
+
+def _event(facts: dict[str, Any]) -> bytes:
     return f"event: {facts['type']}\ndata: {json.dumps(facts)}\n\n".encode()
 
 
-def _error_body(status: int, facts: dict[str, Any], request_id: str) -> dict[str, Any]:
-    code = facts["code"]
-    shown = {"title": code.replace("_", " ").capitalize(), "message": facts["message"]}
-    return {**shown, "error_code": code, "status_code": status, "request_id": request_id}
+class Cartesia(Dialect):
+    """Cartesia's routes."""
+
+    name, title = "cartesia", "Cartesia"
+    paths = re.compile(r"(?P<json>/tts/(bytes|sse))|/tts/websocket")
+    # What clients send by default, or what concerns only the vendor's own machines.
+    harmless = (
+        *("mode", "max_buffer_delay_ms", "use_normalized_timestamps", "add_phoneme_timestamps"),
+        *("context_id", "continue", "flush", "duration", "cancel"),
+    )
+
+    def add_routes(self, app: FastAPI) -> None:
+        async def begin(body: CartesiaBody, request: Request, *containers: str) -> ActiveSpeech:
+            fields = body.fields(*containers)
+            self.ignore(body.unknown())
+            return await self.speak(request, body.transcript, **fields)
+
+        @app.post("/tts/bytes", **ROUTE)
+        async def speak(body: CartesiaBody, request: Request) -> Response:
+            """Speak a text: audio while it is made."""
+            speaking = await begin(body, request, "raw", "wav", "mp3")
+            return self.audio(speaking, is_whole=speaking.plan.audio.name == "wav")
+
+        @app.post("/tts/sse", **ROUTE)
+        async def events(body: CartesiaBody, request: Request) -> Response:
+            """Speak a text: events with audio and times of words."""
+            speaking = await begin(body, request, "raw")
+
+            async def lines() -> AsyncIterator[bytes]:
+                async for message in _messages(speaking, speaking.audio(), body):
+                    yield _event(message)
+                yield _event(_done((body.model_extra or {}).get("context_id")))
+
+            def failed(error: Exception) -> bytes:
+                facts = self.error_body(ApiError.of(error), speaking.request_id)
+                return _event({"type": "error", "done": True} | facts)
+
+            return SpeechResponse(speaking, lines(), EVENT_STREAM, failed)
+
+        @app.websocket("/tts/websocket")
+        async def websocket(websocket: WebSocket) -> None:
+            await _CartesiaSession(websocket, self).run()
+
+    def error_body(self, error: ApiError, request_id: str) -> dict[str, Any]:
+        code = error.code
+        shown = {"title": code.replace("_", " ").capitalize(), "message": error.message}
+        return {**shown, "error_code": code, "status_code": error.status, "request_id": request_id}
 
 
-def _add_routes(app: FastAPI, service: Service) -> None:
-    desk = Desk("cartesia", service, _HARMLESS)
-
-    async def begin(body: CartesiaBody, request: Request, sound: Sound) -> ActiveSpeech:
-        desk.ignore(body.unknown())
-        options = await desk.configure(sound=sound, **body.fields())
-        return await desk.speak(request, body.transcript, options)
-
-    @app.post("/tts/bytes", **ROUTE)
-    async def speak(body: CartesiaBody, request: Request) -> Response:
-        """Speak a text: audio while it is made."""
-        sound = body.output_format.sound("raw", "wav", "mp3")
-        speaking = await begin(body, request, sound)
-        return await desk.audio(request, speaking, sound, is_whole=sound.response_format == "wav")
-
-    @app.post("/tts/sse", **ROUTE)
-    async def events(body: CartesiaBody, request: Request) -> Response:
-        """Speak a text: events with audio and times of words."""
-        sound = body.output_format.sound("raw")
-        speaking = await begin(body, request, sound)
-        name = (body.model_extra or {}).get("context_id")
-
-        async def lines() -> AsyncIterator[bytes]:
-            pieces = audio_bytes(speaking, desk.encoder(speaking, sound))
-            async for message in _messages(speaking, pieces, body, 0.0):
-                yield _event(**message, context_id=name)
-            yield _event(type="done", done=True, status_code=200, context_id=name)
-
-        def failed(error: Exception) -> bytes:
-            status, facts, _ = error_facts(error)
-            facts = _error_body(status, facts, request.state.request_id)
-            return _event(type="error", done=True, **facts)
-
-        return desk.stream(speaking, lines(), EVENT_STREAM, failed)
-
-    @app.websocket("/tts/websocket")
-    async def websocket(websocket: WebSocket) -> None:
-        await _CartesiaSession(websocket, desk).run()
-
-
-class _CartesiaSession(ContextSession):
+class _CartesiaSession(DialectSession):
     """A connection of a Cartesia client."""
 
     async def obey(self, facts: dict[str, Any]) -> bool:
@@ -173,59 +177,50 @@ class _CartesiaSession(ContextSession):
         context = self.contexts.get(name)
         if facts.get("cancel"):
             if context:
-                self.close(context)
+                context.close()
             if name in self.leaving:
                 self.leaving[name].cancel()
             return False
         body = CartesiaBody.model_validate(facts)
-        sound = body.output_format.sound("raw")
-        if context is None and name in self.leaving:
-            context = self.reopen(name)
-        fields = body.fields()
-        if context and (context.settings["voice"], context.sound) != (fields["voice"], sound):
+        fields = body.fields("raw")
+        if context is None and name in self.leaving:  # it takes text again
+            context = self.contexts[name] = self.leaving.pop(name)
+            context.is_closing = False
+        if context and any(context.settings[each] != fields[each] for each in ("voice", "audio")):
             raise UsageError(
                 "The voice or the output_format is not that of the context's first message.",
                 hint="Open another context for it.",
             )
         if context is None or context.settings != fields:
-            self.desk.ignore(body.unknown())
-            options = await self.desk.configure(sound=sound, **fields)
+            self.dialect.ignore(body.unknown())
+            plan = await self.dialect.configure(**fields)
             if context is None:
-                context = self.open(name, options, sound)
-            context.flush()  # the text so far keeps its settings
-            context.options, context.settings = options, fields
+                context = self.open(name, plan)
+            context.end()  # the text so far keeps its settings
+            context.plan, context.settings = plan, fields
         context.request = body
         is_sentence = facts.get("max_buffer_delay_ms") == 0
-        await self.feed(context, body.transcript, is_sentence=is_sentence)
+        await context.feed(body.transcript, is_sentence=is_sentence)
         if facts.get("flush"):
-            self.mark(context, "flush_done")
+            context.mark("flush_done")
         if not facts.get("continue"):
-            self.close(context)
+            context.close()
         return False
 
-    async def relay(
-        self, context: Context, speaking: ActiveSpeech, pieces: AsyncIterator[bytes]
-    ) -> None:
-        async for message in _messages(speaking, pieces, context.request, context.heard_s):
-            await self.socket.send(**message, context_id=context.name)
+    def messages(
+        self, context: Context, text: Utterance, speaking: ActiveSpeech
+    ) -> AsyncIterator[dict[str, Any]]:
+        audio = wanted_audio(text, speaking)
+        return _messages(speaking, audio, context.request, context.heard_s)
 
     async def answer(self, context: Context, mark: str) -> None:
         context.num_answers += 1
         facts = {"flush_id": context.num_answers, "flush_done": True, "context_id": context.name}
-        await self.socket.send(type=mark, done=False, status_code=206, **facts)
+        await self.send(type=mark, done=False, status_code=206, **facts)
 
     async def closed(self, context: Context) -> None:
-        await self.socket.send(type="done", done=True, status_code=200, context_id=context.name)
+        await self.send(**_done(context.name))
 
-    async def refuse(self, status: int, facts: dict[str, Any], name: str | None) -> None:
-        body = _error_body(status, facts, self.socket.request_id)
-        await self.socket.send(type="error", done=True, context_id=name, **body)
-
-
-DIALECT = Dialect(
-    name="cartesia",
-    title="Cartesia",
-    paths=re.compile(r"(?P<json>/tts/(bytes|sse))|/tts/websocket"),
-    error_body=_error_body,
-    add_routes=_add_routes,
-)
+    async def report(self, error: ApiError, name: str | None) -> None:
+        body = self.dialect.error_body(error, self.request_id)
+        await self.send(type="error", done=True, context_id=name, **body)

@@ -8,21 +8,24 @@ a context.
 
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any, Literal
 
 from fastapi import FastAPI, Request, Response, WebSocket
 from pydantic import Field
+from starlette.datastructures import Headers
 
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.printable import printable
 from qwen_megakernel.server.active_speech import ActiveSpeech
-from qwen_megakernel.server.dialects.dialect import ROUTE, Desk, Dialect, Fields, Sound, unsupported
-from qwen_megakernel.server.dialects.letters import LetterTimer, TimedLetters
-from qwen_megakernel.server.dialects.session import Context, ContextSession, wrong
-from qwen_megakernel.server.error_responses import POLICY, error_facts
-from qwen_megakernel.server.responses import audio_bytes, base64_of, speech_headers
-from qwen_megakernel.server.service import Service
+from qwen_megakernel.server.dialects.dialect import ROUTE, Dialect, DialectSession, Fields
+from qwen_megakernel.server.dialects.letters import LetterTimer, TimedLetters, timed
+from qwen_megakernel.server.encoders import AudioFormat
+from qwen_megakernel.server.error_responses import POLICY, ApiError
+from qwen_megakernel.server.responses import SpeechResponse, base64_of, whole
+from qwen_megakernel.server.schemas import SpeechPlan
+from qwen_megakernel.server.session import Context, wanted_audio, wrong
+from qwen_megakernel.server.utterance import Utterance
 
 _ROUTE = "/v1/text-to-speech/{voice}"
 _DEFAULT_FORMAT = "mp3_44100_128"
@@ -30,17 +33,11 @@ _RATES = (8000, 16000, 22050, 24000, 32000, 44100, 48000)
 _MP3 = ((22050, 32), (24000, 48), *((44100, kbits) for kbits in (32, 64, 96, 128, 192)))
 _OPUS = (32, 64, 96, 128, 192)
 _FORMATS = {
-    **{f"mp3_{rate}_{kbits}": Sound("mp3", rate, kbits=kbits) for rate, kbits in _MP3},
-    **{f"{kind}_{rate}": Sound(kind, rate) for kind in ("pcm", "wav") for rate in _RATES},
-    **{f"{kind}_8000": Sound(kind, 8000) for kind in ("ulaw", "alaw")},
-    **{f"opus_48000_{kbits}": Sound("opus", 48000, kbits=kbits) for kbits in _OPUS},
+    **{f"mp3_{rate}_{kbits}": AudioFormat("mp3", rate, kbits=kbits) for rate, kbits in _MP3},
+    **{f"{kind}_{rate}": AudioFormat(kind, rate) for kind in ("pcm", "wav") for rate in _RATES},
+    **{f"{kind}_8000": AudioFormat(kind, 8000) for kind in ("ulaw", "alaw")},
+    **{f"opus_48000_{kbits}": AudioFormat("opus", 48000, kbits=kbits) for kbits in _OPUS},
 }
-# What clients send by default, or what concerns only the vendor's own machines.
-_HARMLESS = (
-    *("text", "context_id", "flush", "close_context", "auto_mode", "chunk_length_schedule"),
-    *("enable_logging", "generation_config", "inactivity_timeout", "optimize_streaming_latency"),
-    *("output_format", "sync_alignment", "try_trigger_generation", "xi_api_key"),
-)
 
 
 class VoiceSettings(Fields):
@@ -60,7 +57,7 @@ class Settings(Fields):
     voice_settings: VoiceSettings | None = None
     continuity: str | None = Field(None, description="Not of the vendor's.")
 
-    def options(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, Any]:
         """Return the fields of `SpeechSettings` that these mean."""
         normalize = self.apply_text_normalization
         return {
@@ -79,83 +76,100 @@ class ElevenLabsBody(Settings):
     text: str = Field(description="The text to speak.")
 
 
-def _sound_of(output_format: str, known: list[str]) -> Sound:
+def _audio_of(output_format: str, known: Iterable[str]) -> AudioFormat:
     if output_format not in known:
-        raise unsupported("output_format", output_format, known)
+        raise Fields.unsupported("output_format", output_format, known)
     return _FORMATS[output_format]
-
-
-async def _timed(
-    speaking: ActiveSpeech, pieces: AsyncIterator[bytes]
-) -> AsyncIterator[tuple[bytes, list[TimedLetters]]]:
-    """Yield audio, and letters, written and spoken, whose times became final before it."""
-    timer, letters = LetterTimer(speaking), [TimedLetters(), TimedLetters()]
-    async for audio in pieces:
-        if audio or any(letters):
-            yield audio, letters
-        letters = list(await timer.take())  # takes a while, so the audio does not wait for it
-    if any(letters):
-        yield b"", letters
 
 
 # ---- HTTP ----------------------------------------------------------------------------------------
 
 
-def _add_routes(app: FastAPI, service: Service) -> None:
-    desk = Desk("elevenlabs", service, _HARMLESS)
+class ElevenLabs(Dialect):
+    """ElevenLabs' routes."""
 
-    def add(path: str, *, is_whole: bool, is_timed: bool, summary: str) -> None:
-        @app.post(_ROUTE + path, summary=f"Speak a text: {summary}", **ROUTE)
-        async def speak(
-            voice: str, body: ElevenLabsBody, request: Request, output_format: str = _DEFAULT_FORMAT
-        ) -> Response:
-            sound = _sound_of(output_format, list(_FORMATS))
-            desk.ignore(body.unknown() | {*request.query_params})
-            options = await desk.configure(voice, sound, **body.options())
-            speaking = await desk.speak(request, body.text, options)
-            if not is_timed:
-                return await desk.audio(request, speaking, sound, is_whole=is_whole)
-            if is_whole:
-                file = await desk.file(request, speaking, sound)
-                line = _line(file, *await LetterTimer(speaking).take())
-                headers = speech_headers(speaking, [])
-                return Response(line, media_type="application/json", headers=headers)
-            timed = _timed(speaking, audio_bytes(speaking, desk.encoder(speaking, sound)))
-            lines = (_line(audio, *letters) async for audio, letters in timed)
-            return desk.stream(speaking, lines, "application/json", _line_of_error)
+    name, title = "elevenlabs", "ElevenLabs"
+    paths = re.compile(
+        r"(?P<json>/v1/text-to-speech/[^/]+(/stream)?(/with-timestamps)?)"
+        r"|/v1/text-to-speech/.*|/v[12]/voices"
+    )
+    # What clients send by default, or what concerns only the vendor's own machines.
+    harmless = (
+        *("text", "context_id", "flush", "close_context", "auto_mode", "chunk_length_schedule"),
+        *("enable_logging", "generation_config", "inactivity_timeout"),
+        *("optimize_streaming_latency", "output_format", "sync_alignment"),
+        *("try_trigger_generation", "xi_api_key"),
+    )
 
-    add("", is_whole=True, is_timed=False, summary="one file")
-    add("/stream", is_whole=False, is_timed=False, summary="audio while it is made")
-    add("/with-timestamps", is_whole=True, is_timed=True, summary="audio and times of letters")
-    stream = "lines of JSON with audio and times of letters"
-    add("/stream/with-timestamps", is_whole=False, is_timed=True, summary=stream)
+    def has(self, path: str, headers: Headers) -> bool:
+        return super().has(path, headers) or (path == "/v1/models" and "xi-api-key" in headers)
 
-    def add_socket(path: str, *, is_multi: bool) -> None:
-        @app.websocket(_ROUTE + path)
-        async def stream_input(websocket: WebSocket, voice: str) -> None:
-            session = _ElevenLabsSession(websocket, desk, voice, is_multi=is_multi)
-            await session.options(session.settings)  # refuses what is wrong
-            await session.run()
+    def add_routes(self, app: FastAPI) -> None:
+        def add(path: str, *, is_whole: bool, is_timed: bool, summary: str) -> None:
+            @app.post(_ROUTE + path, summary=f"Speak a text: {summary}", **ROUTE)
+            async def speak(
+                voice: str,
+                body: ElevenLabsBody,
+                request: Request,
+                output_format: str = _DEFAULT_FORMAT,
+            ) -> Response:
+                audio = _audio_of(output_format, _FORMATS)
+                self.ignore(body.unknown() | {*request.query_params})
+                fields = body.fields()
+                speaking = await self.speak(request, body.text, voice, audio, **fields)
+                if not is_timed:
+                    return self.audio(speaking, is_whole=is_whole)
+                lines, kind = _lines(speaking, is_whole=is_whole), "application/json"
+                return SpeechResponse(speaking, lines, kind, self.last_line, is_whole=is_whole)
 
-    add_socket("/stream-input", is_multi=False)
-    add_socket("/multi-stream-input", is_multi=True)
+        add("", is_whole=True, is_timed=False, summary="one file")
+        add("/stream", is_whole=False, is_timed=False, summary="audio while it is made")
+        add("/with-timestamps", is_whole=True, is_timed=True, summary="audio and times of letters")
+        stream = "lines of JSON with audio and times of letters"
+        add("/stream/with-timestamps", is_whole=False, is_timed=True, summary=stream)
 
-    @app.get("/v1/voices")
-    @app.get("/v2/voices")
-    async def voices() -> dict[str, Any]:
-        """List the voices, in ElevenLabs' form."""
-        names = [*service.engine.voices, *service.settings.voice_aliases]
-        found = [{"voice_id": name, "name": name, "category": "premade"} for name in names]
-        page = {"has_more": False, "total_count": len(found), "next_page_token": None}
-        return {"voices": found, **page}
+        def add_socket(path: str, *, is_multi: bool) -> None:
+            @app.websocket(_ROUTE + path)
+            async def stream_input(websocket: WebSocket, voice: str) -> None:
+                session = _ElevenLabsSession(websocket, self, voice, is_multi=is_multi)
+                await session.plan(session.asked)  # refuses what is wrong
+                await session.run()
+
+        add_socket("/stream-input", is_multi=False)
+        add_socket("/multi-stream-input", is_multi=True)
+
+        @app.get("/v1/voices")
+        @app.get("/v2/voices")
+        async def voices() -> dict[str, Any]:
+            """List the voices, in ElevenLabs' form."""
+            names = [*self.service.engine.voices, *self.settings.voice_aliases]
+            found = [{"voice_id": name, "name": name, "category": "premade"} for name in names]
+            page = {"has_more": False, "total_count": len(found), "next_page_token": None}
+            return {"voices": found, **page}
+
+    def models(self) -> list[dict[str, Any]]:
+        engine = self.service.engine
+        name = engine.files.name
+        languages = [{"language_id": each, "name": each} for each in engine.languages]
+        facts = {"can_do_text_to_speech": True, "languages": languages}
+        return [{"model_id": name, "name": name, **facts}]
+
+    def error_body(self, error: ApiError, request_id: str) -> dict[str, Any]:
+        return {"detail": {"status": error.code, "message": error.message}}
+
+    def last_line(self, error: Exception) -> bytes:
+        """Return the line that reports an error after others."""
+        return _json_line(self.error_body(ApiError.of(error), ""))
 
 
-def _models(service: Service) -> list[dict[str, Any]]:
-    engine = service.engine
-    name = engine.files.name
-    languages = [{"language_id": each, "name": each} for each in engine.languages]
-    facts = {"can_do_text_to_speech": True, "languages": languages}
-    return [{"model_id": name, "name": name, **facts}]
+async def _lines(speaking: ActiveSpeech, *, is_whole: bool) -> AsyncIterator[bytes]:
+    """Yield lines of JSON with audio and times of letters; one line for a whole speech."""
+    if is_whole:
+        async for file in whole(speaking):
+            yield _line(file, *await LetterTimer(speaking).take())
+        return
+    async for audio, letters in timed(speaking, speaking.audio()):
+        yield _line(audio, *letters)
 
 
 def _in_seconds(letters: TimedLetters) -> dict[str, Any] | None:
@@ -170,41 +184,36 @@ def _in_seconds(letters: TimedLetters) -> dict[str, Any] | None:
 
 def _line(audio: bytes, written: TimedLetters, spoken: TimedLetters) -> bytes:
     times = {"alignment": _in_seconds(written), "normalized_alignment": _in_seconds(spoken)}
-    return json.dumps({"audio_base64": base64_of(audio), **times}).encode() + b"\n"
+    return _json_line({"audio_base64": base64_of(audio), **times})
 
 
-def _error_body(status: int, facts: dict[str, Any], request_id: str) -> dict[str, Any]:
-    return {"detail": {"status": facts["code"], "message": facts["message"]}}
-
-
-def _line_of_error(error: Exception) -> bytes:
-    status, facts, _ = error_facts(error)
-    return json.dumps(_error_body(status, facts, "")).encode() + b"\n"
+def _json_line(facts: dict[str, Any]) -> bytes:
+    return json.dumps(facts).encode() + b"\n"
 
 
 # ---- WebSockets ----------------------------------------------------------------------------------
 
 
-class _ElevenLabsSession(ContextSession):
+class _ElevenLabsSession(DialectSession):
     """A connection of an ElevenLabs client."""
 
-    def __init__(self, websocket: WebSocket, desk: Desk, voice: str, *, is_multi: bool):
-        super().__init__(websocket, desk)
+    def __init__(self, websocket: WebSocket, dialect: Dialect, voice: str, *, is_multi: bool):
+        super().__init__(websocket, dialect)
         query = dict(websocket.query_params)
         self._voice, self._is_multi = voice, is_multi
         # Each text would begin with the header of a wav.
         known = [name for name in _FORMATS if not name.startswith("wav")]
-        self._sound = _sound_of(query.get("output_format", _DEFAULT_FORMAT), known)
+        self._audio = _audio_of(query.get("output_format", _DEFAULT_FORMAT), known)
         # LiveKit's client asks for this and counts times from the start of the context; all others
         # count them from the end of the message before.
         self._counts_on = query.get("sync_alignment") == "true"
         self._is_auto = query.get("auto_mode") == "true"
-        self.settings = Settings.model_validate(query, strict=False)
-        desk.ignore(self.settings.unknown())
+        self.asked = Settings.model_validate(query, strict=False)
+        dialect.ignore(self.asked.unknown())
 
-    async def options(self, settings: Settings) -> dict[str, Any]:
-        """Return the options of `Service.speak`; see `Desk.configure`."""
-        return await self.desk.configure(self._voice, self._sound, **settings.options())
+    async def plan(self, settings: Settings) -> SpeechPlan:
+        """Return the plan of a text; see `Dialect.configure`."""
+        return await self.dialect.configure(self._voice, self._audio, **settings.fields())
 
     async def obey(self, facts: dict[str, Any]) -> bool:
         text, given = facts.get("text"), facts.get("context_id")
@@ -220,21 +229,20 @@ class _ElevenLabsSession(ContextSession):
         if text is None and not facts.get("flush"):
             raise UsageError("The message has neither text nor flush, close_context, close_socket.")
         context = self.contexts.get(name)
-        settings = Settings.model_validate(self.settings.model_dump() | facts)
+        settings = Settings.model_validate(self.asked.model_dump() | facts)
         if context is None and text:
-            self.desk.ignore(settings.unknown())
-            options = await self.options(settings)
-            context = self.open(name, options, self._sound, settings.options())
-        elif context and facts.get("voice_settings") and settings.options() != context.settings:
+            self.dialect.ignore(settings.unknown())
+            context = self.open(name, await self.plan(settings), settings.fields())
+        elif context and facts.get("voice_settings") and settings.fields() != context.settings:
             raise UsageError(
                 f'Context "{printable(name, 80)}" exists with other settings.',
                 hint="Settings belong into the first message of a context; close it first.",
             )
         if context:
-            await self.feed(context, text or "", is_sentence=self._is_auto)
-            self.expect_text(context)  # empty text keeps a context waiting
+            await context.feed(text or "", is_sentence=self._is_auto)
+            context.expect_text()  # empty text keeps a context waiting
             if facts.get("flush"):
-                context.flush()
+                context.end()
         return not self._is_multi and text == "" and not facts.get("flush")
 
     def _close_context(self, name: str) -> None:
@@ -246,21 +254,18 @@ class _ElevenLabsSession(ContextSession):
         if context := self.contexts.get(name):
             if context.writing:
                 context.writing.cancel()
-            self.close(context)
+            context.close()
         elif context := self.leaving.get(name):
             context.cancel()
 
-    async def relay(
-        self, context: Context, speaking: ActiveSpeech, pieces: AsyncIterator[bytes]
-    ) -> None:
-        async for audio, letters in _timed(speaking, pieces):
-            await self._send(
-                context.name,
-                audio=base64_of(audio) if audio else None,
-                isFinal=None,
-                alignment=self._in_ms(context, 0, letters[0]),
-                normalizedAlignment=self._in_ms(context, 1, letters[1]),
-            )
+    async def messages(
+        self, context: Context, text: Utterance, speaking: ActiveSpeech
+    ) -> AsyncIterator[dict[str, Any]]:
+        async for audio, letters in timed(speaking, wanted_audio(text, speaking)):
+            times = [self._in_ms(context, which, letters[which]) for which in (0, 1)]
+            facts: dict[str, Any] = {"audio": base64_of(audio) if audio else None, "isFinal": None}
+            facts |= {"alignment": times[0], "normalizedAlignment": times[1]}
+            yield facts | self._named(context.name)
 
     def _in_ms(self, context: Context, which: int, letters: TimedLetters) -> dict[str, Any] | None:
         """Return letters with whole milliseconds, counted from the end of the letters before."""
@@ -278,25 +283,12 @@ class _ElevenLabsSession(ContextSession):
             "charDurationsMs": [ms(end_s) - ms(start_s) for _, start_s, end_s in letters],
         }
 
-    async def _send(self, name: str | None, **facts: Any) -> None:
-        named = {"contextId": name} if self._is_multi and name else {}
-        await self.socket.send(**facts, **named)
+    def _named(self, name: str | None) -> dict[str, str]:
+        return {"contextId": name} if self._is_multi and name else {}
 
     async def closed(self, context: Context) -> None:
-        await self._send(context.name, audio=None, isFinal=True)
+        await self.send(audio=None, isFinal=True, **self._named(context.name))
 
-    async def refuse(self, status: int, facts: dict[str, Any], name: str | None) -> None:
-        await self._send(name, message=facts["message"], error=facts["code"], code=POLICY)
-
-
-DIALECT = Dialect(
-    name="elevenlabs",
-    title="ElevenLabs",
-    paths=re.compile(
-        r"(?P<json>/v1/text-to-speech/[^/]+(/stream)?(/with-timestamps)?)"
-        r"|/v1/text-to-speech/.*|/v[12]/voices"
-    ),
-    error_body=_error_body,
-    add_routes=_add_routes,
-    models=_models,
-)
+    async def report(self, error: ApiError, name: str | None) -> None:
+        facts = {"message": error.message, "error": error.code, "code": POLICY}
+        await self.send(**facts, **self._named(name))

@@ -30,11 +30,11 @@ from waiting import wait_until
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from qwen_megakernel.errors import UsageError
+from qwen_megakernel.server import session as session_module
 from qwen_megakernel.server.app import create_app
-from qwen_megakernel.server.dialects import session as session_module
 from qwen_megakernel.server.service import Service
+from qwen_megakernel.server.session import ContextSession
 from qwen_megakernel.server.settings import ServerSettings
-from qwen_megakernel.server.utterance import JsonSocket
 
 SOCKETS = {"elevenlabs": ELEVENLABS, "cartesia": CARTESIA, "deepgram": DEEPGRAM}
 POSTS = {
@@ -378,7 +378,7 @@ async def test_nothing_is_sent_after_a_close():
     """One task may close a connection while another has more to send."""
     websocket = SimpleNamespace(scope={}, close=AsyncMock(), send_text=AsyncMock())
     websocket.state = SimpleNamespace(request_id="a")
-    socket = JsonSocket(websocket, Service(FakeEngine(), ServerSettings()))
+    socket = ContextSession(websocket, Service(FakeEngine(), ServerSettings()))
     await socket.send(type="first")
     await socket.close()
     with pytest.raises(ConnectionAbortedError):
