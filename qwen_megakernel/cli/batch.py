@@ -21,27 +21,20 @@ class Lines(str):
 
 def add_options(parser: parsing.Parser) -> None:
     """Add --batch, which stands for the text, and its options."""
-    add, action = options.group(parser, options.OUTPUT).add_argument, parsing.TextAction
+    add, action = parsing.adder(parser, options.OUTPUT), parsing.TextAction
     add(
-        "--batch",
+        "--batch JSONL",
+        "file of texts to speak, a JSON object a line: text, output (the file's name), and "
+        "options of speech such as voice and speed",
+        Lines,
         dest="text",
         action=action,
-        type=Lines,
-        metavar="JSONL",
-        help="file of texts to speak, a JSON object a line: text, output (the file's name), and "
-        "options of speech such as voice and speed",
     )
     add(
-        "--output-dir",
-        metavar="DIR",
-        help="folder for the files of --batch; texts whose files are there already are skipped",
+        "--output-dir DIR",
+        "folder for the files of --batch; texts whose files are there already are skipped",
     )
-    add(
-        "--slots",
-        type=parsing.at_least(1),
-        default=4,
-        help="number of texts of --batch to speak at a time (default: %(default)s)",
-    )
+    add("--slots", "number of texts of --batch to speak at a time", parsing.at_least(1), 4)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -48,24 +48,21 @@ def add_command(commands: Any) -> None:
     command = parsing.new_command(
         commands, "build", build, "compile native code ahead of its first use"
     )
-    add = command.add_argument
+    add = parsing.adder(command)
     add(
-        "--model",
-        default=DEFAULT_MODEL,
-        help="hub id, folder or built-in name of the model to compile for (default: %(default)s)",
+        "--model", "hub id, folder or built-in name of the model to compile for", str, DEFAULT_MODEL
     )
     add(
-        "--arch",
-        metavar="LIST",
-        help="targets: sm_90a,sm_120,... (GPUs), cpu (the CPU decoder, for every instruction set "
-        "of this architecture), emulation (the kernel on this CPU) (default: this GPU, else cpu)",
+        "--arch LIST",
+        "targets: sm_90a,sm_120,... (GPUs), cpu (the CPU decoder, for every instruction set of "
+        "this architecture), emulation (the kernel on this CPU) (default: this GPU, else cpu)",
     )
     add(
         "--dtype",
-        choices=("float32", "bfloat16"),
-        help="number format of the weights (default: bfloat16 for a GPU, float32 for emulation)",
+        "number format of the weights (default: bfloat16 for a GPU, float32 for emulation)",
+        ("float32", "bfloat16"),
     )
-    add("--weights", choices=WEIGHTS, metavar="FORM", help=WEIGHTS_HELP)
+    add("--weights FORM", WEIGHTS_HELP, WEIGHTS)
     options.add_local_files_option(command)
     options.add_verbosity(command)
 

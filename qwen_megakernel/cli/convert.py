@@ -30,9 +30,9 @@ def add_command(commands: Any) -> None:
         convert,
         "write a model as the native CPU decoder reads it, to start faster and share memory",
     )
-    add = command.add_argument
-    add("model", metavar="MODEL", help="model to convert: hub id, folder or built-in name")
-    add("-o", "--output", metavar="FOLDER", required=True, help="new folder for the model")
-    add("--weights", choices=WEIGHTS, metavar="FORM", help=WEIGHTS_HELP)
+    add = parsing.adder(command)
+    add("model MODEL", "model to convert: hub id, folder or built-in name")
+    add("-o --output FOLDER", "new folder for the model", required=True)
+    add("--weights FORM", WEIGHTS_HELP, WEIGHTS)
     options.add_local_files_option(command)
     options.add_verbosity(command)

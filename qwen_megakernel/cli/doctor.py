@@ -39,24 +39,9 @@ FEATURES = {
     "Core ML export": ("coreml", ["coremltools"]),
 }
 PACKAGES = (
-    "torch",
-    "transformers",
-    "safetensors",
-    "numpy",
-    "soundfile",
-    "soxr",
-    "huggingface_hub",
-    "ninja",
-    "num2words",
-    "babel",
-    "pipecat-ai",
-    "qwen-tts",
-    "snac",
-    "fastapi",
-    "wyoming",
-    "ray",
-    "av",
-    "sounddevice",
+    *("torch", "transformers", "safetensors", "numpy", "soundfile", "soxr", "huggingface_hub"),
+    *("ninja", "num2words", "babel", "pipecat-ai", "qwen-tts", "snac", "fastapi", "wyoming"),
+    *("ray", "av", "sounddevice"),
 )
 
 

@@ -42,34 +42,26 @@ def add_command(commands: Any) -> None:
         export_coreml,
         "convert for Apple's Neural Engine",
     )
-    add = command.add_argument
-    add("model", metavar="MODEL", help="model to convert: hub id, folder or built-in name")
-    add("--to", metavar="DIR", required=True, help="folder to write the models to")
+    add = parsing.adder(command)
+    add("model MODEL", "model to convert: hub id, folder or built-in name")
+    add("--to DIR", "folder to write the models to", required=True)
     add(
         "--positions",
-        type=parsing.at_least(1),
-        default=1024,
-        help="length of the talker's memory, prompt plus frames, 12.5 frames per second (default: "
+        "length of the talker's memory, prompt plus frames, 12.5 frames per second (default: "
         "1024, about 80 s)",
+        parsing.at_least(1),
+        1024,
     )
-    add(
-        "--precision",
-        choices=PRECISIONS,
-        default="float16",
-        help="number format of all models but the speech decoder (default: float16)",
-    )
+    add("--precision", "number format of all models but the speech decoder", PRECISIONS, "float16")
     add(
         "--speech-precision",
-        choices=PRECISIONS,
-        default="float32",
-        help="number format of the speech decoder (default: float32; see docs/coreml.md)",
+        "number format of the speech decoder (default: float32; see docs/coreml.md)",
+        PRECISIONS,
+        "float32",
     )
-    add("--weights", choices=WEIGHTS, metavar="FORM", help=WEIGHTS_HELP)
+    add("--weights FORM", WEIGHTS_HELP, WEIGHTS)
     add(
-        "--chunk-frames",
-        type=parsing.at_least(1),
-        default=4,
-        help="frames that the speech decoder takes in one call (default: 4)",
+        "--chunk-frames", "frames that the speech decoder takes in one call", parsing.at_least(1), 4
     )
     options.add_local_files_option(command)
     options.add_verbosity(command)

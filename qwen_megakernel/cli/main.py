@@ -111,17 +111,13 @@ def parser() -> argparse.ArgumentParser:
     mark.add_commands(commands)
 
     command = parsing.new_command(commands, "download", download, "download a model")
-    add = command.add_argument
-    add(
-        "model_id",
-        metavar="MODEL",
-        help="hub id of the model, such as Qwen/Qwen3-TTS-12Hz-0.6B-Base",
-    )
-    add("--to", metavar="DIR", help="folder to which the files are copied, too")
+    add = parsing.adder(command)
+    add("model_id MODEL", "hub id of the model, such as Qwen/Qwen3-TTS-12Hz-0.6B-Base")
+    add("--to DIR", "folder to which the files are copied, too")
     options.add_verbosity(command)
 
     command = parsing.new_command(commands, "doctor", doctor, "describe this machine")
-    command.add_argument("--json", action="store_true", help="print as JSON")
+    parsing.adder(command)("--json", "print as JSON", bool)
     options.add_verbosity(command)
 
     build.add_command(commands)
@@ -135,10 +131,10 @@ def parser() -> argparse.ArgumentParser:
         compare_codes,
         "print entropy, repeats and overlap of files of codes",
     )
-    add = command.add_argument
-    add("files", nargs="+", metavar="TSV", help="file that --dump-codes wrote")
-    add("--strict", action="store_true", help="exit with code 1 if a figure is suspicious")
-    add("--json", action="store_true", help="print as JSON")
+    add = parsing.adder(command)
+    add("files TSV", "file that --dump-codes wrote", nargs="+")
+    add("--strict", "exit with code 1 if a figure is suspicious", bool)
+    add("--json", "print as JSON", bool)
     options.add_verbosity(command)
     return root
 

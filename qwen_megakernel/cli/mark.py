@@ -53,25 +53,20 @@ def add_commands(commands: Any) -> None:
     command = parsing.new_command(
         mark.add_subparsers(required=True), "new-key", new_key, "make a key for the watermark"
     )
-    add = command.add_argument
-    add("file", metavar="FILE", help="file to write, which must not exist yet")
-    add(
-        "--operator",
-        type=parsing.at_least(0),
-        default=0,
-        help="number of the operator who marks, up to 65535 (default: 0)",
-    )
+    add = parsing.adder(command)
+    add("file FILE", "file to write, which must not exist yet")
+    add("--operator", "number of the operator who marks, up to 65535", parsing.at_least(0), 0)
     options.add_verbosity(command)
 
     command = parsing.new_command(commands, "detect", detect, "look for marks in a file")
-    add = command.add_argument
-    add("file", metavar="FILE", help="recording to search: wav, flac, ogg or mp3")
-    add("--mark-key", metavar="KEY", help="file of `mark new-key`, to look for its watermark")
+    add = parsing.adder(command)
+    add("file FILE", "recording to search: wav, flac, ogg or mp3")
+    add("--mark-key KEY", "file of `mark new-key`, to look for its watermark")
     add(
         "--own-speed",
-        action="store_true",
-        help="search for marks at their own speed alone; without this option, speeds up to 10%% "
+        "search for marks at their own speed alone; without this option, speeds up to 10%% "
         "lower and higher are searched, too, which takes longer",
+        bool,
     )
-    add("--json", action="store_true", help="print as JSON")
+    add("--json", "print as JSON", bool)
     options.add_verbosity(command)

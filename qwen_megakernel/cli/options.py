@@ -57,69 +57,59 @@ _TITLES |= {"style": VOICE, "language": VOICE, "seed": SAMPLING, "max_frames": S
 logger = get_logger(__name__)
 
 
-def group(parser: argparse.ArgumentParser, title: str) -> argparse._ArgumentGroup:
-    """Return the group of options with a title, which is added if it is new."""
-    found = (group for group in parser._action_groups if group.title == title)
-    return next(found, None) or parser.add_argument_group(title)
-
-
 def add_model_options(parser: argparse.ArgumentParser, default: str | None = None) -> None:
     """Add the options that describe an engine and its marks, and those of verbosity."""
     add_mark_options(parser)
-    add = group(parser, MACHINE).add_argument
+    add = parsing.adder(parser, MACHINE)
     add(
         "--model",
-        default=default,
-        help="model to speak with: hub id, folder, demo-voice, or random weights: tiny-random, "
+        "model to speak with: hub id, folder, demo-voice, or random weights: tiny-random, "
         f"tiny-random-base, ... (default: {default or DEFAULT_MODEL})",
+        str,
+        default,
     )
     add(
-        "--adapter",
-        metavar="VOICE",
-        action="append",
-        help="folder of `train run`, whose voice is merged with its base model, --model, at load; "
+        "--adapter VOICE",
+        "folder of `train run`, whose voice is merged with its base model, --model, at load; "
         "anna=VOICE names its speaker anna",
+        list,
     )
-    group(parser, VOICE).add_argument(
-        "--voices", metavar="DIR", help="folder of voice files to find by name"
-    )
+    parsing.adder(parser, VOICE)("--voices DIR", "folder of voice files to find by name")
     add(
         "--backend",
-        default="auto",
-        choices=BACKENDS,
-        help="backend that computes the codec codes: kernel (CUDA), graph (CUDA graphs), cpu "
-        "(native code), torch (PyTorch), emulation (the kernel on a CPU, slow), coreml (Apple) "
+        "backend that computes the codec codes: kernel (CUDA), graph (CUDA graphs), cpu (native "
+        "code), torch (PyTorch), emulation (the kernel on a CPU, slow), coreml (Apple) "
         "(default: auto, the kernel on a GPU that can run it, native code on a CPU)",
+        BACKENDS,
+        "auto",
     )
-    add("--device", help=DEVICE_HELP)
+    add("--device", DEVICE_HELP)
     add(
         "--threads",
-        type=parsing.at_least(1),
-        help="number of CPU threads for computing (default: chosen by the model's size and the "
+        "number of CPU threads for computing (default: chosen by the model's size and the "
         "cores; 1 for demo-voice)",
+        parsing.at_least(1),
     )
     add(
-        "--dtype",
-        choices=DTYPES + DTYPES_BY_PART,
-        metavar="DTYPE",
-        help="number format to compute in: float32 or bfloat16 (default: bfloat16 on a GPU, and on "
+        "--dtype DTYPE",
+        "number format to compute in: float32 or bfloat16 (default: bfloat16 on a GPU, and on "
         "a CPU for large checkpoints with --backend torch; otherwise float32); on backends torch "
         "and graph one for each model: "
         f"{' or '.join(DTYPES_BY_PART)}",
+        DTYPES + DTYPES_BY_PART,
     )
-    add("--weights", choices=WEIGHTS, metavar="FORM", help=WEIGHTS_HELP)
+    add("--weights FORM", WEIGHTS_HELP, WEIGHTS)
     add(
         "--keep-packed",
-        action="store_true",
-        help="keep the weights in the cache as the native CPU decoder reads them, so that the next "
+        "keep the weights in the cache as the native CPU decoder reads them, so that the next "
         "start is faster and processes share them",
+        bool,
     )
     add_local_files_option(parser)
     add_option(parser, OPTIONS["normalize"])
-    group(parser, READING).add_argument(
-        "--lexicon",
-        metavar="FILE",
-        help="file of pronunciations: lines of a word, a tab and a respelling, or a W3C "
+    parsing.adder(parser, READING)(
+        "--lexicon FILE",
+        "file of pronunciations: lines of a word, a tab and a respelling, or a W3C "
         "pronunciation lexicon",
     )
     add_verbosity(parser)
@@ -127,21 +117,19 @@ def add_model_options(parser: argparse.ArgumentParser, default: str | None = Non
 
 def add_mark_options(parser: argparse.ArgumentParser) -> None:
     """Add --mark and the files that marks need; `marking_from_args` reads them."""
-    add = group(parser, MARKS).add_argument
+    add = parsing.adder(parser, MARKS)
     add(
-        "--mark",
-        metavar="KINDS",
-        help="what says that speech is synthetic: metadata, watermark, c2pa, with commas between "
+        "--mark KINDS",
+        "what says that speech is synthetic: metadata, watermark, c2pa, with commas between "
         "them; or none (default: metadata, and those whose files are given)",
     )
-    add("--mark-key", metavar="FILE", help="key of the watermark: a file of `mark new-key`")
+    add("--mark-key FILE", "key of the watermark: a file of `mark new-key`")
     add(
-        "--c2pa-cert",
-        metavar="FILE",
-        help="certificate that signs whole wav, mp3 and flac files, and those that lead to its "
-        "root (PEM)",
+        "--c2pa-cert FILE",
+        "certificate that signs whole wav, mp3 and flac files, and those that lead to its root "
+        "(PEM)",
     )
-    add("--c2pa-key", metavar="FILE", help="private key of the certificate (PEM)")
+    add("--c2pa-key FILE", "private key of the certificate (PEM)")
 
 
 def marking_from_args(args: argparse.Namespace) -> Marking:
@@ -163,35 +151,29 @@ def marking_from_args(args: argparse.Namespace) -> Marking:
 
 def add_local_files_option(parser: argparse.ArgumentParser) -> None:
     """Add --local-files-only."""
-    group(parser, MACHINE).add_argument(
-        "--local-files-only",
-        action="store_true",
-        help="use only files that are on this machine; download nothing",
+    parsing.adder(parser, MACHINE)(
+        "--local-files-only", "use only files that are on this machine; download nothing", bool
     )
 
 
 def add_verbosity(parser: argparse.ArgumentParser) -> None:
     """Add --quiet and --debug."""
-    add = parser.add_argument
-    add("--quiet", action="store_true", help="print errors only, no progress")
-    add("--debug", action="store_true", help="log everything, and show Python tracebacks of errors")
+    add = parsing.adder(parser)
+    add("--quiet", "print errors only, no progress", bool)
+    add("--debug", "log everything, and show Python tracebacks of errors", bool)
 
 
 def add_speech_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of a voice, and every option of `OFFERED`."""
-    add = group(parser, VOICE).add_argument
-    add("--voice", help="speaker of the model, name of a file in --voices, or path of a voice file")
-    add("--voice-sample", metavar="FILE", help="recording whose voice to clone")
+    add = parsing.adder(parser, VOICE)
+    add("--voice", "speaker of the model, name of a file in --voices, or path of a voice file")
+    add("--voice-sample FILE", "recording whose voice to clone")
     add(
         "--ref-text",
-        help="exact transcript of --voice-sample: the model then continues the recording, which "
+        "exact transcript of --voice-sample: the model then continues the recording, which "
         "copies its manner, too",
     )
-    add(
-        "--xvector",
-        action="store_true",
-        help="clone from --voice-sample without a transcript, by its x-vector alone",
-    )
+    add("--xvector", "clone from --voice-sample without a transcript, by its x-vector alone", bool)
     add_options(parser, OFFERED)
 
 
@@ -199,8 +181,8 @@ def add_options(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
     """Add options of `SpeechOptions`, and --greedy with those of sampling."""
     for name in names:
         if name == "temperature":
-            group(parser, SAMPLING).add_argument(
-                "--greedy", action="store_true", help="take the likeliest codes instead of sampling"
+            parsing.adder(parser, SAMPLING)(
+                "--greedy", "take the likeliest codes instead of sampling", bool
             )
         add_option(parser, OPTIONS[name])
 
@@ -209,7 +191,7 @@ def add_option(parser: argparse.ArgumentParser, option: Option) -> None:
     """Add one option; None stands for a default that the model decides."""
     default = f" (default: {option.default_words})" if option.default_words else ""
     title = _TITLES.get(option.group or option.name, READING)
-    group(parser, title).add_argument(
+    parsing.group(parser, title).add_argument(
         f"--{option.name.replace('_', '-')}",
         type=parsing.temperature if option.name == "temperature" else option.kind,
         default=option.default if option.kind is str else None,
@@ -222,18 +204,17 @@ def add_option(parser: argparse.ArgumentParser, option: Option) -> None:
 def add_text_options(parser: parsing.Parser) -> None:
     """Add the text: as an argument, as --text, or as the contents of --file."""
     for title in (OUTPUT, VOICE, READING, SAMPLING, SOUND, MARKS, MACHINE):
-        group(parser, title)  # in this order
-    add = group(parser, OUTPUT).add_argument
+        parsing.group(parser, title)  # in this order
+    add = parsing.adder(parser, OUTPUT)
     action: Any = parsing.TextAction
-    add("text", action=action, help="text to speak; - reads standard input")
-    add("--text", action=action, help="the text, for scripts that name every argument")
+    add("text", "text to speak; - reads standard input", action=action)
+    add("--text", "the text, for scripts that name every argument", action=action)
     add(
-        *("-f", "--file"),
+        "-f --file FILE",
+        "file of text to speak, in UTF-8",
+        parsing.file_text,
         dest="text",
         action=action,
-        type=parsing.file_text,
-        metavar="FILE",
-        help="file of text to speak, in UTF-8",
     )
     parser.hints = {
         "required: text": "- reads standard input, --file FILE a file",
@@ -243,10 +224,9 @@ def add_text_options(parser: parsing.Parser) -> None:
 
 def add_subtitles_option(parser: argparse.ArgumentParser) -> None:
     """Add --subtitles."""
-    group(parser, OUTPUT).add_argument(
-        "--subtitles",
-        metavar="FILE",
-        help="file for the times of the speech: .srt or .vtt captions of its sentences, or .json "
+    parsing.adder(parser, OUTPUT)(
+        "--subtitles FILE",
+        "file for the times of the speech: .srt or .vtt captions of its sentences, or .json "
         "with the seconds of every word",
     )
 

@@ -86,13 +86,23 @@ class TextAction(argparse.Action):
             other.required &= other.dest != self.dest
 
 
+class _Help(argparse.HelpFormatter):
+    def _get_help_string(self, action: argparse.Action) -> str:
+        """Return an option's help; argparse calls this. A default is added if it is not in it."""
+        help, default = action.help or "", action.default
+        says_nothing = isinstance(default, bool | list | None) or default == argparse.SUPPRESS
+        if says_nothing or "(default" in help:
+            return help
+        return f"{help} (default: %(default){'g' if isinstance(default, float) else 's'})"
+
+
 class Parser(argparse.ArgumentParser):
     """A parser with errors of two lines, which suggest the nearest option for an unknown one."""
 
     hints: Mapping[str, str] = {}  # words of an error, and what helps then
 
     def __init__(self, *arguments: Any, **settings: Any):
-        super().__init__(*arguments, **settings)
+        super().__init__(*arguments, **{"formatter_class": _Help} | settings)
         # argparse's own errors of `type=int` and `type=float` would name the Python type.
         self.register("type", int, whole_number)
         self.register("type", float, number)
@@ -128,6 +138,36 @@ class Parser(argparse.ArgumentParser):
         of_letter = [each for each in known if len(name) == 2 and each.startswith(f"-{name}")]
         near = get_close_matches(name, known, n=1) or sorted(of_letter, key=len)[:3]
         return " or ".join(near)
+
+
+def group(parser: argparse.ArgumentParser, title: str) -> argparse._ArgumentGroup:
+    """Return the group of options with a title, which is added if it is new."""
+    found = (group for group in parser._action_groups if group.title == title)
+    return next(found, None) or parser.add_argument_group(title)
+
+
+def adder(parser: argparse.ArgumentParser, title: str = "") -> Callable[..., None]:
+    """Return a function that adds options to the group of a title; "": to the last one.
+
+    Its arguments are an option's names and metavar, with spaces between them, its help, the type or
+    a tuple of its values, and its default. A bool needs no value; a list grows with each use.
+    """
+    to: Any = group(parser, title) if title else parser
+
+    def add(names: str, help: str, kind: Any = str, default: Any = None, **more: Any) -> None:
+        if names.split()[-1].isupper():
+            names, _, more["metavar"] = names.rpartition(" ")
+        if kind is bool:
+            more["action"] = "store_true"
+        elif kind is list:
+            more |= {"action": "append", "default": []}
+        elif isinstance(kind, tuple):
+            more |= {"choices": kind, "default": default}
+        else:
+            more |= {"type": kind, "default": default}
+        to.add_argument(*names.split(), help=help, **more)
+
+    return add
 
 
 def new_command(

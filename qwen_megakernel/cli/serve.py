@@ -29,144 +29,84 @@ def add_command(commands: Any) -> None:
         "--workers": "--slots sets how many requests are spoken at a time",
         "--reload": "start the command again instead",
     }
-    add = options.group(command, "address and access").add_argument
-    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    add = parsing.adder(command, "address and access")
+    add("--host", "address to listen on", str, "127.0.0.1")
+    add("--port", "TCP port to listen on; 0: any free one", int, 8090)
     add(
-        "--port",
-        type=int,
-        default=8090,
-        help="TCP port to listen on; 0: any free one (default: %(default)s)",
+        "--wyoming-port PORT",
+        "port for Wyoming clients such as Home Assistant, usually 10200; they send no API key",
+        int,
     )
+    add("--wyoming-host HOST", "address to listen on for Wyoming clients (default: that of --host)")
     add(
-        "--wyoming-port",
-        type=int,
-        metavar="PORT",
-        help="port for Wyoming clients such as Home Assistant, usually 10200; they send no API key",
-    )
-    add(
-        "--wyoming-host",
-        metavar="HOST",
-        help="address to listen on for Wyoming clients (default: that of --host)",
-    )
-    add(
-        "--api-key",
-        metavar="K",
-        help=f"key that clients must send (default: ${API_KEY_VARIABLE}, which other users of the "
+        "--api-key K",
+        f"key that clients must send (default: ${API_KEY_VARIABLE}, which other users of the "
         "machine cannot read)",
     )
     positive = parsing.at_least(1)
-    add = options.group(command, "requests").add_argument
-    add(
-        "--slots",
-        type=positive,
-        default=1,
-        help="number of requests to speak at a time (default: %(default)s)",
-    )
+    add = parsing.adder(command, "requests")
+    add("--slots", "number of requests to speak at a time", positive, 1)
     add(
         "--max-frames",
-        type=positive,
-        help="most frames of 80 ms for each part (some sentences) of a text (default: 1000)",
+        "most frames of 80 ms for each part (some sentences) of a text (default: 1000)",
+        positive,
     )
-    add(
-        "--max-queue",
-        type=int,
-        default=8,
-        help="most requests that may wait for a slot (default: %(default)s)",
-    )
-    add(
-        "--max-chars",
-        type=int,
-        default=4096,
-        help="most characters of a request's text, up to 20000 (default: %(default)s)",
-    )
+    add("--max-queue", "most requests that may wait for a slot", int, 8)
+    add("--max-chars", "most characters of a request's text, up to 20000", int, 4096)
     add(
         "--default-format",
-        default="wav",
-        help="format for requests that name none: wav, pcm, flac, mp3, opus, aac, ulaw or alaw "
-        "(default: %(default)s)",
+        "format for requests that name none: wav, pcm, flac, mp3, opus, aac, ulaw or alaw",
+        str,
+        "wav",
     )
     options.add_options(command, SoundOptions.options())
+    add("--opus-bitrate KBITS", "bit rate of opus in kbit/s, 6 to 256", int, 32)
+    add = parsing.adder(command, options.VOICE)
     add(
-        "--opus-bitrate",
-        type=int,
-        default=32,
-        metavar="KBITS",
-        help="bit rate of opus in kbit/s, 6 to 256 (default: %(default)s)",
+        "--voice-fallback NAME",
+        'voice to use for OpenAI\'s names, such as "alloy", and for unknown ids of --dialects',
     )
-    add = options.group(command, options.VOICE).add_argument
-    add(
-        "--voice-fallback",
-        metavar="NAME",
-        help='voice to use for OpenAI\'s names, such as "alloy", and for unknown ids of --dialects',
-    )
-    add(
-        "--voice-alias",
-        metavar="ID=NAME",
-        action="append",
-        default=[],
-        help="voice to use for a hosted voice's id (may be repeated)",
-    )
+    add("--voice-alias ID=NAME", "voice to use for a hosted voice's id (may be repeated)", list)
     add(
         "--allow-upload",
-        action="store_true",
-        help="let clients add voices to --voices DIR, and delete those that clients added",
+        "let clients add voices to --voices DIR, and delete those that clients added",
+        bool,
+    )
+    add("--max-uploads N", "most voices that clients may have added", positive, 1000)
+    add = parsing.adder(command, "address and access")
+    add(
+        "--allow-origin URL",
+        "origin of web pages that may call this server (may be repeated)",
+        list,
     )
     add(
-        "--max-uploads",
-        type=positive,
-        default=1000,
-        metavar="N",
-        help="most voices that clients may have added (default: %(default)s)",
+        "--allow-host NAME",
+        "host name by which clients may call this server, besides localhost and the hosts of "
+        "--allow-origin (may be repeated; '*': any name; default: any name, but none on "
+        "loopback)",
+        list,
     )
-    add = options.group(command, "address and access").add_argument
+    add = parsing.adder(command, "requests")
     add(
-        "--allow-origin",
-        metavar="URL",
-        action="append",
-        default=[],
-        help="origin of web pages that may call this server (may be repeated)",
+        "--dialects NAMES",
+        "hosted voices whose clients are answered on their own paths: a list of elevenlabs, "
+        "cartesia and deepgram; none: no other than OpenAI's",
+        str,
+        ",".join(DIALECTS),
     )
-    add(
-        "--allow-host",
-        metavar="NAME",
-        action="append",
-        default=[],
-        help="host name by which clients may call this server, besides localhost and the hosts of "
-        "--allow-origin (may be repeated; '*': any name; default: any name, but none on loopback)",
-    )
-    add = options.group(command, "requests").add_argument
-    add(
-        "--dialects",
-        metavar="NAMES",
-        default=",".join(DIALECTS),
-        help="hosted voices whose clients are answered on their own paths: a list of elevenlabs, "
-        "cartesia and deepgram; none: no other than OpenAI's (default: %(default)s)",
-    )
-    add("--access-log", action="store_true", help="write a line to stderr for every answer")
-    add(
-        "--deadline",
-        type=float,
-        default=600.0,
-        help="most seconds that a request may take (default: %(default)g)",
-    )
-    add(
-        "--drain",
-        type=float,
-        default=120.0,
-        help="seconds that running speeches get to finish after SIGTERM (default: %(default)g)",
-    )
-    add = options.group(command, "several engines").add_argument
-    add("--ray", action="store_true", help="run several engines behind one address on Ray Serve")
-    add("--replicas", type=int, help="with --ray: number of engines (default: 1)")
+    add("--access-log", "write a line to stderr for every answer", bool)
+    add("--deadline", "most seconds that a request may take", float, 600.0)
+    add("--drain", "seconds that running speeches get to finish after SIGTERM", float, 120.0)
+    add = parsing.adder(command, "several engines")
+    add("--ray", "run several engines behind one address on Ray Serve", bool)
+    add("--replicas", "with --ray: number of engines (default: 1)", int)
     add(
         "--max-replicas",
-        type=int,
-        help="with --ray: most engines to start while requests wait (default: as --replicas)",
+        "with --ray: most engines to start while requests wait (default: as --replicas)",
+        int,
     )
     add(
-        "--replica-gpus",
-        type=float,
-        help="with --ray: GPUs of each engine (default: 1 where there are GPUs)",
+        "--replica-gpus", "with --ray: GPUs of each engine (default: 1 where there are GPUs)", float
     )
     options.add_model_options(command)
     command.epilog = "Example: qwen-megakernel serve --model demo-voice --voice-fallback demo"

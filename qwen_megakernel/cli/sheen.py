@@ -156,19 +156,17 @@ def _train_options(args: argparse.Namespace) -> "TrainOptions":
 
 def _add_prepare(sheen: Any) -> None:
     command = parsing.new_command(sheen, "prepare", prepare, "encode recordings for training")
-    add = command.add_argument
-    add("dataset", metavar="DIR", help="folder with metadata.csv (id|phonemes) and wav/")
+    add = parsing.adder(command)
+    add("dataset DIR", "folder with metadata.csv (id|phonemes) and wav/")
     add(
-        "-o",
-        "--output",
-        default="dataset.jsonl",
-        help="JSONL file to write; the rows in it are kept, so an interrupted run goes on "
-        "(default: %(default)s)",
+        "-o --output",
+        "JSONL file to write; the rows in it are kept, so an interrupted run goes on",
+        str,
+        "dataset.jsonl",
     )
     add(
-        "--espeak",
-        metavar="VOICE",
-        help="espeak-ng voice to phonemise with, such as en-us; metadata.csv is then id|text",
+        "--espeak VOICE",
+        "espeak-ng voice to phonemise with, such as en-us; metadata.csv is then id|text",
     )
     add_workers_option(command)
     _add_snac_options(command)
@@ -182,30 +180,30 @@ def _add_train(sheen: Any) -> None:
 
 def _add_infer(sheen: Any) -> None:
     command = parsing.new_command(sheen, "infer", infer, "speak with a voice")
-    add = command.add_argument
-    add("text", help="text to speak; - reads standard input")
-    add("--model", required=True, metavar="DIR", help="folder of the trained voice")
-    add("--phonemes", action="store_true", help="take the text as phonemes, without espeak-ng")
+    add = parsing.adder(command)
+    add("text", "text to speak; - reads standard input")
+    add("--model DIR", "folder of the trained voice", required=True)
+    add("--phonemes", "take the text as phonemes, without espeak-ng", bool)
     add(
         "--order",
-        default="repair",
-        choices=("repair", "refuse"),
-        help="repair: draw only from tokens that may come next (default); refuse: draw from all "
-        "and stop with an error at the first wrong one, to test how well a voice is trained",
+        "repair: draw only from tokens that may come next (default); refuse: draw from all and "
+        "stop with an error at the first wrong one, to test how well a voice is trained",
+        ("repair", "refuse"),
+        "repair",
     )
     add(
         "--backend",
-        default="auto",
-        choices=BACKENDS,
-        help="backend that computes the codec codes: kernel (CUDA), torch (transformers), "
-        "emulation (the kernel on a CPU, slow) (default: auto, the kernel on a GPU that can run "
-        "it, else torch)",
+        "backend that computes the codec codes: kernel (CUDA), torch (transformers), emulation "
+        "(the kernel on a CPU, slow) (default: auto, the kernel on a GPU that can run it, else "
+        "torch)",
+        BACKENDS,
+        "auto",
     )
-    add("--device", help=options.DEVICE_HELP)
+    add("--device", options.DEVICE_HELP)
     add(
         "--dtype",
-        choices=DTYPES,
-        help="number format to compute in (default: bfloat16 on a GPU, float32 on a CPU)",
+        "number format to compute in (default: bfloat16 on a GPU, float32 on a CPU)",
+        DTYPES,
     )
     speak.add_output_options(command)
     options.add_options(command, options.OF_TRAINED_VOICES)
@@ -219,10 +217,10 @@ def _add_verify(sheen: Any) -> None:
     command = parsing.new_command(
         verify, "dataset", verify_dataset, "check every line of a dataset"
     )
-    add = command.add_argument
-    add("data", metavar="JSONL", help=_DATA_HELP)
-    add("--codebook-size", type=int, default=4096, help="codes per codebook (default: 4096)")
-    add("--max-length", type=int, default=1024, help="most tokens in a sequence (default: 1024)")
+    add = parsing.adder(command)
+    add("data JSONL", _DATA_HELP)
+    add("--codebook-size", "codes per codebook", int, 4096)
+    add("--max-length", "most tokens in a sequence", int, 1024)
     options.add_verbosity(command)
 
     command = parsing.new_command(
@@ -231,7 +229,7 @@ def _add_verify(sheen: Any) -> None:
         verify_tokenizer,
         "check the tokenizer and embeddings of a trained voice",
     )
-    command.add_argument("model", metavar="DIR", help="folder of the trained voice")
+    parsing.adder(command)("model DIR", "folder of the trained voice")
     options.add_verbosity(command)
 
     command = parsing.new_command(
@@ -246,27 +244,29 @@ def _add_verify(sheen: Any) -> None:
 
 
 def _add_snac_options(command: argparse.ArgumentParser) -> None:
-    add = command.add_argument
+    add = parsing.adder(command)
     add(
         "--snac",
-        default=DEFAULT_SNAC,
-        help="SNAC codec: hub id, folder, or tiny-random-snac, which needs no download "
+        "SNAC codec: hub id, folder, or tiny-random-snac, which needs no download "
         f"(default: {DEFAULT_SNAC})",
+        str,
+        DEFAULT_SNAC,
     )
-    add("--device", help=options.DEVICE_HELP)
+    add("--device", options.DEVICE_HELP)
     options.add_local_files_option(command)
     options.add_verbosity(command)
 
 
 def _add_training_options(command: argparse.ArgumentParser) -> None:
     """Add the options of training; None takes the default of `TrainOptions`."""
-    add = command.add_argument
-    add("data", metavar="JSONL", help=_DATA_HELP)
+    add = parsing.adder(command)
+    add("data JSONL", _DATA_HELP)
     add(
         "--model",
-        default=DEFAULT_BASE_MODEL,
-        help="language model to train: hub id or folder of a Qwen2.5, or "
+        "language model to train: hub id or folder of a Qwen2.5, or "
         f"tiny-random-qwen2.5, which needs no download (default: {DEFAULT_BASE_MODEL})",
+        str,
+        DEFAULT_BASE_MODEL,
     )
     add_training_options(
         command,

@@ -27,21 +27,20 @@ SECONDS_BETWEEN_LINES = 5
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the output: its file, format, loudness, subtitles and codes."""
-    add = options.group(parser, options.OUTPUT).add_argument
-    add("-o", "--output", help="wav, flac, ogg or mp3 file to write (default: out.wav)")
+    add = parsing.adder(parser, options.OUTPUT)
+    add("-o --output", "wav, flac, ogg or mp3 file to write (default: out.wav)")
     add(
         "--encoding",
-        default="pcm",
-        choices=ENCODINGS,
-        help="samples of a wav file: pcm (16 bits), or ulaw or alaw (the telephone's 8 bits at "
-        "8000 Hz) (default: pcm)",
+        "samples of a wav file: pcm (16 bits), or ulaw or alaw (the telephone's 8 bits at 8000 Hz)",
+        ENCODINGS,
+        "pcm",
     )
     options.add_option(parser, LOUDNESS)
-    add("--stream", action="store_true", help="print a line to stderr when each chunk is made")
-    add("--stdout", action="store_true", help="write raw 16-bit samples to standard output")
-    add("--play", action="store_true", help="play the speech on the loudspeaker, too")
+    add("--stream", "print a line to stderr when each chunk is made", bool)
+    add("--stdout", "write raw 16-bit samples to standard output", bool)
+    add("--play", "play the speech on the loudspeaker, too", bool)
     options.add_subtitles_option(parser)
-    add("--dump-codes", metavar="FILE", help="TSV file to write the codes to, a row per frame")
+    add("--dump-codes FILE", "TSV file to write the codes to, a row per frame")
 
 
 def read_text(args: argparse.Namespace) -> str:

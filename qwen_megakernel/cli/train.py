@@ -86,20 +86,20 @@ def merge(args: argparse.Namespace) -> int:
 
 def _add_run(train: Any) -> None:
     command = parsing.new_command(train, "run", run, "fine-tune a model on prepared recordings")
-    add = command.add_argument
+    add = parsing.adder(command)
     whole = parsing.at_least(1)
-    add("data", metavar="DATA", help="JSONL file that `train prepare` wrote")
-    add("--model", default=DEFAULT_BASE, help="Base model to train (default: %(default)s)")
-    add("--name", default="speaker", help="the speaker's name in the merged model")
+    add("data DATA", "JSONL file that `train prepare` wrote")
+    add("--model", "Base model to train", str, DEFAULT_BASE)
+    add("--name", "the speaker's name in the merged model", str, "speaker")
     add(
         "--method",
-        choices=("lora", "full"),
-        help="lora: small matrices beside those of the layers; full: talker and code predictor "
+        "lora: small matrices beside those of the layers; full: talker and code predictor "
         "(default: lora)",
+        ("lora", "full"),
     )
-    add("--rank", type=whole, help="rank of the LoRA matrices (default: 16)")
-    add("--alpha", type=whole, help="scale of the LoRA matrices, times the rank (default: 32)")
-    add("--checkpointing", action="store_true", help="compute activations twice, to save memory")
+    add("--rank", "rank of the LoRA matrices (default: 16)", whole)
+    add("--alpha", "scale of the LoRA matrices, times the rank (default: 32)", whole)
+    add("--checkpointing", "compute activations twice, to save memory", bool)
     add_training_options(
         command,
         rows="recordings",
@@ -109,54 +109,43 @@ def _add_run(train: Any) -> None:
         precision="bf16",
         epochs=10,
     )
-    add("--held-out", type=float, default=0.1, help="share to measure the loss on (default: 0.1)")
-    add("--eval-steps", type=whole, help="steps between two held-out losses (default: 50)")
+    add("--held-out", "share to measure the loss on", float, 0.1)
+    add("--eval-steps", "steps between two held-out losses (default: 50)", whole)
     add(
         "--patience",
-        type=whole,
-        help="held-out losses in a row without a lower one, after which to stop (default: 5)",
+        "held-out losses in a row without a lower one, after which to stop (default: 5)",
+        whole,
     )
     add_job_options(command, save_steps=100)
-    add("--device", help=options.DEVICE_HELP)
+    add("--device", options.DEVICE_HELP)
     options.add_local_files_option(command)
     options.add_verbosity(command)
 
 
 def _add_merge(train: Any) -> None:
     command = parsing.new_command(train, "merge", merge, "write a voice as a CustomVoice model")
-    add = command.add_argument
-    add("voice", metavar="VOICE", help="folder that `train run` wrote")
-    add("-o", "--output", required=True, metavar="FOLDER", help="new folder for the model")
-    add(
-        "--dtype",
-        choices=DTYPES,
-        help="number format of the weights (default: that of the base model)",
-    )
+    add = parsing.adder(command)
+    add("voice VOICE", "folder that `train run` wrote")
+    add("-o --output FOLDER", "new folder for the model", required=True)
+    add("--dtype", "number format of the weights (default: that of the base model)", DTYPES)
     options.add_local_files_option(command)
     options.add_verbosity(command)
 
 
 def _add_prepare(train: Any) -> None:
     command = parsing.new_command(train, "prepare", prepare, "encode recordings for training")
-    add = command.add_argument
+    add = parsing.adder(command)
     add(
-        "recordings",
-        metavar="RECORDINGS",
-        help="folder with metadata.csv (id|text) and wav/, folder of NAME.wav beside NAME.txt, or "
+        "recordings RECORDINGS",
+        "folder with metadata.csv (id|text) and wav/, folder of NAME.wav beside NAME.txt, or "
         'JSONL file of {"audio": ..., "text": ...}',
     )
     add(
-        "-o",
-        "--output",
+        "-o --output DATA",
+        "JSONL file to write; the lines in it are kept, so an interrupted run goes on",
         required=True,
-        metavar="DATA",
-        help="JSONL file to write; the lines in it are kept, so an interrupted run goes on",
     )
-    add(
-        "--model",
-        default=DEFAULT_BASE,
-        help="Base model that will be trained, whose encoders are used (default: %(default)s)",
-    )
+    add("--model", "Base model that will be trained, whose encoders are used", str, DEFAULT_BASE)
     add_workers_option(command)
     options.add_local_files_option(command)
     options.add_verbosity(command)

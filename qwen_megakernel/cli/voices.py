@@ -25,63 +25,52 @@ def add_commands(commands: Any) -> None:
     command = parsing.new_command(voices, "create", create, "make voices from recordings")
     first, then = "recording and voice", "other ways to make and keep voices"
     for title in (first, then, options.MACHINE, options.READING, options.VOICE, options.MARKS):
-        options.group(command, title)  # in this order
-    add = options.group(command, first).add_argument
+        parsing.group(command, title)  # in this order
+    add = parsing.adder(command, first)
     add(
-        "source",
-        metavar="DIR|FILE",
-        help="recording, or folder of recordings; NAME.txt beside NAME.wav is its transcript",
+        "source DIR|FILE",
+        "recording, or folder of recordings; NAME.txt beside NAME.wav is its transcript",
     )
     add(
-        "-o",
-        "--output",
-        help="file to write (.voice.safetensors), or folder, which is made if need be (default: .)",
+        "-o --output",
+        "file to write (.voice.safetensors), or folder, which is made if need be (default: .)",
     )
-    add("--ref-text", help="exact transcript of the recording, if there is one recording")
-    add = options.group(command, then).add_argument
-    add("--force", action="store_true", help="replace voices that exist already")
-    add(
-        "--xvector",
-        action="store_true",
-        help="make voices without transcripts, by their x-vectors alone",
-    )
-    add(
-        "--legacy-bin",
-        action="store_true",
-        help="write all voices to one voice_presets.bin, the older format",
-    )
+    add("--ref-text", "exact transcript of the recording, if there is one recording")
+    add = parsing.adder(command, then)
+    add("--force", "replace voices that exist already", bool)
+    add("--xvector", "make voices without transcripts, by their x-vectors alone", bool)
+    add("--legacy-bin", "write all voices to one voice_presets.bin, the older format", bool)
     options.add_model_options(command)
     command.epilog = (
         'Example: qwen-megakernel voices create anna.wav --ref-text "Hello, I\'m Anna."'
     )
 
     command = parsing.new_command(voices, "mix", mix, "make a voice between others")
-    add = command.add_argument
+    add = parsing.adder(command)
     add(
-        "parts",
+        "parts NAME=WEIGHT",
+        "name in --voices, or voice file, and its weight, as in anna=.7; 1 if it has none",
         nargs="+",
-        metavar="NAME=WEIGHT",
-        help="name in --voices, or voice file, and its weight, as in anna=.7; 1 if it has none",
     )
-    add("-o", "--output", required=True, help="file to write (.voice.safetensors)")
-    add("--force", action="store_true", help="replace a voice that exists already")
-    add("--voices", default=".", metavar="DIR", help=_FOLDER_HELP)
+    add("-o --output", "file to write (.voice.safetensors)", required=True)
+    add("--force", "replace a voice that exists already", bool)
+    add("--voices DIR", _FOLDER_HELP, str, ".")
     options.add_verbosity(command)
 
     command = parsing.new_command(voices, "list", list_voices, "list the voices of a folder")
-    add = command.add_argument
-    add("folder", nargs="?", default=".", metavar="DIR|FILE", help="voice file, or " + _FOLDER_HELP)
-    add("--json", action="store_true", help="print as JSON")
+    add = parsing.adder(command)
+    add("folder DIR|FILE", "voice file, or " + _FOLDER_HELP, str, ".", nargs="?")
+    add("--json", "print as JSON", bool)
     options.add_verbosity(command)
 
     for run in (show, delete):
         name = run.__name__
         command = parsing.new_command(voices, name, run, f"{name} a voice")
-        add = command.add_argument
-        add("voice", metavar="NAME|FILE", help="name in --voices, or voice file")
-        add("--voices", default=".", metavar="DIR", help=_FOLDER_HELP)
+        add = parsing.adder(command)
+        add("voice NAME|FILE", "name in --voices, or voice file")
+        add("--voices DIR", _FOLDER_HELP, str, ".")
         if run is show:
-            add("--json", action="store_true", help="print as JSON")
+            add("--json", "print as JSON", bool)
         options.add_verbosity(command)
 
 
