@@ -276,5 +276,6 @@ def _add_training_options(command: argparse.ArgumentParser) -> None:
         batch_size=4,
         precision="fp16",
         epochs=20,
+        warmup_steps=100,
     )
     _add_snac_options(command)

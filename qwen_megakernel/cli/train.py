@@ -1,10 +1,11 @@
 """The command `train`: makes a voice of Qwen3-TTS from recordings."""
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from qwen_megakernel.choices import DTYPES
+from qwen_megakernel.choices import DEFAULT_MODEL, DTYPES, SAMPLE_TEXT
 from qwen_megakernel.cli import options, parsing
 from qwen_megakernel.cli.training import (
     add_job_options,
@@ -12,22 +13,22 @@ from qwen_megakernel.cli.training import (
     add_workers_option,
     chosen_options,
     job_of,
+    print_checks,
     print_report,
     print_steps,
     row_bar,
     step_bar,
 )
 
-DEFAULT_BASE = "Qwen/Qwen3-TTS-12Hz-0.6B-Base"
-
 
 def add_commands(commands: Any) -> None:
-    """Add `train prepare | run | merge` to the subparsers `commands`."""
+    """Add `train prepare | run | merge | verify` to the subparsers `commands`."""
     command = commands.add_parser("train", help="fine-tune Qwen3-TTS on recordings of one speaker")
     train = command.add_subparsers(required=True)
     _add_prepare(train)
     _add_run(train)
     _add_merge(train)
+    _add_verify(train)
 
 
 def prepare(args: argparse.Namespace) -> int:
@@ -54,7 +55,8 @@ def run(args: argparse.Namespace) -> int:
     from qwen_megakernel.training.speech_job import TuneJob, tune
     from qwen_megakernel.training.speech_trainer import TuneOptions
 
-    job = job_of(args, TuneJob, model=args.model, name=args.name, held_out=args.held_out)
+    names = {name: vars(args)[name] for name in ("model", "name", "held_out", "sample_text")}
+    job = job_of(args, TuneJob, **names)
     chosen = chosen_options(args, TuneOptions)
     with step_bar(args) as watch:
         trainer = tune(job, chosen, watch)
@@ -84,13 +86,23 @@ def merge(args: argparse.Namespace) -> int:
     return 0
 
 
-def _add_run(train: Any) -> None:
-    command = parsing.new_command(train, "run", run, "fine-tune a model on prepared recordings")
-    add = parsing.adder(command)
-    whole = parsing.at_least(1)
+def verify(args: argparse.Namespace) -> int:
+    """Check prepared recordings, and training on them, without keeping the result."""
+    options.report_loading(args, args.model)
+    from qwen_megakernel.training import speech_checks
+    from qwen_megakernel.training.speech_job import TuneJob
+    from qwen_megakernel.training.speech_trainer import TuneOptions
+
+    kind = partial(TuneOptions, learning_rate=1e-3, warmup_steps=0, epochs=20)
+    job, chosen = job_of(args, TuneJob, model=args.model), chosen_options(args, kind)
+    return print_checks(args, lambda watch: speech_checks.verify(job, chosen, watch))
+
+
+def _add_model_options(command: argparse.ArgumentParser, **defaults: Any) -> None:
+    """Add what `train run` and `train verify` share: data, model, method and training."""
+    add, whole = parsing.adder(command), parsing.at_least(1)
     add("data DATA", "JSONL file that `train prepare` wrote")
-    add("--model", "Base model to train", str, DEFAULT_BASE)
-    add("--name", "the speaker's name in the merged model", str, "speaker")
+    add("--model", "Base model to train", str, DEFAULT_MODEL)
     add(
         "--method",
         "lora: small matrices beside those of the layers; full: talker and code predictor "
@@ -100,15 +112,26 @@ def _add_run(train: Any) -> None:
     add("--rank", "rank of the LoRA matrices (default: 16)", whole)
     add("--alpha", "scale of the LoRA matrices, times the rank (default: 32)", whole)
     add("--checkpointing", "compute activations twice, to save memory", bool)
-    add_training_options(
-        command,
-        rows="recordings",
-        lengths="frames of a recording",
-        learning_rate="1e-4",
-        batch_size=1,
-        precision="bf16",
-        epochs=10,
+    lengths = "frames of a recording"
+    defaults = {"batch_size": 1, "precision": "bf16", **defaults}
+    add_training_options(command, rows="recordings", lengths=lengths, **defaults)
+    add("--device", options.DEVICE_HELP)
+    options.add_local_files_option(command)
+    options.add_verbosity(command)
+
+
+def _add_verify(train: Any) -> None:
+    command = parsing.new_command(
+        train, "verify", verify, "check prepared recordings, and training on two of them"
     )
+    _add_model_options(command, learning_rate="1e-3", epochs=20, warmup_steps=0)
+
+
+def _add_run(train: Any) -> None:
+    command = parsing.new_command(train, "run", run, "fine-tune a model on prepared recordings")
+    add, whole = parsing.adder(command), parsing.at_least(1)
+    _add_model_options(command, learning_rate="1e-4", epochs=10, warmup_steps=10)
+    add("--name", "the speaker's name in the merged model", str, "speaker")
     add("--held-out", "share to measure the loss on", float, 0.1)
     add("--eval-steps", "steps between two held-out losses (default: 50)", whole)
     add(
@@ -116,10 +139,14 @@ def _add_run(train: Any) -> None:
         "held-out losses in a row without a lower one, after which to stop (default: 5)",
         whole,
     )
+    add(
+        "--sample-text",
+        'text to speak every --eval-steps, to VOICE/sample-STEP.wav; "": none '
+        '(default: "%(default)s")',
+        str,
+        SAMPLE_TEXT,
+    )
     add_job_options(command, save_steps=100)
-    add("--device", options.DEVICE_HELP)
-    options.add_local_files_option(command)
-    options.add_verbosity(command)
 
 
 def _add_merge(train: Any) -> None:
@@ -145,7 +172,7 @@ def _add_prepare(train: Any) -> None:
         "JSONL file to write; the lines in it are kept, so an interrupted run goes on",
         required=True,
     )
-    add("--model", "Base model that will be trained, whose encoders are used", str, DEFAULT_BASE)
+    add("--model", "Base model that will be trained, whose encoders are used", str, DEFAULT_MODEL)
     add_workers_option(command)
     options.add_local_files_option(command)
     options.add_verbosity(command)

@@ -30,7 +30,10 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
     "--precision": (str, "number format: fp16, bf16 or fp32 (default: {precision})"),
     "--epochs": (_WHOLE, "passes over the recordings (default: {epochs})"),
     "--max-steps": (_WHOLE, "steps after which to stop, even within an epoch"),
-    "--warmup-steps": (parsing.at_least(0), "steps while the learning rate rises (default: 100)"),
+    "--warmup-steps": (
+        parsing.at_least(0),
+        "steps while the learning rate rises (default: {warmup_steps})",
+    ),
     "--weight-decay": (_NUMBER, "weight decay of AdamW (default: 0.01)"),
     "--max-grad-norm": (_NUMBER, "norm to which larger gradients are scaled down (default: 1.0)"),
     "--seed": (int, "seed of new weights and of the order of {rows} (default: 0)"),

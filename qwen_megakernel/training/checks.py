@@ -16,8 +16,7 @@ from qwen_megakernel.training.job import STATE
 from qwen_megakernel.training.trainer import BaseTrainer, Watch
 
 S = TypeVar("S")
-
-NUM_FAULTS_SHOWN = 5
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,29 +28,42 @@ class Check:
     detail: str
 
 
-def check_lines(
-    lines: Iterable[tuple[int, str]], parse: Callable[[str], S]
-) -> tuple[list[S], Check]:
-    """Return the samples of a dataset, without its damaged lines, and whether there are such."""
-    samples, faults = [], []
+def check_each(
+    name: str, lines: Iterable[tuple[int, T]], use: Callable[[T], S]
+) -> tuple[dict[int, S], Check]:
+    """Return what `use` makes of the lines of a dataset, and a check that has every fault.
+
+    Args:
+        lines: each with its number, by which the results are found.
+        use: raises a DatasetError for a line that cannot be used.
+    """
+    samples: dict[int, S] = {}
+    faults = []
     try:
         for number, line in lines:
             try:
-                samples.append(parse(line))
+                samples[number] = use(line)
             except DatasetError as error:
                 faults.append(f"line {number}: {error.what}")
     except DatasetError as error:
         faults.append(error.what)
-    shown = "; ".join(faults[:NUM_FAULTS_SHOWN])
-    passed = bool(samples) and not faults
-    return samples, Check("lines", passed, shown or f"{len(samples)} recordings")
+    passed, detail = bool(samples) and not faults, f"{len(samples)} recordings"
+    if faults:
+        detail = (
+            faults[0] if len(faults) == 1 else "\n     ".join([f"{len(faults)} faults", *faults])
+        )
+    return samples, Check(name, passed, detail)
 
 
-def check_different(name: str, values: Iterable[str]) -> Check:
-    """Check that no value that is not empty is there twice."""
-    twice = [value for value, count in Counter(values).items() if value and count > 1]
-    shown = ", ".join(twice[:NUM_FAULTS_SHOWN])
-    return Check(name, not twice, f"twice: {shown}" if twice else "all different")
+def check_different(name: str, values: Sequence[str], ids: Sequence[str]) -> Check:
+    """Check that no value that is not empty is there twice.
+
+    Args:
+        ids: of the recordings that have the values, to be shown.
+    """
+    counts = Counter(filter(None, values))
+    twice = [each for each, value in zip(ids, values, strict=True) if counts[value] > 1]
+    return Check(name, not twice, f"the same: {', '.join(twice)}" if twice else "all different")
 
 
 def check_codes(codebooks: Iterable[np.ndarray], size: int) -> Check:

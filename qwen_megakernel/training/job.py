@@ -1,9 +1,13 @@
 """The folder that a training writes: its state, its losses, and the voice of the last save."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from qwen_megakernel.errors import OutputError, UsageError
 from qwen_megakernel.installing import install_command
@@ -11,9 +15,12 @@ from qwen_megakernel.output_files import replacing
 from qwen_megakernel.printable import get_logger
 from qwen_megakernel.training.trainer import BaseTrainer, StepRecord, Watch
 
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
 logger = get_logger(__name__)
 
-STATE, LOSSES, PLOT = "trainer.pt", "losses.jsonl", "loss.png"
+STATE, LOSSES, PLOT, EVENTS = "trainer.pt", "losses.jsonl", "loss.png", "tensorboard"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +83,9 @@ def run_job(
         trainer.load_state(folder / STATE)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        # A run that was killed while it saved leaves a hidden part of a file, perhaps a large one.
+        for partial in folder.glob(".*.part" if job.resume else f".{STATE}.*.part"):
+            partial.unlink(missing_ok=True)
     except OSError as error:
         raise OutputError(f"Cannot write {folder}: {error.strerror}.") from error
 
@@ -84,8 +94,14 @@ def run_job(
         write_voice()
         _write_losses(folder, trainer.records)
 
+    boards = _open_boards(folder, trainer.step)
+
     def after(record: StepRecord) -> None:
         watch.step(record)
+        for board in boards:
+            with suppress(OSError):  # of a full disk, which `save` reports
+                for name, value in trainer.figures().items():
+                    board.add_scalar(name, value, record.step)
         if record.step % job.save_steps == 0 and record.step < trainer.num_steps:
             save()
 
@@ -95,6 +111,19 @@ def run_job(
     finally:  # also after Ctrl-C and a loss that is not a number, to keep the steps before
         if trainer.step:
             save()
+        for board in boards:
+            with suppress(OSError):
+                board.close()
+
+
+def _open_boards(folder: Path, step: int) -> list[SummaryWriter]:
+    """Return a writer of scalars after a step, or none: TensorBoard is not installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+
+        return [SummaryWriter(folder / EVENTS, purge_step=step + 1)]
+    except (ImportError, OSError):
+        return []
 
 
 def _write_losses(folder: Path, records: list[StepRecord]) -> None:

@@ -1,6 +1,7 @@
 """Reads the list of a folder of recordings, and encodes each into a line of a file (JSONL)."""
 
 import os
+import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -208,7 +209,7 @@ def read_samples(
             raise DatasetError(
                 f"{path}, line {number}: {error.what}",
                 error.why,
-                f"See all faults with: python -m qwen_megakernel {verify}",
+                f"See all faults with: python -m qwen_megakernel {verify} {shlex.quote(str(path))}",
             ) from error
     if not samples:
         raise DatasetError(f"{path} holds no recordings.")

@@ -10,7 +10,7 @@ Source: QwenLM/Qwen3-TTS, finetuning/prepare_data.py.
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,10 @@ def parse(line: str) -> TrainingSample:
         DatasetError: the line is no recording.
     """
     try:
-        sample = TrainingSample(**json.loads(line))
+        values = json.loads(line)
+        if missing := {each.name for each in fields(TrainingSample)} - set(values):
+            raise ValueError(f"it has no {', '.join(sorted(missing))}")
+        sample = TrainingSample(**values)
         codes = np.asarray(sample.audio_codes)
         if codes.ndim != 2 or not codes.size or not np.issubdtype(codes.dtype, np.integer):
             raise ValueError(f"audio_codes have shape {codes.shape}")
@@ -79,7 +82,12 @@ def read(path: Path) -> list[TrainingSample]:
         DatasetError: the file cannot be read, is empty, or a line is damaged; the error has its
             number.
     """
-    return read_samples(path, lines(path, "train prepare"), parse, "train verify")
+    return read_samples(path, lines_of(path), parse, "train verify")
+
+
+def lines_of(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a file of `prepare`; see `preparing.lines`."""
+    return lines(path, "train prepare")
 
 
 def check_fit(sample: TrainingSample, config: ModelConfig, fingerprint: str) -> None:

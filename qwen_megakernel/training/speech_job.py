@@ -4,38 +4,48 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from qwen_megakernel.audio import write_wav
 from qwen_megakernel.checkpoint import loading
-from qwen_megakernel.checkpoint.loading import CODEC_FOLDER, CONFIG, WEIGHTS
+from qwen_megakernel.checkpoint.loading import CODEC_FOLDER, CONFIG, WEIGHTS, Checkpoint
 from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX
+from qwen_megakernel.choices import SAMPLE_TEXT
 from qwen_megakernel.cloning.voice_library import VoiceLibrary
 from qwen_megakernel.errors import OutputError, UsageError
 from qwen_megakernel.gpu.driver import find_device
+from qwen_megakernel.marking import Marking
 from qwen_megakernel.output_files import replacing
+from qwen_megakernel.records import SpeechRequest, TextIds
 from qwen_megakernel.text.tokenizer import TextTokenizer
-from qwen_megakernel.training import speech_data
+from qwen_megakernel.training import own_speech, speech_data
 from qwen_megakernel.training.job import BaseJob, run_job
+from qwen_megakernel.training.speech_data import TrainingSample
 from qwen_megakernel.training.speech_model import SpeechModel
 from qwen_megakernel.training.speech_trainer import SpeechTrainer, Spoken, TuneOptions, add_adapters
 from qwen_megakernel.training.trained_voice import (
     ADAPTER,
     ADAPTER_CONFIG,
     HELD_OUT,
-    PEFT_PREFIX,
     SPEAKER,
     TENSORS,
     VOICE,
     TrainedVoice,
+    as_saved,
+    changed_tensors,
     check_trainable,
+    merge_tensors,
 )
-from qwen_megakernel.training.trainer import NO_WATCH, Watch
+from qwen_megakernel.training.trainer import NO_WATCH, StepRecord, Watch
 from qwen_megakernel.voice import Voice
+
+SAMPLE_SECONDS = 12.0  # at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +56,13 @@ class TuneJob(BaseJob):
         model: the Base model: hub id, folder or built-in name.
         name: the speaker's name in the merged checkpoint.
         held_out: share of the recordings that are not learned from, to measure the loss on.
+        sample_text: is spoken at each evaluation, into a file of the output; "": nothing is.
     """
 
     model: str
     name: str = "speaker"
     held_out: float = 0.1
+    sample_text: str = SAMPLE_TEXT
 
     def __post_init__(self) -> None:
         BaseJob.__post_init__(self)
@@ -72,28 +84,69 @@ def tune(job: TuneJob, options: TuneOptions, watch: Watch = NO_WATCH) -> SpeechT
     """
     job.check_output()
     samples = speech_data.read(job.data)
-    files = loading.resolve(job.model, local_files_only=job.local_files_only, progress=job.progress)
-    checkpoint = loading.load(files)
-    check_trainable(checkpoint)
-    fingerprint = VoiceLibrary(checkpoint).fingerprint
+    parts = Parts.load(job)
     for each in samples:
-        speech_data.check_fit(each, checkpoint.config, fingerprint)
-    tokenizer = TextTokenizer(files.folder, checkpoint.config)
-    spoken = [
-        Spoken(tokenizer.encode(each.text), torch.tensor(each.audio_codes)) for each in samples
-    ]
+        speech_data.check_fit(each, parts.base.config, parts.fingerprint)
+    sample_ids = parts.tokenizer.encode(job.sample_text) if job.sample_text else None
+    voice = Voice(job.name, speech_data.mean_x_vector(samples), fingerprint=parts.fingerprint)
+    spoken = [parts.spoken(each) for each in samples]
     num_held_out = round(len(spoken) * job.held_out)
-    # Bf16 weights are enough where they are frozen; updates of trained ones would be rounded away.
-    is_half = options.method == "lora" and options.precision == "bf16"
-    dtype = torch.bfloat16 if is_half else torch.float32
-    model = SpeechModel(checkpoint, find_device(job.device), dtype)
-    if options.method == "lora":
-        add_adapters(model, options)
-    voice = Voice(job.name, speech_data.mean_x_vector(samples), fingerprint=fingerprint)
     held_out, training = spoken[:num_held_out], spoken[num_held_out:]
+    model = parts.new_model(options)
     trainer = SpeechTrainer(model, training, held_out, voice, options)
-    run_job(trainer, job, lambda: _write_voice(job, options, trainer, voice), watch)
+
+    def after(record: StepRecord) -> None:
+        watch.step(record)
+        if sample_ids and trainer.is_measured(record.step):
+            path = job.output / f"sample-{record.step:06}.wav"
+            _write_sample(path, parts, trainer, sample_ids, voice)
+
+    write_voice = partial(_write_voice, job, options, trainer, voice)
+    run_job(trainer, job, write_voice, Watch(watch.start, after))
     return trainer
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a training needs of its base model."""
+
+    base: Checkpoint
+    tokenizer: TextTokenizer
+    fingerprint: str  # of the encoders
+    device: torch.device
+
+    @staticmethod
+    def load(job: TuneJob) -> Parts:
+        """Load the base model of a job.
+
+        Raises:
+            ModelFilesError, TaskError, UsageError: it is missing, damaged, or cannot be trained.
+        """
+        files = loading.resolve(
+            job.model, local_files_only=job.local_files_only, progress=job.progress
+        )
+        base = loading.load(files)
+        check_trainable(base)
+        tokenizer = TextTokenizer(files.folder, base.config)
+        return Parts(base, tokenizer, VoiceLibrary(base).fingerprint, find_device(job.device))
+
+    def spoken(self, sample: TrainingSample) -> Spoken:
+        """Return the ids and the codes of a recording."""
+        return Spoken(self.tokenizer.encode(sample.text), torch.tensor(sample.audio_codes))
+
+    def new_model(self, options: TuneOptions) -> SpeechModel:
+        """Return the base model, ready to be trained.
+
+        Raises:
+            MissingPackageError: the method is lora, and peft is not installed.
+        """
+        # Bf16 weights are enough where they are frozen; updates of trained ones would be rounded
+        # away.
+        is_half = options.method == "lora" and options.precision == "bf16"
+        model = SpeechModel(self.base, self.device, torch.bfloat16 if is_half else torch.float32)
+        if options.method == "lora":
+            add_adapters(model, options)
+        return model
 
 
 def merge(
@@ -132,7 +185,6 @@ def merge(
 
 
 def _write_voice(job: TuneJob, options: TuneOptions, trainer: SpeechTrainer, voice: Voice) -> None:
-    learned = {name: value.cpu().contiguous() for name, value in trainer.learned().items()}
     described = {"name": voice.name, "model": job.model, "method": options.method}
     texts = {VOICE: json.dumps(described, indent=2) + "\n"}
     texts[HELD_OUT] = "".join(
@@ -140,15 +192,26 @@ def _write_voice(job: TuneJob, options: TuneOptions, trainer: SpeechTrainer, voi
     )
     if options.method == "lora":
         texts[ADAPTER_CONFIG] = json.dumps(trainer.adapter_config(job.model), indent=2) + "\n"
-        learned = {
-            PEFT_PREFIX + name.replace(".default.", "."): value for name, value in learned.items()
-        }
     try:
         for name, text in texts.items():
-            with replacing(job.output / name) as partial:
-                partial.write_text(text, encoding="utf-8")
-        with replacing(job.output / (ADAPTER if options.method == "lora" else TENSORS)) as partial:
-            save_file(learned, partial, {"format": "pt"})
+            with replacing(job.output / name) as draft:
+                draft.write_text(text, encoding="utf-8")
+        with replacing(job.output / (ADAPTER if options.method == "lora" else TENSORS)) as draft:
+            save_file(as_saved(trainer.learned()), draft, {"format": "pt"})
     except (OSError, SafetensorError) as error:  # safetensors has its own for a full disk
         raise OutputError(f"Cannot write {job.output}: {error}.") from error
     voice.save(job.output / SPEAKER)
+
+
+def _write_sample(
+    path: Path, parts: Parts, trainer: SpeechTrainer, ids: TextIds, voice: Voice
+) -> None:
+    """Speak with the weights of the last step, as a merged checkpoint would."""
+    merged = replace(parts.base, talker=dict(parts.base.talker))
+    learned = as_saved(trainer.current())
+    changed = changed_tensors(parts.base, learned, trainer.options.scale, voice)
+    merge_tensors(merged, changed, voice.name)
+    request = SpeechRequest(text=None, voice=voice.name.lower(), sampling=merged.sampling)
+    dtype = trainer.model.codec_head.weight.dtype
+    samples = own_speech.speak(merged, ids, request, SAMPLE_SECONDS, parts.device, dtype)
+    write_wav(path, samples, merged.codec_config.sample_rate, mark=Marking())

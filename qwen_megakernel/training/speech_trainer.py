@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,7 @@ class TuneOptions(TrainOptions):
     batch_size: int = 1  # recordings of a pass
     precision: str = "bf16"
     epochs: int = 10
+    warmup_steps: int = 10  # ten recordings are 30 steps
     method: str = "lora"
     rank: int = 16
     alpha: int = 32
@@ -45,6 +46,11 @@ class TuneOptions(TrainOptions):
         for name in ("rank", "alpha", "eval_steps", "patience"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}; it must be 1 or more.")
+
+    @property
+    def scale(self) -> float | None:
+        """The weight of the adapters' products; None: there are no adapters."""
+        return self.alpha / self.rank if self.method == "lora" else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +99,7 @@ class SpeechTrainer(BaseTrainer):
     """
 
     model: SpeechModel
+    options: TuneOptions
 
     def __init__(
         self,
@@ -103,7 +110,7 @@ class SpeechTrainer(BaseTrainer):
         options: TuneOptions,
     ):
         self._spoken = fitting(training, options.max_length, "frames")
-        self._held_out, self._options = held_out, options
+        self._held_out = held_out
         self._requests = {
             feed: SpeechRequest(text=None, voice=voice, text_feed=feed) for feed in FEEDS
         }
@@ -117,16 +124,16 @@ class SpeechTrainer(BaseTrainer):
         self._best: dict[str, Tensor] = {}
 
     def _groups(self, epoch: int) -> list[list[tuple[int, str]]]:
-        draw = random.Random(self._options.seed + epoch)
+        draw = random.Random(self.options.seed + epoch)
         order = [(index, draw.choice(FEEDS)) for index in range(len(self._spoken))]
         draw.shuffle(order)
-        size = self._options.batch_size * self._options.gradient_accumulation
+        size = self.options.batch_size * self.options.gradient_accumulation
         return [order[first : first + size] for first in range(0, len(order), size)]
 
     def _losses(self, group: list[tuple[int, str]]) -> Iterator[Tensor]:
         # Every frame has the same weight, whichever recording it is of.
         num_frames = sum(len(self._spoken[index].codes) for index, _ in group)
-        size = self._options.batch_size
+        size = self.options.batch_size
         for first in range(0, len(group), size):
             sums = torch.stack(
                 [self._sums(self._spoken[index], feed) for index, feed in group[first:][:size]]
@@ -165,27 +172,51 @@ class SpeechTrainer(BaseTrainer):
     def is_over(self) -> bool:
         """Whether the held-out loss has not fallen for `patience` evaluations."""
         totals = self._totals
-        return bool(totals) and len(totals) - 1 - int(np.argmin(totals)) >= self._options.patience
+        return bool(totals) and len(totals) - 1 - int(np.argmin(totals)) >= self.options.patience
+
+    def run(
+        self,
+        on_step: Callable[[StepRecord], None] = lambda record: None,
+        *,
+        until: int | None = None,
+    ) -> None:
+        self._measure()  # the base model, or the last step, if Ctrl-C came while it was measured
+        BaseTrainer.run(self, on_step, until=until)
 
     def _train_step(self, group: Any) -> StepRecord:
-        if self._held_out and not self.evaluations:
-            self.evaluations.append((0, self.evaluate()))
         record = BaseTrainer._train_step(self, group)
-        is_last = record.step == self.num_steps
-        if self._held_out and (record.step % self._options.eval_steps == 0 or is_last):
-            self.evaluations.append((record.step, self.evaluate()))
-            totals = self._totals[1:]  # without the base model's
-            if min(totals) == totals[-1]:
-                self._best = {name: value.clone() for name, value in self._learned().items()}
+        self._measure()
         return record
+
+    def _measure(self) -> None:
+        """Measure the held-out loss if it is due and has not been measured."""
+        done = self.evaluations and self.evaluations[-1][0] == self.step
+        if done or not self._held_out or not self.is_measured(self.step):
+            return
+        self.evaluations.append((self.step, self.evaluate()))
+        totals = self._totals[1:]  # without the base model's
+        if totals and min(totals) == totals[-1]:
+            self._best = {name: value.clone() for name, value in self.current().items()}
+
+    def is_measured(self, step: int) -> bool:
+        """Return whether to measure the held-out loss, and speak a sample, after a step."""
+        return step % self.options.eval_steps == 0 or step == self.num_steps
+
+    def figures(self) -> dict[str, float]:
+        found = BaseTrainer.figures(self)
+        if self.evaluations and self.evaluations[-1][0] == self.step:
+            losses = enumerate(self.evaluations[-1][1])
+            found |= {f"held_out/codebook_{group:02}": loss for group, loss in losses}
+        return found
 
     # ---- saving and resuming ---------------------------------------------------------------------
 
     def learned(self) -> dict[str, Tensor]:
         """Return the trained tensors of the lowest held-out loss, or the last, by name."""
-        return self._best or self._learned()
+        return self._best or self.current()
 
-    def _learned(self) -> dict[str, Tensor]:
+    def current(self) -> dict[str, Tensor]:
+        """Return the trained tensors of the last step, by name."""
         named = self.model.named_parameters()
         return {name: value.detach() for name, value in named if value.requires_grad}
 
@@ -194,8 +225,8 @@ class SpeechTrainer(BaseTrainer):
         return {
             "peft_type": "LORA",
             "base_model_name_or_path": base,
-            "r": self._options.rank,
-            "lora_alpha": self._options.alpha,
+            "r": self.options.rank,
+            "lora_alpha": self.options.alpha,
             "lora_dropout": 0.0,
             "target_modules": LORA_TARGETS,
             "bias": "none",
@@ -203,10 +234,10 @@ class SpeechTrainer(BaseTrainer):
         }
 
     def _state(self) -> dict[str, Any]:
-        return {"model": self._learned(), "best": self._best, "evaluations": self.evaluations}
+        return {"model": self.current(), "best": self._best, "evaluations": self.evaluations}
 
     def _restore(self, state: dict[str, Any]) -> None:
-        learned = self._learned()
+        learned = self.current()
         if learned.keys() != state["model"].keys():
             raise ValueError("it is of another model or method")
         with torch.no_grad():

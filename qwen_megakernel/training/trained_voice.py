@@ -5,6 +5,7 @@ speaker.voice.safetensors            the speaker's row: the mean of all x-vector
 adapter_config.json, adapter_model.safetensors     as peft writes them (--method lora)
 tensors.safetensors                  the trained tensors (--method full)
 trainer.pt, losses.jsonl, loss.png, held_out.jsonl     of the training
+sample-STEP.wav, tensorboard/                          of the training, too
 """
 
 from __future__ import annotations
@@ -84,26 +85,13 @@ class TrainedVoice:
         return TrainedVoice(folder, model, speaker, scale)
 
     def merge_into(self, base: Checkpoint) -> dict[str, Any]:
-        """Change a checkpoint into that of a CustomVoice model with this speaker, in place.
+        """Merge the voice into its base model; see `merge_tensors`.
 
-        Each tensor is rounded to the format that the base model stores it in.
-
-        Returns:
-            The contents of its config.json.
         Raises:
             UsageError, ModelFilesError: it is not the model that the voice was trained on, or a
                 file of the voice is damaged.
         """
-        base.talker.update(
-            {key: value.to(base.talker[key].dtype) for key, value in self.tensors(base).items()}
-        )
-        values = read_json(base.files.folder / CONFIG)
-        name = self.speaker.name.lower()
-        values["tts_model_type"] = "custom_voice"
-        values["talker_config"] |= {"spk_id": {name: SPEAKER_ID}, "spk_is_dialect": {name: False}}
-        values.pop("speaker_encoder_config", None)
-        base.config = parse_model_config(values)
-        return values
+        return merge_tensors(base, self.tensors(base), self.speaker.name)
 
     def tensors(self, base: Checkpoint) -> dict[str, Tensor]:
         """Return the tensors of the talker that the voice changes, float32, by name.
@@ -114,22 +102,9 @@ class TrainedVoice:
         self._check_base(base)
         path = self.folder / (TENSORS if self.scale is None else ADAPTER)
         try:
-            tensors = learned = load_file(path)
-            if self.scale is not None:
-                tensors = {}
-                for name in (name for name in learned if name.endswith("lora_A.weight")):
-                    into, out = learned[name], learned[name.replace("lora_A", "lora_B")]
-                    target = name.removeprefix(PEFT_PREFIX).replace("lora_A.", "")
-                    change = self.scale * (out.float() @ into.float())
-                    tensors[target] = base.talker[target].float() + change
-            for name, tensor in tensors.items():
-                if tensor.shape != base.talker[name].shape:
-                    raise ValueError(f"{name} has shape {tuple(tensor.shape)}")
+            return changed_tensors(base, load_file(path), self.scale, self.speaker)
         except Exception as error:  # safetensors raises its own errors for damaged files
             raise ModelFilesError(f"{path} cannot be merged: {error}.") from error
-        table = tensors.get(_TABLE, base.talker[_TABLE]).float().clone()
-        table[SPEAKER_ID] = torch.from_numpy(self.speaker.x_vector)
-        return tensors | {_TABLE: table}
 
     def _check_base(self, base: Checkpoint) -> None:
         check_trainable(base)
@@ -140,6 +115,64 @@ class TrainedVoice:
                 f"({found}).",
                 hint=f"Use --model {self.model}",
             )
+
+
+def as_saved(learned: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors that a model has learned as a file has them: on the CPU, peft's names."""
+    return {
+        PEFT_PREFIX + name.replace(".default.", ".") if "lora_" in name else name: (
+            value.cpu().contiguous()
+        )
+        for name, value in learned.items()
+    }
+
+
+def merge_tensors(base: Checkpoint, tensors: dict[str, Tensor], speaker: str) -> dict[str, Any]:
+    """Change a checkpoint into that of a CustomVoice model with one speaker, in place.
+
+    Each tensor is rounded to the format that the base model stores it in.
+
+    Args:
+        tensors: of `changed_tensors`.
+    Returns:
+        The contents of its config.json.
+    """
+    for name, value in tensors.items():
+        base.talker[name] = value.to(base.talker[name].dtype)
+    values, speaker = read_json(base.files.folder / CONFIG), speaker.lower()
+    values["tts_model_type"] = "custom_voice"
+    values["talker_config"] |= {"spk_id": {speaker: SPEAKER_ID}, "spk_is_dialect": {speaker: False}}
+    values.pop("speaker_encoder_config", None)
+    base.config = parse_model_config(values)
+    return values
+
+
+def changed_tensors(
+    base: Checkpoint, learned: dict[str, Tensor], scale: float | None, speaker: Voice
+) -> dict[str, Tensor]:
+    """Return the tensors of the talker that a voice changes, float32, by name.
+
+    Args:
+        learned: the tensors of `ADAPTER`, or of `TENSORS`.
+        scale: as `TrainedVoice.scale`.
+        speaker: the speaker's row.
+    Raises:
+        KeyError, ValueError: they are of another model.
+    """
+    tensors = learned
+    if scale is not None:
+        tensors = {}
+        for name in (name for name in learned if name.endswith("lora_A.weight")):
+            into, out = learned[name], learned[name.replace("lora_A", "lora_B")]
+            target = name.removeprefix(PEFT_PREFIX).replace("lora_A.", "")
+            change = scale * (out.float() @ into.float())
+            tensors[target] = base.talker[target].float() + change
+    for name, tensor in tensors.items():
+        if tensor.shape != base.talker[name].shape:
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}")
+    table = tensors.get(_TABLE, base.talker[_TABLE]).float().clone()
+    table[SPEAKER_ID] = torch.from_numpy(speaker.x_vector)
+    return tensors | {_TABLE: table}
 
 
 def check_trainable(base: Checkpoint) -> None:

@@ -178,12 +178,11 @@ class BaseTrainer(ABC):
         before = torch.get_rng_state()
         try:
             total = self._backward(group)
+            self._clip()
         except BaseException:  # the state that is saved now is that before this step
             torch.set_rng_state(before)
             self._optimizer.zero_grad(set_to_none=True)
             raise
-        self._scaler.unscale_(self._optimizer)
-        torch.nn.utils.clip_grad_norm_(self._trainable(), self.options.max_grad_norm)
         self._scaler.step(self._optimizer)
         self._scaler.update()
         self._optimizer.zero_grad(set_to_none=True)
@@ -196,19 +195,34 @@ class BaseTrainer(ABC):
         for loss in self._losses(group):
             self._scaler.scale(loss).backward()
             total += loss.item()
-        if not math.isfinite(total):
+        self._check_finite("loss", total)
+        return total
+
+    def _clip(self) -> None:
+        """Scale gradients down to `max_grad_norm`; infinite ones are an error, or the scaler's."""
+        self._scaler.unscale_(self._optimizer)
+        norm = torch.nn.utils.clip_grad_norm_(self._trainable(), self.options.max_grad_norm)
+        if not self._scaler.is_enabled():
+            self._check_finite("gradient", float(norm))
+
+    def _check_finite(self, what: str, value: float) -> None:
+        if not math.isfinite(value):
             raise GenerationError(
-                f"The loss of step {self.step + 1} is {total}.",
+                f"The {what} of step {self.step + 1} is {value}.",
                 "The weights, or the gradients in this precision, hold NaN or infinity.",
                 "Lower --learning-rate, or train with --precision bf16 or fp32.",
             )
-        return total
 
     def _learning_rate(self) -> float:
         options, step = self.options, self.step + 1
         rise = min(1.0, step / max(1, options.warmup_steps))
         left = (self.num_steps - step + 1) / max(1, self.num_steps - options.warmup_steps)
         return options.learning_rate * min(rise, left)
+
+    def figures(self) -> dict[str, float]:
+        """Return what the last step measured, by name."""
+        record = self.records[-1]
+        return {"loss": record.loss, "learning_rate": record.learning_rate}
 
     @property
     def is_over(self) -> bool:
@@ -232,10 +246,12 @@ class BaseTrainer(ABC):
             **self._state(),
         }
         try:
-            with replacing(path) as partial:
-                torch.save(state, partial)
+            with replacing(path) as partial, partial.open("wb") as file:
+                torch.save(state, file)
         except (OSError, RuntimeError) as error:
-            raise OutputError(f"Cannot write {path}: {error}.") from error
+            # Torch's own error of a full disk is "unexpected pos 64 vs 0", after that of the file.
+            reason = error.__context__ if isinstance(error.__context__, OSError) else error
+            raise OutputError(f"Cannot write {path}: {reason}.") from error
 
     def _state(self) -> dict[str, Any]:
         """Return what the family saves: "model", its weights, and perhaps more."""

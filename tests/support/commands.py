@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from qwen_megakernel.cli import main
+
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
@@ -42,6 +44,16 @@ def run(*command: object, cwd: Path = ROOT, **environment: str) -> subprocess.Co
         timeout=200,
         env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
     )
+
+
+def checked(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, list[str], list[str]]:
+    """Run a `verify` here: its exit code, and the names of the checks that passed and failed."""
+    code = main.main([*map(str, words)])
+    outcome: dict[str, list[str]] = {"ok  ": [], "FAIL": []}
+    for line in capsys.readouterr().out.splitlines():
+        if line[:4] in outcome:
+            outcome[line[:4]].append(line[5:].split(":")[0])
+    return code, outcome["ok  "], outcome["FAIL"]
 
 
 def start(*command: object) -> subprocess.Popen[str]:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from qwen_megakernel.errors import GenerationError, OutputError, UsageError
+from qwen_megakernel.output_files import new_partial
 from qwen_megakernel.training import job
 from qwen_megakernel.training.job import LOSSES, STATE, BaseJob, run_job
 from qwen_megakernel.training.trainer import BaseTrainer, TrainOptions, Watch
@@ -31,7 +32,10 @@ class Toy(BaseTrainer):
 
     def _losses(self, group):
         x = torch.arange(8.0) + group
-        yield (self.model(x) - x.sum()).square().mean() * getattr(self, "factor", 1.0)
+        found = self.model(x)
+        if getattr(self, "is_steep", False):
+            found = (0 * found).sqrt()  # its gradient is not a number
+        yield (found - x.sum()).square().mean() * getattr(self, "factor", 1.0)
 
 
 def train(folder, *, resume=False, on_step=lambda record: None, factor=1.0, save_steps=1):
@@ -75,11 +79,11 @@ def test_a_killed_training_is_resumed_bit_for_bit(tmp_path):
 def test_a_full_disk_ends_the_training_and_keeps_the_last_state(tmp_path, monkeypatch):
     folder, save = tmp_path / "voice", torch.save
 
-    def fill(state, path):
+    def fill(state, file):
         if len(state["records"]) == 3:
-            Path(path).write_bytes(b"half of it")
+            file.write(b"half of it")
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        save(state, path)
+        save(state, file)
 
     monkeypatch.setattr(torch, "save", fill)
     with pytest.raises(OutputError, match=r"Cannot write .*trainer.pt: .*No space left"):
@@ -89,22 +93,32 @@ def test_a_full_disk_ends_the_training_and_keeps_the_last_state(tmp_path, monkey
     assert same(train(folder, resume=True), train(tmp_path / "whole"))
 
 
-def test_a_loss_that_is_not_a_number_keeps_the_steps_before_it(tmp_path):
-    trainers = []
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+def test_a_loss_or_a_gradient_that_is_not_a_number_keeps_the_steps_before_it(tmp_path, what):
+    toy = Toy()
 
     def spoil(record):
         if record.step == 3:
-            trainers[0].factor = float("nan")
+            toy.factor = 1.0 if what == "gradient" else float("nan")
+            toy.is_steep = what == "gradient"
 
-    def start(trainer=Toy):
-        trainers.append(trainer())
-        job = BaseJob(Path("none"), tmp_path / "voice")
-        run_job(trainers[0], job, lambda: None, Watch(step=spoil))
-
-    with pytest.raises(GenerationError, match=r"The loss of step 4 is nan"):
-        start()
+    with pytest.raises(GenerationError, match=rf"The {what} of step 4 is nan"):
+        run_job(toy, BaseJob(Path("none"), tmp_path / "voice"), lambda: None, Watch(step=spoil))
     resumed = train(tmp_path / "voice", resume=True)
     assert same(resumed, train(tmp_path / "whole"))
+
+
+def test_what_a_killed_save_left_behind_is_removed(tmp_path):
+    train(tmp_path, on_step=lambda record: None)
+    left = [new_partial(tmp_path / name) for name in (STATE, "tensors.safetensors")]
+    other = tmp_path / "notes.part"
+    other.touch()
+    train(tmp_path, resume=True)
+    assert other.exists() and not any(path.exists() for path in left)
+    (tmp_path / STATE).unlink()  # killed in its first save
+    left = new_partial(tmp_path / STATE)
+    train(tmp_path)
+    assert not left.exists()
 
 
 def test_a_folder_is_refused_before_any_work(tmp_path):

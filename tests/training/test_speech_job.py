@@ -1,29 +1,34 @@
 """Fine-tuning: recordings learned by heart, resumed exactly, merged into a checkpoint."""
 
 import json
+import sys
+import types
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
+import soundfile
+import tiny_training
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from tiny_training import BASE, JOB
 from tolerances import TEACHER_FORCED
 
+from qwen_megakernel.audio import to_int16
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.cli import main
-from qwen_megakernel.decoders.plain import PlainDecoder
-from qwen_megakernel.decoders.prompt import PromptBuilder
-from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.errors import DatasetError, ModelFilesError, OutputError, UsageError
 from qwen_megakernel.records import SpeechRequest
 from qwen_megakernel.speech_options import Sampling
 from qwen_megakernel.text.tokenizer import TextTokenizer
-from qwen_megakernel.training import speech_job, trained_voice
-from qwen_megakernel.training.speech_data import TrainingSample, mean_x_vector
-from qwen_megakernel.training.speech_job import TuneJob, merge, tune
+from qwen_megakernel.training import own_speech, speech_job, trained_voice
+from qwen_megakernel.training.job import EVENTS
+from qwen_megakernel.training.speech_data import mean_x_vector
+from qwen_megakernel.training.speech_job import merge, tune
 from qwen_megakernel.training.speech_model import SpeechModel
-from qwen_megakernel.training.speech_trainer import TuneOptions
+from qwen_megakernel.training.speech_trainer import SpeechTrainer, TuneOptions
 from qwen_megakernel.training.trained_voice import TrainedVoice
 from qwen_megakernel.training.trainer import Watch
 from qwen_megakernel.tts_engine import TTSEngine
@@ -31,9 +36,7 @@ from qwen_megakernel.voice import Voice
 from tools.validation import official
 
 CPU = torch.device("cpu")
-BASE = "tiny-random-base"
 METHODS = ("lora", "full")
-TEXTS = ("Good morning.", "And good night to you.")
 QUICK = TuneOptions(
     epochs=3, batch_size=2, gradient_accumulation=1, warmup_steps=0, precision="fp32", rank=4
 )
@@ -46,51 +49,19 @@ def peft_is_there(request):
         pytest.importorskip("peft")
 
 
-@pytest.fixture(scope="module")
-def samples(load_checkpoint):
-    from qwen_megakernel.cloning.voice_library import VoiceLibrary
-
-    base, draw = load_checkpoint(BASE), np.random.default_rng(1)
-    width, groups = base.config.talker.stack.hidden_size, base.config.talker.num_code_groups
-    fingerprint = VoiceLibrary(base).fingerprint
-    return [
-        TrainingSample(
-            f"{at}",
-            f"{at}.wav",
-            text,
-            draw.integers(0, base.config.predictor.vocab_size, (4 + at, groups)).tolist(),
-            draw.normal(size=width).tolist(),
-            f"{at}",
-            fingerprint,
-            1.0,
-        )
-        for at, text in enumerate(TEXTS)
-    ]
-
-
-@pytest.fixture
-def job(samples, tmp_path):
-    data = tmp_path / "data.jsonl"
-    data.write_text("".join(each.to_json() + "\n" for each in samples))
-    return TuneJob(data, tmp_path / "voice", BASE, "anna", device="cpu", held_out=0)
-
-
 def greedy(loaded, text, voice, feed, num_frames):
-    decoder = PlainDecoder(loaded, DecoderSizes(1, 256, 64, device=CPU, dtype=torch.float32))
     ids = TextTokenizer(loaded.files.folder, loaded.config).encode(text)
-    request = SpeechRequest(text=None, voice=voice, text_feed=feed)
-    prompts = PromptBuilder(loaded.config, decoder.embeddings)
-    prompt = prompts.build(ids, prompts.resolve(request))
-    decoder.prefill(0, prompt, Sampling.greedy(), seed=0, part=0)
-    return decoder.step([0], num_frames)
+    how = Sampling.greedy()
+    request = SpeechRequest(text=None, voice=voice, text_feed=feed, sampling=how)
+    return own_speech.draw(loaded, ids, request, num_frames, CPU, torch.float32)
 
 
 @pytest.fixture(scope="module")
 def by_heart(samples, tmp_path_factory):
     """A checkpoint that has learned the recordings by heart."""
     folder = tmp_path_factory.mktemp("by-heart")
-    (folder / "data.jsonl").write_text("".join(each.to_json() + "\n" for each in samples))
-    job = TuneJob(folder / "data.jsonl", folder / "voice", BASE, "anna", device="cpu", held_out=0)
+    tiny_training.write(folder / "data.jsonl", samples)
+    job = replace(JOB, data=folder / "data.jsonl", output=folder / "voice")
     trainer = tune(job, BY_HEART)
     assert trainer.records[-1].loss < 0.1 < trainer.records[0].loss
     merge(folder / "voice", folder / "merged", dtype=torch.float32)
@@ -162,6 +133,27 @@ def test_a_resumed_training_is_the_same_training(job, method):
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[n], theirs[n]) for n in ours)
 
 
+@pytest.mark.parametrize("step", [2, 4])
+def test_an_evaluation_that_ctrl_c_ends_is_made_up_for(job, step, monkeypatch):
+    options = replace(QUICK, method="full", eval_steps=2, max_steps=4, epochs=4)
+    job = replace(job, held_out=0.5)
+    whole = tune(job, options)
+    evaluate = SpeechTrainer.evaluate
+
+    def stop(self):
+        if self.step == step:
+            raise KeyboardInterrupt
+        return evaluate(self)
+
+    monkeypatch.setattr(SpeechTrainer, "evaluate", stop)
+    cut = replace(job, output=job.output.with_name("cut"))
+    with pytest.raises(KeyboardInterrupt):
+        tune(cut, options)
+    monkeypatch.undo()
+    resumed = tune(replace(cut, resume=True), options)
+    assert resumed.evaluations == whole.evaluations and resumed.records == whole.records
+
+
 def test_peft_loads_a_lora_adapter(job, tmp_path):
     from peft import PeftModel
 
@@ -205,6 +197,57 @@ def test_held_out_losses_stand_beside_the_base_models_and_stop_the_training(job)
     assert best < trainer.step - 1
     saved = load_file(job.output / trained_voice.TENSORS)["codec_head.weight"]
     assert torch.equal(saved, heads[best])
+
+
+class Board(list):
+    """Stands in for the writer of TensorBoard, which may not be installed."""
+
+    opened: ClassVar = []
+
+    def __init__(self, folder, purge_step):
+        self.place = folder, purge_step
+        self.opened.append(self)
+
+    def add_scalar(self, name, value, step):
+        self.append((name, value, step))
+
+    def close(self):
+        self.append("closed")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_each_evaluation_speaks_as_the_merged_voice_does(job, tmp_path, method, monkeypatch):
+    text, seconds = "Hello.", 0.4
+    monkeypatch.setattr(speech_job, "SAMPLE_SECONDS", seconds)
+    job = replace(job, sample_text=text)
+    tune(job, replace(QUICK, method=method, learning_rate=1e-2, max_steps=3, eval_steps=2))
+    paths = sorted(job.output.glob("*.wav"))
+    assert [path.name for path in paths] == ["sample-000002.wav", "sample-000003.wav"]
+    merge(job.output, tmp_path / "merged")
+    loaded = loading.load(loading.resolve(tmp_path / "merged"))
+    ids = TextTokenizer(loaded.files.folder, loaded.config).encode(text)
+    request = SpeechRequest(text=None, voice="anna", sampling=loaded.sampling)
+    merged = own_speech.speak(loaded, ids, request, seconds, CPU, torch.float32)
+    early, late = (soundfile.read(path, dtype="int16")[0] for path in paths)
+    assert np.array_equal(late, to_int16(merged)) and not np.array_equal(late, early)
+
+
+def test_scalars_are_written_if_tensorboard_is_installed(job, monkeypatch):
+    board = types.ModuleType("tensorboard")
+    board.SummaryWriter = Board
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", board)
+    monkeypatch.setattr(Board, "opened", [])
+    job = replace(job, held_out=0.5)
+    options = replace(QUICK, method="full", max_steps=2, eval_steps=2)
+    trainer = tune(job, options)
+    trainer = tune(replace(job, resume=True), replace(options, max_steps=3))
+    first, second = Board.opened
+    assert first.place == (job.output / EVENTS, 1) and second.place == (job.output / EVENTS, 3)
+    written = {(name, step): value for name, value, step in first[:-1] + second[:-1]}
+    assert first[-1] == second[-1] == "closed" and len(written) == 3 * 2 + 2 * 16
+    assert [written["loss", step] for step in (1, 2, 3)] == [each.loss for each in trainer.records]
+    for step, losses in trainer.evaluations[1:]:
+        assert [written[f"held_out/codebook_{group:02}", step] for group in range(16)] == losses
 
 
 def test_a_full_disk_is_an_error_and_leaves_the_state(job, monkeypatch):

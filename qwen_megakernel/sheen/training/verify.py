@@ -23,8 +23,8 @@ from qwen_megakernel.training.checks import (
     Check,
     check_codes,
     check_different,
+    check_each,
     check_lengths,
-    check_lines,
     check_steps,
 )
 from qwen_megakernel.training.trainer import NO_WATCH, TrainOptions, Watch
@@ -40,11 +40,13 @@ PACKING_TOLERANCE = 1e-6
 def check_dataset(path: Path, codebook_size: int, max_length: int) -> Iterator[Check]:
     """Check a dataset: every line, ids, origin of phonemes, lengths, and whether codes vary."""
     lines = dataset.lines(path)
-    samples, check = check_lines(lines, lambda line: dataset.parse(line, codebook_size))
+    found, check = check_each("lines", lines, lambda line: dataset.parse(line, codebook_size))
     yield check
+    samples = list(found.values())
     if not samples:
         return
-    yield check_different("ids", [sample.id for sample in samples])
+    ids = [sample.id for sample in samples]
+    yield check_different("ids", ids, ids)
     voices = sorted({sample.espeak or "given phonemes" for sample in samples})
     yield Check("phonemes", len(voices) == 1, ", ".join(voices))
     layers = deinterleave(np.concatenate([sample.frames for sample in samples]))

@@ -6,11 +6,11 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from commands import checked
 from sheen_toys import BY_HEART
 from sheen_toys import CODEBOOK_SIZE as SIZE
 from tokenizers import normalizers
 
-from qwen_megakernel.cli import main
 from qwen_megakernel.sheen import codec, model_folder
 from qwen_megakernel.sheen.noise import AddressedNoise
 from qwen_megakernel.sheen.training import sequences, verify
@@ -19,13 +19,7 @@ STEPS = ["--max-steps", "4", "--precision", "fp32", "--warmup-steps", "0", "--de
 
 
 def run(capsys, *words):
-    """The exit code of `sheen verify`, and the names of the checks that passed and failed."""
-    code = main.main(["sheen", "verify", *map(str, words)])
-    outcome = {"ok  ": [], "FAIL": []}
-    for line in capsys.readouterr().out.splitlines():
-        if line[:4] in outcome:
-            outcome[line[:4]].append(line[5:].split(":")[0])
-    return code, outcome["ok  "], outcome["FAIL"]
+    return checked(capsys, "sheen", "verify", *words)
 
 
 def test_all_pass_on_what_is_sound(capsys, dataset_file, trained, base_folder, snac_folder):
