@@ -35,6 +35,7 @@ MEASUREMENTS = {
     "cpu-speech": ("cpu_decode.cpu_speech", "Compare whole speeches of the CPU's two backends."),
     "vocoder": ("vocoder.vocoders", "Compare the vocoders of a CPU on one checkpoint."),
     "c-engine": ("c_engine.c_engine", "Compare whole speeches with an engine written in C."),
+    "train-step": ("train_step.train_step", "Measure a step of `train run`: seconds and memory."),
     "voices": ("voices.voices", "Measure what cloning a voice from a recording costs."),
     "pipecat": ("pipecat.pipecat", "Measure what the Pipecat service adds to the engine."),
     "server": ("load.server", "Measure what the HTTP server adds to the engine."),
