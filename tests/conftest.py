@@ -51,6 +51,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+def pytest_runtest_setup() -> None:
+    """Let each test begin with one thread, whatever a command set in this process before it.
+
+    Two threads of PyTorch wait for each other in busy loops: later tests would take twice as long.
+    """
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def backend(request: pytest.FixtureRequest) -> str:
     """The backend of tests that are about something else."""
@@ -80,11 +88,7 @@ def build_cache() -> Iterator[Path]:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Let PyTorch use one thread: toy tensors are faster, and sums do not depend on the cores.
-
-    Commands that a test runs inherit this, because the tests keep all cores busy.
-    """
-    torch.set_num_threads(1)
+    """Let commands use one thread, as tests do: toy tensors are faster, and the cores are busy."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
         yield

@@ -105,6 +105,12 @@ def test_too_many_threads_are_refused_below_one_and_warned_of_once(caplog):
     assert len([each for each in caplog.messages if "99 threads share" in each]) == 1
 
 
+@pytest.mark.parametrize("test", ["first", "second"])
+def test_every_test_begins_with_one_thread(test):
+    assert torch.get_num_threads() == 1
+    torch.set_num_threads(2)
+
+
 @pytest.mark.parametrize(("granted", "says"), [(0.5, True), (1.9, True), (2.0, False)])
 def test_a_quota_below_two_cores_is_warned_of_at_start(monkeypatch, caplog, granted, says):
     monkeypatch.setattr(cpu_threads, "quota", lambda root=None: granted)
