@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from commands import ROOT
@@ -77,6 +78,33 @@ def test_a_run_fails_in_which_too_few_tests_passed():
     done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1
     assert "passed; there must be 1200 at least" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("asked", "text", "is_left_out"),
+    [
+        ("ci and not slow", "@pytest.mark.slow", True),
+        ("ci and not slow", "@pytest.mark.ci", None),
+        ("ci and alone", "@pytest.mark.ci", True),
+        ("not slow and not ci", "\npytestmark = pytest.mark.ci", True),
+        ("not slow and not ci", "\n@pytest.mark.ci", None),
+        ("ci and gpu or slow", "@pytest.mark.slow", None),
+        ("slow", "", None),
+        ("", "\npytestmark = pytest.mark.ci", None),
+    ],
+)
+def test_a_file_is_imported_unless_all_its_tests_are_deselected(
+    request: pytest.FixtureRequest, tmp_path: Path, asked: str, text: str, is_left_out: bool | None
+):
+    conftest = request.config.pluginmanager.get_plugin(str(ROOT / "tests" / "conftest.py"))
+    (tmp_path / "test_it.py").write_text(text)
+    config = SimpleNamespace(option=SimpleNamespace(markexpr=asked))
+    assert conftest.pytest_ignore_collect(tmp_path / "test_it.py", config) is is_left_out
+
+
+def test_only_files_of_tests_give_marks_by_which_files_are_left_out():
+    others = [path for path in (ROOT / "tests").rglob("*.py") if path.name[:5] != "test_"]
+    assert not [path for path in others if re.search(r"mark\.(ci|alone)", path.read_text("utf-8"))]
 
 
 def test_the_users_run_must_have_most_tests():

@@ -23,23 +23,23 @@ def body(**fields: Any) -> bytes:
     return json.dumps({"input": "a", "max_new_tokens": 3} | fields).encode()
 
 
-BODIES = {
-    "nested lists": b"[" * 2 * MEGA,
-    "nested objects": b'{"a":' * 300_000,
-    "a long number": b'{"input":"a","seed":' + b"1" * 100_000 + b"}",
-    "many granularities": body(timestamp_granularities=[1] * 100_000),
-    "very many granularities": body(timestamp_granularities=[1] * 4 * MEGA),
-    "many wrong words": body(lexicon={str(i): 1 for i in range(100_000)}),
-    "many words": body(lexicon={str(i): "x" for i in range(100_000)}),
-    "as many wrong words as are allowed": body(lexicon={str(i): 1 for i in range(1000)}),
-    "many unknown fields": body(**{f"k{i}": 1 for i in range(300_000)}),
-    "as many unknown fields as are allowed": body(**{f"k{i}": 1 for i in range(16_000)}),
-    "a long text": body(input=LONG),
-    "a long text of escapes": body(input="一" * MEGA),
-    "a voice that is a list": body(voice=[1] * 100_000),
-    "a recording of zeros": body(ref_audio=base64.b64encode(bytes(10 * MEGA)).decode()),
+BODIES: dict[str, Callable[[], bytes]] = {  # made when they are sent: they take seconds and memory
+    "nested lists": lambda: b"[" * 2 * MEGA,
+    "nested objects": lambda: b'{"a":' * 300_000,
+    "a long number": lambda: b'{"input":"a","seed":' + b"1" * 100_000 + b"}",
+    "many granularities": lambda: body(timestamp_granularities=[1] * 100_000),
+    "very many granularities": lambda: body(timestamp_granularities=[1] * 4 * MEGA),
+    "many wrong words": lambda: body(lexicon={str(i): 1 for i in range(100_000)}),
+    "many words": lambda: body(lexicon={str(i): "x" for i in range(100_000)}),
+    "as many wrong words as are allowed": lambda: body(lexicon={str(i): 1 for i in range(1000)}),
+    "many unknown fields": lambda: body(**{f"k{i}": 1 for i in range(300_000)}),
+    "as many unknown fields as are allowed": lambda: body(**{f"k{i}": 1 for i in range(16_000)}),
+    "a long text": lambda: body(input=LONG),
+    "a long text of escapes": lambda: body(input="一" * MEGA),
+    "a voice that is a list": lambda: body(voice=[1] * 100_000),
+    "a recording of zeros": lambda: body(ref_audio=base64.b64encode(bytes(10 * MEGA)).decode()),
     **{
-        f"a long {name}": body(**{name: LONG})
+        f"a long {name}": lambda name=name: body(**{name: LONG})
         for name in ("voice", "model", "language", "instructions", "ref_text", "speed", "other")
     },
 }
@@ -71,6 +71,7 @@ class Attackers:
     def __init__(self, http: tuple[str, int], wyoming: tuple[str, int]):
         self._http, self._wyoming, self._stop = http, wyoming, threading.Event()
         self.rounds: dict[str, int] = {}
+        self._bodies = [make() for make in BODIES.values()]
         kinds = (self._post_bodies, self._post_texts, self._send_much, self._open_many)
         kinds += (self._hold_open, self._read_nothing, self._speak_wyoming)
         self._threads = [threading.Thread(target=self._repeat, args=[kind]) for kind in kinds]
@@ -106,7 +107,7 @@ class Attackers:
             yield item
 
     def _post_bodies(self) -> None:
-        for content in self._each(BODIES.values()):
+        for content in self._each(self._bodies):
             with contextlib.suppress(OSError, http.client.HTTPException):
                 self._post(content)
 
