@@ -79,6 +79,7 @@ def test_mapped_weights_speak_as_those_packed_at_the_start(model, weights, tmp_p
         assert np.array_equal(found.audio, expected.audio)
 
 
+@pytest.mark.ci  # compiles each library once
 @pytest.mark.parametrize("weights", ["int8", "int8-rows-heads", None])
 def test_every_instruction_set_reads_the_same_file(weights, tmp_path, monkeypatch):
     folder = converted("tiny-random", weights, tmp_path / "model")
