@@ -145,6 +145,10 @@ class Codes(Words):
         say = self.spell if self.digits else self.number
         return self.space.join(map(say, text.split("-")))
 
+    def read_chain(self, found: Found) -> str:
+        """Return the words of a formation (4-3-3), or of the number of a part."""
+        return self.space.join(map(self.number, found.text.split("-")))
+
     def read_web(self, found: Found) -> str:
         """Return the words of an address: its marks by their names, its digits one by one."""
         text = found.text

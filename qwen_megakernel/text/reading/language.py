@@ -64,7 +64,7 @@ class Language(Codes):
     (?P<n>\d{1,3})['′]\s?\+\s?(?P<m>\d{1,2}){EDGE} => {n} {plus} {m}
     (?:\+ ?)?\(?\d{1,14}\)?(?:(?: ?[-–./] ?| ?(?=\()|(?<=\)) ?| )\(?\d{1,14}\)?)+
         (?: ?x(?P<x>\d{1,6})(?!\w))?|\+\d{7,15}(?!\d) => .phone
-    \d+(?:-\d+){2,}(?![\w-]) => .formation
+    \d+(?:-\d+){2,}(?![\w-]) => .chain
     (?P<y>1[89]\d\d|20\d\d)/(?P<z>\d\d|(?:19|20)\d\d)(?![\d/]) => .two_years
     (?P<a>24)/(?P<b>7)(?![\d/]) => {a} {b}
     {IS_RATED}(?P<w>\d{1,3})[.,](?P<d>\d{1,2})/(?P<b>\d{1,3})(?![\d/]) => {num} {out_of} {b}
@@ -244,9 +244,7 @@ class Language(Codes):
 
     def read_scaled(self, found: Found) -> str:
         """Return the words of a number such as "1,3 Mio."."""
-        number, scale = self.digits_of(found), self.scales[found["scale"]]
-        said = self.number(*number, scale.gender) + self.space + self.form(*number, scale)
-        return said + self.kept_point(found)
+        return self._range(found, self.scales[found["scale"]]) + self.kept_point(found)
 
     def read_ordinal(self, found: Found) -> str | None:
         digits = re.sub(r"\D", "", found["w"])
@@ -283,10 +281,6 @@ class Language(Codes):
             return said
         return said + self.space + self.units[found["unit"]].many + self.kept_point(found)
 
-    def read_formation(self, found: Found) -> str:
-        """Return the words of a formation (4-3-3), or of the number of a part."""
-        return self.space.join(map(self.number, found.text.split("-")))
-
     def read_roman(self, found: Found) -> str | None:
         """Return the words of a Roman numeral after a name or a word such as "chapter"."""
         number = roman_number(found["r"])
@@ -320,16 +314,12 @@ class Language(Codes):
     def read_money(self, found: Found) -> str:
         currency = self.currencies[found["code"] or found["sym"]]  # the code of "$80 MXN"
         unit, cent = self.noun_after(currency.unit, found.before), currency.cent
-        (whole, cents), is_range = self.digits_of(found), found["tow"] + found["tod"]
+        whole, cents = self.digits_of(found)
         if found["scale"]:
-            number, scale = (whole, cents), (self.scales | self.money_scales)[found["scale"]]
-            said = self._sign(found) + self.number(*number, scale.gender)
-            if is_range:
-                number = self.digits_of(found, "to")
-                said += self.between_ends + self.number(*number)
+            scale = (self.scales | self.money_scales)[found["scale"]]
             joint = self.space if scale.one == "mil" else self.scale_joint
-            said += self.space + self.form(*number, scale) + joint + unit.many
-        elif is_range or len(cents) != 2:
+            said = self._range(found, scale) + joint + unit.many
+        elif found["tow"] + found["tod"] or len(cents) != 2:
             said = self._range(found, unit)
         else:
             cent = self.noun_after(cent, found.before) if cent else None

@@ -2,7 +2,6 @@
 
 import re
 import threading
-from collections.abc import Iterator
 
 from qwen_megakernel.text.languages import AUTO
 from qwen_megakernel.text.reading.chinese import Chinese
@@ -18,7 +17,11 @@ from qwen_megakernel.text.reading.russian import Russian
 from qwen_megakernel.text.reading.spanish import Spanish
 from qwen_megakernel.text.scripts import HAN, KANA
 
-_HAN_CHAR, _KANA_CHAR = re.compile(f"[{HAN}]"), re.compile(f"[{KANA}]")
+_SCRIPTS = re.compile(
+    r"(?=[^\W\d_])(?:(?P<english>(?:(?=[\0-\u036f\u1e00-\u1fff])[^\W\d_])+)"
+    r"|(?P<russian>[\u0400-\u052f])|(?P<korean>[\uac00-\ud7a3\u1100-\u11ff\u3130-\u318f])"
+    rf"|(?P<japanese>[{KANA}])|(?P<chinese>[{HAN}]))"
+)
 ENGLISH = "english"  # with "auto", the language of Latin letters
 _EUROPEAN = (English, French, German, Italian, Portuguese, Russian, Spanish)
 LANGUAGES = {each.__name__.lower(): each for each in (*_EUROPEAN, Chinese, Japanese, Korean)}
@@ -97,23 +100,6 @@ class ScriptWatch:
         return "japanese" if script == "chinese" and has_kana else script
 
 
-def _scripts(text: str) -> Iterator[str]:
-    """Yield the language of each letter's script; Latin letters count once for each word."""
-    was_latin = False
-    for char in text:
-        is_latin = char.isalpha() and (char < "\u0370" or "\u1e00" <= char < "\u2000")
-        if is_latin and not was_latin:
-            yield ENGLISH
-        elif char.isalpha() and not is_latin and (name := _of_char(char)):
-            yield name
-        was_latin = is_latin
-
-
-def _of_char(char: str) -> str | None:
-    if "\u0400" <= char < "\u0530":
-        return "russian"
-    if "\uac00" <= char <= "\ud7a3" or "\u1100" <= char < "\u1200" or "\u3130" <= char < "\u3190":
-        return "korean"
-    if _KANA_CHAR.match(char):
-        return "japanese"
-    return "chinese" if _HAN_CHAR.match(char) else None
+def _scripts(text: str) -> list[str]:
+    """Return the language of each letter's script; Latin letters count once for each word."""
+    return [match.lastgroup or "" for match in _SCRIPTS.finditer(text)]

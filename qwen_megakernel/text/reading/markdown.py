@@ -14,15 +14,12 @@ _BULLET = re.compile(r"(?:[-*+•]|\d{1,3}[.)])$")
 _QUOTE = re.compile(r">+$")
 _RULE = re.compile(r"(?:[-_*=]{3,}|\|?[-:|]{3,})$")
 _FENCE = re.compile(r"(?:```+|~~~+)[\w+-]*$")
-_ROW = re.compile(r"\|")
 
-_LINK_TARGET = re.compile(r"\]\([^)\s]*\)?|\]\[[^\]\s]*\]")
-_FOOTNOTE = re.compile(r"(?<=[^\W\d_]{2})\[\^?\d{1,3}\]|(?<=[.,;!?])\[\^?\d{1,3}\]|\[\^\w+\]")
-_BRACKETS = re.compile(r"!?\[|\]")
+# Footnotes, the targets of links, brackets, the marks of code and of struck words.
+_FOOTNOTE = r"(?<=[^\W\d_]{2})\[\^?\d{1,3}\]|(?<=[.,;!?])\[\^?\d{1,3}\]|\[\^\w+\]"
+_UNSPOKEN = re.compile(rf"{_FOOTNOTE}|\]\([^)\s]*\)?|\]\[[^\]\s]*\]|!?\[|\]|`+|~~+")
 _AUTOLINK = re.compile(r"<(https?://[^>\s]*|[^@>\s]+@[^>\s]+)>")
 _ESCAPE = re.compile(r"\\([!-/:-@\[-`{-~])")
-_CODE = re.compile(r"`+")
-_STRUCK = re.compile(r"~~+")
 _STARS = re.compile(r"(?<![\d\s\\*])\*+|(?<!\\)\*+(?![\d\s*])")
 _STRONG = re.compile(r"\*{2,}")
 _PRODUCT = re.compile(r"[^*]*[\w)]\*[\w(][^*]*")  # a single star between two factors
@@ -95,9 +92,7 @@ class Markdown:
 
 
 def _without_marks(segment: Draft, is_row: bool) -> Draft:
-    draft = segment.replace(_AUTOLINK, lambda match: match[1])
-    for pattern in (_FOOTNOTE, _LINK_TARGET, _BRACKETS, _CODE, _STRUCK):
-        draft = draft.replace(pattern, "")
+    draft = segment.replace(_AUTOLINK, lambda match: match[1]).replace(_UNSPOKEN, "")
     if is_row:
         draft = draft.replace(_PIPE, ",")
     if not _ADDRESS.search(draft.text):

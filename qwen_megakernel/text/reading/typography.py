@@ -31,6 +31,7 @@ _ALIKE = {
 }
 _PLAIN = _FULL_WIDTH | {ord(char): plain for plain, chars in _ALIKE.items() for char in chars}
 _COMBINING = "\u0300-\u036f\u1160-\u11ff\u3099\u309a"
+_MARK = re.compile(f"[{_COMBINING}]")
 _DECOMPOSED = re.compile(rf"\w[{_COMBINING}]+")
 _COMPATIBLE = re.compile("[①-⑳❶-➓Ⅰ-ⅿ㌀-㏿𝟎-𝟿]|[¼-¾⅐-⅞]|[⁰¹²³⁴-⁹⁺⁻]+|[０-９](?:，[０-９]{3})+")
 _BLOCKS = "address article aside blockquote br dd div dl dt footer header hr li main nav ol p pre"
@@ -48,8 +49,8 @@ _OPEN_HTML = re.compile(
 _MAX_HTML = 256  # characters of a tag that are held back
 _INVISIBLE = re.compile("[\u00ad\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069]")
 # A character that the next one may change: a letter before a combining mark, or part of a run.
-_OPEN = re.compile(rf"[^\W\d_{HAN}]|[{_COMBINING}⁰¹²³⁴-⁹⁺⁻０-９，]")
-_FIXED_KANA = re.compile("[ぁ-おな-のま-んァ-オナ-ノマ-ンー]")
+_FIXED_KANA = "ぁ-おな-のま-んァ-オナ-ノマ-ンー"
+_OPEN = re.compile(rf"[^\W\d_{HAN}{_FIXED_KANA}]|[{_COMBINING}⁰¹²³⁴-⁹⁺⁻０-９，]")
 _MAX_OPEN = 32  # characters of such a run that are held back
 
 
@@ -74,9 +75,9 @@ class Typography:
             is_ended: whether no text follows that can combine with the piece.
         """
         text, done = self._open + piece, len(self._open) + len(piece)
-        while not is_ended and 0 < done > len(text) - _MAX_OPEN and _is_open(text[done - 1]):
+        while not is_ended and 0 < done > len(text) - _MAX_OPEN and _OPEN.match(text[done - 1]):
             done -= 1
-            if text[done].isalpha() and not _is_mark(text[done]):
+            if text[done].isalpha() and not _MARK.match(text[done]):
                 break
         if self._is_normalizing and not is_ended:
             found = _OPEN_HTML.search(text, max(0, len(text) - _MAX_HTML))
@@ -133,11 +134,3 @@ def _composed(match: re.Match[str]) -> str:
 def plain(text: str) -> str:
     """Return a text in the form in which the rules and the lexicons compare it."""
     return _DECOMPOSED.sub(_composed, text).translate(_PLAIN)
-
-
-def _is_open(char: str) -> bool:
-    return bool(_OPEN.match(char)) and not _FIXED_KANA.match(char)
-
-
-def _is_mark(char: str) -> bool:
-    return bool(re.match(f"[{_COMBINING}]", char))

@@ -179,7 +179,7 @@ class Words:
         self.parts = {int(bottom): part for bottom, part in table(self.PARTS).items()}
         form = self.noun_gender, self.plural_ending
         self.scales = nouns(self.SCALES, *form)
-        self.money_scales = nouns(self.MONEY_SCALES, *form) if self.MONEY_SCALES else {}
+        self.money_scales = nouns(self.MONEY_SCALES, *form)
         self.units = unit_forms(self.code, self.noun_gender) | nouns(self.UNITS, *form)
         self.units = {unit: self.units[unit] for unit in self.units.keys() - self.scales.keys()}
         signs = currency_forms(self.code, self.noun_gender)
