@@ -16,7 +16,7 @@ class Chinese(Language):
     minus, plus, point = "负", "加", "点"
     percent, per, to, number_sign = "百分之{}", "每", "到", "第"
     by, over = "乘", "比"
-    ratio, parts_form = "比", "{bottom}分之{top}"
+    score, parts_form = "比", "{bottom}分之{top}"
     subtraction = "减"
     DIGITS = "零 一 二 三 四 五 六 七 八 九"
     UNITS = """km: 公里; m: 米; cm: 厘米; mm: 毫米; m² m2 ㎡: 平方米; km²: 平方公里; l L: 升

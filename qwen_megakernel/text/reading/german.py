@@ -28,7 +28,7 @@ class German(Language):
     code = "de"
     minus, plus, point, decimal = "minus", "plus", "Komma", ","
     percent, per, to, number_sign = "Prozent", "pro", "bis", "Nummer"
-    by, over, ratio, out_of = "mal", "zu", "zu", "von"
+    by, over, score, out_of = "mal", "zu", "zu", "von"
     numbered = words("""akt anhang artikel band buch kapitel klasse phase stufe szene tabelle teil
         titel typ abschnitt""")
     phone_words = words("tel telefon anrufen mobil handy fax rufnummer telefonnummer")

@@ -9,7 +9,7 @@ class Japanese(Language):
     minus, plus, point = "マイナス", "プラス", "点"
     percent, per, to, number_sign = "{}パーセント", "毎", "から", "番号"
     by, over = "かける", "の"
-    ratio = "対"
+    score = "対"
     DIGITS = "ゼロ 一 二 三 四 五 六 七 八 九"
     UNITS = "°C ℃: 度; h: 時間; min: 分; s: 秒; dB: デシベル; x ×: 倍"
     SCALES = "万: 万; 億: 億; 兆: 兆; 千: 千"

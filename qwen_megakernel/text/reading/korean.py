@@ -16,7 +16,7 @@ class Korean(Language):
     minus, plus, point = "마이너스", "플러스", "점"
     percent, per, to, number_sign = "퍼센트", "퍼", "에서", "번호"
     by, over = "곱하기", "에"
-    to_is_suffix, ratio = True, "대"
+    to_is_suffix, score = True, "대"
     parts_form = "{bottom}분의 {top}"
     DIGITS = "공 일 이 삼 사 오 육 칠 팔 구"
     UNITS = "°C ℃: 도; h: 시간; min: 분; s: 초; dB: 데시벨; x ×: 배"

@@ -21,7 +21,6 @@ from qwen_megakernel.text.reading.words import (
 
 _RANGE_BEGIN = re.compile(r"[$€£¥(]?\d")
 _LETTERS_OF_SCALES = ("k", "K", "B", "T")
-_BEHIND_NUMBERS = frozenset("%°¢")
 _DIFFERENCE = re.compile(r"\d+(?:[.,]\d+)? ?=")
 _DOSES = ("mg", "g", "kg", "ml", "mL", "cl", "l", "L", "µg", "мг", "г", "кг", "мл", "л")
 _SCORED = re.compile(r"\d{1,3}(?![\d.,:/-]\d|\d|\s?(?:Uhr|h|ч|点|时|時|시|%|€)(?!\w))")
@@ -99,7 +98,7 @@ class Language(Codes):
     {APART}{NUM}\s?(?P<scale>{LONG_SCALES}){EDGE} => .scaled
     {NUM}(?=\s(?P<noun>[^\W\d_]{2,})) => .counted
     {SIGN}{NUM} => .number
-    [ ]?[-–—] ?(?=[$€£¥]?\d)|(?<=\d)~(?=\d) => .dash
+    (?<=[^\W_]|[%°¢])[ ]?[-–—] ?(?=[$€£¥]?\d)|(?<=\d)~(?=\d) => .dash
     .+ >> (?<=.)-(?=\d) => ~
     {SYMBOLS} => .symbol
     """
@@ -362,28 +361,23 @@ class Language(Codes):
         if self.letters_follow and (number := _LAST_NUMBER.search(before)):
             before = number[0]
         ends = before, re.split("[-–—]", before)[-1]  # not the second dash of "1-on-1"
-        is_behind = found.last.isalnum() or found.last in _BEHIND_NUMBERS
-        if not is_behind or not all(map(_RANGE_BEGIN.match, ends)):
+        if not all(map(_RANGE_BEGIN.match, ends)):
             return None
-        second, first_number = (
-            re.match(r"\d+", found.rest),
-            int(before) if before.isdecimal() else 0,
-        )
-        is_less = second is not None and int(second[0]) < first_number
+        second = re.match(r"\d+", found.rest)
+        is_less = second is not None and before.isdecimal() and int(second[0]) < int(before)
         if is_less and len(before) >= MIN_NUMBERED_DIGITS:
             return self.space  # a number of two parts: "no. 48213-7"
         is_minus = found.text == " - " and ":" not in before
         if is_minus or _DIFFERENCE.match(found.rest):
             return self._joint(self.subtraction or self.minus)
-        if is_less and self.says_scores and len(before) < 4 and _SCORED.match(found.rest):
+        if is_less and self.score is not None and len(before) < 4 and _SCORED.match(found.rest):
             return self._joint(self.ratio) if self.ratio else self.space
         return self.between_ends
 
     def read_symbol(self, found: Found) -> str | None:
         symbol, last, following = found.text, found.last, found.rest[:1]
-        if found.match.string[: found.match.start()].endswith(symbol) or found.rest.startswith(
-            symbol
-        ):
+        behind = found.match.string[: found.match.start()]
+        if behind.endswith(symbol) or found.rest.startswith(symbol):
             return None  # the symbol is repeated, as in a line of stars
         if symbol == "*" and not (found.before[-1:].isalnum() or last == ")"):
             return None

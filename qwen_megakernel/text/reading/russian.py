@@ -25,7 +25,7 @@ class Russian(Language):
     minus, plus, point, decimal = "минус", "плюс", "и", ","
     percent, per, to, number_sign = "процентов", "в", "до", "номер"
     PERCENT = "процент, процента, процентов"
-    by, over, ratio, out_of, groups_with_spaces = "на", "на", "", "из", True
+    by, over, score, out_of, groups_with_spaces = "на", "на", "", "из", True
     numbered = words("""глава главу главе главы том тома томе часть части книга книгу книге раздел
         раздела разделе статья статью статье статьи акт акте фаза фазу фазе тип""")
     centuries = words("век века веке веков")

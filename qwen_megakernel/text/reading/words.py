@@ -36,7 +36,7 @@ _MULTIPLES = ("time",)  # not singular after an article: "a 2x gain" is "a two t
 
 @dataclass(frozen=True, slots=True)
 class Currency:
-    """A currency and the name of its hundredth part, such as dollar and cent."""
+    """A currency and its hundredth part, such as dollar and cent."""
 
     unit: Noun
     cent: Noun | None
@@ -124,7 +124,7 @@ class Words:
     PERCENT = ""  # its forms after 1, 2 and 5
     to: str  # the word between the ends of a range
     to_is_suffix = False  # whether that word is written together with the first end
-    ratio: str | None = None  # the word between the numbers of 16:9 and 3-1, if it is not `to`
+    score: str | None = None  # the word between the numbers of 16:9 and 3-1, if it is not `to`
     by: str  # the word between the dimensions of a thing, as in 3 x 4
     over: str  # the word in a reading of two numbers such as 118/76
     out_of = ""  # the word in a rating such as 4.5/5
@@ -189,10 +189,7 @@ class Words:
             self.currencies[sign] = Currency(unit, cents[0] if cents else None)
         self.percent_noun = nouns(f"%: {self.PERCENT or self.percent}")["%"]
         self.group_mark = "," if self.decimal == "." else "."
-        self.says_scores, self.ratio = (
-            self.ratio is not None,
-            self.to if self.ratio is None else self.ratio,
-        )
+        self.ratio = self.to if self.score is None else self.score
         self.opens |= {"km"} & {*self.units}
         self._name_days_and_months()
         self._name_signs()
