@@ -13,7 +13,8 @@ from qwen_megakernel.text.reading.words import FIRST_YEAR, LAST_YEAR, Words
 MAX_PAST = 40  # characters before a number that may announce it
 
 _CODES = """(?:(?:pass|post|zip|bar)?code|otp|pin|password|zip|postcode|(?:order|booking|account|ref
-    |reference|ticket|tracking|serial|confirmation|invoice)\\s(?:number|no\\.?|id)|kennwort|passwort
+    |reference|part|item|ticket|tracking|serial|confirmation|invoice)\\s(?:number|no\\.?|id)|kennwort
+    |(?:card|account|number|ssn|phone)(?:\\s\\w+){0,2}\\s(?:ending|ends)\\sin|passwort
     |plz|[a-zäöüß]+(?:nummer|code|schlüssel)|code(?:\\s(?:postal|secret|pin|d[e']\\s?\\w+))
     |(?:commande|pedido|ordine|заказ)\\s(?:n[°º.]|n\\.?º|№)|c[óo]digo(?:\\s(?:postal|pin|de\\s\\w+))?
     |clave|senha|cep|codice(?:\\s(?:pin|di\\s\\w+))?|(?:пин-?)?код(?:\\s\\w+)?|пароль|индекс|номер\\sзаказа
@@ -50,9 +51,9 @@ _THOUSANDS = re.compile(r"[1-9]\d{0,2}(?: \d{3})+")
 _MIN_PHONE_DIGITS = 7
 _MIN_CODE_DIGITS = 7  # digits without a mark between thousands that are no quantity
 MIN_NUMBERED_DIGITS = 5  # the same behind a sign for "number"
-_NUMBER_MARK = re.compile(r"(?:[nN]\.?[°º]|№|[nN]r\.?|[nN]o\.|[nN]\.)\s?$")
+NUMBER_MARK = re.compile(r"(?:[nN]\.?[°º]|№|[nN]r\.?|[nN]o\.|[nN]\.)\s?$")
 # The letters of a model, a flight or a serial number before its digits, which are read one by one.
-_NAME_AND_DASH = re.compile(r"(?:(?<![^\W_])[A-ZА-ЯЁ]{1,5}-?|[A-Za-z]\d{1,2}-)$")
+_NAME_AND_DASH = re.compile(r"(?:(?<![^\W_])[A-ZА-ЯЁ]{1,5}-?(?:\d+-)*|[A-Za-z]\d{1,2}-)$")
 _NAME = re.compile(r"(?<![A-Za-zА-яЁё])[A-ZА-ЯЁ]{2,5}$")
 
 
@@ -97,7 +98,7 @@ class Codes(Words):
         is_postal = self.decimal == "," and before[-1:] == "," and not before[:-1].isdigit()
         if is_postal and len(whole) == (6 if self.code == "ru" else 5) and found.text == whole:
             return True
-        least = MIN_NUMBERED_DIGITS if _NUMBER_MARK.search(text, 0, begin) else _MIN_CODE_DIGITS
+        least = MIN_NUMBERED_DIGITS if NUMBER_MARK.search(text, 0, begin) else _MIN_CODE_DIGITS
         is_plain = found.text == whole and not whole.endswith("000")
         return is_plain and not found.rest[:1].isalpha() and len(whole) >= least
 

@@ -53,8 +53,8 @@ class English(Language):
         rpm: revolution per minute, revolutions per minute
         bpm BPM: beat per minute, beats per minute; ppm: part per million, parts per million
         psi: pound per square inch, pounds per square inch; mo mos: month; gal: gallon; qt: quart
-        pt: pint; pc pcs: piece; pts: point; mcg: microgram; N: newton; Nm: newton meter
-        mol: mole; rad: radian"""
+        pt: pint; pc pcs: piece; pts: point; mcg: microgram; N: newton; Nm: newton meter; mol: mole
+        rad: radian"""
     has_compounds = True
     articles = words("a an another")
     SCALES = """k K: thousand, thousand; thousand: thousand, thousand
@@ -71,23 +71,20 @@ class English(Language):
     max_named_part = _MAX_PARTS
     dates = "{month} {day}", "{month} {day}, {year}"
     ABBREVIATIONS = """Mr. Mr: mister; Mrs. Mrs: missus; Mx. Mx: mix; Ms. Ms: miz
-        Prof. Prof: professor
-        Jr. Jr: junior; Sr. Sr: senior; vs. vs v.: versus; etc. etc: et cetera; e.g.: for example
-        i.e.: that is; approx. ca.: approximately; Inc. Inc: incorporated; Ltd. Ltd: limited
-        Corp.: corporation; Co.: company; Dept. dept.: department; Ave. Ave: avenue
-        Blvd. Blvd: boulevard; Rd.: road; Mt. Mt: mount; Ft.: fort; Gen.: general; Col.: colonel
-        Sgt. Sgt: sergeant; Capt.: captain; Lt.: lieutenant; Rev.: reverend; Gov.: governor
-        Sen.: senator; Rep.: representative; Pres.: president; est.: estimated; min.: minimum
-        max.: maximum; a.m. a.m: a m; p.m. p.m: p m; w/: with; w/o: without; b/c: because
-        Ph.D. PhD: P H D; Jan.: January
-        Sept. Sep.: September; apt. Apt.: apartment; Feb.: February; Mar.: March; Apr.: April
-        Jun.: June; Jul.: July; Aug.: August
-        km/h: kilometers per hour; m/s: meters per second; mi/h: miles per hour
-        ext.: extension; Pkwy. Pkwy: parkway; Hwy. Hwy: highway; Oct.: October
-        Nov.: November; Dec.: December; Mon.: Monday; Tue. Tues.: Tuesday; Wed.: Wednesday
-        Thu. Thurs.: Thursday; Fri.: Friday; Sat.: Saturday
-        Tue Tues: Tuesday; Wed: Wednesday; Thu Thur Thurs: Thursday; Fri: Friday
-        incl.: including; excl.: excluding"""
+        Prof. Prof: professor; Jr. Jr: junior; Sr. Sr: senior; vs. vs v.: versus
+        etc. etc: et cetera; e.g.: for example; i.e.: that is; approx. ca.: approximately
+        Inc. Inc: incorporated; Ltd. Ltd: limited; Corp.: corporation; Co.: company
+        Dept. dept.: department; Ave. Ave: avenue; Blvd. Blvd: boulevard; Rd.: road; Mt. Mt: mount
+        Ft.: fort; Gen.: general; Col.: colonel; Sgt. Sgt: sergeant; Capt.: captain; Lt.: lieutenant
+        Rev.: reverend; Gov.: governor; Sen.: senator; Rep.: representative; Pres.: president
+        est.: estimated; min.: minimum; max.: maximum; a.m. a.m: a m; p.m. p.m: p m; w/: with
+        w/o: without; b/c: because; Ph.D. PhD: P H D; Jan.: January; Sept. Sep.: September
+        apt. Apt.: apartment; Feb.: February; Mar.: March; Apr.: April; Jun.: June; Jul.: July
+        Aug.: August; km/h: kilometers per hour; m/s: meters per second; mi/h: miles per hour
+        ext.: extension; Pkwy. Pkwy: parkway; Hwy. Hwy: highway; Oct.: October; Nov.: November
+        Dec.: December; Mon.: Monday; Tue. Tues.: Tuesday; Wed.: Wednesday; Thu. Thurs.: Thursday
+        Fri.: Friday; Sat.: Saturday; Tue Tues: Tuesday; Wed: Wednesday; Thu Thur Thurs: Thursday
+        Fri: Friday; incl.: including; excl.: excluding"""
     numbered = words("""act appendix article book chapter class division episode grade level part
         phase section season stage step table title tier type unit vol volume war""")
     due = words("on due dated")
@@ -101,8 +98,7 @@ class English(Language):
         CEST IST JST Eastern Pacific""")
     SYMBOLS = """&: and; @: at; ²: squared; ³: cubed; ++: plus plus; =: equals; ÷: divided by
         ×: times; °: degrees; ≈ ~: about; <: less than; >: more than; ≤: at most; ≥: at least
-        ±: plus or minus; ©: copyright; §: section; →: to; ≠: does not equal; π: pi
-        ∞: infinity"""
+        ±: plus or minus; ©: copyright; §: section; →: to; ≠: does not equal; π: pi; ∞: infinity"""
     LETTERS = """ay bee see dee ee eff gee aitch eye jay kay el em en oh pee queue are ess tee you
         vee double-you ex why zee"""
     WEB = """.: dot; /: slash; -: dash; _: underscore; ?: question mark; #: hash; %: percent
@@ -127,6 +123,7 @@ class English(Language):
     (?P<n>\d{1,3})\s?pt(?=\s(?i:font|type|text|size|bold|arial|helvetica|times)) => {n} point
     (?P<title>St|Dr)\b\.?(?!\w) => .title
     (?!the$).* >> Sun\. => Sunday
+    part|tracking|order|invoice|serial|item|account|ref >> no\.\s(?=\d) => number~
     50-50(?![\w-]) => fifty fifty
     24[/x]7/365(?![\d/]) => twenty-four seven three sixty-five
     24x7(?!\w) => twenty-four seven
@@ -140,13 +137,13 @@ class English(Language):
     (?P<m>\d{1,2})m(?P<s>[0-5]?\d)s(?!\w) => {m:min} {s:seconds}
     \d{1,2}h(?:rs?)? >> (?P<m>[0-5]?\d)m(?!\w) => {m:min}
     (?P<c>7|10|14|21|4[38])(?P<t>[1-9]\d)p(?!\w) => {c} {t} p
-    (?P<w>\d{1,3})(?:\.(?P<d>\d{1,2}))?(?:M|mn)(?![\w/]) => {num} million
-    (?P<w>\d{1,3})(?:\.(?P<d>\d{1,2}))?bn(?![\w/]) => {num} billion
+    {SIGN}(?P<w>\d{1,3})(?:\.(?P<d>\d{1,2}))?(?P<scale>M|mn|bn|k)(?![\w/]) => .scaled
     (?P<w>\d{1,3})(?:\.(?P<d>\d{1,2}))?m(?=\s(?P<noun>[^\W\d_]+)) => .millions
     (?P<w>\d+)in(?!\w)\.? => .inches
     ft\.?|feet|foot >> (?P<w>\d{1,2})\sin(?!\w)\.? => .inches
     (?P<a>[45])0(?P<b>[13])\((?P<k>[kbc])\) => {a} oh {b} {k}
-    (?P<w>\d+)(?:\.(?P<d>\d+)|/(?P<b>\d{1,2}))?(?:\"|″)(?!\w)(?P<x>\sx\s(?=\d))? => .inches
+    (?:(?P<whole>\d+)\s(?=\d+/))?(?P<w>\d+)(?:\.(?P<d>\d+)|/(?P<b>\d{1,2}))?(?:\"|″)
+        (?!\w)(?P<x>\sx\s(?=\d))? => .inches
     \bsq\.?(?!\w) => square
     .*\d >> \bcu\.?(?!\w) => cubic
     .*\d >> \bfl\.?(?!\w) => fluid
@@ -169,7 +166,6 @@ class English(Language):
     (?P<w>\d)(?:\.(?P<d>\d{1,9}))?[eE][-−](?P<p>\d{1,3})(?!\w)
         => {num} times ten to the power of minus {p}
     (?i)v(?=\d+\.\d) => version
-    (?P<w>\d{1,3})(?:\.(?P<d>\d))?k(?!\w) => {num} thousand
     """
 
     files = words("""bat bin cfg conf cpp css csv cu dll doc docx exe gif git go gz html ini ipynb
@@ -307,10 +303,13 @@ class English(Language):
         if '"' in found.text and (found.last == '"' or not is_sure):
             return None
         noun = self.noun_after(self.units["in."], found.before)
+        joint = " by " if found["x"] else self.kept_point(found)
+        if found["whole"]:
+            return self.mixed(found["whole"], int(found["w"]), int(found["b"]), noun) + joint
         if found["b"]:
-            return f"{self.fraction(int(found['w']), int(found['b']))} {noun.one}"
+            return f"{self.fraction(int(found['w']), int(found['b']))} {noun.one}{joint}"
         words = self.count(found["w"], found["d"], noun)
-        return words + (" by " if found["x"] else self.kept_point(found))
+        return words + joint
 
     def read_unit_after_power(self, found: Found) -> str:
         """Return the word for the "ft" of "500 sq ft"."""

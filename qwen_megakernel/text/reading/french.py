@@ -28,8 +28,8 @@ class French(Romance):
         page pages: page, f"""
     SCALES = "million millions M: million; milliard milliards Md Mds: milliard"
     CURRENCIES = """€ EUR: euro / centime; $ $US US$ USD: dollar / cent
-        £ GBP: livre, f / penny, pence
-        ¥ JPY: yen; CHF: franc suisse, francs suisses / centime; ₽ RUB: rouble / kopeck"""
+        £ GBP: livre, f / penny, pence; ¥ JPY: yen; CHF: franc suisse, francs suisses / centime
+        ₽ RUB: rouble / kopeck"""
     money_joint, says_cents, scale_joint = " ", False, " d'"
     SHORT_MONTHS = "janv/jan févr/fév - avr - - juil - sept/sep oct nov déc"
     first_day, halves = "premier", ("demi", "demie")
@@ -37,10 +37,9 @@ class French(Romance):
     ABBREVIATIONS = """M.: monsieur; MM.: messieurs; Mme: madame; Mmes: mesdames; Mlle: mademoiselle
         Me: maître; Dr Dr.: docteur; Pr Pr.: professeur; St: saint; Ste: sainte; etc.: et cetera
         av.~J.-C.: avant Jésus-Christ; apr.~J.-C.: après Jésus-Christ; p.ex.: par exemple
-        c.-à-d.: c'est-à-dire; env.: environ; av.: avenue; bd: boulevard
-        tél. tel.: téléphone; vol.: volume; chap.: chapitre; art.: article; fig.: figure
-        min.: minimum; ét.: étage; th.: thermostat
-        max.: maximum"""
+        c.-à-d.: c'est-à-dire; env.: environ; av.: avenue; bd: boulevard; tél. tel.: téléphone
+        vol.: volume; chap.: chapitre; art.: article; fig.: figure; min.: minimum; ét.: étage
+        th.: thermostat; max.: maximum"""
     final = words("etc.")
     starters = words("""Ainsi Alors Après Au Aussi Avec Bien Ce Cela Ces Cette Dans Des Donc Elle
         Elles Enfin Ensuite Et Il Ils Je Les Mais Merci Nous On Pour Puis Quand Si Un Une Vous""")

@@ -44,14 +44,13 @@ class German(Language):
     money_joint, says_cents = " ", False
     SHORT_MONTHS = "jan/jänner feb mär apr - jun jul aug sep/sept okt nov dez"
     times, time_marks = ("{h:m} Uhr", "{h:m} Uhr {m}", " und {s} Sekunden"), r"\sUhr\b"
-    ABBREVIATIONS = """z.B. z.~B.: zum Beispiel; d.h. d.~h.: das heißt; u.a. u.~a.: unter anderem
-        usw. etc.: und so weiter; bzw.: beziehungsweise; ca.: circa; Dr. Dr: Doktor
-        Prof. Prof: Professor; Ing.: Ingenieur; Dipl.-Ing.: Diplomingenieur; Mag.: Magister
-        Univ.Prof. Univ.-Prof.: Universitätsprofessor
-        Mo.: Montag; Di.: Dienstag; Mi.: Mittwoch; Do.: Donnerstag; Sa.: Samstag
-        MwSt.: Mehrwertsteuer; rd.: rund; zw.: zwischen; Min.: Minute; Std.: Stunde; Pck.: Packung
-        Kap.: Kapitel; Abb.: Abbildung; OG: Obergeschoss; Hr.: Herr; Fr.: Frau; Str.: Straße
-        Nr.: Nummer; Abs.: Absatz
+    ABBREVIATIONS = """z.B. z.~B. Z.B. Z.~B.: zum Beispiel; d.h. d.~h.: das heißt
+        u.a. u.~a.: unter anderem; usw. etc.: und so weiter; bzw.: beziehungsweise; ca.: circa
+        Dr. Dr: Doktor; Prof. Prof: Professor; Ing.: Ingenieur; Dipl.-Ing.: Diplomingenieur
+        Mag.: Magister; Univ.Prof. Univ.-Prof.: Universitätsprofessor; Mo.: Montag; Di.: Dienstag
+        Mi.: Mittwoch; Do.: Donnerstag; Sa.: Samstag; MwSt.: Mehrwertsteuer; rd.: rund
+        zw.: zwischen; Min.: Minute; Std.: Stunde; Pck.: Packung; Kap.: Kapitel; Abb.: Abbildung
+        OG: Obergeschoss; Hr.: Herr; Fr.: Frau; Str.: Straße; Nr.: Nummer; Abs.: Absatz
         Art.: Artikel; S.: Seite; Bd.: Band; vgl.: vergleiche; Tel.: Telefon; inkl.: inklusive
         exkl.: exklusive; zzgl.: zuzüglich; ggf.: gegebenenfalls; evtl.: eventuell; Mio.: Millionen
         Mrd.: Milliarden; St.: Sankt; v.Chr.: vor Christus; n.Chr.: nach Christus"""
@@ -68,7 +67,7 @@ class German(Language):
         ©: Copyright"""
     WEB = """.: Punkt; /: Schrägstrich; -: minus; _: Unterstrich; ?: Fragezeichen; #: Raute
         :: Doppelpunkt"""
-    opens, followers = words("Nr. z. d. u. Mo Di Mi Do Fr Sa"), words("uhr")
+    opens, followers = words("Nr. z. Z. d. u. Mo Di Mi Do Fr Sa"), words("uhr")
     pointed_endings = ("str.",)
 
     RULES = r"""

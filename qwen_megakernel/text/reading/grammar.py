@@ -166,8 +166,8 @@ class Grammar:
         if last.isdecimal() and char.isdecimal():
             return 0, ""
         if char.isdigit() or char in _DASHES:
-            behind = text[:place] if place else past
-            end, words = self.language.announced(text[:stop], place, behind[-MAX_PAST:])
+            behind = (past + text[:place])[-MAX_PAST:]
+            end, words = self.language.announced(text[:stop], place, behind)
             if end:
                 return end, words
         first = self._any.match(text, place, stop)

@@ -26,9 +26,9 @@ class Italian(Romance):
     PARTS = "2: mezzo"
     noun_gender, plural_ending = "c", ""
     UNITS = """t: tonnellata, tonnellate, f; sec: secondo, secondi; kHz: chilohertz; kW: chilowatt
-        dB: decibel; x × volta volte: volta, volte, f
-        cucchiaio cucchiai: cucchiaio, cucchiai; cucchiaino cucchiaini: cucchiaino, cucchiaini
-        bicchiere bicchieri: bicchiere, bicchieri; persona persone: persona, persone, f"""
+        dB: decibel; x × volta volte: volta, volte, f; cucchiaio cucchiai: cucchiaio, cucchiai
+        cucchiaino cucchiaini: cucchiaino, cucchiaini; bicchiere bicchieri: bicchiere, bicchieri
+        persona persone: persona, persone, f"""
     SCALES = "milione milioni mln: milione, milioni; miliardo miliardi mld: miliardo, miliardi"
     CURRENCIES = """€ EUR: euro / centesimo, centesimi
         $ USD: dollaro, dollari / centesimo, centesimi; £ GBP: sterlina, sterline, f / penny, pence
@@ -41,8 +41,8 @@ class Italian(Romance):
         Dott.ssa: dottoressa; Prof.: professor; Prof.ssa: professoressa; Avv.: avvocato
         Ing.: ingegner; ecc. etc.: eccetera; p.es. p.~es.: per esempio; ca.: circa; pag.: pagina
         pagg.: pagine; vol.: volume; cap.: capitolo; fig.: figura; art.: articolo; tel.: telefono
-        n.: numero; int.: interno
-        S.: San; max.: massimo; min.: minimo; a.C.: avanti Cristo; d.C.: dopo Cristo"""
+        n.: numero; int.: interno; S.: San; max.: massimo; min.: minimo; a.C.: avanti Cristo
+        d.C.: dopo Cristo"""
     final = words("ecc. etc.")
     starters = words("""Allora Anche Adesso Così Con Dopo Egli Gli Grazie In Invece Io Lei Loro Lui
         Ma Noi Ora Per Perché Poi Quando Quella Quello Questa Questo Se Un Una Voi È""")

@@ -7,7 +7,7 @@ no templates. Such a method returns None for what is no expression of its rule.
 import re
 import unicodedata
 
-from qwen_megakernel.text.reading.codes import MIN_NUMBERED_DIGITS, Codes
+from qwen_megakernel.text.reading.codes import MIN_NUMBERED_DIGITS, NUMBER_MARK, Codes
 from qwen_megakernel.text.reading.surroundings import OPENING, Found, first_word
 from qwen_megakernel.text.reading.words import (
     FIRST_YEAR,
@@ -27,7 +27,7 @@ _SCORED = re.compile(r"\d{1,3}(?![\d.,:/-]\d|\d|\s?(?:Uhr|h|ч|点|时|時|시|%
 _LAST_NUMBER = re.compile(r"\d[\d:.,]*$")
 _BEGINS_WORD = re.compile(r"\w|[-$€£¥−.]\w")
 # What shows that "lun." is a weekday: a mark, or the end of a span of days.
-_BEFORE_WEEKDAYS = ("al", "dal", "au", "du", "le", "bis", "a", "до")
+_BEFORE_WEEKDAYS = ("am", "vom", "zum", "al", "dal", "au", "du", "le", "bis", "a", "до")
 _BEHIND_WEEKDAY = re.compile(r"[,–-]|\s(?:al?|à|au|bis|по)\b|(?<!mar\.)\s\d|\s\d{1,2}/\d")
 
 
@@ -58,6 +58,7 @@ class Language(Codes):
     (?P<r>[IVXLCDM]+)\s?[-–—]\s?(?P<to>[IVXLCDM]+)(?!\w|['’]\w) => .roman_range
     {LETTERS_FOLLOW}(?<![A-Za-z])(?P<r>[IVX]{2,7})(?![A-Za-z0-9]) => .roman_alone
     (?P<r>[IVXLCDM]+)(?:\.(?=\s|$)|ers?|re|ᵉ|e)?(?!\w|['’](?!s\b)\w|\.\w) => .roman
+    (?P<n>\d{1,3}):(?P<w>\d{1,3}(?:{GROUP}\d{3})+)(?![\d:]) => {n} {ratio} {num}
     (?i){HOUR}:{MINUTE}(?::(?P<s>[0-5]\d))?(?:{TIME_MARKS})?(?![\d:]) => .time
     (?P<a>\d{1,4}):(?P<b>\d{1,4})(?![\d:]) => {a} {ratio} {b}
     (?P<n>\d{1,3})['′]\s?\+\s?(?P<m>\d{1,2}){EDGE} => {n} {plus} {m}
@@ -97,7 +98,7 @@ class Language(Codes):
     km\s(?=\d) => .at_kilometer
     {APART}{NUM}\s?(?P<scale>{LONG_SCALES}){EDGE} => .scaled
     {NUM}(?=\s(?P<noun>[^\W\d_]{2,})) => .counted
-    {SIGN}{NUM} => .number
+    (?![~≈<>≤≥±]\s?[\d.,]+[^\W\d_]){SIGN}{NUM} => .number
     (?<=[^\W_]|[%°¢])[ ]?[-–—] ?(?=[$€£¥]?\d)|(?<=\d)~(?=\d) => .dash
     .+ >> (?<=.)-(?=\d) => ~
     {SYMBOLS} => .symbol
@@ -365,7 +366,8 @@ class Language(Codes):
             return None
         second = re.match(r"\d+", found.rest)
         is_less = second is not None and before.isdecimal() and int(second[0]) < int(before)
-        if is_less and len(before) >= MIN_NUMBERED_DIGITS:
+        is_numbered = NUMBER_MARK.search(found.match.string[: found.match.start() - len(before)])
+        if is_less and (is_numbered or len(before) >= MIN_NUMBERED_DIGITS):
             return self.space  # a number of two parts: "no. 48213-7"
         is_minus = found.text == " - " and ":" not in before
         if is_minus or _DIFFERENCE.match(found.rest):

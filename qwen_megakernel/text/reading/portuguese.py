@@ -39,10 +39,9 @@ class Portuguese(Romance):
     ABBREVIATIONS = """Sr.: senhor; Sra.: senhora; Srta.: senhorita; Dr.: doutor; Dra.: doutora
         Prof.: professor; Profa.: professora; D.: dom; Eng.: engenheiro; etc.: et cetera
         p.ex. p.~ex.: por exemplo; aprox.: aproximadamente; Av.: avenida; R.: rua; pág.: página
-        págs.: páginas; nº n.º: número; tel.: telefone; vol.: volume; cap.: capítulo
-        fig.: figura; apto.: apartamento; art.: artigo
-        máx.: máximo; mín.: mínimo; a.C.: antes de Cristo; d.C.: depois de Cristo
-        xíc.: xícara; EUA: Estados Unidos; a.a.: ao ano; a.m.: ao mês"""
+        págs.: páginas; nº n.º: número; tel.: telefone; vol.: volume; cap.: capítulo; fig.: figura
+        apto.: apartamento; art.: artigo; máx.: máximo; mín.: mínimo; a.C.: antes de Cristo
+        d.C.: depois de Cristo; xíc.: xícara; EUA: Estados Unidos; a.a.: ao ano; a.m.: ao mês"""
     final = words("etc. EUA a.a. a.m.")
     starters = words("""Agora Além Aqui As Assim Com Depois Ela Elas Ele Eles Em Então Essa Esse
         Esta Este Eu Hoje Isso Mas Nós Obrigado Obrigada Os Para Quando Se Também Um Uma Você""")

@@ -26,9 +26,8 @@ class Spanish(Romance):
     FEMININE, MASCULINE = "a dad dade cione ción sión tud", "o or ore al ale án ane e"
     max_named_part, parts_form = 9, "{top} entre {bottom}"
     noun_gender = "c"
-    UNITS = """seg: segundo; dB: decibelio; x × vez veces: vez, veces, f
-        cda. cdas.: cucharada, f; cdta. cdtas.: cucharadita, f; vaso vasos: vaso
-        persona personas: persona, f"""
+    UNITS = """seg: segundo; dB: decibelio; x × vez veces: vez, veces, f; cda. cdas.: cucharada, f
+        cdta. cdtas.: cucharadita, f; vaso vasos: vaso; persona personas: persona, f"""
     SCALES = "mil: mil, mil; millón millones M: millón, millones"
     CURRENCIES = """€ EUR: euro / céntimo; $ USD: dólar, dólares / centavo
         £ GBP: libra, f / penique; ¥ JPY: yen, yenes; MXN: peso / centavo"""
@@ -42,8 +41,8 @@ class Spanish(Romance):
         etc.: etcétera; p.ej. p.~ej.: por ejemplo; aprox.: aproximadamente; Avda. Av.: avenida
         C/: calle; pág.: página; págs.: páginas; núm.: número; tel.: teléfono; vol.: volumen
         cap.: capítulo; fig.: figura; ext.: extensión; art.: artículo; máx.: máximo; mín.: mínimo
-        EE.UU. EE.~UU.: Estados Unidos; cda.: cucharada; cdta.: cucharadita
-        a.C.: antes de Cristo; d.C.: después de Cristo"""
+        EE.UU. EE.~UU.: Estados Unidos; cda.: cucharada; cdta.: cucharadita; a.C.: antes de Cristo
+        d.C.: después de Cristo"""
     final = words("etc. EE.UU. EE.~UU.")
     starters = words("""Además Ahora Allí Así Aunque Con Cuando Después Ella Ellas Ellos En Entonces
         Esta Este Esto Gracias Hay Hoy Luego Nosotros Para Pero Si Su Sus También Un Una Usted Ya Yo
