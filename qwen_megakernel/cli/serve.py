@@ -129,8 +129,7 @@ def serve(args: argparse.Namespace) -> int:
     if args.ray:
         with require("ray", by="serve"):
             from qwen_megakernel.server import ray_serve
-        number = ray_serve.run(**ray_options(args), host=args.host, port=args.port, say=say)
-        return 128 + number
+        return 128 + ray_serve.run(**ray_options(args), host=args.host, port=args.port, say=say)
     for name in ("replicas", "max_replicas", "replica_gpus"):
         if getattr(args, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')} needs --ray.")
@@ -141,7 +140,7 @@ def serve(args: argparse.Namespace) -> int:
             import av  # noqa: F401
     if args.access_log:
         _log_accesses()
-    end = serving.serve(
+    number, is_loading = serving.serve(
         _engine_maker(args, settings),
         settings,
         host=args.host,
@@ -150,8 +149,8 @@ def serve(args: argparse.Namespace) -> int:
         wyoming_host=args.wyoming_host,
         say=say,
     )
-    code = 0 if end.signal is None else 128 + end.signal
-    if end.is_loading:
+    code = 0 if number is None else 128 + number
+    if is_loading:
         # Python's exit would stop the thread inside PyTorch, which then aborts the process.
         sys.stderr.flush()
         os._exit(code)

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import functools
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Collection
 from dataclasses import asdict, replace
 from typing import Any, Self
 
@@ -17,7 +17,7 @@ from qwen_megakernel.audio import joined, to_float32, to_int16
 from qwen_megakernel.errors import DeadlineExceeded
 from qwen_megakernel.marking import Marking
 from qwen_megakernel.records import AudioChunk
-from qwen_megakernel.server.admission import FinishedRequests, Ticket
+from qwen_megakernel.server.admission import Newest, Ticket
 from qwen_megakernel.server.encoders import AudioFormat, Encoder
 from qwen_megakernel.server.error_responses import ApiError
 from qwen_megakernel.server.metrics import SpeechRecord
@@ -54,7 +54,7 @@ class ActiveSpeech:
         *,
         settings: ServerSettings,
         mark: Marking,
-        finished: FinishedRequests,
+        finished: Newest[dict[str, Any]],
     ):
         self.stream, self.record, self.request_id = stream, record, request_id
         self.settings, self.mark = settings, mark
@@ -155,7 +155,7 @@ class ActiveSpeech:
             self._over, self.finish_reason = True, reason
             self._ticket.release()
             self.record.finish(reason, self.stream.drifts)
-            self._finished.add(self.request_id, self.facts())
+            self._finished[self.request_id] = self.facts()
             self._news.set()
 
     # ---- audio -----------------------------------------------------------------------------------
@@ -172,11 +172,11 @@ class ActiveSpeech:
             yield await self.encoded(chunk.samples)
         yield await self.encoded(None)
 
-    async def audio_at_end(self) -> AsyncIterator[bytes]:
-        """Yield an empty piece for each chunk, then one complete file."""
+    async def file_at_end(self, loudness: float | None = None) -> AsyncIterator[bytes]:
+        """Yield an empty piece for each chunk, then one complete file; see `file`."""
         async for _ in self.chunks(keep=True):
             yield b""
-        yield await self.file()
+        yield await self.file(loudness)
 
     async def file(self, loudness: float | None = None, **form: Any) -> bytes:
         """Return the kept samples as one complete file, with its lengths and marks.
@@ -231,10 +231,9 @@ class ActiveSpeech:
             return {}
         words, segments = await asyncio.to_thread(self.stream.times.take)
         found: dict[str, list[Any]] = {"word": words, "segment": segments}
+        asked = {name: settled for name, settled in found.items() if name in granularities}
         return {
-            f"{name}s": [each.facts() for each in settled]
-            for name, settled in found.items()
-            if settled and name in granularities
+            f"{name}s": [each.facts() for each in times] for name, times in asked.items() if times
         }
 
     async def words(self) -> list[TimedWord]:
@@ -247,17 +246,3 @@ class ActiveSpeech:
         """OpenAI's count of tokens: text tokens, and one for each frame of audio."""
         given, drawn = self.stream.text.num_tokens, self.record.num_frames
         return {"input_tokens": given, "output_tokens": drawn, "total_tokens": given + drawn}
-
-
-async def sent(writing: Awaitable[None], limit_s: float, abort: Callable[[], None]) -> None:
-    """Await a write to a client, of any protocol; `abort` cuts the connection if it stalls.
-
-    Raises:
-        ConnectionAbortedError: the client read nothing for `limit_s`.
-    """
-    try:
-        async with asyncio.timeout(limit_s):
-            await writing
-    except TimeoutError as error:
-        abort()
-        raise ConnectionAbortedError(f"The client read nothing for {limit_s:g} s.") from error

@@ -7,14 +7,15 @@ import math
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeVar
 
 from qwen_megakernel.errors import Draining, EngineBusy
 
-MAX_FINISHED = 1000  # finished requests that are remembered
 MAX_RETRY_AFTER_S = 60  # some clients ignore a longer time
 
 _NEWEST = 0.2  # weight of the newest request in the mean time that requests hold a slot
+
+Value = TypeVar("Value")
 
 
 @dataclass(eq=False, slots=True)
@@ -73,10 +74,8 @@ class Admission:
             raise Draining("The server is shutting down and takes no new requests.")
         if len(self.running) >= self.num_slots + self.max_queue:
             seconds = self._retry_after_s()
-            error = EngineBusy(
-                f"{self.num_waiting} of {self.max_queue} places in the queue are taken.",
-                hint=f"Try again in {seconds} s.",
-            )
+            what = f"{self.num_waiting} of {self.max_queue} places in the queue are taken."
+            error = EngineBusy(what, hint=f"Try again in {seconds} s.")
             error.retry_after_s = seconds
             raise error
         ticket = Ticket(self, expected_s)
@@ -111,23 +110,15 @@ class Admission:
         return min(max(1, seconds), MAX_RETRY_AFTER_S)
 
 
-class FinishedRequests:
-    """The ends of the last requests by id, which a streamed response's headers cannot report."""
+class Newest(OrderedDict[str, Value]):
+    """The newest entries; beyond the capacity, the one that was set first is forgotten."""
 
-    def __init__(self, capacity: int = MAX_FINISHED):
-        self._capacity = capacity
-        self._facts: OrderedDict[str, dict[str, Any]] = OrderedDict()
+    def __init__(self, capacity: int):
+        super().__init__()
+        self.capacity = capacity
 
-    def add(self, request_id: str, facts: dict[str, Any]) -> None:
-        """Remember a request's facts; beyond the capacity, forget the oldest request."""
-        self._facts[request_id] = facts
-        self._facts.move_to_end(request_id)
-        if len(self._facts) > self._capacity:
-            self._facts.popitem(last=False)
-
-    def get(self, request_id: str) -> dict[str, Any] | None:
-        """Return the facts of a request, or None."""
-        return self._facts.get(request_id)
-
-    def __len__(self) -> int:
-        return len(self._facts)
+    def __setitem__(self, key: str, value: Value) -> None:
+        super().__setitem__(key, value)
+        self.move_to_end(key)
+        if len(self) > self.capacity:
+            self.popitem(last=False)

@@ -23,20 +23,14 @@ from starlette.routing import WebSocketRoute
 
 from qwen_megakernel import PACKAGE_FOLDER, __version__
 from qwen_megakernel.errors import NotReady, RecordingError
+from qwen_megakernel.server import responses
 from qwen_megakernel.server.dialects.cartesia import Cartesia
 from qwen_megakernel.server.dialects.deepgram import Deepgram
 from qwen_megakernel.server.dialects.elevenlabs import ElevenLabs
 from qwen_megakernel.server.error_responses import DIALECT, ApiError, ErrorBody, add_handlers
 from qwen_megakernel.server.metrics import CONTENT_TYPE
 from qwen_megakernel.server.middleware import RequestGuard
-from qwen_megakernel.server.responses import (
-    EVENT_STREAM,
-    SpeechResponse,
-    error_event,
-    events,
-    phases,
-    whole,
-)
+from qwen_megakernel.server.responses import EVENT_STREAM, SpeechResponse
 from qwen_megakernel.server.schemas import MODEL_ALIASES, SpeechBody, check_length, check_model
 from qwen_megakernel.server.service import Service
 from qwen_megakernel.server.settings import MEDIA_TYPES, ServerSettings
@@ -46,14 +40,8 @@ SPEECH, VOICES, DETECT = "/v1/audio/speech", "/v1/audio/voices", "/v1/audio/dete
 PAGE = PACKAGE_FOLDER / "assets" / "web" / "index.html"
 
 _EXPOSED = (
-    "X-Request-Id",
-    "X-Seed",
-    "X-Sample-Rate",
-    "X-Parts",
-    "X-Finish-Reason",
-    "X-Warning",
-    "X-Spoken-Text",
-    "X-AI-Generated",
+    *("X-Request-Id", "X-Seed", "X-Sample-Rate", "X-Parts", "X-Finish-Reason", "X-Warning"),
+    *("X-Spoken-Text", "X-AI-Generated"),
 )
 _DESCRIPTION = f"""Qwen3-TTS speech, streamed. OpenAI's clients for speech work with this server.
 
@@ -109,13 +97,9 @@ def create_app(engine: Any, settings: ServerSettings | None = None) -> FastAPI:
     dialects = [known[name](service) for name in settings.dialects]
     app.add_middleware(RequestGuard, service=service, bodies=bodies, dialects=dialects)
     if settings.allow_origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=settings.allow_origins,
-            allow_methods=["*"],
-            allow_headers=["*"],
-            expose_headers=_EXPOSED,
-        )
+        every: dict[str, Any] = {"allow_methods": ["*"], "allow_headers": ["*"]}
+        every |= {"allow_origins": settings.allow_origins, "expose_headers": _EXPOSED}
+        app.add_middleware(CORSMiddleware, **every)
     # The dialects come before our own routes, of which some share a path.
     foreign = {each.title: each.add_routes for each in dialects}
     own = {"Speech": _add_speech, "Voices": _add_voices, "Marks": _add_detection}
@@ -156,7 +140,7 @@ def _add_speech(app: FastAPI, service: Service) -> None:
         media_type = plan.audio.media_type
         if body.is_whole:
             media_type = "application/json" if granularities else media_type
-            file = whole(speaking, body.loudness, granularities)
+            file = responses.whole(speaking, body.loudness, granularities)
             return SpeechResponse(speaking, file, media_type, is_whole=True)
         is_superset = bool(body.stream) and body.stream_format is None
         if not is_superset and body.stream_format != "sse":
@@ -165,15 +149,11 @@ def _add_speech(app: FastAPI, service: Service) -> None:
         if max_steps is None:  # the limit of each part of the text
             max_steps = service.engine.max_frames * (speaking.stream.text.planned_parts or 1)
         if body.event_format:
-            steps = phases(speaking, max_steps)
-            return SpeechResponse(speaking, steps, EVENT_STREAM, error_event)
-        found = events(
-            speaking,
-            include_codes=body.include_codes,
-            max_steps=max_steps if is_superset else None,
-            granularities=granularities,
-        )
-        on_error = functools.partial(error_event, type="speech.audio.error")
+            steps = responses.phases(speaking, max_steps)
+            return SpeechResponse(speaking, steps, EVENT_STREAM, responses.error_event)
+        most = max_steps if is_superset else None
+        found = responses.events(speaking, most, granularities, include_codes=body.include_codes)
+        on_error = functools.partial(responses.error_event, type="speech.audio.error")
         return SpeechResponse(speaking, found, EVENT_STREAM, on_error)
 
     @app.get(SPEECH + "/{request_id}")
@@ -203,27 +183,23 @@ def _add_voices(app: FastAPI, service: Service) -> None:
 
     only_allowed = [Depends(uploads_allowed)]  # runs before the fields are checked
 
+    about_consent = "who agreed, or a reference to the consent; kept in the voice's file"
+    name_form = Form(min_length=1, max_length=80, description="id of the new voice")
+    consent_form = Form(min_length=1, max_length=1000, description=about_consent)
+
     @app.post(VOICES, status_code=201, dependencies=only_allowed)
     async def upload(
         audio_sample: Annotated[
             UploadFile, File(description="recording of one speaker, 1 to 60 s")
         ],
-        name: Annotated[str, Form(min_length=1, max_length=80, description="id of the new voice")],
-        consent: Annotated[
-            str,
-            Form(
-                min_length=1,
-                max_length=1000,
-                description="who agreed, or a reference to the consent; kept in the voice's file",
-            ),
-        ],
+        name: Annotated[str, name_form],
+        consent: Annotated[str, consent_form],
         ref_text: Annotated[
             str | None, Form(description="exact transcript of the recording")
         ] = None,
     ) -> dict[str, Any]:
         """Clone a voice from a recording and store it."""
         recording = await audio_sample.read()
-        service.voices.check_size(len(recording))
         try:
             voice = await service.voices.upload(recording, name, ref_text or None, consent)
         except RecordingError as error:  # here the field has another name than in a speech request
@@ -244,7 +220,6 @@ def _add_detection(app: FastAPI, service: Service) -> None:
     ) -> dict[str, Any]:
         """Look for this server's watermark, C2PA's credentials and metadata in a recording."""
         recording = await audio.read()
-        service.voices.check_size(len(recording))
         try:
             return (await service.voices.detect(recording)).facts()
         except RecordingError as error:
@@ -253,17 +228,9 @@ def _add_detection(app: FastAPI, service: Service) -> None:
 
 def _model(engine: Any, name: str) -> dict[str, Any]:
     """Return the entry of the engine's model under one of its names."""
-    return {
-        "id": name,
-        "name": name,
-        "object": "model",
-        "created": 0,
-        "owned_by": "qwen_megakernel",
-        "can_clone": engine.can_clone,
-        "normalizes": engine.normalizes,
-        "weights": engine.weights,
-        "seconds_per_frame": engine.seconds_per_frame,
-    }
+    facts = ("can_clone", "normalizes", "weights", "seconds_per_frame")
+    common = {"object": "model", "created": 0, "owned_by": "qwen_megakernel"}
+    return {"id": name, "name": name, **common} | {each: getattr(engine, each) for each in facts}
 
 
 def _add_facts(app: FastAPI, service: Service) -> None:
@@ -275,8 +242,7 @@ def _add_facts(app: FastAPI, service: Service) -> None:
         if dialect := request.scope["state"].get(DIALECT):
             return dialect.models()
         engine = service.engine
-        names = (engine.files.name, *MODEL_ALIASES)
-        listed = [_model(engine, name) for name in names]
+        listed = [_model(engine, name) for name in (engine.files.name, *MODEL_ALIASES)]
         return {"object": "list", "data": listed, "models": listed}
 
     @app.get("/v1/models/{model:path}")  # names of the hub have a slash

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from qwen_megakernel.audio import SUBTYPES, new_sound_file, to_float32, to_g711
+from qwen_megakernel.audio import new_sound_file, to_float32, to_g711
 from qwen_megakernel.content_credentials import SIGNED_FORMATS
 from qwen_megakernel.errors import MissingPackageError
 from qwen_megakernel.marking import UNMARKED, Marking
@@ -70,9 +70,10 @@ class AudioFormat:
 
     def file(self, samples: np.ndarray, mark: Marking = UNMARKED) -> bytes:
         """Return a complete file, with its lengths and marks, of [num_samples] int16."""
-        if self.name == "wav" and self.encoding in ("pcm", "float"):
+        if self.name == "wav":
             data = Encoder(self.encoding).encode(samples)
-            data = wav_header(self.rate, len(data), self.encoding, mark.comment) + data
+            header = wav_header(self.rate, len(data), self.encoding, mark.comment)
+            data = header + data + bytes(len(data) % 2)  # chunks begin at even places
         elif self.name in ("pcm", "ulaw", "alaw", "aac"):
             encoder = self.encoder()
             data = encoder.encode(samples) + encoder.finish()
@@ -91,8 +92,6 @@ class AudioFormat:
         MP3 has a constant bit rate, so that players compute its length from the size; with a
         variable rate they would need the table that is written at the end.
         """
-        if self.name == "wav":
-            return {"format": "WAV", "subtype": SUBTYPES[self.encoding]}
         if self.name == "flac":
             return {"format": "FLAC", "subtype": "PCM_16"}
         if self.name == "opus":
@@ -153,7 +152,7 @@ def wav_header(
         words = comment.encode()
         words += bytes(2 - len(words) % 2)  # ends with zero, and even
         head += _chunk(b"LIST", b"INFO" + _chunk(b"ICMT", words))
-    total = min(len(head) + 12 + num_bytes, _UNKNOWN_BYTES)
+    total = min(len(head) + 12 + num_bytes + num_bytes % 2, _UNKNOWN_BYTES)
     sizes = struct.pack("<I", total), struct.pack("<I", num_bytes)
     return b"RIFF%sWAVE%sdata%s" % (sizes[0], head, sizes[1])
 

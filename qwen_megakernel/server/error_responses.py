@@ -37,11 +37,9 @@ RETRY_AFTER_S = 1  # used if there is no better estimate
 CLOSE = {"Connection": "close"}  # headers of errors after which the server reads no more
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-_PARAMS: dict[type[QwenTTSError], str] = {
-    EmptyText: "input",
-    TextTooLong: "input",
-    UnknownVoice: "voice",
-    VoiceMismatch: "voice",
+_PARAMS: dict[type[Exception], str] = {
+    **dict.fromkeys((EmptyText, TextTooLong), "input"),
+    **dict.fromkeys((UnknownVoice, VoiceMismatch), "voice"),
     UnknownLanguage: "language",
     RecordingError: "ref_audio",
 }
@@ -49,15 +47,10 @@ _HINTS = {("temperature", "greater_than_equal"): "For greedy decoding set do_sam
 # What a field must be, by pydantic's type of error.
 _WANTED = {
     "string_type": "a string",
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "int_parsing": "a whole number",
-    "float_parsing": "a number",
-    "bool_parsing": "true or false",
-    "float_type": "a number",
-    "bool_type": "true or false",
-    "model_type": "an object",
-    "dict_type": "an object",
+    **dict.fromkeys(("int_type", "int_from_float", "int_parsing"), "a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    **dict.fromkeys(("model_type", "dict_type"), "an object"),
     "list_type": "a list",
     "literal_error": "one of {expected}",
     "greater_than": "above {gt}",
@@ -67,7 +60,7 @@ _WANTED = {
     "finite_number": "a finite number",
     "voice_type": "a voice's id, or an object with its `id`",
 }
-_OTHER_NAMES_OF_INPUT = ("text", "prompt", "content")
+_OTHER_NAMES_OF_INPUT = ("text", "prompt", "content")  # of other speech servers
 _WORD_START = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _MAX_FAULTS = 10  # faults of a body that one message reports
 _MAX_ECHO_CHARS = 200  # the longest part of a client's text that a message repeats
@@ -189,7 +182,7 @@ def add_handlers(app: FastAPI) -> None:
 def _validation_message(error: RequestValidationError | ValidationError) -> tuple[str, str | None]:
     """Return the first of pydantic's errors in words, and the field of the first."""
     lines, first = [], None
-    faults = error.errors()
+    faults, body = error.errors(), getattr(error, "body", None)
     for fault in faults[:_MAX_FAULTS]:
         if fault["type"] == "json_invalid":
             return f"The body is not JSON: {fault['ctx']['error']}.", None
@@ -198,23 +191,22 @@ def _validation_message(error: RequestValidationError | ValidationError) -> tupl
         if not name:
             return "The body must be a JSON object.", None
         first = first or name
-        line = _complaint(name, fault, _meant(error, name))
-        hint = _HINTS.get((name, fault["type"]))
-        lines += [line, hint] if hint else [line]
+        lines.append(_complaint(name, fault))
+        if fault["type"] == "missing" and name == "input" and isinstance(body, dict):
+            meant = [each for each in _OTHER_NAMES_OF_INPUT if each in body]
+            lines[-1] += f" Did you mean `{name}` by `{meant[0]}`?" if meant else ""
+        if hint := _HINTS.get((name, fault["type"])):
+            lines.append(hint)
     if len(faults) > _MAX_FAULTS:
         lines.append(f"The body has {len(faults) - _MAX_FAULTS} more faults.")
     return "\n".join(lines), first
 
 
-def _complaint(name: str, fault: Mapping[str, Any], meant: str | None) -> str:
-    """Return what is wrong with a field, in words that do not need pydantic's documentation.
-
-    Args:
-        meant: for a missing field, one that the body has instead.
-    """
+def _complaint(name: str, fault: Mapping[str, Any]) -> str:
+    """Return what is wrong with a field, in words that do not need pydantic's documentation."""
     kind, value, context = fault["type"], fault.get("input"), fault.get("ctx", {})
     if kind == "missing":
-        return f"{name} is missing." + (f" Did you mean `{name}` by `{meant}`?" if meant else "")
+        return f"{name} is missing."
     if kind in ("string_too_long", "string_too_short"):
         limit = context.get("max_length") or context.get("min_length")
         bound = "at most" if kind == "string_too_long" else "at least"
@@ -229,14 +221,6 @@ def _complaint(name: str, fault: Mapping[str, Any], meant: str | None) -> str:
         cut = value[:_MAX_ECHO_CHARS] if isinstance(value, str) else value
         seen = json.dumps(cut)[:_MAX_ECHO_CHARS]
     return f"{name} is {seen}; it must be {wanted}."
-
-
-def _meant(error: RequestValidationError | ValidationError, name: str) -> str | None:
-    """Return the field that the body has instead of `input`: another speech server's name of it."""
-    body = getattr(error, "body", None)
-    if name != "input" or not isinstance(body, dict):
-        return None
-    return next((each for each in _OTHER_NAMES_OF_INPUT if each in body), None)
 
 
 def snake(name: str) -> str:

@@ -33,14 +33,8 @@ def header_value(text: str) -> str:
 
 
 def check_headers(headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Check that HTTP allows the headers, before a server begins to send them.
-
-    Raises:
-        ValueError: names the header and shows its value.
-    """
+    """Raise a ValueError that names and shows the first header that HTTP does not allow."""
     for name, value in headers:
         if not _LEGAL.fullmatch(value):
-            raise ValueError(
-                f"The response header {name.decode()} has the value {value[:200]!r}, which HTTP "
-                "does not allow."
-            )
+            what = f"The response header {name.decode()} has the value {value[:200]!r}"
+            raise ValueError(f"{what}, which HTTP does not allow.")

@@ -5,15 +5,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    ProcessCollector,
-    generate_latest,
-)
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily
+from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from qwen_megakernel.records import Drift
@@ -33,11 +27,8 @@ class _CacheHits(Collector):
         self._hits = hits
 
     def collect(self) -> Iterator[CounterMetricFamily]:
-        yield CounterMetricFamily(
-            "tts_reference_cache_hits",
-            "Reference recordings whose voice was in the cache",
-            value=self._hits(),
-        )
+        what = "Reference recordings whose voice was in the cache"
+        yield CounterMetricFamily("tts_reference_cache_hits", what, value=self._hits())
 
 
 class Metrics:
@@ -52,30 +43,17 @@ class Metrics:
         histogram = functools.partial(Histogram, registry=registry)
         counter = functools.partial(Counter, registry=registry)
         gauge = functools.partial(Gauge, registry=registry)
-        self.duration = histogram(
-            "tts_request_duration_seconds",
-            "Time from a request's arrival to the last frame of its speech",
-            buckets=_SECONDS,
-        )
-        self.first_audio = histogram(
-            "tts_time_to_first_audio_seconds",
-            "Time from a request's arrival to its first samples",
-            buckets=_SECONDS,
-        )
-        self.realtime_factor = histogram(
-            "tts_realtime_factor",
-            "Time from a request's arrival to the end of its speech, over the speech's length",
-            buckets=_FACTORS,
-        )
-        self.frame_rate = histogram(
-            "tts_tokens_per_second",
-            "Codec frames per second, from the first samples to the last",
-            buckets=_RATES,
-        )
+        what = "Time from a request's arrival to the last frame of its speech"
+        self.duration = histogram("tts_request_duration_seconds", what, buckets=_SECONDS)
+        what = "Time from a request's arrival to its first samples"
+        self.first_audio = histogram("tts_time_to_first_audio_seconds", what, buckets=_SECONDS)
+        what = "Time from a request's arrival to the end of its speech, over the speech's length"
+        self.realtime_factor = histogram("tts_realtime_factor", what, buckets=_FACTORS)
+        what = "Codec frames per second, from the first samples to the last"
+        self.frame_rate = histogram("tts_tokens_per_second", what, buckets=_RATES)
         self.requests = counter("tts_requests", "Requests that were admitted", ["finish_reason"])
-        self.refused = counter(
-            "tts_refused", "Requests that were answered with an error", ["status"]
-        )
+        what = "Requests that were answered with an error"
+        self.refused = counter("tts_refused", what, ["status"])
         self.underruns = counter("tts_underruns", "Times a player without a buffer ran dry")
         what = "Parts of speech that differed too much from the first one of their voice"
         self.drifts = counter("tts_drifted_parts", what, ["redrawn"])
@@ -109,8 +87,7 @@ class SpeechRecord:
     @property
     def elapsed_ms(self) -> float:
         """Milliseconds from the arrival until now, or until the end of the speech."""
-        end = time.perf_counter() if self._ended is None else self._ended
-        return 1000 * (end - self.arrived)
+        return 1000 * ((self._ended or time.perf_counter()) - self.arrived)
 
     @property
     def first_audio_ms(self) -> float | None:

@@ -25,7 +25,7 @@ from qwen_megakernel.printable import get_logger
 from qwen_megakernel.server.dialects.dialect import Dialect, foreign_key
 from qwen_megakernel.server.error_responses import CLOSE, DIALECT, ApiError, error_response
 from qwen_megakernel.server.headers import check_headers
-from qwen_megakernel.server.schemas import check_json_values, num_json_values
+from qwen_megakernel.server.schemas import check_json_values
 from qwen_megakernel.server.service import Service
 from qwen_megakernel.server.settings import host_name
 
@@ -56,15 +56,13 @@ class RequestGuard:
     def __init__(
         self,
         app: ASGIApp,
-        *,
         service: Service,
         bodies: dict[str, str],
         dialects: Sequence[Dialect] = (),
     ):
         self._app, self._metrics, self._bodies = app, service.metrics, bodies
-        self._dialects = dialects
         self._settings, self._admission = service.settings, service.admission
-        settings = service.settings
+        self._dialects, settings = dialects, service.settings
         hosts = (*settings.allow_hosts, *map(_host_of, settings.allow_origins))
         self._hosts = {"localhost"} | {name for host in hosts if host and (name := host_name(host))}
         self._num_open = 0
@@ -140,8 +138,11 @@ class RequestGuard:
         finally:
             self._num_open -= 1
             self._admission.buffered_bytes -= num_buffered
-            seconds = time.perf_counter() - arrived
-            _log_access(scope, method, status, seconds, request_id)
+            # Without query and headers, which may hold keys, and with an escaped path.
+            (host, port), seconds = scope.get("client") or ("-", 0), time.perf_counter() - arrived
+            path = quote(scope["path"], errors="replace")[:_MAX_PATH_CHARS]
+            facts = (host, port, method, path, status or "-", seconds, request_id)
+            access_logger.info('%s:%s "%s %s" %s %.3f s %s', *facts)
 
     def _check_room(self) -> None:
         limit = self._settings.max_connections
@@ -188,8 +189,8 @@ class RequestGuard:
             token = foreign_key(scope, headers) or token
         if not hmac.compare_digest(token.strip().encode(), wanted.encode()):
             what = "Missing or wrong API key. Send it as: Authorization: Bearer KEY."
-            headers_of_error = {"WWW-Authenticate": "Bearer", **CLOSE}
-            raise ApiError(401, what, "invalid_api_key", headers=headers_of_error)
+            challenge = {"WWW-Authenticate": "Bearer"}
+            raise ApiError(401, what, "invalid_api_key", headers=challenge | CLOSE)
 
     async def _read_body(
         self, scope: Scope, headers: Headers, receive: Receive, dialect: Dialect | None
@@ -208,8 +209,7 @@ class RequestGuard:
         if media_type == "multipart/form-data":
             limit = self._settings.max_upload_bytes + _MULTIPART_SLACK
         what = f"The body is larger than {limit} bytes."
-        if media_type is None:
-            what += f" A {scope['method']} request needs none here."
+        what += "" if media_type else f" A {scope['method']} request needs none here."
         too_large = ApiError(413, what, "too_large", headers=CLOSE)
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > limit:
@@ -226,8 +226,7 @@ class RequestGuard:
                     if body.tell() > limit:
                         raise too_large
                     if media_type == "application/json":
-                        num_values += num_json_values(piece)
-                        check_json_values(num_values)
+                        num_values = check_json_values(piece, num_values)
                     self._check_memory(body.tell())
                     if not message.get("more_body", False):
                         break
@@ -243,16 +242,6 @@ class RequestGuard:
             what = f"The bodies of all requests together are larger than {limit} bytes."
             what += " Try again when other requests have ended."
             raise ApiError(503, what, "bodies_too_large", headers=CLOSE)
-
-
-def _log_access(
-    scope: Scope, method: str, status: int | None, seconds: float, request_id: str
-) -> None:
-    """Log an access without query and headers, which may hold keys, and with an escaped path."""
-    host, port = scope.get("client") or ("-", 0)
-    path = quote(scope["path"], errors="replace")[:_MAX_PATH_CHARS]
-    facts = (host, port, method, path, status or "-", seconds, request_id)
-    access_logger.info('%s:%s "%s %s" %s %.3f s %s', *facts)
 
 
 def is_loopback(address: str) -> bool:

@@ -53,10 +53,8 @@ class Scale:
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_replicas <= self.max_replicas:
-            raise UsageError(
-                f"min_replicas is {self.min_replicas} and max_replicas {self.max_replicas}; they "
-                "must be 1 <= min <= max."
-            )
+            what = f"min_replicas is {self.min_replicas} and max_replicas {self.max_replicas};"
+            raise UsageError(f"{what} they must be 1 <= min <= max.")
 
 
 class Replica:
@@ -160,19 +158,14 @@ def run(
         try:
             serve.start(http_options={"host": host, "port": port})
         except (RayError, TimeoutError) as error:
-            raise SetupError(
-                "Ray Serve's proxy did not start.",
-                str(error).partition("\n")[0],
-                "Is the machine too busy? Ray's logs are under logs/serve of its session.",
-            ) from error
+            why = str(error).partition("\n")[0]
+            hint = "Is the machine too busy? Ray's logs are under logs/serve of its session."
+            raise SetupError("Ray Serve's proxy did not start.", why, hint) from error
         try:
             serve.run(application(make_engine, settings, scale, num_slots=num_slots), name=NAME)
         except RuntimeError as error:
-            raise SetupError(
-                "The replicas could not be started.",
-                _why_not(),
-                "Their logs are under logs/serve of Ray's session.",
-            ) from error
+            hint = "Their logs are under logs/serve of Ray's session."
+            raise SetupError("The replicas could not be started.", _why_not(), hint) from error
         signals = (signal.SIGTERM, signal.SIGINT)
         handlers = {each: signal.signal(each, end) for each in signals}
         say(f"listening on http://{host}:{port}")
@@ -194,11 +187,9 @@ def _check_room(scale: Scale) -> None:
     there_is = ray.cluster_resources()
     for name, each in (("CPU", scale.num_cpus), ("GPU", scale.num_gpus)):
         if scale.min_replicas * each > there_is.get(name, 0):
-            raise ResourceError(
-                f"{scale.min_replicas} replicas need {scale.min_replicas * each:g} {name}s; Ray "
-                f"has {there_is.get(name, 0):g}.",
-                hint="Use fewer, with --replicas.",
-            )
+            need = f"{scale.min_replicas} replicas need {scale.min_replicas * each:g} {name}s"
+            what = f"{need}; Ray has {there_is.get(name, 0):g}."
+            raise ResourceError(what, hint="Use fewer, with --replicas.")
 
 
 def _why_not() -> str:

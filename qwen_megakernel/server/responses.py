@@ -35,9 +35,7 @@ async def whole(
     speaking: ActiveSpeech, loudness: float | None = None, granularities: Collection[str] = ()
 ) -> AsyncIterator[bytes]:
     """Yield the whole speech as one file, or, with timestamps, as JSON that holds the file."""
-    async for _ in speaking.chunks(keep=True):
-        pass
-    data = await speaking.file(loudness)
+    data = b"".join([piece async for piece in speaking.file_at_end(loudness)])
     if granularities:
         facts: dict[str, Any] = {"audio": base64_of(data), "format": speaking.plan.audio.name}
         facts |= {f"{name}s": [] for name in granularities}
@@ -48,10 +46,10 @@ async def whole(
 
 async def events(
     speaking: ActiveSpeech,
+    max_steps: int | None,
+    granularities: Collection[str],
     *,
     include_codes: bool,
-    max_steps: int | None,
-    granularities: Collection[str] = (),
 ) -> AsyncIterator[bytes]:
     """Yield the speech as server-sent events.
 
@@ -69,21 +67,20 @@ async def events(
 
     async def settled(samples: np.ndarray | None) -> bytes:
         """Return the events of audio and times that are ready after these samples."""
-        out, frames = b"", dict[str, Any]()
+        out, facts = b"", dict[str, Any]()
         if audio := await speaking.encoded(samples):
             if held:
-                frames["frame_index"] = held[0].frame_index
-                frames["num_frames"] = sum(chunk.num_frames for chunk in held)
-                frames["start_s"] = round(held[0].start_s, 6)
+                begin, num_frames = held[0].frame_index, sum(chunk.num_frames for chunk in held)
+                facts |= {"frame_index": begin, "num_frames": num_frames}
+                facts["start_s"] = round(held[0].start_s, 6)
                 if drifts := [asdict(drift) for chunk in held for drift in chunk.drifts]:
-                    frames["drifts"] = drifts
+                    facts["drifts"] = drifts
                 if include_codes:
-                    begin, num_frames = frames["frame_index"], frames["num_frames"]
-                    frames["codes"] = stream.codes[begin : begin + num_frames].tolist()
+                    facts["codes"] = stream.codes[begin : begin + num_frames].tolist()
             held.clear()
-            frames |= {"sample_rate": rate, "t_ms": round(speaking.record.elapsed_ms, 3)}
-            frames |= speaking.mark.fields
-            out = event(type="speech.audio.delta", audio=base64_of(audio), **frames)
+            facts |= {"sample_rate": rate, "t_ms": round(speaking.record.elapsed_ms, 3)}
+            facts |= speaking.mark.fields
+            out = event(type="speech.audio.delta", audio=base64_of(audio), **facts)
         if found := await speaking.timestamps(granularities):
             out += event(type="speech.audio.timestamps", **found)
         return out
@@ -217,8 +214,8 @@ def speech_headers(speaking: ActiveSpeech) -> dict[str, str]:
     text = speaking.stream.text
     if text.planned_parts is not None:
         headers["X-Parts"] = str(text.planned_parts)
-    if text.is_normalized and text.planned_parts is not None:
-        headers["X-Spoken-Text"] = header_value(text.spoken)
+        if text.is_normalized:
+            headers["X-Spoken-Text"] = header_value(text.spoken)
     if speaking.warnings:
         headers["X-Warning"] = header_value("; ".join(speaking.warnings))
     return headers
@@ -231,10 +228,9 @@ async def _close_when_gone(speaking: ActiveSpeech, receive: Receive) -> None:
 
 
 async def sent(writing: Awaitable[None], limit_s: float, abort: Callable[[], None]) -> None:
-    """Await a write to a client, of any protocol; `abort` cuts the connection if it stalls.
+    """Await a write to a client, of any protocol.
 
-    Raises:
-        ConnectionAbortedError: the client read nothing for `limit_s`.
+    If it stalls for `limit_s`, `abort` cuts the connection, and `ConnectionAbortedError` is raised.
     """
     try:
         async with asyncio.timeout(limit_s):

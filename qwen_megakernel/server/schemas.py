@@ -98,7 +98,12 @@ def _field(option: Option, note: str = "", **limits: Any) -> Any:
     description = f"{option.help[0].upper()}{option.help[1:]}{note}."
     if default:
         description += f" Default: {default}."
-    return Field(None, description=description, **limits | option.limits)
+    return _about(description, **limits | option.limits)
+
+
+def _about(description: str, **limits: Any) -> Any:
+    """Return a field that may be left out."""
+    return Field(None, description=description, **limits)
 
 
 def _type_of(option: Option) -> Any:
@@ -124,38 +129,28 @@ class SpeechSettings(_OptionFields):
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
-    model: str | None = Field(
-        None, description="The name of the server's model, or one of OpenAI's names."
-    )
-    voice: Annotated[str | VoiceId | None, WrapValidator(_name_or_id)] = Field(
-        None, description="The voice: an id from GET /v1/audio/voices."
+    model: str | None = _about("The name of the server's model, or one of OpenAI's names.")
+    voice: Annotated[str | VoiceId | None, WrapValidator(_name_or_id)] = _about(
+        "The voice: an id from GET /v1/audio/voices."
     )
     instructions: str | None = _field(OPTIONS["instruct"], max_length=_MAX_SIDE_CHARS)
-    response_format: Format | None = Field(None, description="Default: the server's format.")
-    encoding: Literal["pcm", "ulaw", "alaw"] | None = Field(
-        None, description="Encoding of the samples in a wav file. Default: pcm (16 bits)."
+    response_format: Format | None = _about("Default: the server's format.")
+    encoding: Literal["pcm", "ulaw", "alaw"] | None = _about(
+        "Encoding of the samples in a wav file. Default: pcm (16 bits)."
     )
     loudness: float | None = _field(LOUDNESS, "; only with stream false")
-    max_new_tokens: int | None = Field(
-        None, ge=MIN_NEW_TOKENS, description="The maximum number of frames, plus 1."
+    max_new_tokens: int | None = _about("The maximum number of frames, plus 1.", ge=MIN_NEW_TOKENS)
+    ref_audio: str | None = _about("A recording to clone, in base64.")
+    ref_text: str | None = _about("The exact transcript of ref_audio.", max_length=_MAX_SIDE_CHARS)
+    speaker_embedding: list[float] | None = _about(
+        "The x-vector of a voice, in place of voice.", max_length=_MAX_X_VECTOR
     )
-    ref_audio: str | None = Field(None, description="A recording to clone, in base64.")
-    ref_text: str | None = Field(
-        None, max_length=_MAX_SIDE_CHARS, description="The exact transcript of ref_audio."
+    x_vector_only_mode: bool | None = _about(
+        "true: clone the voice alone, for which no transcript is needed."
     )
-    speaker_embedding: list[float] | None = Field(
-        None, max_length=_MAX_X_VECTOR, description="The x-vector of a voice, in place of voice."
-    )
-    x_vector_only_mode: bool | None = Field(
-        None, description="true: clone the voice alone, for which no transcript is needed."
-    )
-    non_streaming_mode: bool | None = Field(
-        None, description="true: the model reads all text before it speaks."
-    )
-    timestamp_granularities: list[Literal["word", "segment"]] | None = Field(
-        None,
-        max_length=2,
-        description="Report the times of words, of sentences (segment), or of both.",
+    non_streaming_mode: bool | None = _about("true: the model reads all text before it speaks.")
+    timestamp_granularities: list[Literal["word", "segment"]] | None = _about(
+        "Report the times of words, of sentences (segment), or of both.", max_length=2
     )
 
     def given(self, names: Iterable[str]) -> dict[str, Any]:
@@ -166,10 +161,8 @@ class SpeechSettings(_OptionFields):
     def warnings(self) -> list[str]:
         """Return warnings about fields that have no effect."""
         extras = sorted(self.model_extra or {})
-        if not extras:
-            return []
         names = ", ".join(json.dumps(name[:40])[:40] for name in extras[:10])
-        return [f"ignored: {names}" + (", ..." if len(extras) > 10 else "")]
+        return [f"ignored: {names}" + (", ..." if len(extras) > 10 else "")] if extras else []
 
     @property
     def is_whole(self) -> bool:
@@ -190,20 +183,16 @@ class SpeechBody(SpeechSettings):
     """The body of POST /v1/audio/speech."""
 
     input: str = Field(description="The text to speak.")
-    stream_format: Literal["audio", "sse"] | None = Field(None, description="Default: audio.")
-    stream: bool | None = Field(
-        None, description="true: events; false: one complete response with its length."
+    stream_format: Literal["audio", "sse"] | None = _about("Default: audio.")
+    stream: bool | None = _about("true: events; false: one complete response with its length.")
+    event_format: Literal["phases"] | None = _about(
+        "With stream true: only the phases of a request, and the audio at the end."
     )
-    event_format: Literal["phases"] | None = Field(
-        None,
-        description="With stream true: only the phases of a request, and the audio at the end.",
-    )
-    session: str | None = Field(
-        None,
+    session: str | None = _about(
+        "With continuity context: the client's name for a conversation, such as a UUID. Each "
+        "request with it continues the one before.",
         min_length=1,
         max_length=_MAX_NAME_CHARS,
-        description="With continuity context: the client's name for a conversation, such as a "
-        "UUID. Each request with it continues the one before.",
     )
     include_codes: bool = Field(False, description="Add the codec frames to events with audio.")
 
@@ -323,8 +312,7 @@ def _sound(
 ) -> tuple[dict[str, Any], AudioFormat]:
     """Return the options that change the sound, and the form of the audio.
 
-    Raises:
-        ApiError: 400; the format does not have the encoding or the sample rate.
+    Raises `ApiError` (400) if the format does not have the encoding or the sample rate.
     """
     kind, encoding = body.response_format or settings.default_format, body.encoding
     if body.loudness is not None:
@@ -360,45 +348,33 @@ def _sound(
 
 
 def check_length(num_chars: int, settings: ServerSettings) -> None:
-    """Refuse text that is too long.
-
-    Raises:
-        TextTooLong: the text has more than `max_chars` characters.
-    """
+    """Raise `TextTooLong` for text with more than `max_chars` characters."""
     if num_chars > settings.max_chars:
         or_raise = ", or raise the server's --max-chars" if settings.max_chars < MAX_CHARS else ""
-        raise TextTooLong(
-            f"The text has {num_chars} characters; the limit is {settings.max_chars}.",
-            hint=f"Split the input{or_raise}.",
-        )
+        what = f"The text has {num_chars} characters; the limit is {settings.max_chars}."
+        raise TextTooLong(what, hint=f"Split the input{or_raise}.")
 
 
-def num_json_values(part: bytes | str) -> int:
-    """Return at least the number of values that begin in a part of a JSON text, quickly."""
-    if isinstance(part, str):
-        return sum(map(part.count, _JSON_MARKS))
-    return sum(map(part.count, _JSON_MARKS.encode()))
-
-
-def check_json_values(num_values: int) -> None:
-    """Refuse a JSON text that would take long to parse.
+def check_json_values(part: bytes | str, num_before: int = 0) -> int:
+    """Return at least the number of values in a JSON text up to a part of it, counted quickly.
 
     Args:
-        num_values: the sum of `num_json_values` over the parts of the text.
+        num_before: the number in the parts before.
     Raises:
-        ApiError: 400.
+        ApiError: 400; the text would take long to parse.
     """
+    if isinstance(part, str):
+        num_values = num_before + sum(map(part.count, _JSON_MARKS))
+    else:
+        num_values = num_before + sum(map(part.count, _JSON_MARKS.encode()))
     if num_values > MAX_JSON_VALUES:
         what = f"The JSON has more than {MAX_JSON_VALUES} commas and brackets, which is the limit."
         raise ApiError(400, what, "too_many_values", headers=CLOSE)
+    return num_values
 
 
 def check_model(name: str, loaded: str) -> None:
-    """Refuse a model that is not the loaded one.
-
-    Raises:
-        ApiError: 404; names the loaded model.
-    """
+    """Raise an `ApiError` (404), which names the loaded model, for another one."""
     known = {loaded.lower(), loaded.rpartition("/")[2].lower(), *MODEL_ALIASES}
     lower = name[:_MAX_NAME_CHARS].lower()
     if lower not in known and not _DATED_ALIAS.fullmatch(lower):

@@ -6,7 +6,6 @@ import gc
 import sys
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,7 @@ from qwen_megakernel.engine.conversation import Conversation
 from qwen_megakernel.errors import NotReady, QwenTTSError
 from qwen_megakernel.printable import get_logger
 from qwen_megakernel.server.active_speech import MAX_CHARS_AT_ONCE, ActiveSpeech
-from qwen_megakernel.server.admission import Admission, FinishedRequests
+from qwen_megakernel.server.admission import Admission, Newest
 from qwen_megakernel.server.metrics import Metrics, SpeechRecord
 from qwen_megakernel.server.schemas import SpeechPlan, SpeechSettings, plan_speech
 from qwen_megakernel.server.settings import ServerSettings
@@ -23,6 +22,7 @@ from qwen_megakernel.text.cleaning import CHARS_PER_SECOND
 
 logger = get_logger(__name__)
 
+MAX_FINISHED = 1000  # finished requests that are remembered
 MAX_SESSIONS = 1000  # conversations that are remembered, each a few kilobytes
 _SWITCH_INTERVAL_S = 0.0001  # after which Python interrupts a thread for another one
 
@@ -38,8 +38,9 @@ class Service:
     def __init__(self, engine: Any, settings: ServerSettings):
         self.settings = settings
         self.admission = Admission(num_slots=0, max_queue=settings.max_queue)
-        self.finished = FinishedRequests()
-        self._conversations: OrderedDict[str, Conversation] = OrderedDict()
+        # The ends of requests by id, which a streamed response's headers cannot report.
+        self.finished = Newest[dict[str, Any]](MAX_FINISHED)
+        self.conversations = Newest[Conversation](MAX_SESSIONS)
         self.metrics = Metrics(self.admission, self._cache_hits)
         self.failure: BaseException | None = None  # why the engine could not be made
         self._engine: Any = None
@@ -52,22 +53,14 @@ class Service:
 
     @property
     def engine(self) -> Any:
-        """The engine.
-
-        Raises:
-            NotReady: the engine is not loaded yet, or could not be loaded.
-        """
+        """The engine; raises `NotReady` if it is not loaded yet, or could not be."""
         if self._engine is None:
             raise NotReady("The model is not loaded yet.", str(self.failure or ""))
         return self._engine
 
     @property
     def voices(self) -> VoiceStore:
-        """The engine's voices.
-
-        Raises:
-            NotReady: the engine is not loaded yet, or could not be loaded.
-        """
+        """The engine's voices; raises as `engine` does."""
         self.engine  # noqa: B018 - raises
         assert self._voices is not None  # made with the engine
         return self._voices
@@ -120,10 +113,7 @@ class Service:
 
     def conversation(self, session: str) -> Conversation:
         """Return the conversation of a client's session; the oldest of too many is forgotten."""
-        found = self._conversations.setdefault(session, Conversation())
-        self._conversations.move_to_end(session)
-        if len(self._conversations) > MAX_SESSIONS:
-            self._conversations.popitem(last=False)
+        found = self.conversations[session] = self.conversations.get(session) or Conversation()
         return found
 
     # ---- coming and going ------------------------------------------------------------------------

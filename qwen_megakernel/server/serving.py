@@ -9,7 +9,7 @@ import resource
 import signal
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -49,9 +49,8 @@ def max_open_connections(settings: ServerSettings) -> int:
     """Return how many connections may be open, which leaves descriptors for everything else."""
     wanted = settings.max_connections + _IDLE_CONNECTIONS
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
-        return wanted
-    return min(wanted, max(soft - _OTHER_DESCRIPTORS, soft // 2))
+    is_limited = soft != resource.RLIM_INFINITY
+    return min(wanted, max(soft - _OTHER_DESCRIPTORS, soft // 2)) if is_limited else wanted
 
 
 def guarded_protocol(settings: ServerSettings) -> type[asyncio.Protocol]:
@@ -71,32 +70,24 @@ def guarded_protocol(settings: ServerSettings) -> type[asyncio.Protocol]:
     class GuardedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         _stalled: asyncio.TimerHandle | None = None  # for the client to read what was sent
 
-        def __init__(
-            self,
-            config: uvicorn.Config,
-            server_state: Any,
-            app_state: dict[str, Any],
-            _loop: asyncio.AbstractEventLoop | None = None,
-        ):
+        def __init__(self, config: Any, server_state: Any, app_state: Any, _loop: Any = None):
             functions = {ABORT: self._abort, KEEP: self._stop_waiting}
             super().__init__(config, server_state, app_state | functions, _loop)
 
         def connection_made(self, transport: asyncio.Transport) -> None:
             super().connection_made(transport)
-            self._wait()
+            self._note()
             if len(self.connections) > limit:  # counts WebSockets, too
                 # A WebSocket that has ended is in `waiting` until its time is over.
                 next(each for each in waiting if not each.transport.is_closing())._abort()
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
-            if self._in_request:
-                self._stop_waiting()
+            self._note()
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
-            if not self._in_request:
-                self._wait()
+            self._note()
 
         def pause_writing(self) -> None:
             super().pause_writing()
@@ -111,13 +102,12 @@ def guarded_protocol(settings: ServerSettings) -> type[asyncio.Protocol]:
             self._stop_stalling()
             super().connection_lost(error)
 
-        @property
-        def _in_request(self) -> bool:
-            return self.cycle is not None and not self.cycle.response_complete
-
-        def _wait(self) -> None:
-            self._stop_waiting()
-            waiting[self] = self.loop.call_later(settings.body_timeout_s, self._abort)
+        def _note(self) -> None:
+            """Limit the time without a request; some bytes of one are not enough."""
+            if self.cycle is not None and not self.cycle.response_complete:
+                self._stop_waiting()
+            elif self not in waiting:
+                waiting[self] = self.loop.call_later(settings.body_timeout_s, self._abort)
 
         def _stop_waiting(self) -> None:
             if deadline := waiting.pop(self, None):
@@ -126,7 +116,6 @@ def guarded_protocol(settings: ServerSettings) -> type[asyncio.Protocol]:
         def _stop_stalling(self) -> None:
             if self._stalled is not None:
                 self._stalled.cancel()
-                self._stalled = None
 
         def _abort(self) -> None:
             self._stop_waiting()
@@ -188,18 +177,15 @@ class DrainingServer(uvicorn.Server):
         self,
         config: uvicorn.Config,
         service: Service,
-        settings: ServerSettings,
         wyoming: "WyomingServer | None" = None,
         say: Callable[[str], None] = lambda line: None,
     ):
         super().__init__(config)
-        self.service, self._settings, self._wyoming = service, settings, wyoming
-        self._say = say
+        self.service, self._wyoming, self._say = service, wyoming, say
         self._give_up_at: float | None = None
         self.ended_by: int | None = None  # the first signal
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Load the app, then listen."""
         await super().startup(sockets)
         for each in sockets or ():  # asyncio has set their backlog to `ACCEPTS`
             each.listen(_BACKLOG)
@@ -207,9 +193,7 @@ class DrainingServer(uvicorn.Server):
             await self._wyoming.start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Cut the connections if speeches still run, then close the server."""
-        num_cut = self.service.admission.num_unfinished
-        if num_cut:
+        if num_cut := self.service.admission.num_unfinished:
             for connection in list(self.server_state.connections):
                 connection.transport.abort()
         if self._wyoming:
@@ -220,7 +204,6 @@ class DrainingServer(uvicorn.Server):
             self._say(f"ended by {signal.Signals(self.ended_by).name}{cut}")
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """Handle a signal: the first one drains the server, the second one ends it."""
         if self.ended_by is not None:  # uvicorn itself would raise the signal again after the end
             self.should_exit = True
             return
@@ -229,34 +212,21 @@ class DrainingServer(uvicorn.Server):
             logging.disable(logging.WARNING)
         self.service.admission.draining = True
         if running := self.service.admission.num_unfinished:
-            limit = f"at most {self._settings.drain_timeout_s:g} s"
+            limit = f"at most {self.service.settings.drain_timeout_s:g} s"
             again = "Ctrl-C again" if sig == signal.SIGINT else "a second signal"
             self._say(f"finishing {_speeches(running)} ({limit}); {again} ends at once")
 
     async def on_tick(self, counter: int) -> bool:
-        """Decide, ten times per second, whether a draining server has finished."""
         if self.service.admission.draining and not self.should_exit:
             now = asyncio.get_running_loop().time()
             if self._give_up_at is None:
-                self._give_up_at = now + self._settings.drain_timeout_s
+                self._give_up_at = now + self.service.settings.drain_timeout_s
             self.should_exit = self.service.admission.idle or now >= self._give_up_at
         return await super().on_tick(counter)
 
 
 def _speeches(count: int) -> str:
     return f"{count} speech" if count == 1 else f"{count} speeches"
-
-
-class End(NamedTuple):
-    """How a server ended.
-
-    Attributes:
-        signal: the first signal; None: there was none.
-        is_loading: the engine is still being made, in a thread that cannot be stopped.
-    """
-
-    signal: int | None
-    is_loading: bool
 
 
 def serve(
@@ -268,7 +238,7 @@ def serve(
     wyoming_port: int | None = None,
     wyoming_host: str | None = None,
     say: Callable[[str], None] = lambda line: None,
-) -> End:
+) -> tuple[int | None, bool]:
     """Serve until SIGTERM or Ctrl-C; running streams are finished first.
 
     Args:
@@ -276,6 +246,9 @@ def serve(
         wyoming_port: the port for Wyoming clients; None: no Wyoming server.
         wyoming_host: the address for Wyoming clients; None: `host`.
         say: prints a line: an address, or how the server ends.
+    Returns:
+        The first signal, if there was one; and whether the engine is still being made, in a thread
+        that cannot be stopped.
     Raises:
         UsageError: the server cannot listen on an address.
         Exception: the engine could not be made.
@@ -296,7 +269,7 @@ def serve(
         server.run(sockets=[listeners["http"]])
     if server.service.failure and server.ended_by is None:
         raise server.service.failure
-    return End(server.ended_by, server.service.is_loading)
+    return server.ended_by, server.service.is_loading
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -311,12 +284,10 @@ def listen(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         # create_server appends the address, which the message has already, to the reason.
         reason = (getattr(error, "strerror", None) or str(error)).partition(" (while")[0]
-        raise UsageError(
-            f"Cannot listen on {host} port {port}: {reason.rstrip('.')}.",
-            hint="Choose another port; 0 takes any free one."
-            if getattr(error, "errno", None) == errno.EADDRINUSE
-            else "",
-        ) from error
+        what = f"Cannot listen on {host} port {port}: {reason.rstrip('.')}."
+        is_used = getattr(error, "errno", None) == errno.EADDRINUSE
+        hint = "Choose another port; 0 takes any free one." if is_used else ""
+        raise UsageError(what, hint=hint) from error
     # Connections inherit this. asyncio's loop sets it only on sockets that name their protocol, and
     # without it audio waits until the client has acknowledged the headers, by 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -335,8 +306,7 @@ def settings_for(listener: socket.socket, settings: ServerSettings) -> ServerSet
         logger.warning(
             "Other machines reach this server (it listens on %s), and it requires no API key. Set "
             "one in the environment variable %s.",
-            address,
-            API_KEY_VARIABLE,
+            *(address, API_KEY_VARIABLE),
         )
     return dataclasses.replace(settings, allow_hosts=settings.allow_hosts or ("*",))
 
@@ -370,4 +340,4 @@ def new_server(
         log_config=None,
         access_log=False,
     )
-    return DrainingServer(config, service, settings, companion, say)
+    return DrainingServer(config, service, companion, say)

@@ -22,12 +22,7 @@ from qwen_megakernel.printable import printable
 from qwen_megakernel.server.active_speech import ActiveSpeech
 from qwen_megakernel.server.error_responses import POLICY, ApiError
 from qwen_megakernel.server.responses import abort, keep, sent
-from qwen_megakernel.server.schemas import (
-    SpeechPlan,
-    check_json_values,
-    check_length,
-    num_json_values,
-)
+from qwen_megakernel.server.schemas import SpeechPlan, check_json_values, check_length
 from qwen_megakernel.server.service import Service
 from qwen_megakernel.server.utterance import Speaker, Utterance
 
@@ -117,11 +112,7 @@ class Context(Speaker[Utterance]):
 
 
 class ContextSession:
-    """One connection; a subclass translates the messages of a protocol.
-
-    Args:
-        websocket: the connection, not accepted yet.
-    """
+    """One connection, not accepted yet; a subclass translates the messages of a protocol."""
 
     def __init__(self, websocket: WebSocket, service: Service):
         self.scope, self._socket = websocket.scope, websocket
@@ -196,17 +187,11 @@ class ContextSession:
     # ---- contexts --------------------------------------------------------------------------------
 
     def open(self, name: str, plan: SpeechPlan, settings: Any = None) -> "Context":
-        """Return a new context; see `Context`.
-
-        Raises:
-            UsageError: the connection has too many.
-        """
+        """Return a new context, or raise `UsageError` if there are too many; see `Context`."""
         if len(self.contexts) >= MAX_CONTEXTS:
-            raise UsageError(
-                f'Context "{printable(name, 80)}" is one too many: this connection has '
-                f"{MAX_CONTEXTS} open ones.",
-                hint="Close contexts, or open another connection.",
-            )
+            what = f'Context "{printable(name, 80)}" is one too many: this connection has '
+            what += f"{MAX_CONTEXTS} open ones."
+            raise UsageError(what, hint="Close contexts, or open another connection.")
         context = self.contexts[name] = Context(self, name, plan, settings)
         keep(self.scope)
         return context
@@ -272,7 +257,7 @@ class ContextSession:
         try:
             await self._over.wait()
         finally:
-            for context in (*self.contexts.values(), *self.leaving.values()):
+            for context in self.speaking:
                 context.cancel()
             tasks = [*self._tasks]
             for task in tasks:
@@ -352,7 +337,7 @@ class ContextSession:
 def _json_object(message: Message) -> dict[str, Any]:
     if message.get("text") is None:
         raise UsageError("The message is binary; it must be JSON text.")
-    check_json_values(num_json_values(message["text"]))
+    check_json_values(message["text"])
     try:
         facts = json.loads(message["text"])
     except (ValueError, RecursionError) as error:

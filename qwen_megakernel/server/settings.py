@@ -79,14 +79,14 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         if unknown := [name for name in self.dialects if name not in DIALECTS]:
-            raise UsageError(
-                f"Unknown dialect {unknown[0]!r}.", hint=f"Known: {', '.join(DIALECTS)}."
-            )
-        at_least_1 = ("max_connections", "max_chars", "max_body_bytes", "max_upload_bytes")
-        for name in (*at_least_1, "max_uploads"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} is {getattr(self, name)}; it must be 1 or more.")
+            hint = f"Known: {', '.join(DIALECTS)}."
+            raise UsageError(f"Unknown dialect {unknown[0]!r}.", hint=hint)
         largest = max(self.max_body_bytes, self.max_upload_bytes)
+        least = dict.fromkeys(("max_connections", "max_chars", "max_body_bytes"), 1)
+        least |= {"max_upload_bytes": 1, "max_uploads": 1, "max_queue": 0}
+        for name, limit in least.items():
+            if getattr(self, name) < limit:
+                raise UsageError(f"{name} is {getattr(self, name)}; it must be {limit} or more.")
         if self.max_buffered_bytes < largest:
             raise UsageError(
                 f"max_buffered_bytes is {self.max_buffered_bytes}; it must be {largest} or more, "
@@ -98,30 +98,22 @@ class ServerSettings:
                     f"allow_hosts has {name!r}; it must be the name of a host alone, without "
                     "scheme, port or path, or an IPv6 address in brackets."
                 )
-        if self.max_queue < 0:
-            raise UsageError(f"max_queue is {self.max_queue}; it must be 0 or more.")
         for name in self.__slots__:
             if name.endswith("_s") and not 0 < getattr(self, name) < float("inf"):
                 raise UsageError(f"{name} is {getattr(self, name)}; it must be above 0 and finite.")
         if self.default_format not in MEDIA_TYPES:
-            raise UsageError(
-                f"Unknown format {self.default_format!r}.", hint=f"Known: {', '.join(MEDIA_TYPES)}."
-            )
+            hint = f"Known: {', '.join(MEDIA_TYPES)}."
+            raise UsageError(f"Unknown format {self.default_format!r}.", hint=hint)
         rates = SAMPLE_RATES.get(self.default_format)
         if rates and self.sound.sample_rate not in (None, *rates):
-            raise UsageError(
-                f"sample_rate is {self.sound.sample_rate} and the default format "
-                f"{self.default_format}, which has only {', '.join(map(str, rates))}."
-            )
+            what = f"sample_rate is {self.sound.sample_rate} and the default format"
+            known = ", ".join(map(str, rates))
+            raise UsageError(f"{what} {self.default_format}, which has only {known}.")
         if not MIN_OPUS_KBITS <= self.opus_kbits <= MAX_OPUS_KBITS:
-            raise UsageError(
-                f"The bit rate of Opus is {self.opus_kbits} kbit/s; it must be from "
-                f"{MIN_OPUS_KBITS} to {MAX_OPUS_KBITS}."
-            )
+            must = f"it must be from {MIN_OPUS_KBITS} to {MAX_OPUS_KBITS}."
+            raise UsageError(f"The bit rate of Opus is {self.opus_kbits} kbit/s; {must}")
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.strip()):
             raise UsageError("The API key must be ASCII text and not empty.")
         if self.allow_upload and self.voices is None:
-            raise UsageError(
-                "Uploads are allowed, but no folder of voices is given.",
-                hint="Name one with --voices DIR.",
-            )
+            what = "Uploads are allowed, but no folder of voices is given."
+            raise UsageError(what, hint="Name one with --voices DIR.")

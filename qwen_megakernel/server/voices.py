@@ -40,11 +40,7 @@ _MAX_RATE = 384_000  # the highest of studio equipment; an Ogg file may state an
 
 
 class VoiceStore:
-    """The voices of one engine, as its clients may use them.
-
-    Args:
-        engine: a `TTSEngine`.
-    """
+    """The voices of one `TTSEngine`, as its clients may use them."""
 
     def __init__(self, engine: Any, settings: ServerSettings):
         self._engine, self._settings = engine, settings
@@ -65,11 +61,9 @@ class VoiceStore:
         if name is None:
             return None, None
         known = self._engine.voices
-        match = next((each for each in known if each == name), None) or next(
-            (each for each in known if _key(each) == _key(name)), None
-        )
-        if match is not None:
-            voice = self._engine.find_voice(match)
+        alike = [name] if name in known else [each for each in known if _key(each) == _key(name)]
+        if alike:
+            voice = self._engine.find_voice(alike[0])
             if x_vector_only and isinstance(voice, Voice):
                 voice = voice.x_vector_only()
             return voice, None
@@ -111,26 +105,20 @@ class VoiceStore:
 
     def listing(self) -> dict[str, Any]:
         """Return the body of GET /v1/audio/voices: objects, since clients read `id` and `name`."""
-        uploaded = self._uploaded()
-        default = self._engine.default_voice
-        voices = [
-            _entry(name, uploaded=name in uploaded) | ({"default": True} if name == default else {})
-            for name in self._engine.voices
-        ]
-        return {
-            "object": "list",
-            "voices": voices,
-            "data": voices,
-            "uploaded_voices": [voice for voice in voices if voice["uploaded"]],
-            "languages": self._engine.languages,
-        }
+        uploaded, default = self._uploaded(), self._engine.default_voice
+        voices = [_entry(name, uploaded=name in uploaded) for name in self._engine.voices]
+        for voice in voices:
+            voice |= {"default": True} if voice["id"] == default else {}
+        known = [voice for voice in voices if voice["uploaded"]]
+        listed = {"object": "list", "voices": voices, "data": voices, "uploaded_voices": known}
+        return listed | {"languages": self._engine.languages}
 
     async def clone(self, recording: bytes, transcript: str | None, name: str) -> Voice:
         """Clone the voice of a client's recording.
 
         Raises:
             RecordingError, TaskError: see `VoiceLibrary.create`; or the file is not accepted.
-            EngineBusy: too many recordings are waiting.
+            ApiError, EngineBusy: the file is too large, or too many recordings are waiting.
         """
 
         def work(samples: np.ndarray, rate: int) -> Voice:
@@ -139,12 +127,7 @@ class VoiceStore:
         return await self._work_on(recording, work)
 
     async def detect(self, recording: bytes) -> Detection:
-        """Look for marks in a client's recording, at the recording's own speed.
-
-        Raises:
-            RecordingError: the file is not accepted.
-            EngineBusy: too many recordings are waiting.
-        """
+        """Look for marks in a client's recording, at its own speed; raises as `clone` does."""
         key = self._engine.mark.key
 
         def work(samples: np.ndarray, rate: int) -> Detection:
@@ -157,7 +140,10 @@ class VoiceStore:
         self, recording: bytes, work: Callable[[np.ndarray, int], _Result]
     ) -> _Result:
         """Decode a client's recording and work on its samples, in threads, one at a time."""
-        limit = self._settings.max_queue
+        limit, most = self._settings.max_queue, self._settings.max_upload_bytes
+        if len(recording) > most:
+            what = f"The recording has {len(recording)} bytes; the limit is {most}."
+            raise ApiError(413, what, "too_large")
         if self._num_working > limit:
             raise EngineBusy(f"{limit} recordings are waiting (limit {limit}).")
         self._num_working += 1
@@ -175,7 +161,6 @@ class VoiceStore:
 
         Raises:
             RecordingError: it is a URL or not base64.
-            ApiError: 413, it is too large.
         """
         head, comma, body = ref_audio.partition(",")
         if comma and head.startswith("data:"):
@@ -190,22 +175,9 @@ class VoiceStore:
         else:
             body = ref_audio
         try:
-            recording = await asyncio.to_thread(_from_base64, body)
+            return await asyncio.to_thread(_from_base64, body)
         except (binascii.Error, ValueError) as error:
             raise RecordingError(f"ref_audio is not base64: {error}.") from error
-        self.check_size(len(recording))
-        return recording
-
-    def check_size(self, num_bytes: int) -> None:
-        """Refuse a recording that is too large.
-
-        Raises:
-            ApiError: 413, it is larger than `max_upload_bytes`.
-        """
-        limit = self._settings.max_upload_bytes
-        if num_bytes > limit:
-            what = f"The recording has {num_bytes} bytes; the limit is {limit}."
-            raise ApiError(413, what, "too_large")
 
     async def upload(
         self, recording: bytes, name: str, transcript: str | None, consent: str
@@ -242,18 +214,12 @@ class VoiceStore:
         return _entry(name, uploaded=True)
 
     def delete(self, name: str) -> None:
-        """Delete an uploaded voice.
-
-        Raises:
-            ApiError: 404, no voice has that name; 403, the voice was not uploaded.
-        """
+        """Delete an uploaded voice; raises `ApiError` (404, 403) for the name of no such voice."""
         name = composed_name(name)
         if name not in self._uploaded():
             if name in self._engine.voices:
-                what = (
-                    f'The voice "{name}" was not uploaded by a client, so clients may not delete '
-                )
-                what += "it. The owner of the server can delete its file."
+                what = f'The voice "{name}" was not uploaded by a client, so clients may not delete'
+                what += " it. The owner of the server can delete its file."
                 raise ApiError(403, what, "voice_not_uploaded")
             raise ApiError(404, f'No voice is called "{printable(name)}".', "not_found")
         (self._folder / f"{name}{VOICE_SUFFIX}").unlink(missing_ok=True)
@@ -286,10 +252,8 @@ def _from_base64(text: str) -> bytes:
     It is decoded in pieces, because other threads, such as the event loop's, wait for each call.
     """
     data = b"".join(text.encode("ascii").split())
-    pieces = [
-        data[begin : begin + _BASE64_PIECE_BYTES]
-        for begin in range(0, len(data), _BASE64_PIECE_BYTES)
-    ]
+    begins = range(0, len(data), _BASE64_PIECE_BYTES)
+    pieces = [data[begin : begin + _BASE64_PIECE_BYTES] for begin in begins]
     if any(piece.endswith(b"=") for piece in pieces[:-1]):
         raise ValueError("it goes on after its end")
     return b"".join(base64.b64decode(piece, validate=True) for piece in pieces)
@@ -301,23 +265,19 @@ def _decode(recording: bytes) -> tuple[np.ndarray, int]:
     Rate and channels are checked before decoding, since a small file can contain a gigabyte of
     silence, and decoding ends at the longest length that is allowed.
     """
+    hint = "Send a WAV, FLAC, OGG or MP3 recording of one speaker."
     try:
         with recordings.opened(io.BytesIO(recording)) as file:
             container, rate, channels = file.format, file.samplerate, file.channels
             if container not in _CONTAINERS or not 1 <= channels <= _MAX_CHANNELS:
-                raise RecordingError(
-                    f"The recording is {container} with {channels} channels.",
-                    hint="Send a WAV, FLAC, OGG or MP3 recording of one speaker.",
-                )
+                what = f"The recording is {container} with {channels} channels."
+                raise RecordingError(what, hint=hint)
             if rate > _MAX_RATE:
-                raise RecordingError(
-                    f"The recording has {rate} samples per second; the limit is {_MAX_RATE}."
-                )
+                what = f"The recording has {rate} samples per second; the limit is {_MAX_RATE}."
+                raise RecordingError(what)
             return recordings.decode(file, recordings.MAX_SECONDS), rate
     except (OSError, RuntimeError, ValueError, MemoryError) as error:
         if isinstance(error, RecordingError):
             raise
-        raise RecordingError(
-            f"The recording cannot be read as audio: {recordings.why_unreadable(error)}.",
-            hint="Send a WAV, FLAC, OGG or MP3 recording of one speaker.",
-        ) from error
+        what = f"The recording cannot be read as audio: {recordings.why_unreadable(error)}."
+        raise RecordingError(what, hint=hint) from error

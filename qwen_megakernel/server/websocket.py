@@ -88,9 +88,8 @@ class Session(ContextSession):
         elif kind == "session.close":
             await self.close()
         elif self._context is None:
-            raise UsageError(
-                f"The first message is {json.dumps(kind)[:80]}; it must be session.config."
-            )
+            shown = json.dumps(kind)[:80]
+            raise UsageError(f"The first message is {shown}; it must be session.config.")
         elif kind == "input.text":
             await self._take_text(self._context, facts.get("text"))
         elif kind == "input.done":
@@ -100,11 +99,8 @@ class Session(ContextSession):
         elif kind == "response.cancel":
             self._context.cancel()
         else:
-            raise UsageError(
-                f"Unknown message type {json.dumps(kind)[:80]}.",
-                hint="Known: session.config, input.text, input.done, response.cancel, "
-                "session.close.",
-            )
+            known = "session.config, input.text, input.done, response.cancel, session.close"
+            raise UsageError(f"Unknown message type {json.dumps(kind)[:80]}.", f"Known: {known}.")
         return False
 
     async def _set_config(self, facts: dict[str, Any]) -> None:
@@ -117,9 +113,8 @@ class Session(ContextSession):
 
     async def _take_text(self, context: Context, text: Any) -> None:
         if not isinstance(text, str):
-            raise UsageError(
-                f"The `text` of input.text is {json.dumps(text)[:80]}; it must be a string."
-            )
+            shown = json.dumps(text)[:80]
+            raise UsageError(f"The `text` of input.text is {shown}; it must be a string.")
         if text:
             utterance = context.writing or self._begin(context)
             check_length(utterance.num_chars + len(text), self.settings)
@@ -150,7 +145,7 @@ class Session(ContextSession):
         config = text.config
         names: dict[str, Any] = {"utterance_index": text.index, "sentence_index": 0}
         has_begun = False
-        async for data in speaking.audio() if config.stream_audio else speaking.audio_at_end():
+        async for data in speaking.audio() if config.stream_audio else speaking.file_at_end():
             if not has_begun:
                 yield {
                     "type": "audio.start",

@@ -28,7 +28,7 @@ def served(monkeypatch):
 
     def serve(engine, settings, **address):
         calls.append((engine, settings, address))
-        return server_serving.End(None, False)
+        return None, False
 
     monkeypatch.setattr(server_serving, "serve", serve)
 

@@ -111,7 +111,7 @@ def test_requests_are_spoken_in_the_order_they_came():
                 request = {"json": {"input": SHORT}, "headers": {"X-Request-Id": str(index)}}
                 pool.submit(live.client.post, SPEECH, **request)
                 wait_until(lambda index=index: len(live.engine.streams) > index)
-        assert list(live.service.finished._facts) == ["0", "1", "2", "3", "4"]
+        assert list(live.service.finished) == ["0", "1", "2", "3", "4"]
 
 
 # ---- warming up and going down -------------------------------------------------------------------

@@ -33,8 +33,8 @@ def test_a_session_in_which_nothing_continues_is_refused(live):
     assert answer.json()["error"]["param"] == "session"
 
 
-def test_the_oldest_of_too_many_sessions_is_forgotten(live, monkeypatch):
-    monkeypatch.setattr("qwen_megakernel.server.service.MAX_SESSIONS", 2)
+def test_the_oldest_of_too_many_sessions_is_forgotten(live):
+    live.service.conversations.capacity = 2
     first = live.service.conversation("a")
     assert live.service.conversation("a") is first
     live.service.conversation("b")
@@ -46,7 +46,7 @@ def test_the_oldest_of_too_many_sessions_is_forgotten(live, monkeypatch):
 async def test_speech_that_its_client_lacks_ends_the_conversation(engine, is_sent):
     talk, record = Mock(), Mock(sample_rate=24000, elapsed_ms=0.0, first_audio_ms=None)
     plan, stream = SpeechPlan({"conversation": talk}, Mock(), []), engine.stream("Hello.")
-    own = {"settings": Mock(buffer_s=60.0), "mark": engine.mark, "finished": Mock()}
+    own = {"settings": Mock(buffer_s=60.0), "mark": engine.mark, "finished": {}}
     speaking = ActiveSpeech(stream, plan, Mock(), record, Mock(), "", **own)
     await speaking._task  # the engine is done
     if is_sent:

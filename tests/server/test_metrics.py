@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from waiting import wait_until
 
 from qwen_megakernel.errors import GenerationError
-from qwen_megakernel.server.admission import Admission, FinishedRequests
+from qwen_megakernel.server.admission import Admission, Newest
 from qwen_megakernel.server.metrics import Metrics, SpeechRecord
 
 
@@ -93,7 +93,7 @@ def test_two_servers_of_one_process_count_apart():
 
 
 def test_finished_requests_are_forgotten_in_the_order_they_ended():
-    finished = FinishedRequests(capacity=2)
+    finished = Newest(capacity=2)
     for name in ("a", "b", "a", "c"):
-        finished.add(name, {"n": name})
+        finished[name] = {"n": name}
     assert finished.get("b") is None and finished.get("a") and len(finished) == 2

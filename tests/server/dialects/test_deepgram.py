@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import sys
 
 import pytest
 import soundfile
@@ -50,6 +51,15 @@ def test_audio_is_that_of_our_own_endpoint_with_the_same_seed():
 def test_a_file_is_what_was_asked_for(live, query, kind, rate, subtype):
     with soundfile.SoundFile(io.BytesIO(post(live, query).content)) as file:
         assert (file.format, file.samplerate, file.subtype) == (kind, rate, subtype)
+
+
+def test_what_no_package_here_encodes_is_refused_before_anything_is_spoken(
+    live, engine, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "av", None)
+    answer = post(live, "&encoding=aac")
+    assert answer.status_code == 501 and "PyAV" in answer.json()["err_msg"]
+    assert not engine.streams and live.service.admission.idle
 
 
 @pytest.mark.parametrize("kind", ["mulaw", "alaw"])
