@@ -154,11 +154,9 @@ class OfficialNames(SpeechEngine):
         return items
 
     def get_supported_speakers(self) -> list[str]:
-        """Return the speakers of this checkpoint, in lower case."""
         return sorted(name.lower() for name in self.config.talker.speakers)
 
     def get_supported_languages(self) -> list[str]:
-        """Return the languages of this checkpoint and "auto", in lower case."""
         return sorted(name.lower() for name in self.languages)
 
     def _speak_all(

@@ -38,11 +38,7 @@ def add_options(parser: parsing.Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Speak every line whose file is missing; list those that fail.
-
-    Returns:
-        The exit code of the last failure, or 0.
-    """
+    """Speak every line whose file is missing; return the exit code of the last failure, or 0."""
     if args.output_dir is None or args.stdout or args.output or args.play:
         raise UsageError("--batch writes files into --output-dir DIR, not to one output.")
     tasks, folder = _read(args.text), Path(args.output_dir)
@@ -88,11 +84,7 @@ def _speak(
 
 
 def _read(path: str) -> list[dict[str, Any]]:
-    """Return the objects of a file's lines; a line without `output` gets its number as the name.
-
-    Raises:
-        UsageError: a line cannot be spoken, or two have the same output.
-    """
+    """Return the objects of a file's lines; a line without `output` gets its number as the name."""
     tasks: dict[str, dict[str, Any]] = {}
     for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
         if not line.strip():

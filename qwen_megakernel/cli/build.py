@@ -44,7 +44,6 @@ def build(args: argparse.Namespace) -> int:
 
 
 def add_command(commands: Any) -> None:
-    """Add `build` to the subparsers `commands`."""
     command = parsing.new_command(
         commands, "build", build, "compile native code ahead of its first use"
     )
@@ -68,11 +67,7 @@ def add_command(commands: Any) -> None:
 
 
 def _archs(names: str | None) -> list[str | None]:
-    """Return the architectures to build for; None stands for the emulation.
-
-    Raises:
-        UsageError: a name is no architecture that the kernel supports.
-    """
+    """Return the architectures to build for; None stands for the emulation."""
     import torch
 
     from qwen_megakernel.decoders.kernel import build as kernel_build

@@ -23,7 +23,6 @@ def convert(args: argparse.Namespace) -> int:
 
 
 def add_command(commands: Any) -> None:
-    """Add `convert` to the subparsers `commands`."""
     command = parsing.new_command(
         commands,
         "convert",

@@ -34,7 +34,6 @@ def export_coreml(args: argparse.Namespace) -> int:
 
 
 def add_command(commands: Any) -> None:
-    """Add `export` to the subparsers `commands`."""
     targets = commands.add_parser("export", help="convert a model for other runtimes")
     command = parsing.new_command(
         targets.add_subparsers(required=True),

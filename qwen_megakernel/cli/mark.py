@@ -48,7 +48,6 @@ def detect(args: argparse.Namespace) -> int:
 
 
 def add_commands(commands: Any) -> None:
-    """Add `mark` and `detect` to the subparsers `commands`."""
     mark = commands.add_parser("mark", help="make a key for the watermark")
     command = parsing.new_command(
         mark.add_subparsers(required=True), "new-key", new_key, "make a key for the watermark"

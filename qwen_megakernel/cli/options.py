@@ -133,12 +133,7 @@ def add_mark_options(parser: argparse.ArgumentParser) -> None:
 
 
 def marking_from_args(args: argparse.Namespace) -> Marking:
-    """Return the marking that `add_mark_options` describes.
-
-    Raises:
-        UsageError, MissingPackageError: see `Marking.read`; or what leaves the command has no place
-            for a signature.
-    """
+    """Return the marking of `add_mark_options`, if what leaves the command has a place for it."""
     marking = Marking.read(
         args.mark, key=args.mark_key, certificate=args.c2pa_cert, private_key=args.c2pa_key
     )
@@ -150,14 +145,12 @@ def marking_from_args(args: argparse.Namespace) -> Marking:
 
 
 def add_local_files_option(parser: argparse.ArgumentParser) -> None:
-    """Add --local-files-only."""
     parsing.adder(parser, MACHINE)(
         "--local-files-only", "use only files that are on this machine; download nothing", bool
     )
 
 
 def add_verbosity(parser: argparse.ArgumentParser) -> None:
-    """Add --quiet and --debug."""
     add = parsing.adder(parser)
     add("--quiet", "print errors only, no progress", bool)
     add("--debug", "log everything, and show Python tracebacks of errors", bool)
@@ -223,7 +216,6 @@ def add_text_options(parser: parsing.Parser) -> None:
 
 
 def add_subtitles_option(parser: argparse.ArgumentParser) -> None:
-    """Add --subtitles."""
     parsing.adder(parser, OUTPUT)(
         "--subtitles FILE",
         "file for the times of the speech: .srt or .vtt captions of its sentences, or .json "
@@ -264,13 +256,7 @@ def _voice(args: argparse.Namespace, tts: "SpeechEngine") -> "str | Voice | None
 
 
 def require_cloning(tts: "SpeechEngine", words: str) -> None:
-    """Raise an error if the model cannot clone voices.
-
-    Args:
-        words: the option or command that needs it.
-    Raises:
-        UsageError: the model has no speaker encoder.
-    """
+    """Raise a UsageError with the option or command in `words` if the model cannot clone voices."""
     if not tts.can_clone:
         raise UsageError(
             f"{words} needs a model that clones voices; {tts.files.name} cannot.",
@@ -280,11 +266,7 @@ def require_cloning(tts: "SpeechEngine", words: str) -> None:
 
 
 def check_speech(args: argparse.Namespace) -> None:
-    """Refuse values of `add_speech_options` that can never work, before a model is loaded.
-
-    Raises:
-        UsageError: names the options, or the value and what it must be.
-    """
+    """Refuse values of `add_speech_options` that can never work, before a model is loaded."""
     from qwen_megakernel.cloning import recordings
 
     check_options(args)
@@ -308,11 +290,7 @@ def check_voices(args: argparse.Namespace) -> None:
 
 
 def check_options(args: argparse.Namespace) -> None:
-    """Refuse values of `add_options` and --loudness that can never work, before a model is loaded.
-
-    Raises:
-        UsageError: names the value and what it must be.
-    """
+    """Refuse values of `add_options` and --loudness that can never work, before a model loads."""
     SpeechOptions().override(**_values(args))
     if getattr(args, "loudness", None) is not None:
         from qwen_megakernel.sound.loudness import check_loudness
@@ -398,8 +376,7 @@ def is_small(args: argparse.Namespace) -> bool:
 def report_loading(args: argparse.Namespace, what: str) -> None:
     """Print to stderr that a model is being loaded, unless --quiet.
 
-    Importing PyTorch alone takes seconds, or ten of them next to busy programs; without this line
-    the user would not know what the command is waiting for.
+    Importing PyTorch alone takes seconds, or ten of them next to busy programs.
     """
     if not args.quiet:
         print(f"loading {what}", file=sys.stderr, flush=True)

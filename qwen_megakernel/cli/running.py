@@ -32,11 +32,7 @@ _ENDS = {
 
 
 def read_text(text: str) -> str:
-    """Return the text itself, or standard input for "-".
-
-    Raises:
-        UsageError: there is no standard input, or the text is not UTF-8.
-    """
+    """Return the text itself, or standard input for "-"; raise UsageError if it is not UTF-8."""
     if text != "-":
         if os.path.isfile(text) or (text.endswith(".txt") and " " not in text):
             logger.warning(
@@ -81,16 +77,9 @@ def read_speech(
 
     Args:
         text: the text, or "-" for standard input.
-        output: the audio file to be written; None: no file.
-        dump_codes: the file of codes to be written; None: none.
-        subtitles: the file of the words' times to be written; None: none.
+        output, dump_codes, subtitles: files of audio, codes and the words' times; None: none.
         sample_rate: samples per second of the audio file; None: the model's.
         max_chars: most characters of the text; None: the engine's limit.
-    Raises:
-        UsageError: the text is empty or too long, a format of audio or subtitles is unknown, or
-            the audio format does not have the encoding or the sample rate.
-        MarkupError: the markup of the text is broken.
-        OutputError: a file cannot be written.
     """
     from qwen_megakernel import audio
     from qwen_megakernel.output_files import check_writable
@@ -125,11 +114,7 @@ def warn_of_end(speech: "Speech | SpeechStream", seconds_per_frame: float) -> No
 
 
 def write_output(data: bytes) -> None:
-    """Write all of `data` to standard output, at once.
-
-    Raises:
-        OSError: the write failed; `filename` names standard output, which `run` reports.
-    """
+    """Write all of `data` to standard output, at once; an OSError gets its name, for `run`."""
     left = memoryview(data)
     try:
         while left:  # without a buffer (PYTHONUNBUFFERED) a write may take only a part

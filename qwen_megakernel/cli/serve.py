@@ -22,7 +22,6 @@ MAX_SLOTS = 1024  # each has a cache of 230 MB (0.6B, 1000 frames): 240 GB, sure
 
 
 def add_command(commands: Any) -> None:
-    """Add `serve` to the subparsers `commands`."""
     command = parsing.new_command(commands, "serve", serve, "speak over HTTP and WebSocket")
     command.hints = {
         "--ssl": "a reverse proxy does TLS; docs/operations.md",
@@ -158,12 +157,7 @@ def serve(args: argparse.Namespace) -> int:
 
 
 def ray_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments of `ray_serve.application` for the options of `serve`.
-
-    Raises:
-        UsageError: options cannot be combined.
-        MissingPackageError: Ray is not installed.
-    """
+    """Return the arguments of `ray_serve.application` for the options of `serve`."""
     with require("ray", by="serve"):
         from qwen_megakernel.server import ray_serve
     if args.wyoming_port is not None:

@@ -34,7 +34,6 @@ _DATA_HELP = "dataset that `sheen prepare` wrote"
 
 
 def add_commands(commands: Any) -> None:
-    """Add `sheen prepare | train | infer | verify` to the subparsers `commands`."""
     command = commands.add_parser("sheen", help="train a voice and speak with it")
     sheen = command.add_subparsers(required=True)
     _add_prepare(sheen)

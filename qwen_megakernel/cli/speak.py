@@ -26,7 +26,6 @@ SECONDS_BETWEEN_LINES = 5
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the output: its file, format, loudness, subtitles and codes."""
     add = parsing.adder(parser, options.OUTPUT)
     add("-o --output", "wav, flac, ogg or mp3 file to write (default: out.wav)")
     add(
@@ -44,13 +43,7 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
 
 
 def read_text(args: argparse.Namespace) -> str:
-    """Return the text to speak; checks it and the output before a model is loaded.
-
-    Raises:
-        UsageError: options cannot be combined, or the text is empty or too long.
-        OutputError: the file cannot be written, or there is no loudspeaker.
-        MissingPackageError: --play needs a package that is not installed.
-    """
+    """Return the text to speak; checks it and the output before a model is loaded."""
     from qwen_megakernel.sound.loudspeaker import check_loudspeaker
 
     if args.stdout and sys.stdout and sys.stdout.isatty():
@@ -90,12 +83,7 @@ def read_text(args: argparse.Namespace) -> str:
 def write_speech(
     args: argparse.Namespace, tts: "SpeechEngine", stream: "SpeechStream", text: str
 ) -> None:
-    """Write a stream to the outputs in `args`; the length of `text` scales the progress bar.
-
-    Raises:
-        UsageError: the speech is all silence, which was cut, so there is nothing to write.
-        OutputError: a file cannot be written.
-    """
+    """Write a stream to the outputs in `args`; the length of `text` scales the progress bar."""
     import numpy as np
 
     from qwen_megakernel import audio
@@ -164,7 +152,6 @@ def speak(args: argparse.Namespace) -> int:
 
 
 def add_command(commands: Any) -> None:
-    """Add `speak` to the subparsers `commands`."""
     command = parsing.new_command(commands, "speak", speak, "speak a text")
     options.add_text_options(command)
     add_output_options(command)
@@ -192,7 +179,6 @@ class _Lines(io.TextIOBase):
     """Standard error for a progress bar where it is no terminal: each state is a line."""
 
     def write(self, text: str) -> int:
-        """Print a state of the bar; it begins with a carriage return."""
         if line := text.strip():
             print(line, file=sys.stderr, flush=True)
         return len(text)

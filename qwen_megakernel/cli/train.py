@@ -22,7 +22,6 @@ from qwen_megakernel.cli.training import (
 
 
 def add_commands(commands: Any) -> None:
-    """Add `train prepare | run | merge | verify` to the subparsers `commands`."""
     command = commands.add_parser("train", help="fine-tune Qwen3-TTS on recordings of one speaker")
     train = command.add_subparsers(required=True)
     _add_prepare(train)

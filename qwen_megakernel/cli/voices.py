@@ -19,7 +19,6 @@ _FOLDER_HELP = "folder of voice files (default: .)"
 
 
 def add_commands(commands: Any) -> None:
-    """Add `voices create | list | show | delete` to the subparsers `commands`."""
     voices = commands.add_parser("voices", help="make and manage voices")
     voices = voices.add_subparsers(required=True)
     command = parsing.new_command(voices, "create", create, "make voices from recordings")

@@ -129,9 +129,6 @@ def check_form(checkpoint: Checkpoint, backend: str, weights: str | None) -> str
     Args:
         checkpoint: its matrices may be stored packed, in a form of their own.
         weights: the form that the user wants; None: as the checkpoint stores them.
-    Raises:
-        UsageError: the backend cannot read packed matrices, or they have another form.
-        ModelFilesError: they are not those that the native decoder reads.
     """
     form, name = checkpoint.form, checkpoint.files.name
     if form is None:
@@ -158,7 +155,6 @@ def check_form(checkpoint: Checkpoint, backend: str, weights: str | None) -> str
 
 
 def has_core_ml() -> bool:
-    """Return whether this machine runs Core ML models that have states."""
     version = platform.mac_ver()[0]
     return bool(version) and int(version.split(".")[0]) >= MIN_MACOS
 

@@ -15,10 +15,8 @@ def dtype_of(
 ) -> torch.dtype | None:
     """Return the dtype of a name, or a dtype as it is; None: the engine chooses.
 
-    Args:
-        known: the names that the error lists.
     Raises:
-        UsageError: no engine computes in this dtype.
+        UsageError: no engine computes in this dtype; it lists the names in `known`.
     """
     if name is None or (isinstance(name, torch.dtype) and name in DTYPES.values()):
         return name

@@ -51,7 +51,7 @@ class Embeddings:
         ]
 
     def join_tables(self) -> Tensor:
-        """Join the tables of codes into one, [num_rows, hidden_size]; they become views of it.
+        """Join the tables of codes into one, [num_rows, hidden_size], of which they become views.
 
         A decoder that needs one table thus has no second copy in memory.
         """

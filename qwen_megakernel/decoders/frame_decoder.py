@@ -22,10 +22,8 @@ from qwen_megakernel.speech_options import Sampling
 class FrameDecoder(ABC):
     """The talker and the code predictor with their slots, which do not influence each other.
 
-    Args:
-        sizes: the decoder's sizes; its dtypes must be bfloat16 or float32.
     Raises:
-        UsageError: a dtype is neither bfloat16 nor float32.
+        UsageError: a dtype of `sizes` is neither bfloat16 nor float32.
     """
 
     num_threads: int | None = None  # number of decoding threads, if the decoder has its own

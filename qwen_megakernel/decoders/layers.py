@@ -152,14 +152,6 @@ class DecoderStack:
         return torch.zeros(shape, dtype=self.norm.dtype, device=self.norm.device)
 
     def forward(self, x: Tensor, cache: Tensor, start: int) -> Tensor:
-        """Append positions start .. start + n - 1 to `cache`; return hidden states after the norm.
-
-        Args:
-            x: [n, hidden_size] input embeddings.
-            cache: from `new_cache`; positions below `start` are filled.
-        Returns:
-            [n, hidden_size] in the stack's dtype.
-        """
         n, eps = len(x), self.config.rms_norm_eps
         positions = torch.arange(start, start + n, device=x.device).expand(3, n)
         cos, sin = rotary(self.config, positions, x.dtype)

@@ -42,11 +42,7 @@ class PlainState(SlotState):
 
 
 class PlainDecoder(FrameDecoder):
-    """The talker and the code predictor in PyTorch, which decode one slot after another.
-
-    Raises:
-        UsageError: a dtype is neither bfloat16 nor float32.
-    """
+    """The talker and the code predictor in PyTorch, which decode one slot after another."""
 
     talker: Stack
     predictor: Stack
@@ -62,7 +58,6 @@ class PlainDecoder(FrameDecoder):
         self._cancelled = False
 
     def _load_stacks(self, model: DecoderModel) -> None:
-        """Set talker and code predictor, and the heads and the projection of the latter."""
         config, weights = self.config, model.talker
         read = WeightReader(weights, self.device, self.dtype, "model.")
         self.talker = DecoderStack(config.talker.stack, read, "talker")

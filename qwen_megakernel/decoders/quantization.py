@@ -63,7 +63,6 @@ class QuantizedMatrix:
 
     @staticmethod
     def cat(parts: list[QuantizedMatrix]) -> QuantizedMatrix:
-        """Concatenate the rows of matrices."""
         values, scales = (torch.cat([getattr(p, n) for p in parts]) for n in ("values", "scales"))
         return QuantizedMatrix(values, scales, parts[0].bits)
 
@@ -198,7 +197,6 @@ class RoundedWeights(Mapping[str, Matrix]):
 
     @staticmethod
     def of(talker: Mapping[str, Tensor], weights: str, *, in_groups: bool) -> RoundedWeights:
-        """Choose the matrices; the arguments are those of `quantize`."""
         wanted = WeightsForm.parse(weights)
         bits = {PREFIXES[stack]: num_bits for stack, num_bits in wanted.bits.items()}
         bits |= dict.fromkeys(HEADS if wanted.heads else (), 8)
@@ -233,14 +231,8 @@ class RoundedWeights(Mapping[str, Matrix]):
 
 
 def check_weights(weights: str | None, backend: str) -> None:
-    """Raise UsageError if a backend does not run a form of weights.
-
-    Args:
-        weights: one of `choices.WEIGHTS`, or None.
-        backend: "kernel", "graph", "cpu", "torch", "emulation" or "coreml".
-    Raises:
-        UsageError: the backend does not run the form; the hint names backends that do.
-    """
+    """Raise a UsageError, whose hint names other backends, if a backend does not run one of
+    `choices.WEIGHTS`."""
     if weights is None or backend in ("cpu", "torch"):
         return
     wanted = WeightsForm.parse(weights)

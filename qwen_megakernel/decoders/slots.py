@@ -24,7 +24,6 @@ class DecoderSizes:
 
 
 def check_dtypes(*dtypes: torch.dtype) -> None:
-    """Raise UsageError for a dtype that is neither bfloat16 nor float32."""
     for dtype in dtypes:
         if dtype not in (torch.float32, torch.bfloat16):
             raise UsageError(f"dtype is {dtype}; this decoder computes in bfloat16 or float32.")

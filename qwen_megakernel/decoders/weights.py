@@ -14,8 +14,7 @@ Weights = Mapping[str, Matrix]  # the keys are the official names without "talke
 
 
 class DecoderModel(Protocol):
-    """The parts of a checkpoint that a decoder reads. `Checkpoint` and `QuantizedModel` are such
-    models."""
+    """The parts of a checkpoint that a decoder reads."""
 
     @property
     def config(self) -> ModelConfig:
@@ -59,6 +58,5 @@ class WeightReader:
         return self.weights[self.prefix + name].to(device=self.device, dtype=self.dtype)
 
     def tensor(self, name: str) -> Tensor:
-        """Return the tensor that the function `tensor` finds."""
         found = tensor(self.weights, self.prefix + name)
         return found.to(device=self.device, dtype=self.dtype)

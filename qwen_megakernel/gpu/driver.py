@@ -40,11 +40,7 @@ def find_device(name: str | torch.device | None) -> torch.device:
 
 
 def no_gpu(demanded_by: str) -> SetupError:
-    """Return the error for a GPU that was demanded while torch sees none.
-
-    Args:
-        demanded_by: the option or the device that needs it.
-    """
+    """Return the error for a GPU that an option or a device demands while torch sees none."""
     return too_old() or NoGPUError(
         f"{demanded_by} needs an NVIDIA GPU; torch sees none (torch {torch.__version__}).",
         "Without this option, the engine runs on the CPU.",

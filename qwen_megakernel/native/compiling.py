@@ -80,11 +80,7 @@ def key_of(words: Sequence[str], sources: Sequence[Path], root: Path) -> str:
 
 
 def version_of(compiler: str) -> str:
-    """Return the output of a compiler's --version.
-
-    Raises:
-        BuildError: the compiler does not answer within `VERSION_SECONDS`.
-    """
+    """Return the output of a compiler's --version; raise BuildError if it hangs."""
     command = [*shlex.split(compiler), "--version"]
     # A process group of its own, since a process that a wrapper started would hold the pipe open.
     with subprocess.Popen(
@@ -104,11 +100,7 @@ def version_of(compiler: str) -> str:
 
 
 def source_folder() -> Path:
-    """Return csrc/, which is inside the installed package, or beside it in a checkout.
-
-    Raises:
-        BuildError: there is no such folder.
-    """
+    """Return csrc/, which is inside the installed package, or beside it in a checkout."""
     for folder in (PACKAGE_FOLDER / "csrc", PACKAGE_FOLDER.parent / "csrc"):
         if (folder / "tts_kernel.cu").exists():
             return folder
@@ -120,11 +112,7 @@ def source_folder() -> Path:
 
 
 def sources_below(folder: Path, *, without: Sequence[str] = ()) -> tuple[Path, ...]:
-    """Return every source in a folder and its subfolders, sorted.
-
-    Args:
-        without: names of its direct subfolders to leave out.
-    """
+    """Return every source in a folder and its subfolders, sorted, but for those of `without`."""
     return tuple(
         sorted(
             path
@@ -163,11 +151,7 @@ def compiled(recipe: Recipe) -> Path:
 
 
 def found(recipe: Recipe) -> Path | None:
-    """Return the library of a recipe if an earlier run has compiled it.
-
-    Raises:
-        BuildError: another user could have written the cache.
-    """
+    """Return the library of a recipe if an earlier run has compiled it."""
     library = build_cache() / recipe.key / recipe.library
     return library if _is_intact(library) else None
 
@@ -202,11 +186,7 @@ def _compiled(recipe: Recipe) -> Path:
 
 
 def find_cxx() -> str:
-    """Return the path of the C++ compiler: $CXX, g++ or clang++.
-
-    Raises:
-        BuildError: there is none.
-    """
+    """Return the path of the C++ compiler: $CXX, g++ or clang++."""
     for name in (os.environ.get("CXX"), "g++", "clang++"):
         if name and (path := shutil.which(name)):
             return path
@@ -230,11 +210,7 @@ def find_zig() -> str | None:
 
 
 def find_ninja() -> str:
-    """Return the path of ninja, from PATH or from its Python package.
-
-    Raises:
-        BuildError: there is none.
-    """
+    """Return the path of ninja, from PATH or from its Python package."""
     if path := shutil.which("ninja"):
         return path
     if importlib.util.find_spec("ninja"):
@@ -247,11 +223,7 @@ def find_ninja() -> str:
 
 
 def _is_intact(library: Path) -> bool:
-    """Return whether the cache has a library as it was compiled, by its checksum.
-
-    Raises:
-        BuildError: another user could have written the cache, the library or its checksum.
-    """
+    """Return whether the cache has a library as it was compiled, by its checksum."""
     checksum = library.with_name("sha256")
     _check_owner(library.parents[1], may_be_link=True)
     for path in (library.parent, library, checksum):
@@ -264,14 +236,11 @@ def _is_intact(library: Path) -> bool:
 
 
 def _check_owner(path: Path, *, may_be_link: bool = False) -> None:
-    """Raise if a user other than this one and root could have written a file or folder.
+    """Raise BuildError if a user other than this one and root could have written a file or folder.
 
     Args:
         path: a part of the cache; nothing is raised if it does not exist.
         may_be_link: whether to follow a link of this user's or of root's, as to another disk.
-    Raises:
-        BuildError: the file, the folder or a link belongs to another user, or its group or all
-            users may write it, or it is a link.
     """
     try:
         status = path.lstat()
@@ -303,11 +272,7 @@ def _check_owner(path: Path, *, may_be_link: bool = False) -> None:
 
 @contextlib.contextmanager
 def _lock(path: Path, name: str) -> Iterator[None]:
-    """Hold the lock of a library, so that one process at a time builds it.
-
-    Raises:
-        BuildError: another user could have written the lock, or it is a link.
-    """
+    """Hold the lock of a library, so that one process at a time builds it."""
     _check_owner(path)
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)) as file:
         waiting = False
@@ -324,11 +289,7 @@ def _lock(path: Path, name: str) -> Iterator[None]:
 
 
 def _output_of(build: subprocess.Popen[str], limit_seconds: float) -> str:
-    """Wait for a build and return its output; every few seconds, log that it still runs.
-
-    Raises:
-        subprocess.TimeoutExpired: the build has run for `limit_seconds`.
-    """
+    """Wait for a build and return its output; every few seconds, log that it still runs."""
     started = time.monotonic()
     while True:
         left = started + limit_seconds - time.monotonic()
@@ -401,23 +362,17 @@ def _compile(work: Path, recipe: Recipe, ninja: str) -> None:
 
 
 def _failed_unit(log: str, units: Sequence[Path]) -> str:
-    """Return the source that failed to compile, from ninja's log."""
     match = re.search(r"^FAILED: .*?(\w+)\.o\b", log, re.MULTILINE)
     names = {path.stem: path.name for path in units}
     return names.get(match[1], "linking") if match else "linking"
 
 
 def _escape(path: str | Path) -> str:
-    """Escape a path for a ninja file."""
     return re.sub(r"([ :$])", r"$\1", str(path))
 
 
 def load(path: Path) -> ctypes.CDLL:
-    """Load a library that `compiled` returned.
-
-    Raises:
-        BuildError: the system's loader refuses it.
-    """
+    """Load a library that `compiled` returned, or raise BuildError."""
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:

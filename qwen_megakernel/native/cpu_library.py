@@ -51,7 +51,7 @@ def sets_of_machine(machine: str | None = None) -> list[str]:
     """Return the instruction sets that CPUs of an architecture can have, the best first.
 
     Args:
-        machine: an architecture, as `platform.machine()` names it; None: that of this machine.
+        machine: as `platform.machine()` names it; None: that of this machine.
     """
     machine = machine or platform.machine()
     if machine in ("aarch64", "arm64"):
@@ -64,7 +64,6 @@ def supported_sets(cpuinfo: Path = Path("/proc/cpuinfo"), machine: str | None = 
 
     Args:
         cpuinfo: Linux' description of the CPU; without this file x86 gets "plain".
-        machine: an architecture, as `platform.machine()` names it; None: that of this machine.
     """
     try:
         lines = cpuinfo.read_text(encoding="utf-8").splitlines()
@@ -75,11 +74,7 @@ def supported_sets(cpuinfo: Path = Path("/proc/cpuinfo"), machine: str | None = 
 
 
 def choose_set() -> str:
-    """Return the instruction set to compile for: $QWEN_MEGAKERNEL_INSTRUCTION_SET, or the best one.
-
-    Raises:
-        SetupError: the variable names a set that this CPU does not have.
-    """
+    """Return the instruction set to compile for: that of `FORCED`, or the best one."""
     supported = supported_sets()
     forced = os.environ.get(FORCED)
     if forced and forced not in supported:
@@ -91,11 +86,7 @@ def choose_set() -> str:
 
 
 def find_compiler() -> str:
-    """Return the command of the system's C++ compiler, or of the package ziglang if there is none.
-
-    Raises:
-        BuildError: there is neither.
-    """
+    """Return the command of the system's C++ compiler, or else of the package ziglang."""
     try:
         return find_cxx()
     except BuildError as error:
@@ -125,11 +116,7 @@ def recipe(instruction_set: str, compiler: str = "") -> Recipe:
 
 
 def library_for(instruction_set: str) -> Path:
-    """Return the library of an instruction set, from the cache or newly compiled.
-
-    Raises:
-        BuildError: the cache has none, and there is no compiler or it failed.
-    """
+    """Return the library of an instruction set, from the cache or newly compiled."""
     earlier = found(recipe(instruction_set))
     return earlier or compiled(recipe(instruction_set, find_compiler()))
 
@@ -138,8 +125,7 @@ def open_library() -> ctypes.CDLL:
     """Load the library for this CPU, compiled at first use, and declare its entry points.
 
     Raises:
-        BuildError: there is no compiler, it failed, or the library does not load.
-        SetupError: see `choose_set`.
+        BuildError, SetupError: there is no compiler, it failed, or the library does not load.
     """
     library = load(library_for(choose_set()))
     library.qwen_cpu_instruction_set.restype = ctypes.c_char_p
@@ -160,9 +146,6 @@ def check_status(status: int, what: str, hint: str) -> None:
     Args:
         what: the subject of the message, such as "A step".
         hint: the hint of an `OutOfMemory`.
-    Raises:
-        OutOfMemory: there is too little memory.
-        GenerationError: the system refuses a thread, or the function failed otherwise.
     """
     if status == OUT_OF_MEMORY:
         raise OutOfMemory(f"{what} does not fit into memory.", hint=hint)
@@ -178,13 +161,10 @@ def check_status(status: int, what: str, hint: str) -> None:
 def check_structs(
     library: ctypes.CDLL, name: str, structs: Sequence[type[ctypes.Structure]]
 ) -> None:
-    """Compare the sizes of our mirrored structs with those in the library.
+    """Compare the sizes of our mirrored structs with those in the library, or raise BuildError.
 
     Args:
-        name: name of the library's function that writes the sizes.
-        structs: our mirrors, in the order of that function.
-    Raises:
-        BuildError: the library was built from other sources.
+        name: name of the library's function that writes the sizes, in the order of `structs`.
     """
     theirs = (ctypes.c_int32 * len(structs))()
     getattr(library, name)(theirs)
@@ -218,8 +198,6 @@ class CpuPool:
 
     Args:
         num_threads: number of threads, including the calling one; 1 or more.
-    Raises:
-        SetupError: the system refuses that many threads.
     """
 
     def __init__(self, library: ctypes.CDLL, num_threads: int):

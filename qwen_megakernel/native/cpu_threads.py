@@ -29,10 +29,8 @@ def available_cores(root: Path = Path("/")) -> int:
     """Return the number of cores that this process may keep busy, at least 1.
 
     The operating system's affinity mask and the quotas of the process's control groups (a
-    container's `--cpus`) both limit it. PyTorch's own default considers only the mask.
-
-    Args:
-        root: folder with `proc` and `sys`.
+    container's `--cpus`) both limit it. PyTorch's own default considers only the mask. The folder
+    `root` has `proc` and `sys`.
     """
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
@@ -51,8 +49,6 @@ def choose(bytes_per_frame: int, asked: int | None = None) -> int:
     Args:
         bytes_per_frame: bytes of weights that decoding one codec frame reads.
         asked: the caller's number, which is returned, with a warning if it exceeds the cores.
-    Raises:
-        UsageError: `asked` is less than 1.
     """
     cores = available_cores()
     if asked is None:
@@ -72,8 +68,6 @@ def choose_native(weights_per_frame: int, asked: int | None = None) -> int:
     Args:
         weights_per_frame: number of weights that decoding one codec frame reads.
         asked: the caller's number, which is returned; `choose` has already warned about it.
-    Raises:
-        UsageError: `asked` is less than 1.
     """
     if warning := quota_warning():
         logger.warning("%s", warning)
@@ -90,10 +84,7 @@ def _checked(asked: int) -> int:
 
 
 def limit_this_thread(num_threads: int) -> None:
-    """Set the number of threads that PyTorch uses in the calling thread.
-
-    Other threads, even those that start later, keep their number.
-    """
+    """Set the calling thread's number of threads of PyTorch; all other threads keep theirs."""
     of_others = torch.get_num_threads()
     torch.set_num_threads(num_threads)  # for this thread and for threads that begin later
     restore = threading.Thread(target=torch.set_num_threads, args=(of_others,))
@@ -111,11 +102,7 @@ def single_threads(count: int | None, name: str = "") -> ThreadPoolExecutor:
 
 
 def quota(root: Path = Path("/")) -> float | None:
-    """Return the quota of the process's control groups, in cores; None: they set no limit.
-
-    Args:
-        root: folder with `proc` and `sys`.
-    """
+    """Return the quota of the process's control groups, in cores; None: they set no limit."""
     try:
         groups = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux

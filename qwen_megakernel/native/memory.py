@@ -13,11 +13,7 @@ HUGE_PAGE = 2**21
 
 
 def huge_pages(num_bytes: int, hint: str) -> Tensor:
-    """Return new memory as uint8, at the start of a page; the system allocates pages when written.
-
-    Raises:
-        OutOfMemory: there is too little memory; with `hint`.
-    """
+    """Return new memory as uint8, from the start of a page; it takes pages when it is written."""
     size = (math.ceil(num_bytes / HUGE_PAGE) + 1) * HUGE_PAGE
     try:
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -13,7 +13,6 @@ def fields(kind: Any, names: str) -> Fields:
 
 
 def offset_of(struct: type[ctypes.Structure], name: str) -> int:
-    """Return the offset of a member, in bytes."""
     return getattr(struct, name).offset
 
 

@@ -59,7 +59,6 @@ class ContextSpeech:
 
         Raises:
             GenerationError: neither audio nor text came for `timeout_s`.
-            QwenTTSError: the request failed.
         """
         try:
             async with asyncio.timeout(self.timeout_s) as self._deadline:
@@ -325,13 +324,11 @@ class ContextTTSService(InProcessTTSService):
                 await self.cancel_task(speech.task)
 
     async def cancel(self, frame: CancelFrame) -> None:
-        """Stop all speech at once."""
         for speech in self._speeches.values():
             speech.cancel()
         await super().cancel(frame)
 
     async def cleanup(self) -> None:
-        """Release all speech."""
         for context_id in list(self._speeches):
             await self._drop_speech(context_id)
         await super().cleanup()

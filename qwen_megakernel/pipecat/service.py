@@ -203,7 +203,6 @@ class MegakernelTTSService(ContextTTSService):
         return store
 
     def can_generate_metrics(self) -> bool:
-        """Return True: the service reports metrics."""
         return True
 
     # ---- settings --------------------------------------------------------------------------------

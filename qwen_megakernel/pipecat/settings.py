@@ -105,16 +105,13 @@ class TextHolder(BaseTextAggregator):
             begin = end
 
     async def flush(self) -> Aggregation | None:
-        """Return the last unit, if there is one."""
         held, self._held = self._held, ""
         return self._unit(held) if held else None
 
     async def handle_interruption(self) -> None:
-        """Forget the last unit."""
         self._held = ""
 
     async def reset(self) -> None:
-        """Forget the last unit."""
         self._held = ""
 
 

@@ -127,13 +127,11 @@ class VocoderState:
 
 
 class SnacCodec:
-    """One SNAC on one device, in float32.
+    """One SNAC on one device, in float32, from a folder with config.json and pytorch_model.bin.
 
-    Args:
-        folder: a folder with config.json and pytorch_model.bin, as published.
     Raises:
         MissingPackageError: the package `snac` is not installed.
-        ModelFilesError, UnsupportedModel: see `read_snac_config`; or the weights do not fit.
+        ModelFilesError, UnsupportedModel: as of `read_snac_config`; or the weights do not fit.
     """
 
     def __init__(self, folder: Path, device: torch.device | str = "cpu"):
@@ -178,7 +176,6 @@ class SnacCodec:
     # ---- as a vocoder of the engine (stages.FrameVocoder) ----------------------------------------
 
     def new_state(self) -> VocoderState:
-        """Return the state of a stream before its first frame."""
         return VocoderState()
 
     def warm(self, codes: np.ndarray, state: VocoderState) -> None:

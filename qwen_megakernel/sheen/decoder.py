@@ -30,11 +30,7 @@ NO_IDS = torch.empty(0, dtype=torch.int64)
 
 
 def num_positions(max_prompt: int, max_frames: int, limit: int) -> int:
-    """Return the number of positions of a prompt and its frames.
-
-    Raises:
-        UsageError: the model has fewer positions.
-    """
+    """Return the number of positions of a prompt and its frames, if the model has as many."""
     needed = max_prompt + CODES_PER_FRAME * max_frames
     if needed > limit:
         raise UsageError(
@@ -56,11 +52,9 @@ class Prompts:
         return torch.cat([ids.body, self._start])
 
     def text_rows(self, ids: Tensor) -> Tensor:
-        """Return the text that follows the prompt: none, because a prompt has all of it."""
         return ids
 
     def end_rows(self) -> Tensor:
-        """Return no ids, since none follow the text."""
         return NO_IDS
 
 
@@ -84,8 +78,6 @@ class SheenDecoder:
         tokens: the ids of the audio tokens in the model's vocabulary.
         num_slots: number of streams at the same time; each step decodes one after another.
         order: one of `ORDERS`.
-    Raises:
-        UsageError: a value is out of range.
     """
 
     def __init__(
@@ -122,8 +114,6 @@ class SheenDecoder:
         Args:
             prefill: [num_tokens] int64, from `Prompts.build`.
             text_open: `close_text` will follow; until then no frame is drawn.
-        Raises:
-            TextTooLong: the text has more tokens than the longest training sequence.
         """
         if len(prefill) > self._max_prompt:
             raise TextTooLong(
@@ -142,15 +132,12 @@ class SheenDecoder:
         )
 
     def add_text(self, slot: int, rows: Tensor) -> None:
-        """Take no rows: a text is complete when its prompt is built."""
         assert not len(rows)
 
     def close_text(self, slot: int) -> None:
-        """Declare the text complete."""
         self._slots[slot].is_open = False
 
     def frames_ready(self, slot: int) -> int:
-        """Return how many frames can be drawn now."""
         state = self._slots[slot]
         return 0 if state.is_open else self.max_frames - state.num_frames
 
@@ -177,15 +164,10 @@ class SheenDecoder:
         return StepResult(codes, tuple(counts), tuple(ended))
 
     def launch(self, slots: Sequence[int], num_frames: int) -> Callable[[], StepResult]:
-        """Run `step`, and return a function that returns its result."""
         result = self.step(slots, num_frames)
         return lambda: result
 
     def cancel(self) -> None:
-        """End the running `step`, or else the next one, before it begins another frame.
-
-        Any thread may call this; it never waits.
-        """
         self._cancelled = True
 
     def _draw_frame(self, slot: int) -> list[int] | None:

@@ -161,8 +161,7 @@ class SheenEngine(SpeechEngine):
         Args:
             model: the folder that `sheen train` wrote.
             local_files_only, progress: ignored, since a folder is complete.
-            options: backend, device, dtype, num_threads, num_slots, max_frames, phonemes, order,
-                needed_voices, normalize, lexicon, mark and warmup of `SheenEngine`.
+            options: the keywords of `SheenEngine`.
         Raises:
             ModelFilesError: `model` is no such folder, or a file is damaged.
             UsageError: there is no such option, or a trained voice lacks it (`LACKING`).
@@ -177,7 +176,6 @@ class SheenEngine(SpeechEngine):
 
     @property
     def voices(self) -> list[str]:
-        """The name of the only voice."""
         return [self.default_voice]
 
     @property
@@ -251,11 +249,7 @@ class SheenEngine(SpeechEngine):
 
 
 def _choose_backend(requested: str, device: str | None) -> Backend:
-    """Choose with `backends.choose_backend` among the kernel, its emulation and torch.
-
-    Raises:
-        UsageError: this family does not have the requested backend, or it cannot run.
-    """
+    """Choose with `backends.choose_backend` among the kernel, its emulation and torch."""
     if requested in ("graph", "cpu", "coreml"):
         raise UsageError(
             f'backend is "{requested}"; '

@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 
 class LanguageModel(ABC):
-    """A model with slots, each with a key/value cache of its own.
-
-    Args:
-        model: the model, on its device and in its dtype.
-    """
+    """A model with slots, each with a key/value cache of its own."""
 
     def __init__(self, model: PreTrainedModel):
         self._head = model.lm_head.weight  # [vocab_size, hidden_size]
@@ -49,11 +45,7 @@ class LanguageModel(ABC):
 
 
 class TorchLanguageModel(LanguageModel):
-    """The language model, run by transformers.
-
-    Args:
-        num_slots: number of sequences at the same time; each step decodes one after another.
-    """
+    """The language model, run by transformers; each step decodes one sequence after another."""
 
     def __init__(self, model: PreTrainedModel, num_slots: int):
         super().__init__(model)
@@ -76,11 +68,7 @@ class TorchLanguageModel(LanguageModel):
 
 
 class KernelLanguageModel(LanguageModel):
-    """The language model, run by the kernel, which is compiled for its dimensions at first use.
-
-    Raises:
-        UnsupportedModel, BuildError: the kernel cannot be compiled for this model or machine.
-    """
+    """The language model, run by the kernel, which is compiled for its dimensions at first use."""
 
     def __init__(self, model: PreTrainedModel, num_slots: int, max_positions: int):
         from qwen_megakernel.decoders.kernel.text_model import (

@@ -64,21 +64,12 @@ def find(model: str) -> Files:
 
 
 def read_config(folder: Path) -> SheenConfig:
-    """Read sheen.json.
-
-    Raises:
-        ModelFilesError: the file is missing or damaged, or a value is outside its limits.
-    """
     path = folder / SHEEN_CONFIG
     return Keys(read_json(path), str(path)).read(SheenConfig)
 
 
 def load_tokenizer(source: str | Path, **options: Any) -> PreTrainedTokenizerBase:
-    """Load a Qwen2 tokenizer from a folder or the hub.
-
-    Raises:
-        ModelFilesError: the tokenizer is missing or damaged.
-    """
+    """Load a Qwen2 tokenizer from a folder or the hub, or raise ModelFilesError."""
     from transformers import AutoTokenizer
 
     try:
@@ -131,11 +122,7 @@ def save(
     config: SheenConfig,
     snac: Path,
 ) -> None:
-    """Write a voice into `folder`, where it replaces another one.
-
-    Raises:
-        OutputError: the folder cannot be written.
-    """
+    """Write a voice into `folder`, where it replaces another one."""
     from transformers import GenerationConfig
 
     # The engine's settings, so that transformers' own generate() samples like the engine.
@@ -156,20 +143,12 @@ def save(
 
 
 def audio_tokens(folder: Path, tokenizer: PreTrainedTokenizerBase) -> AudioTokens:
-    """Return the audio tokens of a trained voice, as many as its codec has codes.
-
-    Raises:
-        ModelFilesError: tokenizer and codec do not fit.
-    """
+    """Return the audio tokens of a trained voice, as many as its codec has codes."""
     return find_audio_tokens(tokenizer, read_snac_config(folder / SNAC_FOLDER).codebook_size)
 
 
 def check_rows(source: str | Path, model: PreTrainedModel, tokens: AudioTokens) -> None:
-    """Raise if a model has no row for some of the audio tokens.
-
-    Raises:
-        ModelFilesError: its embeddings were not resized.
-    """
+    """Raise a ModelFilesError if a model has no row for some of the audio tokens."""
     num_rows = len(model.get_input_embeddings().get_parameter("weight"))
     if num_rows <= tokens.end_id:
         raise ModelFilesError(

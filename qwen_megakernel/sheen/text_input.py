@@ -55,12 +55,7 @@ class TextInput:
         )
 
     def encode(self, text: str) -> Tensor:
-        """Return the ids of one part, [num_tokens] int64.
-
-        Raises:
-            EmptyText: nothing in the text can be spoken.
-            SetupError: espeak-ng is needed and not installed.
-        """
+        """Return the ids of one part, [num_tokens] int64."""
         phonemes = phonemise(text, self._espeak) if self._espeak else text
         if not any(map(str.isalnum, phonemes)):
             raise EmptyText(f"Nothing in {text[:20]!r} can be spoken.")

@@ -40,17 +40,14 @@ class AudioTokens:
 
     @property
     def start_id(self) -> int:
-        """The id of <audio_start>."""
         return self.first_id + NUM_LAYERS * self.codebook_size
 
     @property
     def end_id(self) -> int:
-        """The id of <audio_end>."""
         return self.start_id + 1
 
     @property
     def num_tokens(self) -> int:
-        """The number of audio tokens: 12,290 with SNAC's codebooks of 4096."""
         return NUM_LAYERS * self.codebook_size + 2
 
     def first_of_place(self, place: int) -> int:
@@ -63,11 +60,7 @@ class AudioTokens:
         return (np.asarray(frames, dtype=np.int64) + firsts).reshape(-1).tolist()
 
     def code_at(self, place: int, token_id: int) -> int:
-        """Return the code of a token at a place of a frame.
-
-        Raises:
-            TokenOrderError: the token does not belong to the layer of that place.
-        """
+        """Return the code of a token at a place of a frame, or raise TokenOrderError."""
         code = token_id - self.first_of_place(place)
         if not 0 <= code < self.codebook_size:
             raise TokenOrderError(
@@ -78,11 +71,7 @@ class AudioTokens:
         return code
 
     def frames_of(self, ids: list[int]) -> np.ndarray:
-        """Undo `ids_of`.
-
-        Raises:
-            TokenOrderError: a token is out of its place, or the last frame is incomplete.
-        """
+        """Undo `ids_of`, or raise TokenOrderError, as for an incomplete last frame."""
         codes = [self.code_at(at % CODES_PER_FRAME, token_id) for at, token_id in enumerate(ids)]
         if len(codes) % CODES_PER_FRAME:
             raise TokenOrderError(
@@ -91,7 +80,6 @@ class AudioTokens:
         return np.array(codes, dtype=np.int32).reshape(-1, CODES_PER_FRAME)
 
     def describe(self, token_id: int) -> str:
-        """Return the name of a token, for messages."""
         if token_id == self.start_id:
             return AUDIO_START
         if token_id == self.end_id:
@@ -103,11 +91,7 @@ class AudioTokens:
 
 
 def add_audio_tokens(tokenizer: PreTrainedTokenizerBase, codebook_size: int) -> AudioTokens:
-    """Add the audio tokens to the end of a vocabulary, or find them if they were added before.
-
-    Raises:
-        ModelFilesError: the vocabulary has some of them but not all, or in another order.
-    """
+    """Add the audio tokens to the end of a vocabulary, or find them if they were added before."""
     from tokenizers import AddedToken
 
     names = audio_token_names(codebook_size)

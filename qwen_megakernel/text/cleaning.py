@@ -54,7 +54,6 @@ def validate(text: str, max_chars: int = MAX_CHARS) -> str:
 
 
 def check_length(num_chars: int, max_chars: int) -> None:
-    """Raise `TextTooLong` for more than `max_chars` characters."""
     if num_chars > max_chars:
         minutes = max_chars / CHARS_PER_SECOND / 60
         counts = [f"{count:,}".replace(",", " ") for count in (num_chars, max_chars)]

@@ -63,7 +63,6 @@ class TextPart:
         manner: Manner = AS_REQUESTED,
         encoding: "TextEncoding | None" = None,
     ) -> Self:
-        """Return a part with complete text."""
         return cls(deque([ids]), True, text, start, manner, encoding=encoding)
 
     @classmethod
@@ -72,7 +71,6 @@ class TextPart:
         return cls(closed=True, start=start, pause_s=seconds)
 
     def take_pause(self) -> float:
-        """Return the seconds of silence before the part, and 0 when called again."""
         pause_s, self.pause_s = self.pause_s, 0.0
         return pause_s
 

@@ -79,7 +79,6 @@ def char_length(char: str) -> int:
 
 
 def _sentences(text: str) -> list[str]:
-    """Cut a text before each sentence; joined, the pieces are the text."""
     return [text[start:stop] for start, stop in sentence_spans(text)]
 
 

@@ -114,11 +114,9 @@ class TextTokenizer:
         )
 
     def stream(self, max_chars: int = MAX_CHARS) -> TextStream:
-        """Start tokenising a text that arrives in pieces; see `TextStream`."""
         return TextStream(self, max_chars)
 
     def ids(self, text: str) -> Tensor:
-        """Return the ids of a clean text, [num_tokens] int64."""
         return _tensor(self.token_ids(text))
 
     def token_ids(self, text: str) -> list[int]:
@@ -187,7 +185,6 @@ class TextStream:
 
         Raises:
             TextTooLong: the pieces together exceed the limit; this piece is not taken.
-            UsageError: the text has been ended.
         """
         if self._is_ended:
             raise UsageError("The text of this stream has been ended; no more can be fed.")
@@ -209,7 +206,6 @@ class TextStream:
 
         Raises:
             EmptyText: nothing in the whole text can be spoken, and no id was ever returned.
-            UsageError: the text has been ended.
         """
         if self._is_ended:
             raise UsageError("The text of this stream has already been ended.")

@@ -88,11 +88,7 @@ class TextWatch:
         return found
 
     def check(self, text: str) -> None:
-        """Raise an error for words of a whole text in which the model reads no letter or digit.
-
-        Raises:
-            EmptyText: every letter is of another script.
-        """
+        """Raise EmptyText for words of a whole text in which the model reads no letter or digit."""
         chars = list(filter(str.isalnum, text)) if self._languages else []
         if chars and all((script_of(char) or "LATIN") not in self._scripts for char in chars):
             raise EmptyText(
@@ -102,7 +98,6 @@ class TextWatch:
 
     @property
     def _scripts(self) -> set[str]:
-        """Scripts that the model reads."""
         return {"LATIN"}.union(*(_SCRIPTS_OF.get(name, set()) for name in self._languages))
 
     def _foreign_scripts(self, text: str) -> list[str]:

@@ -29,12 +29,7 @@ class Caption:
 
 
 def check_path(path: Path) -> None:
-    """Raise the error that `write` would raise for this path; no file is left there.
-
-    Raises:
-        UsageError: the extension is unknown.
-        OutputError: the path cannot be written.
-    """
+    """Raise the error that `write` would raise for this path; no file is left there."""
     if path.suffix.lower() not in FORMATS:
         what = f"unknown extension {path.suffix!r}" if path.suffix else "it has no extension"
         raise UsageError(

@@ -41,7 +41,6 @@ class Segment:
     speaker: str | None = None  # as of a word
 
     def facts(self) -> dict[str, str | float]:
-        """Return a dict for JSON, with the field names of OpenAI's transcriptions."""
         times = {"start": round(self.start, 3), "end": round(self.end, 3)}
         return {"id": self.id, **times, "text": self.text, **_named(self.speaker)}
 

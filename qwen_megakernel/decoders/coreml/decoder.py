@@ -22,11 +22,7 @@ MODELS = ("CodeDecoder", "MultiCodeDecoder")
 
 
 def load_model(path: Path) -> Any:
-    """Load a converted model; Core ML compiles it for this machine and chooses its units.
-
-    Raises:
-        SetupError: Core ML does not load it.
-    """
+    """Load a converted model, which Core ML compiles for this machine, or raise SetupError."""
     kind = coremltools().models.MLModel
     try:
         return kind(str(path))
@@ -44,7 +40,6 @@ class CoreMLStack:
         self._model = model
 
     def new_cache(self, num_positions: int) -> Any:
-        """Return a state; it has the number of positions for which the model was converted."""
         return self._model.make_state()
 
     def run(self, x: Tensor, cache: Any, start: int) -> dict[str, Tensor]:
@@ -61,7 +56,6 @@ class CoreMLStack:
         return {name: torch.from_numpy(value) for name, value in found.items()}
 
     def forward(self, x: Tensor, cache: Any, start: int) -> Tensor:
-        """Run positions from `start`; return the hidden state of the last, [1, hidden_size]."""
         return self.run(x, cache, start)["hidden"].flatten()[None]
 
 
@@ -72,9 +66,6 @@ class CoreMLDecoder(PlainDecoder):
         sizes: as `FrameDecoder` takes them. Models are converted for `max_positions`; Core ML
             computes in `dtype`, float16 or float32, and the rest is float32 on the CPU.
         weights: None, or one of `choices.WEIGHTS`.
-    Raises:
-        MissingPackageError: coremltools is not installed.
-        SetupError: Core ML does not load the converted models.
     """
 
     predictor: CoreMLStack

@@ -22,7 +22,6 @@ HIDDEN_SCORE = -3e4  # score of positions that do not exist yet; float16 ends at
 
 
 def conv1x1(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Multiply each position: x [1, in, 1, T], weight [out, in, 1, 1] -> [1, out, 1, T]."""
     return F.conv2d(x, weight, bias)
 
 
@@ -151,12 +150,7 @@ class CodeDecoder(nn.Module):
         self.register_buffer("head", head[:, :, None, None], persistent=False)
 
     def forward(self, x: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
-        """Return one position's logits [1, vocab_size] and hidden state [1, hidden_size, 1, 1].
-
-        Args:
-            x: [1, hidden_size, 1, 1] input embedding.
-            position: [1] int32.
-        """
+        """Return one position's logits [1, vocab_size] and hidden state [1, hidden_size, 1, 1]."""
         hidden = self.stack(x, position)
         return conv1x1(hidden, self.head).flatten(1), hidden
 

@@ -61,8 +61,6 @@ class ExportOptions:
         chunk_frames: number of frames that the speech decoder decodes at once.
         speech_precision: number format of the speech decoder; only float32, because 16 bits put
             noise into the waveform (docs/coreml.md).
-    Raises:
-        UsageError: a value is not one of these, or a number is less than 1.
     """
 
     num_positions: int
@@ -105,11 +103,7 @@ def _quietly() -> Iterator[None]:
 
 
 def coremltools() -> Any:
-    """Import the package coremltools.
-
-    Raises:
-        MissingPackageError: it is not installed.
-    """
+    """Import the package coremltools, or raise MissingPackageError."""
     with require("coreml", by="Core ML", package="coremltools"), _quietly():
         return import_module("coremltools")
 
@@ -121,13 +115,6 @@ def export(
 
     The other files that an app needs (config, vocabulary) are copied beside them; `MANIFEST` is
     written last, when all is complete.
-
-    Args:
-        folder: created if it does not exist.
-        names: some of `MODELS`.
-    Raises:
-        MissingPackageError: coremltools is not installed.
-        UsageError: the options have more positions than the model.
     """
     limit = checkpoint.config.talker.stack.max_positions
     if options.num_positions > limit:
@@ -203,7 +190,6 @@ def _convert(checkpoint: Checkpoint, name: str, options: ExportOptions, precisio
 
 
 def _int8_models(weights: str | None) -> list[str]:
-    """Return the names of the models whose layers become int8."""
     stacks = WeightsForm.parse(weights).bits if weights else ()
     return [STACK_OF[stack] for stack in stacks]
 

@@ -52,10 +52,9 @@ class _Memory:
 
 
 class SpeechDecoder(nn.Module):
-    """The decoder of `num_frames` frames at once, with a state, so that chunks equal the whole.
+    """The decoder of `num_frames` frames at once, with a state of `num_values` values.
 
-    Attributes:
-        num_values: number of values of the state.
+    Chunks therefore equal the whole.
     """
 
     codebooks: Tensor

@@ -28,11 +28,7 @@ MIN_REACH = 256  # the positions that attention reads, padded in the same way
 class GraphDecoder(BufferedDecoder):
     """Talker and code predictor as CUDA graphs; all slots are rows of every pass.
 
-    Args:
-        sizes: as `FrameDecoder` takes them. On a GPU graphs are recorded; any other device runs the
-            same functions directly.
-    Raises:
-        UsageError: a dtype is neither bfloat16 nor float32.
+    On a GPU graphs are recorded; any other device runs the same functions directly.
     """
 
     def __init__(self, model: DecoderModel, sizes: DecoderSizes):
@@ -49,7 +45,6 @@ class GraphDecoder(BufferedDecoder):
         self._cancelled = True
 
     def _run_prompt(self, slot: int, embeds: Tensor, pad_embed: Tensor) -> None:
-        """Run the prompt; on a GPU this returns before the device is done."""
         self._pad[slot] = pad_embed
         count = len(embeds)
         padded = _padded(count, MIN_PROMPT, self.max_positions)
@@ -91,7 +86,6 @@ class GraphDecoder(BufferedDecoder):
         return StepResult(codes, tuple(counts), tuple(ended))
 
     def _launch(self, slots: Sequence[int], num_frames: int) -> Callable[[], StepResult]:
-        """Start at most `MAX_FRAMES_PER_LAUNCH` frames."""
         started = self._start(slots, num_frames, None, None)
 
         def collect() -> StepResult:

@@ -161,11 +161,7 @@ class LayerBuffers:
 
 
 class KernelBuffers(LayerBuffers):
-    """The buffers of a decoder: those of its layers, the other weights, and per-slot state.
-
-    Raises:
-        OutOfMemory: the device has not enough free memory; nothing was allocated.
-    """
+    """The buffers of a decoder: those of its layers, the other weights, and per-slot state."""
 
     def __init__(self, model: DecoderModel, description: Description, sizes: DecoderSizes):
         super().__init__(model.config, model.talker, description, sizes)
@@ -174,7 +170,6 @@ class KernelBuffers(LayerBuffers):
         self._allocate_slots(model.config.talker, sizes)
 
     def forget(self, slots: Sequence[int]) -> None:
-        """Zero what a failed launch wrote, because the next launch may read some of it."""
         super().forget(slots)
         for slot in slots:
             self.hidden[slot] = 0

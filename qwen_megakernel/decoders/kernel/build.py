@@ -75,11 +75,7 @@ class Target:
 
 
 def check_config(config: KernelSizes) -> None:
-    """Raise an error if the kernel cannot be compiled for a model's dimensions.
-
-    Raises:
-        UnsupportedModel: some dimensions do not fit; the message lists all of these.
-    """
+    """Raise UnsupportedModel, with all faults, if a model's dimensions do not fit the kernel."""
     faults: list[str] = []
     for name, stack in (("talker", config.talker.stack), ("predictor", config.predictor.stack)):
         needs = (
@@ -196,9 +192,6 @@ def arch_of(capability: tuple[int, int], device_name: str) -> str:
 def build(config: KernelSizes, target: Target) -> Path:
     """Return the shared library for a model and a target, which is compiled at first use.
 
-    Args:
-        config: the model's `ModelConfig`, or other dimensions.
-        target: the options of the build.
     Raises:
         UnsupportedModel: the kernel cannot be compiled for the model's dimensions.
         BuildError: a tool is missing, or the compiler failed (the message names its log).
@@ -207,7 +200,7 @@ def build(config: KernelSizes, target: Target) -> Path:
 
 
 def recipe(config: KernelSizes, target: Target) -> Recipe:
-    """Return the recipe that `build` compiles; it raises the same errors."""
+    """Return the recipe that `build` compiles."""
     check_config(config)
     folder = source_folder()
     # The slowest file comes first, so that on two cores the others compile beside it.
@@ -234,11 +227,7 @@ def sources() -> tuple[Path, ...]:
 
 
 def find_nvcc() -> str:
-    """Return the path of nvcc from PATH, from CUDA_HOME, or from NVIDIA's Python packages.
-
-    Raises:
-        BuildError: none of these has nvcc.
-    """
+    """Return the path of nvcc from PATH, from CUDA_HOME, or from NVIDIA's Python packages."""
     candidates = [shutil.which("nvcc")]
     if home := os.environ.get("CUDA_HOME"):
         candidates.append(str(Path(home) / "bin" / "nvcc"))

@@ -48,7 +48,6 @@ class ControlBlocks:
         return self.words[:, ERROR_WORD]
 
     def take(self) -> int:
-        """Return the row for a launch that is about to start."""
         return self.free.popleft()
 
     def give_back(self, row: int, *, is_clean: bool) -> None:

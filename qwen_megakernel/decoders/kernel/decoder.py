@@ -35,7 +35,6 @@ class KernelDecoder(BufferedDecoder):
         num_blocks: blocks of the grid; 0: as many as fit now. The codes do not depend on it.
         defines: -D's of an experiment, for the compilation of the library (`build.Target`).
     Raises:
-        UsageError: a dtype is neither bfloat16 nor float32.
         UnsupportedModel, ArchError, BuildError, LaunchError, OutOfMemory: the kernel cannot run;
             the constructor raises this before any work on the GPU.
     """
@@ -63,10 +62,7 @@ class KernelDecoder(BufferedDecoder):
 
     @torch.inference_mode()
     def forward(self, slot: int, *tensors: Tensor, **options: Any) -> Tensor:
-        """Run consecutive positions through the layers of a stack; see `Launcher.forward`.
-
-        A stream whose launch fails is lost.
-        """
+        """Run `Launcher.forward`; a stream whose launch fails is lost."""
         try:
             return self.launcher.forward(slot, *tensors, **options)
         except GenerationError:
@@ -124,8 +120,7 @@ class KernelDecoder(BufferedDecoder):
     ) -> StepResult:
         """Join the results of a step's launches, and advance the states of its slots.
 
-        Raises:
-            GenerationError: no stream of the step is left.
+        Raise an error if no stream of the step is left.
         """
         for (slot, state), error in self.launcher.failed_prompts():
             if self._states[slot] is state:  # otherwise the slot has another stream by now
@@ -158,7 +153,6 @@ class KernelDecoder(BufferedDecoder):
         return StepResult(codes, tuple(counts), tuple(ended), failures)
 
     def _nothing(self, num_rows: int, num_frames: int) -> StepResult:
-        """Return the result of a launch that failed: no frames."""
         shape = (num_rows, num_frames, self.config.talker.num_code_groups)
         return StepResult(np.zeros(shape, np.int32), (0,) * num_rows, (False,) * num_rows)
 

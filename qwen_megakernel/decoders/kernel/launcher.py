@@ -70,7 +70,6 @@ class Launcher:
         self._buffers.cancel[0] = 1
 
     def clear_cancel(self) -> None:
-        """Undo `cancel`, so that the next step launch runs."""
         self._buffers.cancel[0] = 0
 
     # ---- frames
@@ -158,7 +157,6 @@ class Launcher:
         logits: Tensor | None,
         control: int,
     ) -> StepParams:
-        """Return the parameters of one launch, which has the control block `control`."""
         buffers, n = self._buffers, len(streams)
         params = StepParams(
             model=buffers.model,
@@ -200,13 +198,9 @@ class Launcher:
     def start_prompt(self, owner: Any, slot: int, embeds: Tensor) -> None:
         """Enqueue a prompt; the slot's first frame starts from its last hidden state.
 
-        If it fails, `failed_prompts` returns its owner after the wait for a later step.
-
         Args:
-            owner: an object that identifies the prompt in `failed_prompts`.
+            owner: identifies the prompt in `failed_prompts`, which returns it if the prompt failed.
             embeds: [n, hidden_size] float32, contiguous on the device.
-        Raises:
-            LaunchError: the driver refused the grid.
         """
         control = self._start_rows(
             self._buffers.prepared[: len(embeds)], embeds, slot=slot, keep_last=True
@@ -298,7 +292,6 @@ class Launcher:
         return hidden
 
     def _start_rows(self, tokens: Tensor, embeds: Tensor, **options: Any) -> int:
-        """Enqueue one launch; return its control block."""
         options = {"num_layers": self._buffers.model.talker.num_layers} | options
         control = self._take_control()
         params = ForwardParams(
@@ -346,11 +339,7 @@ class Launcher:
                 self._failed.append((owner, error))
 
     def _settle(self, control: int, error: int) -> GenerationError | None:
-        """Free the control block of a launch that has ended; return the error that its word means.
-
-        Args:
-            error: the launch's error word; 0: none.
-        """
+        """Free the control block of a launch that has ended; return the error of its error word."""
         self._buffers.controls.give_back(control, is_clean=not error)
         status, layer = error >> 24, error & 0xFFFF
         if not error or status == STATUS_CANCELLED:

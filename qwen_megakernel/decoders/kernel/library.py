@@ -115,13 +115,9 @@ class Description(ctypes.Structure):
 
 
 def check_tensor(name: str, tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return `tensor` if the kernel can read it at its address, or raise UsageError.
+    """Return `tensor` if the kernel can read it at its address, or raise UsageError with its name.
 
-    Args:
-        name: name of the tensor in the message.
-        shape, dtype: the shape and dtype that the kernel reads.
-    Raises:
-        UsageError: the tensor has another shape or dtype, or is not contiguous and 16-byte aligned.
+    It must have this shape and dtype, and be contiguous and 16-byte aligned.
     """
     actual = f"{list(tensor.shape)} {tensor.dtype}".replace("torch.", "")
     if tuple(tensor.shape) != tuple(shape) or tensor.dtype != dtype:
@@ -133,13 +129,10 @@ def check_tensor(name: str, tensor: Tensor, shape: Sequence[int], dtype: torch.d
 
 
 class KernelLibrary:
-    """One compiled library and its entry points; its structs must have the sizes of ours.
+    """One compiled library and its entry points, for the dimensions in `config`.
 
-    Args:
-        path: the result of `build.build`.
-        config: dimensions that it was built for.
     Raises:
-        BuildError: the library does not load, or describes another model.
+        BuildError: the library does not load, describes another model, or has other structs.
     """
 
     def __init__(self, path: Path, config: KernelSizes):
@@ -161,12 +154,9 @@ class KernelLibrary:
             )
 
     def max_blocks(self) -> int:
-        """Return how many blocks can be resident at once on the current device.
+        """Return how many blocks can be resident on the current device, or raise LaunchError.
 
         Call it once for each device before the first launch there: it also prepares the device.
-
-        Raises:
-            LaunchError: no block can be resident.
         """
         count = c_int32()
         self._check(self._library.qwen_tts_max_blocks(ctypes.byref(count)), 1)
@@ -183,7 +173,6 @@ class KernelLibrary:
         self._check(launch(ctypes.byref(params), num_blocks, c_void_p(stream)), num_blocks)
 
     def _check(self, error: int, num_blocks: int) -> None:
-        """Raise the error that a launch's cudaError_t means, if it means one."""
         if not error:
             return
         text = self._library.qwen_tts_error_string(error).decode()

@@ -15,12 +15,7 @@ from qwen_megakernel.native.compiling import find_ninja
 
 
 def check_device(device: torch.device) -> None:
-    """Raise an error unless `device` can run the kernel and the kernel can be built for it.
-
-    Raises:
-        NoGPUError, DriverError, ArchError, BuildError: the machine lacks something; the message
-            names it and the hint has the remedy.
-    """
+    """Raise an error unless `device` can run the kernel and the kernel can be built for it."""
     if not torch.cuda.is_available():
         raise no_gpu("--backend kernel")
     name = torch.cuda.get_device_name(device)
@@ -51,9 +46,6 @@ def load_library(
         defines: -D's of an experiment (`build.Target`).
     Returns:
         The library, and the largest number of blocks of a grid on the device.
-    Raises:
-        UsageError: the dtype is neither bfloat16 nor float32.
-        UnsupportedModel, ArchError, BuildError, LaunchError: the kernel cannot run on the device.
     """
     check_dtypes(sizes.dtype)
     build.check_config(config)

@@ -53,7 +53,6 @@ def pack_int8(values: Tensor) -> Tensor:
 
 
 def pack_scales(scales: Tensor) -> Tensor:
-    """Return scales of rows, [num_rows] float32, in the kernel's unit, a power of two."""
     return scales / INT8_UNIT
 
 

@@ -107,9 +107,8 @@ class KernelTextModel:
         device: a GPU runs the kernel, the CPU its emulation.
         dtype: bfloat16 or float32.
     Raises:
-        UnsupportedModel: see `text_sizes`; or the kernel cannot be compiled for these dimensions.
-        ModelFilesError: weights are missing.
-        UsageError: the dtype is neither bfloat16 nor float32.
+        UnsupportedModel, ModelFilesError: the kernel cannot be compiled for these dimensions, or
+            weights are missing.
         ArchError, BuildError, LaunchError, OutOfMemory: the kernel cannot run on the device.
     """
 

@@ -86,7 +86,6 @@ class MarkedText(RequestText):
         return self._parser.error
 
     def take_warnings(self) -> list[str]:
-        """See `RequestText`; the warnings about the markup are included."""
         warnings, self._warnings = self._warnings, []
         return self._parser.take_warnings() + warnings + super().take_warnings()
 

@@ -29,7 +29,6 @@ class ScriptParser(PauseParser):
         self._begun: str | None = ""  # a line's beginning, which may be a name; None: it is decided
 
     def feed(self, text: str) -> list[Item]:
-        """See `items.Parser`."""
         items: list[Item] = []
         while text and not self.error:
             if self._begun is None:  # the rest of a line
@@ -48,7 +47,6 @@ class ScriptParser(PauseParser):
         return items
 
     def end(self) -> list[Item]:
-        """See `items.Parser`."""
         if self.error:
             return []
         held, self._begun = self._begun or "", None

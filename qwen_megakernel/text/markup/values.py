@@ -43,11 +43,7 @@ _DECIBELS = re.compile(rf"([+-]?{_NUMBER})dB", re.ASCII | re.IGNORECASE)
 
 
 def seconds_of(value: str, name: str = "break time") -> float:
-    """Return the length in seconds of a pause that is written "1.5s" or "500ms".
-
-    Raises:
-        UsageError: the value is not a time, or is longer than `MAX_PAUSE_S`.
-    """
+    """Return the length in seconds of a pause that is written "1.5s" or "500ms"."""
     match = _TIME.fullmatch(value.strip())
     if not match:
         raise UsageError(
@@ -60,7 +56,6 @@ def seconds_of(value: str, name: str = "break time") -> float:
 
 
 def strength_of(value: str) -> float:
-    """Return the seconds of a <break strength>; raises UsageError for an unknown strength."""
     return STRENGTHS[_known(value, "break strength", STRENGTHS)]
 
 
@@ -68,9 +63,6 @@ def rate_of(value: str) -> float:
     """Return the speed that a <prosody rate> stands for.
 
     The value is a word, a factor ("1.2"), a percentage ("120%") or a change ("+20%", "-20%").
-
-    Raises:
-        UsageError: the value is none of these, or outside the limits of `speed`.
     """
     value = value.strip()
     if value in RATES:
@@ -94,11 +86,7 @@ def rate_of(value: str) -> float:
 
 
 def volume_of(value: str) -> float:
-    """Return the change in dB of a <prosody volume>, which is a word or a change such as "+6dB".
-
-    Raises:
-        UsageError: the value is neither, or outside the limits of `volume`.
-    """
+    """Return the change in dB of a <prosody volume>, which is a word or a change such as "+6dB"."""
     value = value.strip()
     if value in VOLUMES:
         return VOLUMES[value]
@@ -117,7 +105,6 @@ def volume_of(value: str) -> float:
 
 
 def date_form_of(value: str) -> str:
-    """Return the order of a date's fields, stripped; raises UsageError for an unknown order."""
     return _known(value, "say-as format", DATE_FORMS)
 
 
