@@ -6,7 +6,8 @@
 Both are a `TTSEngine` whose options have the names of those packages.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import wraps
 from pathlib import Path
 from typing import Any, Self
 
@@ -63,6 +64,17 @@ class Qwen3TTSModel(TTSEngine):
         )
 
 
+def _collected(stream: Callable[..., Chunks]) -> Callable[..., tuple[list[np.ndarray], int]]:
+    """Return the method of whole speeches for one that streams: its results are ([audio], rate)."""
+
+    @wraps(stream)
+    def generate(self: TTSEngine, *args: Any, **options: Any) -> tuple[list[np.ndarray], int]:
+        audio = [samples for samples, _, _ in stream(self, *args, **options)]
+        return [np.concatenate(audio or [np.empty(0, np.float32)])], self.sample_rate
+
+    return generate
+
+
 class FasterQwen3TTS(TTSEngine):
     """faster-qwen3-tts' class. Cloning is by x-vector unless `xvec_only=False`.
 
@@ -92,12 +104,6 @@ class FasterQwen3TTS(TTSEngine):
             max_frames=max_seq_len,
             **options,
         )
-
-    def generate_voice_clone(  # type: ignore[override]  # the signature of faster-qwen3-tts
-        self, text: str, language: str, *args: Any, **options: Any
-    ) -> tuple[list[np.ndarray], int]:
-        """Return all audio of `generate_voice_clone_streaming`: ([audio], rate)."""
-        return self._collect(self.generate_voice_clone_streaming(text, language, *args, **options))
 
     def generate_voice_clone_streaming(
         self,
@@ -138,14 +144,6 @@ class FasterQwen3TTS(TTSEngine):
             text, chunk_size, non_streaming_mode, generation, language=language, voice=voice
         )
 
-    def generate_custom_voice(  # type: ignore[override]  # the signature of faster-qwen3-tts
-        self, text: str, speaker: str, language: str, instruct: str | None = None, **options: Any
-    ) -> tuple[list[np.ndarray], int]:
-        """Return all audio of `generate_custom_voice_streaming`: ([audio], rate)."""
-        return self._collect(
-            self.generate_custom_voice_streaming(text, speaker, language, instruct, **options)
-        )
-
     def generate_custom_voice_streaming(
         self,
         text: str,
@@ -162,14 +160,6 @@ class FasterQwen3TTS(TTSEngine):
             text, chunk_size, False, generation, language=language, voice=speaker, instruct=instruct
         )
 
-    def generate_voice_design(  # type: ignore[override]  # the signature of faster-qwen3-tts
-        self, text: str, instruct: str, language: str, **options: Any
-    ) -> tuple[list[np.ndarray], int]:
-        """Return all audio of `generate_voice_design_streaming`: ([audio], rate)."""
-        return self._collect(
-            self.generate_voice_design_streaming(text, instruct, language, **options)
-        )
-
     def generate_voice_design_streaming(
         self, text: str, instruct: str, language: str, *, chunk_size: int = 12, **generation: Any
     ) -> Chunks:
@@ -179,13 +169,13 @@ class FasterQwen3TTS(TTSEngine):
             text, chunk_size, False, generation, language=language, instruct=instruct
         )
 
+    # The signatures are those of faster-qwen3-tts.
+    generate_voice_clone = _collected(generate_voice_clone_streaming)
+    generate_custom_voice = _collected(generate_custom_voice_streaming)
+    generate_voice_design = _collected(generate_voice_design_streaming)
+
     def _chunks(
-        self,
-        text: str,
-        chunk_size: int,
-        non_streaming_mode: bool,
-        generation: dict[str, Any],
-        **options: Any,
+        self, text: str, chunk_size: int, non_streaming_mode: bool, generation: dict, **options: Any
     ) -> Chunks:
         generation = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS} | generation
         return stream_chunks(
@@ -193,10 +183,6 @@ class FasterQwen3TTS(TTSEngine):
                 text, non_streaming_mode, generation, chunk_frames=chunk_size, **options
             )
         )
-
-    def _collect(self, chunks: Chunks) -> tuple[list[np.ndarray], int]:
-        audio = [samples for samples, _, _ in chunks]
-        return [np.concatenate(audio or [np.empty(0, np.float32)])], self.sample_rate
 
 
 def _device(device: str | torch.device | None) -> str | None:

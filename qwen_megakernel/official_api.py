@@ -77,7 +77,6 @@ class OfficialNames(SpeechEngine):
             One [num_samples] float32 for each text, and the sample rate.
         """
         self._require_type("base", "generate_voice_clone")
-        texts = _as_list(text)
         if voice_clone_prompt is None:
             if ref_audio is None:
                 raise UsageError("Either voice_clone_prompt or ref_audio must be given.")
@@ -86,7 +85,7 @@ class OfficialNames(SpeechEngine):
             )
         voices = [voice_of(item) for item in items_of(voice_clone_prompt)]
         return self._speak_all(
-            texts, non_streaming_mode, generation, language=language, voice=voices
+            text, non_streaming_mode, generation, language=language, voice=voices
         )
 
     def generate_custom_voice(
@@ -100,14 +99,8 @@ class OfficialNames(SpeechEngine):
     ) -> tuple[list[np.ndarray], int]:
         """Speak as a speaker of a CustomVoice checkpoint; see `generate_voice_clone`."""
         self._require_type("custom_voice", "generate_custom_voice")
-        return self._speak_all(
-            _as_list(text),
-            non_streaming_mode,
-            generation,
-            language=language,
-            voice=speaker,
-            instruct=instruct,
-        )
+        how = {"language": language, "voice": speaker, "instruct": instruct}
+        return self._speak_all(text, non_streaming_mode, generation, **how)
 
     def generate_voice_design(
         self,
@@ -120,7 +113,7 @@ class OfficialNames(SpeechEngine):
         """Speak in a voice described in words; see `generate_voice_clone`."""
         self._require_type("voice_design", "generate_voice_design")
         return self._speak_all(
-            _as_list(text), non_streaming_mode, generation, language=language, instruct=instruct
+            text, non_streaming_mode, generation, language=language, instruct=instruct
         )
 
     def create_voice_clone_prompt(
@@ -160,18 +153,14 @@ class OfficialNames(SpeechEngine):
         return sorted(name.lower() for name in self.languages)
 
     def _speak_all(
-        self, texts: list[str], non_streaming_mode: bool, generation: dict[str, Any], **options: Any
+        self, text: str | list[str], non_streaming_mode: bool, generation: dict, **options: Any
     ) -> tuple[list[np.ndarray], int]:
+        texts = _as_list(text)
         options = {name: _spread(value, len(texts), name) for name, value in options.items()}
-        streams = [
-            self._start_one(
-                text,
-                non_streaming_mode,
-                generation,
-                **{name: values[index] for name, values in options.items()},
-            )
-            for index, text in enumerate(texts)
-        ]
+        streams = []
+        for index, each in enumerate(texts):
+            own = {name: values[index] for name, values in options.items()}
+            streams.append(self._start_one(each, non_streaming_mode, generation, **own))
         return [Speech.collect(stream).audio for stream in streams], self.sample_rate
 
     def _start_one(

@@ -147,9 +147,9 @@ def missed(
     """
     rate, seconds = tts.sample_rate, len(samples) / tts.sample_rate
     silence_s = leading_silence_ms(samples, rate) / 1000
-    spans = list(word_spans(text))
+    spans = word_spans(text)
     spoken = "".join(piece.text for piece in pieces)
-    places = [low for low, _ in spoken_spans(pieces, [span[:2] for span in spans])]
+    places = [low for low, _ in spoken_spans(pieces, spans)]
     pace_s = (seconds - silence_s) / max(1, count_letters(spoken))
     by_letters = [silence_s + pace_s * count_letters(spoken[:place]) for place in places]
     num_frames = round(seconds / tts.seconds_per_frame)
@@ -159,7 +159,7 @@ def missed(
     received = deque([AudioChunk(samples, rate, 0, num_frames, 0.0), None])
     timer = SpeechTimer([part], whole, received)
     found = [word.start for word in timer.words]
-    for index, (begin, end, _) in enumerate(spans):
+    for index, (begin, end) in enumerate(spans):
         begins = [time for place, time in exact.items() if begin <= place < end]
         if begins:
             distances = (1000 * abs(times[index] - min(begins)) for times in (by_letters, found))

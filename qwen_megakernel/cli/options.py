@@ -39,6 +39,12 @@ OFFERED = tuple(name for name in OPTIONS if name not in _NO_OPTIONS)
 _NOT_TRAINED = ("style", "language", "instruct", "text_feed")
 OF_TRAINED_VOICES = tuple(name for name in OFFERED if name not in _NOT_TRAINED)
 
+# Options of `TTSEngine.from_pretrained` that have the same name here.
+_OF_ENGINES = (
+    *("backend", "device", "dtype", "weights", "keep_packed", "local_files_only"),
+    *("voices", "normalize"),
+)
+
 TEXT_FORMAT = "--text-format"  # as warnings of a command name it
 DEVICE_HELP = "device to run on: cpu, cuda or cuda:1 (default: a GPU if there is one, else the CPU)"
 
@@ -335,23 +341,9 @@ def engine_from_args(
     # PyTorch's limit for threads other than the engine's, such as one that reads a recording.
     most = min(cpu_threads.available_cores(), torch.get_num_threads())
     torch.set_num_threads(args.threads or most)
-    engine = families.load_engine(
-        args.model,
-        adapter=adapter,
-        backend=args.backend,
-        device=args.device,
-        dtype=args.dtype,
-        weights=args.weights,
-        keep_packed=args.keep_packed,
-        num_threads=args.threads,
-        local_files_only=args.local_files_only,
-        voices=args.voices,
-        normalize=args.normalize,
-        lexicon=lexicon,
-        mark=mark,
-        progress=not args.quiet,
-        **options,
-    )
+    options |= {name: getattr(args, name) for name in _OF_ENGINES}
+    options |= {"adapter": adapter, "num_threads": args.threads, "lexicon": lexicon, "mark": mark}
+    engine = families.load_engine(args.model, progress=not args.quiet, **options)
     if "text_format" in args:  # a command that speaks, not a server
         engine.format_option = TEXT_FORMAT
     logger.debug("Loaded in %.2f s.", time.perf_counter() - started)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 DEFAULT_SNAC = "hubertsiuzdak/snac_24khz"
 DEFAULT_BASE_MODEL = "Qwen/Qwen2.5-0.5B"
 
+_OF_ENGINES = ("backend", "device", "dtype", "phonemes", "order")
 BACKENDS = ("auto", "kernel", "torch", "emulation")
 
 _DATA_HELP = "dataset that `sheen prepare` wrote"
@@ -85,17 +86,8 @@ def infer(args: argparse.Namespace) -> int:
     options.report_loading(args, args.model)
     from qwen_megakernel.sheen.engine import SheenEngine
 
-    engine = SheenEngine.from_pretrained(
-        args.model,
-        backend=args.backend,
-        device=args.device,
-        dtype=args.dtype,
-        phonemes=args.phonemes,
-        order=args.order,
-        mark=mark,
-        warmup=False,
-    )
-    with engine as tts:
+    given = {name: getattr(args, name) for name in _OF_ENGINES}
+    with SheenEngine.from_pretrained(args.model, mark=mark, warmup=False, **given) as tts:
         options.report_engine(args, tts)
         tts.max_chars = sys.maxsize  # `read_text` has checked the length
         tts.format_option = options.TEXT_FORMAT

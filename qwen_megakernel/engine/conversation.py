@@ -56,7 +56,7 @@ class Said:
         frames_of = (hops[:, 0] / hops_per_frame).astype(int).tolist()
         heard = dict(zip((sound.first for sound in sounds), frames_of, strict=True))
         begins: list[tuple[int, int]] = []  # frame and first character of each word with a sound
-        for begin, end, _ in word_spans(text):
+        for begin, end in word_spans(text):
             frames = [heard[at] for at in range(place[begin], place[end]) if at in heard]
             if frames:
                 begins.append((frames[0], begin) if begins else (0, 0))

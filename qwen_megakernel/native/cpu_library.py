@@ -19,20 +19,16 @@ from qwen_megakernel.native.compiling import (
     sources_below,
 )
 
-# Compiler flags by instruction set, the best first; an x86 CPU needs CPU_FLAGS for it.
-INSTRUCTION_SETS = {
-    "avx512_vnni": ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mfma"),
-    "avx512": ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"),
-    "avx2": ("-mavx2", "-mfma"),
-    "neon": (),
-    "plain": ("-DQWEN_CPU_PLAIN",),
-}
-# The flags in /proc/cpuinfo that an instruction set of x86 needs.
+# The flags in /proc/cpuinfo that an instruction set of x86 needs, the best set first.
 CPU_FLAGS = {
-    "avx512_vnni": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "fma"},
-    "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"},
-    "avx2": {"avx2", "fma"},
+    "avx512_vnni": ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "fma"),
+    "avx512": ("avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"),
+    "avx2": ("avx2", "fma"),
 }
+# Compiler flags by instruction set.
+INSTRUCTION_SETS = {
+    name: tuple(f"-m{flag.replace('_', '')}" for flag in flags) for name, flags in CPU_FLAGS.items()
+} | {"neon": (), "plain": ("-DQWEN_CPU_PLAIN",)}
 # -ffp-contract=off: the compiler fuses a multiplication and an addition only if the sources ask for
 # it, so that a sum is the same in every function that it compiles. GCC 12 warns about uninitialized
 # values in AVX-512's own headers.
@@ -70,7 +66,7 @@ def supported_sets(cpuinfo: Path = Path("/proc/cpuinfo"), machine: str | None = 
     except OSError:
         lines = []
     found = set(next((line for line in lines if line.startswith("flags")), "").split())
-    return [name for name in sets_of_machine(machine) if CPU_FLAGS.get(name, set()) <= found]
+    return [name for name in sets_of_machine(machine) if found.issuperset(CPU_FLAGS.get(name, ()))]
 
 
 def choose_set() -> str:

@@ -22,7 +22,7 @@ from qwen_megakernel.pipecat.base import InProcessTTSService
 from qwen_megakernel.pipecat.word_timestamps import WordTime, WordTimer
 from qwen_megakernel.records import AudioChunk
 from qwen_megakernel.text.sentences import unspeakable
-from qwen_megakernel.timing.words import split_words
+from qwen_megakernel.timing.words import is_unspaced, word_spans
 
 if TYPE_CHECKING:
     from qwen_megakernel.engine.speech_engine import SpeechEngine
@@ -161,9 +161,9 @@ class ContextTTSService(InProcessTTSService):
         self, context_id: str, speech: ContextSpeech, text: str
     ) -> AsyncGenerator[Frame, None]:
         if unspeakable(text):
-            begin_s = speech.audio_s
+            begin_s, unspaced = speech.audio_s, is_unspaced(text)
             yield self._silence(context_id, speech)
-            words = [WordTime(word, begin_s, unspaced) for word, unspaced in split_words(text)]
+            words = [WordTime(text[b:e], begin_s, unspaced) for b, e in word_spans(text)]
             await self._push_words(context_id, words)
             return
         try:

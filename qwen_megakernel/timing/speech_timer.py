@@ -126,7 +126,7 @@ class SpeechTimer:
         """The words of the user's text heard so far; offsets count in the text without markup."""
         self.catch_up()
         written, pieces = self._text.written, self._text.spoken.pieces
-        spans = list(word_spans(written))
+        spans = word_spans(written)
         spoken = "".join(piece.text for piece in pieces)
         places = _places(spoken)
         last_letter = max((at for at, char in enumerate(spoken) if char.isalnum()), default=-1)
@@ -134,9 +134,7 @@ class SpeechTimer:
         found: list[TimedWord] = []
         silent: list[tuple[int, int]] = []  # words without a sound since the last one with a time
         end_s = 0.0
-        for (begin, end, _), (low, high) in zip(
-            spans, spoken_spans(pieces, [span[:2] for span in spans]), strict=True
-        ):
+        for (begin, end), (low, high) in zip(spans, spoken_spans(pieces, spans), strict=True):
             times = heard.between(places[low], places[high])
             if times is None:
                 if places[low] > heard.last and low <= last_letter:

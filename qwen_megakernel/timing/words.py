@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qwen_megakernel.text.reading.spoken import Piece
@@ -49,30 +49,24 @@ def _named(speaker: str | None) -> dict[str, str]:
     return {} if speaker is None else {"speaker": speaker}
 
 
-def word_spans(text: str) -> Iterator[tuple[int, int, bool]]:
-    """Divide a text into words; yields first character, end, and whether the word is `unspaced`.
+def word_spans(text: str) -> list[tuple[int, int]]:
+    """Return the characters [begin, end) of each word of a text.
 
     In a text with Han or kana, each such character is a word; the text between two of them (a Latin
-    name, a number) is one word, with its own spaces. Words of such a text are `unspaced`: no spaces
-    are needed to join them.
+    name, a number) is one word, with its own spaces.
     """
-    unspaced = is_unspaced(text)
-    for match in (_UNSPACED_PIECE if unspaced else _WORD).finditer(text):
+    spans = []
+    for match in (_UNSPACED_PIECE if is_unspaced(text) else _WORD).finditer(text):
         word = match.group()
         if stripped := word.strip():
             begin = match.start() + len(word) - len(word.lstrip())
-            yield begin, begin + len(stripped), unspaced
+            spans.append((begin, begin + len(stripped)))
+    return spans
 
 
 def is_unspaced(text: str) -> bool:
     """Return whether a text has Han or kana, so that its words are joined without spaces."""
     return bool(_UNSPACED_LETTER.search(text))
-
-
-def split_words(text: str) -> Iterator[tuple[str, bool]]:
-    """Divide a text into words; yields each word and its `unspaced` flag (see `word_spans`)."""
-    for begin, end, unspaced in word_spans(text):
-        yield text[begin:end], unspaced
 
 
 def whole_words(text: str) -> int:

@@ -6,7 +6,11 @@ import pytest
 from tolerances import nearly
 
 from qwen_megakernel.pipecat.word_timestamps import LOOKAHEAD_S, PlayoutClock, WordTimer
-from qwen_megakernel.timing.words import TimedWord, split_words, whole_words, word_spans
+from qwen_megakernel.timing.words import TimedWord, is_unspaced, whole_words, word_spans
+
+
+def words_of(text: str) -> list[str]:
+    return [text[begin:end] for begin, end in word_spans(text)]
 
 
 @pytest.mark.parametrize(
@@ -23,12 +27,12 @@ from qwen_megakernel.timing.words import TimedWord, split_words, whole_words, wo
     ],
 )
 def test_words_are_cut_as_their_script_writes_them(text, words):
-    assert [word for word, _ in split_words(text)] == words
+    assert words_of(text) == words
 
 
 def test_only_scripts_without_spaces_are_joined_without_spaces():
-    assert {unspaced for _, unspaced in split_words("你好 Bob")} == {True}
-    assert {unspaced for _, unspaced in split_words("안녕 Bob")} == {False}
+    assert is_unspaced("你好 Bob")
+    assert not is_unspaced("안녕 Bob")
 
 
 @pytest.mark.parametrize(
@@ -55,9 +59,9 @@ def test_pieces_of_a_text_become_the_words_of_the_whole():
         for start in range(0, len(text), size):
             held += text[start : start + size]
             end = whole_words(held)
-            words += [word for word, _ in split_words(held[:end])]
+            words += words_of(held[:end])
             held = held[end:]
-        words += [word for word, _ in split_words(held)]
+        words += words_of(held)
         assert "".join(words) == text.replace(" ", "")
         assert "50+" in words and "界。" in words and "ｶﾞ" in words
 
@@ -74,7 +78,7 @@ class Stream:
         times = ((0.4 + self.drift_s) * index for index in range(len(text)))
         return [
             TimedWord(text[begin:end], start_s, start_s + 0.4, begin)
-            for start_s, (begin, end, _) in zip(times, word_spans(text), strict=False)
+            for start_s, (begin, end) in zip(times, word_spans(text), strict=False)
             if start_s < self.heard_s
         ]
 

@@ -145,14 +145,12 @@ class ExactTimes(SpeechTimer):
         """Return the words whose beginning was heard."""
         stream, engine = self._stream, self._stream.engine
         text, speed = stream.text, stream.request.sound.speed
-        spans = list(word_spans(text.written))
+        spans = word_spans(text.written)
         letter_s, silence_s = engine.letter_s / speed, engine.silent_frames * FRAME_S / speed
         letters = [0, *accumulate(map(count_letters, text.spoken))]
         found = []
         self.catch_up()
-        for (begin, end, _), (low, high) in zip(
-            spans, spoken_spans(text.pieces, [span[:2] for span in spans]), strict=True
-        ):
+        for (begin, end), (low, high) in zip(spans, spoken_spans(text.pieces, spans), strict=True):
             start_s, end_s = (silence_s + letters[place] * letter_s for place in (low, high))
             if start_s < self._heard_s and (low < len(text.spoken) or stream._over):
                 found.append(TimedWord(text.written[begin:end], start_s, end_s, begin))

@@ -18,8 +18,8 @@ from qwen_megakernel.timing.words import spoken_spans, word_spans
     ],
 )
 def test_spans_are_the_words_of_the_text_in_order(text: str):
-    spans = list(word_spans(text))
-    words = [text[begin:end] for begin, end, _ in spans]
+    spans = word_spans(text)
+    words = [text[begin:end] for begin, end in spans]
     assert all(word == word.strip() and word for word in words)
     assert "".join("".join(words).split()) == "".join(text.split())
     assert spans == sorted(spans)
@@ -37,7 +37,7 @@ def test_spans_are_the_words_of_the_text_in_order(text: str):
 def test_a_word_has_what_is_spoken_for_it(written: str, spoken: list[str]):
     reader = Reading().reader("on", "english", None)
     text = reader.whole(written)
-    spans = [(begin, end) for begin, end, _ in word_spans(written)]
+    spans = word_spans(written)
     found = spoken_spans(reader.spoken.pieces, spans)
     assert [text[low:high].strip() for low, high in found] == spoken
 
@@ -46,7 +46,7 @@ def test_a_word_for_which_nothing_is_spoken_is_empty_and_in_its_place():
     written = "Yes\n\n***\n\nno"
     reader = Reading().reader("on", "english", None)
     text = reader.whole(written)
-    spans = [(begin, end) for begin, end, _ in word_spans(written)]
+    spans = word_spans(written)
     (yes, rule, no) = spoken_spans(reader.spoken.pieces, spans)
     assert text[slice(*yes)].startswith("Yes") and text[slice(*no)] == "no"
     assert rule[0] == rule[1] and yes[1] <= rule[0] <= no[0]

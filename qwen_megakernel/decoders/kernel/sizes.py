@@ -1,37 +1,31 @@
-"""The dimensions that the kernel is compiled for; a `ModelConfig` has them among its fields."""
+"""The dimensions that the kernel is compiled for: those of a speech model, or of a text model."""
 
-from typing import Protocol
+from dataclasses import dataclass
 
-from qwen_megakernel.checkpoint.config import StackConfig
-
-
-class StackSizes(Protocol):
-    """A stack of layers, and the vocabulary that its head draws from."""
-
-    @property
-    def stack(self) -> StackConfig:
-        """Dimensions of the layers."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of rows of a head, and of an embedding."""
+from qwen_megakernel.checkpoint.config import (
+    ModelConfig,
+    PredictorConfig,
+    StackConfig,
+    TalkerConfig,
+)
 
 
-class TalkerSizes(StackSizes, Protocol):
-    """The talker's layers and vocabulary, and the number of codes of a frame."""
+@dataclass(frozen=True, slots=True)
+class TextStack:
+    """A text model's layers in the place of the talker's; its other sizes are the smallest."""
 
-    @property
-    def num_code_groups(self) -> int:
-        """Number of codes of a frame."""
+    stack: StackConfig
+    vocab_size: int = 1056  # 1024 control ids and one row of tiles
+    num_code_groups: int = 2
 
 
-class KernelSizes(Protocol):
-    """Both stacks that a library of the kernel runs."""
+@dataclass(frozen=True, slots=True)
+class TextSizes:
+    """The dimensions that the kernel is compiled for to run a text model."""
 
-    @property
-    def talker(self) -> TalkerSizes:
-        """The stack that runs prompts and frames."""
+    talker: TextStack
+    predictor: PredictorConfig  # never runs
 
-    @property
-    def predictor(self) -> StackSizes:
-        """The stack that runs the codes within a frame."""
+
+KernelSizes = ModelConfig | TextSizes
+StackSizes = TalkerConfig | TextStack | PredictorConfig

@@ -8,7 +8,7 @@ enters as a prepared embedding (token id -1) and leaves as the hidden state afte
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,32 +20,13 @@ from qwen_megakernel.checkpoint.tensor_shapes import stack_tensors
 from qwen_megakernel.decoders.kernel.buffers import TALKER, LayerBuffers
 from qwen_megakernel.decoders.kernel.launcher import Launcher
 from qwen_megakernel.decoders.kernel.loading import load_library
+from qwen_megakernel.decoders.kernel.sizes import TextSizes, TextStack
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.errors import ModelFilesError, UnsupportedModel
 
 MODEL_TYPES = ("qwen2", "qwen3")
 
-# The sizes that the library must have and a text model lacks: the smallest that the kernel takes.
-CODEC_VOCAB_SIZE = 1056  # 1024 control ids and one row of tiles
-PREDICTOR_VOCAB_SIZE = 8
-NUM_CODE_GROUPS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class TextStack:
-    """A text model's layers in the place of the talker's."""
-
-    stack: StackConfig
-    vocab_size: int = CODEC_VOCAB_SIZE
-    num_code_groups: int = NUM_CODE_GROUPS
-
-
-@dataclass(frozen=True, slots=True)
-class TextSizes:
-    """The dimensions that the kernel is compiled for to run a text model."""
-
-    talker: TextStack
-    predictor: PredictorConfig  # never runs
+PREDICTOR_VOCAB_SIZE = 8  # the smallest that the kernel takes
 
 
 def text_sizes(values: Mapping[str, Any]) -> TextSizes:

@@ -89,7 +89,7 @@ def test_each_written_word_knows_what_is_spoken_for_it():
     assert made.written == "Dr. Smith paid $5 on 3/4/2024 for it. 21 francs That is Qwen\u2029"
     said = reader.spoken
     assert said.text == spoken(TEXT)
-    spans = [span[:2] for span in word_spans(made.written)]
+    spans = word_spans(made.written)
     words = [
         (made.written[a:b], said.text[c:d].strip())
         for (a, b), (c, d) in zip(spans, spoken_spans(said.pieces, spans), strict=True)
