@@ -201,18 +201,22 @@ def test_off_and_the_first_part_are_as_ever(base):
 
 
 def test_codes_do_not_depend_on_pieces_neighbours_or_chunks(base):
-    # With this seed the first part has 27 frames, so it does not end before its text has come: the
-    # text behind such an end would be a part of its own.
     options = {"voice": voice(base, 0), "seed": 34, "continuity": "context"}
     sizes = [len(LONG), 1, 7]
     streams = [
         base.stream(text_open=True, first_chunk_frames=frames, chunk_frames=frames, **options)
         for frames in (1, 4, 10)
     ]
-    for stream, size in zip(streams, sizes, strict=True):  # all three at once
-        for at in range(0, len(LONG), size):
-            stream.feed(LONG[at : at + size])
-        stream.end_text()
+
+    def feed_all():
+        for stream, size in zip(streams, sizes, strict=True):
+            for at in range(0, len(LONG), size):
+                stream.feed(LONG[at : at + size])
+            stream.end_text()
+
+    # In the loop's thread, so that no part ends before its text has come: the text behind such an
+    # end would be a part of its own.
+    base._loop.run(feed_all)
     codes = [(list(stream), stream.codes)[1] for stream in streams]
     assert streams[0].text.num_parts > 2
     assert all(np.array_equal(codes[0], each) for each in codes[1:])
