@@ -49,7 +49,7 @@ ledger: $(VENV)/.test-ready  ## whether `test` and `test-ci` ran what docs/ledge
 	$(BIN)/python -m pytest -q tests/house/test_ledger.py --report $(REPORTS)/test.xml --report $(REPORTS)/ci.xml
 
 test-torch: $(VENV)/.test-ready  ## the engine on PyTorch's decoder, without native code
-	$(BIN)/python -m pytest --backend torch --numprocesses $(WORKERS) --dist loadfile tests/engine
+	$(BIN)/python -m pytest --backend torch -m "not slow and not ci and not own_backend" --numprocesses $(WORKERS) --dist loadfile tests/engine
 
 # What `make demo` installs, and what runs tests: neither changes how the server or Pipecat works.
 USER_VENV := .venv-user

@@ -54,13 +54,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Import no file all of whose tests `-m` deselects: to import every file takes 40 seconds.
 
-    Only files of tests give the marks `ci` and `alone`, to all their tests by `pytestmark`.
+    Only files of tests give these three marks, to all their tests by `pytestmark`.
     """
     asked = config.option.markexpr
     if collection_path.suffix != ".py" or " or " in asked:
         return None
     terms, text = asked.split(" and "), collection_path.read_text(encoding="utf-8")
-    for name in ("ci", "alone"):
+    for name in ("ci", "alone", "own_backend"):
         if name in terms and f"pytest.mark.{name}" not in text:
             return True
         if f"not {name}" in terms and f"\npytestmark = pytest.mark.{name}" in text:

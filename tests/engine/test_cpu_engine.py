@@ -13,6 +13,8 @@ from qwen_megakernel.cloning.voice_library import VoiceLibrary
 from qwen_megakernel.errors import GenerationError, OutOfMemory, UnsupportedModel, UsageError
 from qwen_megakernel.vocoder.vocoder import Vocoder
 
+pytestmark = pytest.mark.own_backend
+
 TEXT = "One of these streams is going to fail."
 
 

@@ -17,6 +17,8 @@ from tolerances import AUDIO_F32, PCM16
 
 from tools.validation import official
 
+pytestmark = pytest.mark.own_backend
+
 TEXT = "Hello there, how are you today?"
 LONG_TEXT = "It is cold today. We will meet you at the hotel, and then we go to the station. " * 2
 LONG_TEXT = LONG_TEXT.strip()  # we drop white space at the ends; the official wrapper speaks it

@@ -17,6 +17,8 @@ from qwen_megakernel.engine.speech import Speech
 from qwen_megakernel.engine.stream import SpeechStream
 from qwen_megakernel.engine.stream_state import MAX_QUEUED_CHUNKS
 
+pytestmark = pytest.mark.own_backend
+
 LIMIT_S = 60  # for anything that these tests wait for
 PARTS = (
     "Hello there. [pause 0.1s] How are you? [pause 0.1s] It is cold today. [pause 0.1s] Goodbye."

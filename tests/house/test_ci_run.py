@@ -104,7 +104,21 @@ def test_a_file_is_imported_unless_all_its_tests_are_deselected(
 
 def test_only_files_of_tests_give_marks_by_which_files_are_left_out():
     others = [path for path in (ROOT / "tests").rglob("*.py") if path.name[:5] != "test_"]
-    assert not [path for path in others if re.search(r"mark\.(ci|alone)", path.read_text("utf-8"))]
+    assert not [
+        path
+        for path in others
+        if re.search(r"mark\.(ci|alone|own_backend)", path.read_text("utf-8"))
+    ]
+
+
+def test_the_files_that_test_torch_leaves_out_take_no_backend_of_it():
+    files = [path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py")]
+    files = [text for text in files if "\npytestmark = pytest.mark.own_backend" in text]
+    assert len(files) == 3
+    for text in files:
+        assert not re.search(r"tiny_engine\((?![^)]*\bbackend=)", text)
+        for fixture in set(re.findall(r"def test_\w+\([^)]*\b(tts|backend)\b", text)):
+            assert f"def {fixture}(" in text or f'"{fixture}"' in text
 
 
 def test_the_users_run_must_have_most_tests():
