@@ -31,7 +31,7 @@ from qwen_megakernel.errors import OutputError
 from qwen_megakernel.installing import require
 from qwen_megakernel.native import cpu_library
 
-if TYPE_CHECKING:  # torch is imported after `running.wait_passively`
+if TYPE_CHECKING:  # torch is imported after `torch_import.wait_passively`
     import torch
 
     from qwen_megakernel import TTSEngine

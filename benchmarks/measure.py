@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs as a script
 
 from benchmarks import common
 from qwen_megakernel.cli import parsing, running
+from qwen_megakernel.torch_import import wait_passively
 
 # name -> (function in measures/, what it measures)
 MEASUREMENTS = {
@@ -59,14 +60,14 @@ EXTRAS = ("bench", "pipecat", "server")  # measurements that need more than the 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the measurement that the command line names."""
-    running.wait_passively()
+    wait_passively()
     with running.needed(*EXTRAS, by="This measurement"):
         return run(parser(argv), argv)
 
 
 def script(name: str) -> int:
     """Run the measurement `name` as a script of its own, without NAME on its command line."""
-    running.wait_passively()
+    wait_passively()
     return run(_complete(parsing.Parser(description=MEASUREMENTS[name][1]), name))
 
 

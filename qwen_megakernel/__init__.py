@@ -8,6 +8,7 @@
 Importing the package loads neither torch nor numpy; the first use of one of its names does.
 """
 
+import sys
 from importlib import import_module
 
 TYPE_CHECKING = False
@@ -32,6 +33,11 @@ __all__ = ["__version__", *_HOMES]
 
 def __getattr__(name: str) -> "Any":
     if name in _HOMES:
+        if name.endswith("Engine") and "torch" not in sys.modules:
+            torch_import = import_module(f"{__name__}.torch_import")
+            torch_import.begin()
+            import_module(f"{__name__}.text.markup.marked_text")  # while a thread loads PyTorch
+            torch_import.import_torch()
         return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     if name == "PACKAGE_FOLDER":
         return import_module("pathlib").Path(__file__).parent

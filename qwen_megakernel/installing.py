@@ -8,10 +8,7 @@ import json
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 from qwen_megakernel import PACKAGE_FOLDER
 from qwen_megakernel.errors import MissingPackageError
@@ -64,6 +61,8 @@ def install_command(*extras: str, also: Sequence[str] = ()) -> str:
 
 def _repository() -> str:
     """Return `Source` of `project.urls` in pyproject.toml, as pip recorded it; "": none is set."""
+    from importlib.metadata import PackageNotFoundError, distribution
+
     try:
         addresses = distribution(NAME).metadata.get_all("Project-URL") or []
     except PackageNotFoundError:
@@ -77,6 +76,10 @@ def _is_clone(folder: Path) -> bool:
 
 def _installed_from() -> Path | None:
     """Return the clone from which pip installed this package, as pip records it (PEP 610)."""
+    from importlib.metadata import PackageNotFoundError, distribution
+    from urllib.parse import urlsplit
+    from urllib.request import url2pathname
+
     try:
         record = distribution(NAME).read_text("direct_url.json")
     except PackageNotFoundError:

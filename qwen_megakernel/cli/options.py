@@ -1,7 +1,6 @@
 """Options that the commands, the demos and the benchmarks share, and the engine they describe."""
 
 import argparse
-import gc
 import logging
 import sys
 import time
@@ -23,6 +22,7 @@ from qwen_megakernel.errors import UsageError
 from qwen_megakernel.marking import Marking
 from qwen_megakernel.printable import get_logger
 from qwen_megakernel.speech_options import OPTIONS, Option, SpeechOptions
+from qwen_megakernel.torch_import import import_torch
 
 if TYPE_CHECKING:
     from qwen_megakernel.checkpoint.loading import ModelFiles
@@ -329,13 +329,13 @@ def engine_from_args(
     slots = f", {num_slots} slots" if num_slots > 1 else ""
     if not is_small(args):
         report_loading(args, f"{args.model or 'the default model'}{slots}")
-    gc.disable()  # collections in the middle of torch's import take a sixth of its time
+    if "torch" not in sys.modules:
+        import_torch(is_command=True, with_compiler=not is_small(args))
     import torch
 
     from qwen_megakernel import families
     from qwen_megakernel.native import cpu_threads
 
-    gc.enable()
     report_compiling(args)
     started = time.perf_counter()
     # PyTorch's limit for threads other than the engine's, such as one that reads a recording.

@@ -14,6 +14,7 @@ from qwen_megakernel.errors import MissingPackageError, QwenTTSError, ResourceEr
 from qwen_megakernel.installing import require
 from qwen_megakernel.printable import get_logger, make_printable
 from qwen_megakernel.signals import GracefulExit
+from qwen_megakernel.torch_import import wait_passively
 
 if TYPE_CHECKING:
     from qwen_megakernel.engine.speech import Speech
@@ -140,16 +141,6 @@ def needed(*extras: str, by: str, also: Sequence[str] = ()) -> Iterator[None]:
     except MissingPackageError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-
-
-def wait_passively() -> None:
-    """Let PyTorch's threads sleep while they wait for each other, unless the user set a policy.
-
-    By default they wait in a loop that keeps their cores busy: if another program has the core of
-    the thread that they wait for, all of them wait until that program releases the core. OpenMP
-    reads the variable when it is loaded, so a command must call this before it imports torch.
-    """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def run(main: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:

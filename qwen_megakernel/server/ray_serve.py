@@ -36,7 +36,7 @@ _SPARE_REQUESTS = 64
 # The variable must be set before Ray starts; Ray Serve itself gives up after 60 s.
 PROXY_PATIENCE = ("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
 
-# How a replica's threads wait for each other; `cli.running.wait_passively` sets it for commands.
+# How the threads of a replica wait; `torch_import.wait_passively` sets it for commands.
 WAITING = ("OMP_WAIT_POLICY", "PASSIVE")
 
 

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[2] / "qwen_megakernel"
 
 # From the ground up. A room, or a module of the top, may import what precedes it in this list.
 FLOORS = """
-    printable  errors  choices
+    printable  errors  choices  torch_import
     installing  output_files
     gpu  native  voice  signals
     speech_options  content_credentials
