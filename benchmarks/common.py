@@ -292,6 +292,14 @@ def commit() -> str:
     return done.stdout.strip()
 
 
+def with_bytecode() -> dict[str, str]:
+    """Return the environment of a new process in which Python keeps what it has compiled.
+
+    Otherwise it would compile this project's files in every process.
+    """
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
 def peak_memory_mb() -> dict[str, float]:
     """Return this process's largest resident size, in MB. On a GPU, also return the peak memory of
     tensors, and the device's memory in use now, which includes graphs, code and other processes.

@@ -48,7 +48,7 @@ from qwen_megakernel.text.reading.lexicon import Lexicon
 from qwen_megakernel.text.reading.reader import Reading
 from qwen_megakernel.text.tokenizer import TextTokenizer
 from qwen_megakernel.training.trained_voice import TrainedVoice
-from qwen_megakernel.vocoder.cpu.vocoder import PACKED, CpuVocoder
+from qwen_megakernel.vocoder.cpu.vocoder import PACKED, TABLES, CpuVocoder
 from qwen_megakernel.vocoder.graph_vocoder import GraphVocoder
 from qwen_megakernel.vocoder.vocoder import Vocoder
 from qwen_megakernel.voice import Voice
@@ -359,7 +359,7 @@ def _native_vocoder(
         logger.warning("%s The vocoder is PyTorch's instead, which takes twice as long.", error)
         return None, replace(running, why=f"{running.why}; the vocoder by PyTorch: {error.what}")
     cpu_threads.limit_this_thread(1)  # torch's threads spin for milliseconds, on the pool's cores
-    if isinstance(tensors, MappedTensors):  # the vocoder has copied what it reads, but for one
-        tensors.release(tensors.keys() - {PACKED})
+    if isinstance(tensors, MappedTensors):  # the vocoder has copied what it reads, but for two
+        tensors.release(tensors.keys() - {PACKED, TABLES})
     return_free_memory()
     return vocoder, running

@@ -76,12 +76,10 @@ def processes(args: argparse.Namespace) -> int:
 def together(count: int, model: str, weights: str | None, max_frames: int) -> list[dict[str, Any]]:
     """Return the figures of processes that speak at the same time."""
     words = [sys.executable, "-c", PROCESS, model, weights or "", str(max_frames)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    root = Path(__file__).parents[2]
+    how = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    how |= {"cwd": Path(__file__).parents[2], "env": common.with_bytecode()}
     with ExitStack() as stack:
-        running = [
-            stack.enter_context(subprocess.Popen(words, cwd=root, **pipes)) for _ in range(count)
-        ]
+        running = [stack.enter_context(subprocess.Popen(words, **how)) for _ in range(count)]
         spoken = [process.stdout.readline() for process in running]
         if not all(spoken):
             raise QwenTTSError("A process ended before it had spoken.")

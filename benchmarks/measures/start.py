@@ -5,7 +5,6 @@ sound to the line that it prints.
 """
 
 import argparse
-import os
 import subprocess
 import sys
 import tempfile
@@ -16,7 +15,6 @@ from benchmarks import common
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.errors import QwenTTSError
 
-NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
 FIRST_SOUND = """
 import sys
 from qwen_megakernel import TTSEngine
@@ -61,12 +59,10 @@ def start(args: argparse.Namespace) -> int:
 
 def run(words: list[str], *, until_line: bool) -> float:
     """Return the seconds of a process of Python to its end, or to its first line."""
-    # Where Python writes no bytecode, it would compile this project's files in every process.
-    variables = {key: value for key, value in os.environ.items() if key != NO_BYTECODE}
     started = time.perf_counter()
     with subprocess.Popen(
         [sys.executable, *words],
-        env=variables,
+        env=common.with_bytecode(),
         cwd=Path(__file__).parents[2],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -3,8 +3,8 @@
 Its model.safetensors has first the packed matrices, uint8 tensors in the order in which a frame
 reads them, each at a multiple of `ALIGNMENT` bytes, then all other tensors of the source as they
 are. The header's metadata holds a `PackedForm` under `KEY`. The speech tokenizer's file has the
-same form; all weights of its vocoder are one packed tensor. `decoders/cpu/conversion.py` writes
-both.
+same form; all weights of its vocoder are one packed tensor, and the vectors of all codes another.
+`decoders/cpu/conversion.py` writes both.
 """
 
 import json
@@ -22,7 +22,7 @@ from qwen_megakernel.choices import WEIGHTS
 from qwen_megakernel.errors import ModelFilesError
 
 KEY = "qwen_megakernel.packed"
-VERSION = 2  # raise it when the packed layout changes
+VERSION = 3  # raise it when the packed layout changes
 PREFIX = "packed."  # begins the names of packed matrices, after the prefix of their model
 ALIGNMENT = 64
 

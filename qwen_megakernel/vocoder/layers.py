@@ -338,17 +338,17 @@ class Codebooks:
     34 at released shapes) to save a ten-thousandth of a frame's arithmetic.
     """
 
-    def __init__(self, weights: Weights, config: CodecDecoderConfig):
-        names = ["rvq_first.vq.layers.0"]
-        names += [f"rvq_rest.vq.layers.{i}" for i in range(config.num_quantizers - 1)]
-        books = [weights.at(f"{name}._codebook") for name in names]
-        self.tables = torch.cat(
-            [
-                book["embedding_sum"] / book["cluster_usage"].clamp(min=CLUSTER_USAGE_MIN)[:, None]
-                for book in books
-            ]
-        )
-        self.first_rows = torch.arange(len(books), device=weights.device) * config.codebook_size
+    def __init__(self, weights: Weights, config: CodecDecoderConfig, tables: Tensor | None = None):
+        if tables is None:
+            names = ["rvq_first.vq.layers.0"]
+            names += [f"rvq_rest.vq.layers.{i}" for i in range(config.num_quantizers - 1)]
+            books = [weights.at(f"{name}._codebook") for name in names]
+            usages = [book["cluster_usage"].clamp(min=CLUSTER_USAGE_MIN) for book in books]
+            sums = [book["embedding_sum"] for book in books]
+            tables = torch.cat([s / usage[:, None] for s, usage in zip(sums, usages, strict=True)])
+        self.tables = tables
+        first_rows = range(0, len(tables), config.codebook_size)
+        self.first_rows = torch.tensor(first_rows, device=weights.device)
         self.first_proj, self.rest_proj = (
             weights[f"{name}.output_proj.weight"].squeeze(2) for name in ("rvq_first", "rvq_rest")
         )

@@ -62,6 +62,8 @@ class Vocoder:
         tensors: dict[str, Tensor],
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        *,
+        tables: Tensor | None = None,
     ):
         """Arrange the weights for decoding.
 
@@ -70,6 +72,7 @@ class Vocoder:
             tensors: `Checkpoint.codec_decoder`, the official names without "decoder.".
             device: the device of weights, states and PCM.
             dtype: float32, or float64 to prove exactness.
+            tables: the vectors of all codes; None: computed from `tensors`.
         Raises:
             UsageError: the dtype is neither float32 nor float64.
         """
@@ -86,7 +89,7 @@ class Vocoder:
         self.samples_per_frame = codec_config.samples_per_frame
         self.device, self.dtype = weights.device, dtype
         self._num_keys = layout.reserve(1, 1)
-        self._codebooks = Codebooks(weights.at("quantizer"), config)
+        self._codebooks = Codebooks(weights.at("quantizer"), config, tables)
         self._pre_conv = Conv(weights.at("pre_conv.conv"), layout)
         self._transformer = Transformer(
             weights.at("pre_transformer"), config, layout, MAX_FRAMES_PER_PASS

@@ -29,7 +29,7 @@ from qwen_megakernel.decoders.quantization import RoundedWeights
 from qwen_megakernel.decoders.weights import DecoderModel, QuantizedModel
 from qwen_megakernel.errors import OutputError, UnsupportedModel, UsageError
 from qwen_megakernel.native.cpu_library import CpuPool, open_library
-from qwen_megakernel.vocoder.cpu.vocoder import PACKED, CpuVocoder, packed_tensors
+from qwen_megakernel.vocoder.cpu.vocoder import PACKED, TABLES, CpuVocoder, packed_tensors
 
 _COPIED = ("*.json", "*.txt")  # configs and the tokenizer
 
@@ -101,11 +101,14 @@ def kept(files: ModelFiles, weights: str | None) -> ModelFiles:
 
 
 def _write_vocoder(checkpoint: Checkpoint, pool: CpuPool, path: Path) -> None:
-    packed = CpuVocoder(checkpoint.codec_config, checkpoint.codec_decoder, pool).packed
+    vocoder = CpuVocoder(checkpoint.codec_config, checkpoint.codec_decoder, pool)
+    packed = [vocoder.packed.numpy(), vocoder.tables.view(-1).view(torch.uint8).numpy()]
     source = checkpoint.files.speech_tokenizer / WEIGHTS
-    parts = {PACKED.removeprefix(packed_form.PREFIX): packed_tensors(checkpoint.codec_config)}
+    # The codebooks come on top: a voice names its encoder by what they are computed from.
+    replaced = {PACKED: packed_tensors(checkpoint.codec_config), TABLES: []}
+    parts = {name.removeprefix(packed_form.PREFIX): names for name, names in replaced.items()}
     form = _form(checkpoint, source, None, CODEC_DECODER_PREFIX, parts)
-    _write(source, path, CODEC_DECODER_PREFIX, form, [len(packed)], iter([packed.numpy()]))
+    _write(source, path, CODEC_DECODER_PREFIX, form, [*map(len, packed)], iter(packed))
 
 
 def _write_talker(checkpoint: Checkpoint, weights: str | None, packer: Packer, path: Path) -> None:

@@ -30,7 +30,9 @@ from qwen_megakernel.vocoder.layers import (
 )
 from qwen_megakernel.vocoder.vocoder import DILATIONS, MAX_FRAMES_PER_PASS, Vocoder
 
-PACKED = f"{PREFIX}vocoder"  # the name of the packed weights among the codec's tensors
+# The names of the packed weights, and of the vectors of all codes, among the codec's tensors.
+PACKED, TABLES = f"{PREFIX}vocoder", f"{PREFIX}codebooks"
+FIRST_BOOK = "quantizer.rvq_first.vq.layers.0._codebook"
 HINT = "Use fewer slots."
 
 
@@ -100,12 +102,12 @@ class CpuVocoder(Vocoder):
         is_direct: bool = False,
     ):
         check_model(codec_config, tensors)
-        super().__init__(codec_config, tensors)
+        super().__init__(codec_config, tensors, tables=_stored_tables(codec_config, tensors))
         self.pool, self._library = pool, pool.library
         check_structs(self._library, "qwen_cpu_vocoder_struct_bytes", native.STRUCTS)
         handle = ctypes.c_void_p()
-        source, tables = _Source(self, is_direct), self._codebooks.tables
-        assert tables.is_contiguous()  # otherwise native code would read a freed copy
+        source, self.tables = _Source(self, is_direct), self._codebooks.tables
+        assert self.tables.is_contiguous()  # otherwise native code would read a freed copy
         self.packed = self._packed(tensors, source.vocoder)  # uint8, in the layout of convolution.h
         source.vocoder.packed = self.packed.data_ptr()
         status = self._library.qwen_cpu_vocoder_create(
@@ -115,7 +117,7 @@ class CpuVocoder(Vocoder):
         self._handle = handle
         # Native code reads these where they are, and the pool must outlive the vocoder. Everything
         # else was copied.
-        destroy_with(self, _destroy, self._library, handle, pool, tables, self.packed)
+        destroy_with(self, _destroy, self._library, handle, pool, self.tables, self.packed)
         del self._codebooks, self._pre_conv, self._transformer, self._tail
 
     def _packed(self, tensors: dict[str, Tensor], source: native.VocoderSource) -> Tensor:
@@ -174,6 +176,23 @@ class CpuVocoder(Vocoder):
 
     def _check(self, status: int, what: str) -> None:
         check_status(status, what, HINT)
+
+
+def _stored_tables(config: CodecConfig, tensors: dict[str, Tensor]) -> Tensor | None:
+    """Return the vectors of all codes that a file holds; None: they are computed."""
+    if PACKED not in tensors:
+        return None
+    rows, width = codec_tensors(config)[f"{CODEC_DECODER_PREFIX}{FIRST_BOOK}.embedding_sum"]
+    num_bytes = config.decoder.num_quantizers * rows * width * torch.float32.itemsize
+    stored = tensors.get(TABLES)
+    if stored is None or stored.numel() != num_bytes or stored.data_ptr() % ALIGNMENT:
+        found = "none" if stored is None else f"{stored.numel()} at {stored.data_ptr():#x}"
+        raise ModelFilesError(
+            f"The file's config needs {num_bytes} bytes of codebooks, aligned to {ALIGNMENT}; "
+            f"it has {found}.",
+            hint="Convert the original model again.",
+        )
+    return stored.view(torch.float32).view(-1, width)
 
 
 class _Source:

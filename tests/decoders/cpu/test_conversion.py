@@ -26,6 +26,8 @@ from qwen_megakernel.errors import (
     UsageError,
 )
 from qwen_megakernel.native import cpu_library
+from qwen_megakernel.vocoder.cpu.vocoder import TABLES, CpuVocoder
+from qwen_megakernel.vocoder.vocoder import Vocoder
 
 MODELS = ["tiny-random", "tiny-random-base", "demo-voice"]
 TEXT = "The table is ready."
@@ -261,7 +263,7 @@ def test_a_file_that_was_cut_short_is_refused(broken, file):
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"version": 1}, "it has version 1 of the packed form, not 2"),
+        ({"version": 1}, f"it has version 1 of the packed form, not {packed_form.VERSION}"),
         ({"parts": {}}, "does not fit its config.json"),
         ({"parts": {"x": ["model.no.weight"]}}, "it has packed talker.model.no.weight, which is"),
         ({"parts": {"x": [3]}}, "a name is no text"),
@@ -313,21 +315,40 @@ def test_a_form_that_the_bytes_do_not_have_is_refused(broken):
         codes(broken)
 
 
-def test_a_packed_vocoder_of_another_size_is_refused(broken):
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("vocoder", "packed vocoder has {} bytes"),
+        ("codebooks", "bytes of codebooks.* it has {} at"),
+    ],
+)
+def test_a_packed_vocoder_of_another_size_is_refused(broken, name, told):
     path = broken / CODEC
     form, tensors = packed_form.read(path), safetensors_file.describe(path)
     mapped = safetensors_file.MappedTensors(path, "")
-    name = "decoder.packed.vocoder"
+    name = f"decoder.packed.{name}"
     short = mapped[name][:-64]
-    data = [short.numpy()]
-    data += [mapped[each].reshape(-1).view(torch.uint8).numpy() for each in tensors if each != name]
+    # The packed ones come first, where they are aligned.
+    tensors = {each: tensors[each] for each in sorted(tensors, key=lambda n: ".packed." not in n)}
+    values = [short if each == name else mapped[each] for each in tensors]
+    data = [each.reshape(-1).view(torch.uint8).numpy() for each in values]
     tensors[name] = ("U8", (len(short),))
     safetensors_file.write(
         broken / "new", tensors, data, form.metadata(), alignment=64, summed=True
     )
     (broken / "new").rename(path)
-    with pytest.raises(ModelFilesError, match=f"packed vocoder has {len(short)} bytes"):
+    with pytest.raises(ModelFilesError, match=told.format(len(short))):
         codes(broken)
+
+
+def test_the_codebooks_are_read_where_they_are_mapped(whole):
+    loaded = loading.load(loading.resolve(whole))
+    pool = cpu_library.CpuPool(cpu_library.open_library(), 1)
+    vocoder = CpuVocoder(loaded.codec_config, loaded.codec_decoder, pool)
+    assert vocoder.tables.data_ptr() == loaded.codec_decoder[TABLES].data_ptr()
+    original = loading.load(loading.resolve("tiny-random"))
+    computed = Vocoder(original.codec_config, original.codec_decoder)._codebooks.tables
+    assert torch.equal(vocoder.tables, computed)
 
 
 def test_the_config_of_another_model_is_refused(broken):
