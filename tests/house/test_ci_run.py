@@ -63,6 +63,7 @@ def test_ci_has_an_nvcc_before_it_tests_reads_their_reports_and_ends_with_the_fi
     steps = [line for line in SCRIPT.splitlines() if line.startswith("make ")]
     tests = ["make test", "make test-ci", "make test-torch", "make test-user"]
     assert steps == ["make nvcc", *tests, "make ledger"]
+    assert SCRIPT.rindex(" &\n") < SCRIPT.index("\nwait\n") < SCRIPT.index("\nmake test\n")
 
 
 def test_the_tests_that_ci_runs_alone_are_slow():
