@@ -28,6 +28,7 @@ from qwen_megakernel.text.reading.surroundings import Found, bare, inside
 from qwen_megakernel.text.reading.words import any_of, table
 
 _DASHES = ("-", "–", "—")
+_LETTER = re.compile(r"(?<![\w'’])[A-Za-z](?![\w'’])")
 _ROW = re.compile(r"\S.*?(?:\n.*?)*? => .*")
 
 
@@ -142,8 +143,9 @@ class Grammar:
             yield from draft.kept(done, stop)
 
     def spoken(self, words: str) -> str:
-        """Return the words of an expression, with the names of letters if the model needs them."""
-        return self.language.with_letter_names(words) if self._names_letters else words
+        """Return the words, with names of single letters ("pee em") if the model needs them."""
+        names = self.language.letters if self._names_letters else {}
+        return _LETTER.sub(lambda match: names.get(match[0].lower(), match[0]), words)
 
     def _apart(self, draft: Draft, place: int, last: str, following: str) -> Iterator[Piece]:
         """Yield a space between words and the letters after them."""

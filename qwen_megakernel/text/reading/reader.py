@@ -142,17 +142,18 @@ class TextReader:
         Returns:
             The words that no later piece can change, as `feed` does.
         """
-        self._take("", is_ended=True)
-        start = self._num_chars
-        self._num_chars += num_chars
         self._given.append(words)
-        self._new = Draft.joined((self._new, Draft.of(GIVEN, start, start + num_chars)))
-        return self._read(is_ended=False)
+        return self._add(GIVEN, num_chars)
 
     def insert(self, mark: str) -> str:
         """Add a punctuation mark that the user's text lacks; returns words as `feed` does."""
+        return self._add(mark, 0)
+
+    def _add(self, text: str, num_chars: int) -> str:
+        """Add text in place of the next characters of the user's; returns words as `feed` does."""
         self._take("", is_ended=True)
-        self._new = Draft.joined((self._new, Draft.of(mark, self._num_chars, self._num_chars)))
+        start, self._num_chars = self._num_chars, self._num_chars + num_chars
+        self._new = Draft.joined((self._new, Draft.of(text, start, self._num_chars)))
         return self._read(is_ended=False)
 
     def turn(self, language: str) -> None:

@@ -8,7 +8,6 @@ not be known, and a word of one language is hardly ever an abbreviation of anoth
 import functools
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from qwen_megakernel.text.reading.german import ORDINAL_ARTICLES, ORDINAL_STEMS
 from qwen_megakernel.text.reading.languages import LANGUAGES
@@ -46,32 +45,29 @@ _BEFORE_NAMES_TOO = frozenset(("Dr.", "St.", "Ste."))  # of streets, after which
 _AFTER_NUMBERS = frozenset(("г.", "в.", "гг."))  # before a name, "г." is a town
 
 
-@dataclass(frozen=True, slots=True)
 class _Tables:
     """What all languages say about words with a point."""
 
-    final: frozenset[str]  # abbreviations with which a sentence may end
-    inner: frozenset[str]  # all others
-    numbered: frozenset[str]  # words that announce a number, and names of months
-    starters: frozenset[str]  # words with which sentences begin
-    after_final: frozenset[str]  # capitalised words that do not begin one after an abbreviation
+    def __init__(self) -> None:
+        self.final = set[str]()  # abbreviations with which a sentence may end
+        self.inner = set[str]()  # all others
+        self.numbered = set[str]()  # words that announce a number, and names of months
+        self.starters = set[str]()  # words with which sentences begin
+        self.after_final = set[str]()  # capitalised words that begin none after an abbreviation
+        for language in LANGUAGES.values():
+            keys = {key.replace("~", " ") for key in table(language.ABBREVIATIONS)}
+            own = {key for key in language.final if key.endswith(".")}
+            self.final |= own
+            parts = (part for key in keys - own for part in re.findall(r"[^ ]+\.", key))
+            self.inner |= {*parts, *(key for key in keys - own if key.endswith("."))}
+            self.numbered |= {word for word in language.opens if word.endswith(".")}
+            months = re.split(r"[\s/]+", language.SHORT_MONTHS)
+            self.numbered |= {f"{form}." for month in months for form in (month, month.title())}
+            self.starters |= language.starters
+            self.after_final |= language.after_final
 
 
-@functools.cache
-def _tables() -> _Tables:
-    final, inner, numbered, starters, after = (set[str]() for _ in range(5))
-    for language in LANGUAGES.values():
-        keys = {key.replace("~", " ") for key in table(language.ABBREVIATIONS)}
-        own = {key for key in language.final if key.endswith(".")}
-        final |= own
-        inner |= {f"{part}." for key in keys - own for part in re.findall(r"([^ ]+)\.", key)}
-        inner |= {key for key in keys - own if key.endswith(".")}
-        numbered |= {word for word in language.opens if word.endswith(".")}
-        months = re.split(r"[\s/]+", language.SHORT_MONTHS)
-        numbered |= {f"{form}." for month in months for form in (month, month.title())}
-        starters |= language.starters
-        after |= language.after_final
-    return _Tables(*map(frozenset, (final, inner, numbered, starters, after)))
+_tables = functools.cache(_Tables)
 
 
 def sentence_ends(text: str) -> Iterator[int]:

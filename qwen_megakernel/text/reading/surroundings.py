@@ -1,7 +1,6 @@
 """What stands around an expression: marks that are no part of it, and the end of a sentence."""
 
 import re
-from dataclasses import dataclass
 
 OPENING = "\"'“”‘‚„«»‹›([{*_`¿¡"
 CLOSING = "\"'”“’»«›‹)]}*_`"
@@ -14,38 +13,24 @@ _DECADE = re.compile(r"'\d0'?s(?!\w)")
 _OPEN_BRACKETS = re.compile(r"[^()]*\([^()]*\)")
 
 
-@dataclass(frozen=True, slots=True)
 class Found:
     """What the pattern of a rule has found, and what stands around it.
 
     `found["d"]` is what a group has matched; "" if it has matched nothing, or if there is none.
+
+    Args:
+        match: the match of the pattern.
+        before: the word before it, without marks around it.
     """
 
-    match: re.Match[str]
-    before: str  # the word before it, without marks around it
+    def __init__(self, match: re.Match[str], before: str):
+        self.match, self.text = match, match[0]
+        self.before, self.word = before, before.lower()
+        self.last = match.string[: match.start()][-1:]  # the character directly before it
+        self.rest = match.string[match.end() :]
 
     def __getitem__(self, name: str) -> str:
         return (self.match[name] or "") if name in self.match.re.groupindex else ""
-
-    @property
-    def text(self) -> str:
-        """All that is found."""
-        return self.match[0]
-
-    @property
-    def word(self) -> str:
-        """The word before it, in lower case."""
-        return self.before.lower()
-
-    @property
-    def last(self) -> str:
-        """The character directly before it."""
-        return self.match.string[: self.match.start()][-1:]
-
-    @property
-    def rest(self) -> str:
-        """The text behind it."""
-        return self.match.string[self.match.end() :]
 
 
 def bare(word: str) -> str:

@@ -28,7 +28,6 @@ FIRST_YEAR, LAST_YEAR = 1100, 2099  # four digits in this range are read as a ye
 MAX_DIGITS = 15  # for a number that is read as one; the digits of a longer one are read singly
 
 _FIELD = re.compile(r"\{(\w+)(?::([\w:]+))?\}")
-_LETTER = re.compile(r"(?<![\w'’])[A-Za-z](?![\w'’])")
 _ROMAN = re.compile("M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})")
 _NAMES = {"max.", "art.", "mar.", "etc."}  # abbreviations that are words if they are capitalised
 _MULTIPLES = ("time",)  # not singular after an article: "a 2x gain" is "a two times gain"
@@ -271,10 +270,6 @@ class Words:
         if self.nouns_are_capitalised:
             return word in self.starters
         return not {word, f"{word}."} & {*self.abbreviations, *self.after_final}
-
-    def with_letter_names(self, said: str) -> str:
-        """Return the words with the names of letters that stand alone: "pee em" for "p m"."""
-        return _LETTER.sub(lambda match: self.letters.get(match[0].lower(), match[0]), said)
 
     # ---- numbers ---------------------------------------------------------------------------------
 
