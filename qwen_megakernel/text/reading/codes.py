@@ -69,6 +69,8 @@ class Codes(Words):
         Returns:
             (0, "") for any other number.
         """
+        if past.rstrip()[-1:].isdigit():
+            return 0, ""
         for word, number, say in (
             (_CODE, _CODE_DIGITS, self.spell),
             (_VERSION, _VERSION_NUMBER, self.version),

@@ -9,6 +9,7 @@ from qwen_megakernel.text.reading.words import words
 
 _HALVES = {2: ("half", "halves"), 4: ("quarter", "quarters")}
 _MAX_PARTS = 20  # largest denominator with a name, apart from 100; 120/80 is read with "over"
+_POWERS = ((10**12, "trillion"), (10**9, "billion"), (10**6, "million"), (1000, "thousand"))
 _NAMED_FRACTIONS = {(9, 11): "nine eleven", (20, 20): "twenty twenty", (50, 50): "fifty fifty"}
 _REGNAL = words("""henry louis george charles james elizabeth edward william richard john pope pius
     napoleon philip peter catherine mary francis frederick alexander nicholas paul benedict gregory
@@ -173,6 +174,16 @@ class English(Language):
         tex toml ts tsv tsx txt wav xls xlsx xml yaml yml zip net safetensors gguf pt""")
     short_months = words("Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec")
     half_day = r"(?P<h>1[0-2]|0?[1-9])(?:[:.]{MINUTE})?\s?"
+
+    def cardinal(self, number: int, gender: str = "") -> str:
+        """Return the words of a number, which are cached for groups of three digits."""
+        for power, name in _POWERS:
+            if number >= power:
+                head, rest = divmod(number, power)
+                joint = " and " if rest < 100 else " "
+                tail = joint + self.cardinal(rest) if rest else ""
+                return f"{self.say(head)} {name}{tail}"
+        return self.say(number)
 
     def fraction(self, top: int, bottom: int) -> str:
         if (top, bottom) in _NAMED_FRACTIONS:
