@@ -1,9 +1,9 @@
 """Measure how late the second sentence of a conversation is heard if it continues the first one.
 
-An agent gives two sentences at once. The listener plays the first one so that a second of it is
-left when its last chunk arrives; by then the words of the first sentence must have been found, and
-the prompt with them computed. Runs with and without continuity alternate, and the very first one
-counts, too.
+The listener has a second of the first sentence left to hear when all of it has arrived. The second
+sentence is there by then, or it comes while the rest is heard. In that second, the words of the
+first sentence are found, and the vocoder runs over its frames. Runs with and without continuity
+alternate, and the very first one counts, too.
 """
 
 import argparse
@@ -22,13 +22,17 @@ from qwen_megakernel.engine.conversation import Conversation
 FIRST = "Your table for two is ready, and the waiter will take you there."
 SECOND = "We will meet you at the hotel on Friday."
 LEFT_MS = 1000  # what the listener has not heard of the first sentence when all of it has arrived
+COMES_MS = 700  # after that, when the second sentence comes later
 SECONDS = (2.5, 8.0)  # of the first sentence; random weights may say nothing, or never end
 METRICS = {
-    "off_ms": "from the last chunk of the first sentence to the first one of the second",
-    "context_ms": "the same, if the second sentence continues the first one",
-    "later_ms": f"by which the second is heard later then, with {LEFT_MS} ms of the first left",
+    "at_once_off_ms": "from the last chunk of the first sentence to the first one of the second",
+    "at_once_context_ms": "the same, if the second sentence continues the first one",
+    "heard_later_ms": f"by which it is heard later then, with {LEFT_MS} ms of the first left",
+    "off_ms": f"from a second sentence that comes {COMES_MS} ms later to its first chunk",
+    "context_ms": "the same, if it continues the first one",
+    "later_ms": "by which its first chunk comes later then",
 }
-LIMITS = {"later_ms": 10.0}
+LIMITS: dict[str, Any] = {"heard_later_ms": 10.0, "later_ms": ("p50", 10.0)}
 
 
 @common.takes(
@@ -39,14 +43,19 @@ def continuity(args: argparse.Namespace) -> int:
     """Measure and report; return 1 if a limit is missed."""
     values: dict[str, list[float]] = {name: [] for name in METRICS}
     with options.engine_from_args(args) as tts:
+        assert isinstance(tts, TTSEngine)
         width = tts.config.talker.stack.hidden_size
         x_vector = np.random.default_rng(0).standard_normal(width).astype(np.float32)
         how: dict[str, Any] = {"voice": Voice("voice", x_vector)}
         how["seed"] = _seed_that_ends(tts, how)
         for _ in range(args.runs):
-            off, context = (_between(tts, how, talk) for talk in (None, Conversation()))
-            later = max(context - LEFT_MS, 0) - max(off - LEFT_MS, 0)
-            for name, figure in zip(METRICS, (off, context, later), strict=True):
+            at_once, later = (
+                [_first_chunk(tts, how, talk, comes) for talk in (None, Conversation())]
+                for comes in (0, COMES_MS)
+            )
+            heard = [max(each - LEFT_MS, 0) for each in at_once]
+            figures = *at_once, heard[1] - heard[0], *later, later[1] - later[0]
+            for name, figure in zip(METRICS, figures, strict=True):
                 values[name].append(figure)
         facts = common.engine_header(tts) | {"weights": tts.weights}
     return common.hold_against(LIMITS, args, ("model", "runs"), METRICS, values, facts)
@@ -62,11 +71,27 @@ def _seed_that_ends(tts: TTSEngine, how: dict[str, Any]) -> int:
     raise AssertionError
 
 
-def _between(tts: TTSEngine, how: dict[str, Any], talk: Conversation | None) -> float:
-    """Return the milliseconds between the two sentences, as their reader receives them."""
+def _first_chunk(
+    tts: TTSEngine, how: dict[str, Any], talk: Conversation | None, comes_ms: float
+) -> float:
+    """Return the milliseconds to the first chunk of the second sentence.
+
+    Args:
+        talk: None: without continuity.
+        comes_ms: when the second sentence comes, from where the milliseconds count: after the last
+            chunk of the first one. 0: both sentences are given at once.
+    """
     how = how | {"continuity": "context" if talk else "off", "conversation": talk}
-    with tts.stream(FIRST, **how) as first, tts.stream(SECOND, **how, max_frames=2) as second:
+    second = None
+    with tts.stream(FIRST, **how) as first:
+        if not comes_ms:
+            second = tts.stream(SECOND, **how, max_frames=2)
         for _ in first:
-            ended = time.perf_counter()
-        next(second)
-        return 1000 * (time.perf_counter() - ended)
+            begin = time.perf_counter()
+        if second is None:
+            begin += comes_ms / 1000
+            time.sleep(max(0, begin - time.perf_counter()))
+            second = tts.stream(SECOND, **how, max_frames=2)
+        with second:
+            next(second)
+            return 1000 * (time.perf_counter() - begin)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -73,11 +73,16 @@ class Said:
         self, ids: TextIds, voice: Voice | None, encode: Callable[[str], "Tensor"]
     ) -> TextIds:
         """Return the ids of a prompt that continues the voice's reference, and then this."""
-        text, codes = self.text, self.codes
+        text = self.text
         if voice and voice.codes is not None:
             text = joined(clean(voice.transcript or ""), text)
-            codes = np.concatenate([voice.codes, codes])
-        return replace(ids, reference=encode(text.strip()), frames=codes)
+        return replace(ids, reference=encode(text.strip()), frames=self.frames_behind(voice))
+
+    def frames_behind(self, voice: str | Voice | None) -> np.ndarray:
+        """Return the frames of the voice's reference, and then these."""
+        if not isinstance(voice, Voice) or voice.codes is None:
+            return self.codes
+        return np.concatenate([voice.codes, self.codes])
 
     def after(self, earlier: "Said | None", num_frames: int) -> "Said | None":
         """Return the last `num_frames` of `earlier` and this, from a word on; None: no word is."""
@@ -120,19 +125,18 @@ class Conversation:
         self._last: Turn | None = None
         self._num_forgotten = 0  # calls of `forget`
 
-    def join(
-        self, workers: Executor, wake: Callable[[], None], identify: Identify | None = None
-    ) -> "Turn":
+    def join(self, workers: Executor, wake: Callable[[], None], **options: Any) -> "Turn":
         """Add a stream.
 
         Args:
             workers: look at the samples of its parts.
             wake: makes the engine check its streams again.
-            identify: see `Figures.of`.
+            options: `identify` and `prepare` of `Turn`.
         """
         with self._lock:
-            self._last = Turn(self, workers, wake, self._last, self._num_forgotten, identify)
-            return self._last
+            turn = Turn(self, workers, wake, self._last, self._num_forgotten, **options)
+            self._last = turn
+            return turn
 
     @property
     def is_begun(self) -> bool:
@@ -165,23 +169,32 @@ class Conversation:
                 del self._firsts[next(iter(self._firsts))]
         return own.drift_from(first)
 
-    def say(self, turn: "Turn", voice: str | Voice | None, said: Said | None, most: int) -> None:
-        """Keep the last `most` frames of a voice; `said` None: the next part begins anew."""
+    def say(
+        self, turn: "Turn", voice: str | Voice | None, said: Said | None, most: int
+    ) -> Said | None:
+        """Keep the last `most` frames of a voice, and return them; None: the next part of the voice
+        begins anew."""
         key = _key(voice)
         with self._lock:
             if turn.num_forgotten != self._num_forgotten:
-                return
+                return None
             earlier = self._said.pop(key, None)
             kept = said and said.after(earlier, most)
             if kept:
                 self._said[key] = kept
             if len(self._said) > MAX_VOICES:
                 del self._said[next(iter(self._said))]
+        return kept
 
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """One stream's place in its conversation."""
+    """One stream's place in its conversation.
+
+    Args:
+        identify: see `Figures.of`.
+        prepare: takes the frames that the voice's next part will probably have in context.
+    """
 
     conversation: Conversation
     workers: Executor
@@ -189,6 +202,7 @@ class Turn:
     before: "Turn | None"  # the stream before it, until that is over
     num_forgotten: int  # how often the conversation had been forgotten when the stream joined
     identify: Identify | None = None
+    prepare: Callable[[np.ndarray], None] = lambda frames: None
     is_over: bool = False
     is_interrupted: bool = False
     is_guarded: bool = False  # whether the current part will be compared with an earlier one
@@ -251,7 +265,9 @@ class Turn:
         drift, said, most = self._finding.result()  # raises what failed
         self._finding = None
         if not (drift and can_redraw):
-            self.conversation.say(self, self._voice, said, most)
+            kept = self.conversation.say(self, self._voice, said, most)
+            if kept:
+                self.prepare(kept.frames_behind(self._voice))
         return drift
 
     def end(self, *, is_good: bool) -> None:

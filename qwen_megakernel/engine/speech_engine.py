@@ -251,7 +251,9 @@ class SpeechEngine(ABC):
             *(request, intake, loop.wake, loop.interrupt, self.sample_rate), heard=heard
         )
         if conversation:
-            state.turn = conversation.join(self._workers, loop.wake, self._identify)
+            state.turn = conversation.join(
+                self._workers, loop.wake, identify=self._identify, prepare=loop.prepare
+            )
         try:
             loop.submit(state)
         except QwenTTSError:

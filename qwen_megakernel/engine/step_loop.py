@@ -5,6 +5,7 @@ owns all device work. `slots` records which stream holds which slot, `delivery` 
 into chunks.
 """
 
+import copy
 import math
 import threading
 import time
@@ -14,6 +15,8 @@ from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from typing import Any
+
+import numpy as np
 
 from qwen_megakernel.engine.delivery import LOW_BUFFER_S, ChunkDelivery
 from qwen_megakernel.engine.slots import SlotTable
@@ -27,6 +30,9 @@ from qwen_megakernel.voice import Voice
 # While another stream waits for its slot, the text of a part may come this late. The part then ends
 # with the text that has come, and later text becomes a part of its own, for which a slot is found.
 TEXT_PATIENCE_S = 2.0
+
+# The states of the vocoder behind so many frames in context are kept: 5 MB each at released shapes.
+MAX_CONTEXTS = 4
 
 
 class StepLoop:
@@ -54,6 +60,8 @@ class StepLoop:
         self._next_look_s: float | None = None  # when a turn is due without news; None: never
         self._spent_ms = {"prefill": 0.0, "decode": 0.0, "vocoder": 0.0}
         self._calls: deque[tuple[Future, Callable[[], Any]]] = deque()
+        self._ahead: deque[np.ndarray] = deque()  # frames of contexts that will be needed
+        self._contexts: dict[bytes, Any] = {}  # frames -> the vocoder's state behind them
         stages: Future[Stages] = Future()
         self._thread = threading.Thread(
             target=self._run, args=(build, stages), name="tts-step-loop", daemon=True
@@ -92,6 +100,13 @@ class StepLoop:
             self._calls.append((future, call))
         self.wake()
         return future.result()
+
+    def prepare(self, frames: np.ndarray) -> None:
+        """Run the vocoder over frames in context, before the part that continues them begins.
+
+        This happens only if no stream has anything to do. Only the worker thread may call it.
+        """
+        self._ahead.append(frames)
 
     def wake(self) -> None:
         """Make the loop look at its streams again, without waiting for device work."""
@@ -176,7 +191,12 @@ class StepLoop:
             collect()
         more_is_due = self._delivery.start_vocoder(streams)
         is_behind = bool(self._table.active(Phase.BETWEEN_PARTS))
-        return bool(streams) or is_behind or more_is_due or self._delivery.is_under_way
+        is_busy = bool(streams) or is_behind or more_is_due or self._delivery.is_under_way
+        while self._ahead:
+            frames = self._ahead.popleft()
+            if not is_busy:
+                self._vocoder_after(frames)
+        return is_busy
 
     def _take(self, stages: Stages) -> Stages:
         self._decoder, self._prompts = stages.decoder, stages.prompts
@@ -225,14 +245,26 @@ class StepLoop:
             part=stream.num_parts + stream.draw,
             text_open=not closed,
         )
-        vocoder = self._vocoder.new_state()
-        if frames is not None:
-            self._vocoder.warm(frames, vocoder)
+        vocoder = self._vocoder_after(frames)
         left = self._decoder.max_frames
         if request.max_frames is not None:
             left = min(left, request.max_frames - stream.num_frames)
         stream.begin_part(part, len(ids), text_open=not closed, max_frames=left, vocoder=vocoder)
         stream.timings.setdefault("prefill", add_time(self._spent_ms, "prefill", started))
+
+    def _vocoder_after(self, frames: np.ndarray | None) -> Any:
+        """Return the vocoder's state behind frames in context; None: behind nothing."""
+        if frames is None:
+            return self._vocoder.new_state()
+        key = frames.tobytes()
+        state = self._contexts.pop(key, None)
+        if state is None:
+            state = self._vocoder.new_state()
+            self._vocoder.warm(frames, state)
+        self._contexts[key] = state  # the one used last is at the end
+        if len(self._contexts) > MAX_CONTEXTS:
+            del self._contexts[next(iter(self._contexts))]
+        return copy.deepcopy(state)
 
     def _feed_text(self) -> None:
         """Give newly arrived text of open parts to the decoder."""

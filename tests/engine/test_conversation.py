@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 import torch
 from tiny_speech import feed_and_end, tiny_engine
+from tolerances import PCM_STEPS
 from waiting import wait_until
 
+from qwen_megakernel.audio import to_int16
 from qwen_megakernel.decoders.prompt import PromptBuilder
+from qwen_megakernel.engine import step_loop
 from qwen_megakernel.engine.conversation import MAX_VOICES, Conversation, Said
 from qwen_megakernel.errors import TaskError, UsageError
 from qwen_megakernel.timing.loudness import Loudness
@@ -245,6 +248,64 @@ def test_a_closed_stream_leaves_nothing(base, prompts):
         feed_and_end(base.stream(text_open=True, conversation=talk, **options), SHORT)
         assert prompts[-1][0].frames is None
         talk.forget()
+
+
+@pytest.fixture
+def bea(base):
+    return voice(base, 12)
+
+
+@pytest.fixture
+def warmed(base, bea, monkeypatch):
+    """The frames behind Bea's reference over which the vocoder runs without samples."""
+    warmed, warm = [], base._loop._vocoder.warm
+
+    def watched(frames, state):
+        if np.array_equal(frames[: len(bea.codes)], bea.codes):
+            warmed.append(frames[len(bea.codes) :])
+        warm(frames, state)
+
+    monkeypatch.setattr(base._loop._vocoder, "warm", watched)
+    monkeypatch.setattr(base._loop, "_contexts", {})
+    return warmed
+
+
+def test_a_sentence_that_comes_later_finds_its_context_prepared(base, bea, warmed, prompts):
+    options = {"voice": bea, "seed": 1, "continuity": "context", "conversation": Conversation()}
+    first = base.synthesize(SHORT, **options)
+    wait_until(lambda: len(warmed) == 2)
+    assert len(warmed[0]) == 0
+    assert np.array_equal(warmed[1], first.codes[-len(warmed[1]) :])
+    second = base.stream(SHORT, **options)
+    samples = np.concatenate([chunk.samples for chunk in second])
+    context = prompts[1][0].frames
+    assert np.array_equal(context, np.concatenate([bea.codes, warmed[1]]))
+    whole = to_int16(base.decode(np.concatenate([context, second.codes])))
+    assert np.abs(samples - whole[-len(samples) :].astype(int)).max() <= PCM_STEPS
+    wait_until(lambda: len(warmed) == 3)  # after the second sentence, for a third one
+    assert np.array_equal(warmed[2][-len(second.codes) :], second.codes[-len(warmed[2]) :])
+
+
+def test_nothing_is_prepared_while_another_stream_speaks(base, bea, warmed):
+    other = base.stream(LONG, voice=voice(base, 0), seed=9, max_frames=400, chunk_frames=1)
+    next(other)
+    talk = Conversation()
+    base.synthesize(SHORT, voice=bea, seed=1, continuity="context", conversation=talk)
+    wait_until(lambda: talk.said(bea))
+    base._loop.run(lambda: None)
+    assert not other.finish_reason and len(warmed) == 1
+    other.close()
+
+
+def test_a_voice_in_context_is_prepared_once_and_sounds_the_same(base, bea, warmed, monkeypatch):
+    options = {"voice": bea, "seed": 1, "max_frames": 9}
+    first, again = (base.synthesize(SHORT, **options).audio for _ in range(2))
+    assert len(warmed) == 1
+    monkeypatch.setattr(step_loop, "MAX_CONTEXTS", 0)
+    for _ in range(2):
+        alone = base.synthesize(SHORT, **options).audio
+    assert len(warmed) == 2
+    assert np.array_equal(first, again) and np.array_equal(first, alone)
 
 
 def test_voices_of_a_conversation_keep_their_own(base, prompts):
