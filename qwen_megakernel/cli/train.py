@@ -114,7 +114,10 @@ def _add_model_options(command: argparse.ArgumentParser, **defaults: Any) -> Non
     lengths = "frames of a recording"
     defaults = {"batch_size": 1, "precision": "bf16", **defaults}
     add_training_options(command, rows="recordings", lengths=lengths, **defaults)
-    add("--device", options.DEVICE_HELP)
+
+
+def _add_machine_options(command: argparse.ArgumentParser) -> None:
+    parsing.adder(command)("--device", options.DEVICE_HELP)
     options.add_local_files_option(command)
     options.add_verbosity(command)
 
@@ -124,6 +127,7 @@ def _add_verify(train: Any) -> None:
         train, "verify", verify, "check prepared recordings, and training on two of them"
     )
     _add_model_options(command, learning_rate="1e-3", epochs=20, warmup_steps=0)
+    _add_machine_options(command)
 
 
 def _add_run(train: Any) -> None:
@@ -146,6 +150,7 @@ def _add_run(train: Any) -> None:
         SAMPLE_TEXT,
     )
     add_job_options(command, save_steps=100)
+    _add_machine_options(command)
 
 
 def _add_merge(train: Any) -> None:

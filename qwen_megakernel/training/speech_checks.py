@@ -20,7 +20,6 @@ from qwen_megakernel.training.checks import (
     check_lengths,
     check_steps,
 )
-from qwen_megakernel.training.speech_data import TrainingSample
 from qwen_megakernel.training.speech_job import Parts, TuneJob
 from qwen_megakernel.training.speech_model import SpeechModel
 from qwen_megakernel.training.speech_trainer import FEEDS, SpeechTrainer, TuneOptions
@@ -56,12 +55,7 @@ def verify(job: TuneJob, options: TuneOptions, watch: Watch = NO_WATCH) -> Itera
     except QwenTTSError as error:
         yield Check("model", False, str(error).replace("\n", " "))
         return
-
-    def fitting(sample: TrainingSample) -> TrainingSample:
-        speech_data.check_fit(sample, parts.base.config, parts.fingerprint)
-        return sample
-
-    found, check = check_each("shapes", found.items(), fitting)
+    found, check = check_each("shapes", found.items(), parts.fitting)
     yield check
     samples = list(found.values())
     if not samples:

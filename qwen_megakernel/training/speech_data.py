@@ -90,8 +90,8 @@ def lines_of(path: Path) -> Iterator[tuple[int, str]]:
     return lines(path, "train prepare")
 
 
-def check_fit(sample: TrainingSample, config: ModelConfig, fingerprint: str) -> None:
-    """Raise an error for a recording that a model cannot be trained on.
+def fitting(sample: TrainingSample, config: ModelConfig, fingerprint: str) -> TrainingSample:
+    """Return the recording, if the model can be trained on it.
 
     Args:
         config, fingerprint: of the model and of its encoders (`VoiceLibrary.fingerprint`).
@@ -117,6 +117,7 @@ def check_fit(sample: TrainingSample, config: ModelConfig, fingerprint: str) -> 
         raise DatasetError(
             f"{sample.id} has codes of {codes.min()} .. {codes.max()}; they must be 0 .. {last}."
         )
+    return sample
 
 
 def mean_x_vector(samples: Sequence[TrainingSample]) -> np.ndarray:
@@ -186,7 +187,7 @@ def prepare(
     rows = list_recordings(place)
     done = read(output) if mend(output) else []
     for sample in done:
-        check_fit(sample, checkpoint.config, library.fingerprint)
+        fitting(sample, checkpoint.config, library.fingerprint)
     digests = {each.digest: each.id for each in done}
 
     def encode(row: Row) -> tuple[TrainingSample, float]:

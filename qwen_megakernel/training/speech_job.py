@@ -85,15 +85,12 @@ def tune(job: TuneJob, options: TuneOptions, watch: Watch = NO_WATCH) -> SpeechT
     job.check_output()
     samples = speech_data.read(job.data)
     parts = Parts.load(job)
-    for each in samples:
-        speech_data.check_fit(each, parts.base.config, parts.fingerprint)
+    spoken = [parts.spoken(parts.fitting(each)) for each in samples]
     sample_ids = parts.tokenizer.encode(job.sample_text) if job.sample_text else None
     voice = Voice(job.name, speech_data.mean_x_vector(samples), fingerprint=parts.fingerprint)
-    spoken = [parts.spoken(each) for each in samples]
     num_held_out = round(len(spoken) * job.held_out)
     held_out, training = spoken[:num_held_out], spoken[num_held_out:]
-    model = parts.new_model(options)
-    trainer = SpeechTrainer(model, training, held_out, voice, options)
+    trainer = SpeechTrainer(parts.new_model(options), training, held_out, voice, options)
 
     def after(record: StepRecord) -> None:
         watch.step(record)
@@ -130,8 +127,12 @@ class Parts:
         tokenizer = TextTokenizer(files.folder, base.config)
         return Parts(base, tokenizer, VoiceLibrary(base).fingerprint, find_device(job.device))
 
+    def fitting(self, sample: TrainingSample) -> TrainingSample:
+        """Return a recording; raises a DatasetError if the model cannot be trained on it."""
+        return speech_data.fitting(sample, self.base.config, self.fingerprint)
+
     def spoken(self, sample: TrainingSample) -> Spoken:
-        """Return the ids and the codes of a recording."""
+        """Return the ids and the codes of a recording that fits."""
         return Spoken(self.tokenizer.encode(sample.text), torch.tensor(sample.audio_codes))
 
     def new_model(self, options: TuneOptions) -> SpeechModel:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from qwen_megakernel.errors import UsageError, check_choice
 from qwen_megakernel.installing import require
 from qwen_megakernel.records import SpeechRequest, TextIds
 from qwen_megakernel.training.speech_model import RESIDUAL_WEIGHT, SpeechModel, loss_of
-from qwen_megakernel.training.trainer import BaseTrainer, StepRecord, TrainOptions, fitting
+from qwen_megakernel.training.trainer import BaseTrainer, TrainOptions, fitting
 from qwen_megakernel.voice import Voice
 
 METHODS = ("lora", "full")
@@ -174,22 +174,7 @@ class SpeechTrainer(BaseTrainer):
         totals = self._totals
         return bool(totals) and len(totals) - 1 - int(np.argmin(totals)) >= self.options.patience
 
-    def run(
-        self,
-        on_step: Callable[[StepRecord], None] = lambda record: None,
-        *,
-        until: int | None = None,
-    ) -> None:
-        self._measure()  # the base model, or the last step, if Ctrl-C came while it was measured
-        BaseTrainer.run(self, on_step, until=until)
-
-    def _train_step(self, group: Any) -> StepRecord:
-        record = BaseTrainer._train_step(self, group)
-        self._measure()
-        return record
-
     def _measure(self) -> None:
-        """Measure the held-out loss if it is due and has not been measured."""
         done = self.evaluations and self.evaluations[-1][0] == self.step
         if done or not self._held_out or not self.is_measured(self.step):
             return

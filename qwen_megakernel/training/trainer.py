@@ -148,10 +148,13 @@ class BaseTrainer(ABC):
             GenerationError: the loss is not a finite number.
         """
         self.model.train()
+        self._measure()  # the model of step 0, or what Ctrl-C has cut off
         remaining = self._steps_from(self.step)
         end = self.num_steps if until is None else min(until, self.num_steps)
         while self.step < end and not self.is_over:
-            on_step(self._train_step(next(remaining)))
+            record = self._train_step(next(remaining))
+            self._measure()
+            on_step(record)
         self.model.eval()
 
     def autocast(self) -> torch.autocast:
@@ -218,6 +221,9 @@ class BaseTrainer(ABC):
         rise = min(1.0, step / max(1, options.warmup_steps))
         left = (self.num_steps - step + 1) / max(1, self.num_steps - options.warmup_steps)
         return options.learning_rate * min(rise, left)
+
+    def _measure(self) -> None:  # noqa: B027 (a family may have nothing to measure)
+        """Measure the model, if that is due and has not been done."""
 
     def figures(self) -> dict[str, float]:
         """Return what the last step measured, by name."""

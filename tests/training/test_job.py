@@ -88,7 +88,13 @@ def test_a_full_disk_ends_the_training_and_keeps_the_last_state(tmp_path, monkey
     monkeypatch.setattr(torch, "save", fill)
     with pytest.raises(OutputError, match=r"Cannot write .*trainer.pt: .*No space left"):
         train(folder)
-    assert {path.name for path in folder.iterdir()} <= {"voice", STATE, LOSSES, job.PLOT}
+    assert {path.name for path in folder.iterdir()} <= {
+        "voice",
+        STATE,
+        LOSSES,
+        job.PLOT,
+        job.EVENTS,
+    }
     monkeypatch.undo()
     assert same(train(folder, resume=True), train(tmp_path / "whole"))
 

@@ -61,7 +61,8 @@ def same(one, other):
 
 
 def files(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".png"}
+    paths = (path for path in folder.iterdir() if path.is_file() and path.suffix != ".png")
+    return {path.name: path.read_bytes() for path in paths}
 
 
 @pytest.mark.timeout(900)
