@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,19 +118,14 @@ def create(args: argparse.Namespace) -> int:
             made.append(voice)
             if not (args.legacy_bin or has_styles):
                 path = output if is_file else output / f"{voice.name}{VOICE_SUFFIX}"
-                how = _replaced(path)
-                voice.save(path)
-                print(f"{path}: {_describe(voice)}{how}")
+                _save(path, _describe(voice), voice.save)
     if has_styles:
-        how = _replaced(output)
         voice = Voice.of_styles(output.name.removesuffix(VOICE_SUFFIX), made)
-        voice.save(output)
-        print(f"{output}: {_describe(voice)}{how}")
+        _save(output, _describe(voice), voice.save)
     if args.legacy_bin and made:
         path = output if is_file else output / PRESETS_FILE
-        how = _replaced(path)
-        save_presets(path, made)
-        print(f"{path}: {', '.join(voice.name for voice in made)}{how}")
+        names = [voice.name for voice in made]
+        _save(path, ", ".join(names), lambda path: save_presets(path, made))
     return failed
 
 
@@ -150,9 +146,8 @@ def mix(args: argparse.Namespace) -> int:
                 f"{part} has the weight {weight!r}.", hint="Write a number, as in anna=.7"
             ) from error
         parts.append((_voice(name, args.voices), share))
-    how, voice = _replaced(output), mixing.mix(output.name.removesuffix(VOICE_SUFFIX), parts)
-    voice.save(output)
-    print(f"{output}: {_describe(voice)}{how}")
+    voice = mixing.mix(output.name.removesuffix(VOICE_SUFFIX), parts)
+    _save(output, _describe(voice), voice.save)
     return 0
 
 
@@ -235,8 +230,10 @@ def _check_free(paths: list[Path], *, force: bool) -> None:
         )
 
 
-def _replaced(path: Path) -> str:
-    return " (replaced)" if path.exists() else ""
+def _save(path: Path, what: str, save: Callable[[Path], None]) -> None:
+    how = " (replaced)" if path.exists() else ""
+    save(path)
+    print(f"{path}: {what}{how}")
 
 
 def _clone(tts: "SpeechEngine", recording: Path, args: argparse.Namespace) -> "Voice":

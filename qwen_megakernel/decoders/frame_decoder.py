@@ -18,6 +18,8 @@ from qwen_megakernel.errors import GenerationError, TextTooLong, UsageError
 from qwen_megakernel.records import Prefill, StepResult
 from qwen_megakernel.speech_options import Sampling
 
+Taps = dict[str, Tensor]  # raw logits, as `FrameDecoder.step` fills them
+
 
 class FrameDecoder(ABC):
     """The talker and the code predictor with their slots, which do not influence each other.
@@ -133,7 +135,7 @@ class FrameDecoder(ABC):
         slots: Sequence[int],
         num_frames: int,
         forced: Tensor | None = None,
-        taps: dict[str, Tensor] | None = None,
+        taps: Taps | None = None,
     ) -> StepResult:
         """Draw up to `num_frames` frames in every slot of `slots`; fewer after `cancel`.
 
@@ -195,11 +197,7 @@ class FrameDecoder(ABC):
 
     @abstractmethod
     def _step(
-        self,
-        slots: Sequence[int],
-        num_frames: int,
-        forced: Tensor | None,
-        taps: dict[str, Tensor] | None,
+        self, slots: Sequence[int], num_frames: int, forced: Tensor | None, taps: Taps | None
     ) -> StepResult:
         """Do what `step` does, with checked arguments, and advance the states of the slots."""
 
@@ -212,7 +210,7 @@ class FrameDecoder(ABC):
         """Return the state of a stream that begins in `slot`, and clear what the last one left."""
         return SlotState(sampling, seed, part)
 
-    def _empty_taps(self, num_rows: int, num_frames: int) -> dict[str, Tensor]:
+    def _empty_taps(self, num_rows: int, num_frames: int) -> Taps:
         """Return tensors for the logits of a step, full of NaN until a frame fills its part."""
         talker, predictor = self.config.talker, self.config.predictor
         codes = (talker.num_code_groups - 1, predictor.vocab_size)

@@ -14,15 +14,13 @@ from torch import Tensor
 
 from qwen_megakernel.decoders import sampling
 from qwen_megakernel.decoders.embeddings import Embeddings
-from qwen_megakernel.decoders.frame_decoder import FrameDecoder
+from qwen_megakernel.decoders.frame_decoder import FrameDecoder, Taps
 from qwen_megakernel.decoders.layers import DecoderStack, Stack, linear
 from qwen_megakernel.decoders.onednn import without_onednn
 from qwen_megakernel.decoders.slots import DecoderSizes, SlotState
 from qwen_megakernel.decoders.weights import DecoderModel, WeightReader
 from qwen_megakernel.records import StepResult
-from qwen_megakernel.speech_options import Sampling
-
-Taps = dict[str, Tensor]  # raw logits, as `FrameDecoder.step` fills them
+from qwen_megakernel.speech_options import Draw, Sampling
 
 
 def _no_values() -> Tensor:
@@ -95,11 +93,7 @@ class PlainDecoder(FrameDecoder):
         self._state(slot).text.extend(rows)
 
     def _step(
-        self,
-        slots: Sequence[int],
-        num_frames: int,
-        forced: Tensor | None,
-        taps: dict[str, Tensor] | None,
+        self, slots: Sequence[int], num_frames: int, forced: Tensor | None, taps: Taps | None
     ) -> StepResult:
         groups = self.config.talker.num_code_groups
         codes = torch.zeros((len(slots), num_frames, groups), dtype=torch.int32)
@@ -159,14 +153,7 @@ class PlainDecoder(FrameDecoder):
         suppressed = torch.zeros_like(state.seen)
         suppressed[talker.suppressed_from :] = True
         suppressed[talker.codec_eos_id] = state.frame < sampling.MIN_FRAMES
-        return sampling.draw(
-            logits.masked_fill(suppressed, -torch.inf),
-            how,
-            seed=state.seed,
-            part=state.part,
-            frame=state.frame,
-            codebook=0,
-        )
+        return self._draw(state, logits.masked_fill(suppressed, -torch.inf), how, 0)
 
     def _draw_residual_codes(
         self, state: PlainState, code: int, forced: Tensor | None, taps: Taps | None = None
@@ -182,18 +169,15 @@ class PlainDecoder(FrameDecoder):
             start += len(x)
             if taps:
                 taps["predictor"][group - 1] = logits
-            code = sampling.draw(
-                logits,
-                state.sampling.predictor,
-                seed=state.seed,
-                part=state.part,
-                frame=state.frame,
-                codebook=group,
-            )
+            code = self._draw(state, logits, state.sampling.predictor, group)
             codes.append(code)
             given = code if forced is None else int(forced[group])
             x = tables[group - 1][given][None]
         return torch.tensor(codes)
+
+    def _draw(self, state: PlainState, logits: Tensor, how: Draw, codebook: int) -> int:
+        address = {"seed": state.seed, "part": state.part, "frame": state.frame}
+        return sampling.draw(logits, how, **address, codebook=codebook)
 
     def _predict(self, x: Tensor, start: int, group: int) -> Tensor:
         """Run x [n, hidden_size] from position `start`; returns code `group`'s float32 logits."""

@@ -20,7 +20,7 @@ from qwen_megakernel.decoders.cpu import library as native
 from qwen_megakernel.decoders.cpu.packing import HINT, PackedWeights, pack
 from qwen_megakernel.decoders.cpu.prefixes import PrefixCache
 from qwen_megakernel.decoders.embeddings import Embeddings
-from qwen_megakernel.decoders.frame_decoder import FrameDecoder
+from qwen_megakernel.decoders.frame_decoder import FrameDecoder, Taps
 from qwen_megakernel.decoders.layers import rope_tables
 from qwen_megakernel.decoders.sampling import MIN_FRAMES, not_finite
 from qwen_megakernel.decoders.slots import DecoderSizes, SlotState
@@ -159,11 +159,7 @@ class CpuDecoder(FrameDecoder):
         self._check(status, f"Text of {len(rows)} rows")
 
     def _step(
-        self,
-        slots: Sequence[int],
-        num_frames: int,
-        forced: Tensor | None,
-        taps: dict[str, Tensor] | None,
+        self, slots: Sequence[int], num_frames: int, forced: Tensor | None, taps: Taps | None
     ) -> StepResult:
         n, groups = len(slots), self.config.talker.num_code_groups
         ids = np.array(slots, dtype=np.int32)

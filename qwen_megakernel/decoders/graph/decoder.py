@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.decoders.buffered import BufferedDecoder
+from qwen_megakernel.decoders.frame_decoder import Taps
 from qwen_megakernel.decoders.graph.model import MAX_FRAMES_PER_LAUNCH, GraphModel
 from qwen_megakernel.decoders.sampling import not_finite
 from qwen_megakernel.decoders.slots import DecoderSizes
@@ -54,11 +55,7 @@ class GraphDecoder(BufferedDecoder):
         self._graphs.run(("prompt", padded), partial(self.model.run_prompt, padded))
 
     def _step(
-        self,
-        slots: Sequence[int],
-        num_frames: int,
-        forced: Tensor | None,
-        taps: dict[str, Tensor] | None,
+        self, slots: Sequence[int], num_frames: int, forced: Tensor | None, taps: Taps | None
     ) -> StepResult:
         n, groups = len(slots), self.config.talker.num_code_groups
         codes = np.zeros((n, num_frames, groups), dtype=np.int32)

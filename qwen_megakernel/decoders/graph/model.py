@@ -51,7 +51,7 @@ def without_cudnn_attention(run: Callable[..., Any]) -> Callable[..., Any]:
     return chosen
 
 
-DRAWS = ("talker", "predictor")  # the fields of `Sampling`
+DRAWS = ("talker", "predictor")  # the fields of `Sampling`: for code 0, and for the others
 
 # Rows of the control, [num_slots] each: the integers are int32, the rows after them float32.
 # Those of the draws are named after their places in `Sampling`.
@@ -249,7 +249,7 @@ class GraphModel:
         logits = sampling.penalize(logits, self.seen, control["talker.repetition_penalty"])
         is_early = (control["frame"] < MIN_FRAMES)[:, None]
         logits = logits.masked_fill(self._is_suppressed | (self._is_eos & is_early), -torch.inf)
-        return self._draw(logits, noise, active, "talker", 0, use_top_p)
+        return self._draw(logits, noise, active, 0, use_top_p)
 
     def _draw_residual_codes(
         self, code: Tensor, given: Tensor | None, noise: Tensor, active: Tensor, use_top_p: bool
@@ -273,21 +273,15 @@ class GraphModel:
             start += x.shape[1]
             logits.append(F.linear(hidden, head).float())
             draws = noise[:, group, :vocab_size]
-            codes.append(self._draw(logits[-1], draws, active, "predictor", group, use_top_p))
+            codes.append(self._draw(logits[-1], draws, active, group, use_top_p))
             used = codes[-1] if given is None else given[:, group]
             x = F.embedding(used, embeddings.code_tables[group - 1])[:, None]
         return torch.stack(codes, dim=1), torch.stack(logits, dim=1)
 
     def _draw(
-        self,
-        logits: Tensor,
-        noise: Tensor,
-        active: Tensor,
-        which: str,
-        codebook: int,
-        use_top_p: bool,
+        self, logits: Tensor, noise: Tensor, active: Tensor, codebook: int, use_top_p: bool
     ) -> Tensor:
-        control = self._control
+        control, which = self._control, DRAWS[min(codebook, 1)]
         is_bad = active & ~torch.isfinite(logits.amax(dim=-1)) & (self._bad == 0)
         self._bad.add_(is_bad, alpha=codebook + 1)
         knobs = Knobs(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from qwen_megakernel.decoders import quantization
 from qwen_megakernel.decoders.buffered import BufferedDecoder
+from qwen_megakernel.decoders.frame_decoder import Taps
 from qwen_megakernel.decoders.kernel.buffers import KernelBuffers
 from qwen_megakernel.decoders.kernel.launcher import Launcher
 from qwen_megakernel.decoders.kernel.library import MAX_STREAMS, Stream
@@ -79,11 +80,7 @@ class KernelDecoder(BufferedDecoder):
         self.launcher.start_prompt((slot, self._states[slot]), slot, embeds)
 
     def _step(
-        self,
-        slots: Sequence[int],
-        num_frames: int,
-        forced: Tensor | None,
-        taps: dict[str, Tensor] | None,
+        self, slots: Sequence[int], num_frames: int, forced: Tensor | None, taps: Taps | None
     ) -> StepResult:
         return self._launch(slots, num_frames, forced, taps)()
 
@@ -92,7 +89,7 @@ class KernelDecoder(BufferedDecoder):
         slots: Sequence[int],
         num_frames: int,
         forced: Tensor | None = None,
-        taps: dict[str, Tensor] | None = None,
+        taps: Taps | None = None,
     ) -> Callable[[], StepResult]:
         """Enqueue launches of up to `MAX_STREAMS` slots each; one wait serves all of them."""
         groups = [slots[first : first + MAX_STREAMS] for first in range(0, len(slots), MAX_STREAMS)]
@@ -132,7 +129,9 @@ class KernelDecoder(BufferedDecoder):
             first = sum(len(part.codes) for part in parts)
             if isinstance(outcome, QwenTTSError):
                 failures |= dict.fromkeys(range(first, first + len(group)), outcome)
-                outcome = self._nothing(len(group), num_frames)
+                shape = (len(group), num_frames, self.config.talker.num_code_groups)
+                nothing = (0,) * len(group), (False,) * len(group)
+                outcome = StepResult(np.zeros(shape, np.int32), *nothing)
             parts.append(outcome)
         for row, slot in enumerate(slots):
             if slot in self._failures:  # the prompt's error explains more than that of its frames
@@ -151,10 +150,6 @@ class KernelDecoder(BufferedDecoder):
         if len(lost) == len(slots):
             raise failures[0]
         return StepResult(codes, tuple(counts), tuple(ended), failures)
-
-    def _nothing(self, num_rows: int, num_frames: int) -> StepResult:
-        shape = (num_rows, num_frames, self.config.talker.num_code_groups)
-        return StepResult(np.zeros(shape, np.int32), (0,) * num_rows, (False,) * num_rows)
 
     def _native_stream(self, slot: int) -> Stream:
         state = self._state(slot)
