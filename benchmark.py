@@ -30,16 +30,13 @@ def parse_args() -> argparse.Namespace:
     parser = parsing.Parser(description=__doc__.splitlines()[0])
     common.add_arguments(parser)
     common.add_result_option(parser)
-    parser.add_argument(
+    add = parsing.adder(parser)
+    add(
         "--max-ttfc-ms",
-        type=parsing.positive,
-        help="exit with 1 if the median of first_chunk_ms is above this",
+        "exit with 1 if the median of first_chunk_ms is above this",
+        parsing.positive,
     )
-    parser.add_argument(
-        "--max-rtf",
-        type=parsing.positive,
-        help="exit with 1 if the median real-time factor is above this",
-    )
+    add("--max-rtf", "exit with 1 if the median real-time factor is above this", parsing.positive)
     return parser.parse_args()
 
 

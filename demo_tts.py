@@ -41,12 +41,8 @@ def parse_args() -> argparse.Namespace:
     """Return the options of the command line."""
     parser = parsing.Parser(description=__doc__.splitlines()[0])
     options.add_text_options(parser)
-    parser.add_argument(
-        "-o",
-        "--output",
-        default="out.wav",
-        help="wav, flac, ogg or mp3 file to write (default: out.wav)",
-    )
+    add = parsing.adder(parser)
+    add("-o --output", "wav, flac, ogg or mp3 file to write", str, "out.wav")
     options.add_subtitles_option(parser)
     options.add_model_options(parser)
     options.add_speech_options(parser)

@@ -167,52 +167,38 @@ def main(args: argparse.Namespace) -> int:
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
     parser = parsing.Parser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--model", default="tiny-random", help="model to load: hub id, folder or built-in name"
-    )
-    amount = parser.add_mutually_exclusive_group()
-    amount.add_argument(
+    add = parsing.adder(parser)
+    add("--model", "model to load: hub id, folder or built-in name", str, "tiny-random")
+    add_either = parsing.adder(parser.add_mutually_exclusive_group())
+    add_either(
         "--steps",
-        type=parsing.at_least(1),
-        help=f"codec frames to compare in each table (default: {FULL_STEPS}, or "
+        f"codec frames to compare in each table (default: {FULL_STEPS}, or "
         f"{EMULATED_STEPS} where the kernel is emulated)",
+        parsing.at_least(1),
     )
-    amount.add_argument(
-        "--full", action="store_true", help=f"compare {FULL_STEPS} frames, emulated or not"
-    )
+    add_either("--full", f"compare {FULL_STEPS} frames, emulated or not", bool)
     backends = [name for name in BACKENDS if name != "coreml"]  # it takes no bfloat16
-    parser.add_argument(
+    add(
         "--backend",
-        default="auto",
-        choices=backends,
-        help="backend to compare with the plain decoder (default: all that this machine can run); "
+        "backend to compare with the plain decoder (default: all that this machine can run); "
         "torch: compare the plain decoder only",
+        backends,
+        "auto",
     )
-    parser.add_argument(
-        "--dtype",
-        choices=("float32", "bfloat16"),
-        help="number format to compare in (default: both)",
-    )
-    parser.add_argument(
-        "--weights", choices=WEIGHTS, help="compare with 8-bit layers in all decoders"
-    )
-    parser.add_argument(
+    add("--dtype", "number format to compare in (default: both)", ("float32", "bfloat16"))
+    add("--weights", "compare with 8-bit layers in all decoders", WEIGHTS)
+    add(
         "--tolerance",
-        type=float,
-        help="largest difference of logits to accept (default: derived for each comparison)",
+        "largest difference of logits to accept (default: derived for each comparison)",
+        float,
     )
-    parser.add_argument(
-        "--reference", metavar="FILE", help="recording to use in place of the official package"
+    add("--reference FILE", "recording to use in place of the official package")
+    add(
+        "--save-reference FILE",
+        "file to which this run of the official package is written, as a recording",
     )
-    parser.add_argument(
-        "--save-reference",
-        metavar="FILE",
-        help="file to which this run of the official package is written, as a recording",
-    )
-    parser.add_argument("--quiet", action="store_true", help="print errors only")
-    parser.add_argument(
-        "--debug", action="store_true", help="log everything, and show Python tracebacks of errors"
-    )
+    add("--quiet", "print errors only", bool)
+    add("--debug", "log everything, and show Python tracebacks of errors", bool)
     return parser.parse_args()
 
 

@@ -75,13 +75,13 @@ METRICS = {
 
 def add_result_option(parser: argparse.ArgumentParser) -> None:
     """Add --json FILE, for `write_json`, and --idle, for `run`."""
-    parser.add_argument("--json", metavar="FILE", help="file to write the results to, as JSON")
-    parser.add_argument(
-        "--idle",
-        metavar="SECONDS",
-        type=parsing.at_least(0),
-        default=machine.IDLE_SECONDS,
-        help="with --json: longest wait, before the run, for the load average to fall",
+    add = parsing.adder(parser)
+    add("--json FILE", "file to write the results to, as JSON")
+    add(
+        "--idle SECONDS",
+        "with --json: longest wait, before the run, for the load average to fall",
+        parsing.at_least(0),
+        machine.IDLE_SECONDS,
     )
 
 
@@ -108,7 +108,8 @@ def observe(idle_seconds: float = machine.IDLE_SECONDS) -> None:
 
 def add_plain_options(parser: argparse.ArgumentParser) -> None:
     """Add --debug, for a measurement that loads no model."""
-    parser.add_argument("--debug", action="store_true", help="show Python tracebacks of errors")
+    add = parsing.adder(parser)
+    add("--debug", "show Python tracebacks of errors", bool)
     parser.set_defaults(quiet=True)
 
 
@@ -135,17 +136,13 @@ def takes(*added: Options) -> Callable[[Measurement], Measurement]:
 
 def add_arguments(parser: argparse.ArgumentParser, runs: int = 5, warmup: int = 2) -> None:
     """Add --text, --runs, --warmup, --plot, chunk lengths, and the options of engine and speech."""
-    parser.add_argument("--text", default=TEXT, help="text to speak")
+    add = parsing.adder(parser)
+    add("--text", "text to speak", str, TEXT)
     count("--runs", runs, "number of runs whose figures count")(parser)
     count("--warmup", warmup, "number of runs before them, whose figures do not count", least=0)(
         parser
     )
-    parser.add_argument(
-        "--plot",
-        metavar="FILE",
-        type=parsing.plot_file,
-        help="picture of the runs to write (needs the [plots] extra)",
-    )
+    add("--plot FILE", "picture of the runs to write (needs the [plots] extra)", parsing.plot_file)
     options.add_options(parser, ("first_chunk_frames", "chunk_frames"))
     options.add_model_options(parser)
     options.add_speech_options(parser)

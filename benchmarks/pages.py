@@ -7,7 +7,6 @@ to `write`, and this program keeps those rows and writes the words around them.
 python benchmarks/pages.py --plot FILE    draw floors and measured frames (needs [plots])
 """
 
-import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -42,16 +41,14 @@ PAGES: dict[str, Callable[[], list[str]]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write, check or draw; return 1 if --check finds a page that is out of date."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "page", nargs="?", metavar="PAGE", choices=PAGES, help=f"one of {', '.join(PAGES)}"
-    )
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if out of date")
-    parser.add_argument(
-        "--plot",
-        metavar="FILE",
-        type=parsing.plot_file,
-        help="draw the floors of docs/performance.md instead of writing (needs the [plots] extra)",
+    parser = parsing.Parser(description=__doc__.splitlines()[0])
+    add = parsing.adder(parser)
+    add("page PAGE", f"one of {', '.join(PAGES)}", PAGES, nargs="?")
+    add("--check", "write nothing; exit 1 if out of date", bool)
+    add(
+        "--plot FILE",
+        "draw the floors of docs/performance.md instead of writing (needs the [plots] extra)",
+        parsing.plot_file,
     )
     args = parser.parse_args(argv)
     if args.plot:

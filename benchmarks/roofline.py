@@ -133,16 +133,12 @@ def vocoder_weights(codec: CodecConfig) -> int:
 def main() -> None:
     """Print the table."""
     parser = parsing.Parser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--model",
-        action="append",
-        help="built-in name of the model whose shapes to use (default: both sizes)",
-    )
-    parser.add_argument(
-        "--bandwidth",
-        type=parsing.positive,
-        metavar="GB/S",
-        help="memory bandwidth of a machine that is not among the known GPUs",
+    add = parsing.adder(parser)
+    add("--model", "built-in name of the model whose shapes to use (default: both sizes)", list)
+    add(
+        "--bandwidth GB/S",
+        "memory bandwidth of a machine that is not among the known GPUs",
+        parsing.positive,
     )
     args = parser.parse_args()
     models = {name: name for name in args.model} if args.model else RELEASED

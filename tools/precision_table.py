@@ -7,7 +7,6 @@ Two processes run side by side, with PyTorch's best instruction set and with its
 has the digits on which they agree. This takes minutes.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -29,6 +28,7 @@ from benchmarks import common, page_parts, precision_page
 from qwen_megakernel.checkpoint.config import ModelConfig, parse_model_config
 from qwen_megakernel.checkpoint.random_configs import model_config
 from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX, model_tensors
+from qwen_megakernel.cli import parsing
 from qwen_megakernel.decoders import quantization
 from qwen_megakernel.decoders.cpu.decoder import CpuDecoder
 from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
@@ -216,11 +216,12 @@ def all_runs() -> list[dict[str, Any]]:
 
 def main() -> int:
     """Measure, and write the result file and the page."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
+    parser = parsing.Parser(description=__doc__.splitlines()[0])
+    add = parsing.adder(parser)
+    add(
         "--one",
-        action="store_true",
-        help="measure with this process's instruction set only, and print the figures as JSON",
+        "measure with this process's instruction set only, and print the figures as JSON",
+        bool,
     )
     if parser.parse_args().one:
         print(json.dumps(one_run()))

@@ -15,7 +15,6 @@ inputs[i, j] = sin((i + 1) * (j + 1)).
 The exit code is 0 if all checks pass, else 1.
 """
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -23,6 +22,8 @@ from pathlib import Path
 import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
+
+from qwen_megakernel.cli import parsing
 
 PREDICTOR = "talker.code_predictor."
 PROJECTION = f"{PREDICTOR}small_to_mtp_projection."
@@ -148,22 +149,19 @@ def differences(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> l
 
 def main() -> int:
     """Print the verdict, and what it does not cover."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "folder", type=Path, help="checkpoint folder with config.json and model.safetensors"
+    parser = parsing.Parser(description=__doc__.splitlines()[0])
+    add = parsing.adder(parser)
+    add("folder", "checkpoint folder with config.json and model.safetensors", Path)
+    add = parsing.adder(parser.add_mutually_exclusive_group())
+    add(
+        "--reference FILE",
+        "file with another program's products, to compare this checkpoint's with",
+        Path,
     )
-    choice = parser.add_mutually_exclusive_group()
-    choice.add_argument(
-        "--reference",
-        type=Path,
-        metavar="FILE",
-        help="file with another program's products, to compare this checkpoint's with",
-    )
-    choice.add_argument(
-        "--write-reference",
-        type=Path,
-        metavar="FILE",
-        help="file to write this checkpoint's products to, as a reference for others",
+    add(
+        "--write-reference FILE",
+        "file to write this checkpoint's products to, as a reference for others",
+        Path,
     )
     args = parser.parse_args()
     config, path = args.folder / "config.json", args.folder / "model.safetensors"

@@ -31,66 +31,41 @@ from qwen_megakernel.installing import require
 def parser() -> argparse.ArgumentParser:
     """Return the command line's parser."""
     root = parsing.Parser(prog="load_test", description=__doc__.splitlines()[0])
-    root.add_argument(
-        "--url", default="http://127.0.0.1:8090", help="address of the server, without /v1"
-    )
-    root.add_argument(
-        "--rps",
-        type=numbers(float),
-        default=[],
-        help="rates of requests per second, separated by commas: 1,2,4",
-    )
-    root.add_argument(
+    add = parsing.adder(root)
+    add("--url", "address of the server, without /v1", str, "http://127.0.0.1:8090")
+    add("--rps", "rates of requests per second, separated by commas: 1,2,4", numbers(float), [])
+    add(
         "--concurrency",
-        type=numbers(int),
-        default=[],
-        help="numbers of listeners at once, separated by commas: 1,4,16",
+        "numbers of listeners at once, separated by commas: 1,4,16",
+        numbers(int),
+        [],
     )
-    root.add_argument(
-        "--duration", type=parsing.positive, default=30.0, help="seconds that each load lasts"
-    )
-    root.add_argument(
-        "--warmup", type=float, default=5.0, help="seconds of unmeasured load before each level"
-    )
-    root.add_argument(
-        "--timeout",
-        type=parsing.positive,
-        default=120.0,
-        help="longest time for a request, in seconds",
-    )
-    root.add_argument(
+    add("--duration", "seconds that each load lasts", parsing.positive, 30.0)
+    add("--warmup", "seconds of unmeasured load before each level", float, 5.0)
+    add("--timeout", "longest time for a request, in seconds", parsing.positive, 120.0)
+    add(
         "--word-ms",
-        type=parsing.positive,
-        help="send the text over the WebSocket, a word at a time; milliseconds between two words",
+        "send the text over the WebSocket, a word at a time; milliseconds between two words",
+        parsing.positive,
     )
-    root.add_argument(
+    add(
         "--max-in-flight",
-        type=parsing.at_least(1),
-        default=4096,
-        help="most requests to have open at once; further ones count as failed (default: 4096)",
+        "most requests to have open at once; further ones count as failed",
+        parsing.at_least(1),
+        4096,
     )
-    root.add_argument(
-        "--seed", type=int, default=0, help="seed of arrivals and of the order of texts"
-    )
-    root.add_argument("--prompts", metavar="FILE", help="file of texts to speak, one per line")
-    root.add_argument("--voice", help="voice that the requests name")
-    root.add_argument("--language", help="language that the requests name")
-    root.add_argument("--model-name", help="value of the requests' field `model`")
-    root.add_argument(
-        "--body", type=json.loads, default={}, help="further fields of the requests, as JSON"
-    )
-    root.add_argument("--api-key", help="key to send with every request, as a bearer token")
-    root.add_argument(
-        "--label",
-        help="name of the model for the result (default: the first that the server lists)",
-    )
-    root.add_argument("--pid", type=int, help="process id of the server, to measure its memory")
+    add("--seed", "seed of arrivals and of the order of texts", int, 0)
+    add("--prompts FILE", "file of texts to speak, one per line")
+    add("--voice", "voice that the requests name")
+    add("--language", "language that the requests name")
+    add("--model-name", "value of the requests' field `model`")
+    add("--body", "further fields of the requests, as JSON", json.loads, {})
+    add("--api-key", "key to send with every request, as a bearer token")
+    add("--label", "name of the model for the result (default: the first that the server lists)")
+    add("--pid", "process id of the server, to measure its memory", int)
     common.add_result_option(root)
-    root.add_argument(
-        "--plot",
-        metavar="FILE",
-        type=parsing.plot_file,
-        help="picture of the result to write (needs the [plots] extra)",
+    add(
+        "--plot FILE", "picture of the result to write (needs the [plots] extra)", parsing.plot_file
     )
     options.add_verbosity(root)
     return root

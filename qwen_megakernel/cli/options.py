@@ -205,16 +205,11 @@ def add_text_options(parser: parsing.Parser) -> None:
     for title in (OUTPUT, VOICE, READING, SAMPLING, SOUND, MARKS, MACHINE):
         parsing.group(parser, title)  # in this order
     add = parsing.adder(parser, OUTPUT)
-    action: Any = parsing.TextAction
-    add("text", "text to speak; - reads standard input", action=action)
-    add("--text", "the text, for scripts that name every argument", action=action)
-    add(
-        "-f --file FILE",
-        "file of text to speak, in UTF-8",
-        parsing.file_text,
-        dest="text",
-        action=action,
-    )
+    action = parsing.TextAction
+    add("text", "text to speak; - reads standard input", action)
+    add("--text", "the text, for scripts that name every argument", action)
+    read = {"dest": "text", "type": parsing.file_text}
+    add("-f --file FILE", "file of text to speak, in UTF-8", action, **read)
     parser.hints = {
         "required: text": "- reads standard input, --file FILE a file",
         "--format": "the ending of --output names the format: -o out.mp3",

@@ -2,7 +2,7 @@
 
 import argparse
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
@@ -86,12 +86,15 @@ class TextAction(argparse.Action):
             other.required &= other.dest != self.dest
 
 
+_NO_DEFAULTS = (None, "", argparse.SUPPRESS)
+
+
 class _Help(argparse.HelpFormatter):
     def _get_help_string(self, action: argparse.Action) -> str:
         """Return an option's help; argparse calls this. A default is added if it is not in it."""
         help, default = action.help or "", action.default
-        says_nothing = isinstance(default, bool | list | None) or default == argparse.SUPPRESS
-        if says_nothing or "(default" in help:
+        says_nothing = isinstance(default, list | dict) or default in _NO_DEFAULTS
+        if says_nothing or default is False or "(default" in help:
             return help
         return f"{help} (default: %(default){'g' if isinstance(default, float) else 's'})"
 
@@ -149,8 +152,9 @@ def group(parser: argparse.ArgumentParser, title: str) -> argparse._ArgumentGrou
 def adder(parser: argparse.ArgumentParser, title: str = "") -> Callable[..., None]:
     """Return a function that adds options to the group of a title; "": to the last one.
 
-    Its arguments are an option's names and metavar, with spaces between them, its help, the type or
-    a tuple of its values, and its default. A bool needs no value; a list grows with each use.
+    Its arguments are an option's names and metavar, with spaces between them, its help, its kind
+    and its default. The kind is the type of its values, their collection, or an action of argparse;
+    a bool needs no value, and a list grows with each use.
     """
     to: Any = group(parser, title) if title else parser
 
@@ -161,8 +165,10 @@ def adder(parser: argparse.ArgumentParser, title: str = "") -> Callable[..., Non
             more["action"] = "store_true"
         elif kind is list:
             more |= {"action": "append", "default": []}
-        elif isinstance(kind, tuple):
+        elif isinstance(kind, Collection):
             more |= {"choices": kind, "default": default}
+        elif isinstance(kind, type) and issubclass(kind, argparse.Action):
+            more |= {"action": kind, "default": default}
         else:
             more |= {"type": kind, "default": default}
         to.add_argument(*names.split(), help=help, **more)

@@ -6,19 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qwen_megakernel.choices import DTYPES
-from qwen_megakernel.cli import options, parsing, speak
-from qwen_megakernel.cli.training import (
-    add_job_options,
-    add_training_options,
-    add_workers_option,
-    chosen_options,
-    job_of,
-    print_checks,
-    print_report,
-    print_steps,
-    row_bar,
-    step_bar,
-)
+from qwen_megakernel.cli import options, parsing, speak, training
 
 if TYPE_CHECKING:
     from qwen_megakernel.sheen.training.job import Job
@@ -60,10 +48,10 @@ def prepare(args: argparse.Namespace) -> int:
         Path(args.output),
         SnacCodec(folder, device),
         espeak=args.espeak,
-        progress=row_bar(args),
+        progress=training.row_bar(args),
         workers=args.workers,
     )
-    print_report(args, report)
+    training.print_report(args, report)
     return 0
 
 
@@ -72,9 +60,9 @@ def train(args: argparse.Namespace) -> int:
     options.report_loading(args, args.model)
     from qwen_megakernel.sheen.training.job import train_voice
 
-    with step_bar(args) as watch:
+    with training.step_bar(args) as watch:
         trainer = train_voice(_job(args), _train_options(args), watch)
-    print_steps(args, trainer)
+    training.print_steps(args, trainer)
     return 0
 
 
@@ -101,7 +89,7 @@ def verify_dataset(args: argparse.Namespace) -> int:
     from qwen_megakernel.sheen.training.verify import check_dataset
 
     checks = check_dataset(Path(args.data), args.codebook_size, args.max_length)
-    return print_checks(args, lambda watch: checks)
+    return training.print_checks(args, lambda watch: checks)
 
 
 def verify_tokenizer(args: argparse.Namespace) -> int:
@@ -111,7 +99,7 @@ def verify_tokenizer(args: argparse.Namespace) -> int:
     from qwen_megakernel.sheen.training.verify import check_tokenizer
 
     folder = model_folder.find(args.model).folder
-    return print_checks(args, lambda watch: check_tokenizer(folder))
+    return training.print_checks(args, lambda watch: check_tokenizer(folder))
 
 
 def verify_snac(args: argparse.Namespace) -> int:
@@ -121,7 +109,7 @@ def verify_snac(args: argparse.Namespace) -> int:
     from qwen_megakernel.sheen.training.verify import check_snac
 
     folder = find_snac(args.snac, local_files_only=args.local_files_only, progress=not args.quiet)
-    return print_checks(args, lambda watch: check_snac(folder))
+    return training.print_checks(args, lambda watch: check_snac(folder))
 
 
 def verify_training(args: argparse.Namespace) -> int:
@@ -130,19 +118,19 @@ def verify_training(args: argparse.Namespace) -> int:
     from qwen_megakernel.sheen.training.verify import check_training
 
     job, chosen = _job(args), _train_options(args)
-    return print_checks(args, lambda watch: check_training(job, chosen, watch))
+    return training.print_checks(args, lambda watch: check_training(job, chosen, watch))
 
 
 def _job(args: argparse.Namespace) -> "Job":
     from qwen_megakernel.sheen.training.job import Job
 
-    return job_of(args, Job, base_model=args.model, snac=args.snac)
+    return training.job_of(args, Job, base_model=args.model, snac=args.snac)
 
 
 def _train_options(args: argparse.Namespace) -> "TrainOptions":
     from qwen_megakernel.training.trainer import TrainOptions
 
-    return chosen_options(args, TrainOptions)
+    return training.chosen_options(args, TrainOptions)
 
 
 def _add_prepare(sheen: Any) -> None:
@@ -159,14 +147,14 @@ def _add_prepare(sheen: Any) -> None:
         "--espeak VOICE",
         "espeak-ng voice to phonemise with, such as en-us; metadata.csv is then id|text",
     )
-    add_workers_option(command)
+    training.add_workers_option(command)
     _add_snac_options(command)
 
 
 def _add_train(sheen: Any) -> None:
     command = parsing.new_command(sheen, "train", train, "train a voice")
     _add_training_options(command)
-    add_job_options(command, save_steps=500)
+    training.add_job_options(command, save_steps=500)
 
 
 def _add_infer(sheen: Any) -> None:
@@ -259,7 +247,7 @@ def _add_training_options(command: argparse.ArgumentParser) -> None:
         str,
         DEFAULT_BASE_MODEL,
     )
-    add_training_options(
+    training.add_training_options(
         command,
         rows="rows",
         lengths="tokens of a row",

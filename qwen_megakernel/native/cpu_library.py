@@ -8,16 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from qwen_megakernel.errors import BuildError, GenerationError, OutOfMemory, SetupError
-from qwen_megakernel.native.compiling import (
-    Recipe,
-    compiled,
-    find_cxx,
-    find_zig,
-    found,
-    load,
-    source_folder,
-    sources_below,
-)
+from qwen_megakernel.native import compiling
 
 # The flags in /proc/cpuinfo that an instruction set of x86 needs, the best set first.
 CPU_FLAGS = {
@@ -84,9 +75,9 @@ def choose_set() -> str:
 def find_compiler() -> str:
     """Return the command of the system's C++ compiler, or else of the package ziglang."""
     try:
-        return find_cxx()
+        return compiling.find_cxx()
     except BuildError as error:
-        if zig := find_zig():
+        if zig := compiling.find_zig():
             return zig
         raise BuildError(
             error.what,
@@ -95,16 +86,16 @@ def find_compiler() -> str:
         ) from error
 
 
-def recipe(instruction_set: str, compiler: str = "") -> Recipe:
+def recipe(instruction_set: str, compiler: str = "") -> compiling.Recipe:
     """Return the recipe of an instruction set's library; for `found`, omit the compiler."""
-    folder = source_folder() / "cpu"
-    return Recipe(
+    folder = compiling.source_folder() / "cpu"
+    return compiling.Recipe(
         name=f"the CPU decoder for {instruction_set}",
         library=LIBRARY,
         compiler=compiler,
         flags=(*FLAGS, *INSTRUCTION_SETS[instruction_set]),
         units=(folder / "cpu_decoder.cpp", folder / "cpu_vocoder.cpp"),
-        sources=sources_below(folder),
+        sources=compiling.sources_below(folder),
         source_root=folder,
         limit_seconds=COMPILE_SECONDS,
         is_portable=True,
@@ -113,8 +104,8 @@ def recipe(instruction_set: str, compiler: str = "") -> Recipe:
 
 def library_for(instruction_set: str) -> Path:
     """Return the library of an instruction set, from the cache or newly compiled."""
-    earlier = found(recipe(instruction_set))
-    return earlier or compiled(recipe(instruction_set, find_compiler()))
+    earlier = compiling.found(recipe(instruction_set))
+    return earlier or compiling.compiled(recipe(instruction_set, find_compiler()))
 
 
 def open_library() -> ctypes.CDLL:
@@ -123,7 +114,7 @@ def open_library() -> ctypes.CDLL:
     Raises:
         BuildError, SetupError: there is no compiler, it failed, or the library does not load.
     """
-    library = load(library_for(choose_set()))
+    library = compiling.load(library_for(choose_set()))
     library.qwen_cpu_instruction_set.restype = ctypes.c_char_p
     library.qwen_cpu_pool_create.restype = ctypes.c_void_p
     for name in ("pool", "decoder", "vocoder"):

@@ -159,7 +159,11 @@ def test_nothing_to_compare_is_its_own_exit_code(run_here, monkeypatch):
     assert done.returncode == 77 and "pip install" in done.stderr
 
 
-DRAWING = [path.relative_to(ROOT) for path in programs() if '"--plot"' in path.read_text("utf-8")]
+DRAWING = [
+    path.relative_to(ROOT)
+    for path in programs()
+    if re.search(r'"--plot[ "]', path.read_text("utf-8"))
+]
 
 
 @pytest.mark.parametrize("script", ["benchmark.py", *map(str, DRAWING)])

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm import tqdm
 
+from qwen_megakernel.cli import parsing
 from tools.demo_voice import features, texts
 from tools.demo_voice.flite import Flite
 from tools.demo_voice.recipe import CODEBOOK_SIZE, NUM_CODEBOOKS
@@ -172,17 +173,12 @@ def main(args: argparse.Namespace) -> None:
 
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--texts", type=Path, required=True, help="text file that tools.demo_voice.texts wrote"
-    )
-    parser.add_argument("--output", type=Path, required=True, help="codebooks file to write")
-    parser.add_argument(
-        "--sentences", type=int, default=1500, help="number of sentences to fit the codebooks to"
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, help="seed of all random choices (default: %(default)s)"
-    )
+    parser = parsing.Parser(description=__doc__.splitlines()[0])
+    add = parsing.adder(parser)
+    add("--texts", "text file that tools.demo_voice.texts wrote", Path, required=True)
+    add("--output", "codebooks file to write", Path, required=True)
+    add("--sentences", "number of sentences to fit the codebooks to", int, 1500)
+    add("--seed", "seed of all random choices", int, 0)
     return parser.parse_args()
 
 

@@ -27,6 +27,7 @@ from tqdm import tqdm
 from benchmarks import common
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.choices import WEIGHTS, WEIGHTS_HELP
+from qwen_megakernel.cli import parsing
 from qwen_megakernel.decoders.backends import choose_backend, load_decoder
 from qwen_megakernel.decoders.prompt import PromptBuilder
 from qwen_megakernel.records import SpeechRequest
@@ -267,33 +268,22 @@ def main(args: argparse.Namespace) -> int:
 
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--model", default="demo-voice", help="name or folder of the checkpoint to measure"
-    )
-    parser.add_argument("--weights", choices=WEIGHTS, metavar="FORM", help=WEIGHTS_HELP)
-    parser.add_argument(
+    parser = parsing.Parser(description=__doc__.splitlines()[0])
+    add = parsing.adder(parser)
+    add("--model", "name or folder of the checkpoint to measure", str, "demo-voice")
+    add("--weights FORM", WEIGHTS_HELP, WEIGHTS)
+    add(
         "--references",
-        type=Path,
-        default=REFERENCES,
-        help="shard with the sentences and the codes that they should have",
+        "shard with the sentences and the codes that they should have",
+        Path,
+        REFERENCES,
     )
-    parser.add_argument(
-        "--codebooks",
-        type=Path,
-        default=SHIPPED,
-        help="codebooks file on which the voice was trained",
-    )
-    parser.add_argument(
-        "--workers", type=int, default=1, help="number of processes that read sentences"
-    )
-    parser.add_argument("--every", type=int, default=1, help="use only every n-th sentence")
+    add("--codebooks", "codebooks file on which the voice was trained", Path, SHIPPED)
+    add("--workers", "number of processes that read sentences", int, 1)
+    add("--every", "use only every n-th sentence", int, 1)
     common.add_result_option(parser)
-    parser.add_argument(
-        "--recogniser",
-        type=int,
-        default=100,
-        help="number of sentences to check with the speech recogniser; 0: none",
+    add(
+        "--recogniser", "number of sentences to check with the speech recogniser; 0: none", int, 100
     )
     return parser.parse_args()
 

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.tensor_shapes import CODEC_DECODER_PREFIX, TALKER_PREFIX
+from qwen_megakernel.cli import parsing
 from tools.demo_voice import recipe, tokenizer
 
 WEIGHTS = "model.safetensors"
@@ -101,18 +102,19 @@ def main(args: argparse.Namespace) -> int:
 
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
+    parser = parsing.Parser(description=__doc__.splitlines()[0])
+    add = parsing.adder(parser)
+    add(
         "--talker",
-        type=Path,
-        help="state file of tools.demo_voice.train_talker; without it, the folder's talker stays",
+        "state file of tools.demo_voice.train_talker; without it, the folder's talker stays",
+        Path,
     )
-    parser.add_argument(
+    add(
         "--vocoder",
-        type=Path,
-        help="state file of tools.demo_voice.train_vocoder; without it, the folder's vocoder stays",
+        "state file of tools.demo_voice.train_vocoder; without it, the folder's vocoder stays",
+        Path,
     )
-    parser.add_argument("--output", type=Path, required=True, help="checkpoint folder to write")
+    add("--output", "checkpoint folder to write", Path, required=True)
     return parser.parse_args()
 
 

@@ -26,6 +26,7 @@ from tqdm import tqdm
 
 from benchmarks import common
 from qwen_megakernel.checkpoint.codec_config import parse_codec_config
+from qwen_megakernel.cli import parsing
 from qwen_megakernel.vocoder.vocoder import Vocoder
 from tools.demo_voice import features, package, recipe, texts
 from tools.demo_voice.codebooks import SHIPPED
@@ -172,28 +173,22 @@ def main(args: argparse.Namespace) -> int:
 
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
+    parser = parsing.Parser(description=__doc__.splitlines()[0])
+    add = parsing.adder(parser)
+    add(
         "--vocoder",
-        type=Path,
+        "state file of tools.demo_voice.train_vocoder, or a checkpoint folder",
+        Path,
         required=True,
-        help="state file of tools.demo_voice.train_vocoder, or a checkpoint folder",
     )
-    parser.add_argument(
-        "--codebooks",
-        type=Path,
-        default=SHIPPED,
-        help="codebooks file that the vocoder was trained with",
-    )
-    parser.add_argument("--sentences", type=int, default=60, help="number of sentences")
-    parser.add_argument(
-        "--test", action="store_true", help="use the sentences that are reserved for measuring"
-    )
-    parser.add_argument(
+    add("--codebooks", "codebooks file that the vocoder was trained with", Path, SHIPPED)
+    add("--sentences", "number of sentences", int, 60)
+    add("--test", "use the sentences that are reserved for measuring", bool)
+    add(
         "--recogniser",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="count the words that pocketsphinx recognises in the original and the decoded sound",
+        "count the words that pocketsphinx recognises in the original and the decoded sound",
+        argparse.BooleanOptionalAction,
+        True,
     )
     common.add_result_option(parser)
     return parser.parse_args()

@@ -17,6 +17,7 @@ import soundfile
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.audio import to_int16
+from qwen_megakernel.cli import parsing
 
 FOLDER = Path(__file__).parents[2] / "docs" / "samples"
 PICTURE = "spectrograms.png"
@@ -103,10 +104,9 @@ def main(args: argparse.Namespace) -> int:
 
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--model", default="demo-voice", help="name or folder of the checkpoint that speaks"
-    )
+    parser = parsing.Parser(description=__doc__.splitlines()[0])
+    add = parsing.adder(parser)
+    add("--model", "name or folder of the checkpoint that speaks", str, "demo-voice")
     return parser.parse_args()
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from qwen_megakernel.cli import parsing
 from tools.demo_voice import features, shards, texts, tokenizer
 from tools.demo_voice.codebooks import SHIPPED, Codebooks
 from tools.demo_voice.flite import Flite
@@ -111,25 +112,13 @@ def main(args: argparse.Namespace) -> None:
 
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--texts", type=Path, required=True, help="text file that tools.demo_voice.texts wrote"
-    )
-    parser.add_argument(
-        "--output", type=Path, required=True, help="folder for the shards; existing ones stay"
-    )
-    parser.add_argument(
-        "--codebooks",
-        type=Path,
-        default=SHIPPED,
-        help="codebooks file (default: the shipped voice's)",
-    )
-    parser.add_argument(
-        "--workers", type=int, default=1, help="number of processes that make shards (default: 1)"
-    )
-    parser.add_argument(
-        "--shard-size", type=int, default=2500, help="number of texts in a shard (default: 2500)"
-    )
+    parser = parsing.Parser(description=__doc__.splitlines()[0])
+    add = parsing.adder(parser)
+    add("--texts", "text file that tools.demo_voice.texts wrote", Path, required=True)
+    add("--output", "folder for the shards; existing ones stay", Path, required=True)
+    add("--codebooks", "codebooks file (default: the shipped voice's)", Path, SHIPPED)
+    add("--workers", "number of processes that make shards", int, 1)
+    add("--shard-size", "number of texts in a shard", int, 2500)
     return parser.parse_args()
 
 

@@ -16,6 +16,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from qwen_megakernel.cli import parsing
+
 FOLDER = Path(__file__).parent
 TRAINING = "train"
 TEMPLATE, WRITTEN = "template", "written"  # kinds of test sentences: from grammar, by hand
@@ -247,12 +249,11 @@ def main(args: argparse.Namespace) -> None:
 
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, required=True, help="folder for the three files")
-    parser.add_argument("--number", type=int, default=120_000, help="number of texts for training")
-    parser.add_argument(
-        "--seed", type=int, default=11, help="seed of all random choices (default: %(default)s)"
-    )
+    parser = parsing.Parser(description=__doc__.splitlines()[0])
+    add = parsing.adder(parser)
+    add("--output", "folder for the three files", Path, required=True)
+    add("--number", "number of texts for training", int, 120_000)
+    add("--seed", "seed of all random choices", int, 11)
     return parser.parse_args()
 
 

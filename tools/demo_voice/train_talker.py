@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX
+from qwen_megakernel.cli import parsing
 from qwen_megakernel.output_files import replacing
 from tools.demo_voice import recipe, run_options, shards, tokenizer
 from tools.demo_voice.batches import Layout, Packer
@@ -203,46 +204,26 @@ def _fitting(path: Path, weights: Weights) -> Weights:
 def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = run_options.parser(__doc__.splitlines()[0], learning_rate=2e-3, hold=0.35)
-    parser.add_argument("--data", type=Path, required=True, help="folder of shards to learn from")
-    parser.add_argument(
-        "--test", type=Path, help="folder of shards with sentences to speak at intervals"
-    )
-    parser.add_argument(
+    add = parsing.adder(parser)
+    add("--data", "folder of shards to learn from", Path, required=True)
+    add("--test", "folder of shards with sentences to speak at intervals", Path)
+    add(
         "--presentations",
-        type=int,
-        default=500_000,
-        help="total number of utterances to train on, repetitions included",
+        "total number of utterances to train on, repetitions included",
+        int,
+        500_000,
     )
-    parser.add_argument(
-        "--predictor-only",
-        action="store_true",
-        help="train the code predictor and leave the talker as it is",
-    )
-    parser.add_argument("--rows", type=int, default=4, help="number of rows in a batch")
-    parser.add_argument("--row-length", type=int, default=512, help="number of positions in a row")
-    parser.add_argument(
-        "--frames",
-        type=int,
-        default=320,
-        help="number of frames of a batch that the code predictor learns from",
-    )
-    parser.add_argument(
-        "--codebooks",
-        type=Path,
-        default=SHIPPED,
-        help="codebooks file, with which the spoken frames are compared",
-    )
-    parser.add_argument(
-        "--test-minutes",
-        type=float,
-        default=10.0,
-        help="minutes between two tests on the test sentences",
-    )
-    parser.add_argument(
+    add("--predictor-only", "train the code predictor and leave the talker as it is", bool)
+    add("--rows", "number of rows in a batch", int, 4)
+    add("--row-length", "number of positions in a row", int, 512)
+    add("--frames", "number of frames of a batch that the code predictor learns from", int, 320)
+    add("--codebooks", "codebooks file, with which the spoken frames are compared", Path, SHIPPED)
+    add("--test-minutes", "minutes between two tests on the test sentences", float, 10.0)
+    add(
         "--compile",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="compile the talker's step with torch.compile",
+        "compile the talker's step with torch.compile",
+        argparse.BooleanOptionalAction,
+        True,
     )
     return parser.parse_args(arguments)
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from qwen_megakernel.cli import parsing
 from qwen_megakernel.output_files import replacing
 from tools.demo_voice import features, package, recipe, run_options, texts, vocoder_start
 from tools.demo_voice.codebooks import SHIPPED, Codebooks
@@ -262,33 +263,15 @@ def make_pairs(args: argparse.Namespace) -> tuple[list[Pair], list[Pair]]:
 def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = run_options.parser(__doc__.splitlines()[0], learning_rate=1.2e-3, hold=0.4)
-    parser.add_argument(
-        "--texts", type=Path, required=True, help="text file that tools.demo_voice.texts wrote"
-    )
-    parser.add_argument(
-        "--codebooks",
-        type=Path,
-        default=SHIPPED,
-        help="codebooks file whose codes the vocoder learns",
-    )
-    parser.add_argument(
-        "--sentences", type=int, default=1300, help="number of sentences to learn from"
-    )
-    parser.add_argument("--steps", type=int, default=8000, help="number of updates")
-    parser.add_argument(
-        "--warm-up",
-        type=int,
-        default=0,
-        help="number of updates of the first layers alone, before the others",
-    )
-    parser.add_argument("--batch", type=int, default=6, help="number of segments in a batch")
-    parser.add_argument("--segment", type=int, default=9, help="number of frames in a segment")
-    parser.add_argument(
-        "--compile",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="compile the network with torch.compile",
-    )
+    add = parsing.adder(parser)
+    add("--texts", "text file that tools.demo_voice.texts wrote", Path, required=True)
+    add("--codebooks", "codebooks file whose codes the vocoder learns", Path, SHIPPED)
+    add("--sentences", "number of sentences to learn from", int, 1300)
+    add("--steps", "number of updates", int, 8000)
+    add("--warm-up", "number of updates of the first layers alone, before the others", int, 0)
+    add("--batch", "number of segments in a batch", int, 6)
+    add("--segment", "number of frames in a segment", int, 9)
+    add("--compile", "compile the network with torch.compile", argparse.BooleanOptionalAction, True)
     return parser.parse_args(arguments)
 
 

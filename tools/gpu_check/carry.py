@@ -8,7 +8,6 @@ compiling. The key of a library depends on its sources, its options and the vers
 release must be the same on both machines. This needs nvcc and no GPU.
 """
 
-import argparse
 import os
 import sys
 import time
@@ -19,6 +18,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch reads this when it 
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs as a script from anywhere
 
+from qwen_megakernel.cli import parsing
 from qwen_megakernel.decoders.kernel import build as kernel_build
 from qwen_megakernel.errors import QwenTTSError
 from qwen_megakernel.native import compiling
@@ -32,24 +32,16 @@ MOST_MB = 36
 
 def main() -> int:
     """Compile the libraries, pack them and print their sizes."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--arch", default="sm_90a", help="architecture of the GPU to compile for (default: sm_90a)"
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=carried.CARRIED,
-        help="folder for the packed libraries (default: build/carried)",
-    )
-    parser.add_argument(
-        "--only", default="", help="compile only libraries that have this in their names"
-    )
-    parser.add_argument(
+    parser = parsing.Parser(description=__doc__.splitlines()[0])
+    add = parsing.adder(parser)
+    add("--arch", "architecture of the GPU to compile for", str, "sm_90a")
+    add("--out", "folder for the packed libraries (default: build/carried)", Path, carried.CARRIED)
+    add("--only", "compile only libraries that have this in their names", str, "")
+    add(
         "--jobs",
-        type=int,
-        default=os.cpu_count(),
-        help="number of libraries to compile at the same time (default: one per core)",
+        "number of libraries to compile at the same time (default: one per core)",
+        int,
+        os.cpu_count(),
     )
     args = parser.parse_args()
     if not kernel_build.is_known_arch(args.arch):

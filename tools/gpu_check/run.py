@@ -28,6 +28,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs as a script from anywhere
 
 from benchmarks import machine
+from qwen_megakernel.cli import parsing
 from qwen_megakernel.native import compiling
 from tools.gpu_check import carried
 
@@ -299,31 +300,16 @@ def commit() -> str:
 
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser("gpu_check.sh", description=__doc__.splitlines()[0])
-    parser.add_argument("--name", help="name for the result folder instead of the GPU's")
-    parser.add_argument(
-        "--out",
-        metavar="FOLDER",
-        help="folder for the results (default: benchmarks/results/gpu_NAME_SET)",
-    )
-    parser.add_argument(
-        "--emulation",
-        action="store_true",
-        help="run toy sizes on the CPU, to test this program without a GPU",
-    )
-    parser.add_argument("--toy", action="store_true", help="run toy sizes on the GPU")
-    parser.add_argument(
-        "--set", default="first", choices=SETS, help="which set of steps to run (default: first)"
-    )
-    parser.add_argument("--steps", help="run only these steps of the set, separated by commas")
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        help="seconds for all steps together (default: as planned for the set)",
-    )
-    parser.add_argument(
-        "--commit", help="commit to record in the result, for a checkout without git history"
-    )
+    parser = parsing.Parser("gpu_check.sh", description=__doc__.splitlines()[0])
+    add = parsing.adder(parser)
+    add("--name", "name for the result folder instead of the GPU's")
+    add("--out FOLDER", "folder for the results (default: benchmarks/results/gpu_NAME_SET)")
+    add("--emulation", "run toy sizes on the CPU, to test this program without a GPU", bool)
+    add("--toy", "run toy sizes on the GPU", bool)
+    add("--set", "which set of steps to run", SETS, "first")
+    add("--steps", "run only these steps of the set, separated by commas")
+    add("--seconds", "seconds for all steps together (default: as planned for the set)", float)
+    add("--commit", "commit to record in the result, for a checkout without git history")
     args = parser.parse_args()
     budgets = SETS[args.set]
     args.seconds = args.seconds or SECONDS[args.set]

@@ -31,7 +31,6 @@ medians over its occurrences.
                    and `us` [block][stage] of `moments`, counted from the window's first release
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -306,32 +305,19 @@ def plot(document: dict[str, Any], path: Path) -> None:
 
 def main() -> int:
     """Measure or read, print, and write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "file", nargs="?", type=Path, help="file with documents to print instead of measuring"
+    parser = parsing.Parser(description=__doc__.splitlines()[0])
+    add = parsing.adder(parser)
+    add("file", "file with documents to print instead of measuring", Path, nargs="?")
+    add("--model", "model to measure", str, SMALL)
+    add("--streams", "number of streams in the launch", int, 1)
+    add("--emulation", "measure a toy model on the CPU, to test this program without a GPU", bool)
+    add(
+        "--against FILE",
+        "file with earlier documents, whose frame times are printed beside the new ones",
+        Path,
     )
-    parser.add_argument("--model", default=SMALL, help=f"model to measure (default: {SMALL})")
-    parser.add_argument(
-        "--streams", type=int, default=1, help="number of streams in the launch (default: 1)"
-    )
-    parser.add_argument(
-        "--emulation",
-        action="store_true",
-        help="measure a toy model on the CPU, to test this program without a GPU",
-    )
-    parser.add_argument(
-        "--against",
-        metavar="FILE",
-        type=Path,
-        help="file with earlier documents, whose frame times are printed beside the new ones",
-    )
-    parser.add_argument("--json", metavar="FILE", type=Path, help="file to write the documents to")
-    parser.add_argument(
-        "--plot",
-        metavar="PNG",
-        type=parsing.plot_file,
-        help="file for a picture of the first document's timeline",
-    )
+    add("--json FILE", "file to write the documents to", Path)
+    add("--plot PNG", "file for a picture of the first document's timeline", parsing.plot_file)
     args = parser.parse_args()
     if args.file:
         found = documents(args.file)

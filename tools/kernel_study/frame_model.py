@@ -19,6 +19,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch reads this when it 
 from qwen_megakernel.checkpoint.config import ModelConfig, StackConfig, parse_model_config
 from qwen_megakernel.checkpoint.random_configs import model_config
 from qwen_megakernel.choices import INT8_STACKS
+from qwen_megakernel.cli import parsing
 from qwen_megakernel.decoders.kernel import build, packing
 
 NUM_SMS = 132
@@ -262,12 +263,12 @@ def parse_constants(text: str) -> Constants:
 
 def main() -> int:
     """Print the table: designs by constants, then the time with each realistic price alone."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--set",
-        type=parse_constants,
-        metavar="NAME=VALUE,...",
-        help="further columns, with these measured values in place of the realistic constants",
+    parser = parsing.Parser(description=__doc__.splitlines()[0])
+    add = parsing.adder(parser)
+    add(
+        "--set NAME=VALUE,...",
+        "further columns, with these measured values in place of the realistic constants",
+        parse_constants,
     )
     args = parser.parse_args()
     configs = [parse_model_config(model_config(name)) for name in ("random-0.6b", "random-1.7b")]

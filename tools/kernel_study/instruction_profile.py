@@ -9,7 +9,6 @@ integer one every second cycle, so the counts are a lower bound of the time for 
 a block busy.
 """
 
-import argparse
 import ctypes
 import os
 import sys
@@ -30,6 +29,7 @@ from qwen_megakernel.records import Prefill
 from qwen_megakernel.speech_options import Sampling
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+from qwen_megakernel.cli import parsing
 from tools.kernel_study.frame_model import NUM_SMS
 from tools.kernel_study.ptx import build as ptx
 
@@ -119,24 +119,13 @@ def count(config: ModelConfig, num_streams: int, num_positions: int = 0) -> list
 
 def main() -> None:
     """Print the counts."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--model",
-        default="random-0.6b",
-        help="random-0.6b or random-1.7b: the model whose shapes to count (default: random-0.6b)",
+    parser = parsing.Parser(description=__doc__)
+    add = parsing.adder(parser)
+    add(
+        "--model", "random-0.6b or random-1.7b: the model whose shapes to count", str, "random-0.6b"
     )
-    parser.add_argument(
-        "--streams",
-        type=int,
-        default=1,
-        help="number of streams that the frame decodes (default: 1)",
-    )
-    parser.add_argument(
-        "--prompt",
-        type=int,
-        default=0,
-        help="count a prompt of this many positions in one pass, instead of a frame",
-    )
+    add("--streams", "number of streams that the frame decodes", int, 1)
+    add("--prompt", "count a prompt of this many positions in one pass, instead of a frame", int, 0)
     args = parser.parse_args()
     full = parse_model_config(model_config(args.model))
     found = count(short(full), args.streams, args.prompt)

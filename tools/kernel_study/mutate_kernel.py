@@ -6,7 +6,6 @@ the launch fail, and under ThreadSanitizer. This needs g++ and takes a quarter o
 mutant. The exit code is 1 if no run notices a mutant that JUSTIFIED does not explain.
 """
 
-import argparse
 import os
 import re
 import shutil
@@ -20,6 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))  # runs as a script from anywhere
 
 from benchmarks import kernel_pages, page_parts
+from qwen_megakernel.cli import parsing
 from qwen_megakernel.decoders.kernel import build
 from qwen_megakernel.native import compiling
 
@@ -119,17 +119,17 @@ def noticed_rows() -> dict[tuple[str, str, int], list[str]]:
 
 def main() -> int:
     """Print and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
+    parser = parsing.Parser(description=__doc__)
+    add = parsing.adder(parser)
+    add(
         "--unnoticed",
-        action="store_true",
-        help="test only mutants that no run has noticed yet, and keep the table's other rows; for "
+        "test only mutants that no run has noticed yet, and keep the table's other rows; for "
         "when lines have moved, or this program has changed and the sources have not",
+        bool,
     )
-    parser.add_argument(
-        "--stages",
-        metavar="NAMES",
-        help="test all mutants of these files, separated by commas, and keep the rows of noticed "
+    add(
+        "--stages NAMES",
+        "test all mutants of these files, separated by commas, and keep the rows of noticed "
         f"mutants of all others; known files: {', '.join(STAGES)}",
     )
     args = parser.parse_args()

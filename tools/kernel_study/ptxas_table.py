@@ -6,7 +6,6 @@ the page then keeps its rows of the others. The exit code is 1 if a kernel spill
 registers than its block may have.
 """
 
-import argparse
 import re
 import resource
 import sys
@@ -19,6 +18,7 @@ from benchmarks import kernel_pages, page_parts
 from qwen_megakernel.checkpoint.config import parse_model_config
 from qwen_megakernel.checkpoint.random_configs import model_config
 from qwen_megakernel.choices import INT8_STACKS
+from qwen_megakernel.cli import parsing
 from qwen_megakernel.decoders.kernel import build
 from qwen_megakernel.errors import BuildError
 from qwen_megakernel.native import compiling
@@ -76,21 +76,25 @@ def compiler_seconds() -> float:
 
 def main() -> int:
     """Print and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
+    parser = parsing.Parser(description=__doc__)
+    add = parsing.adder(parser)
+    add(
         "--arch",
-        default=",".join(build.ARCHITECTURES),
-        help="GPU architectures, separated by commas (default: all)",
+        "GPU architectures, separated by commas (default: all)",
+        str,
+        ",".join(build.ARCHITECTURES),
     )
-    parser.add_argument(
+    add(
         "--model",
-        default=",".join(MODELS),
-        help="models to compile for, separated by commas (default: all)",
+        "models to compile for, separated by commas (default: all)",
+        str,
+        ",".join(MODELS),
     )
-    parser.add_argument(
+    add(
         "--weights",
-        default=",".join(WEIGHTS),
-        help=f"kinds of weights, separated by commas (default: {','.join(WEIGHTS)})",
+        f"kinds of weights, separated by commas (default: {','.join(WEIGHTS)})",
+        str,
+        ",".join(WEIGHTS),
     )
     args = parser.parse_args()
     table = []

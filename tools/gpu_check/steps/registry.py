@@ -1,11 +1,11 @@
 """The steps by name, and the program that runs one of them."""
 
-import argparse
 import time
 from functools import partial
 from pathlib import Path
 
 from qwen_megakernel.choices import INT8_STACKS
+from qwen_megakernel.cli import parsing
 from tools.gpu_check.steps import correctness, endurance, libraries, profiles, scripts, speed
 from tools.gpu_check.steps.context import BIG, SMALL, TOY, Context
 from tools.validation import compare
@@ -53,16 +53,13 @@ STEPS = {
 
 def main() -> None:
     """Run the step that the command line names."""
-    parser = argparse.ArgumentParser(description="Run one step of tools/gpu_check.sh.")
-    parser.add_argument("step", choices=STEPS, help="the step to run")
-    parser.add_argument("--json", required=True, metavar="FILE", help="file to write the result to")
-    parser.add_argument("--emulation", action="store_true", help="run toy sizes on the CPU")
-    parser.add_argument("--toy", action="store_true", help="run toy sizes on the GPU")
-    parser.add_argument(
-        "--until",
-        type=float,
-        help="time on the monotonic clock (time.monotonic) at which to finish early",
-    )
+    parser = parsing.Parser(description="Run one step of tools/gpu_check.sh.")
+    add = parsing.adder(parser)
+    add("step", "the step to run", STEPS)
+    add("--json FILE", "file to write the result to", required=True)
+    add("--emulation", "run toy sizes on the CPU", bool)
+    add("--toy", "run toy sizes on the GPU", bool)
+    add("--until", "time on the monotonic clock (time.monotonic) at which to finish early", float)
     args = parser.parse_args()
     compare.forbid_reduced_precision()
     deadline = time.monotonic() + 600 if args.until is None else args.until
