@@ -113,15 +113,14 @@ def add_plain_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(quiet=True)
 
 
-def option(name: str, **settings: Any) -> Options:
-    """Return an option for `takes`, from the arguments of `add_argument`."""
-    return lambda parser: parser.add_argument(name, **settings)
+def option(*spec: Any, **more: Any) -> Options:
+    """Return an option for `takes`, from what the function of `parsing.adder` takes."""
+    return lambda parser: parsing.adder(parser)(*spec, **more)
 
 
 def count(name: str, default: int, meaning: str, least: int = 1) -> Options:
     """Return an option for `takes` that is a whole number from `least` on."""
-    help = f"{meaning} (default: {default})"
-    return option(name, type=parsing.at_least(least), default=default, help=help)
+    return option(name, meaning, parsing.at_least(least), default)
 
 
 def takes(*added: Options) -> Callable[[Measurement], Measurement]:

@@ -27,18 +27,12 @@ REPORT = {
 
 
 @common.takes(
+    common.option("--program", "path of the C engine's program", Path, Path("qwen_tts")),
     common.option(
-        "--program", type=Path, default=Path("qwen_tts"), help="path of the C engine's program"
+        "--model", "built-in random checkpoint that both engines speak", str, "random-0.6b"
     ),
-    common.option(
-        "--model", default="random-0.6b", help="built-in random checkpoint that both engines speak"
-    ),
-    common.option(
-        "--weights", nargs="+", choices=FORMS, default=[*FORMS], help="forms of weights to compare"
-    ),
-    common.option(
-        "--frames", type=int, default=40, help="length of every speech in frames of 80 ms"
-    ),
+    common.option("--weights", "forms of weights to compare", FORMS, [*FORMS], nargs="+"),
+    common.option("--frames", "length of every speech in frames of 80 ms", int, 40),
     common.count("--runs", 3, "number of speeches of each engine whose figures count"),
     common.add_plain_options,
 )

@@ -36,18 +36,17 @@ AS_STORED = "stored"  # weights as the checkpoint has them
 
 
 @common.takes(
-    common.option("--models", nargs="+", default=["demo-voice"], help="models to decode with"),
+    common.option("--models", "models to decode with", str, ["demo-voice"], nargs="+"),
     common.option(
         "--weights",
+        "forms of weights to compare: stored, int8, int8-rows, ...",
+        str,
+        [AS_STORED],
         nargs="+",
-        default=[AS_STORED],
-        help="forms of weights to compare: stored, int8, int8-rows, ...",
     ),
-    common.option(
-        "--threads", type=parsing.at_least(1), help="number of threads (default: one per core)"
-    ),
+    common.option("--threads", "number of threads (default: one per core)", parsing.at_least(1)),
     common.count("--rounds", 15, "number of turns that each decoder has"),
-    common.option("--without-torch", action="store_true", help="measure the native decoder only"),
+    common.option("--without-torch", "measure the native decoder only", bool),
     common.add_plain_options,
 )
 def cpu_decode(args: argparse.Namespace) -> int:

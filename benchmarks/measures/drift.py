@@ -119,23 +119,20 @@ def _header(text: str) -> tuple[str, str]:
     functools.partial(options.add_model_options, default="demo-voice"),
     options.add_speech_options,
     common.count("--seconds", 180, "seconds of speech to measure"),
-    common.option("--url", help="address of a server with OpenAI's endpoint, without /v1"),
+    common.option("--url", "address of a server with OpenAI's endpoint, without /v1"),
     common.option(
-        *("--request",),
-        type=json.loads,
-        default={},
-        metavar="JSON",
-        help='further fields of the body of a request, such as {"model": "tts-1"}',
+        "--request JSON",
+        'further fields of the body of a request, such as {"model": "tts-1"}',
+        json.loads,
+        {},
     ),
     common.option(
-        *("--header",),
+        "--header NAME:VALUE",
+        "header of a request, such as one with an API key",
+        list,
         type=_header,
-        action="append",
-        default=[],
-        metavar="NAME:VALUE",
-        help="header of a request, such as one with an API key",
     ),
-    common.option("--timeout", type=parsing.at_least(1), default=600, help="seconds of a request"),
+    common.option("--timeout", "seconds of a request", parsing.at_least(1), 600),
 )
 def drift(args: argparse.Namespace) -> int:
     """Measure and report; return 1 if the voice of our engine drifts beyond a limit."""

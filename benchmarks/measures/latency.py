@@ -150,7 +150,7 @@ def first_chunks(tts: TTSEngine, repeats: int) -> list[float]:
 @common.takes(
     options.add_model_options,
     common.count("--runs", 5, "number of runs whose figures count"),
-    common.option("--max-frames", type=int, default=400, help="longest speech, in frames"),
+    common.option("--max-frames", "longest speech, in frames", int, 400),
 )
 def texts(args: argparse.Namespace) -> int:
     """Measure short, medium and long texts: load time, memory, time per step, first packet of 1 and

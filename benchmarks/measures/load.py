@@ -49,30 +49,22 @@ RAMP_S = 1.0  # a crowd arrives within this time
     options.add_model_options,
     common.option(
         "--rps",
-        type=workload.numbers(float),
-        default=[],
-        help="rates of requests per second, separated by commas: 1,10,20",
+        "rates of requests per second, separated by commas: 1,10,20",
+        workload.numbers(float),
+        [],
     ),
     common.option(
         "--listeners",
-        type=workload.numbers(int),
-        default=[],
-        help="numbers of listeners at once, separated by commas: 8,16",
+        "numbers of listeners at once, separated by commas: 8,16",
+        workload.numbers(int),
+        [],
     ),
+    common.option("--duration", "seconds that each load lasts", parsing.positive, 60.0),
+    common.option("--streams", "number of slots of the engine", int, 64),
+    common.option("--seed", "seed of arrivals and lengths", int, 0),
+    common.option("--max-frames", "longest speech in frames; longer requests are cut", int),
     common.option(
-        "--duration", type=parsing.positive, default=60.0, help="seconds that each load lasts"
-    ),
-    common.option("--streams", type=int, default=64, help="number of slots of the engine"),
-    common.option("--seed", type=int, default=0, help="seed of arrivals and lengths"),
-    common.option(
-        "--max-frames", type=int, help="longest speech in frames; longer requests are cut"
-    ),
-    common.option(
-        "--busy",
-        nargs="+",
-        type=int,
-        default=[0],
-        help="numbers of busy programs to run beside the engine: 0 2",
+        "--busy", "numbers of busy programs to run beside the engine: 0 2", int, [0], nargs="+"
     ),
 )
 def open_loop(args: argparse.Namespace) -> int:
@@ -220,13 +212,10 @@ def row(load_name: str, value: float, heard: list[Played], seconds: float) -> di
     common.count("--streams", 32, "number of streams at once, to time their chunks"),
     common.count("--crowd", 200, "number of streams at once, to count interruptions"),
     common.option(
-        "--rtf",
-        type=parsing.positive,
-        default=0.4,
-        help="real-time factor of the engine with a fixed pace",
+        "--rtf", "real-time factor of the engine with a fixed pace", parsing.positive, 0.4
     ),
     common.count("--frames", 125, "length of a speech in frames of 80 ms"),
-    common.option("--model", help="model of a real engine, whose first byte is measured too"),
+    common.option("--model", "model of a real engine, whose first byte is measured too"),
 )
 def server(args: argparse.Namespace) -> int:
     """Measure what the HTTP server adds to the engine, and compare it with the limits.

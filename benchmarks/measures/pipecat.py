@@ -32,10 +32,8 @@ METRICS = {
     common.count("--pipelines", 4, "number of pipelines at once"),
     common.count("--turns", 5, "number of turns of each pipeline in a run"),
     common.count("--runs", 3, "number of runs whose figures count"),
-    common.option(
-        "--rtf", type=parsing.positive, default=0.25, help="real-time factor of the chunks"
-    ),
-    common.option("--token", action="store_true", help="feed text in Pipecat's TOKEN mode"),
+    common.option("--rtf", "real-time factor of the chunks", parsing.positive, 0.25),
+    common.option("--token", "feed text in Pipecat's TOKEN mode", bool),
 )
 def pipecat(args: argparse.Namespace) -> int:
     """Measure, report, and compare with the limits."""

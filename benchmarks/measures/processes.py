@@ -34,11 +34,9 @@ processes.speak(sys.argv[1], sys.argv[2] or None, int(sys.argv[3]))
 
 
 @common.takes(
-    common.option("--model", default="random-0.6b", help="model to convert and to speak with"),
-    common.option("--weights", choices=WEIGHTS, help="form of its weights"),
-    common.option(
-        "--processes", nargs="+", type=int, default=[1, 2], help="numbers of processes at a time"
-    ),
+    common.option("--model", "model to convert and to speak with", str, "random-0.6b"),
+    common.option("--weights", "form of its weights", WEIGHTS),
+    common.option("--processes", "numbers of processes at a time", int, [1, 2], nargs="+"),
     common.count("--runs", 3, "number of runs of each case"),
     common.count("--max-frames", 40, "longest speech in frames"),
     common.add_plain_options,

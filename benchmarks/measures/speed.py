@@ -87,10 +87,8 @@ def speak_together(tts: TTSEngine, args: argparse.Namespace, index: int) -> dict
 
 @common.takes(
     options.add_model_options,
-    common.option(
-        "--streams", type=int, default=1, help="number of slots of the engine; each of them speaks"
-    ),
-    common.option("--max-frames", type=int, default=20, help="length of each speech in frames"),
+    common.option("--streams", "number of slots of the engine; each of them speaks", int, 1),
+    common.option("--max-frames", "length of each speech in frames", int, 20),
 )
 def memory(args: argparse.Namespace) -> int:
     """Measure the load time and the peak memory of an engine with `--streams` slots. It is the only
@@ -159,7 +157,7 @@ def read_bandwidth(device: torch.device) -> float:
 
 
 @common.takes(
-    common.option("--model", default="random-0.6b-base", help="name or folder of the model"),
+    common.option("--model", "name or folder of the model", str, "random-0.6b-base"),
     options.add_verbosity,
 )
 def profile(args: argparse.Namespace) -> int:

@@ -25,8 +25,8 @@ with TTSEngine.from_pretrained(sys.argv[1], warmup=False) as tts:
 
 
 @common.takes(
-    common.option("--model", default="demo-voice", help="model to speak with"),
-    common.option("--text", default=common.TEXT, help="text to speak"),
+    common.option("--model", "model to speak with", str, "demo-voice"),
+    common.option("--text", "text to speak", str, common.TEXT),
     common.count("--runs", 10, "number of processes of each case whose times count"),
     common.add_plain_options,
 )

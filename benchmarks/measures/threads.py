@@ -33,23 +33,13 @@ FIGURES = ("first_chunk_ms", "rtf", "decode_ms_per_frame", "underruns_100ms")
 
 
 @common.takes(
-    common.option("--models", nargs="+", default=["demo-voice"], help="models to speak with"),
+    common.option("--models", "models to speak with", str, ["demo-voice"], nargs="+"),
+    common.option("--backend", "backends to decode with", BACKENDS, list(BACKENDS), nargs="+"),
     common.option(
-        "--backend",
-        nargs="+",
-        choices=BACKENDS,
-        default=list(BACKENDS),
-        help="backends to decode with",
-    ),
-    common.option(
-        "--busy",
-        nargs="+",
-        type=int,
-        default=[0, 1, 2],
-        help="numbers of busy loops to run at the same time",
+        "--busy", "numbers of busy loops to run at the same time", int, [0, 1, 2], nargs="+"
     ),
     common.count("--runs", 5, "number of speeches of each case whose figures count"),
-    common.option("--max-frames", type=int, help="longest speech in frames"),
+    common.option("--max-frames", "longest speech in frames", int),
     common.add_plain_options,
 )
 def threads(args: argparse.Namespace) -> int:

@@ -26,9 +26,7 @@ REST_SECONDS = 0.02
 
 @common.takes(
     options.add_model_options,
-    common.option(
-        "--chunks", nargs="+", type=int, default=[1, 4, 8], help="numbers of frames in a chunk"
-    ),
+    common.option("--chunks", "numbers of frames in a chunk", int, [1, 4, 8], nargs="+"),
     common.count("--streams", 1, "number of streams that share each chunk"),
     common.count("--runs", 15, "number of chunks of each length whose figures count"),
 )

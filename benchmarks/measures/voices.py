@@ -32,10 +32,8 @@ METRICS = {
 
 
 @common.takes(
-    common.option("--model", default="random-0.6b-base", help="name or folder of the model"),
-    common.option(
-        "--seconds", type=parsing.positive, default=10.0, help="length of the recording in seconds"
-    ),
+    common.option("--model", "name or folder of the model", str, "random-0.6b-base"),
+    common.option("--seconds", "length of the recording in seconds", parsing.positive, 10.0),
     common.count("--threads", 2, "number of PyTorch threads"),
     common.count("--runs", 5, "number of runs whose figures count"),
     common.count("--warmup", 2, "number of runs before them, whose figures do not count", least=0),
