@@ -43,7 +43,7 @@ def build(args: argparse.Namespace) -> int:
     return 0
 
 
-def add_command(commands: Any) -> None:
+def add_commands(commands: Any) -> None:
     command = parsing.new_command(
         commands, "build", build, "compile native code ahead of its first use"
     )

@@ -22,7 +22,7 @@ def convert(args: argparse.Namespace) -> int:
     return 0
 
 
-def add_command(commands: Any) -> None:
+def add_commands(commands: Any) -> None:
     command = parsing.new_command(
         commands,
         "convert",

@@ -33,7 +33,7 @@ def export_coreml(args: argparse.Namespace) -> int:
     return 0
 
 
-def add_command(commands: Any) -> None:
+def add_commands(commands: Any) -> None:
     targets = commands.add_parser("export", help="convert a model for other runtimes")
     command = parsing.new_command(
         targets.add_subparsers(required=True),

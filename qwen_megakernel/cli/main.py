@@ -14,11 +14,11 @@ from qwen_megakernel.cli import (
     parsing,
     running,
     serve,
+    sheen,
     speak,
     train,
     voices,
 )
-from qwen_megakernel.cli import sheen as sheen_cli
 from qwen_megakernel.errors import UsageError
 
 
@@ -103,12 +103,8 @@ def parser() -> argparse.ArgumentParser:
     root.add_argument("--version", action="version", version=__version__)
     commands = root.add_subparsers(dest="command", required=True)
 
-    speak.add_command(commands)
-    serve.add_command(commands)
-    sheen_cli.add_commands(commands)
-    train.add_commands(commands)
-    voices.add_commands(commands)
-    mark.add_commands(commands)
+    for module in (speak, serve, sheen, train, voices, mark):
+        module.add_commands(commands)
 
     command = parsing.new_command(commands, "download", download, "download a model")
     add = parsing.adder(command)
@@ -120,9 +116,8 @@ def parser() -> argparse.ArgumentParser:
     parsing.adder(command)("--json", "print as JSON", bool)
     options.add_verbosity(command)
 
-    build.add_command(commands)
-    convert.add_command(commands)
-    export.add_command(commands)
+    for module in (build, convert, export):
+        module.add_commands(commands)
 
     codes = commands.add_parser("codes", help="inspect files of codec codes")
     command = parsing.new_command(

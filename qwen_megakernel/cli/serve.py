@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MAX_SLOTS = 1024  # each has a cache of 230 MB (0.6B, 1000 frames): 240 GB, surely a mistake
 
 
-def add_command(commands: Any) -> None:
+def add_commands(commands: Any) -> None:
     command = parsing.new_command(commands, "serve", serve, "speak over HTTP and WebSocket")
     command.hints = {
         "--ssl": "a reverse proxy does TLS; docs/operations.md",

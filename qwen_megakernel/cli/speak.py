@@ -151,7 +151,7 @@ def speak(args: argparse.Namespace) -> int:
     return 0
 
 
-def add_command(commands: Any) -> None:
+def add_commands(commands: Any) -> None:
     command = parsing.new_command(commands, "speak", speak, "speak a text")
     options.add_text_options(command)
     add_output_options(command)
