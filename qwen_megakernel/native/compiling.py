@@ -32,7 +32,6 @@ from qwen_megakernel.printable import get_logger
 
 logger = get_logger(__name__)
 
-LOCK_POLL_SECONDS = 0.2
 VERSION_SECONDS = 20.0  # zig takes a second if its cache is cold
 SECONDS_BETWEEN_WORDS = 5  # between log lines while a compiler runs
 SUFFIXES = (".cu", ".cuh", ".h", ".cpp", ".inc")  # the suffixes of a library's sources
@@ -275,16 +274,11 @@ def _lock(path: Path, name: str) -> Iterator[None]:
     """Hold the lock of a library, so that one process at a time builds it."""
     _check_owner(path)
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)) as file:
-        waiting = False
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if not waiting:
-                    logger.info("Another process compiles %s; waiting for it ...", name)
-                waiting = True
-                time.sleep(LOCK_POLL_SECONDS)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            logger.info("Another process compiles %s; waiting for it ...", name)
+            fcntl.flock(file, fcntl.LOCK_EX)  # Ctrl-C ends the wait
         yield
 
 
