@@ -41,7 +41,6 @@ def section(title: str, note: str, columns: list[str], rows: Rows) -> list[str]:
 
 
 def milliseconds(spreads: dict[str, float], *ranks: str) -> list[str]:
-    """Return times with their unit, at some ranks of a spread."""
     return [f"{digits(spreads[rank])} ms" for rank in ranks]
 
 

@@ -136,7 +136,6 @@ def _ticks(root: Path) -> tuple[int, int] | None:
 
 
 def _read(path: Path) -> str:
-    """Return a file's text, or "" if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError:

@@ -39,7 +39,6 @@ def write(page: str, lines: list[str], *, check: bool = False) -> bool:
 
 
 def load_result(name: str) -> dict[str, Any]:
-    """Return the contents of a result file."""
     return json.loads((RESULTS / name).read_text(encoding="utf-8")) | {"file": name}
 
 
@@ -235,5 +234,4 @@ def result_table(pattern: str, columns: dict[str, Cell]) -> list[str]:
 
 
 def spaced_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
-    """Return a Markdown table with an empty line after it."""
     return spaced(table(columns, rows))

@@ -203,7 +203,6 @@ def frame_table(steps: dict[str, Any]) -> list[str]:
 
 
 def configs() -> dict[str, ModelConfig]:
-    """Return the configs of the released sizes."""
     return {
         size: parse_model_config(model_config(name)) for size, name in roofline.RELEASED.items()
     }

@@ -104,7 +104,6 @@ def frame_barriers(config: ModelConfig, *, streams: int) -> int:
 
 
 def milliseconds(num_bytes: float, gb_per_s: float) -> float:
-    """Return the time to read `num_bytes`."""
     return num_bytes / gb_per_s / 1e6
 
 

@@ -113,7 +113,6 @@ def faults(name: str, values: np.ndarray) -> list[str]:
 
 
 def rms_of(values: np.ndarray) -> float:
-    """Return the root mean square."""
     return float(np.sqrt(np.mean(np.square(values, dtype=np.float64))))
 
 

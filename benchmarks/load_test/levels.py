@@ -118,7 +118,6 @@ class Watch:
 
 
 def resident_mb(pid: int) -> float:
-    """Return the resident memory of a process and its children."""
     try:
         server = psutil.Process(pid)
         family = [server, *server.children(recursive=True)]

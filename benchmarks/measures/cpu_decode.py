@@ -223,7 +223,6 @@ def private_bytes() -> int:
 
 
 def tell(row: dict[str, Any]) -> None:
-    """Print the line of a finished row."""
     print(
         f"{row['model']:>12} {row['weights']:>8} {row['backend']:>5} {row['streams']} streams "
         f"{row['ms_per_frame']['p50']:8.2f} ms a frame, {row['times_the_floor']:.2f} times the "

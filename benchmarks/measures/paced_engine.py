@@ -39,11 +39,9 @@ class PacedText:
     """A tokenizer that accepts text and ignores it."""
 
     def feed(self, piece: str) -> list[int]:
-        """Return no ids."""
         return []
 
     def end(self) -> list[int]:
-        """Return no ids."""
         return []
 
 

@@ -108,11 +108,10 @@ class TextHolder(BaseTextAggregator):
         held, self._held = self._held, ""
         return self._unit(held) if held else None
 
-    async def handle_interruption(self) -> None:
-        self._held = ""
-
     async def reset(self) -> None:
         self._held = ""
+
+    handle_interruption = reset
 
 
 class WordAggregator(TextHolder):

@@ -144,7 +144,6 @@ class Reader:
         return ours[both], wanted[both]
 
     def sound(self, codes: np.ndarray) -> np.ndarray:
-        """Return the samples of these codes."""
         return self._vocoder.decode(codes)
 
 

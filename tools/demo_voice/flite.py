@@ -122,7 +122,6 @@ class Segment:
 
     @property
     def is_pause(self) -> bool:
-        """Whether it is silent."""
         return self.name == PAUSE
 
 

@@ -28,7 +28,6 @@ class Muon:
 
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
-        """Update every parameter from its gradient."""
         for name, parameter in self._parameters.items():
             buffer = self.buffers[name].mul_(self._momentum).add_(parameter.grad)
             update = orthogonalize(parameter.grad + self._momentum * buffer)

@@ -71,7 +71,6 @@ def load_vocoder(folder: Path) -> dict[str, Tensor]:
 
 
 def num_codes(talker: dict[str, Tensor]) -> int:
-    """Return how many codes a talker draws for a frame."""
     return 1 + sum(".lm_head." in name for name in talker)
 
 

@@ -110,7 +110,6 @@ def load_vocoder(path: Path) -> Vocoder:
 
 
 def mean(rows: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Return the mean of each figure."""
     return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
 
 

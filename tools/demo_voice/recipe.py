@@ -115,7 +115,6 @@ def model_config(num_codebooks: int = NUM_CODEBOOKS) -> dict[str, Any]:
 
 
 def parsed_model_config(num_codebooks: int = NUM_CODEBOOKS) -> ModelConfig:
-    """Return the model's config in the package's form."""
     return parse_model_config(model_config(num_codebooks))
 
 
@@ -136,12 +135,10 @@ def generation_config() -> dict[str, Any]:
 
 
 def preprocessor_config() -> dict[str, Any]:
-    """Return preprocessor_config.json."""
     return _FEATURE_EXTRACTOR | {"processor_class": "Qwen3TTSProcessor"}
 
 
 def codec_preprocessor_config() -> dict[str, Any]:
-    """Return speech_tokenizer/preprocessor_config.json."""
     return dict(_FEATURE_EXTRACTOR)
 
 

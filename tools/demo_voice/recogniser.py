@@ -34,7 +34,6 @@ class Recogniser:
         self._free = Decoder(loglevel="FATAL")
 
     def knows(self, sentence: str) -> bool:
-        """Return whether the dictionary has every word."""
         return all(self._free.lookup_word(word) for word in spoken_words(sentence))
 
     def hear(self, samples: np.ndarray, rate: int) -> list[str]:

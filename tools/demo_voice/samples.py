@@ -46,7 +46,6 @@ DESCRIPTION = (
 
 
 def file_name(index: int) -> str:
-    """Return the file name of sentence `index`."""
     return f"{index + 1:02d}.wav"
 
 

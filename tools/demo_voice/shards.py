@@ -45,7 +45,6 @@ class Utterance:
 
 
 def write(path: Path, utterances: Sequence[Utterance]) -> None:
-    """Write a shard; it appears whole."""
     with replacing(path) as draft, draft.open("wb") as file:
         np.savez_compressed(
             file,

@@ -56,7 +56,6 @@ def rows(text: str) -> list[dict[str, str]]:
 
 
 def metrics(details: Sequence[dict[str, str]]) -> dict[str, str]:
-    """Return {"section: metric": "value unit"} of a details page."""
     return {
         f"{row['Section Name']}: {row['Metric Name']}": (
             f"{row['Metric Value']} {row.get('Metric Unit') or ''}".strip()

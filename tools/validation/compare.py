@@ -262,7 +262,6 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether every row is within its tolerance."""
         return all(row.passed for row in self.rows)
 
     def __str__(self) -> str:

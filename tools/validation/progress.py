@@ -21,12 +21,10 @@ class _Lines:
     """A file that writes each state of a bar as a line of stderr, which need not be a terminal."""
 
     def write(self, text: str) -> None:
-        """Write one state of the bar."""
         if line := text.strip().replace(", about ? left", ""):  # before the first frame
             sys.stderr.write(f"{line}\n")
 
     def flush(self) -> None:
-        """Flush stderr."""
         sys.stderr.flush()
 
 
