@@ -285,7 +285,6 @@ def check_speech(args: argparse.Namespace) -> None:
 
 
 def check_voices(args: argparse.Namespace) -> None:
-    """Raise a UsageError if the folder --voices does not exist."""
     if args.voices is not None and not Path(args.voices).is_dir():
         raise UsageError(f"There is no voices folder {args.voices}.")
 

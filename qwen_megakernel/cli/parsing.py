@@ -13,7 +13,6 @@ from qwen_megakernel.speech_options import MAX_FACTOR, MIN_FACTOR
 
 
 def whole_number(text: str) -> int:
-    """Parse a whole number, as an argparse type."""
     try:
         return int(text)
     except ValueError:
@@ -21,7 +20,6 @@ def whole_number(text: str) -> int:
 
 
 def number(text: str) -> float:
-    """Parse a number, as an argparse type."""
     try:
         return float(text)
     except ValueError:

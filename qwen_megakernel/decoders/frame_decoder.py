@@ -229,7 +229,6 @@ class FrameDecoder(ABC):
         return state
 
     def _lose(self, slots: Sequence[int]) -> None:
-        """Drop streams that cannot continue."""
         for slot in slots:
             self._states[slot] = None
 

@@ -164,7 +164,6 @@ class InProcessTTSService(TTSService):
     async def push_frame(
         self, frame: Frame, direction: FrameDirection = FrameDirection.DOWNSTREAM
     ) -> None:
-        """Push a frame, and record the time of audio."""
         await super().push_frame(frame, direction)
         if isinstance(frame, TTSAudioRawFrame):
             duration_s = frame.num_frames / frame.sample_rate

@@ -90,7 +90,6 @@ class WordTimer:
 
 
 def _end(word: TimedWord) -> int:
-    """Return the index of the character after a word."""
     return word.offset + len(word.word)
 
 

@@ -224,7 +224,6 @@ class SheenEngine(SpeechEngine):
         return self._loop.run(lambda: self._codec.encode(samples, rate or self.sample_rate))
 
     def create_voice(self, audio: Any, *args: Any, **options: Any) -> Voice:
-        """Raise a TaskError, because voices of this family are trained."""
         raise self._one_voice("A recording", self.files)
 
     @staticmethod

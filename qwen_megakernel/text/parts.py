@@ -155,6 +155,5 @@ class PartEnds:
         return len(text), False
 
     def add(self, text: str) -> None:
-        """Count text that the growing part has received."""
         self._num_chars += spoken_length(text)
         self._tail = (self._tail + text)[-WINDOW:]

@@ -170,7 +170,6 @@ class GraphModel:
         return result[: -3 * self.num_slots].view(shape), result[-3 * self.num_slots :].view(3, -1)
 
     def forget(self, slots: Sequence[int]) -> None:
-        """Zero the hidden states and caches of slots, whose values were not finite."""
         for slot in slots:
             self.hidden[slot] = 0
             for stack in (self.talker, self.predictor):

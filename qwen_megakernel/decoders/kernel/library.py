@@ -163,12 +163,10 @@ class KernelLibrary:
         return count.value
 
     def step(self, params: StepParams, num_blocks: int, stream: int) -> None:
-        """Start the kernel for frames on `stream`."""
         launch = self._library.qwen_tts_step
         self._check(launch(ctypes.byref(params), num_blocks, c_void_p(stream)), num_blocks)
 
     def forward(self, params: ForwardParams, num_blocks: int, stream: int) -> None:
-        """Start forward_kernel on `stream`."""
         launch = self._library.qwen_tts_forward
         self._check(launch(ctypes.byref(params), num_blocks, c_void_p(stream)), num_blocks)
 

@@ -18,7 +18,7 @@ from qwen_megakernel.errors import MarkupError, UsageError
 from qwen_megakernel.printable import printable
 from qwen_megakernel.records import Manner
 from qwen_megakernel.speech_options import MAX_SPEED, MAX_VOLUME, MIN_SPEED, MIN_VOLUME
-from qwen_megakernel.text.cleaning import REMOVED, SEPARATORS
+from qwen_megakernel.text.cleaning import drop_controls
 from qwen_megakernel.text.markup import values
 from qwen_megakernel.text.markup.items import (
     Item,
@@ -106,7 +106,8 @@ class SsmlParser:
         text = self._pair + text
         half = _CUT_PAIR.search(text)
         self._pair = half.group() if half else ""
-        text = _clean(text[: len(text) - len(self._pair)])
+        text = _PAIR.sub(_joined, text[: len(text) - len(self._pair)])
+        text = drop_controls(text)
         try:
             for first in range(0, len(text), _SLICE_CHARS):
                 self._take(text[first : first + _SLICE_CHARS])
@@ -192,7 +193,6 @@ class SsmlParser:
         return "Write & as &amp; and < as &lt;."
 
     def _place(self) -> Place:
-        """Return the place in the text that expat has reached."""
         return self._placed(self._expat.CurrentLineNumber, self._expat.CurrentColumnNumber)
 
     def _placed(self, line: int, column: int) -> Place:
@@ -387,12 +387,6 @@ class SsmlParser:
             return parse(value)
         except UsageError as error:
             raise _error(self._place(), error.what, error.hint) from error
-
-
-def _clean(text: str) -> str:
-    """Join surrogate pairs, and remove characters that are never spoken."""
-    text = _PAIR.sub(_joined, text)
-    return REMOVED.sub("", SEPARATORS.sub(" ", text))
 
 
 def _joined(pair: re.Match[str]) -> str:
