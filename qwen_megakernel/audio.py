@@ -234,17 +234,12 @@ def write_wav(
     encoding: str = "pcm",
     mark: Marking = UNMARKED,
 ) -> None:
-    """Write a whole audio file. An existing file is replaced only by a complete one.
+    """Write a whole audio file with a `WavWriter`, which says what the other arguments are.
 
     Args:
-        path: its extension names the format: wav, flac, ogg or mp3.
         samples: [num_samples] float with full scale at 1, or int16.
-        rate: samples per second.
-        encoding: encoding of a wav file: "pcm" (16-bit), "ulaw" or "alaw".
     Raises:
-        UsageError: the extension or the encoding is unknown, the format does not have the encoding
-            or the rate, or there are no samples.
-        OutputError: the file cannot be written.
+        UsageError, OutputError: as `WavWriter`; or there are no samples.
         GenerationError: a sample is NaN or infinite.
     """
     if not len(samples):

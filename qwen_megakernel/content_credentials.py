@@ -8,7 +8,7 @@ Source: the C2PA specification 2.2 (c2pa.org), by the package c2pa-python.
 
 import io
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -125,10 +125,6 @@ class Credentials:
     def says_synthetic(self) -> bool:
         """Whether the file is what was signed, and was signed as synthetic."""
         return self.is_synthetic and self.state in ("valid", "trusted")
-
-    def facts(self) -> dict[str, Any]:
-        """Return everything for JSON."""
-        return asdict(self)
 
 
 def read_credentials(data: bytes, name: str) -> Credentials | None:

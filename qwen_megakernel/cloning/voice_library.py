@@ -6,7 +6,6 @@ import reprlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -33,14 +32,6 @@ Recording = str | Path | np.ndarray | tuple[np.ndarray, int]
 CACHE_CAPACITY = 4  # recordings; each entry is an x-vector and the codes
 
 
-@dataclass(slots=True)
-class _Reference:
-    """The values that were computed from one recording."""
-
-    lock: threading.Lock = field(default_factory=threading.Lock)  # held while a value is computed
-    values: dict[object, np.ndarray] = field(default_factory=dict)
-
-
 class ReferenceCache:
     """Remembers the values that were computed from the last recordings, for all callers.
 
@@ -51,7 +42,9 @@ class ReferenceCache:
         self.capacity = capacity
         self.hits = 0  # requests that found everything
         self._lock = threading.Lock()
-        self._references: OrderedDict[bytes, _Reference] = OrderedDict()
+        # For each recording a lock, held while a value is computed, and its values.
+        self._references: OrderedDict[bytes, tuple[threading.Lock, dict[object, np.ndarray]]]
+        self._references = OrderedDict()
 
     def get(
         self, samples: np.ndarray, rate: int, wanted: dict[object, Callable[[], np.ndarray]]
@@ -66,18 +59,17 @@ class ReferenceCache:
         digest.update(np.ascontiguousarray(samples).data)
         key = digest.digest()
         with self._lock:
-            reference = self._references.setdefault(key, _Reference())
+            computing, values = self._references.setdefault(key, (threading.Lock(), {}))
             self._references.move_to_end(key)
             if len(self._references) > self.capacity:
                 self._references.popitem(last=False)
-        with reference.lock:
-            missing = [name for name in wanted if name not in reference.values]
+        with computing:
+            missing = [name for name in wanted if name not in values]
             for name in missing:
-                reference.values[name] = wanted[name]()
-            found = {name: reference.values[name] for name in wanted}
+                values[name] = wanted[name]()
         with self._lock:
             self.hits += not missing
-        return found
+        return {name: values[name] for name in wanted}
 
     def clear(self) -> None:
         """Forget every recording, but keep the counter."""

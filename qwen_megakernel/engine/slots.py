@@ -165,23 +165,17 @@ class SlotTable:
             self.failure = lost
             return lost
         if isinstance(error, KernelTimeout):
-            self._count_timeout(error)
-        return error if isinstance(error, QwenTTSError) else _unforeseen(error)
-
-    def _count_timeout(self, error: KernelTimeout) -> None:
-        """Set `failure` after several launches in a row that hung; one may be an accident."""
-        self._num_timeouts += 1
-        if self._num_timeouts >= MAX_TIMEOUTS:
-            self.failure = KernelTimeout(
-                f"The engine takes no more requests: {self._num_timeouts} launches in a row hung.",
-                error.what,
-                "Look at nvidia-smi and the kernel log, then restart.",
-            )
-
-
-def _unforeseen(error: Exception) -> GenerationError:
-    """Return the error that readers get for a fault of this package, and log it."""
-    logger.error("A stream failed.", exc_info=error)
-    failure = GenerationError(f"{type(error).__name__}: {error}")
-    failure.__cause__ = error
-    return failure
+            self._num_timeouts += 1
+            if self._num_timeouts >= MAX_TIMEOUTS:  # fewer may be accidents
+                self.failure = KernelTimeout(
+                    "The engine takes no more requests: "
+                    f"{self._num_timeouts} launches in a row hung.",
+                    error.what,
+                    "Look at nvidia-smi and the kernel log, then restart.",
+                )
+        if isinstance(error, QwenTTSError):
+            return error
+        logger.error("A stream failed.", exc_info=error)  # a fault of this package
+        failure = GenerationError(f"{type(error).__name__}: {error}")
+        failure.__cause__ = error
+        return failure

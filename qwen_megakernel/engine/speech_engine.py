@@ -326,10 +326,10 @@ class SpeechEngine(ABC):
         if options.get("first_chunk_frames") is None:  # there is nothing to hurry for
             chunk_frames = options.get("chunk_frames")
             options["first_chunk_frames"] = chunk_frames or self._defaults.chunk_frames
-        if loudness is None:
-            return Speech.collect(self.stream(text, conversation=conversation, **options))
-        target = check_loudness(loudness)
+        target = None if loudness is None else check_loudness(loudness)
         speech = Speech.collect(self.stream(text, conversation=conversation, **options))
+        if target is None:
+            return speech
         return replace(speech, audio=at_loudness(speech.audio, speech.sample_rate, target))
 
     def _speak_both_ways(self, text: str, max_frames: int, **options: Any) -> int:

@@ -3,12 +3,11 @@
 import asyncio
 import contextlib
 import math
-import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -33,46 +32,32 @@ from qwen_megakernel.voice import Voice
 OutboxItem = AudioChunk | FinishReason | Exception  # the last two end the stream
 
 
-class Outbox:
-    """A queue of chunks for one reader, which may be a thread or a coroutine."""
+class Outbox(SimpleQueue[OutboxItem]):
+    """A queue of chunks for one reader, which may be a thread (`get`) or a coroutine."""
 
-    def __init__(self) -> None:
-        self._items: deque[OutboxItem] = deque()
-        self._changed = threading.Condition()
-        self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+    _waiter: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
 
     def __len__(self) -> int:
-        return len(self._items)
+        return self.qsize()
 
-    def put(self, item: OutboxItem) -> None:
+    def put(self, item: OutboxItem, *_: Any) -> None:
         """Add an item without blocking; the engine looks at `len` before it decodes more."""
-        with self._changed:
-            self._items.append(item)
-            self._changed.notify_all()
-            waiter = self._waiter
-        if waiter:
+        super().put(item)
+        if waiter := self._waiter:
             with contextlib.suppress(RuntimeError):  # its event loop is closed: no reader waits
                 waiter[0].call_soon_threadsafe(waiter[1].set)
-
-    def get(self) -> OutboxItem:
-        """Block until there is an item."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._items)
-            return self._items.popleft()
 
     async def get_async(self) -> OutboxItem:
         """Await an item without blocking the event loop."""
         event = asyncio.Event()
-        while True:
-            with self._changed:
-                if self._items:
-                    return self._items.popleft()
-                event.clear()
-                self._waiter = asyncio.get_running_loop(), event
-            try:
+        self._waiter = asyncio.get_running_loop(), event  # from here on, no item is missed
+        try:
+            while not self.qsize():
                 await event.wait()
-            finally:
-                self._waiter = None
+                event.clear()
+        finally:
+            self._waiter = None
+        return self.get()
 
 
 # A reader that is this many chunks behind pauses its stream: 8 s at the default chunk of 10 frames.

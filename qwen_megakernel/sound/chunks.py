@@ -2,9 +2,8 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 
@@ -16,12 +15,6 @@ from qwen_megakernel.sound.watermark import Watermark
 from qwen_megakernel.speech_options import SoundOptions
 
 
-class NewChain(Protocol):
-    """Creates the chain for a part after a pause, or for a part with another speed or volume."""
-
-    def __call__(self, manner: Manner, *, is_first: bool, is_after_pause: bool) -> Chain: ...
-
-
 class HeardChunks:
     """Applies a stream's chain to its chunks, in the reader's thread.
 
@@ -31,8 +24,8 @@ class HeardChunks:
     Args:
         chain: the chain for the beginning of the stream.
         sample_rate: the sample rate of the returned chunks, in Hz.
-        new_chain: creates the chain for a part after a pause, or with another speed or volume.
-            None: the stream has no such parts.
+        new_chain: creates the chain for a part after a pause, or with another speed or volume, from
+            its manner, `is_first` and `is_after_pause`. None: the stream has no such parts.
         mark: the key of the watermark, the last step, which goes on from part to part; None: no
             watermark.
     """
@@ -41,7 +34,7 @@ class HeardChunks:
         self,
         chain: Chain,
         sample_rate: int,
-        new_chain: NewChain | None = None,
+        new_chain: Callable[..., Chain] | None = None,
         mark: MarkKey | None = None,
     ) -> None:
         self.sample_rate = sample_rate

@@ -2,7 +2,7 @@
 
 import io
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -50,7 +50,7 @@ class Detection:
         return {
             "result": "marked as synthetic" if self.is_marked else NO_MARK,
             "marks": [mark.facts() for mark in self.marks],
-            "c2pa": self.credentials and self.credentials.facts(),
+            "c2pa": self.credentials and asdict(self.credentials),
             "metadata": self.metadata,
         }
 

@@ -46,8 +46,7 @@ def loudspeaker(rate: int) -> Iterator[Callable[[np.ndarray], None]]:
     Args:
         rate: samples per second.
     Raises:
-        MissingPackageError: as `check_loudspeaker`.
-        OutputError: there is no loudspeaker, or it fails while it plays.
+        MissingPackageError, OutputError: as `check_loudspeaker`; or the loudspeaker fails.
     """
     sounddevice = check_loudspeaker()
     writes: list[Future] = []
@@ -75,13 +74,7 @@ def loudspeaker(rate: int) -> Iterator[Callable[[np.ndarray], None]]:
 
 
 def played(chunks: Iterator[AudioChunk], rate: int) -> Iterator[AudioChunk]:
-    """Pass chunks on and play them; the iterator ends when the last sample is played.
-
-    Args:
-        rate: samples per second.
-    Raises:
-        MissingPackageError, OutputError: as `loudspeaker`.
-    """
+    """Pass chunks on and play them, as `loudspeaker` does; the last one ends after its sound."""
     with loudspeaker(rate) as play:
         for chunk in chunks:
             play(chunk.samples)
