@@ -27,12 +27,12 @@ TEXT = "Good morning, and welcome. The train leaves at nine, and it takes three 
 
 
 @common.takes(
-    common.option("--model", default="random-0.6b-base", help="name or folder of the Base model"),
-    common.option("--method", default="lora", choices=METHODS, help="as `train run` takes it"),
-    common.option("--precision", default="bf16", choices=tuple(PRECISIONS), help="of products"),
-    common.option("--checkpointing", action="store_true", help="compute activations twice"),
-    common.option("--seconds", type=parsing.positive, default=5.0, help="of the recording"),
-    common.option("--device", help=options.DEVICE_HELP),
+    common.option("--model", "name or folder of the Base model", str, "random-0.6b-base"),
+    common.option("--method", "as `train run` takes it", METHODS, "lora"),
+    common.option("--precision", "of products", tuple(PRECISIONS), "bf16"),
+    common.option("--checkpointing", "compute activations twice", bool),
+    common.option("--seconds", "length of the recording", parsing.positive, 5.0),
+    common.option("--device", options.DEVICE_HELP),
     common.count("--threads", 2, "number of PyTorch threads"),
     common.count("--runs", 3, "number of steps whose figures count"),
     common.count("--warmup", 1, "number of steps before them, whose figures do not count", least=0),

@@ -286,17 +286,6 @@ def test_a_sentence_that_comes_later_finds_its_context_prepared(base, bea, warme
     assert np.array_equal(warmed[2][-len(second.codes) :], second.codes[-len(warmed[2]) :])
 
 
-def test_nothing_is_prepared_while_another_stream_speaks(base, bea, warmed):
-    other = base.stream(LONG, voice=voice(base, 0), seed=9, max_frames=400, chunk_frames=1)
-    next(other)
-    talk = Conversation()
-    base.synthesize(SHORT, voice=bea, seed=1, continuity="context", conversation=talk)
-    wait_until(lambda: talk.said(bea))
-    base._loop.run(lambda: None)
-    assert not other.finish_reason and len(warmed) == 1
-    other.close()
-
-
 def test_a_voice_in_context_is_prepared_once_and_sounds_the_same(base, bea, warmed, monkeypatch):
     options = {"voice": bea, "seed": 1, "max_frames": 9}
     first, again = (base.synthesize(SHORT, **options).audio for _ in range(2))
