@@ -37,6 +37,7 @@ MEASUREMENTS = {
     "vocoder": ("vocoder.vocoders", "Compare the vocoders of a CPU on one checkpoint."),
     "c-engine": ("c_engine.c_engine", "Compare whole speeches with an engine written in C."),
     "train-step": ("train_step.train_step", "Measure a step of `train run`: seconds and memory."),
+    "servers": ("servers.servers", "Compare servers, this project's and others, on one model."),
     "voices": ("voices.voices", "Measure what cloning a voice from a recording costs."),
     "pipecat": ("pipecat.pipecat", "Measure what the Pipecat service adds to the engine."),
     "server": ("load.server", "Measure what the HTTP server adds to the engine."),
