@@ -56,7 +56,7 @@ def test_nothing_grows_over_many_requests(num_requests, monkeypatch):
         try:
             # The record of finished requests has a limit; here it is full from the start.
             for index in range(1000):
-                live.service.finished.add(f"earlier-{index}", dict.fromkeys("abcdefghi", 0.5))
+                live.service.finished[f"earlier-{index}"] = dict.fromkeys("abcdefghi", 0.5)
             for index in range(num_requests):
                 one_request(live, index)
                 if index in (num_requests // 3, 2 * num_requests // 3, num_requests - 1):
