@@ -57,7 +57,7 @@ def import_torch(*, is_command: bool = False, with_compiler: bool = True) -> Non
             gc.enable()
         if not with_compiler:
             del sys.modules[_FOR_COMPILER]
-    if not with_compiler:  # whoever imports it later gets the module itself
+    if not with_compiler:  # a later import of this name must find the module itself
         vars(torch).pop(_FOR_COMPILER.rpartition(".")[2], None)
     if is_command:
         gc.freeze()

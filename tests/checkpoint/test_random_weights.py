@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_speech import tiny_engine
 from tolerances import FEW_WEIGHTS, MANY_WEIGHTS
 
 from qwen_megakernel.checkpoint import random_weights
@@ -46,17 +45,17 @@ def test_the_official_processor_keeps_the_qwen_regex_and_the_template_ids(offici
     assert tokenizer.convert_tokens_to_ids(special) == [first, first + 1, first + 2]
 
 
-def test_greedy_decoding_varies_and_ends(cache_folder):
-    """The engine draws the official package's codes (tests/engine/test_end_to_end.py)."""
-    greedy = {"do_sample": False, "subtalker_do_sample": False, "max_frames": 60}
+def test_greedy_decoding_varies_and_ends(official_model):
+    model = official_model("tiny-random-design")
+    greedy = {"do_sample": False, "subtalker_dosample": False}
+    greedy |= {"language": "english", "max_new_tokens": 60}
     lengths = []
-    with tiny_engine("tiny-random-design", dtype="float32") as tts:
-        for text in TEXTS:
-            speech = tts.synthesize(text, instruct="calm", language="english", **greedy)
-            lengths.append(len(speech.codes))
-            assert speech.sample_rate == 24000
-            assert 0.05 < speech.audio.std() < 0.3
-            assert speech.audio.min() > -1 and speech.audio.max() < 1
+    for text in TEXTS:
+        audio, rate = model.generate_voice_design(text=text, instruct="calm", **greedy)
+        lengths.append(len(audio[0]) // 1920)
+        assert rate == 24000
+        assert 0.05 < audio[0].std() < 0.3
+        assert audio[0].min() > -1 and audio[0].max() < 1
     assert min(lengths) >= 2
     assert sum(length < 59 for length in lengths) >= 2, lengths
     assert len(set(lengths)) > 1, lengths

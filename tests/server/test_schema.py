@@ -23,7 +23,7 @@ def live():
 
 @schema.parametrize()
 @settings(
-    max_examples=15,
+    max_examples=30,
     deadline=None,
     derandomize=True,
     database=None,

@@ -9,10 +9,8 @@ import pytest
 # differed by 7e-6; a wrong formula moves logits by 1e-2 and more.
 LOGITS_F32 = 2e-5
 
-# The same against the training forward, root mean square: 2e-6 was seen, in float64, too, because
-# the plain decoder's own roundings are most of it. The largest was 1.3e-5, on a Zen.
-TEACHER_FORCED_RMS = 5e-6
-# Logits of a merged checkpoint, whose weights are rounded to float32, against the unmerged one.
+# Logits of the training forward in float64 against the plain decoder's, which computes in float64,
+# too, and returns float32. Also those of a merged checkpoint, with weights rounded to float32.
 TEACHER_FORCED = 1e-5
 
 # float32 logits of 400 frames behind a prompt of 300 positions, against the official code. Each is
