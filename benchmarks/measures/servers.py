@@ -142,7 +142,7 @@ def running(command: str) -> Iterator[subprocess.Popen]:
 
 
 def is_ready(server: Server, port: int) -> bool:
-    """Whether a server answers that its model is loaded."""
+    """Tell whether a server answers that its model is loaded."""
     try:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
         connection.request("GET", server.ready)
