@@ -15,7 +15,7 @@ from qwen_megakernel.audio import to_g711, to_int16
 from qwen_megakernel.errors import OutputError, UsageError
 from qwen_megakernel.marking import MarkKey
 from qwen_megakernel.sound.mark_detector import Mark, find_marks
-from qwen_megakernel.sound.watermark import Watermark, rotations_of
+from qwen_megakernel.sound.watermark import BAND_EDGES, SHORT_S, Watermark, rotations_of
 
 RATE = 24000
 KEY = MarkKey(bytes(range(32)), operator=48879)
@@ -55,6 +55,23 @@ def test_the_mark_is_much_weaker_than_the_speech_and_silence_stays_silent():
     mark = marked(samples) - samples
     assert 0 < np.square(mark).sum() < MARK_SHARE * np.square(samples).sum()
     assert not marked(np.zeros(RATE, np.float32)).any()
+
+
+def test_the_mark_ends_with_the_speech():
+    samples = speech(1)
+    end = 3 * RATE // 4
+    samples[end:] = 0
+    assert marked(samples)[:end].any()
+    assert not marked(samples)[end + round(SHORT_S * RATE) :].any()
+
+
+def test_speech_that_has_all_its_power_in_the_bands_gets_no_stronger_mark():
+    samples = np.random.default_rng(1).normal(scale=0.1, size=5 * RATE)
+    hertz = np.fft.rfftfreq(len(samples), 1 / RATE)
+    spectrum = np.fft.rfft(samples) * ((hertz > BAND_EDGES[0]) & (hertz < BAND_EDGES[-1]))
+    samples = np.fft.irfft(spectrum).astype(np.float32)
+    mark = marked(samples) - samples
+    assert np.square(mark).sum() < MARK_SHARE * np.square(samples).sum()
 
 
 @pytest.mark.parametrize("rate", [8000, 11025, 16000, 22050, 44100, 48000])
