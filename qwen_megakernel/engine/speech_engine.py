@@ -332,15 +332,21 @@ class SpeechEngine(ABC):
             return speech
         return replace(speech, audio=at_loudness(speech.audio, speech.sample_rate, target))
 
-    def _speak_both_ways(self, text: str, max_frames: int, **options: Any) -> int:
-        """Warm up: speak at random, then two frames greedily; returns the number of frames."""
-        num_frames = 0
+    def _speak_both_ways(self, text: str, max_frames: int, **options: Any) -> float:
+        """Warm up: speak two frames greedily, then up to `max_frames` at random.
+
+        Returns:
+            The real-time factor at random: seconds of decoding and of the vocoder for a second of
+            speech. The greedy speech, the first one, waits for memory and for files.
+        """
         with self._codes_dump.paused():
-            for at_random, most in ((True, max_frames), (False, 2)):
+            for at_random, most in ((False, 2), (True, max_frames)):
                 options |= {"do_sample": at_random, "subtalker_do_sample": at_random}
+                spent_before = self.spent_ms
                 speech = self.synthesize(text, seed=0, max_frames=most, **options)
-                num_frames += len(speech.codes)
-        return num_frames
+        stages = ("decode", "vocoder")
+        spent = sum(self.spent_ms[stage] - spent_before[stage] for stage in stages)
+        return spent / 1000 / (max(1, len(speech.codes)) * self.seconds_per_frame)
 
     def decode(self, codes: np.ndarray) -> np.ndarray:
         """Turn [num_frames, num_code_groups] codes into [num_samples] float32 at `sample_rate`."""
