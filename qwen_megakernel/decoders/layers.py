@@ -41,22 +41,25 @@ def rotary(config: StackConfig, positions: Tensor, dtype: torch.dtype) -> tuple[
     Returns:
         Two tensors [num_positions, head_dim] of `dtype`.
     """
+    angles = _angles(config, positions).repeat(1, 2)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rope_tables(config: StackConfig, num_positions: int) -> tuple[Tensor, Tensor]:
+    """Return cos and sin [num_positions, head_dim / 2] float32 of the first positions, on a CPU."""
+    angles = _angles(config, torch.arange(num_positions).expand(3, -1))
+    return angles.cos(), angles.sin()
+
+
+def _angles(config: StackConfig, positions: Tensor) -> Tensor:
+    """Return the angles of all pairs, [num_positions, head_dim / 2] float32; see `rotary`."""
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
     inv_freq = (1.0 / config.rope_theta**exponents).to(positions.device)
     axis = torch.zeros(config.head_dim // 2, dtype=torch.int64)
     for which in (1, 2):
         if config.mrope_section:
             axis[which : 3 * config.mrope_section[which] : 3] = which
-    angles = positions.to(torch.float32)[axis.to(positions.device)].T * inv_freq
-    angles = torch.cat((angles, angles), dim=-1)
-    return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
-def rope_tables(config: StackConfig, num_positions: int) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [num_positions, head_dim / 2] float32 of the first positions, on a CPU."""
-    cos, sin = rotary(config, torch.arange(num_positions).expand(3, -1), torch.float32)
-    half = config.head_dim // 2
-    return cos[:, :half].contiguous(), sin[:, :half].contiguous()
+    return positions.to(torch.float32).T[:, axis.to(positions.device)] * inv_freq
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from tolerances import LOGITS_F32, NORM_F32
 
-from qwen_megakernel.decoders.layers import rotary
+from qwen_megakernel.decoders.layers import rope_tables, rotary
 from qwen_megakernel.decoders.plain import PlainDecoder
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.records import Prefill
@@ -223,6 +223,16 @@ def test_equal_positions_make_mrope_plain_rope(load_checkpoint, section):
     plain = rotary(replace(config, mrope_section=None), positions, torch.float32)
     for ours, expected in zip(rotary(config, positions, torch.float32), plain, strict=True):
         assert torch.equal(ours, expected)
+
+
+def test_rope_tables_are_one_half_of_rotary_in_a_row(load_checkpoint):
+    """Native code and the kernel read them at their address."""
+    config = load_checkpoint("tiny-random").config.talker.stack
+    tables = rope_tables(config, 700)
+    both = rotary(config, torch.arange(700).expand(3, -1), torch.float32)
+    for table, halves in zip(tables, both, strict=True):
+        assert torch.equal(torch.cat([table, table], -1), halves)
+        assert table.is_contiguous()
 
 
 def test_unequal_positions_turn_as_the_official_rotary(official_model, load_checkpoint):
