@@ -1,5 +1,7 @@
 """docs/performance.md, the tables that were measured on a CPU."""
 
+from typing import Any
+
 from benchmarks.page_parts import (
     FRAME_MS,
     Rows,
@@ -27,7 +29,7 @@ def measured_cpu() -> list[str]:
         *threads_table(),
         *start_table(),
         *processes_table(),
-        *c_engine_table(),
+        *servers_table(),
         *texts_tables(),
         *bandwidth_table(),
     ]
@@ -252,29 +254,30 @@ def processes_table() -> list[str]:
     )
 
 
-C_ENGINE = "github.com/gabriele-mastrapasqua/qwen3-tts"
-
-
-def c_engine_table() -> list[str]:
-    """Compare the C engine with this one, from `measure.py c-engine`."""
+def servers_table() -> list[str]:
+    """Compare servers of several engines, from `measure.py servers`."""
     rows: Rows = []
-    for result in load_results("c_engine_cpu_*.json"):
+    for result in load_results("servers_cpu_*.json"):
         for row in result["rows"]:
-            cells = [row["engine"], result["model"], row["weights"], digits(row["rtf"]["p50"])]
-            rows.append((result, [*cells, *milliseconds(row["first_chunk_ms"], "p50")]))
-    lines = section(
-        "Another engine on the same cores",
-        f"An engine written in C ({C_ENGINE}) and this one speak the same random checkpoint "
-        "alternately, p50. The C engine returns ten frames at once.",
-        ["engine", "model", "weights", "RTF", "first samples"],
+            cells = [linked(row), result["model"], row["weights"], digits(row["rtf"]["p50"])]
+            cells += milliseconds(row["first_sound_ms"], "p50")
+            cells += [f"{digits(row['ready_s']['p50'])} s", f"{row['peak_mb']['p50']:.0f} MB"]
+            rows.append((result, cells))
+    return section(
+        "Servers of other engines on the same cores",
+        "Each server was started, asked twice for a speech of at most 40 frames, and ended, by "
+        "turns, p50; the figures are those of the second speech. All speak the same random "
+        "checkpoint, from files that each engine's own command converted beforehand; "
+        "`benchmarks/servers.json` has the commands. A server is ready when it says that its model "
+        "is loaded; this one has spoken once by then.",
+        ["engine", "model", "weights", "RTF", "first samples", "ready after", "peak memory"],
         rows,
-    ) or ["### Another engine", "", f"An engine written in C ({C_ENGINE}):", ""]
-    published = (
-        "Its README publishes these real-time factors of the 0.6B model in int8, which were not "
-        "repeated here: 0.95 on four cores of an EPYC 9555P (Zen 5), 1.21 on one of them, 0.66 on "
-        "four cores of a Graviton3, 0.69 on four cores of an Apple M1."
     )
-    return [*lines, *paragraph(published), ""]
+
+
+def linked(row: dict[str, Any]) -> str:
+    """Return the engine's name, as a link to its page if it has one."""
+    return f"[{row['engine']}](https://{row['page']})" if row["page"] else row["engine"]
 
 
 # Size -> number of frames after which its speeches are cut, the same in every precision, so that

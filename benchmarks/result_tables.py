@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from benchmarks.cpu_page import C_ENGINE
+from benchmarks.cpu_page import linked
 from benchmarks.page_parts import (
     Cell,
     Rows,
@@ -32,11 +32,12 @@ def speech_table() -> list[str]:
         cells = [f"this project, `{result['backend']}`", f"{model_of(result)}, {form}"]
         cells += [*speech_figures(figures), f"{digits(figures['first_audible_ms']['p50'])} ms"]
         rows.append((result, [*cells, most_listeners(result["model"])]))
-    for result in load_results("c_engine_cpu_*.json"):
+    for result in load_results("servers_cpu_*.json"):
         for row in result["rows"]:
-            if row["engine"] == "C engine":
-                cells = [f"[an engine in C](https://{C_ENGINE})"]
-                cells += [f"{model_of(result)}, {row['weights']}", *speech_figures(row), None, None]
+            if row["page"]:
+                times = {"rtf": row["rtf"], "first_chunk_ms": row["first_sound_ms"]}
+                cells = [linked(row), f"{model_of(result)}, {row['weights']}"]
+                cells += [*speech_figures(times), None, None]
                 rows.append((not_native(result), cells))
     for result in load_results("texts_cpu_0.6b_native.json"):
         for row in result["rows"]:

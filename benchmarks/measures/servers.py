@@ -2,6 +2,10 @@
 
 A file says how each is started and asked: benchmarks/servers.json, or another. The servers take
 turns. Each is started, asked twice, and ended; the figures are those of the second answer.
+
+servers.json expects in build/peers what each engine makes beforehand: folders of `convert
+random-0.6b --weights int8` (and int4), the C engine's program (`make blas`), an environment with
+vox-tts, and its files (`vox build --dtype bf16 --quant q8 --no-hash`, and q4).
 """
 
 import argparse
@@ -46,6 +50,7 @@ class Server:
     ready: str  # path that is answered with 200 once the model is loaded
     path: str  # path that takes the request
     body: dict[str, Any]  # asks for raw 16-bit samples at 24 kHz
+    page: str = ""  # where the engine is found, without https://
 
     @staticmethod
     def read_all(file: Path) -> list["Server"]:
@@ -78,7 +83,7 @@ def servers(args: argparse.Namespace) -> int:
     rows: list[dict[str, Any]] = []
     for server, *of_server in zip(compared, *runs, strict=True):
         row = {name: common.spread([run[name] for run in of_server]) for name in FIGURES}
-        rows.append({"engine": server.engine, "weights": server.weights} | row)
+        rows.append({name: getattr(server, name) for name in ("engine", "page", "weights")} | row)
         shown = ", ".join(f"{name} {row[name]['p50']:.4g}" for name in FIGURES)
         print(f"{server.engine}, {server.weights}: {shown}", flush=True)
     header = common.model_header(files, backend="cpu", settings=settings)

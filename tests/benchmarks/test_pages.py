@@ -410,14 +410,18 @@ def test_more_cores_divide_the_vocoder_alone(plant):
     assert [line for line in lines if "0.750" in line] == ["| m | int8 | 1.00 | 0.750 | 0.625 |"]
 
 
-def test_the_c_engine_stands_beside_this_one_and_its_published_figures_need_no_file(plant):
-    assert "0.66 on four cores of a Graviton3" in " ".join(cpu_page.c_engine_table())
-    row = {"weights": "int8", "rtf": spread(0.9, 1), "first_chunk_ms": spread(800, 1)}
-    rows = [row | {"engine": engine} for engine in ("this project", "C engine")]
-    plant("c_engine_cpu_x.json", rows=rows)
-    lines = cpu_page.c_engine_table()
-    for engine in ("this project", "C engine"):
-        assert f"| {engine} | m | int8 | 0.900 | 800 ms |" in lines
+def test_the_servers_of_other_engines_stand_beside_this_one(plant):
+    row = {"weights": "int8", "rtf": spread(0.9, 1), "first_sound_ms": spread(800, 1)}
+    row |= {"ready_s": spread(2, 1), "peak_mb": spread(1300, 1)}
+    others = {"engine": "B, commit 1", "page": "example.org/b"}
+    rows = [row | {"engine": "this project", "page": ""}, row | others]
+    plant("servers_cpu_x.json", rows=rows)
+    lines = cpu_page.servers_table()
+    linked = "[B, commit 1](https://example.org/b)"
+    for engine in ("this project", linked):
+        assert f"| {engine} | m | int8 | 0.900 | 800 ms | 2.00 s | 1300 MB |" in lines
+    others = [line for line in result_tables.speech_table() if "800 ms" in line]
+    assert len(others) == 1 and others[0].startswith(f"| {linked} | m, int8 | 0.900 | 800 ms |")
 
 
 def test_the_readme_names_the_file_of_its_listeners(plant):
