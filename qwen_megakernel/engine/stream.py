@@ -38,6 +38,7 @@ class StreamText:
     num_tokens: int  # that the model has received
     num_parts: int  # that have begun
     planned_parts: int | None  # of a whole text; None: it comes through `feed`
+    drifts: list[Drift]  # parts so far that differ from the first, if they continue each other
     _spoken: SpokenText
 
     @property
@@ -107,11 +108,6 @@ class SpeechStream:
         return dict(self._state.timings)
 
     @property
-    def drifts(self) -> list[Drift]:
-        """With `continuity="context"`, the parts so far that differ too much from the first."""
-        return list(self._state.drifts)
-
-    @property
     def codes(self) -> np.ndarray:
         """The frames delivered so far, [num_frames, num_code_groups] int32; those of a chunk begin
         at its `frame_index`."""
@@ -128,6 +124,7 @@ class SpeechStream:
             num_tokens=state.num_text_tokens,
             num_parts=state.num_parts,
             planned_parts=state.text.num_parts,
+            drifts=list(state.drifts),
             _spoken=self._text.spoken,
         )
 

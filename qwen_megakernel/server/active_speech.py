@@ -154,7 +154,7 @@ class ActiveSpeech:
         finally:
             self._over, self.finish_reason = True, reason
             self._ticket.release()
-            self.record.finish(reason, self.stream.drifts)
+            self.record.finish(reason, self.stream.text.drifts)
             self._finished[self.request_id] = self.facts()
             self._news.set()
 
@@ -214,7 +214,7 @@ class ActiveSpeech:
             facts["spoken_text"] = text.spoken
         if text.warnings:
             facts["warnings"] = text.warnings
-        if drifts := self.stream.drifts:
+        if drifts := text.drifts:
             facts["drifts"] = [asdict(drift) for drift in drifts]
         if self._error:
             facts["error"] = ApiError.of(self._error).facts

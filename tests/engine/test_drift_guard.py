@@ -156,7 +156,7 @@ def test_a_part_that_leaves_the_band_is_drawn_again(engine, planted, healthy, fa
     plain, _ = healthy
     planted.plan = {1: fault}
     stream, chunks = spoken(engine)
-    (drift,) = stream.drifts
+    (drift,) = stream.text.drifts
     assert (drift.part, list(drift.changes), drift.is_redrawn) == (1, [name], True)
     begin = int(np.flatnonzero(stream.codes[:, 3] == 0)[1])
     reported = [(chunk.frame_index, chunk.drifts) for chunk in chunks if chunk.drifts]
@@ -178,7 +178,7 @@ def test_codes_are_those_of_the_seed(engine, planted):
 def test_words_have_the_times_of_the_part_that_is_heard(engine, planted, healthy):
     planted.plan = {1: HURRIED}
     stream, _ = spoken(engine)
-    assert stream.drifts
+    assert stream.text.drifts
     assert stream.times.words == healthy[0].times.words
     assert stream.times.words[-1].word == "words."
 
@@ -219,8 +219,8 @@ def test_a_part_that_its_reader_needs_is_not_drawn_again(engine, planted, monkey
     planted.at_launch = lambda address, frame: address and frame > 20 and has_begun.set()
     monkeypatch.setattr(StreamState, "buffered_s", lambda _: 0.5 if has_begun.is_set() else 9.0)
     stream, chunks = spoken(engine)
-    assert [(each.part, each.is_redrawn) for each in stream.drifts] == [(1, False)]
-    assert stream.drifts == [drift for chunk in chunks for drift in chunk.drifts]
+    assert [(each.part, each.is_redrawn) for each in stream.text.drifts] == [(1, False)]
+    assert stream.text.drifts == [drift for chunk in chunks for drift in chunk.drifts]
     starts = [frame for frame, number in enumerate(stream.codes[:, 3]) if number == 0]
     assert len(starts) == stream.text.num_parts
 
@@ -228,7 +228,7 @@ def test_a_part_that_its_reader_needs_is_not_drawn_again(engine, planted, monkey
 def test_a_second_draw_that_drifts_is_heard_and_reported(engine, planted):
     planted.plan = {1: HIGH, 1 + REDRAW: HIGH}
     stream, _ = spoken(engine)
-    assert [(each.part, each.is_redrawn) for each in stream.drifts] == [(1, True), (1, False)]
+    assert [(each.part, each.is_redrawn) for each in stream.text.drifts] == [(1, True), (1, False)]
     assert pitches(stream)[:3] == [PLAIN[1], HIGH[1], PLAIN[1]]
 
 
@@ -262,13 +262,13 @@ def test_an_interruption_leaks_nothing_that_was_held_back(engine, planted, monke
     planted.at_launch = lambda address, frame: None
     later = engine.stream("It is a new turn, and nobody knows the old one any more.", **options)
     list(later)
-    assert planted.contexts == [None] and later.drifts == []
+    assert planted.contexts == [None] and later.text.drifts == []
 
 
 def test_without_continuity_nothing_is_compared(engine, planted):
     planted.plan = {1: HIGH}
     stream, chunks = spoken(engine, continuity="off")
-    assert pitches(stream)[1] == HIGH[1] and stream.drifts == []
+    assert pitches(stream)[1] == HIGH[1] and stream.text.drifts == []
     assert not any(chunk.drifts for chunk in chunks)
 
 
@@ -298,4 +298,4 @@ def test_the_speaker_is_compared_where_there_is_an_encoder(engine, planted, monk
         engine, "_identify", lambda samples, rate: next(vectors, np.array([1.0, 0.1]))
     )
     stream, _ = spoken(engine)
-    assert stream.drifts == [Drift(1, {"identity": 0.0}, True)]
+    assert stream.text.drifts == [Drift(1, {"identity": 0.0}, True)]

@@ -198,6 +198,7 @@ class FakeStream:
             warnings=self.warnings,
             num_tokens=count_letters(self._spoken),
             num_parts=1,
+            drifts=self.drifts,
             planned_parts=None if self.request.text is None else 1,
             _spoken=self.spoken,
         )
