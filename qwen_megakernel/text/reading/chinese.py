@@ -19,7 +19,8 @@ class Chinese(Language):
     score, parts_form = "比", "{bottom}分之{top}"
     subtraction = "减"
     DIGITS = "零 一 二 三 四 五 六 七 八 九"
-    UNITS = """km: 公里; m: 米; cm: 厘米; mm: 毫米; m² m2 ㎡: 平方米; km²: 平方公里; l L: 升
+    UNITS = """mAh: 毫安时
+        km: 公里; m: 米; cm: 厘米; mm: 毫米; m² m2 ㎡: 平方米; km²: 平方公里; l L: 升
         ml mL: 毫升; h: 小时; min: 分钟; s: 秒; ms: 毫秒; KB kB: KB; MB: MB; GB: GB; TB: TB; W: 瓦
         kW: 千瓦; dB: 分贝; x ×: 倍"""
     SCALES = "万: 万; 亿: 亿; 千: 千; 百万: 百万; 千万: 千万"

@@ -33,7 +33,10 @@ _IN_WORDS = re.compile("duration-|volume-(?:cup|t)|mass-tonne")
 _AGREEING = ("de", "es", "fr", "it", "pt", "ru")
 # Symbols that are also other things: "seat 12A", "3 m.", "a las 5 ha llegado".
 _LETTER = re.compile(r"[^\W\dΩ]\.?")
-_WORDS = {"es": ("ha", "mi"), "it": ("ha", "mi"), "fr": ("mi", "pi"), "pt": ("mi",)}
+_WORDS = {
+    **dict.fromkeys(("es", "it"), ("ha", "mi")),
+    **{"fr": ("mi", "pi"), "pt": ("mi", "um"), "de": ("um", "Um")},
+}
 _MASCULINE = ("byte", "joule", "ampere", "día", "grama")  # in spite of their ending
 _FEMININE = (  # French nouns, whose ending does not show it
     *("couronne", "livre", "roupie", "hryvnia", "heure", "minute", "seconde", "milliseconde"),
@@ -99,9 +102,10 @@ def unit_forms(language: str, gender: str) -> dict[str, Noun]:
             forms = [name.replace(" ", "") for name in forms]
         names = [re.sub(r"\s", " ", name).replace("’", "'") for name in forms]
         is_word = language in _AGREEING and _IN_WORDS.match(unit)
-        keys = {*symbols} - {*forms, *_WORDS.get(language, ())}
+        keys = {*symbols} - {*forms}
         keys = {key for key in keys if not _LETTER.fullmatch(key)}
         keys |= {key for key in more.split() if language == "ru" or not "а" <= key.lower() <= "я"}
+        keys -= {*_WORDS.get(language, ())}
         for key in keys | ({*names} if is_word else set()):
             found[key.replace("μ", "µ")] = found[key] = _noun(language, gender, *names)
     return found

@@ -23,7 +23,9 @@ _LINKS = r"is|are|was|ist|lautet|war|est|es|è|é|:|：|—|\#|是|为|は|는|�
 _CODE = re.compile(
     rf"(?<![A-Za-zÀ-ÿА-яё])(?:{_CODES})(?:\s*(?:{_LINKS}))?\s*[\#(\"'“«]?$", re.I | re.X
 )
-_CODE_DIGITS = re.compile(r"(?:\d{3,12}|[-–]\d{2,12})(?![.,:/-]?\d|\s?[%°€$])(?![A-Za-z])")
+_CODE_DIGITS = re.compile(
+    r"(?:\d{3,12}|[-–]\d{2,12})(?![.,:/-]?\d|\s?[%°€$])(?!-?[A-Z]+\d|[A-Za-z])"
+)
 _VERSION = re.compile(
     r"(?<![A-Za-zÀ-ÿА-яё])(?:versi(?:on|one|ón)|versão|верси[яюи]|release|v\.|python|node(?:\.?js)?|ios"
     r"|ipados|macos|android|windows|java|ubuntu|debian|php|ruby|cuda|(?:py)?torch|npm|pip|firmware"
@@ -42,7 +44,7 @@ _TRAILING = ".,;:!?*_…"  # behind an address
 _PREFIXED = re.compile(r"\+|\(?0(?![./]\d\b)|\(\d{2,5}\)")
 _LAYOUT = re.compile(
     r"(?:\d[-. ])?\d{3}[-–. ]\d{3}[-–. ]\d{4}|\d{3}-\d{2}-\d{4}|\d{3}[-–. ]\d{4}"
-    r"|\d{4}(?:[ -]\d{4}){3}"
+    r"|\d{4}(?:[ -]\d{4}){2,}(?: \d{1,3})?"
     r"|\d{3}[- ]\d{4}[- ]\d{4}|\d+(?:-\d+){3,}|\d{4} \d{3} \d{3}|\d{3}(?:[- .]\d\d){3}|\d{4} \d{6}"
     r"|\d(?:[ -]\d{3}){2}(?:[ -]\d\d){2}|\d \(\d{3,5}\) ?\d+(?:[- ]\d+)*|\d{2}[ -]\d{4,5}[ -]\d{4}"
     r"|\d{5} \d{5}|\d{4} \d{2} \d{2} \d{2}|\d{2} \d{3} \d{2} \d{2}"
@@ -53,8 +55,19 @@ _MIN_CODE_DIGITS = 7  # digits without a mark between thousands that are no quan
 MIN_NUMBERED_DIGITS = 5  # the same behind a sign for "number"
 NUMBER_MARK = re.compile(r"(?:[nN]\.?[°º]|№|[nN]r\.?|[nN]o\.|[nN]\.)\s?$")
 # The letters of a model, a flight or a serial number before its digits, which are read one by one.
-_NAME_AND_DASH = re.compile(r"(?:(?<![^\W_])[A-ZА-ЯЁ]{1,5}-?(?:\d+-)*|[A-Za-z]\d{1,2}-)$")
+_NAME_AND_DASH = re.compile(
+    r"(?:(?<![^\W_])[A-ZА-ЯЁ]{1,5}-?(?:\d+-)*|(?![QH]\d-)[A-Za-z]\d{1,2}-)$"
+)
 _NAME = re.compile(r"(?<![A-Za-zА-яЁё])[A-ZА-ЯЁ]{2,5}$")
+
+# Capitals and digits that are no id: "2024-Q3", "Q1-2025", "12-MAR-2024", seats, "10X20".
+_NO_ID = re.compile(
+    r"(?:FY)?\d{2,4}-[QHW]\d{1,2}|[QHW]\d{1,2}-?(?:FY)?\d{2,4}|\d{1,2}-[A-Z]{3,}-\d{2,4}"
+    r"|\d{1,3}[A-Z]-\d{1,3}[A-Z]|\d+(?:X\d+)+[A-Z]*"
+)
+_RANGE_IN_UNITS = re.compile(r"\d+-(\d+)([A-Z]+)")
+_RUN = re.compile(r"\d+|[A-Z]+")
+_MIN_ID_DIGITS = 4
 
 
 class Codes(Words):
@@ -125,6 +138,35 @@ class Codes(Words):
         plus = self.plus + " " if text.startswith("+") else ""
         said = plus + ", ".join(map(self.spell_phone, re.findall(r"\d+", text)))
         return said + (f" {self.extension} {self.spell(found['x'])}" if found["x"] else "")
+
+    def read_mixed_id(self, found: Found) -> str | None:
+        """Return the digits and letters of an id such as "8842-XK19", one by one; None for a name.
+
+        An id has a group with letters and digits, or three groups, or digits between letters.
+        """
+        text = found.text
+        groups, runs = text.split("-"), _RUN.findall(text)
+        num_digits = sum(map(str.isdigit, text))
+        least = _MIN_ID_DIGITS - (len(groups) > 2)
+        is_mixed = len(runs) > max(2, len(groups)) or len(groups) > 2
+        if (
+            found.last in tuple("-.,")
+            or num_digits < least
+            or not is_mixed
+            or _NO_ID.fullmatch(text)
+        ):
+            return None
+        unit = _RANGE_IN_UNITS.fullmatch(text)
+        if unit and (len(unit[1]) < _MIN_ID_DIGITS or unit[2] in self.units | self.scales):
+            return None
+        return " ".join(
+            run
+            if len(run) > 2 and run.isalpha()
+            else " ".join(run)
+            if run.isalpha()
+            else self.spell(run)
+            for run in runs
+        )
 
     def read_pointed(self, found: Found) -> str | None:
         """Return the words of a version or an address such as "10.0.0.1"; None for a quantity."""

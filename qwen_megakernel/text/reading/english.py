@@ -44,7 +44,7 @@ class English(Language):
         [Cc]h\.\s: chapter; [Ss]ec\.\s: section; Eq\.\s: equation; [Ee]xt\.?\s: extension
         Apt\.?\s: apartment; Ste\.\s: suite; Rm\.\s: room; √: the square root of"""
     plural_ending = "s"
-    UNITS = """KM: kilometer; KG: kilogram; lbs: pound; hrs: hour; mins: minute; secs: second
+    UNITS = """lbs: pound; hrs: hour; mins: minute; secs: second
         kph kmh: kilometer per hour, kilometers per hour; MPH: mile per hour, miles per hour
         kbps: kilobit per second, kilobits per second; bps: bit per second, bits per second
         Mbps: megabit per second, megabits per second; Gbps: gigabit per second, gigabits per second
@@ -79,7 +79,12 @@ class English(Language):
         Ft.: fort; Gen.: general; Col.: colonel; Sgt. Sgt: sergeant; Capt.: captain; Lt.: lieutenant
         Rev.: reverend; Gov.: governor; Sen.: senator; Rep.: representative; Pres.: president
         est.: estimated; min.: minimum; max.: maximum; a.m. a.m: a m; p.m. p.m: p m; w/: with
-        w/o: without; b/c: because; Ph.D. PhD: P H D; Jan.: January; Sept. Sep.: September
+        w/o: without; b/c: because; b/w: black and white; c/o: care of; n/a N/A: not applicable
+        d/d D/D: day over day; w/w W/W: week over week; m/m M/M: month over month
+        q/q Q/Q: quarter over quarter; y/y Y/Y: year over year; y/o: year old
+        s/n S/N: serial number; p/n P/N: part number; f/u: follow-up; h/t: hat tip; w/i: within
+        pg. Pg.: page; para.: paragraph; rm.: room; Ph.D. PhD: P H D
+        Jan.: January; Sept. Sep.: September
         apt. Apt.: apartment; Feb.: February; Mar.: March; Apr.: April; Jun.: June; Jul.: July
         Aug.: August; km/h: kilometers per hour; m/s: meters per second; mi/h: miles per hour
         ext.: extension; Pkwy. Pkwy: parkway; Hwy. Hwy: highway; Oct.: October; Nov.: November
@@ -104,8 +109,9 @@ class English(Language):
         vee double-you ex why zee"""
     WEB = """.: dot; /: slash; -: dash; _: underscore; ?: question mark; #: hash; %: percent
         ~: tilde; :: colon; \\: backslash"""
-    opens = words("""pt St. St Dr. Dr No. Nos. no. Fig. Vol. vol. p. pp. Ch. ch. Sec. sec. Eq. Ext.
-        ext. ext Apt. Apt Ste. Rm. № Nº Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec""")
+    opens = words("""pt b/w Sat Sun St. St Dr. Dr No. Nos. no. Fig. Vol. vol. p. pp. Ch. ch. Sec.
+        sec. Eq. Ext. ext. ext Apt. Apt Ste. Rm. № Nº
+        Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec""")
     followers = words("in am pm a.m p.m sq fl cu")
 
     RULES = r"""
@@ -115,7 +121,6 @@ class English(Language):
     ['’]?(?P<t>[1-9]0)['’]?s\b => {t:decade}
     ['’]?(?P<c>1[1-9])00['’]?s\b => {c} hundreds
     ['’]?(?P<n>[12])000['’]?s\b => {n} thousands
-    (?i)(?P<d>[12]\d|3[01]|0?[1-9])-(?P<m>{MONTH})-(?P<y>\d{4})(?!\d) => .date
     (?P<m>{SHORT_MONTHS})(?=\s\d) => .month
     (?P<d>\d{1,2})(?:{ORDINAL_MARKS})?(?:[-–](?P<to>\d{1,2})(?:{ORDINAL_MARKS})?)?(?:,?\s(?P<y>\d{4}))?
         (?![\d:%]|\.\d|,\d)(?![^\W_]) => .day_of_month
@@ -127,6 +132,11 @@ class English(Language):
     part|tracking|order|invoice|serial|item|account|ref >> no\.\s(?=\d) => number~
     50-50(?![\w-]) => fifty fifty
     24[/x]7/365(?![\d/]) => twenty-four seven three sixty-five
+    (?P<n>\d{1,5})\sN\.(?=\s[A-Z0-9])(?!\s(?:{STARTERS})(?!\w)) => {n} North
+    (?P<a>[1-9])x(?=\d{1,2}s(?!\w)) => {a} by~
+    Sat(?=\s\d{1,2}(?:[-–:]|\s?[ap])) => Saturday
+    Sun(?=\s\d{1,2}(?:[-–:]|\s?[ap])) => Sunday
+    b/w(?=\s(?:\d|the|you|us|them|my|our|two|both)\b) => between
     24x7(?!\w) => twenty-four seven
     (?P<m>0[1-9]|1[0-2])/(?P<y>(?:19|20)\d\d)(?![\d/]) => {m:month} {y:year}
     (?P<n>\d{1,4})/(?P<d>\d{1,3})(?:rds|ths|nds)(?!\w) => .fraction
@@ -152,7 +162,7 @@ class English(Language):
     (?i).*[s\d]|once|twice|[\d.,]*(?:{UNITS}) >>
         /(?=(?:second|minute|hour|day|week|month|year|person)(?!\w)) => ~per~
     (?<=[A-G])#(?!\w) => ~sharp
-    #(?=[^\W\d_])(?![A-Z]{1,4}-?\d) => hashtag~
+    #(?=[^\W\d_])(?![A-Z]{1,4}-?(?!20\d\d(?!\d))\d) => hashtag~
     (?:[A-Za-z0-9][\w-]*)?(?:\.(?i:{FILES}))+(?!\w|\.\w)|(?:~|\.\.?)?(?:/[\w.-]+){2,}/?|~/[\w./-]+
         |[A-Z]:\\[\w.\\-]+ => .file
     (?P<ft>\d)['′’](?P<in>1[01]|\d)(?:\"|″|'')?(?!\w) => {ft} foot {in}

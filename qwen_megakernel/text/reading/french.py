@@ -21,7 +21,8 @@ class French(Romance):
         feuille pincée boîte cuillère chambre place table porte bouteille"""
     MASCULINE = "-"
     PARTS = "2: demi; 3: tiers; 4: quart"
-    UNITS = """Ko ko: kilo-octet; kWh: kilowattheure; dB: décibel; x × fois: fois, fois, f
+    UNITS = """mAh: milliampère-heure, milliampères-heure
+        Ko ko: kilo-octet; kWh: kilowattheure; dB: décibel; x × fois: fois, fois, f
         année années: année, f; cuillère cuillères: cuillère, f; personne personnes: personne, f
         c.à.s. c.~à~s. c.~à~soupe càs CàS cuil.~à~soupe cs: cuillère à soupe, cuillères à soupe, f
         c.à.c. c.~à~c. c.~à~café càc CàC cuil.~à~café cc: cuillère à café, cuillères à café, f
@@ -34,7 +35,8 @@ class French(Romance):
     SHORT_MONTHS = "janv/jan févr/fév - avr - - juil - sept/sep oct nov déc"
     first_day, halves = "premier", ("demi", "demie")
     times = "{h:f} {hours}", "{h:f} {hours} {m:f}", " et {s:f} secondes"
-    ABBREVIATIONS = """M.: monsieur; MM.: messieurs; Mme: madame; Mmes: mesdames; Mlle: mademoiselle
+    ABBREVIATIONS = """c/o: chez; n/a: non applicable; A/R: aller-retour
+        M.: monsieur; MM.: messieurs; Mme: madame; Mmes: mesdames; Mlle: mademoiselle
         Me: maître; Dr Dr.: docteur; Pr Pr.: professeur; St: saint; Ste: sainte; etc.: et cetera
         av.~J.-C.: avant Jésus-Christ; apr.~J.-C.: après Jésus-Christ; p.ex.: par exemple
         c.-à-d.: c'est-à-dire; env.: environ; av.: avenue; bd: boulevard; tél. tel.: téléphone
@@ -48,7 +50,7 @@ class French(Romance):
         ©: copyright"""
     WEB = """.: point; /: slash; -: tiret; _: tiret bas; ?: point d'interrogation; #: dièse
         :: deux-points"""
-    opens, followers = words("n° N° p. av. apr."), words("h siècle")
+    opens, followers = words("n° N° p. av. apr. h"), words("h siècle")
     centuries = words("siècle siècles République république arrondissement")
 
     RULES = r"""

@@ -12,15 +12,23 @@ ORDINAL_ARTICLES = dict.fromkeys(_WEAK, "n") | {"der": "", "die": "", "das": ""}
 ORDINAL_STEMS = (
     *("mein", "dein", "sein", "ihr", "unser", "euer", "ein", "kein", "dies", "jed", "eur"),
 )
-_FEMININE = re.compile(r"(?:e|ung|heit|keit|schaft|tät|ion|ei|ik|ur|in|Liga|Bundesliga|Wahl|Hand)$")
+_FEMININE = re.compile(
+    r"(?:e|ung|heit|keit|schaft|tät|ion|ei|ik|ur|in|Liga|Zwiebel|Kartoffel|Paprika|Bundesliga|Wahl|Hand)$"
+)
 _NEUTER = re.compile(
     r"(?:chen|lein|um|ment|[Jj]ahr|Mal|Kind|Haus|[Kk]apitel|[Ss]piel|[Qq]uartal|[Ss]emester"
-    r"|Buch|Bild|Tor|OG|[Gg]eschoss|Obergeschoss|Stockwerk|Drittel|Viertel|Treffen|Gebot|Album|Lied)$"
+    r"|Buch|Bild|Tor|OG|[Gg]eschoss|Obergeschoss|Stockwerk|Drittel|Viertel|Kilo|Gramm|Pfund|Glas|Dutzend|Brot|Prozent|Treffen|Gebot|Album|Lied|Jh|Jhd)$"
 )
 _REGNAL = words("""Ludwig Karl Friedrich Wilhelm Heinrich Otto Leopold Johannes Benedikt Pius Papst
     Franz Maximilian Elisabeth Georg Eduard Nikolaus Katharina Philipp Gustav Franziskus Alexander
     Peter Paul Johann Gregor August Joseph Richard Napoleon Christian Konrad Clemens Leo Maria
     Margarethe""")
+_HALF = re.compile(r"(?P<article>eine?) halb(?P<ending>er|es|e|)(?!\w)")
+# Articles before "1/2", and its ending behind them; other words, and the case that they ask for.
+_HALVES = dict.fromkeys(("einen", "einem", "einer", "eines", "den", "dem", "des"), "en")
+_HALVES |= dict.fromkeys(("eine", "die", "das", "der"), "e")
+_BEFORE_NOMINATIVE = words("ist sind war waren bleibt und oder plus bis macht etwa ca")
+_BEFORE_DATIVE = words("mit nach von aus bei seit zu vor in ab außer")
 _QUEENS = ("Elisabeth", "Katharina", "Maria", "Margarethe", "Christina")
 
 
@@ -35,7 +43,8 @@ class German(Language):
     ENDINGS, has_ordinal_points = "f: ^eins$ eine; m n: ^eins$ ein", True
     PARTS = """3: Drittel; 4: Viertel; 5: Fünftel; 6: Sechstel; 7: Siebtel; 8: Achtel; 9: Neuntel
         10: Zehntel; 12: Zwölftel; 100: Hundertstel"""
-    UNITS = """dB: Dezibel; PS: PS; x ×: mal; Jahr Jahre: Jahr, Jahre, n
+    UNITS = """mAh: Milliamperestunde, Milliamperestunden, f
+        dB: Dezibel; PS: PS; x ×: mal; Jahr Jahre: Jahr, Jahre, n
         Person Personen: Person, Personen, f; Pck. Pkg.: Packung, Packungen, f; Mal: Mal, Mal, n"""
     SCALES = """Mio. Mio Million Millionen: Million, Millionen, f; Tsd.: tausend
         Mrd. Mrd Milliarde Milliarden: Milliarde, Milliarden, f"""
@@ -45,6 +54,7 @@ class German(Language):
     SHORT_MONTHS = "jan/jänner feb mär apr - jun jul aug sep/sept okt nov dez"
     times, time_marks = ("{h:m} Uhr", "{h:m} Uhr {m}", " und {s} Sekunden"), r"\sUhr\b"
     ABBREVIATIONS = """z.B. z.~B. Z.B. Z.~B.: zum Beispiel; d.h. d.~h.: das heißt
+        c/o: care of; s/w: schwarz-weiß; m/w/d: männlich, weiblich, divers; n/a: nicht verfügbar
         u.a. u.~a.: unter anderem; usw. etc.: und so weiter; bzw.: beziehungsweise; ca.: circa
         Dr. Dr: Doktor; Prof. Prof: Professor; Ing.: Ingenieur; Dipl.-Ing.: Diplomingenieur
         Mag.: Magister; Univ.Prof. Univ.-Prof.: Universitätsprofessor; Mo.: Montag; Di.: Dienstag
@@ -52,7 +62,9 @@ class German(Language):
         zw.: zwischen; Min.: Minute; Std.: Stunde; Pck.: Packung; Kap.: Kapitel; Abb.: Abbildung
         OG: Obergeschoss; Hr.: Herr; Fr.: Frau; Str.: Straße; Nr.: Nummer; Abs.: Absatz
         Art.: Artikel; S.: Seite; Bd.: Band; vgl.: vergleiche; Tel.: Telefon; inkl.: inklusive
-        exkl.: exklusive; zzgl.: zuzüglich; ggf.: gegebenenfalls; evtl.: eventuell; Mio.: Millionen
+        exkl.: exklusive; max.: maximal; tgl.: täglich; ff.: folgende
+        Gl.: Gleis; Jh. Jhd.: Jahrhundert; Hbf.: Hauptbahnhof; geb.: geboren
+        zzgl.: zuzüglich; ggf.: gegebenenfalls; evtl.: eventuell; Mio.: Millionen
         Mrd.: Milliarden; St.: Sankt; v.Chr.: vor Christus; n.Chr.: nach Christus"""
     final = words("usw. etc. Str. MwSt. OG Min. Std.")
     starters = words("""Aber Alle Alles Als Am An Auch Auf Aus Bei Beim Bis Bitte Da Dabei Damit
@@ -78,7 +90,9 @@ class German(Language):
         (?:(?=\s?{MONTH})|(?P<m>0?[1-9]|1[0-2])\.(?P<y>\d{4}|\d\d)?(?!\d)) => .days_of_month
     (?P<a>\d{1,3})\.\s?/\s?(?P<b>\d{1,3})\.(?=\s[A-ZÄÖÜ]) => .two_ordinals
     (?P<n>\d{1,3})\.\s?\+\s?(?P<m>\d{1,2})\.?(?=\s(?i:\w*minute)(?!\w)) => .extra_minute
+    u\.(?=\s\d) => und
     (?P<n>\d{1,2})\. => .day_of_list
+    1/2(?=\s(?P<noun>[A-ZÄÖÜ][a-zäöüß]{2,})(?!\w)) => .half
     (?P<n>\d{1,3})\.(?=\s[^\W\d_]) => .ordinal_with_point
     (?P<a>Mo|Di|Mi|Do|Fr|Sa)(?=\.?\s\d)\.? => .weekday
     (?P<y>(?:1\d|20)?\d0)(?P<e>ern?)(?!\w) => .decade
@@ -89,6 +103,9 @@ class German(Language):
 
     def read_decade(self, found: Found) -> str:
         return self.year(int(found["y"])) + found["e"]
+
+    def read_half(self, found: Found) -> str:
+        return f"ein{_half(_gender_of(found['noun']))}"
 
     def read_weekday(self, found: Found) -> str:
         return self.weekdays[found["a"]]
@@ -135,7 +152,7 @@ class German(Language):
 
     def gender_after(self, number: str, noun: str, before: str) -> str:
         is_name = before[:1].isupper() and before[-1] != "," and before not in self.starters
-        if number != "1" or is_name or not self._is_noun(noun):
+        if number not in ("1", "1/2") or is_name or not self._is_noun(noun):
             return ""
         return "f" if _FEMININE.search(noun) else "m"
 
@@ -159,7 +176,7 @@ class German(Language):
         if word == "der" and _FEMININE.search(noun):
             ending = "n"  # "in der 89. Minute"
         if ending is None:
-            ending = "" if _FEMININE.search(noun) else "s" if _NEUTER.search(noun) else "r"
+            ending = {"f": "", "n": "s", "m": "r"}[_gender_of(noun)]
         return self.say(number, "ordinal") + ending
 
     def roman(self, number: int, found: Found, following: str) -> str | None:
@@ -177,8 +194,22 @@ class German(Language):
         """Return words such as "ein halber Liter" and "drei Viertel Liter"."""
         if (top, bottom) != (1, 2):
             return super().fraction_of(top, bottom, noun)
-        half = {"f": "eine halbe", "n": "ein halbes"}.get(noun.gender, "ein halber")
-        return f"{half} {noun.one}"
+        return f"ein{_half(noun.gender)} {noun.one}"
+
+    def agreeing(self, said: str, before: str) -> str:
+        """Return "one half" in the case that the word before it, or its lack, asks for."""
+        half = _HALF.match(said)
+        if not half:
+            return said
+        word, is_feminine = before.lower(), half["article"] == "eine"
+        rest = said[half.end() :]
+        if before in ("ein", "eine") or word in _HALVES:
+            return f"halb{_HALVES.get(word, half['ending'] or 'e' * is_feminine)}{rest}"
+        if not half["ending"] or word in _BEFORE_NOMINATIVE or not before[-1:].isalpha():
+            return said
+        if word in _BEFORE_DATIVE:
+            return f"{'einer' if is_feminine else 'einem'} halben{rest}"
+        return f"einen halben{rest}" if half["ending"] == "er" else said
 
     def mixed(self, whole: str, top: int, bottom: int, noun: Noun | None) -> str:
         """Return words such as "zweieinhalb Tassen"."""
@@ -192,3 +223,13 @@ class German(Language):
         if bottom in self.parts:
             return f"{self.cardinal(top, 'n')} {self.parts[bottom]}"
         return f"{self.say(top)} {'Halbe' if bottom == 2 else 'durch ' + self.say(bottom)}"
+
+
+def _gender_of(noun: str) -> str:
+    """Return the likely gender of a noun, by its ending."""
+    return "f" if _FEMININE.search(noun) else "n" if _NEUTER.search(noun) else "m"
+
+
+def _half(gender: str) -> str:
+    """Return what follows "ein" in "one half" before a noun of this gender."""
+    return {"f": "e halbe", "n": " halbes"}.get(gender, " halber")

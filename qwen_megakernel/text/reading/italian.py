@@ -25,7 +25,8 @@ class Italian(Romance):
     FEMININE, MASCULINE = "a ione tà", "o ore ale"
     PARTS = "2: mezzo"
     noun_gender, plural_ending = "c", ""
-    UNITS = """t: tonnellata, tonnellate, f; sec: secondo, secondi; kHz: chilohertz; kW: chilowatt
+    UNITS = """mAh: milliampere ora
+        t: tonnellata, tonnellate, f; sec: secondo, secondi; kHz: chilohertz; kW: chilowatt
         dB: decibel; x × volta volte: volta, volte, f; cucchiaio cucchiai: cucchiaio, cucchiai
         cucchiaino cucchiaini: cucchiaino, cucchiaini; bicchiere bicchieri: bicchiere, bicchieri
         persona persone: persona, persone, f"""
@@ -37,7 +38,8 @@ class Italian(Romance):
     SHORT_MONTHS = "gen feb mar apr mag giu lug ago set/sett ott nov dic"
     first_day = "primo"
     times = "{h:f}", "{h:f} e {m}", " e {s} secondi"
-    ABBREVIATIONS = """Sig.: signor; Sig.ra: signora; Sigg.: signori; Dott. Dr.: dottor
+    ABBREVIATIONS = """c/o: presso; c/c: conto corrente; n/a: non applicabile
+        Sig.: signor; Sig.ra: signora; Sigg.: signori; Dott. Dr.: dottor
         Dott.ssa: dottoressa; Prof.: professor; Prof.ssa: professoressa; Avv.: avvocato
         Ing.: ingegner; ecc. etc.: eccetera; p.es. p.~es.: per esempio; ca.: circa; pag.: pagina
         pagg.: pagine; vol.: volume; cap.: capitolo; fig.: figura; art.: articolo; tel.: telefono

@@ -11,7 +11,7 @@ class Japanese(Language):
     by, over = "かける", "の"
     score = "対"
     DIGITS = "ゼロ 一 二 三 四 五 六 七 八 九"
-    UNITS = "°C ℃: 度; h: 時間; min: 分; s: 秒; dB: デシベル; x ×: 倍"
+    UNITS = "mAh: ミリアンペア時; °C ℃: 度; h: 時間; min: 分; s: 秒; dB: デシベル; x ×: 倍"
     SCALES = "万: 万; 億: 億; 兆: 兆; 千: 千"
     CURRENCIES = "¥ ￥ JPY: 円; $ USD: ドル; € EUR: ユーロ; £ GBP: ポンド; ₩ KRW: ウォン; CNY: 元"
     dates = "{month}月{day}日", "{year}年{month}月{day}日"

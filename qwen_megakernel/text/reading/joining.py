@@ -63,7 +63,7 @@ class WordJoining:
         lang, pointed = self._language, words.split()[-1]
         last, core = bare(pointed), word[slice(*inside(word, ""))]
         noun = core.rstrip(".")
-        forms = {core, noun, noun.lower(), core.partition("/")[0]}
+        forms = {core, noun, noun.lower(), core.partition("/")[0], noun.rstrip("€$£")}
         if phrase := self._phrase(words):
             is_open = phrase in self._phrases and phrase[-1] == "."
             if is_open or {f"{phrase} {form}" for form in forms} & self._phrases:

@@ -46,6 +46,8 @@ class Language(Codes):
     {LETTERS_FOLLOW}(?<=\()(?P<a>{DAYS})(?=\)) => .days
     (?P<y>\d{4})-(?P<m>\d\d)-(?P<d>\d\d)T
         (?P<h>\d\d):(?P<min>\d\d)(?::(?P<s>\d\d)(?:[.,]\d+)?)?(?P<utc>Z)?{EDGE} => .date_and_time
+    (?i)(?P<d>[12]\d|3[01]|0?[1-9])-(?P<m>{MONTH})-(?P<y>\d{4})(?!\d) => .date
+    (?=[A-Z0-9-]*\d)(?=[\d-]*[A-Z])[A-Z0-9]+(?:-[A-Z0-9]+)*(?!['’.,]?\w|-\w|/) => .mixed_id
     (?P<y>\d{4})\.(?P<m>\d\d)\.(?P<d>\d\d)(?!\.?\d) => .date
     (?P<y>\d{4})(?P<mark>[-/])(?P<m>\d{1,2})(?P=mark)(?P<d>\d{1,2})(?!\d) => .date
     (?P<d>\d\d)\.(?P<m>\d\d)\.(?P<y>\d{4})(?![\d./-]\d|\d) => .date
@@ -74,7 +76,7 @@ class Language(Codes):
     (?P<sizes>{SIZE}(?:(?: ?x ?|×){SIZE})+)(?: ?(?P<unit>{UNITS}){EDGE}|{EDGE}) => .size
     (?P<sizes>{SIZE}(?: × {SIZE})+) ?(?P<unit>{UNITS}){EDGE} => .size
     (?P<sizes>{SIZE}(?: × {SIZE}){2,}){EDGE} => .size
-    (?P<n>\d{1,4})(?P<letter>[xyz]){EDGE}(?=\s*[-+−=*/^²³]) => {n} {letter}
+    (?P<n>\d{1,4})(?P<letter>[xyz]){EDGE}(?=\s*(?:[-+−=*^²³]|/(?![a-z]{2}))) => {n} {letter}
     [-=+−] >> (?P<n>\d{1,4})(?P<letter>[xyz]){EDGE} => {n} {letter}
     [₀-₉]+ => .subscript
     \d+(?:\.\d+){2,} => .pointed
@@ -116,7 +118,7 @@ class Language(Codes):
             # A sign; behind a word it is a dash.
             "SIGN": r"(?P<sign>(?<![^\W_])(?<![%°¢])[-−+±~≈<>≤≥]\s?)?",
             # The point of a unit, where no sentence begins.
-            "UNIT_POINT": r"(?:\.(?=\s+[a-zß-öø-ÿа-яё\d]))?",
+            "UNIT_POINT": r"(?:\.(?=\s+[a-zß-öø-ÿа-яё])|(?<=ft|lb|yd|hr)\.(?=\s\d))?",
             # Where no letter or digit follows; only ASCII ones count in a language that writes
             # words directly after digits.
             "EDGE": r"(?![A-Za-z0-9])" if self.letters_follow else r"(?![^\W_])",
@@ -367,6 +369,9 @@ class Language(Codes):
         second = re.match(r"\d+", found.rest)
         is_less = second is not None and before.isdecimal() and int(second[0]) < int(before)
         is_numbered = NUMBER_MARK.search(found.match.string[: found.match.start() - len(before)])
+        is_part = second is not None and second[0][0] == "0" != before[0] and len(second[0]) > 1
+        if is_part and before.isdecimal():
+            return self.space  # "4711-08"
         if is_less and (is_numbered or len(before) >= MIN_NUMBERED_DIGITS):
             return self.space  # a number of two parts: "no. 48213-7"
         is_minus = found.text == " - " and ":" not in before

@@ -21,7 +21,8 @@ class Portuguese(Romance):
     FEMININE, MASCULINE = "a ã dade ção õe são", "o or al"
     PARTS = "2: meio; 3: terço; 4: quarto; 10: décimo; 100: centésimo"
     max_named_part, parts_form = 9, "{top} {bottom} avos"
-    UNITS = """t: tonelada, f; seg: segundo; KB kB: quilobyte; kHz: quilohertz, quilohertz
+    UNITS = """mAh: miliampere-hora, miliamperes-hora
+        t: tonelada, f; seg: segundo; KB kB: quilobyte; kHz: quilohertz, quilohertz
         dB: decibel, decibéis; x × vez vezes: vez, vezes, f; copo copos: copo
         colher colheres: colher, colheres, f; col.~de~sopa: colher de sopa, colheres de sopa, f
         col.~de~chá: colher de chá, colheres de chá, f; pessoa pessoas: pessoa, f"""
@@ -36,7 +37,9 @@ class Portuguese(Romance):
     links, first_day = words("de"), "primeiro"
     dates = "{day} de {month}", "{day} de {month} de {year}"
     times = "{h:f} {hours}", "{h:f} e {m}", " e {s} segundos"
-    ABBREVIATIONS = """Sr.: senhor; Sra.: senhora; Srta.: senhorita; Dr.: doutor; Dra.: doutora
+    ABBREVIATIONS = """c/: com; s/: sem; p/: para; s/n: sem número; n/a: não aplicável
+        a/c: aos cuidados de
+        Sr.: senhor; Sra.: senhora; Srta.: senhorita; Dr.: doutor; Dra.: doutora
         Prof.: professor; Profa.: professora; D.: dom; Eng.: engenheiro; etc.: et cetera
         p.ex. p.~ex.: por exemplo; aprox.: aproximadamente; Av.: avenida; R.: rua; pág.: página
         págs.: páginas; nº n.º: número; tel.: telefone; vol.: volume; cap.: capítulo; fig.: figura

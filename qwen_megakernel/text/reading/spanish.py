@@ -26,7 +26,8 @@ class Spanish(Romance):
     FEMININE, MASCULINE = "a dad dade cione ción sión tud", "o or ore al ale án ane e"
     max_named_part, parts_form = 9, "{top} entre {bottom}"
     noun_gender = "c"
-    UNITS = """seg: segundo; dB: decibelio; x × vez veces: vez, veces, f; cda. cdas.: cucharada, f
+    UNITS = """mAh: miliamperio hora, miliamperios hora
+        seg: segundo; dB: decibelio; x × vez veces: vez, veces, f; cda. cdas.: cucharada, f
         cdta. cdtas.: cucharadita, f; vaso vasos: vaso; persona personas: persona, f"""
     SCALES = "mil: mil, mil; millón millones M: millón, millones"
     CURRENCIES = """€ EUR: euro / céntimo; $ USD: dólar, dólares / centavo
@@ -36,7 +37,8 @@ class Spanish(Romance):
     links = words("de del")
     dates = "{day} de {month}", "{day} de {month} de {year}"
     time_marks = r"\sh\b"
-    ABBREVIATIONS = """Sr.: señor; Sra.: señora; Srta.: señorita; Sres.: señores; Dr.: doctor
+    ABBREVIATIONS = """s/n: sin número; c/u: cada uno; a/c: aire acondicionado; n/a: no aplica
+        Sr.: señor; Sra.: señora; Srta.: señorita; Sres.: señores; Dr.: doctor
         Dra.: doctora; D.: don; Dña.: doña; Prof.: profesor; Ud. Vd.: usted; Uds. Vds.: ustedes
         etc.: etcétera; p.ej. p.~ej.: por ejemplo; aprox.: aproximadamente; Avda. Av.: avenida
         C/: calle; pág.: página; págs.: páginas; núm.: número; tel.: teléfono; vol.: volumen

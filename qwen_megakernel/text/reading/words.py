@@ -30,6 +30,10 @@ MAX_DIGITS = 15  # for a number that is read as one; the digits of a longer one 
 _FIELD = re.compile(r"\{(\w+)(?::([\w:]+))?\}")
 _ROMAN = re.compile("M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})")
 _NAMES = {"max.", "art.", "mar.", "etc."}  # abbreviations that are words if they are capitalised
+# Units that people also type with other capitals, and that remain the same units.
+_TYPED_ANYHOW = re.compile(
+    "(?:[kMG]?Hz|kWh?|mAh|km(?:/h)?|kg|cm|ml|[MGT]B|кВт|кВт·?ч|[кМГ]?Гц|мА·?ч|км(?:/ч)?|кг|мл|[МГТ]Б)"
+)
 _MULTIPLES = ("time",)  # not singular after an article: "a 2x gain" is "a two times gain"
 
 
@@ -181,6 +185,9 @@ class Words:
         self.money_scales = nouns(self.MONEY_SCALES, *form)
         self.units = unit_forms(self.code, self.noun_gender) | nouns(self.UNITS, *form)
         self.units = {unit: self.units[unit] for unit in self.units.keys() - self.scales.keys()}
+        for symbol in [*filter(_TYPED_ANYHOW.fullmatch, self.units)]:
+            for typed in (symbol.lower(), symbol.upper(), symbol.capitalize()):
+                self.units.setdefault(typed, self.units[symbol])
         signs = currency_forms(self.code, self.noun_gender)
         self.currencies = {sign: Currency(signs[sign], None) for sign in signs}
         for sign, value in table(self.CURRENCIES).items():
