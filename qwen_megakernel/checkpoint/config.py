@@ -173,6 +173,13 @@ class ModelConfig:
         return self.model_type == "custom_voice" and is_untrained
 
     @property
+    def only_speaker_id(self) -> int | None:
+        """The codec id of the only speaker of a model that cannot clone; None: it is another."""
+        if self.speaker_encoder or len(self.talker.speakers) != 1:
+            return None
+        return next(iter(self.talker.speakers.values()))
+
+    @property
     def has_projection(self) -> bool:
         """Whether `small_to_mtp_projection` exists: it does if the two hidden sizes differ."""
         return self.talker.stack.hidden_size != self.predictor.stack.hidden_size

@@ -242,13 +242,14 @@ class VoiceLibrary:
     def fingerprint(self) -> str:
         """The identity of the encoders of voices: the model's size, and a hash of two tensors.
 
-        The tensors are the last layer of the speaker encoder and the first codebook, which every
-        training changes and which are read in milliseconds.
+        The tensors are the last layer of the speaker encoder, if there is one, and the first
+        codebook, which every training changes and which are read in milliseconds.
         """
-        tensors = (
-            self._loaded.load_prefix(SPEAKER_ENCODER_PREFIX)["fc.weight"],
-            self._loaded.codec_decoder["quantizer.rvq_first.vq.layers.0._codebook.embedding_sum"],
-        )
+        tensors = [
+            self._loaded.codec_decoder["quantizer.rvq_first.vq.layers.0._codebook.embedding_sum"]
+        ]
+        if self.can_clone:
+            tensors.insert(0, self._loaded.load_prefix(SPEAKER_ENCODER_PREFIX)["fc.weight"])
         digest = hashlib.sha256()
         for tensor in tensors:
             digest.update(tensor.float().numpy().tobytes())
@@ -280,9 +281,20 @@ class VoiceLibrary:
         """Whether the checkpoint has a speaker encoder."""
         return self._loaded.config.speaker_encoder is not None
 
+    def speaker_row(self, samples: np.ndarray, rate: int) -> np.ndarray:
+        """Return the speaker's row for training on a recording: [hidden_size] float32.
+
+        It is the recording's x-vector, or, without a speaker encoder, the only speaker's row.
+        """
+        if (speaker_id := self._loaded.config.only_speaker_id) is None:
+            return self.x_vector(samples, rate)
+        return self._loaded.talker["model.codec_embedding.weight"][speaker_id].float().numpy()
+
     def check_encoders(self) -> None:
-        """Raise a TaskError if the checkpoint lacks the speaker encoder or the codec's encoder."""
-        self._require_cloning(in_context=True)
+        """Raise a TaskError if training has no row for a speaker, or the codec cannot encode."""
+        if self._loaded.config.only_speaker_id is None:
+            self._require_cloning(in_context=False)
+        self._require_codec()
 
     def _require_cloning(self, in_context: bool) -> None:
         if not self.can_clone:

@@ -65,7 +65,7 @@ def verify(job: TuneJob, options: TuneOptions, watch: Watch = NO_WATCH) -> Itera
     lengths = [len(each.audio_codes) for each in samples]
     yield check_lengths(lengths, options.max_length, "frames")
     pair = [parts.spoken(each) for each in sorted(samples, key=lambda each: each.seconds)[:2]]
-    voice = Voice(job.name, speech_data.mean_x_vector(samples))
+    voice = parts.speaker(Voice(job.name, speech_data.mean_x_vector(samples)))
     yield _check_loss(parts, samples[0].text, voice)
     try:
         num_steps = options.max_steps or options.epochs
@@ -76,7 +76,7 @@ def verify(job: TuneJob, options: TuneOptions, watch: Watch = NO_WATCH) -> Itera
         yield Check("loss", False, error.what)
 
 
-def _check_loss(parts: Parts, text: str, voice: Voice) -> Check:
+def _check_loss(parts: Parts, text: str, voice: str | Voice) -> Check:
     """Check that the loss of the model's own speech is what its probabilities say."""
     ids, wanted, spoken = parts.tokenizer.encode(text), [], []
     for feed in FEEDS:

@@ -173,11 +173,11 @@ def prepare(
     Args:
         place: as `list_recordings` takes it.
         output: the JSONL file; its lines are kept.
-        checkpoint: the Base model that will be trained.
+        checkpoint: the model that will be trained.
         progress: wraps the rows, to show a bar.
         workers: as `encode_rows` takes it.
     Raises:
-        TaskError: the checkpoint has no speaker encoder, or its codec no encoder.
+        TaskError: see `VoiceLibrary.check_encoders`.
         DatasetError: there are no recordings, none could be used, or the output is damaged or of
             another model.
         OutputError: the output cannot be written.
@@ -220,7 +220,7 @@ def _encode(row: Row, library: VoiceLibrary) -> TrainingSample:
         row.audio,
         row.text,
         library.encode(samples, rate).tolist(),
-        library.x_vector(samples, rate).tolist(),
+        library.speaker_row(samples, rate).tolist(),
         hashlib.sha256(np.ascontiguousarray(samples).data).hexdigest()[:32],
         library.fingerprint,
         len(samples) / rate,

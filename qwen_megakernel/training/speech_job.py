@@ -90,7 +90,9 @@ def tune(job: TuneJob, options: TuneOptions, watch: Watch = NO_WATCH) -> SpeechT
     voice = Voice(job.name, speech_data.mean_x_vector(samples), fingerprint=parts.fingerprint)
     num_held_out = round(len(spoken) * job.held_out)
     held_out, training = spoken[:num_held_out], spoken[num_held_out:]
-    trainer = SpeechTrainer(parts.new_model(options), training, held_out, voice, options)
+    trainer = SpeechTrainer(
+        parts.new_model(options), training, held_out, parts.speaker(voice), options
+    )
 
     def after(record: StepRecord) -> None:
         watch.step(record)
@@ -134,6 +136,12 @@ class Parts:
     def spoken(self, sample: TrainingSample) -> Spoken:
         """Return the ids and the codes of a recording that fits."""
         return Spoken(self.tokenizer.encode(sample.text), torch.tensor(sample.audio_codes))
+
+    def speaker(self, voice: Voice) -> str | Voice:
+        """Return whom the base model speaks with in training: its only speaker, or a voice."""
+        if self.base.config.only_speaker_id is None:
+            return voice
+        return next(iter(self.base.config.talker.speakers))
 
     def new_model(self, options: TuneOptions) -> SpeechModel:
         """Return the base model, ready to be trained.

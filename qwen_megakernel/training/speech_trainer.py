@@ -92,7 +92,7 @@ class SpeechTrainer(BaseTrainer):
     Args:
         model: with adapters, or in float32.
         training, held_out: the recordings; longer ones than `max_length` are left out.
-        voice: the speaker's row.
+        voice: the speaker's row, or the name of the model's own speaker.
         options: the options of the training.
     Raises:
         DatasetError: no recording is short enough.
@@ -106,7 +106,7 @@ class SpeechTrainer(BaseTrainer):
         model: SpeechModel,
         training: Sequence[Spoken],
         held_out: Sequence[Spoken],
-        voice: Voice,
+        voice: str | Voice,
         options: TuneOptions,
     ):
         self._spoken = fitting(training, options.max_length, "frames")

@@ -1,7 +1,7 @@
 """The folder of a trained voice: what it adds to its base model.
 
 voice.json                           base model, method, speaker's name
-speaker.voice.safetensors            the speaker's row: the mean of all x-vectors
+speaker.voice.safetensors            the speaker's row: the mean of all x-vectors, or the only one
 adapter_config.json, adapter_model.safetensors     as peft writes them (--method lora)
 tensors.safetensors                  the trained tensors (--method full)
 trainer.pt, losses.jsonl, loss.png, held_out.jsonl     of the training
@@ -29,7 +29,7 @@ VOICE, SPEAKER, HELD_OUT = "voice.json", "speaker.voice.safetensors", "held_out.
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 TENSORS = "tensors.safetensors"
 PEFT_PREFIX = "base_model.model."  # in front of every name in peft's files
-SPEAKER_ID = 3000  # of the official script
+SPEAKER_ID = 3000  # of the official script, for a Base model
 _TABLE = "model.codec_embedding.weight"
 
 
@@ -141,7 +141,8 @@ def merge_tensors(base: Checkpoint, tensors: dict[str, Tensor], speaker: str) ->
         base.talker[name] = value.to(base.talker[name].dtype)
     values, speaker = read_json(base.files.folder / CONFIG), speaker.lower()
     values["tts_model_type"] = "custom_voice"
-    values["talker_config"] |= {"spk_id": {speaker: SPEAKER_ID}, "spk_is_dialect": {speaker: False}}
+    spk_id = {speaker: _speaker_id(base)}
+    values["talker_config"] |= {"spk_id": spk_id, "spk_is_dialect": {speaker: False}}
     values.pop("speaker_encoder_config", None)
     base.config = parse_model_config(values)
     return values
@@ -171,15 +172,21 @@ def changed_tensors(
         if tensor.shape != base.talker[name].shape:
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}")
     table = tensors.get(_TABLE, base.talker[_TABLE]).float().clone()
-    table[SPEAKER_ID] = torch.from_numpy(speaker.x_vector)
+    table[_speaker_id(base)] = torch.from_numpy(speaker.x_vector)
     return tensors | {_TABLE: table}
+
+
+def _speaker_id(base: Checkpoint) -> int:
+    """Return the id of a trained speaker, who takes the place of an only one."""
+    only = base.config.only_speaker_id
+    return SPEAKER_ID if only is None else only
 
 
 def check_trainable(base: Checkpoint) -> None:
     """Raise an error for a model that no voice can be trained on, or merged with.
 
     Raises:
-        TaskError: it is not a Base model, or its codec cannot encode.
+        TaskError: see `VoiceLibrary.check_encoders`.
         UsageError: its weights are packed or drawn, or no row is left for a speaker.
     """
     name, num_rows = base.files.name, base.config.talker.vocab_size
@@ -189,7 +196,7 @@ def check_trainable(base: Checkpoint) -> None:
             hint="Use the files of the original model.",
         )
     VoiceLibrary(base).check_encoders()
-    if num_rows <= SPEAKER_ID:
+    if num_rows <= _speaker_id(base):
         raise UsageError(
             f"{name} has {num_rows} codec ids; a trained speaker has id {SPEAKER_ID}.",
             hint="Use a model with as many ids as the released ones, 3072.",

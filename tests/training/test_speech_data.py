@@ -1,18 +1,25 @@
 """Recordings become codes and x-vectors; what cannot be used is reported by its line."""
 
+import copy
 import json
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import soundfile
+import torch
 import waveforms
 
 from qwen_megakernel.cloning import recordings
 from qwen_megakernel.cloning.voice_library import VoiceLibrary
 from qwen_megakernel.errors import DatasetError, TaskError
-from qwen_megakernel.training import speech_data
+from qwen_megakernel.text.tokenizer import TextTokenizer
+from qwen_megakernel.training import speech_data, trained_voice
+from qwen_megakernel.training.speech_job import Parts
+from qwen_megakernel.training.speech_trainer import SpeechTrainer, TuneOptions
+from qwen_megakernel.voice import Voice
 
 RATE = 24000
 TEXT = "one two three four"
@@ -169,3 +176,32 @@ def test_the_command_prepares_and_prints_what_is_left_out(folder, run_here):
     assert done.returncode == 0, done.stderr
     assert "3 recordings added (4.5 s), 0 were there, 1 left out" in done.stdout
     assert "metadata.csv, line 4: there is no" in done.stdout
+
+
+def test_without_a_speaker_encoder_the_row_is_that_of_the_only_speaker(
+    folder, load_checkpoint, tmp_path
+):
+    loaded = copy.copy(load_checkpoint("tiny-random"))
+    talker = replace(loaded.config.talker, speakers={"ryan": 3061})
+    loaded.config = replace(loaded.config, talker=talker)
+    speech_data.prepare(folder, tmp_path / "data.jsonl", loaded)
+    samples = speech_data.read(tmp_path / "data.jsonl")
+    row = loaded.talker["model.codec_embedding.weight"][3061].float().numpy()
+    assert np.array_equal(speech_data.mean_x_vector(samples), row)
+    fingerprint = VoiceLibrary(loaded).fingerprint
+    assert fingerprint != VoiceLibrary(load_checkpoint("tiny-random-base")).fingerprint
+    assert all(each.model == fingerprint for each in samples)
+    tokenizer = TextTokenizer(loaded.files.folder, loaded.config)
+    parts = Parts(loaded, tokenizer, fingerprint, torch.device("cpu"))
+    options = TuneOptions(max_steps=2, method="full", precision="fp32", gradient_accumulation=2)
+    spoken = [parts.spoken(each) for each in samples]
+    speaker = parts.speaker(Voice("anna", row))
+    trainer = SpeechTrainer(parts.new_model(options), spoken, [], speaker, options)
+    trainer.run()
+    assert speaker == "ryan" and trainer.step == 2
+    merged = trained_voice.merge_tensors(loaded, {}, "Anna")
+    assert merged["talker_config"]["spk_id"] == {"anna": 3061}
+    assert loaded.config.talker.speakers == {"anna": 3061}
+    loaded.has_codec_encoder = False
+    with pytest.raises(TaskError, match="has no encoder"):
+        VoiceLibrary(loaded).check_encoders()
