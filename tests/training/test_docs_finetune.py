@@ -11,6 +11,7 @@ from commands import ROOT, lines
 
 from qwen_megakernel.cli import main
 from qwen_megakernel.training import speech_data
+from qwen_megakernel.training.job import PLOT
 
 PAGE = (ROOT / "docs" / "finetune.md").read_text(encoding="utf-8")
 
@@ -40,5 +41,6 @@ def test_every_command_runs_without_a_download(tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().out
     assert "2 recordings added" in said and "my-voice: 6 steps" in said
     assert "after step 6:" in said and "all passed" in said
+    assert Path("my-voice", PLOT).stat().st_size
     assert soundfile.info("my-voice/sample-000006.wav").duration > 0
     assert soundfile.info("morning.wav").duration > 0

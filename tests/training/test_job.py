@@ -17,6 +17,8 @@ from qwen_megakernel.training import job
 from qwen_megakernel.training.job import LOSSES, STATE, BaseJob, run_job
 from qwen_megakernel.training.trainer import BaseTrainer, TrainOptions, Watch
 
+pytestmark = pytest.mark.usefixtures("without_plots")
+
 OPTIONS = TrainOptions(epochs=6, learning_rate=0.1, warmup_steps=2, precision="fp32")
 
 
@@ -58,7 +60,8 @@ def same(one: BaseTrainer, other: BaseTrainer) -> bool:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from test_job import train
+from test_job import job, train
+job.plot = lambda *_: True
 def kill(record):
     if record.step == 4:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,5 +1,6 @@
 """`train verify`: every check passes on sound data and fails on a planted fault."""
 
+import copy
 import json
 from dataclasses import replace
 
@@ -43,7 +44,8 @@ def test_all_pass_on_what_is_sound(capsys, job):
 
 def planted(job, change):
     rows = [json.loads(line) for line in job.data.read_text("utf-8").splitlines()]
-    rows += [{**row, "id": f"{row['id']}b", "digest": f"{row['digest']}b"} for row in rows]
+    copies = copy.deepcopy(rows)
+    rows += [{**row, "id": f"{row['id']}b", "digest": f"{row['digest']}b"} for row in copies]
     change(rows)
     job.data.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     return job

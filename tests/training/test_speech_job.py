@@ -35,12 +35,14 @@ from qwen_megakernel.tts_engine import TTSEngine
 from qwen_megakernel.voice import Voice
 from tools.validation import official
 
+pytestmark = pytest.mark.usefixtures("without_plots")
+
 CPU = torch.device("cpu")
 METHODS = ("lora", "full")
 QUICK = TuneOptions(
     epochs=3, batch_size=2, gradient_accumulation=1, warmup_steps=0, precision="fp32", rank=4
 )
-BY_HEART = replace(QUICK, method="full", epochs=60, learning_rate=3e-3, warmup_steps=5)
+BY_HEART = replace(QUICK, method="full", epochs=30, learning_rate=4e-3, warmup_steps=3)
 
 
 @pytest.fixture(autouse=True)
