@@ -1,8 +1,9 @@
 """Fixtures: the built-in tiny checkpoints, loaded by this package and by the official one; toys."""
 
 import functools
+import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -66,6 +67,20 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         if f"not {name}" in terms and f"\npytestmark = pytest.mark.{name}" in text:
             return True
     return None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Let the garbage collector look neither at the imports nor, later, at what they left.
+
+    It would spend a third of the time that the imports take, and 0.4 s on each whole collection.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_runtest_setup() -> None:
