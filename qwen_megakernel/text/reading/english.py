@@ -109,8 +109,8 @@ class English(Language):
         vee double-you ex why zee"""
     WEB = """.: dot; /: slash; -: dash; _: underscore; ?: question mark; #: hash; %: percent
         ~: tilde; :: colon; \\: backslash"""
-    opens = words("""pt b/w Sat Sun St. St Dr. Dr No. Nos. no. Fig. Vol. vol. p. pp. Ch. ch. Sec.
-        sec. Eq. Ext. ext. ext Apt. Apt Ste. Rm. № Nº
+    opens = words("""b. d. pt b/w Sat Sun St. St Dr. Dr No. Nos. no. Fig. Vol. vol. p. pp. Ch. ch.
+        Sec. sec. Eq. Ext. ext. ext Apt. Apt Ste. Rm. № Nº
         Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec""")
     followers = words("in am pm a.m p.m sq fl cu")
 
@@ -130,6 +130,7 @@ class English(Language):
     (?P<title>St|Dr)\b\.?(?!\w) => .title
     (?!the$).* >> Sun\. => Sunday
     part|tracking|order|invoice|serial|item|account|ref >> no\.\s(?=\d) => number~
+    (?P<what>[bd])\.(?=\s(?:\d{1,2}\s(?i:{MONTH})|(?:1\d|20)\d\d(?!\w))) => .life
     50-50(?![\w-]) => fifty fifty
     24[/x]7/365(?![\d/]) => twenty-four seven three sixty-five
     (?P<n>\d{1,5})\sN\.(?=\s[A-Z0-9])(?!\s(?:{STARTERS})(?!\w)) => {n} North
@@ -148,7 +149,7 @@ class English(Language):
     (?P<m>\d{1,2})m(?P<s>[0-5]?\d)s(?!\w) => {m:min} {s:seconds}
     \d{1,2}h(?:rs?)? >> (?P<m>[0-5]?\d)m(?!\w) => {m:min}
     (?P<c>7|10|14|21|4[38])(?P<t>[1-9]\d)p(?!\w) => {c} {t} p
-    {SIGN}(?P<w>\d{1,3})(?:\.(?P<d>\d{1,2}))?(?P<scale>M|mn|bn|k)(?![\w/]) => .scaled
+    {SIGN}(?P<w>\d{1,3})(?:\.(?P<d>\d{1,2}))?(?P<scale>M|mn|bn|k)(?![\w/€£¥$]) => .scaled
     (?P<w>\d{1,3})(?:\.(?P<d>\d{1,2}))?m(?=\s(?P<noun>[^\W\d_]+)) => .millions
     (?P<w>\d+)in(?!\w)\.? => .inches
     ft\.?|feet|foot >> (?P<w>\d{1,2})\sin(?!\w)\.? => .inches
@@ -343,6 +344,14 @@ class English(Language):
         """Return the letters of "U.S."; its point ends a sentence before a word that begins one."""
         point = "." if first_word(found.rest) in self.starters else ""
         return " ".join(found.text.replace(".", "")) + point
+
+    def read_life(self, found: Found) -> str | None:
+        """Return the "born" or "died" of a name or a bracket, as in "Ada Lovelace (b. 1815)"."""
+        is_year = found.word.strip(",.").isdecimal()
+        is_life = found.before[:1].isupper() or (is_year and found["what"] == "d")
+        if not is_life and not re.match(r"\s[^()]*\)", found.rest):
+            return None
+        return "born" if found["what"] == "b" else "died"
 
     def read_file(self, found: Found) -> str | None:
         """Return the words of a file's name or a path, with the names of its marks."""

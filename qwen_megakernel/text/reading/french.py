@@ -1,5 +1,7 @@
 """French: 15h30, 1er, and centuries in Roman numerals."""
 
+import re
+
 from qwen_megakernel.text.reading.romance import Romance
 from qwen_megakernel.text.reading.surroundings import Found
 from qwen_megakernel.text.reading.words import Noun, words
@@ -28,6 +30,7 @@ class French(Romance):
         c.à.c. c.~à~c. c.~à~café càc CàC cuil.~à~café cc: cuillère à café, cuillères à café, f
         page pages: page, f"""
     SCALES = "million millions M: million; milliard milliards Md Mds: milliard"
+    MONEY_SCALES = "k: mille, mille"
     CURRENCIES = """€ EUR: euro / centime; $ $US US$ USD: dollar / cent
         £ GBP: livre, f / penny, pence; ¥ JPY: yen; CHF: franc suisse, francs suisses / centime
         ₽ RUB: rouble / kopeck"""
@@ -41,7 +44,7 @@ class French(Romance):
         av.~J.-C.: avant Jésus-Christ; apr.~J.-C.: après Jésus-Christ; p.ex.: par exemple
         c.-à-d.: c'est-à-dire; env.: environ; av.: avenue; bd: boulevard; tél. tel.: téléphone
         vol.: volume; chap.: chapitre; art.: article; fig.: figure; min.: minimum; ét.: étage
-        th.: thermostat; max.: maximum"""
+        th.: thermostat; max.: maximum; incl.: inclus"""
     final = words("etc.")
     starters = words("""Ainsi Alors Après Au Aussi Avec Bien Ce Cela Ces Cette Dans Des Donc Elle
         Elles Enfin Ensuite Et Il Ils Je Les Mais Merci Nous On Pour Puis Quand Si Un Une Vous""")
@@ -51,11 +54,12 @@ class French(Romance):
     WEB = """.: point; /: slash; -: tiret; _: tiret bas; ?: point d'interrogation; #: dièse
         :: deux-points"""
     opens, followers = words("n° N° p. av. apr. h"), words("h siècle")
-    centuries = words("siècle siècles République république arrondissement")
+    centuries = words("s siècle siècles République république arrondissement")
 
     RULES = r"""
     {HOUR}\s?h(?:\s?{MINUTE})?(?!\w) => .time
     1(?:ère|re)(?!\w) => première
+    [ivx]+(?:er?|ᵉʳ?) >> s\. => siècle{end}
     """
 
     def plural(self, number: int) -> int:
@@ -63,10 +67,11 @@ class French(Romance):
         return 0 if number < 2 else 2
 
     def roman(self, number: int, found: Found, following: str) -> str | None:
-        ending = found.text.removeprefix(found["r"])
+        ending = re.sub(".*[IVXLCDM]", "", found.text)
         if ending == "re":
             return "première"
-        if following in self.centuries and ending != ".":
+        is_ordinal = ending in ("e", "ᵉ") and {*found["r"]} <= {*"IVX"}
+        if is_ordinal or (following in self.centuries and ending != "."):
             return self.ordinal(number)
         return super().roman(number, found, following) if ending in ("", ".", "er") else None
 

@@ -48,6 +48,7 @@ class German(Language):
         Person Personen: Person, Personen, f; Pck. Pkg.: Packung, Packungen, f; Mal: Mal, Mal, n"""
     SCALES = """Mio. Mio Million Millionen: Million, Millionen, f; Tsd.: tausend
         Mrd. Mrd Milliarde Milliarden: Milliarde, Milliarden, f"""
+    MONEY_SCALES = "M: Million, Millionen, f; k T: tausend"
     CURRENCIES = """€ EUR: Euro / Cent; $ USD: Dollar / Cent; £ GBP: Pfund / Penny, Pence
         ¥ JPY: Yen; CHF: Franken / Rappen; ₽ RUB: Rubel / Kopeke, Kopeken, f"""
     money_joint, says_cents = " ", False
@@ -88,7 +89,8 @@ class German(Language):
     (?P<a>\d{1,3}):(?P<b>[0-5]\d)\sMin\b => {a} Minuten {b}
     (?i)(?P<days>\d{1,2}\.(?:(?:,|\s?[-–/]|\s(?:und|bis|oder|&)(?:\s(?:zum|dem))?)\s?\d{1,2}\.)+)
         (?:(?=\s?{MONTH})|(?P<m>0?[1-9]|1[0-2])\.(?P<y>\d{4}|\d\d)?(?!\d)) => .days_of_month
-    (?P<a>\d{1,3})\.\s?/\s?(?P<b>\d{1,3})\.(?=\s[A-ZÄÖÜ]) => .two_ordinals
+    (?P<a>\d{1,3})\.(?:\s?/\s?|\s(?P<link>und|oder|bis|bzw\.)\s)(?P<b>\d{1,3})\.(?=\s[A-ZÄÖÜ])
+        => .two_ordinals
     (?P<n>\d{1,3})\.\s?\+\s?(?P<m>\d{1,2})\.?(?=\s(?i:\w*minute)(?!\w)) => .extra_minute
     u\.(?=\s\d) => und
     (?P<n>\d{1,2})\. => .day_of_list
@@ -134,10 +136,9 @@ class German(Language):
 
     def read_two_ordinals(self, found: Found) -> str:
         """Return the words of two ordinals before one noun, such as "im 2./3. Stock"."""
-        noun = first_word(found.rest)
-        return " ".join(
-            self._before_noun(int(found[each]), found.before, noun) for each in ("a", "b")
-        )
+        noun, link = first_word(found.rest), found["link"]
+        first, second = (self._before_noun(int(found[each]), found.before, noun) for each in "ab")
+        return " ".join(filter(None, (first, self.abbreviations.get(link, link), second)))
 
     def read_extra_minute(self, found: Found) -> str:
         """Return the words of the minute of a match in "in der 90.+3. Minute"."""

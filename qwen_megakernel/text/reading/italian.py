@@ -6,6 +6,8 @@ from qwen_megakernel.text.reading.romance import Romance
 from qwen_megakernel.text.reading.surroundings import Found
 from qwen_megakernel.text.reading.words import Noun, words
 
+_CENTURIES = ("secolo", "secoli", "guerra")  # before an ordinal
+
 
 class Italian(Romance):
     code = "it"
@@ -31,6 +33,7 @@ class Italian(Romance):
         cucchiaino cucchiaini: cucchiaino, cucchiaini; bicchiere bicchieri: bicchiere, bicchieri
         persona persone: persona, persone, f"""
     SCALES = "milione milioni mln: milione, milioni; miliardo miliardi mld: miliardo, miliardi"
+    MONEY_SCALES = "M: milione, milioni; k: mila, mila"
     CURRENCIES = """€ EUR: euro / centesimo, centesimi
         $ USD: dollaro, dollari / centesimo, centesimi; £ GBP: sterlina, sterline, f / penny, pence
         ¥ JPY: yen; CHF: franco svizzero, franchi svizzeri / centesimo, centesimi"""
@@ -43,7 +46,8 @@ class Italian(Romance):
         Dott.ssa: dottoressa; Prof.: professor; Prof.ssa: professoressa; Avv.: avvocato
         Ing.: ingegner; ecc. etc.: eccetera; p.es. p.~es.: per esempio; ca.: circa; pag.: pagina
         pagg.: pagine; vol.: volume; cap.: capitolo; fig.: figura; art.: articolo; tel.: telefono
-        n.: numero; int.: interno; S.: San; max.: massimo; min.: minimo; a.C.: avanti Cristo
+        n.: numero; sec.: secolo; secc.: secoli; int.: interno; S.: San; max.: massimo/a
+        min.: minimo/a; incl.: incluso/a; temp.: temperatura; a.C.: avanti Cristo
         d.C.: dopo Cristo"""
     final = words("ecc. etc.")
     starters = words("""Allora Anche Adesso Così Con Dopo Egli Gli Grazie In Invece Io Lei Loro Lui
@@ -62,7 +66,7 @@ class Italian(Romance):
     """
 
     def roman(self, number: int, found: Found, following: str) -> str | None:
-        if following in self.centuries or found.word in ("secolo", "guerra"):
+        if following in self.centuries or self.numbering(found) in _CENTURIES:
             return self.ordinal(number)
         return super().roman(number, found, following)
 

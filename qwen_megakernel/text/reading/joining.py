@@ -17,12 +17,12 @@ _OPERATORS = frozenset("+-−–—×÷=*/<>≤≥±≈x")
 _NEAR_DIGIT = re.compile(rf"\d[^\d{WIDE_POINTS}{WIDE_PAUSES}]{{0,4}}$")
 _DAY_AND_COMMA = re.compile(r"(?:^|[^\d,])\d{1,2}(?:st|nd|rd|th)?,$")
 _MORE_DIGITS = re.compile(r"\(?(?:\d{2,}|\d/\d)|\(\d|x\d{2,6}(?!\w)")
-_ROMAN = re.compile(r"[IVX]+(?:e|ᵉ|er|re|\.)?$")
+_ROMAN = re.compile(r"(?:[IVX]+[eᵉ]?[-–—])?[IVX]+(?:e|ᵉ|er|re|\.)?$")
 _INITIALS = re.compile(r"(?:[A-Z]\.){2,}$")
 _DEGREE = re.compile(r"\d{1,2}°$")
 _BEHIND_DIGITS = re.compile(r"^.*\d", re.DOTALL)
 _DAYS = re.compile(r"(?<![\d.])\d{1,2}\.(?:,|\s|$)")
-_DAY_LINKS = ("und", "bis", "oder", "zum", "dem")
+_DAY_LINKS = ("und", "bis", "oder", "bzw.", "zum", "dem")
 _SPANS = ("по", "до", "и")  # between two days of a month
 _YEAR = re.compile(r"\d{4}\b")
 
@@ -36,7 +36,7 @@ class WordJoining:
         self._phrases = {" ".join(p[:n]) for p in phrases for n in range(1, len(p) + 1)}
         self._between_days = {*lang.month_forms, *lang.links}
         self._behind_digits = self._between_days | self._phrases | {*lang.units, *lang.scales, "%"}
-        self._behind_digits |= lang.followers | {*lang.currencies}
+        self._behind_digits |= lang.followers | {*lang.currencies, *lang.money_scales}
 
     def opens(self, words: str) -> bool:
         """Return whether the next word may continue these words."""

@@ -20,6 +20,7 @@ from qwen_megakernel.text.reading.words import (
 )
 
 _RANGE_BEGIN = re.compile(r"[$€£¥(]?\d")
+_THOUSANDS = ("mil", "mille", "mila")  # before the name of a currency, without a joint
 _LETTERS_OF_SCALES = ("k", "K", "B", "T")
 _DIFFERENCE = re.compile(r"\d+(?:[.,]\d+)? ?=")
 _DOSES = ("mg", "g", "kg", "ml", "mL", "cl", "l", "L", "µg", "мг", "г", "кг", "мл", "л")
@@ -57,7 +58,7 @@ class Language(Codes):
         (?:,?\s(?:(?:{LINKS})\s)?(?P<y>\d{4})(?!\d))? => .date
     {LETTERS_FOLLOW}(?<=[^\WA-Za-z_])\s?[~～]\s?(?=\d) => {between_ends}
     (?P<{FIRST}>\d{1,2})/(?P<{SECOND}>\d{1,2})(?![/.,]?\d|/) => .day_and_month
-    (?P<r>[IVXLCDM]+)\s?[-–—]\s?(?P<to>[IVXLCDM]+)(?!\w|['’]\w) => .roman_range
+    (?P<r>[IVXLCDM]+)(?:e|ᵉ)?\s?[-–—]\s?(?P<to>[IVXLCDM]+)(?:e|ᵉ)?(?!\w|['’]\w) => .roman_range
     {LETTERS_FOLLOW}(?<![A-Za-z])(?P<r>[IVX]{2,7})(?![A-Za-z0-9]) => .roman_alone
     (?P<r>[IVXLCDM]+)(?:\.(?=\s|$)|ers?|re|ᵉ|e)?(?!\w|['’](?!s\b)\w|\.\w) => .roman
     (?P<n>\d{1,3}):(?P<w>\d{1,3}(?:{GROUP}\d{3})+)(?![\d:]) => {n} {ratio} {num}
@@ -286,7 +287,7 @@ class Language(Codes):
     def read_roman(self, found: Found) -> str | None:
         """Return the words of a Roman numeral after a name or a word such as "chapter"."""
         number = roman_number(found["r"])
-        if not number or found.last.strip("(\"'"):
+        if not number or found.last.strip(" (\"'"):
             return None
         said = self.roman(number, found, first_word(found.rest))
         return said + self.kept_point(found) if said else None
@@ -294,17 +295,25 @@ class Language(Codes):
     def roman(self, number: int, found: Found, following: str) -> str | None:
         """Return the words of a Roman numeral before the word `following`."""
         before = found.before
-        if found.word in self.numbered:
+        if self.numbering(found) in self.numbered:
             return self.cardinal(number)
         is_name = before[:1].isupper() and before.isalpha() and not before.isupper()
         return self.regnal(number, before) if is_name and {*found["r"]} <= {*"IVX"} else None
 
     def read_roman_range(self, found: Found) -> str | None:
         """Return the words of a range of Roman numerals, such as "chapters II-IV"."""
-        first, last, word = roman_number(found["r"]), roman_number(found["to"]), found.word
-        if not {word, word.removesuffix("s")} & self.numbered or not 0 < first < last:
+        numbers = roman_number(found["r"]), roman_number(found["to"])
+        if not 0 < numbers[0] < numbers[1]:
             return None
-        return self.between_ends.join(map(self.cardinal, (first, last)))
+        if self.numbering(found).removesuffix("s") in self.numbered:
+            return self.between_ends.join(map(self.cardinal, numbers))
+        following = first_word(found.rest)
+        said = [self.roman(number, found, following) or "" for number in numbers]
+        return self.between_ends.join(said) if all(said) else None
+
+    def numbering(self, found: Found) -> str:
+        """Return the word before a number, of which an abbreviation stands for the whole."""
+        return self.abbreviations.get(found.before, found.before).lower()
 
     def read_roman_alone(self, found: Found) -> str | None:
         """Return the words of a Roman numeral between characters of another script."""
@@ -319,7 +328,7 @@ class Language(Codes):
         whole, cents = self.digits_of(found)
         if found["scale"]:
             scale = (self.scales | self.money_scales)[found["scale"]]
-            joint = self.space if scale.one == "mil" else self.scale_joint
+            joint = self.space if scale.one in _THOUSANDS else self.scale_joint
             said = self._range(found, scale) + joint + unit.many
         elif found["tow"] + found["tod"] or len(cents) != 2:
             said = self._range(found, unit)

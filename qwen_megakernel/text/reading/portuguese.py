@@ -29,6 +29,7 @@ class Portuguese(Romance):
     SCALES = (
         """mil: mil, mil; milhão milhões mi: milhão, milhões; bilhão bilhões bi: bilhão, bilhões"""
     )
+    MONEY_SCALES = "M: milhão, milhões; k: mil, mil"
     CURRENCIES = """R$ BRL: real, reais / centavo; $ US$ USD: dólar, dólares / centavo
         € EUR: euro / cêntimo; £ GBP: libra, f / pêni, pence; ¥ JPY: iene"""
     money_joint, scale_joint = " e ", " de "
@@ -42,8 +43,10 @@ class Portuguese(Romance):
         Sr.: senhor; Sra.: senhora; Srta.: senhorita; Dr.: doutor; Dra.: doutora
         Prof.: professor; Profa.: professora; D.: dom; Eng.: engenheiro; etc.: et cetera
         p.ex. p.~ex.: por exemplo; aprox.: aproximadamente; Av.: avenida; R.: rua; pág.: página
-        págs.: páginas; nº n.º: número; tel.: telefone; vol.: volume; cap.: capítulo; fig.: figura
-        apto.: apartamento; art.: artigo; máx.: máximo; mín.: mínimo; a.C.: antes de Cristo
+        págs.: páginas; nº n.º: número; séc.: século; sécs.: séculos
+        tel.: telefone; vol.: volume; cap.: capítulo; fig.: figura
+        apto.: apartamento; art.: artigo; máx.: máximo/a; mín.: mínimo/a; incl.: incluído/a
+        temp.: temperatura; a.C.: antes de Cristo
         d.C.: depois de Cristo; xíc.: xícara; EUA: Estados Unidos; a.a.: ao ano; a.m.: ao mês"""
     final = words("etc. EUA a.a. a.m.")
     starters = words("""Agora Além Aqui As Assim Com Depois Ela Elas Ele Eles Em Então Essa Esse

@@ -3,6 +3,7 @@
 import re
 
 from qwen_megakernel.text.reading.language import Language
+from qwen_megakernel.text.reading.surroundings import Found, first_word
 from qwen_megakernel.text.reading.words import Noun, words
 
 
@@ -40,6 +41,16 @@ class Romance(Language):
         if noun.endswith(tuple(each + plural for each in self.FEMININE.split())):
             return "f"
         return "c" if noun.endswith(tuple(each + plural for each in self.MASCULINE.split())) else ""
+
+    def read_abbreviation(self, found: Found) -> str:
+        """Return an adjective, whose entry ends with "o/a", in the gender of the noun before it."""
+        said, noun = super().read_abbreviation(found), self.numbering(found)
+        if not said.endswith("o/a"):
+            return said
+        is_feminine = noun.endswith(tuple(self.FEMININE.split()))
+        is_feminine &= self.code == "it" or not found.before.isupper()  # "IVA"
+        point = "" if first_word(found.rest).isupper() else self.kept_point(found)  # "incl. IVA"
+        return said[:-3] + "oa"[is_feminine] + point
 
     def regnal(self, number: int, name: str) -> str | None:
         if number > self.last_ordinal_of_rulers:

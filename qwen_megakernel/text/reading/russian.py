@@ -4,7 +4,7 @@ import re
 
 from qwen_megakernel.text.reading.language import Language
 from qwen_megakernel.text.reading.surroundings import Found
-from qwen_megakernel.text.reading.words import MAX_DIGITS, Noun, words
+from qwen_megakernel.text.reading.words import MAX_DIGITS, Noun, roman_number, words
 
 _TENTHS = {1: ("десятая", "десятых"), 2: ("сотая", "сотых"), 3: ("тысячная", "тысячных")}
 # Words behind which a date is a subject, or an object in the accusative; none: a text begins.
@@ -17,7 +17,14 @@ _DAYS_ON = ["понедельник", "вторник", "среду", "четв�
 _WEEK = ["пн", "вт", "ср", "чт", "пт", "сб", "вс"]
 _CASES = dict.fromkeys(_BEFORE_GENITIVE, "g") | dict.fromkeys(("к", "ко"), "d")
 _CASES["между"] = "i"
+_CASES |= dict.fromkeys(("при", "о", "об"), "p")
 _BEFORE_ACCUSATIVE = ("на", "за", "через", "про")
+_CENTURY = Noun("век", "века", "веков")
+_CENTURIES = dict(века="g", веков="g", веку="d", векам="d", веком="i", веке="p", веках="p")
+_IN_CENTURIES = _CASES | dict.fromkeys(("в", "во"), "p") | dict.fromkeys(_BEFORE_ACCUSATIVE, "n")
+# For each case, the endings of nouns in the singular (of hard and soft stems, masculine and
+# feminine), and in the plural.
+_ENDINGS = {"d": ("у ю е е", "м"), "i": ("ом ем ой ей", "ми"), "p": ("е е е е", "х")}
 
 
 class Russian(Language):
@@ -46,16 +53,17 @@ class Russian(Language):
     SHORT_MONTHS = "янв февр/фев мар апр - июн июл авг сент/сен окт нояб/ноя дек"
     links = words("по до и")
     ABBREVIATIONS = """б/у: бывший в употреблении; з/п: зарплата; н/д: нет данных
-        ж/д: железнодорожный
+        ж/д: железнодорожный; н.э. н.~э.: нашей эры
         т.е. т.~е.: то есть; т.д. т.~д.: так далее; т.п. т.~п.: тому подобное
-        т.к.: так как; др.: другие; г.: год; гг.: годы; в.: век; ул.: улица; пр.: проспект; д.: дом
+        т.к.: так как; др.: другие; г.: год; гг.: годы; в.: век; вв.: века
+        ул.: улица; пр.: проспект; д.: дом
         кв.: квартира; стр.: страница; каб.: кабинет; гл. Гл.: глава; рис.: рисунок; коп.: копеек
         см.: смотри; напр.: например; нач.: начало; тел.: телефон; тыс.: тысяч; млн: миллионов
         млрд: миллиардов; г-н: господин; г-жа: госпожа; д-р: доктор; д-ра: доктора; д-ру: доктору
         г-на: господина; г-ну: господину; г-жи г-же: госпоже; проф.: профессор; тов.: товарищ
         им.: имени; ок.: около; доб.: добавочный; т.: том; пн: понедельник; вт: вторник; ср: среда
         чт: четверг; пт: пятница; сб: суббота; вс: воскресенье"""
-    final = words("т.д. т.п. др. г. в.")
+    final = words("т.д. т.п. др. г. в. вв.")
     starters = words("""А В Вы Ещё Если Для За Затем И Из Как Когда Кто Мы На Но Он Она Они По После
         Потом Сейчас Сегодня Так Также Там Тогда Только Ты У Что Это Этот Я""")
     SYMBOLS = """&: и; @: собака; =: равно; ÷: разделить на; ×: умножить на; °: градусов; ≈ ~: около
@@ -71,6 +79,7 @@ class Russian(Language):
     (?P<a>[01]?\d|2[0-4]):(?P<am>[0-5]\d)\s?[-–—]\s?(?P<b>[01]?\d|2[0-4]):(?P<bm>[0-5]\d)(?![:\d])
         => .hours
     (?P<d>[0-3]?\d)\.(?P<m>[01]?\d)\.(?P<y>\d{4})(?:\sг\.)?(?!\d) => .date
+    (?P<r>[IVX]+)(?:\s?[-–—]\s?(?P<to>[IVX]+))?\s(?P<what>вв?\.|век[а-я]{0,3}(?!\w)) => .centuries
     во? >> (?P<y>1\d{3}|20\d\d)\sг\. => {y:ordinal:pm} году{end}
     (?P<y>1\d{3}|20\d\d)\sг\. => {y:ordinal:gm} года{end}
     (?P<y>1\d{3}|20\d\d)\sгода(?!\w) => {y:ordinal:gm} года
@@ -113,9 +122,10 @@ class Russian(Language):
         return re.sub(r"\bодна$", "одну", words)
 
     def read_in_case(self, found: Found) -> str | None:
-        """Return a number and its noun in the genitive, in a range or behind "up to" or "about"."""
-        is_asked = _CASES.get(found.word) == "g"
-        if not (is_asked or found["from"]):
+        """Return a number and its noun in the case that the word before, or a range, asks for."""
+        asked = _CASES.get(found.word)
+        case = asked or "g"
+        if not (asked or found["from"]) or (found["d"] and case not in "gp"):
             return None
         unit, scale = found["unit"], self.scales.get(found["scale"])
         noun = self.percent_noun if unit == "%" else self.units.get(unit) or self.scales.get(unit)
@@ -128,13 +138,12 @@ class Russian(Language):
             numbers = (self.cardinal(int(each), "gf") for each in (whole, decimals))
             number = f"{next(numbers)} {one} {next(numbers)} {part.replace('ая', 'ой')}"
         else:
-            number = self.cardinal(int(whole), "g" + head.gender)
-        is_few = bool(decimals) or self.plural(int(whole)) == 0
-        said = f"{number} {head.few if is_few else head.many}"
-        said += f" {noun.many}" if scale else ""
+            number = self.cardinal(int(whole), case + head.gender)
+        form = head.few if decimals else _declined(head, case, self.plural(int(whole)) == 0)
+        said = f"{number} {form}" + (f" {noun.many}" if scale else "")
         if found["from"]:
-            first = self.cardinal(int(found["from"]), "g" + head.gender)
-            said = f"{first} {said}" if is_asked else f"от {first} до {said}"
+            first = self.cardinal(int(found["from"]), case + head.gender)
+            said = f"{first} {said}" if asked else f"от {first} до {said}"
         return said + self.kept_point(found)
 
     def read_numbers(self, found: Found) -> str | None:
@@ -163,8 +172,7 @@ class Russian(Language):
         if not case or found["s"]:
             return super().read_time(found)
         hour, minute = int(found["h"]), int(found["m"] or 0)
-        names = {"g": ("часа", "часов"), "d": ("часу", "часам"), "i": ("часом", "часами")}
-        name = names[case][self.plural(hour) != 0]
+        name = _declined(self.units["ч"], case, self.plural(hour) == 0)
         return self._hour_in_case(hour, minute, case) + ("" if minute else f" {name}")
 
     def read_days_of_month(self, found: Found) -> str | None:
@@ -210,10 +218,18 @@ class Russian(Language):
         """Return a decade: "the eighties"."""
         return self.ordinal(number, "gm").removesuffix("ого") + "ые"
 
-    def roman(self, number: int, found: Found, following: str) -> str | None:
-        if following in self.centuries:
-            return self.ordinal(number, {"века": "gm", "веке": "pm"}.get(following, "nm"))
-        return super().roman(number, found, following)
+    def read_centuries(self, found: Found) -> str:
+        """Return one or two centuries, in the case of "века", or of what stands before "в."."""
+        numbers = [roman_number(found[each]) for each in ("r", "to") if found[each]]
+        noun, is_one = found["what"], len(numbers) == 1
+        if noun in ("в.", "вв."):
+            is_first = found.word[-1:] in tuple(".!?:") and found.word not in self.abbreviations
+            is_subject = is_first or found.word in _BEFORE_NOMINATIVE
+            case = _IN_CENTURIES.get(found.word) or ("n" if is_subject else "g")
+            noun = _declined(_CENTURY, case, is_one and noun == "в.") + self.kept_point(found)
+        else:
+            case = "n" if noun == "века" and not is_one else _CENTURIES.get(noun, "n")
+        return " — ".join(self.ordinal(each, f"{case}m") for each in numbers) + f" {noun}"
 
     def regnal(self, number: int, name: str) -> str | None:
         return self.ordinal(number, "nf") if name[-1] in "ая" else self.ordinal(number)
@@ -284,3 +300,19 @@ class Russian(Language):
         part = _TENTHS[len(decimals)][0 if self.plural(int(decimals)) == 0 else 1]
         words = self.say(int(whole), gender="f"), one, self.say(int(decimals), gender="f"), part
         return " ".join(words)
+
+
+def _declined(noun: Noun, case: str, is_one: bool) -> str:
+    """Return a noun in a case; its forms for 2 and 5 are those of the genitive."""
+    words, many = noun.few.split(), noun.many.split()
+    at = next((each for each, word in enumerate(words) if word[-1] in "аяыи"), None)
+    if case not in _ENDINGS or at is None:  # "евро" has one form
+        one, other = (noun.few, noun.many) if case == "g" else (noun.one, noun.few)
+        return one if is_one else other
+    word, (singular, plural) = words[at], _ENDINGS[case]
+    is_soft = word[-1] == "я" or (word[-1] == "и" and word[-2] not in "гкхжчшщ")
+    ending = "ая"[is_soft] + plural
+    if is_one:
+        ending = singular.split()[2 * (word[-1] in "ыи") + is_soft]
+    adjectives = [each[:-1] + plural for each in many[:at]]
+    return " ".join([*adjectives, word[:-1] + ending, *words[at + 1 :]])

@@ -11,7 +11,7 @@ class Spanish(Romance):
     by, over, out_of = "por", "sobre", "sobre"
     due = words("el del al día hasta desde")
     numbered = words("""siglo capítulo tomo volumen acto parte libro título artículo apartado anexo
-        escena fase nivel canto sección tipo guerra""")
+        escena fase nivel canto sección tipo guerra s. ss.""")
     phone_words = words("tel teléfono móvil fax llame llama llamar al")
     ENDINGS = r"""f: uno$ una, cientos\b cientas, quinientos quinientas
         c: veintiuno$ veintiún, uno$ un"""
@@ -30,6 +30,7 @@ class Spanish(Romance):
         seg: segundo; dB: decibelio; x × vez veces: vez, veces, f; cda. cdas.: cucharada, f
         cdta. cdtas.: cucharadita, f; vaso vasos: vaso; persona personas: persona, f"""
     SCALES = "mil: mil, mil; millón millones M: millón, millones"
+    MONEY_SCALES = "k: mil, mil"
     CURRENCIES = """€ EUR: euro / céntimo; $ USD: dólar, dólares / centavo
         £ GBP: libra, f / penique; ¥ JPY: yen, yenes; MXN: peso / centavo"""
     money_joint, scale_joint = " con ", " de "
@@ -42,7 +43,8 @@ class Spanish(Romance):
         Dra.: doctora; D.: don; Dña.: doña; Prof.: profesor; Ud. Vd.: usted; Uds. Vds.: ustedes
         etc.: etcétera; p.ej. p.~ej.: por ejemplo; aprox.: aproximadamente; Avda. Av.: avenida
         C/: calle; pág.: página; págs.: páginas; núm.: número; tel.: teléfono; vol.: volumen
-        cap.: capítulo; fig.: figura; ext.: extensión; art.: artículo; máx.: máximo; mín.: mínimo
+        cap.: capítulo; fig.: figura; ext.: extensión; art.: artículo; máx.: máximo/a
+        mín.: mínimo/a; incl.: incluido/a; temp.: temperatura
         EE.UU. EE.~UU.: Estados Unidos; cda.: cucharada; cdta.: cucharadita; a.C.: antes de Cristo
         d.C.: después de Cristo"""
     final = words("etc. EE.UU. EE.~UU.")
@@ -54,12 +56,14 @@ class Spanish(Romance):
         ±: más o menos; §: sección; ©: copyright"""
     WEB = """.: punto; /: barra; -: guion; _: guion bajo; ?: interrogación; =: igual; #: almohadilla
         :: dos puntos"""
-    opens, followers = words("n.º nº N.º p. EE. &"), words("h")
+    opens, followers = words("n.º nº N.º p. s. ss. EE. &"), words("h")
 
     RULES = r"""
     1(?:\.?[º°]|ro)(?=\sde\s) => primero
     1\.?er(?!\w) => primer
     3\.?er(?!\w) => tercer
+    s\.(?=\s[IVX]+(?!\w)) => siglo
+    ss\.(?=\s[IVX]+(?!\w)) => siglos
     &(?=\s(?:[Hh]i(?![aeou])|[Ii](?![aeou]))) => e
     """
 

@@ -206,6 +206,7 @@ class Words:
                 self.abbreviations.setdefault(key.capitalize(), self.abbreviations[key])
         # Forms that end with a point which may also end a sentence.
         forms = [*self.units, *self.scales, *self.money_scales, *self.currencies, *self.final]
+        forms += [key for key, said in self.abbreviations.items() if said.endswith("o/a")]
         self.pointed = frozenset(form for form in forms if form.endswith("."))
         months = {*self.month_forms} - self.full_months
         self.pointed |= {f"{form}." for form in (*months, *self.units, *self.weekdays)}
@@ -274,7 +275,7 @@ class Words:
         word = first_word(rest)
         if not rest[0].isspace() or not word[:1].isupper():
             return False
-        if self.nouns_are_capitalised:
+        if self.nouns_are_capitalised or rest.lstrip()[0] == "(":
             return word in self.starters
         return not {word, f"{word}."} & {*self.abbreviations, *self.after_final}
 
