@@ -54,6 +54,8 @@ WEIGHTS_HELP = (
     "them; docs/precision.md compares them)"
 )
 
+VOCODER_WEIGHTS = ("float32", "float16")  # of a converted model, which computes in float32
+
 
 @dataclass(frozen=True, slots=True)
 class WeightsForm:

@@ -174,6 +174,10 @@ class TTSEngine(OfficialNames):
         decoder, self._prompts, running = made.pop()
         self.dtype, self.num_threads = decoder.dtype, decoder.num_threads or self.num_threads
         self.backend, self.why, self.device = running.name, running.why, running.device
+        vocoder = self._loop.stages.vocoder
+        if isinstance(vocoder, CpuVocoder) and vocoder.is_half:
+            self.vocoder_weights = "float16"
+            self.why += "; the vocoder's in float16"
         self._read_languages = [name for name in self.languages if name != AUTO]
         logger.info("%s on %s in %s: %s.", self.backend, self.device, self.dtype_name, self.why)
         if warmup:

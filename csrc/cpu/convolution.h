@@ -5,8 +5,8 @@
 // weights as steps do. A row's sums are added in one order, which does not depend on the other
 // rows, the number of workers or the instruction set.
 //
-// The layout of packed weights is the same for every instruction set, and the size of a convolution
-// is a multiple of 64 bytes, so files can hold them.
+// The layout of packed weights is the same for every instruction set, so files can hold them.
+// Weights in float16 are widened when they are read; sums are float32.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -54,7 +54,8 @@ struct Convolution {
   std::vector<float> bias, frequency, amplitude;  // padded; frequency empty: no activation
   // Columns are [stride][padded out_channels]; if gated, 16 gates and 16 ups alternate.
   bool is_gated = false;
-  const float* packed = nullptr;  // [block][product][in_channels][pitch of the block]
+  bool is_half = false;             // weights are float16, not float32
+  const uint8_t* packed = nullptr;  // [block][product][in_channels][pitch of the block]
 
   int history_rows() const { return (num_taps - 1) * dilation; }
   size_t in_size() const { return padded(in_channels); }
@@ -68,6 +69,7 @@ struct Convolution {
   int pitch(int block) const { return padded(width(block)); }
   int num_products() const { return products_of(transform, num_taps); }
   size_t depth() const { return size_t(num_products()) * in_channels; }
+  size_t weight_bytes() const { return is_half ? 2 : 4; }
   size_t num_weights() const { return depth() * padded(num_columns()); }
   // The number of tiles whose points a worker keeps at once.
   int panel_tiles() const {
@@ -75,7 +77,9 @@ struct Convolution {
     const int tall = int(kPointBytes / per_tile) / kTallRows;
     return std::clamp(tall * kTallRows, kTallRows, kPanelTiles);
   }
-  const float* block(int index) const { return packed + depth() * index * kWidth; }
+  const uint8_t* block(int index) const {
+    return packed + depth() * index * kWidth * weight_bytes();
+  }
 
   struct Column {
     int phase, channel;
@@ -129,20 +133,27 @@ inline void pack_block(const Convolution& c, const float* taps, int block, doubl
     }
 }
 
+template <bool kIsHalf>
+Floats load_weights(const uint8_t* from) {
+  if constexpr (kIsHalf) return load_half(from);
+  return load_floats(from);
+}
+
 // Computes kVectors vectors of sums [kRows][kWidth] = x times weights [num_cols][pitch], or adds to
 // sums.
-template <int kRows, int kVectors>
-void multiply_tile(const float* x, size_t stride, const float* weights, int pitch, int num_cols,
-                   float* sums, bool adds) {
+template <bool kIsHalf, int kRows, int kVectors>
+void multiply_tile(const float* x, size_t stride, const uint8_t* weights, size_t pitch_bytes,
+                   int num_cols, float* sums, bool adds) {
   Floats sum[kRows][kVectors];
 #pragma GCC unroll 12
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) sum[r][v] = zero_floats();
-  for (int col = 0; col < num_cols; ++col, weights += pitch, ++x) {
+  for (int col = 0; col < num_cols; ++col, weights += pitch_bytes, ++x) {
     Floats of_column[kVectors];
 #pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) of_column[v] = load(weights + v * kLanes);
+    for (int v = 0; v < kVectors; ++v)
+      of_column[v] = load_weights<kIsHalf>(weights + v * kLanes * (kIsHalf ? 2 : 4));
 #pragma GCC unroll 12
     for (int r = 0; r < kRows; ++r) {
       const Floats each = broadcast(x[r * stride]);
@@ -159,37 +170,38 @@ void multiply_tile(const float* x, size_t stride, const float* weights, int pitc
     }
 }
 
-using Tile = void (*)(const float*, size_t, const float*, int, int, float*, bool);
-template <int kVectors, int... kRows>
+using Tile = void (*)(const float*, size_t, const uint8_t*, size_t, int, float*, bool);
+template <bool kIsHalf, int kVectors, int... kRows>
 constexpr std::array<Tile, kTallRows> tiles_of(std::integer_sequence<int, kRows...>) {
-  return {multiply_tile<kRows + 1, kVectors>...};
+  return {multiply_tile<kIsHalf, kRows + 1, kVectors>...};
 }
-constexpr std::array<Tile, kTallRows> kTiles[] = {
-    tiles_of<1>(std::make_integer_sequence<int, kTallRows>()),
-    tiles_of<2>(std::make_integer_sequence<int, kTallRows>())};
+using Heights = std::make_integer_sequence<int, kTallRows>;
+constexpr std::array<Tile, kTallRows> kTiles[2][2] = {
+    {tiles_of<false, 1>(Heights()), tiles_of<false, 2>(Heights())},
+    {tiles_of<true, 1>(Heights()), tiles_of<true, 2>(Heights())}};
 
 // Multiplies any number of rows of x by all columns of one product: sums [num_rows][kWidth].
 // Returns the weights of the next product.
-inline const float* multiply_rows(const Convolution& c, const float* x, int num_rows,
-                                  const float* weights, int block, float* sums, bool adds) {
-  const int width = c.width(block), pitch = c.pitch(block);
-  const size_t stride = c.in_size();
+inline const uint8_t* multiply_rows(const Convolution& c, const float* x, int num_rows,
+                                    const uint8_t* weights, int block, float* sums, bool adds) {
+  const int width = c.width(block);
+  const size_t stride = c.in_size(), pitch_bytes = c.pitch(block) * c.weight_bytes();
   for (int col = 0; col < c.in_channels; col += kSumTerms) {
     const int num_cols = std::min(kSumTerms, c.in_channels - col);
     for (int v = 0; v < width; v += 2 * kLanes) {
-      const auto& tiles = kTiles[width - v > kLanes];
+      const auto& tiles = kTiles[c.is_half][width - v > kLanes];
       for (int row = 0; row < num_rows;) {
         const int left = num_rows - row;
         // The last two tiles share the remaining rows, because one of few rows waits for its sums.
         const int size = left >= 2 * kTallRows ? kTallRows
                          : left > kTallRows    ? (left + 1) / 2
                                                : left;
-        tiles[size - 1](x + row * stride + col, stride, weights + v, pitch, num_cols,
-                        sums + row * kWidth + v, adds || col);
+        tiles[size - 1](x + row * stride + col, stride, weights + v * c.weight_bytes(), pitch_bytes,
+                        num_cols, sums + row * kWidth + v, adds || col);
         row += size;
       }
     }
-    weights += size_t(num_cols) * pitch;
+    weights += num_cols * pitch_bytes;
   }
   return weights;
 }
@@ -201,7 +213,7 @@ struct Part {
 };
 inline Part part_of(const Convolution& c, int num_rows, int worker, int num_workers) {
   const int num_tiles = (num_rows + kTallRows - 1) / kTallRows;
-  if (c.num_weights() * 4 > kSharedBytes || num_tiles < 4 * num_workers)
+  if (c.num_weights() * c.weight_bytes() > kSharedBytes || num_tiles < 4 * num_workers)
     return {false, {0, num_rows}, share_of(c.num_blocks(), worker, num_workers)};
   const Share tiles = share_of(num_tiles, worker, num_workers);
   return {true,
@@ -223,7 +235,7 @@ void convolve(const Convolution& c, const Part& part, const float* x, int gap, f
   for (int first = part.rows.first; first < part.rows.end; first += kPanelRows) {
     const int num_rows = std::min(kPanelRows, part.rows.end - first);
     for (int block = part.blocks.first; block < part.blocks.end; ++block) {
-      const float* weights = c.block(block);
+      const uint8_t* weights = c.block(block);
       for (int tap = 0; tap < c.num_taps; ++tap)
         weights = multiply_rows(c, x + (first + size_t(tap) * gap) * c.in_size(), num_rows, weights,
                                 block, sums, tap > 0);
@@ -286,7 +298,7 @@ void convolve_points(const Convolution& c, const Tiling<T>& tiling, Share tiles,
   const int num_tiles = tiles.end - tiles.first;
   const size_t size = size_t(num_tiles) * kWidth;
   for (int block = blocks.first; block < blocks.end; ++block) {
-    const float* weights = c.block(block);
+    const uint8_t* weights = c.block(block);
     for (int p = 0; p < T::kProducts; ++p)
       weights = multiply_rows(c, points + p * plane, num_tiles, weights, block, products + p * size,
                               false);

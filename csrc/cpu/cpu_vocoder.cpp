@@ -21,7 +21,7 @@ int32_t qwen_cpu_vocoder_packed_bytes(const VocoderSource* source, int64_t* num_
 
 int32_t qwen_cpu_vocoder_pack(void* pool, const VocoderSource* source, void* packed) {
   return status_of(
-      [&] { qwen_tts::pack(*static_cast<Pool*>(pool), *source, static_cast<float*>(packed)); });
+      [&] { qwen_tts::pack(*static_cast<Pool*>(pool), *source, static_cast<uint8_t*>(packed)); });
 }
 
 int32_t qwen_cpu_vocoder_create(void* pool, const VocoderSource* source, void** vocoder) {

@@ -30,6 +30,7 @@ struct VocoderSource {
   const float *rope_cos, *rope_signed_sin;  // [num_past + max_frames, head_dim]
   int32_t num_keys;                         // offset in a state of the number of valid keys
   int32_t num_upsamplings, num_blocks, units_per_block;
+  int32_t is_half;    // 1: packed weights are float16, not float32
   int32_t is_direct;  // 1: no convolution uses transforms, for comparisons
   // In the order of the network: the codebooks' projection (of the first table beside the sum of
   // the others), pre_conv, input_proj; for each layer qkv (its history is that of keys and values),
@@ -40,7 +41,8 @@ struct VocoderSource {
   // For each layer: norm, scale of attention, norm, scale of the mlp; the last norm; for each
   // upsampling: weight and bias of the norm, gamma.
   const float* const* vectors;
-  const float* packed;  // what qwen_cpu_vocoder_pack wrote; read in place
+  // What qwen_cpu_vocoder_pack wrote, or the same in float16, all finite; read in place.
+  const uint8_t* packed;
 };
 
 struct VocoderRequest {
@@ -57,7 +59,7 @@ void qwen_cpu_vocoder_struct_bytes(int32_t* sizes);
 // Writes the size of the packed weights, of which a pass reads each byte once.
 int32_t qwen_cpu_vocoder_packed_bytes(const VocoderSource* source, int64_t* num_bytes);
 
-// Packs the weights into memory at a multiple of 64 bytes.
+// Packs the weights, in float32, into memory at a multiple of 64 bytes; is_half must be 0.
 int32_t qwen_cpu_vocoder_pack(void* pool, const VocoderSource* source, void* packed);
 
 // `vocoder` receives the handle. The pool and the packed weights must outlive the vocoder.

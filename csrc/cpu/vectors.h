@@ -13,7 +13,7 @@
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && !defined(QWEN_CPU_PLAIN)
 #include "vectors_avx512.h"
-#elif defined(__AVX2__) && defined(__FMA__) && !defined(QWEN_CPU_PLAIN)
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__) && !defined(QWEN_CPU_PLAIN)
 #include "vectors_avx2.h"
 #elif defined(__aarch64__) && !defined(QWEN_CPU_PLAIN)
 #include "vectors_neon.h"

@@ -36,6 +36,10 @@ inline Floats load_bf16(const uint8_t* from) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
 }
 
+inline Floats load_half(const uint8_t* from) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+}
+
 template <int kFirst, int kBits>
 inline Words bits_of_halves(Words words) {
   return _mm256_srai_epi16(_mm256_slli_epi16(words, 16 - kFirst - kBits), 16 - kBits);

@@ -28,6 +28,9 @@ inline Floats lower_bf16(Words pairs) { return _mm512_castsi512_ps(_mm512_slli_e
 inline Floats upper_bf16(Words pairs) {
   return _mm512_castsi512_ps(_mm512_and_si512(pairs, broadcast(int32_t(0xffff0000))));
 }
+inline Floats load_half(const uint8_t* from) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+}
 inline Floats load_bf16(const uint8_t* from) {
   const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));

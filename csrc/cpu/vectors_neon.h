@@ -27,6 +27,9 @@ inline Floats lower_bf16(Words pairs) { return vreinterpretq_f32_s32(vshlq_n_s32
 inline Floats upper_bf16(Words pairs) {
   return vreinterpretq_f32_s32(vandq_s32(pairs, broadcast(int32_t(0xffff0000))));
 }
+inline Floats load_half(const uint8_t* from) {
+  return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(from)));
+}
 inline Floats load_bf16(const uint8_t* from) {
   const uint16x4_t bits = vreinterpret_u16_u8(vld1_u8(from));
   return vreinterpretq_f32_u32(vshll_n_u16(bits, 16));

@@ -32,6 +32,14 @@ inline Floats to_float(Words words) { return __builtin_convertvector(words, Floa
 
 inline Floats lower_bf16(Words pairs) { return load_any<Floats>(&(pairs <<= 16)); }
 inline Floats upper_bf16(Words pairs) { return load_any<Floats>(&(pairs &= int32_t(0xffff0000))); }
+// The bits of a finite float16, moved to their places in a float, are its value divided by 2^112.
+inline Floats load_half(const uint8_t* from) {
+  uint16_t bits[4];
+  std::memcpy(bits, from, sizeof bits);
+  Words words = {bits[0], bits[1], bits[2], bits[3]};
+  words = (words & 0x8000) << 16 | (words & 0x7fff) << 13;
+  return load_any<Floats>(&words) * broadcast(0x1p112f);
+}
 inline Floats load_bf16(const uint8_t* from) {
   uint16_t bits[4];
   std::memcpy(bits, from, sizeof bits);

@@ -59,7 +59,7 @@ struct VocoderModel {
 // Returns the convolutions of a vocoder, whose weights lie one after the other from `packed` on;
 // those of depthwise convolutions, which have no output channels, lie elsewhere.
 inline std::vector<Convolution> make_convolutions(const VocoderSource& source,
-                                                  const float* packed) {
+                                                  const uint8_t* packed) {
   std::vector<Convolution> convolutions;
   const int num_before_layers = 3, end_of_layers = num_before_layers + 4 * source.num_layers;
   const int num_before_blocks = end_of_layers + 2 + 4 * source.num_upsamplings;
@@ -71,22 +71,23 @@ inline std::vector<Convolution> make_convolutions(const VocoderSource& source,
     const bool is_of_block = i >= num_before_blocks && i < num_before_blocks + num_in_blocks;
     Convolution c =
         make_convolution(source.convolutions[i], source.is_direct || !is_of_block, is_gated);
-    c.packed = packed;
-    if (c.out_channels && packed) packed += c.num_weights();
+    c.is_half = source.is_half, c.packed = packed;
+    if (c.out_channels && packed) packed += c.num_weights() * c.weight_bytes();
     convolutions.push_back(std::move(c));
   }
   return convolutions;
 }
 
-// Returns the number of bytes of a vocoder's packed weights.
+// Returns the number of bytes of a vocoder's packed weights, a multiple of 64, so that a file's
+// next tensor is aligned, too.
 inline size_t packed_bytes(const VocoderSource& source) {
   size_t count = 0;
   for (const Convolution& c : make_convolutions(source, nullptr))
-    if (c.out_channels) count += c.num_weights();
-  return count * sizeof(float);
+    if (c.out_channels) count += c.num_weights() * c.weight_bytes();
+  return (count + 63) / 64 * 64;
 }
 
-inline void pack(Pool& pool, const VocoderSource& source, float* to) {
+inline void pack(Pool& pool, const VocoderSource& source, uint8_t* to) {
   const std::vector<Convolution> convolutions = make_convolutions(source, to);
   int most_taps = 0;
   for (const Convolution& c : convolutions)
@@ -99,7 +100,8 @@ inline void pack(Pool& pool, const VocoderSource& source, float* to) {
       const Share share = share_of(c.num_blocks(), worker, num_workers);
       for (int block = share.first; block < share.end; ++block)
         pack_block(c, source.convolutions[i].taps, block,
-                   of_taps.data() + size_t(worker) * most_taps, const_cast<float*>(c.block(block)));
+                   of_taps.data() + size_t(worker) * most_taps,
+                   reinterpret_cast<float*>(const_cast<uint8_t*>(c.block(block))));
     }
   });
 }

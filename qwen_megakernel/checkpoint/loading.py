@@ -400,8 +400,8 @@ def _load_codec(
 
 
 def _in_float32(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Convert tensors, but not bytes, in place. Releases store float32: then nothing is copied."""
+    """Convert tensors, but not packed ones, in place. Those of releases are float32 already."""
     for name, tensor in tensors.items():
-        if tensor.dtype != torch.uint8:
+        if not name.startswith(packed_form.PREFIX):
             tensors[name] = tensor.to(torch.float32)
     return tensors

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from qwen_megakernel.choices import WEIGHTS, WEIGHTS_HELP
+from qwen_megakernel.choices import VOCODER_WEIGHTS, WEIGHTS, WEIGHTS_HELP
 from qwen_megakernel.cli import options, parsing
 
 
@@ -15,7 +15,8 @@ def convert(args: argparse.Namespace) -> int:
 
     output = Path(args.output)
     loading.check_new(output)
-    conversion.convert(loading.load(options.model_files(args)), args.weights, output)
+    loaded = loading.load(options.model_files(args))
+    conversion.convert(loaded, args.weights, output, args.vocoder_weights)
     if not args.quiet:
         size = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
         print(f"{output}: {size / 1e9:.2f} GB; --model {output} speaks with it")
@@ -33,5 +34,12 @@ def add_commands(commands: Any) -> None:
     add("model MODEL", "model to convert: hub id, folder or built-in name")
     add("-o --output FOLDER", "new folder for the model", required=True)
     add("--weights FORM", WEIGHTS_HELP, WEIGHTS)
+    add(
+        "--vocoder-weights",
+        "number format in which to store the vocoder's weights; float16 takes half the memory "
+        "(default: float32)",
+        VOCODER_WEIGHTS,
+        "float32",
+    )
     options.add_local_files_option(command)
     options.add_verbosity(command)

@@ -57,6 +57,7 @@ class SpeechEngine(ABC):
     num_slots: int  # streams spoken at the same time
     real_time_factor: float | None = None  # as the warm-up measured it, of one stream
     weights: str | None = None  # the form of 8-bit weights; None: as the checkpoint stores them
+    vocoder_weights = "float32"  # or "float16", in a converted model
     max_chars = MAX_CHARS  # most characters of a request's text
     _defaults = SpeechRequest(None)  # what requests begin with
     _identify: Identify | None = None  # of `drift_guard`; None: speakers are not compared

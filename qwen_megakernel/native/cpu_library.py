@@ -14,7 +14,7 @@ from qwen_megakernel.native import compiling
 CPU_FLAGS = {
     "avx512_vnni": ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "fma"),
     "avx512": ("avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"),
-    "avx2": ("avx2", "fma"),
+    "avx2": ("avx2", "fma", "f16c"),
 }
 # Compiler flags by instruction set.
 INSTRUCTION_SETS = {

@@ -228,7 +228,7 @@ def _add_detection(app: FastAPI, service: Service) -> None:
 
 def _model(engine: Any, name: str) -> dict[str, Any]:
     """Return the entry of the engine's model under one of its names."""
-    facts = ("can_clone", "normalizes", "weights", "seconds_per_frame")
+    facts = ("can_clone", "normalizes", "weights", "vocoder_weights", "seconds_per_frame")
     common = {"object": "model", "created": 0, "owned_by": "qwen_megakernel"}
     return {"id": name, "name": name, **common} | {each: getattr(engine, each) for each in facts}
 

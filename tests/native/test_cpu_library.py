@@ -12,7 +12,7 @@ from qwen_megakernel.native import cpu_library
 from qwen_megakernel.records import Prefill
 from qwen_megakernel.speech_options import Sampling
 
-ZEN_3 = "flags\t\t: fpu fma sse2 avx avx2 vaes"
+ZEN_3 = "flags\t\t: fpu fma sse2 avx avx2 f16c vaes"
 ZEN_4 = f"{ZEN_3} avx512f avx512dq avx512bw avx512vl avx512_vnni"
 
 

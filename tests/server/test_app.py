@@ -96,7 +96,9 @@ def test_the_openai_client_understands_our_errors(live):
 def test_the_openai_client_lists_the_model(live):
     names = [model.id for model in client_of(live).models.list()]
     assert names[0] == "tiny-random" and "tts-1" in names
-    assert live.client.get("/v1/models/").json() == live.client.get("/v1/models").json()
+    listed = live.client.get("/v1/models").json()
+    assert live.client.get("/v1/models/").json() == listed
+    assert listed["data"][0]["vocoder_weights"] == "float32"
 
 
 def test_the_openai_client_asks_for_a_model(live):

@@ -77,7 +77,7 @@ class FakeEngine:
     ):
         self.mark = mark or Marking()
         self.sample_rate, self.num_slots, self.max_frames = SAMPLE_RATE, num_slots, 1000
-        self.real_time_factor, self.weights = None, None
+        self.real_time_factor, self.weights, self.vocoder_weights = None, None, "float32"
         self.files = SimpleNamespace(name="hum")
         self.voices = list(voices)
         self.default_voice = next(iter(voices), None)

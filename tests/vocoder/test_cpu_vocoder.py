@@ -31,11 +31,15 @@ from qwen_megakernel.errors import ModelFilesError, UnsupportedModel, UsageError
 from qwen_megakernel.native import cpu_library
 from qwen_megakernel.native.cpu_library import BAD_CODE, CpuPool, open_library
 from qwen_megakernel.vocoder.cpu import library as native
-from qwen_megakernel.vocoder.cpu.vocoder import CpuVocoder
+from qwen_megakernel.vocoder.cpu.vocoder import CpuVocoder, packed_tensors
 from qwen_megakernel.vocoder.vocoder import Vocoder
 
 Model = tuple[CodecConfig, dict[str, Tensor]]
-MADE = {"toy": TOY, "released": speech_tokenizer_config("random-0.6b")["decoder_config"]}
+MADE = {
+    "toy": TOY,
+    "odd": TOY | {"latent_dim": 19},
+    "released": speech_tokenizer_config("random-0.6b")["decoder_config"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +120,44 @@ def test_transforms_along_time_cost_little(model):
     exact = torch.from_numpy(Vocoder(config, tensors, dtype=torch.float64).decode(codes))
     errors = [rms(pcm - exact) for pcm in (fast_pcm, direct_pcm)]
     assert errors[1] < errors[0] <= 2 * CPU_VOCODER_ERROR * errors[1]
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("name", ["toy", "odd", "demo-voice"])
+def test_weights_in_float16_are_those_that_are_rounded_in_float32(model, name, seed):
+    config, tensors = model(name)
+    tiny = {key: values * 1e-4 for key, values in tensors.items() if key.endswith("conv1.weight")}
+    given, pool = (config, tensors | tiny), CpuPool(open_library(), 2)
+    half, full = CpuVocoder(*given, pool, is_half=True), CpuVocoder(*given, pool)
+    weights = full.packed.view(torch.float32)
+    assert half.packed.nbytes - 2 * len(weights) in range(64) and half.packed.nbytes % 64 == 0
+    assert ((weights.half() != 0) & (weights.abs() < torch.finfo(torch.half).tiny)).any()
+    weights.copy_(half.packed[: len(weights)])  # native code reads them here
+    codes, sizes = random_codes(half, 3, 20, seed=seed), random_split(20, 12, seed)
+    found, expected = (decode_in_chunks(each, codes, sizes) for each in (half, full))
+    assert torch.equal(found, expected) and found.std() > 0.02
+
+
+@pytest.mark.parametrize("name", ["toy", "demo-voice", RELEASED])
+def test_products_with_weights_in_float16_are_exact(model, name):
+    """The network in float64 has the same weights; those of transforms are rounded afterwards."""
+    config, tensors = model(name)
+    rounded = tensors | {key: tensors[key].half().float() for key in packed_tensors(config)}
+    pool = CpuPool(open_library(), 2)
+    half = CpuVocoder(config, tensors, pool, is_direct=True, is_half=True)
+    torchs = (Vocoder(config, rounded, dtype=dtype) for dtype in (torch.float32, torch.float64))
+    codes = random_codes(half, 24)
+    found, theirs, exact = (torch.from_numpy(each.decode(codes)) for each in (half, *torchs))
+    assert rms(found - exact) <= CPU_VOCODER_ERROR * rms(theirs - exact)
+
+
+@pytest.mark.parametrize("value", [1e5, torch.nan])
+def test_weights_that_float16_does_not_hold_are_refused(model, value):
+    config, tensors = model("toy")
+    name = "decoder.2.block.1.conv.weight"
+    with pytest.raises(UnsupportedModel, match=r"float16\.\nUse --vocoder-weights float32"):
+        broken = tensors | {name: tensors[name] + value}
+        CpuVocoder(config, broken, CpuPool(open_library(), 1), is_half=True)
 
 
 # More streams than one pass takes, chunks of several pieces, and remainders of both.

@@ -23,18 +23,21 @@ from qwen_megakernel.checkpoint.loading import (
 )
 from qwen_megakernel.checkpoint.packed_form import PackedForm
 from qwen_megakernel.checkpoint.tensor_shapes import CODEC_DECODER_PREFIX, TALKER_PREFIX, Shape
+from qwen_megakernel.choices import VOCODER_WEIGHTS
 from qwen_megakernel.decoders.cpu.decoder import check_config
 from qwen_megakernel.decoders.cpu.packing import Packer
 from qwen_megakernel.decoders.quantization import RoundedWeights
 from qwen_megakernel.decoders.weights import DecoderModel, QuantizedModel
-from qwen_megakernel.errors import OutputError, UnsupportedModel, UsageError
+from qwen_megakernel.errors import OutputError, UnsupportedModel, UsageError, check_choice
 from qwen_megakernel.native.cpu_library import CpuPool, open_library
 from qwen_megakernel.vocoder.cpu.vocoder import PACKED, TABLES, CpuVocoder, packed_tensors
 
 _COPIED = ("*.json", "*.txt")  # configs and the tokenizer
 
 
-def convert(checkpoint: Checkpoint, weights: str | None, folder: Path) -> None:
+def convert(
+    checkpoint: Checkpoint, weights: str | None, folder: Path, vocoder_weights: str = "float32"
+) -> None:
     """Write a checkpoint into a new folder, complete and with packed matrices.
 
     The vocoder is in memory, then one matrix at a time. The folder gets its name when all of it is
@@ -42,11 +45,14 @@ def convert(checkpoint: Checkpoint, weights: str | None, folder: Path) -> None:
 
     Args:
         weights: one of `choices.WEIGHTS`; None: as the checkpoint stores them.
+        vocoder_weights: one of `choices.VOCODER_WEIGHTS`.
     Raises:
-        UsageError: the checkpoint is itself converted, or no file holds its weights.
+        UsageError: vocoder_weights is unknown, the checkpoint is itself converted, or no file
+            holds its weights.
         UnsupportedModel, BuildError: the native decoder cannot run the model here.
         OutputError: the folder exists, or it cannot be written.
     """
+    check_choice("vocoder_weights", vocoder_weights, VOCODER_WEIGHTS)
     check_new(folder)
     files = checkpoint.files
     if checkpoint.form or files.is_drawn:
@@ -70,7 +76,7 @@ def convert(checkpoint: Checkpoint, weights: str | None, folder: Path) -> None:
                 for pattern in _COPIED:
                     for path in source.glob(pattern):
                         shutil.copyfile(path, target / path.name)
-            _write_vocoder(checkpoint, pool, codec / WEIGHTS)
+            _write_vocoder(checkpoint, vocoder_weights, pool, codec / WEIGHTS)
             _write_talker(checkpoint, weights, packer, draft / WEIGHTS)
     except OSError as error:
         raise OutputError(f"Cannot write {folder}: {error.strerror}.") from error
@@ -100,15 +106,19 @@ def kept(files: ModelFiles, weights: str | None) -> ModelFiles:
     return replace(files, folder=folder, speech_tokenizer=folder / CODEC_FOLDER)
 
 
-def _write_vocoder(checkpoint: Checkpoint, pool: CpuPool, path: Path) -> None:
-    vocoder = CpuVocoder(checkpoint.codec_config, checkpoint.codec_decoder, pool)
-    packed = [vocoder.packed.numpy(), vocoder.tables.view(-1).view(torch.uint8).numpy()]
+def _write_vocoder(checkpoint: Checkpoint, weights: str, pool: CpuPool, path: Path) -> None:
+    vocoder = CpuVocoder(
+        checkpoint.codec_config, checkpoint.codec_decoder, pool, is_half=weights == "float16"
+    )
+    packed = [vocoder.packed, vocoder.tables.view(-1).view(torch.uint8)]
     source = checkpoint.files.speech_tokenizer / WEIGHTS
     # The codebooks come on top: a voice names its encoder by what they are computed from.
     replaced = {PACKED: packed_tensors(checkpoint.codec_config), TABLES: []}
     parts = {name.removeprefix(packed_form.PREFIX): names for name, names in replaced.items()}
     form = _form(checkpoint, source, None, CODEC_DECODER_PREFIX, parts)
-    _write(source, path, CODEC_DECODER_PREFIX, form, [*map(len, packed)], iter(packed))
+    dtypes = ["F16" if vocoder.is_half else "U8", "U8"]
+    entries = [(dtype, tuple(each.shape)) for dtype, each in zip(dtypes, packed, strict=True)]
+    _write(source, path, CODEC_DECODER_PREFIX, form, entries, (each.numpy() for each in packed))
 
 
 def _write_talker(checkpoint: Checkpoint, weights: str | None, packer: Packer, path: Path) -> None:
@@ -121,7 +131,8 @@ def _write_talker(checkpoint: Checkpoint, weights: str | None, packer: Packer, p
     source = checkpoint.files.folder / WEIGHTS
     parts = {each.name: list(each.parts) for each in packer.names}
     form = _form(checkpoint, source, weights, TALKER_PREFIX, parts)
-    _write(source, path, TALKER_PREFIX, form, packer.sizes, packed())
+    entries: list[tuple[str, Shape]] = [("U8", (size,)) for size in packer.sizes]
+    _write(source, path, TALKER_PREFIX, form, entries, packed())
 
 
 def _form(
@@ -145,17 +156,15 @@ def _write(
     path: Path,
     prefix: str,
     form: PackedForm,
-    sizes: list[int],
+    entries: list[tuple[str, Shape]],
     packed: Iterator[np.ndarray],
 ) -> None:
-    """Write a file: `packed`, arrays of these sizes in bytes, then what the source has besides."""
+    """Write a file: `packed`, arrays of these dtypes and shapes, then the rest of the source."""
     replaced = {prefix + name for name in form.part_names}
     stored = safetensors_file.describe(source)
     rest = {name: entry for name, entry in stored.items() if name not in replaced}
-    written: dict[str, tuple[str, Shape]] = {
-        f"{prefix}{packed_form.PREFIX}{name}": ("U8", (size,))
-        for name, size in zip(form.parts, sizes, strict=True)
-    }
+    names = [f"{prefix}{packed_form.PREFIX}{name}" for name in form.parts]
+    written = dict(zip(names, entries, strict=True))
 
     def data() -> Iterator[np.ndarray]:
         yield from packed

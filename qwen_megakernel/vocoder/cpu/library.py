@@ -20,7 +20,7 @@ class VocoderSource(ctypes.Structure):
         *fields(c_int32, "num_layers num_heads num_kv_heads head_dim num_past max_frames"),
         *fields(c_float, "rms_norm_eps layer_norm_eps"),
         *fields(c_void_p, "rope_cos rope_signed_sin"),
-        *fields(c_int32, "num_keys num_upsamplings num_blocks units_per_block is_direct"),
+        *fields(c_int32, "num_keys num_upsamplings num_blocks units_per_block is_half is_direct"),
         ("convolutions", POINTER(ConvolutionSource)),
         ("vectors", POINTER(c_void_p)),
         ("packed", c_void_p),

@@ -89,6 +89,7 @@ class CpuVocoder(Vocoder):
         pool: the decoder's threads, which compute here, too, so that two pools never compete for
             the same cores.
         is_direct: leave out the transforms along time, which save products and cost precision.
+        is_half: round the weights to float16; those of a file are as they are stored.
     Raises:
         UnsupportedModel, ModelFilesError, OutOfMemory: the vocoder cannot run.
     """
@@ -100,6 +101,7 @@ class CpuVocoder(Vocoder):
         pool: CpuPool,
         *,
         is_direct: bool = False,
+        is_half: bool = False,
     ):
         check_model(codec_config, tensors)
         super().__init__(codec_config, tensors, tables=_stored_tables(codec_config, tensors))
@@ -108,7 +110,9 @@ class CpuVocoder(Vocoder):
         handle = ctypes.c_void_p()
         source, self.tables = _Source(self, is_direct), self._codebooks.tables
         assert self.tables.is_contiguous()  # otherwise native code would read a freed copy
-        self.packed = self._packed(tensors, source.vocoder)  # uint8, in the layout of convolution.h
+        # In the layout of convolution.h: float16, or uint8 if the weights are float32.
+        self.packed = self._packed(tensors, source.vocoder, is_half)
+        self.is_half = bool(source.vocoder.is_half)
         source.vocoder.packed = self.packed.data_ptr()
         status = self._library.qwen_cpu_vocoder_create(
             ctypes.c_void_p(pool.handle), ctypes.byref(source.vocoder), ctypes.byref(handle)
@@ -120,31 +124,48 @@ class CpuVocoder(Vocoder):
         destroy_with(self, _destroy, self._library, handle, pool, self.tables, self.packed)
         del self._codebooks, self._pre_conv, self._transformer, self._tail
 
-    def _packed(self, tensors: dict[str, Tensor], source: native.VocoderSource) -> Tensor:
-        """Return the packed weights: those of the file, or new ones."""
-        num_bytes = ctypes.c_int64()
-        status = self._library.qwen_cpu_vocoder_packed_bytes(
-            ctypes.byref(source), ctypes.byref(num_bytes)
-        )
-        self._check(status, "The vocoder")
-        size = num_bytes.value
+    def _packed(
+        self, tensors: dict[str, Tensor], source: native.VocoderSource, is_half: bool
+    ) -> Tensor:
+        """Return the packed weights, those of the file or new ones, and set `source.is_half`."""
         if PACKED in tensors:
             packed = tensors[PACKED]
-            if packed.numel() != size or packed.data_ptr() % ALIGNMENT or source.is_direct:
+            source.is_half = packed.dtype == torch.float16
+            size = self._packed_bytes(source)
+            if packed.nbytes != size or packed.data_ptr() % ALIGNMENT or source.is_direct:
                 raise ModelFilesError(
-                    f"The file's packed vocoder has {packed.numel()} bytes at "
+                    f"The file's packed vocoder has {packed.nbytes} bytes at "
                     f"{packed.data_ptr():#x}; its config needs {size}, aligned to {ALIGNMENT}.",
                     hint="Convert the original model again.",
                 )
             return packed
-        packed = huge_pages(size, HINT)
+        packed = huge_pages(self._packed_bytes(source), HINT)
         status = self._library.qwen_cpu_vocoder_pack(
             ctypes.c_void_p(self.pool.handle),
             ctypes.byref(source),
             ctypes.c_void_p(packed.data_ptr()),
         )
         self._check(status, "The vocoder")
-        return packed
+        if not is_half:
+            return packed
+        weights, source.is_half = packed.view(torch.float32), True
+        extremes = torch.stack(weights.aminmax())
+        if not extremes.half().isfinite().all():
+            raise UnsupportedModel(
+                f"The vocoder's weights reach {extremes.abs().max():.3g}, too large for float16.",
+                hint="Use --vocoder-weights float32.",
+            )
+        half = huge_pages(self._packed_bytes(source), HINT).view(torch.float16)
+        half[: len(weights)] = weights
+        return half
+
+    def _packed_bytes(self, source: native.VocoderSource) -> int:
+        num_bytes = ctypes.c_int64()
+        status = self._library.qwen_cpu_vocoder_packed_bytes(
+            ctypes.byref(source), ctypes.byref(num_bytes)
+        )
+        self._check(status, "The vocoder")
+        return num_bytes.value
 
     def step(self, codes: Tensor, states: Sequence[Tensor]) -> Tensor:
         """Decode the next frames of n streams; see `Vocoder.step`."""
@@ -246,7 +267,7 @@ class _Source:
             *(self._address(transformer.cos), self._address(transformer.signed_sin)),
             vocoder._num_keys.start,
             *(len(config.upsampling_ratios), len(config.upsample_rates), len(DILATIONS)),
-            is_direct,
+            *(False, is_direct),
             self._convolutions,
             self._vectors,
         )

@@ -13,6 +13,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <deque>
 #include <functional>
 #include <new>
@@ -346,7 +347,9 @@ void starve_decoder(const ModelSource& source) {
 // used, and the next has 24.
 class Vocoder {
  public:
-  explicit Vocoder(void* pool, bool is_starved = false) : is_starved_(is_starved) {
+  enum Stored { kFloat32, kRounded, kFloat16 };  // kRounded: float32 with the values of float16
+  explicit Vocoder(void* pool, bool is_starved = false, Stored stored = kFloat32)
+      : is_starved_(is_starved) {
     state = 3;
     source_.num_codebooks = 3, source_.codebook_size = 20, source_.codebook_dim = 6;
     source_.tables = floats(3 * 20 * 6, 0.5f);
@@ -379,11 +382,12 @@ class Vocoder {
     const auto measure = [&] { return qwen_cpu_vocoder_packed_bytes(&source_, &num_bytes); };
     if (is_starved) starve("the size of a vocoder", measure);
     expect((is_starved || measure() == kDone) && num_bytes % 64 == 0, "a size for files");
-    packed_.reset(static_cast<float*>(std::aligned_alloc(64, num_bytes)));
+    packed_.reset(static_cast<uint8_t*>(std::aligned_alloc(64, num_bytes)));
     source_.packed = packed_.get();
     const auto pack = [&] { return qwen_cpu_vocoder_pack(pool, &source_, packed_.get()); };
     if (is_starved) starve("packing a vocoder", pack);
     expect(is_starved || pack() == kDone, "packing a vocoder");
+    if (stored != kFloat32) round(num_bytes / 4, stored == kFloat16);
     const auto make = [&] { return qwen_cpu_vocoder_create(pool, &source_, &handle_); };
     if (is_starved) starve("a vocoder", make);
     expect(is_starved || make() == kDone, "making the vocoder");
@@ -418,6 +422,28 @@ class Vocoder {
     for (float& each : floats_.back()) each = middle + size * random_value();
     return floats_.back().data();
   }
+  // Cuts the packed weights to the bits of float16, and stores them so if `is_half`. Some of
+  // them become so small that this format has fewer bits for them.
+  void round(int64_t count, bool is_half) {
+    float* full = reinterpret_cast<float*>(packed_.get());
+    std::vector<uint16_t> halves(count);
+    for (int64_t i = 0; i < count; ++i) {
+      const float scaled = full[i] * (i % 64 ? 0x1p-112f : 0x1p-124f);
+      uint32_t bits;
+      std::memcpy(&bits, &scaled, sizeof bits);
+      halves[i] = uint16_t((bits >> 16 & 0x8000) | (bits >> 13 & 0x7fff));
+      bits &= 0xffffe000;
+      std::memcpy(&full[i], &bits, sizeof bits);
+      full[i] *= 0x1p112f;
+    }
+    if (!is_half) return;
+    source_.is_half = true;
+    int64_t num_bytes = 0;
+    expect(qwen_cpu_vocoder_packed_bytes(&source_, &num_bytes) == kDone, "a size for files");
+    packed_.reset(static_cast<uint8_t*>(std::aligned_alloc(64, num_bytes)));
+    std::memcpy(packed_.get(), halves.data(), 2 * count);
+    source_.packed = packed_.get();
+  }
   int reserve(int count) { return (num_values_ += count) - count; }
   void add(int num_taps, int in_channels, int out_channels, int stride = 1, int dilation = 1,
            bool has_snake = false) {
@@ -439,15 +465,20 @@ class Vocoder {
   void* handle_ = nullptr;
   int num_values_ = 0;
   struct Free {
-    void operator()(float* memory) const { std::free(memory); }
+    void operator()(uint8_t* memory) const { std::free(memory); }
   };
-  std::unique_ptr<float, Free> packed_;
+  std::unique_ptr<uint8_t, Free> packed_;
   std::deque<std::vector<float>> floats_;
   std::vector<ConvolutionSource> convolutions_;
   std::vector<const float*> vectors_;
 };
 
 void be_heard(void* pool) {
+  for (auto stored : {Vocoder::kRounded, Vocoder::kFloat16}) {
+    std::printf(stored == Vocoder::kFloat16 ? "float16\n" : "rounded\n");
+    Vocoder(pool, false, stored).decode(2, 0, {5, 1, 9});
+  }
+  std::printf("vocoder\n");
   Vocoder vocoder(pool);
   vocoder.decode(1, 0, {1, 2, 11, 4});
   vocoder.decode(3, 0, {8, 1, 5});
@@ -468,7 +499,6 @@ int main(int argc, char** argv) {
     return 0;
   }
   std::fprintf(stderr, "%s\n", qwen_cpu_instruction_set());
-  std::printf("vocoder\n");
   be_heard(pool);
   for (Kind kind : {Kind{"float32", kSourceFloat32, 0}, Kind{"bf16", kSourceBf16, 0},
                     Kind{"int8 rows", kSourceInt8, 0}, Kind{"int8 groups", kSourceInt8, 64},

@@ -1,12 +1,14 @@
 """Converted checkpoints: mapped weights speak as packed ones do, and broken files end in errors."""
 
 import dataclasses
+import functools
 import json
 import multiprocessing
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +17,8 @@ import torch
 
 from qwen_megakernel import Speech, TTSEngine
 from qwen_megakernel.checkpoint import loading, packed_form, safetensors_file
-from qwen_megakernel.choices import WEIGHTS
-from qwen_megakernel.cli import doctor
+from qwen_megakernel.choices import VOCODER_WEIGHTS, WEIGHTS
+from qwen_megakernel.cli import doctor, main
 from qwen_megakernel.decoders.cpu import conversion
 from qwen_megakernel.errors import (
     BuildError,
@@ -26,29 +28,39 @@ from qwen_megakernel.errors import (
     UsageError,
 )
 from qwen_megakernel.native import cpu_library
-from qwen_megakernel.vocoder.cpu.vocoder import TABLES, CpuVocoder
+from qwen_megakernel.vocoder.cpu.vocoder import PACKED, TABLES, CpuVocoder
 from qwen_megakernel.vocoder.vocoder import Vocoder
 
 MODELS = ["tiny-random", "tiny-random-base", "demo-voice"]
 TEXT = "The table is ready."
+OTHER_SETS = [pytest.param(name, marks=pytest.mark.ci) for name in cpu_library.supported_sets()[1:]]
 HOW = {"seed": 3, "max_frames": 12}
 CODEC = Path(loading.CODEC_FOLDER) / loading.WEIGHTS
 
 
-def converted(model: str, weights: str | None, folder: Path) -> Path:
-    conversion.convert(loading.load(loading.resolve(model)), weights, folder)
+def converted(model: str, weights: str | None, folder: Path, *options: str) -> Path:
+    conversion.convert(loading.load(loading.resolve(model)), weights, folder, *options)
     return folder
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> Path:
-    """A converted model, which tests copy before they break it."""
-    return converted("tiny-random", "int8", tmp_path_factory.mktemp("converted") / "model")
+def whole_of(tmp_path_factory) -> Callable[[str], Path]:
+    """whole_of(vocoder_weights) is a converted model, which tests copy before they break it."""
+    return functools.cache(
+        lambda form: converted(
+            "tiny-random", "int8", tmp_path_factory.mktemp("converted") / "model", form
+        )
+    )
 
 
-@pytest.fixture
-def broken(whole, tmp_path) -> Path:
-    return Path(shutil.copytree(whole, tmp_path / "broken"))
+@pytest.fixture(scope="module")
+def whole(whole_of) -> Path:
+    return whole_of("float32")
+
+
+@pytest.fixture(params=VOCODER_WEIGHTS)
+def broken(request, whole_of, tmp_path) -> Path:
+    return Path(shutil.copytree(whole_of(request.param), tmp_path / "broken"))
 
 
 def spoken(model: str | Path, **options) -> Speech:
@@ -112,6 +124,28 @@ def test_a_converted_model_is_complete_and_says_what_it_is(whole):
         assert tts.weights == "int8" and "int8 weights mapped from the file" in tts.why
 
 
+@pytest.mark.parametrize("name", cpu_library.supported_sets()[:1] + OTHER_SETS)
+def test_the_vocoders_weights_may_be_float16(tmp_path, monkeypatch, name):
+    """The samples are those of weights that are rounded in float32."""
+    monkeypatch.setenv(cpu_library.FORCED, name)
+    folder = tmp_path / "model"
+    words = ["convert", "demo-voice", "--vocoder-weights", "float16", "-o", str(folder), "--quiet"]
+    assert main.main(words) == 0
+    with TTSEngine.from_pretrained(folder, warmup=False) as tts:
+        assert tts.weights is None and tts.vocoder_weights == "float16"
+        assert tts.why.endswith("; weights mapped from the file; the vocoder's in float16")
+        found = tts.synthesize(TEXT, **HOW).codes
+    pool = cpu_library.CpuPool(cpu_library.open_library(), 2)
+    mapped, original = (loading.load(loading.resolve(each)) for each in (folder, "demo-voice"))
+    half = CpuVocoder(mapped.codec_config, mapped.codec_decoder, pool)
+    assert half.packed.data_ptr() == mapped.codec_decoder[PACKED].data_ptr()
+    full = CpuVocoder(original.codec_config, original.codec_decoder, pool)
+    weights = full.packed.view(torch.float32)
+    assert half.packed.dtype == torch.float16 and torch.equal(half.packed, weights.half())
+    weights.copy_(half.packed)  # native code reads them here
+    np.testing.assert_array_equal(half.decode(found), full.decode(found))
+
+
 def test_voices_are_cloned_as_before(tmp_path):
     folder = converted("tiny-random-base", "int8", tmp_path / "model")
     sound = np.sin(np.arange(48000) / 9).astype(np.float32) / 3
@@ -169,6 +203,7 @@ def test_packed_weights_are_kept_for_the_next_start(tmp_path, monkeypatch):
 # ---- what cannot be read -------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("form", VOCODER_WEIGHTS)
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -178,9 +213,9 @@ def test_packed_weights_are_kept_for_the_next_start(tmp_path, monkeypatch):
         ({"weights": "int8-talker"}, "was converted to 'int8'.\nLeave weights out"),
     ],
 )
-def test_what_cannot_read_it_refuses_by_name(whole, options, told):
+def test_what_cannot_read_it_refuses_by_name(whole_of, form, options, told):
     with pytest.raises(UsageError) as caught:
-        TTSEngine.from_pretrained(whole, warmup=False, **options)
+        TTSEngine.from_pretrained(whole_of(form), warmup=False, **options)
     assert told in str(caught.value) and "tiny-random" in str(caught.value)
 
 
@@ -205,7 +240,7 @@ def test_without_a_native_vocoder_nothing_replaces_it(whole, monkeypatch):
 def test_half_a_converted_model_is_refused_or_speaks(whole, broken):
     """A codec may be shared by several models, so either file may be the original's."""
     original = loading.resolve("tiny-random")
-    expected = spoken(whole)
+    expected = spoken("tiny-random", weights="int8")
     shutil.copy(original.speech_tokenizer / loading.WEIGHTS, broken / CODEC)
     found = spoken(broken)
     assert np.array_equal(found.codes, expected.codes)
@@ -216,15 +251,25 @@ def test_half_a_converted_model_is_refused_or_speaks(whole, broken):
         codes(broken)
 
 
-def edited(path: Path, **changes) -> None:
-    """Change what a file says of itself; its tensors stay."""
+def header_of(path: Path) -> tuple[dict, bytes]:
+    """Return a file's header, and its data."""
     content = path.read_bytes()
     length = int.from_bytes(content[:8], "little")
-    header = json.loads(content[8 : 8 + length])
+    return json.loads(content[8 : 8 + length]), content[8 + length :]
+
+
+def write_header(path: Path, header: dict, data: bytes) -> None:
+    text = json.dumps(header).encode()
+    text += b" " * (-(8 + len(text)) % packed_form.ALIGNMENT)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+def edited(path: Path, **changes) -> None:
+    """Change what a file says of itself; its tensors stay."""
+    header, data = header_of(path)
     form = json.loads(header["__metadata__"][packed_form.KEY])
     header["__metadata__"][packed_form.KEY] = json.dumps(form | changes)
-    text = json.dumps(header).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
+    write_header(path, header, data)
 
 
 @pytest.mark.parametrize("file", [loading.WEIGHTS, CODEC])
@@ -332,13 +377,27 @@ def test_a_packed_vocoder_of_another_size_is_refused(broken, name, told):
     tensors = {each: tensors[each] for each in sorted(tensors, key=lambda n: ".packed." not in n)}
     values = [short if each == name else mapped[each] for each in tensors]
     data = [each.reshape(-1).view(torch.uint8).numpy() for each in values]
-    tensors[name] = ("U8", (len(short),))
+    tensors[name] = (tensors[name][0], (len(short),))
     safetensors_file.write(
         broken / "new", tensors, data, form.metadata(), alignment=64, summed=True
     )
     (broken / "new").rename(path)
-    with pytest.raises(ModelFilesError, match=told.format(len(short))):
+    with pytest.raises(ModelFilesError, match=told.format(short.nbytes)):
         codes(broken)
+
+
+@pytest.mark.parametrize(
+    ("form", "dtype"), [("float32", "F16"), ("float16", "U8"), ("float16", "BF16")]
+)
+def test_a_vocoder_of_another_number_format_is_refused(whole_of, tmp_path, form, dtype):
+    path = Path(shutil.copytree(whole_of(form), tmp_path / "model")) / CODEC
+    header, data = header_of(path)
+    packed = header["decoder.packed.vocoder"]
+    start, end = packed["data_offsets"]
+    packed |= {"dtype": dtype, "shape": [(end - start) // safetensors_file.DTYPES[dtype].itemsize]}
+    write_header(path, header, data)
+    with pytest.raises(ModelFilesError, match=f"packed vocoder has {end - start} bytes at"):
+        codes(tmp_path / "model")
 
 
 def test_the_codebooks_are_read_where_they_are_mapped(whole):
