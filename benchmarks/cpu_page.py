@@ -235,6 +235,8 @@ def processes_table() -> list[str]:
     for result in load_results("processes_cpu_*.json"):
         for row in result["rows"]:
             weights = result["settings"]["weights"] or "as stored"
+            if result["settings"].get("vocoder_weights") == "float16" and row["form"] == "mapped":
+                weights += ", vocoder float16"
             cells = [result["model"], weights, row["form"], row["processes"]]
             cells.append(f"{digits(row['load_s']['p50'])} s")
             cells += milliseconds(row["first_chunk_ms"], "p50")

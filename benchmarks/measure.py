@@ -35,6 +35,7 @@ MEASUREMENTS = {
     "cpu-decode": ("cpu_decode.cpu_decode", "Compare the CPU decoder with memory and PyTorch."),
     "cpu-speech": ("cpu_decode.cpu_speech", "Compare whole speeches of the CPU's two backends."),
     "vocoder": ("vocoder.vocoders", "Compare the vocoders of a CPU on one checkpoint."),
+    "vocoder-precision": ("vocoder.precision", "Measure what a vocoder's weights in float16 cost."),
     "train-step": ("train_step.train_step", "Measure a step of `train run`: seconds and memory."),
     "servers": ("servers.servers", "Compare servers, this project's and others, on one model."),
     "voices": ("voices.voices", "Measure what cloning a voice from a recording costs."),

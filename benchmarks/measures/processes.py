@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks import common
 from qwen_megakernel.checkpoint import loading
-from qwen_megakernel.choices import WEIGHTS
+from qwen_megakernel.choices import VOCODER_WEIGHTS, WEIGHTS
 from qwen_megakernel.errors import QwenTTSError
 
 TEXT = "This takes two seconds to say, and so it has every chunk size."
@@ -36,6 +36,12 @@ processes.speak(sys.argv[1], sys.argv[2] or None, int(sys.argv[3]))
 @common.takes(
     common.option("--model", "model to convert and to speak with", str, "random-0.6b"),
     common.option("--weights", "form of its weights", WEIGHTS),
+    common.option(
+        "--vocoder-weights",
+        "number format of the vocoder's weights in the converted model",
+        VOCODER_WEIGHTS,
+        "float32",
+    ),
     common.option("--processes", "numbers of processes at a time", int, [1, 2], nargs="+"),
     common.count("--runs", 3, "number of runs of each case"),
     common.count("--max-frames", 40, "longest speech in frames"),
@@ -48,9 +54,11 @@ def processes(args: argparse.Namespace) -> int:
         converted = str(Path(folder) / "converted")
         command = [sys.executable, "-m", "qwen_megakernel", "convert", args.model, "-o", converted]
         command += ["--weights", args.weights] if args.weights else []
+        command += ["--vocoder-weights", args.vocoder_weights]
         started = time.perf_counter()
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        settings = {"weights": args.weights, "runs": args.runs, "max_frames": args.max_frames}
+        settings = {"weights": args.weights, "vocoder_weights": args.vocoder_weights}
+        settings |= {"runs": args.runs, "max_frames": args.max_frames}
         settings |= {
             "convert_s": time.perf_counter() - started,
             "convert_peak_mb": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1.024e-3,

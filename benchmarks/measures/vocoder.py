@@ -1,23 +1,28 @@
-"""Time the vocoders of one checkpoint on a CPU, in milliseconds per frame, between decoding.
+"""Measure the vocoders of one checkpoint on a CPU: their time, and what weights in float16 cost.
 
-"direct" is the native vocoder without transforms along time. The frames of every chunk are drawn
-before it is decoded, as in a speech, so that the vocoder's weights have left the caches; memory is
-read between the rounds. A pause follows every chunk, because PyTorch's threads spin for
-milliseconds on the cores that the next vocoder needs.
+Times are in milliseconds per frame, between decoding. "direct" is the native vocoder without
+transforms along time. The frames of every chunk are drawn before it is decoded, as in a speech, so
+that the vocoder's weights have left the caches; memory is read between the rounds. A pause follows
+every chunk, because PyTorch's threads spin for milliseconds on the cores that the next vocoder
+needs.
 """
 
 import argparse
+import math
 import time
 
+import numpy as np
 import torch
 
 from benchmarks import common
 from benchmarks.measures.cpu_decode import Made, Memory
 from benchmarks.measures.load import endless
+from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint import loading
+from qwen_megakernel.choices import VOCODER_WEIGHTS
 from qwen_megakernel.cli import options
 from qwen_megakernel.native import cpu_threads
-from qwen_megakernel.native.cpu_library import choose_set
+from qwen_megakernel.native.cpu_library import CpuPool, choose_set, open_library
 from qwen_megakernel.vocoder.cpu.vocoder import CpuVocoder
 from qwen_megakernel.vocoder.vocoder import Vocoder
 
@@ -76,4 +81,31 @@ def vocoders(args: argparse.Namespace) -> int:
         "read_bandwidth_gb_s": common.spread(bandwidth),
     }
     common.write_json(args.json, common.model_header(loaded.files, **facts) | {"rows": rows})
+    return 0
+
+
+@common.takes(
+    common.option("--model", "model that speaks, and whose vocoder is measured", str, "demo-voice"),
+    common.count("--max-frames", 250, "longest speech in frames"),
+    common.add_plain_options,
+)
+def precision(args: argparse.Namespace) -> int:
+    """Compare samples of the native vocoder with those of PyTorch's in float64."""
+    loaded = loading.load(loading.resolve(args.model))
+    with TTSEngine(loaded, backend="cpu", warmup=False) as tts:
+        voice = tts.voices[0] if tts.voices else None
+        codes = tts.synthesize(common.TEXT, voice=voice, seed=1, max_frames=args.max_frames).codes
+    codec = loaded.codec_config, loaded.codec_decoder
+    exact = Vocoder(*codec, dtype=torch.float64).decode(codes)
+    pool, rows = CpuPool(open_library(), cpu_threads.available_cores()), []
+    for form in VOCODER_WEIGHTS:
+        vocoder = CpuVocoder(*codec, pool, is_half=form == "float16")
+        error = vocoder.decode(codes) - exact
+        ratio = np.square(exact).sum() / np.square(error).sum()
+        row = {"weights": form, "packed_mb": vocoder.packed.nbytes / 1e6}
+        row |= {"signal_to_noise_db": 10 * math.log10(ratio)}
+        rows.append(row | {"largest_error": float(np.abs(error).max())})
+        print(", ".join(f"{name} {value}" for name, value in rows[-1].items()))
+    facts = common.native_set("cpu") | {"frames": len(codes), "rows": rows}
+    common.write_json(args.json, common.model_header(loaded.files, **facts))
     return 0

@@ -13,7 +13,8 @@ from qwen_megakernel.errors import QwenTTSError
 def test_mapped_and_packed_weights_are_measured_by_turns(tmp_path, monkeypatch):
     file = tmp_path / "result.json"
     words = ["processes", "--model", "tiny-random", "--weights", "int8", "--runs", "1"]
-    words += ["--max-frames", "12", "--json", str(file), "--idle", "0"]
+    words += ["--vocoder-weights", "float16", "--max-frames", "12"]
+    words += ["--json", str(file), "--idle", "0"]
     assert measure.main(words) == 0
     found = json.loads(file.read_text())
     assert found["settings"]["convert_s"] > 0 and found["settings"]["convert_peak_mb"] > 50
@@ -25,7 +26,7 @@ def test_mapped_and_packed_weights_are_measured_by_turns(tmp_path, monkeypatch):
         assert row["private_mb"]["p50"] < row["pss_mb"]["p50"] <= row["resident_mb"]["p50"]
     monkeypatch.setattr(cpu_page, "load_results", lambda pattern: [found | {"file": pattern}])
     table = "\n".join(cpu_page.processes_table())
-    assert "| int8 | mapped | 2 |" in table and "| int8 | packed | 1 |" in table
+    assert "| int8, vocoder float16 | mapped | 2 |" in table and "| int8 | packed | 1 |" in table
 
 
 def test_a_process_that_fails_is_no_row(capfd):

@@ -1,10 +1,11 @@
-"""benchmarks/measures/vocoder.py measures every vocoder at every length of chunk."""
+"""benchmarks/measures/vocoder.py: every vocoder at every length of chunk, and float16's errors."""
 
 import json
 
 import pytest
 
 from benchmarks import measure
+from qwen_megakernel.choices import VOCODER_WEIGHTS
 from qwen_megakernel.decoders.cpu.decoder import CpuDecoder
 from qwen_megakernel.vocoder.cpu.vocoder import CpuVocoder
 
@@ -45,3 +46,16 @@ def test_each_vocoder_has_a_row_for_each_length_of_chunk(cache_folder, tmp_path)
     )
     assert (found["threads"], found["streams"], found["weights"]) == (1, 1, "stored")
     assert found["read_bandwidth_gb_s"]["p50"] > 0
+
+
+@pytest.mark.ci
+def test_weights_in_float16_take_half_the_memory_and_cost_some_precision(cache_folder, tmp_path):
+    file = tmp_path / "result.json"
+    words = ["--model", "tiny-random", "--max-frames", "9", "--json", str(file), "--idle", "0"]
+    assert measure.main(["vocoder-precision", *words]) == 0
+    found = json.loads(file.read_text())
+    full, half = found["rows"]
+    assert (full["weights"], half["weights"]) == VOCODER_WEIGHTS and found["frames"] == 9
+    assert full["packed_mb"] == 2 * half["packed_mb"]
+    assert full["signal_to_noise_db"] > 100 > half["signal_to_noise_db"] > 30
+    assert full["largest_error"] < half["largest_error"]
