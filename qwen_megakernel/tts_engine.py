@@ -174,8 +174,8 @@ class TTSEngine(OfficialNames):
         decoder, self._prompts, running = made.pop()
         self.dtype, self.num_threads = decoder.dtype, decoder.num_threads or self.num_threads
         self.backend, self.why, self.device = running.name, running.why, running.device
-        vocoder = self._loop.stages.vocoder
-        if isinstance(vocoder, CpuVocoder) and vocoder.is_half:
+        packed = loaded.codec_decoder.get(PACKED)
+        if packed is not None and packed.dtype == torch.float16:
             self.vocoder_weights = "float16"
             self.why += "; the vocoder's in float16"
         self._read_languages = [name for name in self.languages if name != AUTO]
