@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qwen_megakernel import audio
-from qwen_megakernel.engine.drift_guard import MIN_SPEECH_S, Figures, Identify
+from qwen_megakernel.engine.drift_guard import (
+    IDENTITY_S,
+    MIN_SPEECH_S,
+    Figures,
+    Identify,
+    beginning,
+)
 from qwen_megakernel.records import TextIds
 from qwen_megakernel.text.cleaning import clean
 from qwen_megakernel.timing.alignment import align
@@ -210,6 +216,8 @@ class Turn:
     _finding: Future[tuple[dict[str, float], Said | None, int]] | None = None
     _voice: str | Voice | None = None
     _samples: list[np.ndarray] = field(default_factory=list)  # of the current part, int16
+    _num_samples: int = 0
+    _identity: Future[np.ndarray] | None = None  # the x-vector of the current part
 
     @property
     def is_found(self) -> bool:
@@ -231,13 +239,20 @@ class Turn:
         """
         if goes_on:
             return None
-        self._voice, self._samples = voice, []
+        self._voice, self._samples, self._num_samples, self._identity = voice, [], 0, None
         self.is_guarded = self.conversation.compares(voice)
         return self.conversation.said(voice)
 
-    def hear(self, samples: np.ndarray) -> None:
-        """Take samples of the part, [num_samples] int16."""
+    def hear(self, samples: np.ndarray, rate: int) -> None:
+        """Take samples of the part, [num_samples] int16.
+
+        Who speaks is found while the rest of the part is drawn, because the next part waits for it.
+        """
         self._samples.append(samples)
+        self._num_samples += len(samples)
+        if self.identify and not self._identity and self._num_samples >= IDENTITY_S * rate:
+            sound = beginning(audio.joined(self._samples), rate)
+            self._identity = self.workers.submit(self.identify, sound, rate)
 
     def end_part(self, text: str | None, codes: list[np.ndarray], rate: int) -> None:
         """End a part; None: the frames are not all of a text, so nothing can continue them."""
@@ -245,13 +260,19 @@ class Turn:
             self.conversation.say(self, self._voice, None, 0)
             return
         samples = audio.joined(self._samples)
-        self._finding = self.workers.submit(self._find, text, codes, samples, rate)
+        self._finding = self.workers.submit(self._find, text, codes, samples, rate, self._identity)
         self._finding.add_done_callback(lambda _: self.wake())
 
     def _find(
-        self, text: str, codes: list[np.ndarray], samples: np.ndarray, rate: int
+        self,
+        text: str,
+        codes: list[np.ndarray],
+        samples: np.ndarray,
+        rate: int,
+        identity: Future[np.ndarray] | None,
     ) -> tuple[dict[str, float], Said | None, int]:
-        figures = Figures.of(text, samples, rate, self.identify)
+        identify = (lambda *_: identity.result()) if identity else self.identify
+        figures = Figures.of(text, samples, rate, identify)
         drift = self.conversation.compare(self, self._voice, figures)
         loudness = Loudness()
         loudness.add(samples, rate)

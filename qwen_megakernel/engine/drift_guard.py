@@ -20,6 +20,7 @@ Identify = Callable[[np.ndarray, int], np.ndarray]  # [num_samples] float32, rat
 AUDIBLE_DB = -60.0  # relative to full scale
 PAUSE_DB = 25.0  # what is quieter than loud speech by more is a pause
 MIN_SPEECH_S = 1.5  # the figures of less speech vary too much from text to text
+IDENTITY_S = 3.0  # the beginning of a part, of which the x-vector is
 
 # What is held back is delivered when its reader has less than this left to play, in which a part
 # can be compared, its prompt run again, and a chunk drawn.
@@ -58,9 +59,9 @@ class Figures:
         """Measure [num_samples] int16 of speech, and what is said.
 
         Args:
-            identify: returns the x-vector of at least `MIN_SPEECH_S`; None: there is no encoder.
+            identify: returns the x-vector of what `beginning` returns; None: there is no encoder.
         """
-        features, sound = Loudness(), to_float32(samples)
+        features = Loudness()
         features.add(samples, rate)
         decibels = features.rows()[:, 0]
         loud = decibels[decibels > AUDIBLE_DB]
@@ -70,9 +71,11 @@ class Figures:
         return cls(
             speech_s,
             speech_s / weight if weight and speech_s else math.nan,
-            median_pitch(sound, rate),
+            median_pitch(to_float32(samples), rate),
             float(10 * np.log10(np.mean(10 ** (spoken / 10)))) if len(spoken) else math.nan,
-            identify(sound, rate) if identify and speech_s >= MIN_SPEECH_S else None,
+            identify(beginning(samples, rate), rate)
+            if identify and speech_s >= MIN_SPEECH_S
+            else None,
         )
 
     def changes_from(self, first: Self) -> dict[str, float]:
@@ -91,6 +94,11 @@ class Figures:
         """Return the changes that leave the band."""
         changes = self.changes_from(first).items()
         return {name: by for name, by in changes if by < BAND[name][0] or by > BAND[name][1]}
+
+
+def beginning(samples: np.ndarray, rate: int) -> np.ndarray:
+    """Return the beginning of [num_samples] int16 that tells who speaks, float32."""
+    return to_float32(samples[: round(IDENTITY_S * rate)])
 
 
 def median_pitch(sound: np.ndarray, rate: int) -> float:

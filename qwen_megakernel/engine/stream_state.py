@@ -304,7 +304,7 @@ class StreamState:
             samples = to_int16(frames.reshape(-1))
             self.held.append((codes[: len(frames)], samples))
             if self.turn:
-                self.turn.hear(samples)
+                self.turn.hear(samples, self.sample_rate)
             if not self.holds:
                 self.release()
 

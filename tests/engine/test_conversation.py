@@ -16,6 +16,7 @@ from qwen_megakernel.audio import to_int16
 from qwen_megakernel.decoders.prompt import PromptBuilder
 from qwen_megakernel.engine import step_loop
 from qwen_megakernel.engine.conversation import MAX_VOICES, Conversation, Said
+from qwen_megakernel.engine.drift_guard import IDENTITY_S
 from qwen_megakernel.errors import TaskError, UsageError
 from qwen_megakernel.timing.loudness import Loudness
 from qwen_megakernel.voice import Voice
@@ -119,7 +120,7 @@ def test_interruptions_at_random_places_leak_nothing():
         for _ in range(200):
             turn = talk.join(workers, lambda: None)
             begun.append(turn.begin_part("ada", goes_on=False))
-            turn.hear(heard)
+            turn.hear(heard, RATE)
             cut = threading.Timer(rng.choice([0, 0.001, 0.004]), turn.interrupt)
             cut.start()
             turn.end_part(words, codes, RATE)
@@ -130,6 +131,28 @@ def test_interruptions_at_random_places_leak_nothing():
     assert begun == [None] * 200
 
 
+def test_who_speaks_is_found_once_and_while_the_part_is_drawn():
+    """The second drawing of a part is another sound."""
+    heard, codes = [], list(np.zeros((20, 2), np.int32))
+
+    def identify(samples, rate):
+        heard.append(samples)
+        return np.ones(4)
+
+    with ThreadPoolExecutor(1) as workers:
+        turn = Conversation().join(workers, lambda: None, identify=identify)
+        for samples in (beeping(10), -beeping(10)):
+            turn.begin_part("ada", goes_on=False)
+            for piece in np.split(samples, 4):
+                turn.hear(piece, RATE)
+            wait_until(lambda: heard)
+            turn.end_part("mama " * 10, codes, RATE)
+            wait_until(lambda: turn.is_found)
+            (sound,) = heard
+            assert np.array_equal(to_int16(sound), samples[: round(IDENTITY_S * RATE)])
+            heard.clear()
+
+
 def test_words_that_are_found_after_an_interruption_are_too_late():
     """The first stream has ended well, but the second one is interrupted before it is known."""
     talk, held = Conversation(), threading.Event()
@@ -137,7 +160,7 @@ def test_words_that_are_found_after_an_interruption_are_too_late():
         workers.submit(held.wait)
         first, second = (talk.join(workers, lambda: None) for _ in range(2))
         first.begin_part("ada", goes_on=False)
-        first.hear(beeping(4))
+        first.hear(beeping(4), RATE)
         first.end_part("mama " * 4, list(np.zeros((20, 2), np.int32)), RATE)
         first.end(is_good=True)
         second.interrupt()
@@ -148,7 +171,7 @@ def test_words_that_are_found_after_an_interruption_are_too_late():
         first.settle(can_redraw=False)
         wait_until(lambda: later.is_due)
         assert later.begin_part("ada", goes_on=False) is None
-        later.hear(beeping(4))
+        later.hear(beeping(4), RATE)
         later.end_part("mama " * 4, list(np.zeros((20, 2), np.int32)), RATE)
         second.interrupt()  # again, as when the stream is collected
         wait_until(lambda: later.is_found)
