@@ -3,7 +3,15 @@
 from collections.abc import Sequence
 
 from benchmarks import roofline
-from benchmarks.page_parts import load_result, machine_of, paragraph, spaced_table, table
+from benchmarks.page_parts import (
+    load_result,
+    load_results,
+    machine_of,
+    model_of,
+    paragraph,
+    spaced_table,
+    table,
+)
 from benchmarks.performance_page import configs
 from qwen_megakernel.choices import WEIGHTS
 
@@ -100,6 +108,35 @@ def spoken() -> list[str]:
     ]
 
 
+def vocoders() -> list[str]:
+    """Compare the vocoder's weights in float32 and in float16, from `vocoder-precision`."""
+    results = load_results("vocoder_precision_*.json")
+    rows = [
+        [
+            *(model_of(result), row["weights"], f"{row['packed_mb']:.1f} MB"),
+            *(f"{row['signal_to_noise_db']:.0f} dB", f"{row['largest_error']:.1e}"),
+        ]
+        for result in results
+        for row in result["rows"]
+    ]
+    return [
+        *paragraph(
+            "`convert --vocoder-weights float16` stores the weights of the native vocoder in half "
+            "the bytes. The vocoder widens them when it reads them, and computes in float32. The "
+            "samples of a speech, from -1 to 1, are compared with those of PyTorch's vocoder in "
+            "float64. Random weights amplify every error, that of float32 as well:"
+        ),
+        "",
+        *table(["model", "weights", "packed", "signal to error", "largest error"], rows),
+        "",
+        *paragraph(
+            f"On {machine_of(results[0])}, from `vocoder_precision_*.json` at commit "
+            f"{results[0]['commit']}."
+        ),
+        "",
+    ]
+
+
 def precision() -> list[str]:
     """Return docs/precision.md, from the result of tools/precision_table.py."""
     result = load_result("precision.json")
@@ -179,6 +216,7 @@ def precision() -> list[str]:
         ),
         "",
         *spoken(),
+        *vocoders(),
         "The bytes of weights that a frame reads, computed from the released shapes:",
         "",
         *table(["", *WIDTHS.values()], sizes),

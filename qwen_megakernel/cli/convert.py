@@ -37,7 +37,7 @@ def add_commands(commands: Any) -> None:
     add(
         "--vocoder-weights",
         "number format in which to store the vocoder's weights; float16 takes half the memory "
-        "(default: float32)",
+        "(default: float32; docs/precision.md compares them)",
         VOCODER_WEIGHTS,
         "float32",
     )

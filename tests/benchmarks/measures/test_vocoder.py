@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks import measure
+from benchmarks import measure, precision_page
 from qwen_megakernel.choices import VOCODER_WEIGHTS
 from qwen_megakernel.decoders.cpu.decoder import CpuDecoder
 from qwen_megakernel.vocoder.cpu.vocoder import CpuVocoder
@@ -49,7 +49,9 @@ def test_each_vocoder_has_a_row_for_each_length_of_chunk(cache_folder, tmp_path)
 
 
 @pytest.mark.ci
-def test_weights_in_float16_take_half_the_memory_and_cost_some_precision(cache_folder, tmp_path):
+def test_weights_in_float16_take_half_the_memory_and_cost_some_precision(
+    cache_folder, tmp_path, monkeypatch
+):
     file = tmp_path / "result.json"
     words = ["--model", "tiny-random", "--max-frames", "9", "--json", str(file), "--idle", "0"]
     assert measure.main(["vocoder-precision", *words]) == 0
@@ -59,3 +61,5 @@ def test_weights_in_float16_take_half_the_memory_and_cost_some_precision(cache_f
     assert full["packed_mb"] == 2 * half["packed_mb"]
     assert full["signal_to_noise_db"] > 100 > half["signal_to_noise_db"] > 30
     assert full["largest_error"] < half["largest_error"]
+    monkeypatch.setattr(precision_page, "load_results", lambda pattern: [found])
+    assert "| tiny-random (random weights) | float16 |" in "\n".join(precision_page.vocoders())
