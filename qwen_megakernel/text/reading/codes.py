@@ -32,6 +32,12 @@ _VERSION = re.compile(
     r"|chrome|firefox|版本|バージョン|버전)\s*$",
     re.IGNORECASE,
 )
+_STATUS = re.compile(
+    r"(?<![^\W_])https?(?:[\s-](?:status|code|statuscode|error|response|fehler|erreur|errore|erro"
+    r"|estado|ошибка|код))*[\s-]?$",
+    re.IGNORECASE,
+)
+_STATUS_NUMBER = re.compile(r"[1-5](?!00)\d\d(?![.,:/]?\d|[^\W_])")
 _MAKER = re.compile(
     "(?:Boeing|Airbus|Embraer|Bombardier|Cessna|Fokker|Боинга?|Аэробуса?|Эмбраера?|波音|空客|空中客车"
     r"|ボーイング|エアバス|보잉|에어버스)\s?$"
@@ -86,6 +92,7 @@ class Codes(Words):
             return 0, ""
         for word, number, say in (
             (_CODE, _CODE_DIGITS, self.spell),
+            (_STATUS, _STATUS_NUMBER, self.spell),
             (_VERSION, _VERSION_NUMBER, self.version),
             (_MAKER, _MODEL, self._model),
         ):
@@ -160,13 +167,20 @@ class Codes(Words):
         if unit and (len(unit[1]) < _MIN_ID_DIGITS or unit[2] in self.units | self.scales):
             return None
         return " ".join(
-            run
-            if len(run) > 2 and run.isalpha()
-            else " ".join(run)
-            if run.isalpha()
-            else self.spell(run)
-            for run in runs
+            run if len(run) > 2 and run.isalpha() else self._singly(run) for run in runs
         )
+
+    def read_iban(self, found: Found) -> str | None:
+        """Return an IBAN in groups of four; None if its check digits are not right."""
+        text = found.text.replace(" ", "")
+        if int("".join(str(int(char, 36)) for char in text[4:] + text[:4])) % 97 != 1:
+            return None
+        return ", ".join(self._singly(text[at : at + 4]) for at in range(0, len(text), 4))
+
+    def _singly(self, text: str) -> str:
+        """Return capitals and digits one by one."""
+        runs = _RUN.findall(text)
+        return " ".join(" ".join(run) if run.isalpha() else self.spell(run) for run in runs)
 
     def read_pointed(self, found: Found) -> str | None:
         """Return the words of a version or an address such as "10.0.0.1"; None for a quantity."""

@@ -4,7 +4,7 @@ import re
 
 from qwen_megakernel.text.reading.language import Language
 from qwen_megakernel.text.reading.spoken import RESPELT
-from qwen_megakernel.text.reading.surroundings import CLOSING, Found, first_word
+from qwen_megakernel.text.reading.surroundings import CLOSING, TRAILING, Found, first_word
 from qwen_megakernel.text.reading.words import words
 
 _HALVES = {2: ("half", "halves"), 4: ("quarter", "quarters")}
@@ -166,6 +166,9 @@ class English(Language):
     #(?=[^\W\d_])(?![A-Z]{1,4}-?(?!20\d\d(?!\d))\d) => hashtag~
     (?:[A-Za-z0-9][\w-]*)?(?:\.(?i:{FILES}))+(?!\w|\.\w)|(?:~|\.\.?)?(?:/[\w.-]+){2,}/?|~/[\w./-]+
         |[A-Z]:\\[\w.\\-]+ => .file
+    (?P<sizes>{FEET}(?:\s?[x×]\s?{FEET})+)(?!\w) => .feet
+    (?P<ft>\d{2,3})['′](?P<in>1[01]|\d)(?:\"|″|'')(?!\w) => {ft} feet {in}
+    {ARTICLES} >> (?P<ft>\d{2,3})['′](?!\w) => {ft} foot
     (?P<ft>\d)['′’](?P<in>1[01]|\d)(?:\"|″|'')?(?!\w) => {ft} foot {in}
     (?P<ft>\d)['′’](?!\w) => {ft} foot
     (?:[A-Z]\.){2,}(?!\w) => .initials
@@ -184,6 +187,7 @@ class English(Language):
         jpeg jpg js json jsx log md mp3 mp4 onnx pdf php png ppt pptx ps py rb rs sh so sql svg tar
         tex toml ts tsv tsx txt wav xls xlsx xml yaml yml zip net safetensors gguf pt""")
     short_months = words("Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec")
+    feet = r"\d{1,3}['′](?:\s?(?:1[01]|\d)(?:\"|″|''))?"
     half_day = r"(?P<h>1[0-2]|0?[1-9])(?:[:.]{MINUTE})?\s?"
 
     def cardinal(self, number: int, gender: str = "") -> str:
@@ -321,7 +325,8 @@ class English(Language):
     def read_inches(self, found: Found) -> str | None:
         """Return the words of a length in inches; None if its mark may end a quotation."""
         is_after_article = found.word in (*self.articles, "the", "x", "by")
-        is_sure = is_after_article or found["b"] or found["x"]
+        is_last = '"' not in found.rest and not found.rest.strip(TRAILING)
+        is_sure = is_after_article or found["b"] or found["x"] or is_last
         if '"' in found.text and (found.last == '"' or not is_sure):
             return None
         noun = self.noun_after(self.units["in."], found.before)
@@ -332,6 +337,16 @@ class English(Language):
             return f"{self.fraction(int(found['w']), int(found['b']))} {noun.one}{joint}"
         words = self.count(found["w"], found["d"], noun)
         return words + joint
+
+    def read_feet(self, found: Found) -> str:
+        """Return the words of dimensions such as "12' x 15'6\"", in feet and inches."""
+        said = []
+        for side in re.split("[x×]", found["sizes"]):
+            feet, *inches = re.findall(r"\d+", side)
+            lengths = [self.count(feet, "", self.units["ft"])]
+            lengths += [self.count(number, "", self.units["in."]) for number in inches]
+            said.append(" ".join(lengths))
+        return " by ".join(said)
 
     def read_unit_after_power(self, found: Found) -> str:
         """Return the word for the "ft" of "500 sq ft"."""

@@ -114,8 +114,7 @@ class Grammar:
         if not self._has_expressions(segment.text):
             yield from segment.kept(0, len(segment.text))
             return
-        is_size = bare((past.split() or [""])[-1]).lower() in ("a", "an")  # a 27" monitor
-        begin, end = inside(segment.text, "" if is_size else quotes)
+        begin, end = inside(segment.text, quotes)
         yield from segment.kept(0, begin)
         yield from self._read(segment[begin:], end - begin, past)
         yield from segment.kept(end, len(segment.text))

@@ -18,6 +18,7 @@ _NEAR_DIGIT = re.compile(rf"\d[^\d{WIDE_POINTS}{WIDE_PAUSES}]{{0,4}}$")
 _DAY_AND_COMMA = re.compile(r"(?:^|[^\d,])\d{1,2}(?:st|nd|rd|th)?,$")
 _MORE_DIGITS = re.compile(r"\(?(?:\d{2,}|\d/\d)|\(\d|x\d{2,6}(?!\w)")
 _ROMAN = re.compile(r"(?:[IVX]+[eᵉ]?[-–—])?[IVX]+(?:e|ᵉ|er|re|\.)?$")
+_IBAN, _IBAN_GROUP = re.compile(r"\W?[A-Z]{2}\d\d(?: [A-Z\d]{4})*"), re.compile(r"[A-Z\d]{1,4}")
 _INITIALS = re.compile(r"(?:[A-Z]\.){2,}$")
 _DEGREE = re.compile(r"\d{1,2}°$")
 _BEHIND_DIGITS = re.compile(r"^.*\d", re.DOTALL)
@@ -41,7 +42,7 @@ class WordJoining:
     def opens(self, words: str) -> bool:
         """Return whether the next word may continue these words."""
         lang, last, core = self._language, words.split()[-1], words.rstrip(CLOSING)
-        if self._awaits_noun(bare(last)) or self._is_pointed(last):
+        if self._awaits_noun(bare(last)) or self._is_pointed(last) or _IBAN.fullmatch(words):
             return True
         if not _has_digit(words):
             return last.strip(OPENING) in lang.opens | {*lang.currencies}
@@ -64,6 +65,8 @@ class WordJoining:
         last, core = bare(pointed), word[slice(*inside(word, ""))]
         noun = core.rstrip(".")
         forms = {core, noun, noun.lower(), core.partition("/")[0], noun.rstrip("€$£")}
+        if _IBAN.fullmatch(words) and _IBAN_GROUP.fullmatch(noun):
+            return True
         if phrase := self._phrase(words):
             is_open = phrase in self._phrases and phrase[-1] == "."
             if is_open or {f"{phrase} {form}" for form in forms} & self._phrases:

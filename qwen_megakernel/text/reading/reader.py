@@ -19,7 +19,7 @@ from qwen_megakernel.text.reading.markdown import Markdown
 from qwen_megakernel.text.reading.say_as import words_of
 from qwen_megakernel.text.reading.segments import is_too_long, run_end, segment_end
 from qwen_megakernel.text.reading.spoken import GIVEN, RESPELT, Draft, Piece, SpokenText
-from qwen_megakernel.text.reading.surroundings import open_quotes
+from qwen_megakernel.text.reading.surroundings import is_measured, open_quotes
 from qwen_megakernel.text.reading.typography import Typography
 
 _QUOTED_NUMBER = re.compile(r'"\d[\d./]*"')
@@ -300,7 +300,8 @@ class TextReader:
         if segment.text == "\n":
             if self._markdown.is_begun and end > start + 1:
                 return  # a tag of HTML at the beginning of a line
-            self._quotes = ""
+            if self._markdown.is_begun:  # an empty line
+                self._quotes = ""
             if pause := self._markdown.end_line(self._last):
                 yield Piece(pause, start, start)
         elif self._skips_space:
@@ -314,8 +315,9 @@ class TextReader:
             language = self._script.language(text)
         self._script.look(text)
         grammar = self._grammars.of(language)
+        is_size = is_measured(text, self._past)
         if grammar:
-            yield from grammar.read(segment, self._past, self._quotes)
+            yield from grammar.read(segment, self._past, "" if is_size else self._quotes)
         else:
             yield from segment.kept(0, len(text))
             if any(map(str.isdigit, text)) and not self._has_warned:
@@ -323,7 +325,7 @@ class TextReader:
                 self._warnings.append(missing(language))
         self._past = (self._past + text)[-MAX_PAST:]
         self._last = text[-1]
-        self._quotes = open_quotes(text, self._quotes)
+        self._quotes = open_quotes(text, self._quotes, is_size)
 
     def _with_respellings(self, piece: Piece) -> Piece:
         text = piece.text

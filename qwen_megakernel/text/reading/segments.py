@@ -13,11 +13,13 @@ from qwen_megakernel.text.scripts import UNSPACED
 
 MAX_OPEN_CHARS = 24  # an expression is held back for at most so many characters after its 1st digit
 _MAX_WORD_CHARS = 64  # for a word without a digit
-_MAX_ADDRESS_CHARS = 256  # for a word that contains an address
+_MAX_ADDRESS_CHARS = 256  # for a word that contains an address or is a long number
+_MAX_GROUPS_CHARS = 48  # for digits in groups, and IBANs, after their first digit
 
 _UNSPACED_CHAR = re.compile(f"[{UNSPACED}]")
 _RUN = re.compile(rf"[^\s{UNSPACED}]+")
 _DIGIT = re.compile(r"\d")
+_NUMBER = re.compile(r"[\W_]{0,3}(?:[A-Z]{2}\d\d[A-Z\d ]*|\d[\d.,'() -]*)[\W_]*")
 _ADDRESS = re.compile(r"://|www\.|@|\]\(", re.IGNORECASE)
 
 
@@ -41,6 +43,8 @@ def segment_end(
     digit = _DIGIT.search(text, begin, end)
     while opens(text[begin:end]):
         limit = (digit.start() if digit else begin) + MAX_OPEN_CHARS
+        if end > limit - MAX_OPEN_CHARS // 2 and _NUMBER.fullmatch(text, begin, end):
+            limit += _MAX_GROUPS_CHARS - MAX_OPEN_CHARS
         start = end + (text[end : end + 1].isspace())
         if start >= len(text):
             return end if is_ended or start > limit else None
@@ -67,7 +71,8 @@ def is_too_long(text: str, begin: int) -> bool:
     limit = _MAX_WORD_CHARS
     if digit:
         limit = min(limit, digit.start() - begin + MAX_OPEN_CHARS)
-    if _ADDRESS.search(text, begin, begin + limit):
+    stop = begin + limit
+    if _ADDRESS.search(text, begin, stop) or (digit and _NUMBER.fullmatch(text, begin, stop)):
         limit = _MAX_ADDRESS_CHARS
     return end - begin > limit
 

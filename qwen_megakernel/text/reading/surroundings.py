@@ -8,7 +8,7 @@ WIDE_CLOSING = "）」』】》〕〉"
 POINTS, WIDE_POINTS = ".!?…؟।॥", "。！？｡．"  # marks with which sentences end
 PAUSES, WIDE_PAUSES = ",;:", "，、；："  # marks inside a sentence
 SENTENCE_ENDS = f"{POINTS}{WIDE_POINTS};:；："  # marks after which no full stop is missing
-_TRAILING = CLOSING + WIDE_CLOSING + POINTS + WIDE_POINTS + PAUSES + WIDE_PAUSES
+TRAILING = CLOSING + WIDE_CLOSING + POINTS + WIDE_POINTS + PAUSES + WIDE_PAUSES
 _DECADE = re.compile(r"'\d0'?s(?!\w)")
 _OPEN_BRACKETS = re.compile(r"[^()]*\([^()]*\)")
 
@@ -41,7 +41,7 @@ def bare(word: str) -> str:
 def first_word(text: str) -> str:
     """Return the first word of a text without the marks around it; empty: there is none."""
     words = text.split(maxsplit=1)
-    return words[0].lstrip(OPENING).rstrip(_TRAILING) if words else ""
+    return words[0].lstrip(OPENING).rstrip(TRAILING) if words else ""
 
 
 def inside(text: str, quotes: str) -> tuple[int, int]:
@@ -54,7 +54,7 @@ def inside(text: str, quotes: str) -> tuple[int, int]:
         text: the segment.
         quotes: the straight quotation marks that are open before the segment.
     """
-    begin, end = 0, len(text.rstrip(_TRAILING))
+    begin, end = 0, len(text.rstrip(TRAILING))
     while begin < end and text[begin] in OPENING and not _is_part(text, begin, end):
         begin += 1
     if not end:
@@ -65,24 +65,35 @@ def inside(text: str, quotes: str) -> tuple[int, int]:
     if marks.startswith(".") and not marks.startswith(".."):
         end += 1
     elif match := _LENGTH_MARKS.match(text[end - 1 :]):
-        is_closing = marks[0] in quotes or text.startswith(marks[0])
-        end += match.end() - 1 - is_closing
+        number = match.end() - 1
+        is_closing = marks[0] in text[:begin] + open_quotes(text[:end], quotes)
+        end += min(number, marks.rindex(marks[0])) if is_closing else number
     return begin, end
 
 
-_OTHERS = "".join(set(_TRAILING) - set("\"'"))
+_QUOTES = re.compile(r"(\d?)\"")  # a digit before the mark for inches
+_OTHERS = "".join(set(TRAILING) - set("\"'"))
 _LENGTH_MARKS = re.compile(rf"\d[\"'″′]+(?=(?:[{re.escape(_OTHERS)}]+\"?)?$)")
 
 
-def open_quotes(text: str, quotes: str) -> str:
+def is_measured(segment: str, past: str) -> bool:
+    """Return whether a segment is a size, because an article stands before it: "a 27\" monitor"."""
+    return segment[0].isdigit() and bare((past.split() or [""])[-1]).lower() in ("a", "an")
+
+
+def open_quotes(text: str, quotes: str, is_size: bool = False) -> str:
     """Return the straight quotation marks that are open after a segment.
 
     Args:
         text: the segment.
         quotes: those that are open before it.
+        is_size: whether a mark behind a digit means inches even inside a quotation.
     """
-    if text.count('"') % 2:
-        quotes = quotes.replace('"', "") if '"' in quotes else quotes + '"'
+    is_open, is_quoted = '"' in quotes, '"' in text[: len(text) - len(text.lstrip(OPENING))]
+    for digit in _QUOTES.findall(text):
+        if not digit or ((is_open or is_quoted) and not is_size):
+            is_open = not is_open
+    quotes = quotes.replace('"', "") + '"' * is_open
     if text.rstrip(_OTHERS).endswith("'"):
         return quotes.replace("'", "")
     return quotes + "'" if text.lstrip('"(').startswith("'") else quotes

@@ -128,13 +128,20 @@ def test_plain_words_are_handed_on_when_they_are_whole():
     ]
 
 
-def test_a_number_is_held_back_24_characters_past_its_first_digit_and_left_as_it_is():
+def test_an_expression_is_held_back_24_characters_past_its_first_digit_and_left_as_it_is():
     made = reader()
-    number = "1" * (MAX_OPEN_CHARS + 1)
-    assert made.feed(number[:-1]) == ""
-    assert made.feed("1") == number
+    word = "1a" * (MAX_OPEN_CHARS // 2) + "1"
+    assert made.feed(word[:-1]) == ""
+    assert made.feed("1") == word
     assert made.feed("234 5 ") == "234 "
     assert made.end() == "five "
+
+
+@pytest.mark.parametrize("number", ["1" * 25, "1" * 256, "111," * 9 + "111", "111 " * 9 + "111"])
+def test_the_digits_of_a_longer_number_are_said_one_by_one(number: str):
+    made = reader()
+    words = "".join(made.feed(char) for char in f"{number} a") + made.end()
+    assert words.replace(",", "").split() == ["one"] * number.count("1") + ["a"]
 
 
 @pytest.mark.parametrize("normalize", ["off", "auto"])
