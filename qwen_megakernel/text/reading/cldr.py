@@ -3,15 +3,12 @@
 import re
 from dataclasses import dataclass
 
-# Signs and codes of currencies, each with its code. A code that is an English word is left out.
+# Signs of currencies, each with its code, and codes. A code that is an English word is left out.
 _SIGNS = """HK$ HKD; NT$ TWD; S$ SGD; A$ AUD; C$ CAD; NZ$ NZD; MX$ MXN; R$ BRL; US$ USD; ₱ PHP
-        ₺ TRY
-    ₴ UAH; ₫ VND; ₦ NGN; ₪ ILS; ฿ THB; ₡ CRC; ₲ PYG; ₸ KZT; ₵ GHS; zł PLN; Kč CZK; kr SEK; Ft HUF
-    ₹ INR; Rs. INR; Rs INR; Rp IDR; RM MYR; ₩ KRW; ₽ RUB; € EUR; £ GBP; $ USD; ¥ JPY; SEK SEK
-    NOK NOK; DKK DKK; PLN PLN; CZK CZK; HUF HUF; CHF CHF; AUD AUD; CAD CAD; NZD NZD; SGD SGD
-    HKD HKD; TWD TWD; INR INR; CNY CNY; JPY JPY; KRW KRW; BRL BRL; MXN MXN; ZAR ZAR; ILS ILS
-    THB THB; PHP PHP; IDR IDR; MYR MYR; VND VND; AED AED; SAR SAR; RUB RUB; UAH UAH; GBP GBP
-    EUR EUR; USD USD"""
+    ₺ TRY; ₴ UAH; ₫ VND; ₦ NGN; ₪ ILS; ฿ THB; ₡ CRC; ₲ PYG; ₸ KZT; ₵ GHS; zł PLN; Kč CZK; kr SEK
+    Ft HUF; ₹ INR; Rs. INR; Rs INR; Rp IDR; RM MYR; ₩ KRW; ₽ RUB; € EUR; £ GBP; $ USD; ¥ JPY; SEK
+    NOK; DKK; PLN; CZK; HUF; CHF; AUD; CAD; NZD; SGD; HKD; TWD; INR; CNY; JPY; KRW; BRL; MXN; ZAR
+    ILS; THB; PHP; IDR; MYR; VND; AED; SAR; RUB; UAH; GBP; EUR; USD"""
 # Units, each with symbols that people type and the CLDR lacks in most languages.
 _UNITS = """length-kilometer; length-meter: m м; length-centimeter; length-millimeter
     length-micrometer: um; length-nanometer; length-mile; length-yard; length-foot; area-hectare
@@ -64,7 +61,7 @@ def currency_forms(language: str, gender: str) -> dict[str, Noun]:
 
     found: dict[str, Noun] = {}
     for entry in _SIGNS.replace("\n", ";").split(";"):
-        sign, code = entry.split()
+        sign, code = (entry.split() * 2)[:2]
         forms = [numbers.get_currency_name(code, count, language) for count in (1, 2, 5)]
         if language == "pt":  # whose names begin with a capital
             forms = [name[0].lower() + name[1:] for name in forms]

@@ -135,8 +135,7 @@ class English(Language):
     24[/x]7/365(?![\d/]) => twenty-four seven three sixty-five
     (?P<n>\d{1,5})\sN\.(?=\s[A-Z0-9])(?!\s(?:{STARTERS})(?!\w)) => {n} North
     (?P<a>[1-9])x(?=\d{1,2}s(?!\w)) => {a} by~
-    Sat(?=\s\d{1,2}(?:[-–:]|\s?[ap])) => Saturday
-    Sun(?=\s\d{1,2}(?:[-–:]|\s?[ap])) => Sunday
+    (?P<a>Sat|Sun)(?=\s\d{1,2}(?:[-–:]|\s?[ap])) => .days
     b/w(?=\s(?:\d|the|you|us|them|my|our|two|both)\b) => between
     24x7(?!\w) => twenty-four seven
     (?P<m>0[1-9]|1[0-2])/(?P<y>(?:19|20)\d\d)(?![\d/]) => {m:month} {y:year}
@@ -144,10 +143,10 @@ class English(Language):
     (?P<n>\d{3,10})(?:-(?P<more>\d{4}))?(?![\d.,:/% -]*\d)(?!\w) => .code
     1-800-(?=[A-Z]) => one eight hundred~
     1-8(?P<n>33|44|55|66|77|88)-(?=[A-Z]) => one eight {n}~
-    (?P<h>\d{1,2})\s?h(?P<m>[0-5]\d)(?!\w) => {h:hours}{m:minutes}
-    (?P<h>\d{1,2})\s?h\s?(?P<m>[0-5]?\d)m(?!\w) => {h:hours} {m:min}
-    (?P<m>\d{1,2})m(?P<s>[0-5]?\d)s(?!\w) => {m:min} {s:seconds}
-    \d{1,2}h(?:rs?)? >> (?P<m>[0-5]?\d)m(?!\w) => {m:min}
+    (?P<h>\d{1,2})\s?h(?P<m>[0-5]\d)(?!\w) => {h:counted:h}{m:minutes}
+    (?P<h>\d{1,2})\s?h\s?(?P<m>[0-5]?\d)m(?!\w) => {h:counted:h} {m:counted:min}
+    (?P<m>\d{1,2})m(?P<s>[0-5]?\d)s(?!\w) => {m:counted:min} {s:counted:s}
+    \d{1,2}h(?:rs?)? >> (?P<m>[0-5]?\d)m(?!\w) => {m:counted:min}
     (?P<c>7|10|14|21|4[38])(?P<t>[1-9]\d)p(?!\w) => {c} {t} p
     {SIGN}(?P<w>\d{1,3})(?:\.(?P<d>\d{1,2}))?(?P<scale>M|mn|bn|k)(?![\w/€£¥$]) => .scaled
     (?P<w>\d{1,3})(?:\.(?P<d>\d{1,2}))?m(?=\s(?P<noun>[^\W\d_]+)) => .millions
@@ -246,7 +245,7 @@ class English(Language):
         words = self.cardinal(hour)
         if second is not None:
             minutes = self.minutes(minute) or " oh zero"
-            return f"{words}{minutes} and {self.seconds(second)}"
+            return f"{words}{minutes} and {self.counted(second, 's')}"
         if minute:
             return words + self.minutes(minute)
         return f"{words} o'clock" if 1 <= hour <= 12 else f"{words} hundred"
@@ -255,15 +254,6 @@ class English(Language):
         """Return the minutes of a time with a space before them; "" on the hour."""
         oh = " oh" if minute < 10 else ""
         return f"{oh} {self.cardinal(minute)}" if minute else ""
-
-    def hours(self, number: int) -> str:
-        return self.count(str(number), "", self.units["h"])
-
-    def min(self, number: int) -> str:
-        return self.count(str(number), "", self.units["min"])
-
-    def seconds(self, number: int) -> str:
-        return self.count(str(number), "", self.units["s"])
 
     # ---- other numbers ---------------------------------------------------------------------------
 
@@ -342,9 +332,8 @@ class English(Language):
         """Return the words of dimensions such as "12' x 15'6\"", in feet and inches."""
         said = []
         for side in re.split("[x×]", found["sizes"]):
-            feet, *inches = re.findall(r"\d+", side)
-            lengths = [self.count(feet, "", self.units["ft"])]
-            lengths += [self.count(number, "", self.units["in."]) for number in inches]
+            feet, *inches = map(int, re.findall(r"\d+", side))
+            lengths = [self.counted(feet, "ft"), *(self.counted(each, "in.") for each in inches)]
             said.append(" ".join(lengths))
         return " by ".join(said)
 

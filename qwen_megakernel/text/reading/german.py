@@ -96,21 +96,15 @@ class German(Language):
     (?P<n>\d{1,2})\. => .day_of_list
     1/2(?=\s(?P<noun>[A-ZÄÖÜ][a-zäöüß]{2,})(?!\w)) => .half
     (?P<n>\d{1,3})\.(?=\s[^\W\d_]) => .ordinal_with_point
-    (?P<a>Mo|Di|Mi|Do|Fr|Sa)(?=\.?\s\d)\.? => .weekday
-    (?P<y>(?:1\d|20)?\d0)(?P<e>ern?)(?!\w) => .decade
+    (?P<a>Mo|Di|Mi|Do|Fr|Sa)(?=\.?\s\d)\.? => .days
+    (?P<y>(?:1\d|20)?\d0)(?P<e>ern?)(?!\w) => {y:year}{e}
     (?P<n>[A-ZÄÖÜ]\w+)str\. => {n}straße{end}
     (?P<d>[0-3]?\d)\.(?P<m>0?[1-9]|1[0-2])\.(?!\d) => .date
     am|vom|zum >> (?P<d>[0-3]?\d)\.(?P<m>0?[1-9]|1[0-2])(?![\d.,:%]|\s?Uhr) => .date
     """
 
-    def read_decade(self, found: Found) -> str:
-        return self.year(int(found["y"])) + found["e"]
-
     def read_half(self, found: Found) -> str:
         return f"ein{_half(_gender_of(found['noun']))}"
-
-    def read_weekday(self, found: Found) -> str:
-        return self.weekdays[found["a"]]
 
     def ordinal(self, number: int) -> str:
         return self.day(number, "")

@@ -134,7 +134,7 @@ class Grammar:
             words = self.spoken(words)
             is_suffix = lang.to_is_suffix and words.startswith(lang.to)
             is_apart = last.isalnum() and words[:1].isalnum() and not is_suffix
-            yield draft.words(place, end, lang.space * is_apart + words)
+            yield Piece(lang.space * is_apart + words, *draft.place(place, end))
             last = words[-1:] or last
             done = place = end
         if done < stop:

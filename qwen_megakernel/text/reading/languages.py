@@ -1,7 +1,7 @@
 """The grammars of all languages that can be read, and the choice of one for a text."""
 
+import functools
 import re
-import threading
 
 from qwen_megakernel.text.languages import AUTO
 from qwen_megakernel.text.reading.chinese import Chinese
@@ -27,25 +27,10 @@ _EUROPEAN = (English, French, German, Italian, Portuguese, Russian, Spanish)
 LANGUAGES = {each.__name__.lower(): each for each in (*_EUROPEAN, Chinese, Japanese, Korean)}
 
 
-class Grammars:
-    """The grammars of one engine, each made when it is first needed.
-
-    Args:
-        names_letters: see `Grammar`.
-    """
-
-    def __init__(self, names_letters: bool = False) -> None:
-        self._names_letters = names_letters
-        self._lock = threading.Lock()
-        self._made: dict[str, Grammar] = {}
-
-    def of(self, language: str) -> Grammar | None:
-        """Return the grammar of a language, or None if it has no tables."""
-        if language not in self._made and language in LANGUAGES:
-            with self._lock:
-                made = Grammar(LANGUAGES[language](), self._names_letters)
-                self._made.setdefault(language, made)
-        return self._made.get(language)
+@functools.lru_cache(64)
+def grammar_of(language: str, names_letters: bool = False) -> Grammar | None:
+    """Return the grammar of a language, or None if it has no tables; see `Grammar`."""
+    return Grammar(LANGUAGES[language](), names_letters) if language in LANGUAGES else None
 
 
 def known_languages() -> list[str]:

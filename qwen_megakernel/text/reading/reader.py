@@ -13,7 +13,7 @@ from qwen_megakernel.choices import NORMALIZE
 from qwen_megakernel.errors import check_choice
 from qwen_megakernel.text.languages import AUTO
 from qwen_megakernel.text.reading.codes import MAX_PAST
-from qwen_megakernel.text.reading.languages import ENGLISH, Grammars, ScriptWatch, missing
+from qwen_megakernel.text.reading.languages import ENGLISH, ScriptWatch, grammar_of, missing
 from qwen_megakernel.text.reading.lexicon import Entry, Lexicon, folded
 from qwen_megakernel.text.reading.markdown import Markdown
 from qwen_megakernel.text.reading.say_as import words_of
@@ -45,7 +45,7 @@ class Reading:
         check_choice("normalize", normalize, NORMALIZE)
         self.is_on = is_on if normalize == AUTO else normalize == "on"
         self._lexicon = lexicon
-        self._grammars = Grammars(names_letters)
+        self._names_letters = names_letters
 
     def reader(
         self, normalize: str, language: str, lexicon: Lexicon | None, has_markup: bool = False
@@ -63,7 +63,7 @@ class Reading:
         lexicons = [each for each in (lexicon, self._lexicon) if each]
         if not is_on and not lexicons and not has_markup:
             return None
-        return TextReader(self._grammars, is_on, language, lexicons)
+        return TextReader(self._names_letters, is_on, language, lexicons)
 
     def warm_up(self) -> None:
         """Load what the first number needs."""
@@ -75,7 +75,7 @@ class TextReader:
     """The reader of one text. Its words do not depend on how the text is cut into pieces.
 
     Args:
-        grammars: the engine's grammars.
+        names_letters: see `Reading`.
         is_normalizing: whether expressions become words; the lexicons are used in any case.
         language: the name of the language; with "auto", the scripts of the text decide, and Latin
             letters are English.
@@ -83,9 +83,9 @@ class TextReader:
     """
 
     def __init__(
-        self, grammars: Grammars, is_normalizing: bool, language: str, lexicons: list[Lexicon]
+        self, names_letters: bool, is_normalizing: bool, language: str, lexicons: list[Lexicon]
     ):
-        self._grammars, self._lexicons = grammars, lexicons
+        self._names_letters, self._lexicons = names_letters, lexicons
         self._is_normalizing = is_normalizing
         self._script = ScriptWatch(language)
         self._typography = Typography(is_normalizing)
@@ -167,7 +167,7 @@ class TextReader:
     def read_apart(self, text: str) -> str:
         """Read a text that takes the place of the next words, and return its words."""
         reader = TextReader(
-            self._grammars, self._is_normalizing, self._script.language(text), self._lexicons
+            self._names_letters, self._is_normalizing, self._script.language(text), self._lexicons
         )
         words = reader.whole(text)
         self._warnings += reader.take_warnings()
@@ -180,7 +180,7 @@ class TextReader:
             kind, form: see `say_as.words_of`.
         """
         language = self._script.language(text)
-        grammar = self._grammars.of(language)
+        grammar = grammar_of(language, self._names_letters)
         if grammar is None and kind != "characters":
             self._warnings.append(missing(language))
             return None
@@ -191,7 +191,7 @@ class TextReader:
         """Return whether the next word may continue these words or decide their language."""
         if not self._script.is_known(words) or self._may_be_inches(words):
             return True
-        grammar = self._grammars.of(self._script.language(words))
+        grammar = grammar_of(self._script.language(words), self._names_letters)
         return grammar is not None and grammar.joining.opens(words)
 
     def _joins(self, words: str, gap: str, word: str) -> bool:
@@ -200,7 +200,7 @@ class TextReader:
             self._next_language = self._script.language(word)
         if self._may_be_inches(words):
             return word.endswith('"') and not word.startswith('"')
-        grammar = self._grammars.of(self._script.language(words + word))
+        grammar = grammar_of(self._script.language(words + word), self._names_letters)
         return grammar is not None and grammar.joining.joins(words, gap, word)
 
     def _may_be_inches(self, words: str) -> bool:
@@ -314,7 +314,7 @@ class TextReader:
         if self._script.is_known(text):
             language = self._script.language(text)
         self._script.look(text)
-        grammar = self._grammars.of(language)
+        grammar = grammar_of(language, self._names_letters)
         is_size = is_measured(text, self._past)
         if grammar:
             yield from grammar.read(segment, self._past, "" if is_size else self._quotes)

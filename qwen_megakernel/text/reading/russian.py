@@ -276,11 +276,10 @@ class Russian(Language):
     def time(self, hour: int, minute: int, second: int | None) -> str:
         """Return a time of day; a zero is spoken before a single digit of minutes or seconds."""
         if not minute and not second:
-            return self.count(str(hour), "", self.units["ч"])
-        words = f"{self.say(hour)} {'' if minute > 9 else 'ноль '}{self.say(minute)}"
-        if second is None:
-            return words
-        return f"{words} {'' if second > 9 else 'ноль '}{self.say(second)}"
+            return self.counted(hour, "ч")
+        parts = [minute] if second is None else [minute, second]
+        said = [f"{'' if part > 9 else 'ноль '}{self.say(part)}" for part in parts]
+        return " ".join([self.say(hour), *said])
 
     def fraction(self, top: int, bottom: int) -> str:
         parts = {2: ("вторая", "вторых"), 3: ("треть", "трети"), 4: ("четверть", "четверти")}

@@ -116,10 +116,6 @@ class Draft:
                 done = end
         return Draft.joined([*parts, self[done:]]) if parts else self
 
-    def words(self, begin: int, end: int, words: str) -> Piece:
-        """Return a piece of `words` that stands for the characters [begin, end)."""
-        return Piece(words, *self.place(begin, end))
-
     def kept(self, begin: int, end: int) -> Iterator[Piece]:
         """Yield the characters [begin, end) unchanged, as one piece for each unbroken run.
 

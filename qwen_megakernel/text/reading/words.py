@@ -370,6 +370,10 @@ class Words:
             return name.format(first + number)
         return first + number + self.space + name
 
+    def counted(self, number: int, unit: str) -> str:
+        """Return the words of a number and of the unit with this symbol."""
+        return self.count(str(number), "", self.units[unit])
+
     def agreeing(self, said: str, before: str) -> str:
         """Return the words of an expression in the case that the word before it asks for."""
         return said

@@ -2,14 +2,12 @@
 
 import pytest
 
-from qwen_megakernel.text.reading.languages import Grammars
+from qwen_megakernel.text.reading.languages import grammar_of
 from qwen_megakernel.text.reading.say_as import words_of
-
-GRAMMARS = Grammars()
 
 
 def said(text: str, kind: str, form: str = "", language: str = "english") -> str | None:
-    return words_of(text, kind, form, GRAMMARS.of(language))
+    return words_of(text, kind, form, grammar_of(language))
 
 
 @pytest.mark.parametrize(
