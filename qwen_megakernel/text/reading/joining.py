@@ -42,7 +42,7 @@ class WordJoining:
     def opens(self, words: str) -> bool:
         """Return whether the next word may continue these words."""
         lang, last, core = self._language, words.split()[-1], words.rstrip(CLOSING)
-        if self._awaits_noun(bare(last)) or self._is_pointed(last) or _IBAN.fullmatch(words):
+        if self._awaits_noun(bare(last)) or self._is_pointed(last):
             return True
         if not _has_digit(words):
             return last.strip(OPENING) in lang.opens | {*lang.currencies}
@@ -52,7 +52,8 @@ class WordJoining:
             return True
         if not _has_digit(last):
             is_month = bare(last).lower().rstrip(".") in lang.month_forms
-            return is_month or last in _OPERATORS or bare(last) in lang.links
+            is_open = is_month or last in _OPERATORS or bare(last) in lang.links
+            return is_open or _IBAN.fullmatch(words) is not None
         if core[-1] == ",":
             return _DAY_AND_COMMA.search(core) is not None
         return core[-1] not in SENTENCE_ENDS or self._is_ordinal(core)

@@ -89,6 +89,8 @@ def open_quotes(text: str, quotes: str, is_size: bool = False) -> str:
         quotes: those that are open before it.
         is_size: whether a mark behind a digit means inches even inside a quotation.
     """
+    if '"' not in text and "'" not in text:
+        return quotes
     is_open, is_quoted = '"' in quotes, '"' in text[: len(text) - len(text.lstrip(OPENING))]
     for digit in _QUOTES.findall(text):
         if not digit or ((is_open or is_quoted) and not is_size):

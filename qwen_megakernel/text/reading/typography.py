@@ -84,10 +84,9 @@ class Typography:
             done = min(done, found.start()) if found else done
         self._open = text[done:]
         draft = Draft.at(text[:done], end - len(text))
-        if self._is_normalizing:
-            draft = draft.replace(_TAG, _break).replace(
-                _ENTITY, lambda found: html.unescape(found[0])
-            )
+        if self._is_normalizing and ("<" in draft.text or "&" in draft.text):
+            draft = draft.replace(_TAG, _break)
+            draft = draft.replace(_ENTITY, lambda found: html.unescape(found[0]))
         if not draft.text.isascii():
             draft = self._plain(draft)
         self._last = text[done - 1] if done else self._last
