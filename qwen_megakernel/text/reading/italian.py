@@ -20,7 +20,7 @@ class Italian(Romance):
     phone_words = words("tel telefono cell cellulare fax chiami chiama")
     ENDINGS = "f: ^uno$ una; c: ^uno$ un"
     last_ordinal_of_rulers, degree_is_ordinal = 999, True
-    centuries, feminine_articles = words("secolo"), words("all dall")
+    centuries, feminine_articles = words("secolo sec"), words("all dall")
     clock_words = words("alle dalle delle sulle ore le")
     ordinal_marks, feminine_marks = "º|°|o", r"ª|a\b"
     BEFORE_DIGITS = r"[nN][°º]\s?: numero; p\.\s?: pagina"
@@ -47,7 +47,7 @@ class Italian(Romance):
         Ing.: ingegner; ecc. etc.: eccetera; p.es. p.~es.: per esempio; ca.: circa; pag.: pagina
         pagg.: pagine; vol.: volume; cap.: capitolo; fig.: figura; art.: articolo; tel.: telefono
         n.: numero; sec.: secolo; secc.: secoli; int.: interno; S.: San; max.: massimo/a
-        min.: minimo/a; incl.: incluso/a; temp.: temperatura; a.C.: avanti Cristo
+        min.: minimo/a; incl.: incluso/a; temp.: temperatura; vel.: velocità; a.C.: avanti Cristo
         d.C.: dopo Cristo"""
     final = words("ecc. etc.")
     starters = words("""Allora Anche Adesso Così Con Dopo Egli Gli Grazie In Invece Io Lei Loro Lui

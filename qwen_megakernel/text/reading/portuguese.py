@@ -46,7 +46,7 @@ class Portuguese(Romance):
         págs.: páginas; nº n.º: número; séc.: século; sécs.: séculos
         tel.: telefone; vol.: volume; cap.: capítulo; fig.: figura
         apto.: apartamento; art.: artigo; máx.: máximo/a; mín.: mínimo/a; incl.: incluído/a
-        temp.: temperatura; a.C.: antes de Cristo
+        temp.: temperatura; vel.: velocidade; a.C.: antes de Cristo
         d.C.: depois de Cristo; xíc.: xícara; EUA: Estados Unidos; a.a.: ao ano; a.m.: ao mês"""
     final = words("etc. EUA a.a. a.m.")
     starters = words("""Agora Além Aqui As Assim Com Depois Ela Elas Ele Eles Em Então Essa Esse

@@ -69,7 +69,7 @@ class Russian(Language):
     SYMBOLS = """&: и; @: собака; =: равно; ÷: разделить на; ×: умножить на; °: градусов; ≈ ~: около
         <: меньше; >: больше; ≤: не больше; ≥: не меньше; ±: плюс минус; §: параграф; №: номер"""
     WEB = ".: точка; /: слэш; -: дефис; _: подчёркивание; ?: вопрос; #: решётка; :: двоеточие"
-    opens, followers = words("№ т. д. стр. г."), words("г года году")
+    opens, followers = words("№ т. д. стр. г."), words("г года году годе")
 
     RULES = r"""
     (?i)(?P<d>\d{1,2})\s(?P<m>{MONTH})(?:\s(?P<y>\d{4})(?:\s(?:г\.|года))?)? => .date
@@ -81,10 +81,11 @@ class Russian(Language):
     (?P<d>[0-3]?\d)\.(?P<m>[01]?\d)\.(?P<y>\d{4})(?:\sг\.)?(?!\d) => .date
     (?P<r>[IVX]+)(?:\s?[-–—]\s?(?P<to>[IVX]+))?\s(?P<what>вв?\.|век[а-я]{0,3}(?!\w)) => .centuries
     во? >> (?P<y>1\d{3}|20\d\d)\sг\. => {y:ordinal:pm} году{end}
+    ко? >> (?P<y>1\d{3}|20\d\d)\s(?:г\.|году(?!\w)) => {y:ordinal:dm} году{end}
     (?P<y>1\d{3}|20\d\d)\sг\. => {y:ordinal:gm} года{end}
     (?P<y>1\d{3}|20\d\d)\sгода(?!\w) => {y:ordinal:gm} года
     (?P<y>1\d{3}|20\d\d)\sгод(?!\w) => {y:ordinal:nm} год
-    (?P<y>1\d{3}|20\d\d)\sгоду(?!\w) => {y:ordinal:pm} году
+    (?P<y>1\d{3}|20\d\d)\s(?P<what>год[уе])(?!\w) => {y:ordinal:pm} {what}
     (?P<n>\d{1,4})-?(?:х|ых)(?!\w) => {n:of_decades}
     (?P<n>[4-9]0|\d{2,3}0)-е(?!\w) => {n:decades}
     (?P<n>\d{1,4})-?(?:я|ая)(?!\w) => {n:ordinal:nf}
@@ -139,7 +140,9 @@ class Russian(Language):
             number = f"{next(numbers)} {one} {next(numbers)} {part.replace('ая', 'ой')}"
         else:
             number = self.cardinal(int(whole), case + head.gender)
-        form = head.few if decimals else _declined(head, case, self.plural(int(whole)) == 0)
+        form = head.few if decimals else head.many  # also of zero
+        if not decimals and int(whole):
+            form = _declined(head, case, self.plural(int(whole)) == 0)
         said = f"{number} {form}" + (f" {noun.many}" if scale else "")
         if found["from"]:
             first = self.cardinal(int(found["from"]), case + head.gender)

@@ -44,7 +44,7 @@ class Spanish(Romance):
         etc.: etcétera; p.ej. p.~ej.: por ejemplo; aprox.: aproximadamente; Avda. Av.: avenida
         C/: calle; pág.: página; págs.: páginas; núm.: número; tel.: teléfono; vol.: volumen
         cap.: capítulo; fig.: figura; ext.: extensión; art.: artículo; máx.: máximo/a
-        mín.: mínimo/a; incl.: incluido/a; temp.: temperatura
+        mín.: mínimo/a; incl.: incluido/a; temp.: temperatura; vel.: velocidad
         EE.UU. EE.~UU.: Estados Unidos; cda.: cucharada; cdta.: cucharadita; a.C.: antes de Cristo
         d.C.: después de Cristo"""
     final = words("etc. EE.UU. EE.~UU.")
