@@ -1,7 +1,6 @@
 """No request delays the other streams: the server's event loop never stands for long."""
 
 import asyncio
-import gc
 import json
 import sys
 import time
@@ -31,7 +30,6 @@ def live() -> Iterator[LiveServer]:
         interval_s = sys.getswitchinterval()
         shorten_pauses()  # as `serve` does
         yield server
-        gc.unfreeze()
         sys.setswitchinterval(interval_s)
 
 

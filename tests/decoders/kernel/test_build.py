@@ -117,7 +117,8 @@ def test_two_processes_build_it_once(empty_cache, no_compiler):
 def test_a_failing_compiler_leaves_its_log_and_no_library(empty_cache, monkeypatch, tmp_path):
     broken = tmp_path / "csrc"
     shutil.copytree(compiling.source_folder(), broken)
-    (broken / "tts_kernel.cu").write_text("#error planted\n")
+    for unit in (*broken.glob("*.cu"), *broken.glob("emulation/*.cpp")):
+        unit.write_text("#error planted\n" if unit.name == "tts_kernel.cu" else "")
     monkeypatch.setattr(kernel_build, "source_folder", lambda: broken)
     with pytest.raises(BuildError, match=r"failed on tts_kernel.cu .*\n.*failed\.log"):
         kernel_build.build(k.small_config(), EMULATION)
