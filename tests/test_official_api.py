@@ -104,7 +104,13 @@ def reference(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(name, marks=pytest.mark.ci if name.startswith(("small", "design")) else [])
+        for name in SCRIPTS
+    ],
+)
 def test_a_script_says_the_same_with_both_packages(
     official_package, model_folder, reference, script
 ):

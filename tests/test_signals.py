@@ -69,7 +69,7 @@ def test_the_first_signal_gives_the_exit_code_and_later_ones_wait(monkeypatch):
         pytest.param([signal.SIGINT], 130, marks=pytest.mark.ci),
         ([signal.SIGINT, signal.SIGINT, signal.SIGINT, signal.SIGTERM], 130),
         pytest.param([signal.SIGTERM, signal.SIGINT], 143, marks=pytest.mark.ci),
-        ([signal.SIGHUP], 129),
+        pytest.param([signal.SIGHUP], 129, marks=pytest.mark.ci),
     ],
 )
 def test_interrupting_leaves_a_valid_shorter_file(tmp_path, numbers, code):

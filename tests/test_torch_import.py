@@ -39,7 +39,7 @@ def test_a_short_command_leaves_out_what_serves_pytorchs_compiler(tmp_path):
     assert (tmp_path / "hello.wav").stat().st_size > 10_000
 
 
-@pytest.mark.parametrize("collections", ["enabled", "disabled"])
+@pytest.mark.parametrize("collections", ["enabled", pytest.param("disabled", marks=pytest.mark.ci)])
 def test_the_package_leaves_a_programs_collections_as_they_are(collections):
     done = run("-c", LIBRARY, collections)
     assert done.stdout.split() == ["True", str(collections == "enabled"), "0"], done.stderr

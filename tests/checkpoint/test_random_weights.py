@@ -45,6 +45,7 @@ def test_the_official_processor_keeps_the_qwen_regex_and_the_template_ids(offici
     assert tokenizer.convert_tokens_to_ids(special) == [first, first + 1, first + 2]
 
 
+@pytest.mark.ci  # the official package speaks them
 def test_greedy_decoding_varies_and_ends(official_model):
     model = official_model("tiny-random-design")
     greedy = {"do_sample": False, "subtalker_dosample": False}

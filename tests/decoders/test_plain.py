@@ -90,13 +90,19 @@ def start(decoder, run, sampling=None, seed=0, slot=0, part=0):
     decoder.prefill(slot, prefill, sampling or Sampling.greedy(), seed=seed, part=part)
 
 
-# A default run feeds the text of each task row by row, and of one task in full.
+# A default run has each task once, one of them with its text in full, and the sizes of both kinds.
+EVERY_RUN = [
+    ("tiny-random", "plain", False),
+    *(("tiny-random", "auto", full) for full in (False, True)),
+    *(("tiny-random-base", task, False) for task in ("x-vector", "in-context")),
+    ("tiny-random-design", "instruct", False),
+    *((f"{name}-1.7b", "plain", False) for name in ("tiny-random", "tiny-random-base")),
+]
+
+
 @pytest.mark.parametrize(
     ("name", "task", "full"),
-    [
-        pytest.param(name, task, full, marks=pytest.mark.ci if full and task != "auto" else [])
-        for name, task, full in CASES
-    ],
+    [pytest.param(*case, marks=[] if case in EVERY_RUN else pytest.mark.ci) for case in CASES],
 )
 def test_greedy_codes_and_logits_equal_the_official_ones(runs, load_checkpoint, name, task, full):
     run = runs(name, task, full)
@@ -126,19 +132,19 @@ def test_the_cases_end_by_themselves_and_reach_the_limit(runs):
     assert sum(lengths) > 5 * len(CASES)
 
 
-def test_the_repetition_penalty_is_the_official_one(official_model, load_checkpoint):
+def test_the_repetition_penalty_is_the_official_one(runs, official_model, load_checkpoint):
     """A penalty below 1 favours repeats, which random weights do not make; greedy draws are
     exact."""
     name, sampling = "tiny-random", Sampling.greedy().override(repetition_penalty=0.4)
     model, loaded = official_model(name), load_checkpoint(name)
     prompt = prompt_of(model, loaded.config)
     run = official.generate(model, sampling, NUM_FRAMES, **prompt)
-    plain = official.generate(model, Sampling.greedy(), NUM_FRAMES, **prompt)
     decoder = make_decoder(loaded)
     start(decoder, run, sampling)
     result = decoder.step([0], NUM_FRAMES)
     assert np.array_equal(result.codes[0, : result.num_frames[0]], run.codes)
-    assert len(np.unique(run.codes[:, 0])) < len(np.unique(plain.codes[:, 0]))
+    without = runs(name, "plain", False)
+    assert len(np.unique(run.codes[:, 0])) < len(np.unique(without.codes[:, 0]))
 
 
 def test_eos_is_banned_for_two_draws_and_control_ids_are_never_drawn(runs, load_checkpoint):

@@ -42,6 +42,7 @@ def fed(tts: TTSEngine, *pieces: str, **options: object) -> tuple[list, bytes]:
         return stream.codes.tolist(), samples
 
 
+@pytest.mark.ci
 def test_a_dialogue_of_200_turns_equals_200_requests(tts):
     """With greedy draws: at random, the draws of a part depend on its number, too."""
     turns = [(("anna", "ben")[k % 2], ("Yes.", "No, I see.", "Why?")[k % 3]) for k in range(200)]

@@ -229,7 +229,9 @@ def test_text_may_come_late(tts, overlapping):
     np.testing.assert_array_equal(*codes)
 
 
-@pytest.mark.parametrize("chunk_frames", [1, 7, 10])
+@pytest.mark.parametrize(
+    "chunk_frames", [7, *(pytest.param(count, marks=pytest.mark.ci) for count in (1, 10))]
+)
 def test_silence_is_cut_at_its_frame_though_more_was_drawn(overlapping, monkeypatch, chunk_frames):
     vocoder, step = overlapping._loop._vocoder, overlapping._loop._vocoder.step
     monkeypatch.setattr(vocoder, "step", lambda *args: torch.zeros_like(step(*args)))

@@ -93,7 +93,7 @@ ci = pytest.mark.ci
     ("model", "engine_backend", "num_threads"),
     [
         ("demo-voice", "cpu", 2),
-        ("tiny-random", "torch", 1),
+        pytest.param("tiny-random", "torch", 1, marks=ci),
         pytest.param("demo-voice", "cpu", 1, marks=ci),
         pytest.param("demo-voice", "torch", 1, marks=ci),
         pytest.param("tiny-random", "emulation", 1, marks=ci),

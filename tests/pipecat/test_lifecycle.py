@@ -196,7 +196,8 @@ async def test_cleanup_may_come_twice_and_without_a_start():
 # ---- leaks ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", [SENTENCE, pytest.param(TOKEN, marks=pytest.mark.ci)])
+@pytest.mark.ci
+@pytest.mark.parametrize("mode", [SENTENCE, TOKEN])
 async def test_two_hundred_turns_leave_nothing_behind(mode):
     engine = FakeEngine(num_slots=1, letter_s=0.02)
     async with Run(tts := service(engine, mode)) as run:

@@ -45,6 +45,7 @@ async def test_a_sentence_is_passed_on_as_soon_as_the_next_one_begins():
     assert await aggregator.flush() is None
 
 
+@pytest.mark.ci
 async def test_the_time_for_a_long_sentence_is_linear():
     seconds = []
     for length in (4000, 16_000):

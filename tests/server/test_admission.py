@@ -216,6 +216,7 @@ def test_sigterm_ends_the_command_with_its_last_stream(cache_folder):
         ]
 
 
+@pytest.mark.ci
 def test_a_second_signal_cuts_the_speech_and_ends_the_command(cache_folder):
     with served_speech(cache_folder) as (process, _connection, _):
         process.send_signal(signal.SIGINT)
@@ -227,9 +228,8 @@ def test_a_second_signal_cuts_the_speech_and_ends_the_command(cache_folder):
         assert process.stderr.read() == "ended by SIGINT; 1 speech cut off\n"
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.ci)]
-)
+@pytest.mark.ci
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_while_the_model_is_loaded_ends_the_command_in_order(number):
     """The loading thread is inside PyTorch nearly all the time."""
     code = """

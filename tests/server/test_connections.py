@@ -99,7 +99,7 @@ def limited_server(kind: str, log: Path, *, descriptors: int):
             process.kill()
 
 
-@pytest.mark.parametrize("kind", ["installed", "bare"])
+@pytest.mark.parametrize("kind", ["installed", pytest.param("bare", marks=pytest.mark.ci)])
 def test_more_connections_than_descriptors_neither_stop_the_server_nor_fill_its_log(tmp_path, kind):
     log = tmp_path / "log"
     with limited_server(kind, log, descriptors=300) as port, contextlib.ExitStack() as stack:

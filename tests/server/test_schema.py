@@ -12,6 +12,8 @@ from waiting import wait_until
 
 from qwen_megakernel.server import app
 
+pytestmark = pytest.mark.ci
+
 schema = schemathesis.openapi.from_dict(app.create_app(FakeEngine()).openapi())
 
 

@@ -170,6 +170,7 @@ async def test_utterances_beyond_those_that_may_wait_are_errors_in_their_turn():
     assert len(live.engine.streams) == 9
 
 
+@pytest.mark.ci
 async def test_any_number_of_utterances_is_refused_without_being_held():
     """Each utterance, empty ones too, is answered in order, and the connection stays open."""
     engine, count = FakeEngine(stall_after=1), 300

@@ -23,6 +23,7 @@ SHORTER = {
 }
 
 
+@pytest.mark.ci
 def test_every_command_runs_without_a_download(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     num_commands, printed = 0, ""

@@ -284,6 +284,7 @@ def test_a_part_that_nothing_was_said_for_moves_no_word():
     assert abs(words[2].start - second_s - said[1].word_times[0][0]) < WORD_P50
 
 
+@pytest.mark.ci
 def test_the_longest_text_takes_time_in_proportion():
     sentence = "Sonat filo tasi nof lalo fansi ota naso. "
 

@@ -158,7 +158,7 @@ def test_an_instruction_is_ignored_not_read_aloud(engine, caplog):
     assert "instruct is ignored" in caplog.text
 
 
-@pytest.mark.parametrize("feed", FEEDS)
+@pytest.mark.parametrize("feed", ["stepwise", pytest.param("full", marks=pytest.mark.ci)])
 def test_the_official_classes_say_the_same(engine, official_model, feed):
     model = official_model(DEMO_VOICE)
     options = {"language": "english", "do_sample": False}

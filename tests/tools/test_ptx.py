@@ -34,7 +34,8 @@ CPU = torch.device("cpu")
 HERE = Path(__file__).parent
 SANITIZED = HERE.parent / "decoders" / "kernel" / "sanitized.cu"
 slow = pytest.mark.slow
-pytestmark = pytest.mark.timeout(3000)  # a library takes a minute to compile, a whole GPU ten
+# A library takes a minute to compile, a whole GPU ten.
+pytestmark = [pytest.mark.ci, pytest.mark.timeout(3000)]
 
 # ---- instructions, on small kernels written by hand
 

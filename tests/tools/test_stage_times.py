@@ -90,6 +90,7 @@ def document() -> dict:
     return stage_times.measure(Context(True, 0.0, None), "random-0.6b-base", 1)
 
 
+@pytest.mark.ci
 def test_every_stage_of_an_emulated_frame_has_its_stamps(document):
     config = parse_model_config(model_config(TOY))
     stages = {row["name"]: row for row in document["stages"]}
@@ -131,6 +132,7 @@ def test_stamps_change_no_code():
     assert (stamped.step([0], 3).codes == plain.step([0], 3).codes).all()
 
 
+@pytest.mark.ci
 def test_a_file_is_read_again_compared_and_drawn(document, tmp_path, monkeypatch, capsys):
     file, picture = tmp_path / "now.json", tmp_path / "now.png"
     before = json.loads(json.dumps(document)) | {"us_per_frame": 1234.5}
@@ -147,12 +149,14 @@ def test_a_file_is_read_again_compared_and_drawn(document, tmp_path, monkeypatch
     assert len({tuple(pixel) for row in pixels[::20] for pixel in row[::20].tolist()}) > 3
 
 
+@pytest.mark.ci
 def test_another_schema_is_refused(document, tmp_path):
     (tmp_path / "old.json").write_text(json.dumps(document | {"schema": "stage_times/0"}))
     with pytest.raises(SystemExit, match="stage_times/0"):
         stage_times.documents(tmp_path / "old.json")
 
 
+@pytest.mark.ci
 def test_without_matplotlib_the_figures_are_kept(document, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(SystemExit, match="plots"):

@@ -16,6 +16,7 @@ from qwen_megakernel.training.job import PLOT
 PAGE = (ROOT / "docs" / "finetune.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.ci
 def test_every_command_runs_without_a_download(tmp_path, monkeypatch, capsys):
     pytest.importorskip("peft", reason="pip install -e '.[train]'")
     monkeypatch.chdir(tmp_path)

@@ -69,6 +69,7 @@ train(Path(sys.argv[1]), on_step=kill)
 """
 
 
+@pytest.mark.ci
 def test_a_killed_training_is_resumed_bit_for_bit(tmp_path):
     words = [sys.executable, "-c", KILLED, str(tmp_path / "killed")]
     here = Path(__file__).parent

@@ -16,6 +16,7 @@ def parts():
     return Parts.load(TuneJob(Path(), Path(), "tiny-random-base", device="cpu"))
 
 
+@pytest.mark.ci
 def test_memory_is_that_of_the_tensors(parts):
     full = TuneOptions(method="full", gradient_accumulation=1, epochs=1, precision="fp32")
     found = train_step.memory_of(train_step.new_trainer(parts, full, num_frames=8))

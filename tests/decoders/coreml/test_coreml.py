@@ -216,6 +216,7 @@ def test_an_app_that_follows_the_page_speaks(converted):
     np.testing.assert_allclose(np.concatenate(pcm), whole, atol=COREML_AUDIO_F32, rtol=0)
 
 
+@ci
 def test_half_precision_is_near(load_checkpoint, tmp_path):
     loaded = load_checkpoint("tiny-random")
     export(loaded, tmp_path, ExportOptions(8), ["CodeDecoder"])
@@ -228,9 +229,8 @@ def test_half_precision_is_near(load_checkpoint, tmp_path):
     assert 0 < distance(found[1:], expected[1:]) < COREML_HIDDEN_F16
 
 
-@pytest.mark.parametrize(
-    ("weights", "is_int8"), [pytest.param("int8-talker", False, marks=ci), ("int8", True)]
-)
+@ci
+@pytest.mark.parametrize(("weights", "is_int8"), [("int8-talker", False), ("int8", True)])
 def test_8_bit_layers_are_those_of_the_other_decoders(load_checkpoint, tmp_path, weights, is_int8):
     loaded = load_checkpoint("tiny-random")
     options = ExportOptions(8, "float32", weights=weights)

@@ -161,6 +161,7 @@ def speak_elsewhere(folder: Path, found: "multiprocessing.Queue[list]") -> None:
     found.put(codes(folder).tolist())
 
 
+@pytest.mark.ci
 def test_processes_speak_at_the_same_time(whole):
     context = multiprocessing.get_context("spawn")
     found = context.Queue()

@@ -74,9 +74,10 @@ def test_codes_equal_the_plain_decoders_on_a_checkpoint(pair, load_checkpoint, n
     assert_same(decoders, [1, 3], 6)
 
 
-def test_codes_equal_the_kernels(make_decoder):
+@pytest.mark.parametrize("shape", ["small", pytest.param("projected", marks=pytest.mark.ci)])
+def test_codes_equal_the_kernels(make_decoder, shape):
     """The two decoders share no code between the embedding and the codes."""
-    checkpoint = k.checkpoint("projected")
+    checkpoint = k.checkpoint(shape)
     decoders = [make_decoder(kind, checkpoint) for kind in (GraphDecoder, KernelDecoder)]
     begin(decoders, [0, 2, 3], [SAMPLED, NARROW, GREEDY])
     assert_same(decoders, [0, 2, 3], 6)

@@ -32,7 +32,9 @@ def assert_same(kernel, reference, slots, num_frames, sampling, seeds=(5, 6, 7))
 ci = pytest.mark.ci
 
 
-@pytest.mark.parametrize("shape", ["small", "projected", pytest.param("wide", marks=ci)])
+@pytest.mark.parametrize(
+    "shape", ["small", *(pytest.param(shape, marks=ci) for shape in ("projected", "wide"))]
+)
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, NARROW], ids=["greedy", "sampled", "top_p"])
 def test_codes_equal_the_reference(both, shape, sampling):
     result = assert_same(*both(k.checkpoint(shape)), [2, 0, 3], 6, sampling)
@@ -93,7 +95,7 @@ def test_text_rows_past_the_ring_wrap(both):
 @pytest.mark.parametrize(
     ("dtype", "weights", "tolerance"),
     [
-        (torch.float32, None, KERNEL_LOGITS_F32),
+        pytest.param(torch.float32, None, KERNEL_LOGITS_F32, marks=ci),
         pytest.param(torch.float32, "int8", KERNEL_LOGITS_F32, marks=ci),
         (torch.bfloat16, None, KERNEL_LOGITS_BF16),
         pytest.param(torch.bfloat16, "int8", KERNEL_LOGITS_BF16, marks=pytest.mark.slow),

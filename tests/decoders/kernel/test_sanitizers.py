@@ -16,6 +16,8 @@ from qwen_megakernel.decoders.kernel import build
 from qwen_megakernel.native import compiling
 from tools.gpu_check.variants import VARIANTS
 
+pytestmark = pytest.mark.ci
+
 FLAGS = {
     "thread": ["-fsanitize=thread"],
     "address": ["-fsanitize=address"],
@@ -75,14 +77,7 @@ def run(program: Path, *arguments: str, seed: int = 0, blocks: int = 3):
     )
 
 
-# A default run compiles for the sanitizer of most bugs, .ci/run for all sanitizers.
-@pytest.mark.parametrize(
-    "bug",
-    [
-        pytest.param(bug, marks=[] if sanitizer == "thread" else pytest.mark.ci)
-        for bug, (_, sanitizer) in BUGS.items()
-    ],
-)
+@pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_caught(program, bug):
     number, sanitizer = BUGS[bug]
     binary = program(sanitizer)
@@ -94,7 +89,6 @@ def test_a_planted_bug_is_caught(program, bug):
     assert any(words[sanitizer] in report.stderr for report in reports)
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize("sanitizer", FLAGS)
 @pytest.mark.parametrize(
     "seed", [0, 1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 8))]

@@ -12,6 +12,8 @@ from tolerances import KERNEL_PROMPT_F32
 from qwen_megakernel.decoders.kernel.text_model import layer_tensors, text_sizes
 from qwen_megakernel.errors import ModelFilesError, UnsupportedModel, UsageError
 
+pytestmark = pytest.mark.ci
+
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples" / "qwen3_text"
 PROMPT = [7, 201, 33, 90, 5, 118, 64, 250, 12, 77, 3, 150, 9, 181, 42, 66, 20, 211, 99]
@@ -26,9 +28,7 @@ def example():
     return module
 
 
-@pytest.fixture(
-    scope="module", params=[True, pytest.param(False, marks=pytest.mark.ci)], ids=["tied", "untied"]
-)
+@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
 def oracle(request):
     transformers = pytest.importorskip("transformers")
     config = transformers.Qwen3Config(

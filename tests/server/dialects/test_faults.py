@@ -393,6 +393,7 @@ def test_no_body_is_read_where_no_route_takes_one():
         assert "does not accept POST" in answer.json()["detail"]["message"]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["elevenlabs", "cartesia"])
 async def test_200_contexts_on_one_connection_are_all_spoken(name):
     with serving(FakeEngine(rtf=0.001, num_slots=8), max_queue=200) as live:

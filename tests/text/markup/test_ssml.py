@@ -267,6 +267,7 @@ def cpu_seconds(text: str, size: int) -> float:
     return min(spent)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "unit",
     [

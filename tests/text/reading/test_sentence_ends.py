@@ -80,6 +80,7 @@ def test_a_text_in_pieces_is_cut_where_a_whole_one_is(text: str, step: int):
     assert found == cut(text, 1000)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "piece",
     [
