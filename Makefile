@@ -41,7 +41,7 @@ REPORTS := build/reports
 # The type checker keeps one core busy for half a minute, so the tests run beside it.
 test: style  ## linters, type checker and the default tests, some 14 CPU-minutes
 	$(BIN)/mypy & types=$$!; \
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --junit-xml $(REPORTS)/test.xml; tests=$$?; \
+	$(BIN)/python -m pytest --junit-xml $(REPORTS)/test.xml --numprocesses $(WORKERS) --dist loadfile; tests=$$?; \
 	wait $$types || { echo "mypy failed: its errors are above" >&2; exit 1; }; exit $$tests
 
 test-ci: $(VENV)/.test-ready  ## the tests marked ci: compilers, browsers, Ray, soak; some 25 CPU-minutes
