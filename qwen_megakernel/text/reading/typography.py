@@ -13,23 +13,11 @@ from qwen_megakernel.text.cleaning import REMOVED, SEPARATORS
 from qwen_megakernel.text.reading.spoken import Draft
 from qwen_megakernel.text.scripts import HAN
 
-_FULL_WIDTH = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F) if code != 0xFF0C}
-_ALIKE = {
-    "-": "‐‑‒﹣",
-    "—": "―⸺﹘",
-    " ": "\u00a0\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B))),
-    "'": "’‘‛ʼ",
-    "/": "⁄∕",
-    ":": "∶",
-    "%": "﹪",
-    "$": "﹩",
-    "¥": "￥",
-    "£": "￡",
-    "₩": "￦",
-    "¢": "￠",
-    "~": "〜∼",
-}
-_PLAIN = _FULL_WIDTH | {ord(char): plain for plain, chars in _ALIKE.items() for char in chars}
+_ALIKE = {"-": "‐‑‒", "—": "―⸺", "'": "’‘‛ʼ", "/": "⁄∕", ":": "∶", "~": "〜∼"}
+_SPACES = "\u00a0\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
+_FULL_WIDTH = "".join(map(chr, range(0xFF01, 0xFF5F))).replace("，", "") + "￥￡￦￠﹣﹘﹪﹩"
+_PLAIN = {ord(char): plain for plain, chars in _ALIKE.items() for char in chars}
+_PLAIN |= {ord(char): unicodedata.normalize("NFKC", char) for char in _SPACES + _FULL_WIDTH}
 _COMBINING = "\u0300-\u036f\u1160-\u11ff\u3099\u309a"
 _MARK = re.compile(f"[{_COMBINING}]")
 _DECOMPOSED = re.compile(rf"\w[{_COMBINING}]+")
