@@ -147,6 +147,16 @@ def test_the_digits_of_a_longer_number_are_said_one_by_one(number: str):
     assert words.replace(",", "").split() == ["one"] * number.count("1") + ["a"]
 
 
+@pytest.mark.parametrize("gap", ["\n", "\n\n"])
+def test_a_quotation_goes_on_behind_a_line_and_a_pause_but_not_behind_a_paragraph(gap: str):
+    words = {"\n": 'five"', "\n\n": "five inches"}[gap]
+    assert reader().whole(f'He said "so{gap}5" pipe') == f'He said "so{gap}{words} pipe'
+    made = reader()
+    made.whole('He said "the top')
+    made.turn("english")
+    assert made.whole('5" and left') == 'five" and left'
+
+
 @pytest.mark.parametrize("normalize", ["off", "auto"])
 def test_a_text_is_read_only_where_that_is_asked_for(normalize: str):
     assert Reading().reader(normalize, "auto", None) is None
