@@ -2,6 +2,8 @@
 
 import argparse
 import dataclasses
+import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,12 +16,29 @@ from tools.demo_voice import adapt, texts
 from tools.demo_voice.evaluate import REFERENCES
 from tools.demo_voice.shards import read
 
+RESULT = Path("benchmarks/results/demo_voice_adapted.json")
+
 
 def test_what_is_learned_is_not_measured():
     learned = adapt.sentences_to_learn(450)
     assert len(learned) == 450
     measured = {texts.normalize(text) for text in texts.written()}
     assert not measured & {texts.normalize(text) for text in learned}
+
+
+def test_each_figure_that_misses_its_limit_is_named():
+    found = json.loads(RESULT.read_text())["voices"]
+    assert adapt.missed(found) == []
+    for name, epoch, figure, value in (
+        ("slow", 0, "length", 1.19),
+        ("slow", 1, "length", 1.31),
+        ("high", -1, "hertz", found["high"]["recorded"]["hertz"] * 1.07),
+        ("slow", -1, "word_errors", 1.4 * found["base"]["word_errors"]),
+    ):
+        planted = json.loads(json.dumps(found))
+        planted[name]["epochs"][epoch][figure] = value
+        (line,) = adapt.missed(planted)
+        assert line.startswith(name)
 
 
 @pytest.mark.ci
