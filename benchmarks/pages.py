@@ -33,6 +33,7 @@ PAGES: dict[str, Callable[[], list[str]]] = {
     "docs/marking.md": result_tables.marks,
     "docs/speech-control.md": result_tables.speech_control,
     "docs/coreml.md": result_tables.coreml,
+    "docs/finetune.md": result_tables.fine_tuning,
     "qwen_megakernel/assets/demo-voice/MODEL_CARD.md": voice_card.model_card,
     kernel_pages.PTXAS: kernel_pages.kernel_ptxas,
     kernel_pages.MUTATIONS: kernel_pages.kernel_mutations,

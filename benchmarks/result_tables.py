@@ -313,3 +313,44 @@ def coreml() -> list[str]:
         "",
         *table(["codec of", "float32", "float16"], rows),
     ]
+
+
+def fine_tuning() -> list[str]:
+    """Return what a voice says that has learned other speech, and what a step of training costs."""
+    adapted = load_result("demo_voice_adapted.json")
+    voices = adapted["voices"]
+    rows = [("the voice before", voices["base"])]
+    for name, what in (("slow", "1.25 times as slow"), ("high", "4.3 semitones higher")):
+        found = voices[name]
+        minutes = found["seconds"] / 60
+        learned = f"{found['recordings']} recordings, {minutes:.0f} min, {what}"
+        rows.append((learned, found["recorded"]))
+        for epoch, said in enumerate(found["epochs"], 1):
+            rows.append((f"the voice that learns them, after epoch {epoch}", said))
+    cells = [
+        [
+            what,
+            f"{said['length']:.2f}",
+            f"{said['hertz']:.0f} Hz",
+            f"{said['word_errors']:.1%}" if "word_errors" in said else None,
+        ]
+        for what, said in rows
+    ]
+    step = load_result("train_step_cpu_0.6b.json")
+    settings, summary = step["settings"], step["summary"]["seconds_per_step"]
+    return [
+        *table(["who speaks", "length", "pitch", "words heard wrong"], cells),
+        "",
+        *paragraph(
+            f"`{adapted['file']}` at commit {adapted['commit']}; `tools/demo_voice/adapt.py` has "
+            "the options."
+        ),
+        "",
+        *paragraph(
+            "With random weights of 0.6B's shapes, one LoRA step with `--checkpointing` on a "
+            f"recording of {settings['num_frames']} frames ({settings['seconds']:.0f} s) took "
+            f"{step['peak_memory_mb']['host'] / 1000:.1f} GB at its peak and {summary['p50']:.1f} "
+            f"s: `{step['file']}` at commit {step['commit']}, {timed_on(step)}. Nothing was "
+            "measured on a GPU."
+        ),
+    ]

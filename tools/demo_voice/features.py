@@ -276,16 +276,21 @@ def compare_melodies(
     }
 
 
-def place(spoken: Spoken, grid: float = GRID_SECONDS) -> tuple[np.ndarray, np.ndarray]:
+def place(
+    spoken: Spoken, grid: float = GRID_SECONDS, slowness: float = 1.0
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the place of each row in flite's time, and its word or SILENCE.
 
     Phonemes begin on the grid; silence around the speech is cut to LEAD_ and TAIL_SECONDS.
+
+    Args:
+        slowness: how many times as long as flite's own the speech is.
     """
     sounding = [i for i, segment in enumerate(spoken.segments) if not segment.is_pause]
     segments = spoken.segments[sounding[0] : sounding[-1] + 1]
     begin = spoken.segments[sounding[0] - 1].end if sounding[0] else 0.0
     theirs = np.array([begin, *(segment.end for segment in segments)])
-    ours = LEAD_SECONDS + np.round((theirs - begin) / grid) * grid
+    ours = LEAD_SECONDS + np.round((theirs - begin) * slowness / grid) * grid
     for index in range(1, len(ours)):
         ours[index] = max(ours[index], ours[index - 1] + grid)
     num_frames = int(np.ceil((ours[-1] + TAIL_SECONDS) / FRAME_SECONDS - 1e-6))
@@ -299,9 +304,13 @@ def place(spoken: Spoken, grid: float = GRID_SECONDS) -> tuple[np.ndarray, np.nd
     return places, words.astype(np.int16)
 
 
-def analyse(spoken: Spoken, text: str, synthesis: Synthesis) -> Rows:
-    """Return a sentence's rows: phonemes on the grid, pauses silent, questions rising."""
-    places, words = place(spoken)
+def analyse(spoken: Spoken, text: str, synthesis: Synthesis, slowness: float = 1.0) -> Rows:
+    """Return a sentence's rows: phonemes on the grid, pauses silent, questions rising.
+
+    Args:
+        slowness: as `place` takes it.
+    """
+    places, words = place(spoken, slowness=slowness)
     values = synthesis.values(spoken)
     at = np.clip(places / HOP_SECONDS, 0, len(values) - 1)
     low = np.minimum(at.astype(int), len(values) - 2)

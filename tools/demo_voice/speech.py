@@ -7,6 +7,7 @@ import argparse
 import multiprocessing
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,13 @@ class Speaker:
 
     Args:
         codebooks: file of the envelopes' codebooks.
+        height: its pitch over flite's own.
+        slowness: the length of its speech over that of flite's own.
     """
 
-    def __init__(self, codebooks: Path):
+    def __init__(self, codebooks: Path = SHIPPED, height: float = 1.0, slowness: float = 1.0):
         torch.set_num_threads(1)
+        self._height, self._slowness = height, slowness
         self._flite = Flite.shared()
         self._synthesis = features.Synthesis(self._flite.filters)
         self._codebooks = Codebooks.load(codebooks)
@@ -44,11 +48,8 @@ class Speaker:
         those whose words flite counts otherwise."""
         found: list[tuple[str, str, features.Frames]] = []
         for kind, text in lines:
-            spoken = self._flite(text)
-            if spoken is None:
-                continue
-            frames = features.frames(features.analyse(spoken, text, self._synthesis))
-            if len(frames.words) <= MAX_FRAMES:
+            frames = self._frames(text)
+            if frames and len(frames.words) <= MAX_FRAMES:
                 found.append((kind, text, frames))
         if not found:
             return []
@@ -68,12 +69,19 @@ class Speaker:
         Returns:
             [num_frames, num_codes] uint8, and as many frames' samples, float32.
         """
+        frames = self._frames(text)
+        if frames is None:
+            return None
+        sound = self._synthesis.sound(frames.features, frames.pitch)
+        return self._codes(frames.features, frames.pitch), sound
+
+    def _frames(self, text: str) -> features.Frames | None:
         spoken = self._flite(text)
         if spoken is None:
             return None
-        frames = features.frames(features.analyse(spoken, text, self._synthesis))
-        sound = self._synthesis.sound(frames.features, frames.pitch)
-        return self._codes(frames.features, frames.pitch), sound
+        spoken = replace(spoken, f0=spoken.f0 * self._height)
+        rows = features.analyse(spoken, text, self._synthesis, self._slowness)
+        return features.frames(rows)
 
     def _ids(self, text: str) -> np.ndarray:
         return np.array(self._tokenizer(text)["input_ids"], np.int16)
