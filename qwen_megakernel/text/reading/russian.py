@@ -69,7 +69,7 @@ class Russian(Language):
     SYMBOLS = """&: и; @: собака; =: равно; ÷: разделить на; ×: умножить на; °: градусов; ≈ ~: около
         <: меньше; >: больше; ≤: не больше; ≥: не меньше; ±: плюс минус; §: параграф; №: номер"""
     WEB = ".: точка; /: слэш; -: дефис; _: подчёркивание; ?: вопрос; #: решётка; :: двоеточие"
-    opens, followers = words("№ т. д. стр. г."), words("г года году годе")
+    opens, followers = words("№ т. д. стр. г."), words("г года году годе в. вв.")
 
     RULES = r"""
     (?i)(?P<d>\d{1,2})\s(?P<m>{MONTH})(?:\s(?P<y>\d{4})(?:\s(?:г\.|года))?)? => .date
@@ -80,6 +80,7 @@ class Russian(Language):
         => .hours
     (?P<d>[0-3]?\d)\.(?P<m>[01]?\d)\.(?P<y>\d{4})(?:\sг\.)?(?!\d) => .date
     (?P<r>[IVX]+)(?:\s?[-–—]\s?(?P<to>[IVX]+))?\s(?P<what>вв?\.|век[а-я]{0,3}(?!\w)) => .centuries
+    (?P<r>[1-9]|[12]\d)(?:\s?[-–—]\s?(?P<to>[1-9]|[12]\d))?\s(?P<what>вв?\.) => .centuries
     во? >> (?P<y>1\d{3}|20\d\d)\sг\. => {y:ordinal:pm} году{end}
     ко? >> (?P<y>1\d{3}|20\d\d)\s(?:г\.|году(?!\w)) => {y:ordinal:dm} году{end}
     (?P<y>1\d{3}|20\d\d)\sг\. => {y:ordinal:gm} года{end}
@@ -223,7 +224,8 @@ class Russian(Language):
 
     def read_centuries(self, found: Found) -> str:
         """Return one or two centuries, in the case of "века", or of what stands before "в."."""
-        numbers = [roman_number(found[each]) for each in ("r", "to") if found[each]]
+        given = (found[each] for each in ("r", "to") if found[each])
+        numbers = [int(each) if each.isdecimal() else roman_number(each) for each in given]
         noun, is_one = found["what"], len(numbers) == 1
         if noun in ("в.", "вв."):
             is_first = found.word[-1:] in tuple(".!?:") and found.word not in self.abbreviations
