@@ -12,7 +12,7 @@ OF_THE_MACHINE = ("processor", "instruction_sets", "cores", "online_cores", "pla
 OF_THE_MACHINE += ("torch", "load_before_run", "stolen_share", "read_bandwidth_gb_s")
 # A result file has one of these keys, with a value that is not empty.
 FIGURES = ("runs", "rows", "summary", "levels", "sets", "operations", "signal_to_noise_db")
-FIGURES += ("word_error_rate",)
+FIGURES += ("word_error_rate", "voices")
 
 
 def faults(found: dict) -> list[str]:
