@@ -14,11 +14,13 @@ from qwen_megakernel.cli import running
 
 
 @pytest.fixture(autouse=True)
-def default_handler():
-    """Restores the handler, since a suite in the background of a shell ignores Ctrl-C."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+def default_handlers():
+    """Restores the handlers: a suite in the background of a shell, or under nohup, ignores them."""
+    defaults = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in defaults.items()}
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def test_signals_wait_for_the_end_of_the_block():
