@@ -39,12 +39,12 @@ demo: $(VENV)/.demo-ready  ## speak TEXT with the small demonstration voice into
 REPORTS := build/reports
 
 # The type checker keeps one core busy for half a minute, so the tests run beside it.
-test: style  ## linters, type checker and the default tests, some 14 CPU-minutes
+test: style  ## linters, type checker and the default tests, some 13 CPU-minutes
 	$(BIN)/mypy & types=$$!; \
 	$(BIN)/python -m pytest --junit-xml $(REPORTS)/test.xml --numprocesses $(WORKERS) --dist loadfile; tests=$$?; \
 	wait $$types || { echo "mypy failed: its errors are above" >&2; exit 1; }; exit $$tests
 
-test-ci: $(VENV)/.test-ready  ## the tests marked ci: compilers, browsers, Ray, soak; some 25 CPU-minutes
+test-ci: $(VENV)/.test-ready  ## the tests marked ci: compilers, browsers, Ray, soak; some 31 CPU-minutes
 	$(BIN)/python -m pytest -m "ci and not slow and not alone" --numprocesses $(WORKERS) --dist loadfile --junit-xml $(REPORTS)/ci.xml
 	$(BIN)/python -m pytest -m "ci and alone"
 
