@@ -10,14 +10,17 @@ from torch import Tensor
 from qwen_megakernel.decoders.weights import DecoderModel, WeightReader, tensor
 from qwen_megakernel.gpu.cuda_graphs import uploaded
 
+# Rows of a stored matrix that are converted at a time: 2 MB of float32, which the cache holds.
+BLOCK_ROWS = 256
+
 
 class Embeddings:
     """T(text ids), C(codec ids) and E(frame) of one checkpoint.
 
     Args:
         device, dtype: device and dtype of every result; weights are converted once, here.
-        stored_tables: keep tables of codes that the checkpoint stores in bfloat16 as they are, and
-            convert the rows that are read; in float32 the tables would take twice the memory.
+        as_stored: keep what the checkpoint stores in bfloat16 as it is, and convert the rows that
+            are read; in float32 they would take twice the memory, and no file could be mapped.
     Source: QwenLM/Qwen3-TTS, modeling_qwen3_tts.py, Qwen3TTSTalkerForConditionalGeneration.
     """
 
@@ -27,26 +30,26 @@ class Embeddings:
         device: torch.device,
         dtype: torch.dtype,
         *,
-        stored_tables: bool = False,
+        as_stored: bool = False,
     ):
         self.device, self.dtype = device, dtype
         self.num_code_groups = model.config.talker.num_code_groups
         weights, read = model.talker, WeightReader(model.talker, device, dtype)
 
-        def load_table(name: str) -> Tensor:
+        def load(name: str) -> Tensor:
             stored = tensor(weights, name)
-            if stored_tables and stored.dtype == torch.bfloat16:
+            if as_stored and stored.dtype == torch.bfloat16:
                 return stored.to(device).contiguous()
             return read.tensor(name)
 
         self._text_table = tensor(weights, "model.text_embedding.weight")
         self._projection = [
-            read.tensor(f"text_projection.linear_{part}")
-            for part in ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")
+            (load(f"{name}.weight"), read.tensor(f"{name}.bias"))
+            for name in ("text_projection.linear_fc1", "text_projection.linear_fc2")
         ]
-        self.codec_table = load_table("model.codec_embedding.weight")  # [vocab_size, hidden_size]
+        self.codec_table = load("model.codec_embedding.weight")  # [vocab_size, hidden_size]
         self.code_tables = [  # one [codebook_size, hidden_size] for each code after the first
-            load_table(f"code_predictor.model.codec_embedding.{group}.weight")
+            load(f"code_predictor.model.codec_embedding.{group}.weight")
             for group in range(self.num_code_groups - 1)
         ]
 
@@ -63,8 +66,8 @@ class Embeddings:
     def text(self, ids: Tensor) -> Tensor:
         """Return text_projection(text_embedding) of text ids: [n] int64 -> [n, hidden_size]."""
         rows = uploaded(self._text_table[ids.cpu()], self.device, self.dtype)
-        fc1_weight, fc1_bias, fc2_weight, fc2_bias = self._projection
-        return F.linear(F.silu(F.linear(rows, fc1_weight, fc1_bias)), fc2_weight, fc2_bias)
+        first, second = self._projection
+        return _linear(F.silu(_linear(rows, *first)), *second)
 
     def codec(self, ids: Tensor) -> Tensor:
         """Return the rows of the talker's codec vocabulary: [n] int64 ids -> [n, hidden_size]."""
@@ -80,3 +83,11 @@ class Embeddings:
         rows = [self.codec_table[codes[:, 0]]]
         rows += [table[codes[:, group + 1]] for group, table in enumerate(self.code_tables)]
         return torch.stack(rows, dim=1).to(self.dtype).sum(1)
+
+
+def _linear(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Apply a layer whose weight may be stored in another dtype than its input's."""
+    if weight.dtype == rows.dtype:
+        return F.linear(rows, weight, bias)
+    blocks = zip(weight.split(BLOCK_ROWS), bias.split(BLOCK_ROWS), strict=True)
+    return torch.cat([F.linear(rows, part.to(rows.dtype), b) for part, b in blocks], dim=-1)

@@ -112,15 +112,19 @@ def test_a_prompt_that_continues_speech_equals_the_official_one_in_context(
     )
 
 
+@pytest.mark.parametrize("as_stored", [False, True])
 @pytest.mark.parametrize("text_feed", FEEDS)
 @pytest.mark.parametrize("name", ["tiny-random", "tiny-random-1.7b"])
 def test_prompt_from_files_equals_the_official_one(
-    load_checkpoint, official_model, monkeypatch, name, text_feed
+    load_checkpoint, official_model, monkeypatch, name, text_feed, as_stored
 ):
+    monkeypatch.setattr(
+        "qwen_megakernel.decoders.embeddings.BLOCK_ROWS", 24
+    )  # several, the last cut
     wrapper, loaded = official_model(name), load_checkpoint(name)
     monkeypatch.setattr(wrapper.model.talker, "generate", Toy._hand_over)
     options = {"text": "Hello, the iPhone and a naïve 中文 text.", "language": "Chinese"}
-    embeddings = Embeddings(loaded, torch.device("cpu"), torch.float32)
+    embeddings = Embeddings(loaded, torch.device("cpu"), torch.float32, as_stored=as_stored)
     request = SpeechRequest(voice="Dylan", instruct=INSTRUCT, text_feed=text_feed, **options)
     tokenizer = TextTokenizer(loaded.files.folder, loaded.config)
     ids = tokenizer.encode(options["text"], instruct=INSTRUCT)

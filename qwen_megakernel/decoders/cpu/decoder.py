@@ -86,7 +86,7 @@ class CpuDecoder(FrameDecoder):
         weights = frame_weights(self.config).total
         self.num_threads = cpu_threads.choose_native(weights, num_threads)
         self.pool = CpuPool(self._library, self.num_threads)
-        self.embeddings = Embeddings(model, self.device, self.dtype, stored_tables=True)
+        self.embeddings = Embeddings(model, self.device, self.dtype, as_stored=True)
         handle = ctypes.c_void_p()
         packed = pack(model, self.pool)
         source = _Source(model, packed, self.embeddings, sizes)
