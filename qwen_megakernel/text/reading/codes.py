@@ -15,8 +15,11 @@ MAX_PAST = 40  # characters before a number that may announce it
 _CODES = """(?:(?:pass|post|zip|bar)?code|otp|pin|password|zip|postcode|(?:order|booking|account|ref
     |reference|part|item|ticket|tracking|serial|confirmation|invoice)\\s(?:number|no\\.?|id)|kennwort
     |(?:card|account|number|ssn|phone)(?:\\s\\w+){0,2}\\s(?:ending|ends)\\sin|passwort
-    |plz|[a-zäöüß]+(?:nummer|code|schlüssel)|code(?:\\s(?:postal|secret|pin|d[e']\\s?\\w+))
-    |(?:commande|pedido|ordine|заказ)\\s(?:n[°º.]|n\\.?º|№)|c[óo]digo(?:\\s(?:postal|pin|de\\s\\w+))?
+    |plz|[a-zäöüß]+(?:nummer|nr\\.|code|schlüssel)|nr\\.:|r[eé]f\\.|code(?:\\s(?:postal|secret|pin|d[e']\\s?\\w+))
+    |(?:commande|pedido|ordine|заказ)\\s(?:n[°º.]|n\\.?º|№)
+    |(?:n(?:um[eé]ro|úmero|[°º]|\\.º))\\sd[eio]\\s(?:commande|client|dossier|suivi|série|compte|facture
+    |réservation|pedido|cuenta|conta|cliente|fa[ct]tura|fatura|serie|série|reserva|seguimiento|ordine
+    |conto|prenotazione|pratica)|c[óo]digo(?:\\s(?:postal|pin|de\\s\\w+))?
     |clave|senha|cep|codice(?:\\s(?:pin|di\\s\\w+))?|(?:пин-?)?код(?:\\s\\w+)?|пароль|индекс|номер\\sзаказа
     |ext\\.|dw|app\\.|nebenstelle|ramal|durchwahl|interno|доб\\.|добавочный|分机|内線|내선|验证码|密码|邮编|订单号|编号|口令|コード|番号|번호|코드)"""
 _LINKS = r"is|are|was|ist|lautet|war|est|es|è|é|:|：|—|\#|是|为|は|는|은"
@@ -24,7 +27,7 @@ _CODE = re.compile(
     rf"(?<![A-Za-zÀ-ÿА-яё])(?:{_CODES})(?:\s*(?:{_LINKS}))?\s*[\#(\"'“«]?$", re.I | re.X
 )
 _CODE_DIGITS = re.compile(
-    r"(?:\d{3,12}|[-–]\d{2,12})(?![.,:/-]?\d|\s?[%°€$])(?!-?[A-Z]+\d|[A-Za-z])"
+    r"(?:\d{1,12}(?:-\d{1,12})+|\d{3,12}|[-–]\d{2,12})(?![.,:/-]?\d|\s?[%°€$])(?!-?[A-Z]+\d|[A-Za-z])"
 )
 _VERSION = re.compile(
     r"(?<![A-Za-zÀ-ÿА-яё])(?:versi(?:on|one|ón)|versão|верси[яюи]|release|v\.|python|node(?:\.?js)?|ios"
@@ -32,8 +35,10 @@ _VERSION = re.compile(
     r"|chrome|firefox|版本|バージョン|버전)\s*$",
     re.IGNORECASE,
 )
+_PROTOCOL = re.compile(r"(?<![^\W_])https?/$", re.IGNORECASE)
+_PROTOCOL_NUMBER = re.compile(r"[1-3](?:\.\d)?(?![.\d])")
 _STATUS = re.compile(
-    r"(?<![^\W_])https?(?:[\s-](?:status|code|statuscode|error|response|fehler|erreur|errore|erro"
+    r"(?<![^\W_])https?(?:/\d(?:\.\d)?)?(?:[\s-](?:status|code|statuscode|error|response|fehler|erreur|errore|erro"
     r"|estado|ошибка|код))*[\s-]?$",
     re.IGNORECASE,
 )
@@ -42,7 +47,7 @@ _MAKER = re.compile(
     "(?:Boeing|Airbus|Embraer|Bombardier|Cessna|Fokker|Боинга?|Аэробуса?|Эмбраера?|波音|空客|空中客车"
     r"|ボーイング|エアバス|보잉|에어버스)\s?$"
 )
-_MODEL = re.compile(r"\d{3}-\d{3}(?![.,/-]?\d)")
+_MODEL = re.compile(r"\d{3}-\d{1,3}(?![.,/-]?\d)")
 _VERSION_NUMBER = re.compile(r"\d{1,4}(?:\.\d{1,4})+(?![A-Za-z\d]|[.,/-]\d)")
 _TRAILING = ".,;:!?*_…"  # behind an address
 # Digits in groups are a telephone number or a code, not a quantity or a range, if they have a
@@ -88,10 +93,11 @@ class Codes(Words):
         Returns:
             (0, "") for any other number.
         """
-        if past.rstrip()[-1:].isdigit():
+        if past.rstrip()[-1:].isdigit() and not _STATUS.search(past):
             return 0, ""
         for word, number, say in (
             (_CODE, _CODE_DIGITS, self.spell),
+            (_PROTOCOL, _PROTOCOL_NUMBER, self.version),
             (_STATUS, _STATUS_NUMBER, self.spell),
             (_VERSION, _VERSION_NUMBER, self.version),
             (_MAKER, _MODEL, self._model),

@@ -28,6 +28,9 @@ _SAINTS = words("""Albans Andrew Andrews Anthony Augustine Barts Catherine Catha
     Lawrence Louis Lucia Luke Maarten Mark Martin Mary Matthew Michael Moritz Nicholas Nick Olaf
     Pancras Patrick Paul Peter Peters Petersburg Pete Pierre Regis Stephen Stephens Thomas Tropez
     Valentine Vincent Vitus""")
+_BEFORE_SECONDS = words("""wait waits waited after every for takes took within timeout lasts delay
+    pause sleep about only another exactly under""")
+_DIRECTIONS = dict(N="north", S="south", E="east", W="west")
 _CODED = words("id pin otp zip postcode passcode password code extension ext")  # before a code
 _AFTER_STREETS = words("NE NW SE SW N S E W Suite Apt Unit")
 
@@ -39,7 +42,7 @@ class English(Language):
     by, over, out_of, extension = "by", "over", "out of", "extension"
     phone_words = words("call dial phone telephone tel text fax mobile cell")
     ordinal_marks = "st|nd|rd|th|ST|ND|RD|TH"
-    BEFORE_DIGITS = r"""(?:N[or]|#)\.?\s: number; Nos\.?\s: numbers; Fig\.?\s: figure
+    BEFORE_DIGITS = r"""(?:N[or]|#)\.?\s: number; Nos\.?\s: numbers; (?:Fig\.?|fig\.)\s: figure
         (?i:vol)\.?\s: volume; pp\.\s?: pages; p\.\s?: page; (?:[Nn]o\.|[№]\s?|Nº\s?): number
         [Cc]h\.\s: chapter; [Ss]ec\.\s: section; Eq\.\s: equation; [Ee]xt\.?\s: extension
         Apt\.?\s: apartment; Ste\.\s: suite; Rm\.\s: room; √: the square root of"""
@@ -109,15 +112,18 @@ class English(Language):
         vee double-you ex why zee"""
     WEB = """.: dot; /: slash; -: dash; _: underscore; ?: question mark; #: hash; %: percent
         ~: tilde; :: colon; \\: backslash"""
-    opens = words("""b. d. pt b/w Sat Sun St. St Dr. Dr No. Nos. no. Fig. Vol. vol. p. pp. Ch. ch.
-        Sec. sec. Eq. Ext. ext. ext Apt. Apt Ste. Rm. № Nº
+    opens = words("""b. d. pt b/w Sat Sun St. St Dr. Dr No. Nos. no. Fig. fig. Vol. vol. p. pp. Ch.
+        ch. Sec. sec. Eq. Ext. ext. ext Apt. Apt Ste. Rm. № Nº
         Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec""")
     followers = words("in am pm a.m p.m sq fl cu")
 
     RULES = r"""
     (?i){HALF_DAY}a(?:\.m\.?|m)(?!\w) => {h}{m:minutes} a m{end}
     (?i){HALF_DAY}p(?:\.m\.?|m)(?!\w) => {h}{m:minutes} p m{end}
+    in|of|since|by|until|from|to|the|summer|winter|spring|fall >> ['’](?!00)(?P<n>\d\d)(?!['’]?\w)
+        => {n:minutes}
     ['’]?(?P<c>1\d|20)(?P<t>[1-9]0)['’]?s\b => {c} {t:decade}
+    (?P<t>[1-9]0)s(?!\w) => .seconds
     ['’]?(?P<t>[1-9]0)['’]?s\b => {t:decade}
     ['’]?(?P<c>1[1-9])00['’]?s\b => {c} hundreds
     ['’]?(?P<n>[12])000['’]?s\b => {n} thousands
@@ -129,10 +135,14 @@ class English(Language):
     (?P<n>\d{1,3})\s?pt(?=\s(?i:font|type|text|size|bold|arial|helvetica|times)) => {n} point
     (?P<title>St|Dr)\b\.?(?!\w) => .title
     (?!the$).* >> Sun\. => Sunday
-    part|tracking|order|invoice|serial|item|account|ref >> no\.\s(?=\d) => number~
-    (?P<what>[bd])\.(?=\s(?:\d{1,2}\s(?i:{MONTH})|(?:1\d|20)\d\d(?!\w))) => .life
+    part|tracking|order|invoice|serial|item|account|ref|is|was|are|\w+['’]s|the|room|ranked
+        >> no\.\s(?=\d) => number~
+    (?P<what>[bd])\.(?=\s(?:(?:\d{1,2}\s)?(?i:{MONTH})|(?:1\d|20)\d\d(?!\w))) => .life
     50-50(?![\w-]) => fifty fifty
     24[/x]7/365(?![\d/]) => twenty-four seven three sixty-five
+    (?<=[A-Z]-)(?P<n>\d{1,3})\s(?P<to>[NSEW])(?!\w) => .road
+    up|down|by|rose|fell|gained|lost|another|cut|raised >> (?P<n>\d{1,4})\sbps(?!\w)
+        => {n} basis points
     (?P<n>\d{1,5})\sN\.(?=\s[A-Z0-9])(?!\s(?:{STARTERS})(?!\w)) => {n} North
     (?P<a>[1-9])x(?=\d{1,2}s(?!\w)) => {a} by~
     (?P<a>Sat|Sun)(?=\s\d{1,2}(?:[-–:]|\s?[ap])) => .days
@@ -162,13 +172,14 @@ class English(Language):
     (?i).*[s\d]|once|twice|[\d.,]*(?:{UNITS}) >>
         /(?=(?:second|minute|hour|day|week|month|year|person)(?!\w)) => ~per~
     (?<=[A-G])#(?!\w) => ~sharp
-    #(?=[^\W\d_])(?![A-Z]{1,4}-?(?!20\d\d(?!\d))\d) => hashtag~
+    #(?=[^\W\d_])(?![A-Z]{1,5}-\d|[A-Z]{1,4}(?!20\d\d(?!\d))\d) => hashtag~
     (?:[A-Za-z0-9][\w-]*)?(?:\.(?i:{FILES}))+(?!\w|\.\w)|(?:~|\.\.?)?(?:/[\w.-]+){2,}/?|~/[\w./-]+
         |[A-Z]:\\[\w.\\-]+ => .file
     (?P<sizes>{FEET}(?:\s?[x×]\s?{FEET})+)(?!\w) => .feet
-    (?P<ft>\d{2,3})['′](?P<in>1[01]|\d)(?:\"|″|'')(?!\w) => {ft} feet {in}
+    (?P<ft>\d{2,3})['′]\s?(?P<in>1[01]|\d)(?:\"|″|'')(?!\w) => {ft} feet {in}
     {ARTICLES} >> (?P<ft>\d{2,3})['′](?!\w) => {ft} foot
     (?P<ft>\d)['′’](?P<in>1[01]|\d)(?:\"|″|'')?(?!\w) => {ft} foot {in}
+    (?P<ft>\d)['′’]\s(?P<in>1[01]|\d)(?:\"|″|'') => {ft} foot {in}
     (?P<ft>\d)['′’](?!\w) => {ft} foot
     (?:[A-Z]\.){2,}(?!\w) => .initials
     \^0{0,2}2(?!\d) => ~squared
@@ -271,7 +282,7 @@ class English(Language):
 
     def roman(self, number: int, found: Found, following: str) -> str | None:
         """Return the words of a Roman numeral after a name or a title, as in "Chapter IV"."""
-        before, word = found.before, found.word
+        before, word = self.numbered_by(found), self.numbering(found)
         is_name = before[:1].isupper() and before.isalpha() and not before.isupper()
         if not is_name or not {*found["r"]} <= {*"IVXL"}:
             return None
@@ -279,6 +290,15 @@ class English(Language):
         if len(found["r"]) == 1 and not (is_numbered or (is_ruler and found["r"] == "V")):
             return None  # "Charles I think", "Malcolm X"
         return f"the {self.ordinal(number)}" if is_ruler else self.cardinal(number)
+
+    def read_seconds(self, found: Found) -> str | None:
+        """Return the words of "30s" in code, and behind words that wait; None for decades."""
+        is_set = found.last in tuple("=<>") or found.word in _BEFORE_SECONDS
+        return self.counted(int(found["t"]), "s") if is_set else None
+
+    def read_road(self, found: Found) -> str:
+        """Return the words of the "101 N" of the road "US-101 N"."""
+        return f"{self.number(found['n'])} {_DIRECTIONS[found['to']]}"
 
     def read_plural(self, found: Found) -> str | None:
         """Return the words of "747s" or the "3s" in "MP3s"; None for seconds, as in "wait 5s"."""
@@ -307,7 +327,8 @@ class English(Language):
         """Return digits one by one after a word such as "PIN", or after a state ("NY 10001")."""
         name, digits = found.before.strip("(:.#,*_"), found["n"]
         is_zip = len(name) == 2 and name.isupper() and name.isalpha() and len(digits) == 5
-        is_call = name.lower() in ("call", "dial") and len(digits) == 3
+        is_call = name.lower() in ("call", "dial", "text") and len(digits) in (3, 5, 6)
+        is_call &= not digits.endswith("00")
         if name.lower() not in _CODED and not is_zip and not is_call:
             return None
         return self.spell(digits) + (f", {self.spell(found['more'])}" if found["more"] else "")
@@ -352,7 +373,8 @@ class English(Language):
     def read_life(self, found: Found) -> str | None:
         """Return the "born" or "died" of a name or a bracket, as in "Ada Lovelace (b. 1815)"."""
         is_year = found.word.strip(",.").isdecimal()
-        is_life = found.before[:1].isupper() or (is_year and found["what"] == "d")
+        is_life = found.before[:1].isupper() or found.last == "("
+        is_life |= is_year and found["what"] == "d"
         if not is_life and not re.match(r"\s[^()]*\)", found.rest):
             return None
         return "born" if found["what"] == "b" else "died"

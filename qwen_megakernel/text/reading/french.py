@@ -6,6 +6,8 @@ from qwen_megakernel.text.reading.romance import Romance
 from qwen_megakernel.text.reading.surroundings import Found
 from qwen_megakernel.text.reading.words import Noun, words
 
+_TWO_CENTURIES = re.compile(r"[IVX]+(?:er?|ᵉʳ?)(?:[-–]|,\s|\s(?:et|ou|au|à)\s)\S+\s$")
+
 
 class French(Romance):
     code = "fr"
@@ -38,11 +40,12 @@ class French(Romance):
     SHORT_MONTHS = "janv/jan févr/fév - avr - - juil - sept/sep oct nov déc"
     first_day, halves = "premier", ("demi", "demie")
     times = "{h:f} {hours}", "{h:f} {hours} {m:f}", " et {s:f} secondes"
-    ABBREVIATIONS = """c/o: chez; n/a: non applicable; A/R: aller-retour
+    ABBREVIATIONS = """n° N°: numéro; al.: alinéa; c/o: chez; n/a: non applicable; A/R: aller-retour
         M.: monsieur; MM.: messieurs; Mme: madame; Mmes: mesdames; Mlle: mademoiselle
         Me: maître; Dr Dr.: docteur; Pr Pr.: professeur; St: saint; Ste: sainte; etc.: et cetera
-        av.~J.-C.: avant Jésus-Christ; apr.~J.-C.: après Jésus-Christ; p.ex.: par exemple
-        c.-à-d.: c'est-à-dire; env.: environ; av.: avenue; bd: boulevard; tél. tel.: téléphone
+        av.~J.-C.: avant Jésus-Christ; apr.~J.-C. ap.~J.-C.: après Jésus-Christ; p.ex.: par exemple
+        c.-à-d.: c'est-à-dire; env.: environ; av.: avenue; bd bd.: boulevard; pl.: place
+        Mgr: monseigneur; hab.: habitants; tél. tel.: téléphone
         vol.: volume; chap.: chapitre; art.: article; fig.: figure; min.: minimum; ét.: étage
         th.: thermostat; max.: maximum; incl.: inclus"""
     final = words("etc.")
@@ -53,18 +56,26 @@ class French(Romance):
         ©: copyright"""
     WEB = """.: point; /: slash; -: tiret; _: tiret bas; ?: point d'interrogation; #: dièse
         :: deux-points"""
-    opens, followers = words("n° N° p. av. apr. h"), words("h siècle")
+    opens, followers = words("n° N° p. av. apr. ap. h"), words("h siècle")
     centuries = words("s siècle siècles République république arrondissement")
 
     RULES = r"""
     {HOUR}\s?h(?:\s?{MINUTE})?(?!\w) => .time
     1(?:ère|re)(?!\w) => première
-    [ivx]+(?:er?|ᵉʳ?) >> s\. => siècle{end}
+    (?P<m>[12])\s?m\s?(?P<c>\d\d)(?!\w) => {m:counted:m} {c}
+    (?:[ivx]+(?:er?|ᵉʳ?)[-–])?[ivx]+(?:er?|ᵉʳ?) >> s\. => .century
     """
+
+    def agreeing(self, said: str, before: str) -> str:
+        return re.sub(r"\bd'(?=[^\Waeiouyhéè])", "de ", said)  # "millions de dollars"
 
     def plural(self, number: int) -> int:
         """Return the form of a noun after a number: 0 and 1 take the singular."""
         return 0 if number < 2 else 2
+
+    def read_century(self, found: Found) -> str:
+        """Return "siècle", or its plural behind two numerals, as in "XVIIe et XVIIIe s."."""
+        return "siècle" + "s" * bool(_TWO_CENTURIES.search(found.past)) + self.kept_point(found)
 
     def roman(self, number: int, found: Found, following: str) -> str | None:
         ending = re.sub(".*[IVXLCDM]", "", found.text)

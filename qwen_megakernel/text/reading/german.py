@@ -54,7 +54,11 @@ class German(Language):
     money_joint, says_cents = " ", False
     SHORT_MONTHS = "jan/jänner feb mär apr - jun jul aug sep/sept okt nov dez"
     times, time_marks = ("{h:m} Uhr", "{h:m} Uhr {m}", " und {s} Sekunden"), r"\sUhr\b"
-    ABBREVIATIONS = """z.B. z.~B. Z.B. Z.~B.: zum Beispiel; d.h. d.~h.: das heißt
+    BEFORE_DIGITS = r"§§\s?: Paragrafen"
+    ABBREVIATIONS = """n.~V.: nach Verlängerung; i.~E.: im Elfmeterschießen; z.~Hd.: zu Händen
+        gest.: gestorben; Kl.: Klasse; Hrn.: Herrn; mind.: mindestens
+        mtl.: monatlich; jährl.: jährlich; Einw.: Einwohner
+        z.B. z.~B. Z.B. Z.~B.: zum Beispiel; d.h. d.~h.: das heißt
         c/o: care of; s/w: schwarz-weiß; m/w/d: männlich, weiblich, divers; n/a: nicht verfügbar
         u.a. u.~a.: unter anderem; usw. etc.: und so weiter; bzw.: beziehungsweise; ca.: circa
         Dr. Dr: Doktor; Prof. Prof: Professor; Ing.: Ingenieur; Dipl.-Ing.: Diplomingenieur
@@ -67,7 +71,7 @@ class German(Language):
         Gl.: Gleis; Jh. Jhd.: Jahrhundert; Hbf.: Hauptbahnhof; geb.: geboren
         zzgl.: zuzüglich; ggf.: gegebenenfalls; evtl.: eventuell; Mio.: Millionen
         Mrd.: Milliarden; St.: Sankt; v.Chr.: vor Christus; n.Chr.: nach Christus"""
-    final = words("usw. etc. Str. MwSt. OG Min. Std.")
+    final = words("usw. etc. Str. MwSt. OG Min. Std. mtl. jährl. ff.")
     starters = words("""Aber Alle Alles Als Am An Auch Auf Aus Bei Beim Bis Bitte Da Dabei Damit
         Danach Dann Daher Darum Das Dein Dem Den Denn Der Deshalb Die Dies Diese Dieser Dieses Doch
         Dort Du Ein Eine Einen Er Es Euer Falls Für Gestern Hat Heute Hier Ich Ihr Ihre Im In Ist Ja
@@ -80,8 +84,8 @@ class German(Language):
         ©: Copyright"""
     WEB = """.: Punkt; /: Schrägstrich; -: minus; _: Unterstrich; ?: Fragezeichen; #: Raute
         :: Doppelpunkt"""
-    opens, followers = words("Nr. z. Z. d. u. Mo Di Mi Do Fr Sa"), words("uhr")
-    pointed_endings = ("str.",)
+    opens, followers = words("Nr. §§ n. i. s. z. Z. d. u. Mo Di Mi Do Fr Sa"), words("uhr")
+    pointed_endings = ("str.", "nr.")
 
     RULES = r"""
     {HOUR}\.{MINUTE}\sUhr\b => .time
@@ -89,16 +93,18 @@ class German(Language):
     (?P<a>\d{1,3}):(?P<b>[0-5]\d)\sMin\b => {a} Minuten {b}
     (?i)(?P<days>\d{1,2}\.(?:(?:,|\s?[-–/]|\s(?:und|bis|oder|&)(?:\s(?:zum|dem))?)\s?\d{1,2}\.)+)
         (?:(?=\s?{MONTH})|(?P<m>0?[1-9]|1[0-2])\.(?P<y>\d{4}|\d\d)?(?!\d)) => .days_of_month
-    (?P<a>\d{1,3})\.(?:\s?/\s?|\s(?P<link>und|oder|bis|bzw\.)\s)(?P<b>\d{1,3})\.(?=\s[A-ZÄÖÜ])
+    (?P<a>\d{1,3})\.(?:\s?/\s?|\s(?P<link>und|oder|bis|bzw\.)\s)(?P<b>\d{1,3})\.(?=\s[^\W\d_])
         => .two_ordinals
     (?P<n>\d{1,3})\.\s?\+\s?(?P<m>\d{1,2})\.?(?=\s(?i:\w*minute)(?!\w)) => .extra_minute
-    u\.(?=\s\d) => und
+    u\.(?=\s[\da-zäöü])(?!\s[aä]\.) => und
     (?P<n>\d{1,2})\. => .day_of_list
     1/2(?=\s(?P<noun>[A-ZÄÖÜ][a-zäöüß]{2,})(?!\w)) => .half
     (?P<n>\d{1,3})\.(?=\s[^\W\d_]) => .ordinal_with_point
     (?P<a>Mo|Di|Mi|Do|Fr|Sa)(?=\.?\s\d)\.? => .days
     (?P<y>(?:1\d|20)?\d0)(?P<e>ern?)(?!\w) => {y:year}{e}
     (?P<n>[A-ZÄÖÜ]\w+)str\. => {n}straße{end}
+    (?P<n>[A-ZÄÖÜ]\w+)nr\. => {n}nummer
+    s\.(?=\s(?:(?:S|Kap|Abb|Tab|Nr)\.|oben|unten|auch)) => siehe
     (?P<d>[0-3]?\d)\.(?P<m>0?[1-9]|1[0-2])\.(?!\d) => .date
     am|vom|zum >> (?P<d>[0-3]?\d)\.(?P<m>0?[1-9]|1[0-2])(?![\d.,:%]|\s?Uhr) => .date
     """
@@ -180,7 +186,7 @@ class German(Language):
             article = "der" if before in _REGNAL else "des"
             article = "die" if before in _QUEENS else article
             return f"{article} {self._before_noun(number, article, '')}"
-        is_ordinal = found.text.endswith(".") and found.word not in self.numbered
+        is_ordinal = found.text.endswith(".") and self.numbering(found) not in self.numbered
         if is_ordinal and self._is_noun(following):
             return self._before_noun(number, before, following)
         return super().roman(number, found, following)

@@ -60,7 +60,8 @@ def rules_of(language: Language) -> Iterator[Rule]:
 
     for each in type(language).__mro__:
         if each is Language:
-            for mark, word in table(language.BEFORE_DIGITS).items():
+            marks = table(language.BEFORE_DIGITS) | language.before_digits
+            for mark, word in marks.items():
                 say = _saying(language, f"{word}~")
                 yield Rule(re.compile(rf"(?:{mark})(?=\d)"), None, say)
         for row in _ROW.findall(each.__dict__.get("RULES", "")):
@@ -166,8 +167,8 @@ class Grammar:
             return 0, ""
         if last.isdecimal() and char.isdecimal():
             return 0, ""
+        behind = (past + text[:place])[-MAX_PAST:]
         if char.isdigit() or char in _DASHES:
-            behind = (past + text[:place])[-MAX_PAST:]
             end, words = self.language.announced(text[:stop], place, behind)
             if end:
                 return end, words
@@ -178,7 +179,7 @@ class Grammar:
         for rule in self._rules[first.lastindex - 1 :]:
             match = rule.pattern.match(text, place, stop)
             if match and match.end() > place and rule.fits(before):
-                said = rule.say(Found(match, before))
+                said = rule.say(Found(match, before, behind))
                 if said is not None:
                     return match.end(), self.language.agreeing(said, before)
         return 0, ""

@@ -41,7 +41,8 @@ class Italian(Romance):
     SHORT_MONTHS = "gen feb mar apr mag giu lug ago set/sett ott nov dic"
     first_day = "primo"
     times = "{h:f}", "{h:f} e {m}", " e {s} secondi"
-    ABBREVIATIONS = """c/o: presso; c/c: conto corrente; n/a: non applicabile
+    ABBREVIATIONS = """n° N°: numero; P.zza: piazza; V.le: viale; C.so: corso; L.go: largo
+        c/o: presso; c/c: conto corrente; n/a: non applicabile
         Sig.: signor; Sig.ra: signora; Sigg.: signori; Dott. Dr.: dottor
         Dott.ssa: dottoressa; Prof.: professor; Prof.ssa: professoressa; Avv.: avvocato
         Ing.: ingegner; ecc. etc.: eccetera; p.es. p.~es.: per esempio; ca.: circa; pag.: pagina

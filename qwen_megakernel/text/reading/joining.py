@@ -16,8 +16,9 @@ from qwen_megakernel.text.reading.surroundings import (
 _OPERATORS = frozenset("+-−–—×÷=*/<>≤≥±≈x")
 _NEAR_DIGIT = re.compile(rf"\d[^\d{WIDE_POINTS}{WIDE_PAUSES}]{{0,4}}$")
 _DAY_AND_COMMA = re.compile(r"(?:^|[^\d,])\d{1,2}(?:st|nd|rd|th)?,$")
-_MORE_DIGITS = re.compile(r"\(?(?:\d{2,}|\d/\d)|\(\d|x\d{2,6}(?!\w)")
+_MORE_DIGITS = re.compile(r"\(?(?:\d{2,}|\d/\d)|\(\d|x\d{2,6}(?!\w)|\d(?:\"|″|'')")
 _ROMAN = re.compile(r"(?:[IVX]+[eᵉ]?[-–—])?[IVX]+(?:e|ᵉ|er|re|\.)?$")
+_LISTED = re.compile(r"(?:^|\s)[IVX]+ и$")  # Russian centuries: the word behind them decides
 _IBAN, _IBAN_GROUP = re.compile(r"\W?[A-Z]{2}\d\d(?: [A-Z\d]{4})*"), re.compile(r"[A-Z\d]{1,4}")
 _INITIALS = re.compile(r"(?:[A-Z]\.){2,}$")
 _DEGREE = re.compile(r"\d{1,2}°$")
@@ -45,7 +46,8 @@ class WordJoining:
         if self._awaits_noun(bare(last)) or self._is_pointed(last):
             return True
         if not _has_digit(words):
-            return last.strip(OPENING) in lang.opens | {*lang.currencies}
+            is_listed = _LISTED.search(words) is not None
+            return is_listed or last.strip(OPENING) in lang.opens | {*lang.currencies}
         if self._phrase(words) in self._phrases or self._is_day_link(words, last):
             return True
         if last in lang.scales or last in lang.opens:
@@ -77,7 +79,8 @@ class WordJoining:
         if pointed in _OPERATORS:
             return word.lstrip(OPENING + "$€£¥-")[:1].isdigit()
         if not _has_digit(words):
-            return last not in lang.currencies or word[0].isdigit()
+            is_listed = not _LISTED.search(words) or _ROMAN.match(core)
+            return bool(is_listed) and (last not in lang.currencies or word[0].isdigit())
         if self._is_pointed(pointed) or last in lang.opens or self._awaits_noun(last):
             return True
         if last[-1:] == ",":
@@ -91,7 +94,7 @@ class WordJoining:
             return not forms.isdisjoint(lang.currencies)
         return _has_digit(last) and bool(
             forms & self._behind_digits
-            or (noun.isalpha() and lang.gender_after(last, noun, ""))
+            or (noun.isalpha() and lang.may_agree(last, noun))
             or _MORE_DIGITS.match(core)
             or _MORE_DIGITS.match(word.lstrip("\"'“‘"))
             or (words.lstrip(OPENING).startswith("+") and core[:1].isdigit())
@@ -125,7 +128,7 @@ class WordJoining:
         word = bare(word).lstrip("0123456789.,:-–")
         if word[-1:] != ".":
             return False
-        lang, last = self._language, re.split("[-–]", word)[-1]
+        lang, last = self._language, re.split("[-–/]", word)[-1]
         return bool({last, word.lower()} & lang.pointed) or word.endswith(lang.pointed_endings)
 
 

@@ -26,6 +26,9 @@ _DIFFERENCE = re.compile(r"\d+(?:[.,]\d+)? ?=")
 _DOSES = ("mg", "g", "kg", "ml", "mL", "cl", "l", "L", "µg", "мг", "г", "кг", "мл", "л")
 _SCORED = re.compile(r"\d{1,3}(?![\d.,:/-]\d|\d|\s?(?:Uhr|h|ч|点|时|時|시|%|€)(?!\w))")
 _LAST_NUMBER = re.compile(r"\d[\d:.,]*$")
+# "centuries XVII and XVIII": a list of Roman numerals, and the word before it.
+_LINKS_OF_LISTS = ("and", "y", "e", "et", "und", "o", "or", "ou", "oder", "и")
+_LISTED = re.compile(r"([^\W\d_]+\.?)\s[IVXLC]+(?:,\s[IVXLC]+)*,?\s\w+\s$")
 _BEGINS_WORD = re.compile(r"\w|[-$€£¥−.]\w")
 # What shows that "lun." is a weekday: a mark, or the end of a span of days.
 _BEFORE_WEEKDAYS = ("am", "vom", "zum", "al", "dal", "au", "du", "le", "bis", "a", "до")
@@ -83,8 +86,8 @@ class Language(Codes):
     [₀-₉]+ => .subscript
     \d+(?:\.\d+){2,} => .pointed
     {SIGN}(?P<sym>{CURRENCIES})\s?{NUM}{MONEY}{CODE}
-        (?:/(?P<per>[^\W\d_]+))? => .money
-    {SIGN}{NUM}{MONEY}\s?(?P<sym>{CURRENCIES}){EDGE}(?:/(?P<per>[^\W\d_]+))? => .money
+        (?:/(?P<per>[^\W\d_]+){UNIT_POINT})? => .money
+    {SIGN}{NUM}{MONEY}\s?(?P<sym>{CURRENCIES}){EDGE}(?:/(?P<per>[^\W\d_]+){UNIT_POINT})? => .money
     {DEGREE_IS_ORDINAL}(?P<w>\d{1,2})°
         (?=\s[a-zà-ÿ]{3}(?<!\sall|\sdel|\snor|\ssud|\sest|\ssop|\ssob|\scon)) => .ordinal
     {DUE} >> {DEGREE_IS_ORDINAL}1°(?=\s(?:al?|e|y|ao|o)(?!\w)|$) => {first_day}
@@ -105,6 +108,7 @@ class Language(Codes):
     (?![~≈<>≤≥±]\s?[\d.,]+[^\W\d_]){SIGN}{NUM} => .number
     (?<=[^\W_]|[%°¢])[ ]?[-–—] ?(?=[$€£¥]?\d)|(?<=\d)~(?=\d) => .dash
     .+ >> (?<=.)-(?=\d) => ~
+    (?P<sym>[€£₽₹₩$])(?![\w$€£¥]) => .currency
     {SYMBOLS} => .symbol
     """
 
@@ -120,7 +124,8 @@ class Language(Codes):
             # A sign; behind a word it is a dash.
             "SIGN": r"(?P<sign>(?<![^\W_])(?<![%°¢])[-−+±~≈<>≤≥]\s?)?",
             # The point of a unit, where no sentence begins.
-            "UNIT_POINT": r"(?:\.(?=\s+[a-zß-öø-ÿа-яё])|(?<=ft|lb|yd|hr)\.(?=\s\d))?",
+            "UNIT_POINT": r"(?:\.(?:(?=\s+[a-zß-öø-ÿа-яё])|$)"
+            + r"|(?:(?<=ft|lb|yd|hr)|(?<=lbs|hrs))\.(?=\s\d))?",
             # Where no letter or digit follows; only ASCII ones count in a language that writes
             # words directly after digits.
             "EDGE": r"(?![A-Za-z0-9])" if self.letters_follow else r"(?![^\W_])",
@@ -189,7 +194,7 @@ class Language(Codes):
         date, second = self.read_date(found), found["s"]
         if date is None or int(found["h"]) > 24 or int(found["min"]) > 59:
             return None
-        time = self.time(int(found["h"]), int(found["min"]), int(second) if second else None)
+        time = self.time(int(found["h"]), int(found["min"]), int(second or 0) or None)
         return date + self.space + time + (" UTC" if found["utc"] else "")
 
     def read_day_and_month(self, found: Found) -> str | None:
@@ -241,7 +246,8 @@ class Language(Codes):
     def read_counted(self, found: Found) -> str | None:
         """Return the words of a number before a noun that asks for another form of it."""
         whole, decimals = self.digits_of(found)
-        if decimals or found.word in self.numbered:
+        is_numbered = found.word in self.numbered | {self.number_sign}
+        if decimals or is_numbered or NUMBER_MARK.search(found.before):
             return None
         gender = self._after_article(found) or self.gender_after(whole, found["noun"], found.before)
         return self.number(whole, "", gender) if gender else None
@@ -295,10 +301,11 @@ class Language(Codes):
 
     def roman(self, number: int, found: Found, following: str) -> str | None:
         """Return the words of a Roman numeral before the word `following`."""
-        before = found.before
+        before = self.numbered_by(found)
         if self.numbering(found) in self.numbered:
             return self.cardinal(number)
         is_name = before[:1].isupper() and before.isalpha() and not before.isupper()
+        is_name &= before not in self.abbreviations  # "Mlle X"
         return self.regnal(number, before) if is_name and {*found["r"]} <= {*"IVX"} else None
 
     def read_roman_range(self, found: Found) -> str | None:
@@ -306,15 +313,21 @@ class Language(Codes):
         numbers = roman_number(found["r"]), roman_number(found["to"])
         if not 0 < numbers[0] < numbers[1]:
             return None
-        if self.numbering(found).removesuffix("s") in self.numbered:
+        if self.numbering(found) in self.numbered:
             return self.between_ends.join(map(self.cardinal, numbers))
         following = first_word(found.rest)
         said = [self.roman(number, found, following) or "" for number in numbers]
         return self.between_ends.join(said) if all(said) else None
 
+    def numbered_by(self, found: Found) -> str:
+        """Return the word before a number, or before the list that it ends: "chapters IV and V"."""
+        listed = found.word in _LINKS_OF_LISTS and _LISTED.search(found.past)
+        return listed[1] if listed else found.before
+
     def numbering(self, found: Found) -> str:
-        """Return the word before a number, of which an abbreviation stands for the whole."""
-        return self.abbreviations.get(found.before, found.before).lower()
+        """Return that word in lower case, without an abbreviation."""
+        word = self.numbered_by(found)
+        return self.abbreviations.get(word, word).lower()
 
     def read_roman_alone(self, found: Found) -> str | None:
         """Return the words of a Roman numeral between characters of another script."""
@@ -338,12 +351,20 @@ class Language(Codes):
             said = self._sign(found) + self.money(whole, cents, Currency(unit, cent))
         return said + self.read_per(found) + self.kept_point(found)
 
+    def read_currency(self, found: Found) -> str | None:
+        """Return the name of a currency whose sign stands alone, as in "prices in €"."""
+        sign, is_alone = found["sym"], not found.last.strip(OPENING + " /")
+        if sign not in self.currencies or not is_alone or (sign == "$" and not found.before):
+            return None
+        return self.currencies[sign].unit.many
+
     def read_per(self, found: Found) -> str:
         """Return the words of what stands behind a slash: "per hour"; "" if nothing does."""
         if not found["per"]:
             return ""
         noun = self.units.get(found["per"])
-        return self._joint(self.per) + (noun.one if noun else found["per"])
+        name = noun.one if noun else self.abbreviations.get(f"{found['per']}.", found["per"])
+        return self._joint(self.per) + name
 
     def read_unit(self, found: Found) -> str | None:
         noun = self.units[found["unit"]]

@@ -45,7 +45,7 @@ class Portuguese(Romance):
         p.ex. p.~ex.: por exemplo; aprox.: aproximadamente; Av.: avenida; R.: rua; pág.: página
         págs.: páginas; nº n.º: número; séc.: século; sécs.: séculos
         tel.: telefone; vol.: volume; cap.: capítulo; fig.: figura
-        apto.: apartamento; art.: artigo; máx.: máximo/a; mín.: mínimo/a; incl.: incluído/a
+        apto. ap.: apartamento; art.: artigo; máx.: máximo/a; mín.: mínimo/a; incl.: incluído/a
         temp.: temperatura; vel.: velocidade; a.C.: antes de Cristo
         d.C.: depois de Cristo; xíc.: xícara; EUA: Estados Unidos; a.a.: ao ano; a.m.: ao mês"""
     final = words("etc. EUA a.a. a.m.")

@@ -3,7 +3,7 @@
 import re
 
 from qwen_megakernel.text.reading.language import Language
-from qwen_megakernel.text.reading.surroundings import Found
+from qwen_megakernel.text.reading.surroundings import Found, first_word
 from qwen_megakernel.text.reading.words import MAX_DIGITS, Noun, roman_number, words
 
 _TENTHS = {1: ("десятая", "десятых"), 2: ("сотая", "сотых"), 3: ("тысячная", "тысячных")}
@@ -16,12 +16,21 @@ _DAYS_OF = ["понедельника", "вторника", "среды", "че�
 _DAYS_ON = ["понедельник", "вторник", "среду", "четверг", "пятницу", "субботу", "воскресенье"]
 _WEEK = ["пн", "вт", "ср", "чт", "пт", "сб", "вс"]
 _CASES = dict.fromkeys(_BEFORE_GENITIVE, "g") | dict.fromkeys(("к", "ко"), "d")
-_CASES["между"] = "i"
+_CASES |= {"между": "i", "ок.": "g"}
 _CASES |= dict.fromkeys(("при", "о", "об"), "p")
 _BEFORE_ACCUSATIVE = ("на", "за", "через", "про")
 _CENTURY = Noun("век", "века", "веков")
 _CENTURIES = dict(века="g", веков="g", веку="d", векам="d", веком="i", веке="p", веках="p")
 _IN_CENTURIES = _CASES | dict.fromkeys(("в", "во"), "p") | dict.fromkeys(_BEFORE_ACCUSATIVE, "n")
+# Endings of plural nouns -> their case, and the words behind which it is sure.
+_NOUN_CASES = (
+    (re.compile("[а-яё]+(?:ами|ями|ьми)"), "i", None),
+    (re.compile("[а-яё]+[ая]х"), "p", ("в", "во", "на", "о", "об", "при")),
+    (re.compile("[а-яё]+[ая]м"), "d", ("к", "ко", "по")),
+)
+_INSTRUMENTAL = re.compile("[а-яё]{2,}(?:[оеё]м|[оеё]й)")
+_BEFORE_INSTRUMENTAL = ("с", "со", "между", "над", "под", "перед")
+_FRACTION_ENDINGS = dict(g="ых", p="ых", d="ым", i="ыми")
 # For each case, the endings of nouns in the singular (of hard and soft stems, masculine and
 # feminine), and in the plural.
 _ENDINGS = {"d": ("у ю е е", "м"), "i": ("ом ем ой ей", "ми"), "p": ("е е е е", "х")}
@@ -63,13 +72,13 @@ class Russian(Language):
         г-на: господина; г-ну: господину; г-жи г-же: госпоже; проф.: профессор; тов.: товарищ
         им.: имени; ок.: около; доб.: добавочный; т.: том; пн: понедельник; вт: вторник; ср: среда
         чт: четверг; пт: пятница; сб: суббота; вс: воскресенье"""
-    final = words("т.д. т.п. др. г. в. вв.")
+    final = words("т.д. т.п. др. г. гг. в. вв.")
     starters = words("""А В Вы Ещё Если Для За Затем И Из Как Когда Кто Мы На Но Он Она Они По После
         Потом Сейчас Сегодня Так Также Там Тогда Только Ты У Что Это Этот Я""")
     SYMBOLS = """&: и; @: собака; =: равно; ÷: разделить на; ×: умножить на; °: градусов; ≈ ~: около
         <: меньше; >: больше; ≤: не больше; ≥: не меньше; ±: плюс минус; §: параграф; №: номер"""
     WEB = ".: точка; /: слэш; -: дефис; _: подчёркивание; ?: вопрос; #: решётка; :: двоеточие"
-    opens, followers = words("№ т. д. стр. г."), words("г года году годе в. вв.")
+    opens, followers = words("№ т. д. стр. г."), words("г года году годе гг. годы в. вв.")
 
     RULES = r"""
     (?i)(?P<d>\d{1,2})\s(?P<m>{MONTH})(?:\s(?P<y>\d{4})(?:\s(?:г\.|года))?)? => .date
@@ -79,16 +88,20 @@ class Russian(Language):
     (?P<a>[01]?\d|2[0-4]):(?P<am>[0-5]\d)\s?[-–—]\s?(?P<b>[01]?\d|2[0-4]):(?P<bm>[0-5]\d)(?![:\d])
         => .hours
     (?P<d>[0-3]?\d)\.(?P<m>[01]?\d)\.(?P<y>\d{4})(?:\sг\.)?(?!\d) => .date
-    (?P<r>[IVX]+)(?:\s?[-–—]\s?(?P<to>[IVX]+))?\s(?P<what>вв?\.|век[а-я]{0,3}(?!\w)) => .centuries
-    (?P<r>[1-9]|[12]\d)(?:\s?[-–—]\s?(?P<to>[1-9]|[12]\d))?\s(?P<what>вв?\.) => .centuries
+    (?P<r>[IVX]+)(?:(?P<link>\s?[-–—]\s?|\sи\s)(?P<to>[IVX]+))?
+        \s(?P<what>вв?\.|век[а-я]{0,3}(?!\w)) => .centuries
+    (?P<r>[1-9]|[12]\d)(?:(?P<link>\s?[-–—]\s?|\sи\s)(?P<to>[1-9]|[12]\d))?
+        \s(?P<what>вв?\.) => .centuries
     во? >> (?P<y>1\d{3}|20\d\d)\sг\. => {y:ordinal:pm} году{end}
     ко? >> (?P<y>1\d{3}|20\d\d)\s(?:г\.|году(?!\w)) => {y:ordinal:dm} году{end}
+    по >> (?P<y>1\d{3}|20\d\d)\s(?:г|гг|год|годы)(?!\w)\.? => {y:ordinal:nm} год{end}
     (?P<y>1\d{3}|20\d\d)\sг\. => {y:ordinal:gm} года{end}
     (?P<y>1\d{3}|20\d\d)\sгода(?!\w) => {y:ordinal:gm} года
     (?P<y>1\d{3}|20\d\d)\sгод(?!\w) => {y:ordinal:nm} год
     (?P<y>1\d{3}|20\d\d)\s(?P<what>год[уе])(?!\w) => {y:ordinal:pm} {what}
     (?P<n>\d{1,4})-?(?:х|ых)(?!\w) => {n:of_decades}
     (?P<n>[4-9]0|\d{2,3}0)-е(?!\w) => {n:decades}
+    ко? >> (?P<n>[1-9]0|\d{2,3}0)-м(?!\w) => {n:decades:ым}
     (?P<n>\d{1,4})-?(?:я|ая)(?!\w) => {n:ordinal:nf}
     (?P<n>\d{1,4})-?(?:е|ое)(?!\w) => {n:ordinal:nn}
     (?P<n>\d{1,4})-?(?:го|ого)(?!\w) => {n:ordinal:gm}
@@ -110,11 +123,14 @@ class Russian(Language):
 
     def read_after_preposition(self, found: Found) -> str | None:
         """Return a number in the case that the word before it asks for; None: it asks for none."""
-        case, number = _CASES.get(found.word), int(found["n"])
+        number, noun = int(found["n"]), first_word(found.rest)
+        form = self.gender_after(found["n"], noun, found.word)
+        case = _CASES.get(found.word)
         is_span = found.rest.lstrip().startswith(("по ", "до "))
         if found.word in ("с", "со") and 1900 <= number < 2100 and is_span:  # years
             return self.ordinal(number, "gm")
-        return case and self.cardinal(number, f"{case}m")
+        form = form if len(form) == 2 else f"{case}m" * bool(case)
+        return self.cardinal(number, form) if form else None
 
     def agreeing(self, words: str, before: str) -> str:
         """Return words with "one" and the noun after it in the accusative behind "на" or "за"."""
@@ -127,7 +143,7 @@ class Russian(Language):
         """Return a number and its noun in the case that the word before, or a range, asks for."""
         asked = _CASES.get(found.word)
         case = asked or "g"
-        if not (asked or found["from"]) or (found["d"] and case not in "gp"):
+        if not (asked or found["from"]):
             return None
         unit, scale = found["unit"], self.scales.get(found["scale"])
         noun = self.percent_noun if unit == "%" else self.units.get(unit) or self.scales.get(unit)
@@ -136,9 +152,11 @@ class Russian(Language):
         head = scale or noun
         if decimals:
             part = _TENTHS[len(decimals)][0 if self.plural(int(decimals)) == 0 else 1]
-            one = "целой" if self.plural(int(whole)) == 0 else "целых"
-            numbers = (self.cardinal(int(each), "gf") for each in (whole, decimals))
-            number = f"{next(numbers)} {one} {next(numbers)} {part.replace('ая', 'ой')}"
+            ending = _FRACTION_ENDINGS[case]
+            one = "цел" + ("ой" if self.plural(int(whole)) == 0 else ending)
+            part = part.replace("ая", "ой").replace("ых", ending)
+            first, second = (self.cardinal(int(each), f"{case}f") for each in (whole, decimals))
+            number = f"{first} {one} {second} {part}"
         else:
             number = self.cardinal(int(whole), case + head.gender)
         form = head.few if decimals else head.many  # also of zero
@@ -155,6 +173,8 @@ class Russian(Language):
         first, last = int(found["from"]), int(found["n"])
         if first >= last or found.last in tuple("-–+№/"):
             return None
+        if case := _CASES.get(found.word):
+            return " — ".join(self.cardinal(each, f"{case}m") for each in (first, last))
         if 1900 <= first < last < 2100:
             return f"с {self.ordinal(first, 'gm')} по {self.ordinal(last, 'nm')}"
         return f"от {self.cardinal(first, 'gm')} до {self.cardinal(last, 'gm')}"
@@ -200,6 +220,13 @@ class Russian(Language):
         return f"{word}{_DAYS_OF[first]} по {_DAYS_ON[last]}{self.kept_point(found)}"
 
     def gender_after(self, number: str, noun: str, before: str) -> str:
+        for ending, case, behind in _NOUN_CASES:
+            is_sure = behind is None or before.lower() in behind
+            if is_sure and number != "1" and ending.fullmatch(noun):
+                return f"{case}m"
+        is_one = number.isdecimal() and self.plural(int(number)) == 0
+        if is_one and before.lower() in _BEFORE_INSTRUMENTAL and _INSTRUMENTAL.fullmatch(noun):
+            return "im" if noun[-1] == "м" else "if"  # "с 1 ребёнком"
         is_noun = noun.islower() and len(noun) > 3 and noun not in ("года", "этажа")
         if not is_noun or not number.isdecimal():
             return ""
@@ -212,15 +239,20 @@ class Russian(Language):
             return "f" if noun[-1] in "ая" else "n" if noun[-1] in "ое" else ""
         return ""
 
+    def may_agree(self, number: str, noun: str) -> bool:
+        return super().may_agree(number, noun) or any(
+            self.gender_after(number, noun, before) for before in ("с", "в", "к")
+        )
+
     def of_decades(self, number: int) -> str:
         """Return a number in the genitive, "of three", or a decade, "of the eighties"."""
         if number < 10:
             return self.cardinal(number, "gm")
-        return self.ordinal(number, "gm").removesuffix("ого") + "ых"
+        return self.decades(number, "ых")
 
-    def decades(self, number: int) -> str:
+    def decades(self, number: int, ending: str = "ые") -> str:
         """Return a decade: "the eighties"."""
-        return self.ordinal(number, "gm").removesuffix("ого") + "ые"
+        return self.ordinal(number, "gm").removesuffix("ого") + ending
 
     def read_centuries(self, found: Found) -> str:
         """Return one or two centuries, in the case of "века", or of what stands before "в."."""
@@ -234,7 +266,14 @@ class Russian(Language):
             noun = _declined(_CENTURY, case, is_one and noun == "в.") + self.kept_point(found)
         else:
             case = "n" if noun == "века" and not is_one else _CENTURIES.get(noun, "n")
-        return " — ".join(self.ordinal(each, f"{case}m") for each in numbers) + f" {noun}"
+        joint = " и " if "и" in found["link"] else " — "
+        return joint.join(self.ordinal(each, f"{case}m") for each in numbers) + f" {noun}"
+
+    def read_currency(self, found: Found) -> str | None:
+        said = super().read_currency(found)
+        if not said or found.word not in ("в", "на"):
+            return said
+        return _declined(self.currencies[found["sym"]].unit, "p", False)
 
     def regnal(self, number: int, name: str) -> str | None:
         return self.ordinal(number, "nf") if name[-1] in "ая" else self.ordinal(number)

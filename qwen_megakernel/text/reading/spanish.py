@@ -38,7 +38,9 @@ class Spanish(Romance):
     links = words("de del")
     dates = "{day} de {month}", "{day} de {month} de {year}"
     time_marks = r"\sh\b"
-    ABBREVIATIONS = """s/n: sin número; c/u: cada uno; a/c: aire acondicionado; n/a: no aplica
+    ABBREVIATIONS = """D.ª: doña; dcha.: derecha; izq. izda.: izquierda; hab.: habitantes
+        mill.: millones; nº n.º N.º: número
+        s/n: sin número; c/u: cada uno; a/c: aire acondicionado; n/a: no aplica
         Sr.: señor; Sra.: señora; Srta.: señorita; Sres.: señores; Dr.: doctor
         Dra.: doctora; D.: don; Dña.: doña; Prof.: profesor; Ud. Vd.: usted; Uds. Vds.: ustedes
         etc.: etcétera; p.ej. p.~ej.: por ejemplo; aprox.: aproximadamente; Avda. Av.: avenida

@@ -9,7 +9,7 @@ POINTS, WIDE_POINTS = ".!?…؟।॥", "。！？｡．"  # marks with which se
 PAUSES, WIDE_PAUSES = ",;:", "，、；："  # marks inside a sentence
 SENTENCE_ENDS = f"{POINTS}{WIDE_POINTS};:；："  # marks after which no full stop is missing
 TRAILING = CLOSING + WIDE_CLOSING + POINTS + WIDE_POINTS + PAUSES + WIDE_PAUSES
-_DECADE = re.compile(r"'\d0'?s(?!\w)")
+_DECADE = re.compile(r"'\d(?:0'?s|\d)(?!['’]?\w)")
 _OPEN_BRACKETS = re.compile(r"[^()]*\([^()]*\)")
 
 
@@ -21,10 +21,11 @@ class Found:
     Args:
         match: the match of the pattern.
         before: the word before it, without marks around it.
+        past: the text before it, at most `codes.MAX_PAST` characters.
     """
 
-    def __init__(self, match: re.Match[str], before: str):
-        self.match, self.text = match, match[0]
+    def __init__(self, match: re.Match[str], before: str, past: str = ""):
+        self.match, self.text, self.past = match, match[0], past
         self.before, self.word = before, before.lower()
         self.last = match.string[: match.start()][-1:]  # the character directly before it
         self.rest = match.string[match.end() :]

@@ -199,15 +199,24 @@ class Words:
         self.opens |= {"km"} & {*self.units}
         self._name_days_and_months()
         self._name_signs()
+        for each in [*self.numbered]:  # and their plurals, regular ones and Italian ones
+            self.numbered |= {f"{each}s", f"{each[:-1]}i", f"{each[:-1]}e"}
         abbreviations = table(self.ABBREVIATIONS)
         self.abbreviations = {key.replace("~", " "): abbreviations[key] for key in abbreviations}
-        for key in {*self.abbreviations} - _NAMES:  # "chap." may begin a sentence
-            if len(key) > 3 and key.isascii() | (self.code == "ru") and key[:-1].islower():
-                self.abbreviations.setdefault(key.capitalize(), self.abbreviations[key])
+        self.before_digits: dict[str, str] = {}  # as `BEFORE_DIGITS`
+        for key, said in [*self.abbreviations.items()]:  # "chap." may begin a sentence
+            capitalised = key.capitalize()
+            if capitalised in self.abbreviations or key[-1] != "." or not key[:-1].islower():
+                continue
+            if len(key) > 3 - (self.code == "ru") and key not in _NAMES:
+                self.abbreviations[capitalised] = said
+            elif len(key) > 2:  # "Max" and "Art" are also names
+                self.before_digits[re.escape(capitalised) + r"\s"] = said.removesuffix("/a")
+                self.opens |= {capitalised}
         # Forms that end with a point which may also end a sentence.
         forms = [*self.units, *self.scales, *self.money_scales, *self.currencies, *self.final]
         forms += [key for key, said in self.abbreviations.items() if said.endswith("o/a")]
-        self.pointed = frozenset(form for form in forms if form.endswith("."))
+        self.pointed = frozenset(form.split()[-1] for form in forms if form.endswith("."))
         months = {*self.month_forms} - self.full_months
         self.pointed |= {f"{form}." for form in (*months, *self.units, *self.weekdays)}
 
@@ -346,6 +355,10 @@ class Words:
             before: the word before the number.
         """
         return ""
+
+    def may_agree(self, number: str, noun: str) -> bool:
+        """Return whether a number may have another form before a noun than it has alone."""
+        return bool(self.gender_after(number, noun, ""))
 
     def regnal(self, number: int, name: str) -> str | None:
         """Return the words of the number behind a ruler's name."""
