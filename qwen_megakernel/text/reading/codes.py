@@ -15,7 +15,7 @@ MAX_PAST = 40  # characters before a number that may announce it
 _CODES = """(?:(?:pass|post|zip|bar)?code|otp|pin|password|zip|postcode|(?:order|booking|account|ref
     |reference|part|item|ticket|tracking|serial|confirmation|invoice)\\s(?:number|no\\.?|id)|kennwort
     |(?:card|account|number|ssn|phone)(?:\\s\\w+){0,2}\\s(?:ending|ends)\\sin|passwort
-    |plz|[a-zäöüß]+(?:nummer|nr\\.|code|schlüssel)|nr\\.:|r[eé]f\\.|code(?:\\s(?:postal|secret|pin|d[e']\\s?\\w+))
+    |plz|[a-zäöüß]+(?:nummer|nr\\.|code|schlüssel)|nr\\.:|r[eéi]f\\.|арт\\.|code(?:\\s(?:postal|secret|pin|d[e']\\s?\\w+))
     |(?:commande|pedido|ordine|заказ)\\s(?:n[°º.]|n\\.?º|№)
     |(?:n(?:um[eé]ro|úmero|[°º]|\\.º))\\sd[eio]\\s(?:commande|client|dossier|suivi|série|compte|facture
     |réservation|pedido|cuenta|conta|cliente|fa[ct]tura|fatura|serie|série|reserva|seguimiento|ordine
@@ -58,6 +58,7 @@ _LAYOUT = re.compile(
     r"|\d{4}(?:[ -]\d{4}){2,}(?: \d{1,3})?"
     r"|\d{3}[- ]\d{4}[- ]\d{4}|\d+(?:-\d+){3,}|\d{4} \d{3} \d{3}|\d{3}(?:[- .]\d\d){3}|\d{4} \d{6}"
     r"|\d(?:[ -]\d{3}){2}(?:[ -]\d\d){2}|\d \(\d{3,5}\) ?\d+(?:[- ]\d+)*|\d{2}[ -]\d{4,5}[ -]\d{4}"
+    r"|\d{3}[ /]\d{6,7}|\d{3}\.\d{3}\.\d{3}-\d\d|\d\d\.\d{3}\.\d{3}/\d{4}-\d\d"
     r"|\d{5} \d{5}|\d{4} \d{2} \d{2} \d{2}|\d{2} \d{3} \d{2} \d{2}"
 )
 _THOUSANDS = re.compile(r"[1-9]\d{0,2}(?: \d{3})+")

@@ -42,7 +42,8 @@ class English(Language):
     by, over, out_of, extension = "by", "over", "out of", "extension"
     phone_words = words("call dial phone telephone tel text fax mobile cell")
     ordinal_marks = "st|nd|rd|th|ST|ND|RD|TH"
-    BEFORE_DIGITS = r"""(?:N[or]|#)\.?\s: number; Nos\.?\s: numbers; (?:Fig\.?|fig\.)\s: figure
+    BEFORE_DIGITS = r"""(?:N[or]|#)\.?\s: number; Nos\.?\s: numbers; Rev\.\s: revision
+        (?:Fig\.?|fig\.)\s: figure
         (?i:vol)\.?\s: volume; pp\.\s?: pages; p\.\s?: page; (?:[Nn]o\.|[№]\s?|Nº\s?): number
         [Cc]h\.\s: chapter; [Ss]ec\.\s: section; Eq\.\s: equation; [Ee]xt\.?\s: extension
         Apt\.?\s: apartment; Ste\.\s: suite; Rm\.\s: room; √: the square root of"""
@@ -78,7 +79,8 @@ class English(Language):
         Prof. Prof: professor; Jr. Jr: junior; Sr. Sr: senior; vs. vs v.: versus
         etc. etc: et cetera; e.g.: for example; i.e.: that is; approx. ca.: approximately
         Inc. Inc: incorporated; Ltd. Ltd: limited; Corp.: corporation; Co.: company
-        Dept. dept.: department; Ave. Ave: avenue; Blvd. Blvd: boulevard; Rd.: road; Mt. Mt: mount
+        Dept. dept.: department; Bldg. bldg.: building
+        Ave. Ave: avenue; Blvd. Blvd: boulevard; Rd.: road; Mt. Mt: mount
         Ft.: fort; Gen.: general; Col.: colonel; Sgt. Sgt: sergeant; Capt.: captain; Lt.: lieutenant
         Rev.: reverend; Gov.: governor; Sen.: senator; Rep.: representative; Pres.: president
         est.: estimated; min.: minimum; max.: maximum; a.m. a.m: a m; p.m. p.m: p m; w/: with
@@ -112,14 +114,15 @@ class English(Language):
         vee double-you ex why zee"""
     WEB = """.: dot; /: slash; -: dash; _: underscore; ?: question mark; #: hash; %: percent
         ~: tilde; :: colon; \\: backslash"""
-    opens = words("""b. d. pt b/w Sat Sun St. St Dr. Dr No. Nos. no. Fig. fig. Vol. vol. p. pp. Ch.
-        ch. Sec. sec. Eq. Ext. ext. ext Apt. Apt Ste. Rm. № Nº
+    opens = words("""b. d. pt b/w Sat Sun St. St Dr. Dr No. Nos. no. Rev. Fig. fig. Vol. vol. p. pp.
+        Ch. ch. Sec. sec. Eq. Ext. ext. ext Apt. Apt Ste. Rm. № Nº
         Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec""")
     followers = words("in am pm a.m p.m sq fl cu")
 
     RULES = r"""
     (?i){HALF_DAY}a(?:\.m\.?|m)(?!\w) => {h}{m:minutes} a m{end}
     (?i){HALF_DAY}p(?:\.m\.?|m)(?!\w) => {h}{m:minutes} p m{end}
+    (?<=\.m\.)\s?[-–—]\s?(?=\d) => ~to~
     in|of|since|by|until|from|to|the|summer|winter|spring|fall >> ['’](?!00)(?P<n>\d\d)(?!['’]?\w)
         => {n:minutes}
     ['’]?(?P<c>1\d|20)(?P<t>[1-9]0)['’]?s\b => {c} {t:decade}
@@ -158,7 +161,8 @@ class English(Language):
     (?P<m>\d{1,2})m(?P<s>[0-5]?\d)s(?!\w) => {m:counted:min} {s:counted:s}
     \d{1,2}h(?:rs?)? >> (?P<m>[0-5]?\d)m(?!\w) => {m:counted:min}
     (?P<c>7|10|14|21|4[38])(?P<t>[1-9]\d)p(?!\w) => {c} {t} p
-    {SIGN}(?P<w>\d{1,3})(?:\.(?P<d>\d{1,2}))?(?P<scale>M|mn|bn|k)(?![\w/€£¥$]) => .scaled
+    {SIGN}(?P<w>\d{1,3})(?:\.(?P<d>\d{1,2}))?(?P<scale>M|mn|bn|k)
+        (?![\w€£¥$]|/(?!{PER_TIME})) => .scaled
     (?P<w>\d{1,3})(?:\.(?P<d>\d{1,2}))?m(?=\s(?P<noun>[^\W\d_]+)) => .millions
     (?P<w>\d+)in(?!\w)\.? => .inches
     ft\.?|feet|foot >> (?P<w>\d{1,2})\sin(?!\w)\.? => .inches
@@ -169,8 +173,7 @@ class English(Language):
     .*\d >> \bcu\.?(?!\w) => cubic
     .*\d >> \bfl\.?(?!\w) => fluid
     (?:sq|cu|fl)\.? >> \b(?P<u>ft|in|mi|yd|km|m|cm|oz)\.?(?!\w) => .unit_after_power
-    (?i).*[s\d]|once|twice|[\d.,]*(?:{UNITS}) >>
-        /(?=(?:second|minute|hour|day|week|month|year|person)(?!\w)) => ~per~
+    (?i).*[s\d]|once|twice|[\d.,]*(?:{UNITS})|.*\d(?:k|M|bn) >> /(?={PER_TIME}) => ~per~
     (?<=[A-G])#(?!\w) => ~sharp
     #(?=[^\W\d_])(?![A-Z]{1,5}-\d|[A-Z]{1,4}(?!20\d\d(?!\d))\d) => hashtag~
     (?:[A-Za-z0-9][\w-]*)?(?:\.(?i:{FILES}))+(?!\w|\.\w)|(?:~|\.\.?)?(?:/[\w.-]+){2,}/?|~/[\w./-]+
@@ -196,6 +199,7 @@ class English(Language):
     files = words("""bat bin cfg conf cpp css csv cu dll doc docx exe gif git go gz html ini ipynb
         jpeg jpg js json jsx log md mp3 mp4 onnx pdf php png ppt pptx ps py rb rs sh so sql svg tar
         tex toml ts tsv tsx txt wav xls xlsx xml yaml yml zip net safetensors gguf pt""")
+    per_time = r"(?:second|minute|hour|day|week|month|year|person)(?!\w)"
     short_months = words("Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec")
     feet = r"\d{1,3}['′](?:\s?(?:1[01]|\d)(?:\"|″|''))?"
     half_day = r"(?P<h>1[0-2]|0?[1-9])(?:[:.]{MINUTE})?\s?"

@@ -6,7 +6,7 @@ from qwen_megakernel.text.reading.romance import Romance
 from qwen_megakernel.text.reading.surroundings import Found
 from qwen_megakernel.text.reading.words import Noun, words
 
-_CENTURIES = ("secolo", "secoli", "guerra")  # before an ordinal
+_CENTURIES = ("secolo", "millennio", "secoli", "guerra")  # before an ordinal
 
 
 class Italian(Romance):
@@ -20,7 +20,7 @@ class Italian(Romance):
     phone_words = words("tel telefono cell cellulare fax chiami chiama")
     ENDINGS = "f: ^uno$ una; c: ^uno$ un"
     last_ordinal_of_rulers, degree_is_ordinal = 999, True
-    centuries, feminine_articles = words("secolo sec"), words("all dall")
+    centuries, feminine_articles = words("secolo sec millennio"), words("all dall")
     clock_words = words("alle dalle delle sulle ore le")
     ordinal_marks, feminine_marks = "º|°|o", r"ª|a\b"
     BEFORE_DIGITS = r"[nN][°º]\s?: numero; p\.\s?: pagina"
@@ -61,10 +61,14 @@ class Italian(Romance):
     opens = words("n° N° p. n.")
 
     RULES = r"""
+    {HOUR}\s?h\s?{MINUTE}(?!\w) => .time
     all?|dall?|[dn]el|il|sul >> (?P<n>\d{1,3})['′](?!\s?\+|\w) => {n:ordinal}
     all?|dall?|[dn]el|il|sul >> (?P<n>\d{1,3})['′]\s?\+\s?(?P<m>\d{1,2})(?!\w)
         => {n:ordinal} {plus} {m}
     """
+
+    def say(self, number: int, to: str = "cardinal", **options: str) -> str:
+        return re.sub(r"\Btre\b", "tré", super().say(number, to, **options))
 
     def roman(self, number: int, found: Found, following: str) -> str | None:
         if following in self.centuries or self.numbering(found) in _CENTURIES:

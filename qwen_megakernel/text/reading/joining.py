@@ -18,6 +18,7 @@ _NEAR_DIGIT = re.compile(rf"\d[^\d{WIDE_POINTS}{WIDE_PAUSES}]{{0,4}}$")
 _DAY_AND_COMMA = re.compile(r"(?:^|[^\d,])\d{1,2}(?:st|nd|rd|th)?,$")
 _MORE_DIGITS = re.compile(r"\(?(?:\d{2,}|\d/\d)|\(\d|x\d{2,6}(?!\w)|\d(?:\"|″|'')")
 _ROMAN = re.compile(r"(?:[IVX]+[eᵉ]?[-–—])?[IVX]+(?:e|ᵉ|er|re|\.)?$")
+_ELISION = re.compile(r"^\w{1,5}['’]")  # "l'XI secolo"
 _LISTED = re.compile(r"(?:^|\s)[IVX]+ и$")  # Russian centuries: the word behind them decides
 _IBAN, _IBAN_GROUP = re.compile(r"\W?[A-Z]{2}\d\d(?: [A-Z\d]{4})*"), re.compile(r"[A-Z\d]{1,4}")
 _INITIALS = re.compile(r"(?:[A-Z]\.){2,}$")
@@ -119,7 +120,7 @@ class WordJoining:
         lang = self._language
         if _INITIALS.match(word):
             return bool(lang.starters) and not lang.nouns_are_capitalised
-        if _ROMAN.match(word):
+        if _ROMAN.match(_ELISION.sub("", word)):
             return bool(lang.centuries) or lang.has_ordinal_points
         return lang.degree_is_ordinal and _DEGREE.match(word) is not None
 

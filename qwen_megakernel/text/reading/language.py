@@ -23,6 +23,12 @@ _RANGE_BEGIN = re.compile(r"[$€£¥(]?\d")
 _THOUSANDS = ("mil", "mille", "mila")  # before the name of a currency, without a joint
 _LETTERS_OF_SCALES = ("k", "K", "B", "T")
 _DIFFERENCE = re.compile(r"\d+(?:[.,]\d+)? ?=")
+# Words before "1:10" that make it a ratio.
+_RATIO = re.compile(
+    r"(?:\b(?:ratio|scale|odds|maßstab|verhältnis|échelle|ratio|rapporto|scala|escala|proporción"
+    r"|razão|proporção|масштаб\w*|соотношени\w*)(?:\W+\w{1,3})?|比例尺?|比率|縮尺|비율)\W*$",
+    re.IGNORECASE,
+)
 _DOSES = ("mg", "g", "kg", "ml", "mL", "cl", "l", "L", "µg", "мг", "г", "кг", "мл", "л")
 _SCORED = re.compile(r"\d{1,3}(?![\d.,:/-]\d|\d|\s?(?:Uhr|h|ч|点|时|時|시|%|€)(?!\w))")
 _LAST_NUMBER = re.compile(r"\d[\d:.,]*$")
@@ -100,6 +106,7 @@ class Language(Codes):
     (?P<w>\d{1,3}(?:{GROUP}\d{3})+|\d+)(?:{ORDINAL_MARKS}){EDGE} => .ordinal
     (?<![\w/])(?<!\w\.)(?:{ABBREVIATIONS}){EDGE}(?!/) => .abbreviation
     #\s?(?P<n>\d{5,})(?![.,]?\d) => {number_sign} {n:spell}
+    #\s?(?P<n>\d{4,})(?=-[A-Z\d]) => {number_sign} {n:spell}
     #\s?{NUM} => {number_sign} {num}
     (?:[nN]\.?[º°]|№|#)\s?(?=[A-ZА-Я]{1,4}-?\d) => {number_sign}~
     km\s(?=\d) => .at_kilometer
@@ -124,7 +131,7 @@ class Language(Codes):
             # A sign; behind a word it is a dash.
             "SIGN": r"(?P<sign>(?<![^\W_])(?<![%°¢])[-−+±~≈<>≤≥]\s?)?",
             # The point of a unit, where no sentence begins.
-            "UNIT_POINT": r"(?:\.(?:(?=\s+[a-zß-öø-ÿа-яё])|$)"
+            "UNIT_POINT": r"(?:\.(?:(?=\s+[a-zß-öø-ÿа-яё+&(=–-])|$)"
             + r"|(?:(?<=ft|lb|yd|hr)|(?<=lbs|hrs))\.(?=\s\d))?",
             # Where no letter or digit follows; only ASCII ones count in a language that writes
             # words directly after digits.
@@ -152,7 +159,8 @@ class Language(Codes):
         """Return the pattern of a number, whose groups are `name` + "w" and `name` + "d"."""
         mark, decimal = re.escape(self.group_mark), re.escape(self.decimal)
         return (
-            rf"(?P<{name}w>\d{{1,3}}(?:{mark}\d{{3}})+(?!\d)|\d{{1,3}}(?:[ '’]\d{{3}})+(?!\d)"
+            rf"(?P<{name}w>\d{{1,3}}(?:{mark}\d{{3}})+(?!\d)"
+            rf"|(?<![A-Za-z])\d{{1,3}}(?:[ '’]\d{{3}})+(?!\d)"
             # Numbers grouped as in India, and numbers with the marks of another language.
             rf"|\d{{1,2}}(?:{mark}\d\d)+{mark}\d{{3}}(?!\d)"
             rf"|\d{{1,3}}(?:{decimal}\d{{3}})+(?={mark}\d{{1,2}}(?!\d))"
@@ -217,6 +225,8 @@ class Language(Codes):
         return said + self.kept_point(found)
 
     def read_time(self, found: Found) -> str:
+        if not found["s"] and _RATIO.search(found.past):
+            return self.fill("{h} {ratio} {m}", found.match.groupdict(""))
         return self.time(int(found["h"]), int(found["m"] or 0), int(found["s"] or 0) or None)
 
     def read_two_years(self, found: Found) -> str | None:
@@ -419,7 +429,8 @@ class Language(Codes):
             return None  # the symbol is repeated, as in a line of stars
         if symbol == "*" and not (found.before[-1:].isalnum() or last == ")"):
             return None
-        if symbol == "~" and not following.isalnum():
+        is_wave = self.letters_follow and not following.isdigit()  # "네~"
+        if symbol == "~" and (is_wave or not following.isalnum()):
             return None
         if symbol in TYPED_SIGNS and (last + following).strip(" ") in tuple("=<>-!"):
             return None  # a longer sign: "===", "-->"

@@ -40,7 +40,8 @@ class Portuguese(Romance):
     times = "{h:f} {hours}", "{h:f} e {m}", " e {s} segundos"
     ABBREVIATIONS = """c/: com; s/: sem; p/: para; s/n: sem número; n/a: não aplicável
         a/c: aos cuidados de
-        Sr.: senhor; Sra.: senhora; Srta.: senhorita; Dr.: doutor; Dra.: doutora
+        Sr.: senhor; Sra.: senhora; Srs.: senhores; Sras.: senhoras; hab.: habitantes
+        Srta.: senhorita; Dr.: doutor; Dra.: doutora
         Prof.: professor; Profa.: professora; D.: dom; Eng.: engenheiro; etc.: et cetera
         p.ex. p.~ex.: por exemplo; aprox.: aproximadamente; Av.: avenida; R.: rua; pág.: página
         págs.: páginas; nº n.º: número; séc.: século; sécs.: séculos
@@ -61,7 +62,8 @@ class Portuguese(Romance):
     RULES = r"""
     {HOUR}h{MINUTE}?(?:min)?(?!\w) => .time
     D\.(?=\s[A-ZÀ-Ý]\w*a(?!\w)) => dona
-    (?P<a>\d{1,2})\sx\s(?P<b>\d{1,2})(?=\s(?!x)|[^\w\s]|$) => {a} a {b}
+    (?P<a>\d{1,2})\sx\s(?P<b>\d{1,2})(?=\s(?!x|(?:{UNITS})(?!\w))|[^\w\s]|$)
+        => {a} a {b}
     """
 
     def say(self, number: int, to: str = "cardinal", **options: str) -> str:

@@ -25,7 +25,7 @@ class Romance(Language):
     last_ordinal_of_rulers = 10  # after higher numbers of rulers, cardinals are spoken
 
     RULES = r"""
-    anni|años|anos|années|[dn]?[ae]l|du|sul >> ['’](?P<n>\d\d) => {n}
+    anni|años|anos|années|[dn]?[ae]l|du|sul >> ['’](?P<n>\d\d|[3-9]00)(?!['’]?\w) => {n}
     (?P<n>\d{1,3})(?:{FEMININE_MARKS}) => {n:feminine}
     {CLOCK_WORDS} >> {HOUR}\.{MINUTE}(?![\d.,]\d|\d|\s?%) => .time
     """

@@ -61,7 +61,8 @@ class Russian(Language):
     money_joint = " "
     SHORT_MONTHS = "янв февр/фев мар апр - июн июл авг сент/сен окт нояб/ноя дек"
     links = words("по до и")
-    ABBREVIATIONS = """б/у: бывший в употреблении; з/п: зарплата; н/д: нет данных
+    ABBREVIATIONS = """пр-т: проспект; акад.: академик
+        б/у: бывший в употреблении; з/п: зарплата; н/д: нет данных
         ж/д: железнодорожный; н.э. н.~э.: нашей эры
         т.е. т.~е.: то есть; т.д. т.~д.: так далее; т.п. т.~п.: тому подобное
         т.к.: так как; др.: другие; г.: год; гг.: годы; в.: век; вв.: века
@@ -78,7 +79,7 @@ class Russian(Language):
     SYMBOLS = """&: и; @: собака; =: равно; ÷: разделить на; ×: умножить на; °: градусов; ≈ ~: около
         <: меньше; >: больше; ≤: не больше; ≥: не меньше; ±: плюс минус; §: параграф; №: номер"""
     WEB = ".: точка; /: слэш; -: дефис; _: подчёркивание; ?: вопрос; #: решётка; :: двоеточие"
-    opens, followers = words("№ т. д. стр. г."), words("г года году годе гг. годы в. вв.")
+    opens, followers = words("№ т. д. стр. г."), words("г года году годе гг. годы в. вв. число")
 
     RULES = r"""
     (?i)(?P<d>\d{1,2})\s(?P<m>{MONTH})(?:\s(?P<y>\d{4})(?:\s(?:г\.|года))?)? => .date
@@ -99,6 +100,8 @@ class Russian(Language):
     (?P<y>1\d{3}|20\d\d)\sгода(?!\w) => {y:ordinal:gm} года
     (?P<y>1\d{3}|20\d\d)\sгод(?!\w) => {y:ordinal:nm} год
     (?P<y>1\d{3}|20\d\d)\s(?P<what>год[уе])(?!\w) => {y:ordinal:pm} {what}
+    (?P<a>\d{1,2})\sпо\s(?P<b>\d{1,2})(?=\sчисло) => {a:ordinal:gn} по {b:ordinal:nn}
+    (?P<n>\d{1,3})-(?P<what>[а-яё]{4,})(?!\w) => .compound
     (?P<n>\d{1,4})-?(?:х|ых)(?!\w) => {n:of_decades}
     (?P<n>[4-9]0|\d{2,3}0)-е(?!\w) => {n:decades}
     ко? >> (?P<n>[1-9]0|\d{2,3}0)-м(?!\w) => {n:decades:ым}
@@ -138,6 +141,11 @@ class Russian(Language):
             return words
         words = re.sub(r"\bодна( \w+)а\b", r"одну\1у", words)
         return re.sub(r"\bодна$", "одну", words)
+
+    def read_compound(self, found: Found) -> str:
+        """Return a word that begins with a number in the genitive, such as "пятиэтажный"."""
+        said = self.cardinal(int(found["n"]), "gm").replace("одного", "одно")
+        return re.sub(r"\b(девяно|)ста\b", r"\1сто", said).replace(" ", "") + found["what"]
 
     def read_in_case(self, found: Found) -> str | None:
         """Return a number and its noun in the case that the word before, or a range, asks for."""

@@ -9,6 +9,7 @@ or in many.
 import re
 from collections.abc import Callable
 
+from qwen_megakernel.text.reading.surroundings import WIDE_PAUSES, WIDE_POINTS
 from qwen_megakernel.text.scripts import UNSPACED
 
 MAX_OPEN_CHARS = 24  # an expression is held back for at most so many characters after its 1st digit
@@ -17,7 +18,7 @@ _MAX_ADDRESS_CHARS = 256  # for a word that contains an address or is a long num
 _MAX_GROUPS_CHARS = 48  # for digits in groups, and IBANs, after their first digit
 
 _UNSPACED_CHAR = re.compile(f"[{UNSPACED}]")
-_RUN = re.compile(rf"[^\s{UNSPACED}]+")
+_RUN = re.compile(rf"[^\s{UNSPACED}{WIDE_POINTS}{WIDE_PAUSES}]+")
 _DIGIT = re.compile(r"\d")
 _NUMBER = re.compile(r"[\W_]{0,3}(?:[A-Z]{2}\d\d[A-Z\d ]*|\d[\d.,'() -]*)[\W_]*")
 _ADDRESS = re.compile(r"://|www\.|@|\]\(", re.IGNORECASE)

@@ -9,7 +9,7 @@ POINTS, WIDE_POINTS = ".!?…؟।॥", "。！？｡．"  # marks with which se
 PAUSES, WIDE_PAUSES = ",;:", "，、；："  # marks inside a sentence
 SENTENCE_ENDS = f"{POINTS}{WIDE_POINTS};:；："  # marks after which no full stop is missing
 TRAILING = CLOSING + WIDE_CLOSING + POINTS + WIDE_POINTS + PAUSES + WIDE_PAUSES
-_DECADE = re.compile(r"'\d(?:0'?s|\d)(?!['’]?\w)")
+_DECADE = re.compile(r"'\d(?:0'?s|\d|00)(?!['’]?\w)")
 _OPEN_BRACKETS = re.compile(r"[^()]*\([^()]*\)")
 
 

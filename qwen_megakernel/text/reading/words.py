@@ -206,11 +206,11 @@ class Words:
         self.before_digits: dict[str, str] = {}  # as `BEFORE_DIGITS`
         for key, said in [*self.abbreviations.items()]:  # "chap." may begin a sentence
             capitalised = key.capitalize()
-            if capitalised in self.abbreviations or key[-1] != "." or not key[:-1].islower():
+            if capitalised in self.abbreviations or not key[:-1].islower():
                 continue
             if len(key) > 3 - (self.code == "ru") and key not in _NAMES:
                 self.abbreviations[capitalised] = said
-            elif len(key) > 2:  # "Max" and "Art" are also names
+            elif len(key) > 2 and key[-1] == ".":  # "Max" and "Art" are also names
                 self.before_digits[re.escape(capitalised) + r"\s"] = said.removesuffix("/a")
                 self.opens |= {capitalised}
         # Forms that end with a point which may also end a sentence.

@@ -52,10 +52,12 @@ def cardinals(language: str, number: int) -> set[str]:
     return words | ({own.hour(number), own.native(number)} if language == "korean" else set())
 
 
-def brazilian(words: str) -> str:
-    """The words of a number, which num2words has as in Portugal."""
-    for teen in ("sseis", "ssete", "nove"):
-        words = words.replace(f"deza{teen}", f"deze{teen}")
+def mended(language: str, words: str) -> str:
+    """The words of a number, which num2words has as in Portugal, and without Italian accents."""
+    if language == "italian":
+        return re.sub(r"\Btre\b", "tré", words)
+    if language == "portuguese":
+        return re.sub("deza(?=sseis|ssete|nove)", "deze", words)
     return words
 
 
@@ -78,7 +80,7 @@ def plain_numbers(language: str, fake: Faker, random: random.Random) -> Iterator
             words = own.cardinal(number)
         else:
             words = num2words(number, lang=own.code).replace(",", "")
-            words = brazilian(words) if language == "portuguese" else words
+            words = mended(language, words)
         if language == "japanese" and not number:
             words = own.digits[0]
         yield (
@@ -144,7 +146,7 @@ def year_words(language: str, year: int) -> str:
         return num2words(year, to="ordinal", lang="ru", case="g")
     to = "year" if language in ("english", "german") else "cardinal"
     words = num2words(year, to=to, lang=own.code)
-    words = brazilian(words) if language == "portuguese" else words
+    words = mended(language, words)
     return words.replace("oh-", "oh ").replace(" and ", " ")
 
 
