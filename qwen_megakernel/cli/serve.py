@@ -65,7 +65,11 @@ def add_commands(commands: Any) -> None:
         "--voice-fallback NAME",
         'voice to use for OpenAI\'s names, such as "alloy", and for unknown ids of --dialects',
     )
-    add("--voice-alias ID=NAME", "voice to use for a hosted voice's id (may be repeated)", list)
+    add(
+        "--voice-alias ID=NAME",
+        "voice to use for another name, such as a hosted voice's id (may be repeated)",
+        list,
+    )
     add(
         "--allow-upload",
         "let clients add voices to --voices DIR, and delete those that clients added",

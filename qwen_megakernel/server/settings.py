@@ -60,7 +60,7 @@ class ServerSettings:
     sound: SoundOptions = field(default_factory=SoundOptions)  # defaults of requests
     voice_fallback: str | None = None  # voice for requests that name one of OpenAI's voices
     dialects: tuple[str, ...] = DIALECTS  # hosted voices whose clients are served, too
-    # Their ids of voices -> voices of the engine. For other ids `voice_fallback` speaks.
+    # Other names, such as their ids -> voices of the engine. For other ids `voice_fallback` speaks.
     voice_aliases: Mapping[str, str] = field(default_factory=dict)
     voices: Path | None = None  # the engine's folder of voice files, which uploads go to
     allow_upload: bool = False

@@ -60,6 +60,7 @@ class VoiceStore:
         """
         if name is None:
             return None, None
+        name = self._settings.voice_aliases.get(name, name)
         known = self._engine.voices
         alike = [name] if name in known else [each for each in known if _key(each) == _key(name)]
         if alike:
@@ -90,10 +91,9 @@ class VoiceStore:
         Raises:
             UnknownVoice: no voice has that id or name, and no fallback is set.
         """
-        if alias := self._settings.voice_aliases.get(voice_id):
-            return alias, None
+        name = self._settings.voice_aliases.get(voice_id, voice_id)
         try:
-            self.find(voice_id)
+            self.find(name)
         except UnknownVoice as error:
             fallback = self._settings.voice_fallback
             if fallback is None and self._engine.default_voice is not None:
@@ -101,7 +101,7 @@ class VoiceStore:
                 raise UnknownVoice(str(error), hint=hint) from error
             spoken_by = f'spoken by "{fallback}"' if fallback else "ignored: this model has none"
             return fallback, f'voice "{printable(voice_id)}" is {spoken_by}'
-        return voice_id, None
+        return name, None
 
     def listing(self) -> dict[str, Any]:
         """Return the body of GET /v1/audio/voices: objects, since clients read `id` and `name`."""

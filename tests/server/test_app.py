@@ -342,6 +342,15 @@ def test_openai_voices_are_unknown_where_there_are_speakers(live, tts):
         assert np.array_equal(read_wav(answer.content)[0], expected)
 
 
+def test_a_voice_has_another_name_on_every_path(tts):
+    text, body = "<voice name='alloy'>B.</voice>", {"seed": 3, "response_format": "pcm"}
+    with serving(tts, voice_aliases={"alloy": "aiden"}) as server:
+        names, body = ("alloy", "aiden"), body | {"text_format": "ssml"}
+        answers = [server.speak(text, voice=name, **body) for name in names]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert answers[0].content == answers[1].content and "x-warning" not in answers[0].headers
+
+
 def test_a_text_names_voices_as_a_request_does(tts):
     text, options = 'A. <voice name="{}">B.</voice>', {"voice": "aiden", "text_format": "ssml"}
     body = options | {"seed": 3, "response_format": "pcm"}
