@@ -27,7 +27,7 @@ _CODE = re.compile(
     rf"(?<![A-Za-zÀ-ÿА-яё])(?:{_CODES})(?:\s*(?:{_LINKS}))?\s*[\#(\"'“«]?$", re.I | re.X
 )
 _CODE_DIGITS = re.compile(
-    r"(?:\d{1,12}(?:-\d{1,12})+|\d{3,12}|[-–]\d{2,12})(?![.,:/-]?\d|\s?[%°€$])(?!-?[A-Z]+\d|[A-Za-z])"
+    r"(?:(?=[\d-]{6})\d{1,12}(?:-\d{1,12})+|\d{3,12}|[-–]\d{2,12})(?![.,:/-]?\d|\s?[%°€$])(?!-?[A-Z]+\d|[A-Za-z])"
 )
 _VERSION = re.compile(
     r"(?<![A-Za-zÀ-ÿА-яё])(?:versi(?:on|one|ón)|versão|верси[яюи]|release|v\.|python|node(?:\.?js)?|ios"

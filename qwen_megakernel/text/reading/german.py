@@ -124,7 +124,7 @@ class German(Language):
 
     def read_days_of_month(self, found: Found) -> str:
         """Return the words of days such as "24., 25. und 26." before the name of a month."""
-        ending = "n" if found.before[:1].isdigit() else ORDINAL_ARTICLES.get(found.word) or "r"
+        ending = "n" if found.before[:1].isdigit() else ORDINAL_ARTICLES.get(found.word, "r")
         said = re.sub(r"\s?[-–]\s?", f" {self.to} ", found["days"])
         said = re.sub(r"\s?/\s?", " ", said).replace("&", "und")
         say = lambda day: f"{self.say(int(day[1]), 'ordinal')}{ending}"  # noqa: E731

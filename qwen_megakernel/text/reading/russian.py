@@ -101,6 +101,7 @@ class Russian(Language):
     (?P<y>1\d{3}|20\d\d)\sгод(?!\w) => {y:ordinal:nm} год
     (?P<y>1\d{3}|20\d\d)\s(?P<what>год[уе])(?!\w) => {y:ordinal:pm} {what}
     (?P<a>\d{1,2})\sпо\s(?P<b>\d{1,2})(?=\sчисло) => {a:ordinal:gn} по {b:ordinal:nn}
+    (?P<n>\d{1,4})-(?:ти|ми)(?!\w) => {n:gm}
     (?P<n>\d{1,3})-(?P<what>[а-яё]{4,})(?!\w) => .compound
     (?P<n>\d{1,4})-?(?:х|ых)(?!\w) => {n:of_decades}
     (?P<n>[4-9]0|\d{2,3}0)-е(?!\w) => {n:decades}
@@ -233,6 +234,8 @@ class Russian(Language):
             if is_sure and number != "1" and ending.fullmatch(noun):
                 return f"{case}m"
         is_one = number.isdecimal() and self.plural(int(number)) == 0
+        if is_one and before.lower() in ("в", "во", "на", "о", "об", "при") and noun[-1:] == "е":
+            return "pm"  # "в 1 случае"
         if is_one and before.lower() in _BEFORE_INSTRUMENTAL and _INSTRUMENTAL.fullmatch(noun):
             return "im" if noun[-1] == "м" else "if"  # "с 1 ребёнком"
         is_noun = noun.islower() and len(noun) > 3 and noun not in ("года", "этажа")
