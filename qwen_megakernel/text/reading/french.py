@@ -27,10 +27,11 @@ class French(Romance):
     PARTS = "2: demi; 3: tiers; 4: quart"
     UNITS = """mAh: milliampère-heure, milliampères-heure
         Ko ko: kilo-octet; kWh: kilowattheure; dB: décibel; x × fois: fois, fois, f
-        année années: année, f; cuillère cuillères: cuillère, f; personne personnes: personne, f
+        année années: année, f; cuillère cuillères: cuillère, f
+        personne personnes pers: personne, f
         c.à.s. c.~à~s. c.~à~soupe càs CàS cuil.~à~soupe cs: cuillère à soupe, cuillères à soupe, f
         c.à.c. c.~à~c. c.~à~café càc CàC cuil.~à~café cc: cuillère à café, cuillères à café, f
-        page pages: page, f"""
+        page pages: page, f; pt pts: point"""
     SCALES = "million millions M: million; milliard milliards Md Mds: milliard"
     MONEY_SCALES = "k: mille, mille"
     CURRENCIES = """€ EUR: euro / centime; $ $US US$ USD: dollar / cent
@@ -62,6 +63,7 @@ class French(Romance):
     RULES = r"""
     {HOUR}\s?h(?:\s?{MINUTE})?(?!\w) => .time
     1(?:ère|re)(?!\w) => première
+    av\.(?=\s(?:1\d{3}|20\d\d)(?!\w)) => avant
     (?P<m>[12])\s?m\s?(?P<c>\d\d)(?!\w) => {m:counted:m} {c}
     (?:[ivx]+(?:er?|ᵉʳ?)[-–])?[ivx]+(?:er?|ᵉʳ?) >> s\. => .century
     """

@@ -56,8 +56,9 @@ class German(Language):
     times, time_marks = ("{h:m} Uhr", "{h:m} Uhr {m}", " und {s} Sekunden"), r"\sUhr\b"
     BEFORE_DIGITS = r"§§\s?: Paragrafen"
     ABBREVIATIONS = """n.~V.: nach Verlängerung; i.~E.: im Elfmeterschießen; z.~Hd.: zu Händen
-        gest.: gestorben; Kl.: Klasse; Hrn.: Herrn; mind.: mindestens
-        mtl.: monatlich; jährl.: jährlich; Einw.: Einwohner
+        i.~V.~m.: in Verbindung mit; p.~P.: pro Person; i.~A.: im Auftrag; Zi.: Zimmer
+        Abf.: Abfahrt; Pkt.: Punkte; op.: Opus; gest.: gestorben; Kl.: Klasse; Hrn.: Herrn
+        mind.: mindestens; mtl.: monatlich; jährl.: jährlich; Einw.: Einwohner
         z.B. z.~B. Z.B. Z.~B.: zum Beispiel; d.h. d.~h.: das heißt
         c/o: care of; s/w: schwarz-weiß; m/w/d: männlich, weiblich, divers; n/a: nicht verfügbar
         u.a. u.~a.: unter anderem; usw. etc.: und so weiter; bzw.: beziehungsweise; ca.: circa
@@ -71,7 +72,7 @@ class German(Language):
         Gl.: Gleis; Jh. Jhd.: Jahrhundert; Hbf.: Hauptbahnhof; geb.: geboren
         zzgl.: zuzüglich; ggf.: gegebenenfalls; evtl.: eventuell; Mio.: Millionen
         Mrd.: Milliarden; St.: Sankt; v.Chr.: vor Christus; n.Chr.: nach Christus"""
-    final = words("usw. etc. Str. MwSt. OG Min. Std. mtl. jährl. ff.")
+    final = words("usw. etc. Str. MwSt. OG Min. Std. mtl. jährl. ff. p.~P.")
     starters = words("""Aber Alle Alles Als Am An Auch Auf Aus Bei Beim Bis Bitte Da Dabei Damit
         Danach Dann Daher Darum Das Dein Dem Den Denn Der Deshalb Die Dies Diese Dieser Dieses Doch
         Dort Du Ein Eine Einen Er Es Euer Falls Für Gestern Hat Heute Hier Ich Ihr Ihre Im In Ist Ja
@@ -84,7 +85,7 @@ class German(Language):
         ©: Copyright"""
     WEB = """.: Punkt; /: Schrägstrich; -: minus; _: Unterstrich; ?: Fragezeichen; #: Raute
         :: Doppelpunkt"""
-    opens, followers = words("Nr. §§ n. i. s. z. Z. d. u. Mo Di Mi Do Fr Sa"), words("uhr")
+    opens, followers = words("Nr. §§ n. i. s. p. z. Z. d. u. Mo Di Mi Do Fr Sa"), words("uhr")
     pointed_endings = ("str.", "nr.")
 
     RULES = r"""
@@ -96,6 +97,7 @@ class German(Language):
     (?P<a>\d{1,3})\.(?:\s?/\s?|\s(?P<link>und|oder|bis|bzw\.)\s)(?P<b>\d{1,3})\.(?=\s[^\W\d_])
         => .two_ordinals
     (?P<n>\d{1,3})\.\s?\+\s?(?P<m>\d{1,2})\.?(?=\s(?i:\w*minute)(?!\w)) => .extra_minute
+    am|vom|zum|bis|ab >> (?P<a>Mo|Di|Mi|Do|Fr|Sa|So)(?![\w.]) => .days
     u\.(?=\s[\da-zäöü])(?!\s[aä]\.) => und
     (?P<n>\d{1,2})\. => .day_of_list
     1/2(?=\s(?P<noun>[A-ZÄÖÜ][a-zäöüß]{2,})(?!\w)) => .half

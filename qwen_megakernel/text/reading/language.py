@@ -101,6 +101,9 @@ class Language(Codes):
         {EDGE}{UNIT_POINT} => .unit
     {SIGN}{NUM}{SPAN}[ ]?% => .percent
     (?<=[^\W\d_])/(?P<per>{AREAS}){EDGE} => .per
+    (?<=[A-Z])(?P<a>\d{1,2})/(?P<y>(?:19|20)\d\d)(?![\d/]) => {a} {y:year}
+    (?P<n>\d{1,5})/(?P<y>(?:19|20)\d\d)(?![\d/]) => .number_of_year
+    /(?=100\s?(?:km|g|ml|mL)(?!\w)) => ~{per}~
     (?:(?P<w>\d+)\s)?(?P<n>\d{1,4})(?: / |/)(?P<d>\d{1,4})(?![\d/])
         (?: ?(?P<unit>{UNITS}){EDGE}{UNIT_POINT})?{EDGE} => .fraction
     (?P<w>\d{1,3}(?:{GROUP}\d{3})+|\d+)(?:{ORDINAL_MARKS}){EDGE} => .ordinal
@@ -242,12 +245,20 @@ class Language(Codes):
 
     def read_number(self, found: Found) -> str:
         whole, decimals = self.digits_of(found)
+        if self.decimal == "," and "." in found.text and self.numbering(found) in self.numbered:
+            return self.version(found.text)  # a section: "art. 12.1"
         if self._is_code(found, whole):
             return self.spell(whole)
         is_alone = len(found["w"]) == 4 and not decimals and not found["sign"]
         if is_alone and FIRST_YEAR <= int(whole) <= LAST_YEAR:
             return self.year(int(whole))
         return self._sign(found) + self.number(whole, decimals, self._after_article(found))
+
+    def read_number_of_year(self, found: Found) -> str:
+        """Return the words of a law or a file, such as "Ley 3/2018"."""
+        return self._joint(self.web["/"]).join(
+            (self.number(found["n"]), self.year(int(found["y"])))
+        )
 
     def _after_article(self, found: Found) -> str:
         """Return the gender of a number behind an article such as "las"; "": of its own."""

@@ -28,7 +28,8 @@ class Spanish(Romance):
     noun_gender = "c"
     UNITS = """mAh: miliamperio hora, miliamperios hora
         seg: segundo; dB: decibelio; x × vez veces: vez, veces, f; cda. cdas.: cucharada, f
-        cdta. cdtas.: cucharadita, f; vaso vasos: vaso; persona personas: persona, f"""
+        cdta. cdtas.: cucharadita, f; vaso vasos: vaso; pts pts.: punto
+        persona personas pers: persona, f"""
     SCALES = "mil: mil, mil; millón millones M: millón, millones"
     MONEY_SCALES = "k: mil, mil"
     CURRENCIES = """€ EUR: euro / céntimo; $ USD: dólar, dólares / centavo
