@@ -22,14 +22,20 @@ _BEFORE_ACCUSATIVE = ("на", "за", "через", "про")
 _CENTURY = Noun("век", "века", "веков")
 _CENTURIES = dict(века="g", веков="g", веку="d", векам="d", веком="i", веке="p", веках="p")
 _IN_CENTURIES = _CASES | dict.fromkeys(("в", "во"), "p") | dict.fromkeys(_BEFORE_ACCUSATIVE, "n")
-# Endings of plural nouns -> their case, and the words behind which it is sure.
-_NOUN_CASES = (
-    (re.compile("[а-яё]+(?:ами|ями|ьми)"), "i", None),
-    (re.compile("[а-яё]+[ая]х"), "p", ("в", "во", "на", "о", "об", "при")),
-    (re.compile("[а-яё]+[ая]м"), "d", ("к", "ко", "по")),
-)
-_INSTRUMENTAL = re.compile("[а-яё]{2,}(?:[оеё]м|[оеё]й)")
-_BEFORE_INSTRUMENTAL = ("с", "со", "между", "над", "под", "перед")
+# A number that ends in one or not, the word before it, the ending of the noun behind it -> the case
+# and the gender that they show, as in "с 1 ребёнком", "в 5 городах".
+_AT, _WITH = "(?:во?|на|об?|при)", "(?:со?|между|над|под|перед)"
+_FORMS = [
+    (re.compile(f"{place} {noun}"), form)
+    for place, noun, form in (
+        (f"1 {_WITH}", "[а-яё]{2,}[оеё]м", "im"),
+        (f"1 {_WITH}", "[а-яё]{2,}[оеё]й", "if"),
+        (f"1 {_AT}", "[а-яё]+е", "pm"),
+        (r"5 \S*", "[а-яё]+(?:ами|ями|ьми)", "im"),
+        (f"5 {_AT}", "[а-яё]+[ая]х", "pm"),
+        ("5 (?:ко?|по)", "[а-яё]+[ая]м", "dm"),
+    )
+]
 _FRACTION_ENDINGS = dict(g="ых", p="ых", d="ым", i="ыми")
 # For each case, the endings of nouns in the singular (of hard and soft stems, masculine and
 # feminine), and in the plural.
@@ -127,13 +133,11 @@ class Russian(Language):
 
     def read_after_preposition(self, found: Found) -> str | None:
         """Return a number in the case that the word before it asks for; None: it asks for none."""
-        number, noun = int(found["n"]), first_word(found.rest)
-        form = self.gender_after(found["n"], noun, found.word)
-        case = _CASES.get(found.word)
+        number, case = int(found["n"]), _CASES.get(found.word)
         is_span = found.rest.lstrip().startswith(("по ", "до "))
         if found.word in ("с", "со") and 1900 <= number < 2100 and is_span:  # years
             return self.ordinal(number, "gm")
-        form = form if len(form) == 2 else f"{case}m" * bool(case)
+        form = _form_of(found["n"], first_word(found.rest), found.word) or (case and f"{case}m")
         return self.cardinal(number, form) if form else None
 
     def agreeing(self, words: str, before: str) -> str:
@@ -229,22 +233,15 @@ class Russian(Language):
         return f"{word}{_DAYS_OF[first]} по {_DAYS_ON[last]}{self.kept_point(found)}"
 
     def gender_after(self, number: str, noun: str, before: str) -> str:
-        for ending, case, behind in _NOUN_CASES:
-            is_sure = behind is None or before.lower() in behind
-            if is_sure and number != "1" and ending.fullmatch(noun):
-                return f"{case}m"
-        is_one = number.isdecimal() and self.plural(int(number)) == 0
-        if is_one and before.lower() in ("в", "во", "на", "о", "об", "при") and noun[-1:] == "е":
-            return "pm"  # "в 1 случае"
-        if is_one and before.lower() in _BEFORE_INSTRUMENTAL and _INSTRUMENTAL.fullmatch(noun):
-            return "im" if noun[-1] == "м" else "if"  # "с 1 ребёнком"
+        if form := _form_of(number, noun, before):
+            return form
         is_noun = noun.islower() and len(noun) > 3 and noun not in ("года", "этажа")
         if not is_noun or not number.isdecimal():
             return ""
-        form = self.plural(int(number))
-        if form == 1 and number[-1] == "2":
+        plural = self.plural(int(number))
+        if plural == 1 and number[-1] == "2":
             return "f" if noun[-1] in "ыи" and noun not in ("дни", "или", "пути") else ""
-        if form == 0:
+        if plural == 0:
             if noun[-1] in "ую" and before.lower() in (*_BEFORE_ACCUSATIVE, ""):
                 return "f"  # "за 1 неделю"
             return "f" if noun[-1] in "ая" else "n" if noun[-1] in "ое" else ""
@@ -354,6 +351,13 @@ class Russian(Language):
         part = _TENTHS[len(decimals)][0 if self.plural(int(decimals)) == 0 else 1]
         words = self.say(int(whole), gender="f"), one, self.say(int(decimals), gender="f"), part
         return " ".join(words)
+
+
+def _form_of(number: str, noun: str, before: str) -> str:
+    """Return the form of a number that the ending of the noun behind it shows; "" if none does."""
+    kind = "1" if re.fullmatch(r"(?:\d*[^\D1])?1", number) else "5"
+    words = f"{kind} {before.lower()} {noun}"
+    return next((form for pattern, form in _FORMS if pattern.fullmatch(words)), "")
 
 
 def _declined(noun: Noun, case: str, is_one: bool) -> str:
