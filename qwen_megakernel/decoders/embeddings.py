@@ -20,7 +20,7 @@ class Embeddings:
     Args:
         device, dtype: device and dtype of every result; weights are converted once, here.
         as_stored: keep what the checkpoint stores in bfloat16 as it is, and convert the rows that
-            are read; in float32 they would take twice the memory, and no file could be mapped.
+            are read; in float32 they would take twice the memory, in each process for itself.
     Source: QwenLM/Qwen3-TTS, modeling_qwen3_tts.py, Qwen3TTSTalkerForConditionalGeneration.
     """
 

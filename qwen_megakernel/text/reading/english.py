@@ -28,8 +28,8 @@ _SAINTS = words("""Albans Andrew Andrews Anthony Augustine Barts Catherine Catha
     Lawrence Louis Lucia Luke Maarten Mark Martin Mary Matthew Michael Moritz Nicholas Nick Olaf
     Pancras Patrick Paul Peter Peters Petersburg Pete Pierre Regis Stephen Stephens Thomas Tropez
     Valentine Vincent Vitus""")
-_BEFORE_SECONDS = words("""wait waits waited after every for takes took within timeout lasts delay
-    pause sleep about only another exactly under""")
+_BEFORE_SECONDS = words("wait waits waited takes took within timeout lasts delay pause sleep")
+_BEFORE_FEW_SECONDS = words("after every for about only another under")  # also before decades
 _DIRECTIONS = dict(N="north", S="south", E="east", W="west")
 _CODED = words("id pin otp zip postcode passcode password code extension ext")  # before a code
 _AFTER_STREETS = words("NE NW SE SW N S E W Suite Apt Unit")
@@ -138,7 +138,7 @@ class English(Language):
     (?P<n>\d{1,3})\s?pt(?=\s(?i:font|type|text|size|bold|arial|helvetica|times)) => {n} point
     (?P<title>St|Dr)\b\.?(?!\w) => .title
     (?!the$).* >> Sun\. => Sunday
-    part|tracking|order|invoice|serial|item|account|ref|is|was|are|\w+['’]s|the|room|ranked
+    part|tracking|order|invoice|serial|item|account|ref|\w+['’]s|the|room|ranked
         >> no\.\s(?=\d) => number~
     (?P<what>[bd])\.(?=\s(?:(?:\d{1,2}\s)?(?i:{MONTH})|(?:1\d|20)\d\d(?!\w))) => .life
     50-50(?![\w-]) => fifty fifty
@@ -297,7 +297,8 @@ class English(Language):
 
     def read_seconds(self, found: Found) -> str | None:
         """Return the words of "30s" in code, and behind words that wait; None for decades."""
-        is_set = found.last in tuple("=<>") or found.word in _BEFORE_SECONDS
+        is_few = found["t"] < "70" and found.word in _BEFORE_FEW_SECONDS
+        is_set = is_few or found.last in tuple("=<>") or found.word in _BEFORE_SECONDS
         return self.counted(int(found["t"]), "s") if is_set else None
 
     def read_road(self, found: Found) -> str:

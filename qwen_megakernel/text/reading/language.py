@@ -25,7 +25,7 @@ _LETTERS_OF_SCALES = ("k", "K", "B", "T")
 _DIFFERENCE = re.compile(r"\d+(?:[.,]\d+)? ?=")
 # Words before "1:10" that make it a ratio.
 _RATIO = re.compile(
-    r"(?:\b(?:ratio|scale|odds|maßstab|verhältnis|échelle|ratio|rapporto|scala|escala|proporción"
+    r"(?:\b(?:ratio|scale|odds|maßstab|verhältnis|échelle|rapporto|scala|escala|proporción"
     r"|razão|proporção|масштаб\w*|соотношени\w*)(?:\W+\w{1,3})?|比例尺?|比率|縮尺|비율)\W*$",
     re.IGNORECASE,
 )
