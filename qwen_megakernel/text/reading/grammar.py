@@ -25,7 +25,7 @@ from qwen_megakernel.text.reading.joining import WordJoining
 from qwen_megakernel.text.reading.language import Language
 from qwen_megakernel.text.reading.spoken import Draft, Piece
 from qwen_megakernel.text.reading.surroundings import Found, bare, inside
-from qwen_megakernel.text.reading.words import any_of, table
+from qwen_megakernel.text.reading.words import any_of
 
 _DASHES = ("-", "–", "—")
 _LETTER = re.compile(r"(?<![\w'’])[A-Za-z](?![\w'’])")
@@ -60,8 +60,7 @@ def rules_of(language: Language) -> Iterator[Rule]:
 
     for each in type(language).__mro__:
         if each is Language:
-            marks = table(language.BEFORE_DIGITS) | language.before_digits
-            for mark, word in marks.items():
+            for mark, word in language.before_digits.items():
                 say = _saying(language, f"{word}~")
                 yield Rule(re.compile(rf"(?:{mark})(?=\d)"), None, say)
         for row in _ROW.findall(each.__dict__.get("RULES", "")):

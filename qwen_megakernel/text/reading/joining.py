@@ -19,7 +19,7 @@ _DAY_AND_COMMA = re.compile(r"(?:^|[^\d,])\d{1,2}(?:st|nd|rd|th)?,$")
 _MORE_DIGITS = re.compile(r"\(?(?:\d{2,}|\d/\d)|\(\d|x\d{2,6}(?!\w)|\d(?:\"|″|'')")
 _ROMAN = re.compile(r"(?:[IVX]+[eᵉ]?[-–—])?[IVX]+(?:e|ᵉ|er|re|\.)?$")
 _ELISION = re.compile(r"^\w{1,5}['’]")  # "l'XI secolo"
-_LISTED = re.compile(r"(?:^|\s)[IVX]+ и$")  # Russian centuries: the word behind them decides
+_CENTURY_AND = re.compile(r"(?:^|\s)[IVX]+ и$")  # Russian: the word behind the next one decides
 _IBAN, _IBAN_GROUP = re.compile(r"\W?[A-Z]{2}\d\d(?: [A-Z\d]{4})*"), re.compile(r"[A-Z\d]{1,4}")
 _INITIALS = re.compile(r"(?:[A-Z]\.){2,}$")
 _DEGREE = re.compile(r"\d{1,2}°$")
@@ -47,8 +47,8 @@ class WordJoining:
         if self._awaits_noun(bare(last)) or self._is_pointed(last):
             return True
         if not _has_digit(words):
-            is_listed = _LISTED.search(words) is not None
-            return is_listed or last.strip(OPENING) in lang.opens | {*lang.currencies}
+            is_known = last.strip(OPENING) in lang.opens | {*lang.currencies}
+            return is_known or _CENTURY_AND.search(words) is not None
         if self._phrase(words) in self._phrases or self._is_day_link(words, last):
             return True
         if last in lang.scales or last in lang.opens:
@@ -80,8 +80,9 @@ class WordJoining:
         if pointed in _OPERATORS:
             return word.lstrip(OPENING + "$€£¥-")[:1].isdigit()
         if not _has_digit(words):
-            is_listed = not _LISTED.search(words) or _ROMAN.match(core)
-            return bool(is_listed) and (last not in lang.currencies or word[0].isdigit())
+            if _CENTURY_AND.search(words):
+                return _ROMAN.match(core) is not None
+            return last not in lang.currencies or word[0].isdigit()
         if self._is_pointed(pointed) or last in lang.opens or self._awaits_noun(last):
             return True
         if last[-1:] == ",":

@@ -7,8 +7,9 @@ no templates. Such a method returns None for what is no expression of its rule.
 import re
 import unicodedata
 
-from qwen_megakernel.text.reading.codes import MIN_NUMBERED_DIGITS, NUMBER_MARK, Codes
-from qwen_megakernel.text.reading.surroundings import OPENING, Found, first_word
+from qwen_megakernel.text.reading.codes import MIN_NUMBERED_DIGITS, NUMBER_MARK
+from qwen_megakernel.text.reading.roman_numerals import RomanNumerals
+from qwen_megakernel.text.reading.surroundings import OPENING, Found
 from qwen_megakernel.text.reading.words import (
     FIRST_YEAR,
     LAST_YEAR,
@@ -16,7 +17,6 @@ from qwen_megakernel.text.reading.words import (
     Currency,
     Noun,
     any_of,
-    roman_number,
 )
 
 _RANGE_BEGIN = re.compile(r"[$€£¥(]?\d")
@@ -32,16 +32,13 @@ _RATIO = re.compile(
 _DOSES = ("mg", "g", "kg", "ml", "mL", "cl", "l", "L", "µg", "мг", "г", "кг", "мл", "л")
 _SCORED = re.compile(r"\d{1,3}(?![\d.,:/-]\d|\d|\s?(?:Uhr|h|ч|点|时|時|시|%|€)(?!\w))")
 _LAST_NUMBER = re.compile(r"\d[\d:.,]*$")
-# "centuries XVII and XVIII": a list of Roman numerals, and the word before it.
-_LINKS_OF_LISTS = ("and", "y", "e", "et", "und", "o", "or", "ou", "oder", "и")
-_LISTED = re.compile(r"([^\W\d_]+\.?)\s[IVXLC]+(?:,\s[IVXLC]+)*,?\s\w+\s$")
 _BEGINS_WORD = re.compile(r"\w|[-$€£¥−.]\w")
 # What shows that "lun." is a weekday: a mark, or the end of a span of days.
 _BEFORE_WEEKDAYS = ("am", "vom", "zum", "al", "dal", "au", "du", "le", "bis", "a", "до")
 _BEHIND_WEEKDAY = re.compile(r"[,–-]|\s(?:al?|à|au|bis|по)\b|(?<!mar\.)\s\d|\s\d{1,2}/\d")
 
 
-class Language(Codes):
+class Language(RomanNumerals):
     """The words and the rules of one language."""
 
     RULES = r"""
@@ -311,49 +308,6 @@ class Language(Codes):
         if not found["unit"]:
             return said
         return said + self.space + self.units[found["unit"]].many + self.kept_point(found)
-
-    def read_roman(self, found: Found) -> str | None:
-        """Return the words of a Roman numeral after a name or a word such as "chapter"."""
-        number = roman_number(found["r"])
-        if not number or found.last.strip(" (\"'"):
-            return None
-        said = self.roman(number, found, first_word(found.rest))
-        return said + self.kept_point(found) if said else None
-
-    def roman(self, number: int, found: Found, following: str) -> str | None:
-        """Return the words of a Roman numeral before the word `following`."""
-        before = self.numbered_by(found)
-        if self.numbering(found) in self.numbered:
-            return self.cardinal(number)
-        is_name = before[:1].isupper() and before.isalpha() and not before.isupper()
-        is_name &= before not in self.abbreviations  # "Mlle X"
-        return self.regnal(number, before) if is_name and {*found["r"]} <= {*"IVX"} else None
-
-    def read_roman_range(self, found: Found) -> str | None:
-        """Return the words of a range of Roman numerals, such as "chapters II-IV"."""
-        numbers = roman_number(found["r"]), roman_number(found["to"])
-        if not 0 < numbers[0] < numbers[1]:
-            return None
-        if self.numbering(found) in self.numbered:
-            return self.between_ends.join(map(self.cardinal, numbers))
-        following = first_word(found.rest)
-        said = [self.roman(number, found, following) or "" for number in numbers]
-        return self.between_ends.join(said) if all(said) else None
-
-    def numbered_by(self, found: Found) -> str:
-        """Return the word before a number, or before the list that it ends: "chapters IV and V"."""
-        listed = found.word in _LINKS_OF_LISTS and _LISTED.search(found.past)
-        return listed[1] if listed else found.before
-
-    def numbering(self, found: Found) -> str:
-        """Return that word in lower case, without an abbreviation."""
-        word = self.numbered_by(found)
-        return self.abbreviations.get(word, word).lower()
-
-    def read_roman_alone(self, found: Found) -> str | None:
-        """Return the words of a Roman numeral between characters of another script."""
-        number = roman_number(found["r"])
-        return self.cardinal(number) if number and not found.before[-1:].isascii() else None
 
     # ---- money and units -------------------------------------------------------------------------
 

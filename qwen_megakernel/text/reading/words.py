@@ -203,7 +203,7 @@ class Words:
             self.numbered |= {f"{each}s", f"{each[:-1]}i", f"{each[:-1]}e"}
         abbreviations = table(self.ABBREVIATIONS)
         self.abbreviations = {key.replace("~", " "): abbreviations[key] for key in abbreviations}
-        self.before_digits: dict[str, str] = {}  # as `BEFORE_DIGITS`
+        self.before_digits = table(self.BEFORE_DIGITS)
         for key, said in [*self.abbreviations.items()]:  # "chap." may begin a sentence
             capitalised = key.capitalize()
             if capitalised in self.abbreviations or not key[:-1].islower():
