@@ -91,9 +91,8 @@ class VoiceStore:
         Raises:
             UnknownVoice: no voice has that id or name, and no fallback is set.
         """
-        name = self._settings.voice_aliases.get(voice_id, voice_id)
         try:
-            self.find(name)
+            self.find(voice_id)
         except UnknownVoice as error:
             fallback = self._settings.voice_fallback
             if fallback is None and self._engine.default_voice is not None:
@@ -101,7 +100,7 @@ class VoiceStore:
                 raise UnknownVoice(str(error), hint=hint) from error
             spoken_by = f'spoken by "{fallback}"' if fallback else "ignored: this model has none"
             return fallback, f'voice "{printable(voice_id)}" is {spoken_by}'
-        return name, None
+        return self._settings.voice_aliases.get(voice_id, voice_id), None
 
     def listing(self) -> dict[str, Any]:
         """Return the body of GET /v1/audio/voices: objects, since clients read `id` and `name`."""
