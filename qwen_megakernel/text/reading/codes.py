@@ -8,7 +8,7 @@ languages, since texts about software mix them.
 import re
 
 from qwen_megakernel.text.reading.surroundings import Found
-from qwen_megakernel.text.reading.words import FIRST_YEAR, LAST_YEAR, Words
+from qwen_megakernel.text.reading.words import Words
 
 MAX_PAST = 40  # characters before a number that may announce it
 
@@ -62,6 +62,7 @@ _LAYOUT = re.compile(
     r"|\d{5} \d{5}|\d{4} \d{2} \d{2} \d{2}|\d{2} \d{3} \d{2} \d{2}"
 )
 _THOUSANDS = re.compile(r"[1-9]\d{0,2}(?: \d{3})+")
+_LISTED = re.compile(r"\d[,;]\s\d+[,;]\s$")  # numbers in a list, not a house and a postal code
 _MIN_PHONE_DIGITS = 7
 _MIN_CODE_DIGITS = 7  # digits without a mark between thousands that are no quantity
 MIN_NUMBERED_DIGITS = 5  # the same behind a sign for "number"
@@ -120,16 +121,21 @@ class Codes(Words):
         text, begin, before = found.match.string, found.match.start(), found.before
         has_name = _NAME_AND_DASH.search(text, 0, begin) is not None
         if has_name or (len(whole) == 4 and _NAME.search(before) and not found["sign"]):
-            is_year = not has_name and FIRST_YEAR <= int(whole) <= LAST_YEAR
+            is_year = not has_name and self.is_year(whole)
             is_round = len(whole) < 5 and whole.endswith("00")
             return found.text == whole and len(whole) > 2 and not (is_year or is_round)
-        # A postal code in an address: "rue de la Paix, 75002 Paris".
-        is_postal = self.decimal == "," and before[-1:] == "," and not before[:-1].isdigit()
-        if is_postal and len(whole) == (6 if self.code == "ru" else 5) and found.text == whole:
+        if self._is_postal(found, whole):
             return True
         least = MIN_NUMBERED_DIGITS if NUMBER_MARK.search(text, 0, begin) else _MIN_CODE_DIGITS
         is_plain = found.text == whole and not whole.endswith("000")
         return is_plain and not found.rest[:1].isalpha() and len(whole) >= least
+
+    def _is_postal(self, found: Found, whole: str) -> bool:
+        """Return whether a number is a postal code, as in "rue de la Paix 12, 75002 Paris"."""
+        house = found.before[:-1]
+        is_listed = house.isdigit() and (_LISTED.search(found.past) or self.is_year(house))
+        is_behind_comma = self.decimal == "," and found.before[-1:] == "," and not is_listed
+        return is_behind_comma and len(whole) == self.postal_digits and found.text == whole
 
     # ---- codes -----------------------------------------------------------------------------------
 

@@ -141,6 +141,7 @@ class English(Language):
     part|tracking|order|invoice|serial|item|account|ref|\w+['’]s|the|room|ranked
         >> no\.\s(?=\d) => number~
     (?P<what>[bd])\.(?=\s(?:(?:\d{1,2}\s)?(?i:{MONTH})|(?:1\d|20)\d\d(?!\w))) => .life
+    in|since|year >> (?P<c>10)(?!24)(?P<t>[1-9]\d)(?![:.,/-]?\d|[\s-]?[^\W\d_]|\s?%) => {c} {t}
     50-50(?![\w-]) => fifty fifty
     24[/x]7/365(?![\d/]) => twenty-four seven three sixty-five
     (?<=[A-Z]-)(?P<n>\d{1,3})\s(?P<to>[NSEW])(?!\w) => .road

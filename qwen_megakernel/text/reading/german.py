@@ -85,7 +85,8 @@ class German(Language):
         ©: Copyright"""
     WEB = """.: Punkt; /: Schrägstrich; -: minus; _: Unterstrich; ?: Fragezeichen; #: Raute
         :: Doppelpunkt"""
-    opens, followers = words("Nr. §§ n. i. s. p. z. Z. d. u. Mo Di Mi Do Fr Sa"), words("uhr")
+    opens = words("Nr. §§ n. i. s. p. z. Z. d. u. Mo Di Mi Do Fr Sa")
+    followers = words("uhr %-punkte %-punkten")
     pointed_endings = ("str.", "nr.")
 
     RULES = r"""
@@ -104,6 +105,8 @@ class German(Language):
     (?P<n>\d{1,3})\.(?=\s[^\W\d_]) => .ordinal_with_point
     (?P<a>Mo|Di|Mi|Do|Fr|Sa)(?=\.?\s\d)\.? => .days
     (?P<y>(?:1\d|20)?\d0)(?P<e>ern?)(?!\w) => {y:year}{e}
+    (?P<w>\d{1,3})(?:,(?P<d>\d+))?[\s-]?%-Punkte?n?(?!\w) => {num} Prozentpunkte
+    (?P<n>\d{1,3})-%(?=-[A-ZÄÖÜ]) => {n}-Prozent
     (?P<n>[A-ZÄÖÜ]\w+)str\. => {n}straße{end}
     (?P<n>[A-ZÄÖÜ]\w+)nr\. => {n}nummer
     s\.(?=\s(?:(?:S|Kap|Abb|Tab|Nr)\.|oben|unten|auch)) => siehe

@@ -2,7 +2,7 @@
 
 import re
 
-from qwen_megakernel.text.reading.language import Language
+from qwen_megakernel.text.reading.language import BEHIND_RATIO, Language
 from qwen_megakernel.text.reading.surroundings import (
     CLOSING,
     OPENING,
@@ -39,7 +39,12 @@ class WordJoining:
         self._phrases = {" ".join(p[:n]) for p in phrases for n in range(1, len(p) + 1)}
         self._between_days = {*lang.month_forms, *lang.links}
         self._behind_digits = self._between_days | self._phrases | {*lang.units, *lang.scales, "%"}
-        self._behind_digits |= lang.followers | {*lang.currencies, *lang.money_scales}
+        self._behind_digits |= lang.followers | BEHIND_RATIO
+        self._behind_digits |= {*lang.currencies, *lang.money_scales}
+        # Each character of Chinese and Japanese is a word of its own, also in "月~金".
+        days = [] if lang.space else [*lang.weekdays]
+        spans = {f"{first}{dash}{last}" for first in days for dash in "-–~" for last in days}
+        self._days = {span[:n] for span in spans for n in range(1, len(span) + 1)}
 
     def opens(self, words: str) -> bool:
         """Return whether the next word may continue these words."""
@@ -48,7 +53,7 @@ class WordJoining:
             return True
         if not _has_digit(words):
             is_known = last.strip(OPENING) in lang.opens | {*lang.currencies}
-            return is_known or _CENTURY_AND.search(words) is not None
+            return is_known or words in self._days or _CENTURY_AND.search(words) is not None
         if self._phrase(words) in self._phrases or self._is_day_link(words, last):
             return True
         if last in lang.scales or last in lang.opens:
@@ -64,7 +69,7 @@ class WordJoining:
     def joins(self, words: str, gap: str, word: str) -> bool:
         """Return whether `word` continues these words; `gap` is the space between them, or ""."""
         if not gap:
-            return _NEAR_DIGIT.search(words) is not None
+            return words + word in self._days or _NEAR_DIGIT.search(words) is not None
         lang, pointed = self._language, words.split()[-1]
         last, core = bare(pointed), word[slice(*inside(word, ""))]
         noun = core.rstrip(".")

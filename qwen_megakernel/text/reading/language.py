@@ -9,26 +9,22 @@ import unicodedata
 
 from qwen_megakernel.text.reading.codes import MIN_NUMBERED_DIGITS, NUMBER_MARK
 from qwen_megakernel.text.reading.roman_numerals import RomanNumerals
-from qwen_megakernel.text.reading.surroundings import OPENING, Found
-from qwen_megakernel.text.reading.words import (
-    FIRST_YEAR,
-    LAST_YEAR,
-    TYPED_SIGNS,
-    Currency,
-    Noun,
-    any_of,
-)
+from qwen_megakernel.text.reading.surroundings import OPENING, Found, first_word
+from qwen_megakernel.text.reading.words import TYPED_SIGNS, Currency, Noun, any_of, words
 
 _RANGE_BEGIN = re.compile(r"[$€£¥(]?\d")
 _THOUSANDS = ("mil", "mille", "mila")  # before the name of a currency, without a joint
 _LETTERS_OF_SCALES = ("k", "K", "B", "T")
 _DIFFERENCE = re.compile(r"\d+(?:[.,]\d+)? ?=")
-# Words before "1:10" that make it a ratio.
-_RATIO = re.compile(
-    r"(?:\b(?:ratio|scale|odds|maßstab|verhältnis|échelle|rapporto|scala|escala|proporción"
-    r"|razão|proporção|масштаб\w*|соотношени\w*)(?:\W+\w{1,3})?|比例尺?|比率|縮尺|비율)\W*$",
+# Words before "1:10" that make it a ratio, and words behind it.
+_BEFORE_RATIO = re.compile(
+    r"(?:\b(?:ratio|scale|odds|mix(?:ed|ture)?|dilut\w+|maßstab|verhältnis|mischung|verdünn\w*"
+    r"|échelle|dilu\w+|mélang\w+|rapporto|miscel\w+|scala|escala|proporción|mezcla\w*"
+    r"|razão|proporção|mistur\w+|масштаб\w*|соотношени\w*|разб[ав]\w+|разве\w+)"
+    r"(?:\W+\w{1,3})?|比例尺?|比率|縮尺|稀释|希釈|비율)\W*$",
     re.IGNORECASE,
 )
+BEHIND_RATIO = words("aspect ratio scale odds split dilution mix verdünnt verdünnen gemischt")
 _DOSES = ("mg", "g", "kg", "ml", "mL", "cl", "l", "L", "µg", "мг", "г", "кг", "мл", "л")
 _SCORED = re.compile(r"\d{1,3}(?![\d.,:/-]\d|\d|\s?(?:Uhr|h|ч|点|时|時|시|%|€)(?!\w))")
 _LAST_NUMBER = re.compile(r"\d[\d:.,]*$")
@@ -48,7 +44,7 @@ class Language(RomanNumerals):
     (?i)(?:[a-z0-9][\w-]*\.)+(?:com|org|net|io|dev|ai|app|edu|gov|info|eu|de|fr|es|it|pt|br|ru|kr|jp
         |cn|uk|us|ca|au|ch|at|co|ly|tv|gg|xyz|nl|pl)(?![\w-]|\.\w)(?::\d{2,5}(?!\d))?
         (?:/{ADDRESS}*)? => .web
-    {BEGIN}(?P<a>{DAYS})\.?\s?[-–]\s?(?P<b>{DAYS})(?![^\W_])\.? => .days
+    {BEGIN}(?P<a>{DAYS})(?:\.?\s?[-–]\s?|~)(?P<b>{DAYS}){EDGE}\.? => .days
     (?P<a>{DAYS})\. => .days
     {LETTERS_FOLLOW}(?<=\()(?P<a>{DAYS})(?=\)) => .days
     (?P<y>\d{4})-(?P<m>\d\d)-(?P<d>\d\d)T
@@ -225,7 +221,8 @@ class Language(RomanNumerals):
         return said + self.kept_point(found)
 
     def read_time(self, found: Found) -> str:
-        if not found["s"] and _RATIO.search(found.past):
+        is_ratio = _BEFORE_RATIO.search(found.past) or first_word(found.rest) in BEHIND_RATIO
+        if is_ratio and not found["s"]:
             return self.fill("{h} {ratio} {m}", found.match.groupdict(""))
         return self.time(int(found["h"]), int(found["m"] or 0), int(found["s"] or 0) or None)
 
@@ -246,8 +243,7 @@ class Language(RomanNumerals):
             return self.version(found.text)  # a section: "art. 12.1"
         if self._is_code(found, whole):
             return self.spell(whole)
-        is_alone = len(found["w"]) == 4 and not decimals and not found["sign"]
-        if is_alone and FIRST_YEAR <= int(whole) <= LAST_YEAR:
+        if self.is_year(found["w"]) and not decimals and not found["sign"]:
             return self.year(int(whole))
         return self._sign(found) + self.number(whole, decimals, self._after_article(found))
 

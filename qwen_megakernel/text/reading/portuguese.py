@@ -60,6 +60,7 @@ class Portuguese(Romance):
     opens, followers = words("nº n.º Nº p. D."), words("h")
 
     RULES = r"""
+    .*, >> (?P<a>[1-9]\d{3})-(?P<b>\d{3})(?![\d-]) => {a:spell}, {b:spell}
     {HOUR}h{MINUTE}?(?:min)?(?!\w) => .time
     D\.(?=\s[A-ZÀ-Ý]\w*a(?!\w)) => dona
     (?P<a>\d{1,2})\sx\s(?P<b>\d{1,2})(?=\s(?!x|(?:{UNITS})(?!\w))|[^\w\s]|$)

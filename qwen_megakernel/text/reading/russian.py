@@ -48,6 +48,7 @@ class Russian(Language):
     percent, per, to, number_sign = "процентов", "в", "до", "номер"
     PERCENT = "процент, процента, процентов"
     by, over, score, out_of, groups_with_spaces = "на", "на", "", "из", True
+    postal_digits = 6
     numbered = words("""глава главу главе главы том тома томе часть части книга книгу книге раздел
         раздела разделе статья статью статье статьи акт акте фаза фазу фазе тип""")
     centuries = words("век века веке веков")
@@ -122,6 +123,7 @@ class Russian(Language):
     (?!.*\d$).* >> г\.(?=\s[А-ЯЁ]) => город
     (?:(?P<from>\d{1,6})\s?[-–—]\s?)?(?P<n>\d{1,3}(?:\s\d{3})+|\d{1,9})(?:,(?P<d>\d{1,3}))?(?![\d,])
         \s?(?:(?P<scale>{SCALES})\s?)?(?P<unit>{UNITS}|{CURRENCIES}|{SCALES}|%)(?!\w)\.? => .in_case
+    адрес: >> (?P<n>[1-6]\d{5})(?!\d|[.,]\d) => {n:spell}
     (?P<w>\d{1,6})(?:,(?P<d>\d{1,3}))?\s?% => .percent
     (?P<from>\d{1,4})[-–—](?P<n>\d{1,4})(?![\w-]|[.,:/=]\d|\s?=) => .numbers
     (?P<n>\d{1,6})(?![\d:/–-]|[.,]\d|\s\d{3}) => .after_preposition

@@ -24,7 +24,6 @@ from qwen_megakernel.text.reading.surroundings import CLOSING, Found, first_word
 
 # Signs as they are typed, and the signs that they stand for.
 TYPED_SIGNS = {">=": "≥", "<=": "≤", "!=": "≠", "->": "→", "=>": "→", "==": "="}
-FIRST_YEAR, LAST_YEAR = 1100, 2099  # four digits in this range are read as a year
 MAX_DIGITS = 15  # for a number that is read as one; the digits of a longer one are read singly
 
 _FIELD = re.compile(r"\{(\w+)(?::([\w:]+))?\}")
@@ -131,6 +130,7 @@ class Words:
     by: str  # the word between the dimensions of a thing, as in 3 x 4
     over: str  # the word in a reading of two numbers such as 118/76
     out_of = ""  # the word in a rating such as 4.5/5
+    postal_digits = 5
     groups_with_spaces = False  # whether spaces group the thousands of a number
     extension = ""  # the word for the "x" behind a telephone number
     phone_words = words("")  # in lower case; after them digits in groups are a telephone number
@@ -414,6 +414,10 @@ class Words:
 
     def year(self, number: int) -> str:
         return self.cardinal(number)
+
+    def is_year(self, digits: str) -> bool:
+        """Return whether digits without a mark between thousands are read as a year."""
+        return len(digits) == 4 and "1100" <= digits < "2100"
 
     def dated_year(self, number: int) -> str:
         """Return the words of the year in a date."""
