@@ -16,7 +16,7 @@ class Chinese(Language):
     minus, plus, point = "负", "加", "点"
     percent, per, to, number_sign = "百分之{}", "每", "到", "第"
     by, over = "乘", "比"
-    score, parts_form = "比", "{bottom}分之{top}"
+    score, power, parts_form = "比", "的{}次方", "{bottom}分之{top}"
     subtraction = "减"
     DIGITS = "零 一 二 三 四 五 六 七 八 九"
     UNITS = """mAh: 毫安时
@@ -34,6 +34,7 @@ class Chinese(Language):
     RULES = rf"""
     (?P<n>[12]\d{{3}})(?=年|\s?[-~～至到]\s?[12]\d{{3}}年) => {{n:spell}}
     (?P<n>\d{{3,4}})(?=室|房间)|(?P<m>1[3-9]\d{{9}})(?!\d) => {{n:spell_phone}}{{m:spell_phone}}
+    (?P<w>\d{{1,2}})(?:\.(?P<d>\d))/(?P<b>5|10|100)(?![\d/]) => {{num}}分，满分{{b}}分
     1(?:10|14|19|2[02])(?!\d) => .emergency
     (?P<a>[1-9])\.(?P<b>\d)(?=折) => {{a}}{{b}}
     (?<=元)/(?=月|年|天|小时|人|次|平|斤|个|晚) => 每

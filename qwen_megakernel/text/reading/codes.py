@@ -48,7 +48,9 @@ _MAKER = re.compile(
     r"|ボーイング|エアバス|보잉|에어버스)\s?$"
 )
 _MODEL = re.compile(r"\d{3}-\d{1,3}(?![.,/-]?\d)")
-_VERSION_NUMBER = re.compile(r"\d{1,4}(?:\.\d{1,4})+(?![A-Za-z\d]|[.,/-]\d)")
+_VERSION_NUMBER = re.compile(
+    r"(?!\d{1,2}\.\d{1,2}\.(?:19|20)\d\d(?!\d))\d{1,4}(?:\.\d{1,4})+(?![A-Za-z\d]|[.,/-]\d)"
+)
 _TRAILING = ".,;:!?*_…"  # behind an address
 # Digits in groups are a telephone number or a code, not a quantity or a range, if they have a
 # prefix or a leading zero, or a layout of groups in which no quantity is written.
@@ -111,10 +113,6 @@ class Codes(Words):
     def digits_of(self, found: Found, name: str = "") -> tuple[str, str]:
         """Return the digits of a number before and after its decimal mark."""
         return re.sub(r"\D", "", found[f"{name}w"]), found[f"{name}d"]
-
-    def _joint(self, word: str) -> str:
-        """Return a word with the spaces between it and two others."""
-        return self.space + word + self.space
 
     def _is_code(self, found: Found, whole: str) -> bool:
         """Return whether a number is so long that its thousands would be marked in a quantity."""

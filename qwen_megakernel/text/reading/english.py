@@ -40,10 +40,11 @@ class English(Language):
     minus, plus, point = "minus", "plus", "point"
     percent, per, to, number_sign = "percent", "per", "to", "number"
     by, over, out_of, extension = "by", "over", "out of", "extension"
+    power = " to the power of {}"
     phone_words = words("call dial phone telephone tel text fax mobile cell")
     ordinal_marks = "st|nd|rd|th|ST|ND|RD|TH"
     BEFORE_DIGITS = r"""(?:N[or]|#)\.?\s: number; Nos\.?\s: numbers; Rev\.\s: revision
-        (?:Fig\.?|fig\.)\s: figure
+        (?:Fig\.?|fig\.)\s: figure; [Oo]p\.\s: opus
         (?i:vol)\.?\s: volume; pp\.\s?: pages; p\.\s?: page; (?:[Nn]o\.|[№]\s?|Nº\s?): number
         [Cc]h\.\s: chapter; [Ss]ec\.\s: section; Eq\.\s: equation; [Ee]xt\.?\s: extension
         Apt\.?\s: apartment; Ste\.\s: suite; Rm\.\s: room; √: the square root of"""
@@ -59,7 +60,7 @@ class English(Language):
         bpm BPM: beat per minute, beats per minute; ppm: part per million, parts per million
         psi: pound per square inch, pounds per square inch; mo mos: month; gal: gallon; qt: quart
         pt: pint; pc pcs: piece; pts: point; mcg: microgram; N: newton; Nm: newton meter; mol: mole
-        rad: radian"""
+        rad: radian; ly: light-year; mmHg: millimeter of mercury, millimeters of mercury"""
     has_compounds = True
     articles = words("a an another")
     SCALES = """k K: thousand, thousand; thousand: thousand, thousand
@@ -115,7 +116,7 @@ class English(Language):
     WEB = """.: dot; /: slash; -: dash; _: underscore; ?: question mark; #: hash; %: percent
         ~: tilde; :: colon; \\: backslash"""
     opens = words("""b. d. pt b/w Sat Sun St. St Dr. Dr No. Nos. no. Rev. Fig. fig. Vol. vol. p. pp.
-        Ch. ch. Sec. sec. Eq. Ext. ext. ext Apt. Apt Ste. Rm. № Nº
+        Op. op. Ch. ch. Sec. sec. Eq. Ext. ext. ext Apt. Apt Ste. Rm. № Nº
         Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec""")
     followers = words("in am pm a.m p.m sq fl cu")
 
@@ -188,13 +189,15 @@ class English(Language):
     (?:[A-Z]\.){2,}(?!\w) => .initials
     \^0{0,2}2(?!\d) => ~squared
     \^0{0,2}3(?!\d) => ~cubed
-    \^(?P<n>\d{1,3})(?!\d) => ~to the power of {n}
-    \^[-−](?P<n>\d{1,3})(?!\d) => ~to the power of minus {n}
     (?P<w>\d)(?:\.(?P<d>\d{1,9}))?[eE]\+?(?P<p>\d{1,3})(?!\w)
         => {num} times ten to the power of {p}
     (?P<w>\d)(?:\.(?P<d>\d{1,9}))?[eE][-−](?P<p>\d{1,3})(?!\w)
         => {num} times ten to the power of minus {p}
-    (?i)v(?=\d+\.\d) => version
+    (?!version$).* >> (?i)v(?=\d+\.\d) => version
+    runways?|or|and >> (?P<n>[0-3]?\d)(?P<side>[LRC])(?!\w) => {n} {side}
+    (?P<n>\d{1,3})\s?y/?o(?!\w) => {n} year old
+    press|dial|hit|enter|or|and|the >> #(?![\w#]) => pound
+    errors?|status >> (?P<n>[45](?!00)\d\d)(?![\d.:,-]*\w) => {n:spell}
     """
 
     files = words("""bat bin cfg conf cpp css csv cu dll doc docx exe gif git go gz html ini ipynb

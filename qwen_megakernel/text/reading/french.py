@@ -14,13 +14,14 @@ class French(Romance):
     minus, plus, point = "moins", "plus", "virgule"
     percent, per, to, number_sign = "pour cent", "par", "à", "numéro"
     by, over, out_of, groups_with_spaces = "sur", "sur", "sur", True
+    power = " puissance {}"
     due = words("le du au")
     numbered = words("""chapitre tome volume acte partie livre titre article annexe scène phase
         niveau section type guerre siècle""")
     phone_words = words("tél tel téléphone mobile fax appelez numéro")
     ENDINGS = r"f: \bun$ une"
     ordinal_marks = "er|ère|re|ème|e|nd|nde|ᵉ|ᵉʳ"
-    BEFORE_DIGITS = r"[nN][°º]\s?: numéro; p\.\s?: page"
+    BEFORE_DIGITS = r"[nN][°º]\s?: numéro; p\.\s?: page; op\.\s: opus"
     FEMININE = """tion sion té ette ance ence ure ée ille aine euse ade esse elle gousse tranche
         feuille pincée boîte cuillère chambre place table porte bouteille"""
     MASCULINE = "-"
@@ -31,7 +32,8 @@ class French(Romance):
         personne personnes pers: personne, f
         c.à.s. c.~à~s. c.~à~soupe càs CàS cuil.~à~soupe cs: cuillère à soupe, cuillères à soupe, f
         c.à.c. c.~à~c. c.~à~café càc CàC cuil.~à~café cc: cuillère à café, cuillères à café, f
-        page pages: page, f; pt pts: point"""
+        page pages: page, f; pt pts: point
+        cp: comprimé; mmHg: millimètre de mercure, millimètres de mercure"""
     SCALES = "million millions M: million; milliard milliards Md Mds: milliard"
     MONEY_SCALES = "k: mille, mille"
     CURRENCIES = """€ EUR: euro / centime; $ $US US$ USD: dollar / cent
@@ -57,12 +59,15 @@ class French(Romance):
         ©: copyright"""
     WEB = """.: point; /: slash; -: tiret; _: tiret bas; ?: point d'interrogation; #: dièse
         :: deux-points"""
-    opens, followers = words("n° N° p. av. apr. ap. h"), words("h siècle")
+    opens, followers = words("n° N° p. op. L. R. D. av. apr. ap. h"), words("h j siècle")
     centuries = words("s siècle siècles République république arrondissement")
 
     RULES = r"""
     {HOUR}\s?h(?:\s?{MINUTE})?(?!\w) => .time
     1(?:ère|re)(?!\w) => première
+    (?P<n>\d{1,3})\s?j(?:\.|(?!['’\w])) => {n:counted:jour}
+    fois >> /j(?!['’\w]) => ~par jour
+    [lrd]\. >> (?P<a>\d{1,4})-(?P<b>\d{1,3})(?![\d-]) => {a} tiret {b}
     av\.(?=\s(?:1\d{3}|20\d\d)(?!\w)) => avant
     (?P<m>[12])\s?m\s?(?P<c>\d\d)(?!\w) => {m:counted:m} {c}
     (?:[ivx]+(?:er?|ᵉʳ?)[-–])?[ivx]+(?:er?|ᵉʳ?) >> s\. => .century

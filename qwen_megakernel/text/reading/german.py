@@ -7,7 +7,7 @@ from qwen_megakernel.text.reading.surroundings import Found, first_word
 from qwen_megakernel.text.reading.words import Noun, words
 
 # Words before an ordinal, and the ending that the ordinal has after them.
-_WEAK = ("am", "vom", "zum", "zur", "beim", "im", "dem", "den", "des", "bis", "ab", "ins")
+_WEAK = ("am", "v.", "vom", "zum", "zur", "beim", "im", "dem", "den", "des", "bis", "ab", "ins")
 ORDINAL_ARTICLES = dict.fromkeys(_WEAK, "n") | {"der": "", "die": "", "das": ""}
 ORDINAL_STEMS = (
     *("mein", "dein", "sein", "ihr", "unser", "euer", "ein", "kein", "dies", "jed", "eur"),
@@ -36,7 +36,7 @@ class German(Language):
     code = "de"
     minus, plus, point, decimal = "minus", "plus", "Komma", ","
     percent, per, to, number_sign = "Prozent", "pro", "bis", "Nummer"
-    by, over, score, out_of = "mal", "zu", "zu", "von"
+    by, over, score, out_of, power = "mal", "zu", "zu", "von", " hoch {}"
     numbered = words("""akt anhang artikel band buch kapitel klasse phase stufe szene tabelle teil
         titel typ abschnitt""")
     phone_words = words("tel telefon anrufen mobil handy fax rufnummer telefonnummer")
@@ -45,7 +45,10 @@ class German(Language):
         10: Zehntel; 12: Zwölftel; 100: Hundertstel"""
     UNITS = """mAh: Milliamperestunde, Milliamperestunden, f
         dB: Dezibel; PS: PS; x ×: mal; Jahr Jahre: Jahr, Jahre, n
-        Person Personen: Person, Personen, f; Pck. Pkg.: Packung, Packungen, f; Mal: Mal, Mal, n"""
+        J.: Jahr, Jahre, n; Tbl. Tabl.: Tablette, Tabletten, f; Whg.: Wohnung, Wohnungen, f
+        mmHg: Millimeter Quecksilbersäule
+        Person Personen Pers.: Person, Personen, f; Pck. Pkg.: Packung, Packungen, f
+        Mal: Mal, Mal, n"""
     SCALES = """Mio. Mio Million Millionen: Million, Millionen, f; Tsd.: tausend
         Mrd. Mrd Milliarde Milliarden: Milliarde, Milliarden, f"""
     MONEY_SCALES = "M: Million, Millionen, f; k T: tausend"
@@ -55,7 +58,8 @@ class German(Language):
     SHORT_MONTHS = "jan/jänner feb mär apr - jun jul aug sep/sept okt nov dez"
     times, time_marks = ("{h:m} Uhr", "{h:m} Uhr {m}", " und {s} Sekunden"), r"\sUhr\b"
     BEFORE_DIGITS = r"§§\s?: Paragrafen"
-    ABBREVIATIONS = """n.~V.: nach Verlängerung; i.~E.: im Elfmeterschießen; z.~Hd.: zu Händen
+    ABBREVIATIONS = """n.~V.: nach Verlängerung; i.~E.: im Elfmeterschießen
+        z.~Hd.: zu Händen; Az.: Aktenzeichen
         i.~V.~m.: in Verbindung mit; p.~P.: pro Person; i.~A.: im Auftrag; Zi.: Zimmer
         Abf.: Abfahrt; Pkt.: Punkte; op.: Opus; gest.: gestorben; Kl.: Klasse; Hrn.: Herrn
         mind.: mindestens; mtl.: monatlich; jährl.: jährlich; Einw.: Einwohner
@@ -72,7 +76,7 @@ class German(Language):
         Gl.: Gleis; Jh. Jhd.: Jahrhundert; Hbf.: Hauptbahnhof; geb.: geboren
         zzgl.: zuzüglich; ggf.: gegebenenfalls; evtl.: eventuell; Mio.: Millionen
         Mrd.: Milliarden; St.: Sankt; v.Chr.: vor Christus; n.Chr.: nach Christus"""
-    final = words("usw. etc. Str. MwSt. OG Min. Std. mtl. jährl. ff. p.~P.")
+    final = words("n.~V. usw. etc. Str. MwSt. OG Min. Std. mtl. jährl. ff. p.~P.")
     starters = words("""Aber Alle Alles Als Am An Auch Auf Aus Bei Beim Bis Bitte Da Dabei Damit
         Danach Dann Daher Darum Das Dein Dem Den Denn Der Deshalb Die Dies Diese Dieser Dieses Doch
         Dort Du Ein Eine Einen Er Es Euer Falls Für Gestern Hat Heute Hier Ich Ihr Ihre Im In Ist Ja
@@ -85,7 +89,7 @@ class German(Language):
         ©: Copyright"""
     WEB = """.: Punkt; /: Schrägstrich; -: minus; _: Unterstrich; ?: Fragezeichen; #: Raute
         :: Doppelpunkt"""
-    opens = words("Nr. §§ n. i. s. p. z. Z. d. u. Mo Di Mi Do Fr Sa")
+    opens = words("Nr. §§ n. v. i. s. p. z. Z. d. u. Mo Di Mi Do Fr Sa")
     followers = words("uhr %-punkte %-punkten")
     pointed_endings = ("str.", "nr.")
 
@@ -109,6 +113,7 @@ class German(Language):
     (?P<n>\d{1,3})-%(?=-[A-ZÄÖÜ]) => {n}-Prozent
     (?P<n>[A-ZÄÖÜ]\w+)str\. => {n}straße{end}
     (?P<n>[A-ZÄÖÜ]\w+)nr\. => {n}nummer
+    v\.(?=\s\d) => vom
     s\.(?=\s(?:(?:S|Kap|Abb|Tab|Nr)\.|oben|unten|auch)) => siehe
     (?P<d>[0-3]?\d)\.(?P<m>0?[1-9]|1[0-2])\.(?!\d) => .date
     am|vom|zum >> (?P<d>[0-3]?\d)\.(?P<m>0?[1-9]|1[0-2])(?![\d.,:%]|\s?Uhr) => .date

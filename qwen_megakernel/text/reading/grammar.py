@@ -132,7 +132,7 @@ class Grammar:
                 yield from draft.kept(done, place)
                 last = text[place - 1]
             words = self.spoken(words)
-            is_suffix = lang.to_is_suffix and words.startswith(lang.to)
+            is_suffix = words.startswith(lang.suffixes)
             is_apart = last.isalnum() and words[:1].isalnum() and not is_suffix
             yield Piece(lang.space * is_apart + words, *draft.place(place, end))
             last = words[-1:] or last

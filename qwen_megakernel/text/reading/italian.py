@@ -13,7 +13,7 @@ class Italian(Romance):
     code = "it"
     minus, plus, point = "meno", "più", "virgola"
     percent, per, to, number_sign = "per cento", "per", "a", "numero"
-    by, over, out_of = "per", "su", "su"
+    by, over, out_of, power = "per", "su", "su", " alla {}"
     due = words("il dal al del")
     numbered = words("""secolo capitolo tomo volume atto parte libro titolo articolo allegato scena
         fase livello canto sezione tipo guerra""")
@@ -23,7 +23,7 @@ class Italian(Romance):
     centuries, feminine_articles = words("secolo sec millennio"), words("all dall")
     clock_words = words("alle dalle delle sulle ore le")
     ordinal_marks, feminine_marks = "º|°|o", r"ª|a\b"
-    BEFORE_DIGITS = r"[nN][°º]\s?: numero; p\.\s?: pagina"
+    BEFORE_DIGITS = r"[nN][°º]\s?: numero; p\.\s?: pagina; op\.\s: opus"
     FEMININE, MASCULINE = "a ione tà", "o ore ale"
     PARTS = "2: mezzo"
     noun_gender, plural_ending = "c", ""
@@ -31,7 +31,9 @@ class Italian(Romance):
         t: tonnellata, tonnellate, f; sec: secondo, secondi; kHz: chilohertz; kW: chilowatt
         dB: decibel; x × volta volte: volta, volte, f; cucchiaio cucchiai: cucchiaio, cucchiai
         cucchiaino cucchiaini: cucchiaino, cucchiaini; bicchiere bicchieri: bicchiere, bicchieri
-        persona persone: persona, persone, f"""
+        persona persone: persona, persone, f; cpr: compressa, compresse, f; gg: giorno, giorni
+        mq: metro quadrato, metri quadrati; mc: metro cubo, metri cubi
+        mmHg: millimetro di mercurio, millimetri di mercurio"""
     SCALES = "milione milioni mln: milione, milioni; miliardo miliardi mld: miliardo, miliardi"
     MONEY_SCALES = "M: milione, milioni; k: mila, mila"
     CURRENCIES = """€ EUR: euro / centesimo, centesimi
@@ -49,7 +51,7 @@ class Italian(Romance):
         pagg.: pagine; vol.: volume; cap.: capitolo; fig.: figura; art.: articolo; tel.: telefono
         n.: numero; sec.: secolo; secc.: secoli; int.: interno; S.: San; max.: massimo/a
         min.: minimo/a; incl.: incluso/a; temp.: temperatura; vel.: velocità; a.C.: avanti Cristo
-        d.C.: dopo Cristo"""
+        d.C.: dopo Cristo; lett.: lettera; bin.: binario; D.Lgs.: decreto legislativo"""
     final = words("ecc. etc.")
     starters = words("""Allora Anche Adesso Così Con Dopo Egli Gli Grazie In Invece Io Lei Loro Lui
         Ma Noi Ora Per Perché Poi Quando Quella Quello Questa Questo Se Un Una Voi È""")
@@ -58,7 +60,7 @@ class Italian(Romance):
         ©: copyright"""
     WEB = """.: punto; /: barra; -: trattino; _: trattino basso; ?: punto interrogativo
         #: cancelletto; :: due punti"""
-    opens = words("n° N° p. n.")
+    opens = words("n° N° p. op. n.")
 
     RULES = r"""
     {HOUR}\s?h\s?{MINUTE}(?!\w) => .time

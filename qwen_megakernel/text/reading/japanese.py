@@ -9,9 +9,10 @@ class Japanese(Language):
     minus, plus, point = "マイナス", "プラス", "点"
     percent, per, to, number_sign = "{}パーセント", "毎", "から", "番号"
     by, over = "かける", "の"
-    score = "対"
+    score, power = "対", "の{}乗"
     DIGITS = "ゼロ 一 二 三 四 五 六 七 八 九"
-    UNITS = "mAh: ミリアンペア時; °C ℃: 度; h: 時間; min: 分; s: 秒; dB: デシベル; x ×: 倍"
+    UNITS = """mmHg: ミリメートルエイチジー; mAh: ミリアンペア時; °C ℃: 度; h: 時間; min: 分; s: 秒
+        dB: デシベル; x ×: 倍"""
     SCALES = "万: 万; 億: 億; 兆: 兆; 千: 千"
     CURRENCIES = "¥ ￥ JPY: 円; $ USD: ドル; € EUR: ユーロ; £ GBP: ポンド; ₩ KRW: ウォン; CNY: 元"
     dates = "{month}月{day}日", "{year}年{month}月{day}日"
@@ -25,7 +26,12 @@ class Japanese(Language):
     RULES = r"""
     (?<=〒)\s?\d{3}-\d{4}(?!\d)|0\d{1,3}-\d{1,4}-\d{4}(?!\d) => .groups
     \d{1,3}(?:-\d{1,4}){2}(?![\d-]) => .address
+    (?P<w>\d{1,2})(?:\.(?P<d>\d))/(?P<b>5|10|100)(?![\d/]) => {b}点満点中{num}点
     """
+
+    def _name_days_and_months(self) -> None:
+        super()._name_days_and_months()
+        self.weekdays |= {f"{day}曜": name for day, name in self.weekdays.items()}
 
     def read_groups(self, found: Found) -> str:
         return "の".join(map(self.spell, found.text.split("-")))

@@ -76,8 +76,10 @@ class Language(RomanNumerals):
     {IS_RATED}(?P<w>\d{1,3})[.,](?P<d>\d{1,2})/(?P<b>\d{1,3})(?![\d/]) => {num} {out_of} {b}
     {IS_RATED}(?!20/|50/)(?P<w>\d{1,3})/(?P<b>(?P=w))(?![\d/]) => {num} {out_of} {b}
     {IS_RATED}(?P<w>\d{1,3})/(?P<b>100)(?![\d/]) => {num} {out_of} {b}
+    {IS_RATED}(?P<w>[245-9])/(?P<b>10)(?![\d/]| ?(?:{UNITS}){EDGE}) => {num} {out_of} {b}
     \d{1,3}(?:,\d{1,3}){2,}(?![\d,.]*\d) => .list
-    (?P<sizes>{SIZE}(?:(?: ?x ?|×){SIZE})+)(?: ?(?P<unit>{UNITS}){EDGE}|{EDGE}) => .size
+    (?P<sizes>{SIZE}(?:(?: ?x ?|×){SIZE})+)(?: ?(?P<unit>{UNITS}){EDGE}|{EDGE}(?!\^)) => .size
+    \^(?P<minus>[-−]?)(?P<n>\d{1,3})(?!\d) => .power
     (?P<sizes>{SIZE}(?: × {SIZE})+) ?(?P<unit>{UNITS}){EDGE} => .size
     (?P<sizes>{SIZE}(?: × {SIZE}){2,}){EDGE} => .size
     (?P<n>\d{1,4})(?P<letter>[xyz]){EDGE}(?=\s*(?:[-+−=*^²³]|/(?![a-z]{2}))) => {n} {letter}
@@ -95,7 +97,7 @@ class Language(RomanNumerals):
     {SIGN}{NUM}{SPAN}[ ]?% => .percent
     (?<=[^\W\d_])/(?P<per>{AREAS}){EDGE} => .per
     (?<=[A-Z])(?P<a>\d{1,2})/(?P<y>(?:19|20)\d\d)(?![\d/]) => {a} {y:year}
-    (?P<n>\d{1,5})/(?P<y>(?:19|20)\d\d)(?![\d/]) => .number_of_year
+    (?P<n>\d{1,3}(?:{GROUP}\d{3})+|\d{1,5})/(?P<y>(?:19|20)\d\d)(?![\d/]) => .number_of_year
     /(?=100\s?(?:km|g|ml|mL)(?!\w)) => ~{per}~
     (?:(?P<w>\d+)\s)?(?P<n>\d{1,4})(?: / |/)(?P<d>\d{1,4})(?![\d/])
         (?: ?(?P<unit>{UNITS}){EDGE}{UNIT_POINT})?{EDGE} => .fraction
@@ -111,6 +113,8 @@ class Language(RomanNumerals):
     (?![~≈<>≤≥±]\s?[\d.,]+[^\W\d_]){SIGN}{NUM} => .number
     (?<=[^\W_]|[%°¢])[ ]?[-–—] ?(?=[$€£¥]?\d)|(?<=\d)~(?=\d) => .dash
     .+ >> (?<=.)-(?=\d) => ~
+    (?<![\w#])#(?![\w#]) => .key
+    (?:fois|(?:.*-)?mal|veces|volte|vezes|раза?) >> /(?P<per>[^\W\d_]+)(?!\w) => .per
     (?P<sym>[€£₽₹₩$])(?![\w$€£¥]) => .currency
     {SYMBOLS} => .symbol
     """
@@ -128,7 +132,7 @@ class Language(RomanNumerals):
             "SIGN": r"(?P<sign>(?<![^\W_])(?<![%°¢])[-−+±~≈<>≤≥]\s?)?",
             # The point of a unit, where no sentence begins.
             "UNIT_POINT": r"(?:\.(?:(?=\s+[a-zß-öø-ÿа-яё+&(=–-])|$)"
-            + r"|(?:(?<=ft|lb|yd|hr)|(?<=lbs|hrs))\.(?=\s\d))?",
+            + r"|(?:(?<=ft|lb|yd|hr|\sч|дн)|(?<=lbs|hrs))\.(?=\s\d))?",
             # Where no letter or digit follows; only ASCII ones count in a language that writes
             # words directly after digits.
             "EDGE": r"(?![A-Za-z0-9])" if self.letters_follow else r"(?![^\W_])",
@@ -250,7 +254,7 @@ class Language(RomanNumerals):
     def read_number_of_year(self, found: Found) -> str:
         """Return the words of a law or a file, such as "Ley 3/2018"."""
         return self._joint(self.web["/"]).join(
-            (self.number(found["n"]), self.year(int(found["y"])))
+            (self.number(re.sub(r"\D", "", found["n"])), self.year(int(found["y"])))
         )
 
     def _after_article(self, found: Found) -> str:
@@ -282,8 +286,10 @@ class Language(RomanNumerals):
         noun = self.units.get(found["unit"])
         if found["w"]:
             return self.mixed(found["w"], top, bottom, noun) + self.kept_point(found)
-        if noun is None and top > bottom > 4:  # a reading such as 118/76, or a beat
-            return self.number(found["n"]) + self._joint(self.over) + self.number(found["d"])
+        if top > bottom > (20 if noun else 4):  # a reading such as 118/76, or a beat
+            last = self.number(found["d"]) + (self.space + noun.many if noun else "")
+            said = self.number(found["n"]) + self._joint(self.over) + last
+            return said + self.kept_point(found)
         said = self.fraction_of(top, bottom, noun) if noun else self.fraction(top, bottom)
         return said + self.kept_point(found)
 
@@ -382,6 +388,14 @@ class Language(RomanNumerals):
         if is_less and self.score is not None and len(before) < 4 and _SCORED.match(found.rest):
             return self._joint(self.ratio) if self.ratio else self.space
         return self.between_ends
+
+    def read_power(self, found: Found) -> str:
+        minus = self.minus + self.space if found["minus"] else ""
+        return self.power.format(minus + self.number(found["n"]))
+
+    def read_key(self, found: Found) -> str:
+        """Return the name of the sign "#", as on the keys of a telephone."""
+        return self.web["#"]
 
     def read_symbol(self, found: Found) -> str | None:
         symbol, last, following = found.text, found.last, found.rest[:1]

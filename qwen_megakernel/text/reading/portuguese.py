@@ -8,16 +8,16 @@ class Portuguese(Romance):
     code = "pt"
     minus, plus, point = "menos", "mais", "vírgula"
     percent, per, to, number_sign = "por cento", "por", "a", "número"
-    by, over, out_of = "por", "por", "de"
+    by, over, out_of, power = "por", "por", "de", " elevado a {}"
     due = words("dia em até desde segunda terça quarta quinta sexta")
     numbered = words("""século capítulo tomo volume ato parte livro título artigo anexo cena fase
-        nível seção secção tipo guerra""")
+        nível seção secção tipo guerra inciso""")
     phone_words = words("tel telefone celular fax ligue telemóvel")
     ENDINGS = r"f: \bum$ uma, \bdois$ duas, centos centas, duzentos duzentas"
     feminine_names, degree_is_ordinal = words("Isabel"), True
     halves = "meio", "meia"
     ordinal_marks, feminine_marks = r"\.?º|°|o\b", r"\.?ª|a\b"
-    BEFORE_DIGITS = r"[nN]\.?[º°]\s?: número; p\.\s?: página"
+    BEFORE_DIGITS = r"[nN]\.?[º°]\s?: número; p\.\s?: página; op\.\s: opus"
     FEMININE, MASCULINE = "a ã dade ção õe são", "o or al"
     PARTS = "2: meio; 3: terço; 4: quarto; 10: décimo; 100: centésimo"
     max_named_part, parts_form = 9, "{top} {bottom} avos"
@@ -25,7 +25,8 @@ class Portuguese(Romance):
         t: tonelada, f; seg: segundo; KB kB: quilobyte; kHz: quilohertz, quilohertz
         dB: decibel, decibéis; x × vez vezes: vez, vezes, f; copo copos: copo
         colher colheres: colher, colheres, f; col.~de~sopa: colher de sopa, colheres de sopa, f
-        col.~de~chá: colher de chá, colheres de chá, f; pessoa pessoas: pessoa, f"""
+        col.~de~chá: colher de chá, colheres de chá, f; pessoa pessoas: pessoa, f
+        comp.: comprimido; pts: ponto; mmHg: milímetro de mercúrio, milímetros de mercúrio"""
     SCALES = (
         """mil: mil, mil; milhão milhões mi: milhão, milhões; bilhão bilhões bi: bilhão, bilhões"""
     )
@@ -48,7 +49,8 @@ class Portuguese(Romance):
         tel.: telefone; vol.: volume; cap.: capítulo; fig.: figura
         apto. ap.: apartamento; art.: artigo; máx.: máximo/a; mín.: mínimo/a; incl.: incluído/a
         temp.: temperatura; vel.: velocidade; a.C.: antes de Cristo
-        d.C.: depois de Cristo; xíc.: xícara; EUA: Estados Unidos; a.a.: ao ano; a.m.: ao mês"""
+        d.C.: depois de Cristo; xíc.: xícara; EUA: Estados Unidos; a.a.: ao ano; a.m.: ao mês
+        inc.: inciso"""
     final = words("etc. EUA a.a. a.m.")
     starters = words("""Agora Além Aqui As Assim Com Depois Ela Elas Ele Eles Em Então Essa Esse
         Esta Este Eu Hoje Isso Mas Nós Obrigado Obrigada Os Para Quando Se Também Um Uma Você""")
@@ -57,10 +59,11 @@ class Portuguese(Romance):
         ±: mais ou menos; §: parágrafo; ©: copyright"""
     WEB = """.: ponto; /: barra; -: hífen; _: sublinhado; ?: interrogação; =: igual; #: cerquilha
         :: dois pontos"""
-    opens, followers = words("nº n.º Nº p. D."), words("h")
+    opens, followers = words("nº n.º Nº p. op. D."), words("h")
 
     RULES = r"""
     .*, >> (?P<a>[1-9]\d{3})-(?P<b>\d{3})(?![\d-]) => {a:spell}, {b:spell}
+    (?P<a>\d{1,2})/(?P=a)\s?h(?:oras)?(?!\w) => {a} em {a} horas
     {HOUR}h{MINUTE}?(?:min)?(?!\w) => .time
     D\.(?=\s[A-ZÀ-Ý]\w*a(?!\w)) => dona
     (?P<a>\d{1,2})\sx\s(?P<b>\d{1,2})(?=\s(?!x|(?:{UNITS})(?!\w))|[^\w\s]|$)

@@ -19,6 +19,7 @@ _CASES = dict.fromkeys(_BEFORE_GENITIVE, "g") | dict.fromkeys(("к", "ко"), "d
 _CASES |= {"между": "i", "ок.": "g"}
 _CASES |= dict.fromkeys(("при", "о", "об"), "p")
 _BEFORE_ACCUSATIVE = ("на", "за", "через", "про")
+_BEFORE_GOALS = (*_BEFORE_ACCUSATIVE, "в", "во", "по")  # before a range, "in three to five days"
 _CENTURY = Noun("век", "века", "веков")
 _CENTURIES = dict(века="g", веков="g", веку="d", векам="d", веком="i", веке="p", веках="p")
 _IN_CENTURIES = _CASES | dict.fromkeys(("в", "во"), "p") | dict.fromkeys(_BEFORE_ACCUSATIVE, "n")
@@ -47,6 +48,7 @@ class Russian(Language):
     minus, plus, point, decimal = "минус", "плюс", "и", ","
     percent, per, to, number_sign = "процентов", "в", "до", "номер"
     PERCENT = "процент, процента, процентов"
+    power = " в степени {}"
     by, over, score, out_of, groups_with_spaces = "на", "на", "", "из", True
     postal_digits = 6
     numbered = words("""глава главу главе главы том тома томе часть части книга книгу книге раздел
@@ -59,7 +61,9 @@ class Russian(Language):
         дБ: децибел, -а, децибел; шт шт.: штука, штуки, штук, f; чел: человек, -а, человек
         ст.л.: столовая ложка, столовые ложки, столовых ложек, f; раз раза: раз, раза, раз
         ч.л.: чайная ложка, чайные ложки, чайных ложек, f; стакан стакана стаканов: стакан, -а, -ов
-        книга книги книг: книга, книги, книг, f"""
+        книга книги книг: книга, книги, книг, f; таб.: таблетка, таблетки, таблеток, f
+        дн.: день, дня, дней; р: раз, раза, раз
+        mmHg: миллиметр, миллиметра, миллиметров"""
     SCALES = """тыс. тыс: тысяча, тысячи, тысяч, f; млн млн.: миллион, -а, -ов
         млрд млрд.: миллиард, -а, -ов"""
     CURRENCIES = """₽ руб руб. р. RUB: рубль, рубля, рублей / копейка, копейки, копеек, f
@@ -67,9 +71,10 @@ class Russian(Language):
         £ GBP: фунт, -а, -ов / пенс, -а, -ов; ¥ JPY: иена, иены, иен, f"""
     money_joint = " "
     SHORT_MONTHS = "янв февр/фев мар апр - июн июл авг сент/сен окт нояб/ноя дек"
+    BEFORE_DIGITS = r"[Сс]т\.\s: статья; [Пп]\.\s: пункт"
     links = words("по до и")
     ABBREVIATIONS = """пр-т: проспект; акад.: академик
-        б/у: бывший в употреблении; з/п: зарплата; н/д: нет данных
+        раб.: рабочих; б/у: бывший в употреблении; з/п: зарплата; н/д: нет данных
         ж/д: железнодорожный; н.э. н.~э.: нашей эры
         т.е. т.~е.: то есть; т.д. т.~д.: так далее; т.п. т.~п.: тому подобное
         т.к.: так как; др.: другие; г.: год; гг.: годы; в.: век; вв.: века
@@ -86,12 +91,16 @@ class Russian(Language):
     SYMBOLS = """&: и; @: собака; =: равно; ÷: разделить на; ×: умножить на; °: градусов; ≈ ~: около
         <: меньше; >: больше; ≤: не больше; ≥: не меньше; ±: плюс минус; §: параграф; №: номер"""
     WEB = ".: точка; /: слэш; -: дефис; _: подчёркивание; ?: вопрос; #: решётка; :: двоеточие"
-    opens, followers = words("№ т. д. стр. г."), words("г года году годе гг. годы в. вв. число")
+    opens = words("№ т. д. стр. г. ст. Ст. п. П.")
+    followers = words("г года году годе гг. годы в. вв. число")
 
     RULES = r"""
     (?i)(?P<d>\d{1,2})\s(?P<m>{MONTH})(?:\s(?P<y>\d{4})(?:\s(?:г\.|года))?)? => .date
     (?i)(?P<a>\d{1,2})(?:\s(?P<link>по|до|и)\s|\s?[-–—]\s?)(?P<b>\d{1,2})(?=\s{MONTH})
         => .days_of_month
+    ст\. >> (?P<n>\d{1,4})\sч\.(?=\s\d) => {n} часть
+    (?P<w>\d{1,3})(?:[.,](?P<d>\d{1,2}))/(?P<b>\d{1,3})(?![\d/]) => {num} из {b:gm}
+    (?P<n>[245-9])/10(?![\d/]) => {n} из десяти
     между >> (?P<a>\d{1,6})\sи\s(?P<c>\d{1,6})(?![\d:/-]|[.,]\d) => {a:im} и {c:im}
     (?P<a>[01]?\d|2[0-4]):(?P<am>[0-5]\d)\s?[-–—]\s?(?P<b>[01]?\d|2[0-4]):(?P<bm>[0-5]\d)(?![:\d])
         => .hours
@@ -165,6 +174,10 @@ class Russian(Language):
         noun = noun or self.currencies[unit].unit
         whole, decimals = re.sub(r"\s", "", found["n"]), found["d"]
         head = scale or noun
+        if found.word in _BEFORE_GOALS:
+            first = f"{self.cardinal(int(found['from']), head.gender)} — "
+            said = self.count(whole, decimals, head, first) + (f" {noun.many}" if scale else "")
+            return said + self.kept_point(found)
         if decimals:
             part = _TENTHS[len(decimals)][0 if self.plural(int(decimals)) == 0 else 1]
             ending = _FRACTION_ENDINGS[case]
@@ -190,6 +203,8 @@ class Russian(Language):
             return None
         if case := _CASES.get(found.word):
             return " — ".join(self.cardinal(each, f"{case}m") for each in (first, last))
+        if found.word in _BEFORE_GOALS:
+            return f"{self.cardinal(first)} — {self.cardinal(last)}"
         if 1900 <= first < last < 2100:
             return f"с {self.ordinal(first, 'gm')} по {self.ordinal(last, 'nm')}"
         return f"от {self.cardinal(first, 'gm')} до {self.cardinal(last, 'gm')}"

@@ -125,12 +125,13 @@ class Words:
     percent: str  # the word after the number; a "{}" in it stands for the number
     PERCENT = ""  # its forms after 1, 2 and 5
     to: str  # the word between the ends of a range
-    to_is_suffix = False  # whether that word is written together with the first end
+    suffixes: tuple[str, ...] = ()  # written together with the number before them
     score: str | None = None  # the word between the numbers of 16:9 and 3-1, if it is not `to`
     by: str  # the word between the dimensions of a thing, as in 3 x 4
     over: str  # the word in a reading of two numbers such as 118/76
     out_of = ""  # the word in a rating such as 4.5/5
-    postal_digits = 5
+    power: str  # what is said for "^", with "{}" for the number after it
+    postal_digits = 5  # of a postal code
     groups_with_spaces = False  # whether spaces group the thousands of a number
     extension = ""  # the word for the "x" behind a telephone number
     phone_words = words("")  # in lower case; after them digits in groups are a telephone number
@@ -290,10 +291,14 @@ class Words:
 
     # ---- numbers ---------------------------------------------------------------------------------
 
+    def _joint(self, word: str) -> str:
+        """Return a word with the spaces between it and two others."""
+        return ("" if word in self.suffixes else self.space) + word + self.space
+
     @property
     def between_ends(self) -> str:
         """The word between the ends of a range, with its spaces."""
-        return f"{'' if self.to_is_suffix else self.space}{self.to}{self.space}"
+        return self._joint(self.to)
 
     def say(self, number: int, to: str = "cardinal", **options: str) -> str:
         """Return a number in the words of num2words; `to` is its kind."""
