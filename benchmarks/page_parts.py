@@ -47,6 +47,17 @@ def load_results(pattern: str) -> list[dict[str, Any]]:
     return [load_result(path.name) for path in sorted(RESULTS.glob(pattern))]
 
 
+def gpu_results() -> dict[str, list[dict[str, Any]]]:
+    """Return the results of tools/gpu_check.sh by GPU, without those of the emulation."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for path in sorted(RESULTS.glob("gpu_*/result.json")):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        if not result["emulation"]:
+            name = (result["device"] or {}).get("name", "unnamed GPU")
+            found.setdefault(name, []).append(result | {"file": f"{path.parent.name}/{path.name}"})
+    return found
+
+
 NATIVE = "instruction_set"  # the key under which results of native code name theirs
 DISTURBED, UNKNOWN = "†", "‡"
 FOOTNOTES = {

@@ -3,16 +3,15 @@
 `cpu_page` makes the tables of a CPU.
 """
 
-import json
 from typing import Any
 
 from benchmarks import roofline
 from benchmarks.cpu_page import measured_cpu
 from benchmarks.page_parts import (
     FRAME_MS,
-    RESULTS,
     UNKNOWN,
     footnotes,
+    gpu_results,
     paragraph,
     spaced_table,
     timed_on,
@@ -137,17 +136,6 @@ def performance() -> list[str]:
     for name, results in gpus.items():
         lines += measured_gpu(name, results)
     return [*lines, "## Calculated, not measured", "", *calculated()]
-
-
-def gpu_results() -> dict[str, list[dict[str, Any]]]:
-    """Return the results of tools/gpu_check.sh by GPU, without those of the emulation."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for path in sorted(RESULTS.glob("gpu_*/result.json")):
-        result = json.loads(path.read_text(encoding="utf-8"))
-        if not result["emulation"]:
-            name = (result["device"] or {}).get("name", "unnamed GPU")
-            found.setdefault(name, []).append(result | {"file": f"{path.parent.name}/{path.name}"})
-    return found
 
 
 def measured_gpu(name: str, results: list[dict[str, Any]]) -> list[str]:

@@ -9,6 +9,7 @@ from benchmarks.page_parts import (
     backend_of,
     digits,
     footnotes,
+    gpu_results,
     load_result,
     load_results,
     machine_of,
@@ -54,7 +55,47 @@ def speech_table() -> list[str]:
         note += f"`{file}` at commit {found['commit']}, {timed_on(found)}."
         explained = [line for line in footnotes([note]) if line and line not in lines]
         lines += ["", *paragraph(note), *(line for mark in explained for line in ("", mark))]
+    return lines + gpu_table()
+
+
+def gpu_table() -> list[str]:
+    """Return the frames of many streams and the first samples on each GPU that has run both."""
+    lines: list[str] = []
+    for name, results in gpu_results().items():
+        for result in results:
+            curve, first = (
+                rows_of(result, step, "model", "backend") for step in ("batch_curve", "first_sound")
+            )
+            if not (curve and first):
+                continue
+            columns = ["on the GPU", "model", "a frame of 1 stream", "of 16", "most streams tried"]
+            rows = []
+            for (model, backend), frames in curve.items():
+                of = {row["streams"]: f"{digits(row['ms_per_frame'])} ms" for row in frames}
+                wait = next(
+                    (
+                        f"{digits(row['ms']['p50'])} ms"
+                        for row in first.get((model, backend), [])
+                        if row["stage"] == "first_chunk"
+                    ),
+                    None,
+                )
+                most = f"{frames[-1]['streams']}: {frames[-1]['times_real_time']:.0f} x real time"
+                name_of_row = [f"`{backend}`", f"{model} (random weights)"]
+                rows.append([*name_of_row, of.get(1), of.get(16), most, wait])
+            lines += ["", *table([*columns, "first samples"], rows)]
+            note = f"On one {name} in bfloat16: `{result['file']}` at commit {result['commit']}. "
+            note += "A frame is 80 ms of speech, here without vocoder; first samples include it."
+            lines += ["", *paragraph(note)]
     return lines
+
+
+def rows_of(result: dict[str, Any], step: str, *names: str) -> dict[tuple[Any, ...], list[Any]]:
+    """Return the rows of a step of tools/gpu_check.sh by their values of `names`."""
+    found: dict[tuple[Any, ...], list[Any]] = {}
+    for row in ((result["steps"].get(step) or {}).get("result") or {}).get("rows", []):
+        found.setdefault(tuple(row[name] for name in names), []).append(row)
+    return found
 
 
 def speech_figures(figures: dict[str, Any]) -> list[str]:

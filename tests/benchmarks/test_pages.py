@@ -106,8 +106,7 @@ def results(tmp_path, monkeypatch):
         (tmp_path / folder).mkdir()
         found = RESULT | {"emulation": emulation, "commit": "emulated" if emulation else "abc"}
         (tmp_path / folder / "result.json").write_text(json.dumps(found))
-    for module in (page_parts, performance_page):
-        monkeypatch.setattr(module, "RESULTS", tmp_path)
+    monkeypatch.setattr(page_parts, "RESULTS", tmp_path)
 
 
 def test_a_gpus_frames_stand_beside_their_floor_and_goal(results):
@@ -117,6 +116,26 @@ def test_a_gpus_frames_stand_beside_their_floor_and_goal(results):
     assert "`gpu_h200/result.json`: commit abc, driver 600.1" in page
     assert "million short (412000 of 1000000 launches), tests timeout" in page
     assert "Nothing yet" not in page
+
+
+def test_the_readme_has_a_gpus_frames_and_its_first_samples(results, tmp_path):
+    frames = [
+        {"model": "m", "backend": "kernel", "streams": 1, "ms_per_frame": 2.5},
+        {"model": "m", "backend": "kernel", "streams": 32, "ms_per_frame": 10.0},
+    ]
+    frames = [
+        row | {"times_real_time": 80 * row["streams"] / row["ms_per_frame"]} for row in frames
+    ]
+    waits = [
+        {"model": "m", "backend": "kernel", "stage": stage, "ms": {"p50": ms}}
+        for stage, ms in (("request 1 cold", 6000.0), ("first_chunk", 7.0))
+    ]
+    steps = {"batch_curve": ok(*frames), "first_sound": ok(*waits)}
+    (tmp_path / "gpu_h200" / "result.json").write_text(json.dumps(RESULT | {"steps": steps}))
+    rows = [line for line in result_tables.gpu_table() if "kernel" in line]
+    assert rows == [
+        "| `kernel` | m (random weights) | 2.50 ms | – | 32: 256 x real time | 7.00 ms |"
+    ]
 
 
 def test_memory_is_that_of_a_model_on_the_host_and_on_the_gpu(results):
@@ -130,8 +149,7 @@ def test_what_was_not_measured_is_a_dash_and_emulation_is_not_shown(results):
 
 
 def test_without_a_gpus_result_the_page_tells_the_commands(tmp_path, monkeypatch):
-    for module in (page_parts, performance_page):
-        monkeypatch.setattr(module, "RESULTS", tmp_path)
+    monkeypatch.setattr(page_parts, "RESULTS", tmp_path)
     page = "\n".join(performance_page.performance())
     assert "tools/gpu_check.sh --set listeners" in page and "no GPU was available" in page
 
