@@ -39,14 +39,18 @@ def add_options(parser: parsing.Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Speak every line whose file is missing; return the exit code of the last failure, or 0."""
+    from qwen_megakernel.audio import check_path
+
     if args.output_dir is None or args.stdout or args.output or args.play:
         raise UsageError("--batch writes files into --output-dir DIR, not to one output.")
     tasks, folder = _read(args.text), Path(args.output_dir)
-    todo = [task for task in tasks if not (folder / task["output"]).exists()]
+    todo = [task for task in tasks if not (folder / task["output"]).is_file()]
     marking = options.marking_from_args(args)
-    for task in todo:
-        marking.check_file(Path(task["output"]))
     folder.mkdir(parents=True, exist_ok=True)
+    for task in todo:
+        path, rate = folder / task["output"], task.get("sample_rate", args.sample_rate)
+        marking.check_file(path)
+        check_path(path, args.encoding, rate)
     code = num_failed = 0
     if todo:
         with options.engine_from_args(args, marking, num_slots=min(args.slots, len(todo))) as tts:
@@ -56,11 +60,14 @@ def run(args: argparse.Namespace) -> int:
                 spoken = {pool.submit(_speak, args, tts, folder, how, task): task for task in todo}
                 for done in as_completed(spoken):
                     name = spoken[done]["output"]
-                    if isinstance(error := done.exception(), QwenTTSError):
+                    try:
+                        seconds = done.result()
+                    except QwenTTSError as error:
                         num_failed, code = num_failed + 1, error.exit_code
                         print(f"{name}: {error}", file=sys.stderr)
-                    elif not args.quiet:
-                        print(f"{name}: {done.result():.2f} s", file=sys.stderr)
+                    else:
+                        if not args.quiet:
+                            print(f"{name}: {seconds:.2f} s", file=sys.stderr)
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
     if not args.quiet:
@@ -86,7 +93,8 @@ def _speak(
 def _read(path: str) -> list[dict[str, Any]]:
     """Return the objects of a file's lines; a line without `output` gets its number as the name."""
     tasks: dict[str, dict[str, Any]] = {}
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+    # Of bytes, because a text may have other characters at which `str.splitlines` ends a line.
+    for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
         if not line.strip():
             continue
         try:
@@ -94,7 +102,8 @@ def _read(path: str) -> list[dict[str, Any]]:
             check_names(task, ["text", "output", *OPTIONS])
             SpeechOptions().override(**{n: v for n, v in task.items() if n in OPTIONS})
             name = task["output"]
-            if not isinstance(task.get("text"), str) or Path(str(name)).name != name:
+            is_name = Path(str(name)).name == name and name not in ("", "..")
+            if not isinstance(task.get("text"), str) or not is_name:
                 raise UsageError(
                     f"text is {task.get('text')!r} and output {name!r}; both must be strings, "
                     "and output the name of a file in --output-dir."

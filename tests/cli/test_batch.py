@@ -1,12 +1,16 @@
 """`speak --batch`: many texts to a folder, again without those that are there, failures listed."""
 
+import errno
 import json
+import os
 import threading
+from unittest.mock import Mock
 
 import pytest
 import soundfile
 
 from qwen_megakernel.cli import options
+from qwen_megakernel.engine.speech import Speech
 from qwen_megakernel.tts_engine import TTSEngine
 
 SPEAK = ("-m", "qwen_megakernel", "speak", "--model", "tiny-random", "--max-frames", "3")
@@ -14,12 +18,13 @@ SPEAK = ("-m", "qwen_megakernel", "speak", "--model", "tiny-random", "--max-fram
 
 @pytest.fixture
 def batch(run_here, tmp_path):
-    """batch(*lines): speaks objects, or lines of text, into the folder `out`."""
+    """batch(*lines): speaks objects, or lines of text or bytes, into the folder `out`."""
 
-    def run(*lines):
-        rows = [line if isinstance(line, str) else json.dumps(line) for line in lines]
-        (tmp_path / "a.jsonl").write_text("\n".join(rows), encoding="utf-8")
-        words = ("--batch", tmp_path / "a.jsonl", "--output-dir", tmp_path / "out")
+    def run(*lines, more=()):
+        rows = [json.dumps(line) if isinstance(line, dict) else line for line in lines]
+        rows = [row if isinstance(row, bytes) else row.encode() for row in rows]
+        (tmp_path / "a.jsonl").write_bytes(b"\n".join(rows))
+        words = ("--batch", tmp_path / "a.jsonl", "--output-dir", tmp_path / "out", *more)
         return run_here(*SPEAK, "--backend", "cpu", *words)
 
     return run
@@ -68,12 +73,30 @@ def test_every_slot_speaks_at_the_same_time(batch, monkeypatch):
         ({"text": "a", "output": "0001.wav"}, "line 2: 0001.wav is the output of another line"),
         ("{", "line 2: Expecting"),
         ("3", "line 2: "),
+        (b'{"text": "caf\xe9"}', "line 2: 'utf-8' codec can't decode byte 0xe9"),
+        ({"text": "a", "output": ""}, "line 2: text is 'a' and output ''; both"),
+        ({"text": "a", "output": ".."}, "line 2: text is 'a' and output '..'; both"),
+        ({"text": "a", "output": "b.aiff"}, "no audio format is called '.aiff'"),
+        ({"text": "a", "output": "b.mp3", "sample_rate": 9000}, "sample_rate is 9000, and mp3 has"),
     ],
 )
 def test_a_faulty_line_is_refused_before_a_model_is_loaded(batch, monkeypatch, line, words):
     monkeypatch.setattr(options, "engine_from_args", lambda *_, **__: pytest.fail("loaded"))
     done = batch({"text": "a"}, line)
     assert done.returncode == 2 and words in done.stderr
+
+
+def test_a_line_ends_where_json_ends_it(batch, tmp_path):
+    row = json.dumps({"text": "One.\u2028Two.\x85"}, ensure_ascii=False)
+    assert "2 spoken" in batch(b"\xef\xbb\xbf" + row.encode(), row + "\r").stderr
+
+
+@pytest.mark.parametrize("more", [(), ("--quiet",)])
+def test_an_error_of_another_package_ends_the_command(batch, monkeypatch, more):
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(Speech, "save", Mock(side_effect=full))
+    done = batch({"text": "Hi."}, more=more)
+    assert done.returncode == 5 and "No space left" in done.stderr
 
 
 def test_a_batch_has_a_folder_and_a_folder_a_batch(run_here):
