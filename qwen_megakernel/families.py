@@ -1,6 +1,6 @@
 """Loads the engine of the family that a model belongs to."""
 
-from pathlib import Path
+import os
 from typing import Any
 
 from qwen_megakernel.choices import DEFAULT_MODEL
@@ -16,7 +16,7 @@ def load_engine(model: str | None = None, **options: Any) -> SpeechEngine:
     Raises:
         QwenTTSError: `from_pretrained` failed.
     """
-    if model is not None and Path(model).expanduser().is_dir() and _is_sheen(model):
+    if model is not None and os.path.isdir(os.path.expanduser(model)) and _is_sheen(model):
         from qwen_megakernel.sheen.engine import SheenEngine
 
         return SheenEngine.from_pretrained(model, **options)

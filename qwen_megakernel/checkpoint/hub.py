@@ -8,7 +8,6 @@ seconds instead of a minute, and its errors have a hint.
 import errno
 import http.client
 import os
-import re
 import socket
 import ssl
 import threading
@@ -45,7 +44,13 @@ RELEASED = {
 
 def is_repo_id(name: str) -> bool:
     """Return whether a name has the form of a hub id, "owner/name"."""
-    return re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) is not None
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return "/" in name and name.isascii()
 
 
 def fetch(

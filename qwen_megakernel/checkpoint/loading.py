@@ -153,7 +153,7 @@ def resolve(
             speech_tokenizer=folder / CODEC_FOLDER,
             is_drawn=True,
         )
-    elif (folder := Path(model).expanduser()).is_dir():
+    elif (folder := Path(os.path.expanduser(model))).is_dir():
         files = _files_in(folder, model)
     elif hub.is_repo_id(model):
         names = (*MODEL_FILES, *(f"{CODEC_FOLDER}/{name}" for name in CODEC_FILES))
@@ -313,7 +313,7 @@ def _require(folder: Path, names: tuple[str, ...]) -> None:
 
 
 def _unknown_model(model: str) -> ModelFilesError:
-    if Path(model).expanduser().is_file():
+    if os.path.isfile(os.path.expanduser(model)):
         return ModelFilesError(f"{model} is a file.", hint="Pass the folder that contains it.")
     return ModelFilesError(
         f"There is no folder {model} and no built-in model of that name.",

@@ -10,6 +10,7 @@ sample-STEP.wav, tensorboard/                          of the training, too
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ class TrainedVoice:
         name, is_named, rest = str(place).partition("=")
         if Path(place).is_dir():
             is_named, rest = "", str(place)
-        folder = Path(rest if is_named else place).expanduser()
+        folder = Path(os.path.expanduser(rest if is_named else place))
         if not (folder / VOICE).is_file():
             raise ModelFilesError(
                 f"{folder} is no trained voice: it has no {VOICE}.",

@@ -18,6 +18,7 @@ from qwen_megakernel.checkpoint.random_configs import RECIPES, speech_tokenizer_
 from qwen_megakernel.checkpoint.tensor_shapes import codec_tensors
 from qwen_megakernel.decoders.coreml.export import MANIFEST, ExportOptions, export
 from qwen_megakernel.errors import ModelFilesError, UnsupportedModel
+from qwen_megakernel.families import load_engine
 from qwen_megakernel.speech_options import Sampling
 
 Q_PROJ = "talker.model.layers.0.self_attn.q_proj.weight"
@@ -236,6 +237,16 @@ def test_a_misspelt_name_is_corrected():
         loading.resolve("tiny-randon")
     assert all(name in caught.value.why for name in RECIPES)
     assert caught.value.hint == 'Did you mean "tiny-random"?'
+
+
+@pytest.mark.parametrize(
+    "name", ["a/b--c", "a/..", "a/b.git", "a/b.", "-a/b", "modèles/voix", "~no_such_user/voice"]
+)
+def test_a_name_that_no_hub_has_is_called_no_folder(name):
+    with pytest.raises(ModelFilesError, match="no built-in model of that name"):
+        loading.resolve(name)
+    with pytest.raises(ModelFilesError, match="There is no folder"):
+        load_engine(name)
 
 
 def test_a_file_instead_of_its_folder_is_recognised(folder):
