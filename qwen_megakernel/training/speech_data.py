@@ -63,11 +63,19 @@ def parse(line: str) -> TrainingSample:
         if missing := {each.name for each in fields(TrainingSample)} - set(values):
             raise ValueError(f"it has no {', '.join(sorted(missing))}")
         sample = TrainingSample(**values)
+        for name in ("id", "audio", "text", "digest", "model"):
+            if not isinstance(values[name], str):
+                raise ValueError(f"{name} is no string")
         codes = np.asarray(sample.audio_codes)
         if codes.ndim != 2 or not codes.size or not np.issubdtype(codes.dtype, np.integer):
             raise ValueError(f"audio_codes have shape {codes.shape}")
-        if not np.isfinite(np.array(sample.x_vector, np.float32)).all():
+        x_vector = np.array(sample.x_vector, np.float32)
+        if x_vector.ndim != 1:
+            raise ValueError("x_vector is no list of numbers")
+        if not np.isfinite(x_vector).all():
             raise ValueError("x_vector has a value that is not finite")
+        if not sample.seconds >= 0:
+            raise ValueError(f"seconds is {sample.seconds}")
         if not sample.text.strip():
             raise ValueError("text is empty")
     except (AttributeError, TypeError, ValueError) as error:

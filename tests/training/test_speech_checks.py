@@ -55,6 +55,11 @@ def planted(job, change):
     ("change", "name", "detail"),
     [
         (lambda rows: rows[1].update(text=" "), "lines", "line 2: it is damaged: text is empty"),
+        (lambda rows: rows[1].update(id=[]), "lines", "line 2: it is damaged: id is no string"),
+        (lambda rows: rows[1].update(digest={}), "lines", "line 2: it is damaged: digest is no"),
+        (lambda rows: rows[1].update(x_vector=3), "lines", "line 2: it is damaged: x_vector is"),
+        (lambda rows: rows[1].update(seconds="1"), "lines", "line 2: it is damaged: '>=' not"),
+        (lambda rows: rows[1].update(seconds=-1), "lines", "line 2: it is damaged: seconds is -1"),
         (lambda rows: rows[1].update(id="0"), "ids", "the same: 0, 0"),
         (lambda rows: rows[3].update(digest="digest 0"), "recordings", "the same: 0, 1b"),
         (lambda rows: rows[2].update(model="1b7-0"), "shapes", "line 3: 0b was prepared with"),
@@ -72,7 +77,10 @@ def planted(job, change):
         ),
         (lambda rows: [r["audio_codes"].extend(r["audio_codes"] * 300) for r in rows], "len", ""),
     ],
-    ids=["text", "id", "twin", "encoders", "frames", "x-vector", "range", "stuck", "long"],
+    ids=[
+        *("text", "list", "object", "number", "string", "negative"),
+        *("id", "twin", "encoders", "frames", "x-vector", "range", "stuck", "long"),
+    ],
 )
 def test_a_planted_fault_of_the_data_is_found(job, change, name, detail):
     passed, failed = outcome(planted(job, change), last="lengths")
