@@ -137,10 +137,6 @@ def serve(args: argparse.Namespace) -> int:
         if getattr(args, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')} needs --ray.")
     settings = _settings(args)
-    options.check_voices(args)
-    if args.default_format == "aac":
-        with require("aac", by="--default-format aac", package="av"):
-            import av  # noqa: F401
     if args.access_log:
         _log_accesses()
     number, is_loading = serving.serve(
@@ -174,10 +170,9 @@ def ray_options(args: argparse.Namespace) -> dict[str, Any]:
             "--access-log and --ray cannot be combined: Ray Serve has a log of its own.",
             hint="Look under logs/serve of Ray's session.",
         )
-    for name in ("model", "voices"):  # replicas have working folders of their own
-        path = getattr(args, name)
-        if path is not None and Path(path).is_dir():
-            setattr(args, name, str(Path(path).resolve()))
+    # Replicas have working folders of their own.
+    args.model, args.voices = (place and _absolute(place) for place in (args.model, args.voices))
+    args.adapter = [_absolute(place) for place in args.adapter]
     settings = _settings(args)
     num_gpus = args.replica_gpus
     if num_gpus is None:
@@ -195,6 +190,14 @@ def ray_options(args: argparse.Namespace) -> dict[str, Any]:
         "scale": scale,
         "num_slots": args.slots,
     }
+
+
+def _absolute(place: str) -> str:
+    """Return the absolute path of a folder, also of NAME=FOLDER; names of models stay."""
+    name, is_named, folder = place.partition("=")
+    if Path(place).is_dir():
+        return str(Path(place).resolve())
+    return f"{name}={_absolute(folder)}" if is_named else place
 
 
 def _log_accesses() -> None:
@@ -219,6 +222,10 @@ def _settings(args: argparse.Namespace) -> "ServerSettings":
             "Each slot reserves the memory of a whole stream at the start.",
             "Requests beyond the slots wait; --max-queue limits how many.",
         )
+    options.check_voices(args)
+    if args.default_format == "aac":
+        with require("aac", by="--default-format aac", package="av"):
+            import av  # noqa: F401
     return ServerSettings(
         # An empty variable counts as unset, an empty option is refused.
         api_key=(os.environ.get(API_KEY_VARIABLE) or None)
@@ -257,9 +264,10 @@ def _voice_aliases(args: argparse.Namespace) -> dict[str, str]:
 
 def _engine_maker(args: argparse.Namespace, settings: "ServerSettings") -> Callable[[], Any]:
     from qwen_megakernel.server.service import shorten_pauses
+    from qwen_megakernel.text.reading.lexicon import Lexicon
 
     # Read here, for Ray's replicas may not see the files.
-    mark = options.marking_from_args(args)
+    mark, args.lexicon = options.marking_from_args(args), Lexicon.of(args.lexicon)
     mark.check_format(settings.default_format)
     if mark.signer and not args.quiet:
         print(f'{", ".join(SIGNED_FORMATS)} with "stream": false are signed', file=sys.stderr)

@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -36,12 +37,17 @@ from waiting import wait_until
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from qwen_megakernel.errors import SetupError, UsageError
+from qwen_megakernel import families
+from qwen_megakernel.cli import main
+from qwen_megakernel.cli import serve as cli_serve
+from qwen_megakernel.errors import QwenTTSError, SetupError, UsageError
 from qwen_megakernel.server.settings import ServerSettings
+from qwen_megakernel.text.reading.lexicon import Lexicon
 
 psutil = pytest.importorskip("psutil")
 ray = pytest.importorskip("ray")
 serve = pytest.importorskip("ray.serve")
+cloudpickle = pytest.importorskip("ray.cloudpickle")
 
 from qwen_megakernel.server import ray_serve  # noqa: E402 - needs Ray
 
@@ -322,6 +328,42 @@ def test_options_of_dialects_travel_to_the_replicas(monkeypatch: pytest.MonkeyPa
     settings = pickle.loads(pickle.dumps(build(how | {"voice-alias": aliases})["settings"]))
     assert settings.dialects == ("cartesia", "deepgram") and settings.voice_fallback == "demo"
     assert settings.voice_aliases == {"21m00": "demo", "c0ffee": "demo"}
+
+
+def test_a_replica_finds_the_files_of_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("model", "voices", "anna"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "words.tsv").write_text("Qwen\tkwen\n")
+    made = Mock()
+    monkeypatch.chdir(tmp_path)
+    words = "serve --ray --quiet --model model --voices voices --adapter anna --lexicon words.tsv"
+    args = main.parser().parse_args(words.split())
+    make_engine = cloudpickle.loads(cloudpickle.dumps(cli_serve.ray_options(args)["make_engine"]))
+    monkeypatch.chdir("/")  # a replica has a working folder of its own
+    monkeypatch.setattr(families, "load_engine", made)
+    make_engine()
+    ((model,), how) = made.call_args
+    assert model == str(tmp_path / "model") and how["voices"] == str(tmp_path / "voices")
+    assert how["adapter"] == str(tmp_path / "anna") and isinstance(how["lexicon"], Lexicon)
+    args.adapter = ["eve=anna"]
+    monkeypatch.chdir(tmp_path)
+    cli_serve.ray_options(args)
+    assert args.adapter == [f"eve={tmp_path / 'anna'}"]
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("--voices", "missing"), "There is no voices folder missing"),
+        (("--default-format", "aac"), "--default-format aac needs av"),
+    ],
+)
+def test_ray_refuses_what_a_server_refuses(words, error, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(QwenTTSError, match=error):
+        cli_serve.ray_options(main.parser().parse_args(["serve", "--ray", *words]))
 
 
 # ---- with real engines, and the commands; a minute each ------------------------------------------
