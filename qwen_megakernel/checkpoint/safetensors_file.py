@@ -245,7 +245,7 @@ def _non_finite(path: Path) -> Iterator[str]:
     touched pages would count as this process's memory. The library has validated the header.
     """
     buffer = bytearray(SCAN_BYTES)
-    with path.open("rb", buffering=0) as file:
+    with path.open("rb") as file:
         header, first = _read_header(file)
         for name, entry in header.items():
             start, end = entry["data_offsets"]
@@ -253,7 +253,9 @@ def _non_finite(path: Path) -> Iterator[str]:
             dtype, mask = EXPONENT_MASKS[entry["dtype"]]
             while start < end:
                 part = memoryview(buffer)[: min(SCAN_BYTES, end - start)]
-                start += file.readinto(part)
+                if (num_bytes := file.readinto(part)) < len(part):
+                    _check_size(path, first + end, first + start + num_bytes)
+                start += num_bytes
                 if ((np.frombuffer(part, dtype) & mask) == mask).any():
                     yield name
                     break

@@ -1,6 +1,7 @@
 """Resolving a name to files and loading them: accepted folders, and the errors of others."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from tolerances import ROUNDING_F32
 
 from qwen_megakernel import TTSEngine
-from qwen_megakernel.checkpoint import codec_layout, loading, random_weights
+from qwen_megakernel.checkpoint import codec_layout, loading, random_weights, safetensors_file
 from qwen_megakernel.checkpoint.codec_config import parse_codec_config
 from qwen_megakernel.checkpoint.random_configs import RECIPES, speech_tokenizer_config
 from qwen_megakernel.checkpoint.tensor_shapes import codec_tensors
@@ -288,6 +289,20 @@ def test_a_truncated_file_is_called_damaged(folder, path, size):
     with pytest.raises(ModelFilesError, match="is damaged") as caught:
         load(folder)
     assert path in caught.value.what
+
+
+@pytest.mark.timeout(20)
+def test_a_file_that_is_cut_short_while_it_is_checked_is_no_endless_loop(folder, monkeypatch):
+    path, describe = folder / "model.safetensors", safetensors_file.describe
+
+    def cut(path: Path) -> dict:
+        found = describe(path)
+        os.truncate(path, path.stat().st_size - 1024)
+        return found
+
+    monkeypatch.setattr(safetensors_file, "describe", cut)
+    with pytest.raises(ModelFilesError, match="It was cut short after it had been checked"):
+        safetensors_file.check(path, {name: shape for name, (_, shape) in describe(path).items()})
 
 
 def test_a_git_lfs_pointer_is_called_damaged(folder):
