@@ -180,10 +180,9 @@ def ray_options(args: argparse.Namespace) -> dict[str, Any]:
 
         is_on_cpu = args.device == "cpu" or args.backend == "emulation"
         num_gpus = float(not is_on_cpu and torch.cuda.is_available())
-    num_replicas = 1 if args.replicas is None else args.replicas
-    scale = ray_serve.Scale(
-        min_replicas=num_replicas, max_replicas=args.max_replicas or num_replicas, num_gpus=num_gpus
-    )
+    least = 1 if args.replicas is None else args.replicas
+    most = least if args.max_replicas is None else args.max_replicas
+    scale = ray_serve.Scale(min_replicas=least, max_replicas=most, num_gpus=num_gpus)
     return {
         "make_engine": _engine_maker(args, settings),
         "settings": settings,

@@ -356,11 +356,12 @@ def test_a_replica_finds_the_files_of_the_command_line(
 @pytest.mark.parametrize(
     ("words", "error"),
     [
+        (("--max-replicas", "0"), "min_replicas is 1 and max_replicas 0; they must be"),
         (("--voices", "missing"), "There is no voices folder missing"),
         (("--default-format", "aac"), "--default-format aac needs av"),
     ],
 )
-def test_ray_refuses_what_a_server_refuses(words, error, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_refuses_what_cannot_work(words, error, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(QwenTTSError, match=error):
         cli_serve.ray_options(main.parser().parse_args(["serve", "--ray", *words]))
