@@ -56,16 +56,11 @@ def _prefixed(prefix: str, entries: Entries) -> Entries:
         yield prefix + name, shape
 
 
-def _linear(name: str, rows: int, cols: int, bias: bool = True) -> Entries:
-    yield f"{name}.weight", (rows, cols)
+def _layer(name: str, *shape: int, bias: bool = True) -> Entries:
+    """Yield a linear layer [out, in], a convolution [out, in, kernel] or a LayerNorm [size]."""
+    yield f"{name}.weight", shape
     if bias:
-        yield f"{name}.bias", (rows,)
-
-
-def _conv(name: str, out: int, into: int, kernel: int, bias: bool = True) -> Entries:
-    yield f"{name}.weight", (out, into, kernel)
-    if bias:
-        yield f"{name}.bias", (out,)
+        yield f"{name}.bias", shape[:1]
 
 
 def _conv_transpose(name: str, into: int, out: int, kernel: int) -> Entries:
@@ -77,8 +72,8 @@ def _talker(config: ModelConfig) -> Entries:
     talker, predictor = config.talker, config.predictor
     hidden, text_hidden = talker.stack.hidden_size, talker.text_hidden_size
     yield "model.text_embedding.weight", (talker.text_vocab_size, text_hidden)
-    yield from _linear("text_projection.linear_fc1", text_hidden, text_hidden)
-    yield from _linear("text_projection.linear_fc2", hidden, text_hidden)
+    yield from _layer("text_projection.linear_fc1", text_hidden, text_hidden)
+    yield from _layer("text_projection.linear_fc2", hidden, text_hidden)
     yield "model.codec_embedding.weight", (talker.vocab_size, hidden)
     yield "codec_head.weight", (talker.vocab_size, hidden)
     yield from _prefixed("model.", _stack(talker.stack))
@@ -94,7 +89,7 @@ def _talker(config: ModelConfig) -> Entries:
             (predictor.vocab_size, predictor.stack.hidden_size),
         )
     if config.has_projection:
-        yield from _linear(
+        yield from _layer(
             "code_predictor.small_to_mtp_projection", predictor.stack.hidden_size, hidden
         )
 
@@ -103,10 +98,7 @@ def _stack(stack: StackConfig) -> Entries:
     hidden, inter = stack.hidden_size, stack.intermediate_size
     for layer in range(stack.num_layers):
         name = f"layers.{layer}"
-        sizes = {"q": stack.q_size, "k": stack.kv_size, "v": stack.kv_size}
-        for each, size in sizes.items():
-            yield from _linear(f"{name}.self_attn.{each}_proj", size, hidden, bias=stack.qkv_bias)
-        yield from _linear(f"{name}.self_attn.o_proj", hidden, stack.q_size, bias=False)
+        yield from _attention(name, hidden, stack.q_size, stack.kv_size, bias=stack.qkv_bias)
         if stack.qk_norm:
             yield f"{name}.self_attn.q_norm.weight", (stack.head_dim,)
             yield f"{name}.self_attn.k_norm.weight", (stack.head_dim,)
@@ -116,30 +108,36 @@ def _stack(stack: StackConfig) -> Entries:
     yield "norm.weight", (hidden,)
 
 
+def _attention(name: str, hidden: int, q_size: int, kv_size: int, *, bias: bool = False) -> Entries:
+    for each, size in (("q", q_size), ("k", kv_size), ("v", kv_size)):
+        yield from _layer(f"{name}.self_attn.{each}_proj", size, hidden, bias=bias)
+    yield from _layer(f"{name}.self_attn.o_proj", hidden, q_size, bias=False)
+
+
 def _gated_mlp(name: str, hidden: int, inter: int) -> Entries:
-    yield from _linear(f"{name}.gate_proj", inter, hidden, bias=False)
-    yield from _linear(f"{name}.up_proj", inter, hidden, bias=False)
-    yield from _linear(f"{name}.down_proj", hidden, inter, bias=False)
+    yield from _layer(f"{name}.gate_proj", inter, hidden, bias=False)
+    yield from _layer(f"{name}.up_proj", inter, hidden, bias=False)
+    yield from _layer(f"{name}.down_proj", hidden, inter, bias=False)
 
 
 def _speaker_encoder(config: SpeakerEncoderConfig) -> Entries:
     channels, kernels = config.channels, config.kernel_sizes
-    yield from _conv("blocks.0.conv", channels[0], config.mel_dim, kernels[0])
+    yield from _layer("blocks.0.conv", channels[0], config.mel_dim, kernels[0])
     for block in range(1, len(channels) - 1):
         name, width = f"blocks.{block}", channels[block]
-        yield from _conv(f"{name}.tdnn1.conv", width, channels[block - 1], 1)
+        yield from _layer(f"{name}.tdnn1.conv", width, channels[block - 1], 1)
         part = width // config.res2net_scale
         for i in range(config.res2net_scale - 1):
-            yield from _conv(f"{name}.res2net_block.blocks.{i}.conv", part, part, kernels[block])
-        yield from _conv(f"{name}.tdnn2.conv", width, width, 1)
-        yield from _conv(f"{name}.se_block.conv1", config.se_channels, width, 1)
-        yield from _conv(f"{name}.se_block.conv2", width, config.se_channels, 1)
+            yield from _layer(f"{name}.res2net_block.blocks.{i}.conv", part, part, kernels[block])
+        yield from _layer(f"{name}.tdnn2.conv", width, width, 1)
+        yield from _layer(f"{name}.se_block.conv1", config.se_channels, width, 1)
+        yield from _layer(f"{name}.se_block.conv2", width, config.se_channels, 1)
     width = channels[-1]
-    yield from _conv("mfa.conv", width, width, kernels[-1])
+    yield from _layer("mfa.conv", width, width, kernels[-1])
     # Attentive pooling takes each channel with its mean and its deviation over time.
-    yield from _conv("asp.tdnn.conv", config.attention_channels, 3 * width, 1)
-    yield from _conv("asp.conv", width, config.attention_channels, 1)
-    yield from _conv("fc", config.enc_dim, 2 * width, 1)
+    yield from _layer("asp.tdnn.conv", config.attention_channels, 3 * width, 1)
+    yield from _layer("asp.conv", width, config.attention_channels, 1)
+    yield from _layer("fc", config.enc_dim, 2 * width, 1)
 
 
 def _codec_decoder(config: CodecDecoderConfig) -> Entries:
@@ -147,39 +145,38 @@ def _codec_decoder(config: CodecDecoderConfig) -> Entries:
     semantic = NUM_SEMANTIC_QUANTIZERS
     for name, count in (("rvq_first", semantic), ("rvq_rest", config.num_quantizers - semantic)):
         rvq = f"quantizer.{name}"
-        yield from _conv(f"{rvq}.input_proj", codebook_width, config.codebook_dim, 1, bias=False)
-        yield from _conv(f"{rvq}.output_proj", config.codebook_dim, codebook_width, 1, bias=False)
+        yield from _layer(f"{rvq}.input_proj", codebook_width, config.codebook_dim, 1, bias=False)
+        yield from _layer(f"{rvq}.output_proj", config.codebook_dim, codebook_width, 1, bias=False)
         for i in range(count):
             codebook = f"{rvq}.vq.layers.{i}._codebook"
             yield f"{codebook}.cluster_usage", (config.codebook_size,)
             yield f"{codebook}.embedding_sum", (config.codebook_size, codebook_width)
     latent = config.latent_dim
-    yield from _conv("pre_conv.conv", latent, config.codebook_dim, PRE_CONV_KERNEL)
+    yield from _layer("pre_conv.conv", latent, config.codebook_dim, PRE_CONV_KERNEL)
     yield from _prefixed("pre_transformer.", _pre_transformer(config))
     for i, ratio in enumerate(config.upsampling_ratios):
         name = f"upsample.{i}"
         yield from _conv_transpose(f"{name}.0.conv", latent, latent, ratio)
-        yield from _conv(f"{name}.1.dwconv.conv", latent, 1, CONV_KERNEL)
-        yield f"{name}.1.norm.weight", (latent,)
-        yield f"{name}.1.norm.bias", (latent,)
-        yield from _linear(f"{name}.1.pwconv1", CONVNEXT_EXPANSION * latent, latent)
-        yield from _linear(f"{name}.1.pwconv2", latent, CONVNEXT_EXPANSION * latent)
+        yield from _layer(f"{name}.1.dwconv.conv", latent, 1, CONV_KERNEL)
+        yield from _layer(f"{name}.1.norm", latent)
+        yield from _layer(f"{name}.1.pwconv1", CONVNEXT_EXPANSION * latent, latent)
+        yield from _layer(f"{name}.1.pwconv2", latent, CONVNEXT_EXPANSION * latent)
         yield f"{name}.1.gamma", (latent,)
     width = config.decoder_dim
-    yield from _conv("decoder.0.conv", width, latent, CONV_KERNEL)
+    yield from _layer("decoder.0.conv", width, latent, CONV_KERNEL)
     for i, rate in enumerate(config.upsample_rates, start=1):
         block, half = f"decoder.{i}.block", width // 2
         yield from _snake(f"{block}.0", width)
         yield from _conv_transpose(f"{block}.1.conv", width, half, 2 * rate)
         for unit in range(2, 2 + NUM_RESIDUAL_UNITS):
             yield from _snake(f"{block}.{unit}.act1", half)
-            yield from _conv(f"{block}.{unit}.conv1.conv", half, half, CONV_KERNEL)
+            yield from _layer(f"{block}.{unit}.conv1.conv", half, half, CONV_KERNEL)
             yield from _snake(f"{block}.{unit}.act2", half)
-            yield from _conv(f"{block}.{unit}.conv2.conv", half, half, 1)
+            yield from _layer(f"{block}.{unit}.conv2.conv", half, half, 1)
         width = half
     last = len(config.upsample_rates) + 1
     yield from _snake(f"decoder.{last}", width)
-    yield from _conv(f"decoder.{last + 1}.conv", 1, width, CONV_KERNEL)
+    yield from _layer(f"decoder.{last + 1}.conv", 1, width, CONV_KERNEL)
 
 
 def _snake(name: str, channels: int) -> Entries:
@@ -189,22 +186,18 @@ def _snake(name: str, channels: int) -> Entries:
 
 def _pre_transformer(config: CodecDecoderConfig) -> Entries:
     hidden = config.hidden_size
-    yield from _linear("input_proj", hidden, config.latent_dim)
+    q_size, kv_size = (n * config.head_dim for n in (config.num_heads, config.num_kv_heads))
+    yield from _layer("input_proj", hidden, config.latent_dim)
     for layer in range(config.num_layers):
         name = f"layers.{layer}"
-        q_size = config.num_heads * config.head_dim
-        kv_size = config.num_kv_heads * config.head_dim
-        yield from _linear(f"{name}.self_attn.q_proj", q_size, hidden, bias=False)
-        yield from _linear(f"{name}.self_attn.k_proj", kv_size, hidden, bias=False)
-        yield from _linear(f"{name}.self_attn.v_proj", kv_size, hidden, bias=False)
-        yield from _linear(f"{name}.self_attn.o_proj", hidden, q_size, bias=False)
+        yield from _attention(name, hidden, q_size, kv_size)
         yield from _gated_mlp(f"{name}.mlp", hidden, config.intermediate_size)
         yield f"{name}.self_attn_layer_scale.scale", (hidden,)
         yield f"{name}.mlp_layer_scale.scale", (hidden,)
         yield f"{name}.input_layernorm.weight", (hidden,)
         yield f"{name}.post_attention_layernorm.weight", (hidden,)
     yield "norm.weight", (hidden,)
-    yield from _linear("output_proj", config.latent_dim, hidden)
+    yield from _layer("output_proj", config.latent_dim, hidden)
 
 
 def _codec_encoder(config: CodecEncoderConfig) -> Entries:
@@ -215,14 +208,14 @@ def _codec_encoder(config: CodecEncoderConfig) -> Entries:
     convolution_rate = ceil(config.sampling_rate / hop)
     if convolution_rate != config.frame_rate:
         kernel = 2 * int(convolution_rate / config.frame_rate)
-        yield from _conv("downsample.conv", hidden, hidden, kernel, bias=False)
+        yield from _layer("downsample.conv", hidden, hidden, kernel, bias=False)
     semantic = config.num_semantic_quantizers
     for name, count in (("semantic", semantic), ("acoustic", config.num_quantizers - semantic)):
         rvq = f"quantizer.{name}_residual_vector_quantizer"
         width = config.vector_quantization_hidden_dimension
         if width != hidden:
-            yield from _conv(f"{rvq}.input_proj", width, hidden, 1, bias=False)
-            yield from _conv(f"{rvq}.output_proj", hidden, width, 1, bias=False)
+            yield from _layer(f"{rvq}.input_proj", width, hidden, 1, bias=False)
+            yield from _layer(f"{rvq}.output_proj", hidden, width, 1, bias=False)
         for i in range(count):
             codebook = f"{rvq}.layers.{i}.codebook"
             yield f"{codebook}.initialized", (1,)
@@ -233,35 +226,30 @@ def _codec_encoder(config: CodecEncoderConfig) -> Entries:
 def _mimi_convolutions(config: CodecEncoderConfig) -> Entries:
     """Yield convolutions, numbered as in the official module list, activations included."""
     width = config.num_filters
-    yield from _conv("0.conv", width, config.audio_channels, config.kernel_size)
+    yield from _layer("0.conv", width, config.audio_channels, config.kernel_size)
     index = 1
     for ratio in reversed(config.upsampling_ratios):
         for _ in range(config.num_residual_layers):
             inner = width // config.compress
             kernel = config.residual_kernel_size
-            yield from _conv(f"{index}.block.1.conv", inner, width, kernel)
-            yield from _conv(f"{index}.block.3.conv", width, inner, 1)
+            yield from _layer(f"{index}.block.1.conv", inner, width, kernel)
+            yield from _layer(f"{index}.block.3.conv", width, inner, 1)
             index += 1
-        yield from _conv(f"{index + 1}.conv", 2 * width, width, 2 * ratio)
+        yield from _layer(f"{index + 1}.conv", 2 * width, width, 2 * ratio)
         index += 2
         width *= 2
     hidden, kernel = config.hidden_size, config.last_kernel_size
-    yield from _conv(f"{index + 1}.conv", hidden, width, kernel)
+    yield from _layer(f"{index + 1}.conv", hidden, width, kernel)
 
 
 def _mimi_transformer(config: CodecEncoderConfig) -> Entries:
     hidden, inter = config.hidden_size, config.intermediate_size
-    q_size = config.num_heads * config.head_dim
-    kv_size = config.num_kv_heads * config.head_dim
+    q_size, kv_size = (n * config.head_dim for n in (config.num_heads, config.num_kv_heads))
     for layer in range(config.num_layers):
-        yield from _linear(f"{layer}.self_attn.q_proj", q_size, hidden, bias=False)
-        yield from _linear(f"{layer}.self_attn.k_proj", kv_size, hidden, bias=False)
-        yield from _linear(f"{layer}.self_attn.v_proj", kv_size, hidden, bias=False)
-        yield from _linear(f"{layer}.self_attn.o_proj", hidden, q_size, bias=False)
-        yield from _linear(f"{layer}.mlp.fc1", inter, hidden, bias=False)
-        yield from _linear(f"{layer}.mlp.fc2", hidden, inter, bias=False)
+        yield from _attention(f"{layer}", hidden, q_size, kv_size)
+        yield from _layer(f"{layer}.mlp.fc1", inter, hidden, bias=False)
+        yield from _layer(f"{layer}.mlp.fc2", hidden, inter, bias=False)
         yield f"{layer}.self_attn_layer_scale.scale", (hidden,)
         yield f"{layer}.mlp_layer_scale.scale", (hidden,)
-        for norm in ("input_layernorm", "post_attention_layernorm"):
-            yield f"{layer}.{norm}.weight", (hidden,)
-            yield f"{layer}.{norm}.bias", (hidden,)
+        yield from _layer(f"{layer}.input_layernorm", hidden)
+        yield from _layer(f"{layer}.post_attention_layernorm", hidden)
