@@ -191,13 +191,8 @@ def load(files: ModelFiles) -> Checkpoint:
         has_codec_encoder = False
     else:
         weights, codec_weights = files.folder / WEIGHTS, files.speech_tokenizer / WEIGHTS
-        expected = model_tensors(config)
         form = packed_form.read(weights)
-        if form:
-            packed_form.check(weights, form, expected, TALKER_PREFIX)
-        else:
-            safetensors_file.check(weights, expected)
-        talker = packed_form.tensors(weights, form, expected, TALKER_PREFIX)
+        talker = packed_form.load(weights, form, model_tensors(config), TALKER_PREFIX)
         codec_decoder, has_codec_encoder = _load_codec(codec_weights, codec_config, form)
     return Checkpoint(
         config=config,
@@ -391,11 +386,7 @@ def _load_codec(
             f"{path} is part of a converted model, and the file of the model's own weights is not.",
             hint="Use the files of one download, or convert the original model again.",
         )
-    if form:
-        packed_form.check(path, form, expected, CODEC_DECODER_PREFIX, layout)
-    else:
-        safetensors_file.check(path, expected, layout)
-    found = packed_form.tensors(path, form, expected, CODEC_DECODER_PREFIX)
+    found = packed_form.load(path, form, expected, CODEC_DECODER_PREFIX, layout)
     return _in_float32(found), has_encoder
 
 

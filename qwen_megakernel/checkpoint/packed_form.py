@@ -77,24 +77,28 @@ def read(path: Path) -> PackedForm | None:
     )
 
 
-def check(
+def load(
     path: Path,
-    form: PackedForm,
+    form: PackedForm | None,
     expected: dict[str, Shape],
     prefix: str,
     layout: str = "its config.json",
-) -> None:
-    """Compare a file with its form and with the tensors that `layout` implies.
+) -> dict[str, Tensor]:
+    """Check a file, and map its tensors with a prefix; those that were packed have no values.
 
     The sizes of packed matrices are native code's, which compares them when it maps them.
 
     Args:
+        form: that of the file.
         expected: names and shapes of all tensors of the source.
-        prefix: that of the packed tensors and of those that they consist of.
+        prefix: that of the packed tensors and of those that they consist of, too.
         layout: where `expected` comes from, in the error.
     Raises:
         ModelFilesError: as `safetensors_file.check`; the bytes are not those that were written.
     """
+    if form is None:
+        safetensors_file.check(path, expected, layout)
+        return safetensors_file.MappedTensors(path, prefix)
     packed = {prefix + PREFIX + name for name in form.parts}
     replaced = {prefix + name for name in form.part_names}
     if unknown := replaced - expected.keys():
@@ -103,18 +107,11 @@ def check(
             hint="Convert the original model again.",
         )
     found = safetensors_file.describe(path)
-    expected = {name: shape for name, shape in expected.items() if name not in replaced}
-    expected |= {name: found[name][1] if name in found else () for name in packed}
-    safetensors_file.check(path, expected, layout, is_summed=True)
-
-
-def tensors(
-    path: Path, form: PackedForm | None, expected: dict[str, Shape], prefix: str
-) -> dict[str, Tensor]:
-    """Return the tensors with a prefix, mapped; those that were packed have no values."""
-    found: dict[str, Tensor] = safetensors_file.MappedTensors(path, prefix)
-    if form:
-        dtype = safetensors_file.DTYPES[form.dtype]
-        for name in form.part_names:
-            found[name] = torch.empty(expected[prefix + name], dtype=dtype, device="meta")
-    return found
+    stored = {name: shape for name, shape in expected.items() if name not in replaced}
+    stored |= {name: found[name][1] if name in found else () for name in packed}
+    safetensors_file.check(path, stored, layout, is_summed=True)
+    tensors: dict[str, Tensor] = safetensors_file.MappedTensors(path, prefix)
+    dtype = safetensors_file.DTYPES[form.dtype]
+    for name in form.part_names:
+        tensors[name] = torch.empty(expected[prefix + name], dtype=dtype, device="meta")
+    return tensors
