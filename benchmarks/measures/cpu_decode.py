@@ -8,15 +8,14 @@ import argparse
 import contextlib
 import gc
 import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from benchmarks import common
+from benchmarks.machine import Memory
 from benchmarks.measures.load import endless
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint import loading
@@ -29,7 +28,6 @@ from qwen_megakernel.native import cpu_threads
 from qwen_megakernel.records import Prefill
 from qwen_megakernel.speech_options import Sampling
 
-READ_BYTES = 512 * 2**20
 SLOTS = (1, 2, 4, 8)
 PROMPTS = (10, 110)
 AS_STORED = "stored"  # weights as the checkpoint has them
@@ -62,20 +60,6 @@ def cpu_decode(args: argparse.Namespace) -> int:
                 tell(row)
                 common.write_json(args.json, found)
     return 0
-
-
-class Memory:
-    """A buffer larger than caches, and threads that read it together."""
-
-    def __init__(self, num_threads: int):
-        self._parts = np.array_split(np.ones(READ_BYTES // 8, np.int64), num_threads)
-        self._threads = ThreadPoolExecutor(num_threads)
-
-    def gb_s(self) -> float:
-        """Return the GB/s of one reading of the whole buffer."""
-        started = time.perf_counter()
-        list(self._threads.map(np.max, self._parts))
-        return READ_BYTES / (time.perf_counter() - started) / 1e9
 
 
 def compare(

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from benchmarks import common
-from benchmarks.measures.cpu_decode import Made, Memory
+from benchmarks.machine import Memory
+from benchmarks.measures.cpu_decode import Made
 from benchmarks.measures.load import endless
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint import loading
