@@ -6,19 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from qwen_megakernel.choices import DEFAULT_MODEL, DTYPES, SAMPLE_TEXT
-from qwen_megakernel.cli import options, parsing
-from qwen_megakernel.cli.training import (
-    add_job_options,
-    add_training_options,
-    add_workers_option,
-    chosen_options,
-    job_of,
-    print_checks,
-    print_report,
-    print_steps,
-    row_bar,
-    step_bar,
-)
+from qwen_megakernel.cli import options, parsing, training
 
 
 def add_commands(commands: Any) -> None:
@@ -41,8 +29,8 @@ def prepare(args: argparse.Namespace) -> int:
 
     loaded = loading.load(options.model_files(args))
     place, output = Path(args.recordings), Path(args.output)
-    report = speech_data.prepare(place, output, loaded, row_bar(args), args.workers)
-    print_report(args, report)
+    report = speech_data.prepare(place, output, loaded, training.row_bar(args), args.workers)
+    training.print_report(args, report)
     for fault in report.faults:
         print(f"  {fault}")
     return 0
@@ -55,11 +43,11 @@ def run(args: argparse.Namespace) -> int:
     from qwen_megakernel.training.speech_trainer import TuneOptions
 
     names = {name: vars(args)[name] for name in ("model", "name", "held_out", "sample_text")}
-    job = job_of(args, TuneJob, **names)
-    chosen = chosen_options(args, TuneOptions)
-    with step_bar(args) as watch:
+    job = training.job_of(args, TuneJob, **names)
+    chosen = training.chosen_options(args, TuneOptions)
+    with training.step_bar(args) as watch:
         trainer = tune(job, chosen, watch)
-    print_steps(args, trainer)
+    training.print_steps(args, trainer)
     if trainer.evaluations:
         (_, base), (step, tuned) = trainer.evaluations[0], trainer.evaluations[-1]
         print(f"held-out loss of each codebook, of the base model and after step {step}:")
@@ -93,8 +81,9 @@ def verify(args: argparse.Namespace) -> int:
     from qwen_megakernel.training.speech_trainer import TuneOptions
 
     kind = partial(TuneOptions, learning_rate=1e-3, warmup_steps=0, epochs=20)
-    job, chosen = job_of(args, TuneJob, model=args.model), chosen_options(args, kind)
-    return print_checks(args, lambda watch: speech_checks.verify(job, chosen, watch))
+    job = training.job_of(args, TuneJob, model=args.model)
+    chosen = training.chosen_options(args, kind)
+    return training.print_checks(args, lambda watch: speech_checks.verify(job, chosen, watch))
 
 
 def _add_model_options(command: argparse.ArgumentParser, **defaults: Any) -> None:
@@ -113,7 +102,7 @@ def _add_model_options(command: argparse.ArgumentParser, **defaults: Any) -> Non
     add("--checkpointing", "compute activations twice, to save memory", bool)
     lengths = "frames of a recording"
     defaults = {"batch_size": 1, "precision": "bf16", **defaults}
-    add_training_options(command, rows="recordings", lengths=lengths, **defaults)
+    training.add_training_options(command, rows="recordings", lengths=lengths, **defaults)
 
 
 def _add_machine_options(command: argparse.ArgumentParser) -> None:
@@ -149,7 +138,7 @@ def _add_run(train: Any) -> None:
         str,
         SAMPLE_TEXT,
     )
-    add_job_options(command, save_steps=100)
+    training.add_job_options(command, save_steps=100)
     _add_machine_options(command)
 
 
@@ -177,6 +166,6 @@ def _add_prepare(train: Any) -> None:
         required=True,
     )
     add("--model", "Base model that will be trained, whose encoders are used", str, DEFAULT_MODEL)
-    add_workers_option(command)
+    training.add_workers_option(command)
     options.add_local_files_option(command)
     options.add_verbosity(command)

@@ -5,6 +5,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,7 +30,7 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
     "--max-length": (_WHOLE, "most {lengths} (default: 1024)"),
     "--precision": (str, "number format: fp16, bf16 or fp32 (default: {precision})"),
     "--epochs": (_WHOLE, "passes over the recordings (default: {epochs})"),
-    "--max-steps": (_WHOLE, "steps after which to stop, even within an epoch"),
+    "--steps --max-steps": (_WHOLE, "steps after which to stop, even within an epoch"),
     "--warmup-steps": (
         parsing.at_least(0),
         "steps while the learning rate rises (default: {warmup_steps})",
@@ -47,33 +48,27 @@ def add_training_options(command: argparse.ArgumentParser, **words: Any) -> None
         words: what the braces of the help stand for: defaults, what a pass reads, and what
             --max-length limits.
     """
-    for name, (kind, text) in _OPTIONS.items():
-        names = ("--steps", name) if name == "--max-steps" else (name,)
-        dest, help = name[2:].replace("-", "_"), text.format(**words)
-        command.add_argument(*names, dest=dest, type=kind, help=help)
+    add = parsing.adder(command)
+    for names, (kind, text) in _OPTIONS.items():
+        add(names, text.format(**words), kind, dest=names.split("--")[-1].replace("-", "_"))
 
 
 def add_workers_option(command: argparse.ArgumentParser) -> None:
     """Add --workers."""
-    command.add_argument(
+    parsing.adder(command)(
         "--workers",
-        type=_WHOLE,
-        help="recordings to encode at once, on one core each; the output does not depend on it "
+        "recordings to encode at once, on one core each; the output does not depend on it "
         "(default: one for each core)",
+        _WHOLE,
     )
 
 
 def add_job_options(command: argparse.ArgumentParser, save_steps: int) -> None:
     """Add --output, --save-steps and --resume."""
-    add = command.add_argument
-    add("-o", "--output", required=True, metavar="VOICE", help="folder to write the voice to")
-    add(
-        "--save-steps",
-        type=parsing.at_least(1),
-        default=save_steps,
-        help="steps between saves (default: %(default)s)",
-    )
-    add("--resume", action="store_true", help="go on from the state of an interrupted run")
+    add = parsing.adder(command)
+    add("-o --output VOICE", "folder to write the voice to", required=True)
+    add("--save-steps", "steps between saves", _WHOLE, save_steps)
+    add("--resume", "go on from the state of an interrupted run", bool)
 
 
 def job_of(args: argparse.Namespace, kind: "Callable[..., _Job]", **models: Any) -> "_Job":
@@ -101,10 +96,7 @@ def row_bar(args: argparse.Namespace) -> "Callable[[list[Row]], Iterator[Row]]":
     """Return a function that yields recordings and shows how many are encoded."""
     from tqdm import tqdm
 
-    def bar(rows: "list[Row]") -> "Iterator[Row]":
-        yield from tqdm(rows, unit="recording", disable=args.quiet, file=sys.stderr)
-
-    return bar
+    return partial(tqdm, unit="recording", disable=args.quiet, file=sys.stderr)
 
 
 def print_report(args: argparse.Namespace, report: "Report") -> None:
