@@ -189,6 +189,8 @@ class SpeechClient:
                         break
                     elif facts["type"] == "session.done":
                         break
+                else:
+                    heard.error = "the server closed the connection"
             finally:
                 writing.cancel()
 

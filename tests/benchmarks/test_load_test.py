@@ -12,6 +12,7 @@ import pytest
 from fake_engine import FakeEngine
 from live_server import serving
 from tolerances import COUNT_VARIANCE, GAP_MEAN, GAP_SPREAD, SIX_DIGITS, nearly
+from websockets.sync.server import serve
 
 from benchmarks import common
 from benchmarks.load_test import __main__ as load_test
@@ -185,6 +186,18 @@ def test_text_goes_in_by_the_word_and_sound_comes_before_the_last(run, tmp_path)
         assert engine.streams[-1].request.voice == "vivian"
         done = run(*words, "--body", '{"voice": "nobody"}')
         assert done.returncode == 3 and "nobody" in done.stderr
+
+
+def test_a_websocket_that_closes_in_the_middle_of_its_speech_has_failed(run):
+    def die(socket):
+        socket.recv()
+        socket.send(bytes(4800))
+
+    with serve(die, "127.0.0.1", 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        port = server.socket.getsockname()[1]
+        done = run("--url", f"http://127.0.0.1:{port}", "--concurrency", "1", "--word-ms", "1")
+    assert done.returncode == 3 and "the server closed the connection" in done.stderr
 
 
 @pytest.fixture
