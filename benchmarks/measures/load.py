@@ -18,7 +18,7 @@ from benchmarks.measures.threads import busy_loops
 from qwen_megakernel import TTSEngine, audio
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.cli import options, parsing
-from qwen_megakernel.errors import UsageError
+from qwen_megakernel.errors import SetupError, UsageError
 
 if TYPE_CHECKING:
     from benchmarks.load_test.speech_client import Heard
@@ -264,7 +264,10 @@ class Server:
 
     def __enter__(self) -> str:
         self._process.start()
-        return f"http://127.0.0.1:{self._pipe.recv()}"
+        try:
+            return f"http://127.0.0.1:{self._pipe.recv()}"
+        except EOFError:
+            raise SetupError("The server ended before it listened.") from None
 
     def __exit__(self, *_: object) -> None:
         self._process.terminate()

@@ -13,6 +13,7 @@ from benchmarks import common
 from benchmarks.load_test.speech_client import Heard
 from benchmarks.measures import load
 from benchmarks.measures.paced_engine import FRAME_SAMPLES, handed_over
+from qwen_megakernel.errors import SetupError
 
 ROOT = Path(__file__).parents[3]
 
@@ -77,3 +78,11 @@ def test_the_result_file_is_written_after_every_load(run_here, monkeypatch, tmp_
 def test_no_load_is_a_mistake_of_the_command_line(run_here):
     done = run_here("benchmarks/measure.py", "open-loop")
     assert done.returncode == 2 and "--listeners" in done.stderr
+
+
+def test_a_server_that_does_not_start_is_named():
+    with (
+        pytest.raises(SetupError, match="ended before it listened"),
+        load.Server(load.serve_model, "/no/model"),
+    ):
+        pass
