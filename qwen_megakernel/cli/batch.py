@@ -41,7 +41,8 @@ def run(args: argparse.Namespace) -> int:
     """Speak every line whose file is missing; return the exit code of the last failure, or 0."""
     from qwen_megakernel.audio import check_path
 
-    if args.output_dir is None or args.stdout or args.output or args.play:
+    others = (args.stdout, args.output, args.play, args.subtitles, args.dump_codes)
+    if args.output_dir is None or any(others):
         raise UsageError("--batch writes files into --output-dir DIR, not to one output.")
     tasks, folder = _read(args.text), Path(args.output_dir)
     todo = [task for task in tasks if not (folder / task["output"]).is_file()]

@@ -100,6 +100,8 @@ def test_an_error_of_another_package_ends_the_command(batch, monkeypatch, more):
 
 
 def test_a_batch_has_a_folder_and_a_folder_a_batch(run_here):
-    for words in (("--batch", "a"), ("Hello.", "--output-dir", "b")):
+    wrong = [(), ("--output-dir", "b", "--subtitles", "c.srt")]
+    wrong += [("--output-dir", "b", "--dump-codes", "c.tsv")]
+    for words in (*(("--batch", "a", *each) for each in wrong), ("Hello.", "--output-dir", "b")):
         done = run_here(*SPEAK, *words)
         assert done.returncode == 2 and "--output-dir" in done.stderr and "--batch" in done.stderr
