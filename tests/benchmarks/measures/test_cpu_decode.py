@@ -1,19 +1,15 @@
 """benchmarks/measures/cpu_decode.py at toy size: the result has every row, with its figures."""
 
-import json
-
 import pytest
 
-from benchmarks import measure
 from benchmarks.measures import cpu_decode
 
 
 @pytest.mark.ci
-def test_every_decoder_and_number_of_streams_has_a_row(tmp_path, capsys):
-    file = tmp_path / "result.json"
+def test_every_decoder_and_number_of_streams_has_a_row(measured, capsys):
     words = ["--models", "tiny-random", "--weights", "stored", "int8", "--rounds", "2"]
-    measure.main(["cpu-decode", *words, "--json", str(file), "--idle", "0"])
-    rows = json.loads(file.read_text())["rows"]
+    _, result = measured("cpu-decode", *words)
+    rows = result["rows"]
     found = [(row["weights"], row["backend"], row["streams"]) for row in rows]
     ours = [("cpu", 1), ("cpu", 2), ("cpu", 4), ("cpu", 8), ("torch", 1)]
     assert found == [(form, *each) for form in ("stored", "int8") for each in ours]
@@ -42,11 +38,9 @@ def test_no_prompt_begins_as_one_before_it_did(load_checkpoint):
     assert kept == [0, 0, 0, 0]
 
 
-def test_both_backends_of_a_cpu_speak_by_turns(tmp_path):
-    file = tmp_path / "result.json"
-    words = ["--model", "tiny-random", "--max-frames", "3", "--runs", "2", "--idle", "0"]
-    measure.main(["cpu-speech", *words, "--json", str(file)])
-    rows = json.loads(file.read_text())["rows"]
+def test_both_backends_of_a_cpu_speak_by_turns(measured):
+    _, found = measured("cpu-speech", "--model", "tiny-random", "--max-frames", "3", "--runs", "2")
+    rows = found["rows"]
     assert [row["backend"] for row in rows] == ["cpu", "torch"]
     assert all(row[name]["p50"] > 0 for row in rows for name in cpu_decode.SPEECH)
 

@@ -1,7 +1,5 @@
 """benchmarks/measures/drift.py finds planted drifts, here and over HTTP."""
 
-import json
-
 import numpy as np
 import pytest
 from fake_engine import FakeEngine
@@ -55,13 +53,11 @@ def test_silence_around_speech_changes_nothing():
     assert abs(other.loudness_db - plain.loudness_db) < EDGE_OF_SPEECH_DB
 
 
-def test_a_server_is_asked_for_a_conversation(tmp_path, capsys):
-    path = tmp_path / "drift.json"
+def test_a_server_is_asked_for_a_conversation(measured, capsys):
     with serving(engine := FakeEngine(rtf=0.0001)) as live:
         words = ["--url", live.url, "--seconds", "30", "--continuity", "context"]
         words += ["--voice", "vivian", "--request", '{"seed": 5}']
-        code = measure.main(["drift", *words, "--json", str(path)])
-    found = json.loads(path.read_text())
+        code, found = measured("drift", *words)
     assert found["url"] == live.url and len(found["rows"]) >= 3
     talks = {id(stream.conversation) for stream in engine.streams}
     assert len(talks) == 1 and engine.streams[0].conversation is not None
@@ -69,13 +65,11 @@ def test_a_server_is_asked_for_a_conversation(tmp_path, capsys):
     assert code == (1 if "is above" in capsys.readouterr().err else 0)
 
 
-def test_the_speaker_encoder_compares_our_own_voice(tmp_path, capsys, monkeypatch):
+def test_the_speaker_encoder_compares_our_own_voice(measured, capsys, monkeypatch):
     monkeypatch.setattr(drift_guard, "MIN_SPEECH_S", 0.5)  # random weights say no more
-    path = tmp_path / "drift.json"
     words = ["--model", "tiny-random-base", "--backend", "torch", "--seconds", "1"]
-    measure.main(["drift", *words, "--max-frames", "30", "--seed", "1", "--json", str(path)])
-    rows = json.loads(path.read_text())["rows"]
-    found = [row["identity"] for row in rows if "identity" in row]
+    _, result = measured("drift", *words, "--max-frames", "30", "--seed", "1")
+    found = [row["identity"] for row in result["rows"] if "identity" in row]
     assert found[0] == nearly(1.0)
     assert all(each <= 1 + X_VECTOR_F32 for each in found)
     assert "identity" in capsys.readouterr().out
@@ -87,11 +81,10 @@ def test_a_server_that_does_not_answer_is_named(capsys):
     assert "http://127.0.0.1:9 did not speak" in capsys.readouterr().err
 
 
-def test_the_band_is_compared_with_every_pair_of_texts(tmp_path, monkeypatch):
-    path, said = tmp_path / "band.json", iter([speech(), speech(faster=1.1), speech(louder=9.0)])
+def test_the_band_is_compared_with_every_pair_of_texts(measured, monkeypatch):
+    said = iter([speech(), speech(faster=1.1), speech(louder=9.0)])
     monkeypatch.setattr(drift, "to_int16", lambda _: next(said))
-    measure.main(["drift-band", "--backend", "torch", "--texts", "3", "--json", str(path)])
-    found = json.loads(path.read_text())
+    _, found = measured("drift-band", "--backend", "torch", "--texts", "3")
     rows = {row["figure"]: row for row in found["rows"]}
     assert found["pairs"] == 3
     low, high = rows["loudness_db"]["one_in_1000_beyond"]

@@ -86,15 +86,13 @@ head -c 44100 /dev/zero
 
 
 @pytest.mark.parametrize("dtype", ["float32", "talker=bfloat16,predictor=float32"])
-def test_texts_have_a_row_of_every_length_packet_and_system(dtype, monkeypatch, tmp_path):
+def test_texts_have_a_row_of_every_length_packet_and_system(dtype, monkeypatch, tmp_path, measured):
     (tmp_path / "espeak-ng").write_text(ESPEAK)
     (tmp_path / "espeak-ng").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    file = tmp_path / "result.json"
     words = ["texts", "--model", "tiny-random", "--backend", "torch", "--dtype", dtype]
-    assert measure.main([*words, "--runs", "1", "--max-frames", "6", "--json", str(file)]) == 0
-    found = json.loads(file.read_text())
-    assert (found["dtype"], found["backend"]) == (dtype, "torch")
+    code, found = measured(*words, "--runs", "1", "--max-frames", "6")
+    assert code == 0 and (found["dtype"], found["backend"]) == (dtype, "torch")
     assert found["load_s"] > 0 and found["peak_memory_mb"]["host"] > 100
     rows = {(r["system"], r["text"], r["first_frames"]): r for r in found["rows"]}
     ours = {("torch", text, first) for text in latency.TEXTS for first in (1, 3, "whole")}
@@ -158,13 +156,12 @@ def test_the_page_shows_every_row_and_asks_for_what_is_missing(monkeypatch):
 
 
 @pytest.mark.ci
-def test_first_sound_has_a_row_of_every_stage(tmp_path):
-    file = tmp_path / "result.json"
+def test_first_sound_has_a_row_of_every_stage(measured):
     words = ["first-sound", "--model", "tiny-random", "--backend", "torch", "--runs", "1"]
-    assert measure.main([*words, "--json", str(file)]) == 0
-    rows = json.loads(file.read_text())["rows"]
+    code, found = measured(*words)
+    rows = found["rows"]
     stages = ["request 1 cold", "request 1", "request 10", "first_chunk", "tokenise", "prompt"]
     stages += [f"prefill {count}" for count in latency.PROMPT_POSITIONS]
     stages += ["first frame", *(f"vocoder {frames}" for frames in (1, 2, 4, 10))]
-    assert [row["stage"] for row in rows] == stages
+    assert code == 0 and [row["stage"] for row in rows] == stages
     assert min(row["ms"]["p50"] for row in rows) > 0

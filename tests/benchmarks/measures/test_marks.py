@@ -1,20 +1,15 @@
 """benchmarks/measures/marks.py, at toy size."""
 
-import json
-
 import pytest
 
-from benchmarks import measure
 from benchmarks.measures.marks import missed
 
 
 @pytest.mark.ci
-def test_marks_are_found_and_figures_are_complete(tmp_path):
-    path = tmp_path / "marks.json"
+def test_marks_are_found_and_figures_are_complete(measured):
     words = ("--model", "demo-voice", "--backend", "cpu", "--quiet", "--sentences", "9")
     sizes = ("--keys", "1", "--pieces", "1", "--long-pieces", "0", "--draws", "2")
-    measure.main(["marks", *words, *sizes, "--json", str(path)])
-    found = json.loads(path.read_text())
+    _, found = measured("marks", *words, *sizes)
     unmarked, *kept, operators = found["rows"]
     assert unmarked["searches"] == unmarked["files"] == 9 + 20
     assert unmarked["false_alarms"] == operators["confused"] == 0
@@ -24,12 +19,11 @@ def test_marks_are_found_and_figures_are_complete(tmp_path):
 
 
 @pytest.mark.ci
-def test_a_recogniser_hears_marked_speech(tmp_path, capsys):
+def test_a_recogniser_hears_marked_speech(measured, capsys):
     pytest.importorskip("pocketsphinx")
-    path = tmp_path / "words.json"
     words = ("--model", "demo-voice", "--backend", "cpu", "--sentences", "3")
-    assert measure.main(["mark-words", *words, "--json", str(path)]) in (0, 1)
-    found = json.loads(path.read_text())
+    code, found = measured("mark-words", *words)
+    assert code in (0, 1)
     assert found["sentences"] == 3 and {*found["word_error_rate"]} == {"unmarked", "marked"}
     assert all(0 <= rate < 0.5 for rate in found["word_error_rate"].values())
     assert f"{found['word_error_rate']['marked']:.2%} of the words" in capsys.readouterr().out

@@ -1,22 +1,17 @@
 """measure.py processes converts a model, and measures processes that map it or pack it."""
 
-import json
-
 import pytest
 
-from benchmarks import cpu_page, measure
+from benchmarks import cpu_page
 from benchmarks.measures import processes
 from qwen_megakernel.errors import QwenTTSError
 
 
 @pytest.mark.ci
-def test_mapped_and_packed_weights_are_measured_by_turns(tmp_path, monkeypatch):
-    file = tmp_path / "result.json"
+def test_mapped_and_packed_weights_are_measured_by_turns(measured, monkeypatch):
     words = ["processes", "--model", "tiny-random", "--weights", "int8", "--runs", "1"]
-    words += ["--vocoder-weights", "float16", "--max-frames", "12"]
-    words += ["--json", str(file), "--idle", "0"]
-    assert measure.main(words) == 0
-    found = json.loads(file.read_text())
+    code, found = measured(*words, "--vocoder-weights", "float16", "--max-frames", "12")
+    assert code == 0
     assert found["settings"]["convert_s"] > 0 and found["settings"]["convert_peak_mb"] > 50
     rows = found["rows"]
     cases = [(row["form"], row["processes"]) for row in rows]

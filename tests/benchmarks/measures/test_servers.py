@@ -51,13 +51,11 @@ def write(tmp_path):
     return build
 
 
-def test_every_server_is_started_asked_twice_and_ended_in_its_turn(cache_folder, write, tmp_path):
+def test_every_server_is_started_asked_twice_and_ended_in_its_turn(cache_folder, write, measured):
     file, log = write({}, {"engine": "B", "path": "/other"})
-    result = tmp_path / "result.json"
-    words = ["--servers", str(file), "--model", "tiny-random", "--frames", "2", "--runs", "2"]
-    assert measure.main(["servers", *words, "--json", str(result)]) == 0
-    found = json.loads(result.read_text())
-    assert [row["engine"] for row in found["rows"]] == ["A", "B"]
+    words = ["--servers", file, "--model", "tiny-random", "--frames", "2", "--runs", "2"]
+    code, found = measured("servers", *words)
+    assert code == 0 and [row["engine"] for row in found["rows"]] == ["A", "B"]
     for row in found["rows"]:
         assert row["audio_s"]["p50"] == 0.16 and row["peak_mb"]["p50"] > 1
         assert row["first_sound_ms"]["p50"] < 200 <= 1000 * 0.16 * row["rtf"]["p50"]

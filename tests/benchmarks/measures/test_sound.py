@@ -1,15 +1,10 @@
 """benchmarks/measures/sound.py, at toy size."""
 
-import json
 
-from benchmarks import measure
-
-
-def test_each_step_is_timed_for_a_second_that_is_heard(tmp_path, capsys):
-    path = tmp_path / "sound.json"
+def test_each_step_is_timed_for_a_second_that_is_heard(measured, capsys):
     words = ("--model", "demo-voice", "--backend", "cpu", "--runs", "2", "--warmup", "0")
-    code = measure.main(["sound", *words, "--json", str(path)])
-    figures = json.loads(path.read_text())["summary"]
+    code, found = measured("sound", *words)
+    figures = found["summary"]
     assert set(figures) >= {"slow_ms", "fast_ms", "telephone_ms", "loud_ms", "edges_ms"}
     assert all(figure["p50"] > 0 and figure["count"] == 2 for figure in figures.values())
     missed = capsys.readouterr().err.count("is above")

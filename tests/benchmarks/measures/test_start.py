@@ -1,10 +1,8 @@
 """measure.py start measures new processes, each from its start to its end or its first line."""
 
-import json
-
 import pytest
 
-from benchmarks import cpu_page, measure
+from benchmarks import cpu_page
 from benchmarks.measures import start
 from qwen_megakernel.errors import QwenTTSError
 
@@ -12,10 +10,9 @@ CASES = ("import_torch", "import", "help", "first_sound", "speak")
 
 
 @pytest.mark.ci
-def test_every_case_has_its_seconds_and_the_page_its_row(tmp_path, monkeypatch):
-    file = tmp_path / "result.json"
-    assert measure.main(["start", "--runs", "1", "--json", str(file), "--idle", "0"]) == 0
-    found = json.loads(file.read_text())
+def test_every_case_has_its_seconds_and_the_page_its_row(measured, monkeypatch):
+    code, found = measured("start", "--runs", "1")
+    assert code == 0
     seconds = {name: found["summary"][f"{name}_s"]["p50"] for name in CASES}
     assert 0 < seconds.pop("import") < min(seconds.values())
     monkeypatch.setattr(cpu_page, "load_results", lambda pattern: [found | {"file": pattern}])

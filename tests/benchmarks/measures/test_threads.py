@@ -19,13 +19,12 @@ def test_one_thread_never_waits_and_the_native_ones_wait_in_their_own_way(monkey
 
 
 @pytest.mark.ci
-def test_both_backends_stand_in_one_file(monkeypatch, tmp_path):
+def test_both_backends_stand_in_one_file(monkeypatch, measured):
     monkeypatch.setattr(cpu_threads, "available_cores", lambda *_: 1)
-    file = tmp_path / "result.json"
     words = ["threads", "--models", "tiny-random", "--backend", "cpu", "torch", "--busy", "0"]
-    words += ["--runs", "1", "--max-frames", "3", "--json", str(file), "--idle", "0"]
-    assert measure.main(words) == 0
-    rows = json.loads(file.read_text())["rows"]
+    code, found = measured(*words, "--runs", "1", "--max-frames", "3")
+    rows = found["rows"]
+    assert code == 0
     cases = [(row["backend"], row["threads"], row["waiting"]) for row in rows]
     assert cases == [("cpu", 1, "native"), ("torch", 1, "passive")]
     for row in rows:
@@ -33,9 +32,7 @@ def test_both_backends_stand_in_one_file(monkeypatch, tmp_path):
         assert row["busy"] == 0 and row["is_synthetic"]
         assert all(row[name]["p50"] >= 0 for name in threads.FIGURES)
         assert row["rtf"]["p50"] > 0
-    monkeypatch.setattr(
-        cpu_page, "load_results", lambda pattern: [json.loads(file.read_text()) | {"file": pattern}]
-    )
+    monkeypatch.setattr(cpu_page, "load_results", lambda pattern: [found | {"file": pattern}])
     table = cpu_page.threads_table()
     for backend in ("cpu", "torch"):
         # A mark may follow the name, because the machine of a test is seldom idle.

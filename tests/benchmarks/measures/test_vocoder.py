@@ -1,7 +1,5 @@
 """benchmarks/measures/vocoder.py: every vocoder at every length of chunk, and float16's errors."""
 
-import json
-
 import pytest
 
 from benchmarks import measure, precision_page
@@ -34,11 +32,10 @@ def test_the_frames_of_each_chunk_are_drawn_before_it_is_decoded(cache_folder, m
 
 
 @pytest.mark.ci
-def test_each_vocoder_has_a_row_for_each_length_of_chunk(cache_folder, tmp_path):
-    file = tmp_path / "result.json"
+def test_each_vocoder_has_a_row_for_each_length_of_chunk(cache_folder, measured):
     words = ["--model", "tiny-random", "--threads", "1", "--runs", "1", "--chunks", "1", "3"]
-    assert measure.main(["vocoder", *words, "--json", str(file)]) == 0
-    found = json.loads(file.read_text())
+    code, found = measured("vocoder", *words)
+    assert code == 0
     cases = [(row["vocoder"], row["chunk_frames"]) for row in found["rows"]]
     assert cases == [(name, n) for n in (1, 3) for name in ("torch", "direct", "native")]
     assert all(
@@ -50,12 +47,10 @@ def test_each_vocoder_has_a_row_for_each_length_of_chunk(cache_folder, tmp_path)
 
 @pytest.mark.ci
 def test_weights_in_float16_take_half_the_memory_and_cost_some_precision(
-    cache_folder, tmp_path, monkeypatch
+    cache_folder, measured, monkeypatch
 ):
-    file = tmp_path / "result.json"
-    words = ["--model", "tiny-random", "--max-frames", "9", "--json", str(file), "--idle", "0"]
-    assert measure.main(["vocoder-precision", *words]) == 0
-    found = json.loads(file.read_text())
+    code, found = measured("vocoder-precision", "--model", "tiny-random", "--max-frames", "9")
+    assert code == 0
     full, half = found["rows"]
     assert (full["weights"], half["weights"]) == VOCODER_WEIGHTS and found["frames"] == 9
     assert full["packed_mb"] == 2 * half["packed_mb"]

@@ -1,6 +1,5 @@
 """benchmarks/measures/word_times.py: compared with sound whose words have known places."""
 
-import json
 from ctypes import util
 
 import pytest
@@ -8,7 +7,6 @@ from spelling_voice import RATE, spell
 from tiny_speech import tiny_engine
 from tolerances import nearly
 
-from benchmarks import measure
 from benchmarks.measures.word_times import Error, missed, table_rows
 from qwen_megakernel.text.reading.spoken import Piece
 
@@ -43,11 +41,9 @@ def test_rows_are_by_the_place_of_a_word():
 
 @pytest.mark.ci
 @pytest.mark.skipif(util.find_library("flite") is None, reason="flite is not installed")
-def test_the_times_of_the_demonstration_voice_are_within_the_limits(tmp_path):
-    file = tmp_path / "result.json"
-    words = ["--backend", "cpu", "--every", "30", "--quiet", "--json", str(file), "--idle", "0"]
-    assert measure.main(["word-times", *words]) == 0
-    found = json.loads(file.read_text())
+def test_the_times_of_the_demonstration_voice_are_within_the_limits(measured):
+    code, found = measured("word-times", "--backend", "cpu", "--every", "30", "--quiet")
+    assert code == 0
     rows = {(row["speech"], row["position"]): row for row in found["rows"]}
     for speech in ("reference codes", "drawn"):
         row = rows[speech, "all"]
