@@ -34,6 +34,10 @@ TOY = "toy"  # the tts_model_size of the demonstration voice
 
 CodecId = Annotated[int, Limits(0, "vocab_size")]
 TextId = Annotated[int, Limits(0, "talker.text_vocab_size")]
+# One number for each layer of the speaker encoder.
+_Channels = Annotated[tuple[int, ...], Limits(1, 2**14, length=(3, 16))]
+_KernelSizes = Annotated[tuple[int, ...], Limits(1, 31, length=(3, 16))]
+_Dilations = Annotated[tuple[int, ...], Limits(1, 16, length=(3, 16))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,24 +120,9 @@ class SpeakerEncoderConfig:
     sample_rate: SampleRate
     mel_dim: Annotated[int, Limits(1, 512)] = 128
     # first TDNN, each SE-Res2Net block, the aggregation (mfa)
-    channels: Annotated[tuple[int, ...], "enc_channels", Limits(1, 2**14, length=(3, 16))] = (
-        *(512, 512, 512, 512),
-        1536,
-    )
-    kernel_sizes: Annotated[tuple[int, ...], "enc_kernel_sizes", Limits(1, 31, length=(3, 16))] = (
-        5,
-        3,
-        3,
-        3,
-        1,
-    )
-    dilations: Annotated[tuple[int, ...], "enc_dilations", Limits(1, 16, length=(3, 16))] = (
-        1,
-        2,
-        3,
-        4,
-        1,
-    )
+    channels: Annotated[_Channels, "enc_channels"] = (512, 512, 512, 512, 1536)
+    kernel_sizes: Annotated[_KernelSizes, "enc_kernel_sizes"] = (5, 3, 3, 3, 1)
+    dilations: Annotated[_Dilations, "enc_dilations"] = (1, 2, 3, 4, 1)
     attention_channels: Annotated[Width, "enc_attention_channels"] = 128
     res2net_scale: Annotated[int, "enc_res2net_scale", Limits(2, 64)] = 8
     se_channels: Annotated[Width, "enc_se_channels"] = 128

@@ -50,12 +50,8 @@ DEVICE_HELP = "device to run on: cpu, cuda or cuda:1 (default: a GPU if there is
 
 # Groups of options in --help, in the order in which a command adds their first options.
 OUTPUT, VOICE, READING = "text and output", "voice", "reading"
-SOUND, SAMPLING, MARKS, MACHINE = (
-    "sound",
-    "sampling",
-    "marks of synthetic speech",
-    "model and machine",
-)
+SOUND, SAMPLING = "sound", "sampling"
+MARKS, MACHINE = "marks of synthetic speech", "model and machine"
 # The groups of records in `SpeechOptions`, and of options in no record.
 _TITLES = {"sound": SOUND, "loudness": SOUND, "sampling": SAMPLING, "instruct": VOICE}
 _TITLES |= {"style": VOICE, "language": VOICE, "seed": SAMPLING, "max_frames": SAMPLING}

@@ -57,11 +57,8 @@ class _Kernel:
         out = [self.struct, f'extern "C" void {self.name}(Bytes_{self.name} params) {{']
         if count:
             out.append("Tally& tally = tally_of_thread();")
-        head, num, num_integer = (
-            len(out) - 1,
-            0,
-            0,
-        )  # counts instructions since the last jump from or to here
+        # The instructions since the last jump from or to here are counted.
+        head, num, num_integer = len(out) - 1, 0, 0
 
         def end_block() -> None:
             nonlocal head, num, num_integer
