@@ -38,17 +38,8 @@ class GraphVocoder(Vocoder):
         self._pcm = zeros(frames * self.samples_per_frame)
 
     @torch.inference_mode()
-    def step(self, codes: Tensor, states: Sequence[Tensor]) -> Tensor:
-        """Decode the next frames of n streams; on a GPU this returns before the device is done.
-
-        Args:
-            codes: [n, num_frames, num_quantizers] integers, on the CPU.
-            states: one for each row, all different; advanced by num_frames.
-        Returns:
-            [n, num_frames * samples_per_frame] PCM in [-1, 1], on the vocoder's device.
-        """
-        codes = self._checked(codes)
-        assert len(states) == len(codes) == len({id(state) for state in states})
+    def _step(self, codes: Tensor, states: Sequence[Tensor]) -> Tensor:
+        """Compute `step`, whose codes are on the CPU; return before a GPU is done."""
         groups = []
         for first in range(0, len(states), MAX_STREAMS):
             some = states[first : first + MAX_STREAMS]

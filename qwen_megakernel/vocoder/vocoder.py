@@ -109,7 +109,6 @@ class Vocoder:
         """Return the state of a stream that has not decoded a frame yet: [num_values] zeros."""
         return torch.zeros(self._num_values, device=self.device, dtype=self.dtype)
 
-    @torch.inference_mode()
     def step(self, codes: Tensor, states: Sequence[Tensor]) -> Tensor:
         """Decode the next frames of n streams, which may have decoded different numbers of frames.
 
@@ -126,10 +125,15 @@ class Vocoder:
         Raises:
             UsageError: the codes have another shape, or are outside 0 .. codebook_size - 1.
         """
-        codes = self._checked(codes).to(self.device)
+        codes = self._checked(codes)
         assert len(states) == len(codes) == len({id(state) for state in states})
+        return self._step(codes, states)
+
+    @torch.inference_mode()
+    def _step(self, codes: Tensor, states: Sequence[Tensor]) -> Tensor:
+        """Compute `step` for codes and states that were checked."""
         batch = _gather(states)
-        pcm = self._decode_tail(self._decode_front(codes, batch), batch)
+        pcm = self._decode_tail(self._decode_front(codes.to(self.device), batch), batch)
         _scatter(batch, states)
         return pcm.T.contiguous()
 

@@ -167,10 +167,7 @@ class CpuVocoder(Vocoder):
         self._check(status, "The vocoder")
         return num_bytes.value
 
-    def step(self, codes: Tensor, states: Sequence[Tensor]) -> Tensor:
-        """Decode the next frames of n streams; see `Vocoder.step`."""
-        codes = self._checked(codes)
-        assert len(states) == len(codes) == len({id(state) for state in states})
+    def _step(self, codes: Tensor, states: Sequence[Tensor]) -> Tensor:
         pcm = torch.empty(len(codes), codes.shape[1] * self.samples_per_frame)
         self._run(codes, states, 0, pcm)
         return pcm
