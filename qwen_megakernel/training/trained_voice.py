@@ -163,8 +163,10 @@ def changed_tensors(
     """
     tensors = learned
     if scale is not None:
-        tensors = {}
-        for name in (name for name in learned if name.endswith("lora_A.weight")):
+        tensors, names = {}, [name for name in learned if name.endswith("lora_A.weight")]
+        if not names or len(learned) != 2 * len(names):
+            raise ValueError(f"it has {len(learned)} tensors, of which {len(names)} are lora_A")
+        for name in names:
             into, out = learned[name], learned[name.replace("lora_A", "lora_B")]
             target = name.removeprefix(PEFT_PREFIX).replace("lora_A.", "")
             change = scale * (out.float() @ into.float())

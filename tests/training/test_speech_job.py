@@ -12,7 +12,7 @@ import soundfile
 import tiny_training
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tiny_training import BASE, JOB
 from tolerances import TEACHER_FORCED
 
@@ -287,6 +287,20 @@ def test_what_does_not_fit_is_refused(job, tmp_path):
     with pytest.raises(ModelFilesError, match="'name' is missing"):
         merge(tmp_path, tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
+
+
+def test_tensors_that_are_no_adapters_are_refused(job):
+    """They were left out, and the base model spoke as if nothing had been learned."""
+    tune(job, replace(QUICK, method="full", max_steps=1))
+    described = json.loads((job.output / trained_voice.VOICE).read_text()) | {"method": "lora"}
+    (job.output / trained_voice.VOICE).write_text(json.dumps(described))
+    (job.output / trained_voice.ADAPTER_CONFIG).write_text('{"lora_alpha": 32, "r": 16}')
+    q_proj = f"{trained_voice.PEFT_PREFIX}model.layers.0.self_attn.q_proj"
+    base = loading.load(loading.resolve(BASE))
+    for names in ([], [f"{q_proj}.lora_A.default.weight", f"{q_proj}.lora_B.default.weight"]):
+        save_file({name: torch.ones(1) for name in names}, job.output / trained_voice.ADAPTER)
+        with pytest.raises(ModelFilesError, match="cannot be merged: it has"):
+            TrainedVoice.read(job.output).merge_into(base)
 
 
 @pytest.mark.parametrize("method", METHODS)
