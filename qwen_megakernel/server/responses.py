@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from qwen_megakernel.errors import QwenTTSError
@@ -40,7 +40,10 @@ async def whole(
         facts: dict[str, Any] = {"audio": base64_of(data), "format": speaking.plan.audio.name}
         facts |= {f"{name}s": [] for name in granularities}
         facts |= await speaking.timestamps(granularities)
-        data = bytes(JSONResponse(facts | speaking.facts() | speaking.mark.fields).body)
+        facts |= speaking.facts() | speaking.mark.fields
+        # Half a surrogate pair, which a word may contain, becomes an escape of JSON.
+        text = json.dumps(facts, ensure_ascii=False, separators=(",", ":"))
+        data = text.encode(errors="backslashreplace")
     yield data
 
 

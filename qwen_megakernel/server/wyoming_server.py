@@ -185,7 +185,10 @@ class Session:
         if Describe.is_type(event.type):
             await self._send(self._info().event(), **self._service.engine.mark.fields)
         elif Ping.is_type(event.type):
-            await self._send(Pong(text=event.data.get("text")).event())
+            try:
+                await self._send(Pong(text=event.data.get("text")).event())
+            except UnicodeEncodeError as error:  # half a surrogate pair
+                raise UsageError(f"The ping is not Unicode text: {_shown(event.data)}.") from error
         elif Synthesize.is_type(event.type):
             if self._speaker.writing is None:  # otherwise it repeats the text of the chunks
                 text = _text(event)

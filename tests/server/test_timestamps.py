@@ -60,6 +60,12 @@ def test_an_answer_has_the_granularities_that_were_asked_for(
     assert facts["format"] == "mp3"
 
 
+def test_half_a_surrogate_pair_within_a_word_is_an_escape(live: LiveServer):
+    body = json.dumps({"input": "A\ud800B ends.", "timestamp_granularities": ["word"]})
+    answer = live.client.post(SPEECH, content=body, headers={"Content-Type": "application/json"})
+    assert [each["word"] for each in answer.json()["words"]] == ["A\ud800B", "ends."]
+
+
 def test_events_have_words_while_the_speech_is_made_and_all_of_them_in_the_end(live: LiveServer):
     text = (STORY * 3).strip()
     answer = live.speak(text, stream_format="sse", timestamp_granularities=BOTH)
