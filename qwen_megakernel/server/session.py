@@ -21,7 +21,7 @@ from qwen_megakernel.errors import QwenTTSError, UsageError
 from qwen_megakernel.printable import printable
 from qwen_megakernel.server.active_speech import ActiveSpeech
 from qwen_megakernel.server.error_responses import POLICY, ApiError
-from qwen_megakernel.server.responses import abort, keep, sent
+from qwen_megakernel.server.responses import abort, sent
 from qwen_megakernel.server.schemas import SpeechPlan, check_json_values, check_length
 from qwen_megakernel.server.service import Service
 from qwen_megakernel.server.utterance import Speaker, Utterance
@@ -193,7 +193,6 @@ class ContextSession:
             what += f"{MAX_CONTEXTS} open ones."
             raise UsageError(what, hint="Close contexts, or open another connection.")
         context = self.contexts[name] = Context(self, name, plan, settings)
-        keep(self.scope)
         return context
 
     async def speak_text(

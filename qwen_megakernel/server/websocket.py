@@ -24,6 +24,7 @@ from fastapi import WebSocket
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.server.active_speech import ActiveSpeech
 from qwen_megakernel.server.error_responses import ApiError
+from qwen_megakernel.server.responses import keep
 from qwen_megakernel.server.schemas import SessionConfig, check_length
 from qwen_megakernel.server.service import Service
 from qwen_megakernel.server.session import Context, ContextSession
@@ -110,6 +111,7 @@ class Session(ContextSession):
         plan = await self.service.configure(config)
         self._config, self._context = config, self._context or self.open("", plan)
         self._context.plan = plan
+        keep(self.scope)
 
     async def _take_text(self, context: Context, text: Any) -> None:
         if not isinstance(text, str):

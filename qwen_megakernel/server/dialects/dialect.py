@@ -15,7 +15,7 @@ from qwen_megakernel.printable import get_logger, printable
 from qwen_megakernel.server.active_speech import ActiveSpeech
 from qwen_megakernel.server.encoders import AudioFormat
 from qwen_megakernel.server.error_responses import ApiError
-from qwen_megakernel.server.responses import SpeechResponse, whole
+from qwen_megakernel.server.responses import SpeechResponse, keep, whole
 from qwen_megakernel.server.schemas import SpeechPlan, SpeechSettings, check_length
 from qwen_megakernel.server.service import Service
 from qwen_megakernel.server.session import ContextSession
@@ -151,6 +151,10 @@ class DialectSession(ContextSession):
         self.dialect = dialect
         # The vendors' messages have no field that says that speech is synthetic.
         self.headers = dialect.service.engine.mark.headers
+
+    async def accept(self) -> None:
+        await super().accept()
+        keep(self.scope)  # a client may be silent at first, and has no session to configure
 
 
 def foreign_key(scope: Scope, headers: Headers) -> str:

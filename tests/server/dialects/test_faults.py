@@ -344,6 +344,13 @@ async def test_a_connection_that_is_idle_is_closed(name, monkeypatch):
             assert closed.value.rcvd.code == 1008
 
 
+async def test_a_connection_may_be_silent_before_its_first_message(name):
+    with serving(FakeEngine(rtf=0.001), body_timeout_s=0.2) as live:
+        async with dialect(live, SOCKETS[name]) as socket:
+            await asyncio.sleep(0.6)
+            assert audio_of(await speak(socket, name)) == live.engine.streams[0].sent
+
+
 async def test_an_engine_that_fails_is_an_error_and_the_connection_goes_on(name):
     with serving(FakeEngine(rtf=0.001, fail_after=4)) as live:
         async with dialect(live, SOCKETS[name]) as socket:
