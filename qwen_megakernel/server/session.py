@@ -27,7 +27,7 @@ from qwen_megakernel.server.service import Service
 from qwen_megakernel.server.utterance import Speaker, Utterance
 
 MAX_FAULTS = 20  # wrong messages after which the connection is closed
-MAX_CONTEXTS = 256  # of one connection
+MAX_CONTEXTS = 256  # of one connection, those included that are spoken to their end
 MAX_WAITING = 256  # texts of one context
 # Without a message or a speech; agents are silent for minutes and keep their connection.
 IDLE_S = 300.0
@@ -98,7 +98,6 @@ class Context(Speaker[Utterance]):
         """End the context when its texts are spoken; `closed` reports it."""
         self.end()
         self.is_closing = True
-        self._session.leaving[self.name] = self._session.contexts.pop(self.name)
         self.start()
 
     def start(self) -> None:
@@ -119,9 +118,8 @@ class ContextSession:
         self.service, self.settings = service, service.settings
         self.request_id: str = websocket.state.request_id
         self.headers: Mapping[str, str] = {}  # of the response that opens the connection
-        self.contexts: dict[str, Context] = {}  # open ones
-        self.leaving: dict[str, Context] = {}  # those that are spoken to their end
-        self.speaking: set[Context] = set()  # open or leaving
+        self.contexts: dict[str, Context] = {}  # the latest of each name, open or closing
+        self.speaking: set[Context] = set()
         # When the client last sent something, or a speech ended; `time.monotonic`.
         self.active_at = time.monotonic()
         self._num_speeches = 0
@@ -188,7 +186,7 @@ class ContextSession:
 
     def open(self, name: str, plan: SpeechPlan, settings: Any = None) -> "Context":
         """Return a new context, or raise `UsageError` if there are too many; see `Context`."""
-        if len(self.contexts) >= MAX_CONTEXTS:
+        if len(self.speaking.union(self.contexts.values())) >= MAX_CONTEXTS:
             what = f'Context "{printable(name, 80)}" is one too many: this connection has '
             what += f"{MAX_CONTEXTS} open ones."
             raise UsageError(what, hint="Close contexts, or open another connection.")
@@ -219,8 +217,8 @@ class ContextSession:
     async def finish(self, context: "Context") -> None:
         """Note that a context has nothing more to speak."""
         if context.is_closing:
-            if self.leaving.get(context.name) is context:
-                del self.leaving[context.name]
+            if self.contexts.get(context.name) is context:
+                del self.contexts[context.name]
             await self.closed(context)
         self.speaking.discard(context)
         await self._close_at_end()
@@ -318,6 +316,8 @@ class ContextSession:
 
     async def close(self, code: int = 1000, reason: str = "") -> None:
         """Close the connection; the reason has 123 bytes at most."""
+        if self._is_closed:
+            return
         self._is_closed = True
         await self._socket.close(code, reason)
         self._over.set()

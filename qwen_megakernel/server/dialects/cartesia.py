@@ -177,15 +177,11 @@ class _CartesiaSession(DialectSession):
         context = self.contexts.get(name)
         if facts.get("cancel"):
             if context:
+                context.cancel()
                 context.close()
-            if name in self.leaving:
-                self.leaving[name].cancel()
             return False
         body = CartesiaBody.model_validate(facts)
         fields = body.fields("raw")
-        if context is None and name in self.leaving:  # it takes text again
-            context = self.contexts[name] = self.leaving.pop(name)
-            context.is_closing = False
         if context and any(context.settings[each] != fields[each] for each in ("voice", "audio")):
             raise UsageError(
                 "The voice or the output_format is not that of the context's first message.",
@@ -194,10 +190,11 @@ class _CartesiaSession(DialectSession):
         if context is None or context.settings != fields:
             self.dialect.ignore(body.unknown())
             plan = await self.dialect.configure(**fields)
-            if context is None:
-                context = self.open(name, plan)
+            # One that was being spoken to its end may be over now.
+            context = self.contexts.get(name) or self.open(name, plan)
             context.end()  # the text so far keeps its settings
             context.plan, context.settings = plan, fields
+        context.is_closing = False  # it takes text again
         context.request = body
         is_sentence = facts.get("max_buffer_delay_ms") == 0
         await context.feed(body.transcript, is_sentence=is_sentence)

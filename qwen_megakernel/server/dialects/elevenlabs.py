@@ -229,6 +229,8 @@ class _ElevenLabsSession(DialectSession):
         if text is None and not facts.get("flush"):
             raise UsageError("The message has neither text nor flush, close_context, close_socket.")
         context = self.contexts.get(name)
+        if context and context.is_closing:
+            context = None
         settings = Settings.model_validate(self.asked.model_dump() | facts)
         if context is None and text:
             self.dialect.ignore(settings.unknown())
@@ -252,11 +254,11 @@ class _ElevenLabsSession(DialectSession):
         interrupts.
         """
         if context := self.contexts.get(name):
-            if context.writing:
+            if context.is_closing:
+                context.cancel()
+            elif context.writing:
                 context.writing.cancel()
             context.close()
-        elif context := self.leaving.get(name):
-            context.cancel()
 
     async def messages(
         self, context: Context, text: Utterance, speaking: ActiveSpeech

@@ -201,6 +201,14 @@ async def test_a_second_context_of_one_name_is_refused_and_the_first_unharmed(
     assert audio_of(heard) == engine.streams[0].sent and len(engine.streams) == 1
 
 
+async def test_a_wrong_message_about_a_context_that_is_spoken_leaves_it_its_end(live):
+    async with dialect(live, CARTESIA) as socket:
+        await tell(socket, **cartesia("a", STORY))
+        await tell(socket, **cartesia("a", "More.", voice="aiden"))
+        heard = await listen(socket, is_done)
+    assert "error" in [each["type"] for each in heard]
+
+
 async def test_an_error_about_a_text_names_its_context(live):
     async with dialect(live, CARTESIA) as socket:
         await tell(socket, **cartesia("a", "Hello.", language="xx"))

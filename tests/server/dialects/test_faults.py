@@ -382,15 +382,17 @@ async def test_a_client_that_does_not_read_is_cut(name):
 
 
 async def test_nothing_is_sent_after_a_close():
-    """One task may close a connection while another has more to send."""
+    """One task may close a connection while another has more to send, or closes it, too."""
     websocket = SimpleNamespace(scope={}, close=AsyncMock(), send_text=AsyncMock())
     websocket.state = SimpleNamespace(request_id="a")
     socket = ContextSession(websocket, Service(FakeEngine(), ServerSettings()))
     await socket.send(type="first")
     await socket.close()
+    await socket.close()
     with pytest.raises(ConnectionAbortedError):
         await socket.send(type="second")
     websocket.send_text.assert_awaited_once()
+    websocket.close.assert_awaited_once()
 
 
 def test_no_body_is_read_where_no_route_takes_one():
@@ -434,6 +436,18 @@ async def test_too_many_contexts_are_refused_and_the_others_unharmed(live, monke
         await tell(socket, context_id="w", close_context=True)
         await listen(socket, lambda each: each.get("isFinal"))
         assert audio_of(await speak(socket, "elevenlabs"))
+
+
+@pytest.mark.parametrize("names", ["wxyz", "aaaa"])
+async def test_contexts_that_are_closed_but_not_yet_spoken_count_too(names, monkeypatch):
+    monkeypatch.setattr(session_module, "MAX_CONTEXTS", 3)
+    with serving(FakeEngine(stall_after=1)) as live:
+        async with dialect(live, ELEVENLABS) as socket:
+            for each in names:
+                await tell(socket, context_id=each, text="Hello. ", flush=True)
+                await tell(socket, context_id=each, close_context=True)
+            await listen(socket, lambda each: "one too many" in each.get("message", ""))
+        assert len(live.engine.streams) == 3
 
 
 async def test_a_speech_has_a_deadline(name):
