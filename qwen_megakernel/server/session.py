@@ -34,7 +34,7 @@ IDLE_S = 300.0
 _ENDS = tuple(".!?\u2026:;,\"')")  # of sentences in scripts with spaces
 
 
-class Context(Speaker[Utterance]):
+class Context(Speaker):
     """The texts of one name.
 
     Args:

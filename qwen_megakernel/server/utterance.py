@@ -9,7 +9,7 @@ import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from qwen_megakernel.engine.conversation import Conversation
 from qwen_megakernel.errors import EmptyText
@@ -117,31 +117,28 @@ class Utterance:
         return speaking
 
 
-Text = TypeVar("Text", bound=Utterance)
-
-
-class Speaker(Generic[Text]):
+class Speaker:
     """Speaks a client's texts one after the other, in a task; the last one may still take text.
 
     Args:
         spawn: starts a task.
         speak: speaks the first text of `waiting`, and then takes it out.
-        finish: called when no text is waiting.
+        finish: called when no text is waiting, unless the task is cancelled before.
     """
 
     def __init__(
         self,
         spawn: Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"],
-        speak: Callable[[Text, contextlib.ExitStack], Awaitable[None]],
-        finish: Callable[[], Awaitable[None]] | None = None,
+        speak: Callable[[Utterance, contextlib.ExitStack], Awaitable[None]],
+        finish: Callable[[], Awaitable[None]],
     ):
-        self.waiting: deque[Text] = deque()  # the first is being spoken
-        self.writing: Text | None = None  # the one that still takes text
+        self.waiting: deque[Utterance] = deque()  # the first is being spoken
+        self.writing: Utterance | None = None  # the one that still takes text
         self.conversation = Conversation()  # of all texts
         self.task: asyncio.Task[None] | None = None
         self._spawn, self._speak, self._finish = spawn, speak, finish
 
-    def begin(self, text: Text) -> Text:
+    def begin(self, text: Utterance) -> Utterance:
         """Add a text."""
         self.writing = text
         self.waiting.append(text)
@@ -170,5 +167,4 @@ class Speaker(Generic[Text]):
             with contextlib.ExitStack() as sending:
                 await self._speak(self.waiting[0], sending)
         self.task = None
-        if self._finish:
-            await self._finish()
+        await self._finish()

@@ -121,17 +121,17 @@ class Session:
         self._service, self._settings, self._info = service, service.settings, info
         self._reader, self._writer = _BoundedReader(reader), writer
         self._idle = asyncio.timeout(None)  # limits the wait for the next event
-        self._speaker = Speaker[Utterance](asyncio.create_task, self._serve)
+        self._speaker = Speaker(asyncio.create_task, self._serve, self._expect_event)
 
     async def run(self) -> None:
         """Serve until the client disconnects, sends something wrong, or nothing for too long."""
         try:
             async with self._idle:
-                self._expect_event()
+                await self._expect_event()
                 try:
                     while event := await self._read():
                         await self._handle(event)
-                        self._expect_event()
+                        await self._expect_event()
                 finally:
                     await self._stop_speaking()
         except TimeoutError:
@@ -217,11 +217,9 @@ class Session:
         if task := self._speaker.task:
             self._idle.reschedule(None)
             await asyncio.wait([task])
-        text = Utterance(plan=plan, may_be_blank=False, is_streamed=is_streamed)
-        self._speaker.begin(text)
-        assert self._speaker.task
-        self._speaker.task.add_done_callback(lambda _: self._expect_event())
-        return text
+        return self._speaker.begin(
+            Utterance(plan=plan, may_be_blank=False, is_streamed=is_streamed)
+        )
 
     async def _configure(self, event: Event) -> SpeechPlan:
         """Return the plan for an event: voice, language and format of the text."""
@@ -247,7 +245,7 @@ class Session:
             logger.warning("Wyoming: %s", warning)
         return plan
 
-    def _expect_event(self) -> None:
+    async def _expect_event(self) -> None:
         """Limit the wait for the next event, unless the client only has to listen."""
         if self._idle.expired():
             return

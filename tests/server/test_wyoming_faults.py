@@ -1,5 +1,6 @@
 """Wyoming: engines that fail or hang; clients that are silent, too many, or send wrong events."""
 
+import asyncio
 import contextlib
 import json
 import socket
@@ -101,6 +102,22 @@ async def test_a_client_that_listens_may_be_silent() -> None:
     async with connected(FakeEngine(first_delay_s=1.5), idle_timeout_s=0.6) as client:
         await client.write_event(Synthesize("Hello.").event())
         await events_until(client, AudioStop)
+
+
+async def test_a_client_may_leave_in_the_moment_of_its_last_event(monkeypatch) -> None:
+    engine = FakeEngine()
+
+    async def read(session: wyoming_server.Session) -> Event | None:
+        if not engine.streams:
+            return Synthesize("Hello.").event()
+        while session._speaker.task:
+            await asyncio.sleep(0)
+        return None
+
+    monkeypatch.setattr(wyoming_server.Session, "_read", read)
+    async with connected(engine) as client:
+        while await client.read_event():
+            pass
 
 
 async def test_one_client_too_many_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
