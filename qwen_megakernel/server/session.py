@@ -29,6 +29,7 @@ from qwen_megakernel.server.utterance import Speaker, Utterance
 MAX_FAULTS = 20  # wrong messages after which the connection is closed
 MAX_CONTEXTS = 256  # of one connection, those included that are spoken to their end
 MAX_WAITING = 256  # texts of one context
+MAX_NAME_CHARS = 256  # of a context; each message about it repeats its name
 # Without a message or a speech; agents are silent for minutes and keep their connection.
 IDLE_S = 300.0
 _ENDS = tuple(".!?\u2026:;,\"')")  # of sentences in scripts with spaces
@@ -190,6 +191,7 @@ class ContextSession:
             what = f'Context "{printable(name, 80)}" is one too many: this connection has '
             what += f"{MAX_CONTEXTS} open ones."
             raise UsageError(what, hint="Close contexts, or open another connection.")
+        check_name(name)
         context = self.contexts[name] = Context(self, name, plan, settings)
         return context
 
@@ -351,6 +353,12 @@ async def wanted_audio(text: Utterance, speaking: ActiveSpeech) -> AsyncIterator
     async for piece in speaking.audio():
         if not text.cancelled:
             yield piece
+
+
+def check_name(name: object) -> None:
+    """Raise `UsageError` for what cannot be the name of a context."""
+    if not isinstance(name, str) or len(name) > MAX_NAME_CHARS:
+        raise wrong("context_id", name, f"a string of at most {MAX_NAME_CHARS} characters")
 
 
 def wrong(name: str, value: object, wanted: str) -> UsageError:

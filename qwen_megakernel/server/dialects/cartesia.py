@@ -20,7 +20,7 @@ from qwen_megakernel.server.dialects.dialect import ROUTE, Dialect, DialectSessi
 from qwen_megakernel.server.encoders import AudioFormat
 from qwen_megakernel.server.error_responses import ApiError
 from qwen_megakernel.server.responses import EVENT_STREAM, SpeechResponse, base64_of
-from qwen_megakernel.server.session import Context, wanted_audio, wrong
+from qwen_megakernel.server.session import Context, check_name, wanted_audio, wrong
 from qwen_megakernel.server.utterance import Utterance
 
 _ENCODINGS = {"pcm_s16le": "pcm", "pcm_f32le": "float", "pcm_mulaw": "ulaw", "pcm_alaw": "alaw"}
@@ -144,12 +144,15 @@ class Cartesia(Dialect):
         @app.post("/tts/sse", **ROUTE)
         async def events(body: CartesiaBody, request: Request) -> Response:
             """Speak a text: events with audio and times of words."""
+            name = (body.model_extra or {}).get("context_id")
+            if name is not None:
+                check_name(name)
             speaking = await begin(body, request, "raw")
 
             async def lines() -> AsyncIterator[bytes]:
                 async for message in _messages(speaking, speaking.audio(), body):
                     yield _event(message)
-                yield _event(_done((body.model_extra or {}).get("context_id")))
+                yield _event(_done(name))
 
             def failed(error: Exception) -> bytes:
                 facts = self.error_body(ApiError.of(error), speaking.request_id)

@@ -117,6 +117,13 @@ def test_an_error_has_the_vendors_form(live, body, status, what):
 # ---- WebSocket -----------------------------------------------------------------------------------
 
 
+def test_a_name_of_a_context_that_events_cannot_repeat_is_refused(live, engine):
+    for name in ("a" * 257, ["a"]):
+        answer = live.client.post("/tts/sse", json=cartesia(name, STORY))
+        assert answer.status_code == 400 and "context_id" in answer.json()["message"]
+    assert not engine.streams
+
+
 async def test_a_context_is_spoken_with_times_and_done(live, engine):
     async with dialect(live, CARTESIA) as socket:
         heard = await speak(

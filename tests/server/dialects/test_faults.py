@@ -438,6 +438,17 @@ async def test_too_many_contexts_are_refused_and_the_others_unharmed(live, monke
         assert audio_of(await speak(socket, "elevenlabs"))
 
 
+@pytest.mark.parametrize("name", ["elevenlabs", "cartesia"])
+async def test_a_long_name_of_a_context_is_refused(live, name):
+    """Each message of the context would repeat it, and all other streams would wait for that."""
+    async with dialect(live, SOCKETS[name]) as socket:
+        for each in ("a" * 257, "a" * 256):
+            await tell(socket, **cartesia(each, STORY), text=STORY, flush=True)
+        messages = await listen(socket, has_audio)
+    assert "context_id" in messages[0]["message"]
+    assert has_audio(messages[-1]) and ("a" * 256) in messages[-1].values()
+
+
 @pytest.mark.parametrize("names", ["wxyz", "aaaa"])
 async def test_contexts_that_are_closed_but_not_yet_spoken_count_too(names, monkeypatch):
     monkeypatch.setattr(session_module, "MAX_CONTEXTS", 3)
