@@ -248,9 +248,7 @@ class MegakernelTTSService(ContextTTSService):
     def _check(self, settings: MegakernelTTSSettings) -> str | Voice | None:
         """Return the voice of these settings; raise an error if a request with them would fail."""
         name = settings.stream_options["voice"]
-        voice = self._engine.find_voice(
-            self._voices.get(name, name), settings.stream_options["style"]
-        )
+        voice = self._engine.find_voice(self._named(name), settings.stream_options["style"])
         resolve_language(settings.stream_options["language"], self._engine.languages)
         self._lexicon = self._check_values(settings)
         if settings.stream_options["continuity"] == "context":

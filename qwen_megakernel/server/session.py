@@ -48,7 +48,6 @@ class Context(Speaker):
         speak = functools.partial(session.speak_text, self)
         super().__init__(session.spawn, speak, functools.partial(session.finish, self))
         self._session, self.name, self.plan, self.settings = session, name, plan, settings
-        self.marks: dict[Utterance, str] = {}  # texts with an answer at their end
         self.num_answers = 0
         self.heard_s = 0.0  # seconds of audio of the texts before the one being spoken
         self.counted_ms = [0, 0]  # up to which letters were sent, as written and as spoken
@@ -92,7 +91,7 @@ class Context(Speaker):
         text = self.writing
         if text is None or text.over:
             text = self._begin_text()
-        self.marks[text] = mark
+        text.mark = mark
         self.end()
 
     def close(self) -> None:
@@ -155,9 +154,8 @@ class ContextSession:
             sending: a draining server waits for its end.
         """
         context.waiting.popleft()
-        mark = context.marks.pop(text, None)
-        if mark and not text.cancelled:
-            await self.answer(context, mark)
+        if text.mark and not text.cancelled:
+            await self.answer(context, text.mark)
 
     async def answer(self, context: "Context", mark: str) -> None:
         """Report that all audio before a mark was sent."""

@@ -16,7 +16,6 @@ import contextlib
 import functools
 import secrets
 import socket
-from collections.abc import Callable
 from typing import Any
 
 from pydantic import ValidationError
@@ -81,22 +80,8 @@ class WyomingServer:
             client.cancel()
         await asyncio.gather(*clients, return_exceptions=True)
 
-    def info(self) -> Info:
-        """Return the program and its current voices, or raise `NotReady`."""
-        engine = self._service.engine
-        languages = [code_of_language(name) or name for name in engine.languages[1:]]
-        source = Attribution("Qwen team", "https://github.com/QwenLM/Qwen3-TTS")
-        common: dict[str, Any] = {"attribution": source, "installed": True}
-        voices = [
-            TtsVoice(name=name, description=name, version=None, languages=languages, **common)
-            for name in engine.voices or [DEFAULT_VOICE]
-        ]
-        about = common | {"description": engine.files.name, "version": __version__}
-        about |= {"voices": voices, "supports_synthesize_streaming": True}
-        return Info(tts=[TtsProgram(name="qwen_megakernel", **about)])
-
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        session = Session(self._service, self.info, reader, writer)
+        session = Session(self._service, reader, writer)
         what = f"{MAX_CLIENTS} Wyoming clients are connected (limit {MAX_CLIENTS})."
         full = EngineBusy(what) if len(self._clients) >= MAX_CLIENTS else None
         client = asyncio.create_task(session.refuse(full) if full else session.run())
@@ -105,20 +90,12 @@ class WyomingServer:
 
 
 class Session:
-    """Reads events, while a second task sends the audio.
-
-    Args:
-        info: returns the answer to `describe`.
-    """
+    """Reads events, while a second task sends the audio."""
 
     def __init__(
-        self,
-        service: Service,
-        info: Callable[[], Info],
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        self, service: Service, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ):
-        self._service, self._settings, self._info = service, service.settings, info
+        self._service, self._settings = service, service.settings
         self._reader, self._writer = _BoundedReader(reader), writer
         self._idle = asyncio.timeout(None)  # limits the wait for the next event
         self._speaker = Speaker(asyncio.create_task, self._serve, self._expect_event)
@@ -183,7 +160,8 @@ class Session:
 
     async def _handle(self, event: Event) -> None:
         if Describe.is_type(event.type):
-            await self._send(self._info().event(), **self._service.engine.mark.fields)
+            engine = self._service.engine
+            await self._send(_info(engine).event(), **engine.mark.fields)
         elif Ping.is_type(event.type):
             try:
                 await self._send(Pong(text=event.data.get("text")).event())
@@ -276,12 +254,8 @@ class Session:
             ms = 1000 * num_samples // rate
             await self._send(AudioChunk(**sound, audio=chunk.pcm16, timestamp=ms).event())
             num_samples += len(chunk.samples)
-        known = speaking.stream.text
-        facts = {"finish_reason": speaking.finish_reason, "seed": speaking.stream.seed}
-        if known.is_normalized:
-            facts["spoken_text"] = known.spoken
-        if known.warnings:
-            facts["warnings"] = known.warnings
+        names = ("finish_reason", "seed", "spoken_text", "warnings")
+        facts = {name: value for name, value in speaking.facts().items() if name in names}
         await self._send(AudioStop(timestamp=1000 * num_samples // rate).event(), **facts)
         if text.is_streamed:
             await self._send(SynthesizeStopped().event())
@@ -320,6 +294,20 @@ class _BoundedReader:
         if num_bytes > MAX_EVENT_BYTES:
             raise ValueError(f"{num_bytes} bytes; the limit is {MAX_EVENT_BYTES}")
         return await self._reader.readexactly(num_bytes)
+
+
+def _info(engine: Any) -> Info:
+    """Return the program and its current voices."""
+    languages = [code_of_language(name) or name for name in engine.languages[1:]]
+    source = Attribution("Qwen team", "https://github.com/QwenLM/Qwen3-TTS")
+    common: dict[str, Any] = {"attribution": source, "installed": True}
+    voices = [
+        TtsVoice(name=name, description=name, version=None, languages=languages, **common)
+        for name in engine.voices or [DEFAULT_VOICE]
+    ]
+    about = common | {"description": engine.files.name, "version": __version__}
+    about |= {"voices": voices, "supports_synthesize_streaming": True}
+    return Info(tts=[TtsProgram(name="qwen_megakernel", **about)])
 
 
 def _text(event: Event) -> str:
