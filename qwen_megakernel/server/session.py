@@ -41,7 +41,7 @@ class Context(Speaker):
     Args:
         name: the client's name of it.
         plan: of the next text.
-        settings: what the client asked for first, as its dialect keeps it.
+        settings: what the client asked for, as its protocol keeps it.
     """
 
     def __init__(self, session: "ContextSession", name: str, plan: SpeechPlan, settings: Any):
@@ -113,6 +113,8 @@ class Context(Speaker):
 class ContextSession:
     """One connection, not accepted yet; a subclass translates the messages of a protocol."""
 
+    first = ""  # the type of the first message, without which the connection is closed; "": any
+
     def __init__(self, websocket: WebSocket, service: Service):
         self.scope, self._socket = websocket.scope, websocket
         self.service, self.settings = service, service.settings
@@ -170,11 +172,6 @@ class ContextSession:
     def ends_at(self) -> float:
         """Return until when to wait for a message, as `time.monotonic` counts; asked again then."""
         return IDLE_S + (time.monotonic() if self.speaking else self.active_at)
-
-    @property
-    def first(self) -> str:
-        """The type of the first message, without which the connection is closed; "": any."""
-        return ""
 
     async def accept(self) -> None:
         """Accept the connection, and send what comes before everything else."""

@@ -62,18 +62,13 @@ class Session(ContextSession):
 
     def __init__(self, websocket: WebSocket, service: Service):
         super().__init__(websocket, service)
-        self._context: Context | None = None
-        self._config: SessionConfig | None = None
+        self.first = "session.config"
         self._num_utterances = 0
-
-    @property
-    def first(self) -> str:
-        return "session.config" if self._config is None else ""
 
     # ---- messages from the client ----------------------------------------------------------------
 
     def ends_at(self) -> float:  # there is no end while the client listens
-        context, settings = self._context, self.settings
+        context, settings = self.contexts.get(""), self.settings
         limit = settings.config_timeout_s if context is None else settings.idle_timeout_s
         if context and context.waiting and context.writing is None:
             return time.monotonic() + limit
@@ -83,34 +78,34 @@ class Session(ContextSession):
         return facts.get("type") != "input.text" or bool(str(facts.get("text")).strip())
 
     async def obey(self, facts: dict[str, Any]) -> bool:
-        kind = facts.pop("type", None)
+        kind, context = facts.pop("type", None), self.contexts.get("")
         if kind == "session.config":
-            await self._set_config(facts)
+            await self._set_config(context, facts)
         elif kind == "session.close":
             await self.close()
-        elif self._context is None:
+        elif context is None:
             shown = json.dumps(kind)[:80]
             raise UsageError(f"The first message is {shown}; it must be session.config.")
         elif kind == "input.text":
-            await self._take_text(self._context, facts.get("text"))
+            await self._take_text(context, facts.get("text"))
         elif kind == "input.done":
-            if self._context.writing is None:
-                self._begin(self._context)
-            self._context.end()
+            if context.writing is None:
+                self._begin(context)
+            context.end()
         elif kind == "response.cancel":
-            self._context.cancel()
+            context.cancel()
         else:
             known = "session.config, input.text, input.done, response.cancel, session.close"
             raise UsageError(f"Unknown message type {json.dumps(kind)[:80]}.", f"Known: {known}.")
         return False
 
-    async def _set_config(self, facts: dict[str, Any]) -> None:
-        if self._context and self._context.writing:
+    async def _set_config(self, context: Context | None, facts: dict[str, Any]) -> None:
+        if context and context.writing:
             raise UsageError("session.config came within an utterance; send input.done first.")
         config = SessionConfig.model_validate(facts)
         plan = await self.service.configure(config)
-        self._config, self._context = config, self._context or self.open("", plan)
-        self._context.plan = plan
+        context = context or self.open("", plan)
+        context.plan, context.settings, self.first = plan, config, ""
         keep(self.scope)
 
     async def _take_text(self, context: Context, text: Any) -> None:
@@ -129,9 +124,8 @@ class Session(ContextSession):
         if is_refused and waiting[-1].num_refused:
             utterance = context.writing = waiting[-1]
         else:
-            assert self._config  # it came before the context
             plan, index = context.plan.within(context.conversation), self._num_utterances
-            utterance = NumberedUtterance(index=index, config=self._config, plan=plan)
+            utterance = NumberedUtterance(index=index, config=context.settings, plan=plan)
             context.begin(utterance)
         if is_refused:
             utterance.refuse()
