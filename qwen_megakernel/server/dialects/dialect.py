@@ -29,6 +29,7 @@ ROUTE: dict[str, Any] = {
 }
 _KEY_HEADERS = ("xi-api-key", "x-api-key")
 _KEY_QUERIES = ("api_key", "access_token", "token", "xi-api-key", "authorization")
+_MAX_NAMES = 200  # of one request's fields; to escape thousands would delay all streams
 _MAX_WARNED = 1000  # fields and voices that a server remembers to have warned about
 
 
@@ -92,7 +93,8 @@ class Dialect:
 
     def ignore(self, names: Iterable[str]) -> None:
         """Warn about fields that have no effect here, once in a server's life for each."""
-        fresh = sorted({printable(name, 40) for name in names} - self._warned)[:20]
+        looked_at = sorted(names)[:_MAX_NAMES]
+        fresh = sorted({printable(name, 40) for name in looked_at} - self._warned)[:20]
         if fresh:
             self._warn(fresh, f"ignored, from now on without a warning: {', '.join(fresh)}")
 
