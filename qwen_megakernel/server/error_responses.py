@@ -215,12 +215,14 @@ def _complaint(name: str, fault: Mapping[str, Any]) -> str:
         return f"{name} has too many entries; it must have at most {context['max_length']}."
     limits = {key: f"{v:g}" if isinstance(v, float) else v for key, v in context.items()}
     wanted = _WANTED.get(kind, "").format(**limits) or fault["msg"]
+    return f"{name} is {shown(value)}; it must be {wanted}."
+
+
+def shown(value: object, max_chars: int = _MAX_ECHO_CHARS) -> str:
+    """Return a client's value as JSON, but an object or a list, which may be long, by its kind."""
     if isinstance(value, dict | list):
-        seen = "an object" if isinstance(value, dict) else "a list"
-    else:
-        cut = value[:_MAX_ECHO_CHARS] if isinstance(value, str) else value
-        seen = json.dumps(cut)[:_MAX_ECHO_CHARS]
-    return f"{name} is {seen}; it must be {wanted}."
+        return "an object" if isinstance(value, dict) else "a list"
+    return json.dumps(value[:max_chars] if isinstance(value, str) else value)[:max_chars]
 
 
 def snake(name: str) -> str:

@@ -20,7 +20,7 @@ from starlette.types import Message
 from qwen_megakernel.errors import QwenTTSError, UsageError
 from qwen_megakernel.printable import printable
 from qwen_megakernel.server.active_speech import ActiveSpeech
-from qwen_megakernel.server.error_responses import POLICY, ApiError
+from qwen_megakernel.server.error_responses import POLICY, ApiError, shown
 from qwen_megakernel.server.responses import abort, sent
 from qwen_megakernel.server.schemas import SpeechPlan, check_json_values, check_length
 from qwen_megakernel.server.service import Service
@@ -281,7 +281,7 @@ class ContextSession:
                     await self._close_at_end()
             except (QwenTTSError, ApiError, ValidationError) as error:
                 name = facts.get("context_id")
-                await self.report(ApiError.of(error), name if isinstance(name, str) else None)
+                await self.report(ApiError.of(error), name if _is_name(name) else None)
                 num_faults += 1
                 why = f"{MAX_FAULTS} messages were refused."
                 if self.first:
@@ -350,12 +350,16 @@ async def wanted_audio(text: Utterance, speaking: ActiveSpeech) -> AsyncIterator
             yield piece
 
 
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and len(name) <= MAX_NAME_CHARS
+
+
 def check_name(name: object) -> None:
     """Raise `UsageError` for what cannot be the name of a context."""
-    if not isinstance(name, str) or len(name) > MAX_NAME_CHARS:
+    if not _is_name(name):
         raise wrong("context_id", name, f"a string of at most {MAX_NAME_CHARS} characters")
 
 
 def wrong(name: str, value: object, wanted: str) -> UsageError:
     """Return the error about a field of a message."""
-    return UsageError(f"{name} is {printable(repr(value), 80)}; it must be {wanted}.")
+    return UsageError(f"{name} is {shown(value, 80)}; it must be {wanted}.")

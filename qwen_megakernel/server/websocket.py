@@ -12,7 +12,6 @@ connection speaks one utterance after the other; `input.done` ends an utterance,
 """
 
 import contextlib
-import json
 import time
 from collections import deque
 from collections.abc import AsyncIterator
@@ -23,11 +22,11 @@ from fastapi import WebSocket
 
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.server.active_speech import ActiveSpeech
-from qwen_megakernel.server.error_responses import ApiError
+from qwen_megakernel.server.error_responses import ApiError, shown
 from qwen_megakernel.server.responses import keep
 from qwen_megakernel.server.schemas import SessionConfig, check_length
 from qwen_megakernel.server.service import Service
-from qwen_megakernel.server.session import Context, ContextSession
+from qwen_megakernel.server.session import Context, ContextSession, wrong
 from qwen_megakernel.server.utterance import Relay, Start, Utterance
 
 MAX_WAITING = 8  # utterances that may wait for the one being spoken; further ones are refused
@@ -84,8 +83,7 @@ class Session(ContextSession):
         elif kind == "session.close":
             await self.close()
         elif context is None:
-            shown = json.dumps(kind)[:80]
-            raise UsageError(f"The first message is {shown}; it must be session.config.")
+            raise wrong("The first message", kind, "session.config")
         elif kind == "input.text":
             await self._take_text(context, facts.get("text"))
         elif kind == "input.done":
@@ -96,7 +94,7 @@ class Session(ContextSession):
             context.cancel()
         else:
             known = "session.config, input.text, input.done, response.cancel, session.close"
-            raise UsageError(f"Unknown message type {json.dumps(kind)[:80]}.", f"Known: {known}.")
+            raise UsageError(f"Unknown message type {shown(kind, 80)}.", f"Known: {known}.")
         return False
 
     async def _set_config(self, context: Context | None, facts: dict[str, Any]) -> None:
@@ -110,8 +108,7 @@ class Session(ContextSession):
 
     async def _take_text(self, context: Context, text: Any) -> None:
         if not isinstance(text, str):
-            shown = json.dumps(text)[:80]
-            raise UsageError(f"The `text` of input.text is {shown}; it must be a string.")
+            raise wrong("The `text` of input.text", text, "a string")
         if text:
             utterance = context.writing or self._begin(context)
             check_length(utterance.num_chars + len(text), self.settings)

@@ -79,10 +79,12 @@ async def test_no_message_stalls_the_loop(live: LiveServer):
         {"type": "session.config", "lexicon": {str(i): 1 for i in range(30_000)}},
         {"type": "session.config", "lexicon": {str(i): 1 for i in range(1000)}},
         {"type": "input.text", "text": LONG},
+        {"type": "\u202e" * 3_000_000},
+        {"type": "input.text", "text": ["\u202e" * 3_000_000]},
     ]
     async with session(live, {"max_new_tokens": 3}) as socket:
         for message in messages:
-            data, stalls = json.dumps(message), []
+            data, stalls = json.dumps(message, ensure_ascii=False), []
             while len(stalls) < TRIES and min(stalls, default=1000) > MOST_STALL_MS:
                 with live.watched_loop() as longest:
                     await socket.send(data)

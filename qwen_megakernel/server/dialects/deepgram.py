@@ -12,10 +12,9 @@ from fastapi import FastAPI, Request, Response, WebSocket
 from pydantic import Field
 
 from qwen_megakernel.errors import UsageError
-from qwen_megakernel.printable import printable
 from qwen_megakernel.server.dialects.dialect import ROUTE, Dialect, DialectSession, Fields
 from qwen_megakernel.server.encoders import AudioFormat
-from qwen_megakernel.server.error_responses import ApiError
+from qwen_megakernel.server.error_responses import ApiError, shown
 from qwen_megakernel.server.schemas import SpeechPlan
 from qwen_megakernel.server.session import Context, wrong
 
@@ -131,8 +130,8 @@ class _DeepgramSession(DialectSession):
             context.cancel()
             context.mark("Cleared")
         elif kind != "Close":
-            shown = printable(repr(kind), 80)
-            raise UsageError(f"Unknown message type {shown}.", "Known: Speak, Flush, Clear, Close.")
+            known = "Known: Speak, Flush, Clear, Close."
+            raise UsageError(f"Unknown message type {shown(kind, 80)}.", known)
         return kind == "Close"
 
     async def answer(self, context: Context, mark: str) -> None:

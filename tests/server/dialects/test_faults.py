@@ -446,6 +446,7 @@ async def test_a_long_name_of_a_context_is_refused(live, name):
             await tell(socket, **cartesia(each, STORY), text=STORY, flush=True)
         messages = await listen(socket, has_audio)
     assert "context_id" in messages[0]["message"]
+    assert ("a" * 257) not in messages[0].values()
     assert has_audio(messages[-1]) and ("a" * 256) in messages[-1].values()
 
 
