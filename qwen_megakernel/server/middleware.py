@@ -187,7 +187,7 @@ class RequestGuard:
             token = headers.get("x-api-key", "")
         if dialect:
             token = foreign_key(scope, headers) or token
-        if not hmac.compare_digest(token.strip().encode(), wanted.encode()):
+        if not hmac.compare_digest(token.strip().encode(), wanted.strip().encode()):
             what = "Missing or wrong API key. Send it as: Authorization: Bearer KEY."
             challenge = {"WWW-Authenticate": "Bearer"}
             raise ApiError(401, what, "invalid_api_key", headers=challenge | CLOSE)

@@ -513,6 +513,12 @@ def test_the_key_is_asked_for_where_something_is_done():
             assert live.client.post(SPEECH, json=body, headers=headers).status_code == 200
 
 
+def test_white_space_around_the_servers_key_is_no_part_of_it():
+    with serving(FakeEngine(), api_key=" s3cret\n") as live:
+        answer = live.client.get("/v1/models", headers={"Authorization": "Bearer s3cret"})
+        assert answer.status_code == 200
+
+
 def test_keys_are_compared_in_constant_time(monkeypatch):
     from qwen_megakernel.server import middleware
 
