@@ -74,7 +74,8 @@ class Session(ContextSession):
         return self.active_at + limit
 
     def is_activity(self, facts: dict[str, Any]) -> bool:
-        return facts.get("type") != "input.text" or bool(str(facts.get("text")).strip())
+        text = facts.get("text")
+        return facts.get("type") != "input.text" or not isinstance(text, str) or bool(text.strip())
 
     async def obey(self, facts: dict[str, Any]) -> bool:
         kind, context = facts.pop("type", None), self.contexts.get("")
