@@ -26,6 +26,7 @@ logger = get_logger(__name__)
 EVENT_STREAM = "text/event-stream"
 DONE = b"data: [DONE]\n\n"
 _PROGRESS = "speech.audio.progress"  # type of events
+_PIECE_BYTES = 3 << 17  # made base64 at once; a multiple of 3
 # Keys of scope["state"], put there by `serving`: functions without arguments.
 ABORT = "abort_connection"
 KEEP = "keep_connection"
@@ -37,13 +38,13 @@ async def whole(
     """Yield the whole speech as one file, or, with timestamps, as JSON that holds the file."""
     data = b"".join([piece async for piece in speaking.file_at_end(loudness)])
     if granularities:
-        facts: dict[str, Any] = {"audio": base64_of(data), "format": speaking.plan.audio.name}
+        facts: dict[str, Any] = {"audio": "", "format": speaking.plan.audio.name}
         facts |= {f"{name}s": [] for name in granularities}
         facts |= await speaking.timestamps(granularities)
         facts |= speaking.facts() | speaking.mark.fields
         # Half a surrogate pair, which a word may contain, becomes an escape of JSON.
         text = json.dumps(facts, ensure_ascii=False, separators=(",", ":"))
-        data = text.encode(errors="backslashreplace")
+        data = await with_audio(text.encode(errors="backslashreplace"), b'"audio":', data)
     yield data
 
 
@@ -99,8 +100,9 @@ async def events(
         yield out + event(type="speech.audio.done", **done)
         return
     yield out + event(type=_PROGRESS, phase="vocoder")
-    wav = base64_of(await speaking.file(name="wav", encoding="pcm"))
-    yield event(type="speech.audio.done", phase="done", **done, audio=wav) + DONE
+    wav = await speaking.file(name="wav", encoding="pcm")
+    last = event(type="speech.audio.done", phase="done", **done, audio="")
+    yield await with_audio(last, b'"audio":', wav) + DONE
 
 
 async def phases(speaking: ActiveSpeech, max_steps: int) -> AsyncIterator[bytes]:
@@ -113,9 +115,9 @@ async def phases(speaking: ActiveSpeech, max_steps: int) -> AsyncIterator[bytes]
     async for chunk in speaking.chunks(keep=True):
         yield _steps(chunk, max_steps)
     yield event(phase="vocoder")
-    wav, facts = base64_of(await speaking.file(name="wav", encoding="pcm")), speaking.facts()
+    wav, facts = await speaking.file(name="wav", encoding="pcm"), speaking.facts()
     done = {name: facts[name] for name in ("n_steps", "n_samples", "elapsed_ms")}
-    yield event(phase="done", **done, audio=wav) + DONE
+    yield await with_audio(event(phase="done", **done, audio=""), b'"audio":', wav) + DONE
 
 
 def _steps(chunk: AudioChunk, max_steps: int, **facts: Any) -> bytes:
@@ -138,6 +140,20 @@ def event(**facts: Any) -> bytes:
 def base64_of(data: bytes) -> str:
     """Return bytes as text in base64."""
     return base64.b64encode(data).decode("ascii")
+
+
+async def with_audio(text: bytes, key: bytes, audio: bytes) -> bytes:
+    """Return JSON in which a whole file, in base64, takes the place of the empty string of a key.
+
+    A file may have many megabytes: it is encoded in pieces, between which other speeches continue,
+    and not searched for characters that JSON escapes.
+    """
+    head, _, tail = text.partition(key + b'""')
+    pieces = []
+    for begin in range(0, len(audio), _PIECE_BYTES):
+        pieces.append(base64.b64encode(audio[begin : begin + _PIECE_BYTES]))
+        await asyncio.sleep(0)
+    return b"".join((head, key, b'"', *pieces, b'"', tail))
 
 
 class SpeechResponse(Response):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from attacks import BODIES, FILLS, LONG, NUM_CHARS, body
+from fake_engine import STORY, FakeEngine
 from live_server import SPEECH, LiveServer, assert_error, serving
 from speech_socket import hear_until, say, session
 
@@ -61,6 +62,25 @@ def test_no_fields_of_a_vendors_request_stall_the_loop(live: LiveServer):
     stall, answer = stall_ms(live, body(text="Hello.", **odd), "/v1/text-to-speech/demo")
     assert stall < MOST_STALL_MS
     assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"stream": True},
+        {"timestamp_granularities": ["segment"]},
+        {"text": STORY},  # a vendor's, with the times of letters
+    ],
+    ids=str,
+)
+def test_no_long_audio_stalls_the_loop(form: dict[str, Any]):
+    path = "/v1/text-to-speech/vivian/with-timestamps?output_format=wav_24000"
+    with serving(FakeEngine(rtf=0.01)) as live:  # three minutes of audio in two seconds
+        live.engine.letter_s = 3.5
+        content = json.dumps({"input": STORY} | form).encode()
+        stall, answer = stall_ms(live, content, path if "text" in form else SPEECH)
+    assert answer.status_code == 200 and len(answer.content) > 8_000_000
+    assert stall < MOST_STALL_MS
 
 
 @pytest.mark.parametrize("normalize", ["on", "off"])

@@ -167,7 +167,7 @@ class FakeStream:
         if reader and request.text is not None:
             self._spoken = reader.whole(request.text)
         self.text_ended = request.text is not None
-        self.sent = b""
+        self._sent: list[bytes] = []
         self.num_frames = 0
         self.cancelled = False
         self.timings, self.warnings, self.drifts = {}, [], []
@@ -182,6 +182,11 @@ class FakeStream:
         self._over = False
 
     speakers = ((0, None),)  # one speaks all of it
+
+    @property
+    def sent(self) -> bytes:
+        """All samples that the reader was given."""
+        return b"".join(self._sent)
 
     @property
     def spoken(self) -> SpokenText:
@@ -247,7 +252,7 @@ class FakeStream:
                 raise StopAsyncIteration
         (heard,) = chunks
         self.times.received.append(heard)
-        self.sent += heard.samples.tobytes()
+        self._sent.append(heard.samples.tobytes())
         return heard
 
     async def _next(self) -> AudioChunk | None:

@@ -22,7 +22,7 @@ from qwen_megakernel.server.dialects.dialect import ROUTE, Dialect, DialectSessi
 from qwen_megakernel.server.dialects.letters import LetterTimer, TimedLetters, timed
 from qwen_megakernel.server.encoders import AudioFormat
 from qwen_megakernel.server.error_responses import POLICY, ApiError
-from qwen_megakernel.server.responses import SpeechResponse, base64_of, whole
+from qwen_megakernel.server.responses import SpeechResponse, base64_of, whole, with_audio
 from qwen_megakernel.server.schemas import SpeechPlan
 from qwen_megakernel.server.session import Context, wanted_audio, wrong
 from qwen_megakernel.server.utterance import Utterance
@@ -166,7 +166,8 @@ async def _lines(speaking: ActiveSpeech, *, is_whole: bool) -> AsyncIterator[byt
     """Yield lines of JSON with audio and times of letters; one line for a whole speech."""
     if is_whole:
         async for file in whole(speaking):
-            yield _line(file, *await LetterTimer(speaking).take())
+            line = _line(b"", *await LetterTimer(speaking).take())
+            yield await with_audio(line, b'"audio_base64": ', file)
         return
     async for audio, letters in timed(speaking, speaking.audio()):
         yield _line(audio, *letters)
