@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -189,7 +189,9 @@ class ContextTTSService(InProcessTTSService):
                 if unspeakable(speech.unspoken):
                     return
                 text = speech.unspoken
-                self._begin_turn(context_id, speech)
+                speech.stream = self._open_stream(None, speech.conversation)
+                turn = self._speak_turn(context_id, speech, speech.stream)
+                speech.task = self.create_task(turn)
             speech.feed(text)
         except Exception as error:  # run_tts must not raise: that would leave the context open
             speech.end_text()
@@ -197,15 +199,10 @@ class ContextTTSService(InProcessTTSService):
                 yield frame
         yield None  # the audio comes through the context
 
-    def _begin_turn(self, context_id: str, speech: ContextSpeech) -> None:
-        speech.stream = self._open_stream(None, speech.conversation)
-        frames = self._say_stream(context_id, speech, speech.stream)
-        speech.task = self.create_task(self._speak_turn(context_id, speech, frames))
-
     async def _speak_turn(
-        self, context_id: str, speech: ContextSpeech, frames: AsyncIterator[Frame]
+        self, context_id: str, speech: ContextSpeech, stream: SpeechStream
     ) -> None:
-        async for frame in frames:
+        async for frame in self._say_stream(context_id, speech, stream):
             await self.append_to_audio_context(context_id, frame)
         # Speech may end before its text does (a limit, an error), and text would open a closed
         # context again.
