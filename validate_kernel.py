@@ -26,7 +26,7 @@ from qwen_megakernel.cli import options, parsing, running
 from qwen_megakernel.decoders import quantization
 from qwen_megakernel.decoders.backends import Backend, choose_backend, make_decoder
 from qwen_megakernel.decoders.slots import DecoderSizes
-from qwen_megakernel.errors import MissingPackageError, SetupError
+from qwen_megakernel.errors import MissingPackageError, SetupError, UsageError
 from tools.validation import cases as greedy_cases
 from tools.validation import compare, official, progress
 from tools.validation.compare import Report
@@ -51,14 +51,24 @@ def with_weights(loaded: loading.Checkpoint, weights: str | None) -> loading.Che
     return replace(loaded, talker=quantization.quantize(loaded.talker, weights))
 
 
-def fast_backends(requested: str) -> list[Backend]:
-    """Return the backends to compare with the plain decoder; for "auto", all that can run here."""
+def fast_backends(requested: str, weights: str | None, left_out: list[str]) -> list[Backend]:
+    """Return the backends to compare with the plain decoder; for "auto", all that can run here.
+
+    Args:
+        left_out: receives the names of those that do not run such weights.
+    """
     if requested == "torch":
         return []
     if requested != "auto":
-        return [choose_backend(requested)]
-    names = ("kernel", "graph") if torch.cuda.is_available() else ("cpu", "emulation", "graph")
-    return [choose_backend(name) for name in names]
+        return [choose_backend(requested, weights=weights)]
+    found = []
+    for name in ("kernel", "graph") if torch.cuda.is_available() else ("cpu", "emulation", "graph"):
+        try:
+            found.append(choose_backend(name, weights=weights))
+        except UsageError as error:
+            print(f"{error}\n", file=sys.stderr)
+            left_out.append(name)
+    return found
 
 
 def validate_plain(loaded: loading.Checkpoint, args: argparse.Namespace, title: str) -> Report:
@@ -98,7 +108,7 @@ def validate_fast(
     exact = dtype == torch.float32
     tolerance = args.tolerance
     if tolerance is None:
-        tolerance = compare.tolerance_of(backend.name, exact=exact)
+        tolerance = compare.tolerance_of(backend.name, exact=exact, weights=args.weights)
     num_seeds = min(args.steps, compare.MAX_SEEDS)
     fast = decoder(loaded, backend, dtype)  # this may compile, which is no part of the estimate
     # The plain decoder draws the frames; the other one is forced along them.
@@ -148,7 +158,7 @@ def main(args: argparse.Namespace) -> int:
             print(f"{error}\n", file=sys.stderr)
             left_out.append("official package")
     names = (args.dtype,) if args.dtype else ("float32", "bfloat16")
-    for backend in fast_backends(args.backend):
+    for backend in fast_backends(args.backend, args.weights, left_out):
         try:
             # The CPU decoder computes in float32 whatever dtype it is given.
             for name in ("float32",) if backend.name == "cpu" else names:

@@ -100,27 +100,33 @@ def choose_backend(
             f"dtype is {dtype!r}; backend {requested} {_ONE_DTYPE[requested]}.",
             hint="Use backend torch or graph.",
         )
-    if requested == "auto" and by_part:
-        name = "graph" if wanted.type == "cuda" else "torch"
-        return Backend(name, wanted, "talker and code predictor have dtypes of their own")
     if requested != "auto":
-        quantization.check_weights(weights, requested)
-        return Backend(requested, wanted, "requested")
-    if wanted.type == "cpu":
+        chosen = Backend(requested, wanted, "requested")
+    elif by_part:
+        name = "graph" if wanted.type == "cuda" else "torch"
+        chosen = Backend(name, wanted, "talker and code predictor have dtypes of their own")
+    elif wanted.type == "cuda":
+        chosen = _choose_on_gpu(wanted)
+    else:
         why = "no GPU is visible" if not has_gpu else "device cpu was requested"
         if device is None and (error := too_old()):
             logger.warning("%s", error)
             why = error.what
-        return Backend("cpu", wanted, why, may_change=True)
-    try:
-        from qwen_megakernel.decoders.kernel.loading import check_device
+        chosen = Backend("cpu", wanted, why, may_change=True)
+    quantization.check_weights(weights, chosen.name)
+    return chosen
 
-        check_device(wanted)
+
+def _choose_on_gpu(device: torch.device) -> Backend:
+    """Choose the kernel, or the graphs if this GPU cannot run it."""
+    from qwen_megakernel.decoders.kernel.loading import check_device
+
+    try:
+        check_device(device)
     except SetupError as error:
-        return without_kernel(wanted, error)
-    quantization.check_weights(weights, "kernel")
-    why = f"{torch.cuda.get_device_name(wanted)} runs the kernel"
-    return Backend("kernel", wanted, why, may_change=True)
+        return without_kernel(device, error)
+    why = f"{torch.cuda.get_device_name(device)} runs the kernel"
+    return Backend("kernel", device, why, may_change=True)
 
 
 def check_form(checkpoint: Checkpoint, backend: str, weights: str | None) -> str | None:

@@ -5,6 +5,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from qwen_megakernel.choices import DTYPES_BY_PART
 from qwen_megakernel.decoders import backends
 from qwen_megakernel.decoders.backends import (
     MAX_PROMPT_POSITIONS,
@@ -162,6 +163,10 @@ def test_auto_takes_the_graphs_where_the_kernel_cannot_be_built_and_says_why(mon
     chosen = choose_backend("auto")
     assert (chosen.name, chosen.device.type) == ("graph", "cuda")
     assert "nvcc was not found" in chosen.why
+    for dtype in (None, DTYPES_BY_PART[0]):
+        with pytest.raises(UsageError, match="backend graph does not run 8-bit heads"):
+            choose_backend("auto", weights="int8-heads", dtype=dtype)
+        assert choose_backend("auto", weights="int8-groups", dtype=dtype).name == "graph"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from commands import ROOT
 from tolerances import (
     KERNEL_LOGITS_F32,
     LOGITS_F32,
+    LOGITS_INT8_RMS,
     RELEASED_GRAPH_LOGITS_BF16,
     RELEASED_LOGITS_BF16,
     RELEASED_RMS_SHARE,
@@ -226,5 +227,6 @@ def test_the_limits_of_validate_kernel_are_those_of_the_file():
     assert compare.OFFICIAL_TOLERANCE == LOGITS_F32
     assert compare.FLOAT32_TOLERANCE == KERNEL_LOGITS_F32
     assert (compare.BF16_TOLERANCE, compare.RMS_SHARE) == (RELEASED_LOGITS_BF16, RELEASED_RMS_SHARE)
+    assert compare.CPU_INTEGER_TOLERANCE * compare.RMS_SHARE == LOGITS_INT8_RMS
     assert compare.BF16_GRAPH_TOLERANCE == RELEASED_GRAPH_LOGITS_BF16
     assert snake.TOLERANCE == SNAKE_F32

@@ -14,6 +14,7 @@ from tolerances import LOGIT_DISTANCE
 
 from qwen_megakernel.checkpoint import random_weights
 from qwen_megakernel.decoders.backends import Backend, make_decoder
+from qwen_megakernel.decoders.quantization import quantize
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.records import StepResult
 from tools.validation import cases as greedy_cases
@@ -23,10 +24,14 @@ from tools.validation.compare import Row
 GOOD, BAD = Row("good", 3, 1e-6, 1e-5), Row("bad", 3, 1.0, 0.1)
 
 
+def decoder_of(loaded, backend):
+    chosen = Backend(backend, torch.device("cpu"), "")
+    sizes = DecoderSizes(1, 256, 64, device=chosen.device, dtype=torch.float32)
+    return make_decoder(loaded, chosen, sizes)
+
+
 def plain(loaded):
-    backend = Backend("torch", torch.device("cpu"), "")
-    sizes = DecoderSizes(1, 256, 64, device=backend.device, dtype=torch.float32)
-    return make_decoder(loaded, backend, sizes)
+    return decoder_of(loaded, "torch")
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +49,15 @@ def test_a_decoder_agrees_with_itself(loaded, cases):
     rows += compare.compare_free(plain(loaded), cases, tolerance=compare.FLOAT32_TOLERANCE)
     assert all(row.passed and row.value == 0 for row in rows)
     assert sum(len(case.codes) for case in cases) == 8
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_the_cpu_decoder_agrees_on_integer_weights(loaded, weights):
+    quantized = replace(loaded, talker=quantize(loaded.talker, weights, in_groups=True))
+    cases = greedy_cases.plain_cases(quantized, plain(quantized), 8)
+    limit = compare.tolerance_of("cpu", exact=True, weights=weights)
+    rows = compare.compare_forced(decoder_of(quantized, "cpu"), cases, limit)
+    assert all(row.passed for row in rows)
 
 
 @pytest.mark.parametrize("fault", ["rope", "norm", "head"])

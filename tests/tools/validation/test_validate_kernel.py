@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import validate_kernel
-from qwen_megakernel.errors import MissingPackageError
+from qwen_megakernel.errors import MissingPackageError, UsageError
 from tools.validation.compare import Report, Row
 
 GOOD = Row("good", 3, 1e-6, 1e-5)
@@ -55,9 +55,34 @@ def compared(monkeypatch, capsys):
 def test_it_compares_so_many_frames(compared, monkeypatch, words, has_gpu, steps):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
     if has_gpu:  # this machine has no GPU
-        monkeypatch.setattr(validate_kernel, "fast_backends", lambda requested: [])
+        monkeypatch.setattr(validate_kernel, "fast_backends", lambda *_: [])
     code, found = compared(*words)
     assert code == 0 and found and {frames for _, frames, _ in found} == {steps}
+
+
+@pytest.mark.parametrize(
+    ("weights", "compared_with"),
+    [
+        ("int8", ["cpu", "emulation", "graph"]),
+        ("int8-groups", ["cpu", "graph"]),
+        ("int8-heads", ["cpu"]),
+        ("int4", ["cpu"]),
+    ],
+)
+def test_backends_that_do_not_run_the_weights_are_left_out(
+    compared, capsys, monkeypatch, weights, compared_with
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    code, found = compared("--weights", weights)
+    assert code == 0 and list(dict.fromkeys(title.split()[0] for title, *_ in found)) == (
+        compared_with
+    )
+    last = capsys.readouterr().out.splitlines()[-1]
+    left_out = [name for name in ("emulation", "graph") if name not in compared_with]
+    assert last.endswith(f"Not compared: {', '.join(left_out)}.") or not left_out
+    for name in left_out:
+        with pytest.raises(UsageError, match=f"weights is '{weights}'; backend {name}"):
+            compared("--backend", name, "--weights", weights)
 
 
 def test_the_official_package_is_loaded_before_the_estimate_begins(monkeypatch, capsys):
