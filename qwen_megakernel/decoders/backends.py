@@ -1,6 +1,7 @@
 """The choice of a decoder that this machine can run, and of its replacement if it cannot start."""
 
 import contextlib
+import gc
 import platform
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -254,6 +255,7 @@ def load_decoder(
         max_frames=max_frames,
         predictor_dtype=predictor_dtype,
     )
+    decoder: FrameDecoder | None = None
     try:
         decoder = make_decoder(checkpoint, backend, sizes, weights, num_threads)
         if backend.may_change and backend.name != "cpu":
@@ -266,6 +268,9 @@ def load_decoder(
             sizes = replace(sizes, dtype=default_dtype(checkpoint, backend))
         else:
             backend = without_kernel(backend.device, error)
+        decoder = None
+    if decoder is None:
+        gc.collect()  # the error's traceback may hold the first decoder, which fills the GPU
         decoder = make_decoder(checkpoint, backend, sizes, weights)
     if decoder.instruction_set:
         backend = replace(backend, why=f"{backend.why}; {decoder.instruction_set}")

@@ -1,5 +1,7 @@
 """Slots: their limits, the count of text rows, and the choice of a backend."""
 
+import gc
+import weakref
 from unittest.mock import Mock
 
 import pytest
@@ -15,9 +17,17 @@ from qwen_megakernel.decoders.backends import (
     load_decoder,
 )
 from qwen_megakernel.decoders.kernel import loading
+from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
 from qwen_megakernel.decoders.kernel.library import KernelLibrary
 from qwen_megakernel.decoders.plain import PlainDecoder
-from qwen_megakernel.errors import BuildError, LaunchError, NoGPUError, TextTooLong, UsageError
+from qwen_megakernel.errors import (
+    BuildError,
+    KernelTimeout,
+    LaunchError,
+    NoGPUError,
+    TextTooLong,
+    UsageError,
+)
 from qwen_megakernel.native import cpu_library
 from qwen_megakernel.records import Prefill
 from qwen_megakernel.speech_options import Sampling
@@ -200,6 +210,35 @@ def test_a_refused_cooperative_grid_leads_auto_to_the_graphs(loaded, monkeypatch
     assert "The cooperative grid (3 blocks) was refused" in runs.why
     decoder.prefill(0, prompt(loaded), FORCED_ON, seed=1, part=0)
     assert decoder.step([0], 2).num_frames == (2,)
+
+
+@pytest.mark.parametrize("error", [LaunchError, KernelTimeout])
+def test_a_kernel_that_does_not_start_is_freed_before_the_graphs_are_loaded(
+    loaded, monkeypatch, error
+):
+    """Both would need twice the memory of the model."""
+    made, living = backends.make_decoder, []
+
+    def watched(*args):
+        living.append([each for each in kernels if each()])
+        decoder = made(*args)
+        kernels.append(weakref.ref(decoder))
+        return decoder
+
+    def fail(self, *_, **__):
+        failure = error("The grid was refused.")
+        raise failure  # the error's traceback has this frame, which refers to the error
+
+    kernels = []
+    monkeypatch.setattr(backends, "make_decoder", watched)
+    monkeypatch.setattr(KernelDecoder, "forward", fail)
+    backend = Backend("emulation", torch.device("cpu"), "chosen", may_change=True)
+    gc.disable()  # so that nothing is freed by chance
+    try:
+        _, runs = load_decoder(loaded, backend, max_frames=50)
+    finally:
+        gc.enable()
+    assert runs.name == "graph" and living == [[], []]
 
 
 def test_a_library_that_the_driver_does_not_take_leads_auto_to_the_graphs(loaded, monkeypatch):
