@@ -157,6 +157,8 @@ class FrameDecoder(ABC):
         self._check_step(slots, num_frames)
         if forced is not None:
             self._check_forced(forced, len(slots), num_frames)
+        if taps is not None:
+            taps |= self._empty_taps(len(slots), num_frames)
         return self._step(slots, num_frames, forced, taps)
 
     @torch.inference_mode()
@@ -199,7 +201,11 @@ class FrameDecoder(ABC):
     def _step(
         self, slots: Sequence[int], num_frames: int, forced: Tensor | None, taps: Taps | None
     ) -> StepResult:
-        """Do what `step` does, with checked arguments, and advance the states of the slots."""
+        """Do what `step` does, with checked arguments, and advance the states of the slots.
+
+        Args:
+            taps: from `_empty_taps`, whose tensors the step fills; None: no logits are wanted.
+        """
 
     def _launch(self, slots: Sequence[int], num_frames: int) -> Callable[[], StepResult]:
         """Do what `launch` does, with checked arguments."""

@@ -98,8 +98,6 @@ class PlainDecoder(FrameDecoder):
         groups = self.config.talker.num_code_groups
         codes = torch.zeros((len(slots), num_frames, groups), dtype=torch.int32)
         counts, ended = [0] * len(slots), [False] * len(slots)
-        if taps is not None:
-            taps |= self._empty_taps(len(slots), num_frames)
         with without_onednn(self.device, self.dtype, self.predictor_dtype):
             for index in range(num_frames):
                 if self._cancelled:

@@ -178,7 +178,6 @@ class CpuDecoder(FrameDecoder):
             given = forced.to(torch.int32).contiguous()
             request.forced = given.data_ptr()
         if taps is not None:
-            taps |= self._empty_taps(n, num_frames)
             request.talker_logits = taps["talker"].data_ptr()
             request.code_logits = taps["predictor"].data_ptr()
         status = self._library.qwen_cpu_decoder_step(self._handle, ctypes.byref(request))

@@ -65,10 +65,8 @@ class GraphDecoder(BufferedDecoder):
             rows = [row for row in range(n) if not ended[row]]
             count = min(MAX_FRAMES_PER_LAUNCH, num_frames - first)
             given = None if forced is None else forced[rows, first : first + count]
-            launched = self._start(
-                [slots[row] for row in rows], count, given, None if taps is None else logits
-            )
-            found = launched()
+            kept = None if taps is None else logits
+            found = self._start([slots[row] for row in rows], count, given, kept)()
             for index, row in enumerate(rows):
                 codes[row, first : first + count] = found.codes[index]
                 counts[row] += found.num_frames[index]
@@ -77,9 +75,9 @@ class GraphDecoder(BufferedDecoder):
                 break
         self._cancelled = False
         if taps is not None:
-            at = list(slots)
-            taps["talker"] = torch.stack([talker[at] for talker, _ in logits], dim=1)
-            taps["predictor"] = torch.stack([predictor[at] for _, predictor in logits], dim=1)
+            for frame, (talker, predictor) in enumerate(logits):
+                taps["talker"][:, frame] = talker[list(slots)]
+                taps["predictor"][:, frame] = predictor[list(slots)]
         return StepResult(codes, tuple(counts), tuple(ended))
 
     def _launch(self, slots: Sequence[int], num_frames: int) -> Callable[[], StepResult]:

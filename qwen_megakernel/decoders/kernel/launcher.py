@@ -86,8 +86,7 @@ class Launcher:
         Args:
             groups: the streams of each launch, at most `MAX_STREAMS`. All launches are enqueued
                 here, one after another.
-            forced, taps: as in `FrameDecoder.step`, rows in the order of the groups; every call
-                appends its rows to the taps.
+            forced, taps: as in `FrameDecoder._step`, rows in the order of the groups.
         Returns:
             A function that waits for all launches at once; call it before the next launch. For each
             group it returns the drawn frames, or the error of its launch, which has left half a
@@ -138,7 +137,9 @@ class Launcher:
             errors = found[ends[-1] :].tolist()
             self._settle_prompts(prompts, errors)
             if taps is not None:
-                self._collect_taps(taps, torch.cat(logits))
+                rows = torch.cat(logits)  # [rows, frames, groups, vocabulary]
+                for name, its in (("talker", rows[:, :, 0]), ("predictor", rows[:, :, 1:])):
+                    taps[name][:] = its[..., : taps[name].shape[-1]]
             outcomes: list[StepResult | QwenTTSError] = []
             for streams, end, launch in zip(groups, ends, launches, strict=True):
                 error = self._settle(launch, errors[launch]) if isinstance(launch, int) else launch
@@ -182,16 +183,6 @@ class Launcher:
         shape = (num_frames, talker.num_code_groups, MAX_STREAMS)
         vocab_size = max(talker.vocab_size, predictor.vocab_size)
         return torch.full((*shape, vocab_size), torch.nan, device=self._buffers.device)
-
-    def _collect_taps(self, taps: dict[str, Tensor], logits: Tensor) -> None:
-        """Append [rows, frames, groups, vocabulary] logits to `taps`."""
-        config = self._buffers.config
-        new = {
-            "talker": logits[:, :, 0, : config.talker.vocab_size],
-            "predictor": logits[:, :, 1:, : config.predictor.vocab_size],
-        }
-        for name, values in new.items():
-            taps[name] = torch.cat((taps[name], values)) if name in taps else values.clone()
 
     # ---- rows
 

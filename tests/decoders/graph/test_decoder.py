@@ -155,6 +155,19 @@ def test_logits_agree_under_teacher_forcing(pair):
         assert (taps[0][name] - expected).abs().max() < KERNEL_LOGITS_F32
 
 
+@pytest.mark.parametrize("kind", [GraphDecoder, KernelDecoder, PlainDecoder])
+def test_logits_of_frames_that_are_not_drawn_have_a_place_too(make_decoder, kind):
+    decoder = make_decoder(kind, k.checkpoint(eos_gain=9.0))
+    begin([decoder], [1], [GREEDY])
+    decoder.cancel()
+    taps = {}
+    assert decoder.step([1], 2, taps=taps).num_frames == (0,)
+    ends = decoder.step([1], 30, taps=taps)  # the same mapping takes this step's logits
+    assert ends.ended == (True,) and ends.num_frames[0] < 29
+    assert taps["talker"].shape == (1, 30, 1152) and taps["predictor"].shape == (1, 30, 3, 128)
+    assert taps["talker"][0, : ends.num_frames[0]].isfinite().all()
+
+
 def test_logits_that_are_no_numbers_end_the_launch_and_nothing_else(make_decoder):
     decoder = make_decoder(GraphDecoder, k.checkpoint())
     begin([decoder], [0, 1, 2], [SAMPLED] * 3)
