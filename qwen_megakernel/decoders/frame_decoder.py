@@ -147,8 +147,8 @@ class FrameDecoder(ABC):
                 [rows, frames, groups - 1, vocab_size], float32; the logits of frames that were not
                 drawn have no meaning. For tests and validation.
         Returns:
-            The frames. If the backend knows which streams had logits that were not finite, these
-            streams are lost and listed in `failures`; the other streams continue.
+            The frames. Streams whose logits were not finite, with the kernel those of their launch,
+            are lost and listed in `failures`; the other streams continue.
         Raises:
             UsageError: a slot is not ready or has no room for the frames, or a forced code is bad.
             KernelTimeout, GenerationError: a launch failed, or its logits were not finite, and no
@@ -237,6 +237,13 @@ class FrameDecoder(ABC):
     def _lose(self, slots: Sequence[int]) -> None:
         for slot in slots:
             self._states[slot] = None
+
+    def _settled(self, slots: Sequence[int], result: StepResult) -> StepResult:
+        """Lose the streams of a step that failed; raise the error of the first if none is left."""
+        self._lose([slots[row] for row in result.failures])
+        if len(result.failures) == len(slots):
+            raise result.failures[0]
+        return result
 
     def _check_prompt(self, num_positions: int) -> None:
         limit = self.max_positions - (self.sizes.max_frames or 0)

@@ -19,6 +19,7 @@ from qwen_megakernel.decoders.layers import DecoderStack, Stack, linear
 from qwen_megakernel.decoders.onednn import without_onednn
 from qwen_megakernel.decoders.slots import DecoderSizes, SlotState
 from qwen_megakernel.decoders.weights import DecoderModel, WeightReader
+from qwen_megakernel.errors import GenerationError, QwenTTSError
 from qwen_megakernel.records import StepResult
 from qwen_megakernel.speech_options import Draw, Sampling
 
@@ -98,18 +99,21 @@ class PlainDecoder(FrameDecoder):
         groups = self.config.talker.num_code_groups
         codes = torch.zeros((len(slots), num_frames, groups), dtype=torch.int32)
         counts, ended = [0] * len(slots), [False] * len(slots)
+        failures: dict[int, QwenTTSError] = {}
         with without_onednn(self.device, self.dtype, self.predictor_dtype):
             for index in range(num_frames):
                 if self._cancelled:
                     break
                 for row, slot in enumerate(slots):
-                    if ended[row]:
+                    if ended[row] or row in failures:
                         continue
-                    frame = self._frame(
-                        slot,
-                        None if forced is None else forced[row, index],
-                        taps and {name: logits[row, index] for name, logits in taps.items()},
-                    )
+                    given = None if forced is None else forced[row, index]
+                    at = taps and {name: logits[row, index] for name, logits in taps.items()}
+                    try:
+                        frame = self._frame(slot, given, at)
+                    except GenerationError as error:
+                        failures[row] = error
+                        continue
                     if frame is None:
                         ended[row] = True
                     else:
@@ -117,7 +121,8 @@ class PlainDecoder(FrameDecoder):
                         counts[row] += 1
                     self._state(slot).advance(int(frame is not None), frame is None)
         self._cancelled = False
-        return StepResult(codes.numpy(), tuple(counts), tuple(ended))
+        result = StepResult(codes.numpy(), tuple(counts), tuple(ended), failures)
+        return self._settled(slots, result)
 
     def _frame(self, slot: int, forced: Tensor | None, taps: Taps | None) -> Tensor | None:
         """Draw one frame: first the talker's step on the previous frame, then the codes.

@@ -15,7 +15,14 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.decoders.sampling import draw, penalize
-from qwen_megakernel.errors import TextTooLong, TokenOrderError, UsageError, check_choice
+from qwen_megakernel.errors import (
+    GenerationError,
+    QwenTTSError,
+    TextTooLong,
+    TokenOrderError,
+    UsageError,
+    check_choice,
+)
 from qwen_megakernel.records import SpeechRequest, StepResult, TextIds
 from qwen_megakernel.sheen.codes import CODES_PER_FRAME
 from qwen_megakernel.sheen.language_model import LanguageModel
@@ -146,22 +153,33 @@ class SheenDecoder:
         """Draw up to `num_frames` frames in every slot of `slots`; fewer after `cancel`.
 
         Raises:
-            TokenOrderError: the order is "refuse", and a token is out of its place.
+            TokenOrderError, GenerationError: the order is "refuse", and a token is out of its
+                place, or logits are not finite, and no stream of `slots` is left. If some are left,
+                `StepResult.failures` lists the others.
         """
         codes = np.zeros((len(slots), num_frames, CODES_PER_FRAME), dtype=np.int32)
         counts, ended = [0] * len(slots), [False] * len(slots)
+        failures: dict[int, QwenTTSError] = {}
         for index in range(num_frames):
             if self._cancelled:
                 break
             for row, slot in enumerate(slots):
-                frame = None if ended[row] else self._draw_frame(slot)
+                if ended[row] or row in failures:
+                    continue
+                try:
+                    frame = self._draw_frame(slot)
+                except GenerationError as error:
+                    failures[row] = error
+                    continue
                 if frame is None:
                     ended[row] = True
                 else:
                     codes[row, index] = frame
                     counts[row] += 1
         self._cancelled = False
-        return StepResult(codes, tuple(counts), tuple(ended))
+        if len(failures) == len(slots):
+            raise failures[0]
+        return StepResult(codes, tuple(counts), tuple(ended), failures)
 
     def launch(self, slots: Sequence[int], num_frames: int) -> Callable[[], StepResult]:
         result = self.step(slots, num_frames)

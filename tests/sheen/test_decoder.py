@@ -1,11 +1,13 @@
 """Drawing frames: which tokens may be drawn, which are penalised, when a speech ends; on fixed
 logits."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
 
-from qwen_megakernel.errors import TextTooLong, UsageError
+from qwen_megakernel.errors import TextTooLong, TokenOrderError, UsageError
 from qwen_megakernel.sheen.decoder import SheenDecoder, num_positions
 from qwen_megakernel.sheen.tokens import AudioTokens
 from qwen_megakernel.speech_options import Sampling
@@ -144,6 +146,32 @@ def test_a_cancel_ends_a_step_and_loses_nothing():
     model.read = cancelling
     assert made.step([0], 4).num_frames == (2,)
     assert made.frames_ready(0) == 18 and made.step([0], 4).num_frames == (4,)
+
+
+def test_a_token_out_of_order_ends_its_stream_and_no_other():
+    model = FixedModel(**LIKELY)
+    made = decoder(model, order="refuse")
+
+    def right_in_slot_1(hidden, first=0, count=None):
+        values = model.values.clone()
+        if model.slot == 1:
+            place = (len(model.read_ids[1]) - len(PROMPT)) % 7
+            begin = TOKENS.first_of_place(place)
+            values[begin : begin + 8] += 10
+        return values[first : None if count is None else first + count]
+
+    read = model.read
+    model.read = lambda slot, ids: setattr(model, "slot", slot) or read(slot, ids)
+    model.logits = right_in_slot_1
+    for slot in (0, 1):
+        made.prefill(slot, PROMPT, GREEDY, seed=0, part=0)
+    result = made.step([0, 1], 2)
+    assert list(result.failures) == [0] and result.num_frames == (0, 2)
+    assert re.match(r"Frame 1: .* place 2 of a frame", str(result.failures[0]))
+    assert made.step([1], 2).num_frames == (2,)
+    made.prefill(0, PROMPT, GREEDY, seed=0, part=0)
+    with pytest.raises(TokenOrderError, match="place 2 of a frame"):
+        made.step([0], 2)
 
 
 def test_an_open_text_waits_for_its_end():

@@ -187,13 +187,11 @@ class CpuDecoder(FrameDecoder):
         failures: dict[int, QwenTTSError] = {
             row: not_finite(codebook) for row, codebook in enumerate(bad.tolist()) if codebook >= 0
         }
-        self._lose([slots[row] for row in failures])
-        if len(failures) == n:
-            raise failures[0]
         for row, slot in enumerate(slots):
             if row not in failures:
                 self._state(slot).advance(int(num_done[row]), bool(ended[row]))
-        return StepResult(codes, tuple(num_done.tolist()), tuple(map(bool, ended)), failures)
+        counts, ends = tuple(num_done.tolist()), tuple(map(bool, ended))
+        return self._settled(slots, StepResult(codes, counts, ends, failures))
 
 
 class _Source:

@@ -19,6 +19,7 @@ from qwen_megakernel.decoders.graph.model import MAX_FRAMES_PER_LAUNCH, GraphMod
 from qwen_megakernel.decoders.sampling import not_finite
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.decoders.weights import DecoderModel
+from qwen_megakernel.errors import QwenTTSError
 from qwen_megakernel.gpu.cuda_graphs import Graphs, download, upload
 from qwen_megakernel.records import StepResult
 
@@ -60,9 +61,10 @@ class GraphDecoder(BufferedDecoder):
         n, groups = len(slots), self.config.talker.num_code_groups
         codes = np.zeros((n, num_frames, groups), dtype=np.int32)
         counts, ended = [0] * n, [False] * n
+        failures: dict[int, QwenTTSError] = {}
         logits: list[tuple[Tensor, Tensor]] = []
         for first in range(0, num_frames, MAX_FRAMES_PER_LAUNCH):
-            rows = [row for row in range(n) if not ended[row]]
+            rows = [row for row in range(n) if not ended[row] and row not in failures]
             count = min(MAX_FRAMES_PER_LAUNCH, num_frames - first)
             given = None if forced is None else forced[rows, first : first + count]
             kept = None if taps is None else logits
@@ -71,21 +73,22 @@ class GraphDecoder(BufferedDecoder):
                 codes[row, first : first + count] = found.codes[index]
                 counts[row] += found.num_frames[index]
                 ended[row] = found.ended[index]
-            if all(ended) or self._cancelled:
+            failures |= {rows[index]: error for index, error in found.failures.items()}
+            if sum(ended) + len(failures) == n or self._cancelled:
                 break
         self._cancelled = False
         if taps is not None:
             for frame, (talker, predictor) in enumerate(logits):
                 taps["talker"][:, frame] = talker[list(slots)]
                 taps["predictor"][:, frame] = predictor[list(slots)]
-        return StepResult(codes, tuple(counts), tuple(ended))
+        return self._settled(slots, StepResult(codes, tuple(counts), tuple(ended), failures))
 
     def _launch(self, slots: Sequence[int], num_frames: int) -> Callable[[], StepResult]:
         started = self._start(slots, num_frames, None, None)
 
         def collect() -> StepResult:
             self._cancelled = False
-            return started()
+            return self._settled(slots, started())
 
         return collect
 
@@ -126,19 +129,20 @@ class GraphDecoder(BufferedDecoder):
         return lambda: self._collect(slots, num_frames, wait())
 
     def _collect(self, slots: Sequence[int], num_frames: int, result: Tensor) -> StepResult:
-        codes, (counts, ended, bad) = self.model.split_result(result)
+        codes, of_slots = self.model.split_result(result)
         at = list(slots)
-        if bad[at].any():
-            self._lose(slots)
-            self.model.forget(slots)
-            raise not_finite(int(bad[at].max()) - 1)
-        for slot in slots:
-            self._state(slot).advance(int(counts[slot]), bool(ended[slot]))
-        return StepResult(
-            codes[:num_frames, at].transpose(0, 1).contiguous().numpy(),
-            tuple(counts[at].tolist()),
-            tuple(ended[at].bool().tolist()),
-        )
+        drawn = codes[:num_frames, at].transpose(0, 1).contiguous().numpy()
+        counts, ended, bad = of_slots[:, at].tolist()
+        failures: dict[int, QwenTTSError] = {
+            row: not_finite(which - 1) for row, which in enumerate(bad) if which
+        }
+        for row, slot in enumerate(slots):
+            if row in failures:
+                drawn[row], counts[row], ended[row] = 0, 0, 0
+            else:
+                self._state(slot).advance(counts[row], bool(ended[row]))
+        self.model.forget([slots[row] for row in failures])
+        return StepResult(drawn, tuple(counts), tuple(map(bool, ended)), failures)
 
     def _record_everything(self) -> None:
         """Record the graphs of ordinary streams now, so that no request waits for them.

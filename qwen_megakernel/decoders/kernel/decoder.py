@@ -144,12 +144,9 @@ class KernelDecoder(BufferedDecoder):
                 codes[row], counts[row], ended[row] = 0, 0, False
             else:
                 self._state(slot).advance(counts[row], ended[row])
-        lost = [slots[row] for row in failures]
-        self._lose(lost)
-        self._buffers.forget(lost)  # their caches contain a part of a frame
-        if len(lost) == len(slots):
-            raise failures[0]
-        return StepResult(codes, tuple(counts), tuple(ended), failures)
+        # The caches of lost streams contain a part of a frame.
+        self._buffers.forget([slots[row] for row in failures])
+        return self._settled(slots, StepResult(codes, tuple(counts), tuple(ended), failures))
 
     def _native_stream(self, slot: int) -> Stream:
         state = self._state(slot)

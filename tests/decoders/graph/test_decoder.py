@@ -168,19 +168,27 @@ def test_logits_of_frames_that_are_not_drawn_have_a_place_too(make_decoder, kind
     assert taps["talker"][0, : ends.num_frames[0]].isfinite().all()
 
 
-def test_logits_that_are_no_numbers_end_the_launch_and_nothing_else(make_decoder):
+def test_logits_that_are_no_numbers_end_their_stream_and_nothing_else(make_decoder):
     decoder = make_decoder(GraphDecoder, k.checkpoint())
     begin([decoder], [0, 1, 2], [SAMPLED] * 3)
-    expected = decoder.step([2], 6).codes
+    expected = decoder.step([0, 2], 6).codes
     begin([decoder], [0, 1, 2], [SAMPLED] * 3)
     decoder.model.hidden[1] = torch.nan
+    result = decoder.step([0, 1], 6)  # two launches
+    assert list(result.failures) == [1] and result.num_frames == (6, 0)
+    assert "codebook 0 are not finite" in str(result.failures[1]) and not result.codes[1].any()
+    np.testing.assert_array_equal(result.codes[0], expected[0])
+    with pytest.raises(UsageError, match="no stream"):
+        decoder.step([1], 1)
+    np.testing.assert_array_equal(decoder.step([2], 6).codes[0], expected[1])
+    k.start(decoder, 1, SAMPLED, seed=7, positions=17)
+    np.testing.assert_array_equal(decoder.step([1], 6).codes[0], expected[1])
+    begin([decoder], [0, 1], [SAMPLED] * 2)
+    decoder.model.hidden[:2] = torch.nan
     with pytest.raises(GenerationError, match="codebook 0 are not finite"):
-        decoder.step([0, 1], 2)
+        decoder.launch([0, 1], 2)()
     with pytest.raises(UsageError, match="no stream"):
         decoder.step([0], 1)
-    np.testing.assert_array_equal(decoder.step([2], 6).codes, expected)
-    k.start(decoder, 1, SAMPLED, seed=7, positions=17)
-    np.testing.assert_array_equal(decoder.step([1], 6).codes, expected)
 
 
 def test_cancel_ends_a_step_between_frames_and_loses_none(make_decoder, monkeypatch):
