@@ -44,6 +44,10 @@ from qwen_megakernel.voice import Voice, unknown_voice
 
 logger = get_logger(__name__)
 
+# Far above the numbers of any recording's x-vector, and far below those that overflow in a product.
+# If the logits of one stream are not finite, all streams of its launch of the kernel end.
+MAX_X_VECTOR = 1e4
+
 # If a speaker has a dialect, it replaces these languages.
 _YIELDS_TO_DIALECT = (AUTO, "chinese")
 
@@ -287,6 +291,12 @@ class PromptBuilder:
             )
         if not np.isfinite(voice.x_vector).all():
             raise RecordingError(f"Voice {voice.name!r}: its x-vector holds NaN or infinity.")
+        largest = max(voice.x_vector, key=abs)
+        if abs(largest) > MAX_X_VECTOR:
+            raise RecordingError(
+                f"Voice {voice.name!r}: its x-vector holds the number {largest:g}; numbers of an "
+                f"x-vector are at most {MAX_X_VECTOR:g}."
+            )
         if voice.codes is not None:
             self._check_codes(voice.name, np.asarray(voice.codes))
 

@@ -130,6 +130,7 @@ def test_a_voice_of_another_width_is_refused(base_toy):
     [
         ({"x_vector": None}, "no x-vector"),
         ({"x_vector": np.full(HIDDEN_SIZE, np.nan, np.float32)}, "NaN"),
+        ({"x_vector": np.full(HIDDEN_SIZE, -1e38, np.float32)}, "the number -1e\\+38"),
         ({"codes": np.zeros((4, NUM_CODE_GROUPS + 1), int)}, "4 groups; this model has 3"),
         ({"codes": np.zeros((4, NUM_CODE_GROUPS))}, "float64; they must be integers"),
         ({"codes": np.array([[31, 39, 0], [0, 0, 40]])}, "code 40 in frame 1, group 2; .* 0 .. 39"),
