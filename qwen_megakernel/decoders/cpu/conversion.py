@@ -12,7 +12,6 @@ import torch
 from qwen_megakernel.checkpoint import packed_form, safetensors_file
 from qwen_megakernel.checkpoint.loading import (
     CODEC_FOLDER,
-    CONFIG,
     WEIGHTS,
     Checkpoint,
     ModelFiles,
@@ -91,11 +90,14 @@ def kept(files: ModelFiles, weights: str | None) -> ModelFiles:
     Raises:
         ModelFilesError, UnsupportedModel, BuildError, OutputError: the model cannot be converted.
     """
-    sources = [files.folder / CONFIG, files.folder / WEIGHTS, files.speech_tokenizer / WEIGHTS]
+    folders = (files.folder, files.speech_tokenizer)
     if files.is_drawn or packed_form.read(files.folder / WEIGHTS):
         return files
     states = [
-        (str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in sources
+        (str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns)
+        for folder in folders
+        for pattern in (*_COPIED, WEIGHTS)
+        for path in sorted(folder.glob(pattern))
     ]
     key = hashlib.sha256(repr(states).encode()).hexdigest()[:16]
     folder = write_once(

@@ -193,6 +193,10 @@ def test_packed_weights_are_kept_for_the_next_start(tmp_path, monkeypatch):
     os.utime(original / loading.WEIGHTS)  # another file, perhaps
     codes(original, weights="int8", keep_packed=True)
     assert calls == ["int8", None, "int8"]
+    (original / loading.GENERATION_CONFIG).write_text('{"top_k": 7}')  # it is copied, too
+    with TTSEngine.from_pretrained(original, warmup=False, weights="int8", keep_packed=True) as tts:
+        assert tts._defaults.sampling.talker.top_k == 7
+    assert calls == ["int8", None, "int8", "int8"]
     old = min((tmp_path / "cache").glob("packed-int8-*"))
     edited(old / loading.WEIGHTS, version=1)
     (unusable, *_) = doctor.report()["kept_packed"]
