@@ -190,14 +190,18 @@ def default_dtype(checkpoint: Checkpoint, backend: Backend) -> torch.dtype:
         return torch.float32 if backend.name == "cpu" else torch.float16
     stored = checkpoint.talker["codec_head.weight"].dtype
     if backend.device.type == "cuda":
-        # GPUs before sm_80 emulate bf16, so `ArchError` announces float32 for them.
-        has_bf16 = torch.cuda.get_device_capability(backend.device) >= MIN_CAPABILITY
-        return torch.bfloat16 if has_bf16 else torch.float32
+        return gpu_dtype(backend.device)
     num_weights = sum(
         weight.numel() for name, weight in checkpoint.talker.items() if ".layers." in name
     )
     large = num_weights > 64e6
     return torch.bfloat16 if large and stored == torch.bfloat16 else torch.float32
+
+
+def gpu_dtype(device: torch.device) -> torch.dtype:
+    """Return bf16 for a GPU that has it, and otherwise float32, which `ArchError` announces."""
+    has_bf16 = torch.cuda.get_device_capability(device) >= MIN_CAPABILITY
+    return torch.bfloat16 if has_bf16 else torch.float32
 
 
 def load_decoder(

@@ -12,7 +12,7 @@ import torch
 
 from qwen_megakernel.checkpoint.config_fields import read_json
 from qwen_megakernel.cloning import recordings
-from qwen_megakernel.decoders.backends import Backend, choose_backend
+from qwen_megakernel.decoders.backends import Backend, choose_backend, gpu_dtype
 from qwen_megakernel.decoders.dtypes import dtype_of
 from qwen_megakernel.engine.speech_engine import SpeechEngine
 from qwen_megakernel.engine.stages import Stages
@@ -109,9 +109,10 @@ class SheenEngine(SpeechEngine):
         for name in needed_voices:
             self.find_voice(name)
         self.config = model_folder.read_config(files.folder)
-        self.max_frames = max_frames or self.config.max_length // CODES_PER_FRAME
+        room = self.config.max_length // CODES_PER_FRAME
+        self.max_frames = room if max_frames is None else max_frames
         on_gpu = self.device.type == "cuda"
-        self.dtype = asked_dtype or (torch.bfloat16 if on_gpu else torch.float32)
+        self.dtype = asked_dtype or (gpu_dtype(self.device) if on_gpu else torch.float32)
         self._defaults = SpeechRequest(None, sampling=_read_sampling(files.folder))
         tokenizer = model_folder.load_tokenizer(files.folder, local_files_only=True)
         tokens = model_folder.audio_tokens(files.folder, tokenizer)

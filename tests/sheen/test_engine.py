@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -256,12 +257,27 @@ def test_a_closed_engine_raises_its_error(trained):
         ({"order": "guess"}, UsageError, "order is 'guess'; known: repair, refuse"),
         ({"max_frames": 600}, UsageError, "max_frames is 600, which with the prompt needs 5224"),
         ({"num_slots": 0}, UsageError, "num_slots is 0"),
+        ({"max_frames": 0}, UsageError, "max_frames 0"),
         ({"voices": "."}, TaskError, "A folder of voices cannot be used"),
     ],
 )
 def test_options_that_cannot_work_are_refused(trained, options, error, words):
     with pytest.raises(error, match=words):
         SheenEngine.from_pretrained(str(trained), **options)
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype"), [((9, 0), torch.bfloat16), ((7, 5), torch.float32)]
+)
+def test_it_computes_in_bf16_on_a_gpu_that_has_it(trained, monkeypatch, capability, dtype):
+    """It gets as far as the codec, which is on a GPU that is not there."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr("qwen_megakernel.sheen.engine.SnacCodec", Mock(side_effect=MemoryError))
+    engine = SheenEngine.__new__(SheenEngine)
+    with pytest.raises(MemoryError):
+        engine.__init__(model_folder.find(str(trained)), backend="torch", device="cuda")
+    assert engine.dtype == dtype
 
 
 def test_a_folder_without_a_voice_is_refused(tmp_path):

@@ -52,22 +52,25 @@ def parse(line: str, codebook_size: int) -> Sample:
         raise DatasetError(f"it is not JSON: {error}.") from error
     if not isinstance(values, dict) or not {"text", "snac_codes"} <= values.keys():
         raise DatasetError("it is not an object with `text` and `snac_codes`.")
-    text, layers = values["text"], values["snac_codes"]
+    text, layers, espeak = values["text"], values["snac_codes"], values.get("espeak")
     if not isinstance(text, str) or not text.strip():
         raise DatasetError(f"text is {text!r}; it must be a string that is not empty.")
+    if not isinstance(espeak, str | None):
+        raise DatasetError(f"espeak is {espeak!r}; it must be the name of an espeak-ng voice.")
     is_table = isinstance(layers, list) and all(
         isinstance(layer, list) and all(type(code) is int for code in layer) for layer in layers
     )
     if not is_table:
         raise DatasetError("snac_codes is not a list of lists of integers.")
+    codes = [code for layer in layers for code in layer]
+    if codes and not 0 <= min(codes) <= max(codes) < codebook_size:
+        raise DatasetError(
+            f"codes are {min(codes)} .. {max(codes)}; they must be 0 .. {codebook_size - 1}."
+        )
     frames = interleave(layers)
     if not len(frames):
         raise DatasetError("snac_codes is empty.")
-    if frames.min() < 0 or frames.max() >= codebook_size:
-        raise DatasetError(
-            f"codes are {frames.min()} .. {frames.max()}; they must be 0 .. {codebook_size - 1}."
-        )
-    return Sample(str(values.get("id", "")), text, frames, values.get("espeak"))
+    return Sample(str(values.get("id", "")), text, frames, espeak)
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:

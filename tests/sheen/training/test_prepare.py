@@ -160,6 +160,11 @@ def test_without_espeak_it_is_named(folder, codec, monkeypatch):
         ('{"text": "a", "snac_codes": [[1], [1, 2], [1, 2, 3]]}', r"have \[1, 2, 3\] codes"),
         ('{"text": "a", "snac_codes": [[1], [1, 2], [1, 2, 3, 4096]]}', "codes are 1 .. 4096"),
         ('{"text": "a", "snac_codes": [[-1], [1, 2], [1, 2, 3, 4]]}', "codes are -1"),
+        (f'{{"text": "a", "snac_codes": [[{2**40}], [1, 2], [1, 2, 3, 4]]}}', f"1 .. {2**40}"),
+        (
+            '{"text": "a", "snac_codes": [[1], [1, 2], [1, 2, 3, 4]], "espeak": ["de"]}',
+            r"espeak is \['de'\]",
+        ),
         (
             '{"text": "a", "snac_codes": [[1.5], [1, 2], [1, 2, 3, 4]]}',
             "not a list of lists of integers",
