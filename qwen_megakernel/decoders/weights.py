@@ -2,27 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import ModelConfig
+from qwen_megakernel.checkpoint.loading import Checkpoint
 from qwen_megakernel.decoders.quantization import Matrix
 
 Weights = Mapping[str, Matrix]  # the keys are the official names without "talker."
-
-
-class DecoderModel(Protocol):
-    """The parts of a checkpoint that a decoder reads."""
-
-    @property
-    def config(self) -> ModelConfig:
-        """The model's dimensions and ids."""
-
-    @property
-    def talker(self) -> Weights:
-        """The tensors of talker and code predictor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +20,9 @@ class QuantizedModel:
 
     config: ModelConfig
     talker: Weights
+
+
+DecoderModel = Checkpoint | QuantizedModel  # a decoder reads `config` and `talker` of either
 
 
 def tensor(weights: Weights, name: str) -> Tensor:

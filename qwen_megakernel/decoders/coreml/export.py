@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from qwen_megakernel.checkpoint.loading import MODEL_FILES, WEIGHTS, Checkpoint, cache_folder
+from qwen_megakernel.checkpoint.loading import MODEL_FILES, WEIGHTS, Checkpoint, write_once
 from qwen_megakernel.choices import WEIGHTS as INT8_FORMS
 from qwen_megakernel.choices import WeightsForm
 from qwen_megakernel.decoders.coreml import decoder_models
@@ -144,17 +144,11 @@ def exported(checkpoint: Checkpoint, options: ExportOptions, names: Sequence[str
     """Return the cache's folder of these models, after converting them if it does not exist."""
     files = [f for f in checkpoint.files.folder.rglob("*.safetensors") if f.is_file()]
     identity = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in sorted(files)]
-    facts = json.dumps([FORMAT, asdict(options), list(names), identity])
-    folder = cache_folder() / "coreml" / hashlib.sha256(facts.encode()).hexdigest()[:16]
-    if not (folder / MANIFEST).exists():
-        logger.info("Converting the model to Core ML, once, into %s.", folder)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as work:
-            written = Path(work) / "models"
-            export(checkpoint, written, options, names)
-            with contextlib.suppress(OSError):  # another process was faster
-                written.rename(folder)
-    return folder
+    facts = json.dumps([asdict(options), list(names), identity])
+    key = hashlib.sha256(facts.encode()).hexdigest()[:16]
+    return write_once(
+        f"coreml-{key}", FORMAT, lambda draft: export(checkpoint, draft, options, names)
+    )
 
 
 def _convert(checkpoint: Checkpoint, name: str, options: ExportOptions, precision: str) -> Any:

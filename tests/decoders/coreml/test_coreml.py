@@ -28,7 +28,7 @@ from qwen_megakernel.decoders.prompt import PromptBuilder
 from qwen_megakernel.decoders.quantization import QuantizedMatrix
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.engine.speech import Speech
-from qwen_megakernel.errors import MissingPackageError, SetupError, UsageError
+from qwen_megakernel.errors import MissingPackageError, OutputError, SetupError, UsageError
 from qwen_megakernel.records import SpeechRequest
 from qwen_megakernel.speech_options import Sampling
 from qwen_megakernel.text.tokenizer import TextTokenizer
@@ -320,7 +320,13 @@ def test_two_processes_may_convert_at_once(load_checkpoint, monkeypatch):
         folders = list(pool.map(exported, [["CodeEmbedder"]] * 2, timeout=60))
     assert folders[0] == folders[1]
     assert (folders[0] / MANIFEST).exists()
-    assert [path for path in folders[0].parent.iterdir() if path.name.startswith("tmp")] == []
+    assert not list(folders[0].parent.glob(".coreml-*"))
+
+
+def test_a_full_disk_is_an_error_of_the_output(load_checkpoint, monkeypatch):
+    monkeypatch.setattr(coreml_export, "export", Mock(side_effect=OSError(28, "No space left")))
+    with pytest.raises(OutputError, match=r"Cannot write coreml-.*No space left"):
+        coreml_export.exported(load_checkpoint("tiny-random"), ExportOptions(12), ["CodeEmbedder"])
 
 
 class NothingToSave:
