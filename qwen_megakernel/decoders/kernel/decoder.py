@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,11 +16,11 @@ from qwen_megakernel.decoders.buffered import BufferedDecoder
 from qwen_megakernel.decoders.frame_decoder import Taps
 from qwen_megakernel.decoders.kernel.buffers import KernelBuffers
 from qwen_megakernel.decoders.kernel.launcher import Launcher
-from qwen_megakernel.decoders.kernel.library import MAX_STREAMS, Stream
+from qwen_megakernel.decoders.kernel.library import Stream
 from qwen_megakernel.decoders.kernel.loading import load_library
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.decoders.weights import DecoderModel
-from qwen_megakernel.errors import GenerationError, QwenTTSError
+from qwen_megakernel.errors import GenerationError
 from qwen_megakernel.native.structs import SamplingParams
 from qwen_megakernel.records import StepResult
 
@@ -91,10 +90,8 @@ class KernelDecoder(BufferedDecoder):
         forced: Tensor | None = None,
         taps: Taps | None = None,
     ) -> Callable[[], StepResult]:
-        """Enqueue launches of up to `MAX_STREAMS` slots each; one wait serves all of them."""
-        groups = [slots[first : first + MAX_STREAMS] for first in range(0, len(slots), MAX_STREAMS)]
         try:
-            streams = [[self._native_stream(slot) for slot in group] for group in groups]
+            streams = [self._native_stream(slot) for slot in slots]
             wait = self.launcher.start(streams, num_frames, forced, taps)
         except BaseException:
             self.launcher.clear_cancel()
@@ -102,51 +99,30 @@ class KernelDecoder(BufferedDecoder):
 
         def collect() -> StepResult:
             try:
-                outcomes = wait()
+                result = wait()
             finally:
                 self.launcher.clear_cancel()
-            return self._collect(groups, outcomes, num_frames)
+            return self._collect(slots, result)
 
         return collect
 
-    def _collect(
-        self,
-        groups: Sequence[Sequence[int]],
-        outcomes: Sequence[StepResult | QwenTTSError],
-        num_frames: int,
-    ) -> StepResult:
-        """Join the results of a step's launches, and advance the states of its slots.
-
-        Raise an error if no stream of the step is left.
-        """
+    def _collect(self, slots: Sequence[int], result: StepResult) -> StepResult:
+        """Add the failures of prompts to those of a step; advance the states of its slots."""
         for (slot, state), error in self.launcher.failed_prompts():
             if self._states[slot] is state:  # otherwise the slot has another stream by now
                 self._failures[slot] = error
-        slots = [slot for group in groups for slot in group]
-        parts: list[StepResult] = []
-        failures: dict[int, QwenTTSError] = {}  # row -> error
-        for group, outcome in zip(groups, outcomes, strict=True):
-            first = sum(len(part.codes) for part in parts)
-            if isinstance(outcome, QwenTTSError):
-                failures |= dict.fromkeys(range(first, first + len(group)), outcome)
-                shape = (len(group), num_frames, self.config.talker.num_code_groups)
-                nothing = (0,) * len(group), (False,) * len(group)
-                outcome = StepResult(np.zeros(shape, np.int32), *nothing)
-            parts.append(outcome)
+        counts, ended, failures = list(result.num_frames), list(result.ended), {**result.failures}
         for row, slot in enumerate(slots):
             if slot in self._failures:  # the prompt's error explains more than that of its frames
                 failures[row] = self._failures.pop(slot)
-        codes = np.concatenate([part.codes for part in parts])
-        counts = [count for part in parts for count in part.num_frames]
-        ended = [each for part in parts for each in part.ended]
-        for row, slot in enumerate(slots):
             if row in failures:
-                codes[row], counts[row], ended[row] = 0, 0, False
+                result.codes[row], counts[row], ended[row] = 0, 0, False
             else:
                 self._state(slot).advance(counts[row], ended[row])
         # The caches of lost streams contain a part of a frame.
         self._buffers.forget([slots[row] for row in failures])
-        return self._settled(slots, StepResult(codes, tuple(counts), tuple(ended), failures))
+        found = StepResult(result.codes, tuple(counts), tuple(ended), failures)
+        return self._settled(slots, found)
 
     def _native_stream(self, slot: int) -> Stream:
         state = self._state(slot)

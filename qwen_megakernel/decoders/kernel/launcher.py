@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -76,102 +75,98 @@ class Launcher:
 
     def start(
         self,
-        groups: Sequence[Sequence[Stream]],
+        streams: Sequence[Stream],
         num_frames: int,
         forced: Tensor | None = None,
         taps: dict[str, Tensor] | None = None,
-    ) -> Callable[[], list[StepResult | QwenTTSError]]:
+    ) -> Callable[[], StepResult]:
         """Start up to `num_frames` frames of every stream; EOS or `cancel` may end them earlier.
 
+        All launches, of at most `MAX_STREAMS` streams each, are enqueued here, one after another.
+
         Args:
-            groups: the streams of each launch, at most `MAX_STREAMS`. All launches are enqueued
-                here, one after another.
-            forced, taps: as in `FrameDecoder._step`, rows in the order of the groups.
+            forced, taps: as in `FrameDecoder._step`.
         Returns:
-            A function that waits for all launches at once; call it before the next launch. For each
-            group it returns the drawn frames, or the error of its launch, which has left half a
-            frame in the KV caches.
+            A function that waits for all launches at once; call it before the next launch. It
+            returns the drawn frames; the failures are those of the launches, each of which has left
+            half a frame in the KV caches of its streams.
         Raises:
             LaunchError: the driver refused the grid, and nothing was started.
         """
-        buffers = self._buffers
-        # For each group [num_done, ended] of every stream and the codes, then the error word of
-        # every launch that is under way: one copy brings all of it to the host.
-        words = 2 + num_frames * buffers.config.talker.num_code_groups
-        ends = np.cumsum([words * len(streams) for streams in groups]).tolist()
+        buffers, n = self._buffers, len(streams)
+        num_codes = num_frames * buffers.config.talker.num_code_groups
+        # Of every stream the frames drawn, whether it has ended, and its codes, then the error word
+        # of every launch that is under way: one copy brings all of it to the host.
         result = torch.zeros(
-            ends[-1] + len(buffers.controls), dtype=torch.int32, device=buffers.device
+            n * (2 + num_codes) + len(buffers.controls), dtype=torch.int32, device=buffers.device
         )
+        place = result.data_ptr()
         if forced is not None:
             forced = forced.to(buffers.device, torch.int32).contiguous()
         for control in self._steps:  # a step may have failed before the caller waited for it
             buffers.controls.give_back(control, is_clean=False)
         self._steps = []
-        launches: list[int | QwenTTSError] = []
+        launches: list[tuple[range, int | QwenTTSError]] = []  # rows, and control block or error
         logits: list[Tensor] = []
-        first = 0
-        for streams, end in zip(groups, ends, strict=True):
-            place = result.data_ptr() + 4 * (end - words * len(streams))
-            given = None if forced is None else forced[first : first + len(streams)].data_ptr()
+        for first in range(0, n, MAX_STREAMS):
+            rows = range(first, min(first + MAX_STREAMS, n))
             tapped = None if taps is None else self._room_for_logits(num_frames)
             try:
                 control = self._take_control()
-                params = self._step_params(streams, num_frames, place, given, tapped, control)
+                params = self._step_params(streams[first : rows.stop], num_frames, control, tapped)
+                params.num_done = place + 4 * first
+                params.ended = place + 4 * (n + first)
+                params.codes = place + 4 * (2 * n + first * num_codes)
+                params.forced = None if forced is None else forced[first:].data_ptr()
                 with self._launching(control) as stream:
                     self._library.step(params, self.num_blocks, stream)
-                launches.append(control)
+                launches.append((rows, control))
                 self._steps.append(control)
             except (LaunchError, GenerationError) as error:
                 if not launches:
                     raise
-                launches.append(error)  # the launches of earlier groups are under way
+                launches.append((rows, error))  # earlier launches are under way
             if tapped is not None:
-                logits.append(tapped[:, :, : len(streams)].permute(2, 0, 1, 3))
-            first += len(streams)
-        result[ends[-1] :] = buffers.controls.errors
+                logits.append(tapped[:, :, : len(rows)].permute(2, 0, 1, 3))
+        result[n * (2 + num_codes) :] = buffers.controls.errors
         downloaded, prompts = download(result), tuple(self._prompts)
 
-        def wait() -> list[StepResult | QwenTTSError]:
+        def wait() -> StepResult:
             found = downloaded()
             self._steps = []
-            errors = found[ends[-1] :].tolist()
+            ends, codes, words = found.split([2 * n, n * num_codes, len(buffers.controls)])
+            errors = words.tolist()
             self._settle_prompts(prompts, errors)
             if taps is not None:
-                rows = torch.cat(logits)  # [rows, frames, groups, vocabulary]
-                for name, its in (("talker", rows[:, :, 0]), ("predictor", rows[:, :, 1:])):
+                whole = torch.cat(logits)  # [n, num_frames, num_code_groups, vocabulary]
+                for name, its in (("talker", whole[:, :, 0]), ("predictor", whole[:, :, 1:])):
                     taps[name][:] = its[..., : taps[name].shape[-1]]
-            outcomes: list[StepResult | QwenTTSError] = []
-            for streams, end, launch in zip(groups, ends, launches, strict=True):
+            failures: dict[int, QwenTTSError] = {}
+            for rows, launch in launches:
                 error = self._settle(launch, errors[launch]) if isinstance(launch, int) else launch
-                drawn = found[end - words * len(streams) : end].numpy()
-                outcomes.append(error or _drawn(drawn, len(streams), num_frames))
-            return outcomes
+                if error:
+                    failures |= dict.fromkeys(rows, error)
+            counts, ended = ends.view(2, n).tolist()
+            drawn = codes.numpy().reshape(n, num_frames, -1)
+            for row, count in enumerate(counts):
+                drawn[row, count:] = 0
+            return StepResult(drawn, tuple(counts), tuple(map(bool, ended)), failures)
 
         return wait
 
     def _step_params(
-        self,
-        streams: Sequence[Stream],
-        num_frames: int,
-        result: int,
-        forced: int | None,
-        logits: Tensor | None,
-        control: int,
+        self, streams: Sequence[Stream], num_frames: int, control: int, logits: Tensor | None
     ) -> StepParams:
-        buffers, n = self._buffers, len(streams)
+        buffers = self._buffers
         params = StepParams(
             model=buffers.model,
             slots=buffers.slots,
-            num_streams=n,
+            workspace=buffers.workspace_of(control),
+            num_streams=len(streams),
             num_frames=num_frames,
-            num_done=result,
-            ended=result + 4 * n,
-            codes=result + 8 * n,
-            forced=forced,
             timeout_ns=self._timeout_ns(),
         )
-        params.streams[:n] = streams
-        params.workspace = buffers.workspace_of(control)
+        params.streams[: len(streams)] = streams
         if logits is not None:
             params.workspace.logits = logits.data_ptr()
             params.logits_step = logits.stride(1)
@@ -348,11 +343,3 @@ class Launcher:
 
     def _timeout_ns(self) -> int:
         return int(self.timeout_seconds * 1e9)
-
-
-def _drawn(result: np.ndarray, n: int, num_frames: int) -> StepResult:
-    counts, ended = result[:n].tolist(), result[n : 2 * n].astype(bool).tolist()
-    codes = result[2 * n :].reshape(n, num_frames, -1)
-    for row, count in enumerate(counts):
-        codes[row, count:] = 0
-    return StepResult(codes, tuple(counts), tuple(ended))
