@@ -1,27 +1,17 @@
-"""Find NVIDIA's compute-sanitizer, run a program under it, and read its findings."""
+"""Run a program under NVIDIA's compute-sanitizer, and read its findings."""
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-
-from qwen_megakernel.decoders.kernel import build
 
 TOOLS = ("memcheck", "racecheck", "synccheck")
 REFUSALS = ("not supported", "unable to", "error 999", "could not")  # the tool prints these
 # The program prints this: its grid found no room beside the tool (cudaError_t; kernel/library.py).
 LAUNCH_REFUSED = re.compile(r"^.*CUDA error (?:701|720|801)\b.*$", re.MULTILINE)
 SUMMARY = re.compile(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (\d+)", re.MULTILINE)
-
-
-def find() -> str | None:
-    """Return the program's path, on the PATH or beside nvcc."""
-    toolkit = Path(build.find_nvcc()).resolve().parents[1]
-    places = [os.environ["PATH"], toolkit / "bin", toolkit / "compute-sanitizer"]
-    return shutil.which("compute-sanitizer", path=os.pathsep.join(map(str, places)))
 
 
 def command(program: str, tool: str) -> list[str]:

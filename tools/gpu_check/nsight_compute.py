@@ -1,25 +1,14 @@
-"""Find NVIDIA's Nsight Compute (ncu), profile one launch with it, and read its report."""
+"""Profile one launch with NVIDIA's Nsight Compute (ncu), and read its report."""
 
 import csv
-import os
-import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-
-from qwen_megakernel.decoders.kernel import build
 
 SECTIONS = ("SpeedOfLight", "WarpStateStats", "SourceCounters", "InstructionStats")
 SECTIONS += ("MemoryWorkloadAnalysis", "LaunchStats", "Occupancy")
 SKIPPED = 3  # launches before the profiled one, which warm up
 HOTTEST = 80  # instructions to keep from the report
-
-
-def find() -> str | None:
-    """Return the program's path, on the PATH or beside nvcc."""
-    toolkit = Path(build.find_nvcc()).resolve().parents[1]
-    places = [os.environ["PATH"], toolkit / "bin", "/usr/local/cuda/bin"]
-    return shutil.which("ncu", path=os.pathsep.join(map(str, places)))
 
 
 def profile_command(program: str, kernel: str, report: Path, watched: Sequence[str]) -> list[str]:

@@ -285,7 +285,7 @@ def version(tool: str) -> str | None:
         done = subprocess.run([tool, "--version"], capture_output=True, text=True, check=False)
     except OSError:
         return None
-    return done.stdout.strip().splitlines()[-1]
+    return (done.stdout.strip().splitlines() or [None])[-1]
 
 
 def commit() -> str:

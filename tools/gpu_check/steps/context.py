@@ -1,6 +1,8 @@
 """The objects that every step works with: device, sizes, deadline and result file."""
 
 import json
+import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -73,3 +75,10 @@ class Context:
         device = torch.device("cpu") if kind is PlainDecoder else self.device
         options = {"defines": defines} if defines else {}
         return kind(loaded, DecoderSizes(device=device, dtype=dtype, **sizes), **options)
+
+
+def find_program(name: str) -> str | None:
+    """Return the path of a program of NVIDIA's toolkit, on the PATH or beside nvcc."""
+    toolkit = Path(build.find_nvcc()).resolve().parents[1]
+    places = [os.environ["PATH"], toolkit / "bin", toolkit / name, "/usr/local/cuda/bin"]
+    return shutil.which(name, path=os.pathsep.join(map(str, places)))

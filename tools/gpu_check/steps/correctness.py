@@ -22,7 +22,7 @@ from qwen_megakernel.native import compiling
 from qwen_megakernel.speech_options import Sampling
 from tools.gpu_check import compute_sanitizer
 from tools.gpu_check.steps import ROOT
-from tools.gpu_check.steps.context import Context
+from tools.gpu_check.steps.context import Context, find_program
 
 PATIENT_SECONDS = 120.0  # patience of a barrier under a sanitizer
 
@@ -59,7 +59,7 @@ def sanitizer(context: Context) -> dict[str, Any]:
     if context.emulation:  # the emulated counterpart is tests/decoders/kernel/test_sanitizers.py
         subprocess.run([*program, "--emulation"], check=True)
         return {"status": "skipped", "why": "no compute-sanitizer without a GPU"}
-    tool = compute_sanitizer.find()
+    tool = find_program("compute-sanitizer")
     if tool is None:
         return {"status": "refused", "why": "compute-sanitizer is not installed"}
     found: dict[str, Any] = {}

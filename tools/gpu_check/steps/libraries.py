@@ -31,46 +31,32 @@ def model_jobs(context: Any) -> Jobs:
     Args:
         context: a `Context`, or another object with its `arch`, `models`, `dtypes` and `toy`.
     """
-    names = dict.fromkeys((TOY, *context.models))
-    configs = {name: parse_model_config(model_config(name)) for name in names}
-    configs["small"] = kernel_models.small_config()
-    return {
-        f"{name} {dtype}": (configs[name], Target(context.arch, dtype))
-        for name, dtype in product(configs, context.dtypes)
-    }
+    configs = {name: _config(name) for name in dict.fromkeys((TOY, *context.models))}
+    return _in_every_dtype(context, configs | {"small": kernel_models.small_config()})
 
 
 def stamp_jobs(context: Any) -> Jobs:
     """Return every model with the stamps that the step `stage_times` reads."""
     target = Target(context.arch, context.dtypes[-1], stage_times=True)
-    return {
-        f"{name} with stamps": (parse_model_config(model_config(name)), target)
-        for name in context.models
-    }
+    return {f"{name} with stamps": (_config(name), target) for name in context.models}
 
 
 def test_jobs(context: Any) -> Jobs:
     """Return the libraries that tests/decoders/kernel needs besides those of `model_jobs`."""
     if context.toy:
         return {}
-    configs = {TOY_PROJECTED: parse_model_config(model_config(TOY_PROJECTED))}
+    configs = {TOY_PROJECTED: _config(TOY_PROJECTED)}
     for name, changes in kernel_models.SHAPES.items():
         configs[name] = kernel_models.small_config(**changes)
-    jobs = {
-        f"{name} {dtype}": (configs[name], Target(context.arch, dtype))
-        for name, dtype in product(configs, context.dtypes)
-    }
-    for (weights, stacks), dtype in product(INT8_STACKS.items(), context.dtypes):
-        target = Target(context.arch, dtype, int8=stacks)
-        jobs[f"projected {weights} {dtype}"] = configs["projected"], target
-    return jobs
+    projected = {"projected": configs["projected"]}
+    return _in_every_dtype(context, configs) | _with_int8(context, projected)
 
 
 def variant_jobs(context: Any) -> Jobs:
     """Return every variant of every model, in the dtype with which speed is measured."""
     return {
         f"{name}, {variant}": (
-            parse_model_config(model_config(name)),
+            _config(name),
             Target(context.arch, context.dtypes[-1], defines=tuple(defines.items())),
         )
         for name, (variant, defines) in product(context.models, chosen(context.toy))
@@ -79,13 +65,25 @@ def variant_jobs(context: Any) -> Jobs:
 
 def int8_jobs(context: Any) -> Jobs:
     """Return every model with int8 layers."""
+    return _with_int8(context, {name: _config(name) for name in context.models})
+
+
+def _config(name: str) -> ModelConfig:
+    return parse_model_config(model_config(name))
+
+
+def _in_every_dtype(context: Any, configs: dict[str, ModelConfig]) -> Jobs:
     return {
-        f"{name} {weights} {dtype}": (
-            parse_model_config(model_config(name)),
-            Target(context.arch, dtype, int8=stacks),
-        )
-        for name, (weights, stacks), dtype in product(
-            context.models, INT8_STACKS.items(), context.dtypes
+        f"{name} {dtype}": (config, Target(context.arch, dtype))
+        for (name, config), dtype in product(configs.items(), context.dtypes)
+    }
+
+
+def _with_int8(context: Any, configs: dict[str, ModelConfig]) -> Jobs:
+    return {
+        f"{name} {weights} {dtype}": (config, Target(context.arch, dtype, int8=stacks))
+        for (name, config), (weights, stacks), dtype in product(
+            configs.items(), INT8_STACKS.items(), context.dtypes
         )
     }
 

@@ -12,7 +12,7 @@ from typing import Any
 from tools.gpu_check import nsight_compute, stage_times
 from tools.gpu_check.kernel_timer import PROMPT_POSITIONS, ForcedStreams
 from tools.gpu_check.steps import ROOT
-from tools.gpu_check.steps.context import Context
+from tools.gpu_check.steps.context import Context, find_program
 from tools.gpu_check.steps.correctness import PATIENT_SECONDS
 
 STREAM_COUNTS = (1, 16)
@@ -38,7 +38,7 @@ def ncu(context: Context) -> dict[str, Any]:
         size = "--emulation" if context.emulation else "--toy"
         subprocess.run([*program, size], cwd=ROOT, check=True)
         return {"status": "skipped", "why": "no ncu without a GPU"}
-    tool = nsight_compute.find()
+    tool = find_program("ncu")
     if tool is None:
         return {"status": "refused", "why": "ncu is not installed"}
     with tempfile.TemporaryDirectory() as folder:
