@@ -7,15 +7,10 @@
 // for every instruction set, and the size of a block is a multiple of 64 bytes, so files can hold
 // packed matrices.
 #pragma once
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
-#include <memory>
-#include <new>
 #include <utility>
 #include <vector>
 
@@ -196,70 +191,5 @@ inline void pack_block(const Matrix& matrix, const SourceRow* rows, uint8_t* out
       out = pack_words<1, 1>(rows, first, end, out, swap_inner_bytes);
   }
 }
-
-// Memory for all packed matrices of a model; the system allocates pages as they are written.
-class Arena {
- public:
-  explicit Arena(size_t bytes) {
-    constexpr size_t kHugePage = size_t{2} << 20;
-    bytes = (bytes + kHugePage) / kHugePage * kHugePage;
-    next_ = add(kHugePage, bytes);
-#ifdef MADV_HUGEPAGE
-    madvise(next_, bytes, MADV_HUGEPAGE);  // adds 9 to 14 % of bandwidth on a Zen 3
-#endif
-  }
-
-  // Returns the next bytes. Under AddressSanitizer each call allocates a block of its own, so that
-  // the sanitizer reports reads past the end of a matrix.
-  uint8_t* take(size_t bytes) {
-#ifdef __SANITIZE_ADDRESS__
-    return add(64, bytes);
-#else
-    uint8_t* taken = next_;
-    next_ += bytes;
-    return taken;
-#endif
-  }
-
- private:
-  struct Free {
-    void operator()(uint8_t* memory) const { std::free(memory); }
-  };
-
-  uint8_t* add(size_t alignment, size_t bytes) {
-    void* memory = nullptr;
-    if (posix_memalign(&memory, alignment, bytes)) throw std::bad_alloc();
-    std::unique_ptr<uint8_t, Free> block(static_cast<uint8_t*>(memory));
-    blocks_.push_back(std::move(block));
-    return blocks_.back().get();
-  }
-
-  std::vector<std::unique_ptr<uint8_t, Free>> blocks_;
-  uint8_t* next_;
-};
-
-// Zeros whose pages take memory only once they are written: most streams do not fill their caches.
-// The pages are small even where the system uses huge ones for everything, because the first number
-// of a head would then take a whole huge page.
-class LazyFloats {
- public:
-  explicit LazyFloats(size_t count) : bytes_(std::max(count, size_t{1}) * sizeof(float)) {
-    void* memory =
-        mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) throw std::bad_alloc();
-    memory_ = static_cast<float*>(memory);
-#ifdef MADV_NOHUGEPAGE
-    madvise(memory_, bytes_, MADV_NOHUGEPAGE);
-#endif
-  }
-  ~LazyFloats() { munmap(memory_, bytes_); }
-  LazyFloats(const LazyFloats&) = delete;
-  LazyFloats& operator=(const LazyFloats&) = delete;
-  float* data() const { return memory_; }
-
- private:
-  size_t bytes_;
-  float* memory_;
-};
 
 }  // namespace qwen_tts

@@ -1,8 +1,10 @@
 // A loaded model: the caller's packed matrices, small vectors, and the state of each slot.
 #pragma once
+#include <sys/mman.h>
+
 #include <atomic>
 #include <memory>
-#include <string>
+#include <new>
 #include <vector>
 
 #include "attention.h"
@@ -54,6 +56,30 @@ struct Stack {
   }
   // The number of floats of keys and values of one position.
   size_t kept_floats() const { return layers.size() * 2 * num_kv_heads * head_dim; }
+};
+
+// Zeros whose pages take memory only once they are written: most streams do not fill their caches.
+// The pages are small even where the system uses huge ones for everything, because the first number
+// of a head would then take a whole huge page.
+class LazyFloats {
+ public:
+  explicit LazyFloats(size_t count) : bytes_(std::max(count, size_t{1}) * sizeof(float)) {
+    void* memory =
+        mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) throw std::bad_alloc();
+    memory_ = static_cast<float*>(memory);
+#ifdef MADV_NOHUGEPAGE
+    madvise(memory_, bytes_, MADV_NOHUGEPAGE);
+#endif
+  }
+  ~LazyFloats() { munmap(memory_, bytes_); }
+  LazyFloats(const LazyFloats&) = delete;
+  LazyFloats& operator=(const LazyFloats&) = delete;
+  float* data() const { return memory_; }
+
+ private:
+  size_t bytes_;
+  float* memory_;
 };
 
 struct Slot {
