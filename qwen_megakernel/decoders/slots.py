@@ -1,10 +1,11 @@
 """The sizes of a decoder, and the state of one of its slots."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 
 from qwen_megakernel.errors import UsageError
+from qwen_megakernel.native.structs import SamplingParams
 from qwen_megakernel.speech_options import Sampling
 
 
@@ -40,6 +41,11 @@ class SlotState:
     num_text_rows: int = 0
     position: int = 0  # the next talker step writes here; 0: the prompt has not run
     frame: int = 0  # index of the next frame
+
+    @property
+    def sampling_params(self) -> dict[str, SamplingParams]:
+        """The members "talker" and "predictor" of a C struct."""
+        return {of: SamplingParams(**values) for of, values in asdict(self.sampling).items()}
 
     def advance(self, num_frames: int, ended: bool) -> None:
         """Count the frames that a step drew, and whether it drew EOS after them.

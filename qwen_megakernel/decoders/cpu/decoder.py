@@ -7,7 +7,6 @@ threads nor on other streams.
 
 import ctypes
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from qwen_megakernel.decoders.embeddings import Embeddings
 from qwen_megakernel.decoders.frame_decoder import FrameDecoder, Taps
 from qwen_megakernel.decoders.layers import rope_tables
 from qwen_megakernel.decoders.sampling import MIN_FRAMES, not_finite
-from qwen_megakernel.decoders.slots import DecoderSizes, SlotState
+from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.decoders.weights import DecoderModel, Weights, tensor
 from qwen_megakernel.errors import QwenTTSError, UnsupportedModel, UsageError
 from qwen_megakernel.native import cpu_threads
@@ -35,7 +34,6 @@ from qwen_megakernel.native.cpu_library import (
     destroy_with,
     open_library,
 )
-from qwen_megakernel.native.structs import SamplingParams
 from qwen_megakernel.records import StepResult
 
 HEAD_DIMS = range(32, 257, 16)
@@ -127,7 +125,8 @@ class CpuDecoder(FrameDecoder):
         embeds = embeds.float().contiguous()
         num_kept = self._restore(slot, embeds[:-1])  # the last position always runs
         state = self._state(slot)
-        options, pad = _options_of(state), pad_embed.float().contiguous()
+        options = native.StreamOptions(part=state.part, seed=state.seed, **state.sampling_params)
+        pad = pad_embed.float().contiguous()
         status = self._library.qwen_cpu_decoder_prefill(
             self._handle,
             slot,
@@ -265,15 +264,6 @@ class _Source:
 def _row_major(table: Tensor) -> native.MatrixSource:
     kind = native.BF16 if table.dtype == torch.bfloat16 else native.FLOAT32
     return native.MatrixSource(table.data_ptr(), None, *table.shape, kind, 0)
-
-
-def _options_of(state: SlotState) -> native.StreamOptions:
-    return native.StreamOptions(
-        SamplingParams(**asdict(state.sampling.talker)),
-        SamplingParams(**asdict(state.sampling.predictor)),
-        state.part,
-        state.seed,
-    )
 
 
 def _address(values: Tensor) -> ctypes.c_void_p:

@@ -67,12 +67,6 @@ def packed_names(config: ModelConfig) -> Iterator[PackedName]:
         yield PackedName(name, (f"{name}.weight",))
 
 
-def packed_bytes(pool: CpuPool, matrix: native.MatrixSource, name: PackedName) -> int:
-    """Return the size of a packed matrix, whose address is not read."""
-    num_parts = len(name.parts) if name.takes_turns else 1
-    return pool.library.qwen_cpu_packed_bytes(ctypes.byref(matrix), num_parts)
-
-
 class Packer:
     """Packs the matrices of a model one by one.
 
@@ -89,7 +83,12 @@ class Packer:
             each.name: _describe([_shape_of(model.talker, part) for part in each.parts])
             for each in self.names
         }
-        self.sizes = [packed_bytes(pool, self.matrices[each.name], each) for each in self.names]
+        self.sizes = [
+            pool.library.qwen_cpu_packed_bytes(
+                ctypes.byref(self.matrices[each.name]), len(each.parts) if each.takes_turns else 1
+            )
+            for each in self.names
+        ]
 
     def pack(self, name: PackedName, address: int) -> None:
         """Write a packed matrix to an address, and give its parts' memory back to the system."""

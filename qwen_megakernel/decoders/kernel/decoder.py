@@ -5,7 +5,6 @@ library gets its address (library.py).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -21,7 +20,6 @@ from qwen_megakernel.decoders.kernel.loading import load_library
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.decoders.weights import DecoderModel
 from qwen_megakernel.errors import GenerationError
-from qwen_megakernel.native.structs import SamplingParams
 from qwen_megakernel.records import StepResult
 
 
@@ -134,6 +132,5 @@ class KernelDecoder(BufferedDecoder):
             num_text_rows=state.num_text_rows,
             seed_low=state.seed & 0xFFFFFFFF,
             seed_high=state.seed >> 32,
-            talker=SamplingParams(**asdict(state.sampling.talker)),
-            predictor=SamplingParams(**asdict(state.sampling.predictor)),
+            **state.sampling_params,
         )
