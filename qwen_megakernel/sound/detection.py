@@ -21,8 +21,7 @@ _SAYS_SYNTHETIC = re.compile(
     r"|compositeSynthetic)\b|(?<!not )(?<!non-)\bAI[- ]generated\b",
     re.IGNORECASE,
 )
-_XMP = re.compile(rb"<x:xmpmeta\b.*?</x:xmpmeta>", re.DOTALL)  # where IPTC puts its terms
-_MAX_SHOWN_CHARS = 200
+_XMP_BEGIN, _XMP_END = b"<x:xmpmeta", b"</x:xmpmeta>"  # around where IPTC puts its terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +69,11 @@ def detect(
     marks = find_marks(samples, rate, key.secret, search_speeds=search_speeds) if key else []
     with soundfile.SoundFile(io.BytesIO(recording)) as file:
         name, said = file.format.lower(), list(file.copy_metadata().values())
-    found = [printable(each, _MAX_SHOWN_CHARS) for each in said if _SAYS_SYNTHETIC.search(each)]
-    packets = (packet.decode(errors="replace") for packet in _XMP.findall(recording))
-    found += [match[0] for match in map(_SAYS_SYNTHETIC.search, packets) if match]
+    found = [printable(each) for each in said if _SAYS_SYNTHETIC.search(each)]
+    for before_end in recording.split(_XMP_END)[:-1]:
+        packet = before_end.partition(_XMP_BEGIN)[2].decode(errors="replace")
+        if match := _SAYS_SYNTHETIC.search(packet):
+            found.append(match[0])
     try:
         credentials = read_credentials(recording, "wav" if name == "wavex" else name)
     except MissingPackageError as error:
