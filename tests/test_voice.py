@@ -3,6 +3,7 @@
 import os
 import struct
 from dataclasses import replace
+from time import process_time
 
 import numpy as np
 import pytest
@@ -279,5 +280,8 @@ def test_a_mix_is_named_as_a_sum_of_names_with_weights():
         assert np.array_equal(mix_of(text, voices.__getitem__).x_vector, want.x_vector)
     for text in ("anna", "anna(2)", "anna(x)+b en", "anna(2)(3)+b en", "+anna", "a+", ""):
         assert mix_of(text, voices.__getitem__) is None
+    begin = process_time()
+    assert mix_of("anna" + 30_000 * " " + "b(+anna", voices.__getitem__) is None
+    assert process_time() - begin < 2
     with pytest.raises(UsageError, match="a mix of 11; the limit is 10"):
         mix_of("+".join(["anna"] * 11), voices.__getitem__)

@@ -10,7 +10,8 @@ from qwen_megakernel.errors import UsageError, VoiceMismatch
 from qwen_megakernel.voice import Voice, check_same_encoders
 
 MAX_MIXED = 10  # voices
-_PART_OF_A_MIX = re.compile(r"([^()]+?)\s*(?:\((\d+(?:\.\d*)?|\.\d+)\))?")
+# The name's last character is no space, so that each space is tried in one place alone.
+_PART_OF_A_MIX = re.compile(r"([^()]*[^()\s])\s*(?:\((\d+(?:\.\d*)?|\.\d+)\))?")
 
 
 def mix(name: str, parts: Iterable[tuple[Voice, float]]) -> Voice:
