@@ -242,7 +242,10 @@ class Voice:
                 return Voice.of_styles(name, made)
         except FileNotFoundError as error:  # the file was deleted just now
             raise UnknownVoice(f"There is no voice file {path}.") from error
-        except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
+        except (
+            *(SafetensorError, OSError, KeyError, ValueError, TypeError),
+            *(AttributeError, RecursionError),  # of styles that are no list of pairs of strings
+        ) as error:
             if isinstance(error, UsageError):  # such as a RecordingError from above
                 raise
             reason = getattr(error, "strerror", None) or error  # without the folder

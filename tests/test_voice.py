@@ -222,11 +222,14 @@ def test_styles_survive_the_file_and_one_recording_is_a_file_as_before(tmp_path)
         Voice.of_styles("anna", [make("a"), replace(make("b"), fingerprint="1b7-0")])
 
 
-@pytest.mark.parametrize("styles", ["", "7", "[]", '["a"]', '[["a", null]]', '[["a/b", null]]'])
+@pytest.mark.parametrize(
+    "styles",
+    ["", "7", "[]", '["a"]', '[["a", null]]', '[["a/b", null]]', "[[7, null]]", "[" * 100_000],
+)
 def test_damaged_styles_are_an_error(tmp_path, styles):
     path = tmp_path / "anna.voice.safetensors"
     metadata = {"format": "qwen_megakernel voice 2", "name": "anna", "styles": styles}
-    save_file({"sad.x_vector": np.ones(4, np.float32)}, path, metadata)
+    save_file(dict.fromkeys(["sad.x_vector", "7.x_vector"], np.ones(4, np.float32)), path, metadata)
     with pytest.raises(UsageError):
         Voice.load(path)
 
