@@ -24,7 +24,7 @@ def check_writable(path: Path, what: str) -> None:
     try:
         path.open("a").close()
         if not was_there:
-            path.unlink()
+            path.resolve().unlink()  # a link to a file that did not exist stays
     except OSError as error:
         raise OutputError(
             f"Cannot write {what} to {path}: {why_unwritable(path, error)}."

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from qwen_megakernel.output_files import replacing
+from qwen_megakernel.output_files import check_writable, replacing
 
 
 def test_the_file_is_replaced_when_it_is_complete(tmp_path: Path):
@@ -51,3 +51,10 @@ def test_the_permissions_are_those_asked_for_whatever_the_umask(tmp_path: Path):
             assert partial.stat().st_mode & 0o777 == 0o600
     finally:
         os.umask(before)
+
+
+def test_a_link_to_a_file_that_does_not_exist_yet_stays(tmp_path: Path):
+    link = tmp_path / "latest.srt"
+    link.symlink_to("first.srt")
+    check_writable(link, "subtitles")
+    assert link.is_symlink() and os.listdir(tmp_path) == ["latest.srt"]
