@@ -17,6 +17,7 @@ from qwen_megakernel import __version__
 from qwen_megakernel.errors import OutputError, UsageError
 from qwen_megakernel.installing import require
 from qwen_megakernel.output_files import replacing
+from qwen_megakernel.printable import printable
 
 # Formats that have a place for a signature, and their media types.
 SIGNED_FORMATS = {"wav": "audio/wav", "mp3": "audio/mpeg", "flac": "audio/flac"}
@@ -33,6 +34,7 @@ _MANIFEST = {
     ],
 }
 _OFFLINE = {"verify": {"remote_manifest_fetch": False, "ocsp_fetch": False}}
+_MAX_CHARS = 1000  # of a name or a reason in a file that somebody else made
 _CURVES = {"secp256r1": "es256", "secp384r1": "es384", "secp521r1": "es512"}
 
 
@@ -147,7 +149,7 @@ def read_credentials(data: bytes, name: str) -> Credentials | None:
             store = json.loads(reader.json())
             state = str(reader.get_validation_state() or "Invalid").lower()
     except c2pa.C2paError as error:  # there is a manifest, and it is broken
-        return Credentials("invalid", "", False, str(error))
+        return Credentials("invalid", "", False, printable(str(error), _MAX_CHARS))
     manifest = store["manifests"].get(store.get("active_manifest"), {})
     actions = [
         action
@@ -165,9 +167,9 @@ def read_credentials(data: bytes, name: str) -> Credentials | None:
     ]
     return Credentials(
         state,
-        ", ".join(names),
+        printable(", ".join(names), _MAX_CHARS),
         any(action.get("digitalSourceType") == SYNTHETIC for action in actions),
-        "; ".join(reasons) if state == "invalid" else "",
+        printable("; ".join(reasons), _MAX_CHARS) if state == "invalid" else "",
     )
 
 

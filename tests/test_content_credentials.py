@@ -57,6 +57,13 @@ def test_a_signed_file_has_the_same_samples_and_says_who_made_it_and_how(tmp_pat
     assert not list(tmp_path.glob(".*"))
 
 
+def test_the_name_of_a_signer_cannot_write_to_a_terminal(tmp_path):
+    path = tmp_path / "signed.wav"
+    signer = Signer.of(*new_certificate(common_name="\x1b[2JVoice"))
+    write_wav(path, NOISE, 24000, mark=Marking(signer=signer))
+    assert read_credentials(path.read_bytes(), "wav").signed_by == r"Operator, \x1b[2JVoice"
+
+
 @pytest.mark.parametrize("name", SIGNED_FORMATS)
 def test_a_file_that_was_changed_is_invalid(tmp_path, signer, name):
     path = tmp_path / f"signed.{name}"

@@ -15,6 +15,7 @@ def new_certificate(
     private_key: Any = None,
     usage: x509.ObjectIdentifier = ExtendedKeyUsageOID.EMAIL_PROTECTION,
     days: int = 30,
+    common_name: str = "Voice",
 ) -> tuple[bytes, bytes]:
     """Return the PEM of a certificate with that of its root, and of its private key.
 
@@ -22,11 +23,12 @@ def new_certificate(
         private_key: None: a new one, of the curve P-256.
         usage: the extended key usage.
         days: for how long it holds from now; below 0: it has expired.
+        common_name: of the signer.
     """
     private_key = private_key or ec.generate_private_key(ec.SECP256R1())
     root_key = ec.generate_private_key(ec.SECP256R1())
     root = _signed(_name("Root"), root_key.public_key(), _name("Root"), root_key, None, 3000)
-    own = _signed(_name("Voice"), private_key.public_key(), root.subject, root_key, usage, days)
+    own = _signed(_name(common_name), private_key.public_key(), root.subject, root_key, usage, days)
     pem = serialization.Encoding.PEM
     form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     return own.public_bytes(pem) + root.public_bytes(pem), private_key.private_bytes(pem, *form)
