@@ -116,6 +116,14 @@ def joined(text: str, more: str) -> str:
     return text + more if is_unspaced(more) else f"{text} {more}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """What the voices of a conversation have said since it was last forgotten."""
+
+    said: dict[Hashable, Said] = field(default_factory=dict)  # who spoke last is at the end
+    firsts: dict[Hashable, Figures] = field(default_factory=dict)  # of each voice's first part
+
+
 class Conversation:
     """What each voice of a conversation has just said: at most `CONTEXT_S` for each.
 
@@ -125,11 +133,9 @@ class Conversation:
     """
 
     def __init__(self) -> None:
-        self._said: dict[Hashable, Said] = {}  # the voice that spoke last is at the end
-        self._firsts: dict[Hashable, Figures] = {}  # of the first part of each voice
+        self._memory = _Memory()
         self._lock = threading.Lock()
         self._last: Turn | None = None
-        self._num_forgotten = 0  # calls of `forget`
 
     def join(self, workers: Executor, wake: Callable[[], None], **options: Any) -> "Turn":
         """Add a stream.
@@ -140,7 +146,7 @@ class Conversation:
             options: `identify` and `prepare` of `Turn`.
         """
         with self._lock:
-            turn = Turn(self, workers, wake, self._last, self._num_forgotten, **options)
+            turn = Turn(self, workers, wake, self._last, self._memory, **options)
             self._last = turn
             return turn
 
@@ -148,31 +154,33 @@ class Conversation:
     def is_begun(self) -> bool:
         """Whether a stream that joins now may find something that was said."""
         last = self._last
-        return bool(last and not last.is_over and not last.is_interrupted) or bool(self._said)
+        may_come = last is not None and not last.is_over and not last.is_interrupted
+        return may_come or bool(self._memory.said)
 
     def forget(self) -> None:
-        """Forget everything that was said."""
-        with self._lock:
-            self._said.clear()
-            self._firsts.clear()
-            self._num_forgotten += 1  # words that are still looked for come too late
+        """Forget everything that was said; words that are still looked for come too late.
+
+        This takes no lock: a stream that is garbage-collected calls it, wherever its thread is.
+        """
+        self._memory = _Memory()
 
     def said(self, voice: str | Voice | None) -> Said | None:
         """Return the end of what a voice has said."""
-        return self._said.get(_key(voice))
+        return self._memory.said.get(_key(voice))
 
     def compares(self, voice: str | Voice | None) -> bool:
         """Return whether a part of a voice will be compared with an earlier one."""
-        return _key(voice) in self._firsts
+        return _key(voice) in self._memory.firsts
 
     def compare(self, turn: "Turn", voice: str | Voice | None, own: Figures) -> dict[str, float]:
         """Return how a part has drifted from the first one of its voice, which it may be itself."""
+        memory = turn.memory
+        if own.speech_s < MIN_SPEECH_S or memory is not self._memory:
+            return {}
         with self._lock:
-            if own.speech_s < MIN_SPEECH_S or turn.num_forgotten != self._num_forgotten:
-                return {}
-            first = self._firsts.setdefault(_key(voice), own)
-            if len(self._firsts) > MAX_VOICES:
-                del self._firsts[next(iter(self._firsts))]
+            first = memory.firsts.setdefault(_key(voice), own)
+            if len(memory.firsts) > MAX_VOICES:
+                del memory.firsts[next(iter(memory.firsts))]
         return own.drift_from(first)
 
     def say(
@@ -180,16 +188,16 @@ class Conversation:
     ) -> Said | None:
         """Keep the last `most` frames of a voice, and return them; None: the next part of the voice
         begins anew."""
-        key = _key(voice)
+        key, memory = _key(voice), turn.memory
+        if memory is not self._memory:
+            return None
         with self._lock:
-            if turn.num_forgotten != self._num_forgotten:
-                return None
-            earlier = self._said.pop(key, None)
+            earlier = memory.said.pop(key, None)
             kept = said and said.after(earlier, most)
             if kept:
-                self._said[key] = kept
-            if len(self._said) > MAX_VOICES:
-                del self._said[next(iter(self._said))]
+                memory.said[key] = kept
+            if len(memory.said) > MAX_VOICES:
+                del memory.said[next(iter(memory.said))]
         return kept
 
 
@@ -206,7 +214,7 @@ class Turn:
     workers: Executor
     wake: Callable[[], None]
     before: "Turn | None"  # the stream before it, until that is over
-    num_forgotten: int  # how often the conversation had been forgotten when the stream joined
+    memory: _Memory  # the conversation's, until that is forgotten
     identify: Identify | None = None
     prepare: Callable[[np.ndarray], None] = lambda frames: None
     is_over: bool = False

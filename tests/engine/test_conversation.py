@@ -100,7 +100,8 @@ def test_a_word_longer_than_the_context_leaves_nothing():
 
 
 def test_ten_thousand_frames_keep_four_seconds_of_each_voice():
-    talk, turn = Conversation(), Conversation().join(None, lambda: None)
+    talk = Conversation()
+    turn = talk.join(None, lambda: None)
     said = Said.part("mama " * 4, np.zeros((20, 2), np.int32), beeps(4))
     for number in range(500):
         talk.say(turn, f"voice {number % 40}", said, MOST)
@@ -129,6 +130,25 @@ def test_interruptions_at_random_places_leak_nothing():
             turn.settle(can_redraw=False)
             turn.end(is_good=rng.random() < 0.5)
     assert begun == [None] * 200
+
+
+def test_a_stream_that_is_collected_while_the_conversation_works_does_not_wait_for_it():
+    """The collector runs anywhere, also where the thread holds the lock of the conversation."""
+    talk = Conversation()
+    turn = talk.join(None, lambda: None)
+
+    class Collecting(str):
+        def __hash__(self):
+            turn.interrupt()
+            return super().__hash__()
+
+    said = Said.part("mama " * 4, np.zeros((20, 2), np.int32), beeps(4))
+    thread = threading.Thread(
+        target=talk.say, args=(turn, Collecting("ada"), said, MOST), daemon=True
+    )
+    thread.start()
+    thread.join(5)
+    assert not thread.is_alive() and talk.said("ada") is None
 
 
 def test_who_speaks_is_found_once_and_while_the_part_is_drawn():
