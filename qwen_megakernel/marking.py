@@ -2,6 +2,7 @@
 
 import os
 import re
+import reprlib
 import secrets
 import stat
 from dataclasses import dataclass, field
@@ -103,9 +104,17 @@ class Marking:
 
     @staticmethod
     def of(value: "Marking | MarkKey | str | Path | None") -> "Marking":
-        """Return the marking of a `mark=` of the engines: a key, or its file, adds a watermark."""
+        """Return the marking of a `mark=` of the engines: a key, or its file, adds a watermark.
+
+        Raises:
+            UsageError: `value` is something else, or the file of a key is refused.
+        """
         if isinstance(value, str | Path):
             value = MarkKey.read(Path(value))
+        if not isinstance(value, Marking | MarkKey | None):
+            raise UsageError(
+                f"mark is {reprlib.repr(value)}; it must be a Marking, a MarkKey or its file."
+            )
         return value if isinstance(value, Marking) else Marking(key=value)
 
     @staticmethod

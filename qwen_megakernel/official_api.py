@@ -11,6 +11,7 @@ import re
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ GENERATION = {theirs: ours for ours, theirs in OFFICIAL_NAMES.items()} | {
 }
 MIN_NEW_TOKENS = 2  # fixed in the official generate()
 
+FETCH_TIMEOUT_S = 60  # without a byte from the server of a recording
 _BASE64_CHARS = 256  # a longer string without a slash is base64 audio, not a path
 
 
@@ -247,13 +249,18 @@ def open_recording(recording: Recording) -> tuple[np.ndarray, int]:
     source = str(recording)
     if re.match(r"https?://", source):
         try:
-            with urllib.request.urlopen(source) as response:
+            with urllib.request.urlopen(source, timeout=FETCH_TIMEOUT_S) as response:
                 return recordings.read(io.BytesIO(response.read()), name=source)
-        except OSError as error:
+        except RecordingError:
+            raise
+        except (OSError, ValueError, HTTPException) as error:
             raise RecordingError(f"{source} cannot be fetched: {error}.") from error
     is_data_url = source.startswith("data:audio")
     if is_data_url or (len(source) > _BASE64_CHARS and not re.search(r"[/\\]", source)):
-        data = base64.b64decode(source.split(",", 1)[1] if is_data_url else source)
+        try:
+            data = base64.b64decode(source.partition(",")[2] if is_data_url else source)
+        except ValueError as error:
+            raise RecordingError(f"The base64 reference is damaged: {error}.") from error
         return recordings.read(io.BytesIO(data), name="The base64 reference")
     return recordings.read(recording)
 

@@ -158,7 +158,7 @@ def test_n_new_tokens_are_at_most_one_frame_fewer(base, reference):
 
 def test_every_kind_of_recording_is_the_same_voice(base, reference, monkeypatch):
     data = reference.read_bytes()
-    monkeypatch.setattr("urllib.request.urlopen", lambda url: io.BytesIO(data))
+    monkeypatch.setattr("urllib.request.urlopen", lambda url, **_: io.BytesIO(data))
     kinds = [
         str(reference),
         reference,
@@ -199,8 +199,11 @@ def test_what_the_official_package_refuses_is_refused(base, reference):
     for call in refused:
         with pytest.raises(ValueError):
             call()
-    with pytest.raises(RecordingError, match="base64"):
-        base.create_voice_clone_prompt("A" * 400, x_vector_only_mode=True)
+    for wrong in ("A" * 400, "A" * 401, "data:audio/wav;base64"):
+        with pytest.raises(RecordingError, match="base64"):
+            base.create_voice_clone_prompt(wrong, x_vector_only_mode=True)
+    with pytest.raises(RecordingError, match="cannot be fetched"):
+        base.create_voice_clone_prompt("https://[example.com", x_vector_only_mode=True)
 
 
 FASTER = {"backend": "torch", "device": "cpu", "dtype": "float32", "warmup": False}

@@ -31,7 +31,7 @@ from qwen_megakernel.printable import printable
 from qwen_megakernel.records import AudioChunk, Files, Manner, SpeechRequest
 from qwen_megakernel.sound.chunks import new_chunks
 from qwen_megakernel.sound.loudness import at_loudness, check_loudness
-from qwen_megakernel.speech_options import LOUDNESS, SpeechKeywords
+from qwen_megakernel.speech_options import LOUDNESS, OPTIONS, SpeechKeywords, check_text
 from qwen_megakernel.text.cleaning import MAX_CHARS
 from qwen_megakernel.text.intake import new_intake
 from qwen_megakernel.text.parts import TextEncoding
@@ -208,6 +208,7 @@ class SpeechEngine(ABC):
             raise UsageError(
                 f"voice is {reprlib.repr(voice)}; it must be a name, a path or a Voice."
             )
+        check_text(style=values.get("style"))
         if (text is None) != text_open:
             raise UsageError(
                 f"text is {reprlib.repr(text)} and text_open is {text_open}.",
@@ -325,8 +326,9 @@ class SpeechEngine(ABC):
             loudness: loudness of the whole speech in LUFS, -40 .. -5; needs the extra `loudness`.
         """
         if options.get("first_chunk_frames") is None:  # there is nothing to hurry for
-            chunk_frames = options.get("chunk_frames")
-            options["first_chunk_frames"] = chunk_frames or self._defaults.chunk_frames
+            most = options.get("chunk_frames")
+            most = self._defaults.chunk_frames if most is None else most
+            options["first_chunk_frames"] = OPTIONS["chunk_frames"].check(most)
         target = None if loudness is None else check_loudness(loudness)
         speech = Speech.collect(self.stream(text, conversation=conversation, **options))
         if target is None:

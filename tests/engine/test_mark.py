@@ -51,3 +51,6 @@ def test_a_stream_of_five_seconds_names_its_operator():
 def test_a_bad_key_is_refused_before_a_model_is_found(tmp_path):
     with pytest.raises(UsageError, match="Cannot read the key"):
         TTSEngine.from_pretrained("no/such-model", mark=tmp_path / "none.key")
+    for value in (True, False, 258, KEY.secret):
+        with pytest.raises(UsageError, match=r"^mark is .*; it must be a Marking, "):
+            TTSEngine.from_pretrained("no/such-model", mark=value)

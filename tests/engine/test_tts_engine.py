@@ -255,7 +255,7 @@ def test_a_value_that_is_not_a_number_is_refused_before_it_ends_other_streams(tt
         tts.stream(TEXT, voice=VOICE, **{name: value})
 
 
-@pytest.mark.parametrize("name", ["text", "voice", "language", "instruct"])
+@pytest.mark.parametrize("name", ["text", "voice", "style", "language", "instruct"])
 @pytest.mark.parametrize("value", [5, b"Hello.", ["Hello."]])
 def test_a_value_that_is_not_a_text_is_refused(tts, name, value):
     with pytest.raises(UsageError, match=f"{name} is .*; it must be a "):
@@ -268,6 +268,12 @@ def test_a_value_that_is_not_a_text_cannot_be_fed(tts, piece, said):
     with pytest.raises(UsageError, match=f"text is {said}"):
         stream.feed(piece)
     stream.close()
+
+
+@pytest.mark.parametrize("value", [0, -1, "ten"])
+def test_a_length_of_chunks_that_is_refused_has_the_name_that_was_given(tts, value):
+    with pytest.raises(UsageError, match=f"^chunk_frames is {value!r}; it must be "):
+        tts.synthesize(TEXT, voice=VOICE, chunk_frames=value)
 
 
 def test_options_that_do_not_exist_are_named_with_those_that_do(tts):
