@@ -32,6 +32,7 @@ MAX_CLIPPED_SHARE = 1e-3  # with more such samples, a limiter or the recorder ha
 # Integers of 32 bits that were stored as floats without scaling reach this peak. Larger samples are
 # no sound, and far larger ones overflow when they are squared in float32.
 MAX_PEAK = 2.0**31
+MAX_BLOCK_SAMPLES = 2**22  # of all channels, read at once: a second of 8 channels at 384 kHz
 
 # Words per second of a transcript: read speech has 2 to 4. Outside the outer limits the transcript
 # belongs to another recording, and the model would go on with text that was not spoken.
@@ -96,14 +97,16 @@ def opened(path: str | Path | BinaryIO) -> "SoundFile":
 
 
 def decode(file: "SoundFile", max_seconds: float = math.inf) -> np.ndarray:
-    """Return the samples of an open file, [num_samples] float32 mono, with one second of it at a
-    time in memory: its header may state any length, and that of a streamed FLAC states none.
+    """Return the samples of an open file, [num_samples] float32 mono, with at most one second of it
+    at a time in memory: its header may state any length and rate, and that of a streamed FLAC
+    states no length.
 
     Raises:
         RecordingError: it is longer than `max_seconds`.
     """
     blocks, seconds = [np.empty(0, np.float32)], 0.0
-    while len(block := file.read(file.samplerate, dtype="float32", always_2d=True)):
+    length = min(file.samplerate, max(1, MAX_BLOCK_SAMPLES // file.channels))
+    while len(block := file.read(length, dtype="float32", always_2d=True)):
         blocks.append(to_mono(block))
         seconds += len(block) / file.samplerate
         if seconds > max_seconds:

@@ -38,10 +38,9 @@ class Speech:
 
     def _repr_html_(self) -> str:
         """Return a player, which notebooks show."""
-        import soundfile
-
         file = io.BytesIO()
-        soundfile.write(file, audio.to_int16(self.audio), self.sample_rate, format="WAV")
+        with audio.new_sound_file(file, self.sample_rate, self.mark.comment, format="WAV") as wav:
+            wav.write(audio.to_int16(self.audio))
         data = base64.b64encode(file.getvalue()).decode()
         return f'<audio controls src="data:audio/wav;base64,{data}"></audio><br>{self!r}'
 

@@ -4,6 +4,7 @@ import io
 import logging
 import re
 import shlex
+import struct
 
 import librosa
 import numpy as np
@@ -39,6 +40,15 @@ def test_a_streamed_flac_whose_header_has_no_length_is_read_to_its_end(tmp_path)
     path.write_bytes(data)
     assert soundfile.info(path).frames > 2**60
     assert np.array_equal(recordings.read(path)[0], whole) and len(whole) == 60_000
+
+
+def test_a_second_of_a_rate_that_no_recorder_has_takes_no_memory():
+    """A WAV of 1,000 channels whose header states 2 GHz: one second of it would be eight TB."""
+    file = io.BytesIO()
+    soundfile.write(file, np.zeros((100, 1000), np.int16), 8000, format="WAV")
+    data = file.getvalue().replace(struct.pack("<I", 8000), struct.pack("<I", 2**31 - 1), 1)
+    samples, rate = recordings.read(io.BytesIO(data), "reference")
+    assert len(samples) == 100 and rate == 2**31 - 1
 
 
 @pytest.mark.parametrize("rate", [8000, 11025, 16000, 22050, 24000, 44100, 48000, 96000])

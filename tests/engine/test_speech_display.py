@@ -9,6 +9,7 @@ import soundfile
 from tiny_speech import tiny_engine
 
 from qwen_megakernel import audio
+from qwen_megakernel.marking import COMMENT
 
 
 def test_an_engine_and_a_speech_are_one_line():
@@ -27,3 +28,4 @@ def test_a_speech_is_a_player_in_a_notebook():
     samples, rate = soundfile.read(io.BytesIO(base64.b64decode(data[1])), dtype="int16")
     assert rate == 24000 and len(samples) == len(speech.audio) and html.endswith(repr(speech))
     assert np.array_equal(samples, audio.to_int16(speech.audio))
+    assert soundfile.SoundFile(io.BytesIO(base64.b64decode(data[1]))).comment == COMMENT
