@@ -29,12 +29,25 @@ DTYPES_BY_PART = tuple(
     f"talker={talker},predictor={predictor}" for talker, predictor in permutations(DTYPES, 2)
 )
 
+
+@dataclass(frozen=True, slots=True)
+class WeightsForm:
+    """The meaning of a value of `weights=`."""
+
+    bits: dict[str, int]  # of a weight in the layers of "talker" and "predictor": 8, 6 or 4
+    in_groups: bool | None  # a scale for some columns or a whole row; None: the backend chooses
+    heads: bool  # the codec head and the code predictor's heads have 8 bits, too
+
+    @staticmethod
+    def parse(weights: str) -> "WeightsForm":
+        """Read one of `WEIGHTS`."""
+        return _FORMS[weights]
+
+
 # The beginning of a value of `weights=` -> the stacks with layers that it stores in int8.
 INT8_STACKS = {"int8-talker": ("talker",), "int8": ("talker", "predictor")}
-SCALES = ("", "-rows", "-groups")  # groups of weights that share a scale; "": the backend chooses
-HEADS = ("", "-heads")
 # The beginning of a value of `weights=` -> the bits of each stack's layers, if some have 4 or 6.
-SMALL_STACKS = {
+_SMALL_STACKS = {
     "int6-talker": {"talker": 6},
     "int6-int8": {"talker": 6, "predictor": 8},
     "int6": {"talker": 6, "predictor": 6},
@@ -43,8 +56,17 @@ SMALL_STACKS = {
     "int4-int6": {"talker": 4, "predictor": 6},
     "int4": {"talker": 4, "predictor": 4},
 }
+_SCALES = {"": None, "-rows": False, "-groups": True}  # which weights share one -> `in_groups`
+_HEADS = {"": False, "-heads": True}
+_FORMS = {
+    f"{start}{scales}{heads}": WeightsForm(dict.fromkeys(stacks, 8), _SCALES[scales], _HEADS[heads])
+    for (start, stacks), scales, heads in product(INT8_STACKS.items(), _SCALES, _HEADS)
+} | {
+    f"{start}{heads}": WeightsForm(bits, True, _HEADS[heads])
+    for (start, bits), heads in product(_SMALL_STACKS.items(), _HEADS)
+}
 # All values of `weights=`; None leaves the weights as the checkpoint stores them.
-WEIGHTS = tuple(map("".join, [*product(INT8_STACKS, SCALES, HEADS), *product(SMALL_STACKS, HEADS)]))
+WEIGHTS = tuple(_FORMS)
 WEIGHTS_HELP = (
     "store weights in 8 bits: int8 in all layers, int8-talker only in the talker's; -rows or "
     "-groups: which weights share a scale; -heads: the output heads in 8 bits, too, as in "
@@ -55,25 +77,3 @@ WEIGHTS_HELP = (
 )
 
 VOCODER_WEIGHTS = ("float32", "float16")  # of a converted model, which computes in float32
-
-
-@dataclass(frozen=True, slots=True)
-class WeightsForm:
-    """The meaning of one of `WEIGHTS`."""
-
-    bits: dict[str, int]  # of a weight in the layers of "talker" and "predictor": 8, 6 or 4
-    in_groups: (
-        bool | None
-    )  # a scale for some columns (True) or a row (False); None: backend chooses
-    heads: bool  # the codec head and the code predictor's heads have 8 bits, too
-
-    @staticmethod
-    def parse(weights: str) -> "WeightsForm":
-        """Read one of `WEIGHTS`."""
-        start, heads, _ = weights.partition("-heads")
-        words = start.split("-")
-        if bits := SMALL_STACKS.get(start):
-            return WeightsForm(bits, True, bool(heads))
-        stacks = INT8_STACKS["int8-talker" if "talker" in words else "int8"]
-        in_groups = True if "groups" in words else False if "rows" in words else None
-        return WeightsForm(dict.fromkeys(stacks, 8), in_groups, bool(heads))
