@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
@@ -79,6 +78,7 @@ class SpeechTimer:
         self._are_heard_apart = are_heard_apart
         self.received = received
         self._lock = threading.Lock()  # for the thread that takes chunks out of `received`
+        self._loudness = Loudness()
         self._heard: list[_Heard] = []
         self._num_frames = 0
         self._pace_s = DEFAULT_PACE_S
@@ -130,21 +130,24 @@ class SpeechTimer:
         spoken = "".join(piece.text for piece in pieces)
         places = _places(spoken)
         last_letter = max((at for at, char in enumerate(spoken) if char.isalnum()), default=-1)
-        heard = _HeardChars(self._times())
+        times = self._times()
+        sounding = np.flatnonzero(~np.isnan(times[:, 0])).tolist()  # the characters with a sound
+        seconds = times[sounding].tolist()
+        last_sounding = sounding[-1] if sounding else -1
         found: list[TimedWord] = []
         silent: list[tuple[int, int]] = []  # words without a sound since the last one with a time
         end_s = 0.0
         for (begin, end), (low, high) in zip(spans, spoken_spans(pieces, spans), strict=True):
-            times = heard.between(places[low], places[high])
-            if times is None:
-                if places[low] > heard.last and low <= last_letter:
+            first, stop = (bisect_left(sounding, places[at]) for at in (low, high))
+            if first >= stop:
+                if places[low] > last_sounding and low <= last_letter:
                     break
                 silent.append((begin, end))
                 continue
             found += [TimedWord(written[b:e], end_s, end_s, b) for b, e in silent]
             silent.clear()
-            start_s = max(end_s, times[0])
-            end_s = max(start_s, times[1])
+            start_s = max(end_s, seconds[first][0])
+            end_s = max(start_s, seconds[stop - 1][1])
             found.append(TimedWord(written[begin:end], start_s, end_s, begin))
         if self._is_over and found:
             found += [TimedWord(written[b:e], end_s, end_s, b) for b, e in silent]
@@ -250,7 +253,8 @@ class SpeechTimer:
 
     def _listen(self, index: int, rows: np.ndarray, *, is_over: bool) -> np.ndarray:
         """Find [num_chars, 2] seconds of the visible characters of a part."""
-        part, begin_s, hop_s = self._parts[index], self._heard[index].begin_s, self._hop_s
+        part, begin_s = self._parts[index], self._heard[index].begin_s
+        hop_s = self._loudness.seconds_per_hop
         is_last = index == len(self._heard) - 1
         end_s = self._heard[index].end_s
         if end_s is None:
@@ -272,35 +276,6 @@ class SpeechTimer:
             letters[:, 0] = np.fmin(letters[:, 0], start)
             letters[:, 1] = np.fmax(letters[:, 1], end)
         return times
-
-    @cached_property
-    def _loudness(self) -> Loudness:
-        return Loudness()
-
-    @property
-    def _hop_s(self) -> float:
-        return self._loudness.seconds_per_hop
-
-
-class _HeardChars:
-    """The times of characters, by their places.
-
-    Args:
-        times: [num_chars, 2] seconds, NaN for a character without a sound.
-    """
-
-    def __init__(self, times: np.ndarray):
-        sounding = np.flatnonzero(~np.isnan(times[:, 0])) if len(times) else np.empty(0, int)
-        self.last = int(sounding[-1]) if len(sounding) else -1
-        self._sounding = sounding.tolist()
-        self._times = times[sounding].tolist() if len(sounding) else []
-
-    def between(self, first: int, stop: int) -> tuple[float, float] | None:
-        """Return when the characters [first, stop) begin and end; None if they have no sound."""
-        low, high = bisect_left(self._sounding, first), bisect_left(self._sounding, stop)
-        if low >= high:
-            return None
-        return self._times[low][0], self._times[high - 1][1]
 
 
 def _places(text: str) -> list[int]:
