@@ -442,17 +442,16 @@ def table(names: Iterable[str]) -> str:
 SpeechOptions.__doc__ = f"{SpeechOptions.__doc__}\n\n    Options:\n{table(OPTIONS)}"
 
 
-@dataclass(frozen=True, slots=True)
-class WholeSpeechOptions(Options):
-    """What only a whole speech can have: the loudness of a stream is known at its end."""
-
-    loudness: float | None = option(
-        *(None, "loudness of the whole speech, {ge} to {le} LUFS; podcasts have about -16"),
-        *(-40, -5),
-        range="in -40 .. -5 (LUFS)",
-        default_means="as the model speaks",
-        unit="LUFS",
-    )
-
-
-LOUDNESS = WholeSpeechOptions.options()["loudness"]
+# What only a whole speech can have: the loudness of a stream is known at its end.
+LOUDNESS = Option(
+    "loudness",
+    ("loudness",),
+    kind=float,
+    may_be_none=False,
+    default=None,
+    help="loudness of the whole speech, -40 to -5 LUFS; podcasts have about -16",
+    limits={"ge": -40, "le": -5},
+    range="in -40 .. -5 (LUFS)",
+    default_means="as the model speaks",
+    unit="LUFS",
+)

@@ -5,7 +5,6 @@ it. Streams cannot do this, because the loudness of a speech is known only at it
 """
 
 import math
-from dataclasses import replace
 
 import numpy as np
 
@@ -23,7 +22,7 @@ def check_loudness(loudness: float) -> float:
         UsageError: the value is not a number, or outside the limits of `LOUDNESS`.
         MissingPackageError: the package `loudness` is not installed.
     """
-    target: float = replace(LOUDNESS, may_be_none=False).check(loudness)
+    target: float = LOUDNESS.check(loudness)
     with require(EXTRA, by="loudness", package='the package "loudness"'):
         import loudness as _  # noqa: F401
     return target
