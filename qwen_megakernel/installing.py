@@ -48,42 +48,35 @@ def install_command(*extras: str, also: Sequence[str] = ()) -> str:
         also: requirements of other packages, for the same command.
     """
     suffix = f"[{','.join(extras)}]"
+    folder, address = _origins()
     if _is_clone(clone := PACKAGE_FOLDER.parent):
         words = ["-e", f"{clone}{suffix}"]
-    elif folder := _installed_from():
+    elif folder and _is_clone(folder):
         words = [f"{folder}{suffix}"]
-    elif address := _repository():
+    elif address:
         words = [f"{NAME}{suffix} @ git+{address}"]
     else:
         words = [f"PATH/TO/{NAME}{suffix}"]
     return shlex.join(["pip", "install", *words, *also])
 
 
-def _repository() -> str:
-    """Return `Source` of `project.urls` in pyproject.toml, as pip recorded it; "": none is set."""
-    from importlib.metadata import PackageNotFoundError, distribution
-
-    try:
-        addresses = distribution(NAME).metadata.get_all("Project-URL") or []
-    except PackageNotFoundError:
-        return ""
-    return next((each[8:] for each in addresses if each.startswith("Source, ")), "")
-
-
 def _is_clone(folder: Path) -> bool:
     return (folder / "setup.py").is_file() and (folder / NAME).is_dir()
 
 
-def _installed_from() -> Path | None:
-    """Return the clone from which pip installed this package, as pip records it (PEP 610)."""
+def _origins() -> tuple[Path | None, str]:
+    """Return what pip recorded: the folder from which it installed this package (PEP 610), and
+    `Source` of `project.urls` in pyproject.toml, "" if none is set."""
     from importlib.metadata import PackageNotFoundError, distribution
     from urllib.parse import urlsplit
     from urllib.request import url2pathname
 
     try:
-        record = distribution(NAME).read_text("direct_url.json")
+        installed = distribution(NAME)
     except PackageNotFoundError:
-        return None
+        return None, ""
+    record = installed.read_text("direct_url.json")
     url = urlsplit(json.loads(record)["url"] if record else "")
-    folder = Path(url2pathname(url.path))
-    return folder if url.scheme == "file" and _is_clone(folder) else None
+    folder = Path(url2pathname(url.path)) if url.scheme == "file" else None
+    addresses = installed.metadata.get_all("Project-URL") or []
+    return folder, next((each[8:] for each in addresses if each.startswith("Source, ")), "")
