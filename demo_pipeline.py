@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.playback import leading_silence_ms, playback_gaps
 from qwen_megakernel import Voice, signals
-from qwen_megakernel.audio import WavWriter, leading_silence_ms, playback_gaps
+from qwen_megakernel.audio import WavWriter
 from qwen_megakernel.cli import options, parsing, running
 from qwen_megakernel.engine import codes_file
 from qwen_megakernel.errors import GenerationError, QwenTTSError

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks import machine
-from qwen_megakernel import audio
+from benchmarks import machine, playback
 from qwen_megakernel.cli import options, parsing, running
 from qwen_megakernel.errors import OutputError
 from qwen_megakernel.installing import require
@@ -187,7 +186,7 @@ def run_once(tts: "TTSEngine", args: argparse.Namespace, index: int) -> dict[str
     samples = np.concatenate([chunk.samples for chunk in chunks])
     times = [chunk.t_ms for chunk in chunks]
     durations = [1000 * len(chunk.samples) / stream.sample_rate for chunk in chunks]
-    silence = audio.leading_silence_ms(samples, stream.sample_rate)
+    silence = playback.leading_silence_ms(samples, stream.sample_rate)
     timings, num_frames = stream.timings, len(stream.codes)
     return {
         "seed": stream.seed,
@@ -207,9 +206,9 @@ def run_once(tts: "TTSEngine", args: argparse.Namespace, index: int) -> dict[str
         )
         / num_frames,
         "max_gap_ms": max(np.diff(times), default=0.0),
-        "underruns": len(audio.playback_gaps(times, durations, 0)),
+        "underruns": len(playback.playback_gaps(times, durations, 0)),
         f"underruns_{CLIENT_BUFFER_MS}ms": len(
-            audio.playback_gaps(times, durations, CLIENT_BUFFER_MS)
+            playback.playback_gaps(times, durations, CLIENT_BUFFER_MS)
         ),
         "total_ms": timings["total"],
         "audio_s": sum(durations) / 1000,

@@ -1,9 +1,9 @@
-"""Audio output: 16-bit PCM, G.711, audio files, gaps in playback and silence at the beginning."""
+"""Audio output: 16-bit PCM, G.711, and audio files."""
 
 import io
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -25,13 +25,6 @@ FULL_SCALE = 32768  # int16 value of the float sample 1.0, which is clipped to F
 FORMATS = {".wav": "WAV", ".flac": "FLAC", ".ogg": "OGG", ".mp3": "MP3"}
 # One of `choices.ENCODINGS` -> libsndfile's name of it.
 SUBTYPES = {"pcm": "PCM_16", "ulaw": "ULAW", "alaw": "ALAW"}
-
-# Audible sound, as nari-labs' benchmark of first audible audio defines it: two windows in a row
-# are above the threshold; each window begins half a window after the last.
-WINDOW_MS = 20
-HOP_MS = 10
-AUDIBLE_DBFS = -45
-NUM_AUDIBLE_WINDOWS = 2
 
 
 def joined(pieces: Iterable[np.ndarray]) -> np.ndarray:
@@ -248,51 +241,3 @@ def write_wav(
         samples = to_int16(samples)
     with WavWriter(path, rate, encoding, mark) as writer:
         writer.write(samples)
-
-
-def playback_gaps(
-    chunk_times_ms: Sequence[float], chunk_durations_ms: Sequence[float], buffer_ms: float
-) -> list[float]:
-    """Simulate a player that starts `buffer_ms` after the first chunk and stops when it runs dry.
-
-    Args:
-        chunk_times_ms: when each chunk arrived, in order.
-        chunk_durations_ms: how long each chunk plays.
-        buffer_ms: how long the player waits before it starts.
-    Returns:
-        The length in ms of each silence inside the speech; empty if there was none.
-    """
-    gaps = []
-    played_until = None
-    for time, duration in zip(chunk_times_ms, chunk_durations_ms, strict=True):
-        if played_until is None:
-            played_until = time + buffer_ms
-        elif time > played_until:
-            gaps.append(time - played_until)
-            played_until = time
-        played_until += duration
-    return gaps
-
-
-def leading_silence_ms(samples: np.ndarray, rate: int) -> float:
-    """Measure the inaudible beginning: the time until the first audible windows start.
-
-    Args:
-        samples: [num_samples] float with full scale at 1, or int16.
-        rate: samples per second.
-    Returns:
-        Milliseconds; the whole duration if nothing is audible.
-    """
-    window, hop = rate * WINDOW_MS // 1000, rate * HOP_MS // 1000
-    full_scale = FULL_SCALE if samples.dtype == np.int16 else 1
-    energy = np.cumsum(np.square(samples.astype(np.float64) / full_scale))
-    energy = np.concatenate([[0.0], energy])
-    starts = np.arange(0, len(samples) - window + 1, hop)
-    power = (energy[starts + window] - energy[starts]) / window
-    is_loud = power > 10 ** (AUDIBLE_DBFS / 10)
-    run = 0
-    for start, loud in zip(starts, is_loud, strict=True):
-        run = run + 1 if loud else 0
-        if run == NUM_AUDIBLE_WINDOWS:
-            return float(start - (NUM_AUDIBLE_WINDOWS - 1) * hop) * 1000 / rate
-    return len(samples) * 1000 / rate

@@ -1,4 +1,4 @@
-"""16-bit PCM, audio files that are complete or absent, gaps in playback, leading silence."""
+"""16-bit PCM, audio files that are complete or absent."""
 
 import errno
 import multiprocessing
@@ -12,27 +12,19 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import soundfile
-from tolerances import LOSSY_LOUDNESS, nearly
+import waveforms
+from tolerances import LOSSY_LOUDNESS
 
 from qwen_megakernel import audio
-from qwen_megakernel.audio import (
-    WavWriter,
-    leading_silence_ms,
-    playback_gaps,
-    to_float32,
-    to_int16,
-    write_wav,
-)
+from qwen_megakernel.audio import WavWriter, to_float32, to_int16, write_wav
 from qwen_megakernel.choices import MP3_RATES
 from qwen_megakernel.errors import GenerationError, OutputError, UsageError
 
 RATE = 24000
 
 
-def tone(seconds: float, amplitude: float = 0.5) -> np.ndarray:
-    """[num_samples] int16: 440 Hz."""
-    t = np.arange(round(seconds * RATE)) / RATE
-    return to_int16(amplitude * np.sin(2 * np.pi * 440 * t))
+def tone(seconds: float) -> np.ndarray:
+    return to_int16(waveforms.tone(seconds, RATE, level=0.5))
 
 
 def read_wav(path: Path) -> np.ndarray:
@@ -265,42 +257,3 @@ def test_a_file_that_cannot_be_renamed_is_reported(tmp_path: Path, monkeypatch):
     with pytest.raises(OutputError, match="Read-only file system"):
         writer.close()
     assert os.listdir(tmp_path) == []
-
-
-def test_gaps_of_a_player_that_waits_for_its_buffer():
-    times, durations = [100, 150, 400, 420], [80, 160, 80, 80]
-    # Without a buffer, the player plays 100..180, 180..340, has a gap until 400, and plays
-    # 400..560.
-    assert playback_gaps(times, durations, 0) == [60]
-    assert playback_gaps(times, durations, 59) == [1]
-    assert playback_gaps(times, durations, 60) == []
-
-
-def test_each_gap_moves_what_follows():
-    assert playback_gaps([0, 100, 230], [80, 80, 80], 0) == [20, 50]
-    assert playback_gaps([], [], 0) == []
-
-
-def test_leading_silence_ends_with_the_first_audible_windows():
-    silence, sound = np.zeros(RATE // 2, np.int16), tone(0.5)
-    assert leading_silence_ms(sound, RATE) == 0
-    assert leading_silence_ms(sound / np.float32(32768), RATE) == 0
-    # The window that starts at 490 ms ends with 10 ms of sound.
-    assert leading_silence_ms(np.concatenate([silence, sound]), RATE) == 490
-
-
-def test_audible_begins_at_45_db_below_full_scale():
-    quiet, loud = (tone(0.5, amplitude=2**0.5 * 10 ** (db / 20)) for db in (-46, -44))
-    assert leading_silence_ms(quiet, RATE) == 500
-    assert leading_silence_ms(loud, RATE) == 0
-
-
-def test_one_loud_window_is_not_speech():
-    click = np.zeros(RATE // 2, np.int16)
-    click[:200] = 9999  # later windows overlap: only the first 10 ms lie in a single one
-    assert leading_silence_ms(click, RATE) == 500
-
-
-def test_silence_is_silent_all_along():
-    assert leading_silence_ms(np.zeros(12000, np.int16), RATE) == 500
-    assert leading_silence_ms(np.zeros(7, np.int16), RATE) == nearly(7 / 24)

@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 
-from qwen_megakernel import audio
+from benchmarks import playback
 
 # For servers that do not send X-Sample-Rate: OpenAI's rate, and that of every server of this model.
 SAMPLE_RATE = 24000
@@ -52,15 +52,15 @@ class Heard:
         bounds = np.cumsum([0] + [len(piece) for piece in self.pieces]) // 2
         durations = list(np.diff(bounds) * 1000 / rate)
         samples = np.frombuffer(b"".join(self.pieces)[: 2 * bounds[-1]], "<i2")
-        gaps = audio.playback_gaps(times, durations, 0)
-        silence = audio.leading_silence_ms(samples, rate)
+        gaps = playback.playback_gaps(times, durations, 0)
+        silence = playback.leading_silence_ms(samples, rate)
         return {
             "first_byte_ms": times[0],
             "first_byte_planned_ms": times[0] + 1000 * (self.sent - self.planned),
             "first_audible_ms": played_at_ms(times, durations, silence),
             "leading_silence_ms": silence,
             "underruns": len(gaps),
-            "underruns_100ms": len(audio.playback_gaps(times, durations, 100)),
+            "underruns_100ms": len(playback.playback_gaps(times, durations, 100)),
             "longest_gap_ms": max(gaps, default=0.0),
             "e2e_ms": 1000 * (self.ended - self.sent),
             "audio_s": sum(durations) / 1000,

@@ -11,11 +11,11 @@ from itertools import product
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import common
+from benchmarks import common, playback
 from benchmarks.load_test import workload
 from benchmarks.measures.paced_engine import FRAME_SAMPLES, RATE, PacedEngine, handed_over
 from benchmarks.measures.threads import busy_loops
-from qwen_megakernel import TTSEngine, audio
+from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.cli import options, parsing
 from qwen_megakernel.errors import SetupError, UsageError
@@ -123,7 +123,7 @@ class Played:
 
     def underruns(self, buffer_ms: float) -> int:
         """Return how often a player with this buffer runs out of audio."""
-        return len(audio.playback_gaps(self.chunk_ms, self.chunk_audio_ms, buffer_ms))
+        return len(playback.playback_gaps(self.chunk_ms, self.chunk_audio_ms, buffer_ms))
 
 
 def endless(loaded: loading.Checkpoint) -> loading.Checkpoint:
@@ -321,7 +321,7 @@ async def together(url: str, num_streams: int) -> tuple[list[float], list[float]
             given, arrived, durations = zip(*chunks_of(heard), strict=True)
             overheads.extend(1000 * (b - a) for a, b in zip(given, arrived, strict=True))
             gaps = [
-                len(audio.playback_gaps([1000 * at for at in times], durations, 0))
+                len(playback.playback_gaps([1000 * at for at in times], durations, 0))
                 for times in (arrived, given)
             ]
             added.append(float(gaps[0] - gaps[1]))

@@ -20,7 +20,8 @@ from tqdm import tqdm
 
 from benchmarks import common
 from benchmarks.letters import count_letters
-from qwen_megakernel.audio import leading_silence_ms, to_int16
+from benchmarks.playback import leading_silence_ms
+from qwen_megakernel.audio import to_int16
 from qwen_megakernel.cli import options
 from qwen_megakernel.engine.speech_engine import SpeechEngine
 from qwen_megakernel.errors import SetupError

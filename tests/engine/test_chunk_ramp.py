@@ -2,7 +2,7 @@
 
 import pytest
 
-from qwen_megakernel import audio
+from benchmarks.playback import playback_gaps
 from qwen_megakernel.records import SpeechRequest
 
 FRAME_MS = 80.0
@@ -24,7 +24,7 @@ def playback(sizes: list[int], rtf: float) -> list[float]:
         made += size
         times.append(made * FRAME_MS * rtf)
         durations.append(size * FRAME_MS)
-    return audio.playback_gaps(times, durations, 0)
+    return playback_gaps(times, durations, 0)
 
 
 @pytest.mark.parametrize("rtf", [0.177, 0.234, 0.3, 0.5])

@@ -11,8 +11,8 @@ from fake_engine import FakeEngine
 from pipecat.services.tts_service import TextAggregationMode
 from waiting import lateness
 
+from benchmarks.playback import playback_gaps
 from qwen_megakernel import TTSEngine
-from qwen_megakernel.audio import playback_gaps
 from qwen_megakernel.pipecat.service import MegakernelTTSService
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "offline_agent.py"

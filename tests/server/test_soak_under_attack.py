@@ -23,7 +23,7 @@ pytest.importorskip("wyoming")
 
 from benchmarks.load_test.levels import closed_loop, resident_mb
 from benchmarks.load_test.speech_client import Heard, SpeechClient
-from qwen_megakernel.audio import playback_gaps
+from benchmarks.playback import playback_gaps
 
 NUM_LISTENERS = 8
 BUFFER_MS = 100

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 from tolerances import LIMITED, LOUDNESS_LU
-from waveforms import voice_like
+from waveforms import tone, voice_like
 
 from qwen_megakernel.errors import MissingPackageError, UsageError
 from qwen_megakernel.sound.loudness import at_loudness, check_loudness
@@ -13,16 +13,11 @@ from qwen_megakernel.sound.loudness import at_loudness, check_loudness
 RATE = 24000
 
 
-def tone(level_db: float, hertz: float = 997, seconds: float = 5) -> np.ndarray:
-    times = np.arange(round(seconds * RATE)) / RATE
-    return (10 ** (level_db / 20) * np.sin(2 * np.pi * hertz * times)).astype(np.float32)
-
-
 @pytest.mark.parametrize("target", [-40, -23, -16])
 def test_a_tone_has_the_level_that_the_standard_gives_it(target: float):
     """EBU Tech 3341: a tone of 1 kHz at -23 dBFS in both channels has -23 LUFS; one channel of it
     has 3 LU less."""
-    heard = at_loudness(tone(-30), RATE, target)
+    heard = at_loudness(tone(5, RATE, hertz=997, level=10**-1.5), RATE, target)
     peak = 20 * np.log10(np.abs(heard).max())
     assert peak == pytest.approx(target + 3, abs=LOUDNESS_LU)
 
@@ -35,7 +30,7 @@ def test_what_would_clip_is_turned_down():
 
 
 @pytest.mark.parametrize(
-    "samples", [np.zeros(RATE, np.float32), tone(-20)[: RATE // 10], np.empty(0, np.float32)]
+    "samples", [np.zeros(RATE, np.float32), tone(0.1, RATE, level=0.1), np.empty(0, np.float32)]
 )
 def test_what_has_no_loudness_stays_as_it_is(samples: np.ndarray):
     assert np.array_equal(at_loudness(samples, RATE, -16), samples)

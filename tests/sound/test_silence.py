@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tolerances import HIGH_PASSED_TONE, OFFSET, ROUNDING_F32, TICK, nearly
 
+from benchmarks.playback import leading_silence_ms
 from qwen_megakernel import TTSEngine
-from qwen_megakernel.audio import leading_silence_ms
 from qwen_megakernel.sound.chain import finish, new_chain, push
 from qwen_megakernel.sound.silence import FADE_S, Edges, HighPass
 from qwen_megakernel.speech_options import MAX_SILENCE, SoundOptions

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tolerances import PITCH_KEPT, SMOOTHNESS, TONE_PEAK
-from waveforms import voice_like
+from waveforms import tone, voice_like
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.sound.stretch import Stretch
@@ -23,10 +23,6 @@ def stretched(samples: np.ndarray, speed: float, size: int | None = None) -> np.
     stretch = Stretch(speed, RATE)
     pieces = np.split(samples, range(size, len(samples), size)) if size else [samples]
     return np.concatenate([*map(stretch.push, pieces), stretch.finish()])
-
-
-def tone(hertz: float, seconds: float = 2.0) -> np.ndarray:
-    return np.sin(2 * np.pi * hertz * np.arange(round(seconds * RATE)) / RATE).astype(np.float32)
 
 
 def highest_line(samples: np.ndarray) -> float:
@@ -85,10 +81,11 @@ def test_the_duration_is_that_of_the_speech_over_the_speed(speed: float, num_sam
 @pytest.mark.parametrize("speed", SPEEDS)
 @pytest.mark.parametrize("hertz", [100, 220])
 def test_a_tone_keeps_its_pitch_and_its_loudness_and_does_not_click(hertz: int, speed: float):
-    heard = stretched(tone(hertz), speed)
+    sound = tone(2, RATE, hertz)
+    heard = stretched(sound, speed)
     assert highest_line(heard) == pytest.approx(hertz, rel=PITCH_KEPT)
     inner = heard[RATE // 20 : -RATE // 20]
-    assert steepest(inner) < SMOOTHNESS * steepest(tone(hertz))
+    assert steepest(inner) < SMOOTHNESS * steepest(sound)
     assert np.abs(inner).max() == pytest.approx(1, abs=TONE_PEAK)
 
 

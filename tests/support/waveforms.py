@@ -1,4 +1,4 @@
-"""Signals that stand for recordings: noise, and sound with pitch and formants."""
+"""Signals that stand for recordings: noise, a tone, and sound with pitch and formants."""
 
 import numpy as np
 
@@ -8,6 +8,12 @@ def noise(seconds: float, rate: int, seed: int = 0, channels: int = 1) -> np.nda
     shape = (round(seconds * rate), channels)
     values = 0.1 * np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
     return values[:, 0] if channels == 1 else values
+
+
+def tone(seconds: float, rate: int = 24000, hertz: float = 440, level: float = 1) -> np.ndarray:
+    """Return a sine with this peak: [num_samples] float32."""
+    phase = 2 * np.pi * hertz / rate * np.arange(round(seconds * rate))
+    return (level * np.sin(phase)).astype(np.float32)
 
 
 def voice_like(seconds: float, rate: int, seed: int = 0) -> np.ndarray:
