@@ -259,7 +259,7 @@ class SpeechEngine(ABC):
         try:
             loop.submit(state)
         except QwenTTSError:
-            state.cancel()
+            state.end("error")  # the next stream of the conversation does not wait for this one
             raise
         return SpeechStream(state, self, self._workers, warnings, self.mark)
 

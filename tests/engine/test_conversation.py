@@ -17,7 +17,7 @@ from qwen_megakernel.decoders.prompt import PromptBuilder
 from qwen_megakernel.engine import step_loop
 from qwen_megakernel.engine.conversation import MAX_VOICES, Conversation, Said
 from qwen_megakernel.engine.drift_guard import IDENTITY_S
-from qwen_megakernel.errors import TaskError, UsageError
+from qwen_megakernel.errors import EngineClosed, TaskError, UsageError
 from qwen_megakernel.timing.loudness import Loudness
 from qwen_megakernel.voice import Voice
 
@@ -275,6 +275,16 @@ def test_a_stream_waits_for_the_one_before_it(base, prompts):
     list(second)
     assert [ids.frames is None for ids, _, _ in prompts] == [True, False]
     assert np.array_equal(prompts[1][0].frames, first.codes[-len(prompts[1][0].frames) :])
+
+
+def test_a_stream_that_an_engine_refuses_is_waited_for_by_none(base):
+    talk, options = Conversation(), {"voice": voice(base, 0), "continuity": "context"}
+    with tiny_engine("tiny-random-base") as closed:
+        pass
+    with pytest.raises(EngineClosed):
+        closed.stream(SHORT, conversation=talk, **options)
+    with base.stream(SHORT, seed=1, conversation=talk, max_frames=2, **options) as stream:
+        wait_until(lambda: stream.finish_reason)
 
 
 def test_a_closed_stream_leaves_nothing(base, prompts):
