@@ -260,11 +260,14 @@ class Voice:
 
         Raises:
             UnknownVoice: there is no such file.
-            RecordingError: the file is cut short, or not a file of presets.
+            RecordingError: the file cannot be read, is cut short, or is not a file of presets.
         """
-        if not Path(path).is_file():
-            raise UnknownVoice(f"There is no presets file {path}.")
-        data = Path(path).read_bytes()
+        try:
+            data = Path(path).read_bytes()
+        except (FileNotFoundError, IsADirectoryError) as error:
+            raise UnknownVoice(f"There is no presets file {path}.") from error
+        except OSError as error:
+            raise RecordingError(f"{Path(path).name} cannot be read: {error.strerror}.") from error
         count = int.from_bytes(data[:_COUNT_BYTES], "little", signed=True)
         if count == 0 and len(data) == _COUNT_BYTES:
             return {}

@@ -4,6 +4,7 @@ import os
 import struct
 from dataclasses import replace
 from time import process_time
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -189,6 +190,17 @@ def test_damaged_presets_are_refused(tmp_path):
             Voice.load_presets(path)
     path.write_bytes(struct.pack("<i", 0))
     assert Voice.load_presets(path) == {}
+
+
+def test_presets_that_cannot_be_read_are_refused(tmp_path, monkeypatch):
+    path = tmp_path / "voice_presets.bin"
+    with pytest.raises(UnknownVoice, match="no presets file"):
+        Voice.load_presets(path)
+    save_presets(path, [make()])
+    refusal = PermissionError(13, "Not yours")
+    monkeypatch.setattr(type(path), "read_bytes", Mock(side_effect=refusal))
+    with pytest.raises(RecordingError, match=r"^voice_presets.bin cannot be read: Not yours\.$"):
+        Voice.load_presets(path)
 
 
 def test_presets_that_cannot_be_written_are_refused(tmp_path):

@@ -166,8 +166,8 @@ class VoiceLibrary:
 
     def _read_presets(self) -> dict[str, Voice]:
         presets: dict[str, Voice] = {}
-        for folder in (self._loaded.files.folder, self._folder):
-            if folder is not None and (folder / PRESETS_FILE).is_file():
+        for folder in filter(None, (self._loaded.files.folder, self._folder)):
+            with contextlib.suppress(UnknownVoice):  # there is no such file
                 presets |= Voice.load_presets(folder / PRESETS_FILE)
         return presets
 
