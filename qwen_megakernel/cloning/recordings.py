@@ -142,7 +142,9 @@ def to_mono(samples: np.ndarray) -> np.ndarray:
             "[num_samples] or [num_samples, num_channels] numbers."
         )
     if np.issubdtype(samples.dtype, np.integer):
-        samples = samples / np.float32(np.iinfo(samples.dtype).max + 1)
+        limits = np.iinfo(samples.dtype)
+        middle = (limits.min + limits.max + 1) // 2  # silence of unsigned samples, as 8-bit WAV has
+        samples = (samples.astype(np.int64) - middle) / np.float32(limits.max + 1 - middle)
     samples = samples.astype(np.float32, copy=False)
     return samples if samples.ndim == 1 else samples.mean(axis=1)
 

@@ -62,6 +62,10 @@ def test_resampling_is_librosas(rate):
 def test_integers_are_scaled_and_channels_averaged():
     samples = np.array([[16384, 0], [-32768, -32768]], dtype=np.int16)
     assert recordings.to_mono(samples).tolist() == [0.25, -1.0]
+    for kind, middle in ((np.uint8, 128), (np.uint16, 32768), (np.int8, 0), (np.int32, 0)):
+        limits = np.iinfo(kind)
+        three = recordings.to_mono(np.array([limits.min, middle, limits.max], dtype=kind))
+        assert three[0] == -1 and three[1] == 0 and 0.99 < three[2] <= 1
     for bad in (np.zeros((2, 2, 2)), np.array(["a"])):
         with pytest.raises(RecordingError, match="shape"):
             recordings.to_mono(bad)
