@@ -44,7 +44,8 @@ class SpeechEngine(ABC):
 
     Args:
         build: makes the stages, on the loop's thread.
-        reading: how texts are read; None: as they are written, unless a request sets options.
+        reading: how texts are read.
+        mark: see `Marking.of`.
     """
 
     files: Files
@@ -59,7 +60,7 @@ class SpeechEngine(ABC):
     weights: str | None = None  # the form of 8-bit weights; None: as the checkpoint stores them
     vocoder_weights = "float32"  # or "float16", in a converted model
     max_chars = MAX_CHARS  # most characters of a request's text
-    _defaults = SpeechRequest(None)  # what requests begin with
+    _defaults: SpeechRequest  # what requests begin with
     _identify: Identify | None = None  # of `drift_guard`; None: speakers are not compared
     _high_pass: float | None = None  # cutoff of a filter on every stream, in Hz; None: no filter
     format_option = "text_format"  # as warnings name it; a command sets its own name of it
@@ -75,12 +76,12 @@ class SpeechEngine(ABC):
         *,
         sample_rate: int,
         seconds_per_frame: float,
-        reading: Reading | None = None,
-        mark: Marking | MarkKey | str | Path | None = None,
+        reading: Reading,
+        mark: Marking | MarkKey | str | Path | None,
     ) -> None:
         self.mark = Marking.of(mark)
         self.sample_rate, self.seconds_per_frame = sample_rate, seconds_per_frame
-        self._reading = reading or Reading()
+        self._reading = reading
         self._codes_dump = CodesDump()
         # Streams that coroutines read change their sound in these threads: an event loop would wait
         # for threads of its own when it ends, even after Ctrl-C. Each leaves cores to the decoder.

@@ -196,7 +196,8 @@ class StreamState:
         # `closed` is read before `ids`, as in `StepLoop._feed_part`: a writer appends, then closes.
         while parts:
             if pause_s := parts[0].take_pause():
-                self.deliver_pause(pause_s)
+                silence = np.empty(0, dtype=np.int16)
+                self.deliver(silence, len(self.codes), 0, pause_s=pause_s)
             if not parts[0].closed or parts[0].ids:
                 break
             part = parts.popleft()
@@ -358,10 +359,6 @@ class StreamState:
                 drifts=drifts,
             )
         )
-
-    def deliver_pause(self, seconds: float) -> None:
-        """Put a pause of the text into the outbox."""
-        self.deliver(np.empty(0, dtype=np.int16), len(self.codes), 0, pause_s=seconds)
 
     def end(self, reason: FinishReason, error: Exception | None = None) -> None:
         """End the stream for its reader, with the reason or with an error; only once."""

@@ -118,10 +118,9 @@ class HeardChunks:
             self._has_ended = True
         self._is_after_pause = self._is_after_pause or bool(chunk.pause_s)
         if chunk.num_frames and self._has_ended:
-            chain = self._new_chain(
+            self._chain = self._new_chain(
                 chunk.manner, is_first=self._latest is None, is_after_pause=self._is_after_pause
             )
-            self._chain = chain or self._chain
             self._heard_as, self._has_ended, self._is_after_pause = heard_as, False, False
 
     def _end_of(self, chunk: AudioChunk, samples: np.ndarray) -> AudioChunk:
