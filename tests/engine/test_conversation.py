@@ -2,6 +2,7 @@
 
 import random
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -171,6 +172,20 @@ def test_who_speaks_is_found_once_and_while_the_part_is_drawn():
             (sound,) = heard
             assert np.array_equal(to_int16(sound), samples[: round(IDENTITY_S * RATE)])
             heard.clear()
+
+
+def test_a_conversation_that_rests_keeps_no_samples():
+    codes = list(np.zeros((20, 2), np.int32))
+    with ThreadPoolExecutor(1) as workers:
+        turn = Conversation().join(workers, lambda: None)
+        turn.begin_part("ada", goes_on=False)
+        turn.hear(beeping(4), RATE)
+        kept = weakref.ref(turn._samples[0])
+        turn.end_part("mama " * 4, codes, RATE)
+        wait_until(lambda: turn.is_found)
+        turn.settle(can_redraw=False)
+        turn.end(is_good=True)
+        assert kept() is None and turn.conversation.said("ada")
 
 
 def test_words_that_are_found_after_an_interruption_are_too_late():
