@@ -291,7 +291,7 @@ class PromptBuilder:
             )
         if not np.isfinite(voice.x_vector).all():
             raise RecordingError(f"Voice {voice.name!r}: its x-vector holds NaN or infinity.")
-        largest = max(voice.x_vector, key=abs)
+        largest = voice.x_vector[np.abs(voice.x_vector).argmax()]
         if abs(largest) > MAX_X_VECTOR:
             raise RecordingError(
                 f"Voice {voice.name!r}: its x-vector holds the number {largest:g}; numbers of an "
