@@ -50,7 +50,7 @@ _WANTED = {
     **dict.fromkeys(("int_type", "int_from_float", "int_parsing"), "a whole number"),
     **dict.fromkeys(("float_type", "float_parsing"), "a number"),
     **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
-    **dict.fromkeys(("model_type", "dict_type"), "an object"),
+    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "an object"),
     "list_type": "a list",
     "literal_error": "one of {expected}",
     "greater_than": "above {gt}",

@@ -55,7 +55,7 @@ class VoiceId(BaseModel):
     id: str = Field(max_length=_MAX_NAME_CHARS)
 
 
-def _name_or_id(value: Any, validate: ValidatorFunctionWrapHandler) -> str | VoiceId:
+def name_or_id(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
     """Validate a voice; raise one error instead of pydantic's, whose names no client knows."""
     if isinstance(value, str) and len(value) > _MAX_NAME_CHARS:
         raise PydanticKnownError("string_too_long", {"max_length": _MAX_NAME_CHARS})
@@ -130,7 +130,7 @@ class SpeechSettings(_OptionFields):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
     model: str | None = _about("The name of the server's model, or one of OpenAI's names.")
-    voice: Annotated[str | VoiceId | None, WrapValidator(_name_or_id)] = _about(
+    voice: Annotated[str | VoiceId | None, WrapValidator(name_or_id)] = _about(
         "The voice: an id from GET /v1/audio/voices."
     )
     instructions: str | None = _field(OPTIONS["instruct"], max_length=_MAX_SIDE_CHARS)

@@ -9,10 +9,10 @@ import json
 import math
 import re
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import FastAPI, Request, Response, WebSocket
-from pydantic import Field
+from pydantic import Field, WrapValidator
 
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.server.active_speech import ActiveSpeech
@@ -20,6 +20,7 @@ from qwen_megakernel.server.dialects.dialect import ROUTE, Dialect, DialectSessi
 from qwen_megakernel.server.encoders import AudioFormat
 from qwen_megakernel.server.error_responses import ApiError
 from qwen_megakernel.server.responses import EVENT_STREAM, SpeechResponse, base64_of
+from qwen_megakernel.server.schemas import name_or_id
 from qwen_megakernel.server.session import Context, check_name, wanted_audio, wrong
 from qwen_megakernel.server.utterance import Utterance
 
@@ -65,7 +66,7 @@ class CartesiaBody(Fields):
     """The body of a request, and a message of the WebSocket."""
 
     transcript: str = Field("", description="The text to speak.")
-    voice: CartesiaVoice | str
+    voice: Annotated[CartesiaVoice | str, WrapValidator(name_or_id)]
     output_format: OutputFormat
     model_id: str | None = Field(None, description="Any; it means the loaded model.")
     language: str | None = Field(None, max_length=64)

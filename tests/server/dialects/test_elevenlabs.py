@@ -153,6 +153,7 @@ def test_lists_of_voices_and_models_have_the_vendors_form(live):
         (ROUTE, {"text": "a" * 5000}, 413, "5000 characters"),
         (ROUTE, {"text": "  "}, 400, ""),
         (ROUTE, {"text": "Hi", "voice_settings": {"speed": 9}}, 400, "voice_settings.speed is 9"),
+        (ROUTE, {"text": "Hi", "voice_settings": 5}, 400, "is 5; it must be an object."),
         (ROUTE + "?output_format=mp3_1_1", {"text": "Hi"}, 400, "It makes: mp3_22050_32"),
         ("/v1/text-to-speech/21m00", {"text": "Hi"}, 400, "--voice-alias ID=NAME"),
         (ROUTE + "/nothing", {"text": "Hi"}, 404, "has no"),
