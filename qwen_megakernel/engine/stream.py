@@ -57,6 +57,8 @@ class StreamText:
 class SpeechStream:
     """Iterate (or `async for`) to receive `AudioChunk`s; `close()` to stop early.
 
+    Threads that read one stream share its chunks, and so do coroutines.
+
     A stream opened with `text_open=True` takes text through `feed` and `end_text` while its audio
     is already read. `text` is what is spoken, and `times` has the times of its words.
     """
@@ -85,6 +87,8 @@ class SpeechStream:
         self._working: asyncio.Future[list[AudioChunk]] | None = None  # a `_receive` in a thread
         self._ready: deque[AudioChunk] = deque()  # received, but not yet returned
         self._over = False
+        # Readers take turns: one that waited while another received the end finds it, too.
+        self._reading, self._awaiting = threading.Lock(), asyncio.Lock()
 
     @property
     def sample_rate(self) -> int:
@@ -214,21 +218,23 @@ class SpeechStream:
         return self
 
     def __next__(self) -> AudioChunk:
-        while not self._ready:
-            if self._over:
-                raise StopIteration
-            self._ready.extend(self._receive(self._state.outbox.get()))
-        return self._ready.popleft()
+        with self._reading:
+            while not self._ready:
+                if self._over:
+                    raise StopIteration
+                self._ready.extend(self._receive(self._state.outbox.get()))
+            return self._ready.popleft()
 
     def __aiter__(self) -> AsyncIterator[AudioChunk]:
         return self
 
     async def __anext__(self) -> AudioChunk:
-        while not self._ready:
-            if self._over and not self._working:
-                raise StopAsyncIteration
-            self._ready.extend(await self._receive_async())
-        return self._ready.popleft()
+        async with self._awaiting:
+            while not self._ready:
+                if self._over and not self._working:
+                    raise StopAsyncIteration
+                self._ready.extend(await self._receive_async())
+            return self._ready.popleft()
 
     def close(self) -> None:
         """Cancel after the current frame, without waiting. Earlier chunks can still be read."""

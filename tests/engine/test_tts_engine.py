@@ -164,6 +164,28 @@ def test_many_readers_in_threads_get_their_own_audio(tts, alone):
             assert np.array_equal(speech.codes, alone[seed].codes)
 
 
+def test_two_threads_that_read_one_stream_share_its_chunks_and_both_end(tts, alone):
+    for _ in range(3):
+        stream = tts.stream(TEXT, voice=VOICE, seed=1, max_frames=24)
+        pool = ThreadPoolExecutor(2)
+        readers = [pool.submit(list, stream) for _ in range(2)]
+        pool.shutdown(wait=False)
+        chunks = [chunk for reader in readers for chunk in reader.result(timeout=60)]
+        assert sum(chunk.num_frames for chunk in chunks) == len(alone[1].codes)
+
+
+async def test_two_coroutines_that_read_one_stream_share_its_chunks_and_both_end(tts, alone):
+    async def read(stream):
+        return [chunk async for chunk in stream]
+
+    for rate in (None, 16000):  # the chunks of one are changed in a thread
+        stream = tts.stream(TEXT, voice=VOICE, seed=1, max_frames=24, sample_rate=rate)
+        async with asyncio.timeout(60):
+            parts = await asyncio.gather(read(stream), read(stream))
+        assert sum(len(part) for part in parts) > 1
+        assert sum(chunk.num_frames for part in parts for chunk in part) == len(alone[1].codes)
+
+
 async def test_async_iteration_gives_the_same_and_leaves_the_loop_free(tts, alone):
     ticks = 0
 
