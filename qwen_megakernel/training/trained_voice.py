@@ -108,7 +108,7 @@ class TrainedVoice:
             raise ModelFilesError(f"{path} cannot be merged: {error}.") from error
 
     def _check_base(self, base: Checkpoint) -> None:
-        check_trainable(base)
+        _check_original(base)
         found, wanted = VoiceLibrary(base).fingerprint, self.speaker.fingerprint
         if found != wanted:
             raise UsageError(
@@ -116,6 +116,7 @@ class TrainedVoice:
                 f"({found}).",
                 hint=f"Use --model {self.model}",
             )
+        check_trainable(base)
 
 
 def as_saved(learned: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -185,6 +186,15 @@ def _speaker_id(base: Checkpoint) -> int:
     return SPEAKER_ID if only is None else only
 
 
+def _check_original(base: Checkpoint) -> None:
+    if base.form or base.files.is_drawn:
+        kind = "packed" if base.form else "drawn"
+        raise UsageError(
+            f"{base.files.name} has {kind} weights, which cannot be trained.",
+            hint="Use the files of the original model.",
+        )
+
+
 def check_trainable(base: Checkpoint) -> None:
     """Raise an error for a model that no voice can be trained on, or merged with.
 
@@ -192,12 +202,8 @@ def check_trainable(base: Checkpoint) -> None:
         TaskError: see `VoiceLibrary.check_encoders`.
         UsageError: its weights are packed or drawn, or no row is left for a speaker.
     """
+    _check_original(base)
     name, num_rows = base.files.name, base.config.talker.vocab_size
-    if base.form or base.files.is_drawn:
-        raise UsageError(
-            f"{name} has {'packed' if base.form else 'drawn'} weights, which cannot be trained.",
-            hint="Use the files of the original model.",
-        )
     VoiceLibrary(base).check_encoders()
     if num_rows <= _speaker_id(base):
         raise UsageError(

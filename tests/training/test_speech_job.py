@@ -339,7 +339,8 @@ def test_an_adapter_that_does_not_fit_is_refused_before_its_model_is_merged(job,
     voice = TrainedVoice.read(job.output)
     for model, problem in (
         ("tiny-random-base-1.7b", "was trained on tiny-random-base "),
-        ("tiny-random", "cannot clone"),
+        ("tiny-random", r"was trained on tiny-random-base .*, not on tiny-random "),
+        ("demo-voice", r"not on demo-voice .*\nUse --model tiny-random-base"),
         ("drawn:tiny-random-base", "has drawn weights"),
     ):
         with pytest.raises(UsageError, match=problem):
