@@ -106,6 +106,11 @@ class TTSEngine(OfficialNames):
         mark: Marking | MarkKey | str | Path | None = None,
         warmup: bool = True,
     ):
+        if not isinstance(loaded, loading.Checkpoint):
+            raise UsageError(
+                f"loaded is {loaded!r}; it must be a checkpoint.",
+                hint=f'Use TTSEngine.from_pretrained("{loaded}").',
+            )
         asked_dtype, predictor_dtype = dtypes_of(dtype)
         self.predictor_dtype = predictor_dtype
         chosen = choose_backend(backend, device, weights, dtype)

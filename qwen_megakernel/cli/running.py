@@ -1,6 +1,7 @@
 """Code around every command: reading the text, writing output, reporting errors, exit codes."""
 
 import argparse
+import codecs
 import contextlib
 import logging
 import os
@@ -57,9 +58,11 @@ def _checked(text: str | None, name: str) -> str:
         text = sys.stdin.read() if text is None else text
         text.encode("utf-8", "surrogateescape").decode("utf-8")
     except (UnicodeDecodeError, UnicodeEncodeError) as error:
+        is_utf16 = error.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
         raise UsageError(
             f"{name} is not {error.encoding.upper()} text: {error}.",
-            hint="Convert it first, for example with iconv -f LATIN1 -t UTF-8.",
+            hint="Convert it first, for example with iconv -f "
+            f"{'UTF-16' if is_utf16 else 'LATIN1'} -t UTF-8.",
         ) from error
     return text
 

@@ -53,6 +53,8 @@ def read_text(args: argparse.Namespace) -> str:
         )
     if args.stdout and args.output:
         raise UsageError("--stdout and --output cannot be combined; give one of them.")
+    if args.output == "":  # of a shell's variable that is not set
+        raise UsageError("--output is empty; it must name a file.")
     if args.output == "-":
         raise UsageError(
             "--output - is not a file.", hint="Write to standard output with --stdout."

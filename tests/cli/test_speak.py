@@ -175,6 +175,20 @@ def test_a_text_that_is_not_utf8_is_refused_and_its_place_named(run_here, script
     assert "iconv -f LATIN1 -t UTF-8" in done.stderr
 
 
+def test_a_utf16_file_gets_the_hint_that_converts_it(run_here, tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("Grüße", encoding="utf-16")
+    done = run_here(*SPEAK, "--file", path, *TINY, *SHORT)
+    assert done.returncode == 2 and "iconv -f UTF-16 -t UTF-8" in done.stderr
+
+
+def test_an_empty_name_of_a_file_is_refused(run_here, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = run_here(*SPEAK, "Hello.", "-o", "", *TINY, *SHORT)
+    assert done.returncode == 2 and "--output is empty" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_file_that_is_not_utf8_is_named(run_here, tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(LATIN1)

@@ -204,6 +204,11 @@ async def test_async_iteration_gives_the_same_and_leaves_the_loop_free(tts, alon
     assert ticks >= 3
 
 
+def test_a_name_in_place_of_a_checkpoint_gets_the_call_that_takes_it():
+    with pytest.raises(UsageError, match=r'TTSEngine\.from_pretrained\("demo-voice"\)'):
+        TTSEngine("demo-voice")
+
+
 def test_max_frames_counts_frames(tts):
     for limit in (1, 2, 7):
         speech = speak(tts, seed=1, max_frames=limit)
