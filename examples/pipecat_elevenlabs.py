@@ -9,6 +9,7 @@ it is heard, and writes elevenlabs.wav. Start the server first:
 
 import argparse
 import asyncio
+import sys
 import wave
 
 from qwen_megakernel.cli import running
@@ -54,6 +55,9 @@ if __name__ == "__main__":
     parser.add_argument("text", nargs="?", default="Your table is ready.")
     parser.add_argument("--url", default="ws://127.0.0.1:8090", help="address of the server")
     args = parser.parse_args()
+    pcm = asyncio.run(speak(args.url, args.text))
+    if not pcm:
+        sys.exit(f"No speech came from {args.url}. Is the server running?")
     with wave.open("elevenlabs.wav", "wb") as file:
         file.setparams((1, 2, 24000, 0, "NONE", ""))
-        file.writeframes(asyncio.run(speak(args.url, args.text)))
+        file.writeframes(pcm)

@@ -47,6 +47,15 @@ def test_pipecats_service_speaks_with_the_server(tmp_path: Path):
         assert lines == SAID.split() and samples == heard(live)
 
 
+def test_without_a_server_pipecats_example_fails_and_keeps_the_older_file(tmp_path: Path):
+    pytest.importorskip("pipecat")
+    older = tmp_path / "elevenlabs.wav"
+    older.write_bytes(b"older")
+    with pytest.raises(AssertionError, match="No speech came from ws:"):
+        run(sys.executable, "pipecat_elevenlabs.py", "ws://127.0.0.1:9", tmp_path)
+    assert older.read_bytes() == b"older"
+
+
 @pytest.mark.ci  # starts one of LiveKit's processes
 @pytest.mark.skipif(not LIVEKIT.exists(), reason=".ci/run makes .venv-livekit; there is none")
 def test_livekits_plugin_speaks_with_the_server(tmp_path: Path):
