@@ -207,6 +207,8 @@ def _complaint(name: str, fault: Mapping[str, Any]) -> str:
     kind, value, context = fault["type"], fault.get("input"), fault.get("ctx", {})
     if kind == "missing":
         return f"{name} is missing."
+    if kind == "value_error" and "UploadFile" in fault["msg"]:  # FastAPI's check of a file
+        return f"{name} is text; it must be a file, in curl -F {name}=@FILE."
     if kind in ("string_too_long", "string_too_short"):
         limit = context.get("max_length") or context.get("min_length")
         bound = "at most" if kind == "string_too_long" else "at least"

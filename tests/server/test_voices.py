@@ -20,6 +20,7 @@ from qwen_megakernel.errors import RecordingError
 from qwen_megakernel.server.voices import OPENAI_VOICES, _decode
 
 VOICES = "/v1/audio/voices"
+DETECT = "/v1/audio/detect"
 TEXT = "Hello there."
 RATE = 24000
 
@@ -230,6 +231,14 @@ def test_a_field_that_is_missing_is_named(live, missing):
     answer = live.client.post(VOICES, data=fields, files=files)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == missing
+
+
+@pytest.mark.parametrize(("path", "field"), [(VOICES, "audio_sample"), (DETECT, "audio")])
+def test_a_name_in_place_of_a_file_gets_curls_form_of_a_file(live, path, field):
+    texts = {"name": "luigi", "consent": "yes", field: "s.wav"}
+    answer = live.client.post(path, files={key: (None, value) for key, value in texts.items()})
+    facts = assert_error(answer, 400, "invalid_value")
+    assert facts["message"] == f"{field} is text; it must be a file, in curl -F {field}=@FILE."
 
 
 def test_of_an_upload_that_is_no_recording_the_field_is_named(live):
