@@ -119,6 +119,15 @@ class Parser(argparse.ArgumentParser):
         message += f"; {hint}" if hint else ""
         self.exit(2, f"{self.prog}: error: {message}\n{self.prog} --help explains all options.\n")
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse a value that is none of an action's choices; argparse calls this."""
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            if near := get_close_matches(str(value), map(str, action.choices or ()), n=1):
+                error.message += f"; did you mean {near[0]}?"
+            raise
+
     # argparse's stub has overloads, one for each type of `namespace`.
     def parse_known_args(  # type: ignore[override]
         self, args: Any = None, namespace: Any = None

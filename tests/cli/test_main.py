@@ -29,6 +29,20 @@ def silent(parser: argparse.ArgumentParser, path: str = "") -> Iterator[str]:
             yield f"{path} {action.option_strings or action.dest}"
 
 
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["spek", "Hi."], "); did you mean speak?\n"),
+        (["speak", "Hi.", "--dtype", "floot32"], "); did you mean float32?\n"),
+        (["speak", "Hi.", "--dtype", "8"], "predictor=float32')\n"),
+    ],
+)
+def test_a_mistyped_command_or_value_gets_the_nearest_one(capsys, words, hint):
+    with pytest.raises(SystemExit, match="2"):
+        main.main(words)
+    assert hint in capsys.readouterr().err
+
+
 def test_help_says_something_about_everything():
     assert not list(silent(main.parser()))
 
