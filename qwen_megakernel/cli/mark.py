@@ -36,6 +36,8 @@ def detect(args: argparse.Namespace) -> int:
             f"{mark.start_s:.1f} s to {mark.end_s:.1f} s: marked as synthetic, {operator}, chance "
             f"of a false alarm {mark.false_alarm:.0e}, speed {mark.speed:.3f}"
         )
+    if key and found.is_marked and not found.marks:
+        print("no watermark of this key found")
     if (signed := found.credentials) is not None:
         said = "marked as synthetic" if signed.says_synthetic else signed.reason or "not marked"
         by = f", signed by {signed.signed_by}" if signed.signed_by else ""

@@ -40,6 +40,10 @@ def test_speech_names_its_operator_after_opus_and_other_speech_has_no_mark(
     found = json.loads(capsys.readouterr().out)["marks"][0]
     assert (found["operator"], found["speed"], found["start_s"]) == (515, 1, 0)
 
+    assert main.main([*SPEAK, "-o", output]) == 0  # with metadata alone
+    assert main.main(["detect", output, "--mark-key", key, "--own-speed"]) == 0
+    assert "no watermark of this key found\nmetadata" in capsys.readouterr().out
+
     assert main.main([*SPEAK, "-o", output, "--mark", "none"]) == 0
     for more in ((), ("--json",)):
         assert main.main(["detect", output, "--mark-key", key, "--own-speed", *more]) == 1
