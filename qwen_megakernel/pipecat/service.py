@@ -122,6 +122,12 @@ class MegakernelTTSService(ContextTTSService):
         if adapter is not None and engine is not None:
             raise UsageError("Give adapter or engine, not both.")
         self._check_arguments(model_path, engine, settings, kwargs)
+        if voices is not None and not isinstance(voices, Mapping):
+            raise UsageError(
+                f"voices is {voices!r}; it must be a dict of voices by name.",
+                hint="A folder of voices belongs to the engine: "
+                f"engine=TTSEngine.from_pretrained(..., voices={voices!r})",
+            )
         SoundOptions(sample_rate=sample_rate)
         if stop_frame_timeout_s <= engine_timeout_s:
             raise UsageError(

@@ -146,6 +146,7 @@ def test_a_model_and_an_engine_are_one_too_many():
         ({"bogus": 1}, "takes no bogus"),
         ({"settings": {"voice": "vivian"}}, "Settings\\(...\\)"),
         ({"engine": "demo-voice"}, "model_path="),
+        ({"voices": "folder"}, "belongs to the engine"),
     ],
 )
 def test_arguments_of_other_services_are_refused_before_a_model_is_loaded(
