@@ -134,7 +134,8 @@ class Grammar:
             words = self.spoken(words)
             is_suffix = words.startswith(lang.suffixes)
             is_apart = last.isalnum() and words[:1].isalnum() and not is_suffix
-            yield Piece(lang.space * is_apart + words, *draft.place(place, end))
+            said = lang.space * is_apart + draft.filled(words, place, end)
+            yield Piece(said, *draft.place(place, end))
             last = words[-1:] or last
             done = place = end
         if done < stop:

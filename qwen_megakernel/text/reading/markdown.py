@@ -92,14 +92,14 @@ class Markdown:
 
 
 def _without_marks(segment: Draft, is_row: bool) -> Draft:
-    draft = segment.replace(_AUTOLINK, lambda match: match[1]).replace(_UNSPOKEN, "")
+    draft = segment.unwrapped(_AUTOLINK).replace(_UNSPOKEN, "")
     if is_row:
         draft = draft.replace(_PIPE, ",")
     if not _ADDRESS.search(draft.text):
         draft = draft.replace(_STRONG, "")
         draft = draft if _PRODUCT.fullmatch(draft.text) else draft.replace(_STARS, "")
         draft = draft.replace(_UNDERSCORES, _between_words)
-    return draft.replace(_ESCAPE, lambda match: match[1])
+    return draft.unwrapped(_ESCAPE)
 
 
 def _between_words(match: re.Match[str]) -> str:

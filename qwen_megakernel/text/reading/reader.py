@@ -6,7 +6,6 @@ Words that the reader has returned never change, and its results do not depend o
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Iterator
 
 from qwen_megakernel.choices import NORMALIZE
@@ -97,8 +96,6 @@ class TextReader:
         # character shows whether a word may begin after it.
         self._num_seen = 0
         self._held = Draft.at("", 0)  # text that is looked up, but not read yet
-        self._respellings: deque[str] = deque()  # for the placeholders in `_held`
-        self._given: deque[str] = deque()  # words from `give`, for their placeholders
         self._past = ""  # the last characters that were read
         self._quotes = ""  # the straight quotation marks that are open on this line
         self._last = ""  # the last character that was read
@@ -142,18 +139,17 @@ class TextReader:
         Returns:
             The words that no later piece can change, as `feed` does.
         """
-        self._given.append(words)
-        return self._add(GIVEN, num_chars)
+        return self._add(GIVEN, num_chars, words)
 
     def insert(self, mark: str) -> str:
         """Add a punctuation mark that the user's text lacks; returns words as `feed` does."""
         return self._add(mark, 0)
 
-    def _add(self, text: str, num_chars: int) -> str:
+    def _add(self, text: str, num_chars: int, spoken: str | None = None) -> str:
         """Add text in place of the next characters of the user's; returns words as `feed` does."""
         self._take("", is_ended=True)
         start, self._num_chars = self._num_chars, self._num_chars + num_chars
-        self._new = Draft.joined((self._new, Draft.of(text, start, self._num_chars)))
+        self._new = Draft.joined((self._new, Draft.of(text, start, self._num_chars, spoken)))
         return self._read(is_ended=False)
 
     def turn(self, language: str) -> None:
@@ -230,8 +226,8 @@ class TextReader:
                 break
             length, respelling = found
             if length:
-                parts += [new[done:place], Draft.of(RESPELT, *new.place(place, place + length))]
-                self._respellings.append(respelling)
+                whole = new.place(place, place + length)
+                parts += [new[done:place], Draft.of(RESPELT, *whole, respelling)]
                 done = place + length
             place += length or 1
         if not self._lexicons:
@@ -260,8 +256,7 @@ class TextReader:
             end = self._next_end(held.text, place, is_ended)
             if end is None:
                 break
-            for piece in self._words_of(held[place:end]):
-                yield self._with_respellings(piece)
+            yield from self._words_of(held[place:end])
             place = end
         self._held = held[place:]
 
@@ -326,10 +321,3 @@ class TextReader:
         self._past = (self._past + text)[-MAX_PAST:]
         self._last = text[-1]
         self._quotes = open_quotes(text, self._quotes, is_size)
-
-    def _with_respellings(self, piece: Piece) -> Piece:
-        text = piece.text
-        for placeholder, words in ((RESPELT, self._respellings), (GIVEN, self._given)):
-            while placeholder in text:
-                text = text.replace(placeholder, words.popleft(), 1)
-        return piece if text is piece.text else Piece(text, piece.start, piece.end)

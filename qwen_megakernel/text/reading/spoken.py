@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
-# Placeholders for a respelling and for words from `TextReader.give`. No text has them, because
-# cleaning removes surrogates.
-RESPELT, GIVEN = "\udc00", "\udc01"
+# Placeholders for a respelling and for words from `TextReader.give`, which are in the origin of the
+# placeholder. No text has them, because cleaning removes surrogates.
+PLACEHOLDERS = RESPELT, GIVEN = "\udc00", "\udc01"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +76,12 @@ class Draft:
         return Draft(text, [(at, at + 1, char) for at, char in enumerate(text, start)])
 
     @staticmethod
-    def of(words: str, start: int, end: int, written: str = "") -> Draft:
+    def of(words: str, start: int, end: int, written: str | None = None) -> Draft:
         """Return words that stand for the characters [start, end) of the user's text.
 
         If no rule reads them, `written` is spoken for each character, or the character itself.
         """
-        return Draft(words, [(start, end, written or char) for char in words])
+        return Draft(words, [(start, end, char if written is None else written) for char in words])
 
     @staticmethod
     def joined(drafts: Sequence[Draft]) -> Draft:
@@ -111,24 +112,45 @@ class Draft:
             begin, end = match.span()
             words = new if isinstance(new, str) else new(match)
             if words != match[0]:
-                written = "" if is_spoken else match[0]
+                written = None if is_spoken else match[0]
                 parts += [self[done:begin], Draft.of(words, *self.place(begin, end), written)]
                 done = end
         return Draft.joined([*parts, self[done:]]) if parts else self
 
+    def unwrapped(self, pattern: re.Pattern[str]) -> Draft:
+        """Replace every match by the part of it that is group 1."""
+        parts, done = list[Draft](), 0
+        for match in pattern.finditer(self.text):
+            parts += [self[done : match.start()], self[match.start(1) : match.end(1)]]
+            done = match.end()
+        return Draft.joined([*parts, self[done:]]) if parts else self
+
+    def filled(self, words: str, begin: int, end: int) -> str:
+        """Return a rule's words for the characters [begin, end) without placeholders."""
+        for char, (_, _, written) in zip(
+            self.text[begin:end], self.origins[begin:end], strict=True
+        ):
+            if char in PLACEHOLDERS:
+                words = words.replace(char, written, 1)
+        return words
+
     def kept(self, begin: int, end: int) -> Iterator[Piece]:
         """Yield the characters [begin, end) unchanged, as one piece for each unbroken run.
 
-        A run ends where the user's text has further characters in between.
+        A run ends where the user's text has further characters in between. Characters that stand
+        together for others ("kg" for "㎏") are a run of their own.
         """
-        for at in range(begin + 1, end + 1):
-            if at == end or not self._are_neighbours(at - 1, at):
-                start, stop = self.place(begin, at)
-                text = "".join(written for _, _, written in self.origins[begin:at])
-                yield Piece(text, start, stop, len(text) == stop - start)
-                begin = at
+        for _, run in groupby(range(begin, end), self._run):
+            places = [*run]
+            start, stop = self.place(places[0], places[-1] + 1)
+            text = "".join(self.origins[at][2] for at in places)
+            is_kept = len(text) == stop - start and self.text[places[0]] not in PLACEHOLDERS
+            yield Piece(text, start, stop, is_kept)
 
-    def _are_neighbours(self, place: int, following: int) -> bool:
-        """Return whether two characters stand side by side in the user's text."""
-        (start, end, _), (next_start, next_end, _) = self.origins[place], self.origins[following]
-        return start + 1 == end == next_start == next_end - 1
+    def _run(self, at: int) -> int | tuple[int, int]:
+        """Return a value that is the same for all characters of an unbroken run."""
+        start, end, written = self.origins[at]
+        neighbours = (*self.origins[max(0, at - 1) : at], *self.origins[at + 1 : at + 2])
+        is_own = len(written) == end - start == 1 and self.text[at] not in PLACEHOLDERS
+        is_own &= all((start, end) != (first, last) for first, last, _ in neighbours)
+        return start - at if is_own else (start, end)

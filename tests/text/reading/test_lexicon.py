@@ -111,6 +111,19 @@ def test_a_title_stands_before_a_name_that_is_respelled():
 
 
 @pytest.mark.parametrize(
+    ("text", "spoken"),
+    [
+        ("[link](Qwen) and Foo", "link and bar"),
+        ("see [it][Qwen], Foo", "see it, bar"),
+        ("<https://Qwen.com> Foo", "kwen dot com bar"),
+        ("https://Qwen.com/Foo, `Foo`", "kwen dot com slash bar, bar"),
+    ],
+)
+def test_a_respelling_stays_with_its_word_where_markdown_drops_another(text: str, spoken: str):
+    assert say(text, {"Qwen": "kwen", "Foo": "bar"}, "english", normalize="on") == spoken
+
+
+@pytest.mark.parametrize(
     ("entry", "message"),
     [
         ({"a": "\ud800"}, "lexicon, entry 1: the respelling has the character U+D800"),

@@ -110,6 +110,10 @@ def test_all_marks_around_all_expressions_change_no_word(path: Path):
         ),
         ("a 10‑km race", [("a ", "a "), ("ten-kilometer", "10‑km"), (" race", " race")]),
         ("2½ cups", [("two and one half", "2½"), (" cups", " cups")]),
+        (
+            "the ㎏ is Ⅷ x",
+            [("the ", "the "), ("kg", "㎏"), (" is ", " is "), ("VIII", "Ⅷ"), (" x", " x")],
+        ),
         ("\u202a555-0199\u202c", [("five five five, zero one nine nine", "555-0199")]),
     ],
 )
