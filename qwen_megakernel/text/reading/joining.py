@@ -14,6 +14,7 @@ from qwen_megakernel.text.reading.surroundings import (
 )
 
 _OPERATORS = frozenset("+-−–—×÷=*/<>≤≥±≈x")
+_LINE_MARKS = ("-", "*", "+", ">")  # of Markdown, at the beginning of a line
 _NEAR_DIGIT = re.compile(rf"\d[^\d{WIDE_POINTS}{WIDE_PAUSES}]{{0,4}}$")
 _DAY_AND_COMMA = re.compile(r"(?:^|[^\d,])\d{1,2}(?:st|nd|rd|th)?,$")
 _MORE_DIGITS = re.compile(r"\(?(?:\d{2,}|\d/\d)|\(\d|x\d{2,6}(?!\w)|\d(?:\"|″|'')")
@@ -70,6 +71,8 @@ class WordJoining:
         """Return whether `word` continues these words; `gap` is the space between them, or ""."""
         if not gap:
             return words + word in self._days or _NEAR_DIGIT.search(words) is not None
+        if gap == "\n" and word in _LINE_MARKS:
+            return False
         lang, pointed = self._language, words.split()[-1]
         last, core = bare(pointed), word[slice(*inside(word, ""))]
         noun = core.rstrip(".")

@@ -26,6 +26,13 @@ READING = Reading()
         ("* one\n+ two\n", "one.\ntwo.\n"),
         ("1. first\n2. second\n", "one. first.\ntwo. second.\n"),
         ("> quoted\n> text", "quoted\ntext"),
+        (
+            "Rooms: 2\n- 5 beds\n- Room 6\n- Room 7\n",
+            "Rooms: two\nfive beds.\nRoom six.\nRoom seven.\n",
+        ),
+        ("1\n* 2\n+ 3\n> 4", "one\ntwo.\nthree.\nfour"),
+        ("2<li>5 beds", "two\nfive beds"),
+        ("5 -\n2", "five minus two"),
         ("above\n---\nbelow", "above\n\nbelow"),
         ("| a | b |\n|---|---|\n", "a , b ,\n\n"),
         ("it was so.[1] Then", "it was so. Then"),
