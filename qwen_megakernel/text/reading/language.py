@@ -15,6 +15,7 @@ from qwen_megakernel.text.reading.words import TYPED_SIGNS, Currency, Noun, any_
 _RANGE_BEGIN = re.compile(r"[$€£¥(]?\d")
 _THOUSANDS = ("mil", "mille", "mila")  # before the name of a currency, without a joint
 _LETTERS_OF_SCALES = ("k", "K", "B", "T")
+_SECTION = re.compile(r"\d+(?:\.\d+)+")  # "art. 12.1"
 _DIFFERENCE = re.compile(r"\d+(?:[.,]\d+)? ?=")
 # Words before "1:10" that make it a ratio, and words behind it.
 _BEFORE_RATIO = re.compile(
@@ -243,8 +244,9 @@ class Language(RomanNumerals):
 
     def read_number(self, found: Found) -> str:
         whole, decimals = self.digits_of(found)
-        if self.decimal == "," and "." in found.text and self.numbering(found) in self.numbered:
-            return self.version(found.text)  # a section: "art. 12.1"
+        is_section = self.decimal == "," and _SECTION.fullmatch(found.text)
+        if is_section and self.numbering(found) in self.numbered:
+            return self.version(found.text)
         if self._is_code(found, whole):
             return self.spell(whole)
         if self.is_year(found["w"]) and not decimals and not found["sign"]:
@@ -356,8 +358,10 @@ class Language(RomanNumerals):
     def read_percent(self, found: Found) -> str:
         return self._range(found, self.percent_noun)
 
-    def read_at_kilometer(self, found: Found) -> str:
-        unit = self.units["km"]
+    def read_at_kilometer(self, found: Found) -> str | None:
+        unit = self.units.get("km")  # which Russian writes in its own letters
+        if not unit:
+            return None
         return (unit.many if found.word in ("les", "los", "os", "i") else unit.one) + " "
 
     # ---- words and signs -------------------------------------------------------------------------

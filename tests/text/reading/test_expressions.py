@@ -86,6 +86,23 @@ def test_no_expression_of_another_language_stops_the_reading(path: Path, reading
             assert made.spoken.text.strip() or not written.strip()
 
 
+@pytest.mark.parametrize(
+    ("language", "text", "words"),
+    [
+        ("auto", "km 950 €/мес", "km девятьсот пятьдесят евро в месяц"),
+        (
+            "portuguese",
+            "art. 1.234,56",
+            "artigo mil duzentos e trinta e quatro vírgula cinquenta e seis",
+        ),
+    ],
+)
+def test_what_is_no_number_of_a_section_and_a_unit_that_a_language_lacks_are_read(
+    language: str, text: str, words: str, reading: Reading
+):
+    assert reading.reader("on", language, None).whole(text) == words
+
+
 def test_a_language_without_tables_is_left_as_it_is_and_named(reading: Reading):
     reader = reading.reader("on", "klingon", None)
     assert reader.whole("wa' 5 cha' 6") == "wa' 5 cha' 6"
