@@ -176,7 +176,7 @@ class TextStream:
         self._tokenizer = tokenizer
         self._max_chars = max_chars
         self._num_chars = 0
-        self._held = ""  # NFC, without control characters
+        self._held = ""  # without control characters, in NFC up to the last words
         self._is_speakable = False
         self._is_ended = False
 
@@ -190,13 +190,16 @@ class TextStream:
             raise UsageError("The text of this stream has been ended; no more can be fed.")
         check_length(self._num_chars + len(piece), self._max_chars)
         self._num_chars += len(piece)
-        # NFC(NFC(a) + b) == NFC(a + b), so the held text may be kept in NFC.
-        self._held = self._tokenizer.normalize(self._held + drop_controls(piece))
+        piece = drop_controls(piece)
+        ends_word = _kind(piece) is None or _kind(piece) != _kind(self._held[-1:])
+        self._held += piece
         if not self._is_speakable:
             self._held = self._held.lstrip()
-            self._is_speakable = not unspeakable(self._held)
-            if not self._is_speakable:
-                return _tensor([])
+            self._is_speakable = not unspeakable(piece)
+        if not (self._is_speakable and ends_word):
+            return _tensor([])
+        # NFC(NFC(a) + b) == NFC(a + b), so the held text may be kept in NFC.
+        self._held = self._tokenizer.normalize(self._held)
         ids, length = self._tokenizer.leading_words(self._held, self._num_certain())
         self._held = self._held[length:]
         return _tensor(ids)
@@ -225,6 +228,17 @@ class TextStream:
         while last_base > 0 and unicodedata.combining(self._held[last_base]):
             last_base -= 1
         return min(len(self._held.rstrip()), last_base)
+
+
+def _kind(text: str) -> str | None:
+    """Return the kind of a text's characters, of which any number is one word; None: several."""
+    if text.isalpha():
+        return "letters"
+    if text.isspace():
+        return "space"
+    return (
+        None if not text or any(map(str.isalnum, text)) or any(map(str.isspace, text)) else "marks"
+    )
 
 
 def _tensor(ids: list[int]) -> Tensor:

@@ -15,6 +15,7 @@ from qwen_megakernel.text.parts import (
     TextEncoding,
 )
 from qwen_megakernel.text.reading.reader import Reading
+from qwen_megakernel.text.reading.sentence_ends import WINDOW
 from qwen_megakernel.text.sentences import pack_sentences, unspeakable
 
 SENTENCE = "The quick brown fox jumps over the lazy dog, again and again. "  # 62 characters
@@ -143,6 +144,13 @@ def test_the_pieces_of_an_open_text_change_nothing(waits, size):
         whole = spoken(in_pieces(text, len(text), waits=waits, **options))
         assert spoken(in_pieces(text, size, waits=waits, **options)) == whole
         assert all(unspeakable(part[1]) or part[0] for part in whole)
+
+
+@pytest.mark.parametrize("run", ['"', "(", "- ", "• "])
+def test_a_run_of_marks_behind_a_sentence_is_not_held_back(run):
+    made, text = intake(), SENTENCE * 5 + run * 500
+    made.feed(text)
+    assert sum(len(part.text) for part in made.parts) > len(text) - WINDOW
 
 
 def test_a_waiting_part_has_a_limit():

@@ -323,6 +323,14 @@ def test_ids_come_as_soon_as_a_word_is_certain(tokenizer):
     assert rest == tokenizer.token_ids("3")
 
 
+@pytest.mark.parametrize("unit", ["字", "a", ".", "- ", " ", "\u0301\u0323", "カ"])
+def test_a_word_without_end_is_looked_at_a_few_times(tokenizer, monkeypatch, unit):
+    looked, text, normalize = [], "..." + unit * 3000 + "a" + unit * 3000, tokenizer.normalize
+    monkeypatch.setattr(tokenizer, "normalize", lambda held: looked.append(held) or normalize(held))
+    assert _stream_joined(tokenizer, text) == tokenizer.encode(text).body.tolist()
+    assert sum(map(len, looked)) < 10 * len(text)
+
+
 def test_nothing_comes_before_something_can_be_spoken(tokenizer):
     *committed, rest = _stream(tokenizer, ["\n ", "...", " — ", "ok", " "])
     assert committed[:3] == [[], [], []]

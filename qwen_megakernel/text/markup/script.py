@@ -9,6 +9,7 @@ from qwen_megakernel.text.markup.items import Item
 from qwen_megakernel.text.markup.pauses import PauseParser
 
 MAX_LABEL_CHARS = 64  # before the colon; in a longer beginning of a line, a colon names no speaker
+_LINE = re.compile(r"[^\n]*\n|[^\n]+")
 _COLON = re.compile("[:：\n]")
 _STYLED = re.compile(r"([^+]*?)\s*[(（]([^()（）+]*)[)）]")
 
@@ -30,20 +31,21 @@ class ScriptParser(PauseParser):
 
     def feed(self, text: str) -> list[Item]:
         items: list[Item] = []
-        while text and not self.error:
-            if self._begun is None:  # the rest of a line
-                line, newline, text = text.partition("\n")
-                items += super().feed(line + newline)
-                self._begun = "" if newline else None
-            else:
-                text, self._begun = self._begun + text, ""
-                length = self._decided(text)
+        for line in _LINE.findall(text):
+            if self.error:
+                break
+            if self._begun is not None:
+                line = self._begun + line
+                length = self._decided(line)
                 if length is None:
-                    self._begun = text
+                    self._begun = line
                     break
-                items += self._name(text[:length])
-                text = text[length:]
                 self._begun = None
+                items += self._name(line[:length])
+                line = line[length:]
+            items += super().feed(line)
+            if line.endswith("\n"):
+                self._begun = ""
         return items
 
     def end(self) -> list[Item]:

@@ -34,7 +34,10 @@ _PLACE = re.compile(
     r"|\n[^\S\n]{0,64}\n\s{0,64}|\u2029"
 )
 _TOKEN = re.compile(r"\S{1,32}\Z")
-_NEXT = re.compile(rf"(?:[-–—•]\s)?[{_OPENERS}]*(?P<word>\w[^\s.,;:!?…]*)(?P<after>.?)", re.DOTALL)
+_NEXT = re.compile(
+    rf"(?:[-–—•]\s)?[{_OPENERS}]{{0,64}}(?P<word>\w[^\s.,;:!?…]*)(?P<after>.?)", re.DOTALL
+)
+_UNDECIDED = re.compile(rf"[{_OPENERS}–—• -]{{0,64}}\Z")  # a word may follow
 _LETTERS = re.compile(r"[^\W\d_](?:\.-?[^\W\d_])*\.")  # "J.", "z.B.", "J.-C."
 _START = re.compile(rf"(?:\A|\n|[{POINTS}{WIDE_POINTS}][^\w\s]{{0,8}}\s)\s*\Z")
 # Abbreviations in one language, and words with which a sentence may end in another.
@@ -96,7 +99,7 @@ def _is_end(text: str, match: re.Match[str]) -> bool | None:
         return not (match["closed"] and text.startswith(("と", "って"), place))
     following = _NEXT.match(text, place)
     if not following:
-        return None if not text[place:].strip(OPENING + "-–—• ") else False
+        return None if _UNDECIDED.match(text, place) else False
     word = following["word"]
     token = _TOKEN.search(text, max(0, match.start("marks") - 32), match.start("marks") + 1)
     if word[0].islower():

@@ -20,7 +20,9 @@ _PLAIN = {ord(char): plain for plain, chars in _ALIKE.items() for char in chars}
 _PLAIN |= {ord(char): unicodedata.normalize("NFKC", char) for char in _SPACES + _FULL_WIDTH}
 _COMBINING = "\u0300-\u036f\u1160-\u11ff\u3099\u309a"
 _MARK = re.compile(f"[{_COMBINING}]")
-_DECOMPOSED = re.compile(rf"\w[{_COMBINING}]+")
+# Of one character, at most three marks were taken apart. In a longer run NFC sorts the marks, which
+# takes quadratic time, and composes none.
+_DECOMPOSED = re.compile(rf"\w[{_COMBINING}]{{1,3}}(?![{_COMBINING}])")
 _COMPATIBLE = re.compile("[①-⑳❶-➓Ⅰ-ⅿ㌀-㏿𝟎-𝟿]|[¼-¾⅐-⅞]|[⁰¹²³⁴-⁹⁺⁻]+|[０-９](?:，[０-９]{3})+")
 _BLOCKS = "address article aside blockquote br dd div dl dt footer header hr li main nav ol p pre"
 _BLOCKS += " section table tbody tfoot thead tr ul h1 h2 h3 h4 h5 h6"
