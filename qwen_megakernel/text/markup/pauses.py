@@ -6,8 +6,11 @@ from qwen_megakernel.errors import MarkupError, UsageError
 from qwen_megakernel.text.markup import values
 from qwen_megakernel.text.markup.items import Item, Pause, Place, Words
 
-MAX_MARK_CHARS = 32
-_MARK = re.compile(r"\[pause[ \t]+([0-9.]+)[ \t]?(ms|s)\]", re.ASCII | re.IGNORECASE)
+MAX_MARK_CHARS = 32  # between the brackets
+_MARK = re.compile(
+    rf"\[(?=[^\]]{{0,{MAX_MARK_CHARS}}}\])pause[ \t]+([0-9.]+)[ \t]?(ms|s)\]",
+    re.ASCII | re.IGNORECASE,
+)
 _MAYBE_MARK = re.compile(rf"\[[^\[\]\n]{{0,{MAX_MARK_CHARS}}}\Z")  # not complete yet
 _BEGIN = "[pause "
 
@@ -27,8 +30,8 @@ class PauseParser:
     def feed(self, text: str) -> list[Item]:
         text = self._held + text
         maybe = _MAYBE_MARK.search(text)
-        is_begun = maybe is not None and _BEGIN.startswith(maybe.group()[: len(_BEGIN)].lower())
-        end = maybe.start() if maybe and is_begun else len(text)
+        begun = maybe.group()[: len(_BEGIN)].lower().replace("\t", " ") if maybe else ""
+        end = maybe.start() if maybe and _BEGIN.startswith(begun) else len(text)
         self._held = text[end:]
         return self._read(text[:end])
 

@@ -188,7 +188,7 @@ class SsmlParser:
             name, place = self._elements[-1]
             return f"The open element is <{name}> at {place}."
         at = self._expat.ErrorByteIndex - self._num_bytes + len(self._recent)
-        if any(kind in self._recent[max(0, at - 3) : at + 8] for kind in (b"<!D", b"<!E")):
+        if self._recent[max(0, at - 2) : at + 1] in (b"<!D", b"<!E"):
             return "Document types and entities are not allowed."
         return "Write & as &amp; and < as &lt;."
 
@@ -295,12 +295,10 @@ class SsmlParser:
                     f"<{self._read_as[0]}> has more than {MAX_READ_AS_CHARS} characters of text."
                 )
             return
-        if not text.isspace():
-            self._turn()
-        words = " ".join(text.split())
         if text[:1].isspace():
-            self._space()
-        if words:
+            self._space()  # before the turn, as if it had come alone
+        if words := " ".join(text.split()):
+            self._turn()
             self._text += words
             self._is_after_space = False
         if text[-1:].isspace():

@@ -4,7 +4,7 @@ import markup_items
 import pytest
 
 from qwen_megakernel.text.markup.items import Item, Pause, Words
-from qwen_megakernel.text.markup.pauses import PauseParser
+from qwen_megakernel.text.markup.pauses import MAX_MARK_CHARS, PauseParser
 
 TEXT = "One [pause 1.5s] two [PAUSE 500 ms]three [pause x] [1] <break time='1s'/> & [pause 2s]"
 
@@ -29,6 +29,13 @@ def test_a_text_cut_at_any_position_has_the_items_of_the_whole():
     for cut in range(len(TEXT) + 1):
         assert items_of(TEXT[:cut], TEXT[cut:]) == whole, cut
     assert items_of(*TEXT) == whole
+
+
+@pytest.mark.parametrize("mark", ["[pause\t1s]", f"[pause{' ' * 25}1s]", f"[pause{' ' * 26}1s]"])
+def test_a_mark_is_one_however_it_is_cut(mark: str):
+    whole = items_of(mark)
+    assert whole[0] == ([Pause(1)] if len(mark) <= MAX_MARK_CHARS + 2 else [Words(mark)])
+    assert items_of(*mark) == whole
 
 
 def test_a_bracket_holds_text_back_no_longer_than_a_mark_can_be():

@@ -75,6 +75,19 @@ def test_a_document_cut_at_any_position_has_the_items_of_the_whole():
     assert items_of(*DOCUMENT) == whole
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "One<prosody rate='slow'> two</prosody> three",
+        "a <<!DOCTYPE x>",
+        "a </p> <!DOCTYPE x>",
+        "a </p><!DOCTYPE x>",
+    ],
+)
+def test_spaces_at_a_turn_and_hints_are_the_same_in_pieces(text: str):
+    assert items_of(*text) == items_of(text)
+
+
 def test_a_surrogate_pair_is_one_character_wherever_it_is_cut():
     text = 'a <break time="1s"/>\ud83d\ude00 b'
     whole = items_of(text)
