@@ -81,8 +81,8 @@ class Language(RomanNumerals):
     \d{1,3}(?:,\d{1,3}){2,}(?![\d,.]*\d) => .list
     (?P<sizes>{SIZE}(?:(?: ?x ?|×){SIZE})+)(?: ?(?P<unit>{UNITS}){EDGE}|{EDGE}(?!\^)) => .size
     \^(?P<minus>[-−]?)(?P<n>\d{1,3})(?!\d) => .power
-    (?P<sizes>{SIZE}(?: × {SIZE})+) ?(?P<unit>{UNITS}){EDGE} => .size
-    (?P<sizes>{SIZE}(?: × {SIZE}){2,}){EDGE} => .size
+    (?P<sizes>{SIZE}(?: × {SIZE}){2,})(?: ?(?P<unit>{UNITS}))?{EDGE} => .size
+    (?P<sizes>{SIZE} × {SIZE}) ?(?P<unit>{UNITS}){EDGE} => .size
     (?P<n>\d{1,4})(?P<letter>[xyz]){EDGE}(?=\s*(?:[-+−=*^²³]|/(?![a-z]{2}))) => {n} {letter}
     [-=+−] >> (?P<n>\d{1,4})(?P<letter>[xyz]){EDGE} => {n} {letter}
     [₀-₉]+ => .subscript
