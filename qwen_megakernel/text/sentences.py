@@ -53,8 +53,8 @@ def pack_sentences(text: str, min_chars: int, max_chars: int) -> list[str]:
     if spoken_length(text) <= max_chars:
         return [text]
     pieces: list[str] = []
-    for sentence in _sentences(text):
-        for piece in _cut(sentence, max_chars):
+    for begin, end in sentence_spans(text):
+        for piece in _cut(text[begin:end], max_chars):
             if pieces and (unspeakable(piece) or unspeakable(pieces[-1])):
                 pieces[-1] += piece
             else:
@@ -76,10 +76,6 @@ def char_length(char: str) -> int:
     """Return the length of a character in Latin characters of about the same duration."""
     is_wide = char.isalpha() and unicodedata.east_asian_width(char) in "WF"
     return _WIDE_CHARS if is_wide else 1
-
-
-def _sentences(text: str) -> list[str]:
-    return [text[start:stop] for start, stop in sentence_spans(text)]
 
 
 def _cut(sentence: str, max_chars: int) -> Iterator[str]:

@@ -20,11 +20,11 @@ class Chinese(Language):
     subtraction = "减"
     DIGITS = "零 一 二 三 四 五 六 七 八 九"
     UNITS = """mAh: 毫安时
-        km: 公里; m: 米; cm: 厘米; mm: 毫米; m² m2 ㎡: 平方米; km²: 平方公里; l L: 升
-        ml mL: 毫升; h: 小时; min: 分钟; s: 秒; ms: 毫秒; KB kB: KB; MB: MB; GB: GB; TB: TB; W: 瓦
+        km: 公里; cm: 厘米; mm: 毫米; m²: 平方米; km²: 平方公里
+        mL: 毫升; s: 秒; ms: 毫秒; KB kB: KB; MB: MB; GB: GB; TB: TB; W: 瓦
         kW: 千瓦; dB: 分贝; x ×: 倍"""
     SCALES = "万: 万; 亿: 亿; 千: 千; 百万: 百万; 千万: 千万"
-    CURRENCIES = "¥ ￥ CNY RMB: 元; $ USD: 美元; € EUR: 欧元; £ GBP: 英镑; ₩ KRW: 韩元; JPY: 日元"
+    CURRENCIES = "¥ ￥ CNY RMB: 元"
     dates = "{month}月{day}日", "{year}年{month}月{day}日"
     SYMBOLS = """&: 和; =: 等于; ÷: 除以; ×: 乘; °: 度; ≈ ~: 约; <: 小于; >: 大于; ≤: 不超过
         ≥: 至少; ±: 正负; @: 艾特"""

@@ -47,7 +47,7 @@ class English(Language):
         (?:Fig\.?|fig\.)\s: figure; [Oo]p\.\s: opus
         (?i:vol)\.?\s: volume; pp\.\s?: pages; p\.\s?: page; (?:[Nn]o\.|[№]\s?|Nº\s?): number
         [Cc]h\.\s: chapter; [Ss]ec\.\s: section; Eq\.\s: equation; [Ee]xt\.?\s: extension
-        Apt\.?\s: apartment; Ste\.\s: suite; Rm\.\s: room; √: the square root of"""
+        Apt\.?\s: apartment; Ste\.\s: suite; √: the square root of"""
     plural_ending = "s"
     UNITS = """lbs: pound; hrs: hour; mins: minute; secs: second
         kph kmh: kilometer per hour, kilometers per hour; MPH: mile per hour, miles per hour
@@ -60,7 +60,7 @@ class English(Language):
         bpm BPM: beat per minute, beats per minute; ppm: part per million, parts per million
         psi: pound per square inch, pounds per square inch; mo mos: month; gal: gallon; qt: quart
         pt: pint; pc pcs: piece; pts: point; mcg: microgram; N: newton; Nm: newton meter; mol: mole
-        rad: radian; ly: light-year; mmHg: millimeter of mercury, millimeters of mercury"""
+        rad: radian; ly: light-year"""
     has_compounds = True
     articles = words("a an another")
     SCALES = """k K: thousand, thousand; thousand: thousand, thousand

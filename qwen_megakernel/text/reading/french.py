@@ -30,10 +30,10 @@ class French(Romance):
         Ko ko: kilo-octet; kWh: kilowattheure; dB: décibel; x × fois: fois, fois, f
         année années: année, f; cuillère cuillères: cuillère, f
         personne personnes pers: personne, f
-        c.à.s. c.~à~s. c.~à~soupe càs CàS cuil.~à~soupe cs: cuillère à soupe, cuillères à soupe, f
-        c.à.c. c.~à~c. c.~à~café càc CàC cuil.~à~café cc: cuillère à café, cuillères à café, f
+        c.à.s. c.~à~soupe càs CàS cuil.~à~soupe cs: cuillère à soupe, cuillères à soupe, f
+        c.à.c. c.~à~café càc CàC cuil.~à~café cc: cuillère à café, cuillères à café, f
         page pages: page, f; pt pts: point
-        cp: comprimé; mmHg: millimètre de mercure, millimètres de mercure"""
+        cp: comprimé"""
     SCALES = "million millions M: million; milliard milliards Md Mds: milliard"
     MONEY_SCALES = "k: mille, mille"
     CURRENCIES = """€ EUR: euro / centime; $ $US US$ USD: dollar / cent

@@ -11,10 +11,10 @@ class Japanese(Language):
     by, over = "かける", "の"
     score, power = "対", "の{}乗"
     DIGITS = "ゼロ 一 二 三 四 五 六 七 八 九"
-    UNITS = """mmHg: ミリメートルエイチジー; mAh: ミリアンペア時; °C ℃: 度; h: 時間; min: 分; s: 秒
+    UNITS = """mmHg: ミリメートルエイチジー; mAh: ミリアンペア時; °C ℃: 度
         dB: デシベル; x ×: 倍"""
     SCALES = "万: 万; 億: 億; 兆: 兆; 千: 千"
-    CURRENCIES = "¥ ￥ JPY: 円; $ USD: ドル; € EUR: ユーロ; £ GBP: ポンド; ₩ KRW: ウォン; CNY: 元"
+    CURRENCIES = "$ USD: ドル; £ GBP: ポンド; ₩ KRW: ウォン; CNY: 元"
     dates = "{month}月{day}日", "{year}年{month}月{day}日"
     times = "{h}時", "{h}時{m}分", "{s}秒"
     SYMBOLS = """&: アンド; =: イコール; ÷: 割る; ×: かける; °: 度; ≈ ~: 約; <: 小なり; >: 大なり

@@ -19,7 +19,7 @@ class Korean(Language):
     suffixes, score, power = ("에서", "에", "의"), "대", "의 {} 제곱"
     parts_form = "{bottom}분의 {top}"
     DIGITS = "공 일 이 삼 사 오 육 칠 팔 구"
-    UNITS = "mAh: 밀리암페어시; °C ℃: 도; h: 시간; min: 분; s: 초; dB: 데시벨; x ×: 배"
+    UNITS = "mAh: 밀리암페어시; °C ℃: 도; dB: 데시벨; x ×: 배"
     SCALES = "만: 만; 억: 억; 조: 조; 천: 천"
     CURRENCIES = """₩ KRW: 원; $ USD: 달러 / 센트; € EUR: 유로 / 센트; £ GBP: 파운드 / 펜스
         ¥ JPY: 엔"""

@@ -26,7 +26,7 @@ class Portuguese(Romance):
         dB: decibel, decibéis; x × vez vezes: vez, vezes, f; copo copos: copo
         colher colheres: colher, colheres, f; col.~de~sopa: colher de sopa, colheres de sopa, f
         col.~de~chá: colher de chá, colheres de chá, f; pessoa pessoas: pessoa, f
-        comp.: comprimido; pts: ponto; mmHg: milímetro de mercúrio, milímetros de mercúrio"""
+        comp.: comprimido; pts: ponto"""
     SCALES = (
         """mil: mil, mil; milhão milhões mi: milhão, milhões; bilhão bilhões bi: bilhão, bilhões"""
     )

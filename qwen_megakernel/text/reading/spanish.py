@@ -29,8 +29,7 @@ class Spanish(Romance):
     UNITS = """mAh: miliamperio hora, miliamperios hora
         seg: segundo; dB: decibelio; x × vez veces: vez, veces, f; cda. cdas.: cucharada, f
         cdta. cdtas.: cucharadita, f; vaso vasos: vaso; pts pts.: punto
-        persona personas pers: persona, f; comp.: comprimido
-        mmHg: milímetro de mercurio, milímetros de mercurio"""
+        persona personas pers: persona, f; comp.: comprimido"""
     SCALES = "mil: mil, mil; millón millones M: millón, millones"
     MONEY_SCALES = "k: mil, mil"
     CURRENCIES = """€ EUR: euro / céntimo; $ USD: dólar, dólares / centavo
