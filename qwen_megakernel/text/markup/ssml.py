@@ -112,7 +112,7 @@ class SsmlParser:
             for first in range(0, len(text), _SLICE_CHARS):
                 self._take(text[first : first + _SLICE_CHARS])
         except MarkupError as error:
-            self._fail(error)
+            self.error = self.error or error
         return self._taken()
 
     def end(self) -> list[Item]:
@@ -125,7 +125,7 @@ class SsmlParser:
                 name, place = self._elements[-1]
                 raise _error(place, f"<{name}> is not closed.", f"Close it with </{name}>.")
         except MarkupError as error:
-            self._fail(error)
+            self.error = self.error or error
         return self._taken()
 
     def _taken(self) -> list[Item]:
@@ -203,10 +203,6 @@ class SsmlParser:
 
     def _refuse(self, what: str, hint: str = "") -> NoReturn:
         raise _error(self._place(), what, hint)
-
-    def _fail(self, error: MarkupError) -> None:
-        if not self.error:
-            self.error = error
 
     def _ignore(self, what: str) -> None:
         """Warn that markup has no effect, once for each text."""
