@@ -23,7 +23,9 @@ _MARK = re.compile(f"[{_COMBINING}]")
 # Of one character, at most three marks were taken apart. In a longer run NFC sorts the marks, which
 # takes quadratic time, and composes none.
 _DECOMPOSED = re.compile(rf"\w[{_COMBINING}]{{1,3}}(?![{_COMBINING}])")
-_COMPATIBLE = re.compile("[①-⑳❶-➓Ⅰ-ⅿ㌀-㏿𝟎-𝟿]|[¼-¾⅐-⅞]|[⁰¹²³⁴-⁹⁺⁻]+|[０-９](?:，[０-９]{3})+")
+_COMPATIBLE = re.compile(
+    "[①-⑳❶-➓Ⅰ-ⅿ㌀-㏿𝐀-𝟿Ａ-Ｚａ-ｚ]|[¼-¾⅐-⅞]|[⁰¹²³⁴-⁹⁺⁻]+|[０-９](?:，[０-９]{3})+"
+)
 _BLOCKS = "address article aside blockquote br dd div dl dt footer header hr li main nav ol p pre"
 _BLOCKS += " section table tbody tfoot thead tr ul h1 h2 h3 h4 h5 h6"
 _INLINE = "a abbr b bdi cite code del em font i img ins kbd mark q s small span strike strong sub"
