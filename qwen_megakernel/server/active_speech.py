@@ -24,7 +24,7 @@ from qwen_megakernel.server.metrics import SpeechRecord
 from qwen_megakernel.server.schemas import SpeechPlan
 from qwen_megakernel.server.settings import ServerSettings
 from qwen_megakernel.sound.loudness import at_loudness
-from qwen_megakernel.timing.words import TimedWord
+from qwen_megakernel.timing.words import Segment, TimedWord
 
 # Characters of text that are read as words, divided and encoded at once on the event loop, in some
 # milliseconds. A long text takes up to a second, in which no other speech would be sent.
@@ -59,12 +59,12 @@ class ActiveSpeech:
         self.stream, self.record, self.request_id = stream, record, request_id
         self.settings, self.mark = settings, mark
         self.plan = plan
-        self.finish_reason: str | None = None
+        self._reason: str | None = None  # why the engine has ended it
         self._ticket, self._finished, self._encoder = ticket, finished, encoder
         self._limit = int(self.settings.buffer_s * record.sample_rate)
         self._chunks: deque[AudioChunk] = deque()
         self._kept: list[np.ndarray] = []  # samples for `file`
-        self._num_buffered = 0  # samples
+        self._num_buffered = self._num_dropped = 0  # samples
         self._news, self._space = asyncio.Event(), asyncio.Event()
         self._error: Exception | None = None
         self._over = self._closed = False
@@ -74,6 +74,12 @@ class ActiveSpeech:
     def warnings(self) -> list[str]:
         """What the client should know about its request and its text."""
         return self.plan.warnings + self.stream.text.warnings
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why the speech ended; None: it has not."""
+        is_cut = self._num_dropped and self._reason in ("eos", "length")
+        return "cancelled" if is_cut else self._reason
 
     @property
     def length_s(self) -> float:
@@ -110,10 +116,15 @@ class ActiveSpeech:
             await self._news.wait()
 
     def close(self) -> None:
-        """Stop speaking, without waiting for the engine; may be called after the end."""
+        """Stop speaking, without waiting for the engine; may be called after the end.
+
+        Chunks that wait for the client are dropped.
+        """
         self._closed = True
         if self._chunks and (talk := self.plan.options.get("conversation")):
             talk.forget()  # the client lacks what the engine has said
+        self._num_dropped += sum(len(chunk.samples) for chunk in self._chunks)
+        self._chunks.clear()
         self._space.set()
         self.stream.close()
 
@@ -142,6 +153,9 @@ class ActiveSpeech:
         try:
             async for chunk in self.stream:
                 self.record.add(len(chunk.samples), chunk.num_frames)
+                if self._closed:
+                    self._num_dropped += len(chunk.samples)
+                    continue
                 self._chunks.append(chunk)
                 self._num_buffered += len(chunk.samples)
                 self._news.set()
@@ -152,7 +166,7 @@ class ActiveSpeech:
         except Exception as error:  # `chunks` raises it
             self._error = error
         finally:
-            self._over, self.finish_reason = True, reason
+            self._over, self._reason = True, reason
             self._ticket.release()
             self.record.finish(reason, self.stream.text.drifts)
             self._finished[self.request_id] = self.facts()
@@ -229,7 +243,7 @@ class ActiveSpeech:
         """
         if not granularities:
             return {}
-        words, segments = await asyncio.to_thread(self.stream.times.take)
+        words, segments = await self._times()
         found: dict[str, list[Any]] = {"word": words, "segment": segments}
         asked = {name: settled for name, settled in found.items() if name in granularities}
         return {
@@ -238,8 +252,17 @@ class ActiveSpeech:
 
     async def words(self) -> list[TimedWord]:
         """Return the words whose times have become final since the last call."""
+        return (await self._times())[0]
+
+    async def _times(self) -> tuple[list[TimedWord], list[Segment]]:
+        """Return the final times, but not those of audio that was dropped."""
         # In a thread, since looking at the samples takes some milliseconds.
-        return (await asyncio.to_thread(self.stream.times.take))[0]
+        words, segments = await asyncio.to_thread(self.stream.times.take)
+        if self._num_dropped:
+            end_s = self.length_s - self._num_dropped / self.record.sample_rate
+            words = [word for word in words if word.end <= end_s]
+            segments = [segment for segment in segments if segment.end <= end_s]
+        return words, segments
 
     @property
     def usage(self) -> dict[str, int]:

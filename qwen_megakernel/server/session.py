@@ -144,7 +144,7 @@ class ContextSession:
         self, context: "Context", text: Utterance, speaking: ActiveSpeech
     ) -> AsyncIterator[bytes | dict[str, Any]]:
         """Yield the messages of a speech; by default they are its encoded audio."""
-        return wanted_audio(text, speaking)
+        return speaking.audio()
 
     async def ended(
         self, context: "Context", text: Utterance, reason: str | None, sending: contextlib.ExitStack
@@ -341,13 +341,6 @@ def _json_object(message: Message) -> dict[str, Any]:
     if not isinstance(facts, dict):
         raise UsageError("The message must be a JSON object.")
     return facts
-
-
-async def wanted_audio(text: Utterance, speaking: ActiveSpeech) -> AsyncIterator[bytes]:
-    """Yield encoded audio, some of it empty; what waits when the client cancels is dropped."""
-    async for piece in speaking.audio():
-        if not text.cancelled:
-            yield piece
 
 
 def _is_name(name: object) -> bool:

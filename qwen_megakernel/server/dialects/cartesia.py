@@ -21,7 +21,7 @@ from qwen_megakernel.server.encoders import AudioFormat
 from qwen_megakernel.server.error_responses import ApiError
 from qwen_megakernel.server.responses import EVENT_STREAM, SpeechResponse, base64_of
 from qwen_megakernel.server.schemas import name_or_id
-from qwen_megakernel.server.session import Context, check_name, wanted_audio, wrong
+from qwen_megakernel.server.session import Context, check_name, wrong
 from qwen_megakernel.server.utterance import Utterance
 
 _ENCODINGS = {"pcm_s16le": "pcm", "pcm_f32le": "float", "pcm_mulaw": "ulaw", "pcm_alaw": "alaw"}
@@ -93,12 +93,12 @@ class CartesiaBody(Fields):
 
 
 async def _messages(
-    speaking: ActiveSpeech, pieces: AsyncIterator[bytes], body: CartesiaBody, begin_s: float = 0.0
+    speaking: ActiveSpeech, body: CartesiaBody, begin_s: float = 0.0
 ) -> AsyncIterator[dict[str, Any]]:
     """Yield a speech, which begins `begin_s` after its context, as chunk and timestamps."""
     name = (body.model_extra or {}).get("context_id")
     common = {"done": False, "status_code": 206, "context_id": name}
-    async for audio in pieces:
+    async for audio in speaking.audio():
         if audio:
             step_time = round(speaking.record.elapsed_ms, 3)
             yield {"type": "chunk", "data": base64_of(audio), "step_time": step_time, **common}
@@ -151,7 +151,7 @@ class Cartesia(Dialect):
             speaking = await begin(body, request, "raw")
 
             async def lines() -> AsyncIterator[bytes]:
-                async for message in _messages(speaking, speaking.audio(), body):
+                async for message in _messages(speaking, body):
                     yield _event(message)
                 yield _event(_done(name))
 
@@ -211,8 +211,7 @@ class _CartesiaSession(DialectSession):
     def messages(
         self, context: Context, text: Utterance, speaking: ActiveSpeech
     ) -> AsyncIterator[dict[str, Any]]:
-        audio = wanted_audio(text, speaking)
-        return _messages(speaking, audio, context.request, context.heard_s)
+        return _messages(speaking, context.request, context.heard_s)
 
     async def answer(self, context: Context, mark: str) -> None:
         context.num_answers += 1

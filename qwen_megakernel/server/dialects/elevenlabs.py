@@ -24,7 +24,7 @@ from qwen_megakernel.server.encoders import AudioFormat
 from qwen_megakernel.server.error_responses import POLICY, ApiError
 from qwen_megakernel.server.responses import SpeechResponse, base64_of, whole, with_audio
 from qwen_megakernel.server.schemas import SpeechPlan
-from qwen_megakernel.server.session import Context, wanted_audio, wrong
+from qwen_megakernel.server.session import Context, wrong
 from qwen_megakernel.server.utterance import Utterance
 
 _ROUTE = "/v1/text-to-speech/{voice}"
@@ -169,7 +169,7 @@ async def _lines(speaking: ActiveSpeech, *, is_whole: bool) -> AsyncIterator[byt
             line = _line(b"", *await LetterTimer(speaking).take())
             yield await with_audio(line, b'"audio_base64": ', file)
         return
-    async for audio, letters in timed(speaking, speaking.audio()):
+    async for audio, letters in timed(speaking):
         yield _line(audio, *letters)
 
 
@@ -264,7 +264,7 @@ class _ElevenLabsSession(DialectSession):
     async def messages(
         self, context: Context, text: Utterance, speaking: ActiveSpeech
     ) -> AsyncIterator[dict[str, Any]]:
-        async for audio, letters in timed(speaking, wanted_audio(text, speaking)):
+        async for audio, letters in timed(speaking):
             times = [self._in_ms(context, which, letters[which]) for which in (0, 1)]
             facts: dict[str, Any] = {"audio": base64_of(audio) if audio else None, "isFinal": None}
             facts |= {"alignment": times[0], "normalizedAlignment": times[1]}

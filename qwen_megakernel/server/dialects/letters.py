@@ -38,12 +38,10 @@ class LetterTimer:
         return found
 
 
-async def timed(
-    speaking: ActiveSpeech, pieces: AsyncIterator[bytes]
-) -> AsyncIterator[tuple[bytes, list[TimedLetters]]]:
+async def timed(speaking: ActiveSpeech) -> AsyncIterator[tuple[bytes, list[TimedLetters]]]:
     """Yield audio, and letters, written and spoken, whose times became final before it."""
     timer, letters = LetterTimer(speaking), [TimedLetters(), TimedLetters()]
-    async for audio in pieces:
+    async for audio in speaking.audio():
         if audio or any(letters):
             yield audio, letters
         letters = await timer.take()  # takes a while, so the audio does not wait for it
