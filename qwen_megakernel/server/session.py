@@ -42,9 +42,17 @@ class Context(Speaker):
         name: the client's name of it.
         plan: of the next text.
         settings: what the client asked for, as its protocol keeps it.
+        earlier: a closing context of the same name, which is spoken first.
     """
 
-    def __init__(self, session: "ContextSession", name: str, plan: SpeechPlan, settings: Any):
+    def __init__(
+        self,
+        session: "ContextSession",
+        name: str,
+        plan: SpeechPlan,
+        settings: Any,
+        earlier: "Context | None",
+    ):
         speak = functools.partial(session.speak_text, self)
         super().__init__(session.spawn, speak, functools.partial(session.finish, self))
         self._session, self.name, self.plan, self.settings = session, name, plan, settings
@@ -53,6 +61,7 @@ class Context(Speaker):
         self.counted_ms = [0, 0]  # up to which letters were sent, as written and as spoken
         self.request: Any = None  # the client's last, as its dialect keeps it
         self.is_closing = False
+        self._earlier = earlier and earlier.task
         self._text_timer: asyncio.TimerHandle | None = None  # ends the text if no more of it comes
 
     async def feed(self, text: str, *, is_sentence: bool = False) -> None:
@@ -103,6 +112,11 @@ class Context(Speaker):
     def start(self) -> None:
         self._session.speaking.add(self)
         super().start()
+
+    async def _speak_all(self) -> None:
+        if self._earlier:
+            await asyncio.wait([self._earlier])
+        await super()._speak_all()
 
     def _begin_text(self) -> Utterance:
         if len(self.waiting) >= MAX_WAITING:
@@ -187,7 +201,8 @@ class ContextSession:
             what += f"{MAX_CONTEXTS} open ones."
             raise UsageError(what, hint="Close contexts, or open another connection.")
         check_name(name)
-        context = self.contexts[name] = Context(self, name, plan, settings)
+        context = Context(self, name, plan, settings, self.contexts.get(name))
+        self.contexts[name] = context
         return context
 
     async def speak_text(

@@ -251,12 +251,14 @@ class _ElevenLabsSession(DialectSession):
     def _close_context(self, name: str) -> None:
         """End a context: text that was not flushed is dropped, the rest is spoken.
 
-        A client that closes a context again no longer listens to it: Pipecat does so when its user
-        interrupts.
+        A client that closes a context again no longer listens to its name: Pipecat does so when its
+        user interrupts.
         """
         if context := self.contexts.get(name):
             if context.is_closing:
-                context.cancel()
+                for each in self.speaking:
+                    if each.name == name:
+                        each.cancel()
             elif context.writing:
                 context.writing.cancel()
             context.close()

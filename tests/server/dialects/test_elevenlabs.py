@@ -307,6 +307,30 @@ async def test_a_context_that_is_closed_twice_stops_at_once():
         assert audio_of(ours) == live.engine.streams[1].sent
 
 
+async def test_a_name_that_is_used_again_waits_for_its_first_context():
+    with serving(FakeEngine(rtf=0.05)) as live:
+        async with dialect(live, ELEVENLABS) as socket:
+            await say(socket, "a", STORY)
+            await say(socket, "a", "And more. ")
+            first = await listen(socket, is_final)
+            second = await listen(socket, is_final)
+        streams = live.engine.streams
+        assert audio_of(first) == streams[0].sent and audio_of(second) == streams[1].sent
+        assert letters_of(second)[1][0] == 0  # times of its own
+
+
+async def test_a_name_that_is_closed_again_ends_its_earlier_contexts_too():
+    with serving(FakeEngine(rtf=1.0)) as live:
+        async with dialect(live, ELEVENLABS) as socket:
+            for _ in range(2):
+                await say(socket, "a", STORY * 3)
+            await listen(socket, lambda message: message["audio"])
+            await tell(socket, context_id="a", close_context=True)
+            heard = [await listen(socket, is_final) for _ in range(2)]
+            assert not live.engine.speaking and len(live.engine.streams) == 1
+        assert not audio_of(heard[1])
+
+
 async def test_closing_the_socket_speaks_what_is_left(live, engine):
     async with dialect(live, ELEVENLABS) as socket:
         await tell(socket, text=STORY, context_id="a")

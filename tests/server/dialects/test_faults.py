@@ -459,7 +459,7 @@ async def test_contexts_that_are_closed_but_not_yet_spoken_count_too(names, monk
                 await tell(socket, context_id=each, text="Hello. ", flush=True)
                 await tell(socket, context_id=each, close_context=True)
             await listen(socket, lambda each: "one too many" in each.get("message", ""))
-        assert len(live.engine.streams) == 3
+        assert len(live.engine.streams) == len({*names[:3]})  # one name is spoken at a time
 
 
 async def test_a_speech_has_a_deadline(name):
