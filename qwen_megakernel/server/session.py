@@ -85,15 +85,21 @@ class Context(Speaker):
 
     def expect_text(self) -> None:
         """End the text if no more of it comes: it would hold a slot of the engine."""
-        if self._text_timer:
-            self._text_timer.cancel()
+        self._stop_timer()
         limit_s = self._session.settings.idle_timeout_s
         self._text_timer = asyncio.get_running_loop().call_later(limit_s, self.end)
 
     def end(self) -> None:
+        self._stop_timer()
+        super().end()
+
+    def cancel(self) -> None:
+        self._stop_timer()
+        super().cancel()
+
+    def _stop_timer(self) -> None:
         if self._text_timer:
             self._text_timer.cancel()
-        super().end()
 
     def mark(self, mark: str) -> None:
         """End the text, which may be empty; `answer` reports that it was spoken."""
@@ -266,7 +272,7 @@ class ContextSession:
         try:
             await self._over.wait()
         finally:
-            for context in self.speaking:
+            for context in self.speaking.union(self.contexts.values()):
                 context.cancel()
             tasks = [*self._tasks]
             for task in tasks:

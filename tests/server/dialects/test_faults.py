@@ -1,9 +1,11 @@
 """All dialects: keys, wrong messages, clients that vanish, many contexts, switching them off."""
 
 import asyncio
+import gc
 import json
 import threading
 import time
+import weakref
 from types import SimpleNamespace
 from unittest.mock import AsyncMock
 
@@ -332,6 +334,21 @@ async def test_text_without_end_ends_after_a_time_and_frees_its_slot(name):
             await asyncio.to_thread(wait_until, lambda: not live.engine.speaking)
             assert live.engine.streams[0].finish_reason == "eos"
             assert audio_of(await speak(socket, name)).endswith(live.engine.streams[1].sent)
+
+
+async def test_a_connection_that_ends_in_the_middle_of_a_text_leaves_nothing(live, name):
+    """The limit on the wait for the rest of a text would keep it for half a minute."""
+    async with dialect(live, SOCKETS[name]) as socket:
+        await begin(socket, name)
+        await listen(socket, has_audio)
+        sessions = (each for each in gc.get_objects() if issubclass(type(each), ContextSession))
+        (session,) = [weakref.ref(each) for each in sessions if each.service is live.service]
+
+    def is_gone() -> bool:
+        gc.collect()
+        return session() is None
+
+    await asyncio.to_thread(wait_until, is_gone, 5)
 
 
 async def test_a_connection_that_is_idle_is_closed(name, monkeypatch):
