@@ -46,6 +46,7 @@ class VoiceStore:
         self._engine, self._settings = engine, settings
         self._working = asyncio.Lock()  # one recording at a time: cloning takes all cores
         self._num_working = 0
+        self._admitting = asyncio.Lock()  # while uploads are counted, none begins
         self._uploading: set[str] = set()  # keys of the names of voices being made
 
     def find(
@@ -192,17 +193,17 @@ class VoiceStore:
         except UsageError as error:
             raise ApiError.of(error, "name") from error
         key, limit = _key(name), self._settings.max_uploads
-        uploads = set(self._uploading)
-        uploads |= {_key(each) for each in await asyncio.to_thread(self._uploaded)}
-        uploads |= self._uploading  # from here to `add` nothing is awaited
-        taken = {_key(each) for each in self._engine.voices} | OPENAI_VOICES | self._uploading
-        if key in taken:
-            raise ApiError(409, f'A voice "{name}" exists already.', "voice_exists", "name")
-        if len(uploads) >= limit:
-            what = f"Clients have uploaded {len(uploads)} voices (limit {limit}). Delete one, or "
-            what += "start the server with a greater --max-uploads."
-            raise ApiError(409, what, "too_many_voices")
-        self._uploading.add(key)
+        async with self._admitting:
+            uploads = set(self._uploading)  # of those that end meanwhile the list may lack the file
+            uploads |= {_key(each) for each in await asyncio.to_thread(self._uploaded)}
+            taken = {_key(each) for each in self._engine.voices} | OPENAI_VOICES | self._uploading
+            if key in taken:
+                raise ApiError(409, f'A voice "{name}" exists already.', "voice_exists", "name")
+            if len(uploads) >= limit:
+                what = f"Clients have uploaded {len(uploads)} voices (limit {limit}). Delete one, "
+                what += "or start the server with a greater --max-uploads."
+                raise ApiError(409, what, "too_many_voices")
+            self._uploading.add(key)
         try:
             voice = await self.clone(recording, transcript, name)
             voice = replace(voice, consent=consent, is_uploaded=True)

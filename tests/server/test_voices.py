@@ -1,9 +1,11 @@
 """Voices over HTTP: cloned for one request, uploaded, listed, used, deleted; and errors."""
 
+import asyncio
 import base64
 import io
 import os
 import struct
+import threading
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,7 +19,9 @@ from waveforms import voice_like
 
 from qwen_megakernel import Voice
 from qwen_megakernel.errors import RecordingError
-from qwen_megakernel.server.voices import OPENAI_VOICES, _decode
+from qwen_megakernel.server.error_responses import ApiError
+from qwen_megakernel.server.settings import ServerSettings
+from qwen_megakernel.server.voices import OPENAI_VOICES, VoiceStore, _decode
 
 VOICES = "/v1/audio/voices"
 DETECT = "/v1/audio/detect"
@@ -294,6 +298,35 @@ def test_uploads_have_a_limit_that_the_owners_voices_do_not_count_for(tts, folde
         assert upload(live, name="e").status_code == 201
         live.client.delete(f"{VOICES}/e")
     owner.unlink()
+
+
+async def test_an_upload_during_the_count_of_another_counts(tts, folder, monkeypatch):
+    """It begins and ends while the other one's list of the folder is under way."""
+    settings = ServerSettings(voices=folder, allow_upload=True, max_uploads=1)
+    store, list_files = VoiceStore(tts, settings), VoiceStore._uploaded
+    is_listed, is_kept = threading.Event(), threading.Event()
+
+    def list_slowly(store: VoiceStore) -> set[str]:
+        found = list_files(store)
+        if not is_listed.is_set():
+            is_listed.set()
+            is_kept.wait(1)
+        return found
+
+    async def keep(name: str) -> bool:
+        try:
+            await store.upload(recording(), name, None, "yes")
+        except ApiError as error:
+            assert error.code == "too_many_voices"
+            return False
+        is_kept.set()
+        return True
+
+    monkeypatch.setattr(VoiceStore, "_uploaded", list_slowly)
+    first = asyncio.create_task(keep("a"))
+    await asyncio.to_thread(is_listed.wait)
+    assert sorted([await keep("b"), await first]) == [False, True]
+    store.delete("a" if first.result() else "b")
 
 
 def test_paths_cannot_be_deleted(live, tmp_path):
