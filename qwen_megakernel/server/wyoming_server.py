@@ -38,7 +38,12 @@ from qwen_megakernel.printable import get_logger, printable
 from qwen_megakernel.server.active_speech import ActiveSpeech
 from qwen_megakernel.server.error_responses import ApiError
 from qwen_megakernel.server.responses import sent
-from qwen_megakernel.server.schemas import SpeechPlan, SpeechSettings, check_length
+from qwen_megakernel.server.schemas import (
+    SpeechPlan,
+    SpeechSettings,
+    check_json_values,
+    check_length,
+)
 from qwen_megakernel.server.service import Service
 from qwen_megakernel.server.settings import ACCEPTS
 from qwen_megakernel.server.utterance import Speaker, Utterance
@@ -281,9 +286,10 @@ class Session:
 
 
 class _BoundedReader:
-    """The methods of a StreamReader that the wyoming package uses, with a limit on an event's size.
+    """The methods of a StreamReader that the wyoming package uses, with limits on an event.
 
     The package takes any ValueError, such as that of wrong JSON, for the end of the connection.
+    It parses JSON on the event loop, and a thread would hold Python's lock for as long.
     """
 
     def __init__(self, reader: asyncio.StreamReader):
@@ -293,7 +299,9 @@ class _BoundedReader:
     async def readexactly(self, num_bytes: int) -> bytes:
         if num_bytes > MAX_EVENT_BYTES:
             raise ValueError(f"{num_bytes} bytes; the limit is {MAX_EVENT_BYTES}")
-        return await self._reader.readexactly(num_bytes)
+        part = await self._reader.readexactly(num_bytes)
+        check_json_values(part)  # or a payload, which no event for this server has
+        return part
 
 
 def _info(engine: Any) -> Info:

@@ -204,6 +204,15 @@ async def test_an_event_that_is_cut_off_ends_the_connection() -> None:
         assert (await error_of(client)).text
 
 
+async def test_an_event_that_would_take_long_to_parse_is_refused() -> None:
+    """A megabyte of brackets would keep all streams waiting for a sixth of a second."""
+    data = b'{"text": "Hi.", "more": [' + b"[]," * 300_000 + b"0]}"
+    head = json.dumps({"type": "synthesize", "data_length": len(data)}).encode()
+    async with connected(FakeEngine()) as client:
+        client._writer.write(head + b"\n" + data)
+        assert "more than 16384 commas and brackets" in (await error_of(client)).text
+
+
 async def test_events_of_other_services_are_ignored() -> None:
     async with connected(FakeEngine()) as client:
         await client.write_event(Event(type="transcribe", data={"language": "en"}))
