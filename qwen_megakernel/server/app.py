@@ -90,16 +90,8 @@ def create_app(engine: Any, settings: ServerSettings | None = None) -> FastAPI:
     )
     app.state.service = service
     add_handlers(app)
-    bodies = {SPEECH: "application/json", DETECT: "multipart/form-data"}
-    if settings.allow_upload:
-        bodies[VOICES] = "multipart/form-data"
     known = {each.name: each for each in (ElevenLabs, Cartesia, Deepgram)}
     dialects = [known[name](service) for name in settings.dialects]
-    app.add_middleware(RequestGuard, service=service, bodies=bodies, dialects=dialects)
-    if settings.allow_origins:
-        every: dict[str, Any] = {"allow_methods": ["*"], "allow_headers": ["*"]}
-        every |= {"allow_origins": settings.allow_origins, "expose_headers": _EXPOSED}
-        app.add_middleware(CORSMiddleware, **every)
     # The dialects come before our own routes, of which some share a path.
     foreign = {each.title: each.add_routes for each in dialects}
     own = {"Speech": _add_speech, "Voices": _add_voices, "Marks": _add_detection}
@@ -107,6 +99,14 @@ def create_app(engine: Any, settings: ServerSettings | None = None) -> FastAPI:
     groups = foreign | {tag: functools.partial(add, service=service) for tag, add in own.items()}
     about = {tag: _add_group(app, tag, add) for tag, add in groups.items()}
     app.openapi_tags = [{"name": tag, "description": about[tag]} for tag in (*own, *foreign)]
+    takers = [each for each in app.routes if isinstance(each, APIRoute) and each.body_field]
+    if not settings.allow_upload:  # refused whatever its body
+        takers = [each for each in takers if each.path != VOICES]
+    app.add_middleware(RequestGuard, service=service, takers=takers, dialects=dialects)
+    if settings.allow_origins:
+        every: dict[str, Any] = {"allow_methods": ["*"], "allow_headers": ["*"]}
+        every |= {"allow_origins": settings.allow_origins, "expose_headers": _EXPOSED}
+        app.add_middleware(CORSMiddleware, **every)
     return app
 
 

@@ -15,10 +15,13 @@ import re
 import secrets
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote, urlsplit
 
+from fastapi.params import Body
+from fastapi.routing import APIRoute
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qwen_megakernel.printable import get_logger
@@ -48,8 +51,7 @@ class RequestGuard:
 
     Args:
         service: has the settings, and counts buffered bytes and refusals.
-        bodies: path -> media type that a POST to it must have; other requests have no body,
-            except those of a dialect.
+        takers: the routes that take a body; requests to others have none.
         dialects: what else is served, with keys and errors of its own.
     """
 
@@ -57,10 +59,10 @@ class RequestGuard:
         self,
         app: ASGIApp,
         service: Service,
-        bodies: dict[str, str],
+        takers: Sequence[APIRoute],
         dialects: Sequence[Dialect] = (),
     ):
-        self._app, self._metrics, self._bodies = app, service.metrics, bodies
+        self._app, self._metrics, self._takers = app, service.metrics, takers
         self._settings, self._admission = service.settings, service.admission
         self._dialects, settings = dialects, service.settings
         hosts = (*settings.allow_hosts, *map(_host_of, settings.allow_origins))
@@ -120,7 +122,7 @@ class RequestGuard:
             self._check_origin(scope, headers)
             self._check_key(scope, headers, dialect)
             if scope["type"] == "http":
-                body = await self._read_body(scope, headers, counted, dialect)
+                body = await self._read_body(scope, headers, counted)
                 if body is None:
                     return
                 is_unread = False
@@ -192,13 +194,11 @@ class RequestGuard:
             challenge = {"WWW-Authenticate": "Bearer"}
             raise ApiError(401, what, "invalid_api_key", headers=challenge | CLOSE)
 
-    async def _read_body(
-        self, scope: Scope, headers: Headers, receive: Receive, dialect: Dialect | None
-    ) -> bytes | None:
+    async def _read_body(self, scope: Scope, headers: Headers, receive: Receive) -> bytes | None:
         """Return the whole body; None: the client disconnected before its end."""
-        media_type = self._bodies.get(scope["path"]) if scope["method"] == "POST" else None
-        if dialect and scope["method"] == "POST" and dialect.takes_json(scope["path"]):
-            media_type = "application/json"
+        fields = (each.body_field for each in self._takers if each.matches(scope)[0] is Match.FULL)
+        field = next(fields, None)
+        media_type = cast("Body", field.field_info).media_type if field else None
         if media_type is None and scope["method"] not in _BODILESS:
             return b""  # no route takes it: the app refuses the request, whatever the body
         sent = headers.get("content-type", "").partition(";")[0].strip().lower()

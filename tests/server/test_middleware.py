@@ -318,8 +318,9 @@ async def test_a_body_is_in_memory_once():
     async def send(message):
         pass
 
-    service = create_app(FakeEngine()).state.service
-    guard = RequestGuard(app, service=service, bodies={SPEECH: "application/json"})
+    whole = create_app(FakeEngine())
+    takers = [each for each in whole.routes if each.path == SPEECH]
+    guard = RequestGuard(app, service=whole.state.service, takers=takers)
     pieces = 100
     messages = [
         {"type": "http.request", "body": bytes(100_000), "more_body": left > 1}

@@ -123,7 +123,7 @@ class Cartesia(Dialect):
     """Cartesia's routes."""
 
     name, title = "cartesia", "Cartesia"
-    paths = re.compile(r"(?P<json>/tts/(bytes|sse))|/tts/websocket")
+    paths = re.compile("/tts/(bytes|sse|websocket)")
     # What clients send by default, or what concerns only the vendor's own machines.
     harmless = (
         *("mode", "max_buffer_delay_ms", "use_normalized_timestamps", "add_phoneme_timestamps"),

@@ -76,7 +76,7 @@ class Deepgram(Dialect):
     """Deepgram's routes."""
 
     name, title = "deepgram", "Deepgram"
-    paths = re.compile(r"(?P<json>/v1/speak)")
+    paths = re.compile("/v1/speak")
     # What concerns only the vendor's own machines.
     harmless = ("mip_opt_out", "tag", "callback", "callback_method", "version")
 

@@ -58,7 +58,7 @@ class Dialect:
 
     Attributes:
         title: the vendor's name.
-        paths: matches the paths of its routes; the group `json` those that take a body of JSON.
+        paths: matches the paths of its routes.
         harmless: fields without an effect here that need no warning.
     """
 
@@ -85,11 +85,6 @@ class Dialect:
     def has(self, path: str, headers: Headers) -> bool:
         """Return whether a request is of this dialect."""
         return bool(self.paths.fullmatch(path))
-
-    def takes_json(self, path: str) -> bool:
-        """Return whether a POST to one of its paths has a body of JSON."""
-        match = self.paths.fullmatch(path)
-        return bool(match and match["json"])
 
     def ignore(self, names: Iterable[str]) -> None:
         """Warn about fields that have no effect here, once in a server's life for each."""

@@ -89,10 +89,7 @@ class ElevenLabs(Dialect):
     """ElevenLabs' routes."""
 
     name, title = "elevenlabs", "ElevenLabs"
-    paths = re.compile(
-        r"(?P<json>/v1/text-to-speech/[^/]+(/stream)?(/with-timestamps)?)"
-        r"|/v1/text-to-speech/.*|/v[12]/voices"
-    )
+    paths = re.compile("/v1/text-to-speech/.*|/v[12]/voices", re.DOTALL)
     # What clients send by default, or what concerns only the vendor's own machines.
     harmless = (
         *("text", "context_id", "flush", "close_context", "auto_mode", "chunk_length_schedule"),
