@@ -36,6 +36,11 @@ ARRIVALS = (
 )
 # Steps of tools/gpu_check: title, and the columns shown ("a.b": b of a).
 GPU_TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "microbenchmark": (
+        "An exchange of activations between all blocks while weights arrive: by a barrier, by "
+        "words that are NaN until they are written, and by words with the stage's number",
+        ("floats", "in_flight_kb", "barrier_us", "sentinel_us", "flagged_us"),
+    ),
     "batch_curve": (
         "A frame of many streams, host included",
         ("model", "backend", "streams", "ms_per_frame", "times_real_time"),
@@ -155,11 +160,10 @@ def measured_gpu(name: str, results: list[dict[str, Any]]) -> list[str]:
         lines += frame_table(steps)
         for step, (title, columns) in GPU_TABLES.items():
             rows = ((steps.get(step) or {}).get("result") or {}).get("rows", [])
-            if rows:
-                lines += [f"{title}:", ""]
-                lines += spaced_table(
-                    list(columns), [[value(row, c) for c in columns] for row in rows]
-                )
+            # Only one kind of the micro-benchmark's rows has a table.
+            cells = [[value(row, c) for c in columns] for row in rows if columns[0] in row]
+            if cells:
+                lines += [*paragraph(f"{title}:"), "", *spaced_table(columns, cells)]
     return lines
 
 

@@ -85,12 +85,15 @@ PEERS = [
     {"model": "m", "system": "qwen-tts", "why_not": "It is not installed."},
     {"model": "m", "system": "graph", "ms_per_frame": {"p50": 4.5}, "times_the_best": 3.75},
 ]
+EXCHANGE = {"kind": "exchange", "floats": 1024, "in_flight_kb": 48}
+EXCHANGE |= {"barrier_us": 3.17, "sentinel_us": 3.56, "flagged_us": 3.4, "wrong": 0}
 RESULT = {
     "commit": "abc",
     "created": "2027-01-01",
     "emulation": False,
     "device": {"name": "NVIDIA H200", "driver_version": "600.1"},
     "steps": {
+        "microbenchmark": ok({"kind": "copy", "gb_per_s": 4000.0}, EXCHANGE),
         "frame_times": ok(FRAME_TIMES, copy_gb_per_s=4000.0),
         "peers": ok(*PEERS),
         "memory": ok(MEMORY),
@@ -116,6 +119,11 @@ def test_a_gpus_frames_stand_beside_their_floor_and_goal(results):
     assert "`gpu_h200/result.json`: commit abc, driver 600.1" in page
     assert "million short (412000 of 1000000 launches), tests timeout" in page
     assert "Nothing yet" not in page
+
+
+def test_of_the_microbenchmark_only_exchanges_have_a_table(results):
+    page = "\n".join(performance_page.performance())
+    assert "|---|---|---|---|---|\n| 1024 | 48 | 3.170 | 3.560 | 3.400 |\n\n" in page
 
 
 def test_the_readme_has_a_gpus_frames_and_its_first_samples(results, tmp_path):

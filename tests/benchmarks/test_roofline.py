@@ -6,7 +6,7 @@ import pytest
 import torch
 from tolerances import PUBLISHED_COUNT, nearly
 
-from benchmarks import roofline
+from benchmarks import page_parts, roofline
 from qwen_megakernel.checkpoint.codec_config import parse_codec_config
 from qwen_megakernel.checkpoint.config import parse_model_config
 from qwen_megakernel.checkpoint.frame_weights import frame_weights
@@ -66,6 +66,8 @@ def test_the_cache_grows_with_streams_and_positions():
 def test_the_barriers_are_those_of_the_stage_table():
     config = config_of("random-0.6b")
     assert [roofline.frame_barriers(config, streams=n) for n in (1, 2)] == [474, 549]
+    text = " ".join((page_parts.ROOT / "csrc" / "README.md").read_text(encoding="utf-8").split())
+    assert "= 474 barriers" in text and "or more streams it has 549 barriers" in text
 
 
 def test_floors_are_bytes_over_bandwidth_or_products_over_arithmetic():

@@ -233,9 +233,6 @@ MOVED_WORD_SECONDS = 0.011
 # Seconds between a word and the pause beside it, which is exact: a millisecond.
 WORD_AT_PAUSE_SECONDS = 0.001
 
-# Milliseconds of memory in a calculated frame of which a page says that it never waits for memory.
-NO_MEMORY_MS = 0.005
-
 # Speed: shares of a pitch and of a tone's peak; the steepest slope between two samples, as a
 # multiple of the original's (segments meet to half a sample; a click is tens of times as steep).
 PITCH_KEPT, TONE_PEAK, SMOOTHNESS = 0.01, 0.02, 1.2

@@ -30,9 +30,9 @@ from qwen_megakernel.speech_options import Sampling
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from qwen_megakernel.cli import parsing
-from tools.kernel_study.frame_model import NUM_SMS
 from tools.kernel_study.ptx import build as ptx
 
+NUM_SMS = 132  # of an H200
 ARCH, CLOCK_GHZ = "sm_90a", 1.755  # clock of a hot H200; NVIDIA names up to 1.98
 LAYER = ("qkv_proj", "attention", "o_proj", "gate_up_proj", "down_proj")
 NUM_CODE_GROUPS = 10  # the predictor's last pass then has the positions of an average one
