@@ -1,4 +1,5 @@
-"""Checks that a file can be written, before the work for its contents; replaces whole files."""
+"""Checks that a file can be written, before the work for its contents; replaces whole files, and
+names the folder of the package's own files."""
 
 import errno
 import os
@@ -7,7 +8,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from qwen_megakernel.errors import OutputError
+from qwen_megakernel.errors import OutputError, SetupError
+
+
+def cache_folder() -> Path:
+    """Return the folder of built-in models and of compiled code: $QWEN_MEGAKERNEL_CACHE, or by
+    default ~/.cache/qwen_megakernel.
+
+    Raises:
+        SetupError: the variable is not set, and the user has no home.
+    """
+    if folder := os.environ.get("QWEN_MEGAKERNEL_CACHE"):
+        return Path(folder)
+    home = os.path.expanduser("~")
+    if home == "~":
+        raise SetupError(
+            f"User {os.geteuid()} has no home, and HOME is not set.",
+            "Built-in models and compiled code are kept in ~/.cache/qwen_megakernel.",
+            "Set QWEN_MEGAKERNEL_CACHE to a folder that can be written.",
+        )
+    return Path(home) / ".cache" / "qwen_megakernel"
 
 
 def check_writable(path: Path, what: str) -> None:

@@ -1,11 +1,43 @@
 """A file is replaced whole, or stays as it was."""
 
+import json
 import os
+import pwd
 from pathlib import Path
 
 import pytest
 
-from qwen_megakernel.output_files import check_writable, replacing
+from qwen_megakernel.errors import SetupError
+from qwen_megakernel.native import compiling
+from qwen_megakernel.output_files import cache_folder, check_writable, replacing
+
+
+def test_the_cache_is_the_variables_or_in_the_users_home(tmp_path: Path, monkeypatch):
+    for name in ("QWEN_MEGAKERNEL_CACHE", "QWEN_MEGAKERNEL_BUILD_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    home = tmp_path / ".cache" / "qwen_megakernel"
+    assert (cache_folder(), compiling.build_cache()) == (home, home / "kernels")
+    monkeypatch.setenv("QWEN_MEGAKERNEL_CACHE", str(tmp_path))
+    assert (cache_folder(), compiling.build_cache()) == (tmp_path, tmp_path / "kernels")
+
+
+def test_a_user_without_a_home_is_told_to_name_a_cache(monkeypatch, run_here):
+    """As in a container whose user is a number that its list of users lacks."""
+
+    def unknown(user: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {user}")
+
+    for name in ("HOME", "QWEN_MEGAKERNEL_CACHE", "QWEN_MEGAKERNEL_BUILD_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    for find in (cache_folder, compiling.build_cache):
+        with pytest.raises(SetupError, match="has no home") as caught:
+            find()
+        assert "QWEN_MEGAKERNEL_CACHE" in caught.value.hint
+    facts = json.loads(run_here("-m", "qwen_megakernel", "doctor", "--json").stdout)
+    assert facts["kernel_cache"] == facts["model_cache"] == f"none: {caught.value.what}"
+    assert facts["kept_packed"] == []
 
 
 def test_the_file_is_replaced_when_it_is_complete(tmp_path: Path):

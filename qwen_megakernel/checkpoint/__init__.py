@@ -6,6 +6,6 @@ then `config` and `codec_config` (records of config.json, and the limits of thei
 weights one frame reads), `safetensors_file` (reading and checking one file), `hub` (downloads), and
 `random_configs` with `random_weights`, which write the built-in random checkpoints.
 
-Other rooms take `loading.resolve`, `load`, `Checkpoint`, `ModelFiles` and `cache_folder`;
+Other rooms take `loading.resolve`, `load`, `Checkpoint` and `ModelFiles`;
 `config.ModelConfig` and `StackConfig`; `codec_config.CodecConfig`; `random_configs.RELEASED`.
 """

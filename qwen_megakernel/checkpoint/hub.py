@@ -239,7 +239,7 @@ def _needed(repo: str, names: tuple[str, ...]) -> str:
 
 
 def _home(path: str) -> str:
-    return path.replace(str(Path.home()), "~", 1)
+    return path.replace(os.path.expanduser("~"), "~", 1)
 
 
 @contextmanager

@@ -35,6 +35,7 @@ from qwen_megakernel.checkpoint.tensor_shapes import (
     model_tensors,
 )
 from qwen_megakernel.errors import ModelFilesError, OutputError, UsageError, did_you_mean
+from qwen_megakernel.output_files import cache_folder
 from qwen_megakernel.printable import get_logger
 from qwen_megakernel.records import Files
 from qwen_megakernel.speech_options import Sampling
@@ -204,13 +205,6 @@ def load(files: ModelFiles) -> Checkpoint:
         codec_decoder=codec_decoder,
         has_codec_encoder=has_codec_encoder,
         form=form,
-    )
-
-
-def cache_folder() -> Path:
-    """Return the folder of built-in models: $QWEN_MEGAKERNEL_CACHE or ~/.cache/qwen_megakernel."""
-    return Path(
-        os.environ.get("QWEN_MEGAKERNEL_CACHE") or Path.home() / ".cache" / "qwen_megakernel"
     )
 
 

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from qwen_megakernel import output_files
 from qwen_megakernel.decoders.kernel import build
 from qwen_megakernel.errors import BuildError, ModelFilesError, SetupError
 from qwen_megakernel.gpu import driver
@@ -51,7 +52,6 @@ def report() -> dict[str, Any]:
     from huggingface_hub import constants
 
     import qwen_megakernel
-    from qwen_megakernel.checkpoint.loading import cache_folder
     from qwen_megakernel.decoders.backends import choose_backend
     from qwen_megakernel.native import cpu_library, cpu_threads
 
@@ -83,9 +83,9 @@ def report() -> dict[str, Any]:
         "nvcc": _tool(build.find_nvcc),
         "cxx": _tool(cpu_library.find_compiler),
         "ninja": _tool(compiling.find_ninja),
-        "kernel_cache": str(compiling.build_cache()),
-        "model_cache": str(cache_folder()),
-        "kept_packed": _kept_packed(cache_folder()),
+        "kernel_cache": _chosen(compiling.build_cache),
+        "model_cache": (cache := _chosen(output_files.cache_folder)),
+        "kept_packed": _kept_packed(Path(cache)),
         "hub_cache": constants.HF_HUB_CACHE,
         "hub_endpoint": os.environ.get("HF_ENDPOINT", "the default"),
         "backend": {"auto": chosen.name, "device": str(chosen.device), "why": chosen.why},
@@ -139,10 +139,12 @@ def _tool(find: Callable[[], str]) -> str | None:
         return None
 
 
-def _chosen(choose: Callable[[], str]) -> str:
-    """Return the instruction set that the CPU decoder is compiled for, or why it has none."""
+def _chosen(choose: Callable[[], str | Path]) -> str:
+    """Return the instruction set that the CPU decoder is compiled for, or a cache's folder; or why
+    there is none.
+    """
     try:
-        return choose()
+        return str(choose())
     except SetupError as error:
         return f"none: {error.what}"
 

@@ -28,6 +28,7 @@ from pathlib import Path
 
 from qwen_megakernel import PACKAGE_FOLDER
 from qwen_megakernel.errors import BuildError
+from qwen_megakernel.output_files import cache_folder
 from qwen_megakernel.printable import get_logger
 
 logger = get_logger(__name__)
@@ -127,8 +128,7 @@ def build_cache() -> Path:
     """Return $QWEN_MEGAKERNEL_BUILD_CACHE, or by default `kernels` in the package's cache."""
     if folder := os.environ.get("QWEN_MEGAKERNEL_BUILD_CACHE"):
         return Path(folder)
-    root = os.environ.get("QWEN_MEGAKERNEL_CACHE") or Path.home() / ".cache" / "qwen_megakernel"
-    return Path(root) / "kernels"
+    return cache_folder() / "kernels"
 
 
 def compiled(recipe: Recipe) -> Path:
