@@ -9,6 +9,7 @@ the whole is decoded.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,8 +51,8 @@ def find_snac(source: str, *, local_files_only: bool = False, progress: bool = T
     """
     if source == random_models.SNAC:
         return random_models.codec(_snac_class())
-    folder = Path(source).expanduser()
-    if not folder.is_dir():
+    folder = Path(os.path.expanduser(source))
+    if not os.path.isdir(folder):
         if not hub.is_repo_id(source):
             raise ModelFilesError(f"There is no folder {source}, and it is not a hub id.")
         names = (CONFIG, WEIGHTS)

@@ -8,12 +8,14 @@ snac/                                                   the codec, as published
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
+from safetensors import SafetensorError
 
 from qwen_megakernel.checkpoint.config_fields import Keys, Limits, read_json
 from qwen_megakernel.errors import ModelFilesError, OutputError, UnsupportedModel
@@ -42,7 +44,7 @@ class SheenConfig:
 
 def is_sheen(model: str) -> bool:
     """Return whether `model` is the folder of a trained voice of this family."""
-    return (Path(model).expanduser() / SHEEN_CONFIG).is_file()
+    return os.path.isfile(os.path.join(os.path.expanduser(model), SHEEN_CONFIG))
 
 
 def find(model: str) -> Files:
@@ -51,9 +53,10 @@ def find(model: str) -> Files:
     Raises:
         ModelFilesError: `model` is no folder that `sheen train` wrote.
     """
-    folder = Path(model).expanduser()
+    folder = Path(os.path.expanduser(model))
     if not is_sheen(model):
-        what = f"{folder} has no {SHEEN_CONFIG}." if folder.is_dir() else f"No folder {folder}."
+        is_folder = os.path.isdir(folder)
+        what = f"{folder} has no {SHEEN_CONFIG}." if is_folder else f"No folder {folder}."
         raise ModelFilesError(
             what,
             "A voice of this family is a folder that `sheen train` wrote.",
@@ -122,7 +125,13 @@ def save(
     config: SheenConfig,
     snac: Path,
 ) -> None:
-    """Write a voice into `folder`, where it replaces another one."""
+    """Write a voice into `folder`, where it replaces another one.
+
+    A run that is killed leaves the other voice, or none, but never files of both.
+
+    Raises:
+        OutputError: the folder cannot be written.
+    """
     from transformers import GenerationConfig
 
     # The engine's settings, so that transformers' own generate() samples like the engine.
@@ -130,16 +139,27 @@ def save(
         eos_token_id=tokens.end_id, pad_token_id=tokenizer.pad_token_id, **asdict(Sampling().talker)
     )
     model.config.eos_token_id = tokens.end_id
+    draft = folder / ".new"
     try:
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        (folder / SNAC_FOLDER).mkdir(exist_ok=True)
+        shutil.rmtree(draft, ignore_errors=True)  # of a run that was killed
+        model.save_pretrained(draft)
+        tokenizer.save_pretrained(draft)
+        for place in (draft, folder):
+            (place / SNAC_FOLDER).mkdir(exist_ok=True)
         for name in (CONFIG, WEIGHTS):
-            shutil.copyfile(snac / name, folder / SNAC_FOLDER / name)
-        # Written last, because this file makes the folder a voice.
-        (folder / SHEEN_CONFIG).write_text(json.dumps(asdict(config), indent=2) + "\n", "utf-8")
-    except OSError as error:
-        raise OutputError(f"Cannot write {folder}: {error.strerror}.") from error
+            shutil.copyfile(snac / name, draft / SNAC_FOLDER / name)
+        (draft / SHEEN_CONFIG).write_text(json.dumps(asdict(config), indent=2) + "\n", "utf-8")
+        # sheen.json makes the folder a voice, so it is the first to go and the last to come.
+        files = [path for path in draft.rglob("*") if path.is_file()]
+        files.sort(key=lambda path: path.name == SHEEN_CONFIG)
+        (folder / SHEEN_CONFIG).unlink(missing_ok=True)
+        for path in files:
+            os.replace(path, folder / path.relative_to(draft))
+    except (OSError, SafetensorError) as error:  # safetensors has its own for a full disk
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise OutputError(f"Cannot write {folder}: {reason}.") from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def audio_tokens(folder: Path, tokenizer: PreTrainedTokenizerBase) -> AudioTokens:
