@@ -154,7 +154,7 @@ def resolve(
             speech_tokenizer=folder / CODEC_FOLDER,
             is_drawn=True,
         )
-    elif (folder := Path(os.path.expanduser(model))).is_dir():
+    elif os.path.isdir(folder := Path(os.path.expanduser(model))):
         files = _files_in(folder, model)
     elif hub.is_repo_id(model):
         names = (*MODEL_FILES, *(f"{CODEC_FOLDER}/{name}" for name in CODEC_FILES))

@@ -31,6 +31,9 @@ def download(args: argparse.Namespace) -> int:
     files = loading.resolve(args.model_id, progress=not args.quiet)
     if args.to:
         shutil.copytree(files.folder, args.to, dirs_exist_ok=True)
+        codec = files.speech_tokenizer
+        if codec.parent != files.folder:  # it lies beside the model
+            shutil.copytree(codec, Path(args.to, loading.CODEC_FOLDER), dirs_exist_ok=True)
     print(args.to or files.folder)
     return 0
 

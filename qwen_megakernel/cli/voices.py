@@ -181,22 +181,20 @@ def delete(args: argparse.Namespace) -> int:
     """Delete a voice of a folder: its file, or its entry in voice_presets.bin."""
     from qwen_megakernel.voice import PRESETS_FILE, VOICE_SUFFIX, Voice, save_presets
 
-    folder = Path(args.voices)
-    if args.voice.endswith(VOICE_SUFFIX) and Path(args.voice).is_file():
-        folder, name = Path(args.voice).parent, Path(args.voice).name
-        args.voice = name.removesuffix(VOICE_SUFFIX)
-    path = folder / f"{Voice(args.voice).name}{VOICE_SUFFIX}"  # `Voice` refuses a path as a name
+    name, place = args.voice, Path(args.voices)
+    if name.endswith(VOICE_SUFFIX) and Path(name).is_file():
+        name, place = Path(name).name.removesuffix(VOICE_SUFFIX), Path(name)
+    own = f"{Voice(name).name}{VOICE_SUFFIX}"  # `Voice` refuses a path as a name
+    path = place if place.is_file() and place.name == own else place / own
     if path.is_file():
         path.unlink()
     else:
-        found = _voices_in(folder)[0]
-        voice = _named(args.voice, found)
-        presets = Voice.load_presets(folder / PRESETS_FILE)
-        save_presets(
-            folder / PRESETS_FILE, [kept for kept in presets.values() if kept.name != voice.name]
-        )
+        voice = _named(name, _voices_in(place)[0])
+        path = place if place.is_file() else place / PRESETS_FILE
+        presets = Voice.load_presets(path)
+        save_presets(path, [kept for kept in presets.values() if kept.name != voice.name])
     if not args.quiet:
-        print(f"deleted {args.voice}", file=sys.stderr)
+        print(f"deleted {name}", file=sys.stderr)
     return 0
 
 

@@ -55,10 +55,10 @@ class TrainedVoice:
             UsageError: NAME cannot be a name.
         """
         name, is_named, rest = str(place).partition("=")
-        if Path(place).is_dir():
+        if os.path.isdir(place):
             is_named, rest = "", str(place)
         folder = Path(os.path.expanduser(rest if is_named else place))
-        if not (folder / VOICE).is_file():
+        if not os.path.isfile(folder / VOICE):
             raise ModelFilesError(
                 f"{folder} is no trained voice: it has no {VOICE}.",
                 hint="Name a folder that `train run` wrote.",

@@ -283,6 +283,8 @@ class BaseTrainer(ABC):
                 hint="Train into another folder.",
             ) from error
         free = ("epochs", "max_steps")  # a resumed training may be longer
+        # An option that is newer than the state had the effect of its default.
+        before = asdict(type(self.options)()) | before
         changed = [
             f"{name} was {before[name]} and is {value}"
             for name, value in asdict(self.options).items()

@@ -241,7 +241,11 @@ def test_a_misspelt_name_is_corrected():
 
 
 @pytest.mark.parametrize(
-    "name", ["a/b--c", "a/..", "a/b.git", "a/b.", "-a/b", "modèles/voix", "~no_such_user/voice"]
+    "name",
+    [
+        *("a/b--c", "a/..", "a/b.git", "a/b.", "-a/b", "modèles/voix", "~no_such_user/voice"),
+        *("a" * 300, "a\0b"),
+    ],
 )
 def test_a_name_that_no_hub_has_is_called_no_folder(name):
     with pytest.raises(ModelFilesError, match="no built-in model of that name"):

@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -13,6 +14,7 @@ import torch
 from programs import ROOT
 
 from qwen_megakernel import families
+from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.cli import main
 from qwen_megakernel.errors import UsageError
 
@@ -173,3 +175,14 @@ assert qwen_megakernel.PACKAGE_FOLDER.name == "qwen_megakernel"
         [sys.executable, "-ISc", code], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("codec", ["speech_tokenizer", "../Qwen3-TTS-Tokenizer-12Hz"])
+def test_a_copy_of_a_model_has_its_codec_inside(model_folder, tmp_path, codec, capsys):
+    source = tmp_path / "shelf" / "model"
+    shutil.copytree(model_folder("tiny-random"), source)
+    (source / "speech_tokenizer").rename(source / codec)
+    assert main.main(["download", str(source), "--to", str(tmp_path / "copy"), "--quiet"]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "copy")
+    files = loading.resolve(str(tmp_path / "copy"))
+    assert files.speech_tokenizer == tmp_path / "copy" / "speech_tokenizer"

@@ -20,6 +20,7 @@ from qwen_megakernel import Voice
 from qwen_megakernel.cli import options
 from qwen_megakernel.cli.main import main
 from qwen_megakernel.engine import codes_file
+from qwen_megakernel.voice import save_presets
 
 ROOT = Path(__file__).parents[2]
 BASE = ("--model", "tiny-random-base", "--backend", "cpu", "--dtype", "float32", "--quiet")
@@ -167,6 +168,23 @@ def test_the_old_presets_are_written_listed_and_thinned(recordings, tmp_path, ca
     assert capsys.readouterr().out.split()[0] == "luigi"
     assert run("voices", "delete", "luigi", "--voices", tmp_path) == 0
     assert list(Voice.load_presets(presets)) == ["mario"]
+
+
+def test_a_voice_is_deleted_from_a_file_that_list_and_show_take(tmp_path, capsys):
+    voices = [Voice(name, x_vector=np.ones(4, np.float32)) for name in ("anna", "ben")]
+    presets = tmp_path / "old.bin"
+    save_presets(presets, voices)
+    assert run("voices", "show", "ben", "--voices", presets) == 0
+    assert run("voices", "delete", "ben", "--voices", presets) == 0
+    assert list(Voice.load_presets(presets)) == ["anna"]
+    assert run("voices", "delete", "ben", "--voices", presets) == 2
+    assert 'Unknown voice "ben". There are: anna.' in capsys.readouterr().err
+    own = tmp_path / "anna.voice.safetensors"
+    voices[0].save(own)
+    assert run("voices", "delete", "ben", "--voices", own) == 2
+    assert 'Unknown voice "ben". There are: anna.' in capsys.readouterr().err
+    assert run("voices", "delete", "anna", "--voices", own) == 0
+    assert not own.exists() and presets.exists()
 
 
 def test_a_folder_becomes_one_voice_with_a_style_for_each_recording(recordings, tmp_path, capsys):

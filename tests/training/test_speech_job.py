@@ -330,9 +330,10 @@ def test_an_engine_speaks_with_an_adapter_as_with_the_merged_checkpoint(job, tmp
 
 
 def test_an_adapter_that_does_not_fit_is_refused_before_its_model_is_merged(job, tmp_path, capsys):
-    for place in ("~no_such_user/voice", "eve=~no_such_user/voice"):
-        with pytest.raises(ModelFilesError, match="~no_such_user/voice is no trained voice"):
-            TrainedVoice.read(place)
+    for place in ("~no_such_user/voice", "a" * 300, "a\0b"):
+        for named in (place, f"eve={place}"):
+            with pytest.raises(ModelFilesError, match=f"{place} is no trained voice"):
+                TrainedVoice.read(named)
     with pytest.raises(ModelFilesError, match="is no trained voice"):
         TTSEngine.from_pretrained("owner/never-loaded", adapter=tmp_path)
     tune(job, replace(QUICK, method="full", max_steps=1))

@@ -104,6 +104,12 @@ def test_a_state_of_other_options_is_refused(parts, tmp_path):
     with pytest.raises(UsageError, match=r"learning_rate was 0\.0\d* and is 1\.0"):
         trainer_of(parts, epochs=2, learning_rate=1.0).load_state(path)
     trainer_of(parts, epochs=9).load_state(path)  # longer is fine
+    state = torch.load(path, weights_only=True)
+    del state["options"]["max_grad_norm"]  # as if it were an option of a later version
+    torch.save(state, path)
+    trainer_of(parts, epochs=2).load_state(path)
+    with pytest.raises(UsageError, match=r"max_grad_norm was 1\.0 and is 2\.0"):
+        trainer_of(parts, epochs=2, max_grad_norm=2.0).load_state(path)
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(UsageError, match="cannot be resumed"):
         trainer.load_state(path)
