@@ -34,7 +34,8 @@ if TYPE_CHECKING:  # torch is imported after `torch_import.wait_passively`
     import torch
 
     from qwen_megakernel import TTSEngine
-    from qwen_megakernel.records import Files
+    from qwen_megakernel.decoders.frame_decoder import FrameDecoder
+    from qwen_megakernel.records import Files, Prefill
 
 Options = Callable[[argparse.ArgumentParser], Any]  # adds options to a command line
 Measurement = Callable[[argparse.Namespace], int]  # measures, reports, returns the exit code
@@ -260,6 +261,19 @@ def engine_header(tts: "TTSEngine") -> dict[str, Any]:
 def native_set(backend: str) -> dict[str, str]:
     """Return the instruction set of the CPU decoder's native code; {} for other backends."""
     return {"instruction_set": cpu_library.choose_set()} if backend == "cpu" else {}
+
+
+def random_prompt(decoder: "FrameDecoder", num_positions: int, seed: int = 1) -> "Prefill":
+    """Return a prompt of random embeddings, without trailing text."""
+    import torch
+
+    from qwen_megakernel.records import Prefill
+
+    width = decoder.config.talker.stack.hidden_size
+    generator = torch.Generator().manual_seed(seed)
+    rows = 0.3 * torch.randn(num_positions + 1, width, generator=generator)
+    rows = rows.to(decoder.embeddings.device, decoder.embeddings.dtype)
+    return Prefill(rows[:-1], rows[:0], rows[-1])
 
 
 def name_of(dtype: "torch.dtype") -> str:

@@ -25,7 +25,6 @@ from qwen_megakernel.decoders.backends import choose_backend, default_dtype, mak
 from qwen_megakernel.decoders.frame_decoder import FrameDecoder
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.native import cpu_threads
-from qwen_megakernel.records import Prefill
 from qwen_megakernel.speech_options import Sampling
 
 SLOTS = (1, 2, 4, 8)
@@ -153,13 +152,13 @@ class Made:
             dtype=default_dtype(loaded, chosen),
             max_frames=800,
         )
-        self._loaded = loaded
         before, started = private_bytes(), time.perf_counter()
         self.decoder: FrameDecoder = make_decoder(loaded, chosen, sizes, form, threads)
         self.load_s = time.perf_counter() - started
         self.num_threads = self.decoder.num_threads or torch.get_num_threads()
         # A user waits for this too: PyTorch maps the file and reads it in its first frame.
-        self.decoder.prefill(0, self._prefill(PROMPTS[0], 500), Sampling(), seed=0, part=0)
+        prompt = common.random_prompt(self.decoder, PROMPTS[0], seed=500)
+        self.decoder.prefill(0, prompt, Sampling(), seed=0, part=0)
         self.decoder.step([0], 1)
         self.first_frame_s = time.perf_counter() - started
         gc.collect()
@@ -168,18 +167,17 @@ class Made:
 
     def prompt_ms(self, length: int, turn: int) -> float:
         """Return the milliseconds of a prompt whose beginning is not cached."""
-        prefill = self._prefill(length, length + 1000 * (turn + 1))
+        prompt = common.random_prompt(self.decoder, length, seed=length + 1000 * (turn + 1))
         started = time.perf_counter()
-        self.decoder.prefill(0, prefill, Sampling(), seed=turn, part=0)
+        self.decoder.prefill(0, prompt, Sampling(), seed=turn, part=0)
         return 1000 * (time.perf_counter() - started)
 
     def frame_ms(self, num_streams: int) -> float:
         """Return the milliseconds of a frame of `num_streams` streams, the second after their
         prompts."""
         for slot in range(num_streams):
-            self.decoder.prefill(
-                slot, self._prefill(PROMPTS[0], slot), Sampling(), seed=slot, part=0
-            )
+            prompt = common.random_prompt(self.decoder, PROMPTS[0], seed=slot)
+            self.decoder.prefill(slot, prompt, Sampling(), seed=slot, part=0)
         self.decoder.step(range(num_streams), 1)
         started = time.perf_counter()
         result = self.decoder.step(range(num_streams), 1)
@@ -189,13 +187,6 @@ class Made:
                 "A stream ended before the measured frame, so there is nothing to measure."
             )
         return spent
-
-    def _prefill(self, length: int, seed: int) -> Prefill:
-        width = self._loaded.config.talker.stack.hidden_size
-        generator = torch.Generator().manual_seed(seed)
-        rows = 0.3 * torch.randn(length + 1, width, generator=generator)
-        rows = rows.to(self.decoder.dtype)
-        return Prefill(rows[:-1], rows[:0], rows[-1])
 
 
 def private_bytes() -> int:

@@ -19,7 +19,7 @@ from benchmarks.load_test import workload
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.cli import options
-from qwen_megakernel.records import Prefill, SpeechRequest
+from qwen_megakernel.records import SpeechRequest
 from qwen_megakernel.speech_options import Sampling
 
 PROMPT_POSITIONS = (10, 30, 110, 200)
@@ -97,13 +97,10 @@ def stages(tts: TTSEngine, repeats: int) -> Iterator[tuple[str, list[float]]]:
     ids = tts._tokenizer.encode(TEXT)
     yield "tokenise", timed(tts, lambda: tts._tokenizer.encode(TEXT), repeats)
     yield "prompt", timed(tts, lambda: parts.prompts.build(ids, request), repeats)
-    width = tts.config.talker.stack.hidden_size
-    rows = 0.3 * torch.randn(max(PROMPT_POSITIONS) + 1, width)
-    rows = rows.to(parts.decoder.embeddings.device, parts.decoder.embeddings.dtype)
+    random_prompts = {n: common.random_prompt(parts.decoder, n) for n in PROMPT_POSITIONS}
 
     def prefill(count: int) -> None:
-        prompt = Prefill(rows[:count], rows[:0], rows[-1])
-        parts.decoder.prefill(0, prompt, Sampling(), seed=1, part=0)
+        parts.decoder.prefill(0, random_prompts[count], Sampling(), seed=1, part=0)
 
     for count in PROMPT_POSITIONS:
         yield f"prefill {count}", timed(tts, lambda count=count: prefill(count), repeats)

@@ -20,7 +20,6 @@ from qwen_megakernel.decoders.backends import Backend, choose_backend, default_d
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.errors import SetupError
 from qwen_megakernel.native import cpu_threads
-from qwen_megakernel.records import Prefill
 from qwen_megakernel.speech_options import Sampling
 from tools.validation import official
 
@@ -98,12 +97,8 @@ def decoder_ms(loaded: Any, backend: Backend, dtype: torch.dtype, frames: int) -
         ),
         num_threads=torch.get_num_threads(),
     )
-    width = loaded.config.talker.stack.hidden_size
-    generator = torch.Generator().manual_seed(1)
-    rows = 0.3 * torch.randn(PROMPT_POSITIONS + 1, width, generator=generator)
-    rows = rows.to(decoder.embeddings.device, dtype)
-    prefill = Prefill(rows[:-1], rows[:0], rows[-1])
-    decoder.prefill(0, prefill, Sampling(), seed=1, part=0)
+    prompt = common.random_prompt(decoder, PROMPT_POSITIONS)
+    decoder.prefill(0, prompt, Sampling(), seed=1, part=0)
     times = []
     for _ in range(frames // FRAMES_PER_STEP + 2):
         started = time.perf_counter()

@@ -15,7 +15,6 @@ from qwen_megakernel.checkpoint.frame_weights import frame_weights
 from qwen_megakernel.cli import options
 from qwen_megakernel.decoders.backends import Backend, default_dtype, make_decoder
 from qwen_megakernel.decoders.slots import DecoderSizes
-from qwen_megakernel.records import Prefill
 from qwen_megakernel.speech_options import Sampling
 
 # The figures of `common.METRICS` that each measurement of single speeches shows.
@@ -171,10 +170,8 @@ def profile(args: argparse.Namespace) -> int:
         backend,
         DecoderSizes(1, max_positions=256, max_text_rows=64, device=device, dtype=dtype),
     )
-    hidden = loaded.config.talker.stack.hidden_size
-    rows = torch.randn(PROFILED_ROWS + 1, hidden).to(dtype)
-    prefill = Prefill(rows[:-1], rows[:0], rows[-1])
-    decoder.prefill(0, prefill, Sampling(), seed=0, part=0)
+    prompt = common.random_prompt(decoder, PROFILED_ROWS)
+    decoder.prefill(0, prompt, Sampling(), seed=0, part=0)
     decoder.step([0], PROFILED_FRAMES)  # the first pass reads the weights into memory
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         decoder.step([0], PROFILED_FRAMES)

@@ -15,13 +15,13 @@ import kernel_models
 import torch
 from torch import Tensor
 
+from benchmarks import common
 from qwen_megakernel.choices import INT8_STACKS
 from qwen_megakernel.decoders import quantization
 from qwen_megakernel.decoders.graph.decoder import GraphDecoder
 from qwen_megakernel.decoders.kernel import build
 from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
 from qwen_megakernel.native import compiling
-from qwen_megakernel.records import Prefill
 from qwen_megakernel.speech_options import Sampling
 from qwen_megakernel.vocoder.graph_vocoder import GraphVocoder
 from qwen_megakernel.vocoder.vocoder import Vocoder
@@ -156,11 +156,7 @@ def prompt_times(context: Context) -> dict[str, Any]:
 
 def prompt_ms(decoder: Any, positions: int, rounds: int) -> tuple[list[float], list[float]]:
     """Return the milliseconds until a call returns, and until the device has finished."""
-    width = decoder.config.talker.stack.hidden_size
-    target = {"device": decoder.embeddings.device, "dtype": decoder.embeddings.dtype}
-    rows = 0.3 * torch.randn(positions + 1, width, generator=torch.Generator().manual_seed(1))
-    rows = rows.to(**target)
-    prompt = Prefill(rows[:positions], rows[:0], rows[-1])
+    prompt = common.random_prompt(decoder, positions)
     enqueued, done = [], []
     for _ in range(rounds + 2):  # the first ones warm up
         started = time.perf_counter()
