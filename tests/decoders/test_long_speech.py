@@ -164,24 +164,30 @@ def test_long_speech_is_the_official_packages(long_run, kind, name, is_full):
         assert np.array_equal(free.codes[0, :same], codes[:same]) and not free.ended[0]
 
 
+@pytest.fixture(scope="module")
+def official_samples(official_model, long_run) -> Tensor:
+    """The official decoder's samples of 400 frames at once; its wrapper would divide them after
+    300.
+    """
+    decoder = official_model("tiny-random").model.speech_tokenizer.model.decoder
+    with torch.inference_mode():
+        return decoder(long_run("tiny-random", True).codes.long().T[None]).flatten()
+
+
 @pytest.mark.ci
 @pytest.mark.parametrize("chunk", [10, 400])
 @pytest.mark.parametrize("kind", ["torch", "native"])
 def test_the_vocoder_gives_the_official_samples_of_400_frames(
-    official_model, long_run, kind, chunk
+    long_run, official_samples, kind, chunk
 ):
-    """The official decoder decodes all frames at once; its wrapper would divide them after 300."""
     run = long_run("tiny-random", True)
     codec = run.loaded.codec_config, run.loaded.codec_decoder
     native = kind == "native"
     vocoder = CpuVocoder(*codec, CpuPool(open_library(), 2)) if native else Vocoder(*codec)
-    decoder = official_model("tiny-random").model.speech_tokenizer.model.decoder
-    with torch.inference_mode():
-        expected = decoder(run.codes.long().T[None]).flatten()
     states = [vocoder.new_state()]
     pcm = torch.cat([vocoder.step(piece[None], states)[0] for piece in run.codes.split(chunk)])
-    assert len(pcm) == len(expected) == 400 * 1920
-    assert (pcm - expected).abs().max() <= AUDIO_F32
+    assert len(pcm) == len(official_samples) == 400 * 1920
+    assert (pcm - official_samples).abs().max() <= AUDIO_F32
 
 
 def test_a_code_that_is_no_near_tie_is_found(load_checkpoint):
