@@ -112,10 +112,11 @@ class SlotTable:
 
     def end_part(self, stream: StreamState) -> None:
         """After the end of a part, move the stream to its next part, or end the stream."""
-        is_last = stream.end_part()
-        self._look_again()  # the next part may begin, or another stream may take the slot
-        if is_last:
-            self.release(stream, stream.finish)
+        with self.ending_on_error([stream]):
+            is_last = stream.end_part()
+            self._look_again()  # the next part may begin, or another stream may take the slot
+            if is_last:
+                self.release(stream, stream.finish)
 
     def release(
         self, stream: StreamState, reason: FinishReason, error: Exception | None = None
@@ -126,9 +127,12 @@ class SlotTable:
         else:
             self._slots[stream.index] = None
             self._look_again()
-        if reason != "cancelled":
-            stream.release()
-        self._on_finished(stream)
+        try:
+            if reason != "cancelled":
+                stream.release()
+            self._on_finished(stream)
+        except Exception as fault:  # the stream holds no slot any more, so nothing else ends it
+            reason, error = "error", error or self._failure_of(fault)
         stream.end(reason, error)
 
     # ---- faults ----------------------------------------------------------------------------------
@@ -154,11 +158,11 @@ class SlotTable:
             if not streams[row].is_over:
                 self.release(streams[row], "error", failures[id(error)])
 
-    def fail_all(self, error: Exception) -> None:
+    def fail_all(self, error: BaseException) -> None:
         """End every stream after an error that cannot be attributed to one of them."""
         self.end_all("error", self._failure_of(error))
 
-    def _failure_of(self, error: Exception) -> QwenTTSError:
+    def _failure_of(self, error: BaseException) -> QwenTTSError:
         """Return the error that readers get for a fault; sets `failure` if no stream can
         continue."""
         if lost := lost_gpu(error):

@@ -112,7 +112,7 @@ def is_built_for(capability: tuple[int, int], built_for: Sequence[str]) -> bool:
     return any(map(runs, built_for))
 
 
-def lost_gpu(error: Exception) -> GPULost | None:
+def lost_gpu(error: BaseException) -> GPULost | None:
     """Return the error for a fault from which CUDA does not recover; None for any other `error`.
 
     After an illegal address, for example, every call of the process fails with the same error, so

@@ -272,6 +272,33 @@ def test_a_fault_ends_its_stream_and_the_engine_goes_on(tts, monkeypatch, stage)
     assert len(speak(tts, seed=1, max_frames=8).codes) == 8
 
 
+def test_a_fault_at_the_end_of_a_part_ends_its_stream_alone(tts, alone, monkeypatch):
+    end_part = StreamState.end_part
+
+    def failing(stream):
+        if stream.request.seed == 2:
+            raise RuntimeError("planted")
+        return end_part(stream)
+
+    monkeypatch.setattr(StreamState, "end_part", failing)
+    keep = tts.stream(TEXT, voice=VOICE, seed=1, max_frames=24)
+    lose = tts.stream(TEXT, voice=VOICE, seed=2, max_frames=8)
+    with pytest.raises(GenerationError, match="planted"):
+        list(lose)
+    assert np.array_equal(Speech.collect(keep).codes, alone.codes)
+
+
+def test_a_fault_while_a_stream_ends_reaches_its_reader(monkeypatch):
+    with tiny_engine() as tts:
+        monkeypatch.setattr(
+            tts._loop._table, "_on_finished", Mock(side_effect=ValueError("planted"))
+        )
+        lose = tts.stream(TEXT, voice=VOICE, seed=1, max_frames=8)
+        with pytest.raises(GenerationError, match="planted"):
+            list(lose)
+        assert lose.finish_reason == "error" and not tts.num_active
+
+
 def test_a_fault_of_the_loop_itself_reaches_every_stream_and_the_engine_goes_on(tts, monkeypatch):
     table = tts._loop._table
 
