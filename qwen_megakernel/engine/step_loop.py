@@ -70,7 +70,7 @@ class StepLoop:
             self._thread.start()
             self.stages = stages.result()
         except BaseException:  # also Ctrl-C, after which the caller has no loop to close
-            self._closing = True
+            self._stop()
             raise
 
     def submit(self, state: StreamState) -> None:
@@ -121,12 +121,15 @@ class StepLoop:
 
     def close(self) -> None:
         """Cancel every stream, stop the thread and wait for it. A second call does nothing."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify()
+        self._stop()
         self._decoder.cancel()
         if self._thread is not threading.current_thread():  # a finalizer may run anywhere
             self._thread.join()
+
+    def _stop(self) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
 
     @property
     def num_active(self) -> int:
@@ -162,7 +165,7 @@ class StepLoop:
             self._news = False  # before the turn: later news leads to another turn
             try:
                 is_busy = self._turn()
-            except Exception as error:  # a bug; no reader may wait for a dead thread
+            except BaseException as error:  # a bug, or Rust's panic; no reader waits for ever
                 self._table.fail_all(error)
                 is_busy = False
             if not is_busy:

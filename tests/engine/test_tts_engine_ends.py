@@ -5,7 +5,9 @@ import contextlib
 import gc
 import os
 import signal
+import sys
 import threading
+from concurrent.futures import Future
 from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -18,6 +20,7 @@ from tiny_speech import TEXT, VOICE, closed_text, speak, tiny_engine
 from tolerances import PCM16
 from waiting import wait_until
 
+from qwen_megakernel.engine import step_loop
 from qwen_megakernel.engine.slots import SlotTable
 from qwen_megakernel.engine.speech import Speech
 from qwen_megakernel.engine.stages import Stages
@@ -299,6 +302,20 @@ def test_a_fault_while_a_stream_ends_reaches_its_reader(monkeypatch):
         assert lose.finish_reason == "error" and not tts.num_active
 
 
+class Panic(BaseException):
+    """What a fault in code of Rust raises, such as that of tokenizers."""
+
+
+@pytest.mark.parametrize("where", ["admit", "end_spoken"])
+def test_no_reader_waits_for_a_thread_that_has_ended(monkeypatch, where):
+    with tiny_engine() as tts:
+        with monkeypatch.context() as patch:
+            patch.setattr(tts._loop._table, where, Mock(side_effect=Panic("planted")))
+            with pytest.raises(GenerationError, match="Panic: planted"):
+                list(tts.stream(TEXT, voice=VOICE, seed=1))
+        assert len(speak(tts, seed=1, max_frames=8).codes) == 8
+
+
 def test_a_fault_of_the_loop_itself_reaches_every_stream_and_the_engine_goes_on(tts, monkeypatch):
     table = tts._loop._table
 
@@ -383,6 +400,24 @@ def test_a_failure_to_build_reaches_the_caller_and_leaves_no_thread():
     before, fail = set(threading.enumerate()), Mock(side_effect=OutOfMemory("planted"))
     with pytest.raises(OutOfMemory, match="planted"):
         StepLoop(fail, on_finished=lambda state: None)
+    wait_until(lambda: not set(threading.enumerate()) - before)
+
+
+def test_ctrl_c_when_it_has_been_built_leaves_no_thread_with_a_model(monkeypatch):
+    before = set(threading.enumerate())
+
+    class InterruptedFuture(Future):
+        def result(self, timeout=None):
+            super().result(timeout)
+            (thread,) = set(threading.enumerate()) - before
+            wait_until(lambda: "wait" in sys._current_frames()[thread.ident].f_code.co_name)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(step_loop, "Future", InterruptedFuture)
+    with pytest.raises(KeyboardInterrupt):
+        StepLoop(
+            lambda: Stages(SimpleNamespace(num_slots=1), None, None), on_finished=lambda state: None
+        )
     wait_until(lambda: not set(threading.enumerate()) - before)
 
 
