@@ -8,7 +8,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,8 +83,8 @@ class SpeechStream:
         self._received_s = 0.0
         self._times: SpeechTimer | None = None
         self._making_times = threading.Lock()
-        self._workers = workers  # they change the sound for coroutines; None: the event loop's
-        self._working: asyncio.Future[list[AudioChunk]] | None = None  # a `_receive` in a thread
+        self._workers = workers  # they change the sound for coroutines
+        self._working: Future[None] | None = None  # a `_receive` in a thread
         self._ready: deque[AudioChunk] = deque()  # received, but not yet returned
         self._over = False
         # Readers take turns: one that waited while another received the end finds it, too.
@@ -177,8 +177,8 @@ class SpeechStream:
             logger.warning("%s", warning[0].upper() + warning[1:] + ".")
             self._warnings.append(warning)
 
-    def _receive(self, item: OutboxItem) -> list[AudioChunk]:
-        """Return the chunks for the reader; none if the sound chain holds all of the item back."""
+    def _receive(self, item: OutboxItem) -> None:
+        """Make an item's chunks ready; none if the sound chain holds all of it back."""
         self._state.wake()  # a slot that waited for the reader can continue
         if isinstance(item, AudioChunk):
             chunks = self._heard.hear(item) if self._heard else [item]
@@ -196,23 +196,7 @@ class SpeechStream:
         if self._received_s > KEPT_S:
             self._received_s = 0.0
             self.times.catch_up()
-        return chunks
-
-    async def _receive_async(self) -> list[AudioChunk]:
-        """Await the next item and `_receive` it, in a thread if the sound must be changed."""
-        if not self._heard:
-            return self._receive(await self._state.outbox.get_async())
-        if self._working is None:
-            item = await self._state.outbox.get_async()
-            loop = asyncio.get_running_loop()
-            self._working = loop.run_in_executor(self._workers, self._receive, item)
-        try:
-            chunks = await asyncio.shield(self._working)
-        except Exception:  # not CancelledError: the next call awaits the same work
-            self._working = None
-            raise
-        self._working = None
-        return chunks
+        self._ready.extend(chunks)
 
     def __iter__(self) -> Iterator[AudioChunk]:
         return self
@@ -220,9 +204,13 @@ class SpeechStream:
     def __next__(self) -> AudioChunk:
         with self._reading:
             while not self._ready:
-                if self._over:
+                if working := self._working:  # of a coroutine that was cancelled
+                    self._working = None
+                    working.result()
+                elif self._over:
                     raise StopIteration
-                self._ready.extend(self._receive(self._state.outbox.get()))
+                else:
+                    self._receive(self._state.outbox.get())
             return self._ready.popleft()
 
     def __aiter__(self) -> AsyncIterator[AudioChunk]:
@@ -231,10 +219,27 @@ class SpeechStream:
     async def __anext__(self) -> AudioChunk:
         async with self._awaiting:
             while not self._ready:
-                if self._over and not self._working:
+                if self._working:
+                    await self._end_work(self._working)
+                elif self._over:
                     raise StopAsyncIteration
-                self._ready.extend(await self._receive_async())
+                else:
+                    item = await self._state.outbox.get_async()
+                    if self._heard and self._workers:
+                        self._working = self._workers.submit(self._receive, item)
+                    else:
+                        self._receive(item)
             return self._ready.popleft()
+
+    async def _end_work(self, working: Future[None]) -> None:
+        """Await a `_receive` in a thread; if this is cancelled, the next call awaits it, perhaps
+        in another event loop."""
+        try:
+            await asyncio.shield(asyncio.wrap_future(working))
+        except Exception:
+            self._working = None
+            raise
+        self._working = None
 
     def close(self) -> None:
         """Cancel after the current frame, without waiting. Earlier chunks can still be read."""

@@ -117,6 +117,47 @@ async def test_a_reader_that_loses_patience_loses_no_sound(tts: TTSEngine):
         await anext(stream)
 
 
+@pytest.mark.parametrize("is_done", [False, True])
+@pytest.mark.parametrize("goes_on_as", ["coroutine", "thread"])
+def test_a_reader_goes_on_elsewhere_and_loses_no_sound(
+    tts: TTSEngine, monkeypatch, is_done: bool, goes_on_as: str
+):
+    """Its first event loop ends while a thread changes the sound."""
+    whole = samples_of(list(tts.stream(TEXT, **VOICE, **ALL)))
+    begun, done, let_go, hear = *(threading.Event() for _ in range(3)), HeardChunks.hear
+
+    def gated_hear(heard, chunk):
+        begun.set()
+        assert let_go.wait(20)
+        chunks = hear(heard, chunk)
+        done.set()
+        return chunks
+
+    stream, chunks = tts.stream(TEXT, **VOICE, **ALL), []
+
+    async def begin():
+        chunks.append(await anext(stream))
+        monkeypatch.setattr(HeardChunks, "hear", gated_hear)
+        reading = asyncio.ensure_future(anext(stream))
+        assert await asyncio.to_thread(begun.wait, 20)
+        reading.cancel()
+
+    async def go_on():
+        chunks.extend([chunk async for chunk in stream])
+
+    asyncio.run(begin())
+    if is_done:
+        let_go.set()
+        assert done.wait(20)
+    else:
+        threading.Timer(0.1, let_go.set).start()
+    if goes_on_as == "coroutine":
+        asyncio.run(go_on())
+    else:
+        chunks += stream
+    assert np.array_equal(samples_of(chunks), whole)
+
+
 async def test_a_reader_that_goes_away_leaves_nothing_behind(tts: TTSEngine, monkeypatch):
     made, init = [], HeardChunks.__init__
 
