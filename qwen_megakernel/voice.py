@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import re
+import reprlib
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -89,6 +90,11 @@ class Voice:
         if self.x_vector is not None and np.ndim(self.x_vector) != 1:
             raise RecordingError(
                 f"Voice {self.name!r}: x_vector has shape {np.shape(self.x_vector)}; need one row."
+            )
+        if not isinstance(self.transcript, str | None):
+            raise RecordingError(
+                f"Voice {self.name!r}: transcript is {reprlib.repr(self.transcript)}; "
+                "it must be a string."
             )
         if (self.codes is None) != (self.transcript is None):
             raise RecordingError(

@@ -246,6 +246,15 @@ def test_damaged_styles_are_an_error(tmp_path, styles):
         Voice.load(path)
 
 
+def test_a_transcript_that_is_no_string_is_refused(tmp_path):
+    path = tmp_path / "anna.voice.safetensors"
+    metadata = {"format": "qwen_megakernel voice 2", "name": "anna", "styles": '[["sad", 7]]'}
+    tensors = {"sad.x_vector": np.ones(4, np.float32), "sad.codes": np.ones((3, 16), np.int32)}
+    save_file(tensors, path, metadata)
+    with pytest.raises(RecordingError, match="'sad': transcript is 7; it must be a string"):
+        Voice.load(path)
+
+
 def away(voice, x_vector):
     """The largest difference of a voice's x-vector from another."""
     return np.abs(voice.x_vector - np.array(x_vector)).max()
