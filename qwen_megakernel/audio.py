@@ -23,6 +23,8 @@ FULL_SCALE = 32768  # int16 value of the float sample 1.0, which is clipped to F
 
 # Extension -> libsndfile format. Each can be written in pieces.
 FORMATS = {".wav": "WAV", ".flac": "FLAC", ".ogg": "OGG", ".mp3": "MP3"}
+# Extension -> the highest sample rate; above it, libsndfile's Vorbis encoder crashes.
+_MAX_RATES = {".wav": 2**31 - 1, ".flac": 655350, ".ogg": 200000, ".mp3": 48000}
 # One of `choices.ENCODINGS` -> libsndfile's name of it.
 SUBTYPES = {"pcm": "PCM_16", "ulaw": "ULAW", "alaw": "ALAW"}
 
@@ -113,6 +115,11 @@ def _begin_file(path: Path, encoding: str, rate: int | None) -> Path:
             f"{', '.join(map(str, MP3_RATES))}.",
             hint="wav, flac and ogg have every rate.",
         )
+    highest = _MAX_RATES[path.suffix.lower()]
+    if rate is not None and not 0 < rate <= highest:
+        raise UsageError(
+            f"Cannot write {path}: sample_rate is {rate}; it must be in 1 .. {highest}."
+        )
     target = path.resolve()
     if target.exists() and not target.is_file():
         raise OutputError(f"Cannot write {path}: it exists and is not a file.")
@@ -150,12 +157,15 @@ class WavWriter:
         self._target = target = self.path.resolve()
         mark.check_file(self.path)
         self._partial = _begin_file(self.path, encoding, rate)
-        self._has_audio = False
-        file_format = FORMATS[target.suffix.lower()]
+        self._num_samples = 0  # written so far
+        self._format = FORMATS[target.suffix.lower()]
         subtype = None if encoding == "pcm" else SUBTYPES[encoding]
-        self._file = new_sound_file(
-            self._partial, rate, mark.comment, format=file_format, subtype=subtype
-        )
+        try:
+            self._file = new_sound_file(
+                self._partial, rate, mark.comment, format=self._format, subtype=subtype
+            )
+        except RuntimeError as error:  # the disk is full
+            raise self._failed(error) from error
         self._signer = mark.signer
         self._block_samples = rate
 
@@ -169,9 +179,11 @@ class WavWriter:
         try:
             # libsndfile's Vorbis encoder copies each write to the stack; 90 s of audio overflow it.
             for first in range(0, len(samples), self._block_samples):
-                self._file.write(samples[first : first + self._block_samples])
-                self._has_audio = True
+                block = samples[first : first + self._block_samples]
+                self._file.write(block)
+                self._num_samples += len(block)
         except (OSError, RuntimeError) as error:
+            self._file.close()
             raise self._failed(error) from error
 
     def close(self) -> None:
@@ -186,7 +198,8 @@ class WavWriter:
                 return
             try:
                 self._file.close()
-                if self._has_audio:
+                if self._num_samples:
+                    self._check_whole()
                     if self._signer:
                         name = self._target.suffix.lower().removeprefix(".")
                         self._signer.sign_file(self._partial, name)
@@ -196,8 +209,14 @@ class WavWriter:
             except (OSError, RuntimeError, OutputError) as error:
                 raise self._failed(error) from error
 
+    def _check_whole(self) -> None:
+        """Raise an error if the file lacks samples: libsndfile's Ogg hides that a disk is full."""
+        import soundfile
+
+        if self._format == "OGG" and soundfile.info(self._partial).frames != self._num_samples:
+            raise OSError("the end of the file is missing")
+
     def _failed(self, error: Exception) -> OutputError:
-        self._file.close()
         self._partial.unlink(missing_ok=True)
         free = shutil.disk_usage(self._target.parent).free
         return OutputError(

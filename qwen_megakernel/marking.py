@@ -44,8 +44,13 @@ class MarkKey:
         """
         key = MarkKey(secrets.token_bytes(KEY_BYTES), operator)
         try:
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                file.write(f"{key.secret.hex()} {operator}\n")
+            file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w")
+            try:
+                with file:
+                    file.write(f"{key.secret.hex()} {operator}\n")
+            except BaseException:
+                path.unlink()
+                raise
         except OSError as error:
             raise OutputError(f"Cannot write a key to {path}: {error.strerror}.") from error
         return key

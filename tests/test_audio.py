@@ -3,7 +3,7 @@
 import errno
 import multiprocessing
 import os
-import resource
+import re
 import signal
 import wave
 from pathlib import Path
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import soundfile
 import waveforms
+from limits import full_disk
 from tolerances import LOSSY_LOUDNESS
 
 from qwen_megakernel import audio
@@ -104,6 +105,25 @@ def test_a_file_has_the_rate_or_is_refused_before_it_is_begun(
         audio.check_path(path, "pcm", rate)
         write_wav(path, np.zeros(100, np.int16), rate)
         assert soundfile.info(path).samplerate == rate
+
+
+@pytest.mark.parametrize(
+    ("name", "rate", "known"),
+    [
+        *((name, 0, "must be in 1 .. ") for name in ("a.wav", "a.flac", "a.ogg")),
+        *((name, -8000, "must be in 1 .. ") for name in ("a.wav", "a.ogg")),
+        ("a.wav", 2**31, "1 .. 2147483647"),
+        ("a.flac", 700_000, "1 .. 655350"),
+        ("a.ogg", 200_001, "1 .. 200000"),
+        ("a.mp3", 0, "mp3 has only 8000, "),
+    ],
+)
+def test_a_rate_that_its_format_does_not_have_is_refused(
+    tmp_path: Path, name: str, rate: int, known: str
+):
+    with pytest.raises(UsageError, match=rf"{name}: sample_rate is {rate}(;|,) .*{known}"):
+        WavWriter(tmp_path / name, rate)
+    assert os.listdir(tmp_path) == []
 
 
 def test_minutes_of_vorbis_in_one_write(tmp_path: Path):
@@ -227,25 +247,16 @@ def test_a_signal_while_the_file_is_finished_waits(tmp_path: Path, monkeypatch, 
     assert os.listdir(tmp_path) == ["a.wav"] and len(read_wav(tmp_path / "a.wav")) == 2400
 
 
-@pytest.fixture
-def full_disk():
-    """Files of this process end after 20 000 bytes."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    signal.signal(signal.SIGXFSZ, handler)
-
-
-@pytest.mark.parametrize("extension", ["wav", "flac"])
+@pytest.mark.parametrize("extension", ["wav", "flac", "ogg", "mp3"])
+@pytest.mark.parametrize(("num_bytes", "num_samples"), [(0, 100), (0, 48000), (8000, 48000)])
 def test_a_full_disk_is_reported_and_leaves_no_file(
-    tmp_path: Path, full_disk: None, extension: str
+    tmp_path: Path, extension: str, num_bytes: int, num_samples: int
 ):
     path = tmp_path / f"a.{extension}"
-    noise = np.random.default_rng(0).integers(-9999, 9999, RATE).astype(np.int16)
-    with pytest.raises(OutputError, match=rf"(?s)Cannot write {path}: .*MB are free"):
+    noise = np.random.default_rng(0).integers(-9999, 9999, num_samples).astype(np.int16)
+    with full_disk(num_bytes), pytest.raises(OutputError) as raised:
         write_wav(path, noise, RATE)
+    assert re.match(rf"(?s)Cannot write {path}: .*MB are free", str(raised.value))
     assert os.listdir(tmp_path) == []
 
 

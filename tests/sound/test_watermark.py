@@ -8,6 +8,7 @@ import pytest
 import soxr
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from limits import full_disk
 from tolerances import MARK_EDGE_S, MARK_SHARE
 from waveforms import voice_like
 
@@ -134,6 +135,12 @@ def test_a_new_key_can_be_read_by_its_user_alone_and_is_never_replaced(tmp_path:
         MarkKey.create(path)
     assert MarkKey.read(path) == key
     assert key.secret.hex() not in repr(key)
+
+
+def test_a_full_disk_leaves_no_half_of_a_key(tmp_path: Path):
+    with full_disk(20), pytest.raises(OutputError, match="Cannot write a key"):
+        MarkKey.create(tmp_path / "mark.key", 7)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
