@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.engine.slots import SlotTable
-from qwen_megakernel.engine.stages import FrameVocoder, add_time
+from qwen_megakernel.engine.stages import Stages, add_time
 from qwen_megakernel.engine.stream_state import Phase, StreamState
 from qwen_megakernel.gpu.cuda_graphs import download
 
@@ -31,19 +31,10 @@ class ChunkDelivery:
     Args:
         table: holds the streams, and ends those that fail.
         spent_ms: milliseconds of each stage's work, to which the vocoder's are added.
-        is_asynchronous: the vocoder returns before the device is done.
     """
 
-    def __init__(
-        self,
-        vocoder: FrameVocoder,
-        table: SlotTable,
-        spent_ms: dict[str, float],
-        *,
-        is_asynchronous: bool,
-    ) -> None:
-        self._vocoder, self._table, self._spent_ms = vocoder, table, spent_ms
-        self._is_asynchronous = is_asynchronous
+    def __init__(self, stages: Stages, table: SlotTable, spent_ms: dict[str, float]) -> None:
+        self._stages, self._table, self._spent_ms = stages, table, spent_ms
         self._under_way: list[Callable[[], None]] = []  # each delivers chunks that were started
 
     @property
@@ -74,7 +65,7 @@ class ChunkDelivery:
             if num_ready:
                 with self._table.ending_on_error(streams):
                     self._start(streams, num_ready)
-                if not self._is_asynchronous:
+                if not self._stages.is_asynchronous:
                     self.deliver()
                 continue
             for stream in streams:
@@ -85,9 +76,9 @@ class ChunkDelivery:
     def _start(self, streams: list[StreamState], num_ready: int) -> None:
         started = time.perf_counter()
         codes = torch.from_numpy(np.stack([np.stack(stream.pending) for stream in streams]))
-        ahead = [codes[:, num_ready:]] if self._vocoder.lookahead else []
+        ahead = [codes[:, num_ready:]] if self._stages.vocoder.lookahead else []
         states = [stream.vocoder for stream in streams]
-        wait = download(self._vocoder.step(codes[:, :num_ready], states, *ahead))
+        wait = download(self._stages.vocoder.step(codes[:, :num_ready], states, *ahead))
         spent = add_time(self._spent_ms, "vocoder", started)
         taken = [stream.take_chunk() for stream in streams]
         self._under_way.append(partial(self._deliver, streams, taken, wait, spent))

@@ -288,17 +288,17 @@ class SpeechEngine(ABC):
     @property
     def spent_ms(self) -> dict[str, float]:
         """Milliseconds of `prefill`, `decode` and `vocoder` work since the engine was made."""
-        return self._loop.spent_ms
+        return dict(self._loop.spent_ms)
 
     @property
     def failure(self) -> QwenTTSError | None:
         """The error for which the engine takes no more requests; None while it takes them."""
-        return self._loop.failure
+        return self._loop.table.failure
 
     @property
     def num_active(self) -> int:
         """Number of streams that are spoken or wait for a slot."""
-        return self._loop.num_active
+        return self._loop.table.num_streams
 
     async def astream(
         self,

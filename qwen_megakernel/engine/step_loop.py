@@ -22,7 +22,7 @@ from qwen_megakernel.engine.delivery import LOW_BUFFER_S, ChunkDelivery
 from qwen_megakernel.engine.slots import SlotTable
 from qwen_megakernel.engine.stages import MAX_FRAMES_PER_STEP, Stages, add_time
 from qwen_megakernel.engine.stream_state import Phase, StreamState
-from qwen_megakernel.errors import EngineClosed, QwenTTSError
+from qwen_megakernel.errors import EngineClosed
 from qwen_megakernel.records import StepResult
 from qwen_megakernel.text.parts import TextPart
 from qwen_megakernel.voice import Voice
@@ -58,17 +58,18 @@ class StepLoop:
         self._news = False
         self._closing = False
         self._next_look_s: float | None = None  # when a turn is due without news; None: never
-        self._spent_ms = {"prefill": 0.0, "decode": 0.0, "vocoder": 0.0}
+        # Milliseconds of each stage's work, of all streams together.
+        self.spent_ms = {"prefill": 0.0, "decode": 0.0, "vocoder": 0.0}
         self._calls: deque[tuple[Future, Callable[[], Any]]] = deque()
         self._ahead: deque[np.ndarray] = deque()  # frames of contexts that will be needed
         self._contexts: dict[bytes, Any] = {}  # frames -> the vocoder's state behind them
-        stages: Future[Stages] = Future()
+        is_built: Future[None] = Future()
         self._thread = threading.Thread(
-            target=self._run, args=(build, stages), name="tts-step-loop", daemon=True
+            target=self._run, args=(build, is_built), name="tts-step-loop", daemon=True
         )
         try:
             self._thread.start()
-            self.stages = stages.result()
+            is_built.result()
         except BaseException:  # also Ctrl-C, after which the caller has no loop to close
             self._stop()
             raise
@@ -78,13 +79,13 @@ class StepLoop:
 
         Raises:
             EngineClosed: the loop has been closed, or this process is a fork of the engine's.
-            KernelTimeout, GPULost: the GPU hung too often, or is lost; see `failure`.
+            KernelTimeout, GPULost: the GPU hung too often, or is lost; see `SlotTable.failure`.
         """
         with self._changed:
             self._check_open()
-            if self.failure:
-                raise self.failure.with_traceback(None)
-            self._table.waiting.append(state)
+            if self.table.failure:
+                raise self.table.failure.with_traceback(None)
+            self.table.waiting.append(state)
         self.wake()
 
     def run(self, call: Callable[[], Any]) -> Any:
@@ -116,13 +117,13 @@ class StepLoop:
 
     def interrupt(self) -> None:
         """Wake the loop, and end the running step after the frame that it is drawing."""
-        self._decoder.cancel()
+        self.stages.decoder.cancel()
         self.wake()
 
     def close(self) -> None:
         """Cancel every stream, stop the thread and wait for it. A second call does nothing."""
         self._stop()
-        self._decoder.cancel()
+        self.stages.decoder.cancel()
         if self._thread is not threading.current_thread():  # a finalizer may run anywhere
             self._thread.join()
 
@@ -130,21 +131,6 @@ class StepLoop:
         with self._changed:
             self._closing = True
             self._changed.notify()
-
-    @property
-    def num_active(self) -> int:
-        """Number of streams that hold a slot or wait for one."""
-        return self._table.num_streams
-
-    @property
-    def failure(self) -> QwenTTSError | None:
-        """The error for which the loop takes no more streams; None while it takes them."""
-        return self._table.failure
-
-    @property
-    def spent_ms(self) -> dict[str, float]:
-        """Milliseconds of `prefill`, `decode` and `vocoder` work, of all streams together."""
-        return dict(self._spent_ms)
 
     def _check_open(self) -> None:
         if self._closing:
@@ -157,35 +143,35 @@ class StepLoop:
 
     # ---- the loop --------------------------------------------------------------------------------
 
-    def _run(self, build: Callable[[], Stages], stages: Future) -> None:
-        _settle(stages, lambda: self._take(build()))
-        if stages.exception():
+    def _run(self, build: Callable[[], Stages], is_built: Future) -> None:
+        _settle(is_built, lambda: self._take(build()))
+        if is_built.exception():
             return
         while not self._closing:
             self._news = False  # before the turn: later news leads to another turn
             try:
                 is_busy = self._turn()
             except BaseException as error:  # a bug, or Rust's panic; no reader waits for ever
-                self._table.fail_all(error)
+                self.table.fail_all(error)
                 is_busy = False
             if not is_busy:
                 with self._changed:
                     self._changed.wait_for(lambda: self._news or self._closing, self._next_look_s)
         for future, _ in self._calls:
             future.set_exception(EngineClosed("The engine was closed."))
-        self._table.end_all("cancelled")
+        self.table.end_all("cancelled")
 
     def _turn(self) -> bool:
         """Do each kind of work once; returns whether there is more to do at once."""
         while self._calls:
             _settle(*self._calls.popleft())
-        self._table.drop_cancelled()
-        self._table.end_spoken()
-        self._table.admit(self._vocoder)
+        self.table.drop_cancelled()
+        self.table.end_spoken()
+        self.table.admit(self.stages.vocoder)
         self._begin_parts()
         self._feed_text()
-        is_wanted = self._table.is_wanted
-        looks = self._table.release_held(), self._end_late_text() if is_wanted else None
+        is_wanted = self.table.is_wanted
+        looks = self.table.release_held(), self._end_late_text() if is_wanted else None
         self._next_look_s = min((each for each in looks if each is not None), default=None)
         streams = self._runnable(is_wanted)
         collect = self._start_step(streams) if streams else None
@@ -193,7 +179,7 @@ class StepLoop:
         if collect:
             collect()
         more_is_due = self._delivery.start_vocoder(streams)
-        is_behind = bool(self._table.active(Phase.BETWEEN_PARTS))
+        is_behind = bool(self.table.active(Phase.BETWEEN_PARTS))
         is_busy = bool(streams) or is_behind or more_is_due or self._delivery.is_under_way
         while self._ahead:
             frames = self._ahead.popleft()
@@ -201,16 +187,12 @@ class StepLoop:
                 self._vocoder_after(frames)
         return is_busy
 
-    def _take(self, stages: Stages) -> Stages:
-        self._decoder, self._prompts = stages.decoder, stages.prompts
-        self._vocoder = stages.vocoder
-        self._table = SlotTable(
+    def _take(self, stages: Stages) -> None:
+        self.stages = stages
+        self.table = SlotTable(
             stages.decoder.num_slots, on_finished=self._on_finished, look_again=self.wake
         )
-        self._delivery = ChunkDelivery(
-            stages.vocoder, self._table, self._spent_ms, is_asynchronous=stages.is_asynchronous
-        )
-        return stages
+        self._delivery = ChunkDelivery(stages, self.table, self.spent_ms)
 
     def _begin_parts(self) -> None:
         """Prefill the next parts of streams that are between parts; all of them have text.
@@ -218,11 +200,11 @@ class StepLoop:
         While a reader has little left to play, one part begins in a turn. Of streams that arrive
         together, the first would otherwise be silent during the prompts of the others.
         """
-        streams = sorted(self._table.active(Phase.BETWEEN_PARTS), key=_is_dry, reverse=True)
+        streams = sorted(self.table.active(Phase.BETWEEN_PARTS), key=_is_dry, reverse=True)
         if streams:
             self._delivery.deliver()  # a finished chunk does not wait for another stream's prompt
         for stream in streams:
-            with self._table.ending_on_error([stream]):
+            with self.table.ending_on_error([stream]):
                 self._begin_part(stream)
             if any(map(_is_dry, self._runnable(is_wanted=False))):
                 break
@@ -239,8 +221,8 @@ class StepLoop:
         if said := stream.recall(request.voice):
             prompt_ids = said.in_context(prompt_ids, voice, encoding.encode)
             frames = prompt_ids.frames
-        prefill = self._prompts.build(prompt_ids, request, text_open=not closed)
-        self._decoder.prefill(
+        prefill = self.stages.prompts.build(prompt_ids, request, text_open=not closed)
+        self.stages.decoder.prefill(
             stream.index,
             prefill,
             request.sampling,
@@ -249,21 +231,21 @@ class StepLoop:
             text_open=not closed,
         )
         vocoder = self._vocoder_after(frames)
-        left = self._decoder.max_frames
+        left = self.stages.decoder.max_frames
         if request.max_frames is not None:
             left = min(left, request.max_frames - stream.num_frames)
         stream.begin_part(part, len(ids), text_open=not closed, max_frames=left, vocoder=vocoder)
-        stream.timings.setdefault("prefill", add_time(self._spent_ms, "prefill", started))
+        stream.timings.setdefault("prefill", add_time(self.spent_ms, "prefill", started))
 
     def _vocoder_after(self, frames: np.ndarray | None) -> Any:
         """Return the vocoder's state behind frames in context; None: behind nothing."""
         if frames is None:
-            return self._vocoder.new_state()
+            return self.stages.vocoder.new_state()
         key = frames.tobytes()
         state = self._contexts.pop(key, None)
         if state is None:
-            state = self._vocoder.new_state()
-            self._vocoder.warm(frames, state)
+            state = self.stages.vocoder.new_state()
+            self.stages.vocoder.warm(frames, state)
         self._contexts[key] = state  # the one used last is at the end
         if len(self._contexts) > MAX_CONTEXTS:
             del self._contexts[next(iter(self._contexts))]
@@ -271,23 +253,23 @@ class StepLoop:
 
     def _feed_text(self) -> None:
         """Give newly arrived text of open parts to the decoder."""
-        for stream in self._table.active(Phase.SPEAKING):
+        for stream in self.table.active(Phase.SPEAKING):
             if stream.part and stream.text_open:
-                with self._table.ending_on_error([stream]):
+                with self.table.ending_on_error([stream]):
                     self._feed_part(stream, stream.part)
 
     def _feed_part(self, stream: StreamState, part: TextPart) -> None:
         closed = part.closed
         ids = part.take()
         if len(ids):
-            self._decoder.add_text(stream.index, self._prompts.text_rows(ids))
+            self.stages.decoder.add_text(stream.index, self.stages.prompts.text_rows(ids))
             stream.add_text(len(ids))
         if closed:
             self._close_text(stream)
 
     def _close_text(self, stream: StreamState) -> None:
-        self._decoder.add_text(stream.index, self._prompts.end_rows())
-        self._decoder.close_text(stream.index)
+        self.stages.decoder.add_text(stream.index, self.stages.prompts.end_rows())
+        self.stages.decoder.close_text(stream.index)
         stream.text_open = False
 
     def _end_late_text(self) -> float | None:
@@ -297,12 +279,12 @@ class StepLoop:
             Seconds until the next part will have waited too long; None: no part waits for text.
         """
         left_s: list[float] = []
-        for stream in self._table.active(Phase.SPEAKING):
-            if stream.text_open and self._decoder.frames_ready(stream.index) <= 0:
+        for stream in self.table.active(Phase.SPEAKING):
+            if stream.text_open and self.stages.decoder.frames_ready(stream.index) <= 0:
                 if stream.late_text_s < TEXT_PATIENCE_S:
                     left_s.append(TEXT_PATIENCE_S - stream.late_text_s)
                     continue
-                with self._table.ending_on_error([stream]):
+                with self.table.ending_on_error([stream]):
                     self._close_text(stream)
         return min(left_s, default=None)
 
@@ -316,10 +298,10 @@ class StepLoop:
         """
         return [
             stream
-            for stream in self._table.active(Phase.SPEAKING)
+            for stream in self.table.active(Phase.SPEAKING)
             if (is_wanted or not stream.is_reader_behind)
             and stream.frames_until_due > 0
-            and self._decoder.frames_ready(stream.index) > 0
+            and self.stages.decoder.frames_ready(stream.index) > 0
         ]
 
     def _start_step(self, streams: list[StreamState]) -> Callable[[], None] | None:
@@ -333,13 +315,13 @@ class StepLoop:
             MAX_FRAMES_PER_STEP,
             *(stream.frames_until_due for stream in streams),
             *(stream.guard.frames_left for stream in streams),
-            *(self._decoder.frames_ready(stream.index) for stream in streams),
+            *(self.stages.decoder.frames_ready(stream.index) for stream in streams),
         )
         slots, parts = [stream.index for stream in streams], [stream.part for stream in streams]
         started = time.perf_counter()
-        with self._table.ending_on_error(streams):
-            wait = self._decoder.launch(slots, num_frames)
-            spent = add_time(self._spent_ms, "decode", started)
+        with self.table.ending_on_error(streams):
+            wait = self.stages.decoder.launch(slots, num_frames)
+            spent = add_time(self.spent_ms, "decode", started)
             return partial(self._collect, streams, parts, wait, spent)
         return None
 
@@ -357,10 +339,10 @@ class StepLoop:
             spent: milliseconds that the launch took.
         """
         started = time.perf_counter()
-        with self._table.ending_on_error(streams):
+        with self.table.ending_on_error(streams):
             result = wait()
-            self._table.end_failed(streams, result)
-            spent += add_time(self._spent_ms, "decode", started)
+            self.table.end_failed(streams, result)
+            spent += add_time(self.spent_ms, "decode", started)
             for row, (stream, part) in enumerate(zip(streams, parts, strict=True)):
                 if stream.is_over or stream.part is not part:
                     continue

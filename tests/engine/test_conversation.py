@@ -329,14 +329,14 @@ def bea(base):
 @pytest.fixture
 def warmed(base, bea, monkeypatch):
     """The frames behind Bea's reference over which the vocoder runs without samples."""
-    warmed, warm = [], base._loop._vocoder.warm
+    warmed, warm = [], base._loop.stages.vocoder.warm
 
     def watched(frames, state):
         if np.array_equal(frames[: len(bea.codes)], bea.codes):
             warmed.append(frames[len(bea.codes) :])
         warm(frames, state)
 
-    monkeypatch.setattr(base._loop._vocoder, "warm", watched)
+    monkeypatch.setattr(base._loop.stages.vocoder, "warm", watched)
     monkeypatch.setattr(base._loop, "_contexts", {})
     return warmed
 

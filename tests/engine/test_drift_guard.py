@@ -9,6 +9,7 @@ from tolerances import PLANTED_DRIFT
 
 from qwen_megakernel.engine.conversation import Conversation
 from qwen_megakernel.engine.drift_guard import median_pitch
+from qwen_megakernel.engine.stages import Stages
 from qwen_megakernel.engine.stream_state import REDRAW, StreamState
 from qwen_megakernel.records import Drift, StepResult
 
@@ -99,9 +100,9 @@ def planted(engine, monkeypatch):
 
 
 def put_into(engine, planted, monkeypatch):
-    for name in ("_decoder", "_prompts", "_vocoder"):
-        monkeypatch.setattr(engine._loop, name, planted)
-    monkeypatch.setattr(engine._loop._delivery, "_vocoder", planted)
+    stages = Stages(planted, planted, planted)
+    monkeypatch.setattr(engine._loop, "stages", stages)
+    monkeypatch.setattr(engine._loop._delivery, "_stages", stages)
     monkeypatch.setattr(engine, "_identify", None)
 
 

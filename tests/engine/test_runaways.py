@@ -31,7 +31,9 @@ class Planted:
 @pytest.fixture
 def runaway(tts, monkeypatch):
     def plant(codes):
-        monkeypatch.setattr(tts._loop, "_decoder", Planted(tts._loop._decoder, codes))
+        stages = tts._loop.stages
+        planted = replace(stages, decoder=Planted(stages.decoder, codes))
+        monkeypatch.setattr(tts._loop, "stages", planted)
 
     return plant
 
@@ -58,9 +60,11 @@ def test_a_runaway_that_varies_is_cut_by_its_texts_budget(tts, runaway):
 
 def test_a_silent_runaway_is_cut_at_the_same_frame_for_every_chunking(tts, runaway, monkeypatch):
     runaway(lambda frame: (frame * 7919) % 2000)
-    step = tts._loop._vocoder.step
+    step = tts._loop.stages.vocoder.step
     monkeypatch.setattr(
-        tts._loop._vocoder, "step", lambda codes, states: torch.zeros_like(step(codes, states))
+        tts._loop.stages.vocoder,
+        "step",
+        lambda codes, states: torch.zeros_like(step(codes, states)),
     )
     lengths = []
     for chunk_frames in (1, 7, 10):

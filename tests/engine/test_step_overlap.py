@@ -131,7 +131,7 @@ def speak(monkeypatch):
             state = StreamState(request, text, loop.wake, loop.interrupt, 24000)
             states.append(state)
         with loop._changed:  # admitted in one turn
-            loop._table.waiting.extend(states)
+            loop.table.waiting.extend(states)
         loop.wake()
         for state in states:
             ends = [item for item in iter(state.outbox.get, "eos") if isinstance(item, Exception)]
@@ -233,7 +233,7 @@ def test_text_may_come_late(tts, overlapping):
     "chunk_frames", [7, *(pytest.param(count, marks=pytest.mark.ci) for count in (1, 10))]
 )
 def test_silence_is_cut_at_its_frame_though_more_was_drawn(overlapping, monkeypatch, chunk_frames):
-    vocoder, step = overlapping._loop._vocoder, overlapping._loop._vocoder.step
+    vocoder, step = overlapping._loop.stages.vocoder, overlapping._loop.stages.vocoder.step
     monkeypatch.setattr(vocoder, "step", lambda *args: torch.zeros_like(step(*args)))
     monkeypatch.setattr(runaway_guard, "SILENT_FRAMES", 12)
     stream = overlapping.stream(LONG_TEXT, voice=VOICE, seed=1, chunk_frames=chunk_frames)
@@ -255,9 +255,9 @@ def test_closing_a_stream_delivers_nothing_more_and_frees_its_slot(overlapping):
 def test_a_fault_ends_its_stream_and_the_engine_goes_on(overlapping, monkeypatch, stage):
     loop, fail = overlapping._loop, Mock(side_effect=RuntimeError("planted"))
     target = {
-        "launch": (loop._decoder, "launch", fail),
-        "collect": (loop._decoder, "_collect", fail),
-        "vocoder": (loop._vocoder, "step", fail),
+        "launch": (loop.stages.decoder, "launch", fail),
+        "collect": (loop.stages.decoder, "_collect", fail),
+        "vocoder": (loop.stages.vocoder, "step", fail),
         "samples": (delivery, "download", lambda pcm: fail),
     }[stage]
     with monkeypatch.context() as patch:

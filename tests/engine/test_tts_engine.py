@@ -51,7 +51,7 @@ def test_chunks_are_in_order_ramp_up_and_add_up(tts):
 def test_the_first_chunk_leaves_before_frame_two_is_drawn(tts, monkeypatch):
     """Order of events inside the loop: one frame, its audio, then the next frame."""
     events = []
-    decoder = tts._loop._decoder
+    decoder = tts._loop.stages.decoder
     launch, deliver = decoder.launch, StreamState.deliver
 
     def recording_launch(slots, num_frames):
@@ -247,7 +247,7 @@ def test_long_text_is_spoken_in_parts(tts):
 def test_a_bad_request_is_refused_before_any_work(tts, options, error):
     with pytest.raises(error):
         tts.stream(**({"text": TEXT, "voice": VOICE} | options))
-    assert tts._loop.num_active == 0
+    assert tts.num_active == 0
 
 
 @pytest.mark.parametrize("factor", [MIN_FACTOR, MAX_FACTOR])

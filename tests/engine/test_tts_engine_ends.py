@@ -71,7 +71,7 @@ def test_close_stops_the_stream_and_frees_its_slot(tts):
     stream.close()
     assert all(len(chunk.samples) for chunk in stream)
     assert stream.finish_reason == "cancelled"
-    wait_until(lambda: tts._loop.num_active == 0)
+    wait_until(lambda: tts.num_active == 0)
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def gated(tts, monkeypatch):
     """A plain decoder that draws frames one by one: (entered, let_go, frames drawn by slot)."""
     if tiny_speech.default_backend != "torch":
         pytest.skip("only the plain decoder has a function that draws one frame of one stream")
-    decoder, entered, let_go = (tts._loop._decoder, threading.Semaphore(0), threading.Event())
+    decoder, entered, let_go = (tts._loop.stages.decoder, threading.Semaphore(0), threading.Event())
     frames, frame = [], decoder._frame
 
     def gated_frame(slot, *options):
@@ -124,7 +124,7 @@ def test_closing_a_finished_stream_interrupts_no_other(tts, monkeypatch):
     stream = tts.stream(TEXT, voice=VOICE, seed=1, max_frames=2)
     list(stream)
     interrupted = []
-    monkeypatch.setattr(tts._loop._decoder, "cancel", lambda: interrupted.append(True))
+    monkeypatch.setattr(tts._loop.stages.decoder, "cancel", lambda: interrupted.append(True))
     stream.close()
     assert not interrupted
 
@@ -134,7 +134,7 @@ def test_a_dropped_stream_frees_its_slot(tts):
     next(stream)
     del stream
     gc.collect()
-    wait_until(lambda: tts._loop.num_active == 0)
+    wait_until(lambda: tts.num_active == 0)
 
 
 def test_a_waiting_stream_can_be_cancelled(tts):
@@ -144,7 +144,7 @@ def test_a_waiting_stream_can_be_cancelled(tts):
     assert list(waiting) == [] and waiting.finish_reason == "cancelled"
     for stream in busy:
         stream.close()
-    wait_until(lambda: tts._loop.num_active == 0)
+    wait_until(lambda: tts.num_active == 0)
 
 
 def test_of_two_equal_requests_that_wait_the_right_one_is_cancelled(tts, alone):
@@ -195,7 +195,7 @@ async def test_leaving_an_async_stream_cancels_it(tts):
     gc.collect()
     for _ in range(1000):  # the event loop closes the generator when it gets to it
         await asyncio.sleep(0.01)
-        if tts._loop.num_active == 0:
+        if tts.num_active == 0:
             return
     raise AssertionError("the slot was never freed")
 
@@ -245,7 +245,7 @@ def test_two_hundred_streams_leave_nothing_behind(tts):
             list(stream)
         else:
             stream.close()
-    wait_until(lambda: tts._loop.num_active == 0)
+    wait_until(lambda: tts.num_active == 0)
     assert not set(threading.enumerate()) - before
 
 
@@ -264,7 +264,7 @@ def test_a_stream_keeps_its_engine_alive_and_a_dropped_engine_stops():
 
 @pytest.mark.parametrize("stage", ["prefill", "launch", "vocoder"])
 def test_a_fault_ends_its_stream_and_the_engine_goes_on(tts, monkeypatch, stage):
-    owner = tts._loop._vocoder if stage == "vocoder" else tts._loop._decoder
+    owner = tts._loop.stages.vocoder if stage == "vocoder" else tts._loop.stages.decoder
     name = "step" if stage == "vocoder" else stage
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, Mock(side_effect=RuntimeError("planted")))
@@ -294,7 +294,7 @@ def test_a_fault_at_the_end_of_a_part_ends_its_stream_alone(tts, alone, monkeypa
 def test_a_fault_while_a_stream_ends_reaches_its_reader(monkeypatch):
     with tiny_engine() as tts:
         monkeypatch.setattr(
-            tts._loop._table, "_on_finished", Mock(side_effect=ValueError("planted"))
+            tts._loop.table, "_on_finished", Mock(side_effect=ValueError("planted"))
         )
         lose = tts.stream(TEXT, voice=VOICE, seed=1, max_frames=8)
         with pytest.raises(GenerationError, match="planted"):
@@ -310,14 +310,14 @@ class Panic(BaseException):
 def test_no_reader_waits_for_a_thread_that_has_ended(monkeypatch, where):
     with tiny_engine() as tts:
         with monkeypatch.context() as patch:
-            patch.setattr(tts._loop._table, where, Mock(side_effect=Panic("planted")))
+            patch.setattr(tts._loop.table, where, Mock(side_effect=Panic("planted")))
             with pytest.raises(GenerationError, match="Panic: planted"):
                 list(tts.stream(TEXT, voice=VOICE, seed=1))
         assert len(speak(tts, seed=1, max_frames=8).codes) == 8
 
 
 def test_a_fault_of_the_loop_itself_reaches_every_stream_and_the_engine_goes_on(tts, monkeypatch):
-    table = tts._loop._table
+    table = tts._loop.table
 
     def broken(vocoder):
         if table.waiting:  # else this turn may belong to an earlier test
@@ -336,7 +336,7 @@ def test_three_hangs_in_a_row_are_enough(monkeypatch):
 
         def hang_once():
             with monkeypatch.context() as patch:
-                patch.setattr(tts._loop._decoder, "launch", hang)
+                patch.setattr(tts._loop.stages.decoder, "launch", hang)
                 with pytest.raises(KernelTimeout, match="planted hang"):
                     list(tts.stream(TEXT, voice=VOICE, seed=1, max_frames=2))
 
@@ -364,8 +364,8 @@ def test_a_stream_that_a_step_has_lost_ends_alone_and_one_hang_counts_once(monke
         return lambda: result
 
     with tiny_engine(num_slots=3) as tts:
-        launch = tts._loop._decoder.launch
-        monkeypatch.setattr(tts._loop._decoder, "launch", losing)
+        launch = tts._loop.stages.decoder.launch
+        monkeypatch.setattr(tts._loop.stages.decoder, "launch", losing)
         expected = speak(tts, seed=1, max_frames=8).codes
         for _ in range(4):
             # Each step of all three streams loses two; the next step, of the first alone, is
@@ -384,7 +384,7 @@ def test_a_gpu_that_is_lost_takes_no_more_requests(monkeypatch):
     illegal = RuntimeError("CUDA error: an illegal memory access was encountered")
     with tiny_engine() as tts:
         with monkeypatch.context() as patch:
-            patch.setattr(tts._loop._decoder, "launch", Mock(side_effect=illegal))
+            patch.setattr(tts._loop.stages.decoder, "launch", Mock(side_effect=illegal))
             with pytest.raises(GenerationError, match="illegal memory access"):
                 speak(tts, seed=1, max_frames=2)
             assert tts.failure is None  # the GPU answers, so only that stream failed

@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -37,11 +38,11 @@ def test_audio_flows_before_the_text_is_complete_and_then_stalls(tts, stepwise):
     stream = tts.stream(text_open=True, voice=VOICE, seed=stepwise.seed, max_frames=24)
     stream.feed("Hello there, how are ")
     assert next(stream).num_frames == 1
-    slot = tts._loop._table.active()[0].index
-    wait_until(lambda: not tts._loop._decoder.frames_ready(slot))
-    drawn = tts._loop._table.active()[0].num_frames
+    slot = tts._loop.table.active()[0].index
+    wait_until(lambda: not tts._loop.stages.decoder.frames_ready(slot))
+    drawn = tts._loop.table.active()[0].num_frames
     time.sleep(0.1)
-    assert tts._loop._table.active()[0].num_frames == drawn  # the stream stalls and adds no pad
+    assert tts._loop.table.active()[0].num_frames == drawn  # the stream stalls and adds no pad
     feed_and_end(stream, "you today?")
     assert np.array_equal(stream.codes, stepwise.codes)
 
@@ -69,7 +70,8 @@ def test_text_that_comes_while_the_last_frames_become_audio_is_spoken_as_a_new_p
             stream.end_text()
 
     monkeypatch.setattr(StreamState, "take_frames", take_frames_and_feed)
-    monkeypatch.setattr(tts._loop._delivery, "_is_asynchronous", True)  # as on a GPU
+    as_on_a_gpu = replace(tts._loop.stages, is_asynchronous=True)
+    monkeypatch.setattr(tts._loop._delivery, "_stages", as_on_a_gpu)
     stream = tts.stream(
         text_open=True, voice=VOICE, seed=early.seed, max_frames=24, first_chunk_frames=10
     )
@@ -82,7 +84,7 @@ def test_text_that_comes_while_the_last_frames_become_audio_is_spoken_as_a_new_p
 def test_text_that_comes_after_the_end_token_is_spoken_as_a_new_part(tts, early):
     stream = tts.stream(text_open=True, voice=VOICE, seed=early.seed, max_frames=24)
     stream.feed("Hello there, how are ")
-    wait_until(lambda: stream.text.num_parts and tts._loop._table.waiting)  # for text
+    wait_until(lambda: stream.text.num_parts and tts._loop.table.waiting)  # for text
     feed_and_end(stream, "you today?")
     assert stream.text.num_parts == 2
     assert np.array_equal(stream.codes[: len(early.codes)], early.codes)

@@ -11,6 +11,7 @@ from tolerances import nearly
 from qwen_megakernel.engine.delivery import HIGH_BUFFER_S, LOW_BUFFER_S, ChunkDelivery
 from qwen_megakernel.engine.slots import SlotTable
 from qwen_megakernel.engine.speech import Speech
+from qwen_megakernel.engine.stages import Stages
 from qwen_megakernel.engine.step_loop import StepLoop
 from qwen_megakernel.engine.stream_state import StreamState
 from qwen_megakernel.records import AudioChunk, SpeechRequest
@@ -68,7 +69,8 @@ def room(monkeypatch):
             "deliver",
             lambda state, samples, first, count, **_: log.append(("deliver", count)),
         )
-        delivery = ChunkDelivery(vocoder, table, {"vocoder": 0.0}, is_asynchronous=is_asynchronous)
+        stages = Stages(None, None, vocoder, is_asynchronous)
+        delivery = ChunkDelivery(stages, table, {"vocoder": 0.0})
         return delivery, made, log
 
     return build

@@ -100,7 +100,7 @@ def test_a_plain_text_meets_the_classes_of_the_page_before_its_first_chunk():
 def test_a_step_of_the_kernel_has_the_depth_of_the_page(monkeypatch):
     stacks = []
     with tiny_engine(backend="emulation") as tts:
-        library = type(tts._loop._decoder.library)
+        library = type(tts._loop.stages.decoder.library)
         step = library.step
 
         def noting_step(self, *arguments):

@@ -156,8 +156,8 @@ async def test_the_first_audio_leaves_while_the_engine_works(engine, mode):
 
 
 async def test_an_interruption_frees_the_slot_before_the_next_step(engine, mode, monkeypatch):
-    step = Mock(wraps=engine._loop._decoder.launch)
-    monkeypatch.setattr(engine._loop._decoder, "launch", step)
+    step = Mock(wraps=engine._loop.stages.decoder.launch)
+    monkeypatch.setattr(engine._loop.stages.decoder, "launch", step)
     async with Run(service(engine, mode, max_frames=500, seed=2)) as run:
         await run.turn("This is a sentence that goes on and on, as far as it is known.")
         await run.until(TTSAudioRawFrame, 2)

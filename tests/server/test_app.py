@@ -260,14 +260,14 @@ def test_event_format_phases_is_the_seeds_stream_and_nothing_else(tts, monkeypat
     asked = {"input": TEXT, "voice": "vivian", "seed": 4, "max_new_tokens": 6}
     body = json.dumps(asked | {"stream": True, "event_format": "phases"}).encode()
     told = threading.Semaphore(1)  # number of frames that may be drawn
-    launch = tts._loop._decoder.launch
+    launch = tts._loop.stages.decoder.launch
 
     def one_by_one(slots, num_frames):
         assert num_frames == 1 and told.acquire(timeout=20)
         return launch(slots, num_frames)
 
     with monkeypatch.context() as patch, serving(tts) as server:
-        patch.setattr(tts._loop._decoder, "launch", one_by_one)
+        patch.setattr(tts._loop.stages.decoder, "launch", one_by_one)
         with socket.create_connection(server.address, timeout=60) as connection:
             connection.sendall(http_post(body))
             head, chunks = read_response(connection, after_each=told.release)

@@ -55,7 +55,7 @@ def test_the_first_bytes_leave_before_frame_two_exists(response_format):
 def test_the_real_engines_first_bytes_leave_before_frame_two_exists(monkeypatch):
     with tiny_engine() as tts:
         released, steps = threading.Event(), []
-        launch = tts._loop._decoder.launch
+        launch = tts._loop.stages.decoder.launch
 
         def held_back(slots, num_frames):
             steps.append(num_frames)
@@ -63,7 +63,7 @@ def test_the_real_engines_first_bytes_leave_before_frame_two_exists(monkeypatch)
                 assert released.wait(20)
             return launch(slots, num_frames)
 
-        monkeypatch.setattr(tts._loop._decoder, "launch", held_back)
+        monkeypatch.setattr(tts._loop.stages.decoder, "launch", held_back)
         with serving(tts) as live, live.send_speech(max_new_tokens=6) as connection:
             data = read_some(connection, 44 + 2 * FRAME_SAMPLES)
             assert data.startswith(b"HTTP/1.1 200 OK") and b"RIFF" in data

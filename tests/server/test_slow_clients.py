@@ -72,7 +72,7 @@ def test_a_client_that_reads_nothing_keeps_no_other_waiting_and_loses_nothing(on
     whole = one_slot.client.post("/v1/audio/speech", json=PAUSES).content
     with one_slot.connect_slowly() as stalled:
         stalled.sendall(http_post(json.dumps(PAUSES).encode()))
-        table = one_slot.engine._loop._table
+        table = one_slot.engine._loop.table
         wait_until(
             lambda: any(each.is_reader_behind for each in [*table.waiting, *table.active()]),
             LIMIT_S,
