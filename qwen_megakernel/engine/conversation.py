@@ -303,7 +303,7 @@ class Turn:
         """End the stream; one that was cancelled or failed leaves nothing to continue."""
         if not is_good:
             self.interrupt()
-        self._samples = []  # a conversation keeps its last turn
+        self._samples, self.before = [], None  # a conversation keeps its last turn
         self.is_over = True
         self.wake()
 

@@ -305,6 +305,16 @@ def test_a_stream_that_an_engine_refuses_is_waited_for_by_none(base):
         wait_until(lambda: stream.finish_reason)
 
 
+def test_streams_that_are_refused_one_after_another_are_not_kept(base):
+    talk = Conversation()
+    with tiny_engine("tiny-random-base") as closed:
+        pass
+    for _ in range(3):
+        with pytest.raises(EngineClosed):
+            closed.stream(SHORT, conversation=talk, voice=voice(base, 0), continuity="context")
+        assert talk._last.before is None
+
+
 def test_a_closed_stream_leaves_nothing(base, prompts):
     talk, options = Conversation(), {"voice": voice(base, 0), "continuity": "context"}
     rng = random.Random(1)
