@@ -15,7 +15,7 @@ from commands import ROOT, CommandsHere, run, start
 from tiny_speech import tiny_engine
 from tolerances import nearly
 
-from qwen_megakernel.audio import WavWriter, to_int16
+from qwen_megakernel.audio import to_int16
 from qwen_megakernel.cli import options
 from qwen_megakernel.installing import install_command
 
@@ -129,10 +129,10 @@ def test_a_signal_leaves_a_whole_file_of_what_was_spoken(tmp_path, numbers, code
 
 
 def test_a_full_disk_is_reported_and_leaves_no_file(demo, tmp_path, monkeypatch):
-    def write(writer: WavWriter, samples: np.ndarray) -> None:
-        raise writer._failed(OSError("No space left on device"))
+    def write(file: soundfile.SoundFile, samples: np.ndarray) -> None:
+        raise OSError("No space left on device")
 
-    monkeypatch.setattr(WavWriter, "write", write)
+    monkeypatch.setattr(soundfile.SoundFile, "write", write)
     code, out, err = demo("--text", TEXT, "--output", tmp_path / "a.wav", *TINY)
     assert code == 5 and "of speech in" not in out
     assert "No space left on device" in err and "Traceback" not in err
