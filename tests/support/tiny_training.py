@@ -78,6 +78,6 @@ def run(job: TuneJob, options: TuneOptions, kill: str = "", at: float = 0) -> No
         if kill == "time":
             threading.Timer(at, die).start()
 
-    output_files.os = SimpleNamespace(replace=rename)  # type: ignore[attr-defined]
+    output_files.os = SimpleNamespace(**vars(os) | {"replace": rename})  # type: ignore[attr-defined]
     torch.save = write
     tune(job, options, Watch(start))
