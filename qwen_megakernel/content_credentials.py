@@ -34,7 +34,7 @@ _MANIFEST = {
     ],
 }
 _OFFLINE = {"verify": {"remote_manifest_fetch": False, "ocsp_fetch": False}}
-_MAX_CHARS = 1000  # of a name or a reason in a file that somebody else made
+_MAX_CHARS = 1000  # of a signer's name, and of a reason, which any file may contain
 _CURVES = {"secp256r1": "es256", "secp384r1": "es384", "secp521r1": "es512"}
 
 

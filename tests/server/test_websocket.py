@@ -9,7 +9,7 @@ import pytest
 import truths
 from fake_engine import STORY, FakeEngine
 from live_server import serving
-from speech_socket import hear, hear_until, say, session, speak
+from speech_socket import finished_but_unread, hear, hear_until, say, session, speak
 from tiny_speech import tiny_engine
 from tolerances import PCM16
 from waiting import wait_until
@@ -174,21 +174,16 @@ async def test_a_cancelled_response_ends_and_the_next_one_is_spoken():
 
 
 async def test_a_cancelled_response_leaves_out_audio_that_waits_for_a_slow_reader():
-    """The engine has finished, but its client has read almost nothing."""
-    engine = FakeEngine(rtf=0.001)
-    with serving(engine, send_buffer=8192, buffer_s=300) as live:
-        async with session(live, max_queue=1, sock=live.connect_slowly()) as socket:
-            await say(socket, "input.text", text=(STORY * 60)[:4000])
-            await say(socket, "input.done")
-            await asyncio.to_thread(wait_until, lambda: engine.streams and engine.streams[0]._over)
-            await say(socket, "response.cancel")
-            await asyncio.to_thread(wait_until, lambda: engine.streams[0].cancelled)
-            events, audio = await hear_until(socket)
-            assert len(audio) < len(engine.streams[0].sent) / 4
-            assert engine.streams[0].sent.startswith(audio)
-            assert [each.get("finish_reason") for each in events[1:]] == ["cancelled"] * 2
-            events, audio = await speak(socket, "And now?")
-            assert events[-1]["finish_reason"] == "eos" and audio == engine.streams[1].sent
+    async with finished_but_unread() as (live, socket):
+        engine = live.engine
+        await say(socket, "response.cancel")
+        await asyncio.to_thread(wait_until, lambda: engine.streams[0].cancelled)
+        events, audio = await hear_until(socket)
+        assert len(audio) < len(engine.streams[0].sent) / 4
+        assert engine.streams[0].sent.startswith(audio)
+        assert [each.get("finish_reason") for each in events[1:]] == ["cancelled"] * 2
+        events, audio = await speak(socket, "And now?")
+        assert events[-1]["finish_reason"] == "eos" and audio == engine.streams[1].sent
 
 
 async def test_cancelling_takes_what_waits_along():

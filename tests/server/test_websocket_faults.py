@@ -9,7 +9,7 @@ import httpx
 import pytest
 from fake_engine import STORY, FakeEngine
 from live_server import serving
-from speech_socket import STREAM, hear, hear_until, say, session, speak
+from speech_socket import STREAM, finished_but_unread, hear, hear_until, say, session, speak
 from waiting import wait_until
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -196,18 +196,12 @@ async def test_any_number_of_utterances_is_refused_without_being_held():
 
 
 async def test_draining_waits_for_what_is_still_being_sent():
-    """The engine finishes at once, but the client reads slowly."""
-    engine = FakeEngine(rtf=0.001)
-    with serving(engine, send_buffer=8192, buffer_s=300) as live:
-        async with session(live, max_queue=1, sock=live.connect_slowly()) as socket:
-            await say(socket, "input.text", text=(STORY * 60)[:4000])
-            await say(socket, "input.done")
-            await asyncio.to_thread(wait_until, lambda: engine.streams and engine.streams[0]._over)
-            live.running.handle_exit(signal.SIGTERM, None)
-            await asyncio.sleep(0.3)
-            events, audio = await hear_until(socket)
-            assert audio == engine.streams[0].sent
-            assert events[-1]["finish_reason"] == "eos"
+    async with finished_but_unread() as (live, socket):
+        live.running.handle_exit(signal.SIGTERM, None)
+        await asyncio.sleep(0.3)
+        events, audio = await hear_until(socket)
+        assert audio == live.engine.streams[0].sent
+        assert events[-1]["finish_reason"] == "eos"
         await asyncio.to_thread(wait_until, lambda: live.running.should_exit)
 
 

@@ -6,7 +6,9 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-from live_server import LiveServer
+from fake_engine import STORY, FakeEngine
+from live_server import LiveServer, serving
+from waiting import wait_until
 from websockets.asyncio.client import ClientConnection, connect
 
 STREAM = "/v1/audio/speech/stream"
@@ -22,6 +24,19 @@ async def session(
         if config is not False:
             await say(socket, "session.config", **{"response_format": "pcm"} | (config or {}))
         yield socket
+
+
+@contextlib.asynccontextmanager
+async def finished_but_unread() -> AsyncIterator[tuple[LiveServer, ClientConnection]]:
+    """Yield a server whose engine has spoken all of a text, and the client, which has read almost
+    nothing of it."""
+    engine = FakeEngine(rtf=0.001)
+    with serving(engine, send_buffer=8192, buffer_s=300) as live:
+        async with session(live, max_queue=1, sock=live.connect_slowly()) as socket:
+            await say(socket, "input.text", text=(STORY * 60)[:4000])
+            await say(socket, "input.done")
+            await asyncio.to_thread(wait_until, lambda: engine.streams and engine.streams[0]._over)
+            yield live, socket
 
 
 async def say(socket: ClientConnection, kind: str, **facts: Any) -> None:
