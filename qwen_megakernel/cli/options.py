@@ -206,8 +206,11 @@ def add_text_options(parser: parsing.Parser) -> None:
     add("--text", "the text, for scripts that name every argument", action)
     read = {"dest": "text", "type": parsing.file_text}
     add("-f --file FILE", "file of text to speak, in UTF-8", action, **read)
+    like_option = "write --text=TEXT if the text begins with -"
     parser.hints = {
-        "required: text": "- reads standard input, --file FILE a file",
+        "required: text": f"- reads standard input, --file FILE a file; {like_option}",
+        "argument --text: expected": like_option,
+        "-h/--help: ignored": like_option,  # "-hello"
         "--format": "the ending of --output names the format: -o out.mp3",
     }
 

@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import re
 from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
 from importlib.util import find_spec
@@ -54,6 +55,13 @@ def temperature(text: str) -> float:
     return value
 
 
+def file_name(text: str) -> str:
+    """Return the name of a file or a folder, as an argparse type; empty, it would be `.`."""
+    if not text:  # of a shell's variable that is not set
+        raise argparse.ArgumentTypeError("an empty text names no file")
+    return text
+
+
 class FileText(str):
     """The contents of a file, which may be longer than a text on a command line."""
 
@@ -84,6 +92,8 @@ class TextAction(argparse.Action):
             other.required &= other.dest != self.dest
 
 
+# What the values of options are called that name files or folders.
+_FILES = re.compile("FILE|DIR|FOLDER|JSONL|KEY|TSV|DATA")
 _NO_DEFAULTS = (None, "", argparse.SUPPRESS)
 
 
@@ -178,6 +188,9 @@ def adder(parser: argparse.ArgumentParser, title: str = "") -> Callable[..., Non
             more |= {"action": kind, "default": default}
         else:
             more |= {"type": kind, "default": default}
+        if _FILES.search(more.get("metavar", "")):
+            read = more.get("type", str)
+            more["type"] = lambda text: read(file_name(text))
         to.add_argument(*names.split(), help=help, **more)
 
     return add

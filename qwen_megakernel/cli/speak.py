@@ -27,7 +27,7 @@ SECONDS_BETWEEN_LINES = 5
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
     add = parsing.adder(parser, options.OUTPUT)
-    add("-o --output", "wav, flac, ogg or mp3 file to write (default: out.wav)")
+    add("-o --output FILE", "wav, flac, ogg or mp3 file to write (default: out.wav)")
     add(
         "--encoding",
         "samples of a wav file: pcm (16 bits), or ulaw or alaw (the telephone's 8 bits at 8000 Hz)",
@@ -53,8 +53,6 @@ def read_text(args: argparse.Namespace) -> str:
         )
     if args.stdout and args.output:
         raise UsageError("--stdout and --output cannot be combined; give one of them.")
-    if args.output == "":  # of a shell's variable that is not set
-        raise UsageError("--output is empty; it must name a file.")
     if args.output == "-":
         raise UsageError(
             "--output - is not a file.", hint="Write to standard output with --stdout."

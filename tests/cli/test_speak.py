@@ -182,11 +182,20 @@ def test_a_utf16_file_gets_the_hint_that_converts_it(run_here, tmp_path):
     assert done.returncode == 2 and "iconv -f UTF-16 -t UTF-8" in done.stderr
 
 
-def test_an_empty_name_of_a_file_is_refused(run_here, tmp_path, monkeypatch):
+@pytest.mark.parametrize("option", ["-o", "--file", "--lexicon", "--batch", "--voices"])
+def test_an_empty_name_of_a_file_is_refused(run_here, tmp_path, monkeypatch, option):
     monkeypatch.chdir(tmp_path)
-    done = run_here(*SPEAK, "Hello.", "-o", "", *TINY, *SHORT)
-    assert done.returncode == 2 and "--output is empty" in done.stderr
+    text = ["Hello."] if option not in ("--file", "--batch") else []
+    done = run_here(*SPEAK, *text, option, "", *TINY, *SHORT)
+    assert done.returncode == 2 and f"{option}" in done.stderr
+    assert "an empty text names no file" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("words", [["--hello--"], ["--text", "--hello--"], ["-hello"]])
+def test_a_text_that_looks_like_an_option_gets_the_form_that_speaks_it(run_here, words):
+    done = run_here(*SPEAK, *words, *TINY)
+    assert done.returncode == 2 and "--text=TEXT" in done.stderr
 
 
 def test_a_file_that_is_not_utf8_is_named(run_here, tmp_path):
