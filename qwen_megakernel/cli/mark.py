@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ def new_key(args: argparse.Namespace) -> int:
     from qwen_megakernel.marking import MarkKey
 
     MarkKey.create(Path(args.file), args.operator)
+    if not args.quiet:
+        print(f"{args.file}: key of operator {args.operator}", file=sys.stderr)
     return 0
 
 

@@ -51,6 +51,18 @@ def test_speech_names_its_operator_after_opus_and_other_speech_has_no_mark(
         assert "no mark found" in capsys.readouterr().out
 
 
+def test_a_new_key_is_reported_unless_quiet(tmp_path: Path, capsys):
+    for more, words in ((), f"{tmp_path / 'a'}: key of operator 0"), (("--quiet",), ""):
+        assert main.main(["mark", "new-key", str(tmp_path / ("b" if more else "a")), *more]) == 0
+        said = capsys.readouterr().err
+        assert said.startswith(words) and bool(said) == bool(words)
+
+
+def test_a_folder_is_no_recording(tmp_path: Path, capsys):
+    assert main.main(["detect", str(tmp_path)]) == 2
+    assert f"{tmp_path} cannot be read as audio: it is a folder." in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", [SPEAK, ("serve", "--port", "0"), ("detect", "none.wav")])
 def test_a_bad_key_is_refused_before_a_model_is_loaded(
     tmp_path: Path, key: str, monkeypatch, capsys, command: tuple[str, ...]
