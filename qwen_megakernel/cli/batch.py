@@ -111,6 +111,9 @@ def _read(path: str) -> list[dict[str, Any]]:
                 )
             if tasks.setdefault(name, task) is not task:
                 raise UsageError(f"{name} is the output of another line, too.")
-        except (ValueError, TypeError) as error:  # a UsageError is a ValueError
+        # A UsageError is a ValueError; Python reads JSON that is nested thousands deep by recursion.
+        except (ValueError, TypeError, RecursionError) as error:
             raise UsageError(f"{path}, line {number}: {error}") from error
+    if not tasks:
+        raise UsageError(f"{path} has no line with a text.")
     return list(tasks.values())

@@ -73,6 +73,7 @@ def test_every_slot_speaks_at_the_same_time(batch, monkeypatch):
         ({"text": "a", "output": "0001.wav"}, "line 2: 0001.wav is the output of another line"),
         ("{", "line 2: Expecting"),
         ("3", "line 2: "),
+        ("[" * 100_000, "line 2: maximum recursion depth exceeded"),
         (b'{"text": "caf\xe9"}', "line 2: 'utf-8' codec can't decode byte 0xe9"),
         ({"text": "a", "output": ""}, "line 2: text is 'a' and output ''; both"),
         ({"text": "a", "output": ".."}, "line 2: text is 'a' and output '..'; both"),
@@ -84,6 +85,12 @@ def test_a_faulty_line_is_refused_before_a_model_is_loaded(batch, monkeypatch, l
     monkeypatch.setattr(options, "engine_from_args", lambda *_, **__: pytest.fail("loaded"))
     done = batch({"text": "a"}, line)
     assert done.returncode == 2 and words in done.stderr
+
+
+def test_a_file_without_a_line_is_refused(batch, monkeypatch):
+    monkeypatch.setattr(options, "engine_from_args", lambda *_, **__: pytest.fail("loaded"))
+    done = batch("", "")
+    assert done.returncode == 2 and "a.jsonl has no line" in done.stderr
 
 
 def test_a_line_ends_where_json_ends_it(batch, tmp_path):
