@@ -4,6 +4,7 @@ import io
 import os
 import shutil
 from collections.abc import Iterable
+from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -116,9 +117,10 @@ def _begin_file(path: Path, encoding: str, rate: int | None) -> Path:
             hint="wav, flac and ogg have every rate.",
         )
     highest = _MAX_RATES[path.suffix.lower()]
-    if rate is not None and not 0 < rate <= highest:
+    if rate is not None and not (isinstance(rate, Integral) and 0 < rate <= highest):
         raise UsageError(
-            f"Cannot write {path}: sample_rate is {rate}; it must be in 1 .. {highest}."
+            f"Cannot write {path}: sample_rate is {rate}; it must be a whole number in 1 .. "
+            f"{highest}."
         )
     target = path.resolve()
     if target.exists() and not target.is_file():

@@ -110,8 +110,9 @@ def test_a_file_has_the_rate_or_is_refused_before_it_is_begun(
 @pytest.mark.parametrize(
     ("name", "rate", "known"),
     [
-        *((name, 0, "must be in 1 .. ") for name in ("a.wav", "a.flac", "a.ogg")),
-        *((name, -8000, "must be in 1 .. ") for name in ("a.wav", "a.ogg")),
+        *((name, 0, "whole number in 1 .. ") for name in ("a.wav", "a.flac", "a.ogg")),
+        *((name, -8000, "whole number in 1 .. ") for name in ("a.wav", "a.ogg")),
+        *((name, 24000.5, "must be a whole number in 1 .. ") for name in ("a.wav", "a.ogg")),
         ("a.wav", 2**31, "1 .. 2147483647"),
         ("a.flac", 700_000, "1 .. 655350"),
         ("a.ogg", 200_001, "1 .. 200000"),
@@ -119,7 +120,7 @@ def test_a_file_has_the_rate_or_is_refused_before_it_is_begun(
     ],
 )
 def test_a_rate_that_its_format_does_not_have_is_refused(
-    tmp_path: Path, name: str, rate: int, known: str
+    tmp_path: Path, name: str, rate: float, known: str
 ):
     with pytest.raises(UsageError, match=rf"{name}: sample_rate is {rate}(;|,) .*{known}"):
         WavWriter(tmp_path / name, rate)
