@@ -78,7 +78,7 @@ def parse(line: str) -> TrainingSample:
             raise ValueError(f"seconds is {sample.seconds}")
         if not sample.text.strip():
             raise ValueError("text is empty")
-    except (AttributeError, TypeError, ValueError) as error:
+    except (AttributeError, RecursionError, TypeError, ValueError) as error:
         raise DatasetError(f"it is damaged: {error}.") from error
     return sample
 
@@ -250,7 +250,7 @@ def _jsonl_row(path: Path, number: int, line: str) -> Row:
         audio, text = values["audio"], values["text"]
         if not (isinstance(audio, str) and isinstance(text, str)):
             raise TypeError
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, RecursionError, TypeError):
         return Row(number, "", "", "it is no object with `audio` and `text`", path.name)
     name = str(values.get("id", Path(audio).with_suffix("")))
     fault = "" if text.strip() else f"{name} has no text"

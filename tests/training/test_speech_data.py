@@ -153,6 +153,15 @@ def test_every_recording_that_is_left_out_is_reported_by_its_line(folder, base, 
     assert "metadata.csv, line 12: clipped is clipped" in caplog.text
 
 
+def test_json_nested_too_deep_is_a_fault_of_its_line(tmp_path):
+    path = tmp_path / "data.jsonl"
+    path.write_text("\n" + "[" * 100_000)
+    with pytest.raises(DatasetError, match="line 2: it is damaged: maximum recursion depth"):
+        speech_data.read(path)
+    [row] = speech_data.list_recordings(path)
+    assert (row.number, row.fault) == (2, "it is no object with `audio` and `text`")
+
+
 def test_data_and_models_that_cannot_be_used_are_refused(folder, base, tmp_path, load_checkpoint):
     output = tmp_path / "data.jsonl"
     with pytest.raises(TaskError, match="cannot clone"):

@@ -48,7 +48,7 @@ def parse(line: str, codebook_size: int) -> Sample:
     """
     try:
         values = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DatasetError(f"it is not JSON: {error}.") from error
     if not isinstance(values, dict) or not {"text", "snac_codes"} <= values.keys():
         raise DatasetError("it is not an object with `text` and `snac_codes`.")

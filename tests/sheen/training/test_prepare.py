@@ -155,6 +155,7 @@ def test_without_espeak_it_is_named(folder, codec, monkeypatch):
     ("line", "words"),
     [
         ("{", "it is not JSON"),
+        ("[" * 100_000, "it is not JSON: maximum recursion depth"),
         ("[]", "it is not an object with `text`"),
         ('{"text": " ", "snac_codes": [[1], [1, 2], [1, 2, 3, 4]]}', "text is ' '"),
         ('{"text": "a", "snac_codes": [[1], [1, 2], [1, 2, 3]]}', r"have \[1, 2, 3\] codes"),
