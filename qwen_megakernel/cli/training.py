@@ -117,6 +117,11 @@ def step_bar(args: argparse.Namespace) -> "Iterator[Watch]":
     bars: list[tqdm] = []  # empty until the model is loaded, whose errors a bar would disturb
 
     def start(trainer: "BaseTrainer") -> None:
+        is_over = trainer.is_over or trainer.step >= trainer.num_steps
+        if trainer.step and is_over and not args.quiet:
+            more = "" if trainer.is_over else "; a higher --epochs or --max-steps goes on"
+            done = f"{args.output} is finished: step {trainer.step} was its last{more}"
+            print(done, file=sys.stderr)
         steps = {"total": trainer.num_steps, "initial": trainer.step}
         bars.append(tqdm(unit="step", disable=args.quiet, file=sys.stderr, **steps))
 

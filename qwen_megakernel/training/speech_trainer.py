@@ -219,12 +219,16 @@ class SpeechTrainer(BaseTrainer):
         }
 
     def _state(self) -> dict[str, Any]:
-        return {"model": self.current(), "best": self._best, "evaluations": self.evaluations}
+        saved = {"model": self.current(), "best": self._best, "evaluations": self.evaluations}
+        return saved | {"num_held_out": len(self._held_out)}
 
     def _restore(self, state: dict[str, Any]) -> None:
         learned = self.current()
         if learned.keys() != state["model"].keys():
             raise ValueError("it is of another model or method")
+        held_out = state.get("num_held_out", len(self._held_out))  # an older state has none
+        if held_out != len(self._held_out):  # what was learned would be measured, or the reverse
+            raise ValueError(f"it holds out {held_out} recordings, not {len(self._held_out)}")
         with torch.no_grad():
             for name, value in learned.items():
                 value.copy_(state["model"][name])

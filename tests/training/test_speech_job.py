@@ -252,6 +252,16 @@ def test_scalars_are_written_if_tensorboard_is_installed(job, monkeypatch):
         assert [written[f"held_out/codebook_{group:02}", step] for group in range(16)] == losses
 
 
+def test_a_resumed_training_holds_out_the_same_recordings_and_says_that_it_is_finished(job, capsys):
+    words = ["train", "run", str(job.data), "--model", BASE, "-o", str(job.output), "--held-out"]
+    words += [".5", "--steps", "1", "--sample-text", "", "--precision", "fp32", "--method", "full"]
+    assert main.main(words) == 0 and "finished" not in capsys.readouterr().err
+    assert main.main([*words, "--resume"]) == 0
+    assert "voice is finished: step 1 was its last; a higher --epochs" in capsys.readouterr().err
+    assert main.main([*words, "--resume", "--held-out", "0"]) == 2
+    assert "it holds out 1 recordings, not 0" in capsys.readouterr().err
+
+
 def test_a_full_disk_is_an_error_and_leaves_the_state(job, monkeypatch):
     def fill(tensors, path, metadata):
         raise SafetensorError("I/O error: No space left on device (os error 28)")
