@@ -45,6 +45,8 @@ _WORD = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
+_MAX_WORD_CHARS = 256
+
 
 class TextTokenizer:
     """The tokenizer of one checkpoint.
@@ -177,6 +179,7 @@ class TextStream:
         self._max_chars = max_chars
         self._num_chars = 0
         self._held = ""  # without control characters, in NFC up to the last words
+        self._least = 0  # characters to hold before they are looked at
         self._is_speakable = False
         self._is_ended = False
 
@@ -196,12 +199,14 @@ class TextStream:
         if not self._is_speakable:
             self._held = self._held.lstrip()
             self._is_speakable = not unspeakable(piece)
-        if not (self._is_speakable and ends_word):
+        if not (self._is_speakable and ends_word) or len(self._held) < self._least:
             return _tensor([])
         # NFC(NFC(a) + b) == NFC(a + b), so the held text may be kept in NFC.
         self._held = self._tokenizer.normalize(self._held)
         ids, length = self._tokenizer.leading_words(self._held, self._num_certain())
         self._held = self._held[length:]
+        # What no word is as long as may go on and on; it is looked at again when it has doubled.
+        self._least = 2 * len(self._held) if len(self._held) > _MAX_WORD_CHARS else 0
         return _tensor(ids)
 
     def end(self) -> Tensor:

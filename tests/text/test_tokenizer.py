@@ -323,7 +323,7 @@ def test_ids_come_as_soon_as_a_word_is_certain(tokenizer):
     assert rest == tokenizer.token_ids("3")
 
 
-@pytest.mark.parametrize("unit", ["字", "a", ".", "- ", " ", "\u0301\u0323", "カ"])
+@pytest.mark.parametrize("unit", ["字", "a", ".", "- ", " ", "\u0301\u0323", "カ", "a\u0301"])
 def test_a_word_without_end_is_looked_at_a_few_times(tokenizer, monkeypatch, unit):
     looked, text, normalize = [], "..." + unit * 3000 + "a" + unit * 3000, tokenizer.normalize
     monkeypatch.setattr(tokenizer, "normalize", lambda held: looked.append(held) or normalize(held))

@@ -70,8 +70,11 @@ class Markdown:
             self._line = Line.TEXT
 
     def end_line(self, last: str) -> str:
-        """End a line whose last character is `last`; returns the full stop it lacks, or ""."""
-        is_item, self._is_item = self._is_item, False
+        """End a line whose last character is `last`; returns the full stop it lacks, or "".
+
+        An entry without a word lacks none.
+        """
+        is_item, self._is_item = self._is_item and not self.is_begun, False
         self._line = Line.BEGUN
         return "." if is_item and last.isalnum() else ""
 

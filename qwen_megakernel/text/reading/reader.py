@@ -19,7 +19,7 @@ from qwen_megakernel.text.reading.say_as import words_of
 from qwen_megakernel.text.reading.segments import is_too_long, run_end, segment_end
 from qwen_megakernel.text.reading.spoken import GIVEN, RESPELT, Draft, Piece, SpokenText
 from qwen_megakernel.text.reading.surroundings import is_measured, open_quotes
-from qwen_megakernel.text.reading.typography import Typography
+from qwen_megakernel.text.reading.typography import BEYOND_ASCII, Typography, base_letter
 
 _QUOTED_NUMBER = re.compile(r'"\d[\d./]*"')
 
@@ -31,7 +31,8 @@ class Reading:
         is_on: the meaning of normalize="auto" for the checkpoint: whether expressions become words.
         normalize: the setting of the engine, one of `NORMALIZE`; "auto" keeps `is_on`.
         lexicon: the lexicon for all requests.
-        names_letters: whether the checkpoint needs the names of letters, as words ("pee em").
+        names_letters: whether the checkpoint reads words of ASCII letters alone, so that letters have
+            to be named ("pee em") and lose their accents.
     """
 
     def __init__(
@@ -275,6 +276,8 @@ class TextReader:
         return segment_end(text, place, is_ended, self._opens, self._joins)
 
     def _words_of(self, segment: Draft) -> Iterator[Piece]:
+        if self._names_letters and self._is_normalizing:
+            segment = segment.replace(BEYOND_ASCII, base_letter)
         text = segment.text
         if text.isspace() and self._is_normalizing:
             yield from self._space(segment)

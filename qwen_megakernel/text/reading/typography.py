@@ -37,8 +37,16 @@ _TAG = re.compile(
 _ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][\da-fA-F]{1,6}|[A-Za-z][A-Za-z\d]{1,23});")
 _OPEN_HTML = re.compile(
     r"<(?:/?[a-zA-Z][a-zA-Z\d]{0,9}(?:\s[^<>]{0,240})?|/?)/?$|&[#a-zA-Z\d]{0,24}$"
+    r"|\x1b(?:\[[0-?]{0,32})?$"
 )
+# Codes of a terminal, such as those of colours, which belong to programs' output.
+_TERMINAL = re.compile(r"\x1b\[[0-?]{0,32}[@-~]")
 _MAX_HTML = 256  # characters of a tag that are held back
+_LATIN_NAME = re.compile(
+    r"LATIN (?:SMALL |CAPITAL )?(?:LETTER |LIGATURE )(?:SMALL CAPITAL |SHARP |DOTLESS )?([A-Z]{1,2})"
+    r"(?: WITH .*)?"
+)
+BEYOND_ASCII = re.compile(r"(?![\0-\x7f])[^\W\d_]")
 _INVISIBLE = re.compile("[\u00ad\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069]")
 # A character that the next one may change: a letter before a combining mark, or part of a run.
 _FIXED_KANA = "ぁ-おな-のま-んァ-オナ-ノマ-ンー"
@@ -79,6 +87,8 @@ class Typography:
         if self._is_normalizing and ("<" in draft.text or "&" in draft.text):
             draft = draft.replace(_TAG, _break)
             draft = draft.replace(_ENTITY, lambda found: html.unescape(found[0]))
+        if self._is_normalizing and "\x1b" in draft.text:
+            draft = draft.replace(_TERMINAL, "")
         if not draft.text.isascii():
             draft = self._plain(draft)
         self._last = text[done - 1] if done else self._last
@@ -120,6 +130,14 @@ def _composed(match: re.Match[str]) -> str:
     """Return the one character of a letter and its marks; the match if there is none."""
     char = unicodedata.normalize("NFC", match[0])
     return char if len(char) == 1 else match[0]
+
+
+def base_letter(match: re.Match[str]) -> str:
+    """Return the plain letters of a Latin one: "e" for "é", "oe" for "œ"; others unchanged."""
+    name = _LATIN_NAME.fullmatch(unicodedata.name(match[0], ""))
+    if name is None:
+        return match[0]
+    return name[1].title() if match[0].isupper() else name[1].lower()
 
 
 def plain(text: str) -> str:

@@ -23,6 +23,8 @@ READING = Reading()
         ("# Title\ntext", "Title.\ntext"),
         ("### Is it?\ntext", "Is it?\ntext"),
         ("- milk\n- eggs\nend", "milk.\neggs.\nend"),
+        ("- \n- two\n", "\ntwo.\n"),
+        ("- one\n- \n- two\n1. \n2. x", "one.\n\ntwo.\none. \ntwo. x"),
         ("* one\n+ two\n", "one.\ntwo.\n"),
         ("1. first\n2. second\n", "one. first.\ntwo. second.\n"),
         ("> quoted\n> text", "quoted\ntext"),

@@ -179,6 +179,22 @@ def test_letters_have_their_names_for_a_model_that_knows_words_alone():
     )
 
 
+def test_letters_with_accents_are_plain_ones_for_a_model_that_knows_ascii_alone():
+    text = "Café Zoe\u0308, Łódź, œuvre, ʜᴇʟʟᴏ and ｆｕｌｌ: 5 € für Þór."
+    made = Reading(is_on=True, names_letters=True).reader("auto", "english", None)
+    assert made.whole(text) == "Cafe Zoe, Lodz, oeuvre, hello and full: five euros fur Þor."
+    assert reader().whole("Café für Þór") == "Café für Þór"
+    made = Reading(is_on=True, names_letters=True, lexicon=Lexicon.of({"café": "ka fay"}))
+    assert made.reader("auto", "english", None).whole("Café") == "ka fay"
+
+
+def test_colour_codes_of_a_terminal_are_not_spoken():
+    text = "\x1b[1;31mError\x1b[0m 5\x1b[K is \x1b[38;5;208mred\x1b[m [b]"
+    assert reader().whole(text) == "Error five is red b"
+    for size in (1, 2, 3, 5):
+        assert in_pieces(text, range(size, len(text), size), reader()) == "Error five is red b"
+
+
 def test_an_unknown_normalize_is_refused_with_those_there_are():
     with pytest.raises(UsageError, match=r"normalize is 'yes'; known: auto, on, off\."):
         READING.reader("yes", "auto", None)
