@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 DEFAULT_OUTPUT = "out.wav"
 SECONDS_BETWEEN_LINES = 5
+LONG_CHARS = 200_000  # numbers become words in more than a second, before the first sound
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
@@ -74,10 +75,13 @@ def read_text(args: argparse.Namespace) -> str:
     output = None if args.stdout else args.output or DEFAULT_OUTPUT
     files = output, args.dump_codes, args.subtitles, args.encoding
     is_from_file = args.text == "-" or isinstance(args.text, parsing.FileText)
-    return running.read_speech(
+    text = running.read_speech(
         *(args.text, *files, args.sample_rate, args.text_format),
         max_chars=sys.maxsize if is_from_file else None,
     )
+    if len(text) > LONG_CHARS and not args.quiet:
+        print(f"reading {len(text):,} characters".replace(",", " "), file=sys.stderr)
+    return text
 
 
 def write_speech(

@@ -213,8 +213,9 @@ def test_standard_input_that_is_not_utf8_is_refused(monkeypatch, errors):
         running.read_text("-")
 
 
-def test_a_book_is_spoken_to_a_file(monkeypatch, tmp_path):
+def test_a_book_is_spoken_to_a_file(monkeypatch, tmp_path, capsys):
     book = "A sentence of some words for this book. " * 600  # 24 000 characters
+    monkeypatch.setattr(cli_speak, "LONG_CHARS", 20_000)
     (tmp_path / "book.txt").write_text(book)
     for words in (["-"], ["--file", str(tmp_path / "book.txt")]):
         for text_format in ("plain", "pauses"):
@@ -222,6 +223,7 @@ def test_a_book_is_spoken_to_a_file(monkeypatch, tmp_path):
             words += ["--text-format", text_format, "--output", str(tmp_path / "a.wav")]
             assert main(["speak", *words, "--backend", "cpu", "--max-frames", "1", *TINY]) == 0
             assert soundfile.info(tmp_path / "a.wav").duration > 0.07
+            assert "reading 24 000 characters" in capsys.readouterr().err
 
 
 def test_progress_is_a_line_every_few_seconds_where_there_is_no_terminal(capsys, monkeypatch):
