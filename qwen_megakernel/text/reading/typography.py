@@ -37,14 +37,14 @@ _TAG = re.compile(
 _ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][\da-fA-F]{1,6}|[A-Za-z][A-Za-z\d]{1,23});")
 _OPEN_HTML = re.compile(
     r"<(?:/?[a-zA-Z][a-zA-Z\d]{0,9}(?:\s[^<>]{0,240})?|/?)/?$|&[#a-zA-Z\d]{0,24}$"
-    r"|\x1b(?:\[[0-?]{0,32})?$"
+    r"|\x1b(?:\[[0-?]{0,32}[@-~]?)?$"
 )
 # Codes of a terminal, such as those of colours, which belong to programs' output.
 _TERMINAL = re.compile(r"\x1b\[[0-?]{0,32}[@-~]")
 _MAX_HTML = 256  # characters of a tag that are held back
 _LATIN_NAME = re.compile(
-    r"LATIN (?:SMALL |CAPITAL )?(?:LETTER |LIGATURE )(?:SMALL CAPITAL |SHARP |DOTLESS )?([A-Z]{1,2})"
-    r"(?: WITH .*)?"
+    r"LATIN (?:SMALL |CAPITAL )?(?:LETTER|LIGATURE) (?:SMALL CAPITAL |SHARP |DOTLESS )?"
+    r"([A-Z]{1,2})(?: WITH .*)?"
 )
 BEYOND_ASCII = re.compile(r"(?![\0-\x7f])[^\W\d_]")
 _INVISIBLE = re.compile("[\u00ad\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069]")
