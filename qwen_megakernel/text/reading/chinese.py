@@ -10,6 +10,8 @@ _COUNTERS = (
     "|片|年|汤匙|茶匙|站|颗|粒"
 )
 
+_EMERGENCIES = ("110", "114", "119", "120", "122")
+
 
 class Chinese(Language):
     code = "zh"
@@ -17,10 +19,10 @@ class Chinese(Language):
     percent, per, to, number_sign = "百分之{}", "每", "到", "第"
     by, over = "乘", "比"
     score, power, parts_form = "比", "的{}次方", "{bottom}分之{top}"
-    subtraction = "减"
+    subtraction, rating = "减", "{}分，满分{}分"
     DIGITS = "零 一 二 三 四 五 六 七 八 九"
     UNITS = """mAh: 毫安时
-        km: 公里; cm: 厘米; mm: 毫米; m²: 平方米; km²: 平方公里
+        kWh: 千瓦时; km: 公里; cm: 厘米; mm: 毫米; m²: 平方米; km²: 平方公里
         mL: 毫升; s: 秒; ms: 毫秒; KB kB: KB; MB: MB; GB: GB; TB: TB; W: 瓦
         kW: 千瓦; dB: 分贝; x ×: 倍"""
     SCALES = "万: 万; 亿: 亿; 千: 千; 百万: 百万; 千万: 千万"
@@ -28,26 +30,26 @@ class Chinese(Language):
     dates = "{month}月{day}日", "{year}年{month}月{day}日"
     SYMBOLS = """&: 和; =: 等于; ÷: 除以; ×: 乘; °: 度; ≈ ~: 约; <: 小于; >: 大于; ≤: 不超过
         ≥: 至少; ±: 正负; @: 艾特"""
-    WEB = ".: 点; /: 斜杠; -: 杠; _: 下划线; ?: 问号; #: 井号; :: 冒号"
+    WEB = ".: 点; /: 斜杠; -: 杠; _: 下划线; ?: 问号; #: 井号; *: 星号; :: 冒号"
     space, money_joint, scale_joint, letters_follow = "", "", "", True
 
     RULES = rf"""
     (?P<n>[12]\d{{3}})(?=年|\s?[-~～至到]\s?[12]\d{{3}}年) => {{n:spell}}
     (?P<n>\d{{3,4}})(?=室|房间)|(?P<m>1[3-9]\d{{9}})(?!\d) => {{n:spell_phone}}{{m:spell_phone}}
-    (?P<w>\d{{1,2}})(?:\.(?P<d>\d))/(?P<b>5|10|100)(?![\d/]) => {{num}}分，满分{{b}}分
-    1(?:10|14|19|2[02])(?!\d) => .emergency
-    (?P<a>[1-9])\.(?P<b>\d)(?=折) => {{a}}{{b}}
-    (?<=元)/(?=月|年|天|小时|人|次|平|斤|个|晚) => 每
+    \d{{3,6}}(?![\d:-]|[.,]\d) => .dialled
+    (?P<a>[1-9])\.?(?P<b>\d)(?=折) => {{a}}{{b}}
+    (?<=[元次])/(?=分|月|年|天|小时|人|次|平|斤|个|晚) => 每
     (?!.*第$).* >> 2(?=(?:{_COUNTERS})) => 两
     """
 
     def spell_phone(self, group: str) -> str:
         return self.spell(group).replace("一", "幺")
 
-    def read_emergency(self, found: Found) -> str | None:
-        """Return the digits of a short number behind "call"."""
+    def read_dialled(self, found: Found) -> str | None:
+        """Return the digits of a short number behind "call"; None: it may be an amount."""
         text = found.before + found.match.string[: found.match.start()]
-        return self.spell_phone(found.text) if text.endswith(("打", "叫", "拨")) else None
+        calls = ("打", "叫", "拨") if found.text in _EMERGENCIES else ("拨打", "拨", "致电")
+        return self.spell_phone(found.text) if text.endswith(calls) else None
 
     def cardinal(self, number: int, gender: str = "") -> str:
         """Return the words of a number, which are made for groups of four digits."""

@@ -20,6 +20,8 @@ _CODES = """(?:(?:pass|post|zip|bar)?code|otp|pin|password|zip|postcode|(?:order
     |(?:n(?:um[eé]ro|úmero|[°º]|\\.º))\\sd[eio]\\s(?:commande|client|dossier|suivi|série|compte|facture
     |réservation|pedido|cuenta|conta|cliente|fa[ct]tura|fatura|serie|série|reserva|seguimiento|ordine
     |conto|prenotazione|pratica)|c[óo]digo(?:\\s(?:postal|pin|de\\s\\w+))?
+    |ende(?:t|nd)\\sauf|(?:cuenta|tarjeta)\\sterminada\\sen|se\\sterminant\\spar|(?:conto|carta)\\sche\\stermina\\scon
+    |(?:conta|cartão)\\s(?:com\\s)?final|оканчивающ\\w+\\sна|尾号|下[4四]桁|끝자리
     |clave|senha|cep|codice(?:\\s(?:pin|di\\s\\w+))?|(?:пин-?)?код(?:\\s\\w+)?|пароль|индекс|номер\\sзаказа
     |ext\\.|dw|app\\.|nebenstelle|ramal|durchwahl|interno|доб\\.|добавочный|分机|内線|내선|验证码|密码|邮编|订单号|编号|口令|コード|番号|번호|코드)"""
 _LINKS = r"is|are|was|ist|lautet|war|est|es|è|é|:|：|—|\#|是|为|は|는|은"

@@ -39,13 +39,13 @@ class English(Language):
     code = "en"
     minus, plus, point = "minus", "plus", "point"
     percent, per, to, number_sign = "percent", "per", "to", "number"
-    by, over, out_of, extension = "by", "over", "out of", "extension"
+    by, over, rating, extension = "by", "over", "{} out of {}", "extension"
     power = " to the power of {}"
     phone_words = words("call dial phone telephone tel text fax mobile cell")
     ordinal_marks = "st|nd|rd|th|ST|ND|RD|TH"
     BEFORE_DIGITS = r"""(?:N[or]|#)\.?\s: number; Nos\.?\s: numbers; Rev\.\s: revision
-        (?:Fig\.?|fig\.)\s: figure; [Oo]p\.\s: opus
-        (?i:vol)\.?\s: volume; pp\.\s?: pages; p\.\s?: page; (?:[Nn]o\.|[№]\s?|Nº\s?): number
+        (?:Fig\.?|fig\.)\s: figure
+        (?i:vol)\.?\s: volume; pp\.\s?: pages; p\.\s?: page; [Nn]o\.: number
         [Cc]h\.\s: chapter; [Ss]ec\.\s: section; Eq\.\s: equation; [Ee]xt\.?\s: extension
         Apt\.?\s: apartment; Ste\.\s: suite; √: the square root of"""
     plural_ending = "s"
@@ -87,7 +87,7 @@ class English(Language):
         est.: estimated; min.: minimum; max.: maximum; a.m. a.m: a m; p.m. p.m: p m; w/: with
         w/o: without; b/c: because; b/w: black and white; c/o: care of; n/a N/A: not applicable
         d/d D/D: day over day; w/w W/W: week over week; m/m M/M: month over month
-        q/q Q/Q: quarter over quarter; y/y Y/Y: year over year; y/o: year old
+        p.a.: per annum; q/q Q/Q: quarter over quarter; y/y Y/Y: year over year; y/o: year old
         s/n S/N: serial number; p/n P/N: part number; f/u: follow-up; h/t: hat tip; w/i: within
         pg. Pg.: page; para.: paragraph; rm.: room; Ph.D. PhD: P H D
         Jan.: January; Sept. Sep.: September
@@ -114,9 +114,9 @@ class English(Language):
     LETTERS = """ay bee see dee ee eff gee aitch eye jay kay el em en oh pee queue are ess tee you
         vee double-you ex why zee"""
     WEB = """.: dot; /: slash; -: dash; _: underscore; ?: question mark; #: hash; %: percent
-        ~: tilde; :: colon; \\: backslash"""
+        *: star; ~: tilde; :: colon; \\: backslash"""
     opens = words("""b. d. pt b/w Sat Sun St. St Dr. Dr No. Nos. no. Rev. Fig. fig. Vol. vol. p. pp.
-        Op. op. Ch. ch. Sec. sec. Eq. Ext. ext. ext Apt. Apt Ste. Rm. № Nº
+        Ch. ch. Sec. sec. Eq. Ext. ext. ext Apt. Apt Ste. Rm. Mon
         Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec""")
     followers = words("in am pm a.m p.m sq fl cu")
 
@@ -151,6 +151,8 @@ class English(Language):
     (?P<n>\d{1,5})\sN\.(?=\s[A-Z0-9])(?!\s(?:{STARTERS})(?!\w)) => {n} North
     (?P<a>[1-9])x(?=\d{1,2}s(?!\w)) => {a} by~
     (?P<a>Sat|Sun)(?=\s\d{1,2}(?:[-–:]|\s?[ap])) => .days
+    Mon(?=,?\s\d) => Monday
+    per >> (?=\w*[A-Z]|k[gm]|mg|ml|cm)(?P<per>{UNITS})(?!\w) => .one
     b/w(?=\s(?:\d|the|you|us|them|my|our|two|both)\b) => between
     24x7(?!\w) => twenty-four seven
     (?P<m>0[1-9]|1[0-2])/(?P<y>(?:19|20)\d\d)(?![\d/]) => {m:month} {y:year}
@@ -325,6 +327,10 @@ class English(Language):
         if said[-1] == "y":
             return said[:-1] + "ies"
         return said + ("es" if said[-1] == "x" else "s")
+
+    def read_one(self, found: Found) -> str:
+        """Return the singular of the unit of "per kWh"."""
+        return self.units[found["per"]].one
 
     def read_verses(self, found: Found) -> str | None:
         """Return the words of verses such as "23:1-6"; None for times such as "9:30-10"."""

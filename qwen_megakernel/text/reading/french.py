@@ -13,7 +13,7 @@ class French(Romance):
     code = "fr"
     minus, plus, point = "moins", "plus", "virgule"
     percent, per, to, number_sign = "pour cent", "par", "à", "numéro"
-    by, over, out_of, groups_with_spaces = "sur", "sur", "sur", True
+    by, over, rating, groups_with_spaces = "sur", "sur", "{} sur {}", True
     power = " puissance {}"
     due = words("le du au")
     numbered = words("""chapitre tome volume acte partie livre titre article annexe scène phase
@@ -21,7 +21,7 @@ class French(Romance):
     phone_words = words("tél tel téléphone mobile fax appelez numéro")
     ENDINGS = r"f: \bun$ une"
     ordinal_marks = "er|ère|re|ème|e|nd|nde|ᵉ|ᵉʳ"
-    BEFORE_DIGITS = r"[nN][°º]\s?: numéro; p\.\s?: page; op\.\s: opus"
+    BEFORE_DIGITS = r"p\.\s?: page"
     FEMININE = """tion sion té ette ance ence ure ée ille aine euse ade esse elle gousse tranche
         feuille pincée boîte cuillère chambre place table porte bouteille"""
     MASCULINE = "-"
@@ -33,7 +33,7 @@ class French(Romance):
         c.à.s. c.~à~soupe càs CàS cuil.~à~soupe cs: cuillère à soupe, cuillères à soupe, f
         c.à.c. c.~à~café càc CàC cuil.~à~café cc: cuillère à café, cuillères à café, f
         page pages: page, f; pt pts: point
-        cp: comprimé"""
+        cp: comprimé; bpm: battement par minute, battements par minute"""
     SCALES = "million millions M: million; milliard milliards Md Mds: milliard"
     MONEY_SCALES = "k: mille, mille"
     CURRENCIES = """€ EUR: euro / centime; $ $US US$ USD: dollar / cent
@@ -43,7 +43,8 @@ class French(Romance):
     SHORT_MONTHS = "janv/jan févr/fév - avr - - juil - sept/sep oct nov déc"
     first_day, halves = "premier", ("demi", "demie")
     times = "{h:f} {hours}", "{h:f} {hours} {m:f}", " et {s:f} secondes"
-    ABBREVIATIONS = """n° N°: numéro; al.: alinéa; c/o: chez; n/a: non applicable; A/R: aller-retour
+    ABBREVIATIONS = """p.a.: par an; temp.: température; pdt: pendant; bât.: bâtiment; al.: alinéa
+        c/o: chez; n/a: non applicable; A/R: aller-retour
         M.: monsieur; MM.: messieurs; Mme: madame; Mmes: mesdames; Mlle: mademoiselle
         Me: maître; Dr Dr.: docteur; Pr Pr.: professeur; St: saint; Ste: sainte; etc.: et cetera
         av.~J.-C.: avant Jésus-Christ; apr.~J.-C. ap.~J.-C.: après Jésus-Christ; p.ex.: par exemple
@@ -51,22 +52,22 @@ class French(Romance):
         Mgr: monseigneur; hab.: habitants; tél. tel.: téléphone
         vol.: volume; chap.: chapitre; art.: article; fig.: figure; min.: minimum; ét.: étage
         th.: thermostat; max.: maximum; incl.: inclus"""
-    final = words("etc.")
+    final = words("etc. p.a.")
     starters = words("""Ainsi Alors Après Au Aussi Avec Bien Ce Cela Ces Cette Dans Des Donc Elle
         Elles Enfin Ensuite Et Il Ils Je Les Mais Merci Nous On Pour Puis Quand Si Un Une Vous""")
     SYMBOLS = """&: et; @: arobase; =: égale; ÷: divisé par; ×: fois; °: degrés; ≈ ~: environ
         <: inférieur à; >: supérieur à; ≤: au plus; ≥: au moins; ±: plus ou moins; §: paragraphe
         ©: copyright"""
     WEB = """.: point; /: slash; -: tiret; _: tiret bas; ?: point d'interrogation; #: dièse
-        :: deux-points"""
-    opens, followers = words("n° N° p. op. L. R. D. av. apr. ap. h"), words("h j siècle")
+        *: étoile; :: deux-points"""
+    opens, followers = words("p. L. R. D. av. apr. ap. h"), words("h j siècle")
     centuries = words("s siècle siècles République république arrondissement")
 
     RULES = r"""
     {HOUR}\s?h(?:\s?{MINUTE})?(?!\w) => .time
     1(?:ère|re)(?!\w) => première
     (?P<n>\d{1,3})\s?j(?:\.|(?!['’\w])) => {n:counted:jour}
-    fois >> /j(?!['’\w]) => ~par jour
+    fois|\d+\s?x >> /j(?!['’\w]) => ~par jour
     [lrd]\. >> (?P<a>\d{1,4})-(?P<b>\d{1,3})(?![\d-]) => {a} tiret {b}
     av\.(?=\s(?:1\d{3}|20\d\d)(?!\w)) => avant
     (?P<m>[12])\s?m\s?(?P<c>\d\d)(?!\w) => {m:counted:m} {c}

@@ -7,7 +7,7 @@ from qwen_megakernel.text.reading.surroundings import Found, first_word
 from qwen_megakernel.text.reading.words import Noun, words
 
 # Words before an ordinal, and the ending that the ordinal has after them.
-_WEAK = ("am", "v.", "vom", "zum", "zur", "beim", "im", "dem", "den", "des", "bis", "ab", "ins")
+_WEAK = words("am v. vom zum zur beim im dem den des bis ab ins spätestens")
 ORDINAL_ARTICLES = dict.fromkeys(_WEAK, "n") | {"der": "", "die": "", "das": ""}
 ORDINAL_STEMS = (
     *("mein", "dein", "sein", "ihr", "unser", "euer", "ein", "kein", "dies", "jed", "eur"),
@@ -36,7 +36,8 @@ class German(Language):
     code = "de"
     minus, plus, point, decimal = "minus", "plus", "Komma", ","
     percent, per, to, number_sign = "Prozent", "pro", "bis", "Nummer"
-    by, over, score, out_of, power = "mal", "zu", "zu", "von", " hoch {}"
+    by, over, score, rating, power = "mal", "zu", "zu", "{} von {}", " hoch {}"
+    opus = "Opus"
     numbered = words("""akt anhang artikel band buch kapitel klasse phase stufe szene tabelle teil
         titel typ abschnitt""")
     phone_words = words("tel telefon anrufen mobil handy fax rufnummer telefonnummer")
@@ -44,6 +45,7 @@ class German(Language):
     PARTS = """3: Drittel; 4: Viertel; 5: Fünftel; 6: Sechstel; 7: Siebtel; 8: Achtel; 9: Neuntel
         10: Zehntel; 12: Zwölftel; 100: Hundertstel"""
     UNITS = """mAh: Milliamperestunde, Milliamperestunden, f
+        bpm: Schlag pro Minute, Schläge pro Minute
         dB: Dezibel; PS: PS; x ×: mal; Jahr Jahre: Jahr, Jahre, n
         J.: Jahr, Jahre, n; Tbl. Tabl.: Tablette, Tabletten, f; Whg.: Wohnung, Wohnungen, f
         mmHg: Millimeter Quecksilbersäule
@@ -53,15 +55,15 @@ class German(Language):
         Mrd. Mrd Milliarde Milliarden: Milliarde, Milliarden, f"""
     MONEY_SCALES = "M: Million, Millionen, f; k T: tausend"
     CURRENCIES = """€ EUR: Euro / Cent; $ USD: Dollar / Cent; £ GBP: Pfund / Penny, Pence
-        ¥ JPY: Yen; CHF: Franken / Rappen; ₽ RUB: Rubel / Kopeke, Kopeken, f"""
+        ct Ct: Cent; ¥ JPY: Yen; CHF: Franken / Rappen; ₽ RUB: Rubel / Kopeke, Kopeken, f"""
     money_joint, says_cents = " ", False
     SHORT_MONTHS = "jan/jänner feb mär apr - jun jul aug sep/sept okt nov dez"
     times, time_marks = ("{h:m} Uhr", "{h:m} Uhr {m}", " und {s} Sekunden"), r"\sUhr\b"
     BEFORE_DIGITS = r"§§\s?: Paragrafen"
     ABBREVIATIONS = """n.~V.: nach Verlängerung; i.~E.: im Elfmeterschießen
-        z.~Hd.: zu Händen; Az.: Aktenzeichen
+        z.~Hd.: zu Händen; Az. Aktenz.: Aktenzeichen; p.a. p.~a.: pro Jahr; Temp.: Temperatur
         i.~V.~m.: in Verbindung mit; p.~P.: pro Person; i.~A.: im Auftrag; Zi.: Zimmer
-        Abf.: Abfahrt; Pkt.: Punkte; op.: Opus; gest.: gestorben; Kl.: Klasse; Hrn.: Herrn
+        Abf.: Abfahrt; Pkt.: Punkte; gest.: gestorben; Kl.: Klasse; Hrn.: Herrn
         mind.: mindestens; mtl.: monatlich; jährl.: jährlich; Einw.: Einwohner
         z.B. z.~B. Z.B. Z.~B.: zum Beispiel; d.h. d.~h.: das heißt
         c/o: care of; s/w: schwarz-weiß; m/w/d: männlich, weiblich, divers; n/a: nicht verfügbar
@@ -76,7 +78,7 @@ class German(Language):
         Gl.: Gleis; Jh. Jhd.: Jahrhundert; Hbf.: Hauptbahnhof; geb.: geboren
         zzgl.: zuzüglich; ggf.: gegebenenfalls; evtl.: eventuell; Mio.: Millionen
         Mrd.: Milliarden; St.: Sankt; v.Chr.: vor Christus; n.Chr.: nach Christus"""
-    final = words("n.~V. usw. etc. Str. MwSt. OG Min. Std. mtl. jährl. ff. p.~P.")
+    final = words("n.~V. usw. etc. p.a. p.~a. Str. MwSt. OG Min. Std. mtl. jährl. ff. p.~P.")
     starters = words("""Aber Alle Alles Als Am An Auch Auf Aus Bei Beim Bis Bitte Da Dabei Damit
         Danach Dann Daher Darum Das Dein Dem Den Denn Der Deshalb Die Dies Diese Dieser Dieses Doch
         Dort Du Ein Eine Einen Er Es Euer Falls Für Gestern Hat Heute Hier Ich Ihr Ihre Im In Ist Ja
@@ -88,7 +90,7 @@ class German(Language):
         <: kleiner als; >: größer als; ≤: höchstens; ≥: mindestens; ±: plus minus; §: Paragraf
         ©: Copyright"""
     WEB = """.: Punkt; /: Schrägstrich; -: minus; _: Unterstrich; ?: Fragezeichen; #: Raute
-        :: Doppelpunkt"""
+        *: Stern; :: Doppelpunkt"""
     opens = words("Nr. §§ n. v. i. s. p. z. Z. d. u. Mo Di Mi Do Fr Sa")
     followers = words("uhr %-punkte %-punkten")
     pointed_endings = ("str.", "nr.")
@@ -105,7 +107,7 @@ class German(Language):
     am|vom|zum|bis|ab >> (?P<a>Mo|Di|Mi|Do|Fr|Sa|So)(?![\w.]) => .days
     u\.(?=\s[\da-zäöü])(?!\s[aä]\.) => und
     (?P<n>\d{1,2})\. => .day_of_list
-    1/2(?=\s(?P<noun>[A-ZÄÖÜ][a-zäöüß]{2,})(?!\w)) => .half
+    1/2(?=\s(?!(?:{UNITS})(?!\w))(?P<noun>[A-ZÄÖÜ][a-zäöüß]{2,})(?!\w)) => .half
     (?P<n>\d{1,3})\.(?=\s[^\W\d_]) => .ordinal_with_point
     (?P<a>Mo|Di|Mi|Do|Fr|Sa)(?=\.?\s\d)\.? => .days
     (?P<y>(?:1\d|20)?\d0)(?P<e>ern?)(?!\w) => {y:year}{e}
@@ -113,7 +115,8 @@ class German(Language):
     (?P<n>\d{1,3})-%(?=-[A-ZÄÖÜ]) => {n}-Prozent
     (?P<n>[A-ZÄÖÜ]\w+)str\. => {n}straße{end}
     (?P<n>[A-ZÄÖÜ]\w+)nr\. => {n}nummer
-    v\.(?=\s\d) => vom
+    v\.(?=\s\d{1,2}\.) => vom
+    v\.(?=\s\d) => von
     s\.(?=\s(?:(?:S|Kap|Abb|Tab|Nr)\.|oben|unten|auch)) => siehe
     (?P<d>[0-3]?\d)\.(?P<m>0?[1-9]|1[0-2])\.(?!\d) => .date
     am|vom|zum >> (?P<d>[0-3]?\d)\.(?P<m>0?[1-9]|1[0-2])(?![\d.,:%]|\s?Uhr) => .date

@@ -13,7 +13,7 @@ class Italian(Romance):
     code = "it"
     minus, plus, point = "meno", "più", "virgola"
     percent, per, to, number_sign = "per cento", "per", "a", "numero"
-    by, over, out_of, power = "per", "su", "su", " alla {}"
+    by, over, rating, power = "per", "su", "{} su {}", " alla {}"
     due = words("il dal al del")
     numbered = words("""secolo capitolo tomo volume atto parte libro titolo articolo allegato scena
         fase livello canto sezione tipo guerra""")
@@ -23,7 +23,7 @@ class Italian(Romance):
     centuries, feminine_articles = words("secolo sec millennio"), words("all dall")
     clock_words = words("alle dalle delle sulle ore le")
     ordinal_marks, feminine_marks = "º|°|o", r"ª|a\b"
-    BEFORE_DIGITS = r"[nN][°º]\s?: numero; p\.\s?: pagina; op\.\s: opus"
+    BEFORE_DIGITS = r"p\.\s?: pagina"
     FEMININE, MASCULINE = "a ione tà", "o ore ale"
     PARTS = "2: mezzo"
     noun_gender, plural_ending = "c", ""
@@ -32,6 +32,8 @@ class Italian(Romance):
         dB: decibel; x × volta volte: volta, volte, f; cucchiaio cucchiai: cucchiaio, cucchiai
         cucchiaino cucchiaini: cucchiaino, cucchiaini; bicchiere bicchieri: bicchiere, bicchieri
         persona persone: persona, persone, f; cpr: compressa, compresse, f; gg: giorno, giorni
+        die: die, die
+        bpm: battito al minuto, battiti al minuto
         mq: metro quadrato, metri quadrati; mc: metro cubo, metri cubi
         mmHg: millimetro di mercurio, millimetri di mercurio"""
     SCALES = "milione milioni mln: milione, milioni; miliardo miliardi mld: miliardo, miliardi"
@@ -43,7 +45,7 @@ class Italian(Romance):
     SHORT_MONTHS = "gen feb mar apr mag giu lug ago set/sett ott nov dic"
     first_day = "primo"
     times = "{h:f}", "{h:f} e {m}", " e {s} secondi"
-    ABBREVIATIONS = """n° N°: numero; P.zza: piazza; V.le: viale; C.so: corso; L.go: largo
+    ABBREVIATIONS = """p.a.: per anno; P.zza: piazza; V.le: viale; C.so: corso; L.go: largo
         c/o: presso; c/c: conto corrente; n/a: non applicabile
         Sig.: signor; Sig.ra: signora; Sigg.: signori; Dott. Dr.: dottor
         Dott.ssa: dottoressa; Prof.: professor; Prof.ssa: professoressa; Avv.: avvocato
@@ -59,8 +61,8 @@ class Italian(Romance):
         <: minore di; >: maggiore di; ≤: al massimo; ≥: almeno; ±: più o meno; §: paragrafo
         ©: copyright"""
     WEB = """.: punto; /: barra; -: trattino; _: trattino basso; ?: punto interrogativo
-        #: cancelletto; :: due punti"""
-    opens = words("n° N° p. op. n.")
+        #: cancelletto; *: asterisco; :: due punti"""
+    opens = words("p. n.")
 
     RULES = r"""
     {HOUR}\s?h\s?{MINUTE}(?!\w) => .time

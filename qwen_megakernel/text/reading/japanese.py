@@ -8,7 +8,7 @@ class Japanese(Language):
     code = "ja"
     minus, plus, point = "マイナス", "プラス", "点"
     percent, per, to, number_sign = "{}パーセント", "毎", "から", "番号"
-    by, over = "かける", "の"
+    by, over, rating = "かける", "の", "{1}点満点中{0}点"
     score, power = "対", "の{}乗"
     DIGITS = "ゼロ 一 二 三 四 五 六 七 八 九"
     UNITS = """mmHg: ミリメートルエイチジー; mAh: ミリアンペア時; °C ℃: 度
@@ -20,13 +20,12 @@ class Japanese(Language):
     SYMBOLS = """&: アンド; =: イコール; ÷: 割る; ×: かける; °: 度; ≈ ~: 約; <: 小なり; >: 大なり
         ≤: 以下; ≥: 以上; ±: プラスマイナス; @: アットマーク; 〒: 郵便番号"""
     WEB = """.: ドット; @: アット; /: スラッシュ; -: ハイフン; _: アンダーバー; ?: クエスチョン
-        #: シャープ; :: コロン"""
+        #: シャープ; *: 米印; :: コロン"""
     space, money_joint, scale_joint, letters_follow = "", "", "", True
 
     RULES = r"""
-    (?<=〒)\s?\d{3}-\d{4}(?!\d)|0\d{1,3}-\d{1,4}-\d{4}(?!\d) => .groups
+    (?<=〒)\s?\d{3}-\d{4}(?!\d)|0\d{1,3}-\d{1,4}-\d{3,4}(?!\d) => .groups
     \d{1,3}(?:-\d{1,4}){2}(?![\d-]) => .address
-    (?P<w>\d{1,2})(?:\.(?P<d>\d))/(?P<b>5|10|100)(?![\d/]) => {b}点満点中{num}点
     """
 
     def _name_days_and_months(self) -> None:

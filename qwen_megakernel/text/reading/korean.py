@@ -15,7 +15,7 @@ class Korean(Language):
     code = "ko"
     minus, plus, point = "마이너스", "플러스", "점"
     percent, per, to, number_sign = "퍼센트", "퍼", "에서", "번호"
-    by, over = "곱하기", "에"
+    by, over, rating = "곱하기", "에", "{1}점 만점에 {0}"
     suffixes, score, power = ("에서", "에", "의"), "대", "의 {} 제곱"
     parts_form = "{bottom}분의 {top}"
     DIGITS = "공 일 이 삼 사 오 육 칠 팔 구"
@@ -28,7 +28,7 @@ class Korean(Language):
     times = "{h:hour} 시", "{h:hour} 시 {m} 분", " {s} 초"
     SYMBOLS = """&: 앤드; @: 골뱅이; +: 더하기; =: 는; ÷: 나누기; ×: 곱하기; °: 도; ≈ ~: 약
         ±: 플러스 마이너스; ≤: 이하; ≥: 이상"""
-    WEB = ".: 점; /: 슬래시; -: 하이픈; _: 밑줄; ?: 물음표; =: 등호; #: 샵; :: 콜론"
+    WEB = ".: 점; /: 슬래시; -: 하이픈; _: 밑줄; ?: 물음표; =: 등호; #: 샵; *: 별표; :: 콜론"
     letters_follow = has_ordinal_points = True
 
     RULES = rf"""
@@ -37,7 +37,6 @@ class Korean(Language):
     (?P<m>1[0-2]|[1-9])월 => {{m:month}}
     (?:(?P<from>\d{{1,3}})[-~])?(?P<n>\d{{1,3}})\s?(?P<what>{_COUNTERS}) => .counter
     (?<=[시분초일월년원명개])\s?~\s?(?=오전|오후|\d) => 에서~
-    (?P<w>\d{{1,2}})(?:\.(?P<d>\d))/(?P<b>5|10|100)(?![\d/]) => {{b}}점 만점에 {{num}}
     11[0-9](?=[에나로은이를]|\s?번으로) => .mobile
     010-\d{{4}}-\d{{4}}|1[568]\d\d-\d{{4}}(?!\d) => .mobile
     """

@@ -8,6 +8,7 @@ import re
 import unicodedata
 
 from qwen_megakernel.text.reading.codes import MIN_NUMBERED_DIGITS, NUMBER_MARK
+from qwen_megakernel.text.reading.markdown import KEY
 from qwen_megakernel.text.reading.roman_numerals import RomanNumerals
 from qwen_megakernel.text.reading.surroundings import OPENING, Found, first_word
 from qwen_megakernel.text.reading.words import TYPED_SIGNS, Currency, Noun, any_of, words
@@ -55,12 +56,14 @@ class Language(RomanNumerals):
     (?=[A-Z0-9-]*\d)(?=[\d-]*[A-Z])[A-Z0-9]+(?:-[A-Z0-9]+)*(?!['’.,]?\w|-\w|/) => .mixed_id
     (?P<y>\d{4})\.(?P<m>\d\d)\.(?P<d>\d\d)(?!\.?\d) => .date
     (?P<y>\d{4})(?P<mark>[-/])(?P<m>\d{1,2})(?P=mark)(?P<d>\d{1,2})(?!\d) => .date
-    (?P<d>\d\d)\.(?P<m>\d\d)\.(?P<y>\d{4})(?![\d./-]\d|\d) => .date
+    (?P<d>\d\d)\.(?P<m>\d\d)\.(?P<y>\d{4}){DATE_END} => .date
     (?P<{FIRST}>\d{1,2})(?P<mark>[-./])(?P<{SECOND}>\d{1,2})(?P=mark)(?P<y>\d{4}|\d\d)
-        (?![\d./-]\d|\d) => .date
+        {DATE_END} => .date
     (?i)(?P<d>\d{1,2})(?:{ORDINAL_MARKS})?\.?\s(?:(?:{LINKS})\s)?(?P<m>{MONTH})
         (?:,?\s(?:(?:{LINKS})\s)?(?P<y>\d{4})(?!\d))? => .date
     {LETTERS_FOLLOW}(?<=[^\WA-Za-z_])\s?[~～]\s?(?=\d) => {between_ends}
+    {LETTERS_FOLLOW}(?P<m>1[0-2]|0?[1-9])/(?P<d>[12]\d|3[01]|0?[1-9])(?=\s?[（(](?:{DAYS})[)）]
+        |\s?(?:上午|下午|午前|午後|오전|오후)|\s\d{1,2}:\d\d) => .date
     (?P<{FIRST}>\d{1,2})/(?P<{SECOND}>\d{1,2})(?![/.,]?\d|/) => .day_and_month
     (?P<r>[IVXLCDM]+)(?:e|ᵉ)?\s?[-–—]\s?(?P<to>[IVXLCDM]+)(?:e|ᵉ)?(?!\w|['’]\w) => .roman_range
     {LETTERS_FOLLOW}(?<![A-Za-z])(?P<r>[IVX]{2,7})(?![A-Za-z0-9]) => .roman_alone
@@ -74,22 +77,24 @@ class Language(RomanNumerals):
     \d+(?:-\d+){2,}(?![\w-]) => .chain
     (?P<y>1[89]\d\d|20\d\d)/(?P<z>\d\d|(?:19|20)\d\d)(?![\d/]) => .two_years
     (?P<a>24)/(?P<b>7)(?![\d/]) => {a} {b}
-    {IS_RATED}(?P<w>\d{1,3})[.,](?P<d>\d{1,2})/(?P<b>\d{1,3})(?![\d/]) => {num} {out_of} {b}
-    {IS_RATED}(?!20/|50/)(?P<w>\d{1,3})/(?P<b>(?P=w))(?![\d/]) => {num} {out_of} {b}
-    {IS_RATED}(?P<w>\d{1,3})/(?P<b>100)(?![\d/]) => {num} {out_of} {b}
-    {IS_RATED}(?P<w>[245-9])/(?P<b>10)(?![\d/]| ?(?:{UNITS}){EDGE}) => {num} {out_of} {b}
+    (?P<w>\d{1,3})[.,](?P<d>\d{1,2})/(?P<b>\d{1,3})(?![\d/]) => .rated
+    {IS_RATED}(?!20/|50/)(?P<w>\d{1,3})/(?P<b>(?P=w))(?![\d/]) => .rated
+    {IS_RATED}(?P<w>\d{1,3})/(?P<b>100)(?![\d/]) => .rated
+    {IS_RATED}(?P<w>[245-9])/(?P<b>10)(?![\d/]| ?(?:{UNITS}){EDGE}) => .rated
     \d{1,3}(?:,\d{1,3}){2,}(?![\d,.]*\d) => .list
     (?P<sizes>{SIZE}(?:(?: ?x ?|×){SIZE})+)(?: ?(?P<unit>{UNITS}){EDGE}|{EDGE}(?!\^)) => .size
     \^(?P<minus>[-−]?)(?P<n>\d{1,3})(?!\d) => .power
     (?P<sizes>{SIZE}(?: × {SIZE}){2,})(?: ?(?P<unit>{UNITS}))?{EDGE} => .size
     (?P<sizes>{SIZE} × {SIZE}) ?(?P<unit>{UNITS}){EDGE} => .size
-    (?P<n>\d{1,4})(?P<letter>[xyz]){EDGE}(?=\s*(?:[-+−=*^²³]|/(?![a-z]{2}))) => {n} {letter}
+    (?P<n>\d{1,4})(?P<letter>[xyz]){EDGE}(?=\s*(?:[-+−=*^²³]|/(?![a-z]{2}|[djh](?!\w))))
+        => {n} {letter}
     [-=+−] >> (?P<n>\d{1,4})(?P<letter>[xyz]){EDGE} => {n} {letter}
     [₀-₉]+ => .subscript
     \d+(?:\.\d+){2,} => .pointed
     {SIGN}(?P<sym>{CURRENCIES})\s?{NUM}{MONEY}{CODE}
-        (?:/(?P<per>[^\W\d_]+){UNIT_POINT})? => .money
-    {SIGN}{NUM}{MONEY}\s?(?P<sym>{CURRENCIES}){EDGE}(?:/(?P<per>[^\W\d_]+){UNIT_POINT})? => .money
+        (?:/(?P<per>[^\W\d_]+(?:·\w)?){UNIT_POINT})? => .money
+    {SIGN}{NUM}{MONEY}\s?(?P<sym>{CURRENCIES}){EDGE}
+        (?:/(?P<per>[^\W\d_]+(?:·\w)?){UNIT_POINT})? => .money
     {DEGREE_IS_ORDINAL}(?P<w>\d{1,2})°
         (?=\s[a-zà-ÿ]{3}(?<!\sall|\sdel|\snor|\ssud|\sest|\ssop|\ssob|\scon)) => .ordinal
     {DUE} >> {DEGREE_IS_ORDINAL}1°(?=\s(?:al?|e|y|ao|o)(?!\w)|$) => {first_day}
@@ -97,9 +102,10 @@ class Language(RomanNumerals):
         {EDGE}{UNIT_POINT} => .unit
     {SIGN}{NUM}{SPAN}[ ]?% => .percent
     (?<=[^\W\d_])/(?P<per>{AREAS}){EDGE} => .per
+    (?<=[元円원])/(?P<per>{UNITS}){EDGE} => .per
     (?<=[A-Z])(?P<a>\d{1,2})/(?P<y>(?:19|20)\d\d)(?![\d/]) => {a} {y:year}
     (?P<n>\d{1,3}(?:{GROUP}\d{3})+|\d{1,5})/(?P<y>(?:19|20)\d\d)(?![\d/]) => .number_of_year
-    /(?=100\s?(?:km|g|ml|mL)(?!\w)) => ~{per}~
+    /(?=(?:100\s?(?:km|g|ml|mL)|24\s?(?:h|Std|ч))(?!\w)) => ~{per}~
     (?:(?P<w>\d+)\s)?(?P<n>\d{1,4})(?: / |/)(?P<d>\d{1,4})(?![\d/])
         (?: ?(?P<unit>{UNITS}){EDGE}{UNIT_POINT})?{EDGE} => .fraction
     (?P<w>\d{1,3}(?:{GROUP}\d{3})+|\d+)(?:{ORDINAL_MARKS}){EDGE} => .ordinal
@@ -114,7 +120,8 @@ class Language(RomanNumerals):
     (?![~≈<>≤≥±]\s?[\d.,]+[^\W\d_]){SIGN}{NUM} => .number
     (?<=[^\W_]|[%°¢])[ ]?[-–—] ?(?=[$€£¥]?\d)|(?<=\d)~(?=\d) => .dash
     .+ >> (?<=.)-(?=\d) => ~
-    (?<![\w#])#(?![\w#]) => .key
+    (?<![\w#])[#∗](?![\w#]) => .key
+    [\d.,]+ >> /(?=\w{2}|[hsч])(?P<per>{UNITS})(?!\w) => .per
     (?:fois|(?:.*-)?mal|veces|volte|vezes|раза?) >> /(?P<per>[^\W\d_]+)(?!\w) => .per
     (?P<sym>[€£₽₹₩$])(?![\w$€£¥]) => .currency
     {SYMBOLS} => .symbol
@@ -136,10 +143,11 @@ class Language(RomanNumerals):
             + r"|(?:(?<=ft|lb|yd|hr|\sч|дн)|(?<=lbs|hrs))\.(?=\s\d))?",
             # Where no letter or digit follows; only ASCII ones count in a language that writes
             # words directly after digits.
+            "DATE_END": r"(?!\d|[./]\d|-(?!\d{1,2}[./]\d)\d)",  # the second of two may follow
             "EDGE": r"(?![A-Za-z0-9])" if self.letters_follow else r"(?![^\W_])",
             "BEGIN": r"(?<![^\W_])" if self.space else "(?:)",
             "APART": "(?!)" if self.letters_follow else "(?:)",
-            "IS_RATED": "(?:)" if self.out_of else "(?!)",
+            "IS_RATED": "(?!)" if self.letters_follow else "(?:)",
             "GROUP": mark,
             "NUM": self._num(""),
             "SPAN": rf"(?:\s?[-–—]\s?{self._num('to')})?",
@@ -284,16 +292,25 @@ class Language(RomanNumerals):
         return self.number(unicodedata.normalize("NFKC", found.text))
 
     def read_fraction(self, found: Found) -> str | None:
+        if NUMBER_MARK.search(found.past):  # of a file: "no. 4711/26"
+            return self._joint(self.web["/"]).join(
+                (self.number(found["n"]), self.number(found["d"]))
+            )
         top, bottom = int(found["n"]), int(found["d"])
         noun = self.units.get(found["unit"])
         if found["w"]:
             return self.mixed(found["w"], top, bottom, noun) + self.kept_point(found)
         if top > bottom > (20 if noun else 4):  # a reading such as 118/76, or a beat
-            last = self.number(found["d"]) + (self.space + noun.many if noun else "")
+            name = self.space + self.form(found["d"], "", noun) if noun else ""
+            last = self.number(found["d"]) + name
             said = self.number(found["n"]) + self._joint(self.over) + last
             return said + self.kept_point(found)
         said = self.fraction_of(top, bottom, noun) if noun else self.fraction(top, bottom)
         return said + self.kept_point(found)
+
+    def read_rated(self, found: Found) -> str:
+        """Return the words of a rating such as "4.5/5"."""
+        return self.rating.format(self.number(*self.digits_of(found)), self.number(found["b"]))
 
     def read_list(self, found: Found) -> str | None:
         """Return the words of numbers with commas but no spaces between them, such as "1,2,3"."""
@@ -311,7 +328,8 @@ class Language(RomanNumerals):
         said = joint.join(self.number(*part) for part in parts)
         if not found["unit"]:
             return said
-        return said + self.space + self.units[found["unit"]].many + self.kept_point(found)
+        unit = self.form(parts[-1][0], "".join(parts[-1][1:]), self.units[found["unit"]])
+        return said + self.space + unit + self.kept_point(found)
 
     # ---- money and units -------------------------------------------------------------------------
 
@@ -398,8 +416,8 @@ class Language(RomanNumerals):
         return self.power.format(minus + self.number(found["n"]))
 
     def read_key(self, found: Found) -> str:
-        """Return the name of the sign "#", as on the keys of a telephone."""
-        return self.web["#"]
+        """Return the name of "#" or "*", as on the keys of a telephone."""
+        return self.web[found.text.replace(KEY, "*")]
 
     def read_symbol(self, found: Found) -> str | None:
         symbol, last, following = found.text, found.last, found.rest[:1]

@@ -21,6 +21,9 @@ _UNSPOKEN = re.compile(rf"{_FOOTNOTE}|\]\([^)\s]*\)?|\]\[[^\]\s]*\]|!?\[|\]|`+|~
 _AUTOLINK = re.compile(r"<(https?://[^>\s]*|[^@>\s]+@[^>\s]+)>")
 _ESCAPE = re.compile(r"\\([!-/:-@\[-`{-~])")
 _STARS = re.compile(r"(?<![\d\s\\*])\*+|(?<!\\)\*+(?![\d\s*])")
+# A star that stands alone, or before the second part of a word, is a key of a telephone.
+_KEY = re.compile(r"(?<![^\"'“„«(])\*(?=[\"'”“»),.;:!?]*$|-[^\W\d_])")
+KEY = "∗"  # as the rules see it
 _STRONG = re.compile(r"\*{2,}")
 _PRODUCT = re.compile(r"[^*]*[\w)]\*[\w(][^*]*")  # a single star between two factors
 _UNDERSCORES = re.compile(r"_+")
@@ -44,8 +47,12 @@ class Markdown:
         self._line = Line.BEGUN
         self._is_item = False  # whether the line is a heading or a list entry
 
-    def strip(self, segment: Draft) -> Draft:
-        """Return the segment without its marks; the result is empty if it has nothing else."""
+    def strip(self, segment: Draft, past: str) -> Draft:
+        """Return the segment without its marks; the result is empty if it has nothing else.
+
+        Args:
+            past: the text before the segment.
+        """
         begins = self._line is Line.BEGUN
         text = segment.text
         if not _MARKS.search(text):
@@ -57,6 +64,8 @@ class Markdown:
             self._line = Line.ROW if text.startswith("|") else Line.TEXT
         if _FENCE.match(text):
             return segment.replace(_FENCE, "")
+        if not begins and past.endswith((" ", "按")):
+            segment = segment.replace(_KEY, KEY)
         return _without_marks(segment, self._line is Line.ROW)
 
     @property

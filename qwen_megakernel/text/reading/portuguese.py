@@ -8,8 +8,8 @@ class Portuguese(Romance):
     code = "pt"
     minus, plus, point = "menos", "mais", "vírgula"
     percent, per, to, number_sign = "por cento", "por", "a", "número"
-    by, over, out_of, power = "por", "por", "de", " elevado a {}"
-    due = words("dia em até desde segunda terça quarta quinta sexta")
+    by, over, rating, power = "por", "por", "{} de {}", " elevado a {}"
+    due = words("vencimento vence dia em até desde segunda terça quarta quinta sexta")
     numbered = words("""século capítulo tomo volume ato parte livro título artigo anexo cena fase
         nível seção secção tipo guerra inciso""")
     phone_words = words("tel telefone celular fax ligue telemóvel")
@@ -17,7 +17,7 @@ class Portuguese(Romance):
     feminine_names, degree_is_ordinal = words("Isabel"), True
     halves = "meio", "meia"
     ordinal_marks, feminine_marks = r"\.?º|°|o\b", r"\.?ª|a\b"
-    BEFORE_DIGITS = r"[nN]\.?[º°]\s?: número; p\.\s?: página; op\.\s: opus"
+    BEFORE_DIGITS = r"p\.\s?: página"
     FEMININE, MASCULINE = "a ã dade ção õe são", "o or al"
     PARTS = "2: meio; 3: terço; 4: quarto; 10: décimo; 100: centésimo"
     max_named_part, parts_form = 9, "{top} {bottom} avos"
@@ -26,7 +26,8 @@ class Portuguese(Romance):
         dB: decibel, decibéis; x × vez vezes: vez, vezes, f; copo copos: copo
         colher colheres: colher, colheres, f; col.~de~sopa: colher de sopa, colheres de sopa, f
         col.~de~chá: colher de chá, colheres de chá, f; pessoa pessoas: pessoa, f
-        comp.: comprimido; pts: ponto"""
+        comp.: comprimido; pts: ponto
+        bpm: batimento por minuto, batimentos por minuto"""
     SCALES = (
         """mil: mil, mil; milhão milhões mi: milhão, milhões; bilhão bilhões bi: bilhão, bilhões"""
     )
@@ -45,7 +46,7 @@ class Portuguese(Romance):
         Srta.: senhorita; Dr.: doutor; Dra.: doutora
         Prof.: professor; Profa.: professora; D.: dom; Eng.: engenheiro; etc.: et cetera
         p.ex. p.~ex.: por exemplo; aprox.: aproximadamente; Av.: avenida; R.: rua; pág.: página
-        págs.: páginas; nº n.º: número; séc.: século; sécs.: séculos
+        págs.: páginas; séc.: século; sécs.: séculos
         tel.: telefone; vol.: volume; cap.: capítulo; fig.: figura
         apto. ap.: apartamento; art.: artigo; máx.: máximo/a; mín.: mínimo/a; incl.: incluído/a
         temp.: temperatura; vel.: velocidade; a.C.: antes de Cristo
@@ -58,8 +59,8 @@ class Portuguese(Romance):
         ≈ ~: aproximadamente; <: menor que; >: maior que; ≤: no máximo; ≥: no mínimo
         ±: mais ou menos; §: parágrafo; ©: copyright"""
     WEB = """.: ponto; /: barra; -: hífen; _: sublinhado; ?: interrogação; =: igual; #: cerquilha
-        :: dois pontos"""
-    opens, followers = words("nº n.º Nº p. op. D."), words("h")
+        *: asterisco; :: dois pontos"""
+    opens, followers = words("p. D."), words("h")
 
     RULES = r"""
     .*, >> (?P<a>[1-9]\d{3})-(?P<b>\d{3})(?![\d-]) => {a:spell}, {b:spell}

@@ -31,8 +31,8 @@ class Reading:
         is_on: the meaning of normalize="auto" for the checkpoint: whether expressions become words.
         normalize: the setting of the engine, one of `NORMALIZE`; "auto" keeps `is_on`.
         lexicon: the lexicon for all requests.
-        names_letters: whether the checkpoint reads words of ASCII letters alone, so that letters have
-            to be named ("pee em") and lose their accents.
+        names_letters: whether the checkpoint reads words of ASCII letters alone, so that letters
+            are named ("pee em") and lose their accents.
     """
 
     def __init__(
@@ -287,7 +287,7 @@ class TextReader:
             yield from segment.kept(0, len(text))
         else:
             begins = self._markdown.is_begun
-            marked = self._markdown.strip(segment)
+            marked = self._markdown.strip(segment, self._past)
             self._skips_space = not marked.text and begins
             if marked.text:
                 yield from self._expressions(marked)

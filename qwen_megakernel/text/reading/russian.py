@@ -19,6 +19,7 @@ _CASES = dict.fromkeys(_BEFORE_GENITIVE, "g") | dict.fromkeys(("к", "ко"), "d
 _CASES |= {"между": "i", "ок.": "g"}
 _CASES |= dict.fromkeys(("при", "о", "об"), "p")
 _BEFORE_ACCUSATIVE = ("на", "за", "через", "про")
+_PRESSED = ("нажмите", "нажать", "наберите", "набрать", "введите")
 _BEFORE_GOALS = (*_BEFORE_ACCUSATIVE, "в", "во", "по")  # before a range, "in three to five days"
 _CENTURY = Noun("век", "века", "веков")
 _CENTURIES = dict(века="g", веков="g", веку="d", векам="d", веком="i", веке="p", веках="p")
@@ -32,11 +33,18 @@ _FORMS = [
         (f"1 {_WITH}", "[а-яё]{2,}[оеё]м", "im"),
         (f"1 {_WITH}", "[а-яё]{2,}[оеё]й", "if"),
         (f"1 {_AT}", "[а-яё]+е", "pm"),
+        ("1 по", "[а-яё]+[еи]", "df"),
         (r"5 \S*", "[а-яё]+(?:ами|ями|ьми)", "im"),
         (f"5 {_AT}", "[а-яё]+[ая]х", "pm"),
         ("5 (?:ко?|по)", "[а-яё]+[ая]м", "dm"),
     )
 ]
+# Parts whose names are nouns, without their endings; those of one part and of several.
+_PARTS = {3: "трет", 4: "четверт"}
+_ONE_PART, _PARTS_OF = (
+    dict(g="и", d="и", a="ь", i="ью", p="и"),
+    dict(g="ей", d="ям", i="ями", p="ях"),
+)
 _FRACTION_ENDINGS = dict(g="ых", p="ых", d="ым", i="ыми")
 # For each case, the endings of nouns in the singular (of hard and soft stems, masculine and
 # feminine), and in the plural.
@@ -49,19 +57,21 @@ class Russian(Language):
     percent, per, to, number_sign = "процентов", "в", "до", "номер"
     PERCENT = "процент, процента, процентов"
     power = " в степени {}"
-    by, over, score, out_of, groups_with_spaces = "на", "на", "", "из", True
+    by, over, score, rating, groups_with_spaces = "на", "на", "", "{} из {}", True
+    opus = "опус"
     postal_digits = 6
     numbered = words("""глава главу главе главы том тома томе часть части книга книгу книге раздел
         раздела разделе статья статью статье статьи акт акте фаза фазу фазе тип""")
     centuries = words("век века веке веков")
     phone_words = words("тел телефон телефону звоните позвоните факс номеру")
     ordinal_marks = "-?(?:й|ый|ой)"
-    UNITS = """мАч мА·ч mAh: миллиампер-час, -а, -ов; кВтч: киловатт-час, -а, -ов
+    UNITS = """мАч мА·ч mAh: миллиампер-час, -а, -ов; кВтч кВт·ч: киловатт-час, -а, -ов
         кг: килограмм, -а, -ов; г гр: грамм, -а, -ов; мг: миллиграмм, -а, -ов
         дБ: децибел, -а, децибел; шт шт.: штука, штуки, штук, f; чел: человек, -а, человек
         ст.л.: столовая ложка, столовые ложки, столовых ложек, f; раз раза: раз, раза, раз
         ч.л.: чайная ложка, чайные ложки, чайных ложек, f; стакан стакана стаканов: стакан, -а, -ов
         книга книги книг: книга, книги, книг, f; таб.: таблетка, таблетки, таблеток, f
+        сут: сутки, суток, суток; уд уд.: удар, -а, -ов
         р: раз, раза, раз; mmHg: миллиметр, миллиметра, миллиметров"""
     SCALES = """тыс. тыс: тысяча, тысячи, тысяч, f; млн млн.: миллион, -а, -ов
         млрд млрд.: миллиард, -а, -ов"""
@@ -82,6 +92,7 @@ class Russian(Language):
         см.: смотри; напр.: например; нач.: начало; тел.: телефон; тыс.: тысяч; млн: миллионов
         млрд: миллиардов; г-н: господин; г-жа: госпожа; д-р: доктор; д-ра: доктора; д-ру: доктору
         г-на: господина; г-ну: господину; г-жи г-же: госпоже; проф.: профессор; тов.: товарищ
+        темп.: температура
         им.: имени; ок.: около; доб.: добавочный; т.: том; пн: понедельник; вт: вторник; ср: среда
         чт: четверг; пт: пятница; сб: суббота; вс: воскресенье"""
     final = words("т.д. т.п. др. г. гг. в. вв.")
@@ -89,8 +100,9 @@ class Russian(Language):
         Потом Сейчас Сегодня Так Также Там Тогда Только Ты У Что Это Этот Я""")
     SYMBOLS = """&: и; @: собака; =: равно; ÷: разделить на; ×: умножить на; °: градусов; ≈ ~: около
         <: меньше; >: больше; ≤: не больше; ≥: не меньше; ±: плюс минус; §: параграф; №: номер"""
-    WEB = ".: точка; /: слэш; -: дефис; _: подчёркивание; ?: вопрос; #: решётка; :: двоеточие"
-    opens = words("№ т. д. стр. г. ст. Ст. п. П.")
+    WEB = """.: точка; /: слэш; -: дефис; _: подчёркивание; ?: вопрос; #: решётка; *: звёздочка
+        :: двоеточие"""
+    opens = words("т. д. стр. г. ст. Ст. п. П.")
     followers = words("г года году годе гг. годы в. вв. число")
 
     RULES = r"""
@@ -116,6 +128,7 @@ class Russian(Language):
     (?P<y>1\d{3}|20\d\d)\sгод(?!\w) => {y:ordinal:nm} год
     (?P<y>1\d{3}|20\d\d)\s(?P<what>год[уе])(?!\w) => {y:ordinal:pm} {what}
     (?P<a>\d{1,2})\sпо\s(?P<b>\d{1,2})(?=\sчисло) => {a:ordinal:gn} по {b:ordinal:nn}
+    во? >> (?P<a>пн|вт|ср|чт|пт|сб|вс)(?!\w)\.? => .day_on
     (?P<n>\d{1,4})-(?:ти|ми)(?!\w) => {n:gm}
     (?P<n>\d{1,3})-(?P<what>[а-яё]{4,})(?!\w) => .compound
     (?P<n>\d{1,4})-?(?:х|ых)(?!\w) => {n:of_decades}
@@ -134,7 +147,7 @@ class Russian(Language):
     адрес: >> (?P<n>[1-6]\d{5})(?!\d|[.,]\d) => {n:spell}
     (?P<w>\d{1,6})(?:,(?P<d>\d{1,3}))?\s?% => .percent
     (?P<from>\d{1,4})[-–—](?P<n>\d{1,4})(?![\w-]|[.,:/=]\d|\s?=) => .numbers
-    (?P<n>\d{1,6})(?![\d:/–-]|[.,]\d|\s\d{3}) => .after_preposition
+    (?P<n>\d{1,6})(?![\d:/–-]|[.,]\d|\s\d{3}|\s?[x×]) => .after_preposition
     """
 
     def ordinal(self, number: int, form: str = "nm") -> str:
@@ -143,7 +156,8 @@ class Russian(Language):
 
     def read_after_preposition(self, found: Found) -> str | None:
         """Return a number in the case that the word before it asks for; None: it asks for none."""
-        number, case = int(found["n"]), _CASES.get(found.word)
+        number = int(found["n"])
+        case = self._case(found, number)
         is_span = found.rest.lstrip().startswith(("по ", "до "))
         if found.word in ("с", "со") and 1900 <= number < 2100 and is_span:  # years
             return self.ordinal(number, "gm")
@@ -157,23 +171,39 @@ class Russian(Language):
         words = re.sub(r"\bодна( \w+)а\b", r"одну\1у", words)
         return re.sub(r"\bодна$", "одну", words)
 
+    def read_day_on(self, found: Found) -> str:
+        """Return the weekday of "on Friday", in the accusative."""
+        return _DAYS_ON[_WEEK.index(found["a"])] + self.kept_point(found)
+
+    def read_key(self, found: Found) -> str:
+        said = super().read_key(found)
+        return said[:-1] + "у" if found.word in _PRESSED else said
+
+    def read_per(self, found: Found) -> str:
+        return re.sub("а$", "у", super().read_per(found))
+
     def read_compound(self, found: Found) -> str:
         """Return a word that begins with a number in the genitive, such as "пятиэтажный"."""
         said = self.cardinal(int(found["n"]), "gm").replace("одного", "одно")
         return re.sub(r"\b(девяно|)ста\b", r"\1сто", said).replace(" ", "") + found["what"]
 
+    def _case(self, found: Found, number: int) -> str | None:
+        """Return the case that the word before a number asks for: "по 1 таблетке" the dative."""
+        is_each = found.word == "по" and self.plural(number) == 0
+        return "d" if is_each and not found["from"] else _CASES.get(found.word)
+
     def read_in_case(self, found: Found) -> str | None:
         """Return a number and its noun in the case that the word before, or a range, asks for."""
-        asked = _CASES.get(found.word)
+        whole, decimals = re.sub(r"\s", "", found["n"]), found["d"]
+        asked = self._case(found, int(whole))
         case = asked or "g"
         if not (asked or found["from"]):
             return None
         unit, scale = found["unit"], self.scales.get(found["scale"])
         noun = self.percent_noun if unit == "%" else self.units.get(unit) or self.scales.get(unit)
         noun = noun or self.currencies[unit].unit
-        whole, decimals = re.sub(r"\s", "", found["n"]), found["d"]
         head = scale or noun
-        if found.word in _BEFORE_GOALS:
+        if found.word in _BEFORE_GOALS and found["from"]:
             first = f"{self.cardinal(int(found['from']), head.gender)} — "
             said = self.count(whole, decimals, head, first) + (f" {noun.many}" if scale else "")
             return said + self.kept_point(found)
@@ -358,6 +388,22 @@ class Russian(Language):
         else:
             part = self.ordinal(bottom, "gm").removesuffix("ого") + "ых"
         return f"{self.say(top, gender='f')} {part}"
+
+    def read_fraction(self, found: Found) -> str | None:
+        """Return a fraction in the case that the word before it asks for."""
+        top, bottom, case = int(found["n"]), int(found["d"]), _CASES.get(found.word)
+        is_one = self.plural(top) == 0
+        if is_one and found.word in _BEFORE_GOALS:
+            case = "a"
+        if not case or found["w"] or found["unit"] or top >= bottom:
+            return super().read_fraction(found)
+        if bottom in _PARTS:
+            part = _PARTS[bottom] + (_ONE_PART if is_one else _PARTS_OF)[case]
+        elif is_one:
+            part = self.ordinal(bottom, f"{case}f")
+        else:
+            part = self.ordinal(bottom, "gm").removesuffix("ого") + _FRACTION_ENDINGS[case]
+        return f"{self.cardinal(top, f'{case}f')} {part}"
 
     def number(self, whole: str, decimals: str = "", gender: str = "") -> str:
         """Return the words of a number; "3,14" is "three wholes, fourteen hundredths"."""

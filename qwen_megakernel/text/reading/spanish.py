@@ -8,8 +8,8 @@ class Spanish(Romance):
     code = "es"
     minus, plus, point = "menos", "más", "coma"
     percent, per, to, number_sign = "por ciento", "por", "a", "número"
-    by, over, out_of, power = "por", "sobre", "sobre", " elevado a {}"
-    due = words("el del al día hasta desde")
+    by, over, rating, power = "por", "sobre", "{} sobre {}", " elevado a {}"
+    due = words("el del al día hasta desde vence vencimiento")
     numbered = words("""siglo capítulo tomo volumen acto parte libro título artículo apartado anexo
         escena fase nivel canto sección tipo guerra s. ss.""")
     phone_words = words("tel teléfono móvil fax llame llama llamar al")
@@ -20,7 +20,7 @@ class Spanish(Romance):
     clock_words, feminine_articles = words("las"), words("la las unas")
     feminine_names, degree_is_ordinal = words("Isabel"), True
     halves = "medio", "media"
-    BEFORE_DIGITS = r"[nN]\.?[º°]\s?: número; p\.\s?: página; op\.\s: opus"
+    BEFORE_DIGITS = r"p\.\s?: página; c/: cada"
     PARTS = """2: medio; 3: tercio; 4: cuarto; 10: décimo; 11: onceavo; 12: doceavo; 20: veinteavo
         100: centésimo"""
     FEMININE, MASCULINE = "a dad dade cione ción sión tud", "o or ore al ale án ane e"
@@ -29,7 +29,8 @@ class Spanish(Romance):
     UNITS = """mAh: miliamperio hora, miliamperios hora
         seg: segundo; dB: decibelio; x × vez veces: vez, veces, f; cda. cdas.: cucharada, f
         cdta. cdtas.: cucharadita, f; vaso vasos: vaso; pts pts.: punto
-        persona personas pers: persona, f; comp.: comprimido"""
+        persona personas pers: persona, f; comp.: comprimido
+        lpm: latido por minuto, latidos por minuto"""
     SCALES = "mil: mil, mil; millón millones M: millón, millones"
     MONEY_SCALES = "k: mil, mil"
     CURRENCIES = """€ EUR: euro / céntimo; $ USD: dólar, dólares / centavo
@@ -40,7 +41,7 @@ class Spanish(Romance):
     dates = "{day} de {month}", "{day} de {month} de {year}"
     time_marks = r"\sh\b"
     ABBREVIATIONS = """D.ª: doña; dcha.: derecha; izq. izda.: izquierda; hab.: habitantes
-        háb.: hábiles; mill.: millones; nº n.º N.º: número
+        háb.: hábiles; mill.: millones; p.a.: por año
         s/n: sin número; c/u: cada uno; a/c: aire acondicionado; n/a: no aplica
         Sr.: señor; Sra.: señora; Srta.: señorita; Sres.: señores; Dr.: doctor
         Dra.: doctora; D.: don; Dña.: doña; Prof.: profesor; Ud. Vd.: usted; Uds. Vds.: ustedes
@@ -58,8 +59,8 @@ class Spanish(Romance):
         ≈ ~: aproximadamente; <: menor que; >: mayor que; ≤: como máximo; ≥: como mínimo
         ±: más o menos; §: sección; ©: copyright"""
     WEB = """.: punto; /: barra; -: guion; _: guion bajo; ?: interrogación; =: igual; #: almohadilla
-        :: dos puntos"""
-    opens, followers = words("n.º nº N.º p. op. s. ss. EE. &"), words("h hab")
+        *: asterisco; :: dos puntos"""
+    opens, followers = words("p. s. ss. EE. &"), words("h hab")
 
     RULES = r"""
     1(?:\.?[º°]|ro)(?=\sde\s) => primero

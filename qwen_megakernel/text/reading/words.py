@@ -28,6 +28,7 @@ MAX_DIGITS = 15  # for a number that is read as one; the digits of a longer one 
 
 _FIELD = re.compile(r"\{(\w+)(?::([\w:]+))?\}")
 _ROMAN = re.compile("M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})")
+_NUMBER_SIGNS = ("n.º", "nº", "n°", "N.º", "Nº", "N°")
 _NAMES = {"max.", "art.", "mar.", "etc."}  # abbreviations that are words if they are capitalised
 # Units that people also type with other capitals, and that remain the same units.
 _TYPED_ANYHOW = re.compile(
@@ -121,7 +122,10 @@ class Words:
     pointed_endings: tuple[str, ...] = ()  # of words with a point, such as "Hauptstr."
     has_ordinal_points = False  # whether "5." may be an ordinal
     number_sign: str  # the word for "#" before a number
-    BEFORE_DIGITS = ""  # regular expressions of marks before a number, and the word for each
+    opus = "opus"
+    BEFORE_DIGITS = (
+        ""  # further regular expressions of marks before a number, and the word for each
+    )
     percent: str  # the word after the number; a "{}" in it stands for the number
     PERCENT = ""  # its forms after 1, 2 and 5
     to: str  # the word between the ends of a range
@@ -129,7 +133,7 @@ class Words:
     score: str | None = None  # the word between the numbers of 16:9 and 3-1, if it is not `to`
     by: str  # the word between the dimensions of a thing, as in 3 x 4
     over: str  # the word in a reading of two numbers such as 118/76
-    out_of = ""  # the word in a rating such as 4.5/5
+    rating: str  # the words of a rating such as 4.5/5
     power: str  # what is said for "^", with "{}" for the number after it
     postal_digits = 5  # of a postal code
     groups_with_spaces = False  # whether spaces group the thousands of a number
@@ -197,14 +201,16 @@ class Words:
         self.percent_noun = nouns(f"%: {self.PERCENT or self.percent}")["%"]
         self.group_mark = "," if self.decimal == "." else "."
         self.ratio = self.to if self.score is None else self.score
+        self.opens |= {*_NUMBER_SIGNS, "№", "op.", "Op."}
         self.opens |= {"km"} & {*self.units}
         self._name_days_and_months()
         self._name_signs()
         for each in [*self.numbered]:  # and their plurals, regular ones and Italian ones
             self.numbered |= {f"{each}s", f"{each[:-1]}i", f"{each[:-1]}e"}
-        abbreviations = table(self.ABBREVIATIONS)
+        abbreviations = dict.fromkeys(_NUMBER_SIGNS, self.number_sign) | table(self.ABBREVIATIONS)
         self.abbreviations = {key.replace("~", " "): abbreviations[key] for key in abbreviations}
-        self.before_digits = table(self.BEFORE_DIGITS)
+        self.before_digits = {r"[nN]\.?[º°]\s?|№\s?": self.number_sign, r"[Oo]p\.\s": self.opus}
+        self.before_digits |= table(self.BEFORE_DIGITS)
         for key, said in [*self.abbreviations.items()]:  # "chap." may begin a sentence
             capitalised = key.capitalize()
             if capitalised in self.abbreviations or not key[:-1].islower():
