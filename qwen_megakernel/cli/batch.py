@@ -111,7 +111,7 @@ def _read(path: str) -> list[dict[str, Any]]:
                 )
             if tasks.setdefault(name, task) is not task:
                 raise UsageError(f"{name} is the output of another line, too.")
-        # A UsageError is a ValueError; Python reads JSON that is nested thousands deep by recursion.
+        # A UsageError is a ValueError; JSON that is nested too deep is a RecursionError.
         except (ValueError, TypeError, RecursionError) as error:
             raise UsageError(f"{path}, line {number}: {error}") from error
     if not tasks:
