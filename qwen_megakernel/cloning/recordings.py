@@ -71,10 +71,10 @@ def read(path: str | Path | BinaryIO, name: str = "") -> tuple[np.ndarray, int]:
         with opened(path) as file:
             return decode(file), file.samplerate
     except (OSError, RuntimeError, TypeError) as error:
-        is_path = isinstance(path, str | Path)
-        is_absent = is_path and not Path(path).exists()
+        file = Path(path) if isinstance(path, str | Path) else None
+        is_absent = file is not None and not file.exists()
         reason = "no such file" if is_absent else why_unreadable(error)
-        if is_path and Path(path).is_dir():
+        if file is not None and file.is_dir():
             reason = "it is a folder"
         hint = "Give a WAV, FLAC, OGG or MP3 recording of one speaker."
         if not is_absent and Path(name or str(path)).suffix.lower() in FFMPEG_SUFFIXES:

@@ -99,7 +99,7 @@ class English(Language):
         Fri: Friday; incl.: including; excl.: excluding"""
     numbered = words("""act appendix article book chapter class division episode grade level part
         phase section season stage step table title tier type unit vol volume war""")
-    due = words("on due dated")
+    due = words("on due dated filed posted expires")
     final = words("Jr. Sr. etc. Inc. Ltd. Corp. Co. Ave. Blvd. Rd. a.m. p.m.")
     starters = words("""A After All Also An And Any Are As At Be Because Before But By Can Could Did
         Do Does Every Everyone For From Had Has Have He Her Here His How However I If In Is It Its
@@ -150,8 +150,7 @@ class English(Language):
         => {n} basis points
     (?P<n>\d{1,5})\sN\.(?=\s[A-Z0-9])(?!\s(?:{STARTERS})(?!\w)) => {n} North
     (?P<a>[1-9])x(?=\d{1,2}s(?!\w)) => {a} by~
-    (?P<a>Sat|Sun)(?=\s\d{1,2}(?:[-–:]|\s?[ap])) => .days
-    Mon(?=,?\s\d) => Monday
+    (?P<a>Mon|Sat|Sun)(?=\s\d{1,2}(?:[-–:]|\s?[ap]|(?:{ORDINAL_MARKS})?\s(?i:{MONTH}))) => .days
     per >> (?=\w*[A-Z]|k[gm]|mg|ml|cm)(?P<per>{UNITS})(?!\w) => .one
     b/w(?=\s(?:\d|the|you|us|them|my|our|two|both)\b) => between
     24x7(?!\w) => twenty-four seven

@@ -64,6 +64,7 @@ class French(Romance):
     centuries = words("s siècle siècles République république arrondissement")
 
     RULES = r"""
+    (?P<h>\d{1,2})\s?h\s?(?P<m>\d{1,2})\s?min(?!\w) => {h:counted:h} {m:counted:min}
     {HOUR}\s?h(?:\s?{MINUTE})?(?!\w) => .time
     1(?:ère|re)(?!\w) => première
     (?P<n>\d{1,3})\s?j(?:\.|(?!['’\w])) => {n:counted:jour}

@@ -86,7 +86,7 @@ class Language(RomanNumerals):
     \^(?P<minus>[-−]?)(?P<n>\d{1,3})(?!\d) => .power
     (?P<sizes>{SIZE}(?: × {SIZE}){2,})(?: ?(?P<unit>{UNITS}))?{EDGE} => .size
     (?P<sizes>{SIZE} × {SIZE}) ?(?P<unit>{UNITS}){EDGE} => .size
-    (?P<n>\d{1,4})(?P<letter>[xyz]){EDGE}(?=\s*(?:[-+−=*^²³]|/(?![a-z]{2}|[djh](?!\w))))
+    (?P<n>\d{1,4})(?P<letter>[xyz]){EDGE}(?=\s*(?:[-+−=*^²³]|/(?![A-Za-z]{2}|[djh](?!\w))))
         => {n} {letter}
     [-=+−] >> (?P<n>\d{1,4})(?P<letter>[xyz]){EDGE} => {n} {letter}
     [₀-₉]+ => .subscript
@@ -120,7 +120,7 @@ class Language(RomanNumerals):
     (?![~≈<>≤≥±]\s?[\d.,]+[^\W\d_]){SIGN}{NUM} => .number
     (?<=[^\W_]|[%°¢])[ ]?[-–—] ?(?=[$€£¥]?\d)|(?<=\d)~(?=\d) => .dash
     .+ >> (?<=.)-(?=\d) => ~
-    (?<![\w#])[#∗](?![\w#]) => .key
+    (?<!#)(?<![^\W\d])[#∗](?![\w#]) => .key
     [\d.,]+ >> /(?=\w{2}|[hsч])(?P<per>{UNITS})(?!\w) => .per
     (?:fois|(?:.*-)?mal|veces|volte|vezes|раза?) >> /(?P<per>[^\W\d_]+)(?!\w) => .per
     (?P<sym>[€£₽₹₩$])(?![\w$€£¥]) => .currency
@@ -359,7 +359,7 @@ class Language(RomanNumerals):
         """Return the words of what stands behind a slash: "per hour"; "" if nothing does."""
         if not found["per"]:
             return ""
-        noun = self.units.get(found["per"])
+        noun = self.units.get(found["per"]) or self.units.get(f"{found['per']}.")
         name = noun.one if noun else self.abbreviations.get(f"{found['per']}.", found["per"])
         return self._joint(self.per) + name
 

@@ -191,7 +191,8 @@ class Words:
         self.units = unit_forms(self.code, self.noun_gender) | nouns(self.UNITS, *form)
         self.units = {unit: self.units[unit] for unit in self.units.keys() - self.scales.keys()}
         for symbol in [*filter(_TYPED_ANYHOW.fullmatch, self.units)]:
-            for typed in (symbol.lower(), symbol.upper(), symbol.capitalize()):
+            first, last = symbol[:-1], symbol[-1].upper()
+            for typed in (symbol.lower(), symbol.upper(), symbol.capitalize(), first + last):
                 self.units.setdefault(typed, self.units[symbol])
         signs = currency_forms(self.code, self.noun_gender)
         self.currencies = {sign: Currency(signs[sign], None) for sign in signs}
