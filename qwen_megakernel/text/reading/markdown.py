@@ -22,8 +22,9 @@ _AUTOLINK = re.compile(r"<(https?://[^>\s]*|[^@>\s]+@[^>\s]+)>")
 _ESCAPE = re.compile(r"\\([!-/:-@\[-`{-~])")
 _STARS = re.compile(r"(?<![\d\s\\*])\*+|(?<!\\)\*+(?![\d\s*])")
 # A star that stands alone, or before the second part of a word, is a key of a telephone.
-_KEY = re.compile(r"(?<![^\"'“„«(])\*(?=[\"'”“»),.;:!?]*$|-[^\W\d_])")
+_KEY = re.compile(r"(?<![^\"'“„«])\*(?=[\"'”“»),.;:!?]*$|-[^\W\d_])")
 KEY = "∗"  # as the rules see it
+_BEFORE_KEY = re.compile(r"按\Z|[^.!?…\s]\s\Z")  # behind a sentence, a star is that of a footnote
 _STRONG = re.compile(r"\*{2,}")
 _PRODUCT = re.compile(r"[^*]*[\w)]\*[\w(][^*]*")  # a single star between two factors
 _UNDERSCORES = re.compile(r"_+")
@@ -47,11 +48,12 @@ class Markdown:
         self._line = Line.BEGUN
         self._is_item = False  # whether the line is a heading or a list entry
 
-    def strip(self, segment: Draft, past: str) -> Draft:
+    def strip(self, segment: Draft, past: str, following: str) -> Draft:
         """Return the segment without its marks; the result is empty if it has nothing else.
 
         Args:
             past: the text before the segment.
+            following: the character behind it; "": there is none.
         """
         begins = self._line is Line.BEGUN
         text = segment.text
@@ -64,7 +66,8 @@ class Markdown:
             self._line = Line.ROW if text.startswith("|") else Line.TEXT
         if _FENCE.match(text):
             return segment.replace(_FENCE, "")
-        if not begins and past.endswith((" ", "按")):
+        is_alone = not following.isalnum() or past.endswith("按")
+        if not begins and is_alone and _BEFORE_KEY.search(past):
             segment = segment.replace(_KEY, KEY)
         return _without_marks(segment, self._line is Line.ROW)
 

@@ -257,7 +257,7 @@ class TextReader:
             end = self._next_end(held.text, place, is_ended)
             if end is None:
                 break
-            yield from self._words_of(held[place:end])
+            yield from self._words_of(held[place:end], held.text[end : end + 1])
             place = end
         self._held = held[place:]
 
@@ -275,7 +275,7 @@ class TextReader:
         self._next_language = ENGLISH
         return segment_end(text, place, is_ended, self._opens, self._joins)
 
-    def _words_of(self, segment: Draft) -> Iterator[Piece]:
+    def _words_of(self, segment: Draft, following: str) -> Iterator[Piece]:
         if self._names_letters and self._is_normalizing:
             segment = segment.replace(BEYOND_ASCII, base_letter)
         text = segment.text
@@ -287,7 +287,7 @@ class TextReader:
             yield from segment.kept(0, len(text))
         else:
             begins = self._markdown.is_begun
-            marked = self._markdown.strip(segment, self._past)
+            marked = self._markdown.strip(segment, self._past, following)
             self._skips_space = not marked.text and begins
             if marked.text:
                 yield from self._expressions(marked)
