@@ -11,6 +11,7 @@ from typing import Any
 
 from qwen_megakernel.content_credentials import SIGNED_FORMATS, SYNTHETIC, Signer
 from qwen_megakernel.errors import OutputError, UsageError
+from qwen_megakernel.output_files import why_unwritable
 
 KINDS = ("metadata", "watermark", "c2pa")
 COMMENT = f"AI-generated speech. Digital source type: {SYNTHETIC}"  # of audio files
@@ -52,7 +53,9 @@ class MarkKey:
                 path.unlink()
                 raise
         except OSError as error:
-            raise OutputError(f"Cannot write a key to {path}: {error.strerror}.") from error
+            raise OutputError(
+                f"Cannot write a key to {path}: {why_unwritable(path, error)}."
+            ) from error
         return key
 
     @staticmethod

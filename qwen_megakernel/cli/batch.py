@@ -94,8 +94,12 @@ def _speak(
 def _read(path: str) -> list[dict[str, Any]]:
     """Return the objects of a file's lines; a line without `output` gets its number as the name."""
     tasks: dict[str, dict[str, Any]] = {}
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"Cannot read {path}: {error.strerror}.") from error
     # Of bytes, because a text may have other characters at which `str.splitlines` ends a line.
-    for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
+    for number, line in enumerate(data.splitlines(), 1):
         if not line.strip():
             continue
         try:

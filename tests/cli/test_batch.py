@@ -93,6 +93,13 @@ def test_a_file_without_a_line_is_refused(batch, monkeypatch):
     assert done.returncode == 2 and "a.jsonl has no line" in done.stderr
 
 
+@pytest.mark.parametrize("name", ["none.jsonl", "."])
+def test_a_file_that_cannot_be_read_is_named(run_here, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    done = run_here(*SPEAK, "--batch", name, "--output-dir", "out")
+    assert done.returncode == 2 and f"Cannot read {name}: " in done.stderr
+
+
 def test_a_line_ends_where_json_ends_it(batch, tmp_path):
     row = json.dumps({"text": "One.\u2028Two.\x85"}, ensure_ascii=False)
     assert "2 spoken" in batch(b"\xef\xbb\xbf" + row.encode(), row + "\r").stderr
