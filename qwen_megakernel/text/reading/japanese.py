@@ -39,7 +39,7 @@ class Japanese(Language):
         """Return the words of block, house and flat, behind a place; None elsewhere."""
         last = found.before[-1:]
         is_place = found.text.count("-") == 2 and last.isalpha()
-        is_place |= last in tuple("区町村市目島内")
+        is_place |= last in tuple("区町村市目島内") or found.rest.startswith("号")
         return "の".join(map(self.number, found.text.split("-"))) if is_place else None
 
     def cardinal(self, number: int, gender: str = "") -> str:

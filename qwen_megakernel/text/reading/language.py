@@ -63,7 +63,7 @@ class Language(RomanNumerals):
         (?:,?\s(?:(?:{LINKS})\s)?(?P<y>\d{4})(?!\d))? => .date
     {LETTERS_FOLLOW}(?<=[^\WA-Za-z_])\s?[~～]\s?(?=\d) => {between_ends}
     {LETTERS_FOLLOW}(?P<m>1[0-2]|0?[1-9])/(?P<d>[12]\d|3[01]|0?[1-9])(?=\s?[（(](?:{DAYS})[)）]
-        |\s?(?:上午|下午|午前|午後|오전|오후)|\s\d{1,2}:\d\d) => .date
+        |\s?(?:上午|下午|午前|午後|오전|오후|前|まで|から|까지|부터)|\s\d{1,2}:\d\d) => .date
     (?P<{FIRST}>\d{1,2})/(?P<{SECOND}>\d{1,2})(?![/.,]?\d|/) => .day_and_month
     (?P<r>[IVXLCDM]+)(?:e|ᵉ)?\s?[-–—]\s?(?P<to>[IVXLCDM]+)(?:e|ᵉ)?(?!\w|['’]\w) => .roman_range
     {LETTERS_FOLLOW}(?<![A-Za-z])(?P<r>[IVX]{2,7})(?![A-Za-z0-9]) => .roman_alone
@@ -88,6 +88,7 @@ class Language(RomanNumerals):
     (?P<sizes>{SIZE} × {SIZE}) ?(?P<unit>{UNITS}){EDGE} => .size
     (?P<n>\d{1,4})(?P<letter>[xyz]){EDGE}(?=\s*(?:[-+−=*^²³]|/(?![A-Za-z]{2}|[djh](?!\w))))
         => {n} {letter}
+    x(?=\s(?:{CURRENCIES})?\s?\d) => .product
     [-=+−] >> (?P<n>\d{1,4})(?P<letter>[xyz]){EDGE} => {n} {letter}
     [₀-₉]+ => .subscript
     \d+(?:\.\d+){2,} => .pointed
@@ -418,6 +419,10 @@ class Language(RomanNumerals):
     def read_key(self, found: Found) -> str:
         """Return the name of "#" or "*", as on the keys of a telephone."""
         return self.web[found.text.replace(KEY, "*")]
+
+    def read_product(self, found: Found) -> str:
+        """Return the word for an "x" that stands for "×", as in "3 kWh x 0.31 €"."""
+        return self.symbols["×"]
 
     def read_symbol(self, found: Found) -> str | None:
         symbol, last, following = found.text, found.last, found.rest[:1]

@@ -41,7 +41,7 @@ class Portuguese(Romance):
     dates = "{day} de {month}", "{day} de {month} de {year}"
     times = "{h:f} {hours}", "{h:f} e {m}", " e {s} segundos"
     ABBREVIATIONS = """c/: com; s/: sem; p/: para; s/n: sem número; n/a: não aplicável
-        a/c: aos cuidados de
+        a/c: aos cuidados de; c/c: conta corrente
         Sr.: senhor; Sra.: senhora; Srs.: senhores; Sras.: senhoras; hab.: habitantes
         Srta.: senhorita; Dr.: doutor; Dra.: doutora
         Prof.: professor; Profa.: professora; D.: dom; Eng.: engenheiro; etc.: et cetera
@@ -65,6 +65,7 @@ class Portuguese(Romance):
     RULES = r"""
     .*, >> (?P<a>[1-9]\d{3})-(?P<b>\d{3})(?![\d-]) => {a:spell}, {b:spell}
     (?P<a>\d{1,2})/(?P=a)\s?h(?:oras)?(?!\w) => {a} em {a} horas
+    (?P<h>\d{1,2})\s?h\s?(?P<m>\d{1,2})\s?min(?!\w) => {h:counted:h} e {m:counted:min}
     {HOUR}h{MINUTE}?(?:min)?(?!\w) => .time
     D\.(?=\s[A-ZÀ-Ý]\w*a(?!\w)) => dona
     (?P<a>\d{1,2})\sx\s(?P<b>\d{1,2})(?=\s(?!x|(?:{UNITS})(?!\w))|[^\w\s]|$)
