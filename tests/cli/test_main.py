@@ -95,7 +95,7 @@ def test_the_help_of_serve_shows_its_defaults(capsys):
         (("speak", "Hello.", "-m", "a"), "-m a; did you mean --mark or --model or --mark-key?"),
         (("speak", "--txt", "Hello."), "--txt; did you mean --text?"),
         (("speak", "Hello.", "--format", "mp3"), "names the format: -o out.mp3"),
-        (("speak",), "required: text; - reads standard input, --file FILE a file"),
+        (("speak",), "--file FILE a file; write --text=TEXT if the text begins with -"),
         (("speak", "Hello.", "--text", "Hi."), "the text is given twice"),
         (("speak", "--file", "/no/such"), "-f/--file: /no/such: No such file or directory"),
         (("serve", "--ssl"), "--ssl; a reverse proxy does TLS; docs/operations.md"),
