@@ -197,7 +197,7 @@ class English(Language):
     (?!version$).* >> (?i)v(?=\d+\.\d) => version
     runways?|or|and >> (?P<n>[0-3]?\d)(?P<side>[LRC])(?!\w) => {n} {side}
     (?P<n>\d{1,3})\s?y/?o(?!\w) => {n} year old
-    press|dial|hit|enter|or|and|the >> #(?![\w#]) => pound
+    press|dial|hit|enter|or|and|the|\d+ >> #(?![\w#]) => pound
     errors?|status >> (?P<n>[45](?!00)\d\d)(?![\d.:,-]*\w) => {n:spell}
     """
 
