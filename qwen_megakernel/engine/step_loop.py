@@ -5,6 +5,7 @@ owns all device work. `slots` records which stream holds which slot, `delivery` 
 into chunks.
 """
 
+import contextlib
 import copy
 import math
 import threading
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -54,13 +56,13 @@ class StepLoop:
 
     def __init__(self, build: Callable[[], Stages], *, on_finished: Callable[[StreamState], None]):
         self._on_finished = on_finished
-        self._changed = threading.Condition()
-        self._news = False
+        # Calls, or None after a stream has changed. A queue, because a stream that is
+        # garbage-collected wakes the loop in any thread, at any line of it, in the loop's own too.
+        self._news: SimpleQueue[tuple[Future, Callable[[], Any]] | None] = SimpleQueue()
         self._closing = False
         self._next_look_s: float | None = None  # when a turn is due without news; None: never
         # Milliseconds of each stage's work, of all streams together.
         self.spent_ms = {"prefill": 0.0, "decode": 0.0, "vocoder": 0.0}
-        self._calls: deque[tuple[Future, Callable[[], Any]]] = deque()
         self._ahead: deque[np.ndarray] = deque()  # frames of contexts that will be needed
         self._contexts: dict[bytes, Any] = {}  # frames -> the vocoder's state behind them
         is_built: Future[None] = Future()
@@ -71,7 +73,8 @@ class StepLoop:
             self._thread.start()
             is_built.result()
         except BaseException:  # also Ctrl-C, after which the caller has no loop to close
-            self._stop()
+            self._closing = True
+            self.wake()
             raise
 
     def submit(self, state: StreamState) -> None:
@@ -81,12 +84,12 @@ class StepLoop:
             EngineClosed: the loop has been closed, or this process is a fork of the engine's.
             KernelTimeout, GPULost: the GPU hung too often, or is lost; see `SlotTable.failure`.
         """
-        with self._changed:
-            self._check_open()
-            if self.table.failure:
-                raise self.table.failure.with_traceback(None)
-            self.table.waiting.append(state)
+        self._check_open()
+        if self.table.failure:
+            raise self.table.failure.with_traceback(None)
+        self.table.waiting.append(state)
         self.wake()
+        self._check_open()  # a loop that has just been closed may not have seen it
 
     def run(self, call: Callable[[], Any]) -> Any:
         """Call a function on the worker thread, between two steps, and wait for its result.
@@ -96,10 +99,8 @@ class StepLoop:
             Exception: from `call`.
         """
         future: Future = Future()
-        with self._changed:
-            self._check_open()
-            self._calls.append((future, call))
-        self.wake()
+        self._news.put((future, call))
+        self._check_open()  # behind `put`, because a closed loop looks no more
         return future.result()
 
     def prepare(self, frames: np.ndarray) -> None:
@@ -111,9 +112,7 @@ class StepLoop:
 
     def wake(self) -> None:
         """Make the loop look at its streams again, without waiting for device work."""
-        with self._changed:
-            self._news = True
-            self._changed.notify()
+        self._news.put(None)
 
     def interrupt(self) -> None:
         """Wake the loop, and end the running step after the frame that it is drawing."""
@@ -122,15 +121,10 @@ class StepLoop:
 
     def close(self) -> None:
         """Cancel every stream, stop the thread and wait for it. A second call does nothing."""
-        self._stop()
-        self.stages.decoder.cancel()
+        self._closing = True
+        self.interrupt()
         if self._thread is not threading.current_thread():  # a finalizer may run anywhere
             self._thread.join()
-
-    def _stop(self) -> None:
-        with self._changed:
-            self._closing = True
-            self._changed.notify()
 
     def _check_open(self) -> None:
         if self._closing:
@@ -148,23 +142,30 @@ class StepLoop:
         if is_built.exception():
             return
         while not self._closing:
-            self._news = False  # before the turn: later news leads to another turn
             try:
                 is_busy = self._turn()
             except BaseException as error:  # a bug, or Rust's panic; no reader waits for ever
                 self.table.fail_all(error)
                 is_busy = False
-            if not is_busy:
-                with self._changed:
-                    self._changed.wait_for(lambda: self._news or self._closing, self._next_look_s)
-        for future, _ in self._calls:
-            future.set_exception(EngineClosed("The engine was closed."))
+            self._await_news(0 if is_busy else self._next_look_s)
+        self._await_news(0)
         self.table.end_all("cancelled")
+
+    def _await_news(self, timeout_s: float | None) -> None:
+        """Wait until there is news, and make the calls that have come; a closed loop refuses them.
+
+        Args:
+            timeout_s: seconds after which the loop goes on without news; None: never.
+        """
+        with contextlib.suppress(Empty):
+            while True:  # all news, before the turn: what comes later leads to another turn
+                call = self._news.get(timeout=timeout_s)
+                timeout_s = 0
+                if call:
+                    _settle(call[0], self._check_open if self._closing else call[1])
 
     def _turn(self) -> bool:
         """Do each kind of work once; returns whether there is more to do at once."""
-        while self._calls:
-            _settle(*self._calls.popleft())
         self.table.drop_cancelled()
         self.table.end_spoken()
         self.table.admit(self.stages.vocoder)
@@ -172,7 +173,7 @@ class StepLoop:
         self._feed_text()
         is_wanted = self.table.is_wanted
         looks = self.table.release_held(), self._end_late_text() if is_wanted else None
-        self._next_look_s = min((each for each in looks if each is not None), default=None)
+        self._next_look_s = min((max(0, each) for each in looks if each is not None), default=None)
         streams = self._runnable(is_wanted)
         collect = self._start_step(streams) if streams else None
         self._delivery.deliver()

@@ -130,9 +130,7 @@ def speak(monkeypatch):
             text = closed_text(request, TextPart.whole(torch.arange(9)))
             state = StreamState(request, text, loop.wake, loop.interrupt, 24000)
             states.append(state)
-        with loop._changed:  # admitted in one turn
-            loop.table.waiting.extend(states)
-        loop.wake()
+        loop.run(lambda: loop.table.waiting.extend(states))  # admitted in one turn
         for state in states:
             ends = [item for item in iter(state.outbox.get, "eos") if isinstance(item, Exception)]
             assert not ends

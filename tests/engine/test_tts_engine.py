@@ -124,8 +124,8 @@ def test_other_streams_change_neither_codes_nor_samples(
             chunks = {"first_chunk_frames": 1 + index // 3, "chunk_frames": 3 + index // 2} | chunks
             return tts.stream(TEXT, seed=index % 3, max_frames=16, **chunks)
 
-        with tts._loop._changed:  # three are queued before the first begins
-            streams = [start(index) for index in range(3)]
+        # Three are queued before the first begins.
+        streams = tts._loop.run(lambda: [start(index) for index in range(3)])
         streams += [start(index) for index in range(3, 5)]
         speeches = [Speech.collect(stream) for stream in streams]
         assert max(batches) == 3
@@ -138,8 +138,9 @@ def test_other_streams_change_neither_codes_nor_samples(
 
 
 def test_waiting_streams_are_served_oldest_first(tts):
-    with tts._loop._changed:  # all are queued before the first begins
-        streams = [tts.stream(TEXT, voice=VOICE, seed=1, max_frames=6) for _ in range(6)]
+    options = {"voice": VOICE, "seed": 1, "max_frames": 6}
+    # All are queued before the first begins.
+    streams = tts._loop.run(lambda: [tts.stream(TEXT, **options) for _ in range(6)])
     for stream in streams:
         list(stream)
     finished = [stream.timings["total"] for stream in streams]

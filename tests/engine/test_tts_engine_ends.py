@@ -3,12 +3,15 @@
 import asyncio
 import contextlib
 import gc
+import itertools
 import os
+import queue
 import signal
 import sys
 import threading
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -135,6 +138,42 @@ def test_a_dropped_stream_frees_its_slot(tts):
     del stream
     gc.collect()
     wait_until(lambda: tts.num_active == 0)
+
+
+def test_a_stream_that_is_collected_at_any_line_of_the_loop_is_not_forgotten():
+    """The collector runs in whichever thread allocates, also in the loop's, before it sleeps."""
+    left = -1  # lines of the loop's thread until the stream is closed; -1: no stream is to be
+
+    def trace(frame, event, arg):
+        nonlocal left
+        left -= event == "line" and left >= 0
+        if not left:
+            left = -1
+            state.cancel()
+        return trace
+
+    def count_lines(lines):
+        nonlocal left
+        left = lines
+
+    threading.settrace(trace)
+    decoder = SimpleNamespace(num_slots=1, cancel=lambda: None)
+    loop = StepLoop(lambda: Stages(decoder, None, None), on_finished=lambda state: None)
+    threading.settrace(None)
+    request = SpeechRequest("a")
+    for lines in itertools.count(1):
+        text = closed_text(request)
+        text.is_closed = False
+        state = StreamState(request, text, loop.wake, loop.interrupt, 24000)
+        loop.submit(state)
+        loop.run(partial(count_lines, lines))
+        try:
+            assert state.outbox.get(timeout=1) == "cancelled"
+        except queue.Empty:
+            assert left > 0, f"the loop slept {lines} lines after its call"
+            break
+    assert lines > 50  # those of a whole turn
+    loop.close()
 
 
 def test_a_waiting_stream_can_be_cancelled(tts):
@@ -366,13 +405,14 @@ def test_a_stream_that_a_step_has_lost_ends_alone_and_one_hang_counts_once(monke
     with tiny_engine(num_slots=3) as tts:
         launch = tts._loop.stages.decoder.launch
         monkeypatch.setattr(tts._loop.stages.decoder, "launch", losing)
-        expected = speak(tts, seed=1, max_frames=8).codes
+        options = {"voice": VOICE, "seed": 1, "max_frames": 8}
+        expected = speak(tts, **options).codes
         for _ in range(4):
             # Each step of all three streams loses two; the next step, of the first alone, is
             # complete.
             wait_until(lambda: not tts.num_active)
-            with tts._loop._changed:  # all are admitted in one turn
-                streams = [tts.stream(TEXT, voice=VOICE, seed=1, max_frames=8) for _ in range(3)]
+            # All are admitted in one turn.
+            streams = tts._loop.run(lambda: [tts.stream(TEXT, **options) for _ in range(3)])
             np.testing.assert_array_equal(Speech.collect(streams[0]).codes, expected)
             for stream in streams[1:]:
                 with pytest.raises(KernelTimeout, match="planted hang"):
