@@ -27,7 +27,13 @@ from qwen_megakernel.server import responses
 from qwen_megakernel.server.dialects.cartesia import Cartesia
 from qwen_megakernel.server.dialects.deepgram import Deepgram
 from qwen_megakernel.server.dialects.elevenlabs import ElevenLabs
-from qwen_megakernel.server.error_responses import DIALECT, ApiError, ErrorBody, add_handlers
+from qwen_megakernel.server.error_responses import (
+    DIALECT,
+    ApiError,
+    ErrorBody,
+    add_handlers,
+    naming,
+)
 from qwen_megakernel.server.metrics import CONTENT_TYPE
 from qwen_megakernel.server.middleware import RequestGuard
 from qwen_megakernel.server.responses import EVENT_STREAM, SpeechResponse
@@ -200,10 +206,8 @@ def _add_voices(app: FastAPI, service: Service) -> None:
     ) -> dict[str, Any]:
         """Clone a voice from a recording and store it."""
         recording = await audio_sample.read()
-        try:
+        with naming("audio_sample", only=RecordingError):  # as this route calls it
             voice = await service.voices.upload(recording, name, ref_text or None, consent)
-        except RecordingError as error:  # here the field has another name than in a speech request
-            raise ApiError.of(error, "audio_sample") from error
         return {"success": True, "voice": voice}
 
     @app.delete(VOICES + "/{name}", dependencies=only_allowed)
@@ -220,10 +224,8 @@ def _add_detection(app: FastAPI, service: Service) -> None:
     ) -> dict[str, Any]:
         """Look for this server's watermark, C2PA's credentials and metadata in a recording."""
         recording = await audio.read()
-        try:
+        with naming("audio", only=RecordingError):
             return (await service.voices.detect(recording)).facts()
-        except RecordingError as error:
-            raise ApiError.of(error, "audio") from error
 
 
 def _model(engine: Any, name: str) -> dict[str, Any]:

@@ -3,9 +3,10 @@
 Clients show only `error.message`, so it must be complete.
 """
 
+import contextlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -20,6 +21,7 @@ from starlette.websockets import WebSocketClose
 from qwen_megakernel.errors import (
     EmptyText,
     EngineBusy,
+    MarkupError,
     QwenTTSError,
     RecordingError,
     TextTooLong,
@@ -38,7 +40,7 @@ CLOSE = {"Connection": "close"}  # headers of errors after which the server read
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _PARAMS: dict[type[Exception], str] = {
-    **dict.fromkeys((EmptyText, TextTooLong), "input"),
+    **dict.fromkeys((EmptyText, TextTooLong, MarkupError), "input"),
     **dict.fromkeys((UnknownVoice, VoiceMismatch), "voice"),
     UnknownLanguage: "language",
     RecordingError: "ref_audio",
@@ -139,6 +141,17 @@ class ApiError(Exception):
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
         kind = _TYPES.get(self.status, kind)
         return {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+
+
+@contextlib.contextmanager
+def naming(
+    param: str, *, only: type[QwenTTSError] | tuple[type[QwenTTSError], ...] = QwenTTSError
+) -> Iterator[None]:
+    """Turn an error into the `ApiError` that names the client's field."""
+    try:
+        yield
+    except only as error:
+        raise ApiError.of(error, param) from error
 
 
 def error_response(exception: Exception, scope: Scope) -> ASGIApp:

@@ -22,9 +22,9 @@ from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from qwen_megakernel.choices import TELEPHONE_RATE
 from qwen_megakernel.engine.conversation import Conversation
-from qwen_megakernel.errors import TextTooLong, UsageError
+from qwen_megakernel.errors import TextTooLong
 from qwen_megakernel.server.encoders import AudioFormat
-from qwen_megakernel.server.error_responses import CLOSE, ApiError
+from qwen_megakernel.server.error_responses import CLOSE, ApiError, naming
 from qwen_megakernel.server.settings import SAMPLE_RATES, ServerSettings
 from qwen_megakernel.server.voices import VoiceStore
 from qwen_megakernel.sound.loudness import check_loudness
@@ -241,11 +241,13 @@ class SpeechPlan:
         options: keyword arguments for `TTSEngine.stream`.
         audio: the form of the audio, with its rate.
         warnings: what the client should know; the voices that a text names may add some.
+        voice_field: the field that has chosen the voice.
     """
 
     options: dict[str, Any]
     audio: AudioFormat
     warnings: list[str]
+    voice_field: str = "voice"
 
     def within(self, conversation: Conversation) -> "SpeechPlan":
         """Return the plan of a text that belongs to a conversation, if such texts continue."""
@@ -278,15 +280,16 @@ async def plan_speech(
     name = body.voice.id if isinstance(body.voice, VoiceId) else body.voice
     voice: str | Voice | None
     if body.speaker_embedding is not None:
-        voice = _embedded(body, name)
+        field, voice = "speaker_embedding", _embedded(body, name)
     elif body.ref_audio is not None:
-        voice = await _clone(body, body.ref_audio, voices)
+        field, voice = "ref_audio", await _clone(body, body.ref_audio, voices)
         warnings += ["voice is ignored: ref_audio is given"] if name else []
     elif body.ref_text is not None:
         what = "ref_text is the transcript of ref_audio, which is missing."
         raise ApiError.about("ref_text", what)
     else:
-        voice = find_voice(name)
+        with naming("voice"):
+            field, voice = "voice", find_voice(name)
     feeds = {None: "auto", True: "full", False: "stepwise"}
     options = body.given(OFFERED) | sound
     options |= {
@@ -298,13 +301,17 @@ async def plan_speech(
         "text_feed": feeds[body.non_streaming_mode],
         "subtalker_do_sample": options.get("do_sample"),
     }
-    try:
+    with naming("lexicon"):
         options["lexicon"] = Lexicon.of(options.get("lexicon"))
-    except UsageError as error:
-        raise ApiError.of(error, "lexicon") from error
+    if options.get("style") is not None:
+        with naming("style"):
+            engine.find_voice(voice, options["style"])
+    if options.get("continuity") == "context":
+        with naming("continuity"):
+            engine.check_continuity()
     if body.instructions and engine.ignores_instruct:
         warnings.append("instructions are ignored: this model follows none")
-    return SpeechPlan(options, audio, warnings)
+    return SpeechPlan(options, audio, warnings, field)
 
 
 def _sound(

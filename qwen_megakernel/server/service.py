@@ -10,10 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 from qwen_megakernel.engine.conversation import Conversation
-from qwen_megakernel.errors import NotReady, QwenTTSError
+from qwen_megakernel.errors import NotReady, QwenTTSError, RecordingError, VoiceMismatch
 from qwen_megakernel.printable import get_logger
 from qwen_megakernel.server.active_speech import MAX_CHARS_AT_ONCE, ActiveSpeech
 from qwen_megakernel.server.admission import Admission, Newest
+from qwen_megakernel.server.error_responses import naming
 from qwen_megakernel.server.metrics import Metrics, SpeechRecord
 from qwen_megakernel.server.schemas import SpeechPlan, SpeechSettings, plan_speech
 from qwen_megakernel.server.settings import ServerSettings
@@ -102,7 +103,8 @@ class Service:
         speech_s = len(text or "") / CHARS_PER_SECOND
         ticket = self.admission.admit(speech_s * (engine.real_time_factor or 0.0))
         try:
-            stream = await _begin(engine, text, plan.options)
+            with naming(plan.voice_field, only=(RecordingError, VoiceMismatch)):
+                stream = await _begin(engine, text, plan.options)
         except BaseException:
             ticket.release()
             raise

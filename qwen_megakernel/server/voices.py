@@ -17,9 +17,9 @@ import numpy as np
 
 from qwen_megakernel.cloning import recordings
 from qwen_megakernel.cloning.mixing import mix_of
-from qwen_megakernel.errors import EngineBusy, RecordingError, UnknownVoice, UsageError
+from qwen_megakernel.errors import EngineBusy, RecordingError, UnknownVoice
 from qwen_megakernel.printable import get_logger, printable
-from qwen_megakernel.server.error_responses import ApiError
+from qwen_megakernel.server.error_responses import ApiError, naming
 from qwen_megakernel.server.settings import ServerSettings
 from qwen_megakernel.sound.detection import Detection, detect
 from qwen_megakernel.voice import VOICE_SUFFIX, Voice, composed_name, is_uploaded, new_name
@@ -188,10 +188,8 @@ class VoiceStore:
             ApiError: 409, the name is taken, or there are `max_uploads` uploaded voices; 400, a
                 voice cannot have the name.
         """
-        try:
+        with naming("name"):
             name = new_name(name)  # before any work
-        except UsageError as error:
-            raise ApiError.of(error, "name") from error
         key, limit = _key(name), self._settings.max_uploads
         async with self._admitting:
             uploads = set(self._uploading)  # of those that end meanwhile the list may lack the file

@@ -11,6 +11,7 @@ from fake_engine import FakeStream
 from speech_socket import say, session, speak
 from waiting import wait_until
 
+from qwen_megakernel.errors import TaskError
 from qwen_megakernel.records import Drift
 from qwen_megakernel.server.active_speech import ActiveSpeech
 from qwen_megakernel.server.schemas import SpeechPlan
@@ -31,6 +32,13 @@ def test_a_session_in_which_nothing_continues_is_refused(live):
     answer = live.client.post("/v1/audio/speech", json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "session"
+
+
+def test_a_model_that_cannot_continue_is_reported_with_the_field(live, engine, monkeypatch):
+    monkeypatch.setattr(engine, "check_continuity", Mock(side_effect=TaskError("untrained")))
+    answer = live.client.post("/v1/audio/speech", json={"input": "Hello.", "continuity": "context"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "continuity"
 
 
 def test_the_oldest_of_too_many_sessions_is_forgotten(live):

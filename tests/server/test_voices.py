@@ -96,6 +96,23 @@ def test_the_same_recording_again_is_remembered_and_counted(live, tts):
     assert line in live.client.get("/metrics").text
 
 
+# ---- fields of errors ----------------------------------------------------------------------------
+
+
+def test_an_error_names_the_clients_field(live, folder):
+    (folder / "torn.voice.safetensors").write_bytes(b"torn")
+    for field, body in {
+        "voice": {"voice": "torn"},
+        "speaker_embedding": {"speaker_embedding": [0.5, 0.5]},
+        "style": {"style": "happy"},
+        "input": {"text_format": "ssml", "input": "<speak>"},
+    }.items():
+        assert assert_error(live.speak(**({"input": TEXT} | body)), 400)["param"] == field
+    mixed = live.speak(TEXT, voice="torn+" * 10 + "torn")
+    assert assert_error(mixed, 400)["param"] == "voice"
+    (folder / "torn.voice.safetensors").unlink()
+
+
 # ---- kept ----------------------------------------------------------------------------------------
 
 

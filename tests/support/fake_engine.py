@@ -101,6 +101,9 @@ class FakeEngine:
             raise UnknownVoice(f'Unknown voice "{voice}".')
         return voice if style is None or not isinstance(voice, Voice) else voice.in_style(style)
 
+    def check_continuity(self) -> list[str]:
+        return []
+
     def stream(
         self,
         text: str | None = None,
