@@ -148,8 +148,7 @@ def _add_speech(app: FastAPI, service: Service) -> None:
             media_type = "application/json" if granularities else media_type
             file = responses.whole(speaking, body.loudness, granularities)
             return SpeechResponse(speaking, file, media_type, is_whole=True)
-        is_superset = bool(body.stream) and body.stream_format is None
-        if not is_superset and body.stream_format != "sse":
+        if not body.has_events:
             return SpeechResponse(speaking, speaking.audio(), media_type)
         max_steps = plan.options["max_frames"]
         if max_steps is None:  # the limit of each part of the text
@@ -157,7 +156,7 @@ def _add_speech(app: FastAPI, service: Service) -> None:
         if body.event_format:
             steps = responses.phases(speaking, max_steps)
             return SpeechResponse(speaking, steps, EVENT_STREAM, responses.error_event)
-        most = max_steps if is_superset else None
+        most = None if body.stream_format else max_steps  # more than OpenAI's events
         found = responses.events(speaking, most, granularities, include_codes=body.include_codes)
         on_error = functools.partial(responses.error_event, type="speech.audio.error")
         return SpeechResponse(speaking, found, EVENT_STREAM, on_error)

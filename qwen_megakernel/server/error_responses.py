@@ -62,7 +62,7 @@ _WANTED = {
     "finite_number": "a finite number",
     "voice_type": "a voice's id, or an object with its `id`",
 }
-_OTHER_NAMES_OF_INPUT = ("text", "prompt", "content")  # of other speech servers
+_NAMES_OF_TEXT = ("input", "text", "transcript", "prompt", "content")  # of all speech servers
 _WORD_START = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _MAX_FAULTS = 10  # faults of a body that one message reports
 _MAX_ECHO_CHARS = 200  # the longest part of a client's text that a message repeats
@@ -205,8 +205,8 @@ def _validation_message(error: RequestValidationError | ValidationError) -> tupl
             return "The body must be a JSON object.", None
         first = first or name
         lines.append(_complaint(name, fault))
-        if fault["type"] == "missing" and name == "input" and isinstance(body, dict):
-            meant = [each for each in _OTHER_NAMES_OF_INPUT if each in body]
+        if fault["type"] == "missing" and name in _NAMES_OF_TEXT and isinstance(body, dict):
+            meant = [each for each in _NAMES_OF_TEXT if each in body]
             lines[-1] += f" Did you mean `{name}` by `{meant[0]}`?" if meant else ""
         if hint := _HINTS.get((name, fault["type"])):
             lines.append(hint)

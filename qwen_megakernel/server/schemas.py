@@ -22,7 +22,7 @@ from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from qwen_megakernel.choices import TELEPHONE_RATE
 from qwen_megakernel.engine.conversation import Conversation
-from qwen_megakernel.errors import TextTooLong
+from qwen_megakernel.errors import TextTooLong, did_you_mean
 from qwen_megakernel.server.encoders import AudioFormat
 from qwen_megakernel.server.error_responses import CLOSE, ApiError, naming
 from qwen_megakernel.server.settings import SAMPLE_RATES, ServerSettings
@@ -160,9 +160,13 @@ class SpeechSettings(_OptionFields):
 
     def warnings(self) -> list[str]:
         """Return warnings about fields that have no effect."""
-        extras = sorted(self.model_extra or {})
+        if not (extras := sorted(self.model_extra or {})):
+            return []
         names = ", ".join(json.dumps(name[:40])[:40] for name in extras[:10])
-        return [f"ignored: {names}" + (", ..." if len(extras) > 10 else "")] if extras else []
+        hints = [did_you_mean(name[:40], type(self).model_fields) for name in extras[:10]]
+        ignored = f"ignored: {names}" + (", ..." if len(extras) > 10 else "")
+        hint = " ".join(dict.fromkeys(filter(None, hints)))
+        return [f"{ignored}. {hint}" if hint else ignored]
 
     @property
     def is_whole(self) -> bool:
@@ -201,12 +205,30 @@ class SpeechBody(SpeechSettings):
         is_whole = self.stream is False or (self.timestamp_granularities and not self.stream)
         return bool(is_whole) and self.stream_format != "sse"
 
+    @property
+    def has_events(self) -> bool:
+        """Whether the server sends events."""
+        return self.stream_format == "sse" or bool(self.stream and self.stream_format is None)
+
     @model_validator(mode="after")
     def check_session(self) -> Self:
         """Refuse a session in which nothing is continued."""
         if self.session is not None and self.given(["continuity"]).get("continuity") != "context":
             what, hint = "session is given, and continuity is off.", 'Set continuity to "context".'
             raise ApiError.about("session", what, hint=hint)
+        return self
+
+    @model_validator(mode="after")
+    def check_carried(self) -> Self:
+        """Refuse what a response without events has no room for."""
+        has_times = self.timestamp_granularities and not self.is_whole
+        for name, is_asked in (
+            ("include_codes", self.include_codes),
+            ("timestamp_granularities", has_times),
+        ):
+            if is_asked and not self.has_events:
+                what = f"{name} is given, and the response has no events, which would carry them."
+                raise ApiError.about(name, what, hint='Set stream_format to "sse".')
         return self
 
     @model_validator(mode="after")

@@ -195,6 +195,29 @@ def test_unknown_fields_are_ignored_with_a_warning(live):
     assert answer.headers["x-warning"] == 'ignored: "f\\u00fc\\u00dfe", "task_type"'
 
 
+def test_the_warning_about_a_misspelt_field_names_the_one_that_was_meant(live):
+    answer = live.speak(TEXT, voice="vivian", max_new_tokens=3, tempo=1, temprature=0.5)
+    warning = 'ignored: "tempo", "temprature". Did you mean "temperature"?'
+    assert answer.headers["x-warning"] == warning
+
+
+@pytest.mark.parametrize(
+    ("param", "body"),
+    [
+        ("include_codes", {"include_codes": True}),
+        ("include_codes", {"include_codes": True, "stream": False}),
+        ("include_codes", {"include_codes": True, "stream": True, "stream_format": "audio"}),
+        (
+            "timestamp_granularities",
+            {"timestamp_granularities": ["word"], "stream": True, "stream_format": "audio"},
+        ),
+    ],
+)
+def test_what_only_events_carry_is_refused_without_events(live, param, body):
+    facts = assert_error(live.speak(TEXT, voice="vivian", **body), 400)
+    assert facts["param"] == param and "stream_format" in facts["message"]
+
+
 def test_instructions_that_the_model_follows_none_of_are_ignored_with_a_warning(live):
     answer = live.speak(TEXT, voice="vivian", max_new_tokens=3, instructions="Whisper.")
     assert answer.headers["x-warning"] == "instructions are ignored: this model follows none"

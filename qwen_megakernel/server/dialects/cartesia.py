@@ -92,6 +92,12 @@ class CartesiaBody(Fields):
         }
 
 
+class CartesiaRequest(CartesiaBody):
+    """The body of a request over HTTP, which has a text."""
+
+    transcript: str = Field(description="The text to speak.")
+
+
 async def _messages(
     speaking: ActiveSpeech, body: CartesiaBody, begin_s: float = 0.0
 ) -> AsyncIterator[dict[str, Any]]:
@@ -137,13 +143,13 @@ class Cartesia(Dialect):
             return await self.speak(request, body.transcript, **fields)
 
         @app.post("/tts/bytes", **ROUTE)
-        async def speak(body: CartesiaBody, request: Request) -> Response:
+        async def speak(body: CartesiaRequest, request: Request) -> Response:
             """Speak a text: audio while it is made."""
             speaking = await begin(body, request, "raw", "wav", "mp3")
             return self.audio(speaking, is_whole=speaking.plan.audio.name == "wav")
 
         @app.post("/tts/sse", **ROUTE)
-        async def events(body: CartesiaBody, request: Request) -> Response:
+        async def events(body: CartesiaRequest, request: Request) -> Response:
             """Speak a text: events with audio and times of words."""
             name = (body.model_extra or {}).get("context_id")
             if name is not None:

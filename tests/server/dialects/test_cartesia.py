@@ -99,6 +99,7 @@ def test_fields_reach_the_engine(live, engine):
     ("body", "status", "what"),
     [
         ({"transcript": "Hi"}, 400, "voice is missing"),
+        ({"input": "Hi"}, 400, "Did you mean `transcript` by `input`?"),
         (cartesia("", "Hi", output_format={"container": "ogg"}), 400, "It makes: raw, wav, mp3"),
         (cartesia("", "Hi", output_format=RAW | {"encoding": "pcm_f64"}), 400, "pcm_s16le"),
         (cartesia("", "Hi", voice={"mode": "embedding", "embedding": [1]}), 400, "a voice's id"),

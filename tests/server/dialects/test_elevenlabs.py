@@ -148,6 +148,7 @@ def test_lists_of_voices_and_models_have_the_vendors_form(live):
     ("path", "body", "status", "what"),
     [
         (ROUTE, {}, 400, "text is missing"),
+        (ROUTE, {"input": "Hi"}, 400, "Did you mean `text` by `input`?"),
         (ROUTE, {"text": 7}, 400, "text is 7; it must be a string"),
         (ROUTE, {"text": "Hi", "seed": -1}, 400, "seed is -1"),
         (ROUTE, {"text": "a" * 5000}, 413, "5000 characters"),
