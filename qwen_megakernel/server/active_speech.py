@@ -40,7 +40,7 @@ class ActiveSpeech:
     Args:
         plan: also has the conversation, which forgets what was said if the speech is stopped.
         ticket: released when the engine is done with the stream.
-        finished: gets the end of the speech.
+        finished: gets the end of the speech, when the client has taken it or has left.
     """
 
     def __init__(
@@ -168,9 +168,13 @@ class ActiveSpeech:
         finally:
             self._over, self._reason = True, reason
             self._ticket.release()
-            self.record.finish(reason, self.stream.text.drifts)
-            self._finished[self.request_id] = self.facts()
+            self.record.end()
             self._news.set()
+        while self._chunks and not self._closed:  # the client may leave before it takes them
+            self._space.clear()
+            await self._space.wait()
+        self.record.count(self.finish_reason or reason, self.stream.text.drifts)
+        self._finished[self.request_id] = self.facts()
 
     # ---- audio -----------------------------------------------------------------------------------
 

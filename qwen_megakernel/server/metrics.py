@@ -72,7 +72,7 @@ class Metrics:
 
 @dataclass(slots=True)
 class SpeechRecord:
-    """The times and counts of one request; `finish` adds them to `metrics`."""
+    """The times and counts of one request; `end` and `count` add them to `metrics`."""
 
     metrics: Metrics
     sample_rate: int
@@ -109,16 +109,17 @@ class SpeechRecord:
         self._played_until += num_samples / self.sample_rate
         self.num_samples += num_samples
 
-    def finish(self, reason: str, drifts: Iterable[Drift] = ()) -> None:
-        """Record the end of the speech, and its drifts; only the first call counts."""
-        if self._ended is not None:
-            return
+    def count(self, reason: str, drifts: Iterable[Drift] = ()) -> None:
+        """Count the request by the reason why its speech ended, and its drifts."""
+        self.metrics.requests.labels(reason).inc()
+        self.metrics.underruns.inc(self.underruns)
+        for drift in drifts:
+            self.metrics.drifts.labels("yes" if drift.is_redrawn else "no").inc()
+
+    def end(self) -> None:
+        """Record the times of a speech whose last frame is made."""
         self._ended = time.perf_counter()
         metrics, spent = self.metrics, self._ended - self.arrived
-        metrics.requests.labels(reason).inc()
-        metrics.underruns.inc(self.underruns)
-        for drift in drifts:
-            metrics.drifts.labels("yes" if drift.is_redrawn else "no").inc()
         metrics.duration.observe(spent)
         if self.num_samples and self.first_audio is not None:
             metrics.realtime_factor.observe(spent * self.sample_rate / self.num_samples)

@@ -56,10 +56,12 @@ async def test_speech_that_its_client_lacks_ends_the_conversation(engine, is_sen
     plan, stream = SpeechPlan({"conversation": talk}, Mock(), []), engine.stream("Hello.")
     own = {"settings": Mock(buffer_s=60.0), "mark": engine.mark, "finished": {}}
     speaking = ActiveSpeech(stream, plan, Mock(), record, Mock(), "", **own)
-    await speaking._task  # the engine is done
+    while speaking.finish_reason is None:  # until the engine is done
+        await asyncio.sleep(0.01)
     if is_sent:
         assert [chunk async for chunk in speaking.chunks()]
     speaking.close()
+    await speaking._task
     assert talk.forget.called != is_sent
 
 

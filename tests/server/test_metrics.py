@@ -1,10 +1,11 @@
 """/metrics: the names, and that they count requests and speech."""
 
+import json
 import time
 
 import pytest
-from fake_engine import FRAME_SAMPLES, FakeEngine
-from live_server import serving
+from fake_engine import FRAME_SAMPLES, STORY, FakeEngine
+from live_server import http_post, serving
 from prometheus_client.parser import text_string_to_metric_families
 from waiting import wait_until
 
@@ -43,6 +44,20 @@ def test_requests_are_counted_and_timed_by_finish_reason():
     assert found["tts_active_requests"] == found["tts_waiting_requests"] == 0
     assert found["tts_reference_cache_hits_total"] == 0
     assert found["process_resident_memory_bytes"] > 0
+
+
+def test_a_speech_that_its_client_left_when_it_was_made_and_not_yet_sent_was_cancelled():
+    with serving(FakeEngine(rtf=0.001), send_buffer=4096) as live:
+        with live.connect_slowly() as client:
+            client.sendall(http_post(json.dumps({"input": STORY * 8}).encode()))
+            wait_until(lambda: live.service.admission.open_responses)
+            wait_until(lambda: not live.service.admission.running)  # the engine is done
+        live.settle()
+        found = read(live)
+        (facts,) = live.service.finished.values()
+    assert found["tts_requests_total{finish_reason=cancelled}"] == 1
+    assert "tts_requests_total{finish_reason=eos}" not in found
+    assert facts["finish_reason"] == "cancelled"
 
 
 def test_what_runs_and_what_waits_is_shown_while_it_does():
