@@ -188,8 +188,12 @@ async def say(socket, name, *pieces, close=True):
 
 async def test_a_context_is_spoken_and_closed_with_times(live, engine):
     async with dialect(live, ELEVENLABS) as socket:
-        await say(socket, "a", *(f"{word} " for word in STORY.split()))
-        heard = await listen(socket, is_final)
+        first, rest = STORY[:40], STORY[40:]
+        await tell(socket, text=first, context_id="a")
+        heard = await listen(socket, lambda each: each["alignment"])  # before the text is complete
+        await tell(socket, text=rest, context_id="a", flush=True)
+        await tell(socket, context_id="a", close_context=True)
+        heard += await listen(socket, is_final)
     assert {each["contextId"] for each in heard} == {"a"}
     assert audio_of(heard) == engine.streams[0].sent
     for key in ("alignment", "normalizedAlignment"):
