@@ -128,6 +128,13 @@ class MegakernelTTSService(ContextTTSService):
                 hint="A folder of voices belongs to the engine: "
                 f"engine=TTSEngine.from_pretrained(..., voices={voices!r})",
             )
+        for name, voice in (voices or {}).items():
+            if not isinstance(voice, Voice):
+                raise UsageError(
+                    f"voices[{name!r}] is {voice!r}; it must be a Voice.",
+                    hint="Give Voice.load(FILE). Files and the engine's own names go into "
+                    "settings.voice.",
+                )
         SoundOptions(sample_rate=sample_rate)
         if stop_frame_timeout_s <= engine_timeout_s:
             raise UsageError(

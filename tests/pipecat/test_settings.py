@@ -36,6 +36,13 @@ async def test_settings_reach_the_engine():
     assert request.sampling.predictor.top_k == 9
 
 
+def test_a_voice_that_is_none_is_refused_before_it_is_used():
+    with pytest.raises(
+        UsageError, match=r"voices\['a'\] is 'nofile'(.|\n)*Give Voice.load\(FILE\)"
+    ):
+        MegakernelTTSService(engine=FakeEngine(), voices={"a": "nofile"})
+
+
 def test_a_misspelt_setting_is_corrected():
     with pytest.raises(UsageError, match=r'no option speeed(.|\n)*Did you mean "speed"'):
         Settings(speeed=2)
