@@ -17,10 +17,18 @@ from qwen_megakernel.cloning import recordings
 from qwen_megakernel.cloning.codec_encoder import CodecEncoder
 from qwen_megakernel.cloning.mixing import mix_of
 from qwen_megakernel.cloning.speaker_encoder import SpeakerEncoder
-from qwen_megakernel.errors import TaskError, UnknownVoice, UsageError, VoiceMismatch
-from qwen_megakernel.printable import printable
+from qwen_megakernel.errors import (
+    RecordingError,
+    TaskError,
+    UnknownVoice,
+    UsageError,
+    VoiceMismatch,
+)
+from qwen_megakernel.printable import get_logger, printable
 from qwen_megakernel.speech_options import check_text, plain_number
 from qwen_megakernel.voice import PRESETS_FILE, VOICE_SUFFIX, Voice, unknown_voice
+
+logger = get_logger(__name__)
 
 # Silence after the reference of an in-context voice. The model continues from its last frame, so
 # without silence the sound in which a recording was cut would begin the new speech.
@@ -97,6 +105,7 @@ class VoiceLibrary:
         self.cache = ReferenceCache()
         self._loaded = loaded
         self._folder = None if folder is None else Path(folder)
+        self._damaged: RecordingError | None = None  # of the presets that were read last
         self._speakers = {name.lower(): name for name in loaded.config.talker.speakers}
 
     # ---- finding ---------------------------------------------------------------------------------
@@ -162,13 +171,23 @@ class VoiceLibrary:
             return Voice.load(name)
         if mixed := mix_of(name, self.resolve):
             return mixed
+        if self._damaged:  # it may have had the voice
+            raise self._damaged.with_traceback(None)
         raise unknown_voice(name, self._loaded.config.model_type, self.speakers, presets)
 
     def _read_presets(self) -> dict[str, Voice]:
         presets: dict[str, Voice] = {}
+        damaged: RecordingError | None = None
         for folder in filter(None, (self._loaded.files.folder, self._folder)):
-            with contextlib.suppress(UnknownVoice):  # there is no such file
+            try:
                 presets |= Voice.load_presets(folder / PRESETS_FILE)
+            except UnknownVoice:  # there is no such file
+                continue
+            except RecordingError as error:  # other files have voices, too
+                damaged = error
+        if damaged and str(damaged) != str(self._damaged):  # once, not at every request
+            logger.warning("Its voices are missing: %s", damaged)
+        self._damaged = damaged
         return presets
 
     # ---- making ----------------------------------------------------------------------------------

@@ -189,6 +189,19 @@ def test_voices_of_a_folder_are_called_by_name(load_checkpoint, folder, voices, 
         VoiceLibrary(load_checkpoint("tiny-random-base"), folder / "absent")
 
 
+def test_damaged_files_hide_no_other_voice(load_checkpoint, folder, caplog):
+    (folder / "torn.voice.safetensors").write_bytes(b"torn")
+    (folder / "voice_presets.bin").write_bytes(b"torn")
+    named = VoiceLibrary(load_checkpoint("tiny-random-base"), folder)
+    for _ in range(2):
+        assert named.presets == ["mario", "torn"]
+        assert named.resolve("mario").transcript == TRANSCRIPT
+    assert caplog.text.count("voice_presets.bin is damaged") == 1
+    for name, file in {"torn": "torn.voice.safetensors", "luigi": "voice_presets.bin"}.items():
+        with pytest.raises(RecordingError, match=f"{file} is damaged"):
+            named.resolve(name)
+
+
 @pytest.mark.parametrize("looked", ["listed", "listed and seen"])
 def test_a_voice_that_goes_while_it_is_looked_up_is_unknown(
     load_checkpoint, folder, monkeypatch, looked
