@@ -88,10 +88,11 @@ class SlotTable:
         """Deliver what readers need soon; returns the seconds until one does, None: none will."""
         left_s: list[float] = []
         for stream in [*self._waiting_now(), *self.active()]:
-            if stream.can_redraw:
-                left_s.append(stream.buffered_s() - KEPT_S)
-            elif stream.holds:
-                stream.release()
+            with self.ending_on_error([stream]):
+                if stream.can_redraw:
+                    left_s.append(stream.buffered_s() - KEPT_S)
+                elif stream.holds:
+                    stream.release()
         return min(left_s, default=None)
 
     def drop_cancelled(self) -> None:

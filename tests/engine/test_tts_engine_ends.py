@@ -197,13 +197,25 @@ def test_of_two_equal_requests_that_wait_the_right_one_is_cancelled(tts, alone):
     assert np.array_equal(keep.codes, alone.codes)
 
 
-def test_streams_may_join_the_queue_while_it_is_looked_through():
-    def state(cancelled):
-        request = SpeechRequest("a")
-        made = StreamState(request, closed_text(request), lambda: None, lambda: None, 24000)
-        made.cancelled = cancelled
-        return made
+def state(**facts):
+    request = SpeechRequest("a")
+    made = StreamState(request, closed_text(request), lambda: None, lambda: None, 24000)
+    for name, value in facts.items():
+        setattr(made, name, value)
+    return made
 
+
+def test_held_speech_that_cannot_be_delivered_ends_its_stream_alone():
+    table = SlotTable(1, on_finished=lambda state: None, look_again=lambda: None)
+    broken = state(holds=True, held=[None])
+    whole = state(holds=True)
+    table.waiting.extend([broken, whole])
+    table.release_held()
+    assert isinstance(broken.outbox.get(), GenerationError)
+    assert not whole.holds and list(table.waiting) == [whole]
+
+
+def test_streams_may_join_the_queue_while_it_is_looked_through():
     ended, done = [], threading.Event()
     table = SlotTable(1, on_finished=ended.append, look_again=lambda: None)
 
