@@ -252,9 +252,8 @@ class FrameLoop {
                                          table_row(0, code));
       if (thread_idx() == 0) {
         const int idx = c_.smem.streams[row];
-        const bool ended = !p_.forced && code == c_.model.codec_eos_id;
-        p_.ended[idx] = ended;
-        if (!ended) {
+        if (!p_.forced && code == c_.model.codec_eos_id) p_.ended[idx] = 1;
+        if (!p_.ended[idx]) {
           p_.num_done[idx] = frame() + 1;
           seen[code / 32] |= 1u << (code % 32);
         }
@@ -373,10 +372,11 @@ class FrameLoop {
     }
     int code = draw_token(logits(row, group), vocab_of(group), sampling(row, group), rules,
                           c_.smem.stage.sampling);
-    if (code < 0) {
-      if (thread_idx() == 0) {
-        c_.barrier.report(LaunchStatus::kBadLogits,
-                          group ? Stage::kSampleCode : Stage::kSampleCode0, group);
+    if (code < 0) {  // this stream ends without the frame, and the others go on
+      const int idx = c_.smem.streams[row];
+      if (thread_idx() == 0 && !p_.ended[idx]) {
+        p_.ended[idx] = kBadLogits + group;
+        p_.num_done[idx] = frame();
       }
       code = 0;
     }

@@ -223,7 +223,7 @@ __global__ void __launch_bounds__(kNumThreads, 1) barrier_kernel(BarrierProbe p)
     if (round == p.num_rounds / 2) {
       if (block_idx() == p.absent_block) return;
       if (block_idx() == p.reporting_block && thread_idx() == 0) {
-        barrier.report(LaunchStatus::kBadLogits, Stage::kSampleCode, 7);
+        barrier.report(LaunchStatus::kCancelled, Stage::kSampleCode, 7);
       }
     }
     int32_t* board = p.board + round % 2 * per_round;

@@ -35,7 +35,6 @@ enum class LaunchStatus : uint32_t {
   kOk,
   kTimeout,    // a block did not reach a grid barrier in time
   kCancelled,  // by the host: finished frames are whole, and no further frame was begun
-  kBadLogits,  // NaN, or nothing finite, in the logits
 };
 
 // Grid barrier and flags of one launch. All are zero when the launch starts, and again when it ends
@@ -130,6 +129,10 @@ struct Stream {
   SamplingParams talker, predictor;
 };
 
+// StepParams::ended of a stream whose logits of codebook `ended - kBadLogits` hold NaN, or nothing
+// finite. Its frames before are whole.
+constexpr int32_t kBadLogits = 2;
+
 struct StepParams {
   Model model;
   SlotBuffers slots;
@@ -140,7 +143,7 @@ struct StepParams {
   const int32_t* forced;  // [num_streams, num_frames, num_code_groups] or null
   int32_t* codes;         // out [num_streams, num_frames, num_code_groups]
   int32_t* num_done;      // out [num_streams] frames drawn
-  int32_t* ended;         // out [num_streams] 1: EOS was drawn
+  int32_t* ended;         // [num_streams] in 0, out 1: EOS was drawn, or kBadLogits and more
   int64_t logits_step;    // floats from one code's logits to the next; 0: each overwrites the last
   uint64_t timeout_ns;    // of one grid barrier
 };

@@ -88,10 +88,10 @@ def keep_top_p(scores: Tensor, top_p: float) -> Tensor:
     return scores.masked_fill(torch.zeros_like(dropped).scatter(0, order, dropped), -torch.inf)
 
 
-def not_finite(codebook: int, where: str = "") -> GenerationError:
-    """Return the error of logits that hold NaN, or no finite number; `where` follows "finite"."""
+def not_finite(codebook: int) -> GenerationError:
+    """Return the error of logits that hold NaN, or no finite number."""
     return GenerationError(
-        f"The logits of codebook {codebook} are not finite{where}.",
+        f"The logits of codebook {codebook} are not finite.",
         "The weights, or what was computed from them, hold NaN or infinity.",
     )
 

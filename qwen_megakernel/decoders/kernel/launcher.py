@@ -34,8 +34,8 @@ from qwen_megakernel.gpu.launch_order import in_order
 from qwen_megakernel.records import StepResult
 
 BARRIER_TIMEOUT_SECONDS = 2.0
-# LaunchStatus of csrc/tts_kernel.h.
-STATUS_TIMEOUT, STATUS_CANCELLED, STATUS_BAD_LOGITS = 1, 2, 3
+# LaunchStatus and kBadLogits of csrc/tts_kernel.h.
+STATUS_TIMEOUT, STATUS_CANCELLED, BAD_LOGITS = 1, 2, 2
 
 
 def current(device: torch.device) -> contextlib.AbstractContextManager:
@@ -88,8 +88,8 @@ class Launcher:
             forced, taps: as in `FrameDecoder._step`.
         Returns:
             A function that waits for all launches at once; call it before the next launch. It
-            returns the drawn frames; the failures are those of the launches, each of which has left
-            half a frame in the KV caches of its streams.
+            returns the drawn frames; the failures are those of the launches and of single streams,
+            and have left half a frame in the KV caches of their streams.
         Raises:
             LaunchError: the driver refused the grid, and nothing was started.
         """
@@ -147,10 +147,13 @@ class Launcher:
                 if error:
                     failures |= dict.fromkeys(rows, error)
             counts, ended = ends.view(2, n).tolist()
+            for row, end in enumerate(ended):
+                if end >= BAD_LOGITS:
+                    failures[row] = not_finite(end - BAD_LOGITS)
             drawn = codes.numpy().reshape(n, num_frames, -1)
             for row, count in enumerate(counts):
                 drawn[row, count:] = 0
-            return StepResult(drawn, tuple(counts), tuple(map(bool, ended)), failures)
+            return StepResult(drawn, tuple(counts), tuple(end == 1 for end in ended), failures)
 
         return wait
 
@@ -337,8 +340,6 @@ class Launcher:
                 "ended with an error.",
                 "Later streams run in a new launch.",
             )
-        if status == STATUS_BAD_LOGITS:
-            return not_finite(layer, f" ({where})")
         return GenerationError(f"The kernel reported the unknown status {status} {where}.")
 
     def _timeout_ns(self) -> int:

@@ -9,7 +9,7 @@ from qwen_megakernel.decoders.kernel.library import Control
 
 THREADS, ROUNDS = 64, 12
 LEFT, ERROR = Control.left.offset // 4, Control.error.offset // 4
-TIMEOUT, BAD_LOGITS, O_PROJ, SAMPLE_CODE = 1, 3, 4, 11
+TIMEOUT, CANCELLED, O_PROJ, SAMPLE_CODE = 1, 2, 4, 11
 
 
 @pytest.fixture(scope="module")
@@ -74,4 +74,4 @@ def test_a_report_stops_every_block_at_its_next_barrier(probes):
     assert errors == 0
     # A block that still waits in the previous barrier may end there.
     assert set(synced) <= {ROUNDS // 2 - 1, ROUNDS // 2}
-    assert int(control[ERROR]) == BAD_LOGITS << 24 | SAMPLE_CODE << 16 | 7
+    assert int(control[ERROR]) == CANCELLED << 24 | SAMPLE_CODE << 16 | 7

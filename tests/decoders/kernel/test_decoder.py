@@ -1,6 +1,7 @@
 """The errors of `KernelDecoder`, its failures within a launch, and its layers, driven directly."""
 
 import ctypes
+import math
 import threading
 from dataclasses import replace
 
@@ -144,6 +145,35 @@ def test_logits_that_are_not_finite_are_an_error_and_the_engine_goes_on(decoder,
         decoder.step([0], 2)
     k.start(decoder, 0, GREEDY, seed=1)
     assert decoder.step([0], 2).num_frames == (2,)
+
+
+@pytest.mark.parametrize(("stack", "codebook"), [("talker", 0), ("predictor", 1)])
+def test_logits_that_are_not_finite_end_their_own_stream_alone(
+    decoder, monkeypatch, uncancelled, stack, codebook
+):
+    native_stream = decoder._native_stream
+
+    def broken_stream(slot):
+        stream = native_stream(slot)
+        if slot == 1:  # dividing by this makes every score NaN
+            sampling = getattr(stream, stack)
+            sampling.do_sample, sampling.temperature = 1, math.nan
+        return stream
+
+    for slot in (0, 1, 3):
+        k.start(decoder, slot, GREEDY, seed=1)
+    decoder.step([0, 1, 3], 1)
+    monkeypatch.setattr(decoder, "_native_stream", broken_stream)
+    found = decoder.step([0, 1, 3], 3)
+    assert found.num_frames == (3, 0, 3) and found.ended == (False,) * 3
+    expected = uncancelled[1:4]
+    np.testing.assert_array_equal(found.codes, np.stack([expected, 0 * expected, expected]))
+    assert found.failures.keys() == {1}
+    with pytest.raises(GenerationError, match=f"logits of codebook {codebook} are not finite"):
+        raise found.failures[1]
+    assert k.is_clean(decoder)
+    with pytest.raises(UsageError, match="Slot 1 has no stream"):
+        decoder.step([1], 1)
 
 
 def test_a_barrier_that_expires_names_stage_and_layer(decoder):
