@@ -41,9 +41,8 @@ CLOSE = {"Connection": "close"}  # headers of errors after which the server read
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _PARAMS: dict[type[Exception], str] = {
     **dict.fromkeys((EmptyText, TextTooLong, MarkupError), "input"),
-    **dict.fromkeys((UnknownVoice, VoiceMismatch), "voice"),
+    **dict.fromkeys((UnknownVoice, VoiceMismatch, RecordingError), "voice"),
     UnknownLanguage: "language",
-    RecordingError: "ref_audio",
 }
 _HINTS = {("temperature", "greater_than_equal"): "For greedy decoding set do_sample to false."}
 # What a field must be, by pydantic's type of error.

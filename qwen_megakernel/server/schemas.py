@@ -22,7 +22,7 @@ from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from qwen_megakernel.choices import TELEPHONE_RATE
 from qwen_megakernel.engine.conversation import Conversation
-from qwen_megakernel.errors import TextTooLong, did_you_mean
+from qwen_megakernel.errors import TextTooLong, UsageError, did_you_mean
 from qwen_megakernel.server.encoders import AudioFormat
 from qwen_megakernel.server.error_responses import CLOSE, ApiError, naming
 from qwen_megakernel.server.settings import SAMPLE_RATES, ServerSettings
@@ -304,7 +304,8 @@ async def plan_speech(
     if body.speaker_embedding is not None:
         field, voice = "speaker_embedding", _embedded(body, name)
     elif body.ref_audio is not None:
-        field, voice = "ref_audio", await _clone(body, body.ref_audio, voices)
+        with naming("ref_audio", only=UsageError):
+            field, voice = "ref_audio", await _clone(body, body.ref_audio, voices)
         warnings += ["voice is ignored: ref_audio is given"] if name else []
     elif body.ref_text is not None:
         what = "ref_text is the transcript of ref_audio, which is missing."

@@ -110,6 +110,10 @@ def test_an_error_names_the_clients_field(live, folder):
         assert assert_error(live.speak(**({"input": TEXT} | body)), 400)["param"] == field
     mixed = live.speak(TEXT, voice="torn+" * 10 + "torn")
     assert assert_error(mixed, 400)["param"] == "voice"
+    ref_audio = base64.b64encode(recording()).decode()
+    with tiny_engine() as speakers, serving(speakers) as other:  # whose model cannot clone
+        answer = other.speak(TEXT, ref_audio=ref_audio)
+        assert assert_error(answer, 400, "task_error")["param"] == "ref_audio"
     (folder / "torn.voice.safetensors").unlink()
 
 
