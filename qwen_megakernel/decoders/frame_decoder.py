@@ -147,8 +147,8 @@ class FrameDecoder(ABC):
                 [rows, frames, groups - 1, vocab_size], float32; the logits of frames that were not
                 drawn have no meaning. For tests and validation.
         Returns:
-            The frames. Streams whose logits were not finite, with the kernel those of their launch,
-            are lost and listed in `failures`; the other streams continue.
+            The frames. Streams whose logits were not finite are lost and listed in `failures`; the
+            other streams continue.
         Raises:
             UsageError: a slot is not ready or has no room for the frames, or a forced code is bad.
             KernelTimeout, GenerationError: a launch failed, or its logits were not finite, and no

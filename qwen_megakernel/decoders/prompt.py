@@ -45,7 +45,7 @@ from qwen_megakernel.voice import Voice, unknown_voice
 logger = get_logger(__name__)
 
 # Far above the numbers of any recording's x-vector, and far below those that overflow in a product.
-# If the logits of one stream are not finite, all streams of its launch of the kernel end.
+# A stream whose logits are not finite would end in its middle, with an error of the server.
 MAX_X_VECTOR = 1e4
 
 # If a speaker has a dialect, it replaces these languages.
