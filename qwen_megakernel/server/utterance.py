@@ -41,7 +41,7 @@ class Utterance:
     async def feed(self, text: str) -> None:
         """Add text."""
         self.num_chars += len(text)
-        if self.over:
+        if self.over or not text:  # a client may send any number of empty pieces
             return
         self.is_blank = self.is_blank and not text.strip()
         self.pieces.append(text)

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import json
 import signal
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -15,6 +16,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from qwen_megakernel.errors import GenerationError
 from qwen_megakernel.server.session import ContextSession
+from qwen_megakernel.server.utterance import Utterance
 from qwen_megakernel.server.websocket import NumberedUtterance
 
 
@@ -61,6 +63,14 @@ async def test_text_without_a_word_is_an_error_as_it_is_over_http(live, pieces, 
         assert events[1]["finish_reason"] == "error"
         events, _ = await speak(socket, STORY)
         assert events[-1]["finish_reason"] == "eos"
+
+
+async def test_empty_pieces_without_end_are_not_kept():
+    """They add no characters, so that no limit on a text counts them."""
+    text = Utterance(plan=Mock())
+    for piece in ("Hello.", *[""] * 100):
+        await text.feed(piece)
+    assert text.pieces == ["Hello."]
 
 
 async def test_garbage_without_end_closes_the_connection(live):
