@@ -134,8 +134,9 @@ class Session:
         else:
             text = "Internal error; the server's log reports it."
             logger.error("Wyoming: a session failed.", exc_info=error)
+        named = (isinstance(error, ApiError) and error.__cause__) or error
         with contextlib.suppress(ConnectionError):
-            await self._send(Error(text=text, code=type(error).__name__).event())
+            await self._send(Error(text=text, code=type(named).__name__).event())
         await self._hang_up()
 
     async def _hang_up(self) -> None:
