@@ -20,11 +20,20 @@ _FOOTNOTE = r"(?<=[^\W\d_]{2})\[\^?\d{1,3}\]|(?<=[.,;!?])\[\^?\d{1,3}\]|\[\^\w+\
 _UNSPOKEN = re.compile(rf"{_FOOTNOTE}|\]\([^)\s]*\)?|\]\[[^\]\s]*\]|!?\[|\]|`+|~~+")
 _AUTOLINK = re.compile(r"<(https?://[^>\s]*|[^@>\s]+@[^>\s]+)>")
 _ESCAPE = re.compile(r"\\([!-/:-@\[-`{-~])")
-_STARS = re.compile(r"(?<![\d\s\\*])\*+|(?<!\\)\*+(?![\d\s*])")
+_STARS = re.compile(r"(?<![\d\s\\*])\*+|(?<!\\)\*+(?![\d\s*])|(?<=\d)\*+(?=\s(?!\d))")
 # A star that stands alone, or before the second part of a word, is a key of a telephone.
 _KEY = re.compile(r"(?<![^\"'“„«])\*(?=[\"'”“»),.;:!?]*$|-[^\W\d_])")
 KEY = "∗"  # as the rules see it
-_BEFORE_KEY = re.compile(r"按\Z|[^.!?…\s]\s\Z")  # behind a sentence, a star is that of a footnote
+_BEFORE_KEY = re.compile(r"[按「『]\Z|[^.!?…\s]\s\Z")  # behind a sentence, it is that of a footnote
+# A star before digits, or before a Japanese or Korean particle, is one if the text is about keys.
+_DIALLED = re.compile(
+    r"(?<![^\"'“„«「『])\*(?=\d{1,3}(?:[^\0-\x7f](?!.*\*)|\*\*)|\d{0,3}[\"'”“»」』)\]_,.;:!?을를이번]*$)"
+)
+_PRESSED = re.compile(
+    r"(?i)(?:\bpress|\bdial|\bwähl|\bdrück|\bcompos|\bappuy|\btapez|\bprem|\bdigit|\bmarque|\bpuls"
+    r"|\bpresion|\btecl|\bdisque|\bapert|нажм|набер|[按拨撥押])[^.!?。]*\Z"
+)
+_PARTICLE = re.compile(r"\*\d*」?[を을를かと]")
 _STRONG = re.compile(r"\*{2,}")
 _PRODUCT = re.compile(r"[^*]*[\w)]\*[\w(][^*]*")  # a single star between two factors
 _UNDERSCORES = re.compile(r"_+")
@@ -47,6 +56,7 @@ class Markdown:
     def __init__(self) -> None:
         self._line = Line.BEGUN
         self._is_item = False  # whether the line is a heading or a list entry
+        self._is_emphasised = False  # whether a single star is open
 
     def strip(self, segment: Draft, past: str, following: str) -> Draft:
         """Return the segment without its marks; the result is empty if it has nothing else.
@@ -61,6 +71,7 @@ class Markdown:
             self.leave_marks()
             return segment
         if begins and (found := self._mark_of_line(text)) is not None:
+            self._is_emphasised = text == "*"
             return segment.replace(re.compile(r".+", re.DOTALL), found)
         if begins:
             self._line = Line.ROW if text.startswith("|") else Line.TEXT
@@ -69,6 +80,10 @@ class Markdown:
         is_alone = not following.isalnum() or past.endswith("按")
         if not begins and is_alone and _BEFORE_KEY.search(past):
             segment = segment.replace(_KEY, KEY)
+        is_pressed = _PRESSED.search(past) or _PARTICLE.search(text + following)
+        if is_pressed and not self._is_emphasised:
+            segment = segment.replace(_DIALLED, KEY)
+        self._is_emphasised ^= segment.text.count("*") % 2 == 1
         return _without_marks(segment, self._line is Line.ROW)
 
     @property
@@ -87,7 +102,7 @@ class Markdown:
         An entry without a word lacks none.
         """
         is_item, self._is_item = self._is_item and not self.is_begun, False
-        self._line = Line.BEGUN
+        self._line, self._is_emphasised = Line.BEGUN, False
         return "." if is_item and last.isalnum() else ""
 
     def _mark_of_line(self, text: str) -> str | None:
