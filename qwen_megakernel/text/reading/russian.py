@@ -19,6 +19,8 @@ _CASES = dict.fromkeys(_BEFORE_GENITIVE, "g") | dict.fromkeys(("к", "ко"), "d
 _CASES |= {"между": "i", "ок.": "g"}
 _CASES |= dict.fromkeys(("при", "о", "об"), "p")
 _BEFORE_ACCUSATIVE = ("на", "за", "через", "про")
+_PLACES = words("город улица проспект дом квартира страница кабинет глава том статья пункт")
+_PLACE_CASES = _CASES | dict(в="p", во="p", на="p", по="d", согласно="d", у="g")
 _PRESSED = ("нажмите", "нажать", "наберите", "набрать", "введите")
 _BEFORE_GOALS = (*_BEFORE_ACCUSATIVE, "в", "во", "по")  # before a range, "in three to five days"
 _CENTURY = Noun("век", "века", "веков")
@@ -63,9 +65,9 @@ class Russian(Language):
     numbered = words("""глава главу главе главы том тома томе часть части книга книгу книге раздел
         раздела разделе статья статью статье статьи акт акте фаза фазу фазе тип""")
     centuries = words("век века веке веков")
-    phone_words = words("тел телефон телефону звоните позвоните факс номеру")
     ordinal_marks = "-?(?:й|ый|ой)"
-    UNITS = """мАч мА·ч mAh: миллиампер-час, -а, -ов; кВтч кВт·ч: киловатт-час, -а, -ов
+    UNITS = """п.п. п.~п.: процентный пункт, процентных пункта, процентных пунктов
+        мАч мА·ч mAh: миллиампер-час, -а, -ов; кВтч кВт·ч: киловатт-час, -а, -ов
         кг: килограмм, -а, -ов; г гр: грамм, -а, -ов; мг: миллиграмм, -а, -ов
         дБ: децибел, -а, децибел; шт шт.: штука, штуки, штук, f; чел: человек, -а, человек
         ст.л.: столовая ложка, столовые ложки, столовых ложек, f; раз раза: раз, раза, раз
@@ -82,6 +84,7 @@ class Russian(Language):
     SHORT_MONTHS = "янв февр/фев мар апр - июн июл авг сент/сен окт нояб/ноя дек"
     BEFORE_DIGITS = r"[Сс]т\.\s: статья; [Пп]\.\s: пункт"
     links = words("по до и")
+    ranked = words("этаж этаже класс классе курс курсе подъезд подъезде квартал квартале")
     ABBREVIATIONS = """пр-т: проспект; акад.: академик
         раб.: рабочих; б/у: бывший в употреблении; з/п: зарплата; н/д: нет данных
         ж/д: железнодорожный; н.э. н.~э.: нашей эры
@@ -103,7 +106,7 @@ class Russian(Language):
     WEB = """.: точка; /: слэш; -: дефис; _: подчёркивание; ?: вопрос; #: решётка; *: звёздочка
         :: двоеточие"""
     opens = words("т. д. стр. г. ст. Ст. п. П.")
-    followers = words("г года году годе гг. годы в. вв. число")
+    followers = words("г года году годе гг. годы в. вв. число") | ranked
 
     RULES = r"""
     (?i)(?P<d>\d{1,2})\s(?P<m>{MONTH})(?:\s(?P<y>\d{4})(?:\s(?:г\.|года))?)? => .date
@@ -123,15 +126,19 @@ class Russian(Language):
     во? >> (?P<y>1\d{3}|20\d\d)\sг\. => {y:ordinal:pm} году{end}
     ко? >> (?P<y>1\d{3}|20\d\d)\s(?:г\.|году(?!\w)) => {y:ordinal:dm} году{end}
     по >> (?P<y>1\d{3}|20\d\d)\s(?:г|гг|год|годы)(?!\w)\.? => {y:ordinal:nm} год{end}
-    (?P<y>1\d{3}|20\d\d)\sг\. => {y:ordinal:gm} года{end}
-    (?P<y>1\d{3}|20\d\d)\sгода(?!\w) => {y:ordinal:gm} года
+    (?P<y>1\d{3}|20\d\d)\s(?:г\.|года(?!\w)) => {y:ordinal:gm} года{end}
     (?P<y>1\d{3}|20\d\d)\sгод(?!\w) => {y:ordinal:nm} год
     (?P<y>1\d{3}|20\d\d)\s(?P<what>год[уе])(?!\w) => {y:ordinal:pm} {what}
     (?P<a>\d{1,2})\sпо\s(?P<b>\d{1,2})(?=\sчисло) => {a:ordinal:gn} по {b:ordinal:nn}
     во? >> (?P<a>пн|вт|ср|чт|пт|сб|вс)(?!\w)\.? => .day_on
     (?P<n>\d{1,4})-(?:ти|ми)(?!\w) => {n:gm}
     (?P<n>\d{1,3})-(?P<what>[а-яё]{4,})(?!\w) => .compound
+    во? >> (?P<n>\d{1,4})-?(?:х|ых)\sгг\. => {n:of_decades} годах{end}
+    (?P<n>\d{1,4})-?(?:х|ых)\sгг\. => {n:of_decades} годов{end}
     (?P<n>\d{1,4})-?(?:х|ых)(?!\w) => {n:of_decades}
+    (?P<n>\d{1,2})(?=\s(?:{RANKED})(?<=е)(?!\w)) => {n:ordinal:pm}
+    (?P<n>[1-9]|1\d)(?=\s(?:{RANKED})(?<!е)(?!\w)) => {n:ordinal:nm}
+    (?P<n>[1-6])\sр\.(?=\sв(?!\w)) => {n:counted:р}
     (?P<n>[4-9]0|\d{2,3}0)-е(?!\w) => {n:decades}
     ко? >> (?P<n>[1-9]0|\d{2,3}0)-м(?!\w) => {n:decades:ым}
     (?P<n>\d{1,4})-?(?:я|ая)(?!\w) => {n:ordinal:nf}
@@ -142,12 +149,12 @@ class Russian(Language):
     (?P<n>\d{1,4})-(?:ю|ую)(?!\w) => {n:ordinal:af}
     (?P<d>[0-3]?\d)\.(?P<m>0[1-9]|1[0-2])(?!\.?\d) => .date
     (?!.*\d$).* >> г\.(?=\s[А-ЯЁ]) => город
-    (?:(?P<from>\d{1,6})\s?[-–—]\s?)?(?P<n>\d{1,3}(?:\s\d{3})+|\d{1,9})(?:,(?P<d>\d{1,3}))?(?![\d,])
+    {SIGN}(?:(?P<from>\d{1,6})\s?[-–—]\s?)?(?P<n>\d{1,3}(?:\s\d{3})+|\d{1,9})(?:,(?P<d>\d{1,3}))?(?![\d,])
         \s?(?:(?P<scale>{SCALES})\s?)?(?P<unit>{UNITS}|{CURRENCIES}|{SCALES}|%)(?!\w)\.? => .in_case
     адрес: >> (?P<n>[1-6]\d{5})(?!\d|[.,]\d) => {n:spell}
     (?P<w>\d{1,6})(?:,(?P<d>\d{1,3}))?\s?% => .percent
     (?P<from>\d{1,4})[-–—](?P<n>\d{1,4})(?![\w-]|[.,:/=]\d|\s?=) => .numbers
-    (?P<n>\d{1,6})(?![\d:/–-]|[.,]\d|\s\d{3}|\s?[x×]) => .after_preposition
+    {SIGN}(?P<n>\d{1,6})(?![\d:/–-]|[.,]\d|\s\d{3}|\s?[x×]) => .after_preposition
     """
 
     def ordinal(self, number: int, form: str = "nm") -> str:
@@ -162,10 +169,14 @@ class Russian(Language):
         if found.word in ("с", "со") and 1900 <= number < 2100 and is_span:  # years
             return self.ordinal(number, "gm")
         form = _form_of(found["n"], first_word(found.rest), found.word) or (case and f"{case}m")
-        return self.cardinal(number, form) if form else None
+        return self._sign(found) + self.cardinal(number, form) if form else None
 
     def agreeing(self, words: str, before: str) -> str:
-        """Return words with "one" and the noun after it in the accusative behind "на" or "за"."""
+        """Return "one" and the noun after it in the accusative, "street" in the case it is in."""
+        place, case = words.strip(), _PLACE_CASES.get(before.lower())
+        if case and place in _PLACES:
+            genitive = place + "а" if place[-1] not in "ая" else place[:-1] + "ыи"[place[-1] == "я"]
+            return _declined(Noun(place, genitive, ""), case, True) + words[len(place) :]
         if before.lower() not in _BEFORE_ACCUSATIVE:
             return words
         words = re.sub(r"\bодна( \w+)а\b", r"одну\1у", words)
@@ -213,13 +224,13 @@ class Russian(Language):
             one = "цел" + ("ой" if self.plural(int(whole)) == 0 else ending)
             part = part.replace("ая", "ой").replace("ых", ending)
             first, second = (self.cardinal(int(each), f"{case}f") for each in (whole, decimals))
-            number = f"{first} {one} {second} {part}"
+            said = f"{first} {one} {second} {part}"
         else:
-            number = self.cardinal(int(whole), case + head.gender)
+            said = self.cardinal(int(whole), case + head.gender)
         form = head.few if decimals else head.many  # also of zero
         if not decimals and int(whole):
             form = _declined(head, case, self.plural(int(whole)) == 0)
-        said = f"{number} {form}" + (f" {noun.many}" if scale else "")
+        said = f"{self._sign(found)}{said} {form}" + (f" {noun.many}" if scale else "")
         if found["from"]:
             first = self.cardinal(int(found["from"]), case + head.gender)
             said = f"{first} {said}" if asked else f"от {first} до {said}"
