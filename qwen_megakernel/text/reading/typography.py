@@ -24,7 +24,7 @@ _MARK = re.compile(f"[{_COMBINING}]")
 # takes quadratic time, and composes none.
 _DECOMPOSED = re.compile(rf"\w[{_COMBINING}]{{1,3}}(?![{_COMBINING}])")
 _COMPATIBLE = re.compile(
-    "[①-⑳❶-➓Ⅰ-ⅿ㌀-㏿𝐀-𝟿Ａ-Ｚａ-ｚ]|[¼-¾⅐-⅞]|[⁰¹²³⁴-⁹⁺⁻]+|[０-９](?:，[０-９]{3})+"
+    "[①-⑳❶-➓Ⅰ-ⅿ㌀-㏿𝐀-𝟿Ａ-Ｚａ-ｚ]|[¼-¾⅐-⅞]|[₀-₉]|[⁰¹²³⁴-⁹⁺⁻]+|[０-９](?:，[０-９]{3})+"
 )
 _BLOCKS = "address article aside blockquote br dd div dl dt footer header hr li main nav ol p pre"
 _BLOCKS += " section table tbody tfoot thead tr ul h1 h2 h3 h4 h5 h6"
@@ -44,8 +44,9 @@ _TERMINAL = re.compile(r"\x1b\[[0-?]{0,32}[@-~]")
 _MAX_HTML = 256  # characters of a tag that are held back
 _LATIN_NAME = re.compile(
     r"LATIN (?:SMALL |CAPITAL )?(?:LETTER|LIGATURE) (?:SMALL CAPITAL |SHARP |DOTLESS )?"
-    r"([A-Z]{1,2})(?: WITH .*)?"
+    r"([A-Z]{1,2}|THORN|ETH|ENG|SCHWA|OPEN E|OPEN O)(?: WITH .*)?"
 )
+_SPELT = {"THORN": "TH", "ETH": "D", "ENG": "NG", "SCHWA": "E", "OPEN E": "E", "OPEN O": "O"}
 BEYOND_ASCII = re.compile(r"(?![\0-\x7f])[^\W\d_]")
 _INVISIBLE = re.compile("[\u00ad\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069]")
 # A character that the next one may change: a letter before a combining mark, or part of a run.
@@ -134,10 +135,9 @@ def _composed(match: re.Match[str]) -> str:
 
 def base_letter(match: re.Match[str]) -> str:
     """Return the plain letters of a Latin one: "e" for "é", "oe" for "œ"; others unchanged."""
-    name = _LATIN_NAME.fullmatch(unicodedata.name(match[0], ""))
-    if name is None:
-        return match[0]
-    return name[1].title() if match[0].isupper() else name[1].lower()
+    found = _LATIN_NAME.fullmatch(unicodedata.name(match[0], ""))
+    name = _SPELT.get(found[1], found[1]) if found else match[0]
+    return name.title() if match[0].isupper() else name.lower()
 
 
 def plain(text: str) -> str:
