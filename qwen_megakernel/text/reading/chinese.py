@@ -10,8 +10,6 @@ _COUNTERS = (
     "|片|年|汤匙|茶匙|站|颗|粒"
 )
 
-_EMERGENCIES = ("110", "114", "119", "120", "122")
-
 
 class Chinese(Language):
     code = "zh"
@@ -20,6 +18,7 @@ class Chinese(Language):
     by, over = "乘", "比"
     score, power, parts_form = "比", "的{}次方", "{bottom}分之{top}"
     subtraction, rating = "减", "{}分，满分{}分"
+    chapter, verse = "章", "节"
     DIGITS = "零 一 二 三 四 五 六 七 八 九"
     UNITS = """mAh: 毫安时
         kWh: 千瓦时; km: 公里; cm: 厘米; mm: 毫米; m²: 平方米; km²: 平方公里
@@ -48,7 +47,11 @@ class Chinese(Language):
     def read_dialled(self, found: Found) -> str | None:
         """Return the digits of a short number behind "call"; None: it may be an amount."""
         text = found.before + found.match.string[: found.match.start()]
-        calls = ("打", "叫", "拨") if found.text in _EMERGENCIES else ("拨打", "拨", "致电")
+        calls = (
+            ("打", "叫", "拨")
+            if found.text in ("110", "114", "119", "120", "122")
+            else ("拨打", "拨", "致电")
+        )
         return self.spell_phone(found.text) if text.endswith(calls) else None
 
     def cardinal(self, number: int, gender: str = "") -> str:

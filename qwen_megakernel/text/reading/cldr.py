@@ -24,15 +24,15 @@ _UNITS = """length-kilometer; length-meter: m м; length-centimeter; length-mill
     power-kilowatt; power-megawatt; power-gigawatt; power-milliwatt; energy-kilowatt-hour
     energy-kilojoule; energy-kilocalorie; electric-volt: V В; electric-milliampere; electric-ohm
     pressure-hectopascal; pressure-kilopascal; pressure-pascal; pressure-millimeter-ofhg; light-lux
-    volume-cup; volume-tablespoon: tbsp; volume-teaspoon: tsp; graphics-pixel"""
+    length-inch: " ″; volume-cup; volume-tablespoon: tbsp; volume-teaspoon: tsp; graphics-pixel"""
 # Units that are written as words, too; in these languages a number agrees with them.
 _IN_WORDS = re.compile("duration-|volume-(?:cup|t)|mass-tonne")
-_AGREEING = ("de", "es", "fr", "it", "pt", "ru")
+_AGREEING = ("de", "es", "fr", "it", "pt_BR", "ru")
 # Symbols that are also other things: "seat 12A", "3 m.", "a las 5 ha llegado".
 _LETTER = re.compile(r"[^\W\dΩ]\.?")
 _WORDS = {
     **dict.fromkeys(("es", "it"), ("ha", "mi")),
-    **{"fr": ("mi", "pi"), "pt": ("mi", "um"), "de": ("um", "Um")},
+    **{"en": ('"', "″"), "fr": ("mi", "pi"), "pt_BR": ("mi", "um"), "de": ("um", "Um")},
 }
 _MASCULINE = ("byte", "joule", "ampere", "día", "grama")  # in spite of their ending
 _FEMININE = (  # French nouns, whose ending does not show it
@@ -63,7 +63,7 @@ def currency_forms(language: str, gender: str) -> dict[str, Noun]:
     for entry in _SIGNS.replace("\n", ";").split(";"):
         sign, code = (entry.split() * 2)[:2]
         forms = [numbers.get_currency_name(code, count, language) for count in (1, 2, 5)]
-        if language == "pt":  # whose names begin with a capital
+        if language == "pt_BR":  # whose names begin with a capital
             forms = [name[0].lower() + name[1:] for name in forms]
         found[sign] = _noun(language, gender, *forms)
         found.setdefault(numbers.get_currency_symbol(code, language), found[sign])
@@ -102,7 +102,7 @@ def unit_forms(language: str, gender: str) -> dict[str, Noun]:
         keys = {*symbols} - {*forms}
         keys = {key for key in keys if not _LETTER.fullmatch(key)}
         keys |= {key for key in more.split() if language == "ru" or not "а" <= key.lower() <= "я"}
-        keys -= {*_WORDS.get(language, ())}
+        keys -= {"in", *_WORDS.get(language, ())}
         for key in keys | ({*names} if is_word else set()):
             found[key.replace("μ", "µ")] = found[key] = _noun(language, gender, *names)
     return found
@@ -127,6 +127,6 @@ def weekday_names(language: str) -> dict[str, str]:
 def _noun(language: str, gender: str, one: str, few: str, many: str) -> Noun:
     """Return a noun, which is feminine by its ending, or has the gender of most nouns."""
     head = one.split(" pro ")[0].split()[-1 if language == "de" else 0]
-    endings = {"de": ("e", "Lira"), "ru": ("а", "я"), "fr": _FEMININE, "pt": ("a", "colher")}
+    endings = {"de": ("e", "Lira"), "ru": ("а", "я"), "fr": _FEMININE, "pt_BR": ("a", "colher")}
     is_feminine = head.endswith(endings.get(language, ("a",))) and not head.endswith(_MASCULINE)
     return Noun(one, few, many, "f" if is_feminine else gender)

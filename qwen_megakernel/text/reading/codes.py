@@ -12,7 +12,7 @@ from qwen_megakernel.text.reading.words import Words
 
 MAX_PAST = 40  # characters before a number that may announce it
 
-_CODES = """(?:(?:pass|post|zip|bar)?code|otp|pin|password|zip|postcode|(?:order|booking|account|ref
+_CODES = """(?:(?:pass|post|zip|bar)?code|id|otp|pin|password|zip|(?:order|booking|account|ref
     |reference|part|item|ticket|tracking|serial|confirmation|invoice)\\s(?:number|no\\.?|id)|kennwort
     |(?:card|account|number|ssn|phone)(?:\\s\\w+){0,2}\\s(?:ending|ends)\\sin|passwort
     |plz|[a-zäöüß]+(?:nummer|nr\\.|code|schlüssel)|nr\\.:|r[eéi]f\\.(?:\\s\\w+)?|арт\\.|code(?:\\s(?:postal|secret|pin|d[e']\\s?\\w+))
@@ -22,8 +22,8 @@ _CODES = """(?:(?:pass|post|zip|bar)?code|otp|pin|password|zip|postcode|(?:order
     |conto|prenotazione|pratica)|c[óo]digo(?:\\s(?:postal|pin|de\\s\\w+))?
     |ende(?:t|nd)\\sauf|(?:cuenta|tarjeta)\\sterminada\\sen|se\\sterminant\\spar|(?:conto|carta)\\sche\\stermina\\scon
     |(?:conta|cartão)\\s(?:com\\s)?final|оканчивающ\\w+\\sна|尾号|下[4四]桁|끝자리
-    |clave|senha|cep|codice(?:\\s(?:pin|di\\s\\w+))?|(?:пин-?)?код(?:\\s\\w+)?|пароль|индекс|номер\\sзаказа
-    |ext\\.|dw|app\\.|nebenstelle|ramal|durchwahl|interno|доб\\.|добавочный|分机|内線|내선|码|邮编|[单户账卡]号|编号|口令|コード|番号|번호|코드)"""
+    |matr[íi]cula|placa|targa|clave|senha|cep|codice(?:\\s(?:pin|di\\s\\w+))?|(?:пин-?)?код(?:\\s\\w+)?|пароль|индекс|номер\\sзаказа
+    |ext(?:ension)?|ext\\.|dw|app\\.|nebenstelle|ramal|durchwahl|interno|доб\\.|добавочный|分机|内線|내선|码|邮编|[单户账卡]号|编号|口令|コード|番号|번호|코드)"""
 _LINKS = r"is|are|was|ist|lautet|war|est|es|è|é|:|：|—|\#|是|为|は|는|은"
 _CODE = re.compile(
     rf"(?<![A-Za-zÀ-ÿА-яё])(?:{_CODES})(?:\s*(?:{_LINKS}))?\s*[\#(\"'“«]?$", re.I | re.X
@@ -51,7 +51,7 @@ _MAKER = re.compile(
 )
 _MODEL = re.compile(r"\d{3}-\d{1,3}(?![.,/-]?\d)")
 _VERSION_NUMBER = re.compile(
-    r"(?!\d{1,2}\.\d{1,2}\.(?:19|20)\d\d(?!\d))\d{1,4}(?:\.\d{1,4})+(?![A-Za-z\d]|[.,/-]\d)"
+    r"(?!\d{1,2}\.\d{1,2}\.(?:(?:19|20)\d\d(?!\d)|\s[a-zäöü]))\d{1,4}(?:\.\d{1,4})+(?![A-Za-z\d]|[.,/-]\d)"
 )
 _TRAILING = ".,;:!?*_…"  # behind an address
 # Digits in groups are a telephone number or a code, not a quantity or a range, if they have a
@@ -64,6 +64,11 @@ _LAYOUT = re.compile(
     r"|\d(?:[ -]\d{3}){2}(?:[ -]\d\d){2}|\d \(\d{3,5}\) ?\d+(?:[- ]\d+)*|\d{2}[ -]\d{4,5}[ -]\d{4}"
     r"|\d{3}[ /]\d{6,7}|\d{3}\.\d{3}\.\d{3}-\d\d|\d\d\.\d{3}\.\d{3}/\d{4}-\d\d"
     r"|\d{5} \d{5}|\d{4} \d{2} \d{2} \d{2}|\d{2} \d{3} \d{2} \d{2}"
+)
+_CALLED = re.compile(
+    r"(?i)(?<![^\W_])(?:call|dial|phone|t[eé]l(?:[eé]?(?:ph|f)\w*)?|text|fax|mobile?|cell|anrufen|handy"
+    r"|rufnummer|appelez|numéro|cellulare|chiam[ai]|(?:llam[ae]r?|contacte)(?:\sal)?|móvil|celular|ligue|telemóvel|тел"
+    r"|телефону?|звоните|позвоните|факс|номеру)[\s.:]*$"
 )
 _THOUSANDS = re.compile(r"[1-9]\d{0,2}(?: \d{3})+")
 _LISTED = re.compile(r"\d[,;]\s\d+[,;]\s$")  # numbers in a list, not a house and a postal code
@@ -144,7 +149,7 @@ class Codes(Words):
         if (following.isalnum() and not self.letters_follow) or following in tuple("€$£¥₽%"):
             return None
         is_number = sum(map(str.isdigit, text)) >= _MIN_PHONE_DIGITS
-        is_called = found.word.strip(".:") in self.phone_words
+        is_called = _CALLED.search(found.past) is not None
         if _THOUSANDS.fullmatch(text) and not is_called:
             is_number &= not (self.groups_with_spaces or text.endswith(" 000"))
         elif not _PREFIXED.match(text) and not is_called:

@@ -9,7 +9,6 @@ from qwen_megakernel.text.reading.words import words
 
 _HALVES = {2: ("half", "halves"), 4: ("quarter", "quarters")}
 _MAX_PARTS = 20  # largest denominator with a name, apart from 100; 120/80 is read with "over"
-_POWERS = ((10**12, "trillion"), (10**9, "billion"), (10**6, "million"), (1000, "thousand"))
 _NAMED_FRACTIONS = {(9, 11): "nine eleven", (20, 20): "twenty twenty", (50, 50): "fifty fifty"}
 _REGNAL = words("""henry louis george charles james elizabeth edward william richard john pope pius
     napoleon philip peter catherine mary francis frederick alexander nicholas paul benedict gregory
@@ -31,7 +30,6 @@ _SAINTS = words("""Albans Andrew Andrews Anthony Augustine Barts Catherine Catha
 _BEFORE_SECONDS = words("wait waits waited takes took within timeout lasts delay pause sleep")
 _BEFORE_FEW_SECONDS = words("after every for about only another under")  # also before decades
 _DIRECTIONS = dict(N="north", S="south", E="east", W="west")
-_CODED = words("id pin otp zip postcode passcode password code extension ext")  # before a code
 _AFTER_STREETS = words("NE NW SE SW N S E W Suite Apt Unit")
 
 
@@ -41,7 +39,6 @@ class English(Language):
     percent, per, to, number_sign = "percent", "per", "to", "number"
     by, over, rating, extension = "by", "over", "{} out of {}", "extension"
     power = " to the power of {}"
-    phone_words = words("call dial phone telephone tel text fax mobile cell")
     ordinal_marks = "st|nd|rd|th|ST|ND|RD|TH"
     BEFORE_DIGITS = r"""(?:N[or]|#)\.?\s: number; Nos\.?\s: numbers; Rev\.\s: revision
         (?:Fig\.?|fig\.)\s: figure
@@ -118,7 +115,7 @@ class English(Language):
     opens = words("""b. d. pt b/w Sat Sun St. St Dr. Dr No. Nos. no. Rev. Fig. fig. Vol. vol. p. pp.
         Ch. ch. Sec. sec. Eq. Ext. ext. ext Apt. Apt Ste. Rm. Mon
         Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec""")
-    followers = words("in am pm a.m p.m sq fl cu")
+    followers = words("in am pm a.m p.m sq fl cu pp")
 
     RULES = r"""
     (?i){HALF_DAY}a(?:\.m\.?|m)(?!\w) => {h}{m:minutes} a m{end}
@@ -135,7 +132,6 @@ class English(Language):
     (?P<d>\d{1,2})(?:{ORDINAL_MARKS})?(?:[-–](?P<to>\d{1,2})(?:{ORDINAL_MARKS})?)?(?:,?\s(?P<y>\d{4}))?
         (?![\d:%]|\.\d|,\d)(?![^\W_]) => .day_of_month
     (?P<n>\d{1,4})['’]?s(?!\w) => .plural
-    (?P<a>\d{1,3}):(?P<b>\d{1,3})[-–](?P<c>\d{1,3})(?![\d:]) => .verses
     (?P<n>\d{1,3})\s?pt(?=\s(?i:font|type|text|size|bold|arial|helvetica|times)) => {n} point
     (?P<title>St|Dr)\b\.?(?!\w) => .title
     (?!the$).* >> Sun\. => Sunday
@@ -148,19 +144,17 @@ class English(Language):
     (?<=[A-Z]-)(?P<n>\d{1,3})\s(?P<to>[NSEW])(?!\w) => .road
     up|down|by|rose|fell|gained|lost|another|cut|raised >> (?P<n>\d{1,4})\sbps(?!\w)
         => {n} basis points
+    (?P<w>\d{1,3})\.(?P<d>\d{1,2})\spp(?!\w) => {num} percentage points
     (?P<n>\d{1,5})\sN\.(?=\s[A-Z0-9])(?!\s(?:{STARTERS})(?!\w)) => {n} North
     (?P<a>[1-9])x(?=\d{1,2}s(?!\w)) => {a} by~
     (?P<a>Mon|Sat|Sun)(?=\s\d{1,2}(?:[-–:]|\s?[ap]|(?:{ORDINAL_MARKS})?\s(?i:{MONTH}))) => .days
     per >> (?=\w*[A-Z]|k[gm]|mg|ml|cm)(?P<per>{UNITS})(?!\w) => .one
     b/w(?=\s(?:\d|the|you|us|them|my|our|two|both)\b) => between
-    24x7(?!\w) => twenty-four seven
     (?P<m>0[1-9]|1[0-2])/(?P<y>(?:19|20)\d\d)(?![\d/]) => {m:month} {y:year}
     (?P<n>\d{1,4})/(?P<d>\d{1,3})(?:rds|ths|nds)(?!\w) => .fraction
     (?P<n>\d{3,10})(?:-(?P<more>\d{4}))?(?![\d.,:/% -]*\d)(?!\w) => .code
     1-800-(?=[A-Z]) => one eight hundred~
     1-8(?P<n>33|44|55|66|77|88)-(?=[A-Z]) => one eight {n}~
-    (?P<h>\d{1,2})\s?h(?P<m>[0-5]\d)(?!\w) => {h:counted:h}{m:minutes}
-    (?P<h>\d{1,2})\s?h\s?(?P<m>[0-5]?\d)m(?!\w) => {h:counted:h} {m:counted:min}
     (?P<m>\d{1,2})m(?P<s>[0-5]?\d)s(?!\w) => {m:counted:min} {s:counted:s}
     \d{1,2}h(?:rs?)? >> (?P<m>[0-5]?\d)m(?!\w) => {m:counted:min}
     (?P<c>7|10|14|21|4[38])(?P<t>[1-9]\d)p(?!\w) => {c} {t} p
@@ -184,8 +178,7 @@ class English(Language):
     (?P<sizes>{FEET}(?:\s?[x×]\s?{FEET})+)(?!\w) => .feet
     (?P<ft>\d{2,3})['′]\s?(?P<in>1[01]|\d)(?:\"|″|'')(?!\w) => {ft} feet {in}
     {ARTICLES} >> (?P<ft>\d{2,3})['′](?!\w) => {ft} foot
-    (?P<ft>\d)['′’](?P<in>1[01]|\d)(?:\"|″|'')?(?!\w) => {ft} foot {in}
-    (?P<ft>\d)['′’]\s(?P<in>1[01]|\d)(?:\"|″|'') => {ft} foot {in}
+    (?P<ft>\d)['′’](?:\s(?=\d\d?[\"″']))?(?P<in>1[01]|\d)(?:\"|″|'')?(?!\w) => {ft} foot {in}
     (?P<ft>\d)['′’](?!\w) => {ft} foot
     (?:[A-Z]\.){2,}(?!\w) => .initials
     \^0{0,2}2(?!\d) => ~squared
@@ -208,16 +201,6 @@ class English(Language):
     short_months = words("Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec")
     feet = r"\d{1,3}['′](?:\s?(?:1[01]|\d)(?:\"|″|''))?"
     half_day = r"(?P<h>1[0-2]|0?[1-9])(?:[:.]{MINUTE})?\s?"
-
-    def cardinal(self, number: int, gender: str = "") -> str:
-        """Return the words of a number, which are cached for groups of three digits."""
-        for power, name in _POWERS:
-            if number >= power:
-                head, rest = divmod(number, power)
-                joint = " and " if rest < 100 else " "
-                tail = joint + self.cardinal(rest) if rest else ""
-                return f"{self.say(head)} {name}{tail}"
-        return self.say(number)
 
     def fraction(self, top: int, bottom: int) -> str:
         if (top, bottom) in _NAMED_FRACTIONS:
@@ -331,19 +314,12 @@ class English(Language):
         """Return the singular of the unit of "per kWh"."""
         return self.units[found["per"]].one
 
-    def read_verses(self, found: Found) -> str | None:
-        """Return the words of verses such as "23:1-6"; None for times such as "9:30-10"."""
-        if len(found["b"]) == 2 and not found.before[:1].isupper():
-            return None
-        return self.fill("{a}, {b} to {c}", found.match.groupdict())
-
     def read_code(self, found: Found) -> str | None:
         """Return digits one by one after a word such as "PIN", or after a state ("NY 10001")."""
         name, digits = found.before.strip("(:.#,*_"), found["n"]
         is_zip = len(name) == 2 and name.isupper() and name.isalpha() and len(digits) == 5
         is_call = name.lower() in ("call", "dial", "text") and len(digits) in (3, 5, 6)
-        is_call &= not digits.endswith("00")
-        if name.lower() not in _CODED and not is_zip and not is_call:
+        if not is_zip and (not is_call or digits.endswith("00")):
             return None
         return self.spell(digits) + (f", {self.spell(found['more'])}" if found["more"] else "")
 

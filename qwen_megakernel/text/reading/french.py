@@ -16,15 +16,12 @@ class French(Romance):
     by, over, rating, groups_with_spaces = "sur", "sur", "{} sur {}", True
     power = " puissance {}"
     due = words("le du au")
-    numbered = words("""chapitre tome volume acte partie livre titre article annexe scène phase
-        niveau section type guerre siècle""")
-    phone_words = words("tél tel téléphone mobile fax appelez numéro")
     ENDINGS = r"f: \bun$ une"
     ordinal_marks = "er|ère|re|ème|e|nd|nde|ᵉ|ᵉʳ"
     BEFORE_DIGITS = r"p\.\s?: page"
     FEMININE = """tion sion té ette ance ence ure ée ille aine euse ade esse elle gousse tranche
         feuille pincée boîte cuillère chambre place table porte bouteille"""
-    MASCULINE = "-"
+    MASCULINE, last_ordinal_of_rulers = "-", 1
     PARTS = "2: demi; 3: tiers; 4: quart"
     UNITS = """mAh: milliampère-heure, milliampères-heure
         Ko ko: kilo-octet; kWh: kilowattheure; dB: décibel; x × fois: fois, fois, f
@@ -41,7 +38,7 @@ class French(Romance):
         ₽ RUB: rouble / kopeck"""
     money_joint, says_cents, scale_joint = " ", False, " d'"
     SHORT_MONTHS = "janv/jan févr/fév - avr - - juil - sept/sep oct nov déc"
-    first_day, halves = "premier", ("demi", "demie")
+    first_day, halves, degree_is_ordinal = "premier", ("demi", "demie"), False
     times = "{h:f} {hours}", "{h:f} {hours} {m:f}", " et {s:f} secondes"
     ABBREVIATIONS = """p.a.: par an; temp.: température; pdt: pendant; bât.: bâtiment; al.: alinéa
         c/o: chez; n/a: non applicable; A/R: aller-retour
@@ -64,8 +61,7 @@ class French(Romance):
     centuries = words("s siècle siècles République république arrondissement")
 
     RULES = r"""
-    (?P<h>\d{1,2})\s?h\s?(?P<m>\d{1,2})\s?min(?!\w) => {h:counted:h} {m:counted:min}
-    {HOUR}\s?h(?:\s?{MINUTE})?(?!\w) => .time
+    {HOUR}\s?h(?!\s?\d\d?\s?(?:m|['′]))(?:\s?{MINUTE})?(?!\w) => .time
     1(?:ère|re)(?!\w) => première
     (?P<n>\d{1,3})\s?j(?:\.|(?!['’\w])) => {n:counted:jour}
     fois|\d+\s?x >> /j(?!['’\w]) => ~par jour
@@ -97,9 +93,6 @@ class French(Romance):
 
     def gender_after(self, number: str, noun: str, before: str) -> str:
         return super().gender_after(number, noun.removesuffix("s"), before)
-
-    def regnal(self, number: int, name: str) -> str | None:
-        return "premier" if number == 1 else self.cardinal(number)
 
     def fraction_of(self, top: int, bottom: int, noun: Noun) -> str:
         """Return words such as "une demi-tasse" and "trois quarts de tasse"."""

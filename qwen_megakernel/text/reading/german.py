@@ -9,9 +9,7 @@ from qwen_megakernel.text.reading.words import Noun, words
 # Words before an ordinal, and the ending that the ordinal has after them.
 _WEAK = words("am v. vom zum zur beim im dem den des bis ab ins spätestens")
 ORDINAL_ARTICLES = dict.fromkeys(_WEAK, "n") | {"der": "", "die": "", "das": ""}
-ORDINAL_STEMS = (
-    *("mein", "dein", "sein", "ihr", "unser", "euer", "ein", "kein", "dies", "jed", "eur"),
-)
+ORDINAL_STEMS = words("mein dein sein ihr unser euer ein kein dies jed eur")
 _FEMININE = re.compile(
     r"(?:e|ung|heit|keit|schaft|tät|ion|ei|ik|ur|in|Liga|Zwiebel|Kartoffel|Paprika|Bundesliga|Wahl|Hand)$"
 )
@@ -39,8 +37,7 @@ class German(Language):
     by, over, score, rating, power = "mal", "zu", "zu", "{} von {}", " hoch {}"
     opus = "Opus"
     numbered = words("""akt anhang artikel band buch kapitel klasse phase stufe szene tabelle teil
-        titel typ abschnitt""")
-    phone_words = words("tel telefon anrufen mobil handy fax rufnummer telefonnummer")
+        titel typ abschnitt raum zimmer saal""")
     ENDINGS, has_ordinal_points = "f: ^eins$ eine; m n: ^eins$ ein", True
     PARTS = """3: Drittel; 4: Viertel; 5: Fünftel; 6: Sechstel; 7: Siebtel; 8: Achtel; 9: Neuntel
         10: Zehntel; 12: Zwölftel; 100: Hundertstel"""
@@ -48,7 +45,7 @@ class German(Language):
         bpm: Schlag pro Minute, Schläge pro Minute
         dB: Dezibel; PS: PS; x ×: mal; Jahr Jahre: Jahr, Jahre, n
         J.: Jahr, Jahre, n; Tbl. Tabl.: Tablette, Tabletten, f; Whg.: Wohnung, Wohnungen, f
-        mmHg: Millimeter Quecksilbersäule
+        mmHg: Millimeter Quecksilbersäule; Pkt.: Punkt, Punkte
         Person Personen Pers.: Person, Personen, f; Pck. Pkg.: Packung, Packungen, f
         Mal: Mal, Mal, n"""
     SCALES = """Mio. Mio Million Millionen: Million, Millionen, f; Tsd.: tausend
@@ -58,12 +55,12 @@ class German(Language):
         ct Ct: Cent; ¥ JPY: Yen; CHF: Franken / Rappen; ₽ RUB: Rubel / Kopeke, Kopeken, f"""
     money_joint, says_cents = " ", False
     SHORT_MONTHS = "jan/jänner feb mär apr - jun jul aug sep/sept okt nov dez"
-    times, time_marks = ("{h:m} Uhr", "{h:m} Uhr {m}", " und {s} Sekunden"), r"\sUhr\b"
+    times = "{h:m} Uhr", "{h:m} Uhr {m}", " und {s} Sekunden"
     BEFORE_DIGITS = r"§§\s?: Paragrafen"
     ABBREVIATIONS = """n.~V.: nach Verlängerung; i.~E.: im Elfmeterschießen
         z.~Hd.: zu Händen; Az. Aktenz.: Aktenzeichen; p.a. p.~a.: pro Jahr; Temp.: Temperatur
         i.~V.~m.: in Verbindung mit; p.~P.: pro Person; i.~A.: im Auftrag; Zi.: Zimmer
-        Abf.: Abfahrt; Pkt.: Punkte; gest.: gestorben; Kl.: Klasse; Hrn.: Herrn
+        Abf.: Abfahrt; gem.: gemäß; lit.: Buchstabe; gest.: gestorben; Kl.: Klasse; Hrn.: Herrn
         mind.: mindestens; mtl.: monatlich; jährl.: jährlich; Einw.: Einwohner
         z.B. z.~B. Z.B. Z.~B.: zum Beispiel; d.h. d.~h.: das heißt
         c/o: care of; s/w: schwarz-weiß; m/w/d: männlich, weiblich, divers; n/a: nicht verfügbar
@@ -98,6 +95,11 @@ class German(Language):
     RULES = r"""
     {HOUR}\.{MINUTE}\sUhr\b => .time
     {HOUR}\sUhr\b(?!\s\d) => .time
+    (?P<h>\d{1,3}):{MINUTE}(?::(?P<s>[0-5]\d))?\sStd(?!\w)\.?
+        => {h:counted:h} {m:counted:min} {s:counted:s}{end}
+    in|nach|aus >> (?P<n>\d{3}(?!00)\d\d)(?!\d|[.,:-]\d|\s?(?:{UNITS}|€|%)(?!\w)) => {n:spell}
+    [a-zäöü]{1,3}-[a-z]{1,2} >> (?P<n>\d{1,4})(?!\d|[.,:-]\d) => {n:spell}
+    (?<=[a-zäöüß]-)/(?=[A-ZÄÖÜ]) => ~und~
     (?P<a>\d{1,3}):(?P<b>[0-5]\d)\sMin\b => {a} Minuten {b}
     (?i)(?P<days>\d{1,2}\.(?:(?:,|\s?[-–/]|\s(?:und|bis|oder|&)(?:\s(?:zum|dem))?)\s?\d{1,2}\.)+)
         (?:(?=\s?{MONTH})|(?P<m>0?[1-9]|1[0-2])\.(?P<y>\d{4}|\d\d)?(?!\d)) => .days_of_month
@@ -178,7 +180,7 @@ class German(Language):
         return self._before_noun(int(found["n"]), found.before, following)
 
     def _is_noun(self, word: str) -> bool:
-        return word[:1].isupper() and word not in self.starters
+        return word[:1].isupper() and not word[-1].isdigit() and word not in self.starters
 
     def _before_noun(self, number: int, before: str, noun: str) -> str:
         """Return an ordinal with the ending that it has between two words."""

@@ -15,11 +15,8 @@ class Italian(Romance):
     percent, per, to, number_sign = "per cento", "per", "a", "numero"
     by, over, rating, power = "per", "su", "{} su {}", " alla {}"
     due = words("il dal al del")
-    numbered = words("""secolo capitolo tomo volume atto parte libro titolo articolo allegato scena
-        fase livello canto sezione tipo guerra""")
-    phone_words = words("tel telefono cell cellulare fax chiami chiama")
     ENDINGS = "f: ^uno$ una; c: ^uno$ un"
-    last_ordinal_of_rulers, degree_is_ordinal = 999, True
+    last_ordinal_of_rulers = 999
     centuries, feminine_articles = words("secolo sec millennio"), words("all dall")
     clock_words = words("alle dalle delle sulle ore le")
     ordinal_marks, feminine_marks = "º|°|o", r"ª|a\b"
@@ -27,7 +24,7 @@ class Italian(Romance):
     FEMININE, MASCULINE = "a ione tà", "o ore ale"
     PARTS = "2: mezzo"
     noun_gender, plural_ending = "c", ""
-    UNITS = """mAh: milliampere ora
+    UNITS = """p.p.: punto percentuale, punti percentuali; mAh: milliampere ora
         t: tonnellata, tonnellate, f; sec: secondo, secondi; kHz: chilohertz; kW: chilowatt
         dB: decibel; x × volta volte: volta, volte, f; cucchiaio cucchiai: cucchiaio, cucchiai
         cucchiaino cucchiaini: cucchiaino, cucchiaini; bicchiere bicchieri: bicchiere, bicchieri
@@ -65,10 +62,8 @@ class Italian(Romance):
     opens = words("p. n.")
 
     RULES = r"""
-    {HOUR}\s?h\s?{MINUTE}(?!\w) => .time
-    all?|dall?|[dn]el|il|sul >> (?P<n>\d{1,3})['′](?!\s?\+|\w) => {n:ordinal}
-    all?|dall?|[dn]el|il|sul >> (?P<n>\d{1,3})['′]\s?\+\s?(?P<m>\d{1,2})(?!\w)
-        => {n:ordinal} {plus} {m}
+    {HOUR}\s?h\s?{MINUTE}(?!\w|['′]) => .time
+    all?|dall?|[dn]el|il|sul >> (?P<n>\d{1,3})['′](?!\w) => {n:ordinal}
     """
 
     def say(self, number: int, to: str = "cardinal", **options: str) -> str:

@@ -8,8 +8,8 @@ class Japanese(Language):
     code = "ja"
     minus, plus, point = "マイナス", "プラス", "点"
     percent, per, to, number_sign = "{}パーセント", "毎", "から", "番号"
-    by, over, rating = "かける", "の", "{1}点満点中{0}点"
-    score, power = "対", "の{}乗"
+    by, over, rating, parts_form = "かける", "の", "{1}点満点中{0}点", "{bottom}分の{top}"
+    score, power, chapter, verse = "対", "の{}乗", "章", "節"
     DIGITS = "ゼロ 一 二 三 四 五 六 七 八 九"
     UNITS = """mmHg: ミリメートルエイチジー; mAh: ミリアンペア時; °C ℃: 度
         dB: デシベル; x ×: 倍"""
@@ -25,6 +25,7 @@ class Japanese(Language):
 
     RULES = r"""
     (?<=〒)\s?\d{3}-\d{4}(?!\d)|0\d{1,3}-\d{1,4}-\d{3,4}(?!\d) => .groups
+    (?<=\d{3}[ぁ-ん])(?P<a>\d\d)-(?P<b>\d\d)(?![\d-]) => {a:spell}の{b:spell}
     \d{1,3}(?:-\d{1,4}){2}(?![\d-]) => .address
     """
 
@@ -47,6 +48,3 @@ class Japanese(Language):
 
     def ordinal(self, number: int) -> str:
         return f"{self.say(number)}番目"
-
-    def fraction(self, top: int, bottom: int) -> str:
-        return f"{self.say(bottom)}分の{self.say(top)}"

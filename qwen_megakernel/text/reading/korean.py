@@ -3,12 +3,12 @@
 from qwen_megakernel.text.reading.language import Language
 from qwen_megakernel.text.reading.surroundings import Found
 
-_TENS = ("", "열", "스물", "서른", "마흔", "쉰", "예순", "일흔", "여든", "아흔")
-_ONES = ("", "한", "두", "세", "네", "다섯", "여섯", "일곱", "여덟", "아홉")
 _COUNTERS = (
     "시간|시|명|살|개(?!월)|마리|잔|병|권|대|번째|사람|가지|달(?!러)|송이|채|켤레|곳|알|정(?!도)|큰술|작은술|판|자루"
     "|벌|그루|봉지|팩|모금|박스|상자|조각|스푼|컵|장(?!관)|배(?!럴)|그릇|접시"
 )
+
+_PLATES = "[가나다라마거너더러머버서어저고노도로모보소오조구누두루무부수우주아바사자하허호]"
 
 
 class Korean(Language):
@@ -17,9 +17,9 @@ class Korean(Language):
     percent, per, to, number_sign = "퍼센트", "퍼", "에서", "번호"
     by, over, rating = "곱하기", "에", "{1}점 만점에 {0}"
     suffixes, score, power = ("에서", "에", "의"), "대", "의 {} 제곱"
-    parts_form = "{bottom}분의 {top}"
+    parts_form, chapter, verse = "{bottom}분의 {top}", " 장", " 절"
     DIGITS = "공 일 이 삼 사 오 육 칠 팔 구"
-    UNITS = "mAh: 밀리암페어시; °C ℃: 도; dB: 데시벨; x ×: 배"
+    UNITS = "%p: 퍼센트포인트; mAh: 밀리암페어시; °C ℃: 도; dB: 데시벨; x ×: 배"
     SCALES = "만: 만; 억: 억; 조: 조; 천: 천"
     CURRENCIES = """₩ KRW: 원; $ USD: 달러 / 센트; € EUR: 유로 / 센트; £ GBP: 파운드 / 펜스
         ¥ JPY: 엔"""
@@ -33,8 +33,10 @@ class Korean(Language):
 
     RULES = rf"""
     (?P<y>\d{{4}}|\d\d)\.\s?(?P<m>1[0-2]|0?[1-9])\.\s?(?P<d>[0-3]?\d)(?:\.(?=\s?\S))?(?!\d) => .date
-    (?P<y>\d{{4}})년\s?(?P<m>1[0-2]|[1-9])월\s?(?P<d>[0-3]?\d)일 => {{y}}년 {{m:month}} {{d}}일
     (?P<m>1[0-2]|[1-9])월 => {{m:month}}
+    (?P<a>\d{{2,3}})(?P<k>{_PLATES})\s?(?P<n>\d{{4}})(?![\d억만천조]) => {{a}} {{k}} {{n:spell}}
+    (?P<a>\d{{1,3}})\s?대\s?(?P<b>\d{{1,3}})(?!\d) => {{a}} 대 {{b}}
+    (?<=[A-Z])\+(?!\+) => {{plus}}
     (?:(?P<from>\d{{1,3}})[-~])?(?P<n>\d{{1,3}})\s?(?P<what>{_COUNTERS}) => .counter
     (?<=[시분초일월년원명개])\s?~\s?(?=오전|오후|\d) => 에서~
     11[0-9](?=[에나로은이를]|\s?번으로) => .mobile
@@ -56,9 +58,10 @@ class Korean(Language):
 
     def native(self, number: int) -> str:
         """Return a native numeral in the form that stands before a noun."""
-        if number == 20:
-            return "스무"
-        return _TENS[number // 10] + _ONES[number % 10] if 0 < number < 100 else self.say(number)
+        if not 0 < number < 100:
+            return self.say(number)
+        named = {1: "한", 20: "스무"}.get(number)
+        return named or self.say(number, "ordinal").removesuffix(" 번째")
 
     def hour(self, number: int) -> str:
         """Return an hour: a native numeral from 1 to 12, a Sino-Korean one otherwise."""

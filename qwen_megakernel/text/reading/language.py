@@ -5,7 +5,6 @@ no templates. Such a method returns None for what is no expression of its rule.
 """
 
 import re
-import unicodedata
 
 from qwen_megakernel.text.reading.codes import MIN_NUMBERED_DIGITS, NUMBER_MARK
 from qwen_megakernel.text.reading.markdown import KEY
@@ -27,6 +26,12 @@ _BEFORE_RATIO = re.compile(
     re.IGNORECASE,
 )
 BEHIND_RATIO = words("aspect ratio scale odds split dilution mix verdünnt verdünnen gemischt")
+# Books of the Bible, behind which "3:16" is no time.
+_BOOKS = words("""acts apocalypse cor corinthians corintios corinzi ephesians esodo exodus
+    exode galatians genesis genèse génesis gênesis genesi giovanni isaiah jean jesaja jn joão joh
+    johannes john juan kor korinther lk luca luke lukas marco mark markus mateo mateus matteo
+    matthew matthieu matthäus mk mose mt offenbarung proverbs ps psalm psalmen psalms revelation
+    romans romani romanos röm römer salmo ин кор лк мк мф пс рим быт""")
 _DOSES = ("mg", "g", "kg", "ml", "mL", "cl", "l", "L", "µg", "мг", "г", "кг", "мл", "л")
 _SCORED = re.compile(r"\d{1,3}(?![\d.,:/-]\d|\d|\s?(?:Uhr|h|ч|点|时|時|시|%|€)(?!\w))")
 _LAST_NUMBER = re.compile(r"\d[\d:.,]*$")
@@ -54,8 +59,7 @@ class Language(RomanNumerals):
     (?i)(?P<d>[12]\d|3[01]|0?[1-9])-(?P<m>{MONTH})-(?P<y>\d{4})(?!\d) => .date
     [A-Z]{2}\d\d(?: ?[A-Z\d]{4}){2,7}(?: ?[A-Z\d]{1,3})?(?![^\W_]) => .iban
     (?=[A-Z0-9-]*\d)(?=[\d-]*[A-Z])[A-Z0-9]+(?:-[A-Z0-9]+)*(?!['’.,]?\w|-\w|/) => .mixed_id
-    (?P<y>\d{4})\.(?P<m>\d\d)\.(?P<d>\d\d)(?!\.?\d) => .date
-    (?P<y>\d{4})(?P<mark>[-/])(?P<m>\d{1,2})(?P=mark)(?P<d>\d{1,2})(?!\d) => .date
+    (?P<y>\d{4})(?P<mark>[-/]|\.(?=\d\d\.\d\d))(?P<m>\d\d?)(?P=mark)(?P<d>\d\d?)(?!\.?\d) => .date
     (?P<d>\d\d)\.(?P<m>\d\d)\.(?P<y>\d{4}){DATE_END} => .date
     (?P<{FIRST}>\d{1,2})(?P<mark>[-./])(?P<{SECOND}>\d{1,2})(?P=mark)(?P<y>\d{4}|\d\d)
         {DATE_END} => .date
@@ -69,33 +73,37 @@ class Language(RomanNumerals):
     {LETTERS_FOLLOW}(?<![A-Za-z])(?P<r>[IVX]{2,7})(?![A-Za-z0-9]) => .roman_alone
     (?P<r>[IVXLCDM]+)(?:\.(?=\s|$)|ers?|re|ᵉ|e)?(?!\w|['’](?!s\b)\w|\.\w) => .roman
     (?P<n>\d{1,3}):(?P<w>\d{1,3}(?:{GROUP}\d{3})+)(?![\d:]) => {n} {ratio} {num}
+    {VERSES} >> (?P<a>\d{1,3})(?::|,(?!\d{3}))(?P<b>\d{1,3})(?!\d|[:,]\d) => {a}{chapter} {b}{verse}
     (?i){HOUR}:{MINUTE}(?::(?P<s>[0-5]\d))?(?:{TIME_MARKS})?(?![\d:]) => .time
+    (?P<h>\d{1,2})\s?h\s?(?P<m>\d{1,2})\s?(?:min|m|['′])(?:\s?(?P<s>\d{1,2})\s?(?:s|\"|″|''))?(?!\w)
+        => {h:counted:h} {m:counted:min} {s:counted:s}
+    (?P<h>\d{1,2})\s?h\s?{MINUTE}(?!\w|['′]) => {h:counted:h} {m}
+    (?P<m>\d{1,3})['′](?P<s>[0-5]\d)(?:\"|″|'')(?!\w) => {m:counted:min} {s:counted:s}
+    (?P<n>\d{1,3})[\"″s](?P<d>\d\d)(?!\w) => {n:counted:s} {d}
     (?P<a>\d{1,4}):(?P<b>\d{1,4})(?![\d:]) => {a} {ratio} {b}
     (?P<n>\d{1,3})['′]\s?\+\s?(?P<m>\d{1,2}){EDGE} => {n} {plus} {m}
     (?:\+ ?)?\(?\d{1,14}\)?(?:(?: ?[-–./] ?| ?(?=\()|(?<=\)) ?| )\(?\d{1,14}\)?)+
         (?: ?x(?P<x>\d{1,6})(?!\w))?|\+\d{7,15}(?!\d) => .phone
     \d+(?:-\d+){2,}(?![\w-]) => .chain
     (?P<y>1[89]\d\d|20\d\d)/(?P<z>\d\d|(?:19|20)\d\d)(?![\d/]) => .two_years
-    (?P<a>24)/(?P<b>7)(?![\d/]) => {a} {b}
+    (?P<a>24)[/x](?P<b>7)(?![\d/]) => {a} {b}
     (?P<w>\d{1,3})[.,](?P<d>\d{1,2})/(?P<b>\d{1,3})(?![\d/]) => .rated
-    {IS_RATED}(?!20/|50/)(?P<w>\d{1,3})/(?P<b>(?P=w))(?![\d/]) => .rated
-    {IS_RATED}(?P<w>\d{1,3})/(?P<b>100)(?![\d/]) => .rated
-    {IS_RATED}(?P<w>[245-9])/(?P<b>10)(?![\d/]| ?(?:{UNITS}){EDGE}) => .rated
+    {LETTERS_FOLLOW}(?P<w>\d{1,3})/(?P<b>[1-9]?[05]0|20|30)(?:[分点]|(?=\s?점)) => .rated
+    größe|gr\.|sizes?|waist|taglia|talla|размер >> (?P<a>\d\d)/(?P<b>\d\d)(?![\d/]) => {a} {b}
+    {APART}(?!20/20|50/50)(?P<w>\d{1,3})/(?P<b>(?P=w)|100)(?![\d/]) => .rated
+    {APART}(?P<w>[245-9])/(?P<b>10)(?![\d/]| ?(?:{UNITS}){EDGE}) => .rated
     \d{1,3}(?:,\d{1,3}){2,}(?![\d,.]*\d) => .list
     (?P<sizes>{SIZE}(?:(?: ?x ?|×){SIZE})+)(?: ?(?P<unit>{UNITS}){EDGE}|{EDGE}(?!\^)) => .size
     \^(?P<minus>[-−]?)(?P<n>\d{1,3})(?!\d) => .power
-    (?P<sizes>{SIZE}(?: × {SIZE}){2,})(?: ?(?P<unit>{UNITS}))?{EDGE} => .size
-    (?P<sizes>{SIZE} × {SIZE}) ?(?P<unit>{UNITS}){EDGE} => .size
+    (?P<sizes>{SIZE}(?: × {SIZE}){2,}|{SIZE} × {SIZE}(?= ?(?:{UNITS}){EDGE}))
+        (?: ?(?P<unit>{UNITS}))?{EDGE} => .size
     (?P<n>\d{1,4})(?P<letter>[xyz]){EDGE}(?=\s*(?:[-+−=*^²³]|/(?![A-Za-z]{2}|[djh](?!\w))))
         => {n} {letter}
     x(?=\s(?:{CURRENCIES})?\s?\d) => .product
     [-=+−] >> (?P<n>\d{1,4})(?P<letter>[xyz]){EDGE} => {n} {letter}
-    [₀-₉]+ => .subscript
     \d+(?:\.\d+){2,} => .pointed
-    {SIGN}(?P<sym>{CURRENCIES})\s?{NUM}{MONEY}{CODE}
-        (?:/(?P<per>[^\W\d_]+(?:·\w)?){UNIT_POINT})? => .money
-    {SIGN}{NUM}{MONEY}\s?(?P<sym>{CURRENCIES}){EDGE}
-        (?:/(?P<per>[^\W\d_]+(?:·\w)?){UNIT_POINT})? => .money
+    {SIGN}(?P<sym>{CURRENCIES})\s?{NUM}{MONEY}{CODE}{PER_ONE} => .money
+    {SIGN}{NUM}{MONEY}\s?(?P<sym>{CURRENCIES}){EDGE}{PER_ONE} => .money
     {DEGREE_IS_ORDINAL}(?P<w>\d{1,2})°
         (?=\s[a-zà-ÿ]{3}(?<!\sall|\sdel|\snor|\ssud|\sest|\ssop|\ssob|\scon)) => .ordinal
     {DUE} >> {DEGREE_IS_ORDINAL}1°(?=\s(?:al?|e|y|ao|o)(?!\w)|$) => {first_day}
@@ -119,6 +127,7 @@ class Language(RomanNumerals):
     {APART}{NUM}\s?(?P<scale>{LONG_SCALES}){EDGE} => .scaled
     {NUM}(?=\s(?P<noun>[^\W\d_]{2,})) => .counted
     (?![~≈<>≤≥±]\s?[\d.,]+[^\W\d_]){SIGN}{NUM} => .number
+    (?<=GMT|UTC)[-–−](?=\d) => ~{minus}~
     (?<=[^\W_]|[%°¢])[ ]?[-–—] ?(?=[$€£¥]?\d)|(?<=\d)~(?=\d) => .dash
     .+ >> (?<=.)-(?=\d) => ~
     (?<!#)(?<![^\W\d])(?:#(?![\w#])|∗(?![^\W\d_])) => .key
@@ -135,6 +144,7 @@ class Language(RomanNumerals):
         codes = any_of(sign for sign in self.currencies if sign.isupper() and len(sign) == 3)
         return {
             "ADDRESS": r"[^\s<>\"'()\[\]{}]",
+            "VERSES": rf"(?:{any_of(_BOOKS)})\.?|.*(?:福音|[诗詩]篇|ヨハネ|マタイ|ルカ|복음|시편)",
             "SIZE": r"\d{1,6}(?:[.,]\d{1,3})?",
             "HOUR": r"(?P<h>[01]?\d|2[0-4])",
             "MINUTE": r"(?P<m>[0-5]\d)",
@@ -149,10 +159,10 @@ class Language(RomanNumerals):
             "EDGE": r"(?![A-Za-z0-9])" if self.letters_follow else r"(?![^\W_])",
             "BEGIN": r"(?<![^\W_])" if self.space else "(?:)",
             "APART": "(?!)" if self.letters_follow else "(?:)",
-            "IS_RATED": "(?!)" if self.letters_follow else "(?:)",
             "GROUP": mark,
             "NUM": self._num(""),
-            "SPAN": rf"(?:\s?[-–—]\s?{self._num('to')})?",
+            "PER_ONE": r"(?:/(?P<per>[^\W\d_]+(?:·\w)?){UNIT_POINT})?",
+            "SPAN": rf"(?:\s?[-–—~]\s?{self._num('to')})?",
             "MONEY": rf"(?:\s?[-–—]\s?(?:{any_of(self.currencies)})?{self._num('to')})?"
             + r"(?:,[-–—]{1,2})?" * (self.decimal == ",")
             + rf"(?:\s?(?P<scale>{any_of([*self.scales, *self.money_scales])}){{EDGE}})?",
@@ -289,9 +299,6 @@ class Language(RomanNumerals):
     def read_ordinal(self, found: Found) -> str | None:
         digits = re.sub(r"\D", "", found["w"])
         return self.ordinal(int(digits)) if len(digits) < 7 else None
-
-    def read_subscript(self, found: Found) -> str:
-        return self.number(unicodedata.normalize("NFKC", found.text))
 
     def read_fraction(self, found: Found) -> str | None:
         if NUMBER_MARK.search(found.past):  # of a file: "no. 4711/26"

@@ -5,32 +5,27 @@ from qwen_megakernel.text.reading.words import words
 
 
 class Portuguese(Romance):
-    code = "pt"
+    code = "pt_BR"
     minus, plus, point = "menos", "mais", "vírgula"
     percent, per, to, number_sign = "por cento", "por", "a", "número"
     by, over, rating, power = "por", "por", "{} de {}", " elevado a {}"
     due = words("vencimento vence dia em até desde segunda terça quarta quinta sexta")
-    numbered = words("""século capítulo tomo volume ato parte livro título artigo anexo cena fase
-        nível seção secção tipo guerra inciso""")
-    phone_words = words("tel telefone celular fax ligue telemóvel")
     ENDINGS = r"f: \bum$ uma, \bdois$ duas, centos centas, duzentos duzentas"
-    feminine_names, degree_is_ordinal = words("Isabel"), True
     halves = "meio", "meia"
     ordinal_marks, feminine_marks = r"\.?º|°|o\b", r"\.?ª|a\b"
     BEFORE_DIGITS = r"p\.\s?: página"
     FEMININE, MASCULINE = "a ã dade ção õe são", "o or al"
     PARTS = "2: meio; 3: terço; 4: quarto; 10: décimo; 100: centésimo"
     max_named_part, parts_form = 9, "{top} {bottom} avos"
-    UNITS = """mAh: miliampere-hora, miliamperes-hora
+    UNITS = """p.p.: ponto percentual, pontos percentuais; mAh: miliampere-hora, miliamperes-hora
         t: tonelada, f; seg: segundo; KB kB: quilobyte; kHz: quilohertz, quilohertz
         dB: decibel, decibéis; x × vez vezes: vez, vezes, f; copo copos: copo
         colher colheres: colher, colheres, f; col.~de~sopa: colher de sopa, colheres de sopa, f
         col.~de~chá: colher de chá, colheres de chá, f; pessoa pessoas: pessoa, f
         comp.: comprimido; pts: ponto
         bpm: batimento por minuto, batimentos por minuto"""
-    SCALES = (
-        """mil: mil, mil; milhão milhões mi: milhão, milhões; bilhão bilhões bi: bilhão, bilhões"""
-    )
+    SCALES = """mil: mil, mil; milhão milhões mi: milhão, milhões
+        bilhão bilhões bi: bilhão, bilhões"""
     MONEY_SCALES = "M: milhão, milhões; k: mil, mil"
     CURRENCIES = """R$ BRL: real, reais / centavo; $ US$ USD: dólar, dólares / centavo
         € EUR: euro / cêntimo; £ GBP: libra, f / pêni, pence; ¥ JPY: iene"""
@@ -68,9 +63,6 @@ class Portuguese(Romance):
     (?P<h>\d{1,2})\s?h\s?(?P<m>\d{1,2})\s?min(?!\w) => {h:counted:h} e {m:counted:min}
     {HOUR}h{MINUTE}?(?:min)?(?!\w) => .time
     D\.(?=\s[A-ZÀ-Ý]\w*a(?!\w)) => dona
-    (?P<a>\d{1,2})\sx\s(?P<b>\d{1,2})(?=\s(?!x|(?:{UNITS})(?!\w))|[^\w\s]|$)
+    (?P<a>\d{1,2})(?:\sx\s|x(?=0(?!\d))|(?<=(?<!\d)0)x)(?P<b>\d{1,2})(?=\s(?!x|(?:{UNITS})(?!\w))|[^\w\s]|$)
         => {a} a {b}
     """
-
-    def say(self, number: int, to: str = "cardinal", **options: str) -> str:
-        return super().say(number, to, **options).replace("deza", "deze")  # those of Portugal

@@ -13,7 +13,8 @@ class Romance(Language):
     decimal, decimals_are_a_number = ",", True
     plural_ending = "s"
     feminine_marks = "(?!)"  # regular expression of what follows the digits of a feminine ordinal
-    feminine_names = words("")  # names of women that do not end in -a
+    degree_is_ordinal = True
+    feminine_names = words("Isabel")  # names of women that do not end in -a
     clock_words = words("")  # behind them "16.30" is a time
     halves = "mezzo", "mezza"  # before a masculine noun, and before a feminine one
     # Endings of nouns that follow a number, and words with such endings that are no nouns.
@@ -22,10 +23,16 @@ class Romance(Language):
         era esta está fra fora fuera hacia hasta ha mais mas más menos mientras ogni outra otra para
         per pero pela quando sobre tra tras todos todas todo toda tutto tutta una nella alla sulla
         como ancora ainda agora ahora ora según""")
+    numbered = words("""allegato anexo annexe apartado articolo artículo article artigo atto acto
+        ato aula bureau canto capitolo capítulo chambre chapitre cena escena scena scène fase phase
+        guerra inciso libro livro livello nivel niveau nível parte partie s. ss. sala salle secolo
+        section sección sezione seção secção siglo siècle século stanza tipo titolo titre título
+        tomo type volume volumen""")  # with their plurals
     last_ordinal_of_rulers = 10  # after higher numbers of rulers, cardinals are spoken
 
     RULES = r"""
     anni|años|anos|années|[dn]?[ae]l|du|sul >> ['’](?P<n>\d\d|[3-9]00)(?!['’]?\w) => {n}
+    (?P<w>[5-9]|1\d|2\d)/(?P<b>20|30)(?![\d/]) => .rated
     (?P<n>\d{1,3})(?:{FEMININE_MARKS}) => {n:feminine}
     {CLOCK_WORDS} >> {HOUR}\.{MINUTE}(?![\d.,]\d|\d|\s?%) => .time
     """
@@ -38,7 +45,7 @@ class Romance(Language):
         is_noun = noun.islower() and len(noun) > 3 and noun not in self.no_nouns
         if not (is_varied and is_noun):
             return ""
-        plural = "s" * (number != "1" and self.code in ("es", "pt"))
+        plural = "s" * (number != "1" and self.code in ("es", "pt_BR"))
         if noun.endswith(tuple(each + plural for each in self.FEMININE.split())):
             return "f"
         return "c" if noun.endswith(tuple(each + plural for each in self.MASCULINE.split())) else ""

@@ -10,15 +10,11 @@ class Spanish(Romance):
     percent, per, to, number_sign = "por ciento", "por", "a", "número"
     by, over, rating, power = "por", "sobre", "{} sobre {}", " elevado a {}"
     due = words("el del al día hasta desde vence vencimiento")
-    numbered = words("""siglo capítulo tomo volumen acto parte libro título artículo apartado anexo
-        escena fase nivel canto sección tipo guerra s. ss.""")
-    phone_words = words("tel teléfono móvil fax llame llama llamar al")
     ENDINGS = r"""f: uno$ una, cientos\b cientas, quinientos quinientas
         c: veintiuno$ veintiún, uno$ un"""
     ordinal_marks = r"\.?º|\.?°|o\b|ro\b|do\b|to\b|mo\b|vo\b|no\b"
     feminine_marks = r"\.?ª|a\b(?!\.)|(?:ra|da|ta|ma|va|na)\b"
     clock_words, feminine_articles = words("las"), words("la las unas")
-    feminine_names, degree_is_ordinal = words("Isabel"), True
     halves = "medio", "media"
     BEFORE_DIGITS = r"p\.\s?: página; c/: cada"
     PARTS = """2: medio; 3: tercio; 4: cuarto; 10: décimo; 11: onceavo; 12: doceavo; 20: veinteavo
@@ -26,7 +22,7 @@ class Spanish(Romance):
     FEMININE, MASCULINE = "a dad dade cione ción sión tud", "o or ore al ale án ane e"
     max_named_part, parts_form = 9, "{top} entre {bottom}"
     noun_gender = "c"
-    UNITS = """mAh: miliamperio hora, miliamperios hora
+    UNITS = """p.p.: punto porcentual, puntos porcentuales; mAh: miliamperio hora, miliamperios hora
         seg: segundo; dB: decibelio; x × vez veces: vez, veces, f; cda. cdas.: cucharada, f
         cdta. cdtas.: cucharadita, f; vaso vasos: vaso; pts pts.: punto
         persona personas pers: persona, f; comp.: comprimido
@@ -39,7 +35,6 @@ class Spanish(Romance):
     SHORT_MONTHS = "ene feb mar abr may jun jul ago sept/sep oct nov dic"
     links = words("de del")
     dates = "{day} de {month}", "{day} de {month} de {year}"
-    time_marks = r"\sh\b"
     ABBREVIATIONS = """D.ª: doña; dcha.: derecha; izq. izda.: izquierda; hab.: habitantes
         háb.: hábiles; mill.: millones; p.a.: por año
         s/n: sin número; c/u: cada uno; a/c: aire acondicionado; n/a: no aplica

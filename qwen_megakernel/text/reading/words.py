@@ -34,7 +34,6 @@ _NAMES = {"max.", "art.", "mar.", "etc."}  # abbreviations that are words if the
 _TYPED_ANYHOW = re.compile(
     "(?:[kMG]?Hz|kWh?|mAh|km(?:/h)?|kg|cm|ml|[MGT]B|кВт|кВт·?ч|[кМГ]?Гц|мА·?ч|км(?:/ч)?|кг|мл|[МГТ]Б)"
 )
-_MULTIPLES = ("time",)  # not singular after an article: "a 2x gain" is "a two times gain"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +122,7 @@ class Words:
     has_ordinal_points = False  # whether "5." may be an ordinal
     number_sign: str  # the word for "#" before a number
     opus = "opus"
-    BEFORE_DIGITS = (
-        ""  # further regular expressions of marks before a number, and the word for each
-    )
+    BEFORE_DIGITS = ""  # further regular expressions of marks before numbers, and their words
     percent: str  # the word after the number; a "{}" in it stands for the number
     PERCENT = ""  # its forms after 1, 2 and 5
     to: str  # the word between the ends of a range
@@ -134,11 +131,11 @@ class Words:
     by: str  # the word between the dimensions of a thing, as in 3 x 4
     over: str  # the word in a reading of two numbers such as 118/76
     rating: str  # the words of a rating such as 4.5/5
+    chapter, verse = ",", ""  # what is said behind the two numbers of "John 3:16"
     power: str  # what is said for "^", with "{}" for the number after it
     postal_digits = 5  # of a postal code
     groups_with_spaces = False  # whether spaces group the thousands of a number
     extension = ""  # the word for the "x" behind a telephone number
-    phone_words = words("")  # in lower case; after them digits in groups are a telephone number
     # Nouns after numbers.
     noun_gender = "m"
     plural_ending = ""
@@ -165,7 +162,7 @@ class Words:
     first_day = ""  # the word for the first day of a month, if it is not a cardinal
     dates = "{day} {month}", "{day} {month} {year}"
     times = "", "", ""  # templates: on the hour, with minutes, and the ending with seconds
-    time_marks = r"(?!)"  # regular expression of words after a time that `time` speaks itself
+    time_marks = r"\s(?:Uhr|h)\b"  # regular expression of words behind a time that `time` says
     # Words and marks.
     ABBREVIATIONS = ""  # "~" stands for a space in them
     final = words("")  # abbreviations that may end a sentence
@@ -405,7 +402,7 @@ class Words:
 
     def noun_after(self, noun: Noun, before: str) -> Noun:
         """Return the forms of a noun after a number; after an article, all are singular."""
-        if before.lower() not in self.articles or noun.one in _MULTIPLES:
+        if before.lower() not in self.articles or noun.one == "time":  # "a two times gain"
             return noun
         return Noun(noun.one, noun.one, noun.one, noun.gender)
 

@@ -53,12 +53,8 @@ def cardinals(language: str, number: int) -> set[str]:
 
 
 def mended(language: str, words: str) -> str:
-    """The words of a number, which num2words has as in Portugal, and without Italian accents."""
-    if language == "italian":
-        return re.sub(r"\Btre\b", "tré", words)
-    if language == "portuguese":
-        return re.sub("deza(?=sseis|ssete|nove)", "deze", words)
-    return words
+    """The words of a number, which num2words has without Italian accents."""
+    return re.sub(r"\Btre\b", "tré", words) if language == "italian" else words
 
 
 def has_any(words: set[str], text: str) -> bool:
@@ -145,7 +141,7 @@ def year_words(language: str, year: int) -> str:
     if language == "russian":
         return num2words(year, to="ordinal", lang="ru", case="g")
     to = "year" if language in ("english", "german") else "cardinal"
-    words = num2words(year, to=to, lang=own.code)
+    words = num2words(year, to=to, lang=own.code).replace(",", "")
     words = mended(language, words)
     return words.replace("oh-", "oh ").replace(" and ", " ")
 
