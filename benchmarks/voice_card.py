@@ -18,11 +18,13 @@ layout, so that the first demo speaks without a download. It holds no weight of 
 | | |
 |---|---|
 | says | everyday English in the voice of a man, with a melody; questions rise |
-| size | {talker:.1f} M + {vocoder:.1f} M parameters (talker bf16, vocoder fp16), {size:.1f} MB |
+| size | {talker:.1f} M + {vocoder:.1f} M + {encoder:.1f} M parameters, {size:.1f} MB |
 | frame | 8 codes of 256, seven for the envelope and one for the pitch; 80 ms, 24 kHz |
 | options of a request | none, or `voice="demo"`, `language="english"` |
-| cannot | clone voices: the codec encoder is left out; follow an instruction: it is ignored |
+| can learn | melody, pace and pauses of recordings, in its own timbre (`docs/finetune.md`) |
+| cannot | clone voices, for it has no speaker encoder; follow an instruction: it is ignored |
 | trained on | speech of flite 2.2, voice `rms` (made from Carnegie Mellon's ARCTIC recordings) |
+| encoder trained on | speech of flite's voices `rms`, `slt` and `awb` (of the same recordings) |
 | licence | Apache-2.0, as the project; flite's notice stays with copies (`LICENSE-flite.txt`) |
 
 ## Figures
@@ -58,6 +60,12 @@ CODEC = (
     "samples."
 )
 
+REPEATED = (
+    "Recordings of flite's speakers that went through encoder and vocoder, with their words wrong "
+    "before: {repeated}. The encoder has never heard `kal16`, an older and choppy voice; how well "
+    "it hears people has not been measured."
+)
+
 
 CARD_LIMITS = """
 ## Limits
@@ -74,15 +82,19 @@ sentences of under 100 characters.
 def model_card() -> list[str]:
     """Return the card of the shipped voice, from its two results."""
     from qwen_megakernel.checkpoint.loading import DEMO_VOICE, DEMO_VOICE_FOLDER
+    from qwen_megakernel.checkpoint.tensor_shapes import CODEC_ENCODER_PREFIX
     from tools.demo_voice.evaluate import LENGTH_TOLERANCE
+    from tools.demo_voice.package import load_codec
     from tools.demo_voice.shards import FEEDS
 
     result = load_result("demo_voice.json")
+    encoder = load_codec(DEMO_VOICE_FOLDER, CODEC_ENCODER_PREFIX)
     weights = sum(path.stat().st_size for path in DEMO_VOICE_FOLDER.rglob("*.safetensors"))
     head = CARD_HEAD.format(
         name=DEMO_VOICE,
         talker=result["parameters"]["talker"] / 1e6,
         vocoder=result["parameters"]["vocoder"] / 1e6,
+        encoder=sum(tensor.numel() for tensor in encoder.values()) / 1e6,
         size=weights / 1e6,
         result=result["file"],
         commit=result["commit"],
@@ -106,7 +118,8 @@ def model_card() -> list[str]:
     columns = ["sentences", "number", "text", "ended by themselves", "length right"]
     columns += ["melody", "questions rise"]
     tail = CARD_TAIL.format(tolerance=100 * LENGTH_TOLERANCE).splitlines()
-    heard = [*paragraph(recognised(result)), "", *paragraph(codec())]
+    texts = (recognised(result), codec(), repeated())
+    heard = [line for text in texts for line in (*paragraph(text), "")][:-1]
     body = [*head.splitlines(), "", *table(columns, rows), *tail, "", *heard]
     return body + CARD_LIMITS.splitlines()
 
@@ -137,3 +150,13 @@ def codec() -> str:
         **result["alike"],
         **{key: result["levels"]["decoded"][key] for key in ("loudness", "quietest", "clipped")},
     )
+
+
+def repeated() -> str:
+    """Return how well the codec repeats recordings."""
+    found = load_result("demo_voice_codec.json")["repeated"]
+    rows = (
+        f"`{speaker}` {figures['repeated']:.1%} ({figures['recording']:.1%})"
+        for speaker, figures in found.items()
+    )
+    return REPEATED.format(repeated=", ".join(rows))

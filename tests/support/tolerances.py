@@ -189,6 +189,9 @@ NEARLY_EXACT = 1e-5
 
 # flite's values: the end of the last phoneme in seconds, beside rows of 5 ms; the energy of sound
 # whose noise is drawn anew.
+# What the demonstration voice's codec encoder hears in the voice's own speech: the share of frames
+# whose sound is nearer than half the distance of two different sounds, and the pitch.
+HEARD_SOUNDS, HEARD_PITCH_SEMITONES = 0.7, 0.7
 FLITE_END_SECONDS, FLITE_ENERGY_SHARE = 0.01, 0.05
 
 # The pitch of natural frames, counted in thirds of periods, 4.2 Hz each, with one of four slopes:

@@ -88,7 +88,7 @@ def test_fitted_codebooks_come_closer_with_each_codebook():
     frames = (rng.standard_normal((1500, 12)) @ basis).astype(np.float32)
     fitted = codebooks.fit(frames)
     codes = fitted.encode(frames[:200])
-    exact = codebooks._project(torch.from_numpy(frames[:200]), fitted)
+    exact = fitted.project(torch.from_numpy(frames[:200]))
     errors = []
     for count in range(1, recipe.NUM_CODEBOOKS + 1):
         part = dataclasses.replace(fitted, books=fitted.books[:count])

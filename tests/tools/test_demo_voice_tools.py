@@ -1,6 +1,7 @@
 """The trainer of the demonstration voice: prompts, network, updates, packaging."""
 
 import dataclasses
+import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from tolerances import TRAINER_HIDDEN
 
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.checkpoint.loading import DEMO_VOICE, DEMO_VOICE_FOLDER
+from qwen_megakernel.checkpoint.tensor_shapes import CODEC_DECODER_PREFIX, CODEC_ENCODER_PREFIX
 from qwen_megakernel.speech_options import Sampling
 from tools.demo_voice import (
     batches,
@@ -27,6 +29,7 @@ from tools.demo_voice.batches import Layout, Packer
 from tools.demo_voice.codebooks import Codebooks
 from tools.demo_voice.evaluate import REFERENCES, Reader
 from tools.demo_voice.optimizer import orthogonalize
+from tools.demo_voice.training_run import TrainingRun
 
 SILENCE = Codebooks.load().silence
 LAYOUTS = [
@@ -222,7 +225,7 @@ def test_training_goes_on_from_a_checkpoint_and_can_leave_the_talker_alone(train
 
 def test_a_package_loads_and_keeps_what_is_not_given(tmp_path, weights):
     folder = tmp_path / "voice"
-    vocoder = package.load_vocoder(DEMO_VOICE_FOLDER)
+    vocoder = package.load_codec(DEMO_VOICE_FOLDER)
     size = package.package(folder, weights, vocoder)
     assert size <= package.MAX_BYTES
     loaded = loading.load(loading.resolve(str(folder)))
@@ -230,25 +233,27 @@ def test_a_package_loads_and_keeps_what_is_not_given(tmp_path, weights):
     for name, value in weights.items():
         assert torch.equal(loaded.talker[name].float(), value), name
     before = (folder / "speech_tokenizer" / "model.safetensors").read_bytes()
-    package.package(folder, weights, None)
+    package.package(folder, weights)
     assert (folder / "speech_tokenizer" / "model.safetensors").read_bytes() == before
 
 
 @pytest.mark.ci
-def test_the_vocoder_learns_and_resumes(official_package, tmp_path):
-    from tools.demo_voice import train_vocoder
-
+@pytest.mark.parametrize("part", ["vocoder", "encoder"])
+def test_a_half_of_the_codec_learns_and_resumes(official_package, tmp_path, part):
+    trainer = importlib.import_module(f"tools.demo_voice.train_{part}")
     rng = np.random.default_rng(0)
-    codes = torch.from_numpy(rng.integers(0, 256, (12, recipe.NUM_CODEBOOKS)))
+    codes = torch.from_numpy(rng.integers(0, 252, (12, recipe.NUM_CODEBOOKS)))
     sound = torch.sin(torch.arange(12 * recipe.SAMPLES_PER_FRAME) / 20) * 0.3
+    latents = torch.from_numpy(rng.normal(size=(12, recipe.ENCODER_WIDTH))).float()
+    pair = (sound, codes) if part == "vocoder" else (sound, latents, codes[:, -1])
     common = ["--texts", "none", "--device", "cpu", "--dtype", "float32"]
     common += ["--batch", "1", "--segment", "4", "--steps", "6", "--save-minutes", "0"]
     common += ["--no-compile"]
 
-    def training(*options: str) -> train_vocoder.Training:
+    def training(*options: str) -> TrainingRun:
         arguments = [*common, "--output", str(tmp_path / "v.pt"), *options]
-        args = train_vocoder.parse_args(arguments)
-        return train_vocoder.Training(args, [(codes, sound)], [(codes, sound)])
+        args = trainer.parse_args(arguments)
+        return trainer.Training(args, [pair], [pair])
 
     run = training()
     before = run.test()["test_total"]
@@ -256,9 +261,8 @@ def test_the_vocoder_learns_and_resumes(official_package, tmp_path):
     assert run.history[-1]["test_total"] < before
     resumed = training("--resume")
     resumed.resume(tmp_path / "v.pt")
-    assert resumed.step == 6 and resumed.test() == run.test()
-    ours = training("--init", str(DEMO_VOICE_FOLDER)).decoder.state_dict()
-    assert all(
-        torch.equal(ours[name], value)
-        for name, value in package.load_vocoder(DEMO_VOICE_FOLDER).items()
-    )
+    assert resumed.step == 6 and resumed.test() == pytest.approx(run.test(), nan_ok=True)
+    ours = training("--init", str(DEMO_VOICE_FOLDER)).network.state_dict()
+    prefix = {"vocoder": CODEC_DECODER_PREFIX, "encoder": CODEC_ENCODER_PREFIX}[part]
+    stored = package.load_codec(DEMO_VOICE_FOLDER, prefix)
+    assert stored and all(torch.equal(ours[name], value) for name, value in stored.items())

@@ -2,10 +2,10 @@
 
 python -m tools.demo_voice.adapt --json benchmarks/results/demo_voice_adapted.json
 
-The voices to learn speak more slowly, or higher. Their codes are made as those of the voice's own
-training, because its codec has no encoder; and the envelopes of flite's other speakers are far from
-what its codebooks can say. After each epoch, the adapted voice says sentences that it has not
-learned from, and its speech is compared with the base model's and with the recordings'.
+Two of the voices to learn speak more slowly, or higher; their codes are made as those of the
+voice's own training. The third is another speaker of flite's, whose recordings the codec's encoder
+hears. After each epoch, the adapted voice says sentences that it has not learned from, and its
+speech is compared with the base model's and with the recordings'.
 """
 
 import argparse
@@ -26,6 +26,7 @@ from benchmarks import common
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.checkpoint.loading import DEMO_VOICE, Checkpoint
 from qwen_megakernel.cli import parsing
+from qwen_megakernel.cloning.voice_library import VoiceLibrary
 from qwen_megakernel.records import SpeechRequest
 from qwen_megakernel.text.tokenizer import TextTokenizer
 from qwen_megakernel.training import own_speech
@@ -35,12 +36,15 @@ from qwen_megakernel.training.trained_voice import as_saved, changed_tensors, me
 from qwen_megakernel.vocoder.vocoder import Vocoder
 from qwen_megakernel.voice import Voice
 from tools.demo_voice import features, texts
+from tools.demo_voice.flite import RATE, Flite
 from tools.demo_voice.recipe import SPEAKER
 from tools.demo_voice.recogniser import Recogniser, word_error_rate
 from tools.demo_voice.speech import Speaker
 
-SLOW, HIGH = "slow", "high"
-VOICES = {SLOW: {"slowness": 1.25}, HIGH: {"height": 1.28}}  # as high as a man of Scotland, awb
+SLOW, HIGH, OTHER = "slow", "high", "other"
+OTHER_SPEAKER = "awb"  # a man of Scotland
+# As `Speaker` takes them; the second is as high as the other speaker.
+VOICES = {SLOW: {"slowness": 1.25}, HIGH: {"height": 1.28}, OTHER: {}}
 OPTIONS = TuneOptions(
     learning_rate=1e-3,
     batch_size=2,
@@ -103,6 +107,22 @@ def sentences_to_learn(number: int) -> list[str]:
     raise AssertionError
 
 
+def recordings(
+    name: str, base: Checkpoint, sentences: Sequence[str]
+) -> list[tuple[str, np.ndarray, float]]:
+    """Return what a voice says: each sentence, its codes [num_frames, num_codes], and the median
+    pitch in Hz."""
+    if name != OTHER:
+        spoken = Speaker(**VOICES[name]).utterances([(name, text) for text in sentences])
+        return [(each.text, each.codes, Said([each.codes], 1).hertz) for each in spoken]
+    flite, library = Flite.shared(OTHER_SPEAKER), VoiceLibrary(base)
+    return [
+        (text, library.encode(flite.sound(said.f0, said.cepstrum, said.voiced), RATE), said.hertz)
+        for text, said in ((text, flite(text)) for text in tqdm(sentences, "recordings"))
+        if said
+    ]
+
+
 def say(model: Checkpoint, sentences: Sequence[str]) -> Said:
     """Let a model say sentences as its checkpoint samples."""
     tokenizer = TextTokenizer(model.files.folder, model.config)
@@ -136,18 +156,17 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
     base_said = say(base, wanted)
     found: dict[str, Any] = {"base": figures(base_said)}
-    for name, how in VOICES.items():
-        speaker = Speaker(**how)
+    for name in VOICES:
         spoken = [
-            Spoken(tokenizer.encode(each.text), torch.tensor(each.codes.astype(np.int64)))
-            for each in speaker.utterances([(name, text) for text in to_learn])
+            Spoken(tokenizer.encode(text), torch.tensor(codes.astype(np.int64)))
+            for text, codes, _ in recordings(name, base, to_learn)
         ]
-        recorded = Said([each.codes for each in speaker.utterances([(name, t) for t in wanted])], 1)
+        _, codes, hertz = zip(*recordings(name, base, wanted), strict=True)
         epochs = [say(model, wanted) for model in adapted(base, spoken, OPTIONS)]
         found[name] = {
             "recordings": len(spoken),
             "seconds": sum(map(len, spoken)) * features.FRAME_SECONDS,
-            "recorded": figures(recorded),
+            "recorded": figures(Said(codes, 1)) | {"hertz": float(np.median(hertz))},
             "epochs": [figures(said, with_words=said is epochs[-1]) for said in epochs],
         }
     return found

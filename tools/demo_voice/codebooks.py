@@ -90,9 +90,13 @@ class Codebooks:
         index = torch.from_numpy(codes.astype(np.int64))
         return sum(book[index[:, i]] for i, book in enumerate(self.books)).numpy()
 
+    def project(self, frames: Tensor) -> Tensor:
+        """Return what the codes quantise: [n, NUM_FEATURES] -> [n, num_components] float32."""
+        return ((frames - self.mean) * self.weights) @ self.components
+
     def _encode(self, frames: Tensor) -> Tensor:
         """Search with a beam: the best few sums of codes go on from codebook to codebook."""
-        rest = _project(frames, self)[:, None]  # [n, beam, components]
+        rest = self.project(frames)[:, None]  # [n, beam, components]
         codes = torch.zeros(len(frames), 1, 0, dtype=torch.uint8)
         for book in self.books:
             distance = rest.square().sum(-1, keepdim=True) - 2 * rest @ book.T
@@ -143,10 +147,6 @@ def _weights() -> Tensor:
     weights[:, 0] = 1.0
     weights[:, features.NUM_CEPSTRUM :] = VOICED_WEIGHT
     return weights.flatten()
-
-
-def _project(frames: Tensor, books: Codebooks) -> Tensor:
-    return ((frames - books.mean) * books.weights) @ books.components
 
 
 def _nearest(rows: Tensor, book: Tensor) -> Tensor:

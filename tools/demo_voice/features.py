@@ -130,21 +130,36 @@ class Synthesis:
             pitch: [num_frames] codes.
         """
         values = np.asarray(features, np.float32).reshape(-1, NUM_VALUES)
+        return self.voice(values, *pulses(pitch))
+
+    def voice(
+        self, values: np.ndarray, where: np.ndarray, periods: np.ndarray, shift: int = 0
+    ) -> np.ndarray:
+        """Return [num_subframes * SAMPLES_PER_FRAME / SUBFRAMES] float32, as `sound` does.
+
+        Args:
+            values: [num_subframes, NUM_VALUES], whole frames.
+            where, periods: as `pulses` returns them.
+            shift: samples by which the noise is turned, which is the same in every frame.
+        """
+        num_frames = len(values) // SUBFRAMES
         log_magnitude = values[:, :NUM_CEPSTRUM] @ self._basis
         voiced = np.clip(values[:, NUM_CEPSTRUM:], 0, 1)
         envelope = _minimum_phase(log_magnitude) * (self._gain * self._late)
-        sound = np.zeros(len(pitch) * FRAME + 2 * SIZE, np.float32)
-        self._add_noise(sound, envelope, (1 - voiced) @ self._bands)
-        self._add_pulses(sound, envelope, voiced @ self._bands, pitch)
+        sound = np.zeros(num_frames * FRAME + 2 * SIZE, np.float32)
+        self._add_noise(sound, envelope, (1 - voiced) @ self._bands, shift)
+        self._add_pulses(sound, envelope, voiced @ self._bands, where, periods)
         start = HOP + self._delay
-        sound = sound[start : start + len(pitch) * FRAME] / 32768 * LOUDNESS
+        sound = sound[start : start + num_frames * FRAME] / 32768 * LOUDNESS
         return (
             scipy.signal.resample_poly(sound, 3, 2, window=_LOW_PASS).astype(np.float32).clip(-1, 1)
         )
 
-    def _add_noise(self, sound: np.ndarray, envelope: np.ndarray, share: np.ndarray) -> None:
+    def _add_noise(
+        self, sound: np.ndarray, envelope: np.ndarray, share: np.ndarray, shift: int
+    ) -> None:
         count = len(envelope)
-        starts = (np.arange(count) % SUBFRAMES) * HOP - HOP // 2
+        starts = (np.arange(count) % SUBFRAMES) * HOP - HOP // 2 + shift
         windows = self._noise[(starts[:, None] + np.arange(2 * HOP)) % FRAME] * self._window
         noise = np.fft.irfft(np.fft.rfft(windows, SIZE) * envelope * share, SIZE)
         for index in range(count):
@@ -152,9 +167,13 @@ class Synthesis:
             sound[start : start + SIZE] += noise[index]
 
     def _add_pulses(
-        self, sound: np.ndarray, envelope: np.ndarray, share: np.ndarray, pitch: np.ndarray
+        self,
+        sound: np.ndarray,
+        envelope: np.ndarray,
+        share: np.ndarray,
+        where: np.ndarray,
+        periods: np.ndarray,
     ) -> None:
-        where, periods = pulses(pitch)
         if not len(where):
             return
         index = np.minimum((where / HOP).astype(int), len(envelope) - 1)

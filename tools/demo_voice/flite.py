@@ -135,6 +135,11 @@ class Spoken:
     segments: list[Segment]
     word_starts: list[int]  # first character of each word in the text
 
+    @property
+    def hertz(self) -> float:
+        """The median pitch of the voiced rows."""
+        return float(np.median(self.f0[self.f0 > 0]))
+
 
 @dataclass(frozen=True, slots=True)
 class Filters:

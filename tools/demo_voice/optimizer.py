@@ -1,6 +1,7 @@
 """Muon updates the layers' matrices; torch's AdamW updates everything else."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ class Muon:
     """Nesterov momentum, orthogonalised.
 
     Args:
-        parameters: matrices, by name.
+        parameters: matrices, and weights of convolutions, by name.
     """
 
     def __init__(
@@ -30,9 +31,46 @@ class Muon:
     def step(self, learning_rate: float) -> None:
         for name, parameter in self._parameters.items():
             buffer = self.buffers[name].mul_(self._momentum).add_(parameter.grad)
-            update = orthogonalize(parameter.grad + self._momentum * buffer)
-            scale = learning_rate * _UPDATE_RMS * math.sqrt(max(parameter.shape))
-            parameter.mul_(1 - learning_rate * self._decay).add_(update, alpha=-scale)
+            update = orthogonalize((parameter.grad + self._momentum * buffer).flatten(1))
+            scale = learning_rate * _UPDATE_RMS * math.sqrt(max(update.shape))
+            parameter.mul_(1 - learning_rate * self._decay)
+            parameter.add_(update.view_as(parameter), alpha=-scale)
+
+
+class MuonAndAdamW:
+    """Muon for matrices and AdamW for vectors, as one optimizer with torch's methods.
+
+    Args:
+        parameters: by name.
+        learning_rate: AdamW's.
+        muon_rate: Muon's learning rate over it.
+    """
+
+    def __init__(self, parameters: dict[str, Tensor], learning_rate: float, muon_rate: float):
+        self._muon = Muon({name: p for name, p in parameters.items() if p.ndim > 1})
+        vectors = [p for p in parameters.values() if p.ndim == 1]
+        self._adamw = torch.optim.AdamW(vectors, learning_rate, (0.9, 0.99), weight_decay=0.0)
+        self._parameters, self._muon_rate = list(parameters.values()), muon_rate
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self._adamw.param_groups
+
+    def zero_grad(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def step(self) -> None:
+        self._muon.step(self._muon_rate * self.param_groups[0]["lr"])
+        self._adamw.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"muon": self._muon.buffers, "adamw": self._adamw.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, value in state["muon"].items():
+            self._muon.buffers[name].copy_(value)
+        self._adamw.load_state_dict(state["adamw"])
 
 
 def orthogonalize(matrix: Tensor) -> Tensor:

@@ -15,7 +15,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from qwen_megakernel.checkpoint.tensor_shapes import CODEC_DECODER_PREFIX, TALKER_PREFIX
+from qwen_megakernel.checkpoint.tensor_shapes import (
+    CODEC_DECODER_PREFIX,
+    CODEC_ENCODER_PREFIX,
+    TALKER_PREFIX,
+)
 from qwen_megakernel.cli import parsing
 from tools.demo_voice import recipe, tokenizer
 
@@ -24,7 +28,10 @@ MAX_BYTES = 12e6
 
 
 def package(
-    folder: Path, talker: dict[str, Tensor] | None, vocoder: dict[str, Tensor] | None
+    folder: Path,
+    talker: dict[str, Tensor] | None = None,
+    vocoder: dict[str, Tensor] | None = None,
+    encoder: dict[str, Tensor] | None = None,
 ) -> int:
     """Write a checkpoint folder; return its size in bytes.
 
@@ -32,13 +39,13 @@ def package(
         folder: the folder to write; weights that are not given stay as they are there, and must
             have as many codes in a frame as the others.
         talker: names without "talker."; stored in bfloat16, as released models are.
-        vocoder: names without "decoder."; stored in float16, and widened when it is loaded. The
-            codec encoder is left out, because text to speech never listens.
+        vocoder, encoder: of the codec, names without "decoder." and "encoder."; stored in float16,
+            and widened when they are loaded.
     """
     codec = folder / "speech_tokenizer"
     codec.mkdir(parents=True, exist_ok=True)
     tokenizer.write(folder)
-    books = codebook_shapes(vocoder or load_vocoder(folder))
+    books = codebook_shapes(vocoder or load_codec(folder))
     if talker and num_codes(talker) != len(books):
         raise ValueError(
             f"The talker draws {num_codes(talker)} codes a frame and the vocoder takes "
@@ -55,18 +62,25 @@ def package(
         path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
     if talker:
         _write_weights(folder / WEIGHTS, talker, TALKER_PREFIX, torch.bfloat16)
-    if vocoder:
-        _write_weights(codec / WEIGHTS, vocoder, CODEC_DECODER_PREFIX, torch.float16)
+    if vocoder or encoder:
+        parts = {CODEC_DECODER_PREFIX: vocoder, CODEC_ENCODER_PREFIX: encoder}
+        both = {
+            prefix + name: tensor
+            for prefix, part in parts.items()
+            for name, tensor in (part or load_codec(folder, prefix)).items()
+        }
+        _write_weights(codec / WEIGHTS, both, "", torch.float16)
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def load_vocoder(folder: Path) -> dict[str, Tensor]:
-    """Return a checkpoint folder's float32 vocoder weights, names without "decoder."."""
-    tensors = load_file(folder / "speech_tokenizer" / WEIGHTS)
+def load_codec(folder: Path, prefix: str = CODEC_DECODER_PREFIX) -> dict[str, Tensor]:
+    """Return the float32 weights of the codec's vocoder, or of its encoder, by their names without
+    the prefix; none if the checkpoint folder has none."""
+    path = folder / "speech_tokenizer" / WEIGHTS
     return {
-        name.removeprefix(CODEC_DECODER_PREFIX): tensor.float()
-        for name, tensor in tensors.items()
-        if name.startswith(CODEC_DECODER_PREFIX)
+        name.removeprefix(prefix): tensor.float()
+        for name, tensor in (load_file(path) if path.exists() else {}).items()
+        if name.startswith(prefix)
     }
 
 
@@ -92,7 +106,11 @@ def main(args: argparse.Namespace) -> int:
     """Write the folder; return 1 if it is larger than it may be."""
     weights: dict[str, Any] = {
         part: torch.load(path, map_location="cpu", weights_only=True)["weights"] if path else None
-        for part, path in (("talker", args.talker), ("vocoder", args.vocoder))
+        for part, path in (
+            ("talker", args.talker),
+            ("vocoder", args.vocoder),
+            ("encoder", args.encoder),
+        )
     }
     size = package(args.output, **weights)
     print(f"{args.output}: {size / 1e6:.2f} MB")
@@ -111,6 +129,11 @@ def parse_args() -> argparse.Namespace:
     add(
         "--vocoder",
         "state file of tools.demo_voice.train_vocoder; without it, the folder's vocoder stays",
+        Path,
+    )
+    add(
+        "--encoder",
+        "state file of tools.demo_voice.train_encoder; without it, the folder's encoder stays",
         Path,
     )
     add("--output", "checkpoint folder to write", Path, required=True)

@@ -1,5 +1,7 @@
 """Measure how close a vocoder's sound is to its teacher's, for codes made from the teacher's sound.
 
+Of a checkpoint folder, also how well its codec repeats recordings of flite's speakers.
+
 python -m tools.demo_voice.quality --vocoder qwen_megakernel/assets/demo-voice --sentences 100 \\
     --test --json benchmarks/results/demo_voice_codec.json
 
@@ -10,7 +12,9 @@ as they are. PESQ and STOI need the packages `pesq` and `pystoi`; without them t
 
 import argparse
 import os
+import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,8 +29,11 @@ from scipy.signal import resample_poly
 from tqdm import tqdm
 
 from benchmarks import common
+from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.checkpoint.codec_config import parse_codec_config
 from qwen_megakernel.cli import parsing
+from qwen_megakernel.cloning import recordings
+from qwen_megakernel.cloning.voice_library import VoiceLibrary
 from qwen_megakernel.vocoder.vocoder import Vocoder
 from tools.demo_voice import features, package, recipe, texts
 from tools.demo_voice.codebooks import SHIPPED
@@ -38,6 +45,9 @@ PITCH_RANGE_HZ = (55, 240)
 PITCH_WINDOW, PITCH_HOP = 2048, 240
 NEAR = 0.1  # places where the estimate errs more about the teacher's sound are left out
 PAUSE_WINDOW = RATE // 50
+# Speakers to repeat: the teacher, another one from whom the encoder has learned, and an older,
+# choppy voice that it has never heard.
+REPEATED = ("rms", "awb", "kal16")
 
 
 def levels(sound: np.ndarray) -> dict[str, float]:
@@ -101,7 +111,7 @@ def alike(ours: np.ndarray, wanted: np.ndarray) -> dict[str, float]:
 def load_vocoder(path: Path) -> Vocoder:
     """Return the vocoder of a state file of `train_vocoder`, or of a checkpoint folder."""
     if path.is_dir():
-        weights = package.load_vocoder(path)
+        weights = package.load_codec(path)
     else:
         weights = torch.load(path, map_location="cpu", weights_only=True)["weights"]
     shapes = package.codebook_shapes(weights)
@@ -142,7 +152,37 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     }
     if args.recogniser:
         found["word_error_rate"] = _heard(said)
+        if args.vocoder.is_dir():
+            found["repeated"] = _repeated(args.vocoder, vocoder, [text for text, *_ in said])
     return found
+
+
+def _repeated(
+    folder: Path, vocoder: Vocoder, sentences: Sequence[str]
+) -> dict[str, dict[str, float]]:
+    """Return the share of words that a recogniser hears wrong in recordings of each speaker, and
+    in what the codec makes of them."""
+    from tools.demo_voice.recogniser import Recogniser, word_error_rate
+
+    recogniser, library = Recogniser(), VoiceLibrary(loading.load(loading.resolve(str(folder))))
+    wanted = [text for text in sentences if recogniser.knows(text)]
+    found = {}
+    for speaker in REPEATED:
+        heard: dict[str, list[list[str]]] = {"recording": [], "repeated": []}
+        for text in tqdm(wanted, desc=speaker):
+            samples, rate = said_by(speaker, text)
+            repeated = vocoder.decode(library.encode(samples, rate).astype(np.int64))
+            heard["recording"].append(recogniser.hear(samples, rate))
+            heard["repeated"].append(recogniser.hear(repeated, RATE))
+        found[speaker] = {name: word_error_rate(wanted, words) for name, words in heard.items()}
+    return found
+
+
+def said_by(speaker: str, text: str) -> tuple[np.ndarray, int]:
+    """Return what the program flite says: [num_samples] float32, and their rate."""
+    with tempfile.NamedTemporaryFile(suffix=".wav") as file:
+        subprocess.run(["flite", "-voice", speaker, "-t", text, "-o", file.name], check=True)
+        return recordings.read(file.name)
 
 
 def _heard(said: Sequence[tuple[str, np.ndarray, np.ndarray, np.ndarray]]) -> dict[str, float]:
@@ -163,7 +203,7 @@ def main(args: argparse.Namespace) -> int:
     if args.json:
         common.observe(args.idle)
     found = common.header() | measure(args)
-    for name in ("alike", "levels", "melody", "word_error_rate"):
+    for name in ("alike", "levels", "melody", "word_error_rate", "repeated"):
         if name in found:
             print(name, found[name])
     common.write_json(args.json, found)

@@ -13,6 +13,7 @@ SAMPLES_PER_FRAME = 1920  # 80 ms
 NUM_CODEBOOKS = 8  # seven for the envelope, one for the pitch
 CODEBOOK_SIZE = 256
 CODE_WIDTH = 128  # columns of the vocoder's codebooks: 96 for the envelope, 32 for the pitch
+ENCODER_WIDTH = 64  # columns of the encoder's codebooks
 NUM_CONTROL_IDS = 1024  # ids of the codec vocabulary; the official code draws none of them but EOS
 
 SPEAKER = "demo"
@@ -145,25 +146,26 @@ def codec_preprocessor_config() -> dict[str, Any]:
 def codec_config(
     num_codebooks: int = NUM_CODEBOOKS, code_width: int = CODE_WIDTH
 ) -> dict[str, Any]:
-    """Return speech_tokenizer/config.json, which has to describe the encoder that is left out.
+    """Return speech_tokenizer/config.json.
 
     Args:
         code_width: columns of the vocoder's codebooks.
     """
     encoder = {
         "model_type": "mimi",
-        "hidden_size": 32,
-        "num_filters": 4,
+        "hidden_size": 128,
+        "num_filters": 12,
+        "kernel_size": 33,
         "num_hidden_layers": 1,
-        "intermediate_size": 32,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
+        "intermediate_size": 256,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "head_dim": 32,
         "codebook_size": CODEBOOK_SIZE,
-        "codebook_dim": 16,
-        "vector_quantization_hidden_dimension": 16,
+        "codebook_dim": ENCODER_WIDTH,
+        "vector_quantization_hidden_dimension": ENCODER_WIDTH,
         "num_quantizers": num_codebooks,
-        "num_semantic_quantizers": 1,
+        "num_semantic_quantizers": num_codebooks - 1,  # the pitch is heard beside the envelope
         "upsampling_ratios": [8, 6, 5, 4],
         "sampling_rate": SAMPLE_RATE,
         "upsample_groups": 32,

@@ -7,10 +7,8 @@ python -m tools.demo_voice.train_vocoder ... --init FOLDER       start from a ch
 
 import argparse
 import importlib
-import math
 import os
 import random
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +17,14 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch reads this when it 
 import librosa
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from qwen_megakernel.cli import parsing
-from qwen_megakernel.output_files import replacing
 from tools.demo_voice import features, package, recipe, run_options, texts, vocoder_start
 from tools.demo_voice.codebooks import SHIPPED, Codebooks
 from tools.demo_voice.speech import Speaker
+from tools.demo_voice.training_run import Pair, TrainingRun
 from tools.validation import official
 
 SAMPLES = recipe.SAMPLES_PER_FRAME
@@ -37,17 +35,11 @@ MEL_WEIGHT, WAVE_WEIGHT, RATIO_WEIGHT = 3.0, 0.5, 0.5
 # Words are lost where the slow spectral envelope is wrong, so its error counts on its own: that of
 # the log-mel spectrum, averaged over two bands and 40 ms, squared so that large errors count most.
 ENVELOPE_WEIGHT, ENVELOPE_AREA = 4.0, (2, 4)  # bands and hops
-FIGURES = ("total", "mel", "wave", "envelope")  # what `Spectra.losses` returns
 PRE_EMPHASIS = 0.9  # without it, the wave's and the ratio's losses hear little above 1 kHz
 PITCH_WIDTH = 32  # columns of the codebooks for the pitch
 BEFORE_THE_STACK = ("quantizer.", "pre_conv.")  # parts whose shapes depend on the codes
 INITIAL_GAMMA = 0.3  # of the ConvNeXt blocks, whose official 1e-6 would take long to grow
-WARMUP_STEPS = 50
-MIN_RATE = 0.02
-MAX_GRADIENT_NORM = 3.0
 NUM_TEST = 16
-
-Pair = tuple[Tensor, Tensor]  # codes [num_frames, num_codes] int64, and samples
 
 
 class Spectra:
@@ -100,7 +92,7 @@ def initial_books(codebooks: Codebooks) -> Tensor:
     return found
 
 
-def new_decoder(books: Tensor, seed: int) -> torch.nn.Module:
+def new_decoder(books: Tensor, seed: int) -> nn.Module:
     """Return the official decoder with these codebooks."""
     official.package()
     tokenizer = "qwen_tts.core.tokenizer_12hz"
@@ -127,122 +119,58 @@ def new_decoder(books: Tensor, seed: int) -> torch.nn.Module:
     return decoder
 
 
-class Training:
-    """Network and optimizer of one run, and how far it has come."""
+class Training(TrainingRun):
+    """A run of the vocoder."""
+
+    figures = ("total", "mel", "wave", "envelope")
 
     def __init__(self, args: argparse.Namespace, training: list[Pair], test: list[Pair]):
-        self.args, self.device = args, torch.device(args.device)
-        self.training, self.test_pairs = training, test
+        self.test_pairs = test
         codebooks = Codebooks.load(args.codebooks)
-        books = initial_books(codebooks)
-        self.decoder = new_decoder(books, args.seed).to(self.device)
+        decoder = new_decoder(initial_books(codebooks), args.seed).to(args.device)
         if args.init:
-            self._start_from(package.load_vocoder(args.init))
+            _start_from(decoder, package.load_codec(args.init))
         if args.warm_up and not args.resume:
-            sentences = [codes for codes, _ in training]
-            vocoder_start.teach(self.decoder, codebooks, sentences, args.warm_up, args.seed)
+            sentences = [codes for _, codes in training]
+            vocoder_start.teach(decoder, codebooks, sentences, args.warm_up, args.seed)
+        parameters = decoder.parameters()
+        optimizer = torch.optim.AdamW(parameters, args.learning_rate, (0.8, 0.99), weight_decay=0.0)
+        super().__init__(args, decoder, training, optimizer)
         self.spectra = Spectra(self.device)
-        self.optimizer = torch.optim.AdamW(
-            self.decoder.parameters(), args.learning_rate, (0.8, 0.99), weight_decay=0.0
-        )
-        self.rng = np.random.default_rng(args.seed)
-        shares = np.array([len(codes) for codes, _ in training], float)
-        self.shares = shares / shares.sum()
-        self.step = 0
-        self.history: list[dict[str, float]] = []
         # All segments have one shape, so it compiles once.
-        self.forward = torch.compile(self.decoder, dynamic=False) if args.compile else self.decoder
+        self.forward = torch.compile(decoder, dynamic=False) if args.compile else decoder
 
-    def _start_from(self, stored: dict[str, Tensor]) -> None:
-        """Load a checkpoint's weights; if its codes differ, load only the layers after the
-        codes."""
-        own = self.decoder.state_dict()
-        shapes, wanted = ({k: v.shape for k, v in part.items()} for part in (stored, own))
-        if shapes != wanted:
-            stored = {k: v for k, v in stored.items() if not k.startswith(BEFORE_THE_STACK)}
-        self.decoder.load_state_dict(own | stored)
-
-    def run(self) -> None:
-        """Train to the end, saving at intervals."""
-        args, recent, saved = self.args, [], time.monotonic()
-        for _ in (bar := tqdm(range(self.step, args.steps), initial=self.step, total=args.steps)):
-            recent.append(self.train_step())
-            is_over = self.step == args.steps
-            if is_over or time.monotonic() - saved > 60 * args.save_minutes:
-                figures = dict(zip(FIGURES, np.mean(recent, axis=0).tolist(), strict=True))
-                self.history.append({"step": self.step} | figures | self.test())
-                bar.write(" ".join(f"{k} {v:.4g}" for k, v in self.history[-1].items()))
-                self.save(args.output)
-                recent, saved = [], time.monotonic()
-
-    def train_step(self) -> list[float]:
-        """Make one update on random segments; return the `FIGURES`."""
-        args = self.args
-        codes, sounds = zip(*(self._segment() for _ in range(args.batch)), strict=True)
-        target = torch.stack(sounds).to(self.device)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=args.dtype == "bfloat16"):
-            output = self.forward(torch.stack(codes).mT.to(self.device))[:, 0]
+    def losses(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        target, codes = batch
+        with self.autocast():
+            output = self.forward(codes.mT)[:, 0]
         skipped = CONTEXT_FRAMES * SAMPLES
-        losses = self.spectra.losses(output[:, skipped:].float(), target[:, skipped:])
-        self.optimizer.zero_grad()
-        losses[0].backward()
-        torch.nn.utils.clip_grad_norm_(self.decoder.parameters(), MAX_GRADIENT_NORM)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.rate()
-        self.optimizer.step()
-        self.step += 1
-        return [loss.item() for loss in losses]
-
-    def rate(self) -> float:
-        """Return the learning rate now: it rises, stays constant, then falls by half a cosine."""
-        done, hold = self.step / self.args.steps, self.args.hold
-        fall = 1.0 if done < hold else 0.5 * (1 + math.cos(math.pi * (done - hold) / (1 - hold)))
-        return (
-            self.args.learning_rate * max(MIN_RATE, fall) * min(1, (self.step + 1) / WARMUP_STEPS)
-        )
+        return self.spectra.losses(output[:, skipped:].float(), target[:, skipped:])
 
     @torch.no_grad()
     def test(self) -> dict[str, float]:
         """Return the distances on whole sentences that were not trained on."""
-        self.decoder.eval()
+        self.network.eval()
         found = []
-        for codes, sound in self.test_pairs:
-            output = self.decoder(codes.T[None].to(self.device))[:, 0].clamp(-1, 1)
+        for sound, codes in self.test_pairs:
+            output = self.network(codes.T[None].to(self.device))[:, 0].clamp(-1, 1)
             found.append(torch.stack(self.spectra.losses(output, sound[None].to(self.device))))
-        self.decoder.train()
+        self.network.train()
         means = torch.stack(found).mean(0).tolist()
-        return {f"test_{name}": mean for name, mean in zip(FIGURES, means, strict=True)}
+        return {f"test_{name}": mean for name, mean in zip(self.figures, means, strict=True)}
 
-    def save(self, path: Path) -> None:
-        """Write everything that `resume` needs; the file appears whole."""
-        state = {
-            "weights": self.decoder.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "rng": self.rng.bit_generator.state,
-            "step": self.step,
-            "history": self.history,
-        }
-        with replacing(path) as draft:
-            torch.save(state, draft)
 
-    def resume(self, path: Path) -> None:
-        """Go on from where `save` was called."""
-        state = torch.load(path, map_location=self.device, weights_only=True)
-        self.decoder.load_state_dict(state["weights"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.rng.bit_generator.state = state["rng"]
-        self.step, self.history = state["step"], state["history"]
-
-    def _segment(self) -> Pair:
-        codes, sound = self.training[self.rng.choice(len(self.training), p=self.shares)]
-        length = self.args.segment
-        start = int(self.rng.integers(len(codes) - length + 1))
-        piece = slice(start * SAMPLES, (start + length) * SAMPLES)
-        return codes[start : start + length], sound[piece]
+def _start_from(decoder: nn.Module, stored: dict[str, Tensor]) -> None:
+    """Load a checkpoint's weights; if its codes differ, load only the layers after the codes."""
+    own = decoder.state_dict()
+    shapes, wanted = ({k: v.shape for k, v in part.items()} for part in (stored, own))
+    if shapes != wanted:
+        stored = {k: v for k, v in stored.items() if not k.startswith(BEFORE_THE_STACK)}
+    decoder.load_state_dict(own | stored)
 
 
 def make_pairs(args: argparse.Namespace) -> tuple[list[Pair], list[Pair]]:
-    """Return (training, test) sentences as codes and the sound that they should have."""
+    """Return (training, test) sentences as the sound that they should have, and their codes."""
     speaker = Speaker(args.codebooks)
     training = [text for _, text in texts.read(args.texts)]
     random.Random(args.seed).shuffle(training)
@@ -253,7 +181,7 @@ def make_pairs(args: argparse.Namespace) -> tuple[list[Pair], list[Pair]]:
         if found is None or len(found[0]) < args.segment:
             return None
         codes, sound = found
-        return torch.from_numpy(codes.astype(np.int64)), torch.from_numpy(sound)
+        return torch.from_numpy(sound), torch.from_numpy(codes.astype(np.int64))
 
     progress = tqdm(training[: args.sentences], desc="sentences")
     pairs: Any = [[pair(text) for text in part] for part in (progress, test)]

@@ -1,0 +1,100 @@
+"""The demonstration voice's codec encoder: what it learns from, and what it hears."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from tiny_speech import tiny_engine
+from tolerances import HEARD_PITCH_SEMITONES, HEARD_SOUNDS
+
+from qwen_megakernel import TTSEngine
+from qwen_megakernel.checkpoint import loading
+from qwen_megakernel.checkpoint.loading import DEMO_VOICE
+from qwen_megakernel.cloning.codec_encoder import CodecEncoder
+from qwen_megakernel.cloning.voice_library import VoiceLibrary
+from tools.demo_voice import features, listening
+from tools.demo_voice.codebooks import Codebooks
+from tools.demo_voice.features import FRAME_SECONDS, NO_PITCH, PHASES, ROWS_PER_FRAME
+from tools.demo_voice.recipe import SAMPLES_PER_FRAME
+
+TEXT = "Your table for two is ready. Can you tell me where it is?"
+
+
+@pytest.fixture(scope="module")
+def recordings() -> listening.Listening:
+    try:
+        return listening.Listening(seed=1)
+    except OSError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[TTSEngine]:
+    with tiny_engine(DEMO_VOICE, device="cpu") as engine:
+        yield engine
+
+
+def test_recordings_differ_and_keep_their_words(recordings):
+    heard = [recordings(TEXT) for _ in range(6)]
+    for each in heard:
+        num_frames = len(each.pitch)
+        assert each.features.shape == (num_frames, features.NUM_FEATURES)
+        assert each.sound.shape == (num_frames * SAMPLES_PER_FRAME,)
+        assert 0.01 < np.abs(each.sound).max() <= 1
+    assert len({len(each.pitch) for each in heard}) > 3  # tempo
+    silent = np.abs(heard[0].features - features.silence()).max(1) < 1e-6
+    assert 0 < silent.mean() < 0.5
+
+
+@pytest.mark.parametrize("hertz", [70, 100.5, 130])
+def test_a_frame_of_pitch_begins_where_the_one_before_ends(hertz):
+    f0 = np.full(12 * ROWS_PER_FRAME, hertz)
+    phase = 0.4 + np.concatenate([[0], np.cumsum(f0) * FRAME_SECONDS / ROWS_PER_FRAME])
+    codes = listening._pitch_codes(phase, f0, np.ones(len(f0), bool))
+    parts = [features.unpack_pitch(int(code)) for code in codes]
+    for (start, count, _), (following, *_) in pairwise(parts):
+        assert (start + count - following + 1 / (2 * PHASES)) % 1 < 1 / PHASES
+    assert features.decode_pitch(codes).mean() == pytest.approx(hertz, rel=0.02)
+    silent = listening._pitch_codes(phase, f0, np.zeros(len(f0), bool))
+    assert (silent == NO_PITCH).all()
+
+
+def test_pulses_lie_where_the_phase_is_whole():
+    phase = 0.25 + np.cumsum(np.full(200, 0.5))
+    where, periods = listening._pulses(phase)
+    edges = np.arange(200) * 80  # samples of 5 ms at 16 kHz
+    assert np.allclose(np.interp(where, edges, phase) % 1, 0)
+    assert np.allclose(periods, 160)
+
+
+@pytest.mark.ci
+def test_its_codes_are_those_of_the_official_encoder(official_model, engine):
+    samples = engine.synthesize(TEXT, seed=1).audio
+    loaded = loading.load(loading.resolve(DEMO_VOICE))
+    ours = CodecEncoder(loaded.codec_config, loaded.load_prefix("encoder.")).encode(samples)
+    codec = official_model(DEMO_VOICE).model.speech_tokenizer
+    assert np.array_equal(ours, codec.encode(samples, sr=24000).audio_codes[0].numpy())
+
+
+def test_it_hears_the_voices_own_speech(engine):
+    """The sounds of most frames, and the melody."""
+    library, books = VoiceLibrary(loading.load(loading.resolve(DEMO_VOICE))), Codebooks.load()
+    speech = engine.synthesize(TEXT, seed=1)
+    heard = library.encode(speech.audio, speech.sample_rate)[: len(speech.codes)]
+    said = speech.codes[: len(heard)]
+    distance = np.linalg.norm(books.latents(heard[:, :-1]) - books.latents(said[:, :-1]), axis=1)
+    assert np.mean(distance < books.unit / 2) > HEARD_SOUNDS
+    assert _voiced(heard, said).mean() > 0.3
+    ours, theirs = (features.decode_pitch(codes[:, -1]) for codes in (heard, said))
+    both = (ours > 0) & (theirs > 0)
+    away = 12 * np.abs(np.log2(ours[both] / theirs[both]))
+    assert np.median(away) < HEARD_PITCH_SEMITONES
+    shuffled = torch.randperm(len(heard), generator=torch.Generator().manual_seed(0)).numpy()
+    wrong = books.latents(heard[shuffled, :-1]) - books.latents(said[:, :-1])
+    assert np.mean(np.linalg.norm(wrong, axis=1) < books.unit / 2) < HEARD_SOUNDS / 2
+
+
+def _voiced(*codes: np.ndarray) -> np.ndarray:
+    return np.logical_and.reduce([each[:, -1] < NO_PITCH for each in codes])
