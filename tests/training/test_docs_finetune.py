@@ -1,4 +1,4 @@
-"""docs/finetune.md is followed to the letter, with the small random model that it begins with."""
+"""docs/finetune.md is followed to the letter, with the demonstration voice that it begins with."""
 
 import os
 import shlex
@@ -38,10 +38,10 @@ def test_every_command_runs_without_a_download(tmp_path, monkeypatch, capsys):
         if "anna-model" in words and words[0] == "speak":
             words += ["--max-frames", "4", "--device", "cpu"]
         assert main.main(words) == 0, capsys.readouterr()
-    assert len(speech_data.read(Path("data.jsonl"))) == 2
+    assert len(speech_data.read(Path("data.jsonl"))) == 10
     said = capsys.readouterr().out
-    assert "2 recordings added" in said and "my-voice: 6 steps" in said
-    assert "after step 6:" in said and "all passed" in said
+    assert "10 recordings added" in said and "my-voice: 40 steps" in said
+    assert "after step 40:" in said and "all passed" in said
     assert Path("my-voice", PLOT).stat().st_size
-    assert soundfile.info("my-voice/sample-000006.wav").duration > 0
+    assert soundfile.info("my-voice/sample-000040.wav").duration > 0
     assert soundfile.info("morning.wav").duration > 0
