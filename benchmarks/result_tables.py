@@ -361,7 +361,12 @@ def fine_tuning() -> list[str]:
     adapted = load_result("demo_voice_adapted.json")
     voices = adapted["voices"]
     rows = [("the voice before", voices["base"])]
-    for name, what in (("slow", "1.25 times as slow"), ("high", "4.3 semitones higher")):
+    speeches = (
+        ("slow", "1.25 times as slow"),
+        ("high", "4.3 semitones higher"),
+        ("other", "of another speaker, heard by the codec's encoder"),
+    )
+    for name, what in speeches:
         found = voices[name]
         minutes = found["seconds"] / 60
         learned = f"{found['recordings']} recordings, {minutes:.0f} min, {what}"

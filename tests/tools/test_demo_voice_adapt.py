@@ -1,4 +1,4 @@
-"""The demonstration voice, fine-tuned to real speech that is slower or higher."""
+"""The demonstration voice, fine-tuned to speech that is slower, higher or another speaker's."""
 
 import argparse
 import dataclasses
@@ -28,11 +28,15 @@ def test_what_is_learned_is_not_measured():
 
 def test_each_figure_that_misses_its_limit_is_named():
     found = json.loads(RESULT.read_text())["voices"]
+    # The page says so: the codec's encoder mishears another speaker's words.
+    assert [line.split(":")[0] for line in adapt.missed(found)] == ["other"]
+    found["other"]["epochs"][-1]["word_errors"] = found["base"]["word_errors"]
     assert adapt.missed(found) == []
     for name, epoch, figure, value in (
         ("slow", 0, "length", 1.19),
         ("slow", 1, "length", 1.31),
         ("high", -1, "hertz", found["high"]["recorded"]["hertz"] * 1.07),
+        ("other", -1, "hertz", found["other"]["recorded"]["hertz"] * 0.94),
         ("slow", -1, "word_errors", 1.4 * found["base"]["word_errors"]),
     ):
         planted = json.loads(json.dumps(found))

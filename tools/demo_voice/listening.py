@@ -13,7 +13,6 @@ import numpy as np
 import scipy.signal
 
 from tools.demo_voice import features
-from tools.demo_voice.codebooks import Codebooks
 from tools.demo_voice.features import FRAME, PHASES, ROWS_PER_FRAME, ROWS_PER_SUBFRAME
 from tools.demo_voice.flite import HOP_SECONDS, NUM_CEPSTRUM, RATE, VOICES, Flite, Spoken
 from tools.demo_voice.recipe import SAMPLE_RATE
@@ -23,7 +22,7 @@ SHARES = (0.4, 0.3, 0.3)  # of `VOICES`
 THROATS = np.linspace(-0.05, 0.07, 13)  # added to the warping of the frequencies
 HERTZ = (65, 135)  # means of the speakers' pitch
 HIGH_SHARE, HIGH_HERTZ = 0.15, (150, 250)  # of speakers whose pitch the codec says an octave lower
-MOST_HERTZ = 142
+MOST_HERTZ = features.MOST_PARTS / PHASES / features.FRAME_SECONDS
 TEMPO = (0.75, 1.35)
 COLOURS, COLOUR = 6, 0.12  # first cepstral values that are moved, and how far
 LEVEL_DB, NOISE_DB, ECHO_SECONDS = 6.0, (-75, -40), 0.25
@@ -77,7 +76,7 @@ class Listening:
         where, periods = _pulses(phase)
         shift = int(rng.integers(FRAME))
         sound = synthesis.voice(_subframes(values), where, periods, shift)
-        if f0[near].mean() > MOST_HERTZ if near.any() else False:
+        if near.any() and f0[near].mean() > MOST_HERTZ:  # every second pulse counts
             phase, f0 = (phase + rng.integers(2)) / 2, f0 / 2
         return Heard(
             self._recorded(sound),
@@ -117,11 +116,6 @@ class Listening:
         sound = sound + noise * 10 ** (rng.uniform(*NOISE_DB) / 20)
         sound *= 10 ** (rng.uniform(-LEVEL_DB, LEVEL_DB) / 20)
         return sound.clip(-1, 1).astype(np.float32)
-
-
-def latents(heard: Heard, codebooks: Codebooks) -> np.ndarray:
-    """Return what the envelope codes quantise: [num_frames, num_components] float32."""
-    return codebooks.project(heard.features).numpy()
 
 
 def _synthesis(flite: Flite, throat: float) -> features.Synthesis:
