@@ -6,6 +6,7 @@ import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -154,11 +155,11 @@ def test_models_that_cannot_clone_say_so(load_checkpoint, recording):
     with pytest.raises(TaskError, match="cannot clone") as caught:
         VoiceLibrary(load_checkpoint("tiny-random")).create(recording)
     assert "Qwen3-TTS-12Hz-0.6B-Base" in caught.value.hint
-    demo = VoiceLibrary(load_checkpoint("demo-voice"))
+    demo = load_checkpoint("demo-voice")
     with pytest.raises(TaskError, match="cannot clone"):
-        demo.create(recording)
+        VoiceLibrary(demo).create(recording)
     with pytest.raises(TaskError, match="can only decode"):
-        demo.encode(recording)
+        VoiceLibrary(replace(demo, has_codec_encoder=False)).encode(recording)
 
 
 def test_speakers_of_the_checkpoint_take_no_clone(cache_folder, voices, recording):

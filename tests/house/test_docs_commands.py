@@ -144,7 +144,8 @@ def check(command: str, parse) -> None:
     elif program == "docker":
         assert all((ROOT / words[i + 1]).is_file() for i, word in enumerate(words) if word == "-f")
     else:
-        assert program in (".", "curl", "export", "mkdir", "printf"), f"no such program: {program}"
+        programs = (".", "awk", "curl", "export", "mkdir", "printf")
+        assert program in programs, f"no such program: {program}"
 
 
 ALL = [(page, command) for page in PAGES for command in commands(page)]

@@ -192,6 +192,8 @@ NEARLY_EXACT = 1e-5
 # What the demonstration voice's codec encoder hears in the voice's own speech: the share of frames
 # whose sound is nearer than half the distance of two different sounds, and the pitch.
 HEARD_SOUNDS, HEARD_PITCH_SEMITONES = 0.7, 0.7
+PITCH_CODES = 0.02  # a frame's pitch is a number of thirds of periods
+PULSES = 1e-6  # places of pulses, in periods, and their distances, in samples
 FLITE_END_SECONDS, FLITE_ENERGY_SHARE = 0.01, 0.05
 
 # The pitch of natural frames, counted in thirds of periods, 4.2 Hz each, with one of four slopes:

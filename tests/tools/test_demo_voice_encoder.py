@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_speech import tiny_engine
-from tolerances import HEARD_PITCH_SEMITONES, HEARD_SOUNDS
+from tolerances import HEARD_PITCH_SEMITONES, HEARD_SOUNDS, PITCH_CODES, PULSES
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint import loading
@@ -42,10 +42,10 @@ def test_recordings_differ_and_keep_their_words(recordings):
         num_frames = len(each.pitch)
         assert each.features.shape == (num_frames, features.NUM_FEATURES)
         assert each.sound.shape == (num_frames * SAMPLES_PER_FRAME,)
-        assert 0.01 < np.abs(each.sound).max() <= 1
+        assert each.sound.any() and np.array_equal(each.sound, each.sound.clip(-1, 1))
     assert len({len(each.pitch) for each in heard}) > 3  # tempo
-    silent = np.abs(heard[0].features - features.silence()).max(1) < 1e-6
-    assert 0 < silent.mean() < 0.5
+    silent = (heard[0].features == features.silence()).all(1)
+    assert silent.any() and not silent.all()
 
 
 @pytest.mark.parametrize("hertz", [70, 100.5, 130])
@@ -56,7 +56,7 @@ def test_a_frame_of_pitch_begins_where_the_one_before_ends(hertz):
     parts = [features.unpack_pitch(int(code)) for code in codes]
     for (start, count, _), (following, *_) in pairwise(parts):
         assert (start + count - following + 1 / (2 * PHASES)) % 1 < 1 / PHASES
-    assert features.decode_pitch(codes).mean() == pytest.approx(hertz, rel=0.02)
+    assert features.decode_pitch(codes).mean() == pytest.approx(hertz, rel=PITCH_CODES)
     silent = listening._pitch_codes(phase, f0, np.zeros(len(f0), bool))
     assert (silent == NO_PITCH).all()
 
@@ -65,8 +65,9 @@ def test_pulses_lie_where_the_phase_is_whole():
     phase = 0.25 + np.cumsum(np.full(200, 0.5))
     where, periods = listening._pulses(phase)
     edges = np.arange(200) * 80  # samples of 5 ms at 16 kHz
-    assert np.allclose(np.interp(where, edges, phase) % 1, 0)
-    assert np.allclose(periods, 160)
+    found = np.interp(where, edges, phase)
+    assert np.abs(found - np.round(found)).max() < PULSES
+    assert np.abs(periods - 160).max() < PULSES
 
 
 @pytest.mark.ci
@@ -86,15 +87,11 @@ def test_it_hears_the_voices_own_speech(engine):
     said = speech.codes[: len(heard)]
     distance = np.linalg.norm(books.latents(heard[:, :-1]) - books.latents(said[:, :-1]), axis=1)
     assert np.mean(distance < books.unit / 2) > HEARD_SOUNDS
-    assert _voiced(heard, said).mean() > 0.3
     ours, theirs = (features.decode_pitch(codes[:, -1]) for codes in (heard, said))
     both = (ours > 0) & (theirs > 0)
+    assert both.sum() > len(both) / 3
     away = 12 * np.abs(np.log2(ours[both] / theirs[both]))
     assert np.median(away) < HEARD_PITCH_SEMITONES
     shuffled = torch.randperm(len(heard), generator=torch.Generator().manual_seed(0)).numpy()
     wrong = books.latents(heard[shuffled, :-1]) - books.latents(said[:, :-1])
     assert np.mean(np.linalg.norm(wrong, axis=1) < books.unit / 2) < HEARD_SOUNDS / 2
-
-
-def _voiced(*codes: np.ndarray) -> np.ndarray:
-    return np.logical_and.reduce([each[:, -1] < NO_PITCH for each in codes])

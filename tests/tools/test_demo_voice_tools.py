@@ -261,7 +261,7 @@ def test_a_half_of_the_codec_learns_and_resumes(official_package, tmp_path, part
     assert run.history[-1]["test_total"] < before
     resumed = training("--resume")
     resumed.resume(tmp_path / "v.pt")
-    assert resumed.step == 6 and resumed.test() == pytest.approx(run.test(), nan_ok=True)
+    assert resumed.step == 6 and json.dumps(resumed.test()) == json.dumps(run.test())
     ours = training("--init", str(DEMO_VOICE_FOLDER)).network.state_dict()
     prefix = {"vocoder": CODEC_DECODER_PREFIX, "encoder": CODEC_ENCODER_PREFIX}[part]
     stored = package.load_codec(DEMO_VOICE_FOLDER, prefix)
