@@ -27,7 +27,7 @@ class Utterance:
     plan: SpeechPlan
     may_be_blank: bool = True  # a text without anything to speak is no error
     is_streamed: bool = False  # it is fed to its stream even if it is complete before
-    mark: str = ""  # what the server tells the client behind the last audio
+    mark: str = ""  # which the server reports to the client after the last audio
     pieces: list[str] = field(default_factory=list)
     is_blank: bool = True  # all text so far is white space
     num_chars: int = 0

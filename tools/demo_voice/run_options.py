@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from qwen_megakernel.cli import parsing
+from tools.demo_voice.codebooks import SHIPPED
 
 
 def parser(description: str, *, learning_rate: float, hold: float) -> argparse.ArgumentParser:
@@ -29,3 +30,17 @@ def parser(description: str, *, learning_rate: float, hold: float) -> argparse.A
     dtypes = ("bfloat16", "float32")
     add("--dtype", "number format of the computation; weights are float32", dtypes, dtypes[0])
     return found
+
+
+def add_segments(
+    parser: argparse.ArgumentParser, *, sentences: int, steps: int, batch: int, segment: int
+) -> None:
+    """Add the options of a half of the codec, which learns from segments of sentences."""
+    add = parsing.adder(parser)
+    add("--texts", "text file that tools.demo_voice.texts wrote", Path, required=True)
+    add("--codebooks", "codebooks file whose codes are learned", Path, SHIPPED)
+    add("--sentences", "number of sentences to learn from", int, sentences)
+    add("--steps", "number of updates", int, steps)
+    add("--batch", "number of segments in a batch", int, batch)
+    add("--segment", "number of frames in a segment", int, segment)
+    add("--compile", "compile the network with torch.compile", argparse.BooleanOptionalAction, True)

@@ -14,7 +14,6 @@ import math
 import os
 import random
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch reads this when it is imported
@@ -25,9 +24,8 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from qwen_megakernel.checkpoint.tensor_shapes import CODEC_ENCODER_PREFIX
-from qwen_megakernel.cli import parsing
 from tools.demo_voice import features, package, recipe, run_options, texts
-from tools.demo_voice.codebooks import SHIPPED, Codebooks
+from tools.demo_voice.codebooks import Codebooks
 from tools.demo_voice.listening import Listening
 from tools.demo_voice.optimizer import MuonAndAdamW
 from tools.demo_voice.training_run import Pair, TrainingRun
@@ -211,14 +209,7 @@ def make_pairs(
 def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = run_options.parser(__doc__.splitlines()[0], learning_rate=2e-3, hold=0.4)
-    add = parsing.adder(parser)
-    add("--texts", "text file that tools.demo_voice.texts wrote", Path, required=True)
-    add("--codebooks", "codebooks file whose codes the encoder hears", Path, SHIPPED)
-    add("--sentences", "number of sentences to learn from", int, 4000)
-    add("--steps", "number of updates", int, 4000)
-    add("--batch", "number of segments in a batch", int, 12)
-    add("--segment", "number of frames in a segment", int, 16)
-    add("--compile", "compile the network with torch.compile", argparse.BooleanOptionalAction, True)
+    run_options.add_segments(parser, sentences=4000, steps=4000, batch=12, segment=16)
     return parser.parse_args(arguments)
 
 

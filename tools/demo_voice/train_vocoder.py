@@ -9,7 +9,6 @@ import argparse
 import importlib
 import os
 import random
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch reads this when it is imported
@@ -22,7 +21,7 @@ from tqdm import tqdm
 
 from qwen_megakernel.cli import parsing
 from tools.demo_voice import features, package, recipe, run_options, texts, vocoder_start
-from tools.demo_voice.codebooks import SHIPPED, Codebooks
+from tools.demo_voice.codebooks import Codebooks
 from tools.demo_voice.speech import Speaker
 from tools.demo_voice.training_run import Pair, TrainingRun
 from tools.validation import official
@@ -191,15 +190,9 @@ def make_pairs(args: argparse.Namespace) -> tuple[list[Pair], list[Pair]]:
 def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = run_options.parser(__doc__.splitlines()[0], learning_rate=1.2e-3, hold=0.4)
+    run_options.add_segments(parser, sentences=1300, steps=8000, batch=6, segment=9)
     add = parsing.adder(parser)
-    add("--texts", "text file that tools.demo_voice.texts wrote", Path, required=True)
-    add("--codebooks", "codebooks file whose codes the vocoder learns", Path, SHIPPED)
-    add("--sentences", "number of sentences to learn from", int, 1300)
-    add("--steps", "number of updates", int, 8000)
     add("--warm-up", "number of updates of the first layers alone, before the others", int, 0)
-    add("--batch", "number of segments in a batch", int, 6)
-    add("--segment", "number of frames in a segment", int, 9)
-    add("--compile", "compile the network with torch.compile", argparse.BooleanOptionalAction, True)
     return parser.parse_args(arguments)
 
 

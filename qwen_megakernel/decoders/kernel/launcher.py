@@ -34,8 +34,9 @@ from qwen_megakernel.gpu.launch_order import in_order
 from qwen_megakernel.records import StepResult
 
 BARRIER_TIMEOUT_SECONDS = 2.0
-# LaunchStatus and kBadLogits of csrc/tts_kernel.h.
-STATUS_TIMEOUT, STATUS_CANCELLED, BAD_LOGITS = 1, 2, 2
+# LaunchStatus of csrc/tts_kernel.h, and its kBadLogits, which is of a stream and not of a launch.
+STATUS_TIMEOUT, STATUS_CANCELLED = 1, 2
+BAD_LOGITS = 2
 
 
 def current(device: torch.device) -> contextlib.AbstractContextManager:
