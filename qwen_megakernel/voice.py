@@ -80,21 +80,24 @@ class Voice:
     styles: tuple[Voice, ...] = ()
 
     def __post_init__(self) -> None:
-        num_bytes = len(self.name.encode(errors="replace"))
-        if not _NAME.fullmatch(self.name) or num_bytes > _NAME_BYTES:
+        is_text = isinstance(self.name, str) and _NAME.fullmatch(self.name)
+        if not is_text or len(self.name.encode(errors="replace")) > _NAME_BYTES:
             raise UsageError(
                 f"{self.name!r} cannot be the name of a voice.",
                 f"Names are file names: up to 80 characters and {_NAME_BYTES} bytes, no slash, "
                 "no colon, no leading dot.",
             )
-        if self.x_vector is not None and np.ndim(self.x_vector) != 1:
+        for field in ("transcript", "fingerprint", "consent"):
+            text = getattr(self, field)
+            if not isinstance(text, str | None):
+                raise RecordingError(
+                    f"Voice {self.name!r}: {field} is {reprlib.repr(text)}; it must be a string."
+                )
+        self._take_array("x_vector")
+        self._take_array("codes")
+        if self.x_vector is not None and self.x_vector.ndim != 1:
             raise RecordingError(
-                f"Voice {self.name!r}: x_vector has shape {np.shape(self.x_vector)}; need one row."
-            )
-        if not isinstance(self.transcript, str | None):
-            raise RecordingError(
-                f"Voice {self.name!r}: transcript is {reprlib.repr(self.transcript)}; "
-                "it must be a string."
+                f"Voice {self.name!r}: x_vector has shape {self.x_vector.shape}; need one row."
             )
         if (self.codes is None) != (self.transcript is None):
             raise RecordingError(
@@ -102,11 +105,27 @@ class Voice:
                 f"but no {'transcript' if self.transcript is None else 'codes'}.",
                 "In-context cloning needs both; an x-vector alone needs neither.",
             )
-        if self.codes is not None and (np.ndim(self.codes) != 2 or not len(self.codes)):
+        if self.codes is not None and (self.codes.ndim != 2 or not len(self.codes)):
             raise RecordingError(
-                f"Voice {self.name!r}: codes have shape {np.shape(self.codes)}; "
+                f"Voice {self.name!r}: codes have shape {self.codes.shape}; "
                 "need [num_frames, num_code_groups]."
             )
+
+    def _take_array(self, field: str) -> None:
+        """Turn a field's numbers, such as a list or a tensor, into an array."""
+        given = getattr(self, field)
+        if given is None:
+            return
+        try:
+            array = np.asarray(given)
+        except (TypeError, ValueError, RuntimeError):  # lists of several lengths, bf16, a GPU's
+            array = np.empty(0, dtype=object)
+        if array.dtype.kind not in "fiu":
+            raise RecordingError(
+                f"Voice {self.name!r}: {field} is {reprlib.repr(given)}; it must be an array of "
+                "real numbers."
+            )
+        object.__setattr__(self, field, array)
 
     @property
     def in_context(self) -> bool:

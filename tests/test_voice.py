@@ -100,6 +100,29 @@ def test_errors_name_the_file_and_not_its_folder(tmp_path):
         assert ".voice.safetensors" in str(caught.value) or presets.name in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *[("x_vector", value) for value in ("abc", ["a"] * 4, np.zeros(4, complex), [None] * 4)],
+        *[("codes", value) for value in ("abc", [["a"]], [[1, 2], [3]])],
+        *[(field, 5) for field in ("name", "transcript", "fingerprint", "consent")],
+        *[("name", value) for value in (None, b"mario")],
+    ],
+)
+def test_what_is_no_part_of_a_voice_is_refused_when_it_is_made(field, value):
+    with pytest.raises(UsageError) as caught:
+        replace(make(), **{field: value})
+    assert field in str(caught.value) and repr(value)[:3] in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [list, torch.tensor])
+def test_a_voice_may_be_made_of_lists_and_tensors(kind):
+    voice = make()
+    same = replace(voice, x_vector=kind(voice.x_vector.tolist()), codes=kind(voice.codes.tolist()))
+    assert same.codes.tobytes() == voice.codes.astype(np.int64).tobytes()
+    assert np.array_equal(same.x_vector.astype(np.float32), voice.x_vector)
+
+
 @pytest.mark.parametrize("size", [0, 5, 100, -1])
 def test_a_truncated_voice_file_is_refused(tmp_path, size):
     path = tmp_path / "mario.voice.safetensors"
