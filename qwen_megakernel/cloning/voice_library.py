@@ -342,7 +342,9 @@ def samples_of(audio: Recording, rate: int | None) -> tuple[np.ndarray, int]:
         UsageError: `audio` is no recording, or its rate is missing or given twice.
         RecordingError: the recording cannot be read as audio.
     """
-    if isinstance(audio, tuple) and len(audio) == 2 and rate is None:
+    if isinstance(audio, tuple) and len(audio) == 2:
+        if rate is not None:
+            raise UsageError(f"rate is {rate}, but audio is (samples, rate), which has its own.")
         audio, rate = audio
     if isinstance(audio, str | Path):
         if rate is not None:
@@ -355,4 +357,14 @@ def samples_of(audio: Recording, rate: int | None) -> tuple[np.ndarray, int]:
         )
     if rate is None:
         raise UsageError("Samples need their rate.", hint="Pass (samples, rate).")
-    return recordings.to_mono(audio), plain_number(int, "rate", rate)
+    rate = plain_number(int, "rate", rate)
+    if rate <= 0:
+        raise RecordingError(f"The recording has a sample rate of {rate}; it must be above 0.")
+    samples = np.asarray(audio)
+    if samples.ndim == 2 and 0 < samples.shape[0] < samples.shape[1]:
+        raise RecordingError(
+            f"The recording has shape {samples.shape}: {samples.shape[0]} samples of "
+            f"{samples.shape[1]} channels.",
+            hint="Samples come first: pass samples.T.",
+        )
+    return recordings.to_mono(samples), rate

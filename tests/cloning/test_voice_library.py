@@ -258,11 +258,21 @@ def test_samples_may_bring_their_rate(voices, recording):
         (np.zeros(24000), {"rate": "24k"}, "rate is '24k'; it must be a whole number"),
         (np.zeros(24000), {"rate": 24000, "text": 5}, "text is 5"),
         (np.zeros(24000), {"rate": 24000, "silence_tail": -1}, "silence_tail is -1.0"),
+        ((np.zeros(24000), 24000), {"rate": 16000}, "rate is 16000, but audio is .samples, rate."),
+        (np.zeros((2, 24000)), {"rate": 24000}, r"2 samples of 24000 channels(.|\n)*samples\.T"),
+        (np.zeros(24000, complex), {"rate": 24000}, "dtype complex128; need .* real numbers"),
     ],
 )
 def test_a_value_that_is_not_a_recording_is_named(voices, audio, options, message):
     with pytest.raises(UsageError, match=message):
         voices.create(audio, **options)
+
+
+@pytest.mark.parametrize("call", ["create", "encode"])
+@pytest.mark.parametrize("rate", [0, -5])
+def test_a_rate_that_is_not_above_0_is_refused(voices, call, rate):
+    with pytest.raises(RecordingError, match=f"a sample rate of {rate}; it must be above 0"):
+        getattr(voices, call)(np.zeros(24000), rate=rate)
 
 
 def test_a_voice_of_another_checkpoint_is_refused(cache_folder, load_checkpoint, voices, recording):
