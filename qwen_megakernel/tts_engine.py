@@ -122,6 +122,8 @@ class TTSEngine(OfficialNames):
         self._defaults = SpeechRequest(None, sampling=loaded.sampling, sound=sound)
         self._high_pass = loaded.config.high_pass
         self._voices = VoiceLibrary(loaded, voices)
+        if isinstance(needed_voices, str):
+            raise UsageError(f"needed_voices is {needed_voices!r}; it must be a list of names.")
         for name in needed_voices:
             self.find_voice(name)
         self.can_clone = self._voices.can_clone

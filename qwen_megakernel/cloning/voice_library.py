@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import os
 import reprlib
 import threading
 from collections import OrderedDict
@@ -100,6 +101,8 @@ class VoiceLibrary:
     """
 
     def __init__(self, loaded: Checkpoint, folder: str | Path | None = None):
+        if not isinstance(folder, str | os.PathLike | None):
+            raise UsageError(f"voices is {folder!r}; it must be the path of a folder.")
         if folder is not None and not Path(folder).is_dir():
             raise UsageError(f"There is no voices folder {folder}.")
         self.cache = ReferenceCache()

@@ -209,6 +209,10 @@ class SpeechEngine(ABC):
             raise UsageError(
                 f"voice is {reprlib.repr(voice)}; it must be a name, a path or a Voice."
             )
+        if not isinstance(conversation, Conversation | None):
+            raise UsageError(
+                f"conversation is {reprlib.repr(conversation)}; it must be a Conversation."
+            )
         check_text(style=values.get("style"))
         if (text is None) != text_open:
             raise UsageError(

@@ -5,6 +5,7 @@ import math
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from numbers import Integral
 from pathlib import Path
 
 import torch
@@ -54,7 +55,8 @@ def choose(bytes_per_frame: int, asked: int | None = None) -> int:
     if asked is None:
         useful = math.ceil(bytes_per_frame / BYTES_PER_THREAD)
         return max(1, min(useful, cores, torch.get_num_threads()))
-    if _checked(asked) > cores:
+    asked = _checked(asked)
+    if asked > cores:
         logger.warning("%d threads share %d cores, so they wait for each other.", asked, cores)
     return asked
 
@@ -78,9 +80,11 @@ def choose_native(weights_per_frame: int, asked: int | None = None) -> int:
 
 
 def _checked(asked: int) -> int:
+    if not isinstance(asked, Integral) or isinstance(asked, bool):
+        raise UsageError(f"num_threads is {asked!r}; it must be a whole number.")
     if asked < 1:
         raise UsageError(f"num_threads is {asked}; it must be 1 or more.")
-    return asked
+    return int(asked)
 
 
 def limit_this_thread(num_threads: int) -> None:

@@ -268,6 +268,11 @@ def test_a_value_that_is_not_a_recording_is_named(voices, audio, options, messag
         voices.create(audio, **options)
 
 
+def test_a_value_that_is_no_folder_is_named(load_checkpoint):
+    with pytest.raises(UsageError, match="voices is 5; it must be the path of a folder"):
+        VoiceLibrary(load_checkpoint("tiny-random"), 5)
+
+
 @pytest.mark.parametrize("call", ["create", "encode"])
 @pytest.mark.parametrize("rate", [0, -5])
 def test_a_rate_that_is_not_above_0_is_refused(voices, call, rate):

@@ -412,3 +412,5 @@ def test_the_demonstration_voice_refuses(monkeypatch):
 def test_a_conversation_needs_the_option(base):
     with pytest.raises(UsageError, match='continuity is "off"'):
         base.stream(SHORT, conversation=Conversation())
+    with pytest.raises(UsageError, match="conversation is 1; it must be a Conversation"):
+        base.stream(SHORT, conversation=1, continuity="context")

@@ -315,9 +315,18 @@ def test_a_value_that_is_not_a_model_is_named(model):
         TTSEngine.from_pretrained(model, backend="torch")
 
 
-@pytest.mark.parametrize("options", [{"num_slots": "2"}, {"num_slots": 2.5}, {"max_frames": "x"}])
-def test_sizes_that_are_no_numbers_are_refused(options):
-    with pytest.raises(UsageError, match="it must be a whole number"):
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"num_slots": "2"}, "a whole number"),
+        ({"num_slots": 2.5}, "a whole number"),
+        ({"max_frames": "x"}, "a whole number"),
+        ({"num_threads": "2"}, "a whole number"),
+        ({"needed_voices": "vivian"}, "a list of names"),
+    ],
+)
+def test_options_of_another_kind_are_refused(options, kind):
+    with pytest.raises(UsageError, match=f"it must be {kind}"):
         TTSEngine.from_pretrained("tiny-random", **options)
 
 

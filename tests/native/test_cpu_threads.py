@@ -1,7 +1,9 @@
 """The number of threads that compute: the rule, its limits, other threads, and how threads wait."""
 
+import math
 import threading
 
+import numpy as np
 import pytest
 import torch
 from commands import run
@@ -59,6 +61,14 @@ def test_the_cores_limit_the_rule_and_the_caller_is_warned_above_them(many_cores
     assert cpu_threads.choose(20e6, asked=5) == 5 and "5 threads share 3 cores" in caplog.text
     with pytest.raises(UsageError, match=r"num_threads is 0; it must be 1 or more\."):
         cpu_threads.choose(3.3e9, asked=0)
+    assert type(cpu_threads.choose(20e6, asked=np.int64(2))) is int
+
+
+@pytest.mark.parametrize("asked", ["2", 1.5, math.nan, True])
+@pytest.mark.parametrize("choose", [cpu_threads.choose, cpu_threads.choose_native])
+def test_a_number_of_threads_that_is_none_is_refused(choose, asked):
+    with pytest.raises(UsageError, match=rf"num_threads is {asked!r}; it must be a whole number\."):
+        choose(1, asked)
 
 
 @pytest.mark.parametrize(
