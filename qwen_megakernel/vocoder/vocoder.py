@@ -14,6 +14,7 @@ Source: QwenLM/Qwen3-TTS, modeling_qwen3_tts_tokenizer_v2.py, Qwen3TTSTokenizerV
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -147,9 +148,10 @@ class Vocoder:
         """
         try:
             frames = torch.as_tensor(codes)
-        except TypeError as error:  # an array of strings, for example
+        except (TypeError, ValueError, RuntimeError) as error:  # strings, rows of several lengths
             raise UsageError(
-                f"Codes are {np.asarray(codes).dtype}; they must be integers."
+                f"Codes are {getattr(codes, 'dtype', None) or reprlib.repr(codes)}; "
+                f"they must be integers, {self.config.num_quantizers} for each frame."
             ) from error
         pcm = self.step(frames[None], [self.new_state()])
         return pcm[0].cpu().numpy()

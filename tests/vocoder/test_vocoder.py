@@ -199,6 +199,9 @@ def test_codes_of_another_shape_are_refused(vocoder, shape):
 def test_codes_that_are_no_integers_are_refused(vocoder):
     with pytest.raises(UsageError, match="must be integers"):
         vocoder.step(torch.zeros(1, 2, 3), [vocoder.new_state()])
+    for codes in (None, "abc", [["a"]], [[1, 2, 3], [1]], [[2**70]], np.array(["a"])):
+        with pytest.raises(UsageError, match=r"Codes are .*must be integers, 3 for each frame"):
+            vocoder.decode(codes)
 
 
 def test_bfloat16_is_refused(decoder):
