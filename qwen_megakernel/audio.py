@@ -102,7 +102,11 @@ def check_path(path: str | Path, encoding: str = "pcm", rate: int | None = None)
 
 def _begin_file(path: Path, encoding: str, rate: int | None) -> Path:
     """Create the empty hidden file beside `path` that collects its audio."""
-    if path.is_dir():
+    try:
+        target, is_folder = path.resolve(), path.is_dir()
+    except (OSError, ValueError) as error:  # a name that is too long, or has a null byte
+        raise OutputError(f"Cannot write {path}: {why_unwritable(path, error)}.") from error
+    if is_folder:
         raise OutputError(f"Cannot write {path}: it is a folder.")
     check_choice("encoding", encoding, SUBTYPES)
     if path.suffix.lower() not in FORMATS:
@@ -122,7 +126,6 @@ def _begin_file(path: Path, encoding: str, rate: int | None) -> Path:
             f"Cannot write {path}: sample_rate is {rate}; it must be a whole number in 1 .. "
             f"{highest}."
         )
-    target = path.resolve()
     if target.exists() and not target.is_file():
         raise OutputError(f"Cannot write {path}: it exists and is not a file.")
     try:
@@ -175,9 +178,15 @@ class WavWriter:
         """Append [num_samples] int16.
 
         Raises:
+            UsageError: the samples are others.
             OutputError: the disk is full or gone; the hidden file is removed.
         """
-        assert samples.dtype == np.int16
+        if samples.dtype != np.int16 or samples.ndim != 1:
+            raise UsageError(
+                f"Samples are {samples.dtype} of shape {samples.shape}; they must be int16 of one "
+                "channel, [num_samples].",
+                hint="`qwen_megakernel.audio.to_int16` rounds float samples.",
+            )
         try:
             # libsndfile's Vorbis encoder copies each write to the stack; 90 s of audio overflow it.
             for first in range(0, len(samples), self._block_samples):
@@ -256,9 +265,10 @@ def write_wav(
         UsageError, OutputError: as `WavWriter`; or there are no samples.
         GenerationError: a sample is NaN or infinite.
     """
-    if not len(samples):
+    samples = np.asarray(samples)
+    if not samples.size:
         raise UsageError(f"There is no audio to write to {path}.")
-    if samples.dtype != np.int16:
+    if samples.dtype.kind == "f":
         samples = to_int16(samples)
     with WavWriter(path, rate, encoding, mark) as writer:
         writer.write(samples)

@@ -38,21 +38,23 @@ def check_writable(path: Path, what: str) -> None:
     Raises:
         OutputError: the path is a folder, or its folder is missing or read-only.
     """
-    if path.exists() and not (path.is_file() or path.is_dir()):
-        return  # opening and closing a pipe would end it for its reader
-    was_there = path.exists()
     try:
+        was_there = path.exists()
+        if was_there and not (path.is_file() or path.is_dir()):
+            return  # opening and closing a pipe would end it for its reader
         path.open("a").close()
         if not was_there:
             path.resolve().unlink()  # a link to a file that did not exist stays
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise OutputError(
             f"Cannot write {what} to {path}: {why_unwritable(path, error)}."
         ) from error
 
 
-def why_unwritable(path: Path, error: OSError) -> str:
+def why_unwritable(path: Path, error: OSError | ValueError) -> str:
     """Return why a file cannot be opened to be written; a folder that is missing is named."""
+    if not isinstance(error, OSError):  # a path with a null byte
+        return str(error)
     if error.errno == errno.ENOENT and not path.parent.exists():
         return f"there is no folder {path.parent}"
     return error.strerror or str(error)

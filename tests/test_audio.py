@@ -70,6 +70,19 @@ def test_write_wav_refuses_to_write_nothing(tmp_path: Path):
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("samples", [np.zeros(4, np.int32), np.zeros((4, 2), np.int16), [True]])
+def test_samples_that_are_no_pcm_of_one_channel_are_refused(tmp_path: Path, samples):
+    with pytest.raises(UsageError, match="they must be int16 of one channel"):
+        write_wav(tmp_path / "a.wav", samples, RATE)
+    floats = np.zeros(4, np.float32)
+    with (
+        WavWriter(tmp_path / "a.wav", RATE) as writer,
+        pytest.raises(UsageError, match=r"float32 of shape \(4,\)(.|\n)*to_int16"),
+    ):
+        writer.write(floats)
+    assert os.listdir(tmp_path) == []
+
+
 @pytest.mark.parametrize("extension", ["wav", "flac", "ogg", "mp3", "WAV"])
 def test_the_extension_picks_the_format(tmp_path: Path, extension: str):
     path = tmp_path / f"a.{extension}"

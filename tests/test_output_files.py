@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from qwen_megakernel.errors import SetupError
+from qwen_megakernel import audio
+from qwen_megakernel.errors import OutputError, SetupError
 from qwen_megakernel.native import compiling
 from qwen_megakernel.output_files import cache_folder, check_writable, replacing
 
@@ -38,6 +39,14 @@ def test_a_user_without_a_home_is_told_to_name_a_cache(monkeypatch, run_here):
     facts = json.loads(run_here("-m", "qwen_megakernel", "doctor", "--json").stdout)
     assert facts["kernel_cache"] == facts["model_cache"] == f"none: {caught.value.what}"
     assert facts["kept_packed"] == []
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "a\0b"])
+def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path, name: str):
+    path = tmp_path / f"{name}.wav"
+    for check in (lambda: check_writable(path, "codes"), lambda: audio.check_path(path)):
+        with pytest.raises(OutputError, match=r"Cannot write .*: (File name too|embedded null)"):
+            check()
 
 
 def test_the_file_is_replaced_when_it_is_complete(tmp_path: Path):
