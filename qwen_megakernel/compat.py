@@ -130,7 +130,7 @@ class FasterQwen3TTS(TTSEngine):
         self._require_type("base", "generate_voice_clone")
         if voice_clone_prompt:
             voice = voice_of(items_of(voice_clone_prompt)[0])
-        elif not ref_audio:
+        elif ref_audio is None or (isinstance(ref_audio, str) and not ref_audio):
             raise UsageError("ref_audio is required unless voice_clone_prompt is given.")
         else:
             samples, rate = open_recording(ref_audio)

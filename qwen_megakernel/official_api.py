@@ -8,6 +8,7 @@ Source: QwenLM/Qwen3-TTS, inference/qwen3_tts_model.py (qwen-tts 0.1.1).
 import base64
 import io
 import re
+import reprlib
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from qwen_megakernel.engine.speech import Speech
 from qwen_megakernel.engine.speech_engine import SpeechEngine
 from qwen_megakernel.engine.stream import SpeechStream
 from qwen_megakernel.errors import RecordingError, TaskError, UsageError
-from qwen_megakernel.speech_options import OFFICIAL_NAMES
+from qwen_megakernel.speech_options import OFFICIAL_NAMES, plain_number
 from qwen_megakernel.voice import Voice
 
 # Official spelling -> spelling of this package.
@@ -178,6 +179,7 @@ class OfficialNames(SpeechEngine):
         known: dict[str, Any] = {own: generation.get(name) for name, own in GENERATION.items()}
         limit = generation.get("max_new_tokens")
         limit = self.max_new_tokens if limit is None else limit
+        limit = plain_number(int, "max_new_tokens", limit)
         if limit < MIN_NEW_TOKENS:
             raise UsageError(
                 f"max_new_tokens is {limit}; it must be {MIN_NEW_TOKENS} or more.",
@@ -238,7 +240,8 @@ def _spread(value: Any, count: int, name: str) -> list:
     if len(values) == 1:
         values = values * count
     if len(values) != count:
-        raise UsageError(f"{name} has {len(values)} entries; it must have 1 or {count}.")
+        counts = " or ".join(map(str, sorted({1, count})))
+        raise UsageError(f"{name} has {len(values)} entries; it must have {counts}.")
     return values
 
 
@@ -279,7 +282,17 @@ def _item_of(voice: Voice, transcript: str | None) -> VoiceClonePromptItem:
 def items_of(prompt: list[VoiceClonePromptItem] | dict[str, list]) -> list[VoiceClonePromptItem]:
     """Return a prompt as a list of items; a prompt that is a dict of lists has x-vectors only."""
     if not isinstance(prompt, dict):
-        return _as_list(prompt)
+        items = _as_list(prompt)
+        if wrong := [item for item in items if not hasattr(item, "ref_spk_embedding")]:
+            raise UsageError(
+                f"voice_clone_prompt has {reprlib.repr(wrong[0])}; it must be what "
+                "create_voice_clone_prompt returned."
+            )
+        return items
+    if "ref_spk_embedding" not in prompt:
+        raise UsageError(
+            f"voice_clone_prompt has the keys {list(prompt)}; it needs ref_spk_embedding."
+        )
     if any(prompt.get("icl_mode", [])):
         raise UsageError(
             "A voice_clone_prompt given as a dict cannot be used in context.",

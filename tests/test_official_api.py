@@ -199,6 +199,17 @@ def test_what_the_official_package_refuses_is_refused(base, reference):
     for call in refused:
         with pytest.raises(ValueError):
             call()
+    for options, message in (
+        ({"ref_audio": str(reference), "max_new_tokens": "9"}, "max_new_tokens is '9'"),
+        (
+            {"ref_audio": str(reference), "x_vector_only_mode": [True] * 2},
+            "2 entries; .* have 1[.]",
+        ),
+        ({"voice_clone_prompt": 5}, "voice_clone_prompt has 5; it must be what create_voice_clone"),
+        ({"voice_clone_prompt": {}}, "it needs ref_spk_embedding"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            base.generate_voice_clone("Hi.", **({"x_vector_only_mode": True} | options))
     for wrong in ("A" * 400, "A" * 401, "data:audio/wav;base64"):
         with pytest.raises(RecordingError, match="base64"):
             base.create_voice_clone_prompt(wrong, x_vector_only_mode=True)
@@ -226,6 +237,8 @@ def test_scripts_of_the_faster_package_run(cache_folder, reference):
         voice = model.create_voice(reference)
         expected = model.synthesize(text, voice=voice, text_feed="full", **ours)
         assert len(in_context[0]) and rate == 24000
+        with pytest.raises(UsageError, match="Samples need their rate"):
+            model.generate_voice_clone(text, "English", np.zeros(48000))
     assert [figures["chunk_steps"] for _, _, figures in chunks[:-1]] == [4] * (len(chunks) - 1)
     assert [figures["is_final"] for _, _, figures in chunks] == [False] * (len(chunks) - 1) + [True]
     assert chunks[-1][2]["total_steps_so_far"] == len(expected.codes)
