@@ -142,10 +142,10 @@ class TextIntake:
         is_end = True
         while self._held and (is_end or is_last):
             place, is_end = ends.find(self._held, is_last=is_last)
-            if place:
-                self._append(self._held[:place])
-                ends.add(self._held[:place])
-                self._held = self._held[place:]
+            text, self._held = self._held[:place], self._held[place:]
+            if text:
+                self._append(text)  # what it refuses is not held, so that the text can still end
+                ends.add(text)
             if is_end:
                 self._end_part()
 

@@ -158,3 +158,13 @@ def test_a_waiting_part_has_a_limit():
     made.feed("a" * MAX_CHARS)
     with pytest.raises(TextTooLong):
         made.feed("a")
+
+
+def test_an_endless_word_is_refused_once_and_the_text_before_it_is_spoken():
+    made = intake(waits=True)
+    made.feed("Hello there. ")
+    with pytest.raises(TextTooLong, match="20 0.. characters"):
+        made.feed("x" * (MAX_CHARS + 1))
+    made.end()
+    assert made.is_closed
+    assert "".join(part.text for part in made.parts).startswith("Hello there.")
