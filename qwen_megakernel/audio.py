@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Iterable
 from numbers import Integral
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -238,12 +237,7 @@ class WavWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and self._target.exists():
             self.path = self.path.with_suffix(f".part{self.path.suffix}")
             self._target = self.path.resolve()

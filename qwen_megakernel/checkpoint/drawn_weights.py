@@ -6,7 +6,6 @@ minute.
 """
 
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -24,11 +23,6 @@ from qwen_megakernel.checkpoint.tensor_shapes import (
 )
 
 PREFIX = "drawn:"  # comes before the name of a random checkpoint
-
-
-def write_small_files(name: str, folder: Path) -> None:
-    """Write all files of a random checkpoint except the weights: configs and tokenizer."""
-    random_weights.write_small_files(name.removeprefix(PREFIX), folder)
 
 
 def talker(config: ModelConfig, device: torch.device) -> dict[str, Tensor]:

@@ -25,7 +25,11 @@ from qwen_megakernel.checkpoint.config import ModelConfig, parse_model_config
 from qwen_megakernel.checkpoint.config_fields import Keys, Limits, read_json
 from qwen_megakernel.checkpoint.packed_form import PackedForm
 from qwen_megakernel.checkpoint.random_configs import RECIPES
-from qwen_megakernel.checkpoint.random_weights import RECIPE_VERSION, write_checkpoint
+from qwen_megakernel.checkpoint.random_weights import (
+    RECIPE_VERSION,
+    write_checkpoint,
+    write_small_files,
+)
 from qwen_megakernel.checkpoint.tensor_shapes import (
     CODEC_DECODER_PREFIX,
     CODEC_ENCODER_PREFIX,
@@ -143,8 +147,8 @@ def resolve(
             is_synthetic=True,
             banner=f"{model}: RANDOM WEIGHTS from a seed. Its output is noise, not speech.",
         )
-    elif model.removeprefix(drawn_weights.PREFIX) in RECIPES:
-        write = partial(drawn_weights.write_small_files, model)
+    elif (recipe := model.removeprefix(drawn_weights.PREFIX)) in RECIPES:
+        write = partial(write_small_files, recipe)
         folder = write_once(model.replace(":", "-"), RECIPE_VERSION, write)
         files = ModelFiles(
             folder,

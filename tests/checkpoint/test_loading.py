@@ -213,16 +213,22 @@ def test_the_codec_folder_alone_is_recognised(folder):
     assert "talker" in caught.value.hint
 
 
-def test_a_text_model_is_recognised(folder):
-    edit_json(folder / "config.json", lambda values: values.update(model_type="qwen3"))
-    with pytest.raises(ModelFilesError, match="'qwen3' is not a Qwen3-TTS model"):
-        loading.resolve(str(folder))
-
-
-def test_a_25_hz_model_is_refused(folder):
-    kind = "qwen3_tts_tokenizer_25hz"
-    edit_json(folder / "config.json", lambda values: values.update(tokenizer_type=kind))
-    with pytest.raises(UnsupportedModel, match=f"tokenizer_type {kind} is not supported"):
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"model_type": "qwen3"}, ModelFilesError, "'qwen3' is not a Qwen3-TTS model"),
+        (
+            {"tokenizer_type": "qwen3_tts_tokenizer_25hz"},
+            UnsupportedModel,
+            "tokenizer_type qwen3_tts_tokenizer_25hz is not supported",
+        ),
+        ({"talker_config": None}, ModelFilesError, "talker_config is None, not an object"),
+    ],
+    ids=["a text model", "25 Hz", "another type"],
+)
+def test_a_config_of_another_model_is_refused(folder, change, error, message):
+    edit_json(folder / "config.json", lambda values: values.update(change))
+    with pytest.raises(error, match=message):
         loading.resolve(str(folder))
 
 
@@ -265,12 +271,6 @@ def test_a_file_instead_of_its_folder_is_recognised(folder):
 def test_a_missing_key_of_a_config_is_named(folder):
     edit_json(folder / "config.json", lambda values: values["talker_config"].pop("head_dim"))
     with pytest.raises(ModelFilesError, match="has no key 'head_dim'"):
-        loading.resolve(str(folder))
-
-
-def test_a_section_of_another_type_is_named(folder):
-    edit_json(folder / "config.json", lambda values: values.update(talker_config=None))
-    with pytest.raises(ModelFilesError, match="talker_config is None, not an object"):
         loading.resolve(str(folder))
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_speech import tiny_engine
+from tiny_speech import fed, tiny_engine
 
 from qwen_megakernel import TTSEngine, Voice
 from qwen_megakernel.errors import MarkupError
@@ -33,13 +33,10 @@ def tts(tmp_path_factory: pytest.TempPathFactory, cache_folder: Path) -> Iterato
         yield engine
 
 
-def fed(tts: TTSEngine, *pieces: str, **options: object) -> tuple[list, bytes]:
-    with tts.stream(text_open=True, **options) as stream:
-        for piece in pieces:
-            stream.feed(piece)
-        stream.end_text()
-        samples = b"".join(chunk.pcm16 for chunk in stream)
-        return stream.codes.tolist(), samples
+def spoken(tts: TTSEngine, *pieces: str, **options: object) -> tuple[list, bytes]:
+    stream = fed(tts, *pieces, **options)
+    samples = b"".join(chunk.pcm16 for chunk in stream)
+    return stream.codes.tolist(), samples
 
 
 @pytest.mark.ci
@@ -59,10 +56,10 @@ def test_a_dialogue_of_200_turns_equals_200_requests(tts):
 @pytest.mark.parametrize(("text_format", "text"), [("script", SCRIPT), ("ssml", SSML)])
 def test_a_cast_speaks_alike_however_its_text_is_cut(tts, text_format, text):
     options = {"text_format": text_format, "seed": 5}
-    whole = fed(tts, text, **options)
+    whole = spoken(tts, text, **options)
     cuts = [[text[:at], text[at:]] for at in range(3, len(text), 17)]
     for pieces in (list(text), *cuts):
-        assert fed(tts, *pieces, **options) == whole
+        assert spoken(tts, *pieces, **options) == whole
 
 
 def test_a_warning_of_a_missing_voice_needs_words_without_one(tts, caplog):
@@ -110,7 +107,7 @@ def test_a_broken_cast_is_refused_by_line_and_column(tts, text_format, text, pla
     if "Note" in text or "carl" in text:
         assert "anna, ben" in caught.value.what
     with pytest.raises(MarkupError, match="line"):
-        fed(tts, *text, text_format=text_format)
+        list(fed(tts, *text, text_format=text_format))
 
 
 def test_the_speakers_of_a_model_speak_a_script(cache_folder):

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from tiny_speech import fed
 from tolerances import (
     PART_LEVEL_DB,
     PAUSED_SAMPLES,
@@ -42,11 +43,8 @@ def silences(samples: np.ndarray, at_least: int = 1000) -> list[tuple[int, int]]
 
 def spoken(tts: TTSEngine, *pieces: str, **options: object) -> tuple[list[AudioChunk], object]:
     """The chunks of a text in pieces, and its stream."""
-    with tts.stream(text_open=True, **(SSML | options)) as stream:
-        for piece in pieces:
-            stream.feed(piece)
-        stream.end_text()
-        return list(stream), stream
+    stream = fed(tts, *pieces, **(SSML | options))
+    return list(stream), stream
 
 
 def test_a_text_with_markup_that_asks_for_nothing_has_the_samples_of_its_words(tts: TTSEngine):
@@ -210,9 +208,7 @@ def test_broken_markup_of_a_text_in_pieces_ends_the_stream_behind_what_is_spoken
 
 def test_what_came_before_the_fault_has_the_samples_it_has_without_it(tts: TTSEngine):
     plain, _ = spoken(tts, FIRST)
-    stream = tts.stream(text_open=True, **SSML)
-    stream.feed(f"{FIRST} <")
-    stream.end_text()
+    stream = fed(tts, f"{FIRST} <", **SSML)
     heard = []
     with pytest.raises(MarkupError, match="line 1, column 22: the text ends inside a tag"):
         for chunk in stream:
@@ -221,9 +217,7 @@ def test_what_came_before_the_fault_has_the_samples_it_has_without_it(tts: TTSEn
 
 
 def test_an_unclosed_tag_is_named_at_the_end(tts: TTSEngine):
-    stream = tts.stream(text_open=True, **SSML)
-    stream.feed(f'<prosody rate="fast">{FIRST}')
-    stream.end_text()
+    stream = fed(tts, f'<prosody rate="fast">{FIRST}', **SSML)
     with pytest.raises(MarkupError, match="line 1, column 1: <prosody> is not closed"):
         list(stream)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny_speech import fed
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.errors import EmptyText, TextTooLong, UsageError
@@ -39,13 +40,11 @@ def test_a_text_without_expressions_has_the_codes_that_it_has_with_normalize_off
 
 @pytest.mark.parametrize("size", [1, 5])
 def test_a_text_in_pieces_has_the_words_and_codes_of_the_whole(tts: TTSEngine, size: int):
-    with tts.stream(text_open=True, seed=1, max_frames=12) as stream:
-        for begin in range(0, len(WRITTEN), size):
-            stream.feed(WRITTEN[begin : begin + size])
-        stream.end_text()
-        list(stream)
-        assert stream.text.spoken == WORDS
-        assert stream.codes.tolist() == codes(tts, WRITTEN, text_feed="stepwise")
+    pieces = [WRITTEN[begin : begin + size] for begin in range(0, len(WRITTEN), size)]
+    stream = fed(tts, *pieces, seed=1, max_frames=12)
+    list(stream)
+    assert stream.text.spoken == WORDS
+    assert stream.codes.tolist() == codes(tts, WRITTEN, text_feed="stepwise")
 
 
 def test_the_last_expression_is_spoken_when_the_text_ends(tts: TTSEngine):

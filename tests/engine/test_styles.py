@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from live_server import serving
 from speech_socket import session, speak
-from tiny_speech import tiny_engine
+from tiny_speech import fed, tiny_engine
 
 from qwen_megakernel import TTSEngine, Voice
 from qwen_megakernel.cloning.mixing import mix
@@ -66,12 +66,9 @@ def test_styles_differ(tts):
 
 def two_parts(tts: TTSEngine, *pieces: str, **options: object) -> tuple[list, list]:
     """The codes of a marked text's first part, and those of its second, after a pause."""
-    with tts.stream(text_open=True, seed=3, text_format="ssml", **options) as stream:
-        for piece in pieces:
-            stream.feed(piece)
-        stream.end_text()
-        [first] = [chunk.frame_index for chunk in stream if chunk.pause_s]
-        return stream.codes[:first].tolist(), stream.codes[first:].tolist()
+    stream = fed(tts, *pieces, seed=3, text_format="ssml", **options)
+    [first] = [chunk.frame_index for chunk in stream if chunk.pause_s]
+    return stream.codes[:first].tolist(), stream.codes[first:].tolist()
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -159,14 +156,11 @@ def test_a_text_names_known_voices_and_opens_no_file(tts, folder, monkeypatch, n
     text = f'Hello.\n<voice name="{name}">No!</voice>'
     with pytest.raises(MarkupError, match=r"SSML, line 2, column 1: Unknown voice"):
         tts.stream(text, voice="ben", text_format="ssml")
-    with tts.stream(text_open=True, voice="ben", text_format="ssml") as stream:
-        stream.feed(text)
-        stream.end_text()
-        chunks = []
-        with pytest.raises(MarkupError, match="line 2, column 1"):
-            for chunk in stream:
-                chunks.append(chunk)
-        assert chunks  # the speech before the error
+    chunks = []
+    with pytest.raises(MarkupError, match="line 2, column 1"):
+        for chunk in fed(tts, text, voice="ben", text_format="ssml"):
+            chunks.append(chunk)
+    assert chunks  # the speech before the error
 
 
 def test_clients_name_styles_mixes_and_x_vectors(tts):
@@ -212,11 +206,7 @@ async def test_a_websocket_has_styles_and_casts(tts, config, text):
         async with session(live, OPTIONS | config) as socket:
             events, audio = await speak(socket, *pieces)
     assert [each["type"] for each in events] == ["audio.start", "audio.done", "session.done"]
-    with tts.stream(text_open=True, **OPTIONS | config) as stream:
-        for piece in pieces:
-            stream.feed(piece)
-        stream.end_text()
-        assert audio == b"".join(chunk.pcm16 for chunk in stream)
+    assert audio == b"".join(chunk.pcm16 for chunk in fed(tts, *pieces, **OPTIONS | config))
     if "style" in config:
         alone = tts.stream(text, voice=STYLES["sad"], text_feed="stepwise", **OPTIONS)
         assert audio == b"".join(chunk.pcm16 for chunk in alone)

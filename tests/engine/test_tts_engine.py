@@ -427,31 +427,6 @@ def test_a_warm_up_slower_than_real_time_names_int8_weights(
     assert ("--weights int8" in caplog.text) == is_advised
 
 
-@pytest.mark.parametrize(
-    ("backend", "vocoder", "sizes"),
-    [("cpu", CpuVocoder, [2, 8]), ("torch", Vocoder, [1, 1, 1, 2, 4, 8, 10])],
-)
-def test_the_warm_up_runs_native_code_once_and_each_chunk_size_of_pytorch(
-    monkeypatch, backend, vocoder, sizes
-):
-    """Two frames greedily, the others at random."""
-    chunks, draws = [], []
-    step, synthesize = vocoder.step, TTSEngine.synthesize
-
-    def noting_step(vocoder, codes, states):
-        chunks.append(codes.shape[1])
-        return step(vocoder, codes, states)
-
-    def noting_draws(engine, text, **options):
-        draws.append((options["do_sample"], options["subtalker_do_sample"]))
-        return synthesize(engine, text, **options)
-
-    monkeypatch.setattr(vocoder, "step", noting_step)
-    monkeypatch.setattr(TTSEngine, "synthesize", noting_draws)
-    TTSEngine.from_pretrained("tiny-random", backend=backend).close()
-    assert (chunks, draws) == (sizes, [(False, False), (True, True)])
-
-
 def test_the_warm_up_fits_an_engine_of_few_frames():
     """Its sentence has more text rows than a part of this engine has frames."""
     with TTSEngine.from_pretrained("tiny-random-base", backend="torch", max_frames=1) as small:

@@ -51,22 +51,30 @@ def test_every_codebook_has_been_drawn_greedily_and_at_random(monkeypatch):
     assert draws == {(at_random, group) for at_random in (True, False) for group in range(groups)}
 
 
+@pytest.mark.parametrize("model", ["tiny-random", "demo-voice"])
 @pytest.mark.parametrize(
     ("backend", "vocoder", "sizes"),
     [
-        ("torch", Vocoder, {1, 2, 4, 8, 10}),
-        ("cpu", CpuVocoder, {MAX_TAIL_FRAMES_PER_PASS}),  # longer chunks are passes of this size
+        ("torch", Vocoder, [1, 1, 1, 2, 4, 8, 10]),
+        ("cpu", CpuVocoder, [2, MAX_TAIL_FRAMES_PER_PASS]),  # longer chunks are passes of this size
     ],
 )
-def test_every_chunk_size_that_prepares_something_has_been_decoded(
-    monkeypatch, backend, vocoder, sizes
+def test_native_code_runs_once_and_pytorch_with_each_chunk_size(
+    monkeypatch, model, backend, vocoder, sizes
 ):
-    chunks, decode = set(), vocoder.step
+    """Two frames greedily, the others at random."""
+    chunks, draws = [], []
+    step, synthesize = vocoder.step, TTSEngine.synthesize
 
-    def noting_step(self, codes, states):
-        chunks.add(codes.shape[1])
-        return decode(self, codes, states)
+    def noting_step(vocoder, codes, states):
+        chunks.append(codes.shape[1])
+        return step(vocoder, codes, states)
+
+    def noting_draws(engine, text, **options):
+        draws.append((options["do_sample"], options["subtalker_do_sample"]))
+        return synthesize(engine, text, **options)
 
     monkeypatch.setattr(vocoder, "step", noting_step)
-    TTSEngine.from_pretrained("demo-voice", backend=backend).close()
-    assert chunks >= sizes
+    monkeypatch.setattr(TTSEngine, "synthesize", noting_draws)
+    TTSEngine.from_pretrained(model, backend=backend).close()
+    assert (chunks, draws) == (sizes, [(False, False), (True, True)])

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from tiny_speech import fed
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.engine import step_loop
@@ -50,12 +51,10 @@ def test_words_of_later_parts_are_in_the_samples_of_those_parts(tts: TTSEngine):
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_a_text_in_pieces_has_all_its_words(tts: TTSEngine, size: int):
     text = f"{WRITTEN} {LONG}"[:400]
-    with tts.stream(text_open=True, seed=1) as stream:
-        for begin in range(0, len(text), size):
-            stream.feed(text[begin : begin + size])
-        stream.end_text()
-        list(stream)
-        assert [word.word for word in stream.times.words] == text.split()
+    pieces = [text[begin : begin + size] for begin in range(0, len(text), size)]
+    stream = fed(tts, *pieces, seed=1)
+    list(stream)
+    assert [word.word for word in stream.times.words] == text.split()
 
 
 def test_a_part_that_is_spoken_in_two_pieces_has_the_words_of_both_in_their_samples(

@@ -103,7 +103,7 @@ class Handover(Exception):
 
 
 class OfficialEmbeddings:
-    """`prompt.Embeddings` on the official modules; counts the requested rows."""
+    """`Embeddings` on the official modules; counts the requested rows."""
 
     def __init__(self, talker):
         self.talker = talker

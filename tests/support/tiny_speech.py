@@ -32,6 +32,15 @@ def speak(tts: TTSEngine, **options: Any) -> Speech:
     return tts.synthesize(TEXT, **({"voice": VOICE, "max_frames": 24} | options))
 
 
+def fed(tts: TTSEngine, *pieces: str, **options: Any) -> SpeechStream:
+    """Return a stream whose text came in these pieces; nothing of it has been read."""
+    stream = tts.stream(text_open=True, **options)
+    for piece in pieces:
+        stream.feed(piece)
+    stream.end_text()
+    return stream
+
+
 def feed_and_end(stream: SpeechStream, *pieces: str) -> SpeechStream:
     """Feed the stream the rest of its text, read it to its end, and return it."""
     for piece in pieces:

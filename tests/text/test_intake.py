@@ -163,7 +163,7 @@ def test_a_waiting_part_has_a_limit():
 def test_an_endless_word_is_refused_once_and_the_text_before_it_is_spoken():
     made = intake(waits=True)
     made.feed("Hello there. ")
-    with pytest.raises(TextTooLong, match="20 0.. characters"):
+    with pytest.raises(TextTooLong, match=r"20 0.. characters"):
         made.feed("x" * (MAX_CHARS + 1))
     made.end()
     assert made.is_closed

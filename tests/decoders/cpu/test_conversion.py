@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -224,21 +225,16 @@ def test_what_cannot_read_it_refuses_by_name(whole_of, form, options, told):
     assert told in str(caught.value) and "tiny-random" in str(caught.value)
 
 
-def test_without_native_code_nothing_replaces_it(whole, monkeypatch):
-    def no_library() -> None:
-        raise BuildError("There is no compiler.")
-
-    monkeypatch.setattr("qwen_megakernel.decoders.cpu.decoder.open_library", no_library)
-    with pytest.raises(BuildError, match="There is no compiler"):
-        TTSEngine.from_pretrained(whole, warmup=False)
-
-
-def test_without_a_native_vocoder_nothing_replaces_it(whole, monkeypatch):
-    def unsupported(*given) -> None:
-        raise UnsupportedModel("This codec is too odd.")
-
-    monkeypatch.setattr("qwen_megakernel.tts_engine.CpuVocoder", unsupported)
-    with pytest.raises(UnsupportedModel, match="too odd"):
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("decoders.cpu.decoder.open_library", BuildError("There is no compiler.")),
+        ("tts_engine.CpuVocoder", UnsupportedModel("This codec is too odd.")),
+    ],
+)
+def test_without_native_code_nothing_replaces_it(whole, monkeypatch, name, error):
+    monkeypatch.setattr(f"qwen_megakernel.{name}", Mock(side_effect=error))
+    with pytest.raises(type(error), match=error.what):
         TTSEngine.from_pretrained(whole, warmup=False)
 
 
