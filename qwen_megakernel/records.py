@@ -108,9 +108,9 @@ class Drift:
     is_redrawn: bool  # it was drawn again before anything of it was delivered
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class AudioChunk:
-    """A piece of speech.
+    """A piece of speech; compared by identity.
 
     If the request changes the sound, `samples` are the changed ones, whose number may differ from
     that of the frames' own samples.

@@ -18,7 +18,7 @@ import re
 import reprlib
 import unicodedata
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ _NAME = re.compile(r"(?!\.)[^/\\:\x00-\x1f]{1,80}")
 _NAME_BYTES = 200  # file systems allow 255; the ending and a temporary suffix need the rest
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Voice:
     """A cloned voice, or the name of a speaker that the checkpoint knows.
 
@@ -110,6 +110,20 @@ class Voice:
                 f"Voice {self.name!r}: codes have shape {self.codes.shape}; "
                 "need [num_frames, num_code_groups]."
             )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Voice) and self._values() == other._values()
+
+    def __hash__(self) -> int:
+        return hash(self._values())
+
+    def _values(self) -> tuple[Any, ...]:
+        """Return all fields, with the numbers of arrays in place of the arrays."""
+        values = (getattr(self, each.name) for each in fields(self))
+        return tuple(
+            (each.shape, *each.ravel().tolist()) if isinstance(each, np.ndarray) else each
+            for each in values
+        )
 
     def _take_array(self, field: str) -> None:
         """Turn a field's numbers, such as a list or a tensor, into an array."""

@@ -123,6 +123,15 @@ def test_a_voice_may_be_made_of_lists_and_tensors(kind):
     assert np.array_equal(same.x_vector.astype(np.float32), voice.x_vector)
 
 
+def test_voices_are_compared_by_their_numbers(tmp_path):
+    voice, path = make(), tmp_path / "mario.voice.safetensors"
+    voice.save(path)
+    assert Voice.load(path) == voice and voice in [make("luigi"), Voice.load(path)]
+    others = [make("luigi"), make(in_context=False), replace(voice, x_vector=-voice.x_vector)]
+    assert voice not in others and len({voice, Voice.load(path), *others}) == 4
+    assert Voice("ryan") == Voice("ryan") != "ryan"
+
+
 @pytest.mark.parametrize("size", [0, 5, 100, -1])
 def test_a_truncated_voice_file_is_refused(tmp_path, size):
     path = tmp_path / "mario.voice.safetensors"

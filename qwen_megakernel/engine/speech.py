@@ -2,7 +2,7 @@
 
 import base64
 import io
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +16,9 @@ from qwen_megakernel.timing.speech_timer import SpeechTimer
 from qwen_megakernel.timing.words import Segment, TimedWord
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Speech:
-    """A whole utterance."""
+    """A whole utterance; compared by identity."""
 
     audio: np.ndarray  # [num_samples] float32 in [-1, 1]
     sample_rate: int
@@ -29,7 +29,7 @@ class Speech:
     timings: dict[str, float]
     spoken_text: str  # the text that the model received, with numbers as words
     mark: Marking  # of the files of `save`
-    _times: SpeechTimer = field(compare=False)
+    _times: SpeechTimer
 
     def __repr__(self) -> str:
         seconds = len(self.audio) / self.sample_rate

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -88,6 +90,22 @@ class SpeechTimer:
         self._num_settled_segments = 0
         self._heard_s = 0.0
         self._is_over = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what the copy of a whole speech needs: neither threads nor encoders."""
+        self.catch_up()
+        text = self._text
+        said = {"written": text.written, "spoken": text.spoken, "speakers": text.speakers}
+        parts = [replace(part, encoding=None) for part in self._parts]
+        return vars(self) | {
+            "_text": SimpleNamespace(**said),
+            "_parts": parts,
+            "_workers": None,
+            "_lock": None,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state | {"_lock": threading.Lock()})
 
     def catch_up(self) -> bool:
         """Look at the chunks received; returns whether they are all of the speech."""

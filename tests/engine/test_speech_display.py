@@ -1,10 +1,13 @@
-"""How an engine and a speech show themselves: one line, and a player in a notebook."""
+"""How an engine and a speech show themselves, and how a speech is kept and compared."""
 
 import base64
+import copy
 import io
+import pickle
 import re
 
 import numpy as np
+import pytest
 import soundfile
 from tiny_speech import tiny_engine
 
@@ -29,3 +32,21 @@ def test_a_speech_is_a_player_in_a_notebook():
     assert rate == 24000 and len(samples) == len(speech.audio) and html.endswith(repr(speech))
     assert np.array_equal(samples, audio.to_int16(speech.audio))
     assert soundfile.SoundFile(io.BytesIO(base64.b64decode(data[1]))).comment == COMMENT
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda speech: pickle.loads(pickle.dumps(speech))]
+)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"text_format": "ssml"}, {"text_format": "pauses"}, {"text_format": "script"}],
+    ids=str,
+)
+def test_a_speech_may_go_to_another_process(copied, options):
+    text = "aiden: One two. [pause 100ms] Three." if len(options) else "One two. Three."
+    with tiny_engine("tiny-random") as engine:
+        speech = engine.synthesize(text, seed=7, max_frames=30, **options)
+    same = copied(speech)
+    assert same.words == speech.words and same.segments == speech.segments and speech.words
+    assert np.array_equal(same.audio, speech.audio) and np.array_equal(same.codes, speech.codes)
+    assert speech == speech and speech != same and len({speech, same}) == 2
