@@ -103,7 +103,7 @@ class Handover(Exception):
 
 
 class OfficialEmbeddings:
-    """`Embeddings` on the official modules; counts the requested rows."""
+    """`prompt.Embeddings` on the official modules; counts the requested rows."""
 
     def __init__(self, talker):
         self.talker = talker
