@@ -281,7 +281,6 @@ class TTSEngine(OfficialNames):
         return self._tokenizer.encoding(self._prompts.resolve(request))
 
     def check_continuity(self) -> list[str]:
-        """See `SpeechEngine.check_continuity`."""
         if not self.config.continues_speech:
             return super().check_continuity()
         if self.config.model_type == "base":

@@ -47,8 +47,7 @@ class ReferenceCache:
     If several requests need one recording, the first computes and the others wait for it.
     """
 
-    def __init__(self, capacity: int = CACHE_CAPACITY):
-        self.capacity = capacity
+    def __init__(self) -> None:
         self.hits = 0  # requests that found everything
         self._lock = threading.Lock()
         # For each recording a lock, held while a value is computed, and its values.
@@ -70,7 +69,7 @@ class ReferenceCache:
         with self._lock:
             computing, values = self._references.setdefault(key, (threading.Lock(), {}))
             self._references.move_to_end(key)
-            if len(self._references) > self.capacity:
+            if len(self._references) > CACHE_CAPACITY:
                 self._references.popitem(last=False)
         with computing:
             missing = [name for name in wanted if name not in values]

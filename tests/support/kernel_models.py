@@ -5,6 +5,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -36,6 +37,19 @@ needs_nvcc = pytest.mark.skipif(not has_nvcc(), reason=f"no nvcc: {install_comma
 
 TEXT_IDS = ("im_start", "im_end", "tts_pad", "tts_bos", "tts_eos")
 CONTROL_IDS = ("eos", "think", "nothink", "think_bos", "think_eos", "pad", "bos")
+
+# Each limit of a draw is in effect.
+NARROW = Sampling().override(
+    top_k=20, top_p=0.8, repetition_penalty=1.3, subtalker_top_k=0, subtalker_top_p=0.7
+)
+
+
+def step_alike(ours: Any, theirs: Any, slots: list[int], num_frames: int) -> Any:
+    """Step two decoders, whose frames must be the same; returns ours."""
+    found, expected = (decoder.step(slots, num_frames) for decoder in (ours, theirs))
+    assert (found.num_frames, found.ended) == (expected.num_frames, expected.ended)
+    np.testing.assert_array_equal(found.codes, expected.codes)
+    return found
 
 
 def small_config(**changes: Any) -> ModelConfig:

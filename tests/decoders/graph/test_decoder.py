@@ -27,9 +27,6 @@ from qwen_megakernel.records import Prefill
 from qwen_megakernel.speech_options import Sampling
 
 GREEDY, SAMPLED = Sampling.greedy(), Sampling()
-NARROW = Sampling().override(
-    top_k=20, top_p=0.8, repetition_penalty=1.3, subtalker_top_k=0, subtalker_top_p=0.7
-)
 LOVES_REPEATS = Sampling.greedy().override(repetition_penalty=0.4)
 
 
@@ -47,21 +44,13 @@ def begin(decoders, slots, samplings, seed=5):
             k.start(decoder, slot, sampling, seed=seed + index, positions=7 + 5 * index)
 
 
-def assert_same(decoders, slots, num_frames):
-    ours, theirs = (decoder.step(slots, num_frames) for decoder in decoders)
-    assert ours.num_frames == theirs.num_frames
-    assert ours.ended == theirs.ended
-    np.testing.assert_array_equal(ours.codes, theirs.codes)
-    return ours
-
-
 @pytest.mark.parametrize("shape", k.SHAPES)
 @pytest.mark.parametrize("eos_gain", [1.0, 2.5])
 def test_codes_equal_the_plain_decoders_however_each_slot_draws(pair, shape, eos_gain):
     decoders = pair(k.checkpoint(shape, eos_gain=eos_gain), num_slots=6)
     slots = [4, 0, 2, 5]
-    begin(decoders, slots, [GREEDY, SAMPLED, NARROW, LOVES_REPEATS])
-    result = assert_same(decoders, slots, 13)
+    begin(decoders, slots, [GREEDY, SAMPLED, k.NARROW, LOVES_REPEATS])
+    result = k.step_alike(*decoders, slots, 13)
     assert len(np.unique(result.codes)) > 20
     if eos_gain > 1 and shape != "projected":
         assert any(result.ended) and len(set(result.num_frames)) > 2
@@ -71,7 +60,7 @@ def test_codes_equal_the_plain_decoders_however_each_slot_draws(pair, shape, eos
 def test_codes_equal_the_plain_decoders_on_a_checkpoint(pair, load_checkpoint, name):
     decoders = pair(load_checkpoint(name))
     begin(decoders, [1, 3], [SAMPLED, GREEDY])
-    assert_same(decoders, [1, 3], 6)
+    k.step_alike(*decoders, [1, 3], 6)
 
 
 @pytest.mark.parametrize("shape", ["small", pytest.param("projected", marks=pytest.mark.ci)])
@@ -79,8 +68,8 @@ def test_codes_equal_the_kernels(make_decoder, shape):
     """The two decoders share no code between the embedding and the codes."""
     checkpoint = k.checkpoint(shape)
     decoders = [make_decoder(kind, checkpoint) for kind in (GraphDecoder, KernelDecoder)]
-    begin(decoders, [0, 2, 3], [SAMPLED, NARROW, GREEDY])
-    assert_same(decoders, [0, 2, 3], 6)
+    begin(decoders, [0, 2, 3], [SAMPLED, k.NARROW, GREEDY])
+    k.step_alike(*decoders, [0, 2, 3], 6)
 
 
 def test_eos_is_not_drawn_in_the_first_two_frames(pair):
@@ -89,7 +78,7 @@ def test_eos_is_not_drawn_in_the_first_two_frames(pair):
     checkpoint.talker["codec_head.weight"][checkpoint.config.talker.codec_eos_id] = 1.0
     decoders = pair(checkpoint)
     begin(decoders, [0, 1, 2, 3], [GREEDY] * 4, seed=2)
-    result = assert_same(decoders, [0, 1, 2, 3], 5)
+    result = k.step_alike(*decoders, [0, 1, 2, 3], 5)
     # EOS has the best logit or the worst one, by the sign of the sum over the hidden state.
     assert min(result.num_frames) == 2 and any(result.ended)
 
@@ -118,17 +107,17 @@ def test_padded_prompts_and_longer_contexts_change_nothing(pair, num_positions):
     for decoder in decoders:
         k.start(decoder, 0, GREEDY, seed=9, positions=400)  # its keys and values must not be read
         k.start(decoder, 0, GREEDY, seed=1, positions=num_positions)
-    assert_same(decoders, [0], 9)
+    k.step_alike(*decoders, [0], 9)
 
 
 def test_streams_may_pause_join_and_be_cut_anywhere(pair):
     decoders = pair(k.checkpoint())
-    begin(decoders, [0, 3], [SAMPLED, NARROW])
-    assert_same(decoders, [0, 3], 3)
+    begin(decoders, [0, 3], [SAMPLED, k.NARROW])
+    k.step_alike(*decoders, [0, 3], 3)
     begin(decoders, [1], [SAMPLED], seed=8)
-    assert_same(decoders, [1, 3], 2)
-    assert_same(decoders, [0], 5)
-    assert_same(decoders, [1, 0, 3], 7)
+    k.step_alike(*decoders, [1, 3], 2)
+    k.step_alike(*decoders, [0], 5)
+    k.step_alike(*decoders, [1, 0, 3], 7)
 
 
 def test_text_rows_past_the_ring_wrap(pair):
@@ -138,7 +127,7 @@ def test_text_rows_past_the_ring_wrap(pair):
     for first, count in ((0, 2), (2, 1), (3, 2), (5, 2), (7, 2)):
         for decoder in decoders:
             decoder.add_text(0, rows[first : first + count].to(decoder.embeddings.device))
-        assert_same(decoders, [0], count + (first == 0))
+        k.step_alike(*decoders, [0], count + (first == 0))
 
 
 def test_logits_agree_under_teacher_forcing(pair):

@@ -12,21 +12,18 @@ from qwen_megakernel.speech_options import Sampling
 
 GREEDY = Sampling.greedy()
 SAMPLED = Sampling()
-NARROW = Sampling().override(
-    top_k=20, top_p=0.8, repetition_penalty=1.3, subtalker_top_k=0, subtalker_top_p=0.7
-)
 
 
 def assert_same(kernel, reference, slots, num_frames, sampling, seeds=(5, 6, 7)):
     for slot, seed in zip(slots, seeds, strict=False):
         for decoder in (kernel, reference):
             k.start(decoder, slot, sampling, seed=seed, positions=7 + seed)
-    ours, theirs = kernel.step(slots, num_frames), reference.step(slots, num_frames)
-    assert ours.num_frames == theirs.num_frames
-    assert ours.ended == theirs.ended
-    np.testing.assert_array_equal(ours.codes, theirs.codes)
-    return ours
+    return k.step_alike(kernel, reference, slots, num_frames)
 
+
+each_sampling = pytest.mark.parametrize(
+    "sampling", [GREEDY, SAMPLED, k.NARROW], ids=["greedy", "sampled", "top_p"]
+)
 
 # Each shape and precision takes ten seconds to compile; a default run has those of most tests.
 ci = pytest.mark.ci
@@ -35,7 +32,7 @@ ci = pytest.mark.ci
 @pytest.mark.parametrize(
     "shape", ["small", *(pytest.param(shape, marks=ci) for shape in ("projected", "wide"))]
 )
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, NARROW], ids=["greedy", "sampled", "top_p"])
+@each_sampling
 def test_codes_equal_the_reference(both, shape, sampling):
     result = assert_same(*both(k.checkpoint(shape)), [2, 0, 3], 6, sampling)
     assert len(np.unique(result.codes)) > 20  # not stuck
@@ -44,7 +41,7 @@ def test_codes_equal_the_reference(both, shape, sampling):
 @pytest.mark.parametrize(
     "weights", [pytest.param("int8", marks=ci), pytest.param("int8-talker", marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, NARROW], ids=["greedy", "sampled", "top_p"])
+@each_sampling
 def test_codes_equal_the_reference_with_int8_layers(both, weights, sampling):
     assert_same(*both(k.checkpoint("projected", weights)), [2, 0, 3], 6, sampling)
 
