@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
-from starlette.types import ASGIApp, Scope
+from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from qwen_megakernel.errors import (
@@ -48,6 +48,7 @@ _HINTS = {("temperature", "greater_than_equal"): "For greedy decoding set do_sam
 # What a field must be, by pydantic's type of error.
 _WANTED = {
     "string_type": "a string",
+    "string_unicode": "Unicode text, without half a surrogate pair",
     **dict.fromkeys(("int_type", "int_from_float", "int_parsing"), "a whole number"),
     **dict.fromkeys(("float_type", "float_parsing"), "a number"),
     **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
@@ -123,8 +124,11 @@ class ApiError(Exception):
             return cls(400, message, "invalid_value", param)
         if isinstance(error, HTTPException):
             status, message = error.status_code, f"{error.detail}."
-            if isinstance(error.__cause__, UnicodeDecodeError):  # FastAPI names no cause
-                message = f"The body is not UTF-8 text: {error.__cause__}."
+            cause = error.__cause__  # FastAPI names none
+            if isinstance(cause, UnicodeDecodeError):
+                message = f"The body is not UTF-8 text: {cause}."
+            elif isinstance(cause, ValueError | RecursionError):  # a number of 5000 digits
+                message = f"The body is not JSON: {cause}."
             return cls(status, message, "http_error", headers=error.headers)
         message = "Internal error; the server's log reports it under the request's X-Request-Id."
         return cls(500, message, "internal_error")
@@ -175,7 +179,8 @@ def add_handlers(app: FastAPI) -> None:
     async def answer(request: Request, error: Exception) -> Any:
         path = request.scope["path"][:_MAX_ECHO_CHARS]
         if isinstance(error, HTTPException) and error.status_code == 404:
-            what = f"This server has no {path}. GET /docs lists its endpoints."
+            socket = "WebSocket " if request.scope["type"] == "websocket" else ""
+            what = f"This server has no {socket}{path}. GET /docs lists its endpoints."
             error = ApiError(404, what, "not_found")
         elif isinstance(error, HTTPException) and error.status_code == 405:
             # Starlette names the methods of the path's first route.
@@ -187,6 +192,10 @@ def add_handlers(app: FastAPI) -> None:
             error = ApiError(405, what, "method_not_allowed", headers=allow)
         return error_response(error, request.scope)
 
+    async def missing(scope: Scope, receive: Receive, send: Send) -> None:
+        raise HTTPException(404)  # Starlette itself would close a WebSocket with status 403
+
+    app.router.default = missing
     for kind in (ApiError, QwenTTSError, RequestValidationError, ValidationError, HTTPException):
         app.add_exception_handler(kind, answer)
 

@@ -132,6 +132,8 @@ def counting_protocol(
     uvicorn gives the app whole messages, so only the protocol sees a message that never ends. While
     all requests and messages together are too large, the class cuts the connection of each message
     that is not small.
+
+    It also tells uvicorn that a refusal ends a handshake, which uvicorn would log as our error.
     """
 
     class CountingProtocol(WebSocketsSansIOProtocol):
@@ -150,6 +152,10 @@ def counting_protocol(
         def send_receive_event_to_app(self) -> None:
             super().send_receive_event_to_app()
             self._is_whole = True
+
+        async def send(self, message: Any) -> None:
+            await super().send(message)
+            self.handshake_complete |= self.close_sent
 
         def connection_lost(self, error: Exception | None) -> None:
             self._hold(0)

@@ -138,6 +138,18 @@ def test_an_impossible_value_is_answered_400_and_named(live, field, value):
         (b"[]", "The body must be a JSON object."),
         (b"null", "The body must be a JSON object."),
         (b'{"input": "\xff"}', "The body is not UTF-8 text: 'utf-8' codec can't decode byte 0xff"),
+        (
+            b'{"input": "a", "seed": %s}' % (5000 * b"9"),
+            "The body is not JSON: Exceeds the limit (4300 digits)",
+        ),
+        (
+            b'{"input": "a", "x": %s}' % (8000 * b"[" + 8000 * b"]"),
+            "The body is not JSON: maximum recursion depth exceeded",
+        ),
+        (
+            b'{"input": "a", "style": "\\ud800"}',
+            r'style is "\ud800"; it must be Unicode text, without half a surrogate pair.',
+        ),
         (b'{"input": "a", "voice": 5}', "voice is 5; it must be a voice's id, or an object with"),
         (b'{"text": "a"}', "input is missing. Did you mean `input` by `text`?"),
         (b'{"input": ["a"]}', "input is a list; it must be a string."),

@@ -9,9 +9,10 @@ from unittest.mock import Mock
 import httpx
 import pytest
 from fake_engine import STORY, FakeEngine
-from live_server import serving
+from live_server import SPEECH, serving
 from speech_socket import STREAM, finished_but_unread, hear, hear_until, say, session, speak
 from waiting import wait_until
+from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from qwen_megakernel.errors import GenerationError
@@ -263,6 +264,18 @@ async def test_a_plain_request_to_the_socket_is_refused(live):
     async with httpx.AsyncClient() as client:
         answer = await client.get(live.url + STREAM)
     assert answer.status_code == 404 and answer.json()["error"]["code"] == "not_found"
+
+
+@pytest.mark.parametrize("path", ["/v1/audio/stream", SPEECH, "/v1/text-to-speech/vivian"])
+async def test_a_websocket_on_another_path_is_answered_404(live, path, caplog):
+    with pytest.raises(InvalidStatus) as caught:
+        async with connect(live.url.replace("http", "ws") + path):
+            pass
+    response = caught.value.response
+    what = f"This server has no WebSocket {path}. GET /docs lists its endpoints."
+    assert response.status_code == 404 and what in response.body.decode()
+    await asyncio.to_thread(wait_until, lambda: not live.running.server_state.tasks)
+    assert not caplog.messages  # uvicorn logs an error unless it knows that this is an answer
 
 
 async def test_many_sessions_leave_nothing(live, engine):
