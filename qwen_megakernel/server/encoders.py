@@ -40,7 +40,7 @@ class AudioFormat:
         name: a key of `MEDIA_TYPES`.
         rate: samples per second; 0 in what a client asks for: the server's choice.
         encoding: encoding of the samples of wav; for pcm, "float" instead of its 16 bits.
-        kbits: the bit rate of opus or mp3 in kbit/s, of which mp3 has the nearest; None: the
+        kbits: the bit rate of opus or mp3 in kbit/s, or the nearest that the format has; None: the
             default.
     """
 
@@ -95,7 +95,7 @@ class AudioFormat:
         if self.name == "flac":
             return {"format": "FLAC", "subtype": "PCM_16"}
         if self.name == "opus":
-            kbits = self.kbits or OPUS_KBITS
+            kbits = min(max(self.kbits or OPUS_KBITS, MIN_OPUS_KBITS), MAX_OPUS_KBITS)
             level = (MAX_OPUS_KBITS - kbits) / (MAX_OPUS_KBITS - MIN_OPUS_KBITS)
             return {"format": "OGG", "subtype": "OPUS", "compression_level": level}
         least, most = next(kbits for first, kbits in _MP3_KBITS_FROM.items() if self.rate >= first)

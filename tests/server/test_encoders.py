@@ -102,6 +102,16 @@ def test_lossy_formats_take_the_bits_of_speech(demo_speech, response_format, opt
         assert least < len(data) * 8 / (len(demo_speech) / RATE) / 1000 < most
 
 
+@pytest.mark.parametrize(
+    ("response_format", "asked", "nearest"),
+    [("opus", 1, 6), ("opus", 650, 256), ("mp3", 1, 8), ("mp3", 650, 160)],
+)
+def test_a_bit_rate_that_a_format_lacks_is_its_nearest(response_format, asked, nearest):
+    asked, nearest = (AudioFormat(response_format, RATE, kbits=each) for each in (asked, nearest))
+    assert asked.sndfile_options() == nearest.sndfile_options()
+    assert asked.file(hum(1920))
+
+
 def test_aac_without_pyav_names_no_folder_of_the_server(monkeypatch):
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(MissingPackageError, match="PyAV") as refused:

@@ -33,7 +33,7 @@ class OutputFormat(Fields):
     container: str
     encoding: str = "pcm_s16le"
     sample_rate: int | None = None
-    bit_rate: int | None = None
+    bit_rate: int | None = Field(None, ge=1000)  # bit/s
 
     def audio(self, *containers: str) -> AudioFormat:
         """Return the audio, in one of the containers; raises `ApiError` if it cannot be made."""

@@ -43,7 +43,7 @@ class DeepgramQuery(Fields):
     encoding: str | None = None
     container: str | None = None
     sample_rate: int | None = None
-    bit_rate: int | None = None
+    bit_rate: int | None = Field(None, ge=1000)  # bit/s
     speed: float | None = Field(None, ge=0.25, le=4)
     # Not of the vendor's:
     seed: int | None = Field(None, ge=0, lt=2**64)

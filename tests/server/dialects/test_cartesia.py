@@ -103,6 +103,10 @@ def test_fields_reach_the_engine(live, engine):
         (cartesia("", "Hi", output_format={"container": "ogg"}), 400, "It makes: raw, wav, mp3"),
         (cartesia("", "Hi", output_format=RAW | {"encoding": "pcm_f64"}), 400, "pcm_s16le"),
         (cartesia("", "Hi", voice={"mode": "embedding", "embedding": [1]}), 400, "a voice's id"),
+        (
+            cartesia("", "Hi", output_format={"container": "mp3", "bit_rate": 128}),
+            *(400, "output_format.bit_rate is 128; it must be 1000 or more."),
+        ),
         (cartesia("", "Hi", output_format="wav"), 400, '"wav"; it must be an object.'),
         (cartesia("", "Hi", voice={"id": "694f9389"}), 400, "Unknown voice"),
         (cartesia("", ""), 400, ""),

@@ -45,6 +45,7 @@ def test_audio_is_that_of_our_own_endpoint_with_the_same_seed():
         ("&encoding=linear16&sample_rate=16000", "WAV", 16000, "PCM_16"),
         ("&encoding=mulaw", "WAV", 8000, "ULAW"),
         ("&encoding=opus", "OGG", 48000, "OPUS"),
+        ("&encoding=opus&bit_rate=650000", "OGG", 48000, "OPUS"),  # the vendor's highest
         ("&encoding=flac&sample_rate=24000", "FLAC", 24000, "PCM_16"),
     ],
 )
@@ -84,6 +85,7 @@ def test_fields_reach_the_engine_and_others_are_named_once(live, engine, caplog)
         ("&container=ogg", "Hi", "container is ogg"),
         ("&sample_rate=x", "Hi", 'sample_rate is "x"; it must be a whole number'),
         ("&speed=9", "Hi", "speed is"),
+        ("&encoding=opus&bit_rate=-5", "Hi", 'bit_rate is "-5"; it must be 1000 or more'),
         ("", 7, "text is 7"),
         ("", "", ""),
     ],
