@@ -57,7 +57,7 @@ class StreamText:
 class SpeechStream:
     """Iterate (or `async for`) to receive `AudioChunk`s; `close()` to stop early.
 
-    Threads that read one stream share its chunks, and so do coroutines.
+    Threads that read one stream share its chunks, and so do coroutines of one event loop.
 
     A stream opened with `text_open=True` takes text through `feed` and `end_text` while its audio
     is already read. `text` is what is spoken, and `times` has the times of its words.
@@ -89,6 +89,7 @@ class SpeechStream:
         self._over = False
         # Readers take turns: one that waited while another received the end finds it, too.
         self._reading, self._awaiting = threading.Lock(), asyncio.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None  # that of `_awaiting`
 
     @property
     def sample_rate(self) -> int:
@@ -217,7 +218,7 @@ class SpeechStream:
         return self
 
     async def __anext__(self) -> AudioChunk:
-        async with self._awaiting:
+        async with self._turn():
             while not self._ready:
                 if self._working:
                     await self._end_work(self._working)
@@ -230,6 +231,15 @@ class SpeechStream:
                     else:
                         self._receive(item)
             return self._ready.popleft()
+
+    def _turn(self) -> asyncio.Lock:
+        """Return the lock for the turns of coroutines; an asyncio.Lock works in one event loop."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            if self._loop and self._awaiting.locked() and not self._loop.is_closed():
+                raise UsageError("Two event loops read one stream.", hint="Read it in one of them.")
+            self._loop, self._awaiting = loop, asyncio.Lock()
+        return self._awaiting
 
     async def _end_work(self, working: Future[None]) -> None:
         """Await a `_receive` in a thread; if this is cancelled, the next call awaits it, perhaps

@@ -187,6 +187,27 @@ async def test_two_coroutines_that_read_one_stream_share_its_chunks_and_both_end
         assert sum(chunk.num_frames for part in parts for chunk in part) == len(alone[1].codes)
 
 
+def test_readers_in_a_second_event_loop_go_on_with_a_stream(tts, alone):
+    stream = tts.stream(TEXT, voice=VOICE, seed=1, max_frames=24, chunk_frames=1)
+
+    async def read(num_chunks):
+        reads = (anext(stream, None) for _ in range(num_chunks))  # all at once, so that they wait
+        return await asyncio.wait_for(asyncio.gather(*reads), 60)
+
+    chunks = [chunk for num in (3, 30) for chunk in asyncio.run(read(num)) if chunk]
+    assert sum(chunk.num_frames for chunk in chunks) == len(alone[1].codes)
+
+
+async def test_two_event_loops_that_read_one_stream_at_a_time_are_refused(tts):
+    stream = tts.stream(voice=VOICE, text_open=True)
+    reading = asyncio.create_task(anext(stream, None))
+    await asyncio.sleep(0)
+    with pytest.raises(UsageError, match=r"^Two event loops read one stream"):
+        await asyncio.to_thread(lambda: asyncio.run(asyncio.wait_for(anext(stream), 20)))
+    stream.close()
+    assert await reading is None
+
+
 async def test_async_iteration_gives_the_same_and_leaves_the_loop_free(tts, alone):
     ticks = 0
 
