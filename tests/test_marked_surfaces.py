@@ -1,6 +1,7 @@
 """Every mark on every surface, from one list: watermark, metadata, and the signature of files."""
 
 import base64
+import functools
 import io
 import json
 import sys
@@ -46,9 +47,8 @@ VOICE = "aiden"
 NOTHING = {"result": "no mark found", "marks": [], "c2pa": None, "metadata": None}
 ASKED = {"input": TEXT, "voice": VOICE}
 
-Heard = tuple[
-    np.ndarray, list[object]
-]  # float samples at 24 kHz, and what says that they are marked
+# Float samples at 24 kHz, and what says that they are marked.
+Heard = tuple[np.ndarray, list[object]]
 
 
 @pytest.fixture(scope="module")
@@ -99,40 +99,49 @@ def answered(live: LiveServer, **body: object) -> httpx.Response:
     return answer
 
 
-async def http_whole(tts: TTSEngine, *_: object) -> Heard:
+ROUTE = f"/v1/text-to-speech/{VOICE}"
+TOLD, SAID = {"text": TEXT}, cartesia("c", TEXT, voice=VOICE)
+WAV = {"container": "wav", "encoding": "pcm_s16le", "sample_rate": 24000}
+PHASES = {"stream": True, "event_format": "phases"}
+
+# Surface -> path and body of a request, the format of its audio, and the field of JSON that has it.
+OVER_HTTP: dict[str, tuple[str, dict, str, str]] = {
+    "http_whole": (SPEECH, ASKED | {"stream": False, "response_format": "flac"}, "flac", ""),
+    "http_streamed": (SPEECH, ASKED | {"response_format": "pcm"}, "pcm", ""),
+    "http_timestamps": (SPEECH, ASKED | {"timestamp_granularities": ["word"]}, "wav", "audio"),
+    "events": (SPEECH, ASKED | {"stream_format": "sse", "response_format": "pcm"}, "pcm", "audio"),
+    "phases": (SPEECH, ASKED | PHASES, "wav", "audio"),
+    "elevenlabs_whole": (f"{ROUTE}?output_format=mp3_24000_48", TOLD, "mp3", ""),
+    "elevenlabs_streamed": (f"{ROUTE}/stream?output_format=pcm_24000", TOLD, "pcm", ""),
+    "elevenlabs_whole_timestamps": (
+        *(f"{ROUTE}/with-timestamps?output_format=wav_24000", TOLD, "wav", "audio_base64"),
+    ),
+    "elevenlabs_streamed_timestamps": (
+        f"{ROUTE}/stream/with-timestamps?output_format=pcm_24000",
+        *(TOLD, "pcm", "audio_base64"),
+    ),
+    "cartesia_whole": ("/tts/bytes", SAID | {"output_format": WAV}, "wav", ""),
+    "cartesia_streamed": ("/tts/bytes", SAID, "pcm", ""),
+    "cartesia_events": ("/tts/sse", SAID, "pcm", "data"),
+}
+
+
+async def over_http(name: str, tts: TTSEngine, *_: object) -> Heard:
+    path, body, kind, field = OVER_HTTP[name]
     with serving(tts) as live:
-        answer = answered(live, stream=False, response_format="flac")
-        samples, says = of_file(answer.content, "flac")
-        return samples, [says, answer.headers["X-AI-Generated"] == "true"]
-
-
-async def http_streamed(tts: TTSEngine, *_: object) -> Heard:
-    with serving(tts) as live:
-        answer = answered(live, response_format="pcm")
-        return of_pcm(answer.content), [answer.headers["X-AI-Generated"] == "true"]
-
-
-async def http_timestamps(tts: TTSEngine, *_: object) -> Heard:
-    with serving(tts) as live:
-        facts = answered(live, timestamp_granularities=["word"]).json()
-        samples, says = of_file(base64.b64decode(facts["audio"]), "wav")
-        return samples, [says, facts["ai_generated"]]
-
-
-async def events(tts: TTSEngine, *_: object) -> Heard:
-    with serving(tts) as live:
-        facts = sse(answered(live, stream_format="sse", response_format="pcm").text)
-    deltas = [each for each in facts if each["type"] == "speech.audio.delta"]
-    samples = of_pcm(b"".join(base64.b64decode(each["audio"]) for each in deltas))
-    return samples, [each["ai_generated"] for each in (*deltas, facts[-1])]
-
-
-async def phases(tts: TTSEngine, *_: object) -> Heard:
-    with serving(tts) as live:
-        answer = answered(live, stream=True, event_format="phases")
-    done = sse(answer.text.replace("data: [DONE]\n\n", ""))[-1]
-    samples, says = of_file(base64.b64decode(done["audio"]), "wav")
-    return samples, [says, answer.headers["X-AI-Generated"] == "true"]
+        answer = live.client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    data, says = answer.content, [answer.headers.get("X-AI-Generated") == "true"]
+    if field:
+        lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if "{" in line]
+        facts = list(map(json.loads, lines))
+        data = b"".join(base64.b64decode(each.get(field, "")) for each in facts)
+        if path == SPEECH and name != "phases":  # the others' messages have no field of ours
+            says += [each["ai_generated"] for each in facts]
+    if kind == "pcm":
+        return of_pcm(data), says
+    samples, file_says = of_file(data, kind)
+    return samples, [*says, file_says]
 
 
 async def websocket(tts: TTSEngine, *_: object) -> Heard:
@@ -187,70 +196,11 @@ async def ray(tts: TTSEngine, *_: object) -> Heard:
     return of_pcm(answer.content), [answer.headers["X-AI-Generated"] == "true"]
 
 
-def answer_of_dialect(live: LiveServer, path: str, **body: object) -> tuple[httpx.Response, bool]:
-    """Return a vendor's answer, and whether its header says that the speech is synthetic."""
-    answer = live.client.post(path, json=body)
-    assert answer.status_code == 200, answer.text
-    return answer, answer.headers.get("X-AI-Generated") == "true"
-
-
-async def elevenlabs_whole(tts: TTSEngine, *_: object) -> Heard:
-    path = f"/v1/text-to-speech/{VOICE}?output_format=mp3_24000_48"
-    with serving(tts) as live:
-        answer, says = answer_of_dialect(live, path, text=TEXT)
-    samples, file_says = of_file(answer.content, "mp3")
-    return samples, [says, file_says]
-
-
-async def elevenlabs_streamed(tts: TTSEngine, *_: object) -> Heard:
-    path = f"/v1/text-to-speech/{VOICE}/stream?output_format=pcm_24000"
-    with serving(tts) as live:
-        answer, says = answer_of_dialect(live, path, text=TEXT)
-    return of_pcm(answer.content), [says]
-
-
-async def elevenlabs_whole_timestamps(tts: TTSEngine, *_: object) -> Heard:
-    path = f"/v1/text-to-speech/{VOICE}/with-timestamps?output_format=wav_24000"
-    with serving(tts) as live:
-        answer, says = answer_of_dialect(live, path, text=TEXT)
-    samples, file_says = of_file(base64.b64decode(answer.json()["audio_base64"]), "wav")
-    return samples, [says, file_says]
-
-
-async def elevenlabs_streamed_timestamps(tts: TTSEngine, *_: object) -> Heard:
-    path = f"/v1/text-to-speech/{VOICE}/stream/with-timestamps?output_format=pcm_24000"
-    with serving(tts) as live:
-        answer, says = answer_of_dialect(live, path, text=TEXT)
-    lines = map(json.loads, answer.text.splitlines())
-    return of_pcm(b"".join(base64.b64decode(each["audio_base64"]) for each in lines)), [says]
-
-
-async def cartesia_whole(tts: TTSEngine, *_: object) -> Heard:
-    how = {"container": "wav", "encoding": "pcm_s16le", "sample_rate": 24000}
-    with serving(tts) as live:
-        body = cartesia("c", TEXT, voice=VOICE, output_format=how)
-        answer, says = answer_of_dialect(live, "/tts/bytes", **body)
-    samples, file_says = of_file(answer.content, "wav")
-    return samples, [says, file_says]
-
-
-async def cartesia_streamed(tts: TTSEngine, *_: object) -> Heard:
-    with serving(tts) as live:
-        answer, says = answer_of_dialect(live, "/tts/bytes", **cartesia("c", TEXT, voice=VOICE))
-    return of_pcm(answer.content), [says]
-
-
-async def cartesia_events(tts: TTSEngine, *_: object) -> Heard:
-    with serving(tts) as live:
-        answer, says = answer_of_dialect(live, "/tts/sse", **cartesia("c", TEXT, voice=VOICE))
-    lines = [line for line in answer.text.splitlines() if line.startswith("data: ")]
-    return of_pcm(audio_of([json.loads(line.removeprefix("data: ")) for line in lines])), [says]
-
-
 async def deepgram_file(tts: TTSEngine, *_: object) -> Heard:
     path = f"/v1/speak?model={VOICE}&encoding=mp3&sample_rate=24000"
     with serving(tts) as live:
-        answer, says = answer_of_dialect(live, path, text=TEXT)
+        answer = live.client.post(path, json=TOLD)
+    says = answer.headers.get("X-AI-Generated") == "true"
     with soundfile.SoundFile(io.BytesIO(answer.content)) as file:  # streamed, so not signed
         return file.read(dtype="float32"), [says, file.comment == COMMENT]
 
@@ -285,21 +235,20 @@ async def deepgram_websocket(tts: TTSEngine, *_: object) -> Heard:
 
 
 # tests/sheen/test_adapters.py has the command of the second family.
-SURFACES: tuple[Callable[..., Awaitable[Heard]], ...] = (
-    *(command, batch, http_whole, http_streamed, http_timestamps, events, phases),
-    *(websocket, websocket_whole, wyoming, pipecat, ray, library),
-    *(elevenlabs_whole, elevenlabs_streamed, elevenlabs_whole_timestamps),
-    *(elevenlabs_streamed_timestamps, elevenlabs_websocket),
-    *(cartesia_whole, cartesia_streamed, cartesia_events, cartesia_websocket),
-    *(deepgram_file, deepgram_websocket),
-)
+SURFACES: dict[str, Callable[..., Awaitable[Heard]]] = {
+    each.__name__: each
+    for each in (
+        *(command, batch, websocket, websocket_whole, wyoming, pipecat, ray, library),
+        *(elevenlabs_websocket, cartesia_websocket, deepgram_file, deepgram_websocket),
+    )
+} | {name: functools.partial(over_http, name) for name in OVER_HTTP}
 
 
-@pytest.mark.parametrize("surface", SURFACES, ids=lambda surface: surface.__name__)
+@pytest.mark.parametrize("surface", SURFACES)
 async def test_every_surface_has_the_watermark_and_says_that_its_speech_is_synthetic(
-    surface: Callable[..., Awaitable[Heard]], tts: TTSEngine, tmp_path: Path, monkeypatch
+    surface: str, tts: TTSEngine, tmp_path: Path, monkeypatch
 ):
-    samples, says = await surface(tts, tmp_path, monkeypatch)
+    samples, says = await SURFACES[surface](tts, tmp_path, monkeypatch)
     (found,) = find_marks(samples, 24000, KEY.secret, search_speeds=False)
     assert found.operator == KEY.operator
     assert says and all(each is True for each in says)
@@ -311,7 +260,8 @@ def test_without_marks_nothing_says_so(tmp_path: Path):
         assert "X-AI-Generated" not in answer.headers and answer.content[36:40] == b"data"
         facts = sse(answered(live, stream_format="sse").text)
         assert not any("ai_generated" in each for each in facts)
-        assert not answer_of_dialect(live, f"/v1/text-to-speech/{VOICE}", text=TEXT)[1]
+        answer = live.client.post(ROUTE, json=TOLD)
+        assert answer.status_code == 200 and "X-AI-Generated" not in answer.headers
         with connect(live.url.replace("http", "ws") + CARTESIA) as socket:
             assert "X-AI-Generated" not in socket.response.headers
         tts.synthesize(TEXT, voice=VOICE).save(tmp_path / "a.wav")

@@ -74,8 +74,7 @@ def pcm_of(engine: TTSEngine, text: str, **options: object) -> bytes:
 
 async def test_sentences_are_what_the_engine_says(engine):
     async with Run(service(engine)) as run:
-        await run.turn("Hello there. ", "How are ", "you?")
-        await run.until(TTSStoppedFrame)
+        await run.turn("Hello there. ", "How are ", "you?", stops=1)
     expected = pcm_of(engine, "Hello there.") + pcm_of(engine, "How are you?")
     assert run.pcm == expected and run.errors == []
 
@@ -89,8 +88,7 @@ async def test_twenty_sentences_of_a_turn_keep_one_context(base_engine, mode, mo
     options = {"voice": "ada", "max_frames": None, "continuity": "context"}
     sentences = [f"This is sentence {number}. " for number in range(20)]
     async with Run(service(base_engine, mode, {"ada": ada}, **options)) as run:
-        await run.turn(*sentences)
-        await run.until(TTSStoppedFrame, timeout_s=60)
+        await run.turn(*sentences, stops=1, timeout_s=60)
         pcm = run.pcm
         await run.turn(sentences[0])  # begins anew
         await run.until(TTSStoppedFrame, 2)
@@ -126,8 +124,7 @@ async def test_a_text_names_the_voices_of_the_service_and_their_styles(base_engi
     draws = {"do_sample": False, "subtalker_do_sample": False}  # which do not depend on the part
     settings = {"voice": "ada", "style": "p", "text_format": "ssml", "max_frames": None} | draws
     async with Run(service(base_engine, mode, voices, **settings)) as run:
-        await run.turn(text)
-        await run.until(TTSStoppedFrame)
+        await run.turn(text, stops=1)
     options = draws | {"max_frames": None, "text_feed": "stepwise"}
     expected = [
         pcm_of(base_engine, words, voice=voice, **options)
@@ -143,8 +140,7 @@ async def test_the_emulated_kernel_says_the_same():
         tiny_engine(backend="torch", num_slots=4) as plain,
     ):
         async with Run(service(emulated)) as run:
-            await run.turn("Hello there.")
-            await run.until(TTSStoppedFrame)
+            await run.turn("Hello there.", stops=1)
         assert run.pcm == pcm_of(plain, "Hello there.") and run.errors == []
 
 
@@ -192,8 +188,7 @@ async def test_four_pipelines_on_one_engine_each_say_their_own(engine, mode):
 
     async def speak(run: Run, text: str) -> None:
         async with run:
-            await run.turn(text)
-            await run.until(TTSStoppedFrame, timeout_s=20)
+            await run.turn(text, stops=1, timeout_s=20)
 
     async with asyncio.TaskGroup() as group:
         for run, text in zip(runs, texts, strict=True):
@@ -212,23 +207,20 @@ async def test_new_settings_are_what_the_engine_gets(engine):
     async with Run(service(engine)) as run:
         delta = MegakernelTTSService.Settings(voice="vivian", language="zh-CN", seed=4)
         await run.send(TTSUpdateSettingsFrame(delta=delta))
-        await run.turn("Hello there.")
-        await run.until(TTSStoppedFrame)
+        await run.turn("Hello there.", stops=1)
     assert run.pcm == pcm_of(engine, "Hello there.", voice="vivian", language="chinese", seed=4)
 
 
 async def test_a_turn_without_a_word_leaves_no_request(engine):
     async with Run(service(engine, TOKEN)) as run:
-        await run.turn("🎉 ... ", "!")
-        await run.until(TTSStoppedFrame)
+        await run.turn("🎉 ... ", "!", stops=1)
     assert engine.num_active == 0 and run.errors == [] and not any(run.pcm)
 
 
 async def test_a_voice_that_the_model_cannot_use_is_refused(engine):
     tts = service(engine, voices={"me": Voice("me", np.zeros(8, np.float32))}, voice="me")
     async with Run(tts) as run:
-        await run.say("Hello.")
-        await run.until(TTSStoppedFrame)
+        await run.say("Hello.", stops=1)
         assert not tts.is_usable
     assert [type(frame.exception) for frame in run.errors] == [TaskError]
 
@@ -245,8 +237,7 @@ async def test_a_voice_file_is_a_voice_at_the_start_and_later(base_engine, tmp_p
         await run.say("Hello.")
         delta = MegakernelTTSService.Settings(voice=files[1])
         await run.send(TTSUpdateSettingsFrame(delta=delta))
-        await run.say("Hello.")
-        await run.until(TTSStoppedFrame, 2)
+        await run.say("Hello.", stops=2)
     assert run.errors == []
     assert run.pcm == b"".join(
         pcm_of(base_engine, "Hello.", voice=voice, **options) for voice in voices
@@ -267,8 +258,7 @@ async def test_an_in_context_voice_speaks_each_part_of_a_turn_when_it_is_complet
         first = "Hello there, and how are you on this fine day?"
         await run.send(LLMFullResponseStartFrame(), LLMTextFrame(first + " Good"))
         await run.until(TTSAudioRawFrame)  # while the LLM is still writing
-        await run.send(LLMTextFrame("bye."), LLMFullResponseEndFrame())
-        await run.until(TTSStoppedFrame)
+        await run.send(LLMTextFrame("bye."), LLMFullResponseEndFrame(), stops=1)
     assert run.errors == []
     assert run.pcm == pcm_of(base_engine, first, voice=voice, **options)  # max_frames are spoken
 
@@ -290,8 +280,7 @@ async def test_the_service_loads_and_closes_a_model_of_its_own():
     async with Run(tts) as run:
         delta = MegakernelTTSService.Settings(voice="aiden", max_frames=3)
         await run.send(TTSUpdateSettingsFrame(delta=delta))
-        await run.say("Hello.")
-        await run.until(TTSStoppedFrame)
+        await run.say("Hello.", stops=1)
     assert run.pcm and run.errors == []
     with pytest.raises(EngineClosed):
         tts._engine.stream("More.", voice="aiden")

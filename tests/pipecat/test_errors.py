@@ -25,11 +25,9 @@ Settings = MegakernelTTSService.Settings
 @pytest.mark.parametrize("after", [0, 3])
 async def test_an_engine_error_ends_its_turn_and_nothing_else(mode, after):
     async with talk(mode, fail_after=after) as run:
-        await run.turn("This one goes wrong. ", "All of it.")
-        await run.until(TTSStoppedFrame, timeout_s=2)
+        await run.turn("This one goes wrong. ", "All of it.", stops=1, timeout_s=2)
         run.engine.fail_after = None
-        await run.turn("This one goes well.")
-        await run.until(TTSStoppedFrame, 2, timeout_s=2)
+        await run.turn("This one goes well.", stops=2, timeout_s=2)
     assert {type(frame.exception) for frame in run.errors} == {GenerationError}
     assert {frame.category for frame in run.errors} == {ErrorCategory.SERVER}
     assert run.pcm.endswith(run.engine.streams[-1].sent) and run.engine.streams[-1].sent
@@ -49,11 +47,9 @@ async def test_passing_errors_never_write_the_service_off(mode):
 @pytest.mark.parametrize("refusal", [EngineBusy("full"), ZeroDivisionError("a bug")], ids=repr)
 async def test_a_refused_request_is_one_error_and_no_open_context(mode, refusal):
     async with talk(mode, refusal=refusal) as run:
-        await run.turn("Nobody ", "will ", "say ", "this.")
-        await run.until(TTSStoppedFrame, timeout_s=2)
+        await run.turn("Nobody ", "will ", "say ", "this.", stops=1, timeout_s=2)
         run.engine.refusal = None
-        await run.turn("But this.")
-        await run.until(TTSStoppedFrame, 2, timeout_s=2)
+        await run.turn("But this.", stops=2, timeout_s=2)
     assert [type(frame.exception) for frame in run.errors] == [type(refusal)]
     assert run.pcm.endswith(run.engine.streams[0].sent)
 
@@ -65,20 +61,17 @@ async def test_a_closed_engine_makes_the_service_unusable(mode):
         run.engine.close()
         await run.until(TTSStoppedFrame)
         assert not run.tts.is_usable
-        await run.turn("Nobody can speak this.")
-        await run.until(LLMFullResponseEndFrame, 2)
+        await run.turn("Nobody can speak this.", ends=2)
     assert [type(frame.exception) for frame in run.errors] == [EngineClosed]
 
 
 async def test_a_request_that_can_never_work_waits_for_other_settings(mode):
     async with talk(mode, fail_after=0, error=UsageError("no")) as run:
-        await run.turn("Refused.")
-        await run.until(TTSStoppedFrame)
+        await run.turn("Refused.", stops=1)
         assert not run.tts.is_usable
         run.engine.fail_after = None
         await run.send(TTSUpdateSettingsFrame(delta=Settings(seed=3)))
-        await run.turn("Accepted.")
-        await run.until(TTSStoppedFrame, 2)
+        await run.turn("Accepted.", stops=2)
         assert run.tts.is_usable
     assert [frame.category for frame in run.errors] == [ErrorCategory.INVALID_REQUEST]
     assert run.engine.streams[-1].sent
@@ -87,11 +80,9 @@ async def test_a_request_that_can_never_work_waits_for_other_settings(mode):
 @pytest.mark.parametrize("after", [0, 3])
 async def test_a_stalled_engine_is_given_up(mode, after):
     async with Run(service(FakeEngine(stall_after=after), mode, engine_timeout_s=0.2)) as run:
-        await run.turn("This one hangs forever.")
-        await run.until(TTSStoppedFrame, timeout_s=2)
+        await run.turn("This one hangs forever.", stops=1, timeout_s=2)
         run.engine.stall_after = None
-        await run.turn("This one does not.")
-        await run.until(TTSStoppedFrame, 2, timeout_s=2)
+        await run.turn("This one does not.", stops=2, timeout_s=2)
     assert [frame.exception.what for frame in run.errors] == ["No audio from the engine for 0.2 s."]
     assert not run.engine.speaking and run.engine.streams[0].cancelled
 
@@ -102,8 +93,7 @@ async def test_arriving_text_is_progress_for_the_engine_timeout():
         for _ in range(8):
             await run.send(LLMTextFrame("a "))  # too short for a frame
             await asyncio.sleep(0.2)
-        await run.send(LLMFullResponseEndFrame())
-        await run.until(TTSStoppedFrame)
+        await run.send(LLMFullResponseEndFrame(), stops=1)
     assert run.errors == []
 
 
@@ -113,8 +103,7 @@ async def test_a_long_wait_for_the_gpu_does_not_end_a_context():
     async with Run(first) as one, Run(second) as two:
         await one.say("This keeps the only slot busy for a good while.")
         await one.until(TTSAudioRawFrame)
-        await two.say("I wait.")
-        await two.until(TTSStoppedFrame)
+        await two.say("I wait.", stops=1)
     assert two.order(*SPEECH) == [*SPEECH]
     assert two.errors == []
 
@@ -135,8 +124,7 @@ async def test_a_runaway_is_reported():
 
     with logged() as lines:
         async with Run(tts) as run:
-            await run.say("This is longer than four frames.")
-            await run.until(TTSStoppedFrame)
+            await run.say("This is longer than four frames.", stops=1)
     assert ended == [("length", 11)]
     assert "without an end token (length), seed 11" in "".join(lines)
     assert len(run.pcm) == 2 * 4 * FRAME_SAMPLES
@@ -146,7 +134,6 @@ async def test_text_behind_the_end_of_its_speech_opens_nothing():
     async with Run(service(FakeEngine(), TOKEN, settings=Settings(max_frames=4))) as run:
         await run.send(LLMFullResponseStartFrame(), LLMTextFrame("This is longer than that. "))
         await run.until(lambda: [s.finish_reason for s in run.engine.streams] == ["length"])
-        await run.send(LLMTextFrame("And there is more. "), LLMFullResponseEndFrame())
-        await run.until(LLMFullResponseEndFrame)
+        await run.send(LLMTextFrame("And there is more. "), LLMFullResponseEndFrame(), ends=1)
     assert run.order(TTSStartedFrame, TTSStoppedFrame) == [TTSStartedFrame, TTSStoppedFrame]
     assert len(run.engine.streams) == 1 and run.errors == []

@@ -9,7 +9,6 @@ from fake_engine import FakeEngine
 from pipecat.frames.frames import (
     BotStoppedSpeakingFrame,
     InterruptionFrame,
-    LLMFullResponseEndFrame,
     LLMFullResponseStartFrame,
     LLMTextFrame,
     StartFrame,
@@ -50,8 +49,7 @@ async def test_interruption_before_the_first_audio(mode):
         await run.interrupt()
         await assert_quiet(run)
         run.engine.first_delay_s = 0
-        await run.turn("What is it?")
-        await run.until(TTSStoppedFrame)
+        await run.turn("What is it?", stops=1)
     assert run.pcm == run.engine.streams[-1].sent and run.engine.streams[-1].sent
     # The time until the interruption must not count as time to first byte.
     assert all(data.value < 1 for data in run.metrics(TTFBMetricsData))
@@ -68,8 +66,7 @@ async def test_interruption_during_audio(mode):
         await assert_quiet(run)
         assert run.when(InterruptionFrame)[0] - at < 0.05 + run.slack_s
         assert all(stream.cancelled for stream in run.engine.streams)
-        await run.turn("What is it?")
-        await run.until(TTSStoppedFrame)
+        await run.turn("What is it?", stops=1)
     last = run.engine.streams[-1]
     assert run.pcm.endswith(last.sent) and last.text.spoken == "What is it?"
     contexts = [frame.context_id for frame in run.frames(TTSStartedFrame)]
@@ -82,11 +79,9 @@ async def test_interruption_during_audio(mode):
 
 async def test_interruption_after_audio_costs_nothing(mode):
     async with talk(mode) as run:
-        await run.turn("Done.")
-        await run.until(LLMFullResponseEndFrame)
+        await run.turn("Done.", ends=1)
         await run.interrupt()
-        await run.turn("And again.")
-        await run.until(TTSStoppedFrame, 2)
+        await run.turn("And again.", stops=2)
     assert run.pcm == run.sent
     assert run.errors == []
 
@@ -97,8 +92,7 @@ async def test_interruption_while_the_llm_still_writes(mode):
         await run.until(TTSAudioRawFrame)
         await run.interrupt()
         await assert_quiet(run)
-        await run.turn("New turn.")
-        await run.until(TTSStoppedFrame)
+        await run.turn("New turn.", stops=1)
     assert run.engine.streams[-1].text.spoken == "New turn."  # without text of the old turn
 
 
@@ -195,8 +189,7 @@ async def test_words_after_an_interruption_do_not_wait_for_dropped_audio(mode):
         await run.interrupt()
         await run.until(InterruptionFrame)
         num_words, num_audio = len(run.frames(TTSTextFrame)), len(run.frames(TTSAudioRawFrame))
-        await run.turn("Yes?")
-        await run.until(TTSStoppedFrame, 2)
+        await run.turn("Yes?", stops=2)
     word = run.frames(TTSTextFrame)[num_words]
     heard_s = run.when(TTSAudioRawFrame)[num_audio] - run.when(StartFrame)[0]
     assert word.pts / 1e9 == pytest.approx(heard_s, abs=WORD_SECONDS + run.slack_s)
@@ -220,8 +213,7 @@ async def test_pipelines_share_an_engine_without_hearing_each_other(mode, num_pi
 
 async def _speak(run: Run, text: str) -> None:
     async with run:
-        await run.turn(text)
-        await run.until(TTSStoppedFrame)
+        await run.turn(text, stops=1)
 
 
 async def test_one_interrupted_pipeline_leaves_the_others_undisturbed(mode):

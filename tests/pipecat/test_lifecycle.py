@@ -141,16 +141,14 @@ async def test_an_interruption_of_nothing_harms_nothing(mode):
         for _ in range(3):
             await run.interrupt()
         await run.until(InterruptionFrame, 3)
-        await run.turn("Hello.")
-        await run.until(TTSStoppedFrame)
+        await run.turn("Hello.", stops=1)
     assert run.pcm == run.engine.streams[0].sent
 
 
 async def test_frames_keep_their_place_behind_speech(mode):
     async with Run(service(FakeEngine(rtf=0.3), mode), WavOutput(speed=50)) as run:
         await run.turn("One.")
-        await run.turn("Two.")
-        await run.until(LLMFullResponseEndFrame, 2)
+        await run.turn("Two.", ends=2)
     kinds = (LLMFullResponseStartFrame, TTSStartedFrame, TTSStoppedFrame, LLMFullResponseEndFrame)
     assert run.order(*kinds) == 2 * [*kinds]
 
@@ -170,8 +168,7 @@ async def test_an_engine_of_its_own_is_loaded_by_name_and_closed(monkeypatch):
     monkeypatch.setattr(TTSEngine, "from_pretrained", load)
     tts = MegakernelTTSService(model_path="tiny-random", chunk_frames=10)  # the seed's call
     async with Run(tts) as run:
-        await run.say("Hello.")
-        await run.until(TTSStoppedFrame)
+        await run.say("Hello.", stops=1)
         assert not engine.closed
     load.assert_called_once_with("tiny-random")
     assert engine.closed
@@ -252,8 +249,7 @@ def _counts(run: Run, engine: FakeEngine) -> dict[str, int]:
 
 async def test_a_service_that_was_used_can_be_collected():
     async with talk(TOKEN) as run:
-        await run.turn("Hello.")
-        await run.until(TTSStoppedFrame)
+        await run.turn("Hello.", stops=1)
     gone = weakref.ref(run.tts)
     del run
     await asyncio.sleep(0)

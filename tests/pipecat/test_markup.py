@@ -4,12 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from pipecat.frames.frames import (
-    LLMFullResponseEndFrame,
-    TTSAudioRawFrame,
-    TTSStoppedFrame,
-    TTSTextFrame,
-)
+from pipecat.frames.frames import TTSAudioRawFrame, TTSStoppedFrame, TTSTextFrame
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair
 from pipelines import Run, service
@@ -48,8 +43,7 @@ def longest_silence(pcm: bytes) -> tuple[int, int]:
 
 async def test_a_turn_with_markup_has_its_pause_and_its_words(mode, engine):
     async with Run(service(engine, mode, settings=SSML)) as run:
-        await run.turn(*PIECES)
-        await run.until(LLMFullResponseEndFrame)
+        await run.turn(*PIECES, ends=1)
     assert run.errors == []
     first, length = longest_silence(run.pcm)
     assert length >= 0.7 * RATE
@@ -77,16 +71,14 @@ async def test_words_have_the_times_that_the_stream_has(mode, engine):
         streams.append(stream)
 
     async with Run(tts) as run:
-        await run.turn("It is 3:05 pm and your table for two is ready.")
-        await run.until(LLMFullResponseEndFrame)
+        await run.turn("It is 3:05 pm and your table for two is ready.", ends=1)
     assert told == [(word.word, word.start) for word in streams[0].times.words]
     assert len({start for _, start in told}) == len(told) == 11
 
 
 async def test_a_speech_of_its_own_may_have_markup(mode, engine):
     async with Run(service(engine, mode, settings=SSML)) as run:
-        await run.say(f'{FIRST} <break time="700ms"/> {SECOND}')
-        await run.until(TTSStoppedFrame)
+        await run.say(f'{FIRST} <break time="700ms"/> {SECOND}', stops=1)
     assert run.errors == [] and longest_silence(run.pcm)[1] >= 0.7 * RATE
 
 
@@ -94,8 +86,7 @@ async def test_broken_markup_is_an_error_behind_what_is_spoken_and_the_service_g
     mode, engine
 ):
     async with Run(service(engine, mode, settings=SSML)) as run:
-        await run.turn(FIRST, " We <break time='", "x'/> will ", "meet you.", " And more.")
-        await run.until(TTSStoppedFrame)
+        await run.turn(FIRST, " We <break time='", "x'/> will ", "meet you.", " And more.", stops=1)
         (error,) = run.errors
         assert isinstance(error.exception, MarkupError)
         assert "line 1, column 25: break time is 'x'" in error.error
@@ -111,16 +102,14 @@ async def test_broken_markup_is_an_error_behind_what_is_spoken_and_the_service_g
 
 async def test_an_unclosed_tag_is_an_error_at_the_end_of_the_turn(mode, engine):
     async with Run(service(engine, mode, settings=SSML)) as run:
-        await run.turn(f'<prosody rate="fast">{FIRST}')
-        await run.until(TTSStoppedFrame)
+        await run.turn(f'<prosody rate="fast">{FIRST}', stops=1)
     (error,) = run.errors
     assert "line 1, column 1: <prosody> is not closed" in error.error
 
 
 async def test_plain_text_is_never_obeyed(mode, engine):
     async with Run(service(engine, mode)) as run:
-        await run.turn('One <break time="1s"/> two.')
-        await run.until(LLMFullResponseEndFrame)
+        await run.turn('One <break time="1s"/> two.', ends=1)
     assert longest_silence(run.pcm)[1] < RATE / 2 and run.errors == []
 
 

@@ -3,7 +3,6 @@
 from time import process_time
 
 import pytest
-from pipecat.frames.frames import LLMFullResponseEndFrame
 from pipelines import talk
 
 from qwen_megakernel.pipecat.settings import SentenceAggregator
@@ -57,6 +56,5 @@ async def test_the_time_for_a_long_sentence_is_linear():
 
 async def test_the_service_speaks_whole_sentences():
     async with talk() as run:
-        await run.turn("M. Dupont habite ", "av. Foch. Il part demain.")
-        await run.until(LLMFullResponseEndFrame)
+        await run.turn("M. Dupont habite ", "av. Foch. Il part demain.", ends=1)
     assert len(run.engine.streams) == 2

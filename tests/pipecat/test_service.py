@@ -39,8 +39,7 @@ SPEECH_FRAMES = (LLMFullResponseStartFrame, *SPEECH, LLMFullResponseEndFrame)
 
 async def test_a_turn_is_started_spoken_and_stopped_once(mode):
     async with talk(mode) as run:
-        await run.turn("Hello there. ", "How are ", "you today?")
-        await run.until(LLMFullResponseEndFrame)
+        await run.turn("Hello there. ", "How are ", "you today?", ends=1)
     assert run.order(*SPEECH_FRAMES) == [*SPEECH_FRAMES]
     assert len({frame.context_id for frame in run.frames(*SPEECH)}) == 1
     told = [each for each in run.frames(AggregatedTextFrame) if type(each) is AggregatedTextFrame]
@@ -50,8 +49,7 @@ async def test_a_turn_is_started_spoken_and_stopped_once(mode):
 
 async def test_pcm_arrives_bit_for_bit_in_whole_samples(mode):
     async with talk(mode) as run:
-        await run.turn("One two three four. ", "Five six seven, eight nine. ", "Ten.")
-        await run.until(TTSStoppedFrame)
+        await run.turn("One two three four. ", "Five six seven, eight nine. ", "Ten.", stops=1)
     assert run.pcm == run.sent
     for frame in run.frames(TTSAudioRawFrame):
         assert (frame.sample_rate, frame.num_channels) == (24000, 1)
@@ -72,16 +70,14 @@ async def test_audio_leaves_while_the_rest_is_being_made(mode):
 
 async def test_chunks_have_the_sizes_asked_for():
     async with Run(service(FakeEngine(), first_chunk_frames=2, chunk_frames=5)) as run:
-        await run.say("A text that is long enough for some chunks.")
-        await run.until(TTSStoppedFrame)
+        await run.say("A text that is long enough for some chunks.", stops=1)
     frames = [len(frame.audio) // 2 // FRAME_SAMPLES for frame in run.frames(TTSAudioRawFrame)]
     assert frames[:4] == [2, 4, 5, 5]
 
 
 async def test_a_speak_frame_is_a_turn_of_its_own(mode):
     async with talk(mode) as run:
-        await run.say("Welcome back.")
-        await run.until(TTSStoppedFrame)
+        await run.say("Welcome back.", stops=1)
     kinds = (TTSStartedFrame, TTSAudioRawFrame, LLMAssistantPushAggregationFrame, TTSStoppedFrame)
     assert run.order(*kinds) == [*kinds]
 
@@ -89,8 +85,7 @@ async def test_a_speak_frame_is_a_turn_of_its_own(mode):
 async def test_two_utterances_back_to_back_do_not_mix(mode):
     async with talk(mode, rtf=0.1) as run:
         await run.say("The first one.")
-        await run.say("And the second one.")
-        await run.until(TTSStoppedFrame, 2)
+        await run.say("And the second one.", stops=2)
     assert run.order(*SPEECH) == 2 * [*SPEECH]
     assert run.pcm == run.sent
 
@@ -99,8 +94,7 @@ async def test_speech_inside_a_turn_waits_for_the_turn(mode):
     async with talk(mode) as run:
         await run.send(LLMFullResponseStartFrame(), LLMTextFrame("One moment please. "))
         await run.say("Bing!")
-        await run.send(LLMTextFrame("Here it is."), LLMFullResponseEndFrame())
-        await run.until(TTSStoppedFrame, 2)
+        await run.send(LLMTextFrame("Here it is."), LLMFullResponseEndFrame(), stops=2)
     started = [frame.context_id for frame in run.frames(TTSStartedFrame)]
     stopped = [frame.context_id for frame in run.frames(TTSStoppedFrame)]
     assert len(set(started)) == 2 and started == stopped
@@ -110,8 +104,7 @@ async def test_speech_inside_a_turn_waits_for_the_turn(mode):
 async def test_a_slow_engine_keeps_the_order_of_frames(mode):
     async with talk(mode, rtf=0.6, first_delay_s=0.1) as run:
         await run.turn("Good day. ", "Bye.")
-        await run.say("And more.")
-        await run.until(TTSStoppedFrame, 2)
+        await run.say("And more.", stops=2)
     assert run.order(*SPEECH) == 2 * [*SPEECH]
     assert run.pcm == run.sent
 
@@ -123,8 +116,7 @@ async def test_a_turn_is_one_request_fed_word_by_word_in_token_mode():
         await run.until(lambda: [s.text.spoken for s in run.engine.streams] == ["Hello there my "])
         await run.until(TTSAudioRawFrame)  # while the turn's text is still open
         await run.send(LLMTextFrame("iend, 50"), LLMTextFrame("+ of you."))
-        await run.send(LLMFullResponseEndFrame())
-        await run.until(TTSStoppedFrame)
+        await run.send(LLMFullResponseEndFrame(), stops=1)
     assert [stream.text.spoken for stream in run.engine.streams] == [
         "Hello there my friend, 50+ of you."
     ]
@@ -138,8 +130,7 @@ async def test_text_transforms_see_whole_words_in_token_mode():
         return text.replace("50+", "over fifty")
 
     async with Run(service(FakeEngine(), TOKEN, text_transforms=[("*", transform)])) as run:
-        await run.turn("It has 5", "0", "+ ro", "oms.")
-        await run.until(TTSStoppedFrame)
+        await run.turn("It has 5", "0", "+ ro", "oms.", stops=1)
     assert "".join(seen) == "It has 50+ rooms." and not {"5", "0", "+ ro"} & set(seen)
     assert run.engine.streams[0].text.spoken == "It has over fifty rooms."
 
@@ -150,8 +141,7 @@ async def test_a_late_llm_stalls_the_request_and_ends_nothing():
         await run.until(TTSAudioRawFrame)
         await asyncio.sleep(0.3)
         assert run.order(TTSStoppedFrame) == [] and run.engine.streams[0].finish_reason is None
-        await run.send(LLMTextFrame("and an end."), LLMFullResponseEndFrame())
-        await run.until(TTSStoppedFrame)
+        await run.send(LLMTextFrame("and an end."), LLMFullResponseEndFrame(), stops=1)
     assert run.engine.streams[0].finish_reason == "eos"
     assert run.pcm == run.sent and len(run.engine.streams) == 1
 
@@ -164,8 +154,7 @@ async def test_a_turn_of_an_in_context_voice_is_one_request_in_token_mode():
         tts = service(FakeEngine(), TOKEN, voices={"mario": mario}, settings=settings)
     assert not lines
     async with Run(tts) as run:
-        await run.turn("Hello the", "re. How a", "re you? Fi", "ne")
-        await run.until(TTSStoppedFrame)
+        await run.turn("Hello the", "re. How a", "re you? Fi", "ne", stops=1)
     (stream,) = run.engine.streams
     assert stream.text.spoken == "Hello there. How are you? Fine"
     assert stream.request.voice is mario
@@ -186,8 +175,7 @@ async def _play(rate: int) -> None:
     engine = FakeEngine()
     output = WavOutput(rate, speed=20)
     async with Run(service(engine), output, sample_rate=rate) as run:
-        await run.say("Hello there my dear friends.")
-        await run.until(TTSStoppedFrame)
+        await run.say("Hello there my dear friends.", stops=1)
         assert run.tts.sample_rate == 24000
     heard = np.frombuffer(bytes(output.heard), np.int16).astype(float)
     seconds = len(run.pcm) / 2 / 24000
@@ -201,8 +189,7 @@ async def _play(rate: int) -> None:
 
 async def test_metrics_are_reported_in_sentence_mode():
     async with talk(first_delay_s=0.1, rtf=0.1) as run:
-        await run.turn("Hello there. ", "Bye now.")
-        await run.until(LLMFullResponseEndFrame)
+        await run.turn("Hello there. ", "Bye now.", ends=1)
     first, *others = [data.value for data in run.metrics(TTFBMetricsData) if data.value]
     assert 0.1 < first < 0.15 + run.slack_s and not others
     assert len([data for data in run.metrics(ProcessingMetricsData) if data.value]) == 2
@@ -212,8 +199,7 @@ async def test_metrics_are_reported_in_sentence_mode():
 
 async def test_metrics_are_reported_once_a_turn_in_token_mode():
     async with talk(TOKEN, first_delay_s=0.1) as run:
-        await run.turn("Hello there. ", "Bye now.")
-        await run.until(LLMFullResponseEndFrame)
+        await run.turn("Hello there. ", "Bye now.", ends=1)
     assert len([data for data in run.metrics(TTFBMetricsData) if data.value]) == 1
     assert [data for data in run.metrics(ProcessingMetricsData) if data.value] == []
     assert [data.value for data in run.metrics(TTSUsageMetricsData)] == [21]

@@ -28,19 +28,11 @@ async def test_settings_reach_the_engine():
     drawn = {"seed": 5, "temperature": 0.5, "subtalker_top_k": 9}
     settings = Settings(voice="vivian", language=Language.DE, instruct="Whisper.", **drawn)
     async with Run(service(engine, settings=settings)) as run:
-        await run.say("Hallo.")
-        await run.until(TTSStoppedFrame)
+        await run.say("Hallo.", stops=1)
     request = engine.streams[0].request
     assert (request.voice, request.language, request.instruct) == ("vivian", "german", "Whisper.")
     assert (request.seed, request.sampling.talker.temperature) == (5, 0.5)
     assert request.sampling.predictor.top_k == 9
-
-
-def test_a_voice_that_is_none_is_refused_before_it_is_used():
-    with pytest.raises(
-        UsageError, match=r"voices\['a'\] is 'nofile'(.|\n)*Give Voice.load\(FILE\)"
-    ):
-        MegakernelTTSService(engine=FakeEngine(), voices={"a": "nofile"})
 
 
 def test_a_misspelt_setting_is_corrected():
@@ -70,8 +62,7 @@ async def test_languages_become_names_for_the_model_and_codes_for_the_splitter(
     updated = service(FakeEngine(), settings=Settings(language="english"))
     async with Run(updated) as run:
         await run.send(TTSUpdateSettingsFrame(delta=Settings(language=language)))
-        await run.say("Mark.")
-        await run.until(TTSStoppedFrame)
+        await run.say("Mark.", stops=1)
     assert (updated.settings.language, updated.text_aggregation_language) == (stored, splitter)
 
 
@@ -80,8 +71,7 @@ async def test_settings_change_between_sentences():
         await run.send(LLMFullResponseStartFrame(), LLMTextFrame("One. Two"))
         await run.send(TTSUpdateSettingsFrame(delta=TTSSettings(voice="vivian")))
         await run.send(TTSUpdateSettingsFrame(delta=Settings(language="zh", temperature=0.1)))
-        await run.send(LLMTextFrame(" more."), LLMFullResponseEndFrame())
-        await run.until(TTSStoppedFrame)
+        await run.send(LLMTextFrame(" more."), LLMFullResponseEndFrame(), stops=1)
     one, two = (stream.request for stream in run.engine.streams)
     assert (one.voice, one.language) == ("aiden", "auto")
     assert (two.voice, two.language, two.sampling.talker.temperature) == ("vivian", "chinese", 0.1)
@@ -93,8 +83,7 @@ async def test_a_change_within_a_token_turn_opens_a_new_context():
         await run.send(LLMFullResponseStartFrame(), LLMTextFrame("Before it. "))
         await run.until(TTSStartedFrame)
         await run.send(TTSUpdateSettingsFrame(delta=Settings(voice="vivian")))
-        await run.send(LLMTextFrame("After it."), LLMFullResponseEndFrame())
-        await run.until(TTSStoppedFrame, 2)
+        await run.send(LLMTextFrame("After it."), LLMFullResponseEndFrame(), stops=2)
     assert [(stream.request.voice, stream.text.spoken) for stream in run.engine.streams] == [
         ("aiden", "Before it. "),
         ("vivian", "After it."),
@@ -116,24 +105,36 @@ async def test_a_change_within_a_token_turn_opens_a_new_context():
 async def test_settings_that_cannot_work_are_refused_as_a_whole(delta):
     async with Run(service(FakeEngine(), settings=Settings(voice="aiden", seed=1))) as run:
         await run.send(TTSUpdateSettingsFrame(delta=delta))
-        await run.say("As before.")
-        await run.until(TTSStoppedFrame)
+        await run.say("As before.", stops=1)
         assert run.tts.is_usable
     assert [type(frame) for frame in run.errors] == [ErrorFrame]
     assert run.engine.streams[0].request.voice == "aiden" and run.engine.streams[0].seed == 1
 
 
 @pytest.mark.parametrize(
-    ("settings", "error"),
+    ("arguments", "error", "message"),
     [
-        (Settings(voice="nobody"), UnknownVoice),
-        (Settings(language="Klingon"), UnknownLanguage),
-        (Settings(top_p=3.0), UsageError),
+        ({"settings": Settings(voice="nobody")}, UnknownVoice, "nobody"),
+        ({"settings": Settings(language="Klingon")}, UnknownLanguage, "Klingon"),
+        ({"settings": Settings(top_p=3.0)}, UsageError, "top_p is 3"),
+        ({"settings": Settings(speed="fast")}, UsageError, "speed is 'fast'"),
+        ({"settings": Settings(volume=99)}, UsageError, "volume is 99"),
+        ({"settings": Settings(lexicon=5)}, UsageError, "lexicon is a int"),
+        (
+            {"settings": Settings(lexicon={"a": "b", "A": "c"})},
+            *(UsageError, "entry 2: 'A' is respelled 'c', but entry 1"),
+        ),
+        ({"sample_rate": 100}, UsageError, "sample_rate is 100; it must be in 8000 .. 48000."),
+        (
+            {"voices": {"a": "nofile"}},
+            UsageError,
+            r"voices\['a'\] is 'nofile'(.|\n)*Voice.load\(FILE\)",
+        ),
     ],
 )
-def test_settings_that_cannot_work_are_refused_at_once(settings, error):
-    with pytest.raises(error):
-        service(FakeEngine(), settings=settings)
+def test_what_cannot_work_is_refused_at_once(arguments, error, message):
+    with pytest.raises(error, match=message):
+        service(FakeEngine(), **arguments)
 
 
 def test_a_model_and_an_engine_are_one_too_many():
@@ -148,15 +149,19 @@ def test_a_model_and_an_engine_are_one_too_many():
         ({"voice": "vivian"}, "Settings\\(voice="),
         ({"voice_id": "vivian"}, "Settings\\(voice="),
         ({"temperature": 0.5}, "Settings\\(temperature="),
-        ({"sample_rate": 1}, "8000 .. 48000"),
+        ({"sample_rate": 1}, "sample_rate is 1; it must be in 8000 .. 48000"),
         ({"push_stop_frames": False}, "itself"),
         ({"bogus": 1}, "takes no bogus"),
         ({"settings": {"voice": "vivian"}}, "Settings\\(...\\)"),
         ({"engine": "demo-voice"}, "model_path="),
         ({"voices": "folder"}, "belongs to the engine"),
+        ({"settings": Settings(speed=9)}, "speed is 9;"),
+        ({"settings": Settings(temperature=0)}, "temperature is 0"),
+        ({"settings": Settings(lexicon={"": "a"})}, "lexicon"),
+        ({"first_chunk_frames": 0}, "first_chunk_frames is 0"),
     ],
 )
-def test_arguments_of_other_services_are_refused_before_a_model_is_loaded(
+def test_arguments_that_cannot_work_are_refused_before_a_model_is_loaded(
     argument, hint, monkeypatch
 ):
     monkeypatch.setattr(families, "load_engine", lambda *_: pytest.fail("loaded"))
@@ -182,6 +187,5 @@ async def test_a_language_that_is_not_spoken_is_named_once():
         async with Run(service(FakeEngine())) as run:
             for language in (Language.SV, Language.EN, Language.SV):
                 await run.send(TTSUpdateSettingsFrame(delta=Settings(language=language)))
-            await run.say("Hej.")
-            await run.until(TTSStoppedFrame)
+            await run.say("Hej.", stops=1)
     assert sum("does not speak sv" in line for line in lines) == 1

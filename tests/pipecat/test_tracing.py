@@ -10,7 +10,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from pipecat.frames.frames import InterruptionFrame, TTSAudioRawFrame, TTSStoppedFrame
+from pipecat.frames.frames import InterruptionFrame, TTSAudioRawFrame
 from pipelines import Run, service
 
 from qwen_megakernel.pipecat.service import MegakernelTTSService
@@ -47,8 +47,7 @@ def traced(tts: MegakernelTTSService) -> Run:
 
 async def test_a_turn_is_one_span_with_its_text_and_time_to_first_byte(mode, spans):
     async with traced(service(FakeEngine(first_delay_s=0.05), mode)) as run:
-        await run.turn("The first one. ", "And the second one.")
-        await run.until(TTSStoppedFrame)
+        await run.turn("The first one. ", "And the second one.", stops=1)
     (span,) = tts_spans(spans)
     assert span.attributes["gen_ai.request.model"] == "hum"
     assert "".join(span.attributes["text"].split()) == "Thefirstone.Andthesecondone."

@@ -28,8 +28,7 @@ SAID = "Hello there my friend. It is a fine day, is it not?"
 
 async def test_every_word_is_pushed_once_in_order_at_its_time(mode):
     async with talk(mode, letter_s=0.09) as run:
-        await run.turn(SAID[:23], SAID[23:40], SAID[40:])
-        await run.until(LLMFullResponseEndFrame)
+        await run.turn(SAID[:23], SAID[23:40], SAID[40:], ends=1)
     words = run.frames(TTSTextFrame)
     assert [word.text for word in words] == (SAID.split())
     times = [word.pts for word in words]
@@ -75,8 +74,7 @@ async def test_words_of_a_sentence_that_is_heard_before_it_is_complete_keep_thei
 )
 async def test_emoji_and_marks_that_are_not_heard_are_pushed_once(mode, text, words):
     async with talk(mode) as run:
-        await run.turn(*(f"{word} " for word in text.split()))
-        await run.until(LLMFullResponseEndFrame)
+        await run.turn(*(f"{word} " for word in text.split()), ends=1)
     frames = run.frames(TTSTextFrame)
     assert [frame.text for frame in frames] == words
     assert [frame.raw_text for frame in frames] == words  # what the conversation stores
@@ -84,8 +82,7 @@ async def test_emoji_and_marks_that_are_not_heard_are_pushed_once(mode, text, wo
 
 async def test_words_begin_where_something_can_be_heard(mode):
     async with talk(mode, silent_frames=5) as run:
-        await run.say("Hello there my friend.")
-        await run.until(TTSStoppedFrame)
+        await run.say("Hello there my friend.", stops=1)
     words = run.frames(TTSTextFrame)
     assert (words[-1].pts - words[0].pts) / 1e9 == pytest.approx(12 / 15, abs=WORD_SECONDS)
     told_late_s = words[0].pts / 1e9 - (run.when(TTSAudioRawFrame)[0] - run.when(StartFrame)[0])
@@ -95,8 +92,7 @@ async def test_words_begin_where_something_can_be_heard(mode):
 async def test_chinese_is_pushed_by_the_character_and_joined_without_spaces(mode):
     settings = MegakernelTTSService.Settings(language=Language.ZH)
     async with Run(service(FakeEngine(), mode, settings=settings)) as run:
-        await run.turn("你好，世", "界。我用 Py", "thon 编程。")
-        await run.until(LLMFullResponseEndFrame)
+        await run.turn("你好，世", "界。我用 Py", "thon 编程。", ends=1)
     words = run.frames(TTSTextFrame)
     assert [word.text for word in words][:4] == ["你", "好，", "世", "界。"]
     assert "".join(word.text for word in words) == "你好，世界。我用Python编程。"
@@ -108,8 +104,7 @@ async def test_a_word_is_never_timed_before_its_audio_is_heard():
         await run.send(LLMFullResponseStartFrame(), LLMTextFrame("Short one. And "))
         await run.until(lambda: run.engine.streams and run.engine.streams[0].finish_reason)
         await asyncio.sleep(1.2)  # the LLM pauses until long after the first sentence was heard
-        await run.send(LLMTextFrame("now more."), LLMFullResponseEndFrame())
-        await run.until(LLMFullResponseEndFrame)
+        await run.send(LLMTextFrame("now more."), LLMFullResponseEndFrame(), ends=1)
     words = {word.text: word.pts for word in run.frames(TTSTextFrame)}
     assert (words["And"] - words["Short"]) / 1e9 > 1.1
     assert (words["more."] - words["And"]) / 1e9 == pytest.approx(6 / 15, abs=WORD_SECONDS)
@@ -123,8 +118,7 @@ async def test_text_without_sound_is_a_moment_of_silence(mode, text):
     async with talk(mode) as run:
         for _ in range(4):  # Pipecat gives a service up after three contexts without audio
             await run.turn(text)
-        await run.turn("Still here.")
-        await run.until(TTSStoppedFrame, 5)
+        await run.turn("Still here.", stops=5)
     assert run.errors == []
     audio = run.frames(TTSAudioRawFrame)
     assert not any(any(frame.audio) for frame in audio[:4])
@@ -135,16 +129,14 @@ async def test_text_without_sound_is_a_moment_of_silence(mode, text):
 async def test_empty_text_is_no_turn_at_all(mode, text):
     async with talk(mode) as run:
         await run.turn(text)
-        await run.say(text)
-        await run.until(LLMFullResponseEndFrame)
+        await run.say(text, ends=1)
     assert run.frames(TTSStartedFrame, TTSAudioRawFrame) == [] and run.errors == []
     assert run.engine.streams == []
 
 
 async def test_emoji_at_the_end_of_a_turn_does_not_keep_it_open(mode):
     async with talk(mode) as run:
-        await run.turn("All done! ", "🎉")
-        await run.until(TTSStoppedFrame, timeout_s=2)
+        await run.turn("All done! ", "🎉", stops=1, timeout_s=2)
     assert run.errors == []
 
 
@@ -172,8 +164,7 @@ async def test_long_speech_is_cut_into_sentences_of_one_context(mode):
         requests.append((context_id, text))
 
     async with Run(tts) as run:
-        await run.say(text)
-        await run.until(TTSStoppedFrame, timeout_s=60)
+        await run.say(text, stops=1, timeout_s=60)
     assert len(requests) == 100 and len({context_id for context_id, _ in requests}) == 1
     assert len(engine.streams) == (100 if mode is SENTENCE else 1)
     assert " ".join(stream.text.spoken.strip() for stream in engine.streams) == text.strip()
@@ -186,8 +177,7 @@ async def test_markdown_goes_where_the_transform_sends_it_and_the_context_keeps_
         return text.replace("*", "")
 
     async with Run(service(FakeEngine(), text_transforms=[("*", plain)])) as run:
-        await run.turn("This is **very** bold.")
-        await run.until(LLMFullResponseEndFrame)
+        await run.turn("This is **very** bold.", ends=1)
     assert run.engine.streams[0].text.spoken == "This is very bold."
     assert " ".join(f.raw_text or f.text for f in run.frames(TTSTextFrame)) == (
         "This is **very** bold."

@@ -141,8 +141,7 @@ async def test_wyoming_speaks_markup(tts: TTSEngine):
         )
         for begin in range(0, len(PAUSED), 9):
             await client.write_event(SynthesizeChunk(PAUSED[begin : begin + 9]).event())
-        await client.write_event(SynthesizeStop().event())
-        pieces = pcm_of(await events_until(client, AudioStop))
+        pieces = pcm_of(await events_until(client, AudioStop, SynthesizeStop()))
     assert min(map(longest_silence, (whole, pieces))) >= 0.7 * RATE
 
 

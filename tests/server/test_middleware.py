@@ -7,7 +7,7 @@ import socket
 import time
 import tracemalloc
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from fake_engine import FakeEngine
@@ -23,7 +23,6 @@ from qwen_megakernel.server.settings import ServerSettings
 from qwen_megakernel.text.cleaning import MAX_CHARS
 
 SHORT = "Hello there."
-LONG = "A sentence with some forty letters in it. " * 40
 
 
 @pytest.fixture(scope="module")
@@ -324,25 +323,18 @@ async def test_a_body_is_in_memory_once():
         size = len((await receive())["body"])
         seen.append((size, tracemalloc.get_traced_memory()[0]))
 
-    async def receive():
-        return messages.pop(0)
-
-    async def send(message):
-        pass
-
     whole = create_app(FakeEngine())
     takers = [each for each in whole.routes if each.path == SPEECH]
     guard = RequestGuard(app, service=whole.state.service, takers=takers)
-    pieces = 100
-    messages = [
+    messages = (
         {"type": "http.request", "body": bytes(100_000), "more_body": left > 1}
-        for left in range(pieces, 0, -1)
-    ]
+        for left in range(100, 0, -1)
+    )
     scope = {"type": "http", "method": "POST", "path": SPEECH, "extensions": {}}
     scope["headers"] = [(b"content-type", b"application/json")]
     tracemalloc.start()
     try:
-        await guard(scope, receive, send)
+        await guard(scope, AsyncMock(side_effect=messages), AsyncMock())
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -471,19 +463,19 @@ def test_head_is_refused_as_get_is():
         assert answer.status_code == 405 and answer.headers["allow"] == "POST"
 
 
+async def answers(app, **request):
+    """Return what the app sends a bare ASGI server for a request of /health without a body."""
+    scope = {"type": "http", "path": "/health", "extensions": {}, "query_string": b""}
+    scope |= {"root_path": "", "scheme": "http", "http_version": "1.1"} | request
+    send = AsyncMock()
+    body = {"type": "http.request", "body": b"", "more_body": False}
+    await app(scope, AsyncMock(return_value=body), send)
+    return [call.args[0] for call in send.await_args_list]
+
+
 async def test_head_has_no_body_on_any_server_of_the_app():
     """uvicorn leaves the body out by itself; Ray Serve's proxy is not tested."""
-    app, sent = create_app(FakeEngine()), []
-    scope = {"type": "http", "method": "HEAD", "path": "/health", "headers": [], "extensions": {}}
-    scope |= {"query_string": b"", "root_path": "", "scheme": "http", "http_version": "1.1"}
-
-    async def receive():
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    async def send(message):
-        sent.append(message)
-
-    await app(scope, receive, send)
+    sent = await answers(create_app(FakeEngine()), method="HEAD", headers=[])
     assert sent[0]["status"] == 200
     assert sent[-1]["type"] == "http.response.body" and not sent[-1].get("more_body")
     assert all(not message.get("body") for message in sent)
@@ -637,18 +629,9 @@ def test_any_name_is_served_where_that_is_asked_for():
     ],
 )
 async def test_beyond_loopback_names_are_checked_if_some_are_given(address, allow_hosts, status):
-    app, sent = create_app(FakeEngine(), ServerSettings(allow_hosts=allow_hosts)), []
-    scope = {"type": "http", "method": "GET", "path": "/health", "extensions": {}}
-    scope |= {"query_string": b"", "root_path": "", "scheme": "http", "http_version": "1.1"}
-    scope |= {"headers": [(b"host", b"evil.example")], "server": address and (address, 8090)}
-
-    async def receive():
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    async def send(message):
-        sent.append(message)
-
-    await app(scope, receive, send)
+    app = create_app(FakeEngine(), ServerSettings(allow_hosts=allow_hosts))
+    host, server = [(b"host", b"evil.example")], address and (address, 8090)
+    sent = await answers(app, method="GET", headers=host, server=server)
     assert sent[0]["status"] == status
 
 

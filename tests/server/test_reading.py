@@ -111,8 +111,7 @@ async def test_wyoming_reads_as_the_engine_does():
 
     for engine, spoken in ((reading_engine(), WORDS), (FakeEngine(), None)):
         async with connected(engine) as client:
-            await client.write_event(Synthesize(WRITTEN).event())
-            *_, stop = await events_until(client, AudioStop)
+            *_, stop = await events_until(client, AudioStop, Synthesize(WRITTEN))
         assert stop.data.get("spoken_text") == spoken
         assert engine.streams[0].text.spoken == (spoken or WRITTEN)
 

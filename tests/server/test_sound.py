@@ -165,8 +165,7 @@ async def test_wyomings_first_audio_is_a_sound_where_the_server_says_so():
 
     engine = FakeEngine(silent_frames=5)
     async with connected(engine, sound=SoundOptions(leading_silence=0)) as client:
-        await client.write_event(Synthesize(TEXT).event())
-        events = await events_until(client, AudioStop)
+        events = await events_until(client, AudioStop, Synthesize(TEXT))
     first = next(AudioChunk.from_event(e) for e in events if AudioChunk.is_type(e.type))
     assert np.abs(np.frombuffer(first.audio, "<i2")[:240]).max() > 7000
 
@@ -231,8 +230,7 @@ async def test_wyoming_speaks_as_the_server_does():
 
     engine, sound = FakeEngine(), SoundOptions(speed=0.5, sample_rate=16000)
     async with connected(engine, sound=sound) as client:
-        await client.write_event(Synthesize(TEXT).event())
-        events = await events_until(client, AudioStop)
+        events = await events_until(client, AudioStop, Synthesize(TEXT))
     assert AudioStart.from_event(events[0]).rate == 16000
     assert pcm_of(events) == engine.streams[0].sent
     stream_samples = len(pcm_of(events)) // 2

@@ -55,16 +55,14 @@ async def test_after_an_error_a_new_connection_is_spoken_to() -> None:
                 await client.write_event(SynthesizeStart().event())
                 for word in ("Once upon ", "a time."):
                     await client.write_event(SynthesizeChunk(word).event())
-                await client.write_event(SynthesizeStop().event())
-                events = await events_until(client, SynthesizeStopped)
+                events = await events_until(client, SynthesizeStopped, SynthesizeStop())
             assert pcm_of(events) == engine.streams[-1].sent != b""
 
 
 @pytest.mark.parametrize("how", [{"fail_after": 2, "error": BUG}, {"refusal": BUG}])
 async def test_an_unexpected_failure_is_reported_and_logged(how, caplog) -> None:
     async with connected(FakeEngine(**how)) as client:
-        await client.write_event(Synthesize(STORY).event())
-        error = await error_of(client)
+        error = await error_of(client, Synthesize(STORY))
     assert error.text == "Internal error; the server's log reports it."
     assert error.code == "RuntimeError"
     (record,) = [each for each in caplog.records if each.levelname == "ERROR"]
@@ -83,8 +81,7 @@ async def test_a_ping_is_answered_or_refused_whatever_it_holds(caplog) -> None:
 async def test_an_engine_that_hangs_is_given_up() -> None:
     engine = FakeEngine(stall_after=1)
     async with connected(engine, deadline_s=0.3) as client:
-        await client.write_event(Synthesize(STORY).event())
-        assert (await error_of(client)).code == "DeadlineExceeded"
+        assert (await error_of(client, Synthesize(STORY))).code == "DeadlineExceeded"
     assert engine.streams[0].cancelled
 
 
@@ -100,8 +97,7 @@ async def test_a_silent_client_is_sent_away(opening: tuple[Any, ...]) -> None:
 
 async def test_a_client_that_listens_may_be_silent() -> None:
     async with connected(FakeEngine(first_delay_s=1.5), idle_timeout_s=0.6) as client:
-        await client.write_event(Synthesize("Hello.").event())
-        await events_until(client, AudioStop)
+        await events_until(client, AudioStop, Synthesize("Hello."))
 
 
 async def test_a_client_may_leave_in_the_moment_of_its_last_event(monkeypatch) -> None:
@@ -135,8 +131,7 @@ async def test_a_long_text_is_refused_whole_and_in_pieces() -> None:
     engine = FakeEngine()
     async with serving(engine, max_chars=20) as port:
         async with AsyncTcpClient("127.0.0.1", port) as client:
-            await client.write_event(Synthesize("x" * 21).event())
-            assert (await error_of(client)).code == "TextTooLong"
+            assert (await error_of(client, Synthesize("x" * 21))).code == "TextTooLong"
         async with AsyncTcpClient("127.0.0.1", port) as client:
             await client.write_event(SynthesizeStart().event())
             for _ in range(3):
@@ -223,8 +218,7 @@ async def test_events_of_other_services_are_ignored() -> None:
 async def test_the_queue_is_the_servers() -> None:
     engine = FakeEngine(num_slots=1, rtf=1.0)
     async with serving(engine, max_queue=0) as port, AsyncTcpClient("127.0.0.1", port) as client:
-        await client.write_event(Synthesize(STORY).event())
-        await events_until(client, AudioStart)
+        await events_until(client, AudioStart, Synthesize(STORY))
         async with AsyncTcpClient("127.0.0.1", port) as second:
             await second.write_event(Synthesize("Hello.").event())
             assert (await error_of(second)).code == "EngineBusy"
@@ -235,6 +229,5 @@ async def test_a_model_that_is_still_loading_is_reported() -> None:
     server = WyomingServer(service, listener := socket.create_server(("127.0.0.1", 0)))
     await server.start()
     async with AsyncTcpClient(*listener.getsockname()) as client:
-        await client.write_event(Describe().event())
-        assert (await error_of(client)).code == "NotReady"
+        assert (await error_of(client, Describe())).code == "NotReady"
     await server.close()

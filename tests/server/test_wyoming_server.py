@@ -75,8 +75,7 @@ async def test_a_text_becomes_the_engines_audio() -> None:
     engine = FakeEngine()
     async with connected(engine) as client:
         voice = SynthesizeVoice(name="vivian")
-        await client.write_event(Synthesize(STORY, voice).event())
-        events = await events_until(client, AudioStop)
+        events = await events_until(client, AudioStop, Synthesize(STORY, voice))
     start = AudioStart.from_event(events[0])
     assert (start.rate, start.width, start.channels) == (24000, 2, 1)
     assert pcm_of(events) == engine.streams[0].sent != b""
@@ -125,11 +124,9 @@ async def test_audio_leaves_before_the_text_is_complete() -> None:
     engine = FakeEngine()
     async with connected(engine) as client:
         await client.write_event(SynthesizeStart(SynthesizeVoice(name="aiden")).event())
-        await client.write_event(SynthesizeChunk("Once upon a time ").event())
-        events = await events_until(client, AudioChunk)
+        events = await events_until(client, AudioChunk, SynthesizeChunk("Once upon a time "))
         await client.write_event(SynthesizeChunk("there was a house.").event())
-        await client.write_event(SynthesizeStop().event())
-        events += await events_until(client, SynthesizeStopped)
+        events += await events_until(client, SynthesizeStopped, SynthesizeStop())
     assert engine.streams[0].text.spoken == "Once upon a time there was a house."
     assert pcm_of(events) == engine.streams[0].sent
     assert [event.type for event in events[-2:]] == ["audio-stop", "synthesize-stopped"]
@@ -140,9 +137,7 @@ async def test_home_assistants_copy_of_the_text_is_not_spoken_twice() -> None:
     async with connected(engine) as client:
         await client.write_event(SynthesizeStart().event())
         await client.write_event(SynthesizeChunk("Hello there.").event())
-        await client.write_event(Synthesize("Hello there.").event())
-        await client.write_event(SynthesizeStop().event())
-        await events_until(client, SynthesizeStopped)
+        await events_until(client, SynthesizeStopped, Synthesize("Hello there."), SynthesizeStop())
         await client.write_event(Synthesize("Again.").event())  # not part of the stream
         await events_until(client, AudioStop)
     assert [stream.text.spoken for stream in engine.streams] == ["Hello there.", "Again."]
@@ -161,14 +156,12 @@ async def test_random_weights_say_the_same_whole_and_in_pieces() -> None:
             await client.write_event(SynthesizeStart(SynthesizeVoice(name="aiden")).event())
             for start in range(0, len(text), 5):
                 await client.write_event(SynthesizeChunk(text[start : start + 5]).event())
-            await client.write_event(SynthesizeStop().event())
-            events = await events_until(client, SynthesizeStopped)
+            events = await events_until(client, SynthesizeStopped, SynthesizeStop())
             seed = events[-2].data["seed"]
             whole = engine.stream(text, voice="aiden", seed=seed, text_feed="stepwise")
             spoken = b"".join(c.pcm16 for c in whole)
             assert pcm_of(events) == spoken
-            await client.write_event(Synthesize(text, SynthesizeVoice(name="alloy")).event())
-            error = await error_of(client)
+            error = await error_of(client, Synthesize(text, SynthesizeVoice(name="alloy")))
     assert error.code == "UnknownVoice" and "aiden" in error.text
 
 
@@ -181,8 +174,7 @@ async def test_a_voice_in_context_speaks_when_its_text_is_complete(tmp_path: Pat
             await client.write_event(SynthesizeStart(SynthesizeVoice(name="mario")).event())
             await client.write_event(SynthesizeChunk("Hello ").event())
             await client.write_event(SynthesizeChunk("there.").event())
-            await client.write_event(SynthesizeStop().event())
-            events = await events_until(client, SynthesizeStopped)
+            events = await events_until(client, SynthesizeStopped, SynthesizeStop())
         seed = events[-2].data["seed"]
         whole = engine.stream("Hello there.", voice="mario", seed=seed)
         assert pcm_of(events) == b"".join(chunk.pcm16 for chunk in whole) != b""
@@ -242,8 +234,7 @@ async def test_a_server_that_drains_ends_its_speeches_and_refuses_new_ones() -> 
     server, port = WyomingServer(service, listener), listener.getsockname()[1]
     await server.start()
     async with AsyncTcpClient("127.0.0.1", port) as client, AsyncTcpClient("127.0.0.1", port) as b:
-        await client.write_event(Synthesize(STORY).event())
-        events = await events_until(client, AudioChunk)
+        events = await events_until(client, AudioChunk, Synthesize(STORY))
         service.admission.draining = True
         await b.write_event(Synthesize("Too late.").event())
         assert (await error_of(b)).code == "Draining"
@@ -257,8 +248,7 @@ async def test_a_server_that_drains_ends_its_speeches_and_refuses_new_ones() -> 
 async def test_closing_ends_what_is_spoken() -> None:
     engine = FakeEngine(rtf=1.0)
     async with connected(engine) as client:
-        await client.write_event(Synthesize(STORY).event())
-        await events_until(client, AudioChunk)
+        await events_until(client, AudioChunk, Synthesize(STORY))
     assert engine.streams[0].cancelled and not engine.speaking
 
 

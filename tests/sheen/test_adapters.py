@@ -54,18 +54,16 @@ def pipecat_service(engine):
 
 
 async def test_pipecat_speaks_sentences_as_the_engine_does(engine, pipecat_service):
-    from pipecat.frames.frames import TTSStoppedFrame
     from pipelines import Run
 
     async with Run(pipecat_service()) as run:
-        await run.turn(f"{HELLO}. ", f"{MORNING}.")
-        await run.until(TTSStoppedFrame)
+        await run.turn(f"{HELLO}. ", f"{MORNING}.", stops=1)
     assert run.pcm == pcm_of(engine, f"{HELLO}.") + pcm_of(engine, f"{MORNING}.")
     assert run.errors == []
 
 
 async def test_pipecat_speaks_a_turn_that_arrives_by_the_word(engine, pipecat_service):
-    from pipecat.frames.frames import LLMFullResponseStartFrame, LLMTextFrame, TTSStoppedFrame
+    from pipecat.frames.frames import LLMFullResponseStartFrame, LLMTextFrame
     from pipecat.services.tts_service import TextAggregationMode
     from pipelines import Run
 
@@ -75,8 +73,7 @@ async def test_pipecat_speaks_a_turn_that_arrives_by_the_word(engine, pipecat_se
         for start in range(0, len(HELLO), 4):
             await run.send(LLMTextFrame(HELLO[start : start + 4]))
             await asyncio.sleep(0.01)
-        await run.turn()
-        await run.until(TTSStoppedFrame)
+        await run.turn(stops=1)
     assert run.pcm == pcm_of(engine, HELLO) and run.errors == []
 
 

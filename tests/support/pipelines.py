@@ -150,19 +150,24 @@ class Run:
     async def ended(self, timeout_s: float = 30.0) -> None:
         await asyncio.wait_for(asyncio.shield(self._task), timeout_s)
 
-    async def send(self, *frames: Frame) -> None:
+    async def send(
+        self, *frames: Frame, stops: int = 0, ends: int = 0, timeout_s: float = 20.0
+    ) -> None:
+        """Queue frames, and wait until `stops` speeches have stopped and `ends` answers ended."""
         await self.worker.queue_frames(list(frames))
+        await self.until(TTSStoppedFrame, stops, timeout_s)
+        await self.until(LLMFullResponseEndFrame, ends, timeout_s)
 
-    async def say(self, text: str, *, interruptible: bool = True) -> None:
+    async def say(self, text: str, *, interruptible: bool = True, **wait: Any) -> None:
+        """Send a text to speak; see `send`."""
         frame = TTSSpeakFrame(text)
         frame.interruptible = interruptible
-        await self.send(frame)
+        await self.send(frame, **wait)
 
-    async def turn(self, *pieces: str) -> None:
-        """Send the frames that an LLM sends for one answer."""
-        await self.send(
-            LLMFullResponseStartFrame(), *map(LLMTextFrame, pieces), LLMFullResponseEndFrame()
-        )
+    async def turn(self, *pieces: str, **wait: Any) -> None:
+        """Send the frames that an LLM sends for one answer; see `send`."""
+        words = map(LLMTextFrame, pieces)
+        await self.send(LLMFullResponseStartFrame(), *words, LLMFullResponseEndFrame(), **wait)
 
     async def interrupt(self) -> None:
         """Interrupt from in front of the service, as a user aggregator does."""

@@ -47,7 +47,10 @@ async def connected(engine: Any, **options: Any) -> AsyncIterator[AsyncTcpClient
         yield client
 
 
-async def events_until(client: AsyncTcpClient, kind: Any) -> list[Event]:
+async def events_until(client: AsyncTcpClient, kind: Any, *sent: Any) -> list[Event]:
+    """Send what the client has to say, and return the events up to one of a kind."""
+    for each in sent:
+        await client.write_event(each.event())
     events = []
     while True:
         event = await client.read_event()
@@ -61,9 +64,9 @@ def pcm_of(events: list[Event]) -> bytes:
     return b"".join(event.payload for event in events if AudioChunk.is_type(event.type))
 
 
-async def error_of(client: AsyncTcpClient) -> Error:
-    """Return the error that ends the connection."""
-    error = Error.from_event((await events_until(client, Error))[-1])
+async def error_of(client: AsyncTcpClient, *sent: Any) -> Error:
+    """Return the error that ends the connection; see `events_until`."""
+    error = Error.from_event((await events_until(client, Error, *sent))[-1])
     assert await client.read_event() is None
     return error
 

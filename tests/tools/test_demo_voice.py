@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
-from pipecat.frames.frames import TTSStoppedFrame
 from pipecat.services.tts_service import TextAggregationMode
 from pipelines import Run
 from tiny_speech import feed_and_end, tiny_engine
@@ -221,8 +220,7 @@ async def test_a_pipeline_speaks_the_sentence_it_is_given(engine, references, mo
         engine=engine, text_aggregation_mode=mode, settings=MegakernelTTSService.Settings(seed=7)
     )
     async with Run(tts) as run:
-        await run.turn(*(f"{word} " for word in TEXT.split()))
-        await run.until(TTSStoppedFrame, timeout_s=60)
+        await run.turn(*(f"{word} " for word in TEXT.split()), stops=1, timeout_s=60)
     assert run.errors == []
     samples = np.frombuffer(run.pcm, np.int16) / 32768
     assert recogniser.choose(samples, engine.sample_rate, sentences) == wanted

@@ -1,7 +1,6 @@
 """Pipecat's own services for the hosted voices, in a pipeline, with this server's URL."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -28,25 +27,19 @@ from tolerances import ROUNDED_STEP_S
 from waiting import wait_until
 
 SAID = "Hello there my friend. It is a fine day, is it not?"
-# ElevenLabs' and Cartesia's services report words; Deepgram's API has no times.
-SOCKETS = ("elevenlabs", "cartesia", "deepgram")
-TIMED = ("elevenlabs", "cartesia")
+SOCKETS = {  # class, the argument that takes the URL, and the path of its WebSocket
+    "elevenlabs": (ElevenLabsTTSService, "url", ""),
+    "cartesia": (CartesiaTTSService, "url", "/tts/websocket"),
+    "deepgram": (DeepgramTTSService, "base_url", ""),
+}
+TIMED = ("elevenlabs", "cartesia")  # their services report words; Deepgram's API has no times
 
 
-def make(name: str, live: LiveServer, **options: Any) -> Any:
+def make(name: str, live: LiveServer, voice: str = "vivian", **options: Any) -> Any:
     """Return an unmodified service that talks to the server over a WebSocket."""
-    url = live.url.replace("http", "ws")
-    voice = options.pop("voice", "vivian")
-    if name == "elevenlabs":
-        settings = ElevenLabsTTSService.Settings(voice=voice)
-        return ElevenLabsTTSService(api_key="k", url=url, settings=settings, **options)
-    if name == "cartesia":
-        settings = CartesiaTTSService.Settings(voice=voice)
-        return CartesiaTTSService(
-            api_key="k", url=f"{url}/tts/websocket", settings=settings, **options
-        )
-    settings = DeepgramTTSService.Settings(voice=voice)
-    return DeepgramTTSService(api_key="k", base_url=url, settings=settings, **options)
+    kind, argument, path = SOCKETS[name]
+    options |= {argument: live.url.replace("http", "ws") + path}
+    return kind(api_key="k", settings=kind.Settings(voice=voice), **options)
 
 
 def spoken(engine: FakeEngine) -> str:
@@ -58,8 +51,7 @@ def spoken(engine: FakeEngine) -> str:
 @pytest.mark.parametrize("mode", [SENTENCE, TOKEN], ids=str)
 async def test_an_answer_is_spoken_whole(live, engine, name, mode):
     async with Run(make(name, live, text_aggregation_mode=mode)) as run:
-        await run.turn(*(f"{word} " for word in SAID.split()))
-        await run.until(TTSStoppedFrame)
+        await run.turn(*(f"{word} " for word in SAID.split()), stops=1)
         assert spoken(engine) == SAID
         assert run.pcm == b"".join(stream.sent for stream in engine.streams)
     assert run.order(*SPEECH) == list(SPEECH) and run.errors == []
@@ -78,8 +70,7 @@ async def test_every_word_is_pushed_once_in_order_at_its_time(name, mode, monkey
     monkeypatch.setattr(ExactTimes, "take", noted)
     with serving(FakeEngine(rtf=0.001, letter_s=0.09)) as live:
         async with Run(make(name, live, text_aggregation_mode=mode)) as run:
-            await run.turn(*(f"{word} " for word in SAID.split()))
-            await run.until(LLMFullResponseEndFrame)
+            await run.turn(*(f"{word} " for word in SAID.split()), ends=1)
         words = run.frames(TTSTextFrame)
         assert [word.text.strip() for word in words] == SAID.split()
     times = [word.pts / 1e9 for word in words]
@@ -101,8 +92,7 @@ async def test_an_interruption_stops_the_speech_and_frees_its_slot(name):
             assert frames < 40
             live.engine.rtf = 0.001
             num_before = len(run.frames(TTSAudioRawFrame))
-            await run.turn("What is it?")
-            await run.until(TTSStoppedFrame)
+            await run.turn("What is it?", stops=1)
             heard = b"".join(frame.audio for frame in run.frames(TTSAudioRawFrame)[num_before:])
             assert heard == live.engine.streams[-1].sent
         assert run.errors == []
@@ -118,8 +108,7 @@ async def test_an_interruption_of_an_answer_that_goes_on_stops_it(name):
             await run.interrupt()
             await asyncio.to_thread(wait_until, lambda: not live.engine.speaking)
             live.engine.rtf = 0.001
-            await run.turn("What is it?")
-            await run.until(TTSStoppedFrame)
+            await run.turn("What is it?", stops=1)
             assert live.engine.streams[-1].text.spoken.strip() == "What is it?"
 
 
@@ -127,8 +116,7 @@ async def test_an_interruption_of_an_answer_that_goes_on_stops_it(name):
 async def test_answers_follow_each_other_on_one_connection(live, engine, name):
     async with Run(make(name, live)) as run:
         for count in (1, 2, 3):
-            await run.turn(f"This is number {count}.")
-            await run.until(TTSStoppedFrame, count)
+            await run.turn(f"This is number {count}.", stops=count)
         assert run.pcm == b"".join(stream.sent for stream in engine.streams)
     assert len(engine.streams) == 3
     assert len(run.frames(TTSStartedFrame)) == len(run.frames(TTSStoppedFrame)) == 3
@@ -138,11 +126,9 @@ async def test_answers_follow_each_other_on_one_connection(live, engine, name):
 async def test_settings_change_between_answers(live, engine, name):
     kind = type(make(name, live))
     async with Run(make(name, live)) as run:
-        await run.turn("One of them.")
-        await run.until(TTSStoppedFrame)
+        await run.turn("One of them.", stops=1)
         await run.send(TTSUpdateSettingsFrame(delta=kind.Settings(voice="aiden")))
-        await run.turn("Another one.")
-        await run.until(TTSStoppedFrame, 2)
+        await run.turn("Another one.", stops=2)
     assert [stream.request.voice for stream in engine.streams] == ["vivian", "aiden"]
     assert run.errors == []
 
@@ -154,8 +140,7 @@ async def test_a_voice_changes_between_sentences_of_an_answer(live, engine):
         await run.until(TTSAudioRawFrame)
         delta = CartesiaTTSService.Settings(voice="aiden")
         await run.send(TTSUpdateSettingsFrame(delta=delta))
-        await run.send(LLMTextFrame(" another one."), LLMFullResponseEndFrame())
-        await run.until(TTSStoppedFrame, 2)
+        await run.send(LLMTextFrame(" another one."), LLMFullResponseEndFrame(), stops=2)
         assert run.pcm == b"".join(stream.sent for stream in engine.streams)
     assert [stream.request.voice for stream in engine.streams] == ["vivian", "aiden"]
     assert spoken(engine) == "One of them. It is another one."
@@ -164,53 +149,26 @@ async def test_a_voice_changes_between_sentences_of_an_answer(live, engine):
 async def test_a_speed_changes_between_answers(live, engine):
     kind = ElevenLabsTTSService
     async with Run(make("elevenlabs", live)) as run:
-        await run.turn("One of them.")
-        await run.until(TTSStoppedFrame)
+        await run.turn("One of them.", stops=1)
         await run.send(TTSUpdateSettingsFrame(delta=kind.Settings(speed=1.2, stability=0.3)))
-        await run.turn("Another one.")
-        await run.until(TTSStoppedFrame, 2)
+        await run.turn("Another one.", stops=2)
     assert [stream.request.sound.speed for stream in engine.streams] == [1.0, 1.2]
 
 
 # ---- HTTP ----------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-async def session() -> AsyncIterator[aiohttp.ClientSession]:
-    """A session of the services' HTTP library."""
+@pytest.mark.parametrize(
+    "kind", [ElevenLabsHttpTTSService, CartesiaHttpTTSService, DeepgramHttpTTSService]
+)
+async def test_a_service_over_http_speaks(live, engine, kind: Any):
     async with aiohttp.ClientSession() as session:
-        yield session
-
-
-def elevenlabs_http(live: LiveServer, session: aiohttp.ClientSession) -> Any:
-    settings = ElevenLabsHttpTTSService.Settings(voice="vivian")
-    return ElevenLabsHttpTTSService(
-        api_key="k", aiohttp_session=session, base_url=live.url, settings=settings
-    )
-
-
-def cartesia_http(live: LiveServer, session: aiohttp.ClientSession) -> Any:
-    settings = CartesiaHttpTTSService.Settings(voice="vivian")
-    return CartesiaHttpTTSService(
-        api_key="k", aiohttp_session=session, base_url=live.url, settings=settings
-    )
-
-
-def deepgram_http(live: LiveServer, session: aiohttp.ClientSession) -> Any:
-    settings = DeepgramHttpTTSService.Settings(voice="vivian")
-    return DeepgramHttpTTSService(
-        api_key="k", aiohttp_session=session, base_url=live.url, settings=settings
-    )
-
-
-@pytest.mark.parametrize("build", [elevenlabs_http, cartesia_http, deepgram_http])
-async def test_a_service_over_http_speaks(live, engine, session, build: Callable):
-    async with Run(build(live, session)) as run:
-        await run.turn(*(f"{word} " for word in SAID.split()))
-        await run.until(TTSStoppedFrame)
-        assert spoken(engine) == SAID
-        assert run.pcm == b"".join(stream.sent for stream in engine.streams)
-        if build is elevenlabs_http:
-            words = run.frames(TTSTextFrame)
-            assert " ".join(word.text.strip() for word in words) == SAID
+        how = {"aiohttp_session": session, "settings": kind.Settings(voice="vivian")}
+        async with Run(kind(api_key="k", base_url=live.url, **how)) as run:
+            await run.turn(*(f"{word} " for word in SAID.split()), stops=1)
+            assert spoken(engine) == SAID
+            assert run.pcm == b"".join(stream.sent for stream in engine.streams)
+            if kind is ElevenLabsHttpTTSService:
+                words = run.frames(TTSTextFrame)
+                assert " ".join(word.text.strip() for word in words) == SAID
     assert run.errors == []
