@@ -211,16 +211,11 @@ class SpeechBody(SpeechSettings):
         return self.stream_format == "sse" or bool(self.stream and self.stream_format is None)
 
     @model_validator(mode="after")
-    def check_session(self) -> Self:
-        """Refuse a session in which nothing is continued."""
+    def check_together(self) -> Self:
+        """Refuse fields that exclude each other, or for which the response has no room."""
         if self.session is not None and self.given(["continuity"]).get("continuity") != "context":
             what, hint = "session is given, and continuity is off.", 'Set continuity to "context".'
             raise ApiError.about("session", what, hint=hint)
-        return self
-
-    @model_validator(mode="after")
-    def check_carried(self) -> Self:
-        """Refuse what a response without events has no room for."""
         has_times = self.timestamp_granularities and not self.is_whole
         for name, is_asked in (
             ("include_codes", self.include_codes),
@@ -229,11 +224,6 @@ class SpeechBody(SpeechSettings):
             if is_asked and not self.has_events:
                 what = f"{name} is given, and the response has no events, which would carry them."
                 raise ApiError.about(name, what, hint='Set stream_format to "sse".')
-        return self
-
-    @model_validator(mode="after")
-    def check_events(self) -> Self:
-        """Refuse fields that exclude events of phases."""
         for name, allowed, hint in (
             ("stream", (True,), "These events need true."),
             ("stream_format", (None,), "Leave it out."),
