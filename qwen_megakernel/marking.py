@@ -12,6 +12,7 @@ from typing import Any
 from qwen_megakernel.content_credentials import SIGNED_FORMATS, SYNTHETIC, Signer
 from qwen_megakernel.errors import OutputError, UsageError
 from qwen_megakernel.output_files import why_unwritable
+from qwen_megakernel.speech_options import plain_number
 
 KINDS = ("metadata", "watermark", "c2pa")
 COMMENT = f"AI-generated speech. Digital source type: {SYNTHETIC}"  # of audio files
@@ -32,6 +33,11 @@ class MarkKey:
     operator: int = 0
 
     def __post_init__(self) -> None:
+        if not isinstance(self.secret, bytes) or len(self.secret) != KEY_BYTES:
+            is_bytes = isinstance(self.secret, bytes)
+            found = _shown(self.secret) if is_bytes else f"a {type(self.secret).__name__}"
+            raise UsageError(f"The secret is {found}; it must be {KEY_BYTES} bytes.")
+        object.__setattr__(self, "operator", plain_number(int, "The operator", self.operator))
         if not 0 <= self.operator <= MAX_OPERATOR:
             raise UsageError(f"The operator is {self.operator}; it must be in 0 .. {MAX_OPERATOR}.")
 
@@ -76,6 +82,11 @@ class MarkKey:
         return MarkKey(bytes.fromhex(found[1]), int(found[2]))
 
 
+def _shown(value: object) -> str:
+    """Return a value as an error quotes it, but not bytes, which may be a secret."""
+    return f"{len(value)} bytes" if isinstance(value, bytes) else reprlib.repr(value)
+
+
 def _read(path: Path, what: str, hint: str = "") -> bytes:
     try:
         return path.read_bytes()
@@ -110,6 +121,11 @@ class Marking:
     key: MarkKey | None = None
     signer: Signer | None = None
 
+    def __post_init__(self) -> None:
+        for name, kind in (("key", MarkKey), ("signer", Signer)):
+            if not isinstance(value := getattr(self, name), kind | None):
+                raise UsageError(f"{name} is {_shown(value)}; it must be a {kind.__name__}.")
+
     @staticmethod
     def of(value: "Marking | MarkKey | str | Path | None") -> "Marking":
         """Return the marking of a `mark=` of the engines: a key, or its file, adds a watermark.
@@ -121,7 +137,7 @@ class Marking:
             value = MarkKey.read(Path(value))
         if not isinstance(value, Marking | MarkKey | None):
             raise UsageError(
-                f"mark is {reprlib.repr(value)}; it must be a Marking, a MarkKey or its file."
+                f"mark is {_shown(value)}; it must be a Marking, a MarkKey or its file."
             )
         return value if isinstance(value, Marking) else Marking(key=value)
 

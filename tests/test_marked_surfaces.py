@@ -37,6 +37,7 @@ from wyoming.tts import Synthesize, SynthesizeVoice
 from qwen_megakernel import TTSEngine, families
 from qwen_megakernel.cli import main
 from qwen_megakernel.content_credentials import Signer, read_credentials
+from qwen_megakernel.errors import UsageError
 from qwen_megakernel.marking import COMMENT, UNMARKED, Marking, MarkKey
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
 from qwen_megakernel.server.settings import ServerSettings
@@ -252,6 +253,27 @@ async def test_every_surface_has_the_watermark_and_says_that_its_speech_is_synth
     (found,) = find_marks(samples, 24000, KEY.secret, search_speeds=False)
     assert found.operator == KEY.operator
     assert says and all(each is True for each in says)
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda: MarkKey(b"x"), "The secret is 1 bytes; it must be 32 bytes."),
+        (lambda: MarkKey(KEY.secret.hex()), "The secret is a str; it must be 32 bytes."),
+        (lambda: MarkKey(KEY.secret, 1.5), "The operator is 1.5; it must be a whole number."),
+        (lambda: Marking(key="mark.key"), "key is 'mark.key'; it must be a MarkKey."),
+        (lambda: Marking(key=KEY.secret), "key is 32 bytes; it must be a MarkKey."),
+        (lambda: Marking(signer="chain.pem"), "signer is 'chain.pem'; it must be a Signer."),
+        (lambda: Marking.of(KEY.secret), "mark is 32 bytes; it must be a Marking, a MarkKey or"),
+    ],
+)
+def test_what_cannot_mark_is_refused_when_it_is_made_and_a_secret_not_shown(
+    make: Callable[[], object], what: str
+):
+    with pytest.raises(UsageError) as refused:
+        make()
+    assert str(refused.value).startswith(what)
+    assert KEY.secret.hex()[:8] not in str(refused.value)
 
 
 def test_without_marks_nothing_says_so(tmp_path: Path):
