@@ -34,6 +34,10 @@ MIN_OPUS_KBITS, MAX_OPUS_KBITS = 6, 256
 ACCEPTS = 16  # connections that asyncio accepts before it runs anything else
 
 _HOST = re.compile(r"\*|[\w.-]+|\[[\da-fA-F:.]+\]")
+# A browser sends hosts in small letters, and no port that is the scheme's own.
+_ORIGIN = re.compile(
+    r"null|(?!http://.*:80$|https://.*:443$)[a-z][a-z\d+.-]*://([a-z\d._-]+|\[[\da-f:.]+\])(:\d+)?"
+)
 
 
 def host_name(host: str) -> str | None:
@@ -97,6 +101,13 @@ class ServerSettings:
                 raise UsageError(
                     f"allow_hosts has {name!r}; it must be the name of a host alone, without "
                     "scheme, port or path, or an IPv6 address in brackets."
+                )
+        for origin in self.allow_origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise UsageError(
+                    f"allow_origins has {origin!r}; it must be an origin as a browser sends it: "
+                    "scheme, host in small letters, and port, if that is not the scheme's own.",
+                    hint="Such as https://page.example or http://localhost:3000.",
                 )
         for name in self.__slots__:
             if name.endswith("_s") and not 0 < getattr(self, name) < float("inf"):

@@ -643,6 +643,37 @@ def test_a_name_that_no_host_has_is_refused(name):
         ServerSettings(allow_hosts=(name,))
 
 
+@pytest.mark.parametrize(
+    "origin",
+    [
+        *("*", "", "page.example", "https://page.example/", "https://page.example/a", "https://"),
+        *(
+            "https://Page.example",
+            "https://page.example:443",
+            "http://page.example:80",
+            "https://[",
+        ),
+        *("https://a:b@page.example", "https://page.example, https://other.example"),
+    ],
+)
+def test_an_origin_that_no_browser_sends_is_refused(origin):
+    with pytest.raises(UsageError, match=r"^allow_origins has .*; it must be an origin as a brow"):
+        ServerSettings(allow_origins=("https://good.example", origin))
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        *("null", "http://localhost:8080", "https://page.example:80", "http://127.0.0.1:3000"),
+        *("http://[::1]:3000", "chrome-extension://abcdefghijkl", "https://xn--bcher-kva.example"),
+    ],
+)
+def test_a_page_of_an_allowed_origin_may_post(origin):
+    with serving(FakeEngine(rtf=0.001), allow_origins=(origin,)) as live:
+        answer = live.client.post(SPEECH, json={"input": SHORT}, headers={"Origin": origin})
+        assert answer.status_code == 200
+
+
 def test_pages_of_other_hosts_may_not_post():
     with serving(FakeEngine(rtf=0.001), allow_origins=("https://good.example",)) as live:
         body = {"input": SHORT}
