@@ -62,6 +62,13 @@ def plain_number(kind: type, name: str, value: Any) -> Any:
     return plain
 
 
+def check_seconds(**values: Any) -> None:
+    """Raise a UsageError that names the first value that is no time, above 0 and finite."""
+    for name, value in values.items():
+        if not 0 < plain_number(float, name, value) < float("inf"):
+            raise UsageError(f"{name} is {value}; it must be above 0 and finite.")
+
+
 def _is_number(value: Any) -> bool:
     if isinstance(value, Real):
         return True

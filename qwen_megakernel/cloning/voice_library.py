@@ -140,6 +140,8 @@ class VoiceLibrary:
             RecordingError: the voice's file is damaged.
             UsageError: the voice has no such style; the error lists those that it has.
         """
+        if not isinstance(voice, str | Voice | None):
+            raise UsageError(f"voice is {reprlib.repr(voice)}; it must be a name or a Voice.")
         speaker = self._speakers.get(voice.lower()) if isinstance(voice, str) else None
         if style is not None and (speaker or voice is None):
             whose = f"the speaker {speaker!r} is" if speaker else "the model's own voice is"

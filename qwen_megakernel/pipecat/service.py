@@ -7,6 +7,7 @@ make and configure; `contexts` makes the speech, `base` corrects Pipecat's base 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,7 @@ from qwen_megakernel.pipecat.settings import (
     WordAggregator,
     as_language,
 )
-from qwen_megakernel.speech_options import SoundOptions, SpeechOptions
+from qwen_megakernel.speech_options import SoundOptions, SpeechOptions, check_seconds, check_text
 from qwen_megakernel.text.languages import AUTO, resolve_language
 from qwen_megakernel.text.reading.lexicon import Lexicon
 from qwen_megakernel.voice import Voice
@@ -136,6 +137,7 @@ class MegakernelTTSService(ContextTTSService):
                     "settings.voice.",
                 )
         SoundOptions(sample_rate=sample_rate)
+        check_seconds(engine_timeout_s=engine_timeout_s, stop_frame_timeout_s=stop_frame_timeout_s)
         if stop_frame_timeout_s <= engine_timeout_s:
             raise UsageError(
                 f"stop_frame_timeout_s is {stop_frame_timeout_s} and engine_timeout_s "
@@ -236,12 +238,13 @@ class MegakernelTTSService(ContextTTSService):
 
         In TOKEN mode a turn is one request, so the rest of the turn is spoken in a new context.
         """
-        if is_given(delta.language):
-            delta.language = as_language(delta.language)
         wanted = self._settings.copy()
-        TTSSettings.apply_update(wanted, delta)
-        wanted.language = self._service_language(as_language(wanted.language))
         try:
+            if is_given(delta.language):
+                check_text(language=delta.language)
+                delta.language = as_language(delta.language)
+            TTSSettings.apply_update(wanted, delta)
+            wanted.language = self._service_language(as_language(wanted.language))
             voice = await asyncio.to_thread(self._check, wanted)  # may read a voice file
         except QwenTTSError as error:
             # The service goes on with its old settings, so the error must not count against it.
@@ -297,8 +300,9 @@ class MegakernelTTSService(ContextTTSService):
         options |= {"find_voice": self._named, "sample_rate": self._sound_rate}
         return self._engine.stream(text, text_open=text is None, **options)
 
-    def _named(self, name: str) -> str | Voice:
-        return self._voices.get(name, name)
+    def _named(self, name: Any) -> str | Voice:
+        name = os.fspath(name) if isinstance(name, os.PathLike) else name
+        return self._voices.get(name, name) if isinstance(name, str) else name
 
     @property
     def _has_markup(self) -> bool:

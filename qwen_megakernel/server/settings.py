@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from qwen_megakernel.choices import DIALECTS, MP3_RATES
 from qwen_megakernel.errors import UsageError
-from qwen_megakernel.speech_options import SoundOptions
+from qwen_megakernel.speech_options import SoundOptions, check_seconds
 
 # `response_format` -> media type of the answer. The names are OpenAI's.
 MEDIA_TYPES = {
@@ -109,9 +109,7 @@ class ServerSettings:
                     "scheme, host in small letters, and port, if that is not the scheme's own.",
                     hint="Such as https://page.example or http://localhost:3000.",
                 )
-        for name in self.__slots__:
-            if name.endswith("_s") and not 0 < getattr(self, name) < float("inf"):
-                raise UsageError(f"{name} is {getattr(self, name)}; it must be above 0 and finite.")
+        check_seconds(**{name: getattr(self, name) for name in self.__slots__ if name[-2:] == "_s"})
         if self.default_format not in MEDIA_TYPES:
             hint = f"Known: {', '.join(MEDIA_TYPES)}."
             raise UsageError(f"Unknown format {self.default_format!r}.", hint=hint)

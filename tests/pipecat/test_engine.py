@@ -4,6 +4,7 @@ bit.
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
@@ -25,7 +26,7 @@ from tolerances import PCM_STEPS
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.engine.conversation import Conversation
 from qwen_megakernel.engine.stream_state import StreamState
-from qwen_megakernel.errors import EngineClosed, TaskError
+from qwen_megakernel.errors import EngineClosed, TaskError, UsageError
 from qwen_megakernel.pipecat.service import MegakernelTTSService
 from qwen_megakernel.voice import Voice
 
@@ -232,7 +233,7 @@ async def test_a_voice_file_is_a_voice_at_the_start_and_later(base_engine, tmp_p
     for voice, file in zip(voices, files, strict=True):
         voice.save(file)
     options = {"seed": 1, "max_frames": 4}
-    tts = service(base_engine, voice=files[0], **options)
+    tts = service(base_engine, voice=Path(files[0]), **options)
     async with Run(tts) as run:
         await run.say("Hello.")
         delta = MegakernelTTSService.Settings(voice=files[1])
@@ -242,6 +243,13 @@ async def test_a_voice_file_is_a_voice_at_the_start_and_later(base_engine, tmp_p
     assert run.pcm == b"".join(
         pcm_of(base_engine, "Hello.", voice=voice, **options) for voice in voices
     )
+
+
+@pytest.mark.parametrize("voice", [5, ["aiden"], {"a": 1}])
+def test_what_is_no_voice_is_refused_at_the_start(engine, base_engine, voice):
+    for each in (engine, base_engine):
+        with pytest.raises(UsageError, match=r"^voice is .*; it must be a name or a Voice\."):
+            service(each, voice=voice)
 
 
 async def test_an_in_context_voice_speaks_each_part_of_a_turn_when_it_is_complete(base_engine):

@@ -1,5 +1,7 @@
 """Settings of the Pipecat service, at the start and while it runs."""
 
+import math
+
 import pytest
 from fake_engine import FakeEngine
 from pipecat.frames.frames import (
@@ -99,15 +101,18 @@ async def test_a_change_within_a_token_turn_opens_a_new_context():
         Settings(language="Klingon", seed=3),
         Settings(temperature=-1.0, seed=3),
         Settings(seed=-3),
+        Settings(language=5, seed=3),
+        Settings(voice=["vivian"], seed=3),
     ],
-    ids=["voice", "language", "sampling", "seed"],
+    ids=["voice", "language", "sampling", "seed", "no language", "no voice"],
 )
 async def test_settings_that_cannot_work_are_refused_as_a_whole(delta):
     async with Run(service(FakeEngine(), settings=Settings(voice="aiden", seed=1))) as run:
         await run.send(TTSUpdateSettingsFrame(delta=delta))
         await run.say("As before.", stops=1)
         assert run.tts.is_usable
-    assert [type(frame) for frame in run.errors] == [ErrorFrame]
+    (error,) = run.errors
+    assert type(error) is ErrorFrame and error.error.startswith("Settings not changed: ")
     assert run.engine.streams[0].request.voice == "aiden" and run.engine.streams[0].seed == 1
 
 
@@ -159,6 +164,11 @@ def test_a_model_and_an_engine_are_one_too_many():
         ({"settings": Settings(temperature=0)}, "temperature is 0"),
         ({"settings": Settings(lexicon={"": "a"})}, "lexicon"),
         ({"first_chunk_frames": 0}, "first_chunk_frames is 0"),
+        ({"engine_timeout_s": "x"}, "engine_timeout_s is 'x'; it must be a number"),
+        ({"engine_timeout_s": 0}, "engine_timeout_s is 0; it must be above 0 and finite"),
+        ({"engine_timeout_s": math.nan}, "engine_timeout_s is nan; it must be above 0"),
+        ({"stop_frame_timeout_s": None}, "stop_frame_timeout_s is None; it must be a number"),
+        ({"stop_frame_timeout_s": math.inf}, "stop_frame_timeout_s is inf; it must be above 0"),
     ],
 )
 def test_arguments_that_cannot_work_are_refused_before_a_model_is_loaded(

@@ -99,6 +99,8 @@ class FakeEngine:
     def find_voice(self, voice: str | Voice | None, style: str | None = None) -> str | Voice | None:
         if isinstance(voice, str) and voice not in self.voices:
             raise UnknownVoice(f'Unknown voice "{voice}".')
+        if not isinstance(voice, str | Voice | None):
+            raise UsageError(f"voice is {voice!r}; it must be a name or a Voice.")
         return voice if style is None or not isinstance(voice, Voice) else voice.in_style(style)
 
     def check_continuity(self) -> list[str]:
