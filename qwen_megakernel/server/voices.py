@@ -98,7 +98,7 @@ class VoiceStore:
             fallback = self._settings.voice_fallback
             if fallback is None and self._engine.default_voice is not None:
                 hint = "Start the server with --voice-alias ID=NAME, or with --voice-fallback NAME."
-                raise UnknownVoice(str(error), hint=hint) from error
+                raise UnknownVoice(error.what, error.hint, hint) from error
             spoken_by = f'spoken by "{fallback}"' if fallback else "ignored: this model has none"
             return fallback, f'voice "{printable(voice_id)}" is {spoken_by}'
         return self._settings.voice_aliases.get(voice_id, voice_id), None

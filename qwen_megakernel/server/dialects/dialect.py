@@ -49,7 +49,7 @@ class Fields(BaseModel):
     def unsupported(what: str, value: object, supported: Iterable[str]) -> ApiError:
         """Return the error about audio that the server cannot make."""
         makes = f"which this server does not make. It makes: {', '.join(supported)}."
-        message = f"{what} is {printable(str(value))}, {makes}"
+        message = f"{what} is {printable(str(value)) or 'empty'}, {makes}"
         return ApiError(400, message, "unsupported_output_format", what)
 
 
