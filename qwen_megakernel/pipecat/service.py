@@ -27,6 +27,7 @@ from qwen_megakernel.errors import (
     TextTooLong,
     UnknownLanguage,
     UsageError,
+    did_you_mean,
 )
 from qwen_megakernel.pipecat.base import base_arguments
 from qwen_megakernel.pipecat.contexts import ContextTTSService
@@ -238,6 +239,9 @@ class MegakernelTTSService(ContextTTSService):
 
         In TOKEN mode a turn is one request, so the rest of the turn is spoken in a new context.
         """
+        for name in delta.extra:  # of a frame whose settings are a dict
+            hint = did_you_mean(name, self._settings.given_fields())
+            logger.warning(f"{self}: setting ignored: {name}. {hint}")
         wanted = self._settings.copy()
         try:
             if is_given(delta.language):

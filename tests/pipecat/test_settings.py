@@ -44,6 +44,14 @@ def test_a_misspelt_setting_is_corrected():
         Settings(modle="demo-voice")  # a field that Pipecat's own settings have
 
 
+async def test_a_misspelt_setting_of_a_dict_is_named():
+    with logged() as lines:
+        async with Run(service(FakeEngine())) as run:
+            await run.send(TTSUpdateSettingsFrame(settings={"speeed": 2}))
+            await run.say("Hello.", stops=1)
+    assert any('ignored: speeed. Did you mean "speed"?' in line for line in lines)
+
+
 @pytest.mark.parametrize(
     ("language", "stored", "splitter"),
     [
