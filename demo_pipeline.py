@@ -232,12 +232,12 @@ def parse_args() -> argparse.Namespace:
     """Read the command line."""
     parser = parsing.Parser(description=__doc__.splitlines()[0])
     options.add_text_options(parser)
-    add = parser.add_argument
-    add("-o", "--output", default="out.wav", help="file to write: wav, flac, ogg or mp3")
-    add("--token", action="store_true", help="feed the text word by word, as an LLM would")
-    add("--play", action="store_true", help="play the speech on the loudspeaker, too")
-    add("--json", action="store_true", help="print the figures as JSON on standard output")
-    add("--dump-codes", metavar="FILE", help="file to write the codes to, one row per frame")
+    add = parsing.adder(parser)
+    add("-o --output", "file to write: wav, flac, ogg or mp3", parsing.file_name, "out.wav")
+    add("--token", "feed the text word by word, as an LLM would", bool)
+    add("--play", "play the speech on the loudspeaker, too", bool)
+    add("--json", "print the figures as JSON on standard output", bool)
+    add("--dump-codes FILE", "file to write the codes to, one row per frame", parsing.file_name)
     options.add_model_options(parser)
     options.add_speech_options(parser)
     return parser.parse_args()

@@ -42,7 +42,7 @@ def parse_args() -> argparse.Namespace:
     parser = parsing.Parser(description=__doc__.splitlines()[0])
     options.add_text_options(parser)
     add = parsing.adder(parser)
-    add("-o --output", "wav, flac, ogg or mp3 file to write", str, "out.wav")
+    add("-o --output", "wav, flac, ogg or mp3 file to write", parsing.file_name, "out.wav")
     options.add_subtitles_option(parser)
     options.add_model_options(parser)
     options.add_speech_options(parser)

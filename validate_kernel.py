@@ -202,10 +202,11 @@ def parse_args() -> argparse.Namespace:
         "largest difference of logits to accept (default: derived for each comparison)",
         float,
     )
-    add("--reference FILE", "recording to use in place of the official package")
+    add("--reference FILE", "recording to use in place of the official package", parsing.file_name)
     add(
         "--save-reference FILE",
         "file to which this run of the official package is written, as a recording",
+        parsing.file_name,
     )
     add("--quiet", "print errors only", bool)
     add("--debug", "log everything, and show Python tracebacks of errors", bool)

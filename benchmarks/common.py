@@ -29,6 +29,7 @@ from qwen_megakernel.cli import options, parsing, running
 from qwen_megakernel.errors import OutputError
 from qwen_megakernel.installing import require
 from qwen_megakernel.native import cpu_library
+from qwen_megakernel.output_files import check_writable
 
 if TYPE_CHECKING:  # torch is imported after `torch_import.wait_passively`
     import torch
@@ -76,7 +77,7 @@ METRICS = {
 def add_result_option(parser: argparse.ArgumentParser) -> None:
     """Add --json FILE, for `write_json`, and --idle, for `run`."""
     add = parsing.adder(parser)
-    add("--json FILE", "file to write the results to, as JSON")
+    add("--json FILE", "file to write the results to, as JSON", parsing.file_name)
     add(
         "--idle SECONDS",
         "with --json: longest wait, before the run, for the load average to fall",
@@ -94,6 +95,7 @@ def run(main: Measurement, args: argparse.Namespace) -> int:
 
     def observed(args: argparse.Namespace) -> int:
         if args.json:
+            check_writable(Path(args.json), "results")
             observe(args.idle)
         return main(args)
 

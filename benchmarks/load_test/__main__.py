@@ -55,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
         4096,
     )
     add("--seed", "seed of arrivals and of the order of texts", int, 0)
-    add("--prompts FILE", "file of texts to speak, one per line")
+    add("--prompts FILE", "file of texts to speak, one per line", parsing.file_name)
     add("--voice", "voice that the requests name")
     add("--language", "language that the requests name")
     add("--model-name", "value of the requests' field `model`")

@@ -26,13 +26,14 @@ def add_options(parser: parsing.Parser) -> None:
         "--batch JSONL",
         "file of texts to speak, a JSON object a line: text, output (the file's name), and "
         "options of speech such as voice and speed",
-        Lines,
+        lambda path: Lines(parsing.file_name(path)),
         dest="text",
         action=action,
     )
     add(
         "--output-dir DIR",
         "folder for the files of --batch; texts whose files are there already are skipped",
+        parsing.file_name,
     )
     add("--slots", "number of texts of --batch to speak at a time", parsing.at_least(1), 4)
 

@@ -32,7 +32,7 @@ def add_commands(commands: Any) -> None:
     )
     add = parsing.adder(command)
     add("model MODEL", "model to convert: hub id, folder or built-in name")
-    add("-o --output FOLDER", "new folder for the model", required=True)
+    add("-o --output FOLDER", "new folder for the model", parsing.file_name, required=True)
     add("--weights FORM", WEIGHTS_HELP, WEIGHTS)
     add(
         "--vocoder-weights",

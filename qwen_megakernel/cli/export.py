@@ -43,7 +43,7 @@ def add_commands(commands: Any) -> None:
     )
     add = parsing.adder(command)
     add("model MODEL", "model to convert: hub id, folder or built-in name")
-    add("--to DIR", "folder to write the models to", required=True)
+    add("--to DIR", "folder to write the models to", parsing.file_name, required=True)
     add(
         "--positions",
         "length of the talker's memory, prompt plus frames, 12.5 frames per second (default: "

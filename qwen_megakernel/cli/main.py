@@ -112,7 +112,7 @@ def parser() -> argparse.ArgumentParser:
     command = parsing.new_command(commands, "download", download, "download a model")
     add = parsing.adder(command)
     add("model_id MODEL", "hub id of the model, such as Qwen/Qwen3-TTS-12Hz-0.6B-Base")
-    add("--to DIR", "folder to which the files are copied, too")
+    add("--to DIR", "folder to which the files are copied, too", parsing.file_name)
     options.add_verbosity(command)
 
     command = parsing.new_command(commands, "doctor", doctor, "describe this machine")
@@ -130,7 +130,7 @@ def parser() -> argparse.ArgumentParser:
         "print entropy, repeats and overlap of files of codes",
     )
     add = parsing.adder(command)
-    add("files TSV", "file that --dump-codes wrote", nargs="+")
+    add("files TSV", "file that --dump-codes wrote", parsing.file_name, nargs="+")
     add("--strict", "exit with code 1 if a figure is suspicious", bool)
     add("--json", "print as JSON", bool)
     options.add_verbosity(command)

@@ -58,14 +58,14 @@ def add_commands(commands: Any) -> None:
         mark.add_subparsers(required=True), "new-key", new_key, "make a key for the watermark"
     )
     add = parsing.adder(command)
-    add("file FILE", "file to write, which must not exist yet")
+    add("file FILE", "file to write, which must not exist yet", parsing.file_name)
     add("--operator", "number of the operator who marks, up to 65535", parsing.at_least(0), 0)
     options.add_verbosity(command)
 
     command = parsing.new_command(commands, "detect", detect, "look for marks in a file")
     add = parsing.adder(command)
-    add("file FILE", "recording to search: wav, flac, ogg or mp3")
-    add("--mark-key KEY", "file of `mark new-key`, to look for its watermark")
+    add("file FILE", "recording to search: wav, flac, ogg or mp3", parsing.file_name)
+    add("--mark-key KEY", "file of `mark new-key`, to look for its watermark", parsing.file_name)
     add(
         "--own-speed",
         "search for marks at their own speed alone; without this option, speeds up to 10%% "

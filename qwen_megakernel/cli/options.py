@@ -76,7 +76,9 @@ def add_model_options(parser: argparse.ArgumentParser, default: str | None = Non
         "anna=VOICE names its speaker anna",
         list,
     )
-    parsing.adder(parser, VOICE)("--voices DIR", "folder of voice files to find by name")
+    parsing.adder(parser, VOICE)(
+        "--voices DIR", "folder of voice files to find by name", parsing.file_name
+    )
     add(
         "--backend",
         "backend that computes the codec codes: kernel (CUDA), graph (CUDA graphs), cpu (native "
@@ -113,6 +115,7 @@ def add_model_options(parser: argparse.ArgumentParser, default: str | None = Non
         "--lexicon FILE",
         "file of pronunciations: lines of a word, a tab and a respelling, or a W3C "
         "pronunciation lexicon",
+        parsing.file_name,
     )
     add_verbosity(parser)
 
@@ -125,13 +128,14 @@ def add_mark_options(parser: argparse.ArgumentParser) -> None:
         "what says that speech is synthetic: metadata, watermark, c2pa, with commas between "
         "them; or none (default: metadata, and those whose files are given)",
     )
-    add("--mark-key FILE", "key of the watermark: a file of `mark new-key`")
+    add("--mark-key FILE", "key of the watermark: a file of `mark new-key`", parsing.file_name)
     add(
         "--c2pa-cert FILE",
         "certificate that signs whole wav, mp3 and flac files, and those that lead to its root "
         "(PEM)",
+        parsing.file_name,
     )
-    add("--c2pa-key FILE", "private key of the certificate (PEM)")
+    add("--c2pa-key FILE", "private key of the certificate (PEM)", parsing.file_name)
 
 
 def marking_from_args(args: argparse.Namespace) -> Marking:
@@ -162,7 +166,7 @@ def add_speech_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of a voice, and every option of `OFFERED`."""
     add = parsing.adder(parser, VOICE)
     add("--voice", "speaker of the model, name of a file in --voices, or path of a voice file")
-    add("--voice-sample FILE", "recording whose voice to clone")
+    add("--voice-sample FILE", "recording whose voice to clone", parsing.file_name)
     add(
         "--ref-text",
         "exact transcript of --voice-sample: the model then continues the recording, which "
@@ -220,6 +224,7 @@ def add_subtitles_option(parser: argparse.ArgumentParser) -> None:
         "--subtitles FILE",
         "file for the times of the speech: .srt or .vtt captions of its sentences, or .json "
         "with the seconds of every word",
+        parsing.file_name,
     )
 
 

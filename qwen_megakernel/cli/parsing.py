@@ -2,14 +2,15 @@
 
 import argparse
 import math
-import re
 from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
+from qwen_megakernel.errors import OutputError
 from qwen_megakernel.installing import install_command
+from qwen_megakernel.output_files import check_writable
 from qwen_megakernel.speech_options import MAX_FACTOR, MIN_FACTOR
 
 
@@ -71,7 +72,7 @@ class FileText(str):
 def file_text(path: str) -> FileText:
     """Return the contents of a text file, as an argparse type."""
     try:
-        text = FileText(Path(path).read_text(encoding="utf-8", errors="surrogateescape"))
+        text = FileText(Path(file_name(path)).read_text(encoding="utf-8", errors="surrogateescape"))
     except OSError as error:
         raise argparse.ArgumentTypeError(f"{path}: {error.strerror}") from error
     text.path = path
@@ -92,8 +93,6 @@ class TextAction(argparse.Action):
             other.required &= other.dest != self.dest
 
 
-# What the values of options are called that name files or folders.
-_FILES = re.compile("FILE|DIR|FOLDER|JSONL|KEY|TSV|DATA")
 _NO_DEFAULTS = (None, "", argparse.SUPPRESS)
 
 
@@ -171,14 +170,17 @@ def adder(parser: argparse.ArgumentParser, title: str = "") -> Callable[..., Non
 
     Its arguments are an option's names and metavar, with spaces between them, its help, its kind
     and its default. The kind is the type of its values, their collection, or an action of argparse;
-    a bool needs no value, and a list grows with each use.
+    a bool needs no value, and a list grows with each use. That of a file or a folder is `file_name`
+    or Path, which refuse an empty text.
     """
     to: Any = group(parser, title) if title else parser
 
     def add(names: str, help: str, kind: Any = str, default: Any = None, **more: Any) -> None:
         if names.split()[-1].isupper():
             names, _, more["metavar"] = names.rpartition(" ")
-        if kind is bool:
+        if kind is Path:
+            more |= {"type": lambda text: Path(file_name(text)), "default": default}
+        elif kind is bool:
             more["action"] = "store_true"
         elif kind is list:
             more |= {"action": "append", "default": []}
@@ -188,9 +190,6 @@ def adder(parser: argparse.ArgumentParser, title: str = "") -> Callable[..., Non
             more |= {"action": kind, "default": default}
         else:
             more |= {"type": kind, "default": default}
-        if _FILES.search(more.get("metavar", "")):
-            read = more.get("type", str)
-            more["type"] = lambda text: read(file_name(text))
         to.add_argument(*names.split(), help=help, **more)
 
     return add
@@ -206,7 +205,18 @@ def new_command(
 
 
 def plot_file(text: str) -> str:
-    """Return the path of a plot; raise an error before any measurement if matplotlib is missing."""
+    """Return the path of a plot, as an argparse type, if matplotlib can write it after the work."""
     if find_spec("matplotlib") is None:
         raise argparse.ArgumentTypeError(f"drawing needs matplotlib: {install_command('plots')}")
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    endings = FigureCanvasBase.get_supported_filetypes()
+    if Path(text).suffix[1:].lower() not in endings:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no picture; its ending must be one of {', '.join(endings)}"
+        )
+    try:
+        check_writable(Path(text), "a plot")
+    except OutputError as error:
+        raise argparse.ArgumentTypeError(error.what) from error
     return text

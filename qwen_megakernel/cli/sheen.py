@@ -136,11 +136,11 @@ def _train_options(args: argparse.Namespace) -> "TrainOptions":
 def _add_prepare(sheen: Any) -> None:
     command = parsing.new_command(sheen, "prepare", prepare, "encode recordings for training")
     add = parsing.adder(command)
-    add("dataset DIR", "folder with metadata.csv (id|phonemes) and wav/")
+    add("dataset DIR", "folder with metadata.csv (id|phonemes) and wav/", parsing.file_name)
     add(
         "-o --output",
         "JSONL file to write; the rows in it are kept, so an interrupted run goes on",
-        str,
+        parsing.file_name,
         "dataset.jsonl",
     )
     add(
@@ -161,7 +161,7 @@ def _add_infer(sheen: Any) -> None:
     command = parsing.new_command(sheen, "infer", infer, "speak with a voice")
     add = parsing.adder(command)
     add("text", "text to speak; - reads standard input")
-    add("--model DIR", "folder of the trained voice", required=True)
+    add("--model DIR", "folder of the trained voice", parsing.file_name, required=True)
     add("--phonemes", "take the text as phonemes, without espeak-ng", bool)
     add(
         "--order",
@@ -197,7 +197,7 @@ def _add_verify(sheen: Any) -> None:
         verify, "dataset", verify_dataset, "check every line of a dataset"
     )
     add = parsing.adder(command)
-    add("data JSONL", _DATA_HELP)
+    add("data JSONL", _DATA_HELP, parsing.file_name)
     add("--codebook-size", "codes per codebook", int, 4096)
     add("--max-length", "most tokens in a sequence", int, 1024)
     options.add_verbosity(command)
@@ -208,7 +208,7 @@ def _add_verify(sheen: Any) -> None:
         verify_tokenizer,
         "check the tokenizer and embeddings of a trained voice",
     )
-    parsing.adder(command)("model DIR", "folder of the trained voice")
+    parsing.adder(command)("model DIR", "folder of the trained voice", parsing.file_name)
     options.add_verbosity(command)
 
     command = parsing.new_command(
@@ -239,7 +239,7 @@ def _add_snac_options(command: argparse.ArgumentParser) -> None:
 def _add_training_options(command: argparse.ArgumentParser) -> None:
     """Add the options of training; None takes the default of `TrainOptions`."""
     add = parsing.adder(command)
-    add("data JSONL", _DATA_HELP)
+    add("data JSONL", _DATA_HELP, parsing.file_name)
     add(
         "--model",
         "language model to train: hub id or folder of a Qwen2.5, or "

@@ -28,7 +28,11 @@ LONG_CHARS = 200_000  # numbers become words in more than a second, before the f
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
     add = parsing.adder(parser, options.OUTPUT)
-    add("-o --output FILE", "wav, flac, ogg or mp3 file to write (default: out.wav)")
+    add(
+        "-o --output FILE",
+        "wav, flac, ogg or mp3 file to write (default: out.wav)",
+        parsing.file_name,
+    )
     add(
         "--encoding",
         "samples of a wav file: pcm (16 bits), or ulaw or alaw (the telephone's 8 bits at 8000 Hz)",
@@ -40,7 +44,7 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
     add("--stdout", "write raw 16-bit samples to standard output", bool)
     add("--play", "play the speech on the loudspeaker, too", bool)
     options.add_subtitles_option(parser)
-    add("--dump-codes FILE", "TSV file to write the codes to, a row per frame")
+    add("--dump-codes FILE", "TSV file to write the codes to, a row per frame", parsing.file_name)
 
 
 def read_text(args: argparse.Namespace) -> str:

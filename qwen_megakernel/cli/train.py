@@ -89,7 +89,7 @@ def verify(args: argparse.Namespace) -> int:
 def _add_model_options(command: argparse.ArgumentParser, **defaults: Any) -> None:
     """Add what `train run` and `train verify` share: data, model, method and training."""
     add, whole = parsing.adder(command), parsing.at_least(1)
-    add("data DATA", "JSONL file that `train prepare` wrote")
+    add("data DATA", "JSONL file that `train prepare` wrote", parsing.file_name)
     add("--model", "Base model to train", str, DEFAULT_MODEL)
     add(
         "--method",
@@ -145,8 +145,8 @@ def _add_run(train: Any) -> None:
 def _add_merge(train: Any) -> None:
     command = parsing.new_command(train, "merge", merge, "write a voice as a CustomVoice model")
     add = parsing.adder(command)
-    add("voice VOICE", "folder that `train run` wrote")
-    add("-o --output FOLDER", "new folder for the model", required=True)
+    add("voice VOICE", "folder that `train run` wrote", parsing.file_name)
+    add("-o --output FOLDER", "new folder for the model", parsing.file_name, required=True)
     add("--dtype", "number format of the weights (default: that of the base model)", DTYPES)
     options.add_local_files_option(command)
     options.add_verbosity(command)
@@ -159,10 +159,12 @@ def _add_prepare(train: Any) -> None:
         "recordings RECORDINGS",
         "folder with metadata.csv (id|text) and wav/, folder of NAME.wav beside NAME.txt, or "
         'JSONL file of {"audio": ..., "text": ...}',
+        parsing.file_name,
     )
     add(
         "-o --output DATA",
         "JSONL file to write; the lines in it are kept, so an interrupted run goes on",
+        parsing.file_name,
         required=True,
     )
     add("--model", "Base model that will be trained, whose encoders are used", str, DEFAULT_MODEL)

@@ -66,7 +66,7 @@ def add_workers_option(command: argparse.ArgumentParser) -> None:
 def add_job_options(command: argparse.ArgumentParser, save_steps: int) -> None:
     """Add --output, --save-steps and --resume."""
     add = parsing.adder(command)
-    add("-o --output VOICE", "folder to write the voice to", required=True)
+    add("-o --output VOICE", "folder to write the voice to", parsing.file_name, required=True)
     add("--save-steps", "steps between saves", _WHOLE, save_steps)
     add("--resume", "go on from the state of an interrupted run", bool)
 

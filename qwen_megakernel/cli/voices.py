@@ -30,10 +30,12 @@ def add_commands(commands: Any) -> None:
     add(
         "source DIR|FILE",
         "recording, or folder of recordings; NAME.txt beside NAME.wav is its transcript",
+        parsing.file_name,
     )
     add(
         "-o --output",
         "file to write (.voice.safetensors), or folder, which is made if need be (default: .)",
+        parsing.file_name,
     )
     add("--ref-text", "exact transcript of the recording, if there is one recording")
     add = parsing.adder(command, then)
@@ -52,14 +54,14 @@ def add_commands(commands: Any) -> None:
         "name in --voices, or voice file, and its weight, as in anna=.7; 1 if it has none",
         nargs="+",
     )
-    add("-o --output", "file to write (.voice.safetensors)", required=True)
+    add("-o --output", "file to write (.voice.safetensors)", parsing.file_name, required=True)
     add("--force", "replace a voice that exists already", bool)
-    add("--voices DIR", _FOLDER_HELP, str, ".")
+    add("--voices DIR", _FOLDER_HELP, parsing.file_name, ".")
     options.add_verbosity(command)
 
     command = parsing.new_command(voices, "list", list_voices, "list the voices of a folder")
     add = parsing.adder(command)
-    add("folder DIR|FILE", "voice file, or " + _FOLDER_HELP, str, ".", nargs="?")
+    add("folder DIR|FILE", "voice file, or " + _FOLDER_HELP, parsing.file_name, ".", nargs="?")
     add("--json", "print as JSON", bool)
     options.add_verbosity(command)
 
@@ -67,8 +69,8 @@ def add_commands(commands: Any) -> None:
         name = run.__name__
         command = parsing.new_command(voices, name, run, f"{name} a voice")
         add = parsing.adder(command)
-        add("voice NAME|FILE", "name in --voices, or voice file")
-        add("--voices DIR", _FOLDER_HELP, str, ".")
+        add("voice NAME|FILE", "name in --voices, or voice file", parsing.file_name)
+        add("--voices DIR", _FOLDER_HELP, parsing.file_name, ".")
         if run is show:
             add("--json", "print as JSON", bool)
         options.add_verbosity(command)

@@ -69,14 +69,15 @@ def test_benchmarks_speak_with_an_engine_that_is_warm(monkeypatch):
         common.measure(argparse.Namespace())
 
 
-def test_the_machine_is_looked_at_before_the_run_and_only_for_a_result_file(monkeypatch):
+def test_the_machine_is_looked_at_before_the_run_and_only_for_a_result_file(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     events = []
     monkeypatch.setattr(common, "_conditions", None)
     monkeypatch.setattr(machine, "Conditions", lambda idle: events.append(f"idle {idle}"))
     main = lambda args: events.append("run") or 0  # noqa: E731
-    for file in (None, "result.json"):
+    for file, code in ((None, 0), ("result.json", 0), ("no/result.json", 5)):
         args = argparse.Namespace(json=file, idle=7, debug=False, quiet=True)
-        assert common.run(main, args) == 0
+        assert common.run(main, args) == code
     assert events == ["run", "idle 7", "run"]
 
 

@@ -1,10 +1,11 @@
 """The options of commands: what their kinds parse, and the defaults that the help names."""
 
 import argparse
+from pathlib import Path
 
 import pytest
 
-from qwen_megakernel.cli import parsing
+from qwen_megakernel.cli import main, parsing
 
 
 @pytest.fixture
@@ -19,6 +20,8 @@ def parser() -> parsing.Parser:
     add("--name K=V", "name, repeatedly", list)
     add("--plain", "nothing by default", str, "")
     add("--fast", "be fast", argparse.BooleanOptionalAction)
+    add("--to DIR", "folder", parsing.file_name)
+    add("--folder", "another", Path)
     return made
 
 
@@ -26,7 +29,7 @@ def test_kinds_say_how_values_are_read(parser):
     args = parser.parse_args([])
     assert vars(args) == {
         **{"text": None, "number": 4, "share": 600.0, "form": "small", "quiet": False},
-        **{"name": [], "plain": "", "fast": None},
+        **{"name": [], "plain": "", "fast": None, "to": None, "folder": None},
     }
     given = ["hello", *("-n", "2", "--share", ".5", "--form", "large", "--quiet")]
     args = parser.parse_args([*given, "--name", "a=1", "--name", "b=2", "--no-fast"])
@@ -34,7 +37,9 @@ def test_kinds_say_how_values_are_read(parser):
     assert args.quiet and args.name == ["a=1", "b=2"] and args.fast is False
 
 
-@pytest.mark.parametrize("given", [["-n", "0"], ["--form", "huge"], ["--share", "half"]])
+@pytest.mark.parametrize(
+    "given", [["-n", "0"], ["--form", "huge"], ["--share", "half"], ["--to", ""], ["--folder", ""]]
+)
 def test_values_of_another_kind_are_refused(parser, given, capsys):
     with pytest.raises(SystemExit):
         parser.parse_args(given)
@@ -47,3 +52,35 @@ def test_the_help_names_each_default_once(parser):
         assert shown in words
     assert words.count("(default") == 3
     assert "a group:" in words and "WORDS text to read" in words and "K=V" in words
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "train prepare FILE -o x",
+        "train prepare x -o FILE",
+        "train run x -o FILE",
+        "train merge FILE -o x",
+        "sheen prepare x -o FILE",
+        "sheen train x -o FILE",
+        "voices create x -o FILE",
+        "voices mix x -o FILE",
+        "speak x --voice-sample FILE",
+        "detect x --mark-key FILE",
+    ],
+)
+def test_an_empty_text_names_no_file(words, capsys):
+    given = ["" if word == "FILE" else word for word in words.split()]
+    with pytest.raises(SystemExit):
+        main.parser().parse_args(given)
+    assert "an empty text names no file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "name, why", [("a.xyz", "one of .*png"), ("a", "one of .*png"), ("no/a.png", "no folder no")]
+)
+def test_a_plot_that_cannot_be_written_is_refused_before_the_work(name, why, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(argparse.ArgumentTypeError, match=why):
+        parsing.plot_file(name)
+    assert parsing.plot_file("a.png") == "a.png" and not list(tmp_path.iterdir())

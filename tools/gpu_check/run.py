@@ -303,7 +303,11 @@ def parse_args() -> argparse.Namespace:
     parser = parsing.Parser("gpu_check.sh", description=__doc__.splitlines()[0])
     add = parsing.adder(parser)
     add("--name", "name for the result folder instead of the GPU's")
-    add("--out FOLDER", "folder for the results (default: benchmarks/results/gpu_NAME_SET)")
+    add(
+        "--out FOLDER",
+        "folder for the results (default: benchmarks/results/gpu_NAME_SET)",
+        parsing.file_name,
+    )
     add("--emulation", "run toy sizes on the CPU, to test this program without a GPU", bool)
     add("--toy", "run toy sizes on the GPU", bool)
     add("--set", "which set of steps to run", SETS, "first")

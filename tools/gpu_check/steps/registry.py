@@ -56,7 +56,7 @@ def main() -> None:
     parser = parsing.Parser(description="Run one step of tools/gpu_check.sh.")
     add = parsing.adder(parser)
     add("step", "the step to run", STEPS)
-    add("--json FILE", "file to write the result to", required=True)
+    add("--json FILE", "file to write the result to", parsing.file_name, required=True)
     add("--emulation", "run toy sizes on the CPU", bool)
     add("--toy", "run toy sizes on the GPU", bool)
     add("--until", "time on the monotonic clock (time.monotonic) at which to finish early", float)
