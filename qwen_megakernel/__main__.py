@@ -2,21 +2,29 @@
 
 import sys
 
+from qwen_megakernel.signals import GracefulExit
+
 
 def main() -> int:
     """Run a command; return its exit code."""
+    end = GracefulExit()  # during the imports; later signals end in `running.run`
     try:
-        from qwen_megakernel import torch_import
+        with end:
+            from qwen_megakernel import torch_import
 
-        if sys.argv[1:2] and sys.argv[1] in torch_import.COMMANDS and "torch" not in sys.modules:
-            torch_import.wait_passively()
-            torch_import.begin()
-        from qwen_megakernel.cli.main import main as run
+            words = sys.argv[1:2]
+            if words and words[0] in torch_import.COMMANDS and "torch" not in sys.modules:
+                torch_import.wait_passively()
+                torch_import.begin()
+            from qwen_megakernel.cli.main import main as run
 
         return run()
-    except KeyboardInterrupt:  # during the imports; later ones end in `running.run`
+    except (KeyboardInterrupt, ImportError) as error:
+        # numpy raises an ImportError of its own for a Ctrl-C that comes while it is imported.
+        if isinstance(error, ImportError) and not end.has_come:
+            raise
         sys.stderr.write("interrupted\n")
-        return 130
+        return end.exit_code
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from qwen_megakernel.cli import options, parsing
 from qwen_megakernel.errors import QwenTTSError, UsageError, check_names
+from qwen_megakernel.printable import printable
 from qwen_megakernel.speech_options import OPTIONS, SpeechOptions
 
 if TYPE_CHECKING:
@@ -104,11 +106,18 @@ def _read(path: str) -> list[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            task = {"output": f"{number:04}.wav"} | dict(json.loads(line))
+            task = json.loads(line)
+            if not isinstance(task, dict):
+                raise UsageError(
+                    f"{printable(str(task))} is no JSON object.",
+                    hint='Write an object with a text, such as {"text": "Hello."}',
+                )
+            task = {"output": f"{number:04}.wav"} | task
             check_names(task, ["text", "output", *OPTIONS])
             SpeechOptions().override(**{n: v for n, v in task.items() if n in OPTIONS})
             name = task["output"]
-            is_name = Path(str(name)).name == name and name not in ("", "..")
+            os.fsencode(str(name))  # refuses half surrogate pairs
+            is_name = Path(str(name)).name == name and name not in ("", "..") and "\0" not in name
             if not isinstance(task.get("text"), str) or not is_name:
                 raise UsageError(
                     f"text is {task.get('text')!r} and output {name!r}; both must be strings, "

@@ -37,12 +37,13 @@ FEATURES = {
     "loudness": ("loudness", ["loudness"]),
     "load test": ("bench", ["aiohttp", "psutil", "matplotlib"]),
     "trained voices": ("sheen", ["snac"]),
+    "fine-tuning": ("train", ["peft"]),
     "Core ML export": ("coreml", ["coremltools"]),
 }
 PACKAGES = (
     *("torch", "transformers", "safetensors", "numpy", "soundfile", "soxr", "huggingface_hub"),
-    *("ninja", "num2words", "babel", "pipecat-ai", "qwen-tts", "snac", "fastapi", "wyoming"),
-    *("ray", "av", "sounddevice"),
+    *("ninja", "num2words", "babel", "pipecat-ai", "qwen-tts", "snac", "peft", "fastapi"),
+    *("wyoming", "ray", "av", "sounddevice"),
 )
 
 

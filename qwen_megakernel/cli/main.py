@@ -52,10 +52,9 @@ def doctor(args: argparse.Namespace) -> int:
             print(f"{name}:")
             for key, entry in value.items():
                 print(f"  {key:16} {entry if entry is not None else 'not installed'}")
-        elif isinstance(value, list):
-            print(f"{name:18} {', '.join(value)}")
         else:
-            print(f"{name:18} {value if value is not None else 'none'}")
+            shown = ", ".join(value) or None if isinstance(value, list) else value
+            print(f"{name:18} {'none' if shown is None else shown}")
     return 0
 
 

@@ -3,6 +3,7 @@
 import argparse
 import codecs
 import contextlib
+import io
 import logging
 import os
 import sys
@@ -119,10 +120,8 @@ def warn_of_end(speech: "Speech | SpeechStream", seconds_per_frame: float) -> No
 
 def write_output(data: bytes) -> None:
     """Write all of `data` to standard output, at once; an OSError gets its name, for `run`."""
-    left = memoryview(data)
     try:
-        while left:  # without a buffer (PYTHONUNBUFFERED) a write may take only a part
-            left = left[sys.stdout.buffer.write(left) :]
+        sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
     except OSError as error:
         error.filename = STANDARD_OUTPUT
@@ -164,6 +163,7 @@ def run(main: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> 
     wait_passively()
     try:
         with end:
+            _buffer_output()
             # numpy comes before torch, which would import it from C++ and swallow a Ctrl-C there.
             import numpy  # noqa: F401
 
@@ -176,7 +176,10 @@ def run(main: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> 
             traceback.print_exc()
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, ImportError) as error:
+        # numpy raises an ImportError of its own for a Ctrl-C that comes while it is imported.
+        if isinstance(error, ImportError) and not end.has_come:
+            raise
         print("interrupted", file=sys.stderr)
         return end.exit_code
     except OSError as error:  # a full disk, a folder without permission to write
@@ -189,6 +192,18 @@ def run(main: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> 
         what = error.strerror or error
         print(f"error: {where}: {what}." if where else f"error: {what}.", file=sys.stderr)
         return ResourceError.exit_code
+
+
+def _buffer_output() -> None:
+    """Buffer the lines of standard output with PYTHONUNBUFFERED, too.
+
+    A write that fails is then kept, so that `_has_output_failed` sees it fail again; and a write
+    takes all bytes.
+    """
+    out = sys.stdout
+    if out is not None and isinstance(out.buffer, io.RawIOBase):
+        lines = io.BufferedWriter(io.FileIO(out.fileno(), "w", closefd=False))
+        sys.stdout = io.TextIOWrapper(lines, out.encoding, out.errors, line_buffering=True)
 
 
 def _has_output_failed() -> bool:

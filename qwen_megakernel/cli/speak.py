@@ -51,7 +51,9 @@ def read_text(args: argparse.Namespace) -> str:
     """Return the text to speak; checks it and the output before a model is loaded."""
     from qwen_megakernel.sound.loudspeaker import check_loudspeaker
 
-    if args.stdout and sys.stdout and sys.stdout.isatty():
+    if args.stdout and sys.stdout is None:
+        raise UsageError("There is no standard output to write samples to.", hint="Use --output.")
+    if args.stdout and sys.stdout.isatty():
         raise UsageError(
             "--stdout would fill the terminal with samples.",
             hint=f"Play them with a pipe: ... --stdout | {_player(args.sample_rate)}",

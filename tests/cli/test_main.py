@@ -11,6 +11,7 @@ from importlib import import_module
 
 import pytest
 import torch
+from commands import run
 from programs import ROOT
 
 from qwen_megakernel import families
@@ -161,6 +162,20 @@ def test_ctrl_c_during_the_imports_of_the_installed_command_is_no_traceback(monk
     except KeyboardInterrupt:
         pytest.fail("Python would print a traceback")
     assert capsys.readouterr().err == "interrupted\n"
+
+
+@pytest.mark.parametrize("words", [["speak", "Hello."], ["voices", "list"]])
+def test_ctrl_c_during_numpys_import_is_no_traceback(tmp_path, words):
+    (tmp_path / "numpy.py").write_text("""
+import os, signal, time
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(60)
+except KeyboardInterrupt:
+    raise ImportError("numpy says that its installation is broken")
+""")
+    done = run("-m", "qwen_megakernel", *words, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
 
 def test_the_package_imports_nothing_that_ctrl_c_could_interrupt_for_long():

@@ -3,6 +3,7 @@
 import argparse
 import functools
 import io
+import itertools
 import os
 import subprocess
 import sys
@@ -110,11 +111,13 @@ def test_output_that_nothing_takes_has_an_exit_code_and_no_traceback(monkeypatch
     reading, writing = os.pipe()
     os.close(reading)
     args = argparse.Namespace(debug=False, quiet=False)
-    for file, code, shown in (("/dev/full", 5, "standard output: No space left"), (writing, 0, "")):
-        with open(file, "w") as output:
+    full, gone = ("/dev/full", 5, "standard output: No space left"), (writing, 0, "")
+    for (file, code, shown), buffering in itertools.product((full, gone), (-1, 0)):
+        file = os.dup(file) if file is writing else file
+        with io.TextIOWrapper(open(file, "wb", buffering), write_through=not buffering) as output:
             monkeypatch.setattr(sys, "stdout", output)
             assert running.run(lambda _: prints("figures") or 0, args) == code
-            output.flush()  # as Python does when it exits
+            sys.stdout.flush()  # as Python does when it exits
         assert shown in capsys.readouterr().err
 
 
@@ -243,6 +246,14 @@ def test_samples_do_not_fill_a_terminal(speak_bytes, monkeypatch):
     monkeypatch.setattr(options, "engine_from_args", lambda *_: pytest.fail("loaded"))
     code, samples, shown = speak_bytes("Hello.", "--stdout", "--sample-rate", 8000, *TINY)
     assert code == 2 and samples == b"" and b"| aplay -t raw -f S16_LE -r 8000" in shown
+
+
+def test_a_closed_standard_output_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["speak", "Hello.", "--stdout", *TINY]) == 2
+    assert capsys.readouterr().err == (
+        "error: There is no standard output to write samples to.\nUse --output.\n"
+    )
 
 
 def test_an_interruption_says_what_the_file_has(speak, monkeypatch, tmp_path):
