@@ -62,8 +62,7 @@ def add_commands(commands: Any) -> None:
         ("float32", "bfloat16"),
     )
     add("--weights FORM", WEIGHTS_HELP, WEIGHTS)
-    options.add_local_files_option(command)
-    options.add_verbosity(command)
+    add(*options.LOCAL_FILES)
 
 
 def _archs(names: str | None) -> list[str | None]:

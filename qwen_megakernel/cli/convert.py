@@ -41,5 +41,4 @@ def add_commands(commands: Any) -> None:
         VOCODER_WEIGHTS,
         "float32",
     )
-    options.add_local_files_option(command)
-    options.add_verbosity(command)
+    add(*options.LOCAL_FILES)

@@ -62,5 +62,4 @@ def add_commands(commands: Any) -> None:
     add(
         "--chunk-frames", "frames that the speech decoder takes in one call", parsing.at_least(1), 4
     )
-    options.add_local_files_option(command)
-    options.add_verbosity(command)
+    add(*options.LOCAL_FILES)

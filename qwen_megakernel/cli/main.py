@@ -28,6 +28,8 @@ def download(args: argparse.Namespace) -> int:
 
     from qwen_megakernel.checkpoint import loading
 
+    if args.to:
+        Path(args.to).mkdir(parents=True, exist_ok=True)  # refused before the download
     files = loading.resolve(args.model_id, progress=not args.quiet)
     if args.to:
         shutil.copytree(files.folder, args.to, dirs_exist_ok=True)
@@ -112,11 +114,9 @@ def parser() -> argparse.ArgumentParser:
     add = parsing.adder(command)
     add("model_id MODEL", "hub id of the model, such as Qwen/Qwen3-TTS-12Hz-0.6B-Base")
     add("--to DIR", "folder to which the files are copied, too", parsing.file_name)
-    options.add_verbosity(command)
 
     command = parsing.new_command(commands, "doctor", doctor, "describe this machine")
     parsing.adder(command)("--json", "print as JSON", bool)
-    options.add_verbosity(command)
 
     for module in (build, convert, export):
         module.add_commands(commands)
@@ -132,7 +132,9 @@ def parser() -> argparse.ArgumentParser:
     add("files TSV", "file that --dump-codes wrote", parsing.file_name, nargs="+")
     add("--strict", "exit with code 1 if a figure is suspicious", bool)
     add("--json", "print as JSON", bool)
-    options.add_verbosity(command)
+    for command in parsing.commands_of(root):
+        if "--debug" not in command._option_string_actions:
+            options.add_verbosity(command)
     return root
 
 

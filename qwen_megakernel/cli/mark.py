@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from qwen_megakernel.cli import options, parsing
+from qwen_megakernel.cli import parsing
 
 
 def new_key(args: argparse.Namespace) -> int:
@@ -60,7 +60,6 @@ def add_commands(commands: Any) -> None:
     add = parsing.adder(command)
     add("file FILE", "file to write, which must not exist yet", parsing.file_name)
     add("--operator", "number of the operator who marks, up to 65535", parsing.at_least(0), 0)
-    options.add_verbosity(command)
 
     command = parsing.new_command(commands, "detect", detect, "look for marks in a file")
     add = parsing.adder(command)
@@ -73,4 +72,3 @@ def add_commands(commands: Any) -> None:
         bool,
     )
     add("--json", "print as JSON", bool)
-    options.add_verbosity(command)

@@ -46,6 +46,10 @@ _OF_ENGINES = (
 )
 
 TEXT_FORMAT = "--text-format"  # as warnings of a command name it
+LOCAL_FILES = (
+    *("--local-files-only", "use only files that are on this machine; download nothing"),
+    bool,
+)
 DEVICE_HELP = "device to run on: cpu, cuda or cuda:1 (default: a GPU if there is one, else the CPU)"
 
 # Groups of options in --help, in the order in which a command adds their first options.
@@ -109,7 +113,7 @@ def add_model_options(parser: argparse.ArgumentParser, default: str | None = Non
         "start is faster and processes share them",
         bool,
     )
-    add_local_files_option(parser)
+    add(*LOCAL_FILES)
     add_option(parser, OPTIONS["normalize"])
     parsing.adder(parser, READING)(
         "--lexicon FILE",
@@ -148,12 +152,6 @@ def marking_from_args(args: argparse.Namespace) -> Marking:
     elif getattr(args, "output", None):
         marking.check_file(Path(args.output))
     return marking
-
-
-def add_local_files_option(parser: argparse.ArgumentParser) -> None:
-    parsing.adder(parser, MACHINE)(
-        "--local-files-only", "use only files that are on this machine; download nothing", bool
-    )
 
 
 def add_verbosity(parser: argparse.ArgumentParser) -> None:

@@ -2,7 +2,7 @@
 
 import argparse
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
@@ -202,6 +202,15 @@ def new_command(
     command = commands.add_parser(name, help=summary, description=run.__doc__)
     command.set_defaults(run=run)
     return command
+
+
+def commands_of(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """Yield the parsers of all commands below a parser, or it itself if there are none."""
+    groups = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
+    for command in (command for group in groups for command in group.choices.values()):
+        yield from commands_of(command)
+    if not groups:
+        yield parser
 
 
 def plot_file(text: str) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from qwen_megakernel.choices import DTYPES
 from qwen_megakernel.cli import options, parsing, speak, training
+from qwen_megakernel.output_files import check_writable
 
 if TYPE_CHECKING:
     from qwen_megakernel.sheen.training.job import Job
@@ -39,8 +40,9 @@ def prepare(args: argparse.Namespace) -> int:
     from qwen_megakernel.sheen.training.prepare import prepare
     from qwen_megakernel.training.preparing import METADATA, read_metadata
 
-    # Checks the dataset before anything is downloaded.
+    # Checks the dataset and the output before anything is downloaded.
     read_metadata(Path(args.dataset) / METADATA, is_text=args.espeak is not None)
+    check_writable(Path(args.output), "a dataset")
     device = find_device(args.device)
     folder = find_snac(args.snac, local_files_only=args.local_files_only, progress=not args.quiet)
     report = prepare(
@@ -159,8 +161,11 @@ def _add_train(sheen: Any) -> None:
 
 def _add_infer(sheen: Any) -> None:
     command = parsing.new_command(sheen, "infer", infer, "speak with a voice")
-    add = parsing.adder(command)
-    add("text", "text to speak; - reads standard input")
+    options.add_text_options(command)
+    speak.add_output_options(command)
+    options.add_options(command, options.OF_TRAINED_VOICES)
+    options.add_mark_options(command)
+    add = parsing.adder(command, options.MACHINE)
     add("--model DIR", "folder of the trained voice", parsing.file_name, required=True)
     add("--phonemes", "take the text as phonemes, without espeak-ng", bool)
     add(
@@ -184,10 +189,6 @@ def _add_infer(sheen: Any) -> None:
         "number format to compute in (default: bfloat16 on a GPU, float32 on a CPU)",
         DTYPES,
     )
-    speak.add_output_options(command)
-    options.add_options(command, options.OF_TRAINED_VOICES)
-    options.add_mark_options(command)
-    options.add_verbosity(command)
 
 
 def _add_verify(sheen: Any) -> None:
@@ -198,9 +199,8 @@ def _add_verify(sheen: Any) -> None:
     )
     add = parsing.adder(command)
     add("data JSONL", _DATA_HELP, parsing.file_name)
-    add("--codebook-size", "codes per codebook", int, 4096)
-    add("--max-length", "most tokens in a sequence", int, 1024)
-    options.add_verbosity(command)
+    add("--codebook-size", "codes per codebook", parsing.at_least(1), 4096)
+    add("--max-length", "most tokens in a sequence", parsing.at_least(1), 1024)
 
     command = parsing.new_command(
         verify,
@@ -209,7 +209,6 @@ def _add_verify(sheen: Any) -> None:
         "check the tokenizer and embeddings of a trained voice",
     )
     parsing.adder(command)("model DIR", "folder of the trained voice", parsing.file_name)
-    options.add_verbosity(command)
 
     command = parsing.new_command(
         verify, "snac", verify_snac, "check that the SNAC codec encodes, decodes and streams"
@@ -232,8 +231,7 @@ def _add_snac_options(command: argparse.ArgumentParser) -> None:
         DEFAULT_SNAC,
     )
     add("--device", options.DEVICE_HELP)
-    options.add_local_files_option(command)
-    options.add_verbosity(command)
+    add(*options.LOCAL_FILES)
 
 
 def _add_training_options(command: argparse.ArgumentParser) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from qwen_megakernel.choices import DEFAULT_MODEL, DTYPES, SAMPLE_TEXT
 from qwen_megakernel.cli import options, parsing, training
+from qwen_megakernel.output_files import check_writable
 
 
 def add_commands(commands: Any) -> None:
@@ -22,13 +23,14 @@ def prepare(args: argparse.Namespace) -> int:
     """Encode recordings: write codec frames and an x-vector of each to a JSONL file."""
     from qwen_megakernel.training import speech_data
 
-    # Checks the recordings' list before anything is downloaded.
-    speech_data.list_recordings(Path(args.recordings))
+    place, output = Path(args.recordings), Path(args.output)
+    # Checks the recordings' list and the output before anything is downloaded.
+    speech_data.list_recordings(place)
+    check_writable(output, "recordings")
     options.report_loading(args, args.model)
     from qwen_megakernel.checkpoint import loading
 
     loaded = loading.load(options.model_files(args))
-    place, output = Path(args.recordings), Path(args.output)
     report = speech_data.prepare(place, output, loaded, training.row_bar(args), args.workers)
     training.print_report(args, report)
     for fault in report.faults:
@@ -87,7 +89,7 @@ def verify(args: argparse.Namespace) -> int:
 
 
 def _add_model_options(command: argparse.ArgumentParser, **defaults: Any) -> None:
-    """Add what `train run` and `train verify` share: data, model, method and training."""
+    """Add what `train run` and `train verify` share: data, model, method, training, machine."""
     add, whole = parsing.adder(command), parsing.at_least(1)
     add("data DATA", "JSONL file that `train prepare` wrote", parsing.file_name)
     add("--model", "Base model to train", str, DEFAULT_MODEL)
@@ -103,12 +105,8 @@ def _add_model_options(command: argparse.ArgumentParser, **defaults: Any) -> Non
     lengths = "frames of a recording"
     defaults = {"batch_size": 1, "precision": "bf16", **defaults}
     training.add_training_options(command, rows="recordings", lengths=lengths, **defaults)
-
-
-def _add_machine_options(command: argparse.ArgumentParser) -> None:
-    parsing.adder(command)("--device", options.DEVICE_HELP)
-    options.add_local_files_option(command)
-    options.add_verbosity(command)
+    add("--device", options.DEVICE_HELP)
+    add(*options.LOCAL_FILES)
 
 
 def _add_verify(train: Any) -> None:
@@ -116,7 +114,6 @@ def _add_verify(train: Any) -> None:
         train, "verify", verify, "check prepared recordings, and training on two of them"
     )
     _add_model_options(command, learning_rate="1e-3", epochs=20, warmup_steps=0)
-    _add_machine_options(command)
 
 
 def _add_run(train: Any) -> None:
@@ -139,7 +136,6 @@ def _add_run(train: Any) -> None:
         SAMPLE_TEXT,
     )
     training.add_job_options(command, save_steps=100)
-    _add_machine_options(command)
 
 
 def _add_merge(train: Any) -> None:
@@ -148,8 +144,7 @@ def _add_merge(train: Any) -> None:
     add("voice VOICE", "folder that `train run` wrote", parsing.file_name)
     add("-o --output FOLDER", "new folder for the model", parsing.file_name, required=True)
     add("--dtype", "number format of the weights (default: that of the base model)", DTYPES)
-    options.add_local_files_option(command)
-    options.add_verbosity(command)
+    add(*options.LOCAL_FILES)
 
 
 def _add_prepare(train: Any) -> None:
@@ -169,5 +164,4 @@ def _add_prepare(train: Any) -> None:
     )
     add("--model", "Base model that will be trained, whose encoders are used", str, DEFAULT_MODEL)
     training.add_workers_option(command)
-    options.add_local_files_option(command)
-    options.add_verbosity(command)
+    add(*options.LOCAL_FILES)

@@ -57,13 +57,11 @@ def add_commands(commands: Any) -> None:
     add("-o --output", "file to write (.voice.safetensors)", parsing.file_name, required=True)
     add("--force", "replace a voice that exists already", bool)
     add("--voices DIR", _FOLDER_HELP, parsing.file_name, ".")
-    options.add_verbosity(command)
 
     command = parsing.new_command(voices, "list", list_voices, "list the voices of a folder")
     add = parsing.adder(command)
     add("folder DIR|FILE", "voice file, or " + _FOLDER_HELP, parsing.file_name, ".", nargs="?")
     add("--json", "print as JSON", bool)
-    options.add_verbosity(command)
 
     for run in (show, delete):
         name = run.__name__
@@ -73,7 +71,6 @@ def add_commands(commands: Any) -> None:
         add("--voices DIR", _FOLDER_HELP, parsing.file_name, ".")
         if run is show:
             add("--json", "print as JSON", bool)
-        options.add_verbosity(command)
 
 
 def create(args: argparse.Namespace) -> int:

@@ -16,8 +16,9 @@ from programs import ROOT
 
 from qwen_megakernel import families
 from qwen_megakernel.checkpoint import loading
-from qwen_megakernel.cli import main
+from qwen_megakernel.cli import main, parsing
 from qwen_megakernel.errors import UsageError
+from qwen_megakernel.sheen import codec as snac
 
 
 def silent(parser: argparse.ArgumentParser, path: str = "") -> Iterator[str]:
@@ -48,6 +49,41 @@ def test_a_mistyped_command_or_value_gets_the_nearest_one(capsys, words, hint):
 
 def test_help_says_something_about_everything():
     assert not list(silent(main.parser()))
+
+
+def test_every_command_can_be_quiet_and_groups_have_more_than_one_option():
+    for command in parsing.commands_of(main.parser()):
+        assert {"--quiet", "--debug"} < command._option_string_actions.keys()
+        titles = [each.title for each in command._action_groups if len(each._group_actions) == 1]
+        assert set(titles) <= {"positional arguments", "voice"}, command.prog
+
+
+def test_a_trained_voice_speaks_what_a_file_contains(tmp_path):
+    (tmp_path / "a.txt").write_text("Grüße.", encoding="utf-8")
+    words = ["sheen", "infer", "--file", str(tmp_path / "a.txt"), "--model", "my-voice"]
+    assert main.parser().parse_args(words).text == "Grüße."
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "train prepare recordings --output no/data.jsonl --model far/away",
+        "sheen prepare recordings --output no/data.jsonl --snac far/away",
+        "download far/away --to recordings/metadata.csv",
+    ],
+)
+def test_an_output_that_cannot_be_written_is_refused_before_a_download(
+    words, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(loading, "resolve", lambda *_, **__: pytest.fail("downloaded"))
+    monkeypatch.setattr(snac, "find_snac", lambda *_, **__: pytest.fail("downloaded"))
+    (tmp_path / "recordings").mkdir()
+    (tmp_path / "recordings" / "metadata.csv").write_text("a|b", encoding="utf-8")
+    assert main.main(words.split()) == 5
+    assert re.search(
+        "no/data.jsonl: there is no folder no|metadata.csv: File", capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("command", ["speak", "serve"])
