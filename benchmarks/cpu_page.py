@@ -10,7 +10,6 @@ from benchmarks.page_parts import (
     not_native,
     paragraph,
     sourced_table,
-    spaced,
     value,
 )
 
@@ -39,7 +38,7 @@ def section(title: str, note: str, columns: list[str], rows: Rows) -> list[str]:
     """Return a heading, a paragraph and a table; [] if there are no rows."""
     if not rows:
         return []
-    return [f"### {title}", "", *paragraph(note), "", *spaced(sourced_table(columns, rows))]
+    return [f"### {title}", "", *paragraph(note), "", *sourced_table(columns, rows), ""]
 
 
 def milliseconds(spreads: dict[str, float], *ranks: str) -> list[str]:
@@ -283,20 +282,9 @@ def linked(row: dict[str, Any]) -> str:
 
 
 # Size -> number of frames after which its speeches are cut, the same in every precision, so that
-# times can be compared. With these, `TEXTS_OF` takes at most 25 minutes on two cores.
+# times can be compared.
 TEXT_FRAMES = {"0.6b": 30, "1.7b": 20}
 TEXT_RUNS = 2
-TEXTS_OF = {  # result file -> options of its command, which the page shows while it is missing
-    f"texts_cpu_{size}_{name}.json": f"--model random-{size} --backend {backend} "
-    f"--runs {TEXT_RUNS} --max-frames {frames}"
-    for size, frames in TEXT_FRAMES.items()
-    for name, backend in (
-        ("native", "cpu"),
-        ("float32", "torch --dtype float32"),
-        ("bfloat16", "torch --dtype bfloat16"),
-        ("by_part", "torch --dtype talker=bfloat16,predictor=float32"),
-    )
-}
 TEXT_FIGURES = {
     "first_chunk_ms": "first samples, ms",
     "total_ms": "whole, ms",
@@ -308,12 +296,11 @@ TEXT_FIGURES = {
 
 
 def texts_tables() -> list[str]:
-    """Show texts of three lengths by precision, from `measure.py texts`, or its commands."""
-    results = load_results("texts_cpu_*.json")
+    """Show texts of three lengths by precision, from `measure.py texts`."""
     loads: Rows = []
     rows: Rows = []
     voice: Rows = []  # the system's own voice, from the first file that has it
-    for result in results:
+    for result in load_results("texts_cpu_*.json"):
         name = [result["model"], f"{result['backend']}, {result['dtype']}"]
         memory = f"{result['peak_memory_mb']['host']:.0f} MB"
         loads.append((result, [*name, f"{digits(result['load_s'], 2)} s", memory]))
@@ -341,20 +328,9 @@ def texts_tables() -> list[str]:
         ),
         "",
     ]
-    if rows:
-        lines += spaced(sourced_table(["model", "backend", "loaded in", "memory"], loads))
-        columns = ["model", "backend", "text", "first frames", *TEXT_FIGURES.values()]
-        lines += spaced(sourced_table(columns, rows + voice))
-    files = {result["file"] for result in results}
-    missing = {name: how for name, how in TEXTS_OF.items() if name not in files}
-    if missing:
-        commands = [
-            f"python benchmarks/measure.py texts {how} --json benchmarks/results/{name}"
-            for name, how in missing.items()
-        ]
-        lines += ["Not measured yet; all together take some 25 minutes of two idle cores:", ""]
-        lines += ["```", *commands, "```", ""]
-    return lines
+    lines += [*sourced_table(["model", "backend", "loaded in", "memory"], loads), ""]
+    columns = ["model", "backend", "text", "first frames", *TEXT_FIGURES.values()]
+    return [*lines, *sourced_table(columns, rows + voice), ""]
 
 
 def bandwidth_table() -> list[str]:

@@ -225,11 +225,6 @@ def files_of(results: Sequence[dict[str, Any]]) -> str:
     return "; ".join(f"{', '.join(files)} at commit {commit}" for commit, files in commits.items())
 
 
-def spaced(lines: Sequence[str]) -> list[str]:
-    """Return a table with an empty line after it."""
-    return [*lines, ""]
-
-
 Cell = str | Callable[[dict[str, Any]], str]  # a format of a result, or a function of it
 
 
@@ -245,4 +240,4 @@ def result_table(pattern: str, columns: dict[str, Cell]) -> list[str]:
 
 
 def spaced_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
-    return spaced(table(columns, rows))
+    return [*table(columns, rows), ""]

@@ -100,7 +100,6 @@ GPU_TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 def performance() -> list[str]:
     """Return docs/performance.md: measured figures beside calculated ones."""
-    gpus = gpu_results()
     lines = [
         "# Performance",
         "",
@@ -120,25 +119,7 @@ def performance() -> list[str]:
         "## Measured on a GPU",
         "",
     ]
-    if not gpus:
-        lines += [
-            *paragraph(
-                "Nothing yet, because no GPU was available. On a machine with a GPU, five commands "
-                "write files into `benchmarks/results/`, from which this section is made "
-                "(`docs/gpu-setup.md` describes them; they take half an hour):"
-            ),
-            "",
-            "```",
-            "tools/gpu_check.sh --set first",
-            "tools/gpu_check.sh --set why",
-            "tools/gpu_check.sh --set changed",
-            "tools/gpu_check.sh --set listeners",
-            "tools/gpu_check.sh --set reliability",
-            "python benchmarks/pages.py docs/performance.md",
-            "```",
-            "",
-        ]
-    for name, results in gpus.items():
+    for name, results in gpu_results().items():
         lines += measured_gpu(name, results)
     return [*lines, "## Calculated, not measured", "", *calculated()]
 

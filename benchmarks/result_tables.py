@@ -1,5 +1,6 @@
 """The tables of README.md and docs/ whose rows are result files, one function for each page."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.cpu_page import linked
@@ -211,14 +212,9 @@ def marks() -> list[str]:
     """Return what the watermark survives, its false alarms, and how it changes the sound."""
     (result,) = load_results("marks_*.json")
     speeches = [row["speech"] for row in result["changes"]]
-    kept: dict[tuple[str, int], dict[str, str]] = {}
-    for row in result["rows"]:
-        if "found" in row:
-            share = f"{row['found']:.0%} of {row['pieces']}"
-            kept.setdefault((row["what"], row["seconds"]), {})[row["speech"]] = share
     rows: Rows = [
-        (result, [what, f"{seconds} s", *(found[speech] for speech in speeches)])
-        for (what, seconds), found in kept.items()
+        (result, [what, f"{seconds} s", *shares])
+        for (what, seconds), shares in _shares(result["rows"], speeches, "what", "seconds")
     ]
     unmarked, draws = (
         next(row for row in result["rows"] if name in row) for name in ("searches", "draws")
@@ -252,17 +248,26 @@ def marks() -> list[str]:
     ]
 
 
+def _shares(
+    rows: list[dict[str, Any]], speeches: list[str], *names: str
+) -> Iterator[tuple[tuple[Any, ...], list[str]]]:
+    """Yield the rows' values of `names`, and the share of each speech in which a mark was found."""
+    found: dict[tuple[Any, ...], dict[str, str]] = {}
+    for row in rows:
+        if "found" in row:
+            share = f"{row['found']:.0%} of {row['pieces']}"
+            found.setdefault(tuple(row[name] for name in names), {})[row["speech"]] = share
+    for key, shares in found.items():
+        yield key, [shares[speech] for speech in speeches]
+
+
 def _perth(result: Any, speeches: list[str]) -> list[str]:
     """Return what resemble-perth's watermark survives on pieces of the same speech."""
-    kept: dict[str, dict[str, str]] = {}
-    for row in result["perth"]:
-        share = f"{row['found']:.0%} of {row['pieces']}"
-        kept.setdefault(row["what"], {})[row["speech"]] = share
-    if not kept:
-        return []
     rows: Rows = [
-        (result, [what, *(found[speech] for speech in speeches)]) for what, found in kept.items()
+        (result, [what, *shares]) for (what,), shares in _shares(result["perth"], speeches, "what")
     ]
+    if not rows:
+        return []
     highest = max(row["highest_unmarked"] for row in result["perth"])
     return [
         "",
