@@ -67,13 +67,20 @@ def test_the_help_names_each_default_once(parser):
         "voices mix x -o FILE",
         "speak x --voice-sample FILE",
         "detect x --mark-key FILE",
+        "speak x -o FILE",
+        "speak --file FILE",
+        "speak x --lexicon FILE",
+        "speak --batch FILE",
+        "speak x --voices FILE",
     ],
 )
 def test_an_empty_text_names_no_file(words, capsys):
     given = ["" if word == "FILE" else word for word in words.split()]
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit, match="2"):
         main.parser().parse_args(given)
-    assert "an empty text names no file" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "an empty text names no file" in shown
+    assert given[given.index("") - 1] in shown  # the option, or the command
 
 
 @pytest.mark.parametrize(

@@ -119,35 +119,6 @@ def test_the_key_may_come_from_the_environment(served, monkeypatch):
     assert served()[1].api_key is None
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--max-chars", "20001"), "the engine takes 20000"),
-        (("--max-chars", "0"), "max_chars is 0"),
-        (("--max-queue", "-1"), "max_queue is -1"),
-        (("--default-format", "ogg"), "Unknown format 'ogg'"),
-        (("--slots", "1025"), "--slots is 1025; it must be 1024 or less"),
-        (("--allow-upload",), "no folder of voices is given"),
-        (("--deadline", "nan"), "deadline_s is nan"),
-        (("--api-key", " "), "must be ASCII"),
-        (("--api-key", ""), "must be ASCII text and not empty"),
-        (("--api-key", "ключ"), "must be ASCII"),
-        (("--allow-host", "http://a.example"), "'http://a.example'; it must be the name"),
-        (("--wyoming-host", "127.0.0.2"), "--wyoming-host needs --wyoming-port"),
-        (("--host", "256.0.0.1"), "Cannot listen on 256.0.0.1"),
-        (("--voices", "/no/folder"), "There is no voices folder /no/folder"),
-        (("--port", "65536"), "Cannot listen on 127.0.0.1 port 65536"),
-        (("--replicas", "3"), "--replicas needs --ray"),
-        (("--max-replicas", "3"), "--max-replicas needs --ray"),
-        (("--replica-gpus", "0.5"), "--replica-gpus needs --ray"),
-    ],
-)
-def test_what_cannot_work_is_refused_before_a_model_is_loaded(words, message, capsys, monkeypatch):
-    monkeypatch.setattr(options, "engine_from_args", lambda *_, **__: pytest.fail("loaded"))
-    assert main.main(["serve", *words]) == 2
-    assert message in capsys.readouterr().err
-
-
 def test_a_default_format_without_its_package_is_refused_before_a_model_is_loaded(
     capsys, monkeypatch
 ):
@@ -217,19 +188,6 @@ def test_an_unknown_voice_ends_the_command_before_the_weights_are_read(monkeypat
     words = ["serve", "--port", "0", "--model", "demo-voice", *words]
     assert main.main(words) == UnknownVoice.exit_code
     assert 'Unknown voice "nobody"' in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "what"),
-    [
-        (["--dialects", "azure"], "Unknown dialect 'azure'"),
-        (["--voice-alias", "21m00"], "it must be ID=NAME"),
-        (["--voice-alias", "a=vivian", "--voice-alias", "a=aiden"], "two voices"),
-    ],
-)
-def test_a_wrong_dialect_or_alias_is_refused_before_a_model_loads(capsys, words, what):
-    assert main.main(["serve", "--port", "0", "--model", "/no/such/folder", *words]) == 2
-    assert what in capsys.readouterr().err
 
 
 def test_no_dialect_is_served_with_none(served):

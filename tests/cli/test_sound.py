@@ -9,7 +9,6 @@ import soundfile
 from commands import CommandsHere
 from tolerances import LOUDNESS_LU, PEAK_DB, ROUNDED_COUNT
 
-from qwen_megakernel import families
 from qwen_megakernel.cli import main
 
 VOICE = ("--model", "demo-voice", "--backend", "cpu", "--seed", "1", "--max-frames", "20")
@@ -40,37 +39,6 @@ def test_a_wav_file_may_have_the_telephones_samples(tmp_path, encoding: str):
         with soundfile.SoundFile(tmp_path / "out.wav") as file:
             assert (file.subtype, file.samplerate) == (encoding.upper(), rate)
             assert len(file) > rate / 2
-
-
-def test_where_nothing_is_whole_a_loudness_is_refused(monkeypatch, capsys):
-    monkeypatch.setattr(families, "load_engine", lambda *_, **__: pytest.fail("loaded"))
-    for options, message in (
-        (("--loudness", "-16", "--stdout"), "--stdout and --loudness cannot be combined."),
-        (("--loudness", "0"), "loudness is 0; it must be in -40 .. -5 (LUFS)."),
-    ):
-        assert main.main(["speak", "Hello", "--model", "demo-voice", *options]) == 2
-        assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--stdout",), "--stdout and --encoding ulaw cannot be combined"),
-        (("-o", "a.flac"), "encoding is ulaw, which only wav has."),
-    ],
-)
-def test_where_there_is_no_such_encoding_it_is_refused(options, message, monkeypatch, capsys):
-    monkeypatch.setattr(families, "load_engine", lambda *_, **__: pytest.fail("loaded"))
-    assert main.main(["speak", "Hello", "--encoding", "ulaw", *options]) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_a_format_that_has_not_the_sample_rate_is_refused(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(families, "load_engine", lambda *_, **__: pytest.fail("loaded"))
-    output = tmp_path / "a.mp3"
-    assert main.main(["speak", "Hello", "--sample-rate", "9000", "-o", str(output)]) == 2
-    assert "a.mp3: sample_rate is 9000, and mp3 has only 8000, 11025, " in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
 
 
 def test_the_silence_at_the_edges_is_what_is_asked_for(tmp_path: Path):
@@ -132,29 +100,3 @@ def test_the_pipelines_figures_are_of_what_is_heard(run_here: CommandsHere, tmp_
     samples, rate = soundfile.read(output)
     assert rate == 48000 and f"{facts['audio_s']:.3f}" == f"{len(samples) / rate:.3f}"
     assert facts["ttfb_ms"] <= facts["first_audible_ms"]
-
-
-@pytest.mark.parametrize("command", ["speak", "serve"])
-@pytest.mark.parametrize(
-    ("option", "value", "message"),
-    [
-        ("--speed", "0", "speed is 0; it must be in 0.25 .. 4."),
-        ("--speed", "nan", "speed is nan; it must be in 0.25 .. 4."),
-        ("--volume", "1e9", "volume is 1e+09; it must be in -60 .. 20."),
-        ("--sample-rate", "7", "sample_rate is 7; it must be in 8000 .. 48000."),
-    ],
-)
-def test_what_can_never_work_is_refused_before_a_model_is_loaded(
-    command, option, value, message, monkeypatch, capsys
-):
-    monkeypatch.setattr(families, "load_engine", lambda *_, **__: pytest.fail("loaded"))
-    text = ["Hello"] if command == "speak" else ["--port", "0"]
-    assert main.main([command, *text, "--model", "demo-voice", option, value]) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_what_is_no_number_is_refused(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main.main(["speak", "Hello", "--speed", "fast"])
-    assert ended.value.code == 2
-    assert "'fast' is not a number" in capsys.readouterr().err

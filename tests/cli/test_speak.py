@@ -185,16 +185,6 @@ def test_a_utf16_file_gets_the_hint_that_converts_it(run_here, tmp_path):
     assert done.returncode == 2 and "iconv -f UTF-16 -t UTF-8" in done.stderr
 
 
-@pytest.mark.parametrize("option", ["-o", "--file", "--lexicon", "--batch", "--voices"])
-def test_an_empty_name_of_a_file_is_refused(run_here, tmp_path, monkeypatch, option):
-    monkeypatch.chdir(tmp_path)
-    text = ["Hello."] if option not in ("--file", "--batch") else []
-    done = run_here(*SPEAK, *text, option, "", *TINY, *SHORT)
-    assert done.returncode == 2 and f"{option}" in done.stderr
-    assert "an empty text names no file" in done.stderr
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("words", [["--hello--"], ["--text", "--hello--"], ["-hello"]])
 def test_a_text_that_looks_like_an_option_gets_the_form_that_speaks_it(run_here, words):
     done = run_here(*SPEAK, *words, *TINY)
@@ -423,21 +413,3 @@ def test_sampling_that_cannot_work_is_refused_before_a_model_is_loaded(
     monkeypatch.setattr(families, "load_engine", lambda *_, **__: pytest.fail("loaded"))
     done = run_here(*script, "Hello.", *options)
     assert done.returncode == 2 and options[1] in done.stderr and "must be" in done.stderr
-
-
-def test_a_missing_folder_of_voices_is_refused_before_a_model_is_loaded(run_here, monkeypatch):
-    monkeypatch.setattr(families, "load_engine", lambda *_, **__: pytest.fail("loaded"))
-    done = run_here(*SPEAK, "Hello.", "--voices", "no/folder", *TINY)
-    assert done.returncode == 2 and "There is no voices folder no/folder." in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("text", "text_format", "place"),
-    [
-        ("One <break time='99s'/>", "ssml", "SSML, line 1, column 5"),
-        ("One [pause 99s]", "pauses", "[pause], line 1, column 5"),
-    ],
-)
-def test_broken_markup_is_refused_before_a_model_is_loaded(speak, text, text_format, place):
-    done = speak(text, "--text-format", text_format, "--model", "no/such")
-    assert done.returncode == 2 and place in done.stderr

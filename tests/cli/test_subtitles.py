@@ -3,11 +3,9 @@
 import json
 from pathlib import Path
 
-import pytest
 import soundfile
 from commands import CommandsHere
 
-from qwen_megakernel import families
 from qwen_megakernel.cli import main
 
 TEXT = "It is 3:05 pm. Your table is ready."
@@ -25,16 +23,6 @@ def test_speak_writes_the_words_that_the_user_wrote_within_the_sound(tmp_path: P
         "Your table is ready.",
     ]
     assert 0 < facts["words"][-1]["end"] <= soundfile.info(audio).duration
-
-
-def test_another_ending_is_refused_before_a_model_is_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    monkeypatch.setattr(families, "load_engine", lambda *_, **__: pytest.fail("loaded"))
-    words = ["speak", "Hello", *SPEAK, "-o", str(tmp_path / "out.wav")]
-    assert main.main([*words, "--subtitles", str(tmp_path / "out.txt")]) == 2
-    told = capsys.readouterr().err
-    assert "out.txt: unknown extension '.txt'" in told and ".srt, .vtt, .json" in told
 
 
 def test_the_demo_writes_captions(run_here: CommandsHere, tmp_path: Path):

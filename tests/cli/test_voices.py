@@ -127,12 +127,6 @@ def test_folders_on_the_way_to_a_voice_are_made_and_its_file_is_listed(
     ]
 
 
-def test_a_missing_recording_is_refused_before_a_model_is_loaded(monkeypatch, capsys):
-    monkeypatch.setattr(options, "engine_from_args", lambda *_, **__: pytest.fail("loaded"))
-    assert run("voices", "create", "absent.wav") == 2
-    assert "absent.wav cannot be read as audio: no such file." in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("bare", [(), ("--legacy-bin",)])
 def test_a_voice_that_is_there_is_replaced_only_by_force(recordings, tmp_path, capsys, bare):
     folder = tmp_path / "made" / "now"  # which `create` makes
