@@ -1,6 +1,7 @@
 """The command `convert`: a checkpoint in the form in which the native CPU decoder reads it."""
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ def convert(args: argparse.Namespace) -> int:
     conversion.convert(loaded, args.weights, output, args.vocoder_weights)
     if not args.quiet:
         size = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
-        print(f"{output}: {size / 1e9:.2f} GB; --model {output} speaks with it")
+        print(f"{output}: {size / 1e9:.2f} GB; --model {shlex.quote(args.output)} speaks with it")
     return 0
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import shlex
 import sys
 import time
 from collections.abc import Iterable
@@ -282,7 +283,8 @@ def check_speech(args: argparse.Namespace) -> None:
     path = Path(args.voice)
     if path.suffix.lower() in recordings.SUFFIXES and path.is_file():
         raise UsageError(
-            f"--voice {path} is a recording, not a voice.", hint=f"Use --voice-sample {path}"
+            f"--voice {path} is a recording, not a voice.",
+            hint=f"Use --voice-sample {shlex.quote(args.voice)}",
         )
 
 

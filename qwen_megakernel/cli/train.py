@@ -1,6 +1,7 @@
 """The command `train`: makes a voice of Qwen3-TTS from recordings."""
 
 import argparse
+import shlex
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ def merge(args: argparse.Namespace) -> int:
         dtype=getattr(torch, args.dtype) if args.dtype else None,
         local_files_only=args.local_files_only,
     )
-    print(f"{args.output}: --model {args.output} speaks with it")
+    print(f"{args.output}: --model {shlex.quote(args.output)} speaks with it")
     return 0
 
 

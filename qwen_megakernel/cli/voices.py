@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -92,7 +93,7 @@ def create(args: argparse.Namespace) -> int:
     if not (is_file or is_folder) and output.suffix:
         raise UsageError(
             f"-o {output} is neither a folder nor a file that ends in {VOICE_SUFFIX}.",
-            hint=f"Use -o {output.with_suffix('')}{VOICE_SUFFIX}",
+            hint=f"Use -o {shlex.quote(str(output.with_suffix(VOICE_SUFFIX)))}",
         )
     # One file of a folder's recordings is one voice, which has a style for each.
     has_styles = is_file and not args.legacy_bin and Path(args.source).is_dir()
@@ -286,7 +287,7 @@ def _no_voice_file(path: Path) -> UsageError:
     from qwen_megakernel.voice import VOICE_SUFFIX
 
     if path.suffix.lower() in SUFFIXES:
-        make = f"qwen-megakernel voices create {path}"
+        make = f"qwen-megakernel voices create {shlex.quote(str(path))}"
         return UsageError(f"{path} is a recording, not a voice.", hint=f"Make a voice: {make}")
     return UsageError(
         f"{path} is not a file of voices.",

@@ -57,6 +57,9 @@ UNWRITABLE = "no/data.jsonl: there is no folder no."
 OF_OTHERS = [
     (2, "speak 'One <break time=\"99s\"/>' --text-format ssml", "SSML, line 1, column 5"),
     (2, "speak 'One [pause 99s]' --text-format pauses", "[pause], line 1, column 5"),
+    (2, "speak Hello --voice 'an a.wav'", "Use --voice-sample 'an a.wav'\n"),
+    (2, "voices show 'an a.wav'", "Make a voice: qwen-megakernel voices create 'an a.wav'\n"),
+    (2, "voices create recordings -o 'an a.wav'", "Use -o 'an a.voice.safetensors'\n"),
     (2, "voices create absent.wav", "absent.wav cannot be read as audio: no such file."),
     (5, "train prepare recordings -o no/data.jsonl --model far/away", UNWRITABLE),
     (5, "sheen prepare recordings -o no/data.jsonl --snac far/away", UNWRITABLE),
@@ -80,6 +83,8 @@ def test_what_cannot_work_is_refused_at_once(code, words, message, tmp_path, mon
     (tmp_path / "recordings" / "metadata.csv").write_text("a|b")
     (tmp_path / "no_tab.tsv").write_text("a\tb\nword\n")
     (tmp_path / "twice.tsv").write_text("a\tb\nA\tc\n")
+    (tmp_path / "an a.wav").touch()
+    (tmp_path / "recordings" / "a.wav").touch()
     before = sorted(tmp_path.rglob("*"))
     assert main.main(shlex.split(words)) == code
     assert message in capsys.readouterr().err
