@@ -330,18 +330,13 @@ def main(args: argparse.Namespace) -> int:
 
 def parse_args() -> argparse.Namespace:
     parser = parsing.Parser(description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add("-o", "--output", default="agent.wav", help="audio file to write (default: %(default)s)")
-    add("--token", action="store_true", help="speak each turn as one request, fed word by word")
-    add(
-        "--vad",
-        default="energy",
-        choices=("energy", "silero"),
-        help="detector of the user's speech (default: %(default)s)",
-    )
-    add("--user", metavar="WAV", help="recording of the user's speech (default: a hum)")
-    add("--voice", help="speaker of the model, or name of a file in --voices")
-    add("--seed", type=int, help="number that makes speech repeatable (default: drawn)")
+    add = parsing.adder(parser)
+    add("-o --output", "audio file to write", parsing.file_name, "agent.wav")
+    add("--token", "speak each turn as one request, fed word by word", bool)
+    add("--vad", "detector of the user's speech", ("energy", "silero"), "energy")
+    add("--user WAV", "recording of the user's speech (default: a hum)", parsing.file_name)
+    add("--voice", "speaker of the model, or name of a file in --voices")
+    add("--seed", "number that makes speech repeatable (default: drawn)", int)
     options.add_model_options(parser, default="demo-voice")
     return parser.parse_args()
 

@@ -129,22 +129,13 @@ def main(args: argparse.Namespace) -> int:
 def parse_args() -> argparse.Namespace:
     """Return the options of the command line."""
     parser = parsing.Parser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--text", default="Your table for two is ready.", help="text to say to every caller"
-    )
-    parser.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)"
-    )
-    parser.add_argument(
-        "--port", type=int, default=8765, help="TCP port; 0: any free one (default: 8765)"
-    )
-    parser.add_argument(
-        "--slots", type=parsing.at_least(1), default=4, help="number of calls at once (default: 4)"
-    )
-    parser.add_argument("--voice", help="speaker of the model, or path of a voice file")
-    parser.add_argument(
-        "--seed", type=int, help="number that makes speech repeatable (default: drawn)"
-    )
+    add = parsing.adder(parser)
+    add("--text", "text to say to every caller", str, "Your table for two is ready.")
+    add("--host", "address to listen on", str, "127.0.0.1")
+    add("--port", "TCP port; 0: any free one", int, 8765)
+    add("--slots", "number of calls at once", parsing.at_least(1), 4)
+    add("--voice", "speaker of the model, or path of a voice file")
+    add("--seed", "number that makes speech repeatable (default: drawn)", int)
     options.add_model_options(parser, default="demo-voice")
     return parser.parse_args()
 

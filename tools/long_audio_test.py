@@ -105,11 +105,10 @@ if __name__ == "__main__":
     options.add_speech_options(parser)
     parser.set_defaults(max_frames=MAX_FRAMES)
     common.add_result_option(parser)
-    parser.add_argument(
-        "--plot",
-        metavar="FILE",
-        type=parsing.plot_file,
-        help="file for a picture of repeats and entropy by steps (needs the [plots] extra)",
+    parsing.adder(parser)(
+        "--plot FILE",
+        "file for a picture of repeats and entropy by steps (needs the [plots] extra)",
+        parsing.plot_file,
     )
     args = parser.parse_args()
     sys.exit(common.run(main, args))
