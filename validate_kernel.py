@@ -27,6 +27,7 @@ from qwen_megakernel.decoders import quantization
 from qwen_megakernel.decoders.backends import Backend, choose_backend, make_decoder
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.errors import MissingPackageError, SetupError, UsageError
+from qwen_megakernel.output_files import check_writable
 from tools.validation import cases as greedy_cases
 from tools.validation import compare, official, progress
 from tools.validation.compare import Report
@@ -135,6 +136,8 @@ def title_of(backend: Backend, dtype: torch.dtype, args: argparse.Namespace) -> 
 
 def main(args: argparse.Namespace) -> int:
     """Compare the decoders; print each table when it is made, and a verdict at the end."""
+    if args.save_reference:
+        check_writable(Path(args.save_reference), "a recording")
     compare.forbid_reduced_precision()
     loaded = with_weights(loading.load(loading.resolve(args.model)), args.weights)
     options.report_compiling(args)

@@ -80,6 +80,7 @@ def add_model_options(parser: argparse.ArgumentParser, default: str | None = Non
         "folder of `train run`, whose voice is merged with its base model, --model, at load; "
         "anna=VOICE names its speaker anna",
         list,
+        type=parsing.file_name,
     )
     parsing.adder(parser, VOICE)(
         "--voices DIR", "folder of voice files to find by name", parsing.file_name

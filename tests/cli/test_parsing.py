@@ -72,6 +72,7 @@ def test_the_help_names_each_default_once(parser):
         "speak x --lexicon FILE",
         "speak --batch FILE",
         "speak x --voices FILE",
+        "serve --adapter FILE",
     ],
 )
 def test_an_empty_text_names_no_file(words, capsys):

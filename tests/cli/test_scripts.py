@@ -153,6 +153,12 @@ def test_validation_compares_the_emulated_kernel_layer_by_layer(run_here, monkey
     assert strict.returncode == 1 and "DIFFERS" in strict.stdout
 
 
+def test_a_recording_that_cannot_be_written_is_refused_before_the_first_frame(run_here):
+    done = run_here("validate_kernel.py", "--save-reference", "no/folder/a")
+    assert done.returncode == 5 and "there is no folder no/folder" in done.stderr
+    assert not done.stdout
+
+
 def test_nothing_to_compare_is_its_own_exit_code(run_here, monkeypatch):
     monkeypatch.setitem(sys.modules, "qwen_tts", None)
     done = run_here("validate_kernel.py", "--backend", "torch")
