@@ -96,13 +96,6 @@ def test_a_file_without_a_line_is_refused(batch, monkeypatch):
     assert done.returncode == 2 and "a.jsonl has no line" in done.stderr
 
 
-@pytest.mark.parametrize("name", ["none.jsonl", "."])
-def test_a_file_that_cannot_be_read_is_named(run_here, tmp_path, monkeypatch, name):
-    monkeypatch.chdir(tmp_path)
-    done = run_here(*SPEAK, "--batch", name, "--output-dir", "out")
-    assert done.returncode == 2 and f"Cannot read {name}: " in done.stderr
-
-
 def test_a_line_ends_where_json_ends_it(batch, tmp_path):
     row = json.dumps({"text": "One.\u2028Two.\x85"}, ensure_ascii=False)
     assert "2 spoken" in batch(b"\xef\xbb\xbf" + row.encode(), row + "\r").stderr
@@ -114,11 +107,3 @@ def test_an_error_of_another_package_ends_the_command(batch, monkeypatch, more):
     monkeypatch.setattr(Speech, "save", Mock(side_effect=full))
     done = batch({"text": "Hi."}, more=more)
     assert done.returncode == 5 and "No space left" in done.stderr
-
-
-def test_a_batch_has_a_folder_and_a_folder_a_batch(run_here):
-    wrong = [(), ("--output-dir", "b", "--subtitles", "c.srt")]
-    wrong += [("--output-dir", "b", "--dump-codes", "c.tsv")]
-    for words in (*(("--batch", "a", *each) for each in wrong), ("Hello.", "--output-dir", "b")):
-        done = run_here(*SPEAK, *words)
-        assert done.returncode == 2 and "--output-dir" in done.stderr and "--batch" in done.stderr

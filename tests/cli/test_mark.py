@@ -58,16 +58,6 @@ def test_a_new_key_is_reported_unless_quiet(tmp_path: Path, capsys):
         assert said.startswith(words) and bool(said) == bool(words)
 
 
-def test_a_missing_folder_for_a_key_is_named(tmp_path: Path, capsys):
-    assert main.main(["mark", "new-key", str(tmp_path / "none" / "a")]) == 5
-    assert f"there is no folder {tmp_path / 'none'}" in capsys.readouterr().err
-
-
-def test_a_folder_is_no_recording(tmp_path: Path, capsys):
-    assert main.main(["detect", str(tmp_path)]) == 2
-    assert f"{tmp_path} cannot be read as audio: it is a folder." in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("command", [SPEAK, ("serve", "--port", "0"), ("detect", "none.wav")])
 def test_a_bad_key_is_refused_before_a_model_is_loaded(
     tmp_path: Path, key: str, monkeypatch, capsys, command: tuple[str, ...]

@@ -61,6 +61,15 @@ OF_OTHERS = [
     (2, "voices show 'an a.wav'", "Make a voice: qwen-megakernel voices create 'an a.wav'\n"),
     (2, "voices create recordings -o 'an a.wav'", "Use -o 'an a.voice.safetensors'\n"),
     (2, "voices create absent.wav", "absent.wav cannot be read as audio: no such file."),
+    (5, "mark new-key none/a", "Cannot write a key to none/a: there is no folder none"),
+    (2, "detect recordings", "recordings cannot be read as audio: it is a folder."),
+    (2, "speak --batch none.jsonl --output-dir out", "Cannot read none.jsonl: "),
+    (2, "speak --batch . --output-dir out", "Cannot read .: "),
+    (2, "speak Hello --output-dir b", "--output-dir needs --batch."),
+    *(
+        (2, f"speak --batch a {words}", "--batch writes files into --output-dir DIR")
+        for words in ("", "--output-dir b --subtitles c.srt", "--output-dir b --dump-codes c.tsv")
+    ),
     (5, "train prepare recordings -o no/data.jsonl --model far/away", UNWRITABLE),
     (5, "sheen prepare recordings -o no/data.jsonl --snac far/away", UNWRITABLE),
     (5, "download far/away --to no_tab.tsv", "no_tab.tsv: File exists."),
