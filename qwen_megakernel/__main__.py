@@ -2,14 +2,14 @@
 
 import sys
 
-from qwen_megakernel.signals import GracefulExit
-
 
 def main() -> int:
     """Run a command; return its exit code."""
-    end = GracefulExit()  # during the imports; later signals end in `running.run`
+    end = None
     try:
-        with end:
+        from qwen_megakernel.signals import GracefulExit
+
+        with GracefulExit() as end:  # during the imports; later signals end in `running.run`
             from qwen_megakernel import torch_import
 
             words = sys.argv[1:2]
@@ -21,10 +21,10 @@ def main() -> int:
         return run()
     except (KeyboardInterrupt, ImportError) as error:
         # numpy raises an ImportError of its own for a Ctrl-C that comes while it is imported.
-        if isinstance(error, ImportError) and not end.has_come:
+        if isinstance(error, ImportError) and not (end and end.has_come):
             raise
         sys.stderr.write("interrupted\n")
-        return end.exit_code
+        return end.exit_code if end else 130
 
 
 if __name__ == "__main__":
