@@ -89,6 +89,7 @@ def test_the_distributions_ship_kernel_sources_types_and_the_demonstration_voice
     assert "qwen_megakernel/py.typed" in names
     assert "qwen_megakernel/assets/demo-voice/model.safetensors" in names
     assert "qwen_megakernel/assets/web/index.html" in names
+    assert "qwen_megakernel/text/reading/language_tables/english.toml" in names
     assert wheel.stat().st_size < 15e6
     with tarfile.open(sdist) as archive:
         tops = {name.split("/")[1] for name in archive.getnames() if "/" in name}

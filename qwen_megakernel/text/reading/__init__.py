@@ -7,8 +7,8 @@ Read `reader` first (`TextReader` reads one text, which may arrive in pieces), t
 of spoken text with the characters that they stand for), `typography` (one form for each mark),
 `markdown` and `lexicon`. An expression is read in three steps: `segments`, `joining` and the rules
 of `language` find it and its class (`grammar` tries them); its surroundings and the word before it
-decide what else it may be; `words` says it (`english` and the modules beside it hold the rules and
-the words of one language each).
+decide what else it may be; `words` says it. `english` and the modules beside it hold the rules of
+one language each, and the files in `language_tables` its words (see `tables`).
 
 Other rooms use `reader.TextReader` and `Reading`, `spoken.Piece` and `lexicon.Lexicon`.
 """

@@ -12,26 +12,6 @@ _COUNTERS = (
 
 
 class Chinese(Language):
-    code = "zh"
-    minus, plus, point = "负", "加", "点"
-    percent, per, to, number_sign = "百分之{}", "每", "到", "第"
-    by, over = "乘", "比"
-    score, power, parts_form = "比", "的{}次方", "{bottom}分之{top}"
-    subtraction, rating = "减", "{}分，满分{}分"
-    chapter, verse = "章", "节"
-    DIGITS = "零 一 二 三 四 五 六 七 八 九"
-    UNITS = """mAh: 毫安时
-        kWh: 千瓦时; km: 公里; cm: 厘米; mm: 毫米; m²: 平方米; km²: 平方公里
-        mL: 毫升; s: 秒; ms: 毫秒; KB kB: KB; MB: MB; GB: GB; TB: TB; W: 瓦
-        kW: 千瓦; dB: 分贝; x ×: 倍"""
-    SCALES = "万: 万; 亿: 亿; 千: 千; 百万: 百万; 千万: 千万"
-    CURRENCIES = "¥ ￥ CNY RMB: 元"
-    dates = "{month}月{day}日", "{year}年{month}月{day}日"
-    SYMBOLS = """&: 和; =: 等于; ÷: 除以; ×: 乘; °: 度; ≈ ~: 约; <: 小于; >: 大于; ≤: 不超过
-        ≥: 至少; ±: 正负; @: 艾特"""
-    WEB = ".: 点; /: 斜杠; -: 杠; _: 下划线; ?: 问号; #: 井号; *: 星号; :: 冒号"
-    space, money_joint, scale_joint, letters_follow = "", "", "", True
-
     RULES = rf"""
     (?P<n>[12]\d{{3}})(?=年|\s?[-~～至到]\s?[12]\d{{3}}年) => {{n:spell}}
     (?P<n>\d{{3,4}})(?=室|房间)|(?P<m>1[3-9]\d{{9}})(?!\d) => {{n:spell_phone}}{{m:spell_phone}}

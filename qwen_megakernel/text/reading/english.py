@@ -5,7 +5,7 @@ import re
 from qwen_megakernel.text.reading.language import Language
 from qwen_megakernel.text.reading.spoken import RESPELT
 from qwen_megakernel.text.reading.surroundings import CLOSING, TRAILING, Found, first_word
-from qwen_megakernel.text.reading.words import words
+from qwen_megakernel.text.reading.tables import words
 
 _HALVES = {2: ("half", "halves"), 4: ("quarter", "quarters")}
 _MAX_PARTS = 20  # largest denominator with a name, apart from 100; 120/80 is read with "over"
@@ -34,89 +34,6 @@ _AFTER_STREETS = words("NE NW SE SW N S E W Suite Apt Unit")
 
 
 class English(Language):
-    code = "en"
-    minus, plus, point = "minus", "plus", "point"
-    percent, per, to, number_sign = "percent", "per", "to", "number"
-    by, over, rating, extension = "by", "over", "{} out of {}", "extension"
-    power = " to the power of {}"
-    ordinal_marks = "st|nd|rd|th|ST|ND|RD|TH"
-    BEFORE_DIGITS = r"""(?:N[or]|#)\.?\s: number; Nos\.?\s: numbers; Rev\.\s: revision
-        (?:Fig\.?|fig\.)\s: figure
-        (?i:vol)\.?\s: volume; pp\.\s?: pages; p\.\s?: page; [Nn]o\.: number
-        [Cc]h\.\s: chapter; [Ss]ec\.\s: section; Eq\.\s: equation; [Ee]xt\.?\s: extension
-        Apt\.?\s: apartment; Ste\.\s: suite; √: the square root of"""
-    plural_ending = "s"
-    UNITS = """lbs: pound; hrs: hour; mins: minute; secs: second
-        kph kmh: kilometer per hour, kilometers per hour; MPH: mile per hour, miles per hour
-        kbps: kilobit per second, kilobits per second; bps: bit per second, bits per second
-        Mbps: megabit per second, megabits per second; Gbps: gigabit per second, gigabits per second
-        kWh: kilowatt hour; mA: milliamp; mAh: milliamp hour; mV: millivolt; kV: kilovolt
-        hp: horsepower, horsepower; kcal cal: calorie; dB: decibel; kΩ: kilohm; MΩ: megohm
-        x ×: time; in.: inch, inches; fps: frame per second, frames per second
-        rpm: revolution per minute, revolutions per minute
-        bpm BPM: beat per minute, beats per minute; ppm: part per million, parts per million
-        psi: pound per square inch, pounds per square inch; mo mos: month; gal: gallon; qt: quart
-        pt: pint; pc pcs: piece; pts: point; mcg: microgram; N: newton; Nm: newton meter; mol: mole
-        rad: radian; ly: light-year"""
-    has_compounds = True
-    articles = words("a an another")
-    SCALES = """k K: thousand, thousand; thousand: thousand, thousand
-        M mn million: million, million; B bn billion: billion, billion
-        T tn trillion: trillion, trillion"""
-    MONEY_SCALES = "m: million, million; b: billion, billion; t: trillion, trillion"
-    CURRENCIES = """$ US$ USD: dollar / cent; € EUR: euro / cent; £ GBP: pound / penny, pence
-        ¥ JPY: yen, yen; ₹ INR Rs. Rs: rupee / paisa, paise; ₩ KRW: won, won; ₽ RUB: ruble / kopek
-        C$ CAD: Canadian dollar / cent; A$ AUD: Australian dollar / cent; CHF: Swiss franc / centime
-        CNY RMB: yuan, yuan; ₿ BTC: bitcoin; ¢: cent"""
-    money_joint = " and "
-    SHORT_MONTHS = "jan feb mar apr - jun jul aug sep/sept oct nov dec"
-    links, day_first, years_joint = words("of"), False, " to "
-    max_named_part = _MAX_PARTS
-    dates = "{month} {day}", "{month} {day}, {year}"
-    ABBREVIATIONS = """Mr. Mr: mister; Mrs. Mrs: missus; Mx. Mx: mix; Ms. Ms: miz
-        Prof. Prof: professor; Jr. Jr: junior; Sr. Sr: senior; vs. vs v.: versus
-        etc. etc: et cetera; e.g.: for example; i.e.: that is; approx. ca.: approximately
-        Inc. Inc: incorporated; Ltd. Ltd: limited; Corp.: corporation; Co.: company
-        Dept. dept.: department; Bldg. bldg.: building
-        Ave. Ave: avenue; Blvd. Blvd: boulevard; Rd.: road; Mt. Mt: mount
-        Ft.: fort; Gen.: general; Col.: colonel; Sgt. Sgt: sergeant; Capt.: captain; Lt.: lieutenant
-        Rev.: reverend; Gov.: governor; Sen.: senator; Rep.: representative; Pres.: president
-        est.: estimated; min.: minimum; max.: maximum; a.m. a.m: a m; p.m. p.m: p m; w/: with
-        w/o: without; b/c: because; b/w: black and white; c/o: care of; n/a N/A: not applicable
-        d/d D/D: day over day; w/w W/W: week over week; m/m M/M: month over month
-        p.a.: per annum; q/q Q/Q: quarter over quarter; y/y Y/Y: year over year; y/o: year old
-        s/n S/N: serial number; p/n P/N: part number; f/u: follow-up; h/t: hat tip; w/i: within
-        pg. Pg.: page; para.: paragraph; rm.: room; Ph.D. PhD: P H D
-        Jan.: January; Sept. Sep.: September
-        apt. Apt.: apartment; Feb.: February; Mar.: March; Apr.: April; Jun.: June; Jul.: July
-        Aug.: August; km/h: kilometers per hour; m/s: meters per second; mi/h: miles per hour
-        ext.: extension; Pkwy. Pkwy: parkway; Hwy. Hwy: highway; Oct.: October; Nov.: November
-        Dec.: December; Mon.: Monday; Tue. Tues.: Tuesday; Wed.: Wednesday; Thu. Thurs.: Thursday
-        Fri.: Friday; Sat.: Saturday; Tue Tues: Tuesday; Wed: Wednesday; Thu Thur Thurs: Thursday
-        Fri: Friday; incl.: including; excl.: excluding"""
-    numbered = words("""act appendix article book chapter class division episode grade level part
-        phase section season stage step table title tier type unit vol volume war""")
-    due = words("on due dated filed posted expires")
-    final = words("Jr. Sr. etc. Inc. Ltd. Corp. Co. Ave. Blvd. Rd. a.m. p.m.")
-    starters = words("""A After All Also An And Any Are As At Be Because Before But By Can Could Did
-        Do Does Every Everyone For From Had Has Have He Her Here His How However I If In Is It Its
-        Just Let Maybe My No Not Nothing Now Of On Once One Only Or Our Please She Should So Some
-        Soon Still That The Their Then There These They This Those Thus To Today Tomorrow Turn Was
-        We Were What When Where Which While Who Why Will With Would Yes Yesterday You Your""")
-    after_final = words("""NE NW SE SW EST EDT CST CDT MST MDT PST PDT ET CT MT PT GMT UTC BST CET
-        CEST IST JST Eastern Pacific""")
-    SYMBOLS = """&: and; @: at; ²: squared; ³: cubed; ++: plus plus; =: equals; ÷: divided by
-        ×: times; °: degrees; ≈ ~: about; <: less than; >: more than; ≤: at most; ≥: at least
-        ±: plus or minus; ©: copyright; §: section; →: to; ≠: does not equal; π: pi; ∞: infinity"""
-    LETTERS = """ay bee see dee ee eff gee aitch eye jay kay el em en oh pee queue are ess tee you
-        vee double-you ex why zee"""
-    WEB = """.: dot; /: slash; -: dash; _: underscore; ?: question mark; #: hash; %: percent
-        *: star; ~: tilde; :: colon; \\: backslash"""
-    opens = words("""b. d. pt b/w Sat Sun St. St Dr. Dr No. Nos. no. Rev. Fig. fig. Vol. vol. p. pp.
-        Ch. ch. Sec. sec. Eq. Ext. ext. ext Apt. Apt Ste. Rm. Mon
-        Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec""")
-    followers = words("in am pm a.m p.m sq fl cu pp")
-
     RULES = r"""
     (?i){HALF_DAY}a(?:\.m\.?|m)(?!\w) => {h}{m:minutes} a m{end}
     (?i){HALF_DAY}p(?:\.m\.?|m)(?!\w) => {h}{m:minutes} p m{end}

@@ -2,64 +2,14 @@
 
 import re
 
+from qwen_megakernel.text.reading.cldr import Noun
 from qwen_megakernel.text.reading.romance import Romance
 from qwen_megakernel.text.reading.surroundings import Found
-from qwen_megakernel.text.reading.words import Noun, words
 
 _TWO_CENTURIES = re.compile(r"[IVX]+(?:er?|ᵉʳ?)(?:[-–]|,\s|\s(?:et|ou|au|à)\s)\S+\s$")
 
 
 class French(Romance):
-    code = "fr"
-    minus, plus, point = "moins", "plus", "virgule"
-    percent, per, to, number_sign = "pour cent", "par", "à", "numéro"
-    by, over, rating, groups_with_spaces = "sur", "sur", "{} sur {}", True
-    power = " puissance {}"
-    due = words("le du au")
-    ENDINGS = r"f: \bun$ une"
-    ordinal_marks = "er|ère|re|ème|e|nd|nde|ᵉ|ᵉʳ"
-    BEFORE_DIGITS = r"p\.\s?: page"
-    FEMININE = """tion sion té ette ance ence ure ée ille aine euse ade esse elle gousse tranche
-        feuille pincée boîte cuillère chambre place table porte bouteille"""
-    MASCULINE, last_ordinal_of_rulers = "-", 1
-    PARTS = "2: demi; 3: tiers; 4: quart"
-    UNITS = """mAh: milliampère-heure, milliampères-heure
-        Ko ko: kilo-octet; kWh: kilowattheure; dB: décibel; x × fois: fois, fois, f
-        année années: année, f; cuillère cuillères: cuillère, f
-        personne personnes pers: personne, f
-        c.à.s. c.~à~soupe càs CàS cuil.~à~soupe cs: cuillère à soupe, cuillères à soupe, f
-        c.à.c. c.~à~café càc CàC cuil.~à~café cc: cuillère à café, cuillères à café, f
-        page pages: page, f; pt pts: point
-        cp: comprimé; bpm: battement par minute, battements par minute"""
-    SCALES = "million millions M: million; milliard milliards Md Mds: milliard"
-    MONEY_SCALES = "k: mille, mille"
-    CURRENCIES = """€ EUR: euro / centime; $ $US US$ USD: dollar / cent
-        £ GBP: livre, f / penny, pence; ¥ JPY: yen; CHF: franc suisse, francs suisses / centime
-        ₽ RUB: rouble / kopeck"""
-    money_joint, says_cents, scale_joint = " ", False, " d'"
-    SHORT_MONTHS = "janv/jan févr/fév - avr - - juil - sept/sep oct nov déc"
-    first_day, halves, degree_is_ordinal = "premier", ("demi", "demie"), False
-    times = "{h:f} {hours}", "{h:f} {hours} {m:f}", " et {s:f} secondes"
-    ABBREVIATIONS = """p.a.: par an; temp.: température; pdt: pendant; bât.: bâtiment; al.: alinéa
-        c/o: chez; n/a: non applicable; A/R: aller-retour
-        M.: monsieur; MM.: messieurs; Mme: madame; Mmes: mesdames; Mlle: mademoiselle
-        Me: maître; Dr Dr.: docteur; Pr Pr.: professeur; St: saint; Ste: sainte; etc.: et cetera
-        av.~J.-C.: avant Jésus-Christ; apr.~J.-C. ap.~J.-C.: après Jésus-Christ; p.ex.: par exemple
-        c.-à-d.: c'est-à-dire; env.: environ; av.: avenue; bd bd.: boulevard; pl.: place
-        Mgr: monseigneur; hab.: habitants; tél. tel.: téléphone
-        vol.: volume; chap.: chapitre; art.: article; fig.: figure; min.: minimum; ét.: étage
-        th.: thermostat; max.: maximum; incl.: inclus"""
-    final = words("etc. p.a.")
-    starters = words("""Ainsi Alors Après Au Aussi Avec Bien Ce Cela Ces Cette Dans Des Donc Elle
-        Elles Enfin Ensuite Et Il Ils Je Les Mais Merci Nous On Pour Puis Quand Si Un Une Vous""")
-    SYMBOLS = """&: et; @: arobase; =: égale; ÷: divisé par; ×: fois; °: degrés; ≈ ~: environ
-        <: inférieur à; >: supérieur à; ≤: au plus; ≥: au moins; ±: plus ou moins; §: paragraphe
-        ©: copyright"""
-    WEB = """.: point; /: slash; -: tiret; _: tiret bas; ?: point d'interrogation; #: dièse
-        *: étoile; :: deux-points"""
-    opens, followers = words("p. L. R. D. av. apr. ap. h"), words("h j siècle")
-    centuries = words("s siècle siècles République république arrondissement")
-
     RULES = r"""
     {HOUR}\s?h(?!\s?\d\d?\s?(?:m|['′]))(?:\s?{MINUTE})?(?!\w) => .time
     1(?:ère|re)(?!\w) => première

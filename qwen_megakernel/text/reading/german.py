@@ -2,9 +2,10 @@
 
 import re
 
+from qwen_megakernel.text.reading.cldr import Noun
 from qwen_megakernel.text.reading.language import Language
 from qwen_megakernel.text.reading.surroundings import Found, first_word
-from qwen_megakernel.text.reading.words import Noun, words
+from qwen_megakernel.text.reading.tables import words
 
 # Words before an ordinal, and the ending that the ordinal has after them.
 _WEAK = words("am v. vom zum zur beim im dem den des bis ab ins spätestens")
@@ -31,67 +32,6 @@ _QUEENS = ("Elisabeth", "Katharina", "Maria", "Margarethe", "Christina")
 
 
 class German(Language):
-    code = "de"
-    minus, plus, point, decimal = "minus", "plus", "Komma", ","
-    percent, per, to, number_sign = "Prozent", "pro", "bis", "Nummer"
-    by, over, score, rating, power = "mal", "zu", "zu", "{} von {}", " hoch {}"
-    opus = "Opus"
-    numbered = words("""akt anhang artikel band buch kapitel klasse phase stufe szene tabelle teil
-        titel typ abschnitt raum zimmer saal""")
-    ENDINGS, has_ordinal_points = "f: ^eins$ eine; m n: ^eins$ ein", True
-    PARTS = """3: Drittel; 4: Viertel; 5: Fünftel; 6: Sechstel; 7: Siebtel; 8: Achtel; 9: Neuntel
-        10: Zehntel; 12: Zwölftel; 100: Hundertstel"""
-    UNITS = """mAh: Milliamperestunde, Milliamperestunden, f
-        bpm: Schlag pro Minute, Schläge pro Minute
-        dB: Dezibel; PS: PS; x ×: mal; Jahr Jahre: Jahr, Jahre, n
-        J.: Jahr, Jahre, n; Tbl. Tabl.: Tablette, Tabletten, f; Whg.: Wohnung, Wohnungen, f
-        mmHg: Millimeter Quecksilbersäule; Pkt.: Punkt, Punkte
-        Person Personen Pers.: Person, Personen, f; Pck. Pkg.: Packung, Packungen, f
-        Mal: Mal, Mal, n"""
-    SCALES = """Mio. Mio Million Millionen: Million, Millionen, f; Tsd.: tausend
-        Mrd. Mrd Milliarde Milliarden: Milliarde, Milliarden, f"""
-    MONEY_SCALES = "M: Million, Millionen, f; k T: tausend"
-    CURRENCIES = """€ EUR: Euro / Cent; $ USD: Dollar / Cent; £ GBP: Pfund / Penny, Pence
-        ct Ct: Cent; ¥ JPY: Yen; CHF: Franken / Rappen; ₽ RUB: Rubel / Kopeke, Kopeken, f"""
-    money_joint, says_cents = " ", False
-    SHORT_MONTHS = "jan/jänner feb mär apr - jun jul aug sep/sept okt nov dez"
-    times = "{h:m} Uhr", "{h:m} Uhr {m}", " und {s} Sekunden"
-    BEFORE_DIGITS = r"§§\s?: Paragrafen"
-    ABBREVIATIONS = """n.~V.: nach Verlängerung; i.~E.: im Elfmeterschießen
-        z.~Hd.: zu Händen; Az. Aktenz.: Aktenzeichen; p.a. p.~a.: pro Jahr; Temp.: Temperatur
-        i.~V.~m.: in Verbindung mit; p.~P.: pro Person; i.~A.: im Auftrag; Zi.: Zimmer
-        Abf.: Abfahrt; gem.: gemäß; lit.: Buchstabe; gest.: gestorben; Kl.: Klasse; Hrn.: Herrn
-        mind.: mindestens; mtl.: monatlich; jährl.: jährlich; Einw.: Einwohner
-        z.B. z.~B. Z.B. Z.~B.: zum Beispiel; d.h. d.~h.: das heißt
-        c/o: care of; s/w: schwarz-weiß; m/w/d: männlich, weiblich, divers; n/a: nicht verfügbar
-        u.a. u.~a.: unter anderem; usw. etc.: und so weiter; bzw.: beziehungsweise; ca.: circa
-        Dr. Dr: Doktor; Prof. Prof: Professor; Ing.: Ingenieur; Dipl.-Ing.: Diplomingenieur
-        Mag.: Magister; Univ.Prof. Univ.-Prof.: Universitätsprofessor; Mo.: Montag; Di.: Dienstag
-        Mi.: Mittwoch; Do.: Donnerstag; Sa.: Samstag; MwSt.: Mehrwertsteuer; rd.: rund
-        zw.: zwischen; Min.: Minute; Std.: Stunde; Pck.: Packung; Kap.: Kapitel; Abb.: Abbildung
-        OG: Obergeschoss; Hr.: Herr; Fr.: Frau; Str.: Straße; Nr.: Nummer; Abs.: Absatz
-        Art.: Artikel; S.: Seite; Bd.: Band; vgl.: vergleiche; Tel.: Telefon; inkl.: inklusive
-        exkl.: exklusive; max.: maximal; tgl.: täglich; ff.: folgende
-        Gl.: Gleis; Jh. Jhd.: Jahrhundert; Hbf.: Hauptbahnhof; geb.: geboren
-        zzgl.: zuzüglich; ggf.: gegebenenfalls; evtl.: eventuell; Mio.: Millionen
-        Mrd.: Milliarden; St.: Sankt; v.Chr.: vor Christus; n.Chr.: nach Christus"""
-    final = words("n.~V. usw. etc. p.a. p.~a. Str. MwSt. OG Min. Std. mtl. jährl. ff. p.~P.")
-    starters = words("""Aber Alle Alles Als Am An Auch Auf Aus Bei Beim Bis Bitte Da Dabei Damit
-        Danach Dann Daher Darum Das Dein Dem Den Denn Der Deshalb Die Dies Diese Dieser Dieses Doch
-        Dort Du Ein Eine Einen Er Es Euer Falls Für Gestern Hat Heute Hier Ich Ihr Ihre Im In Ist Ja
-        Jede Jeder Jetzt Kann Kein Keine Man Mein Meine Mit Morgen Nach Nein Nicht Noch Nun Nur Ob
-        Oder Ohne Sehr Sein Seine Seit Sie So Sonst Über Um Und Unser Unter Viele Vom Von Vor Wann
-        Warum Was Wegen Weil Wenn Wer Wie Wir Wird Wo Zu Zum Zur Zwar""")
-    nouns_are_capitalised = True
-    SYMBOLS = """&: und; @: at; =: gleich; ÷: geteilt durch; ×: mal; °: Grad; ≈ ~: etwa
-        <: kleiner als; >: größer als; ≤: höchstens; ≥: mindestens; ±: plus minus; §: Paragraf
-        ©: Copyright"""
-    WEB = """.: Punkt; /: Schrägstrich; -: minus; _: Unterstrich; ?: Fragezeichen; #: Raute
-        *: Stern; :: Doppelpunkt"""
-    opens = words("Nr. §§ n. v. i. s. p. z. Z. d. u. Mo Di Mi Do Fr Sa")
-    followers = words("uhr %-punkte %-punkten")
-    pointed_endings = ("str.", "nr.")
-
     RULES = r"""
     {HOUR}\.{MINUTE}\sUhr\b => .time
     {HOUR}\sUhr\b(?!\s\d) => .time

@@ -25,7 +25,7 @@ from qwen_megakernel.text.reading.joining import WordJoining
 from qwen_megakernel.text.reading.language import Language
 from qwen_megakernel.text.reading.spoken import Draft, Piece
 from qwen_megakernel.text.reading.surroundings import Found, bare, inside
-from qwen_megakernel.text.reading.words import any_of
+from qwen_megakernel.text.reading.tables import any_of
 
 _DASHES = ("-", "–", "—")
 _LETTER = re.compile(r"(?<![\w'’])[A-Za-z](?![\w'’])")

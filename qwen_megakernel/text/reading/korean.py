@@ -12,25 +12,6 @@ _PLATES = "[가나다라마거너더러머버서어저고노도로모보소오�
 
 
 class Korean(Language):
-    code = "ko"
-    minus, plus, point = "마이너스", "플러스", "점"
-    percent, per, to, number_sign = "퍼센트", "퍼", "에서", "번호"
-    by, over, rating = "곱하기", "에", "{1}점 만점에 {0}"
-    suffixes, score, power = ("에서", "에", "의"), "대", "의 {} 제곱"
-    parts_form, chapter, verse = "{bottom}분의 {top}", " 장", " 절"
-    DIGITS = "공 일 이 삼 사 오 육 칠 팔 구"
-    UNITS = "%p: 퍼센트포인트; mAh: 밀리암페어시; °C ℃: 도; dB: 데시벨; x ×: 배"
-    SCALES = "만: 만; 억: 억; 조: 조; 천: 천"
-    CURRENCIES = """₩ KRW: 원; $ USD: 달러 / 센트; € EUR: 유로 / 센트; £ GBP: 파운드 / 펜스
-        ¥ JPY: 엔"""
-    money_joint = " "
-    dates = "{month} {day}일", "{year}년 {month} {day}일"
-    times = "{h:hour} 시", "{h:hour} 시 {m} 분", " {s} 초"
-    SYMBOLS = """&: 앤드; @: 골뱅이; +: 더하기; =: 는; ÷: 나누기; ×: 곱하기; °: 도; ≈ ~: 약
-        ±: 플러스 마이너스; ≤: 이하; ≥: 이상"""
-    WEB = ".: 점; /: 슬래시; -: 하이픈; _: 밑줄; ?: 물음표; =: 등호; #: 샵; *: 별표; :: 콜론"
-    letters_follow = has_ordinal_points = True
-
     RULES = rf"""
     (?P<y>\d{{4}}|\d\d)\.\s?(?P<m>1[0-2]|0?[1-9])\.\s?(?P<d>[0-3]?\d)(?:\.(?=\s?\S))?(?!\d) => .date
     (?P<m>1[0-2]|[1-9])월 => {{m:month}}

@@ -4,10 +4,20 @@ import re
 
 from qwen_megakernel.text.reading.codes import Codes
 from qwen_megakernel.text.reading.surroundings import Found, first_word
-from qwen_megakernel.text.reading.words import roman_number
 
+_ROMAN = re.compile("M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})")
 # "centuries XVII and XVIII": a list of Roman numerals, and the word before it.
 _LISTED = re.compile(r"([^\W\d_]+\.?)\s[IVXLC]+(?:,\s[IVXLC]+)*,?\s\w+\s$")
+
+
+def roman_number(text: str) -> int:
+    """Return the number of a Roman numeral, or 0 for other letters."""
+    if not _ROMAN.fullmatch(text):
+        return 0
+    letters = dict(zip("IVXLCDM", (1, 5, 10, 50, 100, 500, 1000), strict=True))
+    values = [letters[char] for char in text]
+    pairs = zip(values, [*values[1:], 0], strict=True)
+    return sum(-value if value < following else value for value, following in pairs)
 
 
 class RomanNumerals(Codes):

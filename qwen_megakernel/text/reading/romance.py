@@ -2,9 +2,10 @@
 
 import re
 
+from qwen_megakernel.text.reading.cldr import Noun
 from qwen_megakernel.text.reading.language import Language
 from qwen_megakernel.text.reading.surroundings import Found, first_word
-from qwen_megakernel.text.reading.words import Noun, words
+from qwen_megakernel.text.reading.tables import words
 
 
 class Romance(Language):

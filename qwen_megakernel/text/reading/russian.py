@@ -2,11 +2,14 @@
 
 import re
 
+from qwen_megakernel.text.reading.cldr import Noun
 from qwen_megakernel.text.reading.language import Language
+from qwen_megakernel.text.reading.roman_numerals import roman_number
 from qwen_megakernel.text.reading.surroundings import Found, first_word
-from qwen_megakernel.text.reading.words import MAX_DIGITS, Noun, roman_number, words
+from qwen_megakernel.text.reading.tables import words
+from qwen_megakernel.text.reading.words import MAX_DIGITS
 
-_TENTHS = {1: ("десятая", "десятых"), 2: ("сотая", "сотых"), 3: ("тысячная", "тысячных")}
+_TENTHS = {1: "десят", 2: "сот", 3: "тысячн"}  # by the number of decimals, without endings
 # Words behind which a date is a subject, or an object in the accusative; none: a text begins.
 _BEFORE_NOMINATIVE = {"", *words("и или сегодня завтра вчера на по это было будет вот")}
 # Words -> the case of a number behind them: "from three to five hours", "by six".
@@ -44,68 +47,17 @@ _FORMS = [
 # Parts whose names are nouns, without their endings; those of one part and of several.
 _PARTS = {3: "трет", 4: "четверт"}
 _ONE_PART, _PARTS_OF = (
-    dict(g="и", d="и", a="ь", i="ью", p="и"),
-    dict(g="ей", d="ям", i="ями", p="ях"),
+    dict(n="ь", g="и", d="и", a="ь", i="ью", p="и"),
+    dict(n="и", g="ей", d="ям", i="ями", p="ях"),
 )
-_FRACTION_ENDINGS = dict(g="ых", p="ых", d="ым", i="ыми")
+_FRACTION_ENDINGS = dict(n="ых", g="ых", p="ых", d="ым", i="ыми")
 # For each case, the endings of nouns in the singular (of hard and soft stems, masculine and
 # feminine), and in the plural.
 _ENDINGS = {"d": ("у ю е е", "м"), "i": ("ом ем ой ей", "ми"), "p": ("е е е е", "х")}
 
 
 class Russian(Language):
-    code = "ru"
-    minus, plus, point, decimal = "минус", "плюс", "и", ","
-    percent, per, to, number_sign = "процентов", "в", "до", "номер"
-    PERCENT = "процент, процента, процентов"
-    power = " в степени {}"
-    by, over, score, rating, groups_with_spaces = "на", "на", "", "{} из {}", True
-    opus = "опус"
-    postal_digits = 6
-    numbered = words("""глава главу главе главы том тома томе часть части книга книгу книге раздел
-        раздела разделе статья статью статье статьи акт акте фаза фазу фазе тип""")
-    centuries = words("век века веке веков")
-    ordinal_marks = "-?(?:й|ый|ой)"
-    UNITS = """п.п. п.~п.: процентный пункт, процентных пункта, процентных пунктов
-        мАч мА·ч mAh: миллиампер-час, -а, -ов; кВтч кВт·ч: киловатт-час, -а, -ов
-        кг: килограмм, -а, -ов; г гр: грамм, -а, -ов; мг: миллиграмм, -а, -ов
-        дБ: децибел, -а, децибел; шт шт.: штука, штуки, штук, f; чел: человек, -а, человек
-        ст.л.: столовая ложка, столовые ложки, столовых ложек, f; раз раза: раз, раза, раз
-        ч.л.: чайная ложка, чайные ложки, чайных ложек, f; стакан стакана стаканов: стакан, -а, -ов
-        книга книги книг: книга, книги, книг, f; таб.: таблетка, таблетки, таблеток, f
-        сут: сутки, суток, суток; уд уд.: удар, -а, -ов
-        р: раз, раза, раз; mmHg: миллиметр, миллиметра, миллиметров"""
-    SCALES = """тыс. тыс: тысяча, тысячи, тысяч, f; млн млн.: миллион, -а, -ов
-        млрд млрд.: миллиард, -а, -ов"""
-    CURRENCIES = """₽ руб руб. р. RUB: рубль, рубля, рублей / копейка, копейки, копеек, f
-        $ USD: доллар, -а, -ов / цент, -а, -ов; € EUR: евро / цент, -а, -ов
-        £ GBP: фунт, -а, -ов / пенс, -а, -ов; ¥ JPY: иена, иены, иен, f"""
-    money_joint = " "
-    SHORT_MONTHS = "янв февр/фев мар апр - июн июл авг сент/сен окт нояб/ноя дек"
-    BEFORE_DIGITS = r"[Сс]т\.\s: статья; [Пп]\.\s: пункт"
-    links = words("по до и")
     ranked = words("этаж этаже класс классе курс курсе подъезд подъезде квартал квартале")
-    ABBREVIATIONS = """пр-т: проспект; акад.: академик
-        раб.: рабочих; б/у: бывший в употреблении; з/п: зарплата; н/д: нет данных
-        ж/д: железнодорожный; н.э. н.~э.: нашей эры
-        т.е. т.~е.: то есть; т.д. т.~д.: так далее; т.п. т.~п.: тому подобное
-        т.к.: так как; др.: другие; г.: год; гг.: годы; в.: век; вв.: века
-        ул.: улица; пр.: проспект; д.: дом
-        кв.: квартира; стр.: страница; каб.: кабинет; гл. Гл.: глава; рис.: рисунок; коп.: копеек
-        см.: смотри; напр.: например; нач.: начало; тел.: телефон; тыс.: тысяч; млн: миллионов
-        млрд: миллиардов; г-н: господин; г-жа: госпожа; д-р: доктор; д-ра: доктора; д-ру: доктору
-        г-на: господина; г-ну: господину; г-жи г-же: госпоже; проф.: профессор; тов.: товарищ
-        темп.: температура
-        им.: имени; ок.: около; доб.: добавочный; т.: том; пн: понедельник; вт: вторник; ср: среда
-        чт: четверг; пт: пятница; сб: суббота; вс: воскресенье"""
-    final = words("т.д. т.п. др. г. гг. в. вв.")
-    starters = words("""А В Вы Ещё Если Для За Затем И Из Как Когда Кто Мы На Но Он Она Они По После
-        Потом Сейчас Сегодня Так Также Там Тогда Только Ты У Что Это Этот Я""")
-    SYMBOLS = """&: и; @: собака; =: равно; ÷: разделить на; ×: умножить на; °: градусов; ≈ ~: около
-        <: меньше; >: больше; ≤: не больше; ≥: не меньше; ±: плюс минус; §: параграф; №: номер"""
-    WEB = """.: точка; /: слэш; -: дефис; _: подчёркивание; ?: вопрос; #: решётка; *: звёздочка
-        :: двоеточие"""
-    opens = words("т. д. стр. г. ст. Ст. п. П.")
     followers = words("г года году годе гг. годы в. вв. число") | ranked
 
     RULES = r"""
@@ -152,7 +104,6 @@ class Russian(Language):
     {SIGN}(?:(?P<from>\d{1,6})\s?[-–—]\s?)?(?P<n>\d{1,3}(?:\s\d{3})+|\d{1,9})(?:,(?P<d>\d{1,3}))?(?![\d,])
         \s?(?:(?P<scale>{SCALES})\s?)?(?P<unit>{UNITS}|{CURRENCIES}|{SCALES}|%)(?!\w)\.? => .in_case
     адрес: >> (?P<n>[1-6]\d{5})(?!\d|[.,]\d) => {n:spell}
-    (?P<w>\d{1,6})(?:,(?P<d>\d{1,3}))?\s?% => .percent
     (?P<from>\d{1,4})[-–—](?P<n>\d{1,4})(?![\w-]|[.,:/=]\d|\s?=) => .numbers
     {SIGN}(?P<n>\d{1,6})(?![\d:/–-]|[.,]\d|\s\d{3}|\s?[x×]) => .after_preposition
     """
@@ -219,12 +170,7 @@ class Russian(Language):
             said = self.count(whole, decimals, head, first) + (f" {noun.many}" if scale else "")
             return said + self.kept_point(found)
         if decimals:
-            part = _TENTHS[len(decimals)][0 if self.plural(int(decimals)) == 0 else 1]
-            ending = _FRACTION_ENDINGS[case]
-            one = "цел" + ("ой" if self.plural(int(whole)) == 0 else ending)
-            part = part.replace("ая", "ой").replace("ых", ending)
-            first, second = (self.cardinal(int(each), f"{case}f") for each in (whole, decimals))
-            said = f"{first} {one} {second} {part}"
+            said = self._decimal(whole, decimals, case)
         else:
             said = self.cardinal(int(whole), case + head.gender)
         form = head.few if decimals else head.many  # also of zero
@@ -390,24 +336,8 @@ class Russian(Language):
         said = [f"{'' if part > 9 else 'ноль '}{self.say(part)}" for part in parts]
         return " ".join([self.say(hour), *said])
 
-    def fraction(self, top: int, bottom: int) -> str:
-        parts = {2: ("вторая", "вторых"), 3: ("треть", "трети"), 4: ("четверть", "четверти")}
-        if bottom in parts:
-            part = parts[bottom][0 if top == 1 else 1]
-        elif top == 1:
-            part = self.ordinal(bottom, "nf")
-        else:
-            part = self.ordinal(bottom, "gm").removesuffix("ого") + "ых"
-        return f"{self.say(top, gender='f')} {part}"
-
-    def read_fraction(self, found: Found) -> str | None:
-        """Return a fraction in the case that the word before it asks for."""
-        top, bottom, case = int(found["n"]), int(found["d"]), _CASES.get(found.word)
+    def fraction(self, top: int, bottom: int, case: str = "n") -> str:
         is_one = self.plural(top) == 0
-        if is_one and found.word in _BEFORE_GOALS:
-            case = "a"
-        if not case or found["w"] or found["unit"] or top >= bottom:
-            return super().read_fraction(found)
         if bottom in _PARTS:
             part = _PARTS[bottom] + (_ONE_PART if is_one else _PARTS_OF)[case]
         elif is_one:
@@ -416,14 +346,29 @@ class Russian(Language):
             part = self.ordinal(bottom, "gm").removesuffix("ого") + _FRACTION_ENDINGS[case]
         return f"{self.cardinal(top, f'{case}f')} {part}"
 
+    def read_fraction(self, found: Found) -> str | None:
+        """Return a fraction in the case that the word before it asks for."""
+        top, bottom, case = int(found["n"]), int(found["d"]), _CASES.get(found.word)
+        if self.plural(top) == 0 and found.word in _BEFORE_GOALS:
+            case = "a"
+        if not case or found["w"] or found["unit"] or top >= bottom:
+            return super().read_fraction(found)
+        return self.fraction(top, bottom, case)
+
     def number(self, whole: str, decimals: str = "", gender: str = "") -> str:
         """Return the words of a number; "3,14" is "three wholes, fourteen hundredths"."""
         if not whole or len(whole) > MAX_DIGITS or len(decimals) not in _TENTHS:
             return super().number(whole, decimals, gender)
-        one = "целая" if self.plural(int(whole)) == 0 else "целых"
-        part = _TENTHS[len(decimals)][0 if self.plural(int(decimals)) == 0 else 1]
-        words = self.say(int(whole), gender="f"), one, self.say(int(decimals), gender="f"), part
-        return " ".join(words)
+        return self._decimal(whole, decimals, "n")
+
+    def _decimal(self, whole: str, decimals: str, case: str) -> str:
+        said = []
+        for digits, stem in ((whole, "цел"), (decimals, _TENTHS[len(decimals)])):
+            ending = _FRACTION_ENDINGS[case]
+            if self.plural(int(digits)) == 0:
+                ending = "ая" if case == "n" else "ой"
+            said += [self.cardinal(int(digits), f"{case}f"), stem + ending]
+        return " ".join(said)
 
 
 def _form_of(number: str, noun: str, before: str) -> str:

@@ -18,7 +18,7 @@ from qwen_megakernel.text.reading.surroundings import (
     WIDE_CLOSING,
     WIDE_POINTS,
 )
-from qwen_megakernel.text.reading.words import table
+from qwen_megakernel.text.reading.tables import table
 
 # So many characters before the next word decide whether a sentence ends there. Longer runs of
 # white space end none.
