@@ -29,6 +29,9 @@ _SAINTS = words("""Albans Andrew Andrews Anthony Augustine Barts Catherine Catha
     Valentine Vincent Vitus""")
 _BEFORE_SECONDS = words("wait waits waited takes took within timeout lasts delay pause sleep")
 _BEFORE_FEW_SECONDS = words("after every for about only another under")  # also before decades
+_BOOKS = dict(Cor="Corinthians", Thess="Thessalonians", Tim="Timothy", Pet="Peter", Sam="Samuel")
+_BOOKS = {f"{short}.": name for short, name in _BOOKS.items()}
+_BOOKS |= {name: name for name in ("Corinthians", "Thessalonians", "Timothy")}
 _DIRECTIONS = dict(N="north", S="south", E="east", W="west")
 _AFTER_STREETS = words("NE NW SE SW N S E W Suite Apt Unit")
 
@@ -108,12 +111,14 @@ class English(Language):
     runways?|or|and >> (?P<n>[0-3]?\d)(?P<side>[LRC])(?!\w) => {n} {side}
     (?P<n>\d{1,3})\s?y/?o(?!\w) => {n} year old
     press|dial|hit|enter|or|and|the|\d+ >> #(?![\w#]) => pound
+    (?P<n>[1-3])\s(?P<book>{BOOKS})(?!\w) => .book
     errors?|status >> (?P<n>[45](?!00)\d\d)(?![\d.:,-]*\w) => {n:spell}
     """
 
     files = words("""bat bin cfg conf cpp css csv cu dll doc docx exe gif git go gz html ini ipynb
         jpeg jpg js json jsx log md mp3 mp4 onnx pdf php png ppt pptx ps py rb rs sh so sql svg tar
         tex toml ts tsv tsx txt wav xls xlsx xml yaml yml zip net safetensors gguf pt""")
+    books = frozenset(_BOOKS)  # which are numbered, as written
     per_time = r"(?:second|minute|hour|day|week|month|year|person)(?!\w)"
     short_months = words("Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec")
     feet = r"\d{1,3}['′](?:\s?(?:1[01]|\d)(?:\"|″|''))?"
@@ -296,6 +301,10 @@ class English(Language):
             self.number(part) if part.isdecimal() else self.web.get(part, part) for part in parts
         ]
         return " ".join(said) + found.text[len(text) :]
+
+    def read_book(self, found: Found) -> str:
+        """Return the "first Corinthians" of a verse, "1 Cor. 13:4"."""
+        return f"{self.ordinal(int(found['n']))} {_BOOKS[found['book']]}"
 
     def read_title(self, found: Found) -> str:
         """Return "saint" or "doctor" before a name, and "street" or "drive" after one."""

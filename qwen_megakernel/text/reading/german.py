@@ -28,6 +28,7 @@ _HALVES = dict.fromkeys(("einen", "einem", "einer", "eines", "den", "dem", "des"
 _HALVES |= dict.fromkeys(("eine", "die", "das", "der"), "e")
 _BEFORE_NOMINATIVE = words("ist sind war waren bleibt und oder plus bis macht etwa ca")
 _BEFORE_DATIVE = words("mit nach von aus bei seit zu vor in ab außer")
+_DAY_AND_MONTH = re.compile(r"[0-3]?\d\.(?:0?[1-9]|1[0-2])\.(?!\d)")
 _QUEENS = ("Elisabeth", "Katharina", "Maria", "Margarethe", "Christina")
 
 
@@ -37,7 +38,8 @@ class German(Language):
     {HOUR}\sUhr\b(?!\s\d) => .time
     (?P<h>\d{1,3}):{MINUTE}(?::(?P<s>[0-5]\d))?\sStd(?!\w)\.?
         => {h:counted:h} {m:counted:min} {s:counted:s}{end}
-    in|nach|aus >> (?P<n>\d{3}(?!00)\d\d)(?!\d|[.,:-]\d|\s?(?:{UNITS}|€|%)(?!\w)) => {n:spell}
+    in|nach|aus >> (?P<n>\d{3}(?!00)\d\d)(?!\d|[.,:-]\d|\s?(?:{UNITS}|(?i:{FOLLOWERS})|€|%)(?!\w))
+        => {n:spell}
     [a-zäöü]{1,3}-[a-z]{1,2} >> (?P<n>\d{1,4})(?!\d|[.,:-]\d) => {n:spell}
     (?<=[a-zäöüß]-)/(?=[A-ZÄÖÜ]) => ~und~
     (?P<a>\d{1,3}):(?P<b>[0-5]\d)\sMin\b => {a} Minuten {b}
@@ -63,6 +65,11 @@ class German(Language):
     (?P<d>[0-3]?\d)\.(?P<m>0?[1-9]|1[0-2])\.(?!\d) => .date
     am|vom|zum >> (?P<d>[0-3]?\d)\.(?P<m>0?[1-9]|1[0-2])(?![\d.,:%]|\s?Uhr) => .date
     """
+
+    def announced(self, text: str, place: int, past: str) -> tuple[int, str]:
+        if past.endswith("v. ") and _DAY_AND_MONTH.match(text, place):
+            return 0, ""  # "from 3 April", no version
+        return super().announced(text, place, past)
 
     def read_half(self, found: Found) -> str:
         return f"ein{_half(_gender_of(found['noun']))}"

@@ -11,6 +11,7 @@ _CENTURIES = ("secolo", "millennio", "secoli", "guerra")  # before an ordinal
 
 class Italian(Romance):
     RULES = r"""
+    (?P<a>lun|mar|mer|gio|ven|sab|dom)(?=\s\d{1,2}(?:[-–:/]\d|\s{MONTH})) => .days
     {HOUR}\s?h\s?{MINUTE}(?!\w|['′]) => .time
     all?|dall?|[dn]el|il|sul >> (?P<n>\d{1,3})['′](?!\w) => {n:ordinal}
     """

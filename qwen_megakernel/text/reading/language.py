@@ -29,7 +29,8 @@ _BOOKS = words("""acts apocalypse cor corinthians corintios corinzi ephesians es
     exode galatians genesis genèse génesis gênesis genesi giovanni isaiah jean jesaja jn joão joh
     johannes john juan kor korinther lk luca luke lukas marco mark markus mateo mateus matteo
     matthew matthieu matthäus mk mose mt offenbarung proverbs ps psalm psalmen psalms revelation
-    romans romani romanos röm römer salmo ин кор лк мк мф пс рим быт""")
+    romans romani romanos röm römer salmo thess thessalonians tim timothy ин кор лк мк мф пс рим
+    быт псалом иоанна матфея луки марка исход бытие""")
 _SCORED = re.compile(r"\d{1,3}(?![\d.,:/-]\d|\d|\s?(?:Uhr|h|ч|点|时|時|시|%|€)(?!\w))")
 _LAST_NUMBER = re.compile(r"\d[\d:.,]*$")
 _BEGINS_WORD = re.compile(r"\w|[-$€£¥−.]\w")
@@ -65,6 +66,8 @@ class Language(Quantities):
     {LETTERS_FOLLOW}(?<=[^\WA-Za-z_])\s?[~～]\s?(?=\d) => {between_ends}
     {LETTERS_FOLLOW}(?P<m>1[0-2]|0?[1-9])/(?P<d>[12]\d|3[01]|0?[1-9])(?=\s?[（(](?:{DAYS})[)）]
         |\s?(?:上午|下午|午前|午後|오전|오후|前|まで|から|까지|부터)|\s\d{1,2}:\d\d) => .date
+    {LETTERS_FOLLOW}(?=0|\d\d?/0)(?P<m>1[0-2]|0?[1-9])/(?P<d>[12]\d|3[01]|0?[1-9])(?![/.]?\d)
+        => .date
     (?P<{FIRST}>\d{1,2})/(?P<{SECOND}>\d{1,2})(?![/.,]?\d|/) => .day_and_month
     (?P<r>[IVXLCDM]+)(?:e|ᵉ)?\s?[-–—]\s?(?P<to>[IVXLCDM]+)(?:e|ᵉ)?(?!\w|['’]\w) => .roman_range
     {LETTERS_FOLLOW}(?<![A-Za-z])(?P<r>[IVX]{2,7})(?![A-Za-z0-9]) => .roman_alone

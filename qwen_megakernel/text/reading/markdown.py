@@ -33,6 +33,8 @@ _PRESSED = re.compile(
     r"(?i)(?:\bpress|\bdial|\bwähl|\bdrück|\bcompos|\bappuy|\btapez|\bprem|\bdigit|\bmarque|\bpuls"
     r"|\bpresion|\btecl|\bdisque|\bapert|нажм|набер|[按拨撥押])[^.!?。]*\Z"
 )
+# A star behind a single digit is that of a hotel, unless it ends an emphasis: "a 5* hotel".
+_RATING = re.compile(r"(?:(?<=^[1-7])|(?<=[(\"“„«][1-7]))\*(?=-[^\W\d]|[)\"”“».,;:!?]*$)")
 _PARTICLE = re.compile(r"\*\d*」?[を을를かと]")
 _STRONG = re.compile(r"\*{2,}")
 _PRODUCT = re.compile(r"[^*]*[\w)]\*[\w(][^*]*")  # a single star between two factors
@@ -83,6 +85,8 @@ class Markdown:
         is_pressed = _PRESSED.search(past) or _PARTICLE.search(text + following)
         if is_pressed and not self._is_emphasised:
             segment = segment.replace(_DIALLED, KEY)
+        elif not (self._is_emphasised or following.isalnum()):
+            segment = segment.replace(_RATING, "-★")
         self._is_emphasised ^= segment.text.count("*") % 2 == 1
         return _without_marks(segment, self._line is Line.ROW)
 
