@@ -10,23 +10,8 @@ from qwen_megakernel.text.reading.tables import words
 _HALVES = {2: ("half", "halves"), 4: ("quarter", "quarters")}
 _MAX_PARTS = 20  # largest denominator with a name, apart from 100; 120/80 is read with "over"
 _NAMED_FRACTIONS = {(9, 11): "nine eleven", (20, 20): "twenty twenty", (50, 50): "fifty fifty"}
-_REGNAL = words("""henry louis george charles james elizabeth edward william richard john pope pius
-    napoleon philip peter catherine mary francis frederick alexander nicholas paul benedict gregory
-   """)
-# Nouns before which "3m" is three million, and words that end in "s" but leave it three metres.
-_COUNTED = words("""people men women children users active monthly daily paid paying registered
-    unemployed views sheep cattle fish deaths U.S. American British European""")
-_MEASURED = words("""across upwards downwards towards always as was has its this plus times is
-    sideways backwards forwards inwards outwards afterwards besides less hurdles finals races
-    sprints heats runners sprinters relays waves walls cables intervals strides yes thus sometimes
-    perhaps""")
 _BEFORE_PLURALS = words("""the these those of in by two three four five six seven eight nine ten
     many some several few all both your my our their his her""")
-_SAINTS = words("""Albans Andrew Andrews Anthony Augustine Barts Catherine Catharines Charles Clair
-    Croix Elmo Francis Gallen George Helena Helens Ives James Jerome John Johns Joseph Jude Kitts
-    Lawrence Louis Lucia Luke Maarten Mark Martin Mary Matthew Michael Moritz Nicholas Nick Olaf
-    Pancras Patrick Paul Peter Peters Petersburg Pete Pierre Regis Stephen Stephens Thomas Tropez
-    Valentine Vincent Vitus""")
 _BEFORE_SECONDS = words("wait waits waited takes took within timeout lasts delay pause sleep")
 _BEFORE_FEW_SECONDS = words("after every for about only another under")  # also before decades
 _BOOKS = dict(Cor="Corinthians", Thess="Thessalonians", Tim="Timothy", Pet="Peter", Sam="Samuel")
@@ -37,6 +22,10 @@ _AFTER_STREETS = words("NE NW SE SW N S E W Suite Apt Unit")
 
 
 class English(Language):
+    # Nouns before which "3m" is three million; words that end in "s" but leave it three metres;
+    # names behind "St."; endings of files.
+    counted_nouns = behind_metres = saints = files = words("")
+
     RULES = r"""
     (?i){HALF_DAY}a(?:\.m\.?|m)(?!\w) => {h}{m:minutes} a m{end}
     (?i){HALF_DAY}p(?:\.m\.?|m)(?!\w) => {h}{m:minutes} p m{end}
@@ -115,9 +104,6 @@ class English(Language):
     errors?|status >> (?P<n>[45](?!00)\d\d)(?![\d.:,-]*\w) => {n:spell}
     """
 
-    files = words("""bat bin cfg conf cpp css csv cu dll doc docx exe gif git go gz html ini ipynb
-        jpeg jpg js json jsx log md mp3 mp4 onnx pdf php png ppt pptx ps py rb rs sh so sql svg tar
-        tex toml ts tsv tsx txt wav xls xlsx xml yaml yml zip net safetensors gguf pt""")
     books = frozenset(_BOOKS)  # which are numbered, as written
     per_time = r"(?:second|minute|hour|day|week|month|year|person)(?!\w)"
     short_months = words("Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec")
@@ -184,7 +170,9 @@ class English(Language):
 
     def gender_after(self, number: str, noun: str, before: str) -> str:
         """Return "millions" for the "m" of "1.3m people", which counts what the noun names."""
-        is_counted = noun in _COUNTED or (noun.endswith("s") and noun not in _MEASURED)
+        is_counted = noun in self.counted_nouns or (
+            noun.endswith("s") and noun not in self.behind_metres
+        )
         is_million = re.fullmatch(r"\d{1,3}(?:\.\d{1,2})?m", number) and not noun.endswith("ss")
         return "millions" if is_million and is_counted else ""
 
@@ -200,7 +188,7 @@ class English(Language):
         is_name = before[:1].isupper() and before.isalpha() and not before.isupper()
         if not is_name or not {*found["r"]} <= {*"IVXL"}:
             return None
-        is_ruler, is_numbered = word in _REGNAL, word in self.numbered
+        is_ruler, is_numbered = word in self.rulers, word in self.numbered
         if len(found["r"]) == 1 and not (is_numbered or (is_ruler and found["r"] == "V")):
             return None  # "Charles I think", "Malcolm X"
         return f"the {self.ordinal(number)}" if is_ruler else self.cardinal(number)
@@ -316,7 +304,7 @@ class English(Language):
         is_numbered = re.fullmatch(r"\d+(?:st|nd|rd|th)", before) is not None
         is_name = before[:1].isupper() and before[-1:].isalpha() and before not in starters
         is_name_before = is_name or is_numbered or before[-1:] == RESPELT
-        is_likely = is_name_next and (name in _SAINTS or not is_saint)
+        is_likely = is_name_next and (name in self.saints or not is_saint)
         if not is_name_before or (is_likely and not is_numbered):
             return title
         ends = not found.rest.strip(CLOSING + " ") or name in starters or is_name_next

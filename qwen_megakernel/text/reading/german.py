@@ -18,10 +18,6 @@ _NEUTER = re.compile(
     r"(?:chen|lein|um|ment|[Jj]ahr|Mal|Kind|Haus|[Kk]apitel|[Ss]piel|[Qq]uartal|[Ss]emester"
     r"|Buch|Bild|Tor|OG|[Gg]eschoss|Obergeschoss|Stockwerk|Drittel|Viertel|Kilo|Gramm|Pfund|Glas|Dutzend|Brot|Prozent|Treffen|Gebot|Album|Lied|Jh|Jhd)$"
 )
-_REGNAL = words("""Ludwig Karl Friedrich Wilhelm Heinrich Otto Leopold Johannes Benedikt Pius Papst
-    Franz Maximilian Elisabeth Georg Eduard Nikolaus Katharina Philipp Gustav Franziskus Alexander
-    Peter Paul Johann Gregor August Joseph Richard Napoleon Christian Konrad Clemens Leo Maria
-    Margarethe""")
 _HALF = re.compile(r"(?P<article>eine?) halb(?P<ending>er|es|e|)(?!\w)")
 # Articles before "1/2", and its ending behind them; other words, and the case that they ask for.
 _HALVES = dict.fromkeys(("einen", "einem", "einer", "eines", "den", "dem", "des"), "en")
@@ -144,8 +140,8 @@ class German(Language):
 
     def roman(self, number: int, found: Found, following: str) -> str | None:
         before, name = found.before, found.before.removesuffix("s")
-        if before in _REGNAL or name in _REGNAL:
-            article = "der" if before in _REGNAL else "des"
+        if before in self.rulers or name in self.rulers:
+            article = "der" if before in self.rulers else "des"
             article = "die" if before in _QUEENS else article
             return f"{article} {self._before_noun(number, article, '')}"
         is_ordinal = found.text.endswith(".") and self.numbering(found) not in self.numbered

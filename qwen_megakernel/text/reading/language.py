@@ -101,8 +101,9 @@ class Language(Quantities):
         => {n} {letter}
     x(?=\s(?:{CURRENCIES})?\s?\d) => .product
     [-=+−] >> (?P<n>\d{1,4})(?P<letter>[xyz]){EDGE} => {n} {letter}
-    \d+(?:\.\d+){2,} => .pointed
+    \d++(?:\.\d++){2,}+(?!,\d\d?(?!\d)) => .pointed
     {SIGN}(?P<sym>{CURRENCIES})\s?{NUM}{MONEY}{CODE}{PER_ONE} => .money
+    (?P<sym>{CURRENCIES})(?P<sign>[-−]){NUM}{MONEY}{CODE}{PER_ONE} => .money
     {SIGN}{NUM}{MONEY}\s?(?P<sym>{CURRENCIES}){EDGE}{PER_ONE} => .money
     {DEGREE_IS_ORDINAL}(?P<w>\d{1,2})°
         (?=\s[a-zà-ÿ]{3}(?<!\sall|\sdel|\snor|\ssud|\sest|\ssop|\ssob|\scon)) => .ordinal
@@ -295,6 +296,8 @@ class Language(Quantities):
         is_wave = self.letters_follow and not following.isdigit()  # "네~"
         if symbol == "~" and (is_wave or not following.isalnum()):
             return None
+        if symbol == "~" and last.isalpha() and self.space:
+            return None  # of a revision: "HEAD~3"
         if symbol in TYPED_SIGNS and (last + following).strip(" ") in tuple("=<>-!"):
             return None  # a longer sign: "===", "-->"
         said = self.symbols[symbol]

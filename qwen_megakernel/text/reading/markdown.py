@@ -34,7 +34,9 @@ _PRESSED = re.compile(
     r"|\bpresion|\btecl|\bdisque|\bapert|нажм|набер|[按拨撥押])[^.!?。]*\Z"
 )
 # A star behind a single digit is that of a hotel, unless it ends an emphasis: "a 5* hotel".
-_RATING = re.compile(r"(?:(?<=^[1-7])|(?<=[(\"“„«][1-7]))\*(?=-[^\W\d]|[)\"”“».,;:!?]*$)")
+_RATING = re.compile(
+    r"(?:(?<=^[1-7])|(?<=[^\w.,$€£¥*+/\\#-][1-7]))\*(?!\*(?!\*))(?=-[^\W\d]|(?:[^\w\s]|_)*$)"
+)
 _PARTICLE = re.compile(r"\*\d*」?[を을를かと]")
 _STRONG = re.compile(r"\*{2,}")
 _PRODUCT = re.compile(r"[^*]*[\w)]\*[\w(][^*]*")  # a single star between two factors

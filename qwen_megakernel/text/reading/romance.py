@@ -20,15 +20,7 @@ class Romance(Language):
     halves = "mezzo", "mezza"  # before a masculine noun, and before a feminine one
     # Endings of nouns that follow a number, and words with such endings that are no nouns.
     FEMININE, MASCULINE = "a", "o"
-    no_nouns = words("""además antes atrás cada contra cuando da dalla della depois después durante
-        era esta está fra fora fuera hacia hasta ha mais mas más menos mientras ogni outra otra para
-        per pero pela quando sobre tra tras todos todas todo toda tutto tutta una nella alla sulla
-        como ancora ainda agora ahora ora según""")
-    numbered = words("""allegato anexo annexe apartado articolo artículo article artigo atto acto
-        ato aula bureau canto capitolo capítulo chambre chapitre cena escena scena scène fase phase
-        guerra inciso libro livro livello nivel niveau nível parte partie s. ss. sala salle secolo
-        section sección sezione seção secção siglo siècle século stanza tipo titolo titre título
-        tomo type volume volumen""")  # with their plurals
+    no_nouns = words("")
     last_ordinal_of_rulers = 10  # after higher numbers of rulers, cardinals are spoken
 
     RULES = r"""

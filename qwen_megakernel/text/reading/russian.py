@@ -22,7 +22,7 @@ _CASES = dict.fromkeys(_BEFORE_GENITIVE, "g") | dict.fromkeys(("к", "ко"), "d
 _CASES |= {"между": "i", "ок.": "g"}
 _CASES |= dict.fromkeys(("при", "о", "об"), "p")
 _BEFORE_ACCUSATIVE = ("на", "за", "через", "про")
-_PLACES = words("город улица проспект дом квартира страница кабинет глава том статья пункт")
+_PLACES = words("город улица проспект дом квартира страница кабинет глава том статья пункт телефон")
 _PLACE_CASES = _CASES | dict(в="p", во="p", на="p", по="d", согласно="d", у="g")
 _PRESSED = ("нажмите", "нажать", "наберите", "набрать", "введите")
 _BEFORE_GOALS = (*_BEFORE_ACCUSATIVE, "в", "во", "по")  # before a range, "in three to five days"
@@ -106,7 +106,8 @@ class Russian(Language):
         \s?(?:(?P<scale>{SCALES})\s?)?(?P<unit>{UNITS}|{CURRENCIES}|{SCALES}|%)(?!\w)\.? => .in_case
     адрес: >> (?P<n>[1-6]\d{5})(?!\d|[.,]\d) => {n:spell}
     (?P<from>\d{1,4})[-–—](?P<n>\d{1,4})(?![\w-]|[.,:/=]\d|\s?=) => .numbers
-    {SIGN}(?P<n>\d{1,6})(?![\d:/–-]|[.,]\d|\s\d{3}|\s?[x×]) => .after_preposition
+    {SIGN}(?P<n>\d{1,3}(?:\s\d{3})+|\d{1,6})(?![\d:/–-]|[.,]\d|\s\d{3}|\s?[x×])
+        => .after_preposition
     """
 
     def ordinal(self, number: int, form: str = "nm") -> str:
@@ -115,12 +116,13 @@ class Russian(Language):
 
     def read_after_preposition(self, found: Found) -> str | None:
         """Return a number in the case that the word before it asks for; None: it asks for none."""
-        number = int(found["n"])
+        digits = re.sub(r"\s", "", found["n"])
+        number = int(digits)
         case = self._case(found, number)
         is_span = found.rest.lstrip().startswith(("по ", "до "))
         if found.word in ("с", "со") and 1900 <= number < 2100 and is_span:  # years
             return self.ordinal(number, "gm")
-        form = _form_of(found["n"], first_word(found.rest), found.word) or (case and f"{case}m")
+        form = _form_of(digits, first_word(found.rest), found.word) or (case and f"{case}m")
         return self._sign(found) + self.cardinal(number, form) if form else None
 
     def agreeing(self, words: str, before: str) -> str:

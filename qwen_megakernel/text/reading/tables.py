@@ -127,6 +127,7 @@ class Tables:
     says_cents = True  # whether the name of the hundredth part is spoken
     scale_joint = " "  # the text between a scale and a currency
     numbered = words("")  # in lower case, before a Roman numeral: "chapter"
+    rulers = words("")  # names and titles before the number of a ruler
     centuries = words("")  # words for "century" that come after a Roman numeral
     # Dates and times.
     due = words("")  # in lower case; after them 3/4 is a date
