@@ -10,9 +10,10 @@ from qwen_megakernel.text.reading.language import Language
 from qwen_megakernel.text.reading.spoken import Draft
 from qwen_megakernel.text.reading.words import MAX_DIGITS
 
-_NUMBER = re.compile(r"([-−+]?)\s*(\d[\d,.\s'’]*)")
-_ORDINAL = re.compile(r"(\d{1,6})\D{0,3}")
+_NUMBER = re.compile(r"([-−+]?)\s*([.,]?\d[\d,.\s'’]*)")
+_ORDINAL = re.compile(r"(\d{1,3}[,. '’]\d{3}|\d{1,6})\D{0,3}")
 _FIELD = re.compile(r"\d+|[^\W\d_]+\.?")
+_COMPACT = re.compile(r"(\d{4})(\d\d)(\d\d)")
 _CLOCK = re.compile(r"(\d{1,2})[:.h]?([0-5]\d)(?:[:.]?([0-5]\d))?\s*([ap])?\.?\s*(?:m\.?)?", re.I)
 _HOUR = re.compile(r"(\d{1,2})\s*([ap])\.?\s*m\.?", re.I)
 
@@ -41,7 +42,7 @@ def words_of(text: str, kind: str, form: str, grammar: Grammar | None) -> str | 
         return _cardinal(text, language)
     if kind == "ordinal":
         match = _ORDINAL.fullmatch(text.strip())
-        return language.ordinal(int(match[1])) if match else None
+        return language.ordinal(int(re.sub(r"\D", "", match[1]))) if match else None
     return _date(text, form, language) if kind == "date" else _time(text, grammar)
 
 
@@ -59,7 +60,7 @@ def _characters(text: str, language: Language | None) -> str | None:
 
 def _cardinal(text: str, language: Language) -> str | None:
     match = _NUMBER.fullmatch(text.strip())
-    if not match:
+    if not match or (match[2][0] in ".," and match[2][0] != language.decimal):
         return None
     sign = {"": "", "+": language.plus}.get(match[1], language.minus)
     whole, _, decimals = match[2].partition(language.decimal)
@@ -71,10 +72,15 @@ def _cardinal(text: str, language: Language) -> str | None:
 
 
 def _date(text: str, form: str, language: Language) -> str | None:
-    fields = _FIELD.findall(text)
+    text = re.sub(rf"(?<=\d)(?:{language.ordinal_marks})(?!\w)", "", text.strip())
+    compact = _COMPACT.fullmatch(text) if form in ("", "ymd") else None
+    fields = list(compact.groups()) if compact else _FIELD.findall(text)
+    fields = [field for field in fields if field.lower() not in language.links]
     if not form:
         is_year_first = bool(fields) and fields[0].isdecimal() and len(fields[0]) == 4
-        order = "ymd" if is_year_first else "dmy" if language.day_first else "mdy"
+        named = [place for place, field in enumerate(fields) if not field.isdecimal()]
+        is_day_first = named == [1] or (language.day_first and named != [0])
+        order = "ymd" if is_year_first else "dmy" if is_day_first else "mdy"
         form = order if len(fields) == 3 else "".join(each for each in order if each != "y")
     if len(fields) != len(form):
         return None
