@@ -60,6 +60,7 @@ _ATTRIBUTES = {
 _UNREMARKED = {"version", "xml:base", "xml:space", "xsi:schemaLocation", "id", "detail"}
 _MISMATCH = expat.errors.codes[expat.errors.XML_ERROR_TAG_MISMATCH]
 _UNDEFINED_ENTITY = expat.errors.codes[expat.errors.XML_ERROR_UNDEFINED_ENTITY]
+_BAD_NUMBER = expat.errors.codes[expat.errors.XML_ERROR_BAD_CHAR_REF]
 _CUT_PAIR = re.compile("[\ud800-\udbff]\\Z")
 _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
@@ -184,7 +185,11 @@ class SsmlParser:
     def _hint(self, error: expat.ExpatError) -> str:
         if error.code == _UNDEFINED_ENTITY:
             return "The only entities allowed are &lt; &gt; &amp; &quot; &apos; and &#...;."
-        if error.code == _MISMATCH and self._elements:
+        if error.code == _BAD_NUMBER:
+            return "XML has no character of this number; remove the reference."
+        if error.code == _MISMATCH:
+            if not self._elements:
+                return "No element is open; remove the closing tag."
             name, place = self._elements[-1]
             return f"The open element is <{name}> at {place}."
         at = self._expat.ErrorByteIndex - self._num_bytes + len(self._recent)

@@ -242,6 +242,20 @@ def test_document_types_and_entities_are_refused(text: str):
     assert "lol" not in str(found)
 
 
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("a</speak>", "No element is open; remove the closing tag."),
+        ("<p>a</s>", "The open element is <p> at line 1, column 1."),
+        ("a &#0;", "XML has no character of this number; remove the reference."),
+        ("a & b", "Write & as &amp; and < as &lt;."),
+    ],
+)
+def test_the_hint_of_an_error_fits_its_cause(text: str, hint: str):
+    _, error = items_of(text)
+    assert error and error.endswith(hint)
+
+
 def test_nothing_behind_a_fault_is_read_and_all_before_it_is():
     for pieces in (["One. <break time='x'/> Two."], [*"One. <break time='x'/> Two."]):
         found, error = items_of(*pieces)
