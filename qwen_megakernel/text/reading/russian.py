@@ -22,6 +22,7 @@ _CASES = dict.fromkeys(_BEFORE_GENITIVE, "g") | dict.fromkeys(("к", "ко"), "d
 _CASES |= {"между": "i", "ок.": "g"}
 _CASES |= dict.fromkeys(("при", "о", "об"), "p")
 _BEFORE_ACCUSATIVE = ("на", "за", "через", "про")
+_IMPERATIVES = ("йте", "ите", "ьте")  # endings of verbs that ask for the accusative
 _PLACES = words("город улица проспект дом квартира страница кабинет глава том статья пункт телефон")
 _PLACE_CASES = _CASES | dict(в="p", во="p", на="p", по="d", согласно="d", у="g")
 _PRESSED = ("нажмите", "нажать", "наберите", "набрать", "введите")
@@ -131,10 +132,11 @@ class Russian(Language):
         if case and place in _PLACES:
             genitive = place + "а" if place[-1] not in "ая" else place[:-1] + "ыи"[place[-1] == "я"]
             return _declined(Noun(place, genitive, ""), case, True) + words[len(place) :]
-        if before.lower() not in _BEFORE_ACCUSATIVE:
+        if before.lower() not in _BEFORE_ACCUSATIVE and not before.endswith(_IMPERATIVES):
             return words
-        words = re.sub(r"\bодна( \w+)а\b", r"одну\1у", words)
-        return re.sub(r"\bодна$", "одну", words)
+        words = re.sub(r"\bодна( \w+|(?: \w+ая)? ложк)а\b", r"одну\1у", words)
+        words = re.sub(r"\b(одн|половин)а(?=$| стакана)", r"\1у", words)
+        return words.replace("ая ложку", "ую ложку")
 
     def read_day_on(self, found: Found) -> str:
         """Return the weekday of "on Friday", in the accusative."""
@@ -248,7 +250,8 @@ class Russian(Language):
         if plural == 1 and number[-1] == "2":
             return "f" if noun[-1] in "ыи" and noun not in ("дни", "или", "пути") else ""
         if plural == 0:
-            if noun[-1] in "ую" and before.lower() in (*_BEFORE_ACCUSATIVE, ""):
+            is_object = before.lower() in (*_BEFORE_ACCUSATIVE, "") or before.endswith(_IMPERATIVES)
+            if noun[-1] in "ую" and is_object:
                 return "f"  # "за 1 неделю"
             return "f" if noun[-1] in "ая" else "n" if noun[-1] in "ое" else ""
         return ""
