@@ -311,12 +311,6 @@ def failures(make: Generator, language: str, count: int) -> list[tuple[str, str]
 
 @pytest.mark.parametrize("language", LOCALES)
 @pytest.mark.parametrize("make", CLASSES, ids=lambda make: make.__name__)
-def test_what_others_write_is_read(make: Generator, language: str):
-    assert not failures(make, language, NUM_CASES)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("language", LOCALES)
-@pytest.mark.parametrize("make", CLASSES, ids=lambda make: make.__name__)
-def test_much_of_what_others_write_is_read(make: Generator, language: str):
-    assert not failures(make, language, NUM_SLOW_CASES)
+@pytest.mark.parametrize("count", [NUM_CASES, pytest.param(NUM_SLOW_CASES, marks=pytest.mark.slow)])
+def test_what_others_write_is_read(make: Generator, language: str, count: int):
+    assert not failures(make, language, count)
