@@ -292,7 +292,7 @@ class English(Language):
 
     def read_book(self, found: Found) -> str:
         """Return the "first Corinthians" of a verse, "1 Cor. 13:4"."""
-        return f"{self.ordinal(int(found['n']))} {_BOOKS[found['book']]}"
+        return f"{self.ordinal(int(found['n']))} {_BOOKS[found['book']]}{self.kept_point(found)}"
 
     def read_title(self, found: Found) -> str:
         """Return "saint" or "doctor" before a name, and "street" or "drive" after one."""
