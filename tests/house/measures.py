@@ -94,7 +94,8 @@ def speak() -> tuple[list[str], list[str]]:
 
 def rows() -> Iterator[tuple[str, int]]:
     package = sources(PACKAGE)
-    yield "package, lines", num_lines(package)
+    tables = [path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.toml")]
+    yield "package, lines, tables of languages included", num_lines([*package, *tables])
     yield "package, lines of code", sum(map(code_lines, package))
     yield "files that name repetition_penalty", sum("repetition_penalty" in s for s in package)
     yield "tests, lines", num_lines(sources(ROOT / "tests"))
