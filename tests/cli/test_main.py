@@ -11,7 +11,7 @@ from importlib import import_module
 
 import pytest
 import torch
-from commands import run
+from commands import start
 from programs import ROOT
 
 from qwen_megakernel import families
@@ -183,7 +183,7 @@ def test_ctrl_c_during_the_imports_of_the_installed_command_is_no_traceback(monk
 
 
 @pytest.mark.parametrize("words", [["speak", "Hello."], ["voices", "list"]])
-def test_ctrl_c_during_numpys_import_is_no_traceback(tmp_path, words):
+def test_ctrl_c_during_numpys_import_is_no_traceback(tmp_path, monkeypatch, words):
     (tmp_path / "numpy.py").write_text("""
 import os, signal, time
 try:
@@ -192,8 +192,10 @@ try:
 except KeyboardInterrupt:
     raise ImportError("numpy says that its installation is broken")
 """)
-    done = run("-m", "qwen_megakernel", *words, PYTHONPATH=f"{tmp_path}:{ROOT}")
-    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    command = start("-m", "qwen_megakernel", *words)
+    _, errors = command.communicate(timeout=200)
+    assert (command.returncode, errors) == (130, "interrupted\n")
 
 
 def test_the_package_imports_nothing_that_ctrl_c_could_interrupt_for_long():

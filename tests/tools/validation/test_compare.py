@@ -256,7 +256,7 @@ import argparse, contextlib, validate_kernel
 from qwen_megakernel.errors import QwenTTSError
 from qwen_megakernel.decoders.slots import DecoderSizes
 with contextlib.suppress(QwenTTSError):
-    validate_kernel.main(argparse.Namespace(model="/nowhere"))
+    validate_kernel.main(argparse.Namespace(model="/nowhere", save_reference=None))
 """,
     "gpu_check": """
 import sys, types
