@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_speech import tiny_engine
-from tolerances import HEARD_PITCH_SEMITONES, HEARD_SOUNDS, PITCH_CODES, PULSES
+from tolerances import FUNDAMENTAL_PERIODS, HEARD_PITCH_SEMITONES, HEARD_SOUNDS, PITCH_CODES, PULSES
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint import loading
@@ -68,6 +68,29 @@ def test_pulses_lie_where_the_phase_is_whole():
     found = np.interp(where, edges, phase)
     assert np.abs(found - np.round(found)).max() < PULSES
     assert np.abs(periods - 160).max() < PULSES
+
+
+def test_the_phase_is_that_of_the_fundamental_upside_down_too(recordings, monkeypatch):
+    monkeypatch.setattr(listening, "PLAIN_SHARE", 1.0)
+    monkeypatch.setattr(listening, "HIGH_SHARE", 0.0)
+    monkeypatch.setattr(listening, "SHARES", (1.0, 0.0, 0.0))
+    heard = [recordings(TEXT) for _ in range(8)]
+    assert {np.sign((each.sound**3).sum()) for each in heard} == {-1, 1}
+    turns = np.array([_fundamental(each) for each in heard])
+    away = (turns - turns[0] + 0.5) % 1 - 0.5
+    assert np.abs(away).max() < FUNDAMENTAL_PERIODS
+
+
+def _fundamental(heard: listening.Heard) -> float:
+    """Return how far the fundamental is from the codes' phase, in periods."""
+    share = np.arange(SAMPLES_PER_FRAME) / SAMPLES_PER_FRAME
+    frames = heard.sound.reshape(-1, SAMPLES_PER_FRAME) * np.hanning(SAMPLES_PER_FRAME)
+    found = sum(
+        frame @ np.exp(-2j * np.pi * features.phase(int(code), share))
+        for frame, code in zip(frames, heard.pitch, strict=True)
+        if code < NO_PITCH
+    )
+    return float(np.angle(found)) / (2 * np.pi)
 
 
 @pytest.mark.ci

@@ -133,21 +133,26 @@ class Synthesis:
         return self.voice(values, *pulses(pitch))
 
     def voice(
-        self, values: np.ndarray, where: np.ndarray, periods: np.ndarray, shift: int = 0
+        self,
+        values: np.ndarray,
+        where: np.ndarray,
+        periods: np.ndarray,
+        noise: np.ndarray | None = None,
     ) -> np.ndarray:
         """Return [num_subframes * SAMPLES_PER_FRAME / SUBFRAMES] float32, as `sound` does.
 
         Args:
             values: [num_subframes, NUM_VALUES], whole frames.
             where, periods: as `pulses` returns them.
-            shift: samples by which the noise is turned, which is the same in every frame.
+            noise: [num_frames * FRAME] float32; without it, every frame has the same.
         """
         num_frames = len(values) // SUBFRAMES
         log_magnitude = values[:, :NUM_CEPSTRUM] @ self._basis
         voiced = np.clip(values[:, NUM_CEPSTRUM:], 0, 1)
         envelope = _minimum_phase(log_magnitude) * (self._gain * self._late)
         sound = np.zeros(num_frames * FRAME + 2 * SIZE, np.float32)
-        self._add_noise(sound, envelope, (1 - voiced) @ self._bands, shift)
+        noise = self._noise if noise is None else noise
+        self._add_noise(sound, envelope, (1 - voiced) @ self._bands, noise)
         self._add_pulses(sound, envelope, voiced @ self._bands, where, periods)
         start = HOP + self._delay
         sound = sound[start : start + num_frames * FRAME] / 32768 * LOUDNESS
@@ -156,11 +161,11 @@ class Synthesis:
         )
 
     def _add_noise(
-        self, sound: np.ndarray, envelope: np.ndarray, share: np.ndarray, shift: int
+        self, sound: np.ndarray, envelope: np.ndarray, share: np.ndarray, noise: np.ndarray
     ) -> None:
         count = len(envelope)
-        starts = (np.arange(count) % SUBFRAMES) * HOP - HOP // 2 + shift
-        windows = self._noise[(starts[:, None] + np.arange(2 * HOP)) % FRAME] * self._window
+        starts = np.arange(count) * HOP - HOP // 2
+        windows = noise[(starts[:, None] + np.arange(2 * HOP)) % len(noise)] * self._window
         noise = np.fft.irfft(np.fft.rfft(windows, SIZE) * envelope * share, SIZE)
         for index in range(count):
             start = HOP + index * HOP - HOP // 2

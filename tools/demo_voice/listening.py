@@ -1,9 +1,11 @@
 """Recordings of many speakers, and the codes with which the demonstration voice would repeat them.
 
-The codec encoder learns from these pairs. flite's speakers say a text; their spectra are bent as
-those of longer and shorter throats, coloured as by rooms and microphones, and their pitch, tempo
-and level are changed. What the encoder has to hear is the envelope that the voice's own teacher has
-at the same place of the same phoneme, with the speaker's pitch.
+The codec encoder learns from these pairs. flite's speakers say a text, at another pitch, tempo and
+level, and every second one is turned upside down. Some speak as they are; the spectra of the others
+are bent as those of longer and shorter throats, and coloured as by rooms and microphones. What the
+encoder has to hear is the envelope that the voice's own teacher has at the same place of the same
+phoneme, with the speaker's pitch. The phase of the pitch is that of the fundamental, which lies
+half a period later in a sound that is upside down.
 """
 
 from collections.abc import Sequence
@@ -20,12 +22,14 @@ from tools.demo_voice.recipe import SAMPLE_RATE
 TEACHER = VOICES[0]
 SHARES = (0.4, 0.3, 0.3)  # of `VOICES`
 THROATS = np.linspace(-0.05, 0.07, 13)  # added to the warping of the frequencies
+PLAIN_SHARE = 0.4  # of recordings of a speaker as he is, in a quiet room
+FIXED_NOISE_SHARE = 0.2  # of recordings with the noise of the voice's own teacher
 HERTZ = (65, 135)  # means of the speakers' pitch
 HIGH_SHARE, HIGH_HERTZ = 0.15, (150, 250)  # of speakers whose pitch the codec says an octave lower
 MOST_HERTZ = features.MOST_PARTS / PHASES / features.FRAME_SECONDS
 TEMPO = (0.75, 1.35)
 COLOURS, COLOUR = 6, 0.12  # first cepstral values that are moved, and how far
-LEVEL_DB, NOISE_DB, ECHO_SECONDS = 6.0, (-75, -40), 0.25
+LEVEL_DB, NOISE_DB, ECHO_SECONDS = 8.0, (-75, -40), 0.25
 LEAST_FRAMES = 16
 
 
@@ -48,11 +52,12 @@ class Listening:
     def __init__(self, seed: int = 0):
         self._rng = np.random.default_rng(seed)
         self._speakers = {name: Flite.shared(name) for name in VOICES}
-        self._syntheses = {
+        self._bent = {
             name: [_synthesis(flite, throat) for throat in THROATS]
             for name, flite in self._speakers.items()
         }
-        self._own = features.Synthesis(self._speakers[TEACHER].filters)
+        self._plain = {name: _synthesis(flite, 0) for name, flite in self._speakers.items()}
+        self._own = self._plain[TEACHER]
 
     def __call__(self, text: str) -> Heard | None:
         """Return a recording; None if the text has no sound, or speakers differ in its phonemes."""
@@ -61,25 +66,31 @@ class Listening:
         said, own = self._speakers[name](text), self._speakers[TEACHER](text)
         if not said or not own or _names(said) != _names(own):
             return None
-        synthesis = self._syntheses[name][rng.integers(len(THROATS))]
+        is_plain = rng.uniform() < PLAIN_SHARE
+        synthesis = self._plain[name] if is_plain else rng.choice(self._bent[name])
         slowness = 1 / rng.uniform(*TEMPO)
         places = _places(said, slowness, rng.uniform(0, features.FRAME_SECONDS))
         is_pause = _is_pause(said, places)
         f0 = self._melody(said, places)
         values = _rows(synthesis.values(said), places)
         near = _near(said.f0 > 0, places) & ~is_pause
-        values[:, :COLOURS] += rng.normal(0, COLOUR, COLOURS).astype(np.float32)
+        if not is_plain:
+            values[:, :COLOURS] += rng.normal(0, COLOUR, COLOURS).astype(np.float32)
         wanted = _rows(self._own.values(own), np.interp(places, _ends(said), _ends(own)))
         for rows in (values, wanted):
             rows[is_pause] = features.silence()[0, : features.NUM_VALUES]
         phase = rng.uniform() + np.concatenate([[0], np.cumsum(f0) * HOP_SECONDS])
         where, periods = _pulses(phase)
-        shift = int(rng.integers(FRAME))
-        sound = synthesis.voice(_subframes(values), where, periods, shift)
+        sound = synthesis.voice(_subframes(values), where, periods, self._noise(len(places)))
+        if rng.uniform() < 0.5:
+            sound, phase = -sound, phase + 0.5
         if near.any() and f0[near].mean() > MOST_HERTZ:  # every second pulse counts
             phase, f0 = (phase + rng.integers(2)) / 2, f0 / 2
+        if not is_plain:
+            sound = self._in_a_room(sound)
+        sound *= 10 ** (rng.uniform(-LEVEL_DB, LEVEL_DB) / 20)
         return Heard(
-            self._recorded(sound),
+            sound.clip(-1, 1).astype(np.float32),
             _subframes(wanted).reshape(-1, features.NUM_FEATURES),
             _pitch_codes(phase, f0, near),
         )
@@ -96,7 +107,12 @@ class Listening:
         tones = np.log(f0 / said.f0[known].mean()) * rng.uniform(0.6, 1.6)
         return mean * np.exp(tones)
 
-    def _recorded(self, sound: np.ndarray) -> np.ndarray:
+    def _noise(self, num_rows: int) -> np.ndarray | None:
+        if self._rng.uniform() < FIXED_NOISE_SHARE:
+            return None
+        return self._rng.normal(size=num_rows // ROWS_PER_FRAME * FRAME).astype(np.float32)
+
+    def _in_a_room(self, sound: np.ndarray) -> np.ndarray:
         """Return the sound as a room and a microphone change it."""
         rng = self._rng
         if rng.uniform() < 0.3:
@@ -113,9 +129,7 @@ class Listening:
         noise = rng.normal(size=len(sound))
         if rng.uniform() < 0.5:
             noise = 3 * scipy.signal.lfilter([0.1], [1, -0.95], noise)
-        sound = sound + noise * 10 ** (rng.uniform(*NOISE_DB) / 20)
-        sound *= 10 ** (rng.uniform(-LEVEL_DB, LEVEL_DB) / 20)
-        return sound.clip(-1, 1).astype(np.float32)
+        return sound + noise * 10 ** (rng.uniform(*NOISE_DB) / 20)
 
 
 def _synthesis(flite: Flite, throat: float) -> features.Synthesis:

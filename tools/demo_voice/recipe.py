@@ -156,7 +156,7 @@ def codec_config(
         "hidden_size": 128,
         "num_filters": 12,
         "kernel_size": 33,
-        "num_hidden_layers": 1,
+        "num_hidden_layers": 2,
         "intermediate_size": 256,
         "num_attention_heads": 4,
         "num_key_value_heads": 4,
@@ -166,7 +166,7 @@ def codec_config(
         "vector_quantization_hidden_dimension": ENCODER_WIDTH,
         "num_quantizers": num_codebooks,
         "num_semantic_quantizers": num_codebooks - 1,  # the pitch is heard beside the envelope
-        "upsampling_ratios": [8, 6, 5, 4],
+        "upsampling_ratios": [4, 5, 6, 8],  # few channels at high rates: half the arithmetic
         "sampling_rate": SAMPLE_RATE,
         "upsample_groups": 32,
         "frame_rate": SAMPLE_RATE / SAMPLES_PER_FRAME,

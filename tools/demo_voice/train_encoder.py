@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
+from transformers.models.mimi.modeling_mimi import MimiConv1d
 
 from qwen_megakernel.checkpoint.tensor_shapes import CODEC_ENCODER_PREFIX
 from tools.demo_voice import features, package, recipe, run_options, texts
@@ -62,6 +63,9 @@ def new_encoder(books: Tensor, seed: int) -> nn.Module:
     config._attn_implementation = "sdpa"
     torch.manual_seed(seed)
     encoder = modeling.Qwen3TTSTokenizerV2Encoder._from_config(config)
+    for name, module in list(encoder.named_modules()):
+        if isinstance(module, MimiConv1d):
+            encoder.set_submodule(name, Causal(module))
     with torch.no_grad():
         layers = [layer for part in _quantizers(encoder) for layer in part.layers]
         for layer, book in zip(layers, books, strict=True):
@@ -83,6 +87,23 @@ def _quantizers(encoder: nn.Module) -> tuple[nn.Module, nn.Module]:
         quantizer.semantic_residual_vector_quantizer,
         quantizer.acoustic_residual_vector_quantizer,
     )
+
+
+class Causal(nn.Module):
+    """An official convolution for whole steps of samples: it pads on the left alone.
+
+    The official one computes its padding with tensors, at which `torch.compile` stops.
+    """
+
+    def __init__(self, official_conv: nn.Module):
+        super().__init__()
+        self.conv = official_conv.conv
+        left = int(official_conv.kernel_size - official_conv.stride)
+        is_zero = official_conv.pad_mode == "constant"
+        self.pad = nn.ConstantPad1d((left, 0), 0) if is_zero else nn.ReplicationPad1d((left, 0))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.conv(self.pad(hidden))
 
 
 class Hearing(nn.Module):
