@@ -229,8 +229,8 @@ def make_pairs(
 
 def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
-    parser = run_options.parser(__doc__.splitlines()[0], learning_rate=2e-3, hold=0.4)
-    run_options.add_segments(parser, sentences=4000, steps=4000, batch=12, segment=16)
+    parser = run_options.parser(__doc__.splitlines()[0], learning_rate=2e-3, hold=0.3)
+    run_options.add_segments(parser, sentences=12000, steps=17000, batch=8, segment=24)
     return parser.parse_args(arguments)
 
 
