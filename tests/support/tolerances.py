@@ -193,7 +193,7 @@ NEARLY_EXACT = 1e-5
 # whose sound is nearer than half the distance of two different sounds, and the pitch.
 HEARD_SOUNDS, HEARD_PITCH_SEMITONES = 0.7, 0.7
 PITCH_CODES = 0.02  # a frame's pitch is a number of thirds of periods
-FUNDAMENTAL_PERIODS = 0.25  # a phase of the fundamental from that of another recording
+FUNDAMENTAL_RADIANS = 1.5  # a phase of the fundamental from that of another recording
 PULSES = 1e-6  # places of pulses, in periods, and their distances, in samples
 FLITE_END_SECONDS, FLITE_ENERGY_SHARE = 0.01, 0.05
 

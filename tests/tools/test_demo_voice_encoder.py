@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_speech import tiny_engine
-from tolerances import FUNDAMENTAL_PERIODS, HEARD_PITCH_SEMITONES, HEARD_SOUNDS, PITCH_CODES, PULSES
+from tolerances import FUNDAMENTAL_RADIANS, HEARD_PITCH_SEMITONES, HEARD_SOUNDS, PITCH_CODES, PULSES
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint import loading
@@ -76,21 +76,20 @@ def test_the_phase_is_that_of_the_fundamental_upside_down_too(recordings, monkey
     monkeypatch.setattr(listening, "SHARES", (1.0, 0.0, 0.0))
     heard = [recordings(TEXT) for _ in range(8)]
     assert {np.sign((each.sound**3).sum()) for each in heard} == {-1, 1}
-    turns = np.array([_fundamental(each) for each in heard])
-    away = (turns - turns[0] + 0.5) % 1 - 0.5
-    assert np.abs(away).max() < FUNDAMENTAL_PERIODS
+    found = np.array([_fundamental(each) for each in heard])
+    turns = np.angle(found / found[0])
+    assert np.abs(turns).max() < FUNDAMENTAL_RADIANS
 
 
-def _fundamental(heard: listening.Heard) -> float:
-    """Return how far the fundamental is from the codes' phase, in periods."""
+def _fundamental(heard: listening.Heard) -> complex:
+    """Return the fundamental, turned back by the codes' phase."""
     share = np.arange(SAMPLES_PER_FRAME) / SAMPLES_PER_FRAME
     frames = heard.sound.reshape(-1, SAMPLES_PER_FRAME) * np.hanning(SAMPLES_PER_FRAME)
-    found = sum(
+    return sum(
         frame @ np.exp(-2j * np.pi * features.phase(int(code), share))
         for frame, code in zip(frames, heard.pitch, strict=True)
         if code < NO_PITCH
     )
-    return float(np.angle(found)) / (2 * np.pi)
 
 
 @pytest.mark.ci
