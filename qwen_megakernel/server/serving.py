@@ -133,7 +133,8 @@ def counting_protocol(
     all requests and messages together are too large, the class cuts the connection of each message
     that is not small.
 
-    It also tells uvicorn that a refusal ends a handshake, which uvicorn would log as our error.
+    The class also tells uvicorn that a refusal ends a handshake. Without that, uvicorn logs each
+    refusal as an error of the app.
     """
 
     class CountingProtocol(WebSocketsSansIOProtocol):
