@@ -111,6 +111,8 @@ def test_requests_are_spoken_in_the_order_they_came():
                 request = {"json": {"input": SHORT}, "headers": {"X-Request-Id": str(index)}}
                 pool.submit(live.client.post, SPEECH, **request)
                 wait_until(lambda index=index: len(live.engine.streams) > index)
+        # The event loop may record the last speech after its client has taken it.
+        wait_until(lambda: len(live.service.finished) == 5)
         assert list(live.service.finished) == ["0", "1", "2", "3", "4"]
 
 
