@@ -71,6 +71,7 @@ class CodecEncoderConfig:
     residual_kernel_size: KernelSize = 3
     dilation_growth_rate: Annotated[int, Limits(1, 8)] = 2
     compress: Annotated[int, Limits(1, 64)] = 2
+    use_causal_conv: bool = True
     codebook_size: CodebookSize = 2048
     codebook_dim: Width = 256
     num_quantizers: NumCodebooks = 32

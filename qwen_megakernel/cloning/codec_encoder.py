@@ -41,7 +41,9 @@ class CodecEncoder:
         self.samples_per_frame = codec_config.samples_per_frame
         self._config, self._tensors = config, tensors
         self._samples_per_step = math.prod(config.upsampling_ratios)
-        self._num_steps_seen = math.ceil(_reach(config) / self._samples_per_step)
+        self._steps_before, self._steps_after = (
+            math.ceil(samples / self._samples_per_step) for samples in _reach(config)
+        )
         num_semantic = config.num_semantic_quantizers
         self._quantizers = [
             self._quantizer("semantic", num_semantic),
@@ -84,13 +86,14 @@ class CodecEncoder:
     def _convolutions(self, x: Tensor) -> Tensor:
         """[1, 1, num_samples] -> [1, hidden_size, num_steps].
 
-        Each piece begins earlier than needed; the vectors that its padding changes are cut away.
+        Each piece begins before what is needed of it, and ends behind; the vectors that its padding
+        changes are cut away.
         """
         hop, pieces = self._samples_per_step, []
         for first in range(0, math.ceil(x.shape[2] / hop), STEPS_PER_PIECE):
-            begin = max(0, first - self._num_steps_seen)
-            piece = self._convolve(x[:, :, begin * hop : (first + STEPS_PER_PIECE) * hop])
-            pieces.append(piece[:, :, first - begin :])
+            begin, end = max(0, first - self._steps_before), first + STEPS_PER_PIECE
+            piece = self._convolve(x[:, :, begin * hop : (end + self._steps_after) * hop])
+            pieces.append(piece[:, :, first - begin : end - begin])
         return torch.cat(pieces, dim=2)
 
     def _convolve(self, x: Tensor) -> Tensor:
@@ -111,7 +114,8 @@ class CodecEncoder:
     def _conv(self, x: Tensor, name: str, stride: int = 1, dilation: int = 1) -> Tensor:
         name = f"encoder.layers.{name}.conv"
         weight, bias = self._tensors[f"{name}.weight"], self._tensors[f"{name}.bias"]
-        x = F.pad(x, _padding(x.shape[2], weight.shape[2], stride, dilation))
+        left, right = _padding(self._config, weight.shape[2], stride, dilation)
+        x = F.pad(x, (left, right + -x.shape[2] % stride))
         return F.conv1d(x, weight, bias, stride=stride, dilation=dilation)
 
     def _downsample(self, x: Tensor) -> Tensor:
@@ -120,7 +124,8 @@ class CodecEncoder:
         if weight is None:  # the convolutions alone reach the frame rate
             return x
         stride = weight.shape[2] // 2
-        x = F.pad(x, _padding(x.shape[2], weight.shape[2], stride), mode="replicate")
+        left, right = _padding(self._config, weight.shape[2], stride)
+        x = F.pad(x, (left, right + -x.shape[2] % stride), mode="replicate")
         return F.conv1d(x, weight, stride=stride)
 
     # ---- transformer -----------------------------------------------------------------------------
@@ -166,21 +171,31 @@ class CodecEncoder:
         return F.layer_norm(x, x.shape[-1:], weight, bias, self._config.norm_eps)
 
 
-def _reach(config: CodecEncoderConfig) -> int:
-    """Return how many samples before its own first one a vector of the convolutions depends on."""
-    reach, rate = config.kernel_size - 1, 1
+def _reach(config: CodecEncoderConfig) -> tuple[int, int]:
+    """Return how many samples before and behind its own a vector of the convolutions depends on."""
+    layers = [(1, config.kernel_size, 1, 1)]  # samples per input, kernel, stride and dilation
+    rate = 1
     for ratio in reversed(config.upsampling_ratios):
         for unit in range(config.num_residual_layers):
             dilation = config.dilation_growth_rate**unit
-            reach += rate * dilation * (config.residual_kernel_size - 1)
-        reach += rate * ratio  # the kernel is twice the stride
+            layers.append((rate, config.residual_kernel_size, 1, dilation))
+        layers.append((rate, 2 * ratio, ratio, 1))
         rate *= ratio
-    return reach + rate * (config.last_kernel_size - 1)
+    layers.append((rate, config.last_kernel_size, 1, 1))
+    before = after = 0
+    for rate, *layer in layers:
+        left, right = _padding(config, *layer)
+        before, after = before + rate * left, after + rate * right
+    return before, after
 
 
-def _padding(length: int, kernel: int, stride: int, dilation: int = 1) -> tuple[int, int]:
-    """Return the padding: on the left for the layer's past, on the right up to a whole stride."""
-    return dilation * (kernel - 1) + 1 - stride, -length % stride
+def _padding(
+    config: CodecEncoderConfig, kernel: int, stride: int, dilation: int = 1
+) -> tuple[int, int]:
+    """Return a layer's padding on the left and on the right of whole strides."""
+    total = dilation * (kernel - 1) + 1 - stride
+    right = 0 if config.use_causal_conv else total // 2
+    return total - right, right
 
 
 def _quantize(x: Tensor, input_proj: Tensor | None, codebooks: list[Tensor]) -> Tensor:

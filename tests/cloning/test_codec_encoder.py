@@ -53,24 +53,44 @@ def test_encoding_is_causal(encoder):
     assert np.array_equal(whole[:20], start)
 
 
-def test_released_shapes(official_package):
+def both_encoders(values, seed=0):
+    """Return the official encoder of a config with random weights, and ours with the same."""
     from qwen_tts.core.tokenizer_12hz.modeling_qwen3_tts_tokenizer_v2 import (
         Qwen3TTSTokenizerV2Encoder,
     )
     from transformers import MimiConfig
 
-    torch.manual_seed(0)
-    values = speech_tokenizer_config("random-0.6b-base")
-    config = MimiConfig(**values["encoder_config"])
-    official = Qwen3TTSTokenizerV2Encoder(config).eval()
+    torch.manual_seed(seed)
+    official = Qwen3TTSTokenizerV2Encoder(MimiConfig(**values["encoder_config"])).eval()
     for name, buffer in official.named_buffers():
         if name.endswith("embed_sum"):
             buffer.normal_(std=0.01)
-    ours = CodecEncoder(parse_codec_config(values), official.state_dict())
-    samples = waveforms.voice_like(1.1, RATE)
-    with torch.inference_mode():
-        expected = official.encode(torch.from_numpy(samples)[None, None]).audio_codes[0, :16].T
+    return official, CodecEncoder(parse_codec_config(values), official.state_dict())
+
+
+@torch.inference_mode()
+def assert_equal_codes(official, ours, samples, num_codes=16):
+    expected = official.encode(torch.from_numpy(samples)[None, None]).audio_codes[0, :num_codes].T
     assert np.array_equal(ours.encode(samples), expected.numpy())
+
+
+@pytest.mark.usefixtures("official_package")
+def test_released_shapes():
+    official, ours = both_encoders(speech_tokenizer_config("random-0.6b-base"))
+    assert_equal_codes(official, ours, waveforms.voice_like(1.1, RATE))
+
+
+@pytest.mark.usefixtures("official_package")
+@pytest.mark.parametrize("num_samples", [1, 1921, 77777, 15 * RATE])
+def test_convolutions_that_hear_ahead_are_the_official_ones(num_samples):
+    values = speech_tokenizer_config("tiny-random-base")
+    values["encoder_config"] |= {"use_causal_conv": False, "kernel_size": 33}
+    official, ours = both_encoders(values)
+    samples = waveforms.noise(num_samples / RATE, RATE)
+    assert_equal_codes(official, ours, samples, values["encoder_valid_num_quantizers"])
+    if num_samples == 77777:  # what follows a frame changes its codes
+        start = ours.encode(samples[: 20 * FRAME])
+        assert not np.array_equal(ours.encode(samples)[:20], start)
 
 
 def test_an_empty_recording_is_refused(encoder):
