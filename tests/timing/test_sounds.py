@@ -1,8 +1,7 @@
 """Letters become sounds, whatever the script."""
 
-import time
-
 import pytest
+from cpu_time import cpu_seconds
 
 from qwen_megakernel.text.cleaning import MAX_CHARS, visible
 from qwen_megakernel.timing.sounds import Kind, Pause, sounds_of
@@ -80,10 +79,5 @@ def test_only_ends_of_words_have_pauses():
 
 
 def test_the_longest_text_takes_time_in_proportion():
-    def seconds(text: str) -> float:
-        begun = time.process_time()
-        sounds_of(text)
-        return time.process_time() - begun
-
     half = "Read all of this, please. " * (MAX_CHARS // 52)
-    assert seconds(2 * half) < 6 * seconds(half)
+    assert cpu_seconds(lambda: sounds_of(2 * half)) < 6 * cpu_seconds(lambda: sounds_of(half))

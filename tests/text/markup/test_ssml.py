@@ -1,11 +1,11 @@
 """SSML, whole and in pieces: its effects, its errors with their places, and its cost."""
 
-import time
 from itertools import pairwise
 from xml.etree import ElementTree
 
 import markup_items
 import pytest
+from cpu_time import cpu_seconds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -281,17 +281,16 @@ def test_any_text_in_any_pieces_gives_the_items_and_the_error_of_the_whole(
     assert items_of(*(text[a:b] for a, b in pairwise(places))) == items_of(text)
 
 
-def cpu_seconds(text: str, size: int) -> float:
-    """Return the least CPU time of three runs over a text that arrives in pieces."""
-    spent = []
-    for _ in range(3):
+def seconds(text: str, size: int) -> float:
+    """Return the CPU seconds that a text takes which arrives in pieces."""
+
+    def parse() -> None:
         parser = SsmlParser()
-        begun = time.process_time()
         for first in range(0, len(text), size):
             parser.feed(text[first : first + size])
         parser.end()
-        spent.append(time.process_time() - begun)
-    return min(spent)
+
+    return cpu_seconds(parse)
 
 
 @pytest.mark.ci
@@ -310,7 +309,7 @@ def cpu_seconds(text: str, size: int) -> float:
 @pytest.mark.parametrize("size", [3, 4000])
 def test_the_time_is_linear_in_the_length(unit: str, size: int):
     short = unit * (20_000 // len(unit))
-    ratio = cpu_seconds(short * 4, size) / max(cpu_seconds(short, size), 1e-3)
+    ratio = seconds(short * 4, size) / max(seconds(short, size), 1e-3)
     assert ratio < 9  # 4 for linear, 16 for quadratic time
 
 

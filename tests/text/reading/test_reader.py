@@ -1,12 +1,11 @@
 """A text in pieces is read like the whole text, and each spoken piece has its place in the text."""
 
-import math
 import re
-import time
 from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
+from cpu_time import cpu_seconds
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from text_samples import any_texts, tricky_texts
@@ -201,17 +200,12 @@ def test_an_unknown_normalize_is_refused_with_those_there_are():
 
 
 def seconds(text: str, enough: float = 0.0) -> float:
-    """Return the seconds that reading a text takes: the least of three tries, or the first of at
-    most `enough`."""
-    least = math.inf
-    for _ in range(3):
-        made, begin = reader([LEXICON]), time.process_time()
-        words = made.whole(text)
-        least = min(least, time.process_time() - begin)
-        assert len(words) < 10 * len(text) + 100
-        if least < enough:
-            break
-    return least
+    """Return the CPU seconds that reading a text takes."""
+
+    def read() -> None:
+        assert len(reader([LEXICON]).whole(text)) < 10 * len(text) + 100
+
+    return cpu_seconds(read, enough=enough)
 
 
 def test_time_is_linear_in_the_length():
