@@ -137,17 +137,20 @@ class CpuDecoder(FrameDecoder):
             _address(pad),
         )
         self._check(status, f"A prompt of {len(embeds)} positions")
-        self._prefixes.add(embeds, lambda first, count: self._read_cache(slot, first, count))
+        self._prefixes.add(embeds, lambda position: self._read_cache(slot, position))
 
     def _restore(self, slot: int, embeds: Tensor) -> int:
         """Write a prompt's known keys and values into a slot; return the number of positions."""
         kept = self._prefixes.find(embeds)
-        self._library.qwen_cpu_decoder_write_cache(self._handle, slot, 0, len(kept), _address(kept))
+        for position, values in enumerate(kept):
+            self._library.qwen_cpu_decoder_write_cache(
+                self._handle, slot, position, 1, _address(values)
+            )
         return len(kept)
 
-    def _read_cache(self, slot: int, first: int, count: int) -> Tensor:
-        kept = torch.empty(count, self._kept_floats)
-        self._library.qwen_cpu_decoder_read_cache(self._handle, slot, first, count, _address(kept))
+    def _read_cache(self, slot: int, position: int) -> Tensor:
+        kept = torch.empty(self._kept_floats)
+        self._library.qwen_cpu_decoder_read_cache(self._handle, slot, position, 1, _address(kept))
         return kept
 
     def _write_text(self, slot: int, rows: Tensor) -> None:

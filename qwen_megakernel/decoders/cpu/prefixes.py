@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import takewhile
 
-import torch
 from torch import Tensor
 
 
@@ -34,31 +33,28 @@ class PrefixCache:
         """Bytes of all keys and values."""
         return 4 * self._kept_floats * len(self._kept)
 
-    def find(self, rows: Tensor) -> Tensor:
+    def find(self, rows: Tensor) -> list[Tensor]:
         """Return the keys and values of a prompt's known beginning.
 
         Args:
             rows: [num_positions, hidden_size] float32 embeddings.
         Returns:
-            [n, kept_floats] float32 of the first n positions, which are in the cache.
+            [kept_floats] float32 of each of the first positions, which are in the cache.
         """
         keys = self._known(list(keys_of(rows)))
         self._use(keys)
-        found = [self._kept[key] for key in keys]
-        return torch.stack(found) if found else torch.empty(0, self._kept_floats)
+        return [self._kept[key] for key in keys]
 
-    def add(self, rows: Tensor, read: Callable[[int, int], Tensor]) -> None:
+    def add(self, rows: Tensor, read: Callable[[int], Tensor]) -> None:
         """Add a prompt, or as much of its beginning as the limit allows.
 
         Args:
             rows: [num_positions, hidden_size] float32 embeddings.
-            read: read(first, count) returns the keys and values of some of the positions.
+            read: read(position) returns the keys and values of one of the positions.
         """
         keys = list(keys_of(rows[: self._most]))
         num_known = len(self._known(keys))
-        if num_known < len(keys):
-            new = read(num_known, len(keys) - num_known)
-            self._kept.update(zip(keys[num_known:], map(Tensor.clone, new), strict=True))
+        self._kept.update((keys[i], read(i)) for i in range(num_known, len(keys)))
         self._use(keys)
         while len(self._kept) > self._most:
             self._kept.popitem(last=False)
