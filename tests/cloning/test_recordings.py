@@ -19,6 +19,7 @@ from qwen_megakernel.cloning import recordings
 from qwen_megakernel.errors import RecordingError
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("suffix", [".wav", ".flac", ".ogg", ".mp3"])
 @pytest.mark.parametrize("channels", [1, 2])
 def test_files_are_read_as_librosa_reads_them(tmp_path, suffix, channels):
@@ -51,6 +52,7 @@ def test_a_second_of_a_rate_that_no_recorder_has_takes_no_memory():
     assert len(samples) == 100 and rate == 2**31 - 1
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("rate", [8000, 11025, 16000, 22050, 24000, 44100, 48000, 96000])
 def test_resampling_is_librosas(rate):
     samples = waveforms.voice_like(0.71, rate)

@@ -72,7 +72,8 @@ async def _converse(agent: SimpleNamespace, mode: TextAggregationMode) -> None:
     assert len(timeline) / agent.OUT_RATE > 2 and timeline.any()
 
 
-@pytest.mark.parametrize("backend", ["cpu", pytest.param("torch", marks=pytest.mark.ci)])
+@pytest.mark.ci
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
 async def test_the_agent_speaks_with_the_demo_voice(agent, backend):
     with TTSEngine.from_pretrained("demo-voice", backend=backend, num_slots=1) as engine:
         tts = MegakernelTTSService(

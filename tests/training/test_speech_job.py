@@ -135,6 +135,7 @@ def test_a_resumed_training_is_the_same_training(job, method):
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[n], theirs[n]) for n in ours)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("step", [2, 4])
 def test_an_evaluation_that_ctrl_c_ends_is_made_up_for(job, step, monkeypatch):
     options = replace(QUICK, method="full", eval_steps=2, max_steps=4, epochs=4)
@@ -234,6 +235,7 @@ def test_each_evaluation_speaks_as_the_merged_voice_does(job, tmp_path, method, 
     assert np.array_equal(late, to_int16(merged)) and not np.array_equal(late, early)
 
 
+@pytest.mark.ci
 def test_scalars_are_written_if_tensorboard_is_installed(job, monkeypatch):
     board = types.ModuleType("tensorboard")
     board.SummaryWriter = Board

@@ -8,6 +8,7 @@ from benchmarks.measures import continuity
 from qwen_megakernel.engine.conversation import Turn
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("delay_s", [0, 2])
 def test_a_second_sentence_that_waits_for_the_first_ones_words_is_late(
     measured, capsys, monkeypatch, delay_s

@@ -57,6 +57,7 @@ def first_stage(*_):
     raise Stopped
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("name", "last", "stopped", "options", "rows"),
     [
@@ -85,6 +86,7 @@ head -c 44100 /dev/zero
 """  # a second of silence at 22050 Hz
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("dtype", ["float32", "talker=bfloat16,predictor=float32"])
 def test_texts_have_a_row_of_every_length_packet_and_system(dtype, monkeypatch, tmp_path, measured):
     (tmp_path / "espeak-ng").write_text(ESPEAK)

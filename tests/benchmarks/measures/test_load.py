@@ -59,6 +59,7 @@ def test_the_cost_of_the_server_is_measured_and_held_against_its_limits(tmp_path
     assert done.returncode == bool(missed) and all(name in done.stderr for name in missed)
 
 
+@pytest.mark.ci
 def test_the_result_file_is_written_after_every_load(run_here, monkeypatch, tmp_path):
     written = []
 
