@@ -228,6 +228,7 @@ def test_a_portable_library_is_found_without_its_compiler_and_with_another(recip
 
 
 @pytest.mark.ci
+@pytest.mark.timeout(900)  # zig compiles its own C++ library first
 def test_zig_compiles_the_cpu_decoder_where_there_is_no_compiler(tmp_path, monkeypatch):
     if compiling.find_zig() is None:
         pytest.skip("needs the package ziglang (extra 'compiler')")
