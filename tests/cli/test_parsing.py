@@ -88,6 +88,7 @@ def test_an_empty_text_names_no_file(words, capsys):
     "name, why", [("a.xyz", "one of .*png"), ("a", "one of .*png"), ("no/a.png", "no folder no")]
 )
 def test_a_plot_that_cannot_be_written_is_refused_before_the_work(name, why, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(argparse.ArgumentTypeError, match=why):
         parsing.plot_file(name)
