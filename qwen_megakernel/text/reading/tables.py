@@ -159,6 +159,8 @@ class Tables:
         file = _FILES / f"{cls.__name__.lower()}.toml"
         own = tomllib.loads(file.read_text("utf-8")) if file.exists() else {}
         for name, value in own.items():
+            if not hasattr(cls, name) and name not in Tables.__annotations__:
+                raise ValueError(f"{file}: unknown key {name!r}; add it to Tables, or correct it.")
             is_set = isinstance(getattr(cls, name, None), frozenset)
             listed = tuple(value) if isinstance(value, list) else value
             setattr(cls, name, words(value) if is_set else listed)

@@ -6,6 +6,7 @@ import pytest
 
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.checkpoint.random_configs import model_config
+from qwen_megakernel.text.reading import tables
 from qwen_megakernel.text.reading.languages import known_languages
 from qwen_megakernel.text.reading.reader import Reading
 from qwen_megakernel.text.tokenizer import TextTokenizer
@@ -32,6 +33,15 @@ def reading() -> Reading:
 def test_every_language_of_the_released_models_has_a_table():
     released = model_config("random-0.6b-base")["talker_config"]["codec_language_id"]
     assert [path.stem for path in FILES] == sorted(released) == known_languages()
+
+
+def test_an_unknown_key_of_a_table_is_named_with_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(tables, "_FILES", tmp_path)
+    (tmp_path / "elvish.toml").write_text('code = "qya"\nplurral = "i"\n', "utf-8")
+    with pytest.raises(ValueError, match=r"elvish\.toml: unknown key 'plurral'"):
+        type("Elvish", (tables.Tables,), {})
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
