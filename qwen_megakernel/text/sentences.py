@@ -5,7 +5,7 @@ import unicodedata
 from collections.abc import Iterator
 from itertools import pairwise
 
-from qwen_megakernel.text.reading.sentence_ends import sentence_ends
+from qwen_megakernel.text.reading.sentence_ends import places
 from qwen_megakernel.text.reading.surroundings import (
     CLOSING,
     PAUSES,
@@ -64,7 +64,8 @@ def pack_sentences(text: str, min_chars: int, max_chars: int) -> list[str]:
 
 def sentence_spans(text: str) -> list[tuple[int, int]]:
     """Return the characters [begin, end) of each sentence; together they are the whole text."""
-    return [span for span in pairwise([0, *sentence_ends(text), len(text)]) if span[0] < span[1]]
+    ends = [place for place, is_end in places(text) if is_end]
+    return [span for span in pairwise([0, *ends, len(text)]) if span[0] < span[1]]
 
 
 def spoken_length(text: str) -> int:

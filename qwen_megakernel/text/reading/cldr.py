@@ -34,7 +34,7 @@ _WORDS = {
     **dict.fromkeys(("es", "it"), ("ha", "mi")),
     **{"en": ('"', "″"), "fr": ("mi", "pi"), "pt_BR": ("mi", "um"), "de": ("um", "Um")},
 }
-_MASCULINE = ("byte", "joule", "ampere", "día", "grama")  # in spite of their ending
+_MASCULINE = ("byte", "joule", "ampere", "día", "dia", "grama")  # in spite of their ending
 _FEMININE = (  # French nouns, whose ending does not show it
     *("couronne", "livre", "roupie", "hryvnia", "heure", "minute", "seconde", "milliseconde"),
     *("tonne", "semaine", "année", "once", "kilocalorie", "cuillère", "tasse"),
@@ -80,17 +80,11 @@ def unit_forms(language: str, gender: str) -> dict[str, Noun]:
     found = {}
     for entry in re.split(r"[;\n]", _UNITS):
         unit, _, more = entry.strip().partition(": ")
-        forms, symbols = (
-            [
-                re.sub(
-                    r"^{}\s*",
-                    "",
-                    format_unit(int(n), unit, length, locale=language).replace(n, "{}"),
-                )
-                for n in "125"
-            ]
+        said = [
+            [format_unit(int(n), unit, length, locale=language).replace(n, "{}") for n in "125"]
             for length in ("long", "short")
-        )
+        ]
+        forms, symbols = ([re.sub(r"^{}\s*", "", each) for each in row] for row in said)
         if any(unit in text for text in forms):
             forms = symbols  # Babel lacks the long pattern
         if any(unit in text for text in forms + symbols):

@@ -22,6 +22,7 @@ _CODES = """(?:(?:pass|post|zip|bar)?code|id|otp|pin|password|zip|(?:order|booki
     |conto|prenotazione|pratica)|c[óo]digo(?:\\s(?:postal|pin|de\\s\\w+))?
     |ende(?:t|nd)\\sauf|(?:cuenta|tarjeta)\\sterminada\\sen|se\\sterminant\\spar|(?:conto|carta)\\sche\\stermina\\scon
     |(?:conta|cartão)\\s(?:com\\s)?final|оканчивающ\\w+\\sна|尾号|下[4四]桁|끝자리
+    |fax|ag(?:\\.|ência)|c/c|conta(?:\\scorrente)?|끝\\s?[4네]?\\s?자리
     |matr[íi]cula|placa|targa|clave|senha|cep|codice(?:\\s(?:pin|di\\s\\w+))?|(?:пин-?)?код(?:\\s\\w+)?|пароль|индекс|номер\\sзаказа
     |ext(?:ension)?|ext\\.|dw|app\\.|nebenstelle|ramal|durchwahl|interno|доб\\.|добавочный|分机|内線|내선|码|邮编|[单户账卡]号|编号|口令|コード|番号|번호|코드)"""
 _LINKS = r"is|are|was|ist|lautet|war|est|es|è|é|:|：|—|\#|是|为|は|는|은"
@@ -29,10 +30,11 @@ _CODE = re.compile(
     rf"(?<![A-Za-zÀ-ÿА-яё])(?:{_CODES})(?:\s*(?:{_LINKS}))?\s*[\#(\"'“«]?$", re.I | re.X
 )
 _CODE_DIGITS = re.compile(
-    r"(?:(?=[\d-]{6})\d{1,12}(?:-\d{1,12})+|\d{3,12}|[-–]\d{2,12})(?![.,:/-]?\d|\s?[%°€$])(?!-?[A-Z]+\d|[A-Za-z])"
+    r"(?:(?=[\d-]{6})\d{1,12}(?:-\d{1,12})+|\d{3,12}|[-–]\d{2,12})(?![.,/-]?\d|:\d\d|\s?[%°€$])"
+    r"(?!-?[A-Z]+\d|[A-Za-z])"
 )
 _VERSION = re.compile(
-    r"(?<![A-Za-zÀ-ÿА-яё])(?:versi(?:on|one|ón)|versão|верси[яюи]|release|v\.|python|node(?:\.?js)?|ios"
+    r"(?<![A-Za-zÀ-ÿА-яё])(?:versi(?:on|one|ón)|versão|верси[яюи]|release|v\.?|python|node(?:\.?js)?|ios"
     r"|ipados|macos|android|windows|java|ubuntu|debian|php|ruby|cuda|(?:py)?torch|npm|pip|firmware"
     r"|chrome|firefox|版本|バージョン|버전)\s*$",
     re.IGNORECASE,
@@ -96,13 +98,9 @@ class Codes(Words):
     """The rules of what is read digit by digit."""
 
     def announced(self, text: str, place: int, past: str) -> tuple[int, str]:
-        """Return the end and the words of a number that the text before it announces.
+        """Return the end and the words of a number that `past`, the text before it, announces.
 
-        Args:
-            text: a segment.
-            past: what stands before `place`, at most `MAX_PAST` characters of it.
-        Returns:
-            (0, "") for any other number.
+        They are (0, "") for any other number.
         """
         if past.rstrip()[-1:].isdigit() and not _STATUS.search(past):
             return 0, ""
@@ -142,8 +140,6 @@ class Codes(Words):
         is_behind_comma = self.decimal == "," and found.before[-1:] == "," and not is_listed
         return is_behind_comma and len(whole) == self.postal_digits and found.text == whole
 
-    # ---- codes -----------------------------------------------------------------------------------
-
     def read_phone(self, found: Found) -> str | None:
         text, following = found.text.partition("x")[0].rstrip(), found.rest[:1]
         if (following.isalnum() and not self.letters_follow) or following in tuple("€$£¥₽%"):
@@ -174,12 +170,8 @@ class Codes(Words):
         num_digits = sum(map(str.isdigit, text))
         least = _MIN_ID_DIGITS - (len(groups) > 2)
         is_mixed = len(runs) > max(2, len(groups)) or len(groups) > 2
-        if (
-            found.last in tuple("-.,")
-            or num_digits < least
-            or not is_mixed
-            or _NO_ID.fullmatch(text)
-        ):
+        is_id = is_mixed and num_digits >= least and not _NO_ID.fullmatch(text)
+        if not is_id or found.last in tuple("-.,"):
             return None
         unit = _RANGE_IN_UNITS.fullmatch(text)
         if unit and (len(unit[1]) < _MIN_ID_DIGITS or unit[2] in self.units | self.scales):

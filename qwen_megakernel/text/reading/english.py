@@ -14,9 +14,6 @@ _BEFORE_PLURALS = words("""the these those of in by two three four five six seve
     many some several few all both your my our their his her""")
 _BEFORE_SECONDS = words("wait waits waited takes took within timeout lasts delay pause sleep")
 _BEFORE_FEW_SECONDS = words("after every for about only another under")  # also before decades
-_BOOKS = dict(Cor="Corinthians", Thess="Thessalonians", Tim="Timothy", Pet="Peter", Sam="Samuel")
-_BOOKS = {f"{short}.": name for short, name in _BOOKS.items()}
-_BOOKS |= {name: name for name in ("Corinthians", "Thessalonians", "Timothy")}
 _DIRECTIONS = dict(N="north", S="south", E="east", W="west")
 _AFTER_STREETS = words("NE NW SE SW N S E W Suite Apt Unit")
 
@@ -30,8 +27,9 @@ class English(Language):
     (?i){HALF_DAY}a(?:\.m\.?|m)(?!\w) => {h}{m:minutes} a m{end}
     (?i){HALF_DAY}p(?:\.m\.?|m)(?!\w) => {h}{m:minutes} p m{end}
     (?<=\.m\.)\s?[-–—]\s?(?=\d) => ~to~
-    in|of|since|by|until|from|to|the|summer|winter|spring|fall >> ['’](?!00)(?P<n>\d\d)(?!['’]?\w)
-        => {n:minutes}
+    in|of|since|by|until|from|to|the|summer|winter|spring|fall|class|[qh][1-4]
+        |fy|(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)\w*\.?
+        >> ['’](?!00)(?P<n>\d\d)(?!['’]?\w) => {n:minutes}
     ['’]?(?P<c>1\d|20)(?P<t>[1-9]0)['’]?s\b => {c} {t:decade}
     (?P<t>[1-9]0)s(?!\w) => .seconds
     ['’]?(?P<t>[1-9]0)['’]?s\b => {t:decade}
@@ -44,7 +42,8 @@ class English(Language):
     (?P<n>\d{1,3})\s?pt(?=\s(?i:font|type|text|size|bold|arial|helvetica|times)) => {n} point
     (?P<title>St|Dr)\b\.?(?!\w) => .title
     (?!the$).* >> Sun\. => Sunday
-    part|tracking|order|invoice|serial|item|account|ref|\w+['’]s|the|room|ranked
+    part|tracking|order|invoice|serial|item|ac(?:count|ct\.?)|ref|\w+['’]s|the|room|ranked|bus|gate
+        |flight|line|platform|policy|track|tax|table
         >> no\.\s(?=\d) => number~
     (?P<what>[bd])\.(?=\s(?:(?:\d{1,2}\s)?(?i:{MONTH})|(?:1\d|20)\d\d(?!\w))) => .life
     in|since|year >> (?P<c>10)(?!24)(?P<t>[1-9]\d)(?![:.,/-]?\d|[\s-]?[^\W\d_]|\s?%) => {c} {t}
@@ -64,13 +63,13 @@ class English(Language):
     (?P<n>\d{3,10})(?:-(?P<more>\d{4}))?(?![\d.,:/% -]*\d)(?!\w) => .code
     1-800-(?=[A-Z]) => one eight hundred~
     1-8(?P<n>33|44|55|66|77|88)-(?=[A-Z]) => one eight {n}~
-    (?P<m>\d{1,2})m(?P<s>[0-5]?\d)s(?!\w) => {m:counted:min} {s:counted:s}
     \d{1,2}h(?:rs?)? >> (?P<m>[0-5]?\d)m(?!\w) => {m:counted:min}
     (?P<c>7|10|14|21|4[38])(?P<t>[1-9]\d)p(?!\w) => {c} {t} p
     {SIGN}(?P<w>\d{1,3})(?:\.(?P<d>\d{1,2}))?(?P<scale>M|mn|bn|k)
         (?![\w€£¥$]|/(?!{PER_TIME})) => .scaled
     (?P<w>\d{1,3})(?:\.(?P<d>\d{1,2}))?m(?=\s(?P<noun>[^\W\d_]+)) => .millions
-    (?P<w>\d+)in(?!\w)\.? => .inches
+    (?P<w>\d+)(?:\.(?P<d>\d+))?in(?!\w)\.? => .inches
+    waits?|timeout|sleep|delay|pause|lasts >> (?P<m>\d{1,3})m(?!\w) => {m:counted:min}
     ft\.?|feet|foot >> (?P<w>\d{1,2})\sin(?!\w)\.? => .inches
     (?P<a>[45])0(?P<b>[13])\((?P<k>[kbc])\) => {a} oh {b} {k}
     (?:(?P<whole>\d+)\s(?=\d+/))?(?P<w>\d+)(?:\.(?P<d>\d+)|/(?P<b>\d{1,2}))?(?:\"|″)
@@ -92,19 +91,14 @@ class English(Language):
     (?:[A-Z]\.){2,}(?!\w) => .initials
     \^0{0,2}2(?!\d) => ~squared
     \^0{0,2}3(?!\d) => ~cubed
-    (?P<w>\d)(?:\.(?P<d>\d{1,9}))?[eE]\+?(?P<p>\d{1,3})(?!\w)
-        => {num} times ten to the power of {p}
-    (?P<w>\d)(?:\.(?P<d>\d{1,9}))?[eE][-−](?P<p>\d{1,3})(?!\w)
-        => {num} times ten to the power of minus {p}
-    (?!version$).* >> (?i)v(?=\d+\.\d) => version
+    (?P<w>\d)(?:\.(?P<d>\d{1,9}))?[eE](?=[-−+]?\d{1,3}(?!\w)) => {num} times ten
+    (?<=\d[eE])\+?(?P<minus>[-−]?)0*(?P<n>\d{1,3})(?!\w) => .power
     runways?|or|and >> (?P<n>[0-3]?\d)(?P<side>[LRC])(?!\w) => {n} {side}
     (?P<n>\d{1,3})\s?y/?o(?!\w) => {n} year old
     press|dial|hit|enter|or|and|the|\d+ >> #(?![\w#]) => pound
-    (?P<n>[1-3])\s(?P<book>{BOOKS})(?!\w) => .book
     errors?|status >> (?P<n>[45](?!00)\d\d)(?![\d.:,-]*\w) => {n:spell}
     """
 
-    books = frozenset(_BOOKS)  # which are numbered, as written
     per_time = r"(?:second|minute|hour|day|week|month|year|person)(?!\w)"
     short_months = words("Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec")
     feet = r"\d{1,3}['′](?:\s?(?:1[01]|\d)(?:\"|″|''))?"
@@ -221,7 +215,6 @@ class English(Language):
         return said + ("es" if said[-1] == "x" else "s")
 
     def read_one(self, found: Found) -> str:
-        """Return the singular of the unit of "per kWh"."""
         return self.units[found["per"]].one
 
     def read_code(self, found: Found) -> str | None:
@@ -289,10 +282,6 @@ class English(Language):
             self.number(part) if part.isdecimal() else self.web.get(part, part) for part in parts
         ]
         return " ".join(said) + found.text[len(text) :]
-
-    def read_book(self, found: Found) -> str:
-        """Return the "first Corinthians" of a verse, "1 Cor. 13:4"."""
-        return f"{self.ordinal(int(found['n']))} {_BOOKS[found['book']]}{self.kept_point(found)}"
 
     def read_title(self, found: Found) -> str:
         """Return "saint" or "doctor" before a name, and "street" or "drive" after one."""

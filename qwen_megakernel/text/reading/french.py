@@ -12,9 +12,10 @@ _TWO_CENTURIES = re.compile(r"[IVX]+(?:er?|ᵉʳ?)(?:[-–]|,\s|\s(?:et|ou|au|à
 class French(Romance):
     RULES = r"""
     {HOUR}\s?h(?!\s?\d\d?\s?(?:m|['′]))(?:\s?{MINUTE})?(?!\w) => .time
-    1(?:ère|re)(?!\w) => première
     (?P<n>\d{1,3})\s?j(?:\.|(?!['’\w])) => {n:counted:jour}
     fois|\d+\s?x >> /j(?!['’\w]) => ~par jour
+    \d+(?:e|ème|re|ère) >> min\. => minute{end}
+    la|de|à >> (?P<n>\d{1,3})['′](?!\w) => {n:ordinal}
     [lrd]\. >> (?P<a>\d{1,4})-(?P<b>\d{1,3})(?![\d-]) => {a} tiret {b}
     av\.(?=\s(?:1\d{3}|20\d\d)(?!\w)) => avant
     (?P<m>[12])\s?m\s?(?P<c>\d\d)(?!\w) => {m:counted:m} {c}
@@ -40,6 +41,9 @@ class French(Romance):
         if is_ordinal or (following in self.centuries and ending != "."):
             return self.ordinal(number)
         return super().roman(number, found, following) if ending in ("", ".", "er") else None
+
+    def feminine(self, number: int) -> str:
+        return "première" if number == 1 else self.ordinal(number)
 
     def gender_after(self, number: str, noun: str, before: str) -> str:
         return super().gender_after(number, noun.removesuffix("s"), before)

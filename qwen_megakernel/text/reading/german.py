@@ -12,19 +12,29 @@ _WEAK = words("am v. vom zum zur beim im dem den des bis ab ins spätestens")
 ORDINAL_ARTICLES = dict.fromkeys(_WEAK, "n") | {"der": "", "die": "", "das": ""}
 ORDINAL_STEMS = words("mein dein sein ihr unser euer ein kein dies jed eur")
 _FEMININE = re.compile(
-    r"(?:e|ung|heit|keit|schaft|tät|ion|ei|ik|ur|in|Liga|Zwiebel|Kartoffel|Paprika|Bundesliga|Wahl|Hand)$"
+    r"(?:[^mp]a(?<!Sofa)|e|ung|heit|keit|schaft|tät|ion|ei|ik|ur|in|Zwiebel|Kartoffel|Wahl|Hand)$"
 )
 _NEUTER = re.compile(
     r"(?:chen|lein|um|ment|[Jj]ahr|Mal|Kind|Haus|[Kk]apitel|[Ss]piel|[Qq]uartal|[Ss]emester"
-    r"|Buch|Bild|Tor|OG|[Gg]eschoss|Obergeschoss|Stockwerk|Drittel|Viertel|Kilo|Gramm|Pfund|Glas|Dutzend|Brot|Prozent|Treffen|Gebot|Album|Lied|Jh|Jhd)$"
+    r"|Buch|Bild|Tor|OG|[Gg]eschoss|Obergeschoss|Stockwerk|Drittel|Viertel|Kilo|Gramm|Pfund|Glas|Dutzend"
+    r"|Brot|Prozent|Treffen|Gebot|Album|Lied|Jhd?s?)$"
 )
 _HALF = re.compile(r"(?P<article>eine?) halb(?P<ending>er|es|e|)(?!\w)")
 # Articles before "1/2", and its ending behind them; other words, and the case that they ask for.
 _HALVES = dict.fromkeys(("einen", "einem", "einer", "eines", "den", "dem", "des"), "en")
 _HALVES |= dict.fromkeys(("eine", "die", "das", "der"), "e")
 _BEFORE_NOMINATIVE = words("ist sind war waren bleibt und oder plus bis macht etwa ca")
+_BEFORE_ACCUSATIVE = words("für um ohne durch gegen über")
 _BEFORE_DATIVE = words("mit nach von aus bei seit zu vor in ab außer")
 _DAY_AND_MONTH = re.compile(r"[0-3]?\d\.(?:0?[1-9]|1[0-2])\.(?!\d)")
+_ON_A_WEEKDAY = re.compile(
+    r"\b(?:am|vom|zum|bis|ab|auf|von|seit)\s(?:[MDFS][a-z]\.|\w+(?:tag|woch)),\s$|†\s$"
+)
+_BEGINS_LINE = re.compile(r"\n(?:  +)?$")  # not behind a bullet, which leaves one space
+_ONE = re.compile(r"ein(e?)(?= (?!bis|Uhr|mal)|$)")
+_MASCULINE = re.compile(
+    r"ein (?:\S*(?:[Mm]eter|[Ll]iter|löffel)|Tag|Monat|Euro|Dollar|Cent|Punkt|Grad)(?!\w)"
+)
 _QUEENS = ("Elisabeth", "Katharina", "Maria", "Margarethe", "Christina")
 
 
@@ -32,7 +42,7 @@ class German(Language):
     RULES = r"""
     {HOUR}\.{MINUTE}\sUhr\b => .time
     {HOUR}\sUhr\b(?!\s\d) => .time
-    (?P<h>\d{1,3}):{MINUTE}(?::(?P<s>[0-5]\d))?\sStd(?!\w)\.?
+    (?P<h>\d{1,3}):{MINUTE}(?::(?P<s>[0-5]\d))?\s(?:Std|(?<=:\d\d:\d\d\s)h)(?!\w)\.?
         => {h:counted:h} {m:counted:min} {s:counted:s}{end}
     in|nach|aus >> (?P<n>\d{3}(?!00)\d\d)(?!\d|[.,:-]\d|\s?(?:{UNITS}|(?i:{FOLLOWERS})|€|%)(?!\w))
         => {n:spell}
@@ -43,20 +53,24 @@ class German(Language):
         (?:(?=\s?{MONTH})|(?P<m>0?[1-9]|1[0-2])\.(?P<y>\d{4}|\d\d)?(?!\d)) => .days_of_month
     (?P<a>\d{1,3})\.(?:\s?/\s?|\s(?P<link>und|oder|bis|bzw\.)\s)(?P<b>\d{1,3})\.(?=\s[^\W\d_])
         => .two_ordinals
-    (?P<n>\d{1,3})\.\s?\+\s?(?P<m>\d{1,2})\.?(?=\s(?i:\w*minute)(?!\w)) => .extra_minute
+    (?P<n>\d{1,3})\.\s?\+\s?(?P<m>\d{1,2})\.?(?=\s(?i:\w*minute|min\.)(?!\w)) => .extra_minute
+    (?P<n>\d{1,3})\.\s?\+\s?(?P<m>\d{1,2})(?!\d) => {n} {plus} {m}
     am|vom|zum|bis|ab >> (?P<a>Mo|Di|Mi|Do|Fr|Sa|So)(?![\w.]) => .days
+    (?!(?:{NUMBERED}|seiten?|nr\.|s\.)$).* >> 1\s?[-–]\s?(?=\d{1,2}(?:,\d+)?\s[A-ZÄÖÜ]) => ein bis~
     u\.(?=\s[\da-zäöü])(?!\s[aä]\.) => und
     (?P<n>\d{1,2})\. => .day_of_list
     1/2(?=\s(?!(?:{UNITS})(?!\w))(?P<noun>[A-ZÄÖÜ][a-zäöüß]{2,})(?!\w)) => .half
-    (?P<n>\d{1,3})\.(?=\s[^\W\d_]) => .ordinal_with_point
+    (?P<n>\d{1,3})\.(?=\s[^\W\d_])(?!(?i:\s{MONTH})\.) => .ordinal_with_point
+    \d+[a-z]? >> S\.(?=\s\d) => Satz
     (?P<a>Mo|Di|Mi|Do|Fr|Sa)(?=\.?\s\d)\.? => .days
     (?P<y>(?:1\d|20)?\d0)(?P<e>ern?)(?!\w) => {y:year}{e}
     (?P<w>\d{1,3})(?:,(?P<d>\d+))?[\s-]?%-Punkte?n?(?!\w) => {num} Prozentpunkte
     (?P<n>\d{1,3})-%(?=-[A-ZÄÖÜ]) => {n}-Prozent
     (?P<n>[A-ZÄÖÜ]\w+)str\. => {n}straße{end}
     (?P<n>[A-ZÄÖÜ]\w+)nr\. => {n}nummer
-    v\.(?=\s\d{1,2}\.) => vom
-    v\.(?=\s\d) => von
+    †\s?(?=\d{1,2}\.\s|1\d{3}|20\d\d) => gestorben~
+    v\.(?=\s\d{1,2}\.(?:\d?\d\.|\s)) => vom
+    v\.(?=\s(?!\d+\.\d)\d) => von
     s\.(?=\s(?:(?:S|Kap|Abb|Tab|Nr)\.|oben|unten|auch)) => siehe
     (?P<d>[0-3]?\d)\.(?P<m>0?[1-9]|1[0-2])\.(?!\d) => .date
     am|vom|zum >> (?P<d>[0-3]?\d)\.(?P<m>0?[1-9]|1[0-2])(?![\d.,:%]|\s?Uhr) => .date
@@ -66,6 +80,10 @@ class German(Language):
         if past.endswith("v. ") and _DAY_AND_MONTH.match(text, place):
             return 0, ""  # "from 3 April", no version
         return super().announced(text, place, past)
+
+    def read_date(self, found: Found) -> str | None:
+        found.before = _before_day(found)
+        return super().read_date(found)
 
     def read_half(self, found: Found) -> str:
         return f"ein{_half(_gender_of(found['noun']))}"
@@ -106,21 +124,29 @@ class German(Language):
         return f"{first} plus {more if found.text.endswith('.') else self.say(int(found['m']))}"
 
     def read_day_of_list(self, found: Found) -> str | None:
-        """Return the ordinal of a day before a comma, where no sentence ends."""
-        return self.day(int(found["n"]), found.before) if found.rest[:1] == "," else None
+        """Return the ordinal of a day before a comma, where no sentence ends, or behind "am"."""
+        is_last = found.word in ("am", "vom", "zum") and self.ends_sentence(found.rest)
+        is_day = found.rest[:1] == "," or is_last
+        return self.day(int(found["n"]), found.before) + self.kept_point(found) if is_day else None
 
     def gender_after(self, number: str, noun: str, before: str) -> str:
         is_name = before[:1].isupper() and before[-1] != "," and before not in self.starters
         if number not in ("1", "1/2") or is_name or not self._is_noun(noun):
             return ""
+        if before.lower() in _BEFORE_ACCUSATIVE and _MASCULINE.match(f"ein {noun}"):
+            return "a"
         return "f" if _FEMININE.search(noun) else "m"
 
     def read_ordinal_with_point(self, found: Found) -> str | None:
-        """Return an ordinal before a noun; None elsewhere, where the point ends a sentence."""
+        """Return an ordinal before a noun, or inside a sentence; None where the point ends one."""
         following = first_word(found.rest)
-        if found.word not in ORDINAL_ARTICLES and not self._is_noun(following):
+        is_word = following.isalpha() and following.islower()
+        is_inside = is_word and found.past.strip() and not found.last.strip()
+        is_ordinal = found.word in ORDINAL_ARTICLES or self._is_noun(following) or is_inside
+        if _BEGINS_LINE.search(found.past) or not is_ordinal:
             return None
-        return self._before_noun(int(found["n"]), found.before, following)
+        noun = following if self._is_noun(following) else ""
+        return self._before_noun(int(found["n"]), _before_day(found), noun)
 
     def _is_noun(self, word: str) -> bool:
         return word[:1].isupper() and not word[-1].isdigit() and word not in self.starters
@@ -156,10 +182,13 @@ class German(Language):
         return f"ein{_half(noun.gender)} {noun.one}"
 
     def agreeing(self, said: str, before: str) -> str:
-        """Return "one half" in the case that the word before it, or its lack, asks for."""
-        half = _HALF.match(said)
+        """Return "one" or "one half" in the case that the word before it, or its lack, asks for."""
+        half, one = _HALF.match(said), _ONE.match(said)
+        if not half and one and before.lower() in _BEFORE_DATIVE:
+            return f"ein{'er' if one[1] else 'em'}{said[one.end() :]}"
         if not half:
-            return said
+            is_object = before.lower() in _BEFORE_ACCUSATIVE and _MASCULINE.match(said)
+            return f"einen{said[3:]}" if is_object else said
         word, is_feminine = before.lower(), half["article"] == "eine"
         rest = said[half.end() :]
         if before in ("ein", "eine") or word in _HALVES:
@@ -182,6 +211,11 @@ class German(Language):
         if bottom in self.parts:
             return f"{self.cardinal(top, 'n')} {self.parts[bottom]}"
         return f"{self.say(top)} {'Halbe' if bottom == 2 else 'durch ' + self.say(bottom)}"
+
+
+def _before_day(found: Found) -> str:
+    """Return the word before a day, which a weekday may follow: "am Dienstag, 14.10."."""
+    return "am" if _ON_A_WEEKDAY.search(found.past) else found.before
 
 
 def _gender_of(noun: str) -> str:

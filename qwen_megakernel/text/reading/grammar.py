@@ -40,10 +40,6 @@ class Rule:
     behind: re.Pattern[str] | None
     say: Callable[[Found], str | None]
 
-    def fits(self, before: str) -> bool:
-        """Return whether the rule applies behind the word `before`."""
-        return self.behind is None or self.behind.fullmatch(before.lower()) is not None
-
 
 def rules_of(language: Language) -> Iterator[Rule]:
     """Yield a language's own rules, those for marks before numbers, and those of all languages."""
@@ -64,8 +60,9 @@ def rules_of(language: Language) -> Iterator[Rule]:
                 say = _saying(language, f"{word}~")
                 yield Rule(re.compile(rf"(?:{mark})(?=\d)"), None, say)
         for row in _ROW.findall(each.__dict__.get("RULES", "")):
-            *behind, pattern, said = re.split(r"\s+(?:>>|=>)\s+", row)
-            found = re.compile(full(re.sub(r"\n\s+", "", pattern)))
+            parts = re.split(r"\s+(?:>>|=>)\s+", row)
+            *behind, pattern, said = (re.sub(r"\n\s+", "", part) for part in parts)
+            found = re.compile(full(pattern))
             before = re.compile(full(behind[0])) if behind else None
             yield Rule(found, before, _saying(language, said))
 
@@ -106,10 +103,8 @@ class Grammar:
         Quotation marks, brackets and other marks around an expression do not change its words: no
         rule sees them, except a point that may belong to an abbreviation.
 
-        Args:
-            segment: a segment without marks of Markdown.
-            past: the text before the segment, or the end of it.
-            quotes: the straight quotation marks that are open before the segment.
+        The segment has no marks of Markdown. `past` is the end of the text before it, and `quotes`
+        are the straight quotation marks that are open there.
         """
         if not self._has_expressions(segment.text):
             yield from segment.kept(0, len(segment.text))
@@ -178,7 +173,8 @@ class Grammar:
         before = bare((text[:place].split() or past.split() or [""])[-1])
         for rule in self._rules[first.lastindex - 1 :]:
             match = rule.pattern.match(text, place, stop)
-            if match and match.end() > place and rule.fits(before):
+            fits = not rule.behind or rule.behind.fullmatch(before.lower())
+            if match and match.end() > place and fits:
                 said = rule.say(Found(match, before, behind))
                 if said is not None:
                     return match.end(), self.language.agreeing(said, before)

@@ -6,6 +6,7 @@ from qwen_megakernel.text.reading.cldr import Noun
 from qwen_megakernel.text.reading.romance import Romance
 from qwen_megakernel.text.reading.surroundings import Found
 
+_IMPURE = re.compile("s[^aeiou]|z|gn|ps|x|y")
 _CENTURIES = ("secolo", "millennio", "secoli", "guerra")  # before an ordinal
 
 
@@ -13,8 +14,27 @@ class Italian(Romance):
     RULES = r"""
     (?P<a>lun|mar|mer|gio|ven|sab|dom)(?=\s\d{1,2}(?:[-–:/]\d|\s{MONTH})) => .days
     {HOUR}\s?h\s?{MINUTE}(?!\w|['′]) => .time
+    arriv\w+|classificat\w+|piazzat\w+|giunt\w+ >> (?P<n>\d{1,3})°(?![CF\d]) => {n:ordinal}
+    (?P<n>\d{1,2})°(?=\sex(?!\w)) => {n:ordinal}
     all?|dall?|[dn]el|il|sul >> (?P<n>\d{1,3})['′](?!\w) => {n:ordinal}
     """
+
+    def gender_after(self, number: str, noun: str, before: str) -> str:
+        gender = super().gender_after(number, noun, before)
+        return "" if gender == "c" and _IMPURE.match(noun) else gender  # "uno zaino"
+
+    def read_per(self, found: Found) -> str:
+        """Return "al giorno", or "per chilogrammo" behind another unit."""
+        said = super().read_per(found)
+        unit = self.units.get(found["per"])
+        if not unit or not (found["sym"] or re.search("(?:x|volt[ae])/|/die", found.text)):
+            return said
+        article = "all'" if unit.one[0] in "aeiou" else "alla " if unit.gender == "f" else "al "
+        return said.replace("per ", article)
+
+    def read_date(self, found: Found) -> str | None:
+        said = super().read_date(found)
+        return re.sub("^primo", "uno", said) if said and found.last == "'" else said
 
     def say(self, number: int, to: str = "cardinal", **options: str) -> str:
         return re.sub(r"\Btre\b", "tré", super().say(number, to, **options))
@@ -28,5 +48,4 @@ class Italian(Romance):
         return re.sub(r"\buna (?=[aeiou])", "un'", super().count(whole, decimals, noun, first))
 
     def parts_of(self, part: str) -> str:
-        """Return the plural of a denominator's name."""
         return part[:-1] + "i"

@@ -6,17 +6,16 @@ from qwen_megakernel.text.reading.surroundings import Found
 
 class Japanese(Language):
     RULES = r"""
-    (?<=〒)\s?\d{3}-\d{4}(?!\d)|0\d{1,3}-\d{1,4}-\d{3,4}(?!\d) => .groups
+    (?<=〒)\s?(?P<a>\d{3})-(?P<b>\d{4})(?!\d) => {a:spell}の{b:spell}
+    (?P<a>0\d{1,3})-(?P<b>\d{1,4})-(?P<c>\d{3,4})(?!\d) => {a:spell}の{b:spell}の{c:spell}
     (?<=\d{3}[ぁ-ん])(?P<a>\d\d)-(?P<b>\d\d)(?![\d-]) => {a:spell}の{b:spell}
+    (?<=[円回錠gGlLmB])/(?=[日月年時週]) => 毎
     \d{1,3}(?:-\d{1,4}){2}(?![\d-]) => .address
     """
 
     def _name_days_and_months(self) -> None:
         super()._name_days_and_months()
         self.weekdays |= {f"{day}曜": name for day, name in self.weekdays.items()}
-
-    def read_groups(self, found: Found) -> str:
-        return "の".join(map(self.spell, found.text.split("-")))
 
     def read_address(self, found: Found) -> str | None:
         """Return the words of block, house and flat, behind a place; None elsewhere."""

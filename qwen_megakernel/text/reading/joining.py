@@ -23,7 +23,8 @@ _ELISION = re.compile(r"^\w{1,5}['’]")  # "l'XI secolo"
 _CENTURY_AND = re.compile(r"(?:^|\s)[IVX]+ и$")  # Russian: the word behind the next one decides
 _IBAN, _IBAN_GROUP = re.compile(r"\W?[A-Z]{2}\d\d(?: [A-Z\d]{4})*"), re.compile(r"[A-Z\d]{1,4}")
 _INITIALS = re.compile(r"(?:[A-Z]\.){2,}$")
-_DEGREE = re.compile(r"\d{1,2}°$")
+_STARRED = re.compile(r"(?<![*\d])\d\*$")  # of a hotel
+_DEGREE = re.compile(r"\d{1,2}\.?[°º]$")
 _BEHIND_DIGITS = re.compile(r"^.*\d", re.DOTALL)
 _DAYS = re.compile(r"(?<![\d.])\d{1,2}\.(?:,|\s|$)")
 _DAY_LINKS = ("und", "bis", "oder", "bzw.", "zum", "dem")
@@ -40,7 +41,7 @@ class WordJoining:
         self._phrases = {" ".join(p[:n]) for p in phrases for n in range(1, len(p) + 1)}
         self._between_days = {*lang.month_forms, *lang.links}
         self._behind_digits = self._between_days | self._phrases | {*lang.units, *lang.scales, "%"}
-        self._behind_digits |= lang.followers | BEHIND_RATIO
+        self._behind_digits |= lang.followers | BEHIND_RATIO | {*lang.books}
         self._behind_digits |= {*lang.currencies, *lang.money_scales}
         # Each character of Chinese and Japanese is a word of its own, also in "月~金".
         days = [] if lang.space else [*lang.weekdays]
@@ -53,11 +54,11 @@ class WordJoining:
         if self._awaits_noun(bare(last)) or self._is_pointed(last):
             return True
         if not _has_digit(words):
-            is_known = last.strip(OPENING + "-−") in lang.opens | {*lang.currencies, "x"}
+            is_known = last.strip(OPENING + "-−") in lang.opens | {*lang.currencies, "x", "×"}
             return is_known or words in self._days or _CENTURY_AND.search(words) is not None
         if self._phrase(words) in self._phrases or self._is_day_link(words, last):
             return True
-        if last in lang.scales or last in lang.opens:
+        if last in lang.scales or last in lang.opens or last.rstrip(".") in lang.books:
             return True
         if not _has_digit(last):
             is_month = bare(last).lower().rstrip(".") in lang.month_forms
@@ -71,7 +72,7 @@ class WordJoining:
         """Return whether `word` continues these words; `gap` is the space between them, or ""."""
         if not gap:
             return words + word in self._days or _NEAR_DIGIT.search(words) is not None
-        if gap == "\n" and word in _LINE_MARKS:
+        if (gap == "\n" and word in _LINE_MARKS) or _STARRED.search(words):
             return False
         lang, pointed = self._language, words.split()[-1]
         last, core = bare(pointed), word[slice(*inside(word, ""))]
@@ -93,6 +94,8 @@ class WordJoining:
             return last not in lang.currencies or word[0].isdigit()
         if self._is_pointed(pointed) or last in lang.opens or self._awaits_noun(last):
             return True
+        if last.rstrip(".") in lang.books:
+            return word[0].isdigit() or last[-1] == "."
         if last[-1:] == ",":
             return _YEAR.match(core) is not None
         if last.lower().rstrip(".") in self._between_days:
@@ -104,7 +107,7 @@ class WordJoining:
             return not forms.isdisjoint(lang.currencies)
         return _has_digit(last) and bool(
             forms & self._behind_digits
-            or (noun.isalpha() and lang.may_agree(last, noun))
+            or (noun.isalpha() and pointed[-1] not in '"”»)' and lang.may_agree(last, noun))
             or _MORE_DIGITS.match(core)
             or _MORE_DIGITS.match(word.lstrip("\"'“‘"))
             or (words.lstrip(OPENING).startswith("+") and core[:1].isdigit())

@@ -1,5 +1,8 @@
 """Korean: native numerals before hours and counters, and Sino-Korean ones elsewhere."""
 
+import re
+
+from qwen_megakernel.text.reading.cldr import Noun
 from qwen_megakernel.text.reading.language import Language
 from qwen_megakernel.text.reading.surroundings import Found
 
@@ -7,7 +10,7 @@ from qwen_megakernel.text.reading.surroundings import Found
 class Korean(Language):
     counters = (
         "시간|시|명|살|개(?!월)|마리|잔|병|권|대|번째|사람|가지|달(?!러)|송이|채|켤레|곳|알|정(?!도)|큰술|작은술|판|자루"
-        "|벌|그루|봉지|팩|모금|박스|상자|조각|스푼|컵|장(?!관)|배(?!럴)|그릇|접시"
+        "|벌|그루|봉지|팩|모금|박스|상자|조각|스푼|컵|장(?!관)|배(?!럴)|그릇|접시|자리"
     )
     plates = "[가나다라마거너더러머버서어저고노도로모보소오조구누두루무부수우주아바사자하허호]"
 
@@ -36,6 +39,9 @@ class Korean(Language):
     def read_mobile(self, found: Found) -> str:
         """Return the digits of a telephone number, without spaces inside a group."""
         return ", ".join(self.spell(group).replace(" ", "") for group in found.text.split("-"))
+
+    def mixed(self, whole: str, top: int, bottom: int, noun: Noun | None) -> str:
+        return re.sub("(?<=[이사오구])과 ", "와 ", super().mixed(whole, top, bottom, noun))
 
     def native(self, number: int) -> str:
         """Return a native numeral in the form that stands before a noun."""

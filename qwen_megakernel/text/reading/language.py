@@ -25,12 +25,12 @@ _BEFORE_RATIO = re.compile(
 )
 BEHIND_RATIO = words("aspect ratio scale odds split dilution mix verdünnt verdünnen gemischt")
 # Books of the Bible, behind which "3:16" is no time.
-_BOOKS = words("""acts apocalypse cor corinthians corintios corinzi ephesians esodo exodus
-    exode galatians genesis genèse génesis gênesis genesi giovanni isaiah jean jesaja jn joão joh
-    johannes john juan kor korinther lk luca luke lukas marco mark markus mateo mateus matteo
-    matthew matthieu matthäus mk mose mt offenbarung proverbs ps psalm psalmen psalms revelation
-    romans romani romanos röm römer salmo thess thessalonians tim timothy ин кор лк мк мф пс рим
-    быт псалом иоанна матфея луки марка исход бытие""")
+_BOOKS = words("""acts apocalypse cor corinthians corintios corinzi ephesians esodo exodus exode
+    galatians genesis genèse génesis gênesis genesi giovanni isaiah jean jesaja jn joão joh gen
+    gv jo rev matt rom johannes john juan kor korinther lk luca luke lukas marco mark markus
+    mateo mateus matteo matthew matthieu matthäus mk mose mt offenbarung proverbs ps psalm
+    psalmen psalms revelation romans romani romanos röm römer salmo thess thessalonians tim
+    timothy ин кор лк мк мф пс рим быт псалом иоанна матфея луки марка исход бытие""")
 _SCORED = re.compile(r"\d{1,3}(?![\d.,:/-]\d|\d|\s?(?:Uhr|h|ч|点|时|時|시|%|€)(?!\w))")
 _LAST_NUMBER = re.compile(r"\d[\d:.,]*$")
 _BEGINS_WORD = re.compile(r"\w|[-$€£¥−.]\w")
@@ -53,7 +53,8 @@ class Language(Quantities):
     (?P<a>{DAYS})\. => .days
     {LETTERS_FOLLOW}(?<=\()(?P<a>{DAYS})(?=\)) => .days
     (?P<y>\d{4})-(?P<m>\d\d)-(?P<d>\d\d)T
-        (?P<h>\d\d):(?P<min>\d\d)(?::(?P<s>\d\d)(?:[.,]\d+)?)?(?P<utc>Z)?{EDGE} => .date_and_time
+        (?P<h>[01]\d|2[0-4]):(?P<min>[0-5]\d)
+        (?::(?P<s>\d\d)(?:[.,]\d+)?)?(?P<utc>Z)?{EDGE} => .date_and_time
     (?i)(?P<d>[12]\d|3[01]|0?[1-9])-(?P<m>{MONTH})-(?P<y>\d{4})(?!\d) => .date
     [A-Z]{2}\d\d(?: ?[A-Z\d]{4}){2,7}(?: ?[A-Z\d]{1,3})?(?![^\W_]) => .iban
     (?=[A-Z0-9-]*\d)(?=[\d-]*[A-Z])[A-Z0-9]+(?:-[A-Z0-9]+)*(?!['’.,]?\w|-\w|/) => .mixed_id
@@ -63,10 +64,11 @@ class Language(Quantities):
         {DATE_END} => .date
     (?i)(?P<d>\d{1,2})(?:{ORDINAL_MARKS})?\.?\s(?:(?:{LINKS})\s)?(?P<m>{MONTH})
         (?:,?\s(?:(?:{LINKS})\s)?(?P<y>\d{4})(?!\d))? => .date
-    {LETTERS_FOLLOW}(?<=[^\WA-Za-z_])\s?[~～]\s?(?=\d) => {between_ends}
+    {LETTERS_FOLLOW}(?<=[^\WA-Za-z_]|[%℃])\s?[~～]\s?(?=\d) => {between_ends}
     {LETTERS_FOLLOW}(?P<m>1[0-2]|0?[1-9])/(?P<d>[12]\d|3[01]|0?[1-9])(?=\s?[（(](?:{DAYS})[)）]
         |\s?(?:上午|下午|午前|午後|오전|오후|前|まで|から|까지|부터)|\s\d{1,2}:\d\d) => .date
-    {LETTERS_FOLLOW}(?=0|\d\d?/0)(?P<m>1[0-2]|0?[1-9])/(?P<d>[12]\d|3[01]|0?[1-9])(?![/.]?\d)
+    {LETTERS_FOLLOW}(?=0|\d\d?/0|(?:[2-9]|1[0-2])/(?:1[34789]|2[1-35-9]|31)(?!\d))
+        (?P<m>1[0-2]|0?[1-9])/(?P<d>[12]\d|3[01]|0?[1-9])(?![/.]?\d)
         => .date
     (?P<{FIRST}>\d{1,2})/(?P<{SECOND}>\d{1,2})(?![/.,]?\d|/) => .day_and_month
     (?P<r>[IVXLCDM]+)(?:e|ᵉ)?\s?[-–—]\s?(?P<to>[IVXLCDM]+)(?:e|ᵉ)?(?!\w|['’]\w) => .roman_range
@@ -74,13 +76,19 @@ class Language(Quantities):
     (?P<r>[IVXLCDM]+)(?:\.(?=\s|$)|ers?|re|ᵉ|e)?(?!\w|['’](?!s\b)\w|\.\w) => .roman
     (?P<n>\d{1,3}):(?P<w>\d{1,3}(?:{GROUP}\d{3})+)(?![\d:]) => {n} {ratio} {num}
     {VERSES} >> (?P<a>\d{1,3})(?::|,(?!\d{3}))(?P<b>\d{1,3})(?!\d|[:,]\d) => {a}{chapter} {b}{verse}
+    (?P<m>\d{1,2}):(?P<w>[0-5]\d)[.,](?P<d>\d{1,3})(?:\s?min)?(?![\d:]){EDGE}
+        => {m:counted:min} {num}
     (?i){HOUR}:{MINUTE}(?::(?P<s>[0-5]\d))?(?:{TIME_MARKS})?(?![\d:]) => .time
     (?P<h>\d{1,2})\s?h\s?(?P<m>\d{1,2})\s?(?:min|m|['′])(?:\s?(?P<s>\d{1,2})\s?(?:s|\"|″|''))?(?!\w)
         => {h:counted:h} {m:counted:min} {s:counted:s}
+    (?P<m>\d{1,2})m(?:in)?(?P<s>[0-5]?\d)s(?!\w) => {m:counted:min} {s:counted:s}
     (?P<h>\d{1,2})\s?h\s?{MINUTE}(?!\w|['′]) => {h:counted:h} {m}
     (?P<m>\d{1,3})['′](?P<s>[0-5]\d)(?:\"|″|'')(?!\w) => {m:counted:min} {s:counted:s}
     (?P<n>\d{1,3})[\"″s](?P<d>\d\d)(?!\w) => {n:counted:s} {d}
     (?P<a>\d{1,4}):(?P<b>\d{1,4})(?![\d:]) => {a} {ratio} {b}
+    (?P<n>[1-3])\.?\s(?P<book>{BOOKS})
+        (?:\.?\s(?P<a>\d{1,3})[:,]\s?(?P<b>\d{1,3})(?!\d)|\.(?=\s)|(?=\s\d)) => .book
+    (?!.*(?:vers\w+|верси.|版本|バージョン|버전)$).* >> (?i)v\.?\s?(?=\d+\.\d) => {version_name}
     (?P<n>\d{1,3})['′]\s?\+\s?(?P<m>\d{1,2}){EDGE} => {n} {plus} {m}
     (?:\+ ?)?\(?\d{1,14}\)?(?:(?: ?[-–./] ?| ?(?=\()|(?<=\)) ?| )\(?\d{1,14}\)?)+
         (?: ?x(?P<x>\d{1,6})(?!\w))?|\+\d{7,15}(?!\d) => .phone
@@ -89,17 +97,20 @@ class Language(Quantities):
     (?P<a>24)[/x](?P<b>7)(?![\d/]) => {a} {b}
     (?P<w>\d{1,3})[.,](?P<d>\d{1,2})/(?P<b>\d{1,3})(?![\d/]) => .rated
     {LETTERS_FOLLOW}(?P<w>\d{1,3})/(?P<b>[1-9]?[05]0|20|30)(?:[分点]|(?=\s?점)) => .rated
-    größe|gr\.|sizes?|waist|taglia|talla|размер >> (?P<a>\d\d)/(?P<b>\d\d)(?![\d/]) => {a} {b}
+    größe|gr\.|sizes?|waist|jeans|джинсы|taglia|talla|размер >> (?P<a>\d\d)/(?P<b>\d\d)(?![\d/])
+        => {a} {b}
     {APART}(?!20/20|50/50)(?P<w>\d{1,3})/(?P<b>(?P=w)|100)(?![\d/]) => .rated
     {APART}(?P<w>[245-9])/(?P<b>10)(?![\d/]| ?(?:{UNITS}){EDGE}) => .rated
     \d{1,3}(?:,\d{1,3}){2,}(?![\d,.]*\d) => .list
-    (?P<sizes>{SIZE}(?:(?: ?x ?|×){SIZE})+)(?: ?(?P<unit>{UNITS}){EDGE}|{EDGE}(?!\^)) => .size
+    (?P<sizes>{SIZE}(?:(?: ?x ?|×){SIZE})+)
+        (?: ?(?P<unit>{UNITS}){EDGE}(?:/(?P<per>{UNITS}){EDGE})?
+        |{EDGE}(?!\^|[.,]?\d| ?(?:{CURRENCIES}){EDGE})) => .size
     \^(?P<minus>[-−]?)(?P<n>\d{1,3})(?!\d) => .power
     (?P<sizes>{SIZE}(?: × {SIZE}){2,}|{SIZE} × {SIZE}(?= ?(?:{UNITS}){EDGE}))
         (?: ?(?P<unit>{UNITS}))?{EDGE} => .size
     (?P<n>\d{1,4})(?P<letter>[xyz]){EDGE}(?=\s*(?:[-+−=*^²³]|/(?![A-Za-z]{2}|[djh](?!\w))))
         => {n} {letter}
-    x(?=\s(?:{CURRENCIES})?\s?\d) => .product
+    [x×](?=\s(?:{CURRENCIES})?\s?\d) => .product
     [-=+−] >> (?P<n>\d{1,4})(?P<letter>[xyz]){EDGE} => {n} {letter}
     \d++(?:\.\d++){2,}+(?!,\d\d?(?!\d)) => .pointed
     {SIGN}(?P<sym>{CURRENCIES})\s?{NUM}{MONEY}{CODE}{PER_ONE} => .money
@@ -130,6 +141,7 @@ class Language(Quantities):
     (?![~≈<>≤≥±]\s?[\d.,]+[^\W\d_]){SIGN}{NUM} => .number
     (?<=GMT|UTC)[-–−](?=\d) => ~{minus}~
     (?<=[^\W_]|[%°¢])[ ]?[-–—] ?(?=[$€£¥]?\d)|(?<=\d)~(?=\d) => .dash
+    (?<=\d)-(?P<link>[a-zà-ÿа-яё]{1,4})-(?=\d) => ~{link}~
     .+ >> (?<=.)-(?=\d) => ~
     (?<!#)(?<![^\W\d])(?:#(?![\w#])|∗(?![^\W\d_])) => .key
     (?<![A-Za-z#])[#∗](?=[键或をか을를이키キ]) => .key
@@ -137,6 +149,7 @@ class Language(Quantities):
     (?:fois|(?:.*-)?mal|veces|volte|vezes|раза?) >> /(?P<per>[^\W\d_]+)(?!\w) => .per
     (?P<sym>[€£₽₹₩$])(?![\w$€£¥]) => .currency
     {SYMBOLS} => .symbol
+    (?<![^\W\d_]{2})(?<=[\w)])(?P<n>[²³])(?!\w) => .power
     """
 
     def patterns(self) -> dict[str, str]:
@@ -157,7 +170,7 @@ class Language(Quantities):
             # Where no letter or digit follows; only ASCII ones count in a language that writes
             # words directly after digits.
             "DATE_END": r"(?!\d|[./]\d|-(?!\d{1,2}[./]\d)\d)",  # the second of two may follow
-            "EDGE": r"(?![A-Za-z0-9])" if self.letters_follow else r"(?![^\W_])",
+            "EDGE": r"(?![A-Za-z]|\d+(?!\d|[^\0-\x7f]))" if self.letters_follow else r"(?![^\W_])",
             "BEGIN": r"(?<![^\W_])" if self.space else "(?:)",
             "APART": "(?!)" if self.letters_follow else "(?:)",
             "GROUP": mark,
@@ -205,11 +218,9 @@ class Language(Quantities):
         return said + self.kept_point(found)
 
     def read_date_and_time(self, found: Found) -> str | None:
-        date, second = self.read_date(found), found["s"]
-        if date is None or int(found["h"]) > 24 or int(found["min"]) > 59:
-            return None
-        time = self.time(int(found["h"]), int(found["min"]), int(second or 0) or None)
-        return date + self.space + time + (" UTC" if found["utc"] else "")
+        date = self.read_date(found)
+        time = self.time(int(found["h"]), int(found["min"]), int(found["s"] or 0) or None)
+        return date and date + self.space + time + " UTC" * bool(found["utc"])
 
     def read_day_and_month(self, found: Found) -> str | None:
         """Return the words of a date without a year; None where it may be a fraction."""
@@ -217,7 +228,8 @@ class Language(Quantities):
             return None
         is_due = found.word.strip(".,(") in self.due or "0" in (found["d"][0], found["m"][0])
         second = int(found["m" if self.day_first else "d"])
-        is_sure = is_due or (int(found["d"]) > self.max_named_part and second > 10)
+        least = min(12, self.max_named_part) if self.day_first else self.max_named_part
+        is_sure = is_due or (int(found["d"]) > least and second > 9)
         return self.read_date(found) if is_sure else None
 
     def read_days(self, found: Found) -> str | None:
@@ -276,15 +288,23 @@ class Language(Quantities):
 
     def read_power(self, found: Found) -> str:
         minus = self.minus + self.space if found["minus"] else ""
-        return self.power.format(minus + self.number(found["n"]))
+        number = self.spell if found["n"] in "²³" else self.number
+        return self.power.format(minus + number(found["n"]))
 
     def read_key(self, found: Found) -> str:
         """Return the name of "#" or "*", as on the keys of a telephone."""
         return self.web[found.text.replace(KEY, "*")]
 
     def read_product(self, found: Found) -> str:
-        """Return the word for an "x" that stands for "×", as in "3 kWh x 0.31 €"."""
-        return self.symbols["×"]
+        """Return the word for an "x" or "×", between lengths such as "3 m x 4 m", or not."""
+        is_size = re.match(rf"[ \d.,]+{re.escape(found.before)}(?!\w)", found.rest)
+        return self.by if found.before in self.units and is_size else self.symbols["×"]
+
+    def read_book(self, found: Found) -> str:
+        """Return the words of a book of the Bible, and of a verse, "1 Cor. 13:4"."""
+        said = f"{self.book_number} {self.books[found['book']]}"
+        said += " {a}{chapter} {b}{verse}" if found["a"] else self.kept_point(found)
+        return self.fill(said, found.match.groupdict())
 
     def read_symbol(self, found: Found) -> str | None:
         symbol, last, following = found.text, found.last, found.rest[:1]

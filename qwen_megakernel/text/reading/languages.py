@@ -34,7 +34,6 @@ def grammar_of(language: str, names_letters: bool = False) -> Grammar | None:
 
 
 def known_languages() -> list[str]:
-    """Return the names of the languages that have a grammar."""
     return sorted(LANGUAGES)
 
 
@@ -47,11 +46,7 @@ def missing(language: str) -> str:
 
 
 class ScriptWatch:
-    """Finds the language of a text, by the scripts of its letters, if the request names none.
-
-    Args:
-        language: the language that the request names, or "auto".
-    """
+    """Finds the language of a text, by the scripts of its letters, if the request says "auto"."""
 
     def __init__(self, language: str):
         self._named = None if language == AUTO else language

@@ -5,9 +5,9 @@ wait for more than that. Each mark is removed by itself; nothing checks whether 
 """
 
 import re
-from enum import Enum
 
 from qwen_megakernel.text.reading.spoken import Draft
+from qwen_megakernel.text.scripts import UNSPACED
 
 _HEADING = re.compile(r"#{1,6}$")
 _BULLET = re.compile(r"(?:[-*+•]|\d{1,3}[.)])$")
@@ -35,7 +35,8 @@ _PRESSED = re.compile(
 )
 # A star behind a single digit is that of a hotel, unless it ends an emphasis: "a 5* hotel".
 _RATING = re.compile(
-    r"(?:(?<=^[1-7])|(?<=[^\w.,$€£¥*+/\\#-][1-7]))\*(?!\*(?!\*))(?=-[^\W\d]|(?:[^\w\s]|_)*$)"
+    r"(?:(?<=^[1-7])|(?<=^_[1-7])|(?<=^\*\*[1-7])|(?<=[^\w.,$€£¥*+/\\#-][1-7]))\*(?!\*(?!\*))"
+    rf"(?=-[^\W\d]|(?:[^\w\s]|_)*$|[{UNSPACED}])"
 )
 _PARTICLE = re.compile(r"\*\d*」?[を을를かと]")
 _STRONG = re.compile(r"\*{2,}")
@@ -46,39 +47,29 @@ _PIPE = re.compile(r"\|")
 _MARKS = re.compile(r"[*_`~\[\]\\<>&|#-]|\d[.)]$|[+•]$")
 
 
-class Line(Enum):
-    """The kind of the line that is being read."""
-
-    BEGUN = "begun"  # so far the line has only marks such as "-" or "##"
-    TEXT = "text"
-    ROW = "row"  # a row of a table
-
-
 class Markdown:
     """Removes the marks of one text, and keeps track of the line that is being read."""
 
     def __init__(self) -> None:
-        self._line = Line.BEGUN
+        self.is_begun = True  # whether the line has only marks such as "-" or "##" so far
+        self._is_row = False  # whether the line is one of a table
         self._is_item = False  # whether the line is a heading or a list entry
         self._is_emphasised = False  # whether a single star is open
 
     def strip(self, segment: Draft, past: str, following: str) -> Draft:
         """Return the segment without its marks; the result is empty if it has nothing else.
 
-        Args:
-            past: the text before the segment.
-            following: the character behind it; "": there is none.
+        `past` is the text before it, and `following` the character behind it, if there is one.
         """
-        begins = self._line is Line.BEGUN
-        text = segment.text
+        begins, text = self.is_begun, segment.text
         if not _MARKS.search(text):
-            self.leave_marks()
+            self.is_begun = False
             return segment
         if begins and (found := self._mark_of_line(text)) is not None:
             self._is_emphasised = text == "*"
             return segment.replace(re.compile(r".+", re.DOTALL), found)
         if begins:
-            self._line = Line.ROW if text.startswith("|") else Line.TEXT
+            self.is_begun, self._is_row = False, text.startswith("|")
         if _FENCE.match(text):
             return segment.replace(_FENCE, "")
         is_alone = not following.isalnum() or past.endswith("按")
@@ -90,17 +81,7 @@ class Markdown:
         elif not (self._is_emphasised or following.isalnum()):
             segment = segment.replace(_RATING, "-★")
         self._is_emphasised ^= segment.text.count("*") % 2 == 1
-        return _without_marks(segment, self._line is Line.ROW)
-
-    @property
-    def is_begun(self) -> bool:
-        """Whether the line has only marks so far."""
-        return self._line is Line.BEGUN
-
-    def leave_marks(self) -> None:
-        """Record that the line has a word, after which no mark of the line's kind can come."""
-        if self.is_begun:
-            self._line = Line.TEXT
+        return _without_marks(segment, self._is_row)
 
     def end_line(self, last: str) -> str:
         """End a line whose last character is `last`; returns the full stop it lacks, or "".
@@ -108,7 +89,7 @@ class Markdown:
         An entry without a word lacks none.
         """
         is_item, self._is_item = self._is_item and not self.is_begun, False
-        self._line, self._is_emphasised = Line.BEGUN, False
+        self.is_begun, self._is_row, self._is_emphasised = True, False, False
         return "." if is_item and last.isalnum() else ""
 
     def _mark_of_line(self, text: str) -> str | None:
@@ -118,11 +99,11 @@ class Markdown:
         if _HEADING.match(text) or _BULLET.match(text):
             self._is_item = True
             if text[0].isdigit():
-                self._line = Line.TEXT
+                self.is_begun = False
                 return None
             return ""
         if text == "|":
-            self._line = Line.ROW
+            self.is_begun, self._is_row = False, True
             return ""
         return None
 

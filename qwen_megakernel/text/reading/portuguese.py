@@ -9,6 +9,7 @@ class Portuguese(Romance):
     (?P<a>\d{1,2})/(?P=a)\s?h(?:oras)?(?!\w) => {a} em {a} horas
     (?P<h>\d{1,2})\s?h\s?(?P<m>\d{1,2})\s?min(?!\w) => {h:counted:h} e {m:counted:min}
     {HOUR}h{MINUTE}?(?:min)?(?!\w) => .time
+    aos|em >> (?P<n>\d{1,3})['′](?!\w|\+) => {n} minutos
     D\.(?=\s[A-ZÀ-Ý]\w*a(?!\w)) => dona
     (?P<a>\d{1,2})(?:\sx\s|x(?=0(?!\d))|(?<=(?<!\d)0)x)(?P<b>\d{1,2})(?=\s(?!x|(?:{UNITS})(?!\w))|[^\w\s]|$)
         => {a} a {b}

@@ -45,9 +45,8 @@ class Quantities(RomanNumerals):
 
     def read_number_of_year(self, found: Found) -> str:
         """Return the words of a law or a file, such as "Ley 3/2018"."""
-        return self._joint(self.web["/"]).join(
-            (self.number(re.sub(r"\D", "", found["n"])), self.year(int(found["y"])))
-        )
+        said = self.number(re.sub(r"\D", "", found["n"])), self.year(int(found["y"]))
+        return self._joint(self.web["/"]).join(said)
 
     def _after_article(self, found: Found) -> str:
         """Return the gender of a number behind an article such as "las"; "": of its own."""
@@ -71,10 +70,8 @@ class Quantities(RomanNumerals):
         return self.ordinal(int(digits)) if len(digits) < 7 else None
 
     def read_fraction(self, found: Found) -> str | None:
-        if NUMBER_MARK.search(found.past):  # of a file: "no. 4711/26"
-            return self._joint(self.web["/"]).join(
-                (self.number(found["n"]), self.number(found["d"]))
-            )
+        if not found["w"] and NUMBER_MARK.search(found.past):  # of a file: "no. 4711/26"
+            return self._joint(self.web["/"]).join(self.number(found[each]) for each in "nd")
         top, bottom = int(found["n"]), int(found["d"])
         noun = self.units.get(found["unit"])
         if found["w"]:
@@ -88,7 +85,6 @@ class Quantities(RomanNumerals):
         return said + self.kept_point(found)
 
     def read_rated(self, found: Found) -> str:
-        """Return the words of a rating such as "4.5/5"."""
         return self.rating.format(self.number(*self.digits_of(found)), self.number(found["b"]))
 
     def read_list(self, found: Found) -> str | None:
@@ -108,7 +104,7 @@ class Quantities(RomanNumerals):
         if not found["unit"]:
             return said
         unit = self.form(parts[-1][0], "".join(parts[-1][1:]), self.units[found["unit"]])
-        return said + self.space + unit + self.kept_point(found)
+        return said + self.space + unit + self.read_per(found) + self.kept_point(found)
 
     # ---- money and units -------------------------------------------------------------------------
 

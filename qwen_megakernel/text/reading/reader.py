@@ -53,8 +53,6 @@ class Reading:
         """Return the reader for one request, or None if its text is spoken as it is written.
 
         Args:
-            normalize: the request's setting, one of `NORMALIZE`.
-            language: the name of the language, or "auto".
             lexicon: the request's lexicon, whose entries take precedence over the engine's.
             has_markup: whether the text has markup, which always needs a reader.
         """
@@ -132,13 +130,9 @@ class TextReader:
         return self._read(is_ended=True)
 
     def give(self, words: str, num_chars: int) -> str:
-        """Add words to speak as they are, in place of the next characters of the user's text.
+        """Add words to speak as they are, in place of the next `num_chars` characters of the text.
 
-        Args:
-            words: the words to speak.
-            num_chars: how many characters of the user's text they stand for.
-        Returns:
-            The words that no later piece can change, as `feed` does.
+        Returns the words that no later piece can change, as `feed` does.
         """
         return self._add(GIVEN, num_chars, words)
 
@@ -171,11 +165,7 @@ class TextReader:
         return words
 
     def read_as(self, text: str, kind: str, form: str) -> str | None:
-        """Return the words of a text of one kind; None if the text is not of that kind.
-
-        Args:
-            kind, form: see `say_as.words_of`.
-        """
+        """Return the words of a text of one kind (see `say_as.words_of`), or None."""
         language = self._script.language(text)
         grammar = grammar_of(language, self._names_letters)
         if grammar is None and kind != "characters":
@@ -282,7 +272,7 @@ class TextReader:
         if text.isspace() and self._is_normalizing:
             yield from self._space(segment)
         elif self._is_raw or not self._is_normalizing:
-            self._markdown.leave_marks()
+            self._markdown.is_begun = False
             self._last = text[-1]
             yield from segment.kept(0, len(text))
         else:
@@ -290,11 +280,11 @@ class TextReader:
             marked = self._markdown.strip(segment, self._past, following)
             self._skips_space = not marked.text and begins
             if marked.text:
-                yield from self._expressions(marked)
+                yield from self._expressions(marked, following)
 
     def _space(self, segment: Draft) -> Iterator[Piece]:
         start, end = segment.place(0, 1)
-        self._past = (self._past + " ")[-MAX_PAST:]
+        self._past = (self._past + segment.text)[-MAX_PAST:]
         if segment.text == "\n":
             if self._markdown.is_begun and end > start + 1:
                 return  # a tag of HTML at the beginning of a line
@@ -306,7 +296,7 @@ class TextReader:
             return
         yield from segment.kept(0, 1)
 
-    def _expressions(self, segment: Draft) -> Iterator[Piece]:
+    def _expressions(self, segment: Draft, following: str) -> Iterator[Piece]:
         text = segment.text
         language = self._next_language
         if self._script.is_known(text):
@@ -315,7 +305,10 @@ class TextReader:
         grammar = grammar_of(language, self._names_letters)
         is_size = is_measured(text, self._past)
         if grammar:
-            yield from grammar.read(segment, self._past, "" if is_size else self._quotes)
+            said = [*grammar.read(segment, self._past, "" if is_size else self._quotes)]
+            yield from said
+            if text[-1] == "." and following in "\n" and said[-1].text[-1:].isalnum():
+                yield Piece(".", said[-1].end, said[-1].end)  # of an abbreviation that ends a line
         else:
             yield from segment.kept(0, len(text))
             if any(map(str.isdigit, text)) and not self._has_warned:

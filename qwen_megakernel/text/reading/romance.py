@@ -12,15 +12,15 @@ class Romance(Language):
     """A language with decimal commas, two decimals read as one number, and feminine ordinals."""
 
     decimal, decimals_are_a_number = ",", True
-    plural_ending = "s"
+    plural_ending, book_number = "s", "{n:feminine}"
     feminine_marks = "(?!)"  # regular expression of what follows the digits of a feminine ordinal
     degree_is_ordinal = True
-    feminine_names = words("Isabel")  # names of women that do not end in -a
+    feminine_names = words("Isabel Elizabeth Elisabeth")  # names of women that do not end in -a
     clock_words = words("")  # behind them "16.30" is a time
     halves = "mezzo", "mezza"  # before a masculine noun, and before a feminine one
     # Endings of nouns that follow a number, and words with such endings that are no nouns.
     FEMININE, MASCULINE = "a", "o"
-    no_nouns = words("")
+    no_nouns = masculine_nouns = words("")
     last_ordinal_of_rulers = 10  # after higher numbers of rulers, cardinals are spoken
 
     RULES = r"""
@@ -38,6 +38,8 @@ class Romance(Language):
         is_noun = noun.islower() and len(noun) > 3 and noun not in self.no_nouns
         if not (is_varied and is_noun):
             return ""
+        if noun.removesuffix("s") in self.masculine_nouns:
+            return "c"
         plural = "s" * (number != "1" and self.code in ("es", "pt_BR"))
         if noun.endswith(tuple(each + plural for each in self.FEMININE.split())):
             return "f"
@@ -74,7 +76,6 @@ class Romance(Language):
         return f"{said} {self.symbols['&']} {part}"
 
     def feminine(self, number: int) -> str:
-        """Return the feminine ordinal."""
         return re.sub(r"o\b", "a", self.ordinal(number))
 
     def fraction(self, top: int, bottom: int) -> str:

@@ -19,7 +19,7 @@ _DAYS_OF = ["понедельника", "вторника", "среды", "че�
 _DAYS_ON = ["понедельник", "вторник", "среду", "четверг", "пятницу", "субботу", "воскресенье"]
 _WEEK = ["пн", "вт", "ср", "чт", "пт", "сб", "вс"]
 _CASES = dict.fromkeys(_BEFORE_GENITIVE, "g") | dict.fromkeys(("к", "ко"), "d")
-_CASES |= {"между": "i", "ок.": "g"}
+_CASES |= {"между": "i", "ок.": "g", **dict.fromkeys("<>≤≥≈~", "g")}
 _CASES |= dict.fromkeys(("при", "о", "об"), "p")
 _BEFORE_ACCUSATIVE = ("на", "за", "через", "про")
 _IMPERATIVES = ("йте", "ите", "ьте")  # endings of verbs that ask for the accusative
@@ -27,7 +27,8 @@ _PLACES = words("город улица проспект дом квартира 
 _PLACE_CASES = _CASES | dict(в="p", во="p", на="p", по="d", согласно="d", у="g")
 _PRESSED = ("нажмите", "нажать", "наберите", "набрать", "введите")
 _BEFORE_GOALS = (*_BEFORE_ACCUSATIVE, "в", "во", "по")  # before a range, "in three to five days"
-_CENTURY = Noun("век", "века", "веков")
+_CENTURY, _QUARTER = Noun("век", "века", "веков"), Noun("квартал", "квартала", "кварталов")
+_TIMES = ("час", "минуту", "секунду", "день", "сутки", "неделю", "месяц", "год")
 _CENTURIES = dict(века="g", веков="g", веку="d", векам="d", веком="i", веке="p", веках="p")
 _IN_CENTURIES = _CASES | dict.fromkeys(("в", "во"), "p") | dict.fromkeys(_BEFORE_ACCUSATIVE, "n")
 # A number that ends in one or not, the word before it, the ending of the noun behind it -> the case
@@ -59,7 +60,7 @@ _ENDINGS = {"d": ("у ю е е", "м"), "i": ("ом ем ой ей", "ми"), "p
 
 class Russian(Language):
     ranked = words("этаж этаже класс классе курс курсе подъезд подъезде квартал квартале")
-    followers = words("г года году годе гг. годы в. вв. число") | ranked
+    followers = words("г года году годе гг. годы в. вв. кв. число") | ranked
 
     RULES = r"""
     (?i)(?P<d>\d{1,2})\s(?P<m>{MONTH})(?:\s(?P<y>\d{4})(?:\s(?:г\.|года))?)? => .date
@@ -74,9 +75,9 @@ class Russian(Language):
         => .hours
     (?P<d>[0-3]?\d)\.(?P<m>[01]?\d)\.(?P<y>\d{4})(?:\sг\.)?(?!\d) => .date
     (?P<r>[IVX]+)(?:(?P<link>\s?[-–—]\s?|\sи\s)(?P<to>[IVX]+))?
-        \s(?P<what>вв?\.|век[а-я]{0,3}(?!\w)) => .centuries
+        \s(?P<what>вв?\.|кв\.|век[а-я]{0,3}(?!\w)) => .centuries
     (?P<r>[1-9]|[12]\d)(?:(?P<link>\s?[-–—]\s?|\sи\s)(?P<to>[1-9]|[12]\d))?
-        \s(?P<what>вв?\.) => .centuries
+        \s(?P<what>вв?\.|кв\.(?=\s20\d\d)) => .centuries
     во? >> (?P<y>1\d{3}|20\d\d)\sг\. => {y:ordinal:pm} году{end}
     ко? >> (?P<y>1\d{3}|20\d\d)\s(?:г\.|году(?!\w)) => {y:ordinal:dm} году{end}
     по >> (?P<y>1\d{3}|20\d\d)\s(?:г|гг|год|годы)(?!\w)\.? => {y:ordinal:nm} год{end}
@@ -98,13 +99,21 @@ class Russian(Language):
     (?P<n>\d{1,4})-?(?:я|ая)(?!\w) => {n:ordinal:nf}
     (?P<n>\d{1,4})-?(?:е|ое)(?!\w) => {n:ordinal:nn}
     (?P<n>\d{1,4})-?(?:го|ого)(?!\w) => {n:ordinal:gm}
-    (?P<n>\d{1,4})-(?:м|ом|ем)(?!\w) => {n:ordinal:pm}
+    (?:во?|на|об?|при|по|и) >> (?P<n>\d{1,4})-(?:м|ом|ем)(?!\w) => {n:ordinal:pm}
+    (?P<n>\d{1,4})-(?:м|ом|ем)(?!\w) => {n:ordinal:im}
+    .*-й >> мин\. => минуте{end}
+    \d+ >> ст\.(?=\s\d) => статьи
+    /(?=100\s?(?:км|г|мл)(?!\w)) => ~на~
+    со? >> (?P<n>\d{1,3})-(?:ю|мя)(?!\w) => {n:im}
+    (?:стр|с)\.\s(?P<a>\d{1,4})\s?[-–—]\s?(?P<b>\d{1,4})(?![\d-]|[.,]\d)
+        => страницы с {a:ordinal:gf} по {b:ordinal:af}
     (?P<n>\d{1,4})-(?:му|ому)(?!\w) => {n:ordinal:dm}
     (?P<n>\d{1,4})-(?:ю|ую)(?!\w) => {n:ordinal:af}
     (?P<d>[0-3]?\d)\.(?P<m>0[1-9]|1[0-2])(?!\.?\d) => .date
     (?!.*\d$).* >> г\.(?=\s[А-ЯЁ]) => город
     {SIGN}(?:(?P<from>\d{1,6})\s?[-–—]\s?)?(?P<n>\d{1,3}(?:\s\d{3})+|\d{1,9})(?:,(?P<d>\d{1,3}))?(?![\d,])
-        \s?(?:(?P<scale>{SCALES})\s?)?(?P<unit>{UNITS}|{CURRENCIES}|{SCALES}|%)(?!\w)\.? => .in_case
+        \s?(?:(?P<scale>{SCALES})\s?)?(?P<unit>{UNITS}|{CURRENCIES}|{SCALES}|%)(?!\w)\.?
+        (?:/(?P<per>[^\W\d_]+)\.?)? => .in_case
     адрес: >> (?P<n>[1-6]\d{5})(?!\d|[.,]\d) => {n:spell}
     (?P<from>\d{1,4})[-–—](?P<n>\d{1,4})(?![\w-]|[.,:/=]\d|\s?=) => .numbers
     {SIGN}(?P<n>\d{1,3}(?:\s\d{3})+|\d{1,6})(?![\d:/–-]|[.,]\d|\s\d{3}|\s?[x×])
@@ -134,9 +143,10 @@ class Russian(Language):
             return _declined(Noun(place, genitive, ""), case, True) + words[len(place) :]
         if before.lower() not in _BEFORE_ACCUSATIVE and not before.endswith(_IMPERATIVES):
             return words
-        words = re.sub(r"\bодна( \w+|(?: \w+ая)? ложк)а\b", r"одну\1у", words)
-        words = re.sub(r"\b(одн|половин)а(?=$| стакана)", r"\1у", words)
-        return words.replace("ая ложку", "ую ложку")
+        words = re.sub(r"\bодна (\w+)ая\b( ложка)?", r"одну \1ую\2", words)
+        words = re.sub(r"\bодна (\w+)а\b", r"одну \1у", words)
+        words = re.sub(r"(\bодн|\bполовин|ую ложк)а\b", r"\1у", words)
+        return re.sub(r"(\bодну \w+)я\b", r"\1ю", words)
 
     def read_day_on(self, found: Found) -> str:
         """Return the weekday of "on Friday", in the accusative."""
@@ -147,7 +157,9 @@ class Russian(Language):
         return said[:-1] + "у" if found.word in _PRESSED else said
 
     def read_per(self, found: Found) -> str:
-        return re.sub("а$", "у", super().read_per(found))
+        """Return "в минуту", or "за литр" behind money and "на литр" behind another unit."""
+        said, joint = re.sub("а$", "у", super().read_per(found)), " за " if found["sym"] else " на "
+        return said if said.endswith(_TIMES) else said.replace(" в ", joint)
 
     def read_compound(self, found: Found) -> str:
         """Return a word that begins with a number in the genitive, such as "пятиэтажный"."""
@@ -157,7 +169,8 @@ class Russian(Language):
     def _case(self, found: Found, number: int) -> str | None:
         """Return the case that the word before a number asks for: "по 1 таблетке" the dative."""
         is_each = found.word == "по" and self.plural(number) == 0
-        return "d" if is_each and not found["from"] else _CASES.get(found.word)
+        asked = _CASES.get(found["sign"].strip()) or _CASES.get(found.word)
+        return "d" if is_each and not found["from"] else asked
 
     def read_in_case(self, found: Found) -> str | None:
         """Return a number and its noun in the case that the word before, or a range, asks for."""
@@ -185,7 +198,7 @@ class Russian(Language):
         if found["from"]:
             first = self.cardinal(int(found["from"]), case + head.gender)
             said = f"{first} {said}" if asked else f"от {first} до {said}"
-        return said + self.kept_point(found)
+        return said + self.read_per(found) + self.kept_point(found)
 
     def read_numbers(self, found: Found) -> str | None:
         """Return the words of a range of numbers, "from five to ten"; None for a score."""
@@ -194,9 +207,9 @@ class Russian(Language):
             return None
         if case := _CASES.get(found.word):
             return " — ".join(self.cardinal(each, f"{case}m") for each in (first, last))
-        if found.word in _BEFORE_GOALS:
+        if found.word in _BEFORE_GOALS or self.plural(last) == 1:
             return f"{self.cardinal(first)} — {self.cardinal(last)}"
-        if 1900 <= first < last < 2100:
+        if 1100 <= first < last < 2100 and (first >= 1900 or first % 50 or last % 50):
             return f"с {self.ordinal(first, 'gm')} по {self.ordinal(last, 'nm')}"
         return f"от {self.cardinal(first, 'gm')} до {self.cardinal(last, 'gm')}"
 
@@ -205,7 +218,8 @@ class Russian(Language):
         first, last = (
             self._hour_in_case(int(found[each]), int(found[f"{each}m"]), "g") for each in "ab"
         )
-        return f"с {first} до {last}" + " часов" * (found["bm"] == "00")
+        opening = "" if found.word in ("с", "со") else "с "
+        return f"{opening}{first} до {last}" + " часов" * (found["bm"] == "00")
 
     def _hour_in_case(self, hour: int, minute: int, case: str) -> str:
         zero = [self.say(0, case=case)] if 0 < minute < 10 else []
@@ -250,9 +264,8 @@ class Russian(Language):
         if plural == 1 and number[-1] == "2":
             return "f" if noun[-1] in "ыи" and noun not in ("дни", "или", "пути") else ""
         if plural == 0:
-            is_object = before.lower() in (*_BEFORE_ACCUSATIVE, "") or before.endswith(_IMPERATIVES)
-            if noun[-1] in "ую" and is_object:
-                return "f"  # "за 1 неделю"
+            if noun[-1] in "ую" and before.lower() not in ("к", "ко", "по", "согласно"):
+                return "af"  # "за 1 неделю"
             return "f" if noun[-1] in "ая" else "n" if noun[-1] in "ое" else ""
         return ""
 
@@ -268,7 +281,6 @@ class Russian(Language):
         return self.decades(number, "ых")
 
     def decades(self, number: int, ending: str = "ые") -> str:
-        """Return a decade: "the eighties"."""
         return self.ordinal(number, "gm").removesuffix("ого") + ending
 
     def read_centuries(self, found: Found) -> str:
@@ -276,11 +288,12 @@ class Russian(Language):
         given = (found[each] for each in ("r", "to") if found[each])
         numbers = [int(each) if each.isdecimal() else roman_number(each) for each in given]
         noun, is_one = found["what"], len(numbers) == 1
-        if noun in ("в.", "вв."):
+        if noun[-1] == ".":
             is_first = found.word[-1:] in tuple(".!?:") and found.word not in self.abbreviations
             is_subject = is_first or found.word in _BEFORE_NOMINATIVE
             case = _IN_CENTURIES.get(found.word) or ("n" if is_subject else "g")
-            noun = _declined(_CENTURY, case, is_one and noun == "в.") + self.kept_point(found)
+            forms = _QUARTER if noun == "кв." else _CENTURY
+            noun = _declined(forms, case, is_one and noun != "вв.") + self.kept_point(found)
         else:
             case = "n" if noun == "века" and not is_one else _CENTURIES.get(noun, "n")
         joint = " и " if "и" in found["link"] else " — "

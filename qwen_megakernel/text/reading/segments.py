@@ -33,10 +33,8 @@ def segment_end(
 ) -> int | None:
     """Return the end of the segment at `begin`, or None while later text may still change it.
 
-    Args:
-        text: the text so far. The character at `begin` is no white space.
-        is_ended: whether the text is complete.
-        opens, joins: see `joining.WordJoining`.
+    The character at `begin` is no white space. `is_ended` is whether the text is complete; see
+    `joining.WordJoining` for `opens` and `joins`.
     """
     end = _word_end(text, begin)
     if not is_ended and _is_open(text, end):

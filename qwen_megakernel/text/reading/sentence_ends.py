@@ -73,13 +73,6 @@ class _Tables:
 _tables = functools.cache(_Tables)
 
 
-def sentence_ends(text: str) -> Iterator[int]:
-    """Yield the places where a sentence of a complete text ends, before the next one begins."""
-    for place, is_end in places(text):
-        if is_end:
-            yield place
-
-
 def places(text: str) -> Iterator[tuple[int, bool | None]]:
     """Yield the places where a sentence may end, and whether it does.
 

@@ -6,13 +6,18 @@ from qwen_megakernel.text.reading.romance import Romance
 class Spanish(Romance):
     RULES = r"""
     1(?:\.?[º°]|ro)(?=\sde\s) => primero
-    1\.?er(?!\w) => primer
-    3\.?er(?!\w) => tercer
+    (?P<n>[13])\.?er(?!\w) => {n:before_noun}
+    (?P<n>\d{0,2}[13])\.?[º°](?=\s(?:piso|puesto|lugar|premio|año|grado|cumpleaños|aniversario|día
+        |capítulo|trim\.|trimestre|curso|mes|siglo|artículo)) => {n:before_noun}
     (?P<n>[2-9])\shab\. => {n} habitaciones
     s\.(?=\s[IVX]+(?!\w)) => siglo
+    el|al|del >> (?P<n>\d{1,3})['′](?!\w) => {n}
     ss\.(?=\s[IVX]+(?!\w)) => siglos
     &(?=\s(?:[Hh]i(?![aeou])|[Ii](?![aeou]))) => e
     """
+
+    def before_noun(self, number: int) -> str:
+        return self.ordinal(number).removesuffix("o") if number % 10 in (1, 3) else ""
 
     def time(self, hour: int, minute: int, second: int | None) -> str:
         """Return a time of day; "horas" follows a full hour above 12, and midnight."""

@@ -23,11 +23,7 @@ class Piece:
 
 
 class SpokenText:
-    """A text as it is spoken.
-
-    Args:
-        made: the pieces that it consists of, in order.
-    """
+    """A text as it is spoken, made of pieces."""
 
     __slots__ = ("_made",)
 
@@ -36,7 +32,6 @@ class SpokenText:
 
     @property
     def text(self) -> str:
-        """All of the text."""
         return "".join([piece.text for piece in self._made])
 
     @property
@@ -85,7 +80,6 @@ class Draft:
 
     @staticmethod
     def joined(drafts: Sequence[Draft]) -> Draft:
-        """Return these drafts, one after the other."""
         origins = [origin for draft in drafts for origin in draft.origins]
         return Draft("".join(draft.text for draft in drafts), origins)
 

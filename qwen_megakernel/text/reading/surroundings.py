@@ -50,10 +50,7 @@ def inside(text: str, quotes: str) -> tuple[int, int]:
 
     One point directly after a word stays, because it may belong to an abbreviation, and so do the
     marks for feet and inches after a number, unless they close a quotation.
-
-    Args:
-        text: the segment.
-        quotes: the straight quotation marks that are open before the segment.
+    `quotes` are the straight quotation marks that are open before the segment.
     """
     begin, end = 0, len(text.rstrip(TRAILING))
     while begin < end and text[begin] in OPENING and not _is_part(text, begin, end):
@@ -83,12 +80,9 @@ def is_measured(segment: str, past: str) -> bool:
 
 
 def open_quotes(text: str, quotes: str, is_size: bool = False) -> str:
-    """Return the straight quotation marks that are open after a segment.
+    """Return the straight quotation marks that are open after a segment; `quotes` are before it.
 
-    Args:
-        text: the segment.
-        quotes: those that are open before it.
-        is_size: whether a mark behind a digit means inches even inside a quotation.
+    `is_size` is whether a mark behind a digit means inches even inside a quotation.
     """
     if '"' not in text and "'" not in text:
         return quotes

@@ -27,7 +27,8 @@ _NUMBER_SIGNS = ("n.º", "nº", "n°", "N.º", "Nº", "N°")
 _NAMES = {"max.", "art.", "mar.", "etc."}  # abbreviations that are words if they are capitalised
 # Units that people also type with other capitals, and that remain the same units.
 _TYPED_ANYHOW = re.compile(
-    "(?:[kMG]?Hz|kWh?|mAh|km(?:/h)?|kg|cm|ml|[MGT]B|кВт|кВт·?ч|[кМГ]?Гц|мА·?ч|км(?:/ч)?|кг|мл|[МГТ]Б)"
+    "(?:[kMG]?Hz|kWh?|mAh|km(?:/h)?|kg|cm|ml|[MGT]B|tbsp|tsp|lbs?|oz"
+    "|кВт|кВт·?ч|[кМГ]?Гц|мА·?ч|км(?:/ч)?|кг|мл|[МГТ]Б)"
 )
 
 
@@ -91,6 +92,7 @@ class Tables:
     ENDINGS = ""  # for each gender: regular expressions to replace in a numeral, and replacements
     DIGITS = ""  # the ten digits, if a single digit is read differently from a number
     PARTS = ""  # names of fractions by their denominators: "4: Viertel"
+    fraction_joint = ""  # between a number and a fraction, if it is not the word for "&"
     parts_form = "{bottom} {top}"  # the words of a fraction whose denominator has no name
     ordinal_marks = r"(?!)"  # regular expression of what follows the digits of an ordinal
     degree_is_ordinal = False  # whether "1°" may be an ordinal
@@ -108,6 +110,9 @@ class Tables:
     over: str  # the word in a reading of two numbers such as 118/76
     rating: str  # the words of a rating such as 4.5/5
     chapter, verse = ",", ""  # what is said behind the two numbers of "John 3:16"
+    version_name: str  # what is said for the "v" of "v2.1"
+    BOOKS = ""  # of the Bible, which may have a number, as they are written
+    book_number = "{n:ordinal}"  # what is said for that number
     power: str  # what is said for "^", with "{}" for the number after it
     postal_digits = 5  # of a postal code
     groups_with_spaces = False  # whether spaces group the thousands of a number
@@ -187,7 +192,8 @@ class Tables:
         self.percent_noun = nouns(f"%: {self.PERCENT or self.percent}")["%"]
         self.group_mark = "," if self.decimal == "." else "."
         self.ratio = self.to if self.score is None else self.score
-        self.opens |= {*_NUMBER_SIGNS, "№", "op.", "Op."}
+        self.books = table(self.BOOKS)
+        self.opens |= {*_NUMBER_SIGNS, "№", "op.", "Op.", "v."}
         self.opens |= {"km"} & {*self.units}
         self._name_days_and_months()
         self._name_signs()

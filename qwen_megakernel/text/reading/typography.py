@@ -70,10 +70,8 @@ class Typography:
     def take(self, piece: str, end: int, *, is_ended: bool) -> Draft:
         """Return the text that no later piece can change, in the forms that the rules know.
 
-        Args:
-            piece: the next characters of the user's text.
-            end: the place in the user's text at which the piece ends.
-            is_ended: whether no text follows that can combine with the piece.
+        `end` is the place in the user's text at which its next piece ends, and `is_ended` whether
+        no text follows that can combine with the piece.
         """
         text, done = self._open + piece, len(self._open) + len(piece)
         while not is_ended and 0 < done > len(text) - _MAX_OPEN and _OPEN.match(text[done - 1]):

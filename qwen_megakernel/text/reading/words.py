@@ -50,7 +50,7 @@ class Words(Tables):
             digits: Any = fields[name] if method.startswith("spell") else int(fields[name])
             return str(getattr(self, method)(digits, *options))
 
-        return self.space.join(_FIELD.sub(said, template).split()).replace("~", " ")
+        return self.space.join(_FIELD.sub(said, template).split()).replace("~", self.space)
 
     def kept_point(self, found: Found) -> str:
         """Return "." if the last point of an expression also ends a sentence, and else ""."""
@@ -94,7 +94,6 @@ class Words(Tables):
         return self.say(number, "ordinal")
 
     def fraction(self, top: int, bottom: int) -> str:
-        """Return the words of a fraction with the given numerator and denominator."""
         return self.parts_form.format(top=self.cardinal(top), bottom=self.cardinal(bottom))
 
     def fraction_of(self, top: int, bottom: int, noun: Noun) -> str:
@@ -103,7 +102,7 @@ class Words(Tables):
 
     def mixed(self, whole: str, top: int, bottom: int, noun: Noun | None) -> str:
         """Return the words of a number with a fraction, such as "one and one half cups"."""
-        joint = self.space + self.symbols["&"] + self.space
+        joint = self._joint(self.fraction_joint or self.symbols["&"])
         said = self.number(whole) + joint + self.fraction(top, bottom)
         return said + (self.space + noun.many if noun else "")
 
@@ -128,16 +127,10 @@ class Words(Tables):
         return self.space.join(map(self.cardinal, numbers))
 
     def spell_phone(self, group: str) -> str:
-        """Return the words of the digits in one group of a telephone number."""
         return self.spell(group)
 
     def gender_after(self, number: str, noun: str, before: str) -> str:
-        """Return the gender that a number has before a noun; "": it has the form that it has alone.
-
-        Args:
-            number: its digits.
-            before: the word before the number.
-        """
+        """Return the gender that a number behind the word `before` has before a noun, or ""."""
         return ""
 
     def may_agree(self, number: str, noun: str) -> bool:
@@ -168,7 +161,6 @@ class Words(Tables):
         return first + number + self.space + name
 
     def counted(self, number: int, unit: str) -> str:
-        """Return the words of a number and of the unit with this symbol."""
         return self.count(str(number), "", self.units[unit])
 
     def agreeing(self, said: str, before: str) -> str:
@@ -204,11 +196,9 @@ class Words(Tables):
         return len(digits) == 4 and "1100" <= digits < "2100"
 
     def dated_year(self, number: int) -> str:
-        """Return the words of the year in a date."""
         return self.year(number)
 
     def month(self, number: int) -> str:
-        """Return the name of a month, 1 to 12, in a date."""
         return self.months[number - 1] if self.months else self.cardinal(number)
 
     def day(self, number: int, before: str) -> str:
@@ -216,14 +206,12 @@ class Words(Tables):
         return self.first_day if number == 1 and self.first_day else self.cardinal(number)
 
     def date(self, day: int, month: int, year: int | None, before: str) -> str:
-        """Return the words of a date that comes after the word `before`."""
         parts = {"day": self.day(day, before), "month": self.month(month)}
         if year is None:
             return self.dates[0].format(**parts)
         return self.dates[1].format(**parts, year=self.dated_year(year))
 
     def time(self, hour: int, minute: int, second: int | None) -> str:
-        """Return the words of a time of day."""
         template = self.times[1 if minute or second else 0] + (self.times[2] if second else "")
         fields = {"h": str(hour), "m": str(minute), "s": str(second or 0)}
         hours = self.form(str(hour), "", self.units["h"])

@@ -99,6 +99,12 @@ def test_no_expression_of_another_language_stops_the_reading(path: Path, reading
 @pytest.mark.parametrize(
     ("language", "text", "words"),
     [
+        (
+            "german",
+            "So geht es:\n1. Mehl sieben\n   2. Eier\n- 3. Platz",
+            "So geht es:\neins. Mehl sieben\n   zwei. Eier\ndritter Platz",
+        ),
+        ("portuguese", 'disse "são 2" mesas', 'disse "são dois" mesas'),
         ("auto", "km 950 €/мес", "km девятьсот пятьдесят евро в месяц"),
         (
             "portuguese",
@@ -107,7 +113,7 @@ def test_no_expression_of_another_language_stops_the_reading(path: Path, reading
         ),
     ],
 )
-def test_what_is_no_number_of_a_section_and_a_unit_that_a_language_lacks_are_read(
+def test_what_stands_around_an_expression_decides_what_it_is(
     language: str, text: str, words: str, reading: Reading
 ):
     assert reading.reader("on", language, None).whole(text) == words
