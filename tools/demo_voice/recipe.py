@@ -170,7 +170,7 @@ def codec_config(
         "sampling_rate": SAMPLE_RATE,
         "upsample_groups": 32,
         "frame_rate": SAMPLE_RATE / SAMPLES_PER_FRAME,
-        "use_causal_conv": True,
+        "use_causal_conv": False,  # a sound is known by what follows it, too
     }
     decoder = {
         "codebook_size": CODEBOOK_SIZE,

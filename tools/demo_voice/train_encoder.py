@@ -65,7 +65,7 @@ def new_encoder(books: Tensor, seed: int) -> nn.Module:
     encoder = modeling.Qwen3TTSTokenizerV2Encoder._from_config(config)
     for name, module in list(encoder.named_modules()):
         if isinstance(module, MimiConv1d):
-            encoder.set_submodule(name, Causal(module))
+            encoder.set_submodule(name, Padded(module))
     with torch.no_grad():
         layers = [layer for part in _quantizers(encoder) for layer in part.layers]
         for layer, book in zip(layers, books, strict=True):
@@ -89,8 +89,8 @@ def _quantizers(encoder: nn.Module) -> tuple[nn.Module, nn.Module]:
     )
 
 
-class Causal(nn.Module):
-    """An official convolution for whole steps of samples: it pads on the left alone.
+class Padded(nn.Module):
+    """An official convolution for whole strides of samples.
 
     The official one computes its padding with tensors, at which `torch.compile` stops.
     """
@@ -98,9 +98,11 @@ class Causal(nn.Module):
     def __init__(self, official_conv: nn.Module):
         super().__init__()
         self.conv = official_conv.conv
-        left = int(official_conv.kernel_size - official_conv.stride)
+        total = int(official_conv.padding_total)
+        right = 0 if official_conv.causal else total // 2
         is_zero = official_conv.pad_mode == "constant"
-        self.pad = nn.ConstantPad1d((left, 0), 0) if is_zero else nn.ReplicationPad1d((left, 0))
+        pad = nn.ConstantPad1d if is_zero else nn.ReplicationPad1d
+        self.pad = pad((total - right, right), *[0] * is_zero)
 
     def forward(self, hidden: Tensor) -> Tensor:
         return self.conv(self.pad(hidden))
@@ -230,7 +232,7 @@ def make_pairs(
 def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = run_options.parser(__doc__.splitlines()[0], learning_rate=2e-3, hold=0.3)
-    run_options.add_segments(parser, sentences=12000, steps=17000, batch=8, segment=24)
+    run_options.add_segments(parser, sentences=18000, steps=15000, batch=8, segment=24)
     return parser.parse_args(arguments)
 
 
