@@ -167,9 +167,13 @@ def test_a_stream_that_is_collected_at_any_line_of_the_loop_is_not_forgotten():
         state = StreamState(request, text, loop.wake, loop.interrupt, 24000)
         loop.submit(state)
         loop.run(partial(count_lines, lines))
-        try:
-            assert state.outbox.get(timeout=1) == "cancelled"
-        except queue.Empty:
+        last = None
+        while last != left:  # a slow loop still counts lines
+            last = left
+            with contextlib.suppress(queue.Empty):
+                assert state.outbox.get(timeout=2 if left > 0 else 20) == "cancelled"
+                break
+        else:
             assert left > 0, f"the loop slept {lines} lines after its call"
             break
     assert lines > 50  # those of a whole turn

@@ -133,6 +133,12 @@ class FakeEngine:
         self.streams.append(stream)
         return stream
 
+    def go_on(self) -> None:
+        """Speak on after a stall; must be called on the event loop of the streams."""
+        self.stall_after = None
+        for stream in self.streams:
+            stream._changed.set()
+
     def close(self) -> None:
         self.closed = True
         for stream in self.streams:
@@ -275,13 +281,13 @@ class FakeStream:
             if self.engine.stall_after is not None and self.num_frames >= self.engine.stall_after:
                 left = 0
             elif self.engine.fail_after is not None and self.num_frames >= self.engine.fail_after:
-                self._leave()
                 self._over = True
+                self._leave()
                 raise copy.copy(self.engine.error)
             elif left <= 0 and self.text_ended:
                 if not self.num_frames:
-                    self._leave()
                     self._over = True
+                    self._leave()
                     raise EmptyText("The text ended without a word.")
                 return self._last("eos")
             if left > 0 and (self.text_ended or left >= size):
@@ -344,9 +350,9 @@ class FakeStream:
         return AudioChunk(samples, SAMPLE_RATE, first, num_frames, 0.0)
 
     def _last(self, reason: str) -> None:
-        self._leave()
         self._over = True
         self.finish_reason = reason
         if reason == "eos":
             self._part.end(self.num_frames, reason)
+        self._leave()  # last, for a test in another thread waits for this
         return None
