@@ -2,10 +2,13 @@
 
 import sys
 import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+from waiting import wait_until
 
 from qwen_megakernel.errors import OutputError
 from qwen_megakernel.records import AudioChunk
@@ -67,10 +70,21 @@ def test_the_block_ends_when_the_last_sample_is_played(device: Device):
     assert device.calls == ["close"]
 
 
-def test_after_an_interruption_the_loudspeaker_is_silent(device: Device):
+def test_after_an_interruption_the_loudspeaker_is_silent(device: Device, monkeypatch):
+    writes, submit = [], ThreadPoolExecutor.submit
+
+    def noting_submit(pool: ThreadPoolExecutor, *call: Any) -> Future:
+        writes.append(submit(pool, *call))
+        return writes[-1]
+
+    def play_on() -> None:
+        wait_until(lambda: writes[-1].cancelled())
+        device.plays.set()
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", noting_submit)
     with pytest.raises(KeyboardInterrupt), loudspeaker(RATE) as play:
         play(ramp(10 * RATE))
-        threading.Timer(0.05, device.plays.set).start()
+        threading.Thread(target=play_on).start()
         raise KeyboardInterrupt
     assert len(device.heard) <= RATE // 10 * 2
     assert device.calls == ["abort", "close"]
