@@ -114,7 +114,7 @@ def test_a_voice_is_cloned_from_a_sample(demo, tmp_path):
 )
 def test_a_signal_leaves_a_whole_file_of_what_was_spoken(tmp_path, numbers, code):
     path = tmp_path / "a.wav"
-    text = "This is a long text about a house at the edge of a wood. " * 8
+    text = "This is a long text about a house at the edge of a wood. " * 100
     model = ("--model", "demo-voice", "--backend", "cpu")
     process = start("demo_pipeline.py", "--text", text, "--output", path, *model)
     lines = iter(process.stderr.readline, "")

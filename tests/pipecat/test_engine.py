@@ -3,8 +3,10 @@ bit.
 """
 
 import asyncio
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -22,6 +24,7 @@ from pipecat.frames.frames import (
 from pipelines import SENTENCE, TOKEN, Mode, Run
 from tiny_speech import tiny_engine
 from tolerances import PCM_STEPS
+from waiting import wait_until
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.engine.conversation import Conversation
@@ -66,6 +69,19 @@ def service(
     return MegakernelTTSService(
         engine=engine, text_aggregation_mode=mode, voices=voices, settings=settings
     )
+
+
+def hold_back(engine: TTSEngine, patch: pytest.MonkeyPatch, is_over: Callable[[], bool]) -> None:
+    """Let the engine draw no frames after its first ones until `is_over`."""
+    launch, steps = engine._loop.stages.decoder.launch, []
+
+    def held_back(slots: list[int], num_frames: int) -> Any:
+        if steps:
+            wait_until(is_over)
+        steps.append(num_frames)
+        return launch(slots, num_frames)
+
+    patch.setattr(engine._loop.stages.decoder, "launch", held_back)
 
 
 def pcm_of(engine: TTSEngine, text: str, **options: object) -> bytes:
@@ -158,11 +174,14 @@ async def test_a_turn_fed_by_the_word_is_what_the_engine_says_of_its_whole_text(
     assert " ".join(frame.text for frame in run.frames(TTSTextFrame)) == text
 
 
-async def test_the_first_audio_leaves_while_the_engine_works(engine, mode):
+async def test_the_first_audio_leaves_while_the_engine_works(engine, mode, monkeypatch):
+    let_go = threading.Event()
+    hold_back(engine, monkeypatch, let_go.is_set)
     async with Run(service(engine, mode, max_frames=300, seed=2)) as run:
         await run.turn("This is a sentence that goes on and on, as far as it is known.")
         await run.until(TTSAudioRawFrame)
         assert engine.num_active == 1
+        let_go.set()
         await run.until(TTSStoppedFrame)
     assert engine.num_active == 0
 
@@ -271,8 +290,9 @@ async def test_an_in_context_voice_speaks_each_part_of_a_turn_when_it_is_complet
     assert run.pcm == pcm_of(base_engine, first, voice=voice, **options)  # max_frames are spoken
 
 
-async def test_a_closed_engine_is_a_permanent_error_reported_once(mode):
+async def test_a_closed_engine_is_a_permanent_error_reported_once(mode, monkeypatch):
     engine = tiny_engine()
+    hold_back(engine, monkeypatch, lambda: engine._loop._closing)
     tts = service(engine, mode, max_frames=500, seed=2)
     async with Run(tts) as run:
         await run.turn("This sentence is cut short by the end of its engine.")

@@ -25,9 +25,9 @@ Settings = MegakernelTTSService.Settings
 @pytest.mark.parametrize("after", [0, 3])
 async def test_an_engine_error_ends_its_turn_and_nothing_else(mode, after):
     async with talk(mode, fail_after=after) as run:
-        await run.turn("This one goes wrong. ", "All of it.", stops=1, timeout_s=2)
+        await run.turn("This one goes wrong. ", "All of it.", stops=1)
         run.engine.fail_after = None
-        await run.turn("This one goes well.", stops=2, timeout_s=2)
+        await run.turn("This one goes well.", stops=2)
     assert {type(frame.exception) for frame in run.errors} == {GenerationError}
     assert {frame.category for frame in run.errors} == {ErrorCategory.SERVER}
     assert run.pcm.endswith(run.engine.streams[-1].sent) and run.engine.streams[-1].sent
@@ -47,9 +47,9 @@ async def test_passing_errors_never_write_the_service_off(mode):
 @pytest.mark.parametrize("refusal", [EngineBusy("full"), ZeroDivisionError("a bug")], ids=repr)
 async def test_a_refused_request_is_one_error_and_no_open_context(mode, refusal):
     async with talk(mode, refusal=refusal) as run:
-        await run.turn("Nobody ", "will ", "say ", "this.", stops=1, timeout_s=2)
+        await run.turn("Nobody ", "will ", "say ", "this.", stops=1)
         run.engine.refusal = None
-        await run.turn("But this.", stops=2, timeout_s=2)
+        await run.turn("But this.", stops=2)
     assert [type(frame.exception) for frame in run.errors] == [type(refusal)]
     assert run.pcm.endswith(run.engine.streams[0].sent)
 
@@ -79,11 +79,11 @@ async def test_a_request_that_can_never_work_waits_for_other_settings(mode):
 
 @pytest.mark.parametrize("after", [0, 3])
 async def test_a_stalled_engine_is_given_up(mode, after):
-    async with Run(service(FakeEngine(stall_after=after), mode, engine_timeout_s=0.2)) as run:
-        await run.turn("This one hangs forever.", stops=1, timeout_s=2)
+    async with Run(service(FakeEngine(stall_after=after), mode, engine_timeout_s=1.0)) as run:
+        await run.turn("This one hangs forever.", stops=1)
         run.engine.stall_after = None
-        await run.turn("This one does not.", stops=2, timeout_s=2)
-    assert [frame.exception.what for frame in run.errors] == ["No audio from the engine for 0.2 s."]
+        await run.turn("This one does not.", stops=2)
+    assert [frame.exception.what for frame in run.errors] == ["No audio from the engine for 1 s."]
     assert not run.engine.speaking and run.engine.streams[0].cancelled
 
 

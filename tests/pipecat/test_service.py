@@ -57,11 +57,12 @@ async def test_pcm_arrives_bit_for_bit_in_whole_samples(mode):
 
 
 async def test_audio_leaves_while_the_rest_is_being_made(mode):
-    async with talk(mode, rtf=0.2) as run:
+    async with talk(mode, stall_after=1) as run:
         await run.turn("This sentence is about three seconds long, so we can wait for it.")
         await run.until(TTSAudioRawFrame)
         assert run.engine.streams[0].finish_reason is None
         assert run.engine.streams[0].num_frames < 5
+        run.engine.go_on()
         first = run.frames(TTSAudioRawFrame)[0]
         assert len(first.audio) == 2 * FRAME_SAMPLES  # the first chunk is one frame
         await run.until(TTSStoppedFrame)
