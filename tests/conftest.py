@@ -205,6 +205,19 @@ def tts(cache_folder: Path) -> Iterator[Any]:
         yield engine
 
 
+@pytest.fixture
+def whole_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let streams begin when all of their text has come.
+
+    Random weights draw the end of speech anywhere, and a part whose text is late goes on behind it.
+    """
+    from qwen_megakernel.engine.stream_state import StreamState
+
+    is_ready = StreamState.is_ready.fget
+    whole = property(lambda state: state.text.is_closed and is_ready(state))
+    monkeypatch.setattr(StreamState, "is_ready", whole)
+
+
 # ---- engine and server that hum ------------------------------------------------------------------
 
 

@@ -48,17 +48,6 @@ def base_engine(backend: str) -> Iterator[TTSEngine]:
         yield engine
 
 
-@pytest.fixture
-def whole_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let streams begin when all of their text has come.
-
-    Random weights draw the end of speech anywhere, and a part whose text is late goes on behind it.
-    """
-    is_ready = StreamState.is_ready.fget
-    whole = property(lambda state: state.text.is_closed and is_ready(state))
-    monkeypatch.setattr(StreamState, "is_ready", whole)
-
-
 def service(
     engine: TTSEngine,
     mode: Mode = SENTENCE,

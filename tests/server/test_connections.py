@@ -108,7 +108,7 @@ def test_more_connections_than_descriptors_neither_stop_the_server_nor_fill_its_
             for _ in range(100):
                 each = socket.create_connection(("127.0.0.1", port), timeout=10)
                 held.append(stack.enter_context(each))
-            answer = httpx.get(f"http://127.0.0.1:{port}/health", timeout=4)
+            answer = httpx.get(f"http://127.0.0.1:{port}/health", timeout=30)
             assert answer.status_code == 200
         wait_until(lambda: sum(not is_closed(each) for each in held) <= 150)
         assert not any(is_closed(each) for each in held[-100:])
@@ -210,16 +210,12 @@ async def test_a_websocket_without_a_session_gives_its_place_to_a_new_client(mon
 
 
 def test_an_idle_connection_is_closed():
-    with (
-        serving(FakeEngine(), body_timeout_s=0.5) as live,
-        live.connect() as silent,
-        live.connect() as idle,
-    ):
-        idle.sendall(GET)
-        wait_until(lambda: num_open(live) == 2)
+    with serving(FakeEngine(), body_timeout_s=1.0) as live:
         begin = time.monotonic()
-        wait_until(lambda: is_closed(silent) and is_closed(idle))
-        assert 0.3 < time.monotonic() - begin < 5
+        with live.connect() as silent, live.connect() as idle:
+            idle.sendall(GET)
+            wait_until(lambda: is_closed(silent) and is_closed(idle))
+        assert time.monotonic() - begin > 0.3
 
 
 @pytest.mark.parametrize("num_requests", [1, 50], ids=["last", "middle"])

@@ -356,9 +356,9 @@ def test_what_a_refused_client_still_sends_does_not_cost_it_the_answer(live):
 
 
 def test_a_refused_client_is_not_listened_to_for_long(live):
+    before = time.monotonic()
     with live.connect() as connection:
         connection.sendall(http_post(b" " * 1000, content_type="text/plain")[:-1])
-        before = time.monotonic()
         while connection.recv(65536):
             pass
         assert time.monotonic() - before > 0.5
@@ -370,7 +370,7 @@ def test_a_refused_client_is_not_listened_to_for_long(live):
 
 
 def test_a_body_that_trickles_is_answered_408():
-    with serving(FakeEngine(), body_timeout_s=0.3) as live, live.connect() as connection:
+    with serving(FakeEngine(), body_timeout_s=1.0) as live, live.connect() as connection:
         connection.sendall(http_post(b" " * 100)[:-90])
         answer = connection.recv(4096)
         assert answer.startswith(b"HTTP/1.1 408")

@@ -78,7 +78,7 @@ def test_the_real_engines_first_bytes_leave_before_frame_two_exists(monkeypatch)
 
 @pytest.mark.parametrize("body", [{}, {"stream": True}, {"stream": False}], ids=str)
 def test_a_client_that_goes_away_ends_its_stream_within_a_frame(body):
-    with serving(FakeEngine(rtf=1.0)) as live:
+    with serving(FakeEngine(rtf=4.0)) as live:
         connection = live.send_speech(LONG, **body)
         wait_until(lambda: live.engine.streams and live.engine.streams[0].num_frames)
         made = live.engine.streams[0].num_frames
@@ -178,7 +178,7 @@ def test_a_request_that_waits_past_its_deadline_is_answered_504():
 
 
 def test_speech_that_is_cut_by_its_deadline_does_not_look_complete():
-    with serving(FakeEngine(stall_after=3), deadline_s=0.5) as live:
+    with serving(FakeEngine(stall_after=3), deadline_s=1.5) as live:
         with live.send_speech(response_format="pcm") as connection:
             data = b""
             while piece := receive(connection):

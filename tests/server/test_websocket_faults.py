@@ -172,8 +172,7 @@ async def test_utterances_beyond_those_that_may_wait_are_errors_in_their_turn():
                 await say(socket, "input.done")
             await say(socket, "input.text")  # its error shows that all have arrived
             await hear_until(socket, "error")
-            live.engine.stall_after = None
-            live.engine.streams[0]._changed.set()
+            live.loop.call_soon_threadsafe(live.engine.go_on)
             ends = [(await hear_until(socket))[0] for _ in range(12)]
     assert [end[-1]["utterance_index"] for end in ends] == list(range(12))
     assert [end[-1]["finish_reason"] for end in ends] == ["eos"] * 9 + ["error"] * 3
@@ -196,8 +195,7 @@ async def test_any_number_of_utterances_is_refused_without_being_held():
             assert "it must be a string" in events[-1]["message"]
             gc.collect()  # utterances of earlier tests
             assert sum(type(each) is NumberedUtterance for each in gc.get_objects()) == 10
-            engine.stall_after = None
-            engine.streams[0]._changed.set()
+            live.loop.call_soon_threadsafe(engine.go_on)
             ends = [(await hear_until(socket))[0] for _ in range(count)]
             assert [end[-1]["utterance_index"] for end in ends] == list(range(count))
             reasons = [end[-1]["finish_reason"] for end in ends]
@@ -291,5 +289,5 @@ async def test_many_sessions_leave_nothing(live, engine):
     for start in range(0, 120, 20):
         await asyncio.gather(*(one(start + index) for index in range(20)))
     await asyncio.to_thread(live.settle)
-    await asyncio.to_thread(wait_until, lambda: not live.running.server_state.tasks)
-    assert not live.running.server_state.connections
+    state = live.running.server_state
+    await asyncio.to_thread(wait_until, lambda: not state.tasks and not state.connections)

@@ -143,6 +143,7 @@ async def test_home_assistants_copy_of_the_text_is_not_spoken_twice() -> None:
     assert [stream.text.spoken for stream in engine.streams] == ["Hello there.", "Again."]
 
 
+@pytest.mark.usefixtures("whole_texts")
 async def test_random_weights_say_the_same_whole_and_in_pieces() -> None:
     text = "Hello there, you."
     with tiny_engine(max_frames=20) as engine:

@@ -134,7 +134,8 @@ async def test_audio_that_waits_for_the_client_is_dropped_by_a_clear():
             await asyncio.to_thread(wait_until, lambda: live.engine.streams)
             await asyncio.to_thread(wait_until, lambda: live.engine.streams[0].finish_reason)
             await tell(socket, type="Clear")
-            await asyncio.sleep(0.2)  # so that the server has it before it can send more
+            # The server has it before it can send more.
+            await asyncio.to_thread(wait_until, lambda: live.engine.streams[0].cancelled)
             heard = await listen(socket, lambda message: message.get("type") == "Cleared")
         assert len(audio_of(heard)) < len(live.engine.streams[0].sent) / 2
 
