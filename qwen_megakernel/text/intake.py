@@ -237,8 +237,9 @@ def new_intake(
     if language == AUTO and len(own) == 1:  # "auto" stands for it
         language = own[0]
     language = language_of_code(language) or language
-    lexicon, watch = Lexicon.of(request.lexicon), TextWatch(read_languages, format_option)
+    lexicon = Lexicon.of(request.lexicon)
     reader = reading.reader(request.normalize, language, lexicon, has_markup)
+    watch = TextWatch(read_languages, format_option, is_read=reader is not None)
 
     def language_of(name: str) -> str | None:
         with contextlib.suppress(UnknownLanguage):

@@ -71,6 +71,33 @@ def test_foreign_scripts_and_markup_are_named(languages, text, warnings):
     assert all(expected in warning for warning, expected in zip(found, warnings, strict=True))
 
 
+STYLED = "Ｈｅｌｌｏ １ 𝐦𝐲 𝟏"
+
+
+@pytest.mark.parametrize(
+    ("languages", "is_read", "named"),
+    [(["english"], False, 1), (["english"], True, 0), (RELEASED, False, 0), (None, False, 0)],
+)
+def test_letters_in_another_style_are_named_where_nothing_makes_them_plain(
+    languages, is_read, named
+):
+    found = TextWatch(languages, is_read=is_read).look(f"Say: {STYLED} ℋ")
+    assert len(found) == named
+    for warning in found:
+        assert warning.startswith("the text has full-width or styled letters (Ｈｅｌｌｏ１𝐦𝐲𝟏ℋ), ")
+        assert warning.endswith("it knows english; normalize on makes plain letters of them")
+
+
+def test_letters_in_another_style_are_heard_named_or_refused(demo):
+    for normalize in ("off", "on"):
+        with demo.stream(f"Say {STYLED}", normalize=normalize, max_frames=1) as stream:
+            assert len(stream.text.warnings) == (normalize == "off")
+    with demo.stream(STYLED, normalize="on", max_frames=1) as stream:
+        assert stream.text.spoken == "Hello one my one"
+    with pytest.raises(EmptyText, match=r"no letter that this model reads(.|\n)*normalize on"):
+        demo.stream(STYLED, normalize="off")
+
+
 def test_the_script_of_every_letter_is_that_of_unicodes_own_table():
     found: dict[str | None, list[str]] = {}
     for char in map(chr, range(sys.maxunicode + 1)):
