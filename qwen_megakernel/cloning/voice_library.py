@@ -249,15 +249,20 @@ class VoiceLibrary:
         )
 
     def encode(self, audio: Recording, rate: int | None = None) -> np.ndarray:
-        """Return the codes of a recording of any length: [num_frames, num_code_groups] int32.
+        """Return the codes of a recording of up to 60 s: [num_frames, num_code_groups] int32.
 
         Raises:
             TaskError: the codec cannot encode.
-            RecordingError: the recording is empty or not audio, or `recordings.check_values` raises
-                it.
+            RecordingError: the recording is empty, too long or not audio, or
+                `recordings.check_values` raises it.
         """
         self._require_codec()
         samples, rate = samples_of(audio, rate)
+        seconds, longest = len(samples) / rate, recordings.MAX_SECONDS
+        if seconds > longest:  # what a low rate states, it becomes when it is resampled
+            raise RecordingError(
+                f"The recording is {seconds:.1f} s long; the limit is {longest:.0f} s."
+            )
         recordings.check_values(samples, "The recording")
         return self._codes(samples, rate, silence_tail=0)
 

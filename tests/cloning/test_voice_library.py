@@ -129,6 +129,13 @@ def test_a_recording_encoded_has_the_official_codes(engine, official_model, reco
     assert len(engine.encode(waveforms.noise(0.3, 8000), 8000)) == 4
 
 
+@pytest.mark.timeout(60)
+def test_a_recording_that_lasts_too_long_is_not_encoded(engine):
+    """A second of audio at 7 Hz would become an hour."""
+    with pytest.raises(RecordingError, match=r"is 3428\.6 s long; the limit is 60 s"):
+        engine.encode(waveforms.noise(1, 24000), 7)
+
+
 def test_bad_references_leave_the_engine_usable(engine, recording, tmp_path):
     (tmp_path / "junk.wav").write_bytes(b"RIFFjunk")
     bad = [
