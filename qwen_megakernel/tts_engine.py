@@ -236,12 +236,12 @@ class TTSEngine(OfficialNames):
                 f"keep_packed is for the native CPU decoder; the backend is {chosen.name}.",
                 hint="Leave it out, or use backend cpu.",
             )
-        if keep_packed and adapter:
+        if keep_packed and adapter is not None:
             raise UsageError(
                 "keep_packed keeps the weights of a model; those of an adapter are made at load.",
                 hint="Merge the adapter first: qwen-megakernel train merge",
             )
-        trained = TrainedVoice.read(adapter) if adapter else None
+        trained = None if adapter is None else TrainedVoice.read(adapter)
         files = loading.resolve(model, local_files_only=local_files_only, progress=progress)
         if keep_packed:
             files = conversion.kept(files, options.get("weights"))

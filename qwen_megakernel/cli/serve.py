@@ -194,7 +194,7 @@ def ray_options(args: argparse.Namespace) -> dict[str, Any]:
 def _absolute(place: str) -> str:
     """Return the absolute path of a folder, also of NAME=FOLDER; names of models stay."""
     name, is_named, folder = place.partition("=")
-    if Path(place).is_dir():
+    if place and Path(place).is_dir():
         return str(Path(place).resolve())
     return f"{name}={_absolute(folder)}" if is_named else place
 

@@ -52,11 +52,16 @@ class TrainedVoice:
         Raises:
             ModelFilesError, RecordingError: the folder is no voice, lacks a file, or one is
                 damaged.
-            UsageError: NAME cannot be a name.
+            UsageError: NAME cannot be a name, or there is no FOLDER.
         """
         name, is_named, rest = str(place).partition("=")
         if os.path.isdir(place):
             is_named, rest = "", str(place)
+        if not (rest if is_named else place):
+            raise UsageError(
+                f"adapter is {str(place)!r}, which names no folder.",
+                hint="Name a folder that `train run` wrote, as FOLDER or NAME=FOLDER.",
+            )
         folder = Path(os.path.expanduser(rest if is_named else place))
         if not os.path.isfile(folder / VOICE):
             raise ModelFilesError(

@@ -347,10 +347,10 @@ def test_a_replica_finds_the_files_of_the_command_line(
     ((model,), how) = made.call_args
     assert model == str(tmp_path / "model") and how["voices"] == str(tmp_path / "voices")
     assert how["adapter"] == str(tmp_path / "anna") and isinstance(how["lexicon"], Lexicon)
-    args.adapter = ["eve=anna"]
+    args.adapter = ["eve=anna", "eve="]
     monkeypatch.chdir(tmp_path)
     cli_serve.ray_options(args)
-    assert args.adapter == [f"eve={tmp_path / 'anna'}"]
+    assert args.adapter == [f"eve={tmp_path / 'anna'}", "eve="]  # which names no folder
 
 
 @pytest.mark.parametrize(

@@ -346,6 +346,9 @@ def test_an_adapter_that_does_not_fit_is_refused_before_its_model_is_merged(job,
         for named in (place, f"eve={place}"):
             with pytest.raises(ModelFilesError, match=f"{place} is no trained voice"):
                 TrainedVoice.read(named)
+    for place in ("", "eve="):
+        with pytest.raises(UsageError, match=f"adapter is '{place}', which names no folder"):
+            TTSEngine.from_pretrained("owner/never-loaded", adapter=place)
     with pytest.raises(ModelFilesError, match="is no trained voice"):
         TTSEngine.from_pretrained("owner/never-loaded", adapter=tmp_path)
     tune(job, replace(QUICK, method="full", max_steps=1))
