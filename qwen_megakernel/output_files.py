@@ -68,7 +68,9 @@ def new_partial(path: Path, mode: int = 0o666) -> Path:
     Raises:
         OSError: the folder is missing or read-only.
     """
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    # A file system that has names of 255 bytes has one for the hidden file of any name.
+    name = os.fsencode(path.name)[:240].decode(errors="ignore")
+    partial = path.with_name(f".{name}.{secrets.token_hex(4)}.part")
     partial.touch(mode, exist_ok=False)
     return partial
 

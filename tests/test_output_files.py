@@ -68,6 +68,13 @@ def test_after_an_error_the_file_is_what_it_was(tmp_path: Path, error: type[Base
     assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["a.bin"]
 
 
+@pytest.mark.parametrize("name", ["y" * 251 + ".wav", "\u00fc" * 127])
+def test_a_name_may_be_as_long_as_the_file_system_allows(tmp_path: Path, name: str):
+    with replacing(tmp_path / name) as partial:
+        partial.write_text("new")
+    assert os.listdir(tmp_path) == [name]
+
+
 def test_two_writers_do_not_share_a_hidden_file(tmp_path: Path):
     path = tmp_path / "a.bin"
     with replacing(path) as first, replacing(path) as second:
