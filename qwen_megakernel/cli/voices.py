@@ -239,7 +239,7 @@ def _clone(tts: "SpeechEngine", recording: Path, args: argparse.Namespace) -> "V
     without_text = args.xvector or args.legacy_bin  # a presets file holds only x-vectors
     if text is None and beside.is_file() and not without_text:
         try:
-            text = beside.read_text(encoding="utf-8").strip()
+            text = beside.read_text(encoding="utf-8-sig").strip()
         except UnicodeDecodeError as error:
             raise RecordingError(f"{beside} is not UTF-8 text: {error.reason}.") from error
     return tts.create_voice(recording, None if without_text else text)

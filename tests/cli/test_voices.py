@@ -231,6 +231,15 @@ def test_a_damaged_file_does_not_hide_the_others(recordings, tmp_path, capsys):
     assert "luigi" in found.out and "bad.voice.safetensors is damaged" in found.err
 
 
+def test_a_transcript_of_windows_is_the_text_alone(recordings, tmp_path):
+    shutil.copy(recordings / "mario.wav", tmp_path)
+    said = "\ufeffIt is cold today, my brother.\r\n"
+    (tmp_path / "mario.txt").write_bytes(said.encode())
+    assert run("voices", "create", tmp_path / "mario.wav", "-o", tmp_path, *BASE) == 0
+    made = Voice.load(tmp_path / "mario.voice.safetensors")
+    assert made.transcript == "It is cold today, my brother."
+
+
 def test_a_transcript_that_is_not_utf_8_is_refused_unless_the_x_vector_is_enough(
     recordings, tmp_path, capsys
 ):

@@ -75,6 +75,7 @@ class MarkedText(RequestText):
         self._parser = parser
         self._language_of, self._language = language_of, language
         self._takes_phonemes = takes_phonemes
+        self._is_begun = False
         self._manner = Manner()
         self._last = ""  # the last character that is spoken
         self._is_after_sentence = False  # a sentence has ended, and no text has followed yet
@@ -90,6 +91,8 @@ class MarkedText(RequestText):
         return self._parser.take_warnings() + warnings + super().take_warnings()
 
     def feed(self, text: str) -> Iterator[str | Cut]:
+        if not self._is_begun:  # a file may begin with a byte order mark
+            text, self._is_begun = text.removeprefix("\ufeff"), bool(text)
         yield from self._spoken(self._parser.feed(text))
         if self.error:
             yield self._reader.end()

@@ -208,3 +208,18 @@ def test_what_is_no_number_is_read_as_it_is_written():
 def test_broken_markup_of_a_whole_text_is_refused():
     with pytest.raises(MarkupError, match="SSML, line 1, column 4: mismatched tag"):
         passages("One</s>")
+
+
+@pytest.mark.parametrize(
+    ("text_format", "text"),
+    [
+        ("script", "anna: Hello.\r\nben (glad): Hi!\r\n"),
+        ("ssml", "<?xml version='1.0'?><speak>Hello. <voice name='ben'>Hi!</voice></speak>"),
+        ("pauses", "[pause 1s] Hello."),
+    ],
+)
+def test_a_byte_order_mark_of_a_file_is_no_text(text_format, text):
+    expected = whole(marked(text_format)[0], text)
+    made, _ = marked(text_format)
+    assert whole(made, f"\ufeff{text}") == expected
+    assert "\ufeff" not in made.written
