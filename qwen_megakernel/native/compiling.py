@@ -249,6 +249,11 @@ def _check_owner(path: Path, *, may_be_link: bool = False) -> None:
             owners.add(status.st_uid)
     except OSError:  # reading or writing it meets the same error
         return
+    if path == build_cache() and not (is_link or stat.S_ISDIR(status.st_mode)):
+        raise BuildError(
+            f"{path} is no folder, and compiled code is kept in one.",
+            hint="Set QWEN_MEGAKERNEL_BUILD_CACHE to a folder of your own.",
+        )
     user = os.geteuid()
     others = owners - {0, user}
     if is_link:

@@ -246,6 +246,13 @@ def test_zig_compiles_the_cpu_decoder_where_there_is_no_compiler(tmp_path, monke
     assert path.read_bytes()[:4] == b"\xcf\xfa\xed\xfe"  # Mach-O, 64 bits
 
 
+def test_a_cache_that_is_no_folder_is_not_to_be_removed(monkeypatch):
+    monkeypatch.setenv("QWEN_MEGAKERNEL_BUILD_CACHE", "/dev/null")
+    with pytest.raises(BuildError, match=r"^/dev/null is no folder") as caught:
+        compiling._check_owner(compiling.build_cache(), may_be_link=True)
+    assert caught.value.hint == "Set QWEN_MEGAKERNEL_BUILD_CACHE to a folder of your own."
+
+
 # ---- files of other users ------------------------------------------------------------------------
 
 NOBODY = 65534
