@@ -1,6 +1,7 @@
 """The command line: speak | serve | sheen | train | voices | mark | detect | ... ."""
 
 import argparse
+import contextlib
 import json
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from qwen_megakernel.cli import (
     train,
     voices,
 )
-from qwen_megakernel.errors import UsageError
+from qwen_megakernel.errors import OutputError, UsageError
 
 
 def download(args: argparse.Namespace) -> int:
@@ -28,15 +29,29 @@ def download(args: argparse.Namespace) -> int:
 
     from qwen_megakernel.checkpoint import loading
 
-    if args.to:
-        Path(args.to).mkdir(parents=True, exist_ok=True)  # refused before the download
-    files = loading.resolve(args.model_id, progress=not args.quiet)
-    if args.to:
-        shutil.copytree(files.folder, args.to, dirs_exist_ok=True)
+    if not args.to:
+        print(loading.resolve(args.model_id, progress=not args.quiet).folder)
+        return 0
+    to = Path(args.to)
+    made = [each for each in (to, *to.parents) if not each.exists()]
+    to.mkdir(parents=True, exist_ok=True)  # refused before the download
+    try:
+        files = loading.resolve(args.model_id, progress=not args.quiet)
+        shutil.copytree(files.folder, to, dirs_exist_ok=True)
         codec = files.speech_tokenizer
         if codec.parent != files.folder:  # it lies beside the model
-            shutil.copytree(codec, Path(args.to, loading.CODEC_FOLDER), dirs_exist_ok=True)
-    print(args.to or files.folder)
+            shutil.copytree(codec, to / loading.CODEC_FOLDER, dirs_exist_ok=True)
+    except BaseException as error:
+        if made:
+            shutil.rmtree(to, ignore_errors=True)
+            with contextlib.suppress(OSError):  # another program has put something there
+                for folder in made[1:]:
+                    folder.rmdir()
+        if isinstance(error, shutil.Error):  # of many files, each with the reason
+            *_, why = error.args[0][0]
+            raise OutputError(f"Cannot copy the model to {to}: {why}.") from error
+        raise
+    print(args.to)
     return 0
 
 

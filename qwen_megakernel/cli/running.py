@@ -161,9 +161,11 @@ def run(main: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> 
     handler.addFilter(lambda record: not end.has_come)
     logging.basicConfig(level=level, format="%(message)s", handlers=[handler])
     wait_passively()
+    own_output = sys.stdout
+    own_errors = getattr(own_output, "errors", None)
     try:
         with end:
-            _buffer_output()
+            _prepare_output()
             # numpy comes before torch, which would import it from C++ and swallow a Ctrl-C there.
             import numpy  # noqa: F401
 
@@ -192,16 +194,26 @@ def run(main: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> 
         what = error.strerror or error
         print(f"error: {where}: {what}." if where else f"error: {what}.", file=sys.stderr)
         return ResourceError.exit_code
+    finally:  # a program that calls a command has its output back
+        if isinstance(own_output, io.TextIOWrapper) and own_output.errors != own_errors:
+            with contextlib.suppress(OSError):  # it writes what is left
+                own_output.reconfigure(errors=own_errors)
+        sys.stdout = own_output
 
 
-def _buffer_output() -> None:
-    """Buffer the lines of standard output with PYTHONUNBUFFERED, too.
+def _prepare_output() -> None:
+    """Write an escape for what the encoding of standard output lacks, as standard error does, and
+    buffer lines with PYTHONUNBUFFERED, too.
 
     A write that fails is then kept, so that `_has_output_failed` sees it fail again; and a write
     takes all bytes.
     """
     out = sys.stdout
-    if out is not None and isinstance(out.buffer, io.RawIOBase):
+    if not isinstance(out, io.TextIOWrapper):  # None if the caller closed it; or text in memory
+        return
+    if out.errors == "strict":
+        out.reconfigure(errors="backslashreplace")
+    if isinstance(out.buffer, io.RawIOBase):
         lines = io.BufferedWriter(io.FileIO(out.fileno(), "w", closefd=False))
         sys.stdout = io.TextIOWrapper(lines, out.encoding, out.errors, line_buffering=True)
 

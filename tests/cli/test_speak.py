@@ -1,10 +1,12 @@
 """The front ends that speak a text, run as they are typed: files, output, exit codes."""
 
 import argparse
+import contextlib
 import functools
 import io
 import itertools
 import os
+import shutil
 import subprocess
 import sys
 from unittest.mock import Mock
@@ -117,6 +119,7 @@ def test_output_that_nothing_takes_has_an_exit_code_and_no_traceback(monkeypatch
         with io.TextIOWrapper(open(file, "wb", buffering), write_through=not buffering) as output:
             monkeypatch.setattr(sys, "stdout", output)
             assert running.run(lambda _: prints("figures") or 0, args) == code
+            assert sys.stdout is output
             sys.stdout.flush()  # as Python does when it exits
         assert shown in capsys.readouterr().err
 
@@ -142,6 +145,23 @@ def test_samples_that_cannot_be_written_are_reported(environment):
     assert done.stderr == b"error: standard output: No space left on device.\n"
 
 
+@pytest.mark.parametrize("buffering", [-1, 0])
+def test_output_in_an_encoding_without_a_character_has_an_escape(tmp_path, monkeypatch, buffering):
+    args = argparse.Namespace(debug=False, quiet=False)
+    with io.TextIOWrapper(open(tmp_path / "out", "wb", buffering), "ascii") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        assert running.run(lambda _: print("Zoë") or 0, args) == 0
+        assert output.errors == "strict"  # as the program that calls the command left it
+    assert (tmp_path / "out").read_text() == "Zo\\xeb\n"
+
+
+def test_output_may_be_kept_in_memory():
+    args = argparse.Namespace(debug=False, quiet=False)
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        assert running.run(lambda _: print("Zoë") or 0, args) == 0
+    assert output.getvalue() == "Zoë\n"
+
+
 @pytest.mark.parametrize("error", [OSError(113, "No route to host"), BrokenPipeError(32, "gone")])
 def test_a_fault_of_something_else_is_not_put_on_the_output(capsys, error):
     def fail(_):
@@ -158,6 +178,33 @@ def test_a_folder_that_cannot_be_written_is_reported(run_here, tmp_path):
     done = run_here("-m", "qwen_megakernel", "download", *TINY[1:], "--to", tmp_path / "file")
     assert done.returncode == 5
     assert f"error: {tmp_path / 'file'}: File exists" in done.stderr
+
+
+def test_a_download_that_fails_leaves_no_folder(run_here, tmp_path):
+    to = tmp_path / "new" / "folder"
+    done = run_here("-m", "qwen_megakernel", "download", "/no/such/model", "--to", to)
+    assert done.returncode == 4 and os.listdir(tmp_path) == []
+    (tmp_path / "new").mkdir()
+    run_here("-m", "qwen_megakernel", "download", "/no/such/model", "--to", to)
+    assert os.listdir(tmp_path) == ["new"] and os.listdir(tmp_path / "new") == []
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_download_to_a_full_disk_is_one_line_and_leaves_no_part(
+    run_here, tmp_path, monkeypatch, is_there
+):
+    def copy(source, target, **_):
+        raise OSError(28, "No space left on device", source)
+
+    if is_there:
+        (tmp_path / "to").mkdir()
+    monkeypatch.setattr(shutil, "copyfile", copy)
+    done = run_here("-m", "qwen_megakernel", "download", *TINY[1:], "--to", tmp_path / "to")
+    assert done.returncode == 5
+    *_, line = done.stderr.splitlines()
+    assert line.startswith(f"error: Cannot copy the model to {tmp_path / 'to'}: ")
+    assert line.count("No space left on device") == 1
+    assert os.listdir(tmp_path) == ["to"] * is_there
 
 
 def test_speak_reads_standard_input_and_writes_raw_samples(speak_bytes, monkeypatch):
