@@ -60,10 +60,12 @@ def _checked(text: str | None, name: str) -> str:
         text.encode("utf-8", "surrogateescape").decode("utf-8")
     except (UnicodeDecodeError, UnicodeEncodeError) as error:
         is_utf16 = error.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        hint = "Convert it first, for example with iconv -f "
+        hint += f"{'UTF-16' if is_utf16 else 'LATIN1'} -t UTF-8."
+        if error.encoding.lower() != "utf-8":  # the locale's, or PYTHONIOENCODING's
+            hint = "If it is UTF-8, set PYTHONIOENCODING=utf-8."
         raise UsageError(
-            f"{name} is not {error.encoding.upper()} text: {error}.",
-            hint="Convert it first, for example with iconv -f "
-            f"{'UTF-16' if is_utf16 else 'LATIN1'} -t UTF-8.",
+            f"{name} is not {error.encoding.upper()} text: {error}.", hint=hint
         ) from error
     return text
 

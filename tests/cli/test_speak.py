@@ -253,6 +253,14 @@ def test_standard_input_that_is_not_utf8_is_refused(monkeypatch, errors):
         running.read_text("-")
 
 
+def test_standard_input_of_another_locale_gets_the_hint_that_reads_it(monkeypatch):
+    stdin = io.TextIOWrapper(io.BytesIO("Grüße".encode()), encoding="ascii")
+    monkeypatch.setattr(sys, "stdin", stdin)
+    with pytest.raises(UsageError, match=r"^Standard input is not ASCII text") as caught:
+        running.read_text("-")
+    assert caught.value.hint == "If it is UTF-8, set PYTHONIOENCODING=utf-8."
+
+
 def test_a_book_is_spoken_to_a_file(monkeypatch, tmp_path, capsys):
     book = "A sentence of some words for this book. " * 600  # 24 000 characters
     monkeypatch.setattr(cli_speak, "LONG_CHARS", 20_000)
