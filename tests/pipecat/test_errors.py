@@ -55,7 +55,7 @@ async def test_a_refused_request_is_one_error_and_no_open_context(mode, refusal)
 
 
 async def test_a_closed_engine_makes_the_service_unusable(mode):
-    async with talk(mode, rtf=0.5) as run:
+    async with talk(mode, stall_after=1) as run:
         await run.turn("This is cut short by the end of the run.engine.")
         await run.until(TTSAudioRawFrame)
         run.engine.close()
@@ -88,11 +88,11 @@ async def test_a_stalled_engine_is_given_up(mode, after):
 
 
 async def test_arriving_text_is_progress_for_the_engine_timeout():
-    async with Run(service(FakeEngine(), TOKEN, engine_timeout_s=0.8)) as run:
+    async with Run(service(FakeEngine(), TOKEN, engine_timeout_s=2.0)) as run:
         await run.send(LLMFullResponseStartFrame())
         for _ in range(8):
             await run.send(LLMTextFrame("a "))  # too short for a frame
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.3)
         await run.send(LLMFullResponseEndFrame(), stops=1)
     assert run.errors == []
 

@@ -98,21 +98,25 @@ async def test_interruption_while_the_llm_still_writes(mode):
 
 
 async def test_uninterruptible_speech_is_spoken_to_its_end(mode):
-    async with talk(mode, rtf=0.3) as run:
+    async with talk(mode, stall_after=1) as run:
         await run.say("This call may be recorded.", interruptible=False)
         await run.until(TTSAudioRawFrame)
         await run.interrupt()
+        await run.until(InterruptionFrame)
+        run.engine.go_on()
         await run.until(TTSStoppedFrame)
     assert run.engine.streams[0].finish_reason == "eos" and run.pcm == run.engine.streams[0].sent
     assert run.order(*SPEECH) == [*SPEECH]
 
 
 async def test_uninterruptible_speech_survives_in_front_of_interruptible(mode):
-    async with talk(mode, rtf=0.3) as run:
+    async with talk(mode, stall_after=1) as run:
         await run.say("Keep this one.", interruptible=False)
         await run.say("Drop this one, please, it is long.")
         await run.until(TTSAudioRawFrame)
         await run.interrupt()
+        await run.until(InterruptionFrame)
+        run.engine.go_on()
         await run.until(TTSStoppedFrame)
         await asyncio.sleep(0.1)
     assert run.pcm == run.engine.streams[0].sent
@@ -219,7 +223,7 @@ async def _speak(run: Run, text: str) -> None:
 
 
 async def test_one_interrupted_pipeline_leaves_the_others_undisturbed(mode):
-    engine = FakeEngine(num_slots=4, rtf=0.25)
+    engine = FakeEngine(num_slots=4, rtf=1.0)
     one, two, three, four = (Run(service(engine, mode)) for _ in range(4))
     async with one, two, three, four:
         for run in (one, two, three, four):
@@ -234,7 +238,7 @@ async def test_one_interrupted_pipeline_leaves_the_others_undisturbed(mode):
     for run in (two, three, four):
         assert run.pcm in [stream.sent for stream in whole]
         gaps = np.diff(run.when(TTSAudioRawFrame))
-        assert max(gaps) < 0.25 * 0.8 + 0.1 + run.slack_s  # no more than a chunk of ten frames
+        assert max(gaps) < 0.8 + 0.1 + run.slack_s  # a chunk of ten frames
 
 
 async def test_an_interruption_frees_the_slot_for_the_next_pipeline(mode):
