@@ -9,6 +9,7 @@ import io
 import json
 import os
 import pickle
+import random
 import re
 import runpy
 import signal
@@ -104,8 +105,11 @@ def start_ray(folder: str, attempts: int = 3) -> None:
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
+    """Return a free port that the system gives to no connection, such as those of Ray's start."""
+    for port in random.sample(range(21_000, 32_000), 100):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("a hundred ports are taken")
 
 
 @pytest.fixture(scope="module")

@@ -110,7 +110,7 @@ def test_sound_begins_long_before_the_speech_is_complete(open_page: Open) -> Non
     engine = FakeEngine(rtf=0.8)
     with serving(engine) as server:
         page = open_page(server)
-        speak(page, STORY * 3)
+        speak(page, STORY * 20)
         expect(page.locator("#first")).to_contain_text("ms")
         wait_until(lambda: waveform_width(page) > 0)
         early = waveform_width(page)
@@ -211,7 +211,7 @@ def test_stop_ends_the_request_and_keeps_what_was_spoken(open_page: Open) -> Non
     engine = FakeEngine(rtf=0.5)
     with serving(engine) as server:
         page = open_page(server)
-        speak(page, STORY * 3)
+        speak(page, STORY * 20)
         expect(page.locator("#first")).to_contain_text("ms")
         page.keyboard.press("Escape")
         wait_until(lambda: engine.streams[0].cancelled)
