@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 from pipecat.services.settings import TTSSettings
+from pipecat.services.tts_service import TextAggregationMode
 from pipecat.transcriptions.language import Language
 from pipecat.utils.errors import ErrorCategory
 from pipecat.utils.types import is_given
@@ -27,6 +28,7 @@ from qwen_megakernel.errors import (
     TextTooLong,
     UnknownLanguage,
     UsageError,
+    check_choice,
     did_you_mean,
 )
 from qwen_megakernel.pipecat.base import base_arguments
@@ -207,6 +209,8 @@ class MegakernelTTSService(ContextTTSService):
             in_settings = f"Give settings=MegakernelTTSService.Settings({name}=...)."
             hint = HINTS.get(name, in_settings if name in known else "")
             raise UsageError(f"MegakernelTTSService takes no {name}.", hint=hint)
+        if (mode := others.get("text_aggregation_mode")) is not None:
+            check_choice("text_aggregation_mode", mode, [*TextAggregationMode])
 
     @classmethod
     def _stored(

@@ -172,6 +172,7 @@ def test_a_model_and_an_engine_are_one_too_many():
         ({"settings": Settings(temperature=0)}, "temperature is 0"),
         ({"settings": Settings(lexicon={"": "a"})}, "lexicon"),
         ({"first_chunk_frames": 0}, "first_chunk_frames is 0"),
+        ({"text_aggregation_mode": "tokens"}, "is 'tokens'; known: sentence, token"),
         ({"engine_timeout_s": "x"}, "engine_timeout_s is 'x'; it must be a number"),
         ({"engine_timeout_s": 0}, "engine_timeout_s is 0; it must be above 0 and finite"),
         ({"engine_timeout_s": math.nan}, "engine_timeout_s is nan; it must be above 0"),
