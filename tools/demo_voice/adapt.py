@@ -54,6 +54,9 @@ OPTIONS = TuneOptions(
     rank=32,
     alpha=64,
 )
+# Codes that the encoder heard are not all right. At the rate above, three epochs learn the wrong
+# ones by heart: then 45 % of the words are wrong.
+RATES = {SLOW: OPTIONS.learning_rate, HIGH: OPTIONS.learning_rate, OTHER: 2e-4}
 MAX_FRAMES = 160
 # What the figures are held against: an epoch's length over the base model's, the pitch's distance
 # from the recordings', and the share of wrong words over that of the base model.
@@ -162,7 +165,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             for text, codes, _ in recordings(name, base, to_learn)
         ]
         _, codes, hertz = zip(*recordings(name, base, wanted), strict=True)
-        epochs = [say(model, wanted) for model in adapted(base, spoken, OPTIONS)]
+        options = replace(OPTIONS, learning_rate=RATES[name])
+        epochs = [say(model, wanted) for model in adapted(base, spoken, options)]
         found[name] = {
             "recordings": len(spoken),
             "seconds": sum(map(len, spoken)) * features.FRAME_SECONDS,
