@@ -133,8 +133,8 @@ def counting_protocol(
     all requests and messages together are too large, the class cuts the connection of each message
     that is not small.
 
-    The class also tells uvicorn that a refusal ends a handshake. Without that, uvicorn logs each
-    refusal as an error of the app.
+    When the app refuses a WebSocket, the class marks the handshake as complete. Otherwise uvicorn
+    logs each refusal as an error of the app.
     """
 
     class CountingProtocol(WebSocketsSansIOProtocol):
