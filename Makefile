@@ -20,8 +20,9 @@ define waiting
 done ) & words=$$!; trap "kill $$words" EXIT; trap "exit 130" INT TERM; $(2)
 endef
 
-# One for each core: each further one imports torch, transformers and Pipecat once more.
-WORKERS ?= $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count()))")
+# One more than there are cores, because tests wait for servers and players in a quarter of their time.
+# Each further one imports torch, transformers and Pipecat once more.
+WORKERS ?= $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count() + 1))")
 
 .PHONY: help demo test test-ci test-torch test-user test-slow lint style rehearse-gpu clean nvcc ledger
 
@@ -39,7 +40,7 @@ demo: $(VENV)/.demo-ready  ## speak TEXT with the small demonstration voice into
 REPORTS := build/reports
 
 # The type checker keeps one core busy for half a minute, so the tests run beside it.
-test: style  ## linters, type checker and the default tests, some 13 CPU-minutes
+test: style  ## linters, type checker and the default tests, some 12 CPU-minutes
 	$(BIN)/mypy & types=$$!; \
 	$(BIN)/python -m pytest --junit-xml $(REPORTS)/test.xml --numprocesses $(WORKERS) --dist loadfile; tests=$$?; \
 	wait $$types || { echo "mypy failed: its errors are above" >&2; exit 1; }; exit $$tests
