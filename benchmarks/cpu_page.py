@@ -28,6 +28,7 @@ def measured_cpu() -> list[str]:
         *threads_table(),
         *start_table(),
         *processes_table(),
+        *mapped_table(),
         *servers_table(),
         *texts_tables(),
         *bandwidth_table(),
@@ -251,6 +252,24 @@ def processes_table() -> list[str]:
             *("model", "weights", "form", "processes", "loaded in", "first samples", "a frame"),
             *("peak", "resident", "proportional", "private"),
         ],
+        rows,
+    )
+
+
+def mapped_table() -> list[str]:
+    """Show whether converted models speak in real time, from `measure.py rtf`."""
+    rows: Rows = []
+    for result in load_results("rtf_cpu_*.json"):
+        summary, ranks = result["summary"], ("mean", "p50", "p95")
+        cells = [result["model"], *(digits(summary["rtf"][rank]) for rank in ranks)]
+        for part in PARTS[:2]:
+            cells += milliseconds(summary[f"{part}_ms_per_frame"], "p50")
+        rows.append((result, [*cells, f"{result['peak_memory_mb']['host']:.0f} MB"]))
+    return section(
+        "Converted models in real time",
+        "The real-time factor of one stream. Each model was converted from the one of random "
+        "weights whose name it has, to the form behind that name, with the vocoder in float16.",
+        ["model", "RTF, mean", "p50", "p95", "decode a frame", "vocoder a frame", "peak"],
         rows,
     )
 
