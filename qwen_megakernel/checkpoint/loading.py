@@ -134,19 +134,9 @@ def resolve(
             hint=f"For example {DEMO_VOICE!r}, or {next(iter(hub.RELEASED))!r}.",
         )
     if model == DEMO_VOICE:
-        files = _files_in(
-            DEMO_VOICE_FOLDER,
-            model,
-            banner=f"{model} is a small demonstration voice of this project, not Qwen's model "
-            f"{next(iter(hub.RELEASED))}.",
-        )
+        files = _files_in(DEMO_VOICE_FOLDER, model)
     elif model in RECIPES:
-        files = _files_in(
-            random_checkpoint(model),
-            model,
-            is_synthetic=True,
-            banner=f"{model}: RANDOM WEIGHTS from a seed. Its output is noise, not speech.",
-        )
+        files = _files_in(random_checkpoint(model), model)
     elif (recipe := model.removeprefix(drawn_weights.PREFIX)) in RECIPES:
         write = partial(write_small_files, recipe)
         folder = write_once(model.replace(":", "-"), RECIPE_VERSION, write)
@@ -269,13 +259,22 @@ def check_new(folder: Path) -> None:
         raise OutputError(f"{folder} exists.", hint="Name a new folder, or delete this one.")
 
 
-def _files_in(
-    folder: Path, name: str, *, is_synthetic: bool = False, banner: str | None = None
-) -> ModelFiles:
+def _files_in(folder: Path, name: str) -> ModelFiles:
     _require(folder, (CONFIG,))
     _read_model_config(folder)
     _require(folder, NEEDED_FILES)
-    return ModelFiles(folder, name, is_synthetic, banner, speech_tokenizer=_find_codec(folder))
+    form = packed_form.read(folder / WEIGHTS)
+    source = form.source if form else name
+    is_random = source in RECIPES
+    banner = None
+    if is_random:
+        banner = f"{name}: RANDOM WEIGHTS from a seed. Its output is noise, not speech."
+    elif source == DEMO_VOICE:
+        official = next(iter(hub.RELEASED))
+        banner = (
+            f"{name} is a small demonstration voice of this project, not Qwen's model {official}."
+        )
+    return ModelFiles(folder, name, is_random, banner, speech_tokenizer=_find_codec(folder))
 
 
 def _find_codec(folder: Path) -> Path:

@@ -107,6 +107,16 @@ def test_every_instruction_set_reads_the_same_file(weights, tmp_path, monkeypatc
         assert np.array_equal(found.audio, expected.audio)
 
 
+@pytest.mark.parametrize(("model", "is_random"), [("tiny-random", True), ("demo-voice", False)])
+def test_a_converted_model_says_what_it_was_made_from(model, is_random, tmp_path, caplog):
+    folder = converted(model, "int8", tmp_path / "model")
+    caplog.clear()
+    files = loading.resolve(folder)
+    assert files.is_synthetic == is_random
+    assert ("RANDOM WEIGHTS" if is_random else "not Qwen's model") in files.banner
+    assert files.banner.startswith(str(folder)) and files.banner in caplog.text
+
+
 def test_a_converted_model_is_complete_and_says_what_it_is(whole):
     original = loading.load(loading.resolve("tiny-random"))
     checkpoint = loading.load(loading.resolve(str(whole)))
