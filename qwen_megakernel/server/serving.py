@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import errno
 import logging
+import re
 import resource
 import signal
 import socket
@@ -34,6 +35,10 @@ logger = get_logger(__name__)
 _BACKLOG = 128  # connections that the operating system holds until the server accepts them
 _IDLE_CONNECTIONS = 256  # open besides `max_connections` requests and WebSockets
 _OTHER_DESCRIPTORS = 192  # files, libraries, Wyoming clients, connections that are being closed
+
+# The name of the header in which clients of Java offer HTTP/2 or TLS. httptools would skip the body
+# of such a request. Another name of the same length takes its place, since a body may come, too.
+_OFFER = re.compile(rb"^upgrade(?=[ \t]*:(?![ \t]*websocket))", re.IGNORECASE | re.MULTILINE)
 
 
 def raise_descriptor_limit(settings: ServerSettings) -> None:
@@ -82,6 +87,9 @@ def guarded_protocol(settings: ServerSettings) -> type[asyncio.Protocol]:
                 next(each for each in waiting if not each.transport.is_closing())._abort()
 
         def data_received(self, data: bytes) -> None:
+            if self._is_between_requests():
+                head, end, body = data.partition(b"\r\n\r\n")
+                data = _OFFER.sub(b"offered", head) + end + body
             super().data_received(data)
             self._note()
 
@@ -102,9 +110,12 @@ def guarded_protocol(settings: ServerSettings) -> type[asyncio.Protocol]:
             self._stop_stalling()
             super().connection_lost(error)
 
+        def _is_between_requests(self) -> bool:
+            return self.cycle is None or self.cycle.response_complete
+
         def _note(self) -> None:
             """Limit the time without a request; some bytes of one are not enough."""
-            if self.cycle is not None and not self.cycle.response_complete:
+            if not self._is_between_requests():
                 self._stop_waiting()
             elif self not in waiting:
                 waiting[self] = self.loop.call_later(settings.body_timeout_s, self._abort)

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import http.client as httplib
 import importlib.util
+import json
 import resource
 import socket
 import subprocess
@@ -15,7 +17,7 @@ import httpx
 import pytest
 from commands import ROOT
 from fake_engine import FakeEngine
-from live_server import LiveServer, serving
+from live_server import LiveServer, http_post, serving
 from speech_socket import session, speak
 from waiting import wait_until
 
@@ -71,6 +73,31 @@ def test_audio_does_not_wait_until_the_headers_are_acknowledged(engine, http):
     with serving(engine, http=http) as live, live.connect():
         accepted = connection_of(live).transport.get_extra_info("socket")
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+@pytest.mark.parametrize("http", ["h11", "httptools"])
+@pytest.mark.parametrize("is_slow", [False, True], ids=["whole", "in pieces"])
+@pytest.mark.parametrize(
+    "upgrade",
+    [
+        b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n",
+        b"upgrade: TLS/1.2\r\nconnection: Upgrade\r\n",
+    ],
+    ids=["Java's HttpClient", "Apache HttpClient"],
+)
+def test_an_offer_of_another_protocol_is_declined_and_the_body_is_read(http, is_slow, upgrade):
+    post = http_post(json.dumps({"input": "Hello.", "response_format": "pcm"}).encode())
+    head, body = post.replace(b"\r\n", b"\r\n" + upgrade, 1).split(b"\r\n\r\n")
+    pieces = [head + b"\r\n\r\n", body] if is_slow else [head + b"\r\n\r\n" + body]
+    with serving(FakeEngine(), http=http) as live, live.connect() as client:
+        for piece in pieces:
+            client.sendall(piece)
+            time.sleep(0.1)
+        answer = httplib.HTTPResponse(client)
+        answer.begin()
+        assert (answer.status, len(answer.read()) > 0) == (200, True)
+        client.sendall(GET)
+        assert client.recv(100).startswith(b"HTTP/1.1 200")
 
 
 @contextlib.contextmanager
