@@ -24,6 +24,7 @@ logger = get_logger(__name__)
 # Suffixes of the recordings that `voices create DIR` takes from a folder; libsndfile reads them.
 SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".aiff", ".aif", ".au")
 
+MIN_RATE = 1000  # samples per second; with fewer, the pitch of a high voice is lost
 MIN_SECONDS = 1.0
 MAX_SECONDS = 60.0
 SILENT_DBFS = -60.0  # a recording whose loudest moment is lower has no speech
@@ -164,15 +165,20 @@ def resample(samples: np.ndarray, rate: int, new_rate: int) -> np.ndarray:
 
 
 def check_samples(samples: np.ndarray, rate: int, name: str) -> None:
-    """Raise for recordings under 1 s and over 60 s, and for samples that are no sound.
+    """Raise for recordings under 1 s, over 60 s or under 1000 Hz, and for what is no sound.
 
     Args:
         samples: [num_samples] float32.
         rate: samples per second.
         name: the recording's name in messages.
     Raises:
-        RecordingError: the recording is too short or too long, or `check_values` raises it.
+        RecordingError: the recording is too short or too long, has too few samples per second, or
+            `check_values` raises it.
     """
+    if rate < MIN_RATE:
+        raise RecordingError(
+            f"{name} has {rate} samples per second; a reference must have at least {MIN_RATE}."
+        )
     seconds = len(samples) / rate
     if not MIN_SECONDS <= seconds <= MAX_SECONDS:
         raise RecordingError(
@@ -290,7 +296,7 @@ def check_transcript(transcript: str, seconds: float, name: str = "") -> None:
         raise RecordingError(
             f"{found}; cloning in context will fail.",
             "The model continues from transcript and recording together; they must match.",
-            "Give the full transcript or use --xvector.",
+            "Give the full transcript, or none (--xvector; over HTTP x_vector_only_mode).",
         )
     slowest, fastest = WORDS_PER_SECOND_DOUBTED
     if not slowest <= num_words / seconds <= fastest:

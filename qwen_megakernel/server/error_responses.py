@@ -13,6 +13,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
+from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -123,7 +124,7 @@ class ApiError(Exception):
             message, param = _validation_message(error)
             return cls(400, message, "invalid_value", param)
         if isinstance(error, HTTPException):
-            status, message = error.status_code, f"{error.detail}."
+            status, message = error.status_code, f"{error.detail.rstrip('.')}."
             cause = error.__cause__  # FastAPI names none
             if isinstance(cause, UnicodeDecodeError):
                 message = f"The body is not UTF-8 text: {cause}."
@@ -242,9 +243,10 @@ def _complaint(name: str, fault: Mapping[str, Any]) -> str:
 
 
 def shown(value: object, max_chars: int = _MAX_ECHO_CHARS) -> str:
-    """Return a client's value as JSON, but an object or a list, which may be long, by its kind."""
-    if isinstance(value, dict | list):
-        return "an object" if isinstance(value, dict) else "a list"
+    """Return a client's value as JSON, but a file, and what may be long, by its kind."""
+    for kind, name in {dict: "an object", list: "a list", UploadFile: "a file"}.items():
+        if isinstance(value, kind):
+            return name
     return json.dumps(value[:max_chars] if isinstance(value, str) else value)[:max_chars]
 
 

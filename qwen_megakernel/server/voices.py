@@ -62,10 +62,8 @@ class VoiceStore:
         if name is None:
             return None, None
         name = self._settings.voice_aliases.get(name, name)
-        known = self._engine.voices
-        alike = [name] if name in known else [each for each in known if _key(each) == _key(name)]
-        if alike:
-            voice = self._engine.find_voice(alike[0])
+        if (stored := self._stored(name)) is not None:
+            voice = self._engine.find_voice(stored)
             if x_vector_only and isinstance(voice, Voice):
                 voice = voice.x_vector_only()
             return voice, None
@@ -78,6 +76,7 @@ class VoiceStore:
             if self._settings.voice_fallback is not None:
                 fallback = self._settings.voice_fallback
                 return fallback, f'voice "{name}" is spoken by "{fallback}"'
+        known = self._engine.voices
         raise UnknownVoice(
             f'Unknown voice "{printable(name)}". This model has: {", ".join(known) or "(none)"}.',
             "Start the server with --voice-fallback NAME for OpenAI's voices." if is_openai else "",
@@ -190,6 +189,8 @@ class VoiceStore:
         """
         with naming("name"):
             name = new_name(name)  # before any work
+        if not consent.strip():
+            raise ApiError.about("consent", "consent is blank.", hint="Write who has agreed.")
         key, limit = _key(name), self._settings.max_uploads
         async with self._admitting:
             uploads = set(self._uploading)  # of those that end meanwhile the list may lack the file
@@ -213,15 +214,21 @@ class VoiceStore:
 
     def delete(self, name: str) -> None:
         """Delete an uploaded voice; raises `ApiError` (404, 403) for the name of no such voice."""
-        name = composed_name(name)
-        if name not in self._uploaded():
-            if name in self._engine.voices:
-                what = f'The voice "{name}" was not uploaded by a client, so clients may not delete'
-                what += " it. The owner of the server can delete its file."
-                raise ApiError(403, what, "voice_not_uploaded")
+        stored = self._stored(name)
+        if stored is None:
             raise ApiError(404, f'No voice is called "{printable(name)}".', "not_found")
-        (self._folder / f"{name}{VOICE_SUFFIX}").unlink(missing_ok=True)
-        logger.info('Voice "%s" was deleted.', name)
+        if stored not in self._uploaded():
+            what = f'The voice "{stored}" was not uploaded by a client, so clients may not delete'
+            what += " it. The owner of the server can delete its file."
+            raise ApiError(403, what, "voice_not_uploaded")
+        (self._folder / f"{stored}{VOICE_SUFFIX}").unlink(missing_ok=True)
+        logger.info('Voice "%s" was deleted.', stored)
+
+    def _stored(self, name: str) -> str | None:
+        """Return the engine's name of a voice, which may differ in case; None: there is none."""
+        known = self._engine.voices
+        alike = [name] if name in known else [each for each in known if _key(each) == _key(name)]
+        return alike[0] if alike else None
 
     @property
     def _folder(self) -> Path:

@@ -111,6 +111,15 @@ def test_recordings_without_a_voice_are_refused(samples, message):
         recordings.check(samples, 24000, "a.wav")
 
 
+@pytest.mark.parametrize("rate", [1, 7, 999])
+def test_a_rate_at_which_no_voice_is_left_is_refused(rate):
+    samples = waveforms.noise(2, 24000)[: 2 * rate]
+    message = rf"a.wav has {rate} samples per second; a reference must have at least 1000\."
+    with pytest.raises(RecordingError, match=message):
+        recordings.check_samples(samples, rate, "a.wav")
+    recordings.check_samples(waveforms.noise(2, 24000)[:2000], 1000, "a.wav")
+
+
 def test_a_clipped_recording_is_accepted_with_a_warning(caplog):
     with caplog.at_level(logging.WARNING):
         recordings.check(waveforms.voice_like(2, 24000), 24000, "good.wav")
@@ -138,7 +147,8 @@ def test_the_message_is_that_of_the_catalogue():
     with pytest.raises(RecordingError) as caught:
         recordings.check_transcript("Just three words.", 12.4)
     assert caught.value.what.startswith("Transcript has 3 words for 12.4 s of speech")
-    assert caught.value.hint == "Give the full transcript or use --xvector."
+    hint = "Give the full transcript, or none (--xvector; over HTTP x_vector_only_mode)."
+    assert caught.value.hint == hint
 
 
 @pytest.mark.parametrize(

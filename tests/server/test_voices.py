@@ -155,9 +155,10 @@ def test_recordings_of_the_usual_kinds_are_taken(live, container):
         (np.zeros(2 * RATE, "<i2").tobytes(), 400),  # samples without a header
         (recording(61, 8000, "FLAC", subtype="PCM_S8"), 400),
         (recording(container="AIFF"), 400),
+        (recording(rate=7), 400),
         (bytes(400_000), 413),
     ],
-    ids=["empty", "text", "cut", "short", "raw", "long", "aiff", "large"],
+    ids=["empty", "text", "cut", "short", "raw", "long", "aiff", "7 Hz", "large"],
 )
 def test_what_is_no_recording_of_a_voice_is_refused(live, folder, data, status):
     facts = assert_error(upload(live, data), status)
@@ -237,7 +238,7 @@ def test_names_that_look_alike_are_one_name(live, folder):
     for name in ("Zo\u00eb", "zoe\u0308", "ZO\u00cb ", " Zo\u00eb"):
         assert assert_error(upload(live, name=name), 409, "voice_exists")
         assert live.speak(TEXT, voice=name, max_new_tokens=3).status_code == 200
-    assert live.client.delete(f"{VOICES}/ Zoe\u0308 ").status_code == 200
+    assert live.client.delete(f"{VOICES}/ ZOE\u0308 ").status_code == 200
     assert not list(folder.iterdir())
 
 
@@ -267,6 +268,21 @@ def test_a_name_in_place_of_a_file_gets_curls_form_of_a_file(live, path, field):
     assert facts["message"] == f"{field} is text; it must be a file, in curl -F {field}=@FILE."
 
 
+def test_a_file_in_place_of_a_name_is_named(live):
+    files = {"name": ("n.txt", b"mario"), "audio_sample": ("s.wav", recording())}
+    answer = live.client.post(VOICES, data={"consent": "yes"}, files=files)
+    facts = assert_error(answer, 400, "invalid_value")
+    assert facts["message"] == "name is a file; it must be a string."
+
+
+@pytest.mark.parametrize("head", ["multipart/form-data", "multipart/form-data; boundary=b"])
+def test_a_body_that_is_no_form_is_refused_in_one_sentence(live, head):
+    answer = live.client.post(VOICES, content=b"no form", headers={"Content-Type": head})
+    message = assert_error(answer, 400)["message"]
+    assert message.endswith("multipart data.") or message.endswith("in multipart.")
+    assert ".." not in message
+
+
 def test_the_owners_voices_are_used_and_listed_but_not_deleted(live, folder, tts):
     path = folder / "owner.voice.safetensors"
     tts.create_voice(voice_like(2.0, RATE), rate=RATE, name="owner").save(path)
@@ -292,8 +308,10 @@ def test_an_uploaded_voice_keeps_the_consent_in_a_file_that_others_cannot_read(l
     assert path.stat().st_mode & 0o777 == 0o600
     assert Voice.load(path).consent == "Luigi, by letter" and Voice.load(path).is_uploaded
     assert live.client.delete(f"{VOICES}/luigi").status_code == 200
-    answer = upload(live, name="luigi", consent="x" * 1001)
-    assert assert_error(answer, 400)["param"] == "consent"
+    for consent in ("x" * 1001, " ", "\n"):
+        answer = upload(live, name="luigi", consent=consent)
+        assert assert_error(answer, 400)["param"] == "consent"
+    assert not list(folder.iterdir())
 
 
 def test_uploads_have_a_limit_that_the_owners_voices_do_not_count_for(tts, folder):
