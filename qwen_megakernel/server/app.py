@@ -47,7 +47,7 @@ PAGE = PACKAGE_FOLDER / "assets" / "web" / "index.html"
 
 _EXPOSED = (
     *("X-Request-Id", "X-Seed", "X-Sample-Rate", "X-Parts", "X-Finish-Reason", "X-Warning"),
-    *("X-Spoken-Text", "X-AI-Generated"),
+    *("X-Spoken-Text", "X-AI-Generated", "Retry-After"),
 )
 _DESCRIPTION = f"""Qwen3-TTS speech, streamed. OpenAI's clients for speech work with this server.
 
@@ -105,6 +105,9 @@ def create_app(engine: Any, settings: ServerSettings | None = None) -> FastAPI:
     groups = foreign | {tag: functools.partial(add, service=service) for tag, add in own.items()}
     about = {tag: _add_group(app, tag, add) for tag, add in groups.items()}
     app.openapi_tags = [{"name": tag, "description": about[tag]} for tag in (*own, *foreign)]
+    if settings.api_key is not None:
+        describe = app.openapi
+        app.openapi = lambda: _with_key(describe())  # type: ignore[method-assign]
     takers = [each for each in app.routes if isinstance(each, APIRoute) and each.body_field]
     if not settings.allow_upload:  # refused whatever its body
         takers = [each for each in takers if each.path != VOICES]
@@ -114,6 +117,12 @@ def create_app(engine: Any, settings: ServerSettings | None = None) -> FastAPI:
         every |= {"allow_origins": settings.allow_origins, "expose_headers": _EXPOSED}
         app.add_middleware(CORSMiddleware, **every)
     return app
+
+
+def _with_key(described: dict[str, Any]) -> dict[str, Any]:
+    """Return a description that has the API key, so that the page of the endpoints asks for it."""
+    described["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    return described | {"security": [{"key": []}]}
 
 
 def _add_group(app: FastAPI, tag: str, add: Callable[[FastAPI], None]) -> str:
@@ -235,6 +244,8 @@ def _model(engine: Any, name: str) -> dict[str, Any]:
 
 
 def _add_facts(app: FastAPI, service: Service) -> None:
+    without_key: Any = {"openapi_extra": {"security": []}}
+
     @app.get("/v1/models/", include_in_schema=False)  # otherwise it would name an empty model
     @app.get("/v1/models")
     @app.get("/v1/audio/models")
@@ -252,7 +263,7 @@ def _add_facts(app: FastAPI, service: Service) -> None:
         check_model(model, service.engine.files.name)
         return _model(service.engine, model)
 
-    @app.get("/health")
+    @app.get("/health", **without_key)
     async def health(response: Response) -> dict[str, Any]:
         """Report that the process is alive; 503 if only a restart helps, because the GPU hangs."""
         if service.broken:
@@ -260,7 +271,7 @@ def _add_facts(app: FastAPI, service: Service) -> None:
             return {"status": "failed", "why": str(service.broken)}
         return {"status": "draining" if service.admission.draining else "ok"}
 
-    @app.get("/ready")
+    @app.get("/ready", **without_key)
     async def ready() -> dict[str, Any]:
         """Report that requests are accepted: the model is loaded, and no shutdown has begun."""
         if not service.ready:

@@ -53,7 +53,7 @@ async def events(
     max_steps: int | None,
     granularities: Collection[str],
     *,
-    include_codes: bool,
+    include_codes: bool | None,
 ) -> AsyncIterator[bytes]:
     """Yield the speech as server-sent events.
 

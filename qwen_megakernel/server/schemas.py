@@ -198,7 +198,7 @@ class SpeechBody(SpeechSettings):
         min_length=1,
         max_length=_MAX_NAME_CHARS,
     )
-    include_codes: bool = Field(False, description="Add the codec frames to events with audio.")
+    include_codes: bool | None = _about("true: add the codec frames to events with audio.")
 
     @property
     def is_whole(self) -> bool:
@@ -229,7 +229,7 @@ class SpeechBody(SpeechSettings):
             ("stream_format", (None,), "Leave it out."),
             ("response_format", (None, "wav"), "The audio is WAV."),
             ("encoding", (None, "pcm"), "The audio is 16-bit WAV."),
-            ("include_codes", (False,), "These events carry no codes."),
+            ("include_codes", (None, False), "These events carry no codes."),
             ("timestamp_granularities", (None,), "These events carry no times."),
         ):
             value = getattr(self, name)
@@ -242,7 +242,7 @@ class SpeechBody(SpeechSettings):
 class SessionConfig(SpeechSettings):
     """The fields of the WebSocket's session.config besides `type`."""
 
-    stream_audio: bool = True  # false: one message with all audio of an utterance
+    stream_audio: bool | None = None  # false: one message with all audio of an utterance
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,7 +139,8 @@ class Session(ContextSession):
         config = text.config
         names: dict[str, Any] = {"utterance_index": text.index, "sentence_index": 0}
         has_begun = False
-        async for data in speaking.audio() if config.stream_audio else speaking.file_at_end():
+        is_whole = config.stream_audio is False
+        async for data in speaking.file_at_end() if is_whole else speaking.audio():
             if not has_begun:
                 yield {
                     "type": "audio.start",

@@ -18,6 +18,7 @@ from tiny_speech import tiny_engine
 from tolerances import PCM16_STEP
 
 from qwen_megakernel.marking import UNMARKED
+from qwen_megakernel.server.schemas import SpeechBody
 
 TEXT = "Hello there, how are you today?"
 
@@ -187,6 +188,11 @@ def test_the_parts_of_a_long_text_are_counted_before_they_are_spoken(live):
     text = "This is a sentence that goes on for a while. " * 12
     answer = live.speak(text, voice="vivian", max_new_tokens=3)
     assert int(answer.headers["x-parts"]) > 1
+
+
+def test_null_is_a_field_that_is_left_out(live):
+    nulls = dict.fromkeys(SpeechBody.model_fields.keys() - {"input"})
+    assert live.speak("Hello.", **nulls).status_code == 200
 
 
 def test_unknown_fields_are_ignored_with_a_warning(live):

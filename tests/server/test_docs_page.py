@@ -34,6 +34,25 @@ def test_every_endpoint_has_a_sentence_and_a_tag(described):
     assert sockets == {"Speech": 1, "ElevenLabs": 2, "Cartesia": 1, "Deepgram": 1}
 
 
+def test_the_parameters_of_deepgrams_url_are_described(described):
+    parameters = described["paths"]["/v1/speak"]["post"]["parameters"]
+    assert {each["in"] for each in parameters} == {"query"}
+    names = {each["name"] for each in parameters}
+    assert {"model", "encoding", "container", "sample_rate"} <= names
+
+
+def test_the_page_asks_for_the_key_that_the_server_requires(described):
+    with_key = app.create_app(FakeEngine(), ServerSettings(api_key="secret")).openapi()
+    schemes = with_key["components"]["securitySchemes"]
+    assert schemes == {"key": {"type": "http", "scheme": "bearer"}}
+    assert with_key["security"] == [{"key": []}]
+    free = [path for path, each in with_key["paths"].items() if each.get("get", {}).get("security")]
+    assert free == [] and with_key["paths"]["/health"]["get"]["security"] == []
+    assert with_key["paths"]["/ready"]["get"]["security"] == []
+    assert "security" not in with_key["paths"]["/v1/models"]["get"]
+    assert "security" not in described and "securitySchemes" not in described["components"]
+
+
 def test_a_dialect_that_is_off_is_not_described():
     described = app.create_app(FakeEngine(), ServerSettings(dialects=("cartesia",))).openapi()
     assert {tag["name"] for tag in described["tags"]} == {*OWN, "Cartesia"}

@@ -17,6 +17,7 @@ from websockets.exceptions import ConnectionClosed
 
 from qwen_megakernel.marking import COMMENT
 from qwen_megakernel.server.encoders import wav_header
+from qwen_megakernel.server.schemas import SessionConfig
 
 WAV_HEAD = len(wav_header(24000, comment=COMMENT))
 DONE = {"type": "session.done", "utterance_index": 0, "finish_reason": "eos"}
@@ -119,6 +120,14 @@ async def test_audio_that_is_not_streamed_comes_as_one_file(live, engine):
         assert struct.unpack("<I", audio[WAV_HEAD - 4 : WAV_HEAD])[0] == len(audio) - WAV_HEAD
         assert audio[WAV_HEAD:] == engine.streams[0].sent
         assert (await hear(socket))["type"] == "audio.done"
+
+
+async def test_null_is_a_setting_that_is_left_out(live):
+    async with session(live, dict.fromkeys(SessionConfig.model_fields)) as socket:
+        await say(socket, "input.text", text=STORY)
+        assert (await hear(socket))["type"] == "audio.start"
+        first = await hear(socket)
+        assert first[:4] == b"RIFF" and len(first) < WAV_HEAD + 48000  # not all of the audio
 
 
 async def test_a_prompt_that_needs_all_of_its_text_waits_for_it(tmp_path):

@@ -16,7 +16,7 @@ from pydantic import Field, WrapValidator
 
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.server.active_speech import ActiveSpeech
-from qwen_megakernel.server.dialects.dialect import ROUTE, Dialect, DialectSession, Fields
+from qwen_megakernel.server.dialects.dialect import RATE, ROUTE, Dialect, DialectSession, Fields
 from qwen_megakernel.server.encoders import AudioFormat
 from qwen_megakernel.server.error_responses import ApiError
 from qwen_megakernel.server.responses import EVENT_STREAM, SpeechResponse, base64_of
@@ -32,7 +32,7 @@ class OutputFormat(Fields):
 
     container: str
     encoding: str = "pcm_s16le"
-    sample_rate: int | None = None
+    sample_rate: int | None = RATE
     bit_rate: int | None = Field(None, ge=1000)  # bit/s
 
     def audio(self, *containers: str) -> AudioFormat:

@@ -12,7 +12,7 @@ from fastapi import FastAPI, Request, Response, WebSocket
 from pydantic import Field
 
 from qwen_megakernel.errors import UsageError
-from qwen_megakernel.server.dialects.dialect import ROUTE, Dialect, DialectSession, Fields
+from qwen_megakernel.server.dialects.dialect import RATE, ROUTE, Dialect, DialectSession, Fields
 from qwen_megakernel.server.encoders import AudioFormat
 from qwen_megakernel.server.error_responses import ApiError, shown
 from qwen_megakernel.server.schemas import SpeechPlan
@@ -42,7 +42,7 @@ class DeepgramQuery(Fields):
     model: str = Field("aura-asteria-en", max_length=256)
     encoding: str | None = None
     container: str | None = None
-    sample_rate: int | None = None
+    sample_rate: int | None = RATE
     bit_rate: int | None = Field(None, ge=1000)  # bit/s
     speed: float | None = Field(None, ge=0.25, le=4)
     # Not of the vendor's:
@@ -81,7 +81,10 @@ class Deepgram(Dialect):
     harmless = ("mip_opt_out", "tag", "callback", "callback_method", "version")
 
     def add_routes(self, app: FastAPI) -> None:
-        @app.post("/v1/speak", **ROUTE)
+        asked = DeepgramQuery.model_json_schema()["properties"]
+        query = [{"in": "query", "name": name, "schema": asked[name]} for name in asked]
+
+        @app.post("/v1/speak", openapi_extra={"parameters": query}, **ROUTE)
         async def speak(body: DeepgramBody, request: Request) -> Response:
             """Speak a text: audio while it is made."""
             fields = self._fields(request, "mp3", is_raw=False)

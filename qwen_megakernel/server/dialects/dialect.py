@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from urllib.parse import parse_qs
 
 from fastapi import FastAPI, Request, Response, WebSocket
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
@@ -19,6 +19,7 @@ from qwen_megakernel.server.responses import SpeechResponse, keep, whole
 from qwen_megakernel.server.schemas import SpeechPlan, SpeechSettings, check_length
 from qwen_megakernel.server.service import Service
 from qwen_megakernel.server.session import ContextSession
+from qwen_megakernel.speech_options import OPTIONS
 
 logger = get_logger(__name__)
 
@@ -27,6 +28,7 @@ ROUTE: dict[str, Any] = {
     "response_class": Response,
     "responses": {key: {"description": "Error"} for key in ("4XX", "5XX")},
 }
+RATE: Any = Field(None, **OPTIONS["sample_rate"].limits)  # the field of samples per second
 _KEY_HEADERS = ("xi-api-key", "x-api-key")
 _KEY_QUERIES = ("api_key", "access_token", "token", "xi-api-key", "authorization")
 _MAX_NAMES = 200  # of one request's fields; to escape thousands would delay all streams

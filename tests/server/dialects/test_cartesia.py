@@ -107,6 +107,10 @@ def test_fields_reach_the_engine(live, engine):
             cartesia("", "Hi", output_format={"container": "mp3", "bit_rate": 128}),
             *(400, "output_format.bit_rate is 128; it must be 1000 or more."),
         ),
+        (
+            cartesia("", "Hi", output_format=RAW | {"sample_rate": 0}),
+            *(400, "output_format.sample_rate is 0; it must be 8000 or more."),
+        ),
         (cartesia("", "Hi", output_format="wav"), 400, '"wav"; it must be an object.'),
         (cartesia("", "Hi", voice={"id": "694f9389"}), 400, "Unknown voice"),
         (cartesia("", ""), 400, ""),

@@ -84,6 +84,7 @@ def test_fields_reach_the_engine_and_others_are_named_once(live, engine, caplog)
         ("&encoding=amr", "Hi", "It makes: linear16, mulaw, alaw"),
         ("&container=ogg", "Hi", "container is ogg"),
         ("&sample_rate=x", "Hi", 'sample_rate is "x"; it must be a whole number'),
+        ("&sample_rate=0", "Hi", 'sample_rate is "0"; it must be 8000 or more'),
         ("&speed=9", "Hi", "speed is"),
         ("&encoding=opus&bit_rate=-5", "Hi", 'bit_rate is "-5"; it must be 1000 or more'),
         ("", 7, "text is 7"),
