@@ -270,7 +270,8 @@ def _decode(recording: bytes) -> tuple[np.ndarray, int]:
     Rate and channels are checked before decoding, since a small file can contain a gigabyte of
     silence, and decoding ends at the longest length that is allowed.
     """
-    hint = "Send a WAV, FLAC, OGG or MP3 recording of one speaker."
+    hint = f"Send WAV, FLAC, OGG or MP3, with {_MAX_CHANNELS} channels at most; "
+    hint += "FFmpeg makes one of any other file."
     try:
         with recordings.opened(io.BytesIO(recording)) as file:
             container, rate, channels = file.format, file.samplerate, file.channels

@@ -169,6 +169,16 @@ def test_what_is_no_recording_of_a_voice_is_refused(live, folder, data, status):
     assert not list(folder.iterdir())
 
 
+@pytest.mark.parametrize(("path", "field"), [(VOICES, "audio_sample"), (DETECT, "audio")])
+@pytest.mark.parametrize("data", [b"\xff\xf1 as AAC begins", recording(container="AIFF")])
+def test_a_refused_file_gets_the_list_of_those_that_are_read(live, path, field, data):
+    fields = {"name": "mario", "consent": "yes"} if path == VOICES else None
+    answer = live.client.post(path, files={field: ("x.aac", data)}, data=fields)
+    message = assert_error(answer, 400, "recording_error")["message"]
+    hint = "Send WAV, FLAC, OGG or MP3, with 8 channels at most; FFmpeg makes one of any other file."
+    assert message.endswith(f"\n{hint}")
+
+
 def test_hours_in_a_small_file_are_refused_and_only_a_minute_is_decoded(live):
     """An hour of silence as FLAC: some kilobytes, 350 MB in memory."""
     file = io.BytesIO()
