@@ -175,7 +175,9 @@ def test_a_refused_file_gets_the_list_of_those_that_are_read(live, path, field, 
     fields = {"name": "mario", "consent": "yes"} if path == VOICES else None
     answer = live.client.post(path, files={field: ("x.aac", data)}, data=fields)
     message = assert_error(answer, 400, "recording_error")["message"]
-    hint = "Send WAV, FLAC, OGG or MP3, with 8 channels at most; FFmpeg makes one of any other file."
+    hint = (
+        "Send WAV, FLAC, OGG or MP3, with 8 channels at most; FFmpeg makes one of any other file."
+    )
     assert message.endswith(f"\n{hint}")
 
 
