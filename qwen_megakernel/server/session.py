@@ -345,10 +345,14 @@ class ContextSession:
             await self.close()
 
     async def _sent(self, writing: Coroutine[Any, Any, None]) -> None:
-        if self._is_closed:  # by another task, while this one has more to send
+        if self._is_closed:  # found by another task, while this one has more to send
             writing.close()
             raise ConnectionAbortedError("The connection is closed.")
-        await sent(writing, self.settings.stall_timeout_s, lambda: abort(self.scope))
+        try:
+            await sent(writing, self.settings.stall_timeout_s, lambda: abort(self.scope))
+        except (WebSocketDisconnect, ConnectionAbortedError):
+            self._is_closed = True
+            raise
 
 
 def _json_object(message: Message) -> dict[str, Any]:

@@ -4,19 +4,22 @@ import asyncio
 import gc
 import json
 import signal
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import httpx
 import pytest
 from fake_engine import STORY, FakeEngine
 from live_server import SPEECH, serving
 from speech_socket import STREAM, finished_but_unread, hear, hear_until, say, session, speak
+from starlette.websockets import WebSocket, WebSocketDisconnect
 from waiting import wait_until
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from qwen_megakernel.errors import GenerationError
+from qwen_megakernel.server.service import Service
 from qwen_megakernel.server.session import ContextSession
+from qwen_megakernel.server.settings import ServerSettings
 from qwen_megakernel.server.utterance import Utterance
 from qwen_megakernel.server.websocket import NumberedUtterance
 
@@ -291,3 +294,21 @@ async def test_many_sessions_leave_nothing(live, engine):
     await asyncio.to_thread(live.settle)
     state = live.running.server_state
     await asyncio.to_thread(wait_until, lambda: not state.tasks and not state.connections)
+
+
+async def test_when_a_client_is_gone_no_other_context_sends_to_it():
+    """Starlette raises a RuntimeError, which looks like a fault of the server, for the second."""
+
+    async def send(message):
+        if message["type"] == "websocket.send":
+            raise OSError
+
+    state = {"request_id": "1"}
+    scope = {"type": "websocket", "path": STREAM, "headers": [], "state": state}
+    socket = WebSocket(scope, AsyncMock(return_value={"type": "websocket.connect"}), send)
+    connection = ContextSession(socket, Service(FakeEngine(), ServerSettings()))
+    await connection.accept()
+    with pytest.raises(WebSocketDisconnect):
+        await connection.send(type="of one context")
+    with pytest.raises(ConnectionAbortedError, match="The connection is closed"):
+        await connection.send(type="of another")
