@@ -174,10 +174,7 @@ def read_credentials(data: bytes, name: str) -> Credentials | None:
 
 
 # A WAV file without samples: what a new signer signs to find out whether it can.
-_EMPTY_WAV = bytes.fromhex(
-    "52494646 24000000 57415645 666d7420 10000000 01000100 c05d0000 80bb0000 02001000"
-    "64617461 00000000"
-)
+_EMPTY_WAV = b"RIFF$\0\0\0WAVEfmt \x10\0\0\0\1\0\1\0\xc0]\0\0\x80\xbb\0\0\2\0\x10\0data\0\0\0\0"
 
 
 def _algorithm_of(private_key: bytes) -> str:

@@ -42,6 +42,18 @@ def add_commands(commands: Any) -> None:
         f"key that clients must send (default: ${API_KEY_VARIABLE}, which other users of the "
         "machine cannot read)",
     )
+    add(
+        "--allow-origin URL",
+        "origin of web pages that may call this server (may be repeated)",
+        list,
+    )
+    add(
+        "--allow-host NAME",
+        "host name by which clients may call this server, besides localhost and the hosts of "
+        "--allow-origin (may be repeated; '*': any name; default: any name, but none on "
+        "loopback)",
+        list,
+    )
     positive = parsing.at_least(1)
     add = parsing.adder(command, "requests")
     add("--slots", "number of requests to speak at a time", positive, 1)
@@ -60,6 +72,16 @@ def add_commands(commands: Any) -> None:
     )
     options.add_options(command, SoundOptions.options())
     add("--opus-bitrate KBITS", "bit rate of opus in kbit/s, 6 to 256", int, 32)
+    add(
+        "--dialects NAMES",
+        "hosted voices whose clients are answered on their own paths: a list of elevenlabs, "
+        "cartesia and deepgram; none: no other than OpenAI's",
+        str,
+        ",".join(DIALECTS),
+    )
+    add("--access-log", "write a line to stderr for every answer", bool)
+    add("--deadline", "most seconds that a request may take", float, 600.0)
+    add("--drain", "seconds that running speeches get to finish after SIGTERM", float, 120.0)
     add = parsing.adder(command, options.VOICE)
     add(
         "--voice-fallback NAME",
@@ -76,30 +98,6 @@ def add_commands(commands: Any) -> None:
         bool,
     )
     add("--max-uploads N", "most voices that clients may have added", positive, 1000)
-    add = parsing.adder(command, "address and access")
-    add(
-        "--allow-origin URL",
-        "origin of web pages that may call this server (may be repeated)",
-        list,
-    )
-    add(
-        "--allow-host NAME",
-        "host name by which clients may call this server, besides localhost and the hosts of "
-        "--allow-origin (may be repeated; '*': any name; default: any name, but none on "
-        "loopback)",
-        list,
-    )
-    add = parsing.adder(command, "requests")
-    add(
-        "--dialects NAMES",
-        "hosted voices whose clients are answered on their own paths: a list of elevenlabs, "
-        "cartesia and deepgram; none: no other than OpenAI's",
-        str,
-        ",".join(DIALECTS),
-    )
-    add("--access-log", "write a line to stderr for every answer", bool)
-    add("--deadline", "most seconds that a request may take", float, 600.0)
-    add("--drain", "seconds that running speeches get to finish after SIGTERM", float, 120.0)
     add = parsing.adder(command, "several engines")
     add("--ray", "run several engines behind one address on Ray Serve", bool)
     add("--replicas", "with --ray: number of engines (default: 1)", int)
@@ -225,24 +223,18 @@ def _settings(args: argparse.Namespace) -> "ServerSettings":
     if args.default_format == "aac":
         with require("aac", by="--default-format aac", package="av"):
             import av  # noqa: F401
+    same = ("max_queue", "max_chars", "default_format", "voice_fallback", "allow_upload")
+    sound = {name: getattr(args, name) for name in SoundOptions.options()}
+    # An empty variable counts as unset, an empty option is refused.
+    key = (os.environ.get(API_KEY_VARIABLE) or None) if args.api_key is None else args.api_key
     return ServerSettings(
-        # An empty variable counts as unset, an empty option is refused.
-        api_key=(os.environ.get(API_KEY_VARIABLE) or None)
-        if args.api_key is None
-        else args.api_key,
-        max_queue=args.max_queue,
-        max_chars=args.max_chars,
-        default_format=args.default_format,
+        **{name: getattr(args, name) for name in (*same, "max_uploads")},
+        api_key=key,
         opus_kbits=args.opus_bitrate,
-        sound=SoundOptions().override(
-            **{name: getattr(args, name) for name in SoundOptions.options()}
-        ),
-        voice_fallback=args.voice_fallback,
+        sound=SoundOptions().override(**sound),
         dialects=() if args.dialects == "none" else tuple(map(str.strip, args.dialects.split(","))),
         voice_aliases=_voice_aliases(args),
         voices=None if args.voices is None else Path(args.voices),
-        allow_upload=args.allow_upload,
-        max_uploads=args.max_uploads,
         allow_origins=tuple(args.allow_origin),
         allow_hosts=tuple(args.allow_host),
         deadline_s=args.deadline,

@@ -172,13 +172,11 @@ def check_samples(samples: np.ndarray, rate: int, name: str) -> None:
         rate: samples per second.
         name: the recording's name in messages.
     Raises:
-        RecordingError: the recording is too short or too long, has too few samples per second, or
-            `check_values` raises it.
+        RecordingError: its length or its rate is not allowed, or `check_values` raises it.
     """
     if rate < MIN_RATE:
-        raise RecordingError(
-            f"{name} has {rate} samples per second; a reference must have at least {MIN_RATE}."
-        )
+        what = f"{name} has {rate} samples per second; a reference must have at least {MIN_RATE}."
+        raise RecordingError(what)
     seconds = len(samples) / rate
     if not MIN_SECONDS <= seconds <= MAX_SECONDS:
         raise RecordingError(

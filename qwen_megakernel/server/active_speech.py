@@ -248,10 +248,10 @@ class ActiveSpeech:
         if not granularities:
             return {}
         words, segments = await self._times()
-        found: dict[str, list[Any]] = {"word": words, "segment": segments}
-        asked = {name: settled for name, settled in found.items() if name in granularities}
         return {
-            f"{name}s": [each.facts() for each in times] for name, times in asked.items() if times
+            f"{name}s": [each.facts() for each in times]
+            for name, times in (("word", words), ("segment", segments))
+            if name in granularities and times
         }
 
     async def words(self) -> list[TimedWord]:

@@ -244,8 +244,6 @@ def _model(engine: Any, name: str) -> dict[str, Any]:
 
 
 def _add_facts(app: FastAPI, service: Service) -> None:
-    without_key: Any = {"openapi_extra": {"security": []}}
-
     @app.get("/v1/models/", include_in_schema=False)  # otherwise it would name an empty model
     @app.get("/v1/models")
     @app.get("/v1/audio/models")
@@ -263,7 +261,7 @@ def _add_facts(app: FastAPI, service: Service) -> None:
         check_model(model, service.engine.files.name)
         return _model(service.engine, model)
 
-    @app.get("/health", **without_key)
+    @app.get("/health", openapi_extra={"security": []})  # needs no key
     async def health(response: Response) -> dict[str, Any]:
         """Report that the process is alive; 503 if only a restart helps, because the GPU hangs."""
         if service.broken:
@@ -271,7 +269,7 @@ def _add_facts(app: FastAPI, service: Service) -> None:
             return {"status": "failed", "why": str(service.broken)}
         return {"status": "draining" if service.admission.draining else "ok"}
 
-    @app.get("/ready", **without_key)
+    @app.get("/ready", openapi_extra={"security": []})
     async def ready() -> dict[str, Any]:
         """Report that requests are accepted: the model is loaded, and no shutdown has begun."""
         if not service.ready:

@@ -231,12 +231,12 @@ def _complaint(name: str, fault: Mapping[str, Any]) -> str:
         return f"{name} is missing."
     if kind == "value_error" and "UploadFile" in fault["msg"]:  # FastAPI's check of a file
         return f"{name} is text; it must be a file, in curl -F {name}=@FILE."
-    if kind in ("string_too_long", "string_too_short"):
+    if kind.endswith(("too_long", "too_short")):
         limit = context.get("max_length") or context.get("min_length")
-        bound = "at most" if kind == "string_too_long" else "at least"
-        return f"{name} has {len(str(value))} characters; it must have {bound} {limit}."
-    if kind == "too_long":
-        return f"{name} has too many entries; it must have at most {context['max_length']}."
+        bound = "at most" if kind.endswith("long") else "at least"
+        found = "too many entries" if kind == "too_long" else "too few entries"
+        found = f"{len(str(value))} characters" if kind.startswith("string") else found
+        return f"{name} has {found}; it must have {bound} {limit}."
     limits = {key: f"{v:g}" if isinstance(v, float) else v for key, v in context.items()}
     wanted = _WANTED.get(kind, "").format(**limits) or fault["msg"]
     return f"{name} is {shown(value)}; it must be {wanted}."

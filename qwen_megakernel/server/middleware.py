@@ -16,7 +16,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from typing import Any, cast
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from fastapi.params import Body
 from fastapi.routing import APIRoute
@@ -65,8 +65,8 @@ class RequestGuard:
         self._app, self._metrics, self._takers = app, service.metrics, takers
         self._settings, self._admission = service.settings, service.admission
         self._dialects, settings = dialects, service.settings
-        hosts = (*settings.allow_hosts, *map(_host_of, settings.allow_origins))
-        self._hosts = {"localhost"} | {name for host in hosts if host and (name := host_name(host))}
+        hosts = (origin.partition("://")[2] for origin in settings.allow_origins)
+        self._hosts = {"localhost", *filter(None, map(host_name, (*settings.allow_hosts, *hosts)))}
         self._num_open = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -173,9 +173,8 @@ class RequestGuard:
         origin = headers.get("origin")
         if origin is None or (scope["type"] == "http" and scope["method"] not in _CHANGING):
             return
-        if origin in self._settings.allow_origins:
-            return
-        if _host_of(origin) != headers.get("host"):
+        is_own = origin.partition("://")[2] == headers.get("host")
+        if not is_own and origin not in self._settings.allow_origins:
             what = f"Web pages of {origin[:200]} may not call this server."
             what += " Start it with --allow-origin to let them."
             raise ApiError(403, what, "origin_not_allowed")
@@ -250,13 +249,6 @@ def is_loopback(address: str) -> bool:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
         return False
-
-
-def _host_of(origin: str) -> str | None:
-    try:
-        return urlsplit(origin).netloc
-    except ValueError:  # an incomplete IPv6 address
-        return None
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

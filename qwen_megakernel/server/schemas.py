@@ -150,13 +150,12 @@ class SpeechSettings(_OptionFields):
     )
     non_streaming_mode: bool | None = _about("true: the model reads all text before it speaks.")
     timestamp_granularities: list[Literal["word", "segment"]] | None = _about(
-        "Report the times of words, of sentences (segment), or of both.", max_length=2
+        "Report the times of words, of sentences (segment), or of both.", min_length=1, max_length=2
     )
 
     def given(self, names: Iterable[str]) -> dict[str, Any]:
         """Return those of the options `names` that the client has set."""
-        values = {name: getattr(self, name) for name in names}
-        return {name: value for name, value in values.items() if value is not None}
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def warnings(self) -> list[str]:
         """Return warnings about fields that have no effect."""
@@ -172,15 +171,6 @@ class SpeechSettings(_OptionFields):
     def is_whole(self) -> bool:
         """Whether the server sends the speech only when it is complete."""
         return False
-
-    @model_validator(mode="after")
-    def check_timestamps(self) -> Self:
-        """Refuse an empty list of granularities."""
-        if self.timestamp_granularities == []:
-            hint = 'Give it "word", "segment" or both, or leave it out.'
-            what = "timestamp_granularities is an empty list."
-            raise ApiError.about("timestamp_granularities", what, hint=hint)
-        return self
 
 
 class SpeechBody(SpeechSettings):
@@ -383,10 +373,8 @@ def check_json_values(part: bytes | str, num_before: int = 0) -> int:
     Raises:
         ApiError: 400; the text would take long to parse.
     """
-    if isinstance(part, str):
-        num_values = num_before + sum(map(part.count, _JSON_MARKS))
-    else:
-        num_values = num_before + sum(map(part.count, _JSON_MARKS.encode()))
+    marks: Any = _JSON_MARKS if isinstance(part, str) else _JSON_MARKS.encode()
+    num_values = num_before + sum(map(part.count, marks))
     if num_values > MAX_JSON_VALUES:
         what = f"The JSON has more than {MAX_JSON_VALUES} commas and brackets, which is the limit."
         raise ApiError(400, what, "too_many_values", headers=CLOSE)

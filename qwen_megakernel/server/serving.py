@@ -87,7 +87,7 @@ def guarded_protocol(settings: ServerSettings) -> type[asyncio.Protocol]:
                 next(each for each in waiting if not each.transport.is_closing())._abort()
 
         def data_received(self, data: bytes) -> None:
-            if self._is_between_requests():
+            if self in waiting:  # it begins a request
                 head, end, body = data.partition(b"\r\n\r\n")
                 data = _OFFER.sub(b"offered", head) + end + body
             super().data_received(data)
@@ -110,12 +110,9 @@ def guarded_protocol(settings: ServerSettings) -> type[asyncio.Protocol]:
             self._stop_stalling()
             super().connection_lost(error)
 
-        def _is_between_requests(self) -> bool:
-            return self.cycle is None or self.cycle.response_complete
-
         def _note(self) -> None:
             """Limit the time without a request; some bytes of one are not enough."""
-            if not self._is_between_requests():
+            if self.cycle is not None and not self.cycle.response_complete:
                 self._stop_waiting()
             elif self not in waiting:
                 waiting[self] = self.loop.call_later(settings.body_timeout_s, self._abort)

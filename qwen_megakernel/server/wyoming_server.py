@@ -212,9 +212,7 @@ class Session:
             known = ", ".join(filter(None, TEXT_FORMATS))
             raise UsageError(f"text_format is {_shown(text_format)}; known: {known}.")
         wanted = {} if voice is None else voice
-        if not isinstance(wanted, dict) or not all(
-            value is None or isinstance(value, str) for value in wanted.values()
-        ):
+        if not isinstance(wanted, dict) or {*map(type, wanted.values())} - {str, type(None)}:
             raise UsageError(f"voice is {_shown(wanted)}; it must be an object of strings.")
         name = wanted.get("name")
         if wanted.get("speaker"):

@@ -55,14 +55,9 @@ class Mark:
     end_s: float
     speed: float = 1.0  # how fast the recording plays
 
-    @property
-    def confidence(self) -> float:
-        """The chance that this is no false alarm."""
-        return 1 - self.false_alarm
-
     def facts(self) -> dict[str, Any]:
-        """Return all that is known about the mark, for JSON."""
-        return asdict(self) | {"confidence": self.confidence}
+        """Return all that is known for JSON, with `confidence`, the chance of no false alarm."""
+        return asdict(self) | {"confidence": 1 - self.false_alarm}
 
 
 class Score(NamedTuple):

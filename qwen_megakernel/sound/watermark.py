@@ -64,7 +64,7 @@ def marking_bands(key: MarkKey, sample_rate: int) -> np.ndarray:
 
 
 class Watermark:
-    """Adds the mark to the samples of one stream. It is a `chain.Step` that holds nothing back."""
+    """Adds the mark to the samples of one stream. It holds nothing back."""
 
     def __init__(self, key: MarkKey, sample_rate: int) -> None:
         self._bands = marking_bands(key, sample_rate)
@@ -97,9 +97,6 @@ class Watermark:
             self._place = (self._place + end - begin) % self._block
             begin = end
         return marked
-
-    def finish(self) -> np.ndarray:
-        return np.empty(0, np.float32)
 
     def _levels(self) -> np.ndarray:
         """Return the gain of each band after the samples so far."""

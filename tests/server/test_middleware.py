@@ -161,6 +161,10 @@ def test_an_impossible_value_is_answered_400_and_named(live, field, value):
             "lexicon has too many entries; it must have at most 1000.",
         ),
         (
+            b'{"input": "a", "timestamp_granularities": []}',
+            "timestamp_granularities has too few entries; it must have at least 1.",
+        ),
+        (
             b'{"input": "a", "response_format": "mp4"}',
             'response_format is "mp4"; it must be one of',
         ),

@@ -28,7 +28,7 @@ ROUTE: dict[str, Any] = {
     "response_class": Response,
     "responses": {key: {"description": "Error"} for key in ("4XX", "5XX")},
 }
-RATE: Any = Field(None, **OPTIONS["sample_rate"].limits)  # the field of samples per second
+RATE: Any = Field(None, **dict[str, Any](OPTIONS["sample_rate"].limits))  # samples per second
 _KEY_HEADERS = ("xi-api-key", "x-api-key")
 _KEY_QUERIES = ("api_key", "access_token", "token", "xi-api-key", "authorization")
 _MAX_NAMES = 200  # of one request's fields; to escape thousands would delay all streams
