@@ -274,7 +274,7 @@ class Session:
         limit_s, abort = self._settings.stall_timeout_s, self._writer.transport.abort
         try:
             await sent(async_write_event(event, self._writer), limit_s, abort)
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # asyncio's, and uvloop's for a closed transport
             raise ConnectionAbortedError(str(error)) from error
 
     async def _stop_speaking(self) -> None:

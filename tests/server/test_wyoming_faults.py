@@ -5,6 +5,7 @@ import contextlib
 import json
 import socket
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -114,6 +115,16 @@ async def test_a_client_may_leave_in_the_moment_of_its_last_event(monkeypatch) -
     async with connected(engine) as client:
         while await client.read_event():
             pass
+
+
+async def test_a_client_that_is_gone_is_no_failure_of_the_server() -> None:
+    """asyncio raises an OSError for a closed transport, uvloop a RuntimeError."""
+    for error in (ConnectionResetError(), RuntimeError("the handler is closed")):
+        writer = Mock(writelines=Mock(side_effect=error))
+        service = Service(FakeEngine(), ServerSettings())
+        session = wyoming_server.Session(service, asyncio.StreamReader(), writer)
+        with pytest.raises(ConnectionAbortedError):
+            await session._send(Pong().event())
 
 
 async def test_one_client_too_many_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
