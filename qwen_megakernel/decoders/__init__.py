@@ -9,6 +9,6 @@ the five. `prompt` builds their input, `sampling` draws codes, `slots` has sizes
 slot, `weights` and `int8` are the tensors of a model, as they are stored or in 8 bits, and `dtypes`
 has the values of `dtype=`.
 
-Other rooms take `FrameDecoder`, `load_decoder`, `choose_backend`, `Backend`, `PromptBuilder`,
-`KernelTextModel`, `dtypes`, and `sampling`.
+Other rooms take `FrameDecoder`, `OneByOneDecoder`, `load_decoder`, `choose_backend`, `Backend`,
+`PromptBuilder`, `KernelTextModel`, `dtypes`, `slots` and `sampling`.
 """

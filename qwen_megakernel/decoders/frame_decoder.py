@@ -8,13 +8,14 @@ has arrived.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.decoders.embeddings import Embeddings
 from qwen_megakernel.decoders.slots import DecoderSizes, SlotState, check_dtypes
-from qwen_megakernel.errors import GenerationError, TextTooLong, UsageError
+from qwen_megakernel.errors import GenerationError, QwenTTSError, TextTooLong, UsageError
 from qwen_megakernel.records import Prefill, StepResult
 from qwen_megakernel.speech_options import Sampling
 
@@ -29,12 +30,14 @@ class FrameDecoder(ABC):
     """
 
     num_threads: int | None = None  # number of decoding threads, if the decoder has its own
-    embeddings: Embeddings  # prompts are built from these; the backend sets them
+    # What a backend of Qwen3-TTS sets: its model, and what prompts are built from.
+    config: ModelConfig
+    embeddings: Embeddings
 
-    def __init__(self, config: ModelConfig, sizes: DecoderSizes):
+    def __init__(self, sizes: DecoderSizes):
         self.predictor_dtype = sizes.predictor_dtype or sizes.dtype
         check_dtypes(sizes.dtype, self.predictor_dtype)
-        self.config, self.sizes = config, sizes
+        self.sizes = sizes
         self.num_slots, self.max_positions = sizes.num_slots, sizes.max_positions
         self.max_frames = sizes.max_frames or sizes.max_positions
         self.device, self.dtype = sizes.device, sizes.dtype
@@ -285,3 +288,57 @@ class FrameDecoder(ABC):
                 f"forced has a code outside the vocabularies, which have {sizes[0]} codes in group "
                 f"0 and {sizes[-1]} in the others."
             )
+
+
+class OneByOneDecoder(FrameDecoder):
+    """A decoder that draws the frames of one slot after another.
+
+    Other streams therefore never change a bit of a stream.
+    """
+
+    num_code_groups: int  # the backend sets it
+    _cancelled = False
+
+    @abstractmethod
+    def _frame(
+        self, slot: int, forced: Tensor | None, taps: Taps | None
+    ) -> Tensor | list[int] | None:
+        """Draw one frame.
+
+        Args:
+            forced: [num_code_groups] codes to continue with, if any.
+            taps: [vocab_size] and [groups - 1, vocab_size], which this frame's logits fill.
+        Returns:
+            [num_code_groups] drawn codes; None: EOS was drawn.
+        """
+
+    def cancel(self) -> None:
+        self._cancelled = True
+
+    def _step(
+        self, slots: Sequence[int], num_frames: int, forced: Tensor | None, taps: Taps | None
+    ) -> StepResult:
+        codes = np.zeros((len(slots), num_frames, self.num_code_groups), dtype=np.int32)
+        counts, ended = [0] * len(slots), [False] * len(slots)
+        failures: dict[int, QwenTTSError] = {}
+        for index in range(num_frames):
+            if self._cancelled:
+                break
+            for row, slot in enumerate(slots):
+                if ended[row] or row in failures:
+                    continue
+                given = None if forced is None else forced[row, index]
+                at = taps and {name: logits[row, index] for name, logits in taps.items()}
+                try:
+                    frame = self._frame(slot, given, at)
+                except GenerationError as error:
+                    failures[row] = error
+                    continue
+                if frame is None:
+                    ended[row] = True
+                else:
+                    codes[row, index] = frame
+                    counts[row] += 1
+                self._state(slot).advance(int(frame is not None), frame is None)
+        self._cancelled = False
+        return self._settled(slots, StepResult(codes, tuple(counts), tuple(ended), failures))

@@ -1,7 +1,6 @@
 """The whole decoder in plain PyTorch: the specification of all decoders, to which tests compare.
 
-It is also the backend `torch`. It decodes slots one after another, so other streams never change a
-bit of a stream.
+It is also the backend `torch`.
 
 Source: QwenLM/Qwen3-TTS, modeling_qwen3_tts.py (qwen-tts 0.1.1), whose layers are in `layers`.
 """
@@ -14,12 +13,11 @@ from torch import Tensor
 
 from qwen_megakernel.decoders import sampling
 from qwen_megakernel.decoders.embeddings import Embeddings
-from qwen_megakernel.decoders.frame_decoder import FrameDecoder, Taps
+from qwen_megakernel.decoders.frame_decoder import OneByOneDecoder, Taps
 from qwen_megakernel.decoders.layers import DecoderStack, Stack, linear
 from qwen_megakernel.decoders.onednn import without_onednn
 from qwen_megakernel.decoders.slots import DecoderSizes, SlotState
 from qwen_megakernel.decoders.weights import DecoderModel, WeightReader
-from qwen_megakernel.errors import GenerationError, QwenTTSError
 from qwen_megakernel.records import StepResult
 from qwen_megakernel.speech_options import Draw, Sampling
 
@@ -40,21 +38,22 @@ class PlainState(SlotState):
     text: list[Tensor] = field(default_factory=list)  # rows [hidden_size]
 
 
-class PlainDecoder(FrameDecoder):
+class PlainDecoder(OneByOneDecoder):
     """The talker and the code predictor in PyTorch, which decode one slot after another."""
 
     talker: Stack
     predictor: Stack
 
     def __init__(self, model: DecoderModel, sizes: DecoderSizes):
-        super().__init__(model.config, sizes)
+        super().__init__(sizes)
+        self.config = model.config
+        self.num_code_groups = model.config.talker.num_code_groups
         self.embeddings = Embeddings(model, sizes.device, sizes.dtype)
         read = WeightReader(model.talker, self.device, self.dtype)
         self.codec_head = read.matrix("codec_head.weight")
         self._load_stacks(model)
         self.caches = [self.talker.new_cache(sizes.max_positions) for _ in range(sizes.num_slots)]
-        self._predictor_cache = self.predictor.new_cache(self.config.talker.num_code_groups)
-        self._cancelled = False
+        self._predictor_cache = self.predictor.new_cache(self.num_code_groups)
 
     def _load_stacks(self, model: DecoderModel) -> None:
         config, weights = self.config, model.talker
@@ -64,16 +63,12 @@ class PlainDecoder(FrameDecoder):
         predictor = read.under("model.")
         self.predictor = DecoderStack(config.predictor.stack, predictor, "code_predictor")
         self.lm_heads = [
-            read.matrix(f"lm_head.{group}.weight")
-            for group in range(config.talker.num_code_groups - 1)
+            read.matrix(f"lm_head.{group}.weight") for group in range(self.num_code_groups - 1)
         ]
         self.projection: tuple[Tensor, Tensor] | None = None
         if config.has_projection:
             at = read.under("small_to_mtp_projection.")
             self.projection = at.tensor("weight"), at.tensor("bias")
-
-    def cancel(self) -> None:
-        self._cancelled = True
 
     def _new_state(self, slot: int, sampling: Sampling, seed: int, part: int) -> PlainState:
         vocab_size = self.config.talker.vocab_size
@@ -96,45 +91,12 @@ class PlainDecoder(FrameDecoder):
     def _step(
         self, slots: Sequence[int], num_frames: int, forced: Tensor | None, taps: Taps | None
     ) -> StepResult:
-        groups = self.config.talker.num_code_groups
-        codes = torch.zeros((len(slots), num_frames, groups), dtype=torch.int32)
-        counts, ended = [0] * len(slots), [False] * len(slots)
-        failures: dict[int, QwenTTSError] = {}
         with without_onednn(self.device, self.dtype, self.predictor_dtype):
-            for index in range(num_frames):
-                if self._cancelled:
-                    break
-                for row, slot in enumerate(slots):
-                    if ended[row] or row in failures:
-                        continue
-                    given = None if forced is None else forced[row, index]
-                    at = taps and {name: logits[row, index] for name, logits in taps.items()}
-                    try:
-                        frame = self._frame(slot, given, at)
-                    except GenerationError as error:
-                        failures[row] = error
-                        continue
-                    if frame is None:
-                        ended[row] = True
-                    else:
-                        codes[row, index] = frame
-                        counts[row] += 1
-                    self._state(slot).advance(int(frame is not None), frame is None)
-        self._cancelled = False
-        result = StepResult(codes.numpy(), tuple(counts), tuple(ended), failures)
-        return self._settled(slots, result)
+            return super()._step(slots, num_frames, forced, taps)
 
     def _frame(self, slot: int, forced: Tensor | None, taps: Taps | None) -> Tensor | None:
-        """Draw one frame: first the talker's step on the previous frame, then the codes.
-
-        Args:
-            forced: [num_code_groups] codes to continue with, if any.
-            taps: [vocab_size] and [groups - 1, vocab_size], which this frame's logits fill.
-        Returns:
-            [num_code_groups] int64 drawn codes; None: EOS was drawn.
-        """
         state = self._state(slot)
-        if state.frame > 0:
+        if state.frame > 0:  # a frame begins with the talker's step on the one before it
             text_row = state.frame - 1
             x = self.embeddings.frames(state.codes[None])[0]
             x = x + (state.text[text_row] if text_row < len(state.text) else state.pad_embed)
@@ -167,7 +129,7 @@ class PlainDecoder(FrameDecoder):
         given = code if forced is None else int(forced[0])
         x = torch.stack((state.hidden, self.embeddings.codec_table[given]))
         start = 0
-        for group in range(1, self.config.talker.num_code_groups):
+        for group in range(1, self.num_code_groups):
             logits = self._predict(x, start, group)
             start += len(x)
             if taps:

@@ -7,6 +7,6 @@ frames to chunks) and `runaway_guard`. `conversation` has what a stream continue
 `drift_guard` compares its parts. `speech` is a whole utterance; `codes_file` reads and
 writes codes, `codes_dump` writes those of every utterance.
 
-Other rooms take `SpeechEngine`, `SpeechStream`, `Speech`, `Stages` and its three protocols, and
+Other rooms take `SpeechEngine`, `SpeechStream`, `Speech`, `Stages` and its two protocols, and
 `codes_file`.
 """

@@ -1,70 +1,33 @@
-"""The protocols of decoder, prompts and vocoder that the step loop drives.
+"""The decoder, the prompts and the vocoder that the step loop drives.
 
-`FrameDecoder`, `PromptBuilder` and `Vocoder` implement them for Qwen3-TTS; `sheen` has its own.
+`PromptBuilder` and `Vocoder` implement the protocols for Qwen3-TTS; `sheen` has its own.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from qwen_megakernel.records import SpeechRequest, StepResult, TextIds
-from qwen_megakernel.speech_options import Sampling
+from qwen_megakernel.decoders.frame_decoder import FrameDecoder
+from qwen_megakernel.records import Prefill, SpeechRequest, TextIds
 
 MAX_FRAMES_PER_STEP = 4  # keeps a launch short for new streams and barge-in (docs/kernel.md)
-
-
-class Decoder(Protocol):
-    """Turns prompts into codec frames, on `num_slots` slots that do not influence each other."""
-
-    num_slots: int
-    max_frames: int  # for each part of an utterance
-
-    def prefill(
-        self,
-        slot: int,
-        prefill: Any,
-        sampling: Sampling,
-        *,
-        seed: int,
-        part: int,
-        text_open: bool = False,
-    ) -> None:
-        """Start one part of an utterance in `slot`; `prefill` is from `Prompts.build`."""
-
-    def add_text(self, slot: int, rows: Any) -> None:
-        """Take text of an open part, from `Prompts.text_rows` or `end_rows`."""
-
-    def close_text(self, slot: int) -> None:
-        """Declare the text of the open part complete."""
-
-    def frames_ready(self, slot: int) -> int:
-        """Return how many frames can be drawn now."""
-
-    def launch(self, slots: Sequence[int], num_frames: int) -> Callable[[], StepResult]:
-        """Start to draw up to `num_frames` frames in `slots`; returns a function that waits."""
-
-    def cancel(self) -> None:
-        """End the running launch, or else the next one, before it begins another frame.
-
-        Any thread may call this; it never waits.
-        """
 
 
 class Prompts(Protocol):
     """Turns token ids into the input of a decoder."""
 
-    def build(self, ids: TextIds, request: SpeechRequest, *, text_open: bool = False) -> Any:
+    def build(self, ids: TextIds, request: SpeechRequest, *, text_open: bool = False) -> Prefill:
         """Return the prompt of one part of an utterance; `request` is that of `TextEncoding`."""
 
-    def text_rows(self, ids: Tensor) -> Any:
+    def text_rows(self, ids: Tensor) -> Tensor:
         """Return further text of an open part."""
 
-    def end_rows(self) -> Any:
+    def end_rows(self) -> Tensor:
         """Return the rows that follow the last text of an open part."""
 
 
@@ -94,7 +57,7 @@ class FrameVocoder(Protocol):
 class Stages:
     """The stages of one model; made and used on the loop's thread."""
 
-    decoder: Decoder
+    decoder: FrameDecoder
     prompts: Prompts
     vocoder: FrameVocoder
     is_asynchronous: bool = False  # decoder and vocoder return before the device is done

@@ -22,7 +22,8 @@ FLOORS = """
     checkpoint
     text  vocoder  sound
     timing
-    cloning  decoders  engine
+    cloning  decoders
+    engine
     training  official_api
     tts_engine  sheen
     families  compat  build_tts  model_tts

@@ -2,18 +2,20 @@
 logits."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from qwen_megakernel.errors import TextTooLong, TokenOrderError, UsageError
-from qwen_megakernel.sheen.decoder import SheenDecoder, num_positions
+from qwen_megakernel.records import Prefill, SpeechRequest, TextIds
+from qwen_megakernel.sheen.decoder import NO_IDS, Prompts, SheenDecoder, num_positions
 from qwen_megakernel.sheen.tokens import AudioTokens
 from qwen_megakernel.speech_options import Sampling
 
 TOKENS = AudioTokens(first_id=10, codebook_size=8)
-PROMPT = torch.tensor([1, 2, TOKENS.start_id])
+PROMPT = Prefill(torch.tensor([1, 2, TOKENS.start_id]), NO_IDS, NO_IDS)
 GREEDY = Sampling.greedy().override(repetition_penalty=1.0)
 
 
@@ -62,7 +64,7 @@ def test_a_frame_is_one_code_of_the_first_layer_two_of_the_second_four_of_the_th
     assert result.codes[0].tolist() == [[5, 1, 1, 7, 7, 7, 7]] * 2
     assert (result.num_frames, result.ended) == ((2,), (False,))
     read = model.read_ids[0]  # without the last token, which the next step reads
-    assert read == [*PROMPT.tolist(), *TOKENS.ids_of(result.codes[0])[:-1]]
+    assert read == [*PROMPT.embeds.tolist(), *TOKENS.ids_of(result.codes[0])[:-1]]
 
 
 def test_first_codes_are_penalised_and_no_others():
@@ -82,11 +84,11 @@ def test_the_end_is_offered_behind_the_first_frame(order):
         """A model in which only the right tokens are likely, and the end after a frame."""
 
         def logits(self, hidden, first=0, count=None):
-            place = (len(self.read_ids[0]) - len(PROMPT)) % 7
+            place = (len(self.read_ids[0]) - len(PROMPT.embeds)) % 7
             values = self.values.clone()
             begin = TOKENS.first_of_place(place)
             values[begin : begin + 8] += 10
-            if len(self.read_ids[0]) > len(PROMPT):
+            if len(self.read_ids[0]) > len(PROMPT.embeds):
                 values[TOKENS.end_id] = 15.0
             return values[first : None if count is None else first + count]
 
@@ -139,7 +141,7 @@ def test_a_cancel_ends_a_step_and_loses_nothing():
     read = model.read
 
     def cancelling(slot, ids):
-        if len(model.read_ids[slot]) == len(PROMPT) + 7:
+        if len(model.read_ids[slot]) == len(PROMPT.embeds) + 7:
             made.cancel()  # while the second frame is being drawn
         return read(slot, ids)
 
@@ -155,7 +157,7 @@ def test_a_token_out_of_order_ends_its_stream_and_no_other():
     def right_in_slot_1(hidden, first=0, count=None):
         values = model.values.clone()
         if model.slot == 1:
-            place = (len(model.read_ids[1]) - len(PROMPT)) % 7
+            place = (len(model.read_ids[1]) - len(PROMPT.embeds)) % 7
             begin = TOKENS.first_of_place(place)
             values[begin : begin + 8] += 10
         return values[first : None if count is None else first + count]
@@ -174,18 +176,18 @@ def test_a_token_out_of_order_ends_its_stream_and_no_other():
         made.step([0], 2)
 
 
-def test_an_open_text_waits_for_its_end():
-    made = decoder(FixedModel(**LIKELY))
-    made.prefill(0, PROMPT, GREEDY, seed=0, part=0, text_open=True)
-    assert made.frames_ready(0) == 0
-    made.close_text(0)
-    assert made.frames_ready(0) == 20
+def test_a_prompt_has_all_of_its_text():
+    ids = TextIds(NO_IDS, PROMPT.embeds[:-1])
+    prompts = Prompts(TOKENS)
+    assert torch.equal(prompts.build(ids, SpeechRequest(None)).embeds, PROMPT.embeds)
+    with pytest.raises(AssertionError, match="must be complete"):
+        prompts.build(ids, SpeechRequest(None), text_open=True)
 
 
 def test_what_does_not_fit_is_refused():
     made = decoder(FixedModel())
     with pytest.raises(TextTooLong, match="has 9 tokens; this voice was trained with at most 8"):
-        made.prefill(0, torch.arange(9), GREEDY, seed=0, part=0)
+        made.prefill(0, replace(PROMPT, embeds=torch.arange(9)), GREEDY, seed=0, part=0)
     assert num_positions(8, 20, 148) == 148
     with pytest.raises(UsageError, match=r"needs 148 positions; the model has 147\.\n.*19 or less"):
         num_positions(8, 20, 147)

@@ -118,10 +118,10 @@ def test_chunks_are_one_speech_whatever_their_size(engine, codec, first, size):
 def test_the_first_chunk_leaves_before_the_last_frame_is_drawn(engine, codec, monkeypatch):
     """The first chunk needs one frame and the codec's lookahead, of a speech of many frames."""
     decoder, drawn, drawn_before_chunk = engine._loop.stages.decoder, [], []
-    step, deliver = decoder.step, StreamState.deliver
+    step, deliver = decoder._step, StreamState.deliver
 
-    def counting_step(slots, num_frames):
-        result = step(slots, num_frames)
+    def counting_step(*arguments):
+        result = step(*arguments)
         drawn.extend(range(result.num_frames[0]))
         return result
 
@@ -129,7 +129,7 @@ def test_the_first_chunk_leaves_before_the_last_frame_is_drawn(engine, codec, mo
         drawn_before_chunk.append(len(drawn))
         return deliver(*chunk, **options)
 
-    monkeypatch.setattr(decoder, "step", counting_step)
+    monkeypatch.setattr(decoder, "_step", counting_step)
     monkeypatch.setattr(StreamState, "deliver", noting_deliver)
     engine.synthesize(HELLO, seed=1, max_frames=12, first_chunk_frames=1, **HOT)
     assert len(drawn) == 12

@@ -77,7 +77,8 @@ class CpuDecoder(FrameDecoder):
                 "It reads bfloat16 weights as they are stored, so float32 costs no time.",
                 "Leave --dtype out, or use --backend torch.",
             )
-        super().__init__(model.config, sizes)
+        super().__init__(sizes)
+        self.config = model.config
         check_config(self.config)
         self._library = open_library()
         check_structs(self._library, "qwen_cpu_struct_bytes", native.STRUCTS)

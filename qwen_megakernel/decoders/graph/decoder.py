@@ -34,7 +34,8 @@ class GraphDecoder(BufferedDecoder):
     """
 
     def __init__(self, model: DecoderModel, sizes: DecoderSizes):
-        super().__init__(model.config, sizes)
+        super().__init__(sizes)
+        self.config = model.config
         self._graphs = Graphs(self.device)
         self.model = GraphModel(model, sizes)
         self._seen, self._text, self._pad = self.model.seen, self.model.text, self.model.pad

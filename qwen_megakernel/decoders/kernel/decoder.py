@@ -44,7 +44,8 @@ class KernelDecoder(BufferedDecoder):
         num_blocks: int = 0,
         defines: Mapping[str, int] | None = None,
     ):
-        super().__init__(model.config, sizes)
+        super().__init__(sizes)
+        self.config = model.config
         self.library, most_blocks = load_library(
             model.config, sizes, int8_stacks=quantization.int8_stacks(model.talker), defines=defines
         )
