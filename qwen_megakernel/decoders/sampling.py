@@ -5,6 +5,9 @@ so a stream's codes do not change with its slot, its neighbours or its chunking.
 is the same function on the GPU; this file is its specification.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -20,24 +23,25 @@ MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 ROUNDS = 10
 MASK = 0xFFFFFFFF
+LANES = 4  # words of a counter
 
 
-def philox(key: int, counters: np.ndarray) -> np.ndarray:
-    """Return the random words of counters, by Philox4x32-10: [n, 4] uint32.
+def philox(counters: Sequence[Any], key: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
+    """Return the four random words of Philox4x32-10.
 
     Args:
-        key: 64 bits.
-        counters: [n, 4] uint32.
+        counters, key: four and two words below 2**32: uint64 arrays, or int64 tensors, in which
+            the products of two words wrap, but have the bits of unsigned ones; key words may be
+            numbers. Their shapes broadcast.
     """
-    c0, c1, c2, c3 = counters.astype(np.uint64).T
-    k0, k1 = key & MASK, key >> 32
+    c0, c1, c2, c3 = counters
+    k0, k1 = key
     for _ in range(ROUNDS):
-        product0, product1 = c0 * np.uint64(MULTIPLIERS[0]), c2 * np.uint64(MULTIPLIERS[1])
-        c0 = (product1 >> np.uint64(32)) ^ c1 ^ np.uint64(k0)
-        c2 = (product0 >> np.uint64(32)) ^ c3 ^ np.uint64(k1)
-        c1, c3 = product1 & np.uint64(MASK), product0 & np.uint64(MASK)
+        product0, product1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
+        c0, c1 = ((product1 >> 32) ^ c1 ^ k0) & MASK, product1 & MASK
+        c2, c3 = ((product0 >> 32) ^ c3 ^ k1) & MASK, product0 & MASK
         k0, k1 = (k0 + KEY_STEPS[0]) & MASK, (k1 + KEY_STEPS[1]) & MASK
-    return np.stack((c0, c1, c2, c3), axis=1).astype(np.uint32)
+    return c0, c1, c2, c3
 
 
 def uniforms(tokens: np.ndarray, *, seed: int, part: int, frame: int, codebook: int) -> np.ndarray:
@@ -46,18 +50,14 @@ def uniforms(tokens: np.ndarray, *, seed: int, part: int, frame: int, codebook: 
     Token t reads lane t % 4 of counter (t // 4, frame, codebook, part). The numbers have 23 bits,
     because the largest must stay below 1 in float32: -log(-log(1)) is infinite.
     """
-    counters = np.empty((len(tokens), 4), dtype=np.uint32)
-    counters[:, 0] = tokens // 4
-    counters[:, 1:] = frame, codebook, part
-    words = philox(seed, counters)[np.arange(len(tokens)), tokens % 4]
-    return ((words >> np.uint32(9)).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-23)
+    counters = (np.uint64(tokens // LANES), *np.uint64([[frame], [codebook], [part]]))
+    lanes = np.stack(philox(counters, (seed & MASK, seed >> 32)), axis=1)
+    words = lanes[np.arange(len(tokens)), tokens % LANES]
+    return ((words >> 9).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-23)
 
 
-def penalize(logits: Tensor, seen: Tensor, how: Draw) -> Tensor:
-    """Penalize the tokens marked in `seen` [n] bool, as Keskar et al. (CTRL, 2019) do."""
-    penalty = how.repetition_penalty
-    if penalty == 1.0:
-        return logits
+def penalize(logits: Tensor, seen: Tensor, penalty: float | Tensor) -> Tensor:
+    """Penalize the tokens marked in `seen` [..., n] bool, as Keskar et al. (CTRL, 2019) do."""
     penalized = torch.where(logits < 0, logits * penalty, logits / penalty)
     return torch.where(seen, penalized, logits)
 

@@ -5,7 +5,7 @@ and `stream_state` (all that it is), `stages` (what a decoder, prompts and a voc
 `step_loop` (the engine's one thread), `slots` (which stream holds which slot), `delivery` (from
 frames to chunks) and `runaway_guard`. `conversation` has what a stream continues, and
 `drift_guard` compares its parts. `speech` is a whole utterance; `codes_file` reads and
-writes codes, `codes_dump` writes those of every utterance.
+writes codes.
 
 Other rooms take `SpeechEngine`, `SpeechStream`, `Speech`, `Stages` and its two protocols, and
 `codes_file`.

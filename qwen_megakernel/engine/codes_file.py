@@ -1,7 +1,9 @@
 """Codec frames as text: a row for each frame, with the codes of its groups separated by tabs."""
 
+import contextlib
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,12 @@ from typing import Any
 import numpy as np
 
 from qwen_megakernel.errors import OutputError, UsageError
+from qwen_megakernel.printable import get_logger
 
+logger = get_logger(__name__)
+
+# The variable that names a file for the codes of every utterance, one row for each frame.
+DUMP_CODES_VARIABLE = "TTS_DUMP_CODES"
 MIN_JUDGED_FRAMES = 20  # in shorter speech, pauses at the ends weigh too much
 MIN_JUDGED_CODES = 64  # the same for figures over all groups together
 # Share of a group's frames that have one value; the pauses of a healthy voice make it 0.35.
@@ -47,6 +54,33 @@ def read(path: Path) -> np.ndarray:
     except ValueError as error:
         reason = str(error).rstrip(".")
         raise UsageError(f"{path} is not a table of codes: {reason}.") from error
+
+
+class CodesDump:
+    """The dump of an engine: its first utterance replaces the file, later ones go to its end."""
+
+    def __init__(self) -> None:
+        self._begun: str | None = None  # the file that this engine has written to
+        self._is_paused = False
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Write nothing during the block, such as a warm-up, which no caller requested."""
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
+
+    def add(self, codes: Sequence[np.ndarray]) -> None:
+        path = os.environ.get(DUMP_CODES_VARIABLE)
+        if not path or not codes or self._is_paused:
+            return
+        try:
+            write(Path(path), np.array(codes), append=path == self._begun)
+            self._begun = path
+        except OutputError as error:  # a debugging aid must not end the speech
+            logger.error("%s", error)
 
 
 def describe(codes: np.ndarray) -> dict[str, float | int | list[int]]:

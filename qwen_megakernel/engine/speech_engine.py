@@ -16,7 +16,7 @@ from typing import Any, Self, Unpack
 import numpy as np
 import torch
 
-from qwen_megakernel.engine.codes_dump import CodesDump
+from qwen_megakernel.engine.codes_file import CodesDump
 from qwen_megakernel.engine.conversation import Conversation
 from qwen_megakernel.engine.drift_guard import Identify
 from qwen_megakernel.engine.speech import Speech
@@ -82,11 +82,11 @@ class SpeechEngine(ABC):
         self.mark = Marking.of(mark)
         self.sample_rate, self.seconds_per_frame = sample_rate, seconds_per_frame
         self._reading = reading
-        self._codes_dump = CodesDump()
+        self._codes_dump = dump = CodesDump()
         # Streams that coroutines read change their sound in these threads: an event loop would wait
         # for threads of its own when it ends, even after Ctrl-C. Each leaves cores to the decoder.
         self._workers = single_threads(None, "sound")
-        self._loop = StepLoop(build, on_finished=self._codes_dump)
+        self._loop = StepLoop(build, on_finished=lambda state: dump.add(state.codes))
         # PyTorch's number of CPU threads in the loop's thread, which computes; here it may differ.
         self.num_threads: int = self._loop.run(torch.get_num_threads)
         # Also called when the engine is collected, and at exit, while threads still run.

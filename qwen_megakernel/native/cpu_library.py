@@ -6,6 +6,7 @@ import platform
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from qwen_megakernel.errors import BuildError, GenerationError, OutOfMemory, SetupError
 from qwen_megakernel.native import compiling
@@ -171,13 +172,16 @@ def return_free_memory() -> None:
         trim(0)
 
 
-def destroy_with(owner: object, destroy: Callable[..., None], *arguments: object) -> None:
-    """Call destroy(*arguments) when `owner` is collected, but not at the interpreter's exit.
+def destroy_with(owner: object, destroy: Callable[[Any], None], handle: Any, *held: object) -> None:
+    """Call destroy(handle) when `owner` is collected, but not at the interpreter's exit.
 
     At exit another thread may still load or speak (Ctrl-C while a model loads), and the system
     frees everything anyway.
+
+    Args:
+        held: what native code reads where it is, and so must not be freed before.
     """
-    weakref.finalize(owner, destroy, *arguments).atexit = False
+    weakref.finalize(owner, lambda *_: destroy(handle), *held).atexit = False
 
 
 class CpuPool:

@@ -10,10 +10,9 @@ import torch
 from snac.layers import NoiseBlock
 from torch import Tensor, nn
 
-from qwen_megakernel.decoders.sampling import philox
+from qwen_megakernel.decoders.sampling import LANES, philox
 
 _KEY = 0x534E4143  # any number, but always the same
-_WORDS = 4  # number of words in a Philox counter
 
 
 def normals(layer: int, first: int, count: int) -> np.ndarray:
@@ -21,15 +20,13 @@ def normals(layer: int, first: int, count: int) -> np.ndarray:
 
     It is Box and Muller's transform of Philox words.
     """
-    begin, end = first // _WORDS, -(-(first + count) // _WORDS)
-    counters = np.zeros((end - begin, _WORDS), dtype=np.uint32)
-    counters[:, 0] = np.arange(begin, end)
-    counters[:, 1] = layer
-    words = philox(_KEY, counters).astype(np.float64)
+    begin, end = first // LANES, -(-(first + count) // LANES)
+    counters = np.arange(begin, end, dtype=np.uint64), *np.uint64([[layer], [0], [0]])
+    words = np.stack(philox(counters, (_KEY, 0)), axis=1).astype(np.float64)
     radius = np.sqrt(-2 * np.log((words[:, 0::2] + 0.5) / 2**32))
     angle = 2 * np.pi * words[:, 1::2] / 2**32
     values = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=2).reshape(-1)
-    skipped = first - begin * _WORDS
+    skipped = first - begin * LANES
     return values[skipped : skipped + count].astype(np.float32)
 
 

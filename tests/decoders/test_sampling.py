@@ -26,13 +26,15 @@ FIRST = {"seed": 0, "part": 0, "frame": 0, "codebook": 0}
     ],
 )
 def test_philox_gives_the_published_answers(counter, key, expected):
-    words = sampling.philox(key, np.array([counter], dtype=np.uint32))[0]
-    assert " ".join(f"{int(word):08x}" for word in words) == expected
+    key = key & 0xFFFFFFFF, key >> 32
+    for words in (np.array(counter, dtype=np.uint64), torch.tensor(counter)):
+        drawn = sampling.philox(words, key)
+        assert " ".join(f"{int(word):08x}" for word in drawn) == expected
 
 
 def test_uniforms_stay_strictly_between_zero_and_one_and_exact(monkeypatch):
-    extremes = np.array([[0, 0xFFFFFFFF, 0, 0xFFFFFFFF]], dtype=np.uint32)
-    monkeypatch.setattr(sampling, "philox", lambda key, counters: extremes)
+    extremes = np.array([[0], [0xFFFFFFFF], [0], [0xFFFFFFFF]], dtype=np.uint64)
+    monkeypatch.setattr(sampling, "philox", lambda counters, key: extremes)
     low = sampling.uniforms(np.array([0]), **FIRST)
     high = sampling.uniforms(np.array([1]), **FIRST)
     assert low.dtype == np.float32 and float(low[0]) == 2.0**-24
@@ -122,7 +124,7 @@ def test_top_p_treats_equal_tokens_alike_and_keeps_the_best():
 def test_the_repetition_penalty_shrinks_positive_and_grows_negative_scores():
     logits = torch.tensor([2.0, -2.0, 2.0, -2.0])
     seen = torch.tensor([True, True, False, False])
-    penalized = sampling.penalize(logits, seen, Draw(repetition_penalty=2.0))
+    penalized = sampling.penalize(logits, seen, 2.0)
     assert penalized.tolist() == [1.0, -4.0, 2.0, -2.0]
 
 

@@ -100,7 +100,7 @@ class CpuDecoder(FrameDecoder):
         self._prefixes = PrefixCache(PREFIX_BYTES, self._kept_floats)
         # Native code reads matrices and tables where they are, and the pool must outlive it.
         held = self.pool, source.tables, packed.memory
-        destroy_with(self, _destroy, self._library, handle, *held)
+        destroy_with(self, self._library.qwen_cpu_decoder_destroy, handle, *held)
 
     @property
     def instruction_set(self) -> str:
@@ -272,7 +272,3 @@ def _row_major(table: Tensor) -> native.MatrixSource:
 
 def _address(values: Tensor) -> ctypes.c_void_p:
     return ctypes.c_void_p(values.data_ptr())
-
-
-def _destroy(library: ctypes.CDLL, handle: ctypes.c_void_p, *_held: object) -> None:
-    library.qwen_cpu_decoder_destroy(handle)

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qwen_megakernel.decoders.sampling import KEY_STEPS, MASK, MULTIPLIERS, ROUNDS
-
-LANES = 4  # 32-bit words of one Philox counter
+from qwen_megakernel.decoders.sampling import LANES, philox
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,25 +20,6 @@ class Knobs:
     temperature: Tensor  # float32
     top_k: Tensor  # int64; 0: no limit
     top_p: Tensor  # float32; 1: no limit
-
-
-def philox(counters: list[Tensor], key: list[Tensor]) -> list[Tensor]:
-    """Return the four random words of Philox4x32-10.
-
-    Products of two 32-bit words wrap in int64, but have the bits of the unsigned product.
-
-    Args:
-        counters: four words, int64 tensors below 2**32 whose shapes broadcast.
-        key: two words of the same kind.
-    """
-    c0, c1, c2, c3 = counters
-    k0, k1 = key
-    for _ in range(ROUNDS):
-        product0, product1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
-        c0, c1 = ((product1 >> 32) ^ c1 ^ k0) & MASK, product1 & MASK
-        c2, c3 = ((product0 >> 32) ^ c3 ^ k1) & MASK, product0 & MASK
-        k0, k1 = (k0 + KEY_STEPS[0]) & MASK, (k1 + KEY_STEPS[1]) & MASK
-    return [c0, c1, c2, c3]
 
 
 def gumbel(
@@ -68,13 +47,6 @@ def gumbel(
     words = torch.stack(philox(counters, rows[2:]), dim=-1).flatten(2)[:, :, :vocab_size]
     uniform = ((words >> 9).float() + 0.5) * 2.0**-23
     return -torch.log(-torch.log(uniform))
-
-
-def penalize(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
-    """Penalize the tokens marked in `seen` [num_rows, vocab_size] bool, by `penalty` [num_rows]."""
-    penalty = penalty[:, None]
-    penalized = torch.where(logits < 0, logits * penalty, logits / penalty)
-    return torch.where(seen, penalized, logits)
 
 
 def draw(logits: Tensor, noise: Tensor, knobs: Knobs, *, use_top_p: bool) -> Tensor:

@@ -121,7 +121,9 @@ class CpuVocoder(Vocoder):
         self._handle = handle
         # Native code reads these where they are, and the pool must outlive the vocoder. Everything
         # else was copied.
-        destroy_with(self, _destroy, self._library, handle, pool, self.tables, self.packed)
+        destroy_with(
+            self, self._library.qwen_cpu_vocoder_destroy, handle, pool, self.tables, self.packed
+        )
         del self._codebooks, self._pre_conv, self._transformer, self._tail
 
     def _packed(
@@ -303,7 +305,3 @@ class _Source:
             *(self._address(layer.taps), self._address(layer.bias), None, None),
             *(*layer.taps.shape, 0, 1, 1, layer.history.start),
         )
-
-
-def _destroy(library: ctypes.CDLL, handle: ctypes.c_void_p, *_held: object) -> None:
-    library.qwen_cpu_vocoder_destroy(handle)
