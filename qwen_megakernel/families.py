@@ -16,17 +16,14 @@ def load_engine(model: str | None = None, **options: Any) -> SpeechEngine:
     Raises:
         QwenTTSError: `from_pretrained` failed.
     """
-    if model is not None and os.path.isdir(os.path.expanduser(model)) and _is_sheen(model):
-        from qwen_megakernel.sheen.engine import SheenEngine
+    if model is not None and os.path.isdir(os.path.expanduser(model)):
+        # Imported for a folder alone: it costs other models a twentieth of a second.
+        from qwen_megakernel.sheen import model_folder
 
-        return SheenEngine.from_pretrained(model, **options)
+        if model_folder.is_sheen(model):
+            from qwen_megakernel.sheen.engine import SheenEngine
+
+            return SheenEngine.from_pretrained(model, **options)
     from qwen_megakernel.tts_engine import TTSEngine
 
     return TTSEngine.from_pretrained(DEFAULT_MODEL if model is None else model, **options)
-
-
-def _is_sheen(model: str) -> bool:
-    # Imported for a folder alone: it costs other models a twentieth of a second.
-    from qwen_megakernel.sheen import model_folder
-
-    return model_folder.is_sheen(model)

@@ -283,10 +283,6 @@ class Sampling(Options):
         named = {ours: values.get(theirs) for ours, theirs in OFFICIAL_NAMES.items()}
         return Sampling().override(**named)
 
-    def official_values(self) -> dict[str, Any]:
-        """Return the options by their names in qwen-tts."""
-        return {OFFICIAL_NAMES[name]: value for name, value in self.values().items()}
-
 
 # Option of `Sampling` -> its name in qwen-tts and in generation_config.json.
 OFFICIAL_NAMES = {name: name for name in Sampling.options()}

@@ -17,6 +17,7 @@ from qwen_megakernel.errors import UsageError
 from qwen_megakernel.pipecat.service import MegakernelTTSService
 from qwen_megakernel.server.schemas import OFFERED, SpeechSettings
 from qwen_megakernel.speech_options import (
+    OFFICIAL_NAMES,
     OPTIONS,
     Draw,
     Option,
@@ -130,7 +131,8 @@ def test_a_choice_must_be_known():
 def test_the_official_names_are_those_of_generation_config():
     read = Sampling.from_generation_config({"subtalker_dosample": False, "top_p": 0.5, "other": 1})
     assert read == Sampling().override(subtalker_do_sample=False, top_p=0.5)
-    assert Sampling.from_generation_config(read.official_values()) == read
+    official = {OFFICIAL_NAMES[name]: value for name, value in read.values().items()}
+    assert Sampling.from_generation_config(official) == read
 
 
 def test_numbers_become_plain_ones_in_nested_records_too():

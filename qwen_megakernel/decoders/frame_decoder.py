@@ -342,3 +342,24 @@ class OneByOneDecoder(FrameDecoder):
                 self._state(slot).advance(int(frame is not None), frame is None)
         self._cancelled = False
         return self._settled(slots, StepResult(codes, tuple(counts), tuple(ended), failures))
+
+
+class BufferedDecoder(FrameDecoder):
+    """A decoder whose slots are rows of tensors, allocated once; text rows are kept in a ring."""
+
+    # The subclass sets these; a slot is a row of each.
+    _seen: Tensor  # [num_slots, ...] the code-0 tokens that were drawn
+    _text: Tensor  # [num_slots, max_text_rows, hidden_size]
+    _pad: Tensor  # [num_slots, hidden_size]
+
+    def _new_state(self, slot: int, sampling: Sampling, seed: int, part: int) -> SlotState:
+        self._seen[slot].zero_()
+        return super()._new_state(slot, sampling, seed, part)
+
+    def _write_text(self, slot: int, rows: Tensor) -> None:
+        size = self.sizes.max_text_rows
+        place = self._state(slot).num_text_rows % size
+        before_end = min(len(rows), size - place)
+        self._text[slot, place : place + before_end] = rows[:before_end]
+        if before_end < len(rows):
+            self._text[slot, : len(rows) - before_end] = rows[before_end:]

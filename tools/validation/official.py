@@ -21,7 +21,7 @@ from torch import Tensor
 from qwen_megakernel.checkpoint.hub import without_advice
 from qwen_megakernel.errors import MissingPackageError
 from qwen_megakernel.installing import install_command
-from qwen_megakernel.speech_options import Sampling
+from qwen_megakernel.speech_options import OFFICIAL_NAMES, Sampling
 
 # Packages that qwen_tts imports at once, but uses only in its 25 Hz tokenizer.
 _ONLY_FOR_25_HZ = (
@@ -139,9 +139,8 @@ def generate(
     talker.generate = recording
     try:
         with without_advice(), _quick_masks():
-            codes, _ = model.model.generate(
-                max_new_tokens=max_frames + 1, **sampling.official_values(), **prompt
-            )
+            draws = {OFFICIAL_NAMES[name]: value for name, value in sampling.values().items()}
+            codes, _ = model.model.generate(max_new_tokens=max_frames + 1, **draws, **prompt)
     finally:
         talker.generate = inner
         for hook in hooks:

@@ -16,7 +16,7 @@ from torch import Tensor
 from qwen_megakernel.checkpoint.config import ModelConfig, StackConfig
 from qwen_megakernel.checkpoint.frame_weights import frame_weights
 from qwen_megakernel.decoders.cpu import library as native
-from qwen_megakernel.decoders.cpu.packing import HINT, PackedWeights, pack
+from qwen_megakernel.decoders.cpu.packing import HINT, pack
 from qwen_megakernel.decoders.cpu.prefixes import PrefixCache
 from qwen_megakernel.decoders.embeddings import Embeddings
 from qwen_megakernel.decoders.frame_decoder import FrameDecoder, Taps
@@ -87,7 +87,7 @@ class CpuDecoder(FrameDecoder):
         self.pool = CpuPool(self._library, self.num_threads)
         self.embeddings = Embeddings(model, self.device, self.dtype, as_stored=True)
         handle = ctypes.c_void_p()
-        packed = pack(model, self.pool)
+        packed, memory = pack(model, self.pool)
         source = _Source(model, packed, self.embeddings, sizes)
         self._check(
             self._library.qwen_cpu_decoder_create(
@@ -99,7 +99,7 @@ class CpuDecoder(FrameDecoder):
         self._kept_floats = self._library.qwen_cpu_decoder_kept_floats(handle)
         self._prefixes = PrefixCache(PREFIX_BYTES, self._kept_floats)
         # Native code reads matrices and tables where they are, and the pool must outlive it.
-        held = self.pool, source.tables, packed.memory
+        held = self.pool, source.tables, memory
         destroy_with(self, self._library.qwen_cpu_decoder_destroy, handle, *held)
 
     @property
@@ -203,12 +203,12 @@ class _Source:
     def __init__(
         self,
         model: DecoderModel,
-        packed: PackedWeights,
+        packed: dict[str, native.MatrixSource],
         embeddings: Embeddings,
         sizes: DecoderSizes,
     ):
         self._alive: list[Any] = []
-        self._packed = packed.matrices
+        self._packed = packed
         config, weights = model.config, model.talker
         talker, groups = config.talker, config.talker.num_code_groups
         predictor = "code_predictor."
@@ -228,8 +228,11 @@ class _Source:
         # Native code reads these tables where they are, as long as the decoder lives.
         self.tables = [embeddings.codec_table, *embeddings.code_tables]
         assert all(table.is_contiguous() for table in self.tables)
-        assert all(table.dtype in (torch.float32, torch.bfloat16) for table in self.tables)
-        self.model.code_tables = self._matrices(map(_row_major, self.tables))
+        kinds = {torch.float32: native.FLOAT32, torch.bfloat16: native.BF16}
+        self.model.code_tables = self._matrices(
+            native.MatrixSource(table.data_ptr(), None, *table.shape, kinds[table.dtype], 0)
+            for table in self.tables
+        )
 
     def _stack(
         self, config: StackConfig, weights: Weights, prefix: str, num_positions: int
@@ -257,17 +260,11 @@ class _Source:
         return value
 
     def _vector(self, values: Tensor) -> int:
-        """Return the address of a tensor as float32."""
         return self._keep(values.float().contiguous()).data_ptr()
 
     def _matrices(self, matrices: Iterable[native.MatrixSource]) -> Any:
         sources = list(matrices)
         return self._keep((native.MatrixSource * len(sources))(*sources))
-
-
-def _row_major(table: Tensor) -> native.MatrixSource:
-    kind = native.BF16 if table.dtype == torch.bfloat16 else native.FLOAT32
-    return native.MatrixSource(table.data_ptr(), None, *table.shape, kind, 0)
 
 
 def _address(values: Tensor) -> ctypes.c_void_p:

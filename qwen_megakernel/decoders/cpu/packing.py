@@ -6,7 +6,7 @@ The layout, which csrc/cpu/matrix.h describes, is the same for all instruction s
 import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -34,12 +34,8 @@ class PackedName:
     takes_turns: bool = False  # each block of 32 rows has as many rows of each part
 
 
-@dataclass(frozen=True, slots=True)
-class PackedWeights:
-    """The packed matrices of a model by `PackedName.name`, and the memory that they lie in."""
-
-    matrices: dict[str, native.MatrixSource]
-    memory: Any
+# The packed matrices of a model by `PackedName.name`, and the memory that they lie in.
+PackedWeights: TypeAlias = tuple[dict[str, native.MatrixSource], Any]
 
 
 def packed_names(config: ModelConfig) -> Iterator[PackedName]:
@@ -117,7 +113,7 @@ def pack(model: DecoderModel, pool: CpuPool) -> PackedWeights:
         packer.matrices[each.name].values = address
         packer.pack(each, address)
         address += size
-    return PackedWeights(packer.matrices, memory)
+    return packer.matrices, memory
 
 
 def _mapped(model: DecoderModel, packer: Packer) -> PackedWeights:
@@ -137,7 +133,7 @@ def _mapped(model: DecoderModel, packer: Packer) -> PackedWeights:
         )
     for name, matrix in packer.matrices.items():
         matrix.values = stored[PREFIX + name].data_ptr()
-    return PackedWeights(packer.matrices, stored)
+    return packer.matrices, stored
 
 
 def _pack_one(pool: CpuPool, parts: list[Matrix], name: PackedName, address: int) -> None:

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qwen_megakernel.decoders.buffered import BufferedDecoder
-from qwen_megakernel.decoders.frame_decoder import Taps
+from qwen_megakernel.decoders.frame_decoder import BufferedDecoder, Taps
 from qwen_megakernel.decoders.graph.model import MAX_FRAMES_PER_LAUNCH, GraphModel
 from qwen_megakernel.decoders.sampling import not_finite
 from qwen_megakernel.decoders.slots import DecoderSizes

@@ -4,6 +4,8 @@ The structs hold addresses. The tensors at these addresses live as long as the o
 them, and its owner keeps that object until the last launch is over.
 """
 
+import ctypes
+from collections import deque
 from collections.abc import Sequence
 
 import torch
@@ -12,9 +14,10 @@ from torch import Tensor
 from qwen_megakernel.checkpoint.config import StackConfig, TalkerConfig
 from qwen_megakernel.decoders.embeddings import Embeddings
 from qwen_megakernel.decoders.kernel import packing
-from qwen_megakernel.decoders.kernel.controls import ControlBlocks
+from qwen_megakernel.decoders.kernel.build import KernelSizes
 from qwen_megakernel.decoders.kernel.library import (
     MAX_STREAMS,
+    Control,
     Description,
     Model,
     SlotBuffers,
@@ -22,15 +25,61 @@ from qwen_megakernel.decoders.kernel.library import (
     Workspace,
     check_tensor,
 )
-from qwen_megakernel.decoders.kernel.sizes import KernelSizes
 from qwen_megakernel.decoders.layers import rope_tables
 from qwen_megakernel.decoders.quantization import QuantizedMatrix
 from qwen_megakernel.decoders.sampling import MIN_FRAMES
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.decoders.weights import DecoderModel, WeightReader, Weights
 from qwen_megakernel.errors import OutOfMemory
+from qwen_megakernel.native.structs import offset_of
 
 TALKER = "model."  # the names of the talker's weights begin with this
+
+# The blocks of a launch poll the first word, which has a cache line of its own.
+WORDS = 2 * offset_of(Control, "left") // 4
+ERROR_WORD = offset_of(Control, "error") // 4
+assert ctypes.sizeof(Control) <= 4 * WORDS
+
+
+class ControlBlocks:
+    """The grid barrier, the word of its error and the attention tickets of every launch.
+
+    A launch is enqueued before the launches in front of it have ended, and one that fails must not
+    change those of the next. A launch that ends without an error leaves zeros; after an error
+    `give_back` writes them.
+
+    Args:
+        num_slots: slots of the decoder: each may have a prompt under way, and all of them a step.
+        num_rows, num_heads: shape of the tickets: streams of a launch, key-value heads.
+    Attributes:
+        words: [count, WORDS] int32, a `Control` at the beginning of each row.
+        tickets: [count, num_rows, num_heads] int32.
+        free: the rows that no launch has, in the order in which launches get them.
+    """
+
+    def __init__(self, num_slots: int, num_rows: int, num_heads: int, device: torch.device):
+        count = num_slots + -(-num_slots // MAX_STREAMS) + 1
+        self.words = torch.zeros(count, WORDS, dtype=torch.int32, device=device)
+        self.tickets = torch.zeros(count, num_rows, num_heads, dtype=torch.int32, device=device)
+        self.free = deque(range(count))
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    @property
+    def errors(self) -> Tensor:
+        """The error words [count] int32, 0 for none; a view."""
+        return self.words[:, ERROR_WORD]
+
+    def take(self) -> int:
+        return self.free.popleft()
+
+    def give_back(self, row: int, *, is_clean: bool) -> None:
+        """Free the row of a launch that has ended; the next launch finds zeros there."""
+        if not is_clean:
+            self.words[row].zero_()
+            self.tickets[row].zero_()
+        self.free.append(row)
 
 
 class LayerBuffers:

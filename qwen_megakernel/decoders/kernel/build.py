@@ -10,8 +10,12 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from qwen_megakernel.checkpoint.config import StackConfig
-from qwen_megakernel.decoders.kernel.sizes import KernelSizes
+from qwen_megakernel.checkpoint.config import (
+    ModelConfig,
+    PredictorConfig,
+    StackConfig,
+    TalkerConfig,
+)
 from qwen_megakernel.errors import ArchError, BuildError, UnsupportedModel
 from qwen_megakernel.installing import install_command
 from qwen_megakernel.native.compiling import (
@@ -60,6 +64,27 @@ CXX_FLAGS = (
     *("-std=c++17", "-O2", "-g1", "-fPIC", "-ffp-contract=off"),
     *("-fno-strict-aliasing", "-Wno-unknown-pragmas", "-Wall", "-Wextra"),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class TextStack:
+    """A text model's layers in the place of the talker's; its other sizes are the smallest."""
+
+    stack: StackConfig
+    vocab_size: int = 1056  # 1024 control ids and one row of tiles
+    num_code_groups: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class TextSizes:
+    """The dimensions that the kernel is compiled for to run a text model."""
+
+    talker: TextStack
+    predictor: PredictorConfig  # never runs
+
+
+KernelSizes = ModelConfig | TextSizes
+StackSizes = TalkerConfig | TextStack | PredictorConfig
 
 
 @dataclass(frozen=True, slots=True)

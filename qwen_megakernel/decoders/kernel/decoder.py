@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.decoders import quantization
-from qwen_megakernel.decoders.buffered import BufferedDecoder
-from qwen_megakernel.decoders.frame_decoder import Taps
+from qwen_megakernel.decoders.frame_decoder import BufferedDecoder, Taps
 from qwen_megakernel.decoders.kernel.buffers import KernelBuffers
 from qwen_megakernel.decoders.kernel.launcher import Launcher
 from qwen_megakernel.decoders.kernel.library import Stream

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from qwen_megakernel.decoders.kernel.sizes import KernelSizes, StackSizes
+from qwen_megakernel.decoders.kernel.build import KernelSizes, StackSizes
 from qwen_megakernel.errors import BuildError, GenerationError, LaunchError, UsageError
 from qwen_megakernel.native.compiling import load
 from qwen_megakernel.native.structs import SamplingParams, fields

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import torch
 
 from qwen_megakernel.decoders.kernel import build
+from qwen_megakernel.decoders.kernel.build import KernelSizes
 from qwen_megakernel.decoders.kernel.launcher import current
 from qwen_megakernel.decoders.kernel.library import KernelLibrary
-from qwen_megakernel.decoders.kernel.sizes import KernelSizes
 from qwen_megakernel.decoders.slots import DecoderSizes, check_dtypes
 from qwen_megakernel.errors import ArchError
 from qwen_megakernel.gpu.driver import is_built_for, no_gpu

@@ -18,9 +18,9 @@ from qwen_megakernel.checkpoint.config import PredictorConfig, StackConfig
 from qwen_megakernel.checkpoint.config_fields import Keys
 from qwen_megakernel.checkpoint.tensor_shapes import stack_tensors
 from qwen_megakernel.decoders.kernel.buffers import TALKER, LayerBuffers
+from qwen_megakernel.decoders.kernel.build import TextSizes, TextStack
 from qwen_megakernel.decoders.kernel.launcher import Launcher
 from qwen_megakernel.decoders.kernel.loading import load_library
-from qwen_megakernel.decoders.kernel.sizes import TextSizes, TextStack
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.errors import ModelFilesError, UnsupportedModel
 
