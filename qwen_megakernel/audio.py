@@ -60,11 +60,7 @@ def to_float32(samples: np.ndarray) -> np.ndarray:
 
 
 def to_g711(samples: np.ndarray, encoding: str) -> bytes:
-    """Return [num_samples] int16 as G.711, which has 8 bits per sample and no sample rate.
-
-    Args:
-        encoding: "ulaw" or "alaw".
-    """
+    """Return [num_samples] int16 as G.711 "ulaw" or "alaw": 8 bits per sample, and no rate."""
     import soundfile
 
     file = io.BytesIO()
@@ -93,8 +89,7 @@ def new_sound_file(
 def check_path(path: str | Path, encoding: str = "pcm", rate: int | None = None) -> None:
     """Raise the error that a `WavWriter` of this path would raise; leave no file there.
 
-    Args:
-        rate: samples per second; None: the rate is not checked.
+    A rate of None is not checked.
     """
     _begin_file(Path(path), encoding, rate).unlink()
 

@@ -81,8 +81,6 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
 
     After an exception the hidden file is removed, and `path` is what it was.
 
-    Args:
-        mode: as `new_partial` takes it.
     Raises:
         OSError: the file cannot be created, or `path` is a folder.
     """

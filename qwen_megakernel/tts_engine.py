@@ -257,16 +257,13 @@ class TTSEngine(OfficialNames):
 
     @property
     def voices(self) -> list[str]:
-        """Names that `voice=` accepts: the checkpoint's speakers, then presets and voice files."""
         return self._voices.speakers + self._voices.presets
 
     @property
     def default_voice(self) -> str | None:
-        """The voice of a request that names none: the first speaker of a CustomVoice checkpoint."""
         return next(iter(self.config.talker.speakers), None)
 
     def find_voice(self, voice: str | Voice | None, style: str | None = None) -> str | Voice | None:
-        """Return the voice that `voice=` means: a speaker's name, a `Voice` of a file, or None."""
         if voice is None:
             voice = self.default_voice
             if style is None:

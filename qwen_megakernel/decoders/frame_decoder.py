@@ -30,6 +30,7 @@ class FrameDecoder(ABC):
     """
 
     num_threads: int | None = None  # number of decoding threads, if the decoder has its own
+    instruction_set: str | None = None  # of its native code, such as "avx2"; None: it has none
     # What a backend of Qwen3-TTS sets: its model, and what prompts are built from.
     config: ModelConfig
     embeddings: Embeddings
@@ -48,11 +49,6 @@ class FrameDecoder(ABC):
         """Whether the device draws frames while the host does something else."""
         has_own_launch = type(self)._launch is not FrameDecoder._launch
         return has_own_launch and self.device.type == "cuda"
-
-    @property
-    def instruction_set(self) -> str | None:
-        """The instruction set of the decoder's native code, such as "avx2"; None: it has none."""
-        return None
 
     # ---- what the engine calls ------------------------------------------------------------------
 

@@ -21,9 +21,7 @@ from qwen_megakernel.decoders.weights import DecoderModel, WeightReader
 from qwen_megakernel.records import StepResult
 from qwen_megakernel.speech_options import Draw, Sampling
 
-
-def _no_values() -> Tensor:
-    return torch.empty(0)
+_NO_VALUES = torch.empty(0)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,9 +30,9 @@ class PlainState(SlotState):
 
     seen: Tensor  # [vocab_size] bool: code-0 tokens drawn in this part
     # [hidden_size], after the final norm, of the last position; empty before the prompt has run.
-    hidden: Tensor = field(default_factory=_no_values)
-    pad_embed: Tensor = field(default_factory=_no_values)  # [hidden_size], empty until then
-    codes: Tensor = field(default_factory=_no_values)  # [num_code_groups] of the previous frame
+    hidden: Tensor = _NO_VALUES
+    pad_embed: Tensor = _NO_VALUES  # [hidden_size], empty until then
+    codes: Tensor = _NO_VALUES  # [num_code_groups] of the previous frame
     text: list[Tensor] = field(default_factory=list)  # rows [hidden_size]
 
 

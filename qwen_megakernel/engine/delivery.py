@@ -35,12 +35,7 @@ class ChunkDelivery:
 
     def __init__(self, stages: Stages, table: SlotTable, spent_ms: dict[str, float]) -> None:
         self._stages, self._table, self._spent_ms = stages, table, spent_ms
-        self._under_way: list[Callable[[], None]] = []  # each delivers chunks that were started
-
-    @property
-    def is_under_way(self) -> bool:
-        """Whether a chunk has been started and not yet delivered."""
-        return bool(self._under_way)
+        self.under_way: list[Callable[[], None]] = []  # each delivers chunks that were started
 
     def start_vocoder(self, drawing: Sequence[StreamState]) -> bool:
         """Start the vocoder on due frames; returns whether chunks of streams far ahead were left.
@@ -81,11 +76,11 @@ class ChunkDelivery:
         wait = download(self._stages.vocoder.step(codes[:, :num_ready], states, *ahead))
         spent = add_time(self._spent_ms, "vocoder", started)
         taken = [stream.take_chunk() for stream in streams]
-        self._under_way.append(partial(self._deliver, streams, taken, wait, spent))
+        self.under_way.append(partial(self._deliver, streams, taken, wait, spent))
 
     def deliver(self) -> None:
         """Wait for the chunks that have been started, and deliver them."""
-        under_way, self._under_way = self._under_way, []
+        under_way, self.under_way = self.under_way, []
         for deliver in under_way:
             deliver()
 

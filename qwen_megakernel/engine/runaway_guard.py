@@ -27,11 +27,7 @@ MAX_PERIOD = 12
 
 
 class RunawayGuard:
-    """Watches one part of an utterance.
-
-    Args:
-        max_frames: hard limit for this part, whatever its text.
-    """
+    """Watches one part of an utterance, of at most `max_frames` frames whatever its text."""
 
     def __init__(self, max_frames: int):
         self.num_text_tokens = 0  # raised by the engine as text arrives

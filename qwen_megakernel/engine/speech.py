@@ -55,10 +55,8 @@ class Speech:
         return self._times.segments
 
     def save(self, path: str | Path, encoding: str = "pcm") -> None:
-        """Write the audio, marked; the extension picks the format (wav, flac, ogg, mp3).
-
-        Args:
-            encoding: encoding of a wav file: "pcm" (16-bit), "ulaw" or "alaw".
+        """Write the audio, marked; the extension picks the format (wav, flac, ogg, mp3), and
+        `encoding` that of a wav file: "pcm" (16-bit), "ulaw" or "alaw".
         """
         audio.write_wav(path, self.audio, self.sample_rate, encoding, self.mark)
 

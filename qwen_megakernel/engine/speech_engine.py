@@ -44,8 +44,7 @@ class SpeechEngine(ABC):
 
     Args:
         build: makes the stages, on the loop's thread.
-        reading: how texts are read.
-        mark: see `Marking.of`.
+        mark: what `Marking.of` takes.
     """
 
     files: Files

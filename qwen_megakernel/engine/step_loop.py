@@ -50,8 +50,6 @@ class StepLoop:
             GPU context, or on a CPU the one pool of OpenMP threads. A second pool, in the thread
             that loaded the model, would slow each step by a third with as many cores as threads.
         on_finished: called on the worker thread when a stream is over, for any reason.
-    Raises:
-        Exception: from `build`.
     """
 
     def __init__(self, build: Callable[[], Stages], *, on_finished: Callable[[StreamState], None]):
@@ -92,11 +90,10 @@ class StepLoop:
         self._check_open()  # a loop that has just been closed may not have seen it
 
     def run(self, call: Callable[[], Any]) -> Any:
-        """Call a function on the worker thread, between two steps, and wait for its result.
+        """Call a function on the worker thread, between two steps; return or raise what it does.
 
         Raises:
-            EngineClosed: see `submit`.
-            Exception: from `call`.
+            EngineClosed: as in `submit`.
         """
         future: Future = Future()
         self._news.put((future, call))
@@ -152,11 +149,6 @@ class StepLoop:
         self.table.end_all("cancelled")
 
     def _await_news(self, timeout_s: float | None) -> None:
-        """Wait until there is news, and make the calls that have come; a closed loop refuses them.
-
-        Args:
-            timeout_s: seconds after which the loop goes on without news; None: never.
-        """
         with contextlib.suppress(Empty):
             while True:  # all news, before the turn: what comes later leads to another turn
                 call = self._news.get(timeout=timeout_s)
@@ -181,7 +173,7 @@ class StepLoop:
             collect()
         more_is_due = self._delivery.start_vocoder(streams)
         is_behind = bool(self.table.active(Phase.BETWEEN_PARTS))
-        is_busy = bool(streams) or is_behind or more_is_due or self._delivery.is_under_way
+        is_busy = bool(streams or self._delivery.under_way) or is_behind or more_is_due
         while self._ahead:
             frames = self._ahead.popleft()
             if not is_busy:
@@ -253,7 +245,6 @@ class StepLoop:
         return copy.deepcopy(state)
 
     def _feed_text(self) -> None:
-        """Give newly arrived text of open parts to the decoder."""
         for stream in self.table.active(Phase.SPEAKING):
             if stream.part and stream.text_open:
                 with self.table.ending_on_error([stream]):
@@ -306,11 +297,8 @@ class StepLoop:
         ]
 
     def _start_step(self, streams: list[StreamState]) -> Callable[[], None] | None:
-        """Start drawing up to `MAX_FRAMES_PER_STEP` frames for every stream in one launch.
-
-        Returns:
-            A function that takes the step's frames; None if the launch failed, which ended its
-            streams.
+        """Start drawing up to `MAX_FRAMES_PER_STEP` frames for every stream in one launch; return
+        what takes them. None: the launch failed, which ended its streams.
         """
         num_frames = min(
             MAX_FRAMES_PER_STEP,
@@ -356,12 +344,10 @@ class StepLoop:
 
 
 def _is_dry(stream: StreamState) -> bool:
-    """Return whether the stream's reader plays, and has little left to play."""
-    return -math.inf < stream.buffered_s() < LOW_BUFFER_S
+    return -math.inf < stream.buffered_s() < LOW_BUFFER_S  # -inf: there was nothing to play yet
 
 
 def _settle(future: Future, work: Callable[[], Any]) -> None:
-    """Give `future` the result of `work`, or its exception."""
     try:
         future.set_result(work())
     except BaseException as error:  # raised again where the caller waits for the future

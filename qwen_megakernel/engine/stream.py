@@ -173,7 +173,6 @@ class SpeechStream:
         self._state.wake()
 
     def _warn(self, warnings: Iterable[str]) -> None:
-        """Log warnings, and keep them for the caller."""
         for warning in warnings:
             logger.warning("%s", warning[0].upper() + warning[1:] + ".")
             self._warnings.append(warning)

@@ -36,11 +36,7 @@ FORCED = "QWEN_MEGAKERNEL_INSTRUCTION_SET"  # an environment variable, for tests
 
 
 def sets_of_machine(machine: str | None = None) -> list[str]:
-    """Return the instruction sets that CPUs of an architecture can have, the best first.
-
-    Args:
-        machine: as `platform.machine()` names it; None: that of this machine.
-    """
+    """Return the instruction sets that CPUs of `platform.machine()` can have, the best first."""
     machine = machine or platform.machine()
     if machine in ("aarch64", "arm64"):
         return ["neon", "plain"]
@@ -50,8 +46,7 @@ def sets_of_machine(machine: str | None = None) -> list[str]:
 def supported_sets(cpuinfo: Path = Path("/proc/cpuinfo"), machine: str | None = None) -> list[str]:
     """Return the instruction sets that this CPU runs, the best first and "plain" last.
 
-    Args:
-        cpuinfo: Linux' description of the CPU; without this file x86 gets "plain".
+    Without Linux' description of the CPU, x86 gets "plain".
     """
     try:
         lines = cpuinfo.read_text(encoding="utf-8").splitlines()

@@ -184,16 +184,9 @@ class SnacCodec:
         self._remember(state, np.asarray(codes, dtype=np.int32))
 
     def step(self, codes: Tensor, states: Sequence[VocoderState], *ahead: Tensor) -> Tensor:
-        """Decode the next frames of n streams.
+        """Decode the next frames of n streams, each by itself, so that its samples do not depend on
+        other streams.
 
-        Each stream is decoded by itself, so its samples do not depend on other streams.
-
-        Args:
-            codes: [n, num_frames, 7] integers.
-            states: one for each row, all different; advanced by num_frames.
-            ahead: [n, k, 7], the following frames: `lookahead` of them, or fewer at a stream's end.
-        Returns:
-            [n, num_frames * samples_per_frame] float32 in [-1, 1], on the codec's device.
         Raises:
             UsageError: the codebooks do not have one of the codes.
         """

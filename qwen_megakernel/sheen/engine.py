@@ -62,7 +62,9 @@ LACKING = {
 
 
 class SheenEngine(SpeechEngine):
-    """The engine of a trained voice. Make one with `SheenEngine.from_pretrained`.
+    """The engine of a trained voice, its only one, which is named after its folder.
+
+    Make one with `SheenEngine.from_pretrained`.
 
     Args:
         files: the voice, from `model_folder.find`.
@@ -181,22 +183,14 @@ class SheenEngine(SpeechEngine):
 
     @property
     def default_voice(self) -> str:
-        """The only voice, named after its folder."""
         return self.files.folder.resolve().name
 
     @property
     def languages(self) -> list[str]:
-        """The languages of requests: "auto", and that of the espeak-ng voice used in training."""
         spoken = language_of_code(self.config.espeak or "")
         return [AUTO, spoken] if spoken else [AUTO]
 
     def find_voice(self, voice: str | Voice | None, style: str | None = None) -> str:
-        """Return the only voice, for its name or None; it has no styles.
-
-        Raises:
-            UnknownVoice: `voice` is another name.
-            TaskError: `voice` is a cloned voice, or a style is given.
-        """
         if style is not None:
             raise TaskError(f"style is {style!r}; voices of this family have no styles.")
         if isinstance(voice, Voice):

@@ -208,7 +208,6 @@ def _is_vowel(word: str, index: int) -> bool:
 
 
 def _stretch_end(sounds: list[Sound]) -> None:
-    """Lengthen the last syllable before a pause."""
     for index in range(len(sounds) - 1, -1, -1):
         sound = sounds[index] = replace(sounds[index], weight=sounds[index].weight * _FINAL_STRETCH)
         if sound.kind in (Kind.VOWEL, Kind.ANY) or sound.pause is not Pause.NONE:

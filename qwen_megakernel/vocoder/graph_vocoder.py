@@ -39,7 +39,6 @@ class GraphVocoder(Vocoder):
 
     @torch.inference_mode()
     def _step(self, codes: Tensor, states: Sequence[Tensor]) -> Tensor:
-        """Compute `step`, whose codes are on the CPU; return before a GPU is done."""
         groups = []
         for first in range(0, len(states), MAX_STREAMS):
             some = states[first : first + MAX_STREAMS]

@@ -43,11 +43,7 @@ PREFIX_BYTES = 2**27
 
 
 def check_config(config: ModelConfig) -> None:
-    """Raise an error for a model that the native sources cannot run.
-
-    Raises:
-        UnsupportedModel: a dimension does not fit; the message names it.
-    """
+    """Raise UnsupportedModel, which names the dimension, if native code cannot run a model."""
     for name, stack in (("talker", config.talker.stack), ("predictor", config.predictor.stack)):
         if stack.head_dim not in HEAD_DIMS:
             raise UnsupportedModel(
@@ -81,6 +77,7 @@ class CpuDecoder(FrameDecoder):
         self.config = model.config
         check_config(self.config)
         self._library = open_library()
+        self.instruction_set = self._library.qwen_cpu_instruction_set().decode()
         check_structs(self._library, "qwen_cpu_struct_bytes", native.STRUCTS)
         weights = frame_weights(self.config).total
         self.num_threads = cpu_threads.choose_native(weights, num_threads)
@@ -89,22 +86,16 @@ class CpuDecoder(FrameDecoder):
         handle = ctypes.c_void_p()
         packed, memory = pack(model, self.pool)
         source = _Source(model, packed, self.embeddings, sizes)
-        self._check(
-            self._library.qwen_cpu_decoder_create(
-                ctypes.c_void_p(self.pool.handle), ctypes.byref(source.model), ctypes.byref(handle)
-            ),
-            "The model",
+        status = self._library.qwen_cpu_decoder_create(
+            ctypes.c_void_p(self.pool.handle), ctypes.byref(source.model), ctypes.byref(handle)
         )
+        check_status(status, "The model", HINT)
         self._handle = handle
         self._kept_floats = self._library.qwen_cpu_decoder_kept_floats(handle)
         self._prefixes = PrefixCache(PREFIX_BYTES, self._kept_floats)
         # Native code reads matrices and tables where they are, and the pool must outlive it.
         held = self.pool, source.tables, memory
         destroy_with(self, self._library.qwen_cpu_decoder_destroy, handle, *held)
-
-    @property
-    def instruction_set(self) -> str:
-        return self._library.qwen_cpu_instruction_set().decode()
 
     @property
     def weight_bytes(self) -> int:
@@ -118,9 +109,6 @@ class CpuDecoder(FrameDecoder):
 
     def cancel(self) -> None:
         self._library.qwen_cpu_decoder_cancel(self._handle)
-
-    def _check(self, status: int, what: str) -> None:
-        check_status(status, what, HINT)
 
     def _run_prompt(self, slot: int, embeds: Tensor, pad_embed: Tensor) -> None:
         embeds = embeds.float().contiguous()
@@ -137,7 +125,7 @@ class CpuDecoder(FrameDecoder):
             num_kept,
             _address(pad),
         )
-        self._check(status, f"A prompt of {len(embeds)} positions")
+        check_status(status, f"A prompt of {len(embeds)} positions", HINT)
         self._prefixes.add(embeds, lambda position: self._read_cache(slot, position))
 
     def _restore(self, slot: int, embeds: Tensor) -> int:
@@ -159,7 +147,7 @@ class CpuDecoder(FrameDecoder):
         status = self._library.qwen_cpu_decoder_write_text(
             self._handle, slot, _address(rows), len(rows)
         )
-        self._check(status, f"Text of {len(rows)} rows")
+        check_status(status, f"Text of {len(rows)} rows", HINT)
 
     def _step(
         self, slots: Sequence[int], num_frames: int, forced: Tensor | None, taps: Taps | None
@@ -186,7 +174,7 @@ class CpuDecoder(FrameDecoder):
         status = self._library.qwen_cpu_decoder_step(self._handle, ctypes.byref(request))
         if status != DONE:
             self._lose(slots)
-            self._check(status, "A step")
+            check_status(status, "A step", HINT)
         failures: dict[int, QwenTTSError] = {
             row: not_finite(codebook) for row, codebook in enumerate(bad.tolist()) if codebook >= 0
         }

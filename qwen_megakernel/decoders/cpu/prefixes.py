@@ -15,11 +15,9 @@ from torch import Tensor
 
 
 class PrefixCache:
-    """Keys and values of prompts' positions; the cache forgets the least recently used ones.
+    """Keys and values of prompts' positions, `kept_floats` float32 each.
 
-    Args:
-        limit_bytes: maximum size of the cache.
-        kept_floats: number of float32 values in the keys and values of a position.
+    Beyond `limit_bytes` the cache forgets the least recently used ones.
     """
 
     def __init__(self, limit_bytes: int, kept_floats: int):
@@ -34,12 +32,8 @@ class PrefixCache:
         return 4 * self._kept_floats * len(self._kept)
 
     def find(self, rows: Tensor) -> list[Tensor]:
-        """Return the keys and values of a prompt's known beginning.
-
-        Args:
-            rows: [num_positions, hidden_size] float32 embeddings.
-        Returns:
-            [kept_floats] float32 of each of the first positions, which are in the cache.
+        """Return the keys and values [kept_floats] of each position of a prompt's known beginning;
+        `rows` are its embeddings, [num_positions, hidden_size] float32.
         """
         keys = self._known(list(keys_of(rows)))
         self._use(keys)

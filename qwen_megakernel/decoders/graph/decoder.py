@@ -168,5 +168,4 @@ def _sizes(smallest: int, largest: int) -> Iterator[int]:
 
 
 def _padded(count: int, smallest: int, largest: int) -> int:
-    """Return the least of the `_sizes` that holds `count`."""
     return next(size for size in _sizes(smallest, largest) if size >= count)

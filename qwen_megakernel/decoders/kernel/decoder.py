@@ -70,7 +70,6 @@ class KernelDecoder(BufferedDecoder):
     # ---- launches
 
     def _run_prompt(self, slot: int, embeds: Tensor, pad_embed: Tensor) -> None:
-        """Enqueue the prompt; the next step of its slot reports its failure."""
         self._failures.pop(slot, None)  # an error of the slot's previous stream
         self._pad[slot] = pad_embed
         embeds = embeds.to(self.device, torch.float32).contiguous()

@@ -63,10 +63,7 @@ class Launcher:
         self._steps: list[int] = []  # control blocks of the last step, until the wait for it
 
     def cancel(self) -> None:
-        """End the running step launch, or else the next, before it begins another frame.
-
-        Any thread may call this.
-        """
+        """End the running step launch, or else the next, as `FrameDecoder.cancel` does."""
         self._buffers.cancel[0] = 1
 
     def clear_cancel(self) -> None:
@@ -322,7 +319,6 @@ class Launcher:
         return controls.take()
 
     def _settle_prompts(self, prompts: Sequence[int], errors: Sequence[int]) -> None:
-        """Settle prompts that have ended, with the error words of all control blocks."""
         for control in prompts:
             owner = self._prompts.pop(control)
             if error := self._settle(control, errors[control]):

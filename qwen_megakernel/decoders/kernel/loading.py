@@ -40,8 +40,7 @@ def load_library(
     """Load the library of a model on a device, which is compiled at first use.
 
     Args:
-        config: the dimensions to compile for.
-        sizes: device and dtype; a GPU runs the kernel, the CPU its emulation.
+        sizes: a GPU runs the kernel, the CPU its emulation.
         int8_stacks: from `quantization.int8_stacks`.
         defines: -D's of an experiment (`build.Target`).
     Returns:

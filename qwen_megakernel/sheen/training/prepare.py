@@ -40,9 +40,7 @@ def prepare(
     lines, so an interrupted run can be repeated.
 
     Args:
-        folder: the recordings.
         output: the JSONL file; its lines are kept.
-        codec: the SNAC.
         espeak: the espeak-ng voice that phonemises the texts; None: the texts are phonemes.
         progress: wraps the rows, to show a bar.
         workers: as `encode_rows` takes it.

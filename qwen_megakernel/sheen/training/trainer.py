@@ -46,7 +46,6 @@ class Trainer(BaseTrainer):
         super().__init__(model, options)
 
     def _groups(self, epoch: int) -> list[Rows]:
-        """Return the steps of an epoch: for each, the rows of one update."""
         lengths = [len(sequence) for sequence in self._sequences]
         seed = self._seed + epoch
         rows = pack(lengths, self._length, seed=seed)

@@ -117,7 +117,7 @@ class CpuVocoder(Vocoder):
         status = self._library.qwen_cpu_vocoder_create(
             ctypes.c_void_p(pool.handle), ctypes.byref(source.vocoder), ctypes.byref(handle)
         )
-        self._check(status, "The vocoder")
+        check_status(status, "The vocoder", HINT)
         self._handle = handle
         # Native code reads these where they are, and the pool must outlive the vocoder. Everything
         # else was copied.
@@ -147,7 +147,7 @@ class CpuVocoder(Vocoder):
             ctypes.byref(source),
             ctypes.c_void_p(packed.data_ptr()),
         )
-        self._check(status, "The vocoder")
+        check_status(status, "The vocoder", HINT)
         if not is_half:
             return packed
         weights, source.is_half = packed.view(torch.float32), True
@@ -166,7 +166,7 @@ class CpuVocoder(Vocoder):
         status = self._library.qwen_cpu_vocoder_packed_bytes(
             ctypes.byref(source), ctypes.byref(num_bytes)
         )
-        self._check(status, "The vocoder")
+        check_status(status, "The vocoder", HINT)
         return num_bytes.value
 
     def _step(self, codes: Tensor, states: Sequence[Tensor]) -> Tensor:
@@ -192,10 +192,7 @@ class CpuVocoder(Vocoder):
             pcm=None if pcm is None else pcm.data_ptr(),
         )
         status = self._library.qwen_cpu_vocoder_step(self._handle, ctypes.byref(request))
-        self._check(status, f"A chunk of {codes.shape[1]} frames of {len(states)} streams")
-
-    def _check(self, status: int, what: str) -> None:
-        check_status(status, what, HINT)
+        check_status(status, f"A chunk of {codes.shape[1]} frames of {len(states)} streams", HINT)
 
 
 def _stored_tables(config: CodecConfig, tensors: dict[str, Tensor]) -> Tensor | None:
