@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from qwen_megakernel.sheen import phonemes
+from qwen_megakernel.sheen import text_input
 from qwen_megakernel.sheen.engine import SheenEngine
 from qwen_megakernel.training.trainer import TrainOptions
 
@@ -33,7 +33,7 @@ def speaker(folder: Path, **options: Any) -> SheenEngine:
 
 
 needs_espeak = pytest.mark.skipif(
-    shutil.which(phonemes.PROGRAM) is None, reason="espeak-ng is not installed"
+    shutil.which(text_input.PROGRAM) is None, reason="espeak-ng is not installed"
 )
 GREEDY = {"do_sample": False, "subtalker_do_sample": False, "repetition_penalty": 1.0}
 TEXTS = {"0001": "həˈloʊ wɝld", "0002": "ɡʊd ˈmɔɹnɪŋ"}

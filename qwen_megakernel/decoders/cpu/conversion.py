@@ -117,10 +117,14 @@ def _write_vocoder(checkpoint: Checkpoint, weights: str, pool: CpuPool, path: Pa
     # The codebooks come on top: a voice names its encoder by what they are computed from.
     replaced = {PACKED: packed_tensors(checkpoint.codec_config), TABLES: []}
     parts = {name.removeprefix(packed_form.PREFIX): names for name, names in replaced.items()}
-    form = _form(checkpoint, source, None, CODEC_DECODER_PREFIX, parts)
     dtypes = ["F16" if vocoder.is_half else "U8", "U8"]
-    entries = [(dtype, tuple(each.shape)) for dtype, each in zip(dtypes, packed, strict=True)]
-    _write(source, path, CODEC_DECODER_PREFIX, form, entries, (each.numpy() for each in packed))
+    _write(
+        *(checkpoint, source, path, CODEC_DECODER_PREFIX),
+        weights=None,
+        parts=parts,
+        entries=[(dtype, tuple(each.shape)) for dtype, each in zip(dtypes, packed, strict=True)],
+        packed=(each.numpy() for each in packed),
+    )
 
 
 def _write_talker(checkpoint: Checkpoint, weights: str | None, packer: Packer, path: Path) -> None:
@@ -130,40 +134,35 @@ def _write_talker(checkpoint: Checkpoint, weights: str | None, packer: Packer, p
             packer.pack(each, matrix.data_ptr())
             yield matrix.numpy()
 
-    source = checkpoint.files.folder / WEIGHTS
-    parts = {each.name: list(each.parts) for each in packer.names}
-    form = _form(checkpoint, source, weights, TALKER_PREFIX, parts)
-    entries: list[tuple[str, Shape]] = [("U8", (size,)) for size in packer.sizes]
-    _write(source, path, TALKER_PREFIX, form, entries, packed())
+    _write(
+        *(checkpoint, checkpoint.files.folder / WEIGHTS, path, TALKER_PREFIX),
+        weights=weights,
+        parts={each.name: list(each.parts) for each in packer.names},
+        entries=[("U8", (size,)) for size in packer.sizes],
+        packed=packed(),
+    )
 
 
-def _form(
+def _write(
     checkpoint: Checkpoint,
     source: Path,
-    weights: str | None,
+    path: Path,
     prefix: str,
+    *,
+    weights: str | None,
     parts: dict[str, list[str]],
-) -> PackedForm:
+    entries: list[tuple[str, Shape]],
+    packed: Iterator[np.ndarray],
+) -> None:
+    """Write a file: `packed`, arrays of these dtypes and shapes, then the rest of the source."""
     stored = safetensors_file.describe(source)
     dtypes = {stored[prefix + name][0] for names in parts.values() for name in names}
     if len(dtypes) != 1:
         raise UnsupportedModel(f"{source} has matrices in several dtypes: {', '.join(dtypes)}.")
     with source.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    return PackedForm(weights, dtypes.pop(), parts, checkpoint.files.name, sha256)
-
-
-def _write(
-    source: Path,
-    path: Path,
-    prefix: str,
-    form: PackedForm,
-    entries: list[tuple[str, Shape]],
-    packed: Iterator[np.ndarray],
-) -> None:
-    """Write a file: `packed`, arrays of these dtypes and shapes, then the rest of the source."""
+    form = PackedForm(weights, dtypes.pop(), parts, checkpoint.files.name, sha256)
     replaced = {prefix + name for name in form.part_names}
-    stored = safetensors_file.describe(source)
     rest = {name: entry for name, entry in stored.items() if name not in replaced}
     names = [f"{prefix}{packed_form.PREFIX}{name}" for name in form.parts]
     written = dict(zip(names, entries, strict=True))

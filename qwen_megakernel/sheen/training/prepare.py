@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from qwen_megakernel.cloning import recordings
 from qwen_megakernel.errors import DatasetError
-from qwen_megakernel.sheen.phonemes import phonemise
+from qwen_megakernel.sheen.text_input import phonemise
 from qwen_megakernel.sheen.training import dataset
 from qwen_megakernel.sheen.training.dataset import Sample
 from qwen_megakernel.training.preparing import (

@@ -12,7 +12,7 @@ from sheen_toys import TEXTS, needs_espeak
 from tolerances import nearly
 
 from qwen_megakernel.errors import DatasetError, SetupError, UsageError
-from qwen_megakernel.sheen import codes, phonemes
+from qwen_megakernel.sheen import codes, text_input
 from qwen_megakernel.sheen.training import dataset
 from qwen_megakernel.sheen.training.prepare import prepare
 from qwen_megakernel.training.preparing import read_metadata
@@ -133,7 +133,7 @@ def test_text_is_phonemised_and_the_voice_is_noted(folder, codec):
 
 @needs_espeak
 def test_punctuation_stays_where_it_is_heard():
-    say = phonemes.phonemise
+    say = text_input.phonemise
     phrases = say('"Really?" he asked; 3.5 miles!', "en-us")
     assert [char for char in phrases if char in ',;.?!"'] == ["?", ";", "!"]
     assert [phrase.count(" ") for phrase in phrases.split("; ")] == [2, 3]
