@@ -22,13 +22,13 @@ generate_icl_prompt (qwen-tts 0.1.1).
 """
 
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import ModelConfig
-from qwen_megakernel.decoders.embeddings import Embeddings
 from qwen_megakernel.errors import (
     EmptyText,
     ModelFilesError,
@@ -50,6 +50,19 @@ MAX_X_VECTOR = 1e4
 
 # If a speaker has a dialect, it replaces these languages.
 _YIELDS_TO_DIALECT = (AUTO, "chinese")
+
+
+class Embeddings(Protocol):
+    """The embeddings of a decoder, or of a model in training; in its dtype, on its device."""
+
+    def text(self, ids: Tensor) -> Tensor:
+        """Return T: [n] int64 -> [n, hidden_size]."""
+
+    def codec(self, ids: Tensor) -> Tensor:
+        """Return C: [n] int64 -> [n, hidden_size]."""
+
+    def frames(self, codes: Tensor) -> Tensor:
+        """Return E: [n, num_code_groups] int64 -> [n, hidden_size]."""
 
 
 class PromptBuilder:

@@ -50,7 +50,8 @@ def uniforms(tokens: np.ndarray, *, seed: int, part: int, frame: int, codebook: 
     Token t reads lane t % 4 of counter (t // 4, frame, codebook, part). The numbers have 23 bits,
     because the largest must stay below 1 in float32: -log(-log(1)) is infinite.
     """
-    counters = (np.uint64(tokens // LANES), *np.uint64([[frame], [codebook], [part]]))
+    place = np.array([[frame], [codebook], [part]], dtype=np.uint64)
+    counters = (tokens // LANES).astype(np.uint64), *place
     lanes = np.stack(philox(counters, (seed & MASK, seed >> 32)), axis=1)
     words = lanes[np.arange(len(tokens)), tokens % LANES]
     return ((words >> 9).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-23)

@@ -21,7 +21,8 @@ def normals(layer: int, first: int, count: int) -> np.ndarray:
     It is Box and Muller's transform of Philox words.
     """
     begin, end = first // LANES, -(-(first + count) // LANES)
-    counters = np.arange(begin, end, dtype=np.uint64), *np.uint64([[layer], [0], [0]])
+    place = np.array([[layer], [0], [0]], dtype=np.uint64)
+    counters = np.arange(begin, end, dtype=np.uint64), *place
     words = np.stack(philox(counters, (_KEY, 0)), axis=1).astype(np.float64)
     radius = np.sqrt(-2 * np.log((words[:, 0::2] + 0.5) / 2**32))
     angle = 2 * np.pi * words[:, 1::2] / 2**32
