@@ -10,7 +10,6 @@ Source: QwenLM/Qwen3-TTS, modeling_qwen3_tts_tokenizer_v2.py (qwen-tts 0.1.1).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -185,14 +184,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 class Layer(Protocol):
     """A layer of the vocoder's chain from frames to samples."""
 
+    num_past: int  # inputs before a frame on which its outputs depend
+    stride: int  # outputs of each input
+
     def __call__(self, x: Tensor, batch: Tensor) -> Tensor:
         """Run the layer: [num_steps, n, channels] -> [num_steps * rate, n, other channels].
 
         `batch` [n, num_values] are the streams' states, which are advanced in place.
         """
-
-    def context(self, num_steps: int) -> int:
-        """Return how many inputs before a frame border the `num_steps` outputs before it need."""
 
 
 class Snake:
@@ -227,14 +226,12 @@ class Conv:
         self.bias = weights["bias"]
         self.dilation = dilation
         self.snake = snake
-        self.history = layout.reserve((weight.shape[2] - 1) * dilation, weight.shape[1])
+        self.num_past, self.stride = (weight.shape[2] - 1) * dilation, 1
+        self.history = layout.reserve(self.num_past, weight.shape[1])
 
     def __call__(self, x: Tensor, batch: Tensor) -> Tensor:
         extended = self.history.extend(x, batch, self.snake)
         return _sum_taps(extended, self.taps, self.bias, len(x), self.dilation)
-
-    def context(self, num_steps: int) -> int:
-        return num_steps + self.history.num_rows
 
 
 class TransposedConv:
@@ -253,9 +250,9 @@ class TransposedConv:
         oldest_first = stacked(taps.split(1)[::-1])
         self.taps = oldest_first.reshape(num_taps, in_channels, stride * self.out_channels)
         self.bias = weights["bias"].repeat(stride)
-        self.stride = stride
+        self.num_past, self.stride = num_taps - 1, stride
         self.snake = snake
-        self.history = layout.reserve(num_taps - 1, in_channels)
+        self.history = layout.reserve(self.num_past, in_channels)
 
     def __call__(self, x: Tensor, batch: Tensor) -> Tensor:
         num_steps, n, _ = x.shape
@@ -263,9 +260,6 @@ class TransposedConv:
         y = _sum_taps(extended, self.taps, self.bias, num_steps)
         y = y.view(num_steps, n, self.stride, self.out_channels).transpose(1, 2)
         return y.reshape(num_steps * self.stride, n, self.out_channels)
-
-    def context(self, num_steps: int) -> int:
-        return math.ceil(num_steps / self.stride) + self.history.num_rows
 
 
 class ResidualUnit:
@@ -276,12 +270,10 @@ class ResidualUnit:
             weights.at("conv1.conv"), layout, dilation, snake=Snake(weights.at("act1"))
         )
         self.conv2 = Conv(weights.at("conv2.conv"), layout, snake=Snake(weights.at("act2")))
+        self.num_past, self.stride = self.conv1.num_past + self.conv2.num_past, 1
 
     def __call__(self, x: Tensor, batch: Tensor) -> Tensor:
         return self.conv2(self.conv1(x, batch), batch).add_(x)
-
-    def context(self, num_steps: int) -> int:
-        return self.conv1.context(self.conv2.context(num_steps))
 
 
 def _sum_channels(x: Tensor, taps: Tensor, bias: Tensor) -> Tensor:
@@ -319,16 +311,14 @@ class ConvNeXt:
         self.pwconv1 = weights["pwconv1.weight"], weights["pwconv1.bias"]
         self.pwconv2 = weights["pwconv2.weight"], weights["pwconv2.bias"]
         self.gamma = weights["gamma"]
-        self.history = layout.reserve(len(self.taps) - 1, depthwise.shape[0])
+        self.num_past, self.stride = len(self.taps) - 1, 1
+        self.history = layout.reserve(self.num_past, depthwise.shape[0])
 
     def __call__(self, x: Tensor, batch: Tensor) -> Tensor:
         y = _sum_channels(self.history.extend(x, batch), self.taps, self.bias)
         y = F.layer_norm(y, y.shape[-1:], *self.norm, eps=LAYER_NORM_EPS)
         y = linear(F.gelu(linear(y, *self.pwconv1)), *self.pwconv2)
         return torch.addcmul(x, y, self.gamma)
-
-    def context(self, num_steps: int) -> int:
-        return num_steps + self.history.num_rows
 
 
 class Codebooks:

@@ -14,6 +14,7 @@ Source: QwenLM/Qwen3-TTS, modeling_qwen3_tts_tokenizer_v2.py, Qwen3TTSTokenizerV
 
 from __future__ import annotations
 
+import math
 import reprlib
 from collections.abc import Sequence
 
@@ -99,11 +100,11 @@ class Vocoder:
         self._num_values = layout.num_values
         self._tail_context = 0  # number of past frames on which the tail's next samples depend
         for layer in reversed(self._tail):
-            self._tail_context = layer.context(self._tail_context)
+            self._tail_context = math.ceil(self._tail_context / layer.stride) + layer.num_past
         self._context = (
             self._tail_context
             + config.num_layers * (config.sliding_window - 1)
-            + self._pre_conv.history.num_rows
+            + self._pre_conv.num_past
         )
 
     def new_state(self) -> Tensor:

@@ -10,6 +10,8 @@ The network is that of `layers.DecoderStack` for speech, where the three axes of
 which is plain RoPE.
 """
 
+from typing import TYPE_CHECKING, Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -37,18 +39,24 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return y * torch.rsqrt(y.square().mean(1, keepdim=True) + small.square()) * weight
 
 
-class Stack(nn.Module):
+class Module(nn.Module):
+    """A module whose tensors become constants of a Core ML model."""
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    def keep(self, name: str, value: Tensor) -> None:
+        self.register_buffer(name.replace(".", "_"), value, persistent=False)
+
+
+class Stack(Module):
     """Decoder layers and the final norm, for one position of one stream at a time.
 
     Args:
         config: the stack's dimensions; as in Qwen3, it has normalized heads and no bias.
         tensors: tensors whose names begin with `prefix`.
     """
-
-    cos: Tensor  # [head_dim, num_positions]
-    sin: Tensor
-    places: Tensor  # [num_positions] int32: 0, 1, 2, ...
-    norm: Tensor
 
     def __init__(
         self, config: StackConfig, tensors: dict[str, Tensor], prefix: str, num_positions: int
@@ -58,7 +66,7 @@ class Stack(nn.Module):
         self.config = config
 
         def keep(name: str, value: Tensor) -> None:
-            self.register_buffer(name, value.float(), persistent=False)
+            self.keep(name, value.float())
 
         for layer in range(config.num_layers):
             at = f"{prefix}layers.{layer}."
@@ -77,9 +85,9 @@ class Stack(nn.Module):
         keep("norm", tensors[f"{prefix}norm.weight"][:, None, None])
         places = torch.arange(num_positions)
         cos, sin = rotary(config, places.expand(3, -1), torch.float32)
-        keep("cos", cos.T)
+        keep("cos", cos.T)  # [head_dim, num_positions]
         keep("sin", sin.T)
-        self.register_buffer("places", places.to(torch.int32), persistent=False)
+        self.keep("places", places.to(torch.int32))
         for name in ("keys", "values"):
             shape = (1, config.num_layers * config.kv_size, 1, num_positions)
             self.register_buffer(name, torch.zeros(shape, dtype=torch.float16))
@@ -136,18 +144,15 @@ class Stack(nn.Module):
         return rms_norm(x, self.norm, eps)
 
 
-class CodeDecoder(nn.Module):
+class CodeDecoder(Module):
     """The talker: it turns an embedding into the logits of code 0 and the hidden state."""
-
-    head: Tensor
 
     def __init__(self, checkpoint: Checkpoint, num_positions: int):
         super().__init__()
         self.stack = Stack(
             checkpoint.config.talker.stack, checkpoint.talker, "model.", num_positions
         )
-        head = checkpoint.talker["codec_head.weight"].float()
-        self.register_buffer("head", head[:, :, None, None], persistent=False)
+        self.keep("head", checkpoint.talker["codec_head.weight"].float()[:, :, None, None])
 
     def forward(self, x: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
         """Return one position's logits [1, vocab_size] and hidden state [1, hidden_size, 1, 1]."""
@@ -155,12 +160,8 @@ class CodeDecoder(nn.Module):
         return conv1x1(hidden, self.head).flatten(1), hidden
 
 
-class MultiCodeDecoder(nn.Module):
+class MultiCodeDecoder(Module):
     """The code predictor, after the projection and before all heads."""
-
-    heads: Tensor
-    projection: Tensor
-    projection_bias: Tensor
 
     def __init__(self, checkpoint: Checkpoint):
         super().__init__()
@@ -170,13 +171,13 @@ class MultiCodeDecoder(nn.Module):
             config.predictor.stack, tensors, "code_predictor.model.", config.talker.num_code_groups
         )
         heads = [tensors[f"code_predictor.lm_head.{i}.weight"] for i in range(self.num_heads)]
-        self.register_buffer("heads", torch.cat(heads).float()[:, :, None, None], persistent=False)
+        self.keep("heads", torch.cat(heads).float()[:, :, None, None])
         self.has_projection = config.has_projection
         if self.has_projection:
             name = "code_predictor.small_to_mtp_projection."
             weight, bias = (tensors[name + part].float() for part in ("weight", "bias"))
-            self.register_buffer("projection", weight[:, :, None, None], persistent=False)
-            self.register_buffer("projection_bias", bias, persistent=False)
+            self.keep("projection", weight[:, :, None, None])
+            self.keep("projection_bias", bias)
 
     def forward(self, x: Tensor, position: Tensor) -> Tensor:
         """Run one position.
@@ -193,26 +194,20 @@ class MultiCodeDecoder(nn.Module):
         return conv1x1(self.stack(x, position), self.heads).view(self.num_heads, -1)
 
 
-class TextProjector(nn.Module):
+class TextProjector(Module):
     """The text embedding T(text id): the text table and its projection."""
-
-    table: Tensor
-    fc1: Tensor
-    fc1_bias: Tensor
-    fc2: Tensor
-    fc2_bias: Tensor
 
     def __init__(self, checkpoint: Checkpoint):
         super().__init__()
         tensors = checkpoint.talker
-        table = tensors["model.text_embedding.weight"].float()  # Core ML has no bfloat16
-        self.register_buffer("table", table, persistent=False)
+        # Core ML has no bfloat16.
+        self.keep("table", tensors["model.text_embedding.weight"].float())
         for name in ("fc1", "fc2"):
             weight, bias = (
                 tensors[f"text_projection.linear_{name}.{p}"] for p in ("weight", "bias")
             )
-            self.register_buffer(name, weight.float()[:, :, None, None], persistent=False)
-            self.register_buffer(f"{name}_bias", bias.float(), persistent=False)
+            self.keep(name, weight.float()[:, :, None, None])
+            self.keep(f"{name}_bias", bias.float())
 
     def forward(self, token: Tensor) -> Tensor:
         """Return the embedding of a text id: [1] int32 -> [1, hidden_size, 1, 1]."""
@@ -220,14 +215,12 @@ class TextProjector(nn.Module):
         return conv1x1(F.silu(conv1x1(row, self.fc1, self.fc1_bias)), self.fc2, self.fc2_bias)
 
 
-class CodeEmbedder(nn.Module):
+class CodeEmbedder(Module):
     """The rows of one table, or of several that are concatenated."""
-
-    table: Tensor
 
     def __init__(self, tables: list[Tensor]):
         super().__init__()
-        self.register_buffer("table", torch.cat(tables).float(), persistent=False)
+        self.keep("table", torch.cat(tables).float())
 
     def forward(self, token: Tensor) -> Tensor:
         """Return a row: [1] int32 -> [1, hidden_size, 1, 1]."""

@@ -7,10 +7,10 @@ one input and one output of the model.
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from qwen_megakernel.checkpoint.loading import Checkpoint
-from qwen_megakernel.decoders.coreml.decoder_models import HIDDEN_SCORE, conv1x1, rms_norm
+from qwen_megakernel.decoders.coreml.decoder_models import HIDDEN_SCORE, Module, conv1x1, rms_norm
 from qwen_megakernel.vocoder.layers import LAYER_NORM_EPS, Codebooks, Layout, Snake, Weights
 from qwen_megakernel.vocoder.transformer import Transformer
 from qwen_megakernel.vocoder.vocoder import DILATIONS
@@ -51,20 +51,11 @@ class _Memory:
         return torch.cat(self._kept, dim=1)
 
 
-class SpeechDecoder(nn.Module):
+class SpeechDecoder(Module):
     """The decoder of `num_frames` frames at once, with a state of `num_values` values.
 
     Chunks therefore equal the whole.
     """
-
-    codebooks: Tensor
-    first_rows: Tensor
-    first_proj: Tensor
-    rest_proj: Tensor
-    cos: Tensor
-    signed_sin: Tensor
-    in_window: Tensor
-    positions: Tensor
 
     def __init__(self, checkpoint: Checkpoint, num_frames: int):
         super().__init__()
@@ -74,23 +65,23 @@ class SpeechDecoder(nn.Module):
             if name.endswith(".alpha"):
                 # Store the results of alpha and beta: Core ML's inverse adds 1e-4 to a divisor.
                 snake = Snake(weights.at(name.removesuffix(".alpha")))
-                self._keep(name, snake.frequency[:, None, None])
-                self._keep(name.removesuffix("alpha") + "beta", snake.amplitude[:, None, None])
+                self.keep(name, snake.frequency[:, None, None])
+                self.keep(name.removesuffix("alpha") + "beta", snake.amplitude[:, None, None])
             elif not name.startswith("quantizer.") and not name.endswith(".beta"):
-                self._keep(name, weights[name])
+                self.keep(name, weights[name])
         config = self.config
         codebooks = Codebooks(weights.at("quantizer"), config)
-        self._keep("codebooks", codebooks.tables)
-        self._keep("first_rows", codebooks.first_rows[:, None].to(torch.int32))
-        self._keep("first_proj", codebooks.first_proj[:, :, None, None])
-        self._keep("rest_proj", codebooks.rest_proj[:, :, None, None])
+        self.keep("codebooks", codebooks.tables)
+        self.keep("first_rows", codebooks.first_rows[:, None].to(torch.int32))
+        self.keep("first_proj", codebooks.first_proj[:, :, None, None])
+        self.keep("rest_proj", codebooks.rest_proj[:, :, None, None])
         # The vocoder's transformer computes the tables.
         transformer = Transformer(weights.at("pre_transformer"), config, Layout(), num_frames)
         self.num_past = transformer.num_past
-        self._keep("cos", transformer.cos.T)
-        self._keep("signed_sin", transformer.signed_sin.T)
-        self._keep("in_window", transformer.in_window)
-        self._keep("positions", transformer.positions.float())
+        self.keep("cos", transformer.cos.T)
+        self.keep("signed_sin", transformer.signed_sin.T)
+        self.keep("in_window", transformer.in_window)
+        self.keep("positions", transformer.positions.float())
         with torch.no_grad():
             codes = torch.zeros(1, config.num_quantizers, num_frames, dtype=torch.int32)
             self.num_values = self(codes, None)[1].shape[1]
@@ -121,9 +112,6 @@ class SpeechDecoder(nn.Module):
         last = len(config.upsample_rates) + 1
         x = self._conv(self._snake(x, f"decoder.{last}"), f"decoder.{last + 1}.conv", memory)
         return x.clamp(-1, 1).flatten(1), memory.new_state()
-
-    def _keep(self, name: str, tensor: Tensor) -> None:
-        self.register_buffer(name.replace(".", "_"), tensor, persistent=False)
 
     def _weight(self, name: str) -> Tensor:
         return getattr(self, name.replace(".", "_"))
