@@ -160,11 +160,6 @@ def nested(make: Callable[[], Any], prefix: str = "", without: Collection[str] =
     return field(default_factory=make, metadata=place)
 
 
-@cache
-def _options_of(record: Any) -> Mapping[str, Option]:
-    return {each.name: each for each in _walk(record)}
-
-
 def _walk(
     record: Any, path: tuple[str, ...] = (), prefix: str = "", without: Collection[str] = ()
 ) -> Iterator[Option]:
@@ -190,10 +185,10 @@ class Options:
     __slots__ = ()
 
     @classmethod
+    @cache
     def options(cls) -> Mapping[str, Option]:
         """Return the options of the record and of the records in it, by their flat names."""
-        record: Any = cls  # mypy does not take a class as hashable
-        return _options_of(record)
+        return {each.name: each for each in _walk(cls)}
 
     def __post_init__(self) -> None:
         for each in self.options().values():

@@ -10,12 +10,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from qwen_megakernel.checkpoint.config import (
-    ModelConfig,
-    PredictorConfig,
-    StackConfig,
-    TalkerConfig,
-)
+from qwen_megakernel.checkpoint.config import ModelConfig, PredictorConfig, StackConfig
 from qwen_megakernel.errors import ArchError, BuildError, UnsupportedModel
 from qwen_megakernel.installing import install_command
 from qwen_megakernel.native.compiling import (
@@ -84,7 +79,6 @@ class TextSizes:
 
 
 KernelSizes = ModelConfig | TextSizes
-StackSizes = TalkerConfig | TextStack | PredictorConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,13 @@ library reports.
 import ctypes
 from collections.abc import Sequence
 from ctypes import c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from operator import attrgetter
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from qwen_megakernel.decoders.kernel.build import KernelSizes, StackSizes
+from qwen_megakernel.decoders.kernel.build import KernelSizes
 from qwen_megakernel.errors import BuildError, GenerationError, LaunchError, UsageError
 from qwen_megakernel.native.compiling import load
 from qwen_megakernel.native.structs import SamplingParams, fields
@@ -142,8 +143,11 @@ class KernelLibrary:
         self.description = Description()
         self._library.qwen_tts_describe(ctypes.byref(self.description))
         ours = [ctypes.sizeof(each) for each in (StepParams, ForwardParams, Control)]
-        num_code_groups = config.talker.num_code_groups
-        dims = [_dims(part, num_code_groups) for part in (config.talker, config.predictor)]
+        names = ("hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim")
+        dims = [
+            [*attrgetter(*names)(part.stack), part.vocab_size, config.talker.num_code_groups]
+            for part in (config.talker, config.predictor)
+        ]
         theirs = [list(self.description.talker), list(self.description.predictor)]
         if list(self.description.struct_bytes) != ours or theirs != dims:
             raise BuildError(
@@ -187,11 +191,3 @@ class KernelLibrary:
     def stage_name(self, stage: int) -> str:
         """Return the name of a stage in the table of csrc/README.md."""
         return self._library.qwen_tts_stage_name(stage).decode()
-
-
-def _dims(part: StackSizes, num_code_groups: int) -> list[int]:
-    stack = part.stack
-    return [
-        *(stack.hidden_size, stack.intermediate_size, stack.num_heads, stack.num_kv_heads),
-        *(stack.head_dim, part.vocab_size, num_code_groups),
-    ]
