@@ -57,10 +57,15 @@ def uniforms(tokens: np.ndarray, *, seed: int, part: int, frame: int, codebook: 
     return ((words >> 9).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-23)
 
 
-def penalize(logits: Tensor, seen: Tensor, penalty: float | Tensor) -> Tensor:
+def penalize(logits: Tensor, seen: Tensor, how: Draw) -> Tensor:
+    """Penalize the tokens marked in `seen` [n] bool, as `penalized` does."""
+    return penalized(logits, seen, how.repetition_penalty)
+
+
+def penalized(logits: Tensor, seen: Tensor, penalty: float | Tensor) -> Tensor:
     """Penalize the tokens marked in `seen` [..., n] bool, as Keskar et al. (CTRL, 2019) do."""
-    penalized = torch.where(logits < 0, logits * penalty, logits / penalty)
-    return torch.where(seen, penalized, logits)
+    scaled = torch.where(logits < 0, logits * penalty, logits / penalty)
+    return torch.where(seen, scaled, logits)
 
 
 def keep_top_k(scores: Tensor, top_k: int) -> Tensor:

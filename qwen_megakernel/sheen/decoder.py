@@ -148,7 +148,7 @@ class SheenDecoder(OneByOneDecoder):
                 logits = torch.cat([logits, end])
         if place == 0:
             own = logits[first - offset : first - offset + size]
-            own.copy_(penalize(own, state.seen, how.repetition_penalty))
+            own.copy_(penalize(own, state.seen, how))
         address = {"seed": state.seed, "part": state.part, "frame": state.frame}
         drawn = draw(logits, how, **address, codebook=place)
         if self._order == "repair":

@@ -182,7 +182,7 @@ def greedy_scores(config: ModelConfig, case: Case, frame: int, codebook: int) ->
     talker, logits = config.talker, case.talker_logits[frame].float()
     seen = torch.zeros(len(logits), dtype=torch.bool)
     seen[case.codes[:frame, 0].long()] = True
-    scores = penalize(logits, seen, Sampling.greedy().talker.repetition_penalty)
+    scores = penalize(logits, seen, Sampling.greedy().talker)
     suppressed = torch.arange(len(logits)) >= talker.suppressed_from
     suppressed[talker.codec_eos_id] = frame < MIN_FRAMES
     return scores.masked_fill(suppressed, -torch.inf)

@@ -21,7 +21,7 @@ from qwen_megakernel.decoders.embeddings import Embeddings
 from qwen_megakernel.decoders.graph import sampling
 from qwen_megakernel.decoders.graph.sampling import Knobs
 from qwen_megakernel.decoders.graph.stack import GraphStack
-from qwen_megakernel.decoders.sampling import MASK, MIN_FRAMES, penalize
+from qwen_megakernel.decoders.sampling import MASK, MIN_FRAMES, penalized
 from qwen_megakernel.decoders.slots import DecoderSizes, SlotState
 from qwen_megakernel.decoders.weights import DecoderModel, WeightReader
 
@@ -245,7 +245,7 @@ class GraphModel:
     ) -> Tensor:
         """Draw code 0 [num_slots] from the talker's logits [num_slots, vocab_size]."""
         control = self._control
-        logits = penalize(logits, self.seen, control["talker.repetition_penalty"][:, None])
+        logits = penalized(logits, self.seen, control["talker.repetition_penalty"][:, None])
         is_early = (control["frame"] < MIN_FRAMES)[:, None]
         logits = logits.masked_fill(self._is_suppressed | (self._is_eos & is_early), -torch.inf)
         return self._draw(logits, noise, active, 0, use_top_p)

@@ -76,7 +76,7 @@ def test_the_penalty_is_a_rows_own():
     logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(2))
     seen = torch.rand(3, VOCAB, generator=torch.Generator().manual_seed(3)) < 0.5
     penalties = torch.tensor([1.0, 1.3, 0.4])
-    ours = sampling.penalize(logits, seen, penalties[:, None])
+    ours = sampling.penalized(logits, seen, penalties[:, None])
     for row, penalty in enumerate(penalties.tolist()):
-        expected = sampling.penalize(logits[row], seen[row], penalty)
+        expected = sampling.penalize(logits[row], seen[row], Draw(repetition_penalty=penalty))
         torch.testing.assert_close(ours[row], expected, rtol=ROUNDING_F32, atol=0)
