@@ -15,6 +15,8 @@ MAX_PAST = 40  # characters before a number that may announce it
 _CODES = """(?:(?:pass|post|zip|bar)?code|id|otp|pin|password|zip|(?:order|booking|account|ref
     |reference|part|item|ticket|tracking|serial|confirmation|invoice)\\s(?:number|no\\.?|id)|kennwort
     |(?:card|account|number|ssn|phone)(?:\\s\\w+){0,2}\\s(?:ending|ends)\\sin|passwort
+    |(?-i:CAP|CP|C\\.P\\.)|cv[vc]2?|sire[tn]|dni|ni[ef]|ean|imei|vat|p\\.\\s?iva|(?<=\\d)转|房间|房号
+    |(?:bestell|rechnung|auftrag|vertrag|kunde|vorgang|sendung|ticket|artikel)\\w*\\s(?:nr\\.|nummer)
     |plz|[a-zäöüß]+(?:nummer|nr\\.|code|schlüssel)|nr\\.:|r[eéi]f\\.(?:\\s\\w+)?|арт\\.|code(?:\\s(?:postal|secret|pin|d[e']\\s?\\w+))
     |(?:commande|pedido|ordine|заказ)\\s(?:n[°º.]|n\\.?º|№)
     |(?:n(?:um[eé]ro|úmero|[°º]|\\.º))\\sd[eio]\\s(?:commande|client|dossier|suivi|série|compte|facture
@@ -67,6 +69,7 @@ _LAYOUT = re.compile(
     r"|\d{3}[ /]\d{6,7}|\d{3}\.\d{3}\.\d{3}-\d\d|\d\d\.\d{3}\.\d{3}/\d{4}-\d\d"
     r"|\d{5} \d{5}|\d{4} \d{2} \d{2} \d{2}|\d{2} \d{3} \d{2} \d{2}"
 )
+_HAS_ZERO = re.compile(r" 0(?:\d|\d{3,})(?!\d)")  # begins a group that no quantity has
 _CALLED = re.compile(
     r"(?i)(?<![^\W_])(?:call|dial|phone|t[eé]l(?:[eé]?(?:ph|f)\w*)?|text|fax|mobile?|cell|anrufen|handy"
     r"|rufnummer|appelez|numéro|cellulare|chiam[ai]|(?:llam[ae]r?|contacte)(?:\sal)?|móvil|celular|ligue|telemóvel|тел"
@@ -92,6 +95,7 @@ _NO_ID = re.compile(
 _RANGE_IN_UNITS = re.compile(r"\d+-(\d+)([A-Z]+)")
 _RUN = re.compile(r"\d+|[A-Z]+")
 _MIN_ID_DIGITS = 4
+_CHECK_LETTER = re.compile(r"[A-Z](?!\w)")  # behind the digits of an id, "12345678Z"
 
 
 class Codes(Words):
@@ -131,7 +135,8 @@ class Codes(Words):
             return True
         least = MIN_NUMBERED_DIGITS if NUMBER_MARK.search(text, 0, begin) else _MIN_CODE_DIGITS
         is_plain = found.text == whole and not whole.endswith("000")
-        return is_plain and not found.rest[:1].isalpha() and len(whole) >= least
+        is_apart = not found.rest[:1].isalpha() or _CHECK_LETTER.match(found.rest) is not None
+        return is_plain and is_apart and len(whole) >= least
 
     def _is_postal(self, found: Found, whole: str) -> bool:
         """Return whether a number is a postal code, as in "rue de la Paix 12, 75002 Paris"."""
@@ -149,7 +154,7 @@ class Codes(Words):
         if _THOUSANDS.fullmatch(text) and not is_called:
             is_number &= not (self.groups_with_spaces or text.endswith(" 000"))
         elif not _PREFIXED.match(text) and not is_called:
-            is_number &= _LAYOUT.fullmatch(text) is not None
+            is_number &= _LAYOUT.fullmatch(text) is not None or _HAS_ZERO.search(text) is not None
         if re.fullmatch(r"\d{3} \d{4}", text) and found.before.strip(".,").isnumeric():
             return None
         is_version = re.fullmatch(r"\d+(?:\.\d+){2,}", text) and not _LAYOUT.fullmatch(text)
@@ -215,8 +220,19 @@ class Codes(Words):
         return self.space.join(map(say, text.split("-")))
 
     def read_chain(self, found: Found) -> str:
-        """Return the words of a formation (4-3-3), or of the number of a part."""
-        return self.space.join(map(self.number, found.text.split("-")))
+        """Return the words of a formation (4-3-3), of the number of a part, or of a mixture."""
+        joint = self._joint(self.ratio) if found["mark"] == ":" and self.ratio else self.space
+        return joint.join(map(self.number, found.text.split(found["mark"])))
+
+    def read_hex(self, found: Found) -> str:
+        """Return the digits of a colour such as "#ff8800", or of an address of a network."""
+        sign = self.web["#"] + " " if found.text[0] == "#" else ""
+        return sign + ", ".join(map(self._singly, re.findall(r"\w+", found.text.upper())))
+
+    def read_standard(self, found: Found) -> str:
+        """Return the words of a standard of the IEEE, such as "802.11ac"."""
+        parts = self.spell("802"), self.number(found["n"])
+        return " ".join([self._joint(self.web["."]).join(parts), *found["letters"]])
 
     def read_web(self, found: Found) -> str:
         """Return the words of an address: its marks by their names, its digits one by one."""

@@ -58,6 +58,8 @@ class English(Language):
     (?P<a>Mon|Sat|Sun)(?=\s\d{1,2}(?:[-–:]|\s?[ap]|(?:{ORDINAL_MARKS})?\s(?i:{MONTH}))) => .days
     per >> (?=\w*[A-Z]|k[gm]|mg|ml|cm)(?P<per>{UNITS})(?!\w) => .one
     b/w(?=\s(?:\d|the|you|us|them|my|our|two|both)\b) => between
+    exp(?:\.|iry)?|thru >> (?P<m>0[1-9]|1[0-2])/(?P<y>\d\d)(?![\d/]) => {m:spell} {y}
+    an?|got|grade|of|with|from|to|is >> (?P<g>[A-D])-(?![\w-]|\s(?:and|or|to)\s|,) => {g} minus
     (?P<m>0[1-9]|1[0-2])/(?P<y>(?:19|20)\d\d)(?![\d/]) => {m:month} {y:year}
     (?P<n>\d{1,4})/(?P<d>\d{1,3})(?:rds|ths|nds)(?!\w) => .fraction
     (?P<n>\d{3,10})(?:-(?P<more>\d{4}))?(?![\d.,:/% -]*\d)(?!\w) => .code
@@ -65,7 +67,7 @@ class English(Language):
     1-8(?P<n>33|44|55|66|77|88)-(?=[A-Z]) => one eight {n}~
     \d{1,2}h(?:rs?)? >> (?P<m>[0-5]?\d)m(?!\w) => {m:counted:min}
     (?P<c>7|10|14|21|4[38])(?P<t>[1-9]\d)p(?!\w) => {c} {t} p
-    {SIGN}(?P<w>\d{1,3})(?:\.(?P<d>\d{1,2}))?(?P<scale>M|mn|bn|k)
+    {SIGN}(?P<w>\d{1,3})(?:\.(?P<d>\d{1,2}))?(?P<scale>M|mn|bn|k|(?<=\.\d)[BT])
         (?![\w€£¥$]|/(?!{PER_TIME})) => .scaled
     (?P<w>\d{1,3})(?:\.(?P<d>\d{1,2}))?m(?=\s(?P<noun>[^\W\d_]+)) => .millions
     (?P<w>\d+)(?:\.(?P<d>\d+))?in(?!\w)\.? => .inches
@@ -78,9 +80,9 @@ class English(Language):
     .*\d >> \bcu\.?(?!\w) => cubic
     .*\d >> \bfl\.?(?!\w) => fluid
     (?:sq|cu|fl)\.? >> \b(?P<u>ft|in|mi|yd|km|m|cm|oz)\.?(?!\w) => .unit_after_power
-    (?i).*[s\d]|once|twice|[\d.,]*(?:{UNITS})|.*\d(?:k|M|bn) >> /(?={PER_TIME}) => ~per~
+    (?i).*[s\d]|once|twice|[\d.,]*(?:{UNITS})(?:/\w+)?|.*\d(?:k|M|bn) >> /(?={PER_TIME}) => ~per~
     (?<=[A-G])#(?!\w) => ~sharp
-    #(?=[^\W\d_])(?![A-Z]{1,5}-\d|[A-Z]{1,4}(?!20\d\d(?!\d))\d) => hashtag~
+    #(?=[^\W\d_])(?!{HEX}|[A-Z]{1,5}-\d|[A-Z]{1,4}(?!20\d\d(?!\d))\d) => hashtag~
     (?:[A-Za-z0-9][\w-]*)?(?:\.(?i:{FILES}))+(?!\w|\.\w)|(?:~|\.\.?)?(?:/[\w.-]+){2,}/?|~/[\w./-]+
         |[A-Z]:\\[\w.\\-]+ => .file
     (?P<sizes>{FEET}(?:\s?[x×]\s?{FEET})+)(?!\w) => .feet
@@ -178,8 +180,8 @@ class English(Language):
 
     def roman(self, number: int, found: Found, following: str) -> str | None:
         """Return the words of a Roman numeral after a name or a title, as in "Chapter IV"."""
-        before, word = self.numbered_by(found), self.numbering(found)
-        is_name = before[:1].isupper() and before.isalpha() and not before.isupper()
+        before, word = self.numbered_by(found), self.numbering(found).rstrip(".")
+        is_name = before[:1].isupper() and before[:-1].isalpha() and not before.isupper()
         if not is_name or not {*found["r"]} <= {*"IVXL"}:
             return None
         is_ruler, is_numbered = word in self.rulers, word in self.numbered

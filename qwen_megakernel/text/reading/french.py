@@ -11,9 +11,10 @@ _TWO_CENTURIES = re.compile(r"[IVX]+(?:er?|ᵉʳ?)(?:[-–]|,\s|\s(?:et|ou|au|à
 
 class French(Romance):
     RULES = r"""
-    {HOUR}\s?h(?!\s?\d\d?\s?(?:m|['′]))(?:\s?{MINUTE})?(?!\w) => .time
+    {HOUR}\s?h(?!\s?/\s?24|\s?\d\d?\s?(?:m|['′]))(?:\s?{MINUTE})?(?!\w) => .time
+    (?P<n>7)\s?j\s?/\s?7(?!\d) => {n:counted:jour} sur {n}
     (?P<n>\d{1,3})\s?j(?:\.|(?!['’\w])) => {n:counted:jour}
-    fois|\d+\s?x >> /j(?!['’\w]) => ~par jour
+    .+ >> /j(?!['’\w])(?:\.(?!\w))? => ~par jour{end}
     \d+(?:e|ème|re|ère) >> min\. => minute{end}
     la|de|à >> (?P<n>\d{1,3})['′](?!\w) => {n:ordinal}
     [lrd]\. >> (?P<a>\d{1,4})-(?P<b>\d{1,3})(?![\d-]) => {a} tiret {b}

@@ -28,8 +28,9 @@ _BEFORE_ACCUSATIVE = words("für um ohne durch gegen über")
 _BEFORE_DATIVE = words("mit nach von aus bei seit zu vor in ab außer")
 _DAY_AND_MONTH = re.compile(r"[0-3]?\d\.(?:0?[1-9]|1[0-2])\.(?!\d)")
 _ON_A_WEEKDAY = re.compile(
-    r"\b(?:am|vom|zum|bis|ab|auf|von|seit)\s(?:[MDFS][a-z]\.|\w+(?:tag|woch)),\s$|†\s$"
+    r"\b(?:am|vom|zum|bis|ab|auf|von|seit)\s(?:[MDFS][a-z]\.|\w+(?:tag|woch)),\s$|[†∗]\s$"
 )
+_BEHIND_RANK = words("wurde wird war ist ward kam")  # a list's entry begins with none
 _BEGINS_LINE = re.compile(r"\n(?:  +)?$")  # not behind a bullet, which leaves one space
 _ONE = re.compile(r"ein(e?)(?= (?!bis|Uhr|mal)|$)")
 _MASCULINE = re.compile(
@@ -57,6 +58,9 @@ class German(Language):
     (?P<n>\d{1,3})\.\s?\+\s?(?P<m>\d{1,2})(?!\d) => {n} {plus} {m}
     am|vom|zum|bis|ab >> (?P<a>Mo|Di|Mi|Do|Fr|Sa|So)(?![\w.]) => .days
     (?!(?:{NUMBERED}|seiten?|nr\.|s\.)$).* >> 1\s?[-–]\s?(?=\d{1,2}(?:,\d+)?\s[A-ZÄÖÜ]) => ein bis~
+    eine|die|der|note|mit >> (?P<n>[1-6])-(?![\w-]|\s(?:bis|und|oder|bzw|zu)|[,/]) => {n} {minus}
+    um|gegen|ab >> {HOUR}\sh(?!\w) => .time
+    \d+ >> f\.(?!\w) => folgende{end}
     u\.(?=\s[\da-zäöü])(?!\s[aä]\.) => und
     (?P<n>\d{1,2})\. => .day_of_list
     1/2(?=\s(?!(?:{UNITS})(?!\w))(?P<noun>[A-ZÄÖÜ][a-zäöüß]{2,})(?!\w)) => .half
@@ -125,7 +129,9 @@ class German(Language):
 
     def read_day_of_list(self, found: Found) -> str | None:
         """Return the ordinal of a day before a comma, where no sentence ends, or behind "am"."""
-        is_last = found.word in ("am", "vom", "zum") and self.ends_sentence(found.rest)
+        is_last = found.word in ("am", "vom", "zum", "der", "dem") and self.ends_sentence(
+            found.rest
+        )
         is_day = found.rest[:1] == "," or is_last
         return self.day(int(found["n"]), found.before) + self.kept_point(found) if is_day else None
 
@@ -143,7 +149,11 @@ class German(Language):
         is_word = following.isalpha() and following.islower()
         is_inside = is_word and found.past.strip() and not found.last.strip()
         is_ordinal = found.word in ORDINAL_ARTICLES or self._is_noun(following) or is_inside
-        if _BEGINS_LINE.search(found.past) or not is_ordinal:
+        if following in _BEHIND_RANK:
+            is_ordinal = True  # "3. wurde Ben"
+        elif _BEGINS_LINE.search(found.past):
+            return None
+        if not is_ordinal:
             return None
         noun = following if self._is_noun(following) else ""
         return self._before_noun(int(found["n"]), _before_day(found), noun)

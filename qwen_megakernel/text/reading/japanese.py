@@ -9,6 +9,8 @@ class Japanese(Language):
     (?<=〒)\s?(?P<a>\d{3})-(?P<b>\d{4})(?!\d) => {a:spell}の{b:spell}
     (?P<a>0\d{1,3})-(?P<b>\d{1,4})-(?P<c>\d{3,4})(?!\d) => {a:spell}の{b:spell}の{c:spell}
     (?<=\d{3}[ぁ-ん])(?P<a>\d\d)-(?P<b>\d\d)(?![\d-]) => {a:spell}の{b:spell}
+    {NUM}(?P<many>[千万億]?)円/(?P<what>[人箱個本枚袋台回杯組株冊名泊食缶匹皿室件口])
+        => 一{what}{num}{many}円
     (?<=[円回錠gGlLmB])/(?=[日月年時週]) => 毎
     \d{1,3}(?:-\d{1,4}){2}(?![\d-]) => .address
     """

@@ -3,6 +3,7 @@
 import re
 
 from qwen_megakernel.text.reading.language import BEHIND_RATIO, Language
+from qwen_megakernel.text.reading.markdown import BORN
 from qwen_megakernel.text.reading.surroundings import (
     CLOSING,
     OPENING,
@@ -27,8 +28,9 @@ _STARRED = re.compile(r"(?<![*\d])\d\*$")  # of a hotel
 _DEGREE = re.compile(r"\d{1,2}\.?[°º]$")
 _BEHIND_DIGITS = re.compile(r"^.*\d", re.DOTALL)
 _DAYS = re.compile(r"(?<![\d.])\d{1,2}\.(?:,|\s|$)")
+_ELLIPSIS = re.compile(r"\d+-")  # "3- bis 4-Zimmer-Wohnung"
 _DAY_LINKS = ("und", "bis", "oder", "bzw.", "zum", "dem")
-_SPANS = ("по", "до", "и")  # between two days of a month
+_DAY_AND_LINK = re.compile(r"(?<!\d)\d{1,2} (?:по|до|и)$")  # of two days of a month
 _YEAR = re.compile(r"\d{4}\b")
 
 
@@ -51,7 +53,7 @@ class WordJoining:
     def opens(self, words: str) -> bool:
         """Return whether the next word may continue these words."""
         lang, last, core = self._language, words.split()[-1], words.rstrip(CLOSING)
-        if self._awaits_noun(bare(last)) or self._is_pointed(last):
+        if self._awaits_noun(bare(last)) or self._is_pointed(last) or words == BORN:
             return True
         if not _has_digit(words):
             is_known = last.strip(OPENING + "-−") in lang.opens | {*lang.currencies, "x", "×"}
@@ -71,13 +73,15 @@ class WordJoining:
     def joins(self, words: str, gap: str, word: str) -> bool:
         """Return whether `word` continues these words; `gap` is the space between them, or ""."""
         if not gap:
-            return words + word in self._days or _NEAR_DIGIT.search(words) is not None
+            is_near = _NEAR_DIGIT.search(words) is not None and word[0] != "+"
+            return is_near or words + word in self._days
         if (gap == "\n" and word in _LINE_MARKS) or _STARRED.search(words):
             return False
         lang, pointed = self._language, words.split()[-1]
         last, core = bare(pointed), word[slice(*inside(word, ""))]
         noun = core.rstrip(".")
         forms = {core, noun, noun.lower(), core.partition("/")[0], noun.rstrip("€$£")}
+        forms = forms if word[0] != "(" else set()
         if _IBAN.fullmatch(words) and _IBAN_GROUP.fullmatch(noun):
             return True
         if phrase := self._phrase(words):
@@ -86,9 +90,13 @@ class WordJoining:
                 return True
         if self._is_day_link(words, pointed):
             return word[0].isdigit() or word in ("zum", "dem")
+        if _ELLIPSIS.fullmatch(last):
+            return word in _DAY_LINKS
         if pointed in _OPERATORS:
             return word.lstrip(OPENING + "$€£¥-")[:1].isdigit()
         if not _has_digit(words):
+            if words == BORN:
+                return word[0].isdigit()
             if _CENTURY_AND.search(words):
                 return _ROMAN.match(core) is not None
             return last not in lang.currencies or word[0].isdigit()
@@ -99,8 +107,9 @@ class WordJoining:
         if last[-1:] == ",":
             return _YEAR.match(core) is not None
         if last.lower().rstrip(".") in self._between_days:
-            is_day = last in _SPANS and core[:1].isdigit()
-            return is_day or bool(_YEAR.match(core) or forms & self._between_days)
+            is_day = _DAY_AND_LINK.search(words) and core[:1].isdigit()
+            is_era = last == "до" and word.startswith("н.")
+            return bool(is_day or is_era or _YEAR.match(core) or forms & self._between_days)
         if self._is_ordinal(last):
             return True
         if last in lang.scales:

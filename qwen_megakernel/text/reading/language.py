@@ -32,6 +32,7 @@ _BOOKS = words("""acts apocalypse cor corinthians corintios corinzi ephesians es
     psalmen psalms revelation romans romani romanos röm römer salmo thess thessalonians tim
     timothy ин кор лк мк мф пс рим быт псалом иоанна матфея луки марка исход бытие""")
 _SCORED = re.compile(r"\d{1,3}(?![\d.,:/-]\d|\d|\s?(?:Uhr|h|ч|点|时|時|시|%|€)(?!\w))")
+_SCORES = re.compile(r"(?<![\d.-])(\d{1,2})-(\d{1,2})(?:[、，,]\s?\d{1,2}-\d{1,2})*[、，,]\s?$")
 _LAST_NUMBER = re.compile(r"\d[\d:.,]*$")
 _BEGINS_WORD = re.compile(r"\w|[-$€£¥−.]\w")
 # What shows that "lun." is a weekday: a mark, or the end of a span of days.
@@ -45,7 +46,7 @@ class Language(Quantities):
     RULES = r"""
     (?i)(?:(?:https?|ftp|wss?)://|www\.){ADDRESS}+ => .web
     (?i)[\w.+-]{1,64}@(?:[\w-]+\.)+[a-z]{2,} => .web
-    (?i)(?:localhost|\d{1,3}(?:\.\d{1,3}){3}):\d{1,5}(?!\d)(?:/{ADDRESS}*)? => .web
+    (?i)(?:localhost|\d{1,3}(?:\.\d{1,3}){3})[:/]\d{1,5}(?!\d)(?:/{ADDRESS}*)? => .web
     (?i)(?:[a-z0-9][\w-]*\.)+(?:com|org|net|io|dev|ai|app|edu|gov|info|eu|de|fr|es|it|pt|br|ru|kr|jp
         |cn|uk|us|ca|au|ch|at|co|ly|tv|gg|xyz|nl|pl)(?![\w-]|\.\w)(?::\d{2,5}(?!\d))?
         (?:/{ADDRESS}*)? => .web
@@ -56,6 +57,9 @@ class Language(Quantities):
         (?P<h>[01]\d|2[0-4]):(?P<min>[0-5]\d)
         (?::(?P<s>\d\d)(?:[.,]\d+)?)?(?P<utc>Z)?{EDGE} => .date_and_time
     (?i)(?P<d>[12]\d|3[01]|0?[1-9])-(?P<m>{MONTH})-(?P<y>\d{4})(?!\d) => .date
+    #{HEX}|[\da-fA-F]{1,4}(?:::?[\da-fA-F]{1,4}){4,7}(?![\w:]) => .hex
+    802\.(?P<n>\d{1,2})(?P<letters>[a-z]{1,2})(?!\w) => .standard
+    ∗\s(?=\d) => {born}
     [A-Z]{2}\d\d(?: ?[A-Z\d]{4}){2,7}(?: ?[A-Z\d]{1,3})?(?![^\W_]) => .iban
     (?=[A-Z0-9-]*\d)(?=[\d-]*[A-Z])[A-Z0-9]+(?:-[A-Z0-9]+)*(?!['’.,]?\w|-\w|/) => .mixed_id
     (?P<y>\d{4})(?P<mark>[-/]|\.(?=\d\d\.\d\d))(?P<m>\d\d?)(?P=mark)(?P<d>\d\d?)(?!\.?\d) => .date
@@ -66,7 +70,8 @@ class Language(Quantities):
         (?:,?\s(?:(?:{LINKS})\s)?(?P<y>\d{4})(?!\d))? => .date
     {LETTERS_FOLLOW}(?<=[^\WA-Za-z_]|[%℃])\s?[~～]\s?(?=\d) => {between_ends}
     {LETTERS_FOLLOW}(?P<m>1[0-2]|0?[1-9])/(?P<d>[12]\d|3[01]|0?[1-9])(?=\s?[（(](?:{DAYS})[)）]
-        |\s?(?:上午|下午|午前|午後|오전|오후|前|まで|から|까지|부터)|\s\d{1,2}:\d\d) => .date
+        |\s?(?:上午|下午|午前|午後|오전|오후|前|まで|から|까지|부터)|\s\d{1,2}:\d\d|(?<=/\d\d)\s?[~～-]\s?\d)
+        => .date
     {LETTERS_FOLLOW}(?=0|\d\d?/0|(?:[2-9]|1[0-2])/(?:1[34789]|2[1-35-9]|31)(?!\d))
         (?P<m>1[0-2]|0?[1-9])/(?P<d>[12]\d|3[01]|0?[1-9])(?![/.]?\d)
         => .date
@@ -92,22 +97,25 @@ class Language(Quantities):
     (?P<n>\d{1,3})['′]\s?\+\s?(?P<m>\d{1,2}){EDGE} => {n} {plus} {m}
     (?:\+ ?)?\(?\d{1,14}\)?(?:(?: ?[-–./] ?| ?(?=\()|(?<=\)) ?| )\(?\d{1,14}\)?)+
         (?: ?x(?P<x>\d{1,6})(?!\w))?|\+\d{7,15}(?!\d) => .phone
-    \d+(?:-\d+){2,}(?![\w-]) => .chain
+    \d+(?P<mark>[-:])\d+(?:(?P=mark)\d+)+(?![\w:-]) => .chain
     (?P<y>1[89]\d\d|20\d\d)/(?P<z>\d\d|(?:19|20)\d\d)(?![\d/]) => .two_years
     (?P<a>24)[/x](?P<b>7)(?![\d/]) => {a} {b}
     (?P<w>\d{1,3})[.,](?P<d>\d{1,2})/(?P<b>\d{1,3})(?![\d/]) => .rated
     {LETTERS_FOLLOW}(?P<w>\d{1,3})/(?P<b>[1-9]?[05]0|20|30)(?:[分点]|(?=\s?점)) => .rated
+    {LETTERS_FOLLOW}(?P<w>\d{1,3})/(?P<b>100)(?![\d/万億억만]) => .rated
+    .*(?:[评評得]分|[评評][价価]|成绩|满意度|満足度|スコア|点数|평점|점수|만족도)[^。]{0,20}
+        >> {LETTERS_FOLLOW}(?P<w>\d{1,2})/(?P<b>10|5)(?![\d/]) => .rated
     größe|gr\.|sizes?|waist|jeans|джинсы|taglia|talla|размер >> (?P<a>\d\d)/(?P<b>\d\d)(?![\d/])
         => {a} {b}
     {APART}(?!20/20|50/50)(?P<w>\d{1,3})/(?P<b>(?P=w)|100)(?![\d/]) => .rated
     {APART}(?P<w>[245-9])/(?P<b>10)(?![\d/]| ?(?:{UNITS}){EDGE}) => .rated
     \d{1,3}(?:,\d{1,3}){2,}(?![\d,.]*\d) => .list
     (?P<sizes>{SIZE}(?:(?: ?x ?|×){SIZE})+)
-        (?: ?(?P<unit>{UNITS}){EDGE}(?:/(?P<per>{UNITS}){EDGE})?
+        (?: ?(?P<unit>{UNITS}){EDGE}(?:/(?P<per>{UNITS}){EDGE})?{UNIT_POINT}
         |{EDGE}(?!\^|[.,]?\d| ?(?:{CURRENCIES}){EDGE})) => .size
     \^(?P<minus>[-−]?)(?P<n>\d{1,3})(?!\d) => .power
     (?P<sizes>{SIZE}(?: × {SIZE}){2,}|{SIZE} × {SIZE}(?= ?(?:{UNITS}){EDGE}))
-        (?: ?(?P<unit>{UNITS}))?{EDGE} => .size
+        (?: ?(?P<unit>{UNITS}){EDGE}{UNIT_POINT})?{EDGE} => .size
     (?P<n>\d{1,4})(?P<letter>[xyz]){EDGE}(?=\s*(?:[-+−=*^²³]|/(?![A-Za-z]{2}|[djh](?!\w))))
         => {n} {letter}
     [x×](?=\s(?:{CURRENCIES})?\s?\d) => .product
@@ -127,7 +135,7 @@ class Language(Quantities):
     (?<=[A-Z])(?P<a>\d{1,2})/(?P<y>(?:19|20)\d\d)(?![\d/]) => {a} {y:year}
     (?P<n>\d{1,3}(?:{GROUP}\d{3})+|\d{1,5})/(?P<y>(?:19|20)\d\d)(?![\d/]) => .number_of_year
     /(?=(?:100\s?(?:km|g|ml|mL)|24\s?(?:h|Std|ч))(?!\w)) => ~{per}~
-    (?:(?P<w>\d+)\s)?(?P<n>\d{1,4})(?: / |/)(?P<d>\d{1,4})(?![\d/])
+    (?:(?P<w>\d+)(?:\s|-(?=[1-7]/[2-8](?!\d))))?(?P<n>\d{1,4})(?: / |/)(?P<d>\d{1,4})(?![\d/])
         (?: ?(?P<unit>{UNITS}){EDGE}{UNIT_POINT})?{EDGE} => .fraction
     (?P<w>\d{1,3}(?:{GROUP}\d{3})+|\d+)(?:{ORDINAL_MARKS}){EDGE} => .ordinal
     (?<![\w/])(?<!\w\.)(?:{ABBREVIATIONS}){EDGE}(?!/) => .abbreviation
@@ -160,6 +168,9 @@ class Language(Quantities):
             "ADDRESS": r"[^\s<>\"'()\[\]{}]",
             "VERSES": rf"(?:{any_of(_BOOKS)})\.?|.*(?:福音|[诗詩]篇|ヨハネ|マタイ|ルカ|복음|시편)",
             "SIZE": r"\d{1,6}(?:[.,]\d{1,3})?",
+            # The hexadecimal digits of a colour, which are no word.
+            "HEX": r"(?:(?=[\da-f]*\d|\d*[A-F])(?=\d*[a-fA-F])(?![A-F]\d{5})[\da-fA-F]{6}"
+            + r"|[a-f](?=[a-f]?\d)[\da-f]{2})(?!\w)",
             "HOUR": r"(?P<h>[01]?\d|2[0-4])",
             "MINUTE": r"(?P<m>[0-5]\d)",
             # A sign; behind a word it is a dash.
@@ -282,7 +293,9 @@ class Language(Quantities):
         is_minus = found.text == " - " and ":" not in before
         if is_minus or _DIFFERENCE.match(found.rest):
             return self._joint(self.subtraction or self.minus)
-        if is_less and self.score is not None and len(before) < 4 and _SCORED.match(found.rest):
+        scores = _SCORES.search(found.past[: -len(before)])
+        is_score = is_less or (scores is not None and int(scores[1]) > int(scores[2]))
+        if is_score and self.score is not None and len(before) < 4 and _SCORED.match(found.rest):
             return self._joint(self.ratio) if self.ratio else self.space
         return self.between_ends
 

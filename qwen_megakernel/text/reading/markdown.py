@@ -24,6 +24,8 @@ _STARS = re.compile(r"(?<![\d\s\\*])\*+|(?<!\\)\*+(?![\d\s*])|(?<=\d)\*+(?=\s(?!
 # A star that stands alone, or before the second part of a word, is a key of a telephone.
 _KEY = re.compile(r"(?<![^\"'“„«])\*(?=[\"'”“»),.;:!?]*$|-[^\W\d_])")
 KEY = "∗"  # as the rules see it
+BORN = "(*"  # before a date: "Goethe (* 28. August 1749)"
+_BORN = re.compile(r"(?<=^\()\*(?=\s\d)")
 _BEFORE_KEY = re.compile(r"[按「『]\Z|[^.!?…\s]\s\Z")  # behind a sentence, it is that of a footnote
 # A star before digits, or before a Japanese or Korean particle, is one if the text is about keys.
 _DIALLED = re.compile(
@@ -75,6 +77,7 @@ class Markdown:
         is_alone = not following.isalnum() or past.endswith("按")
         if not begins and is_alone and _BEFORE_KEY.search(past):
             segment = segment.replace(_KEY, KEY)
+        segment = segment.replace(_BORN, KEY)
         is_pressed = _PRESSED.search(past) or _PARTICLE.search(text + following)
         if is_pressed and not self._is_emphasised:
             segment = segment.replace(_DIALLED, KEY)

@@ -76,7 +76,8 @@ class Quantities(RomanNumerals):
         noun = self.units.get(found["unit"])
         if found["w"]:
             return self.mixed(found["w"], top, bottom, noun) + self.kept_point(found)
-        if top > bottom > (20 if noun else 4):  # a reading such as 118/76, or a beat
+        least = 20 if noun else 4 if top < 10 else 1
+        if top > bottom > least:  # a reading such as 118/76, a beat, or a house's number
             name = self.space + self.form(found["d"], "", noun) if noun else ""
             last = self.number(found["d"]) + name
             said = self.number(found["n"]) + self._joint(self.over) + last

@@ -247,7 +247,7 @@ class TextReader:
             end = self._next_end(held.text, place, is_ended)
             if end is None:
                 break
-            yield from self._words_of(held[place:end], held.text[end : end + 1])
+            yield from self._words_of(held[place:end], held.text[end : end + 2])
             place = end
         self._held = held[place:]
 
@@ -277,7 +277,7 @@ class TextReader:
             yield from segment.kept(0, len(text))
         else:
             begins = self._markdown.is_begun
-            marked = self._markdown.strip(segment, self._past, following)
+            marked = self._markdown.strip(segment, self._past, following[:1])
             self._skips_space = not marked.text and begins
             if marked.text:
                 yield from self._expressions(marked, following)
@@ -305,9 +305,11 @@ class TextReader:
         grammar = grammar_of(language, self._names_letters)
         is_size = is_measured(text, self._past)
         if grammar:
-            said = [*grammar.read(segment, self._past, "" if is_size else self._quotes)]
+            quotes = "" if is_size else self._quotes
+            is_open = text[-1] == "." and grammar.joining.opens(text)
+            said = [*grammar.read(segment, self._past, quotes, following if is_open else "")]
             yield from said
-            if text[-1] == "." and following in "\n" and said[-1].text[-1:].isalnum():
+            if text[-1] == "." and following[:1] in "\n" and said[-1].text[-1:].isalnum():
                 yield Piece(".", said[-1].end, said[-1].end)  # of an abbreviation that ends a line
         else:
             yield from segment.kept(0, len(text))

@@ -67,8 +67,8 @@ class Russian(Language):
     (?i)(?P<a>\d{1,2})(?:\s(?P<link>по|до|и)\s|\s?[-–—]\s?)(?P<b>\d{1,2})(?=\s{MONTH})
         => .days_of_month
     ст\. >> (?P<n>\d{1,4})\sч\.(?=\s\d) => {n} часть
-    (?P<w>\d{1,3})(?:[.,](?P<d>\d{1,2}))/(?P<b>\d{1,3})(?![\d/]) => {num} из {b:gm}
-    (?P<n>[245-9])/10(?![\d/]) => {n} из десяти
+    во? >> {HOUR}\.{MINUTE}(?:\sчас(?:ов|а)?(?!\w))?
+        (?![\d.,]\d|\d|\s?(?:%|раза?(?!\w)|(?:{UNITS}|{CURRENCIES})(?!\w))) => .time
     {VERSES} >> (?P<a>\d{1,3}):(?P<b>\d{1,3})\s?[-–—]\s?(?P<c>\d{1,3})(?![\d:]) => {a}, {b} — {c}
     между >> (?P<a>\d{1,6})\sи\s(?P<c>\d{1,6})(?![\d:/-]|[.,]\d) => {a:im} и {c:im}
     (?P<a>[01]?\d|2[0-4]):(?P<am>[0-5]\d)\s?[-–—]\s?(?P<b>[01]?\d|2[0-4]):(?P<bm>[0-5]\d)(?![:\d])
@@ -87,12 +87,14 @@ class Russian(Language):
     (?P<a>\d{1,2})\sпо\s(?P<b>\d{1,2})(?=\sчисло) => {a:ordinal:gn} по {b:ordinal:nn}
     во? >> (?P<a>пн|вт|ср|чт|пт|сб|вс)(?!\w)\.? => .day_on
     (?P<n>\d{1,4})-(?:ти|ми)(?!\w) => {n:gm}
-    (?P<n>\d{1,3})-(?P<what>[а-яё]{4,})(?!\w) => .compound
+    (?P<n>\d{1,3})%-(?P<ending>н?[а-яё]{1,3})(?!\w) => .compound
+    (?P<n>\d{1,3})-(?:(?P<short>комн|эт|мест)\.|(?P<what>[а-яё]{4,})(?!\w)) => .compound
     во? >> (?P<n>\d{1,4})-?(?:х|ых)\sгг\. => {n:of_decades} годах{end}
     (?P<n>\d{1,4})-?(?:х|ых)\sгг\. => {n:of_decades} годов{end}
     (?P<n>\d{1,4})-?(?:х|ых)(?!\w) => {n:of_decades}
     (?P<n>\d{1,2})(?=\s(?:{RANKED})(?<=е)(?!\w)) => {n:ordinal:pm}
     (?P<n>[1-9]|1\d)(?=\s(?:{RANKED})(?<!е)(?!\w)) => {n:ordinal:nm}
+    (?P<n>[1-6])\sр\./(?P<per>день|сутки|неделю|месяц)(?!\w) => {n:counted:р} в {per}
     (?P<n>[1-6])\sр\.(?=\sв(?!\w)) => {n:counted:р}
     (?P<n>[4-9]0|\d{2,3}0)-е(?!\w) => {n:decades}
     ко? >> (?P<n>[1-9]0|\d{2,3}0)-м(?!\w) => {n:decades:ым}
@@ -102,6 +104,9 @@ class Russian(Language):
     (?:во?|на|об?|при|по|и) >> (?P<n>\d{1,4})-(?:м|ом|ем)(?!\w) => {n:ordinal:pm}
     (?P<n>\d{1,4})-(?:м|ом|ем)(?!\w) => {n:ordinal:im}
     .*-й >> мин\. => минуте{end}
+    \d+-й >> км(?!\w) => километр
+    \d+-м >> км(?!\w) => километре
+    (?P<y>\d{1,4})\sг\.(?=\s(?:до\s)?н\.) => {y:ordinal:nm} год
     \d+ >> ст\.(?=\s\d) => статьи
     /(?=100\s?(?:км|г|мл)(?!\w)) => ~на~
     со? >> (?P<n>\d{1,3})-(?:ю|мя)(?!\w) => {n:im}
@@ -164,7 +169,13 @@ class Russian(Language):
     def read_compound(self, found: Found) -> str:
         """Return a word that begins with a number in the genitive, such as "пятиэтажный"."""
         said = self.cardinal(int(found["n"]), "gm").replace("одного", "одно")
-        return re.sub(r"\b(девяно|)ста\b", r"\1сто", said).replace(" ", "") + found["what"]
+        what, noun = found["what"], first_word(found.rest)
+        if short := found["short"]:
+            ending = "ая" if noun in ("кв", "квартира") else "ую" if noun[-1:] == "у" else "ый"
+            what = {"комн": "комнатн", "эт": "этажн", "мест": "местн"}[short] + ending
+        elif ending := found["ending"].removeprefix("н"):
+            what = "процентн" + {"я": "а", "й": "ы", "е": "о"}.get(ending, "") + ending
+        return re.sub(r"\b(девяно|)ста\b", r"\1сто", said).replace(" ", "") + what
 
     def _case(self, found: Found, number: int) -> str | None:
         """Return the case that the word before a number asks for: "по 1 таблетке" the dative."""
@@ -298,6 +309,9 @@ class Russian(Language):
             case = "n" if noun == "века" and not is_one else _CENTURIES.get(noun, "n")
         joint = " и " if "и" in found["link"] else " — "
         return joint.join(self.ordinal(each, f"{case}m") for each in numbers) + f" {noun}"
+
+    def read_rated(self, found: Found) -> str:
+        return f"{self.number(*self.digits_of(found))} из {self.cardinal(int(found['b']), 'gm')}"
 
     def read_currency(self, found: Found) -> str | None:
         said = super().read_currency(found)

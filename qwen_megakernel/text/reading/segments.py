@@ -21,7 +21,7 @@ _UNSPACED_CHAR = re.compile(f"[{UNSPACED}]")
 _RUN = re.compile(rf"[^\s{UNSPACED}{WIDE_POINTS}{WIDE_PAUSES}]+")
 _DIGIT = re.compile(r"\d")
 _NUMBER = re.compile(r"[\W_]{0,3}(?:[A-Z]{2}\d\d[A-Z\d ]*|\d[\d.,'() -]*)[\W_]*")
-_ADDRESS = re.compile(r"://|www\.|@|\]\(", re.IGNORECASE)
+_ADDRESS = re.compile(r"://|www\.|@|\]\(|(?::[\da-f]{0,4}){3}:", re.IGNORECASE)
 
 
 def segment_end(
@@ -46,7 +46,7 @@ def segment_end(
             limit += _MAX_GROUPS_CHARS - MAX_OPEN_CHARS
         start = end + (text[end : end + 1].isspace())
         if start >= len(text):
-            return end if is_ended or start > limit else None
+            return end if is_ended else None
         if text[start].isspace():
             break
         next_end = _word_end(text, start)

@@ -110,6 +110,7 @@ class Tables:
     over: str  # the word in a reading of two numbers such as 118/76
     rating: str  # the words of a rating such as 4.5/5
     chapter, verse = ",", ""  # what is said behind the two numbers of "John 3:16"
+    born = ""  # what is said for the star in "(* 1749)"
     version_name: str  # what is said for the "v" of "v2.1"
     BOOKS = ""  # of the Bible, which may have a number, as they are written
     book_number = "{n:ordinal}"  # what is said for that number

@@ -54,7 +54,9 @@ class Words(Tables):
 
     def kept_point(self, found: Found) -> str:
         """Return "." if the last point of an expression also ends a sentence, and else ""."""
-        return "." if found.text.endswith(".") and self.ends_sentence(found.rest) else ""
+        goes_on = not found.rest and found.following[1:].islower()  # behind a long segment
+        is_kept = found.text.endswith(".") and not goes_on and self.ends_sentence(found.rest)
+        return "." if is_kept else ""
 
     def ends_sentence(self, rest: str) -> bool:
         """Return whether a sentence ends between an abbreviation's point and the text `rest`."""
