@@ -17,11 +17,11 @@ _CODES = """(?:(?:pass|post|zip|bar)?code|id|otp|pin|password|zip|(?:order|booki
     |(?:card|account|number|ssn|phone)(?:\\s\\w+){0,2}\\s(?:ending|ends)\\sin|passwort
     |(?-i:CAP|CP|C\\.P\\.)|cv[vc]2?|sire[tn]|dni|ni[ef]|ean|imei|vat|p\\.\\s?iva|(?<=\\d)转|房间|房号
     |(?:bestell|rechnung|auftrag|vertrag|kunde|vorgang|sendung|ticket|artikel)\\w*\\s(?:nr\\.|nummer)
-    |plz|[a-zäöüß]+(?:nummer|nr\\.|code|schlüssel)|nr\\.:|r[eéi]f\\.(?:\\s\\w+)?|арт\\.|code(?:\\s(?:postal|secret|pin|d[e']\\s?\\w+))
+    |plz|[a-zäöüß]+[-.]*(?:nummer|nr\\.|code|schlüssel)|nr\\.:|r[eéi]f\\.(?:\\s\\w+)?|арт\\.|code(?:\\s(?:postal|secret|pin|d[e']\\s?\\w+))
     |(?:commande|pedido|ordine|заказ)\\s(?:n[°º.]|n\\.?º|№)
-    |(?:n(?:um[eé]ro|úmero|[°º]|\\.º))\\sd[eio]\\s(?:commande|client|dossier|suivi|série|compte|facture
+    |(?:n(?:um[eé]ro|úmero|[°º]|\\.º))(?:\\sd[eio])?\\s(?:commande|client|dossier|suivi|série|compte|facture
     |réservation|pedido|cuenta|conta|cliente|fa[ct]tura|fatura|serie|série|reserva|seguimiento|ordine
-    |conto|prenotazione|pratica)|c[óo]digo(?:\\s(?:postal|pin|de\\s\\w+))?
+    |conto|prenotazione|pratica)|c[óo]d\\.|c[óo]digo(?:\\s(?:postal|pin|de\\s\\w+))?
     |ende(?:t|nd)\\sauf|(?:cuenta|tarjeta)\\sterminada\\sen|se\\sterminant\\spar|(?:conto|carta)\\sche\\stermina\\scon
     |(?:conta|cartão)\\s(?:com\\s)?final|оканчивающ\\w+\\sна|尾号|下[4四]桁|끝자리
     |fax|ag(?:\\.|ência)|c/c|conta(?:\\scorrente)?|끝\\s?[4네]?\\s?자리
@@ -150,7 +150,7 @@ class Codes(Words):
         if (following.isalnum() and not self.letters_follow) or following in tuple("€$£¥₽%"):
             return None
         is_number = sum(map(str.isdigit, text)) >= _MIN_PHONE_DIGITS
-        is_called = _CALLED.search(found.past) is not None
+        is_called = bool(_CALLED.search(found.past) or _CODE.search(found.past))
         if _THOUSANDS.fullmatch(text) and not is_called:
             is_number &= not (self.groups_with_spaces or text.endswith(" 000"))
         elif not _PREFIXED.match(text) and not is_called:

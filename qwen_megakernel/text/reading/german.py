@@ -12,7 +12,7 @@ _WEAK = words("am v. vom zum zur beim im dem den des bis ab ins spätestens")
 ORDINAL_ARTICLES = dict.fromkeys(_WEAK, "n") | {"der": "", "die": "", "das": ""}
 ORDINAL_STEMS = words("mein dein sein ihr unser euer ein kein dies jed eur")
 _FEMININE = re.compile(
-    r"(?:[^mp]a(?<!Sofa)|e|ung|heit|keit|schaft|tät|ion|ei|ik|ur|in|Zwiebel|Kartoffel|Wahl|Hand)$"
+    r"(?:[^mp]a(?<!Sofa)|e|ung|heit|keit|schaft|tät|ion|ei|ik|ur|in|Zwiebel|Kartoffel|Wahl|Hand|Tür|Nacht)$"
 )
 _NEUTER = re.compile(
     r"(?:chen|lein|um|ment|[Jj]ahr|Mal|Kind|Haus|[Kk]apitel|[Ss]piel|[Qq]uartal|[Ss]emester"
@@ -59,6 +59,9 @@ class German(Language):
     am|vom|zum|bis|ab >> (?P<a>Mo|Di|Mi|Do|Fr|Sa|So)(?![\w.]) => .days
     (?!(?:{NUMBERED}|seiten?|nr\.|s\.)$).* >> 1\s?[-–]\s?(?=\d{1,2}(?:,\d+)?\s[A-ZÄÖÜ]) => ein bis~
     eine|die|der|note|mit >> (?P<n>[1-6])-(?![\w-]|\s(?:bis|und|oder|bzw|zu)|[,/]) => {n} {minus}
+    (?:.*[-–])?(?:mo|di|mi|do|fr|sa|so|täglich|von)\.?
+        >> (?P<a>\d{1,2})\s?[-–]\s?(?P<b>\d{1,2})\sh(?!\w) => {a} bis {b} Uhr
+    (?<=\d\.)[-–](?=\d{1,2}\.(?:\d|\s?{MONTH})) => ~bis~
     um|gegen|ab >> {HOUR}\sh(?!\w) => .time
     \d+ >> f\.(?!\w) => folgende{end}
     u\.(?=\s[\da-zäöü])(?!\s[aä]\.) => und

@@ -12,7 +12,9 @@ class Japanese(Language):
     {NUM}(?P<many>[千万億]?)円/(?P<what>[人箱個本枚袋台回杯組株冊名泊食缶匹皿室件口])
         => 一{what}{num}{many}円
     (?<=[円回錠gGlLmB])/(?=[日月年時週]) => 毎
-    \d{1,3}(?:-\d{1,4}){2}(?![\d-]) => .address
+    \d{1,3}(?:-\d{1,4}){1,2}(?![\d-]) => .address
+    (?P<a>\d{1,2})-(?P<b>\d{1,2})(?=で[勝敗負引]) => {a}対{b}
+    #(?P<n>[789]\d{3})(?!\d) => シャープ{n:spell}
     """
 
     def _name_days_and_months(self) -> None:
@@ -20,7 +22,7 @@ class Japanese(Language):
         self.weekdays |= {f"{day}曜": name for day, name in self.weekdays.items()}
 
     def read_address(self, found: Found) -> str | None:
-        """Return the words of block, house and flat, behind a place; None elsewhere."""
+        """Return the words of block, house and maybe flat, behind a place; None elsewhere."""
         last = found.before[-1:]
         is_place = found.text.count("-") == 2 and last.isalpha()
         is_place |= last in tuple("区町村市目島内") or found.rest.startswith("号")

@@ -70,7 +70,7 @@ class Language(Quantities):
         (?:,?\s(?:(?:{LINKS})\s)?(?P<y>\d{4})(?!\d))? => .date
     {LETTERS_FOLLOW}(?<=[^\WA-Za-z_]|[%℃])\s?[~～]\s?(?=\d) => {between_ends}
     {LETTERS_FOLLOW}(?P<m>1[0-2]|0?[1-9])/(?P<d>[12]\d|3[01]|0?[1-9])(?=\s?[（(](?:{DAYS})[)）]
-        |\s?(?:上午|下午|午前|午後|오전|오후|前|まで|から|까지|부터)|\s\d{1,2}:\d\d|(?<=/\d\d)\s?[~～-]\s?\d)
+        |\s?(?:上午|下午|午前|午後|오전|오후|前|まで|から|까지|부터)|[)\s]{1,2}\d{1,2}:\d\d|(?<=/\d\d)\s?[~～-]\s?\d)
         => .date
     {LETTERS_FOLLOW}(?=0|\d\d?/0|(?:[2-9]|1[0-2])/(?:1[34789]|2[1-35-9]|31)(?!\d))
         (?P<m>1[0-2]|0?[1-9])/(?P<d>[12]\d|3[01]|0?[1-9])(?![/.]?\d)
@@ -94,10 +94,10 @@ class Language(Quantities):
     (?P<n>[1-3])\.?\s(?P<book>{BOOKS})
         (?:\.?\s(?P<a>\d{1,3})[:,]\s?(?P<b>\d{1,3})(?!\d)|\.(?=\s)|(?=\s\d)) => .book
     (?!.*(?:vers\w+|верси.|版本|バージョン|버전)$).* >> (?i)v\.?\s?(?=\d+\.\d) => {version_name}
-    (?P<n>\d{1,3})['′]\s?\+\s?(?P<m>\d{1,2}){EDGE} => {n} {plus} {m}
+    (?P<n>\d{1,3})['′]\s?\+\s?(?P<m>\d{1,2}){EDGE}['′]? => {n} {plus} {m}
     (?:\+ ?)?\(?\d{1,14}\)?(?:(?: ?[-–./] ?| ?(?=\()|(?<=\)) ?| )\(?\d{1,14}\)?)+
         (?: ?x(?P<x>\d{1,6})(?!\w))?|\+\d{7,15}(?!\d) => .phone
-    \d+(?P<mark>[-:])\d+(?:(?P=mark)\d+)+(?![\w:-]) => .chain
+    \d+(?P<mark>[-:])\d+(?:(?P=mark)\d+)+(?![:-]){EDGE} => .chain
     (?P<y>1[89]\d\d|20\d\d)/(?P<z>\d\d|(?:19|20)\d\d)(?![\d/]) => .two_years
     (?P<a>24)[/x](?P<b>7)(?![\d/]) => {a} {b}
     (?P<w>\d{1,3})[.,](?P<d>\d{1,2})/(?P<b>\d{1,3})(?![\d/]) => .rated
@@ -143,7 +143,7 @@ class Language(Quantities):
     #\s?(?P<n>\d{4,})(?=-[A-Z\d]) => {number_sign} {n:spell}
     #\s?{NUM} => {number_sign} {num}
     (?:[nN]\.?[º°]|№|#)\s?(?=[A-ZА-Я]{1,4}-?\d) => {number_sign}~
-    km\s(?=\d) => .at_kilometer
+    [Kk]m\s(?=\d) => .at_kilometer
     {APART}{NUM}\s?(?P<scale>{LONG_SCALES}){EDGE} => .scaled
     {NUM}(?=\s(?P<noun>[^\W\d_]{2,})) => .counted
     (?![~≈<>≤≥±]\s?[\d.,]+[^\W\d_]){SIGN}{NUM} => .number
@@ -153,7 +153,7 @@ class Language(Quantities):
     .+ >> (?<=.)-(?=\d) => ~
     (?<!#)(?<![^\W\d])(?:#(?![\w#])|∗(?![^\W\d_])) => .key
     (?<![A-Za-z#])[#∗](?=[键或をか을를이키キ]) => .key
-    [\d.,]+ >> /(?=\w{2}|[hsч])(?P<per>{UNITS})(?!\w) => .per
+    [\d.,]+|co2 >> /(?=\w{2}|[hsч])(?P<per>{UNITS})(?!\w) => .per
     (?:fois|(?:.*-)?mal|veces|volte|vezes|раза?) >> /(?P<per>[^\W\d_]+)(?!\w) => .per
     (?P<sym>[€£₽₹₩$])(?![\w$€£¥]) => .currency
     {SYMBOLS} => .symbol
@@ -246,7 +246,8 @@ class Language(Quantities):
     def read_days(self, found: Found) -> str | None:
         """Return the words of an abbreviated weekday, or of a range of weekdays."""
         is_alone = not found["b"] and found.text.endswith(".")
-        is_sure = found.word in _BEFORE_WEEKDAYS and found["a"] != "mar"  # Spanish: the sea
+        is_sea = self.code == "es" and found["a"] == "mar"
+        is_sure = found.word in _BEFORE_WEEKDAYS and not is_sea
         if is_alone and not is_sure and not _BEHIND_WEEKDAY.match(found.rest):
             return None
         names = filter(None, (found["a"], found["b"]))

@@ -36,7 +36,8 @@ class RomanNumerals(Codes):
         before = self.numbered_by(found)
         if self.numbering(found) in self.numbered:
             return self.cardinal(number)
-        is_name = before[:1].isupper() and before.isalpha() and not before.isupper()
+        is_word = before.replace("-", "").isalpha()  # "Jean-Paul"
+        is_name = before[:1].isupper() and is_word and not before.isupper()
         is_name &= before not in self.abbreviations  # "Mlle X"
         return self.regnal(number, before) if is_name and {*found["r"]} <= {*"IVX"} else None
 

@@ -24,11 +24,12 @@ class Romance(Language):
     last_ordinal_of_rulers = 10  # after higher numbers of rulers, cardinals are spoken
 
     RULES = r"""
-    anni|años|anos|années|[dn]?[ae]l|du|sul|los|os|et >> ['’](?P<n>\d\d|[3-9]00)(?!['’]?\w) => {n}
+    anni|años|anos|années|[dn]?[ae]l|du|sul|los|os|et|{FULL_MONTHS}
+        >> ['’](?P<n>\d\d|[3-9]00)(?!['’]?\w) => {n}
     (?P<w>[5-9]|1\d|2\d)/(?P<b>20|30)(?![\d/]) => .rated
     (?P<n>24)\s?h\s?/\s?24(?!\d) => {n:counted:h} {over} {n}
     (?P<n>\d{1,3})(?:{FEMININE_MARKS}) => {n:feminine}
-    {CLOCK_WORDS} >> {HOUR}\.{MINUTE}(?![\d.,]\d|\d|\s?%) => .time
+    {CLOCK_WORDS} >> {HOUR}\.{MINUTE}(?![\d.,]\d|\d|\s?%)(?:\sh(?!\w))? => .time
     """
 
     def gender_after(self, number: str, noun: str, before: str) -> str:

@@ -195,7 +195,7 @@ class Tables:
         self.ratio = self.to if self.score is None else self.score
         self.books = table(self.BOOKS)
         self.opens |= {*_NUMBER_SIGNS, "№", "op.", "Op.", "v."}
-        self.opens |= {"km"} & {*self.units}
+        self.opens |= {"km", "Km"} & {*self.units}
         self._name_days_and_months()
         self._name_signs()
         for each in [*self.numbered]:  # and their plurals, regular ones and Italian ones
