@@ -204,14 +204,14 @@ class Codes(Words):
         if self.decimal == "," and are_groups:
             return None
         if len(parts) == 4 and all(int(part) < 256 for part in parts):
-            return self._joint(self.web["."]).join(map(self.spell, parts))
+            return self._joint(self.dot).join(map(self.spell, parts))
         if are_groups and 0 < int(parts[0]) < 1000:
             return self.number("".join(parts))
         return self.version(found.text)
 
     def version(self, text: str) -> str:
         """Return the words of "10.4.12", a version."""
-        point = self.point if self.decimal == "." else self.web["."]
+        point = self.point if self.decimal == "." else self.dot
         return self._joint(point).join(map(self.number, text.split(".")))
 
     def _model(self, text: str) -> str:
@@ -228,11 +228,6 @@ class Codes(Words):
         """Return the digits of a colour such as "#ff8800", or of an address of a network."""
         sign = self.web["#"] + " " if found.text[0] == "#" else ""
         return sign + ", ".join(map(self._singly, re.findall(r"\w+", found.text.upper())))
-
-    def read_standard(self, found: Found) -> str:
-        """Return the words of a standard of the IEEE, such as "802.11ac"."""
-        parts = self.spell("802"), self.number(found["n"])
-        return " ".join([self._joint(self.web["."]).join(parts), *found["letters"]])
 
     def read_web(self, found: Found) -> str:
         """Return the words of an address: its marks by their names, its digits one by one."""

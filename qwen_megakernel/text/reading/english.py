@@ -34,7 +34,6 @@ class English(Language):
     (?P<t>[1-9]0)s(?!\w) => .seconds
     ['’]?(?P<t>[1-9]0)['’]?s\b => {t:decade}
     ['’]?(?P<c>1[1-9])00['’]?s\b => {c} hundreds
-    ['’]?(?P<n>[12])000['’]?s\b => {n} thousands
     (?P<m>{SHORT_MONTHS})(?=\s\d) => .month
     (?P<d>\d{1,2})(?:{ORDINAL_MARKS})?(?:[-–](?P<to>\d{1,2})(?:{ORDINAL_MARKS})?)?(?:,?\s(?P<y>\d{4}))?
         (?![\d:%]|\.\d|,\d)(?![^\W_]) => .day_of_month

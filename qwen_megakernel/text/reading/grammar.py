@@ -98,7 +98,7 @@ class Grammar:
         self._has_expressions = lru_cache(4096)(lambda text: bool(self._any.search(text)))
 
     def read(
-        self, segment: Draft, past: str = "", quotes: str = "", following: str = ""
+        self, segment: Draft, past: str = "", quotes: str = "", rest: str = ""
     ) -> Iterator[Piece]:
         """Yield the pieces to speak for a segment.
 
@@ -106,22 +106,22 @@ class Grammar:
         rule sees them, except a point that may belong to an abbreviation.
 
         The segment has no marks of Markdown. `past` is the end of the text before it, and `quotes`
-        are the straight quotation marks that are open there. `following` are the two characters
-        behind it.
+        are the straight quotation marks that are open there; `rest` begins the text behind it.
         """
         if not self._has_expressions(segment.text):
             yield from segment.kept(0, len(segment.text))
             return
         begin, end = inside(segment.text, quotes)
         yield from segment.kept(0, begin)
-        yield from self._read(segment[begin:], end - begin, past, following)
+        draft = Draft(segment.text[begin:] + rest, segment.origins[begin:])
+        yield from self._read(draft, end - begin, past)
         yield from segment.kept(end, len(segment.text))
 
-    def _read(self, draft: Draft, stop: int, past: str, following: str) -> Iterator[Piece]:
+    def _read(self, draft: Draft, stop: int, past: str) -> Iterator[Piece]:
         lang, text, done, place = self.language, draft.text, 0, 0
         last = ""  # the last character that is spoken
         while place < stop:
-            end, words = self._expression(text, place, stop, past, following)
+            end, words = self._expression(text, place, stop, past)
             if not end:
                 place += 1
                 continue
@@ -152,9 +152,7 @@ class Grammar:
         if place and last.isalnum() and following.isalnum() and not is_suffix:
             yield Piece(" ", draft.origins[place][0], draft.origins[place][0])
 
-    def _expression(
-        self, text: str, place: int, stop: int, past: str, following: str
-    ) -> tuple[int, str]:
+    def _expression(self, text: str, place: int, stop: int, past: str) -> tuple[int, str]:
         """Return the end of the expression at `place` and its words; (0, "") for none.
 
         No rule matches a character from `stop` on; only the kept points depend on those.
@@ -180,7 +178,7 @@ class Grammar:
             match = rule.pattern.match(text, place, stop)
             fits = not rule.behind or rule.behind.fullmatch(before.lower())
             if match and match.end() > place and fits:
-                said = rule.say(Found(match, before, behind, following))
+                said = rule.say(Found(match, before, behind))
                 if said is not None:
                     return match.end(), self.language.agreeing(said, before)
         return 0, ""

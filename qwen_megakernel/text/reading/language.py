@@ -58,7 +58,7 @@ class Language(Quantities):
         (?::(?P<s>\d\d)(?:[.,]\d+)?)?(?P<utc>Z)?{EDGE} => .date_and_time
     (?i)(?P<d>[12]\d|3[01]|0?[1-9])-(?P<m>{MONTH})-(?P<y>\d{4})(?!\d) => .date
     #{HEX}|[\da-fA-F]{1,4}(?:::?[\da-fA-F]{1,4}){4,7}(?![\w:]) => .hex
-    802\.(?P<n>\d{1,2})(?P<letters>[a-z]{1,2})(?!\w) => .standard
+    (?P<x>802)\.(?P<n>\d{1,2})(?P<a>[a-z])(?P<b>[a-z]?)(?!\w) => {x:spell} {dot} {n} {a} {b}
     ∗\s(?=\d) => {born}
     [A-Z]{2}\d\d(?: ?[A-Z\d]{4}){2,7}(?: ?[A-Z\d]{1,3})?(?![^\W_]) => .iban
     (?=[A-Z0-9-]*\d)(?=[\d-]*[A-Z])[A-Z0-9]+(?:-[A-Z0-9]+)*(?!['’.,]?\w|-\w|/) => .mixed_id

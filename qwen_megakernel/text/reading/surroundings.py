@@ -22,11 +22,10 @@ class Found:
         match: the match of the pattern.
         before: the word before it, without marks around it.
         past: the text before it, at most `codes.MAX_PAST` characters.
-        following: the first two characters behind the segment, of which it may know no more.
     """
 
-    def __init__(self, match: re.Match[str], before: str, past: str = "", following: str = ""):
-        self.match, self.text, self.past, self.following = match, match[0], past, following
+    def __init__(self, match: re.Match[str], before: str, past: str = ""):
+        self.match, self.text, self.past = match, match[0], past
         self.before, self.word = before, before.lower()
         self.last = match.string[: match.start()][-1:]  # the character directly before it
         self.rest = match.string[match.end() :]

@@ -129,7 +129,7 @@ class Tables:
     MONEY_SCALES = ""  # scales that only amounts of money have
     CURRENCIES: str  # "signs: noun / noun of the hundredth part"
     per: str  # the word for "/" in km/h
-    money_joint: str  # the text between whole units and hundredth parts
+    money_joint = " "  # the text between whole units and hundredth parts
     says_cents = True  # whether the name of the hundredth part is spoken
     scale_joint = " "  # the text between a scale and a currency
     numbered = words("")  # in lower case, before a Roman numeral: "chapter"
@@ -190,6 +190,8 @@ class Tables:
         for sign, value in table(self.CURRENCIES).items():
             unit, *cents = (nouns(f"x: {each}", *form)["x"] for each in value.split(" / "))
             self.currencies[sign] = Currency(unit, cents[0] if cents else None)
+        if not self.space:
+            self.money_joint = self.scale_joint = ""
         self.percent_noun = nouns(f"%: {self.PERCENT or self.percent}")["%"]
         self.group_mark = "," if self.decimal == "." else "."
         self.ratio = self.to if self.score is None else self.score
@@ -249,3 +251,4 @@ class Tables:
         self.letters = dict(zip("abcdefghijklmnopqrstuvwxyz", self.LETTERS.split(), strict=False))
         self.web = {sign: self.symbols[sign] for sign in "@=&"} | {"+": self.plus}
         self.web |= table(self.WEB)
+        self.dot = self.web["."]

@@ -54,14 +54,13 @@ class Words(Tables):
 
     def kept_point(self, found: Found) -> str:
         """Return "." if the last point of an expression also ends a sentence, and else ""."""
-        goes_on = not found.rest and found.following[1:].islower()  # behind a long segment
-        is_kept = found.text.endswith(".") and not goes_on and self.ends_sentence(found.rest)
-        return "." if is_kept else ""
+        return "." if found.text.endswith(".") and self.ends_sentence(found.rest) else ""
 
     def ends_sentence(self, rest: str) -> bool:
         """Return whether a sentence ends between an abbreviation's point and the text `rest`."""
         rest = rest.lstrip(CLOSING)
-        if not rest.strip():
+        first = rest.strip()
+        if not first or (len(first) == 1 and first.isupper()):  # the rest of the word is unknown
             return True
         word = first_word(rest)
         if not rest[0].isspace() or not word[:1].isupper():
