@@ -15,7 +15,7 @@ MAX_PAST = 40  # characters before a number that may announce it
 _CODES = """(?:(?:pass|post|zip|bar)?code|id|otp|pin|password|zip|(?:order|booking|account|ref
     |reference|part|item|ticket|tracking|serial|confirmation|invoice)\\s(?:number|no\\.?|id)|kennwort
     |(?:card|account|number|ssn|phone)(?:\\s\\w+){0,2}\\s(?:ending|ends)\\sin|passwort
-    |(?-i:CAP|CP|C\\.P\\.)|cv[vc]2?|sire[tn]|dni|ni[ef]|ean|imei|vat|p\\.\\s?iva|(?<=\\d)转|房间|房号
+    |(?-i:CAP|CP|C\\.P\\.|CV[VC]2?|SIRE[TN]|DNI|NI[EF]|EAN|IMEI|VAT)|p\\.\\s?iva|(?<=\\d)转|房间|房号
     |(?:bestell|rechnung|auftrag|vertrag|kunde|vorgang|sendung|ticket|artikel)\\w*\\s(?:nr\\.|nummer)
     |plz|[a-zäöüß]+[-.]*(?:nummer|nr\\.|code|schlüssel)|nr\\.:|r[eéi]f\\.(?:\\s\\w+)?|арт\\.|code(?:\\s(?:postal|secret|pin|d[e']\\s?\\w+))
     |(?:commande|pedido|ordine|заказ)\\s(?:n[°º.]|n\\.?º|№)

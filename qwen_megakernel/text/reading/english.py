@@ -30,9 +30,8 @@ class English(Language):
     in|of|since|by|until|from|to|the|summer|winter|spring|fall|class|[qh][1-4]
         |fy|(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)\w*\.?
         >> ['’](?!00)(?P<n>\d\d)(?!['’]?\w) => {n:minutes}
-    ['’]?(?P<c>1\d|20)(?P<t>[1-9]0)['’]?s\b => {c} {t:decade}
     (?P<t>[1-9]0)s(?!\w) => .seconds
-    ['’]?(?P<t>[1-9]0)['’]?s\b => {t:decade}
+    ['’]?(?P<c>1\d|20)?(?P<t>[1-9]0)['’]?s\b => {c} {t:decade}
     ['’]?(?P<c>1[1-9])00['’]?s\b => {c} hundreds
     (?P<m>{SHORT_MONTHS})(?=\s\d) => .month
     (?P<d>\d{1,2})(?:{ORDINAL_MARKS})?(?:[-–](?P<to>\d{1,2})(?:{ORDINAL_MARKS})?)?(?:,?\s(?P<y>\d{4}))?
@@ -64,13 +63,13 @@ class English(Language):
     (?P<n>\d{3,10})(?:-(?P<more>\d{4}))?(?![\d.,:/% -]*\d)(?!\w) => .code
     1-800-(?=[A-Z]) => one eight hundred~
     1-8(?P<n>33|44|55|66|77|88)-(?=[A-Z]) => one eight {n}~
-    \d{1,2}h(?:rs?)? >> (?P<m>[0-5]?\d)m(?!\w) => {m:counted:min}
     (?P<c>7|10|14|21|4[38])(?P<t>[1-9]\d)p(?!\w) => {c} {t} p
     {SIGN}(?P<w>\d{1,3})(?:\.(?P<d>\d{1,2}))?(?P<scale>M|mn|bn|k|(?<=\.\d)[BT])
         (?![\w€£¥$]|/(?!{PER_TIME})) => .scaled
     (?P<w>\d{1,3})(?:\.(?P<d>\d{1,2}))?m(?=\s(?P<noun>[^\W\d_]+)) => .millions
     (?P<w>\d+)(?:\.(?P<d>\d+))?in(?!\w)\.? => .inches
-    waits?|timeout|sleep|delay|pause|lasts >> (?P<m>\d{1,3})m(?!\w) => {m:counted:min}
+    waits?|timeout|sleep|delay|pause|lasts|\d{1,2}h(?:rs?)?
+        >> (?P<m>\d{1,3})m(?!\w) => {m:counted:min}
     ft\.?|feet|foot >> (?P<w>\d{1,2})\sin(?!\w)\.? => .inches
     (?P<a>[45])0(?P<b>[13])\((?P<k>[kbc])\) => {a} oh {b} {k}
     (?:(?P<whole>\d+)\s(?=\d+/))?(?P<w>\d+)(?:\.(?P<d>\d+)|/(?P<b>\d{1,2}))?(?:\"|″)
@@ -82,8 +81,8 @@ class English(Language):
     (?i).*[s\d]|once|twice|[\d.,]*(?:{UNITS})(?:/\w+)?|.*\d(?:k|M|bn) >> /(?={PER_TIME}) => ~per~
     (?<=[A-G])#(?!\w) => ~sharp
     #(?=[^\W\d_])(?!{HEX}|[A-Z]{1,5}-\d|[A-Z]{1,4}(?!20\d\d(?!\d))\d) => hashtag~
-    (?:[A-Za-z0-9][\w-]*)?(?:\.(?i:{FILES}))+(?!\w|\.\w)|(?:~|\.\.?)?(?:/[\w.-]+){2,}/?|~/[\w./-]+
-        |[A-Z]:\\[\w.\\-]+ => .file
+    (?<![^\W_])(?:(?:[A-Za-z0-9][\w-]*)?(?:\.(?i:{FILES}))+(?!\w|\.\w)
+        |(?:~|\.\.?)?(?:/[\w.-]+){2,}/?|~/[\w./-]+|[A-Z]:\\[\w.\\-]+) => .web
     (?P<sizes>{FEET}(?:\s?[x×]\s?{FEET})+)(?!\w) => .feet
     (?P<ft>\d{2,3})['′]\s?(?P<in>1[01]|\d)(?:\"|″|'')(?!\w) => {ft} feet {in}
     {ARTICLES} >> (?P<ft>\d{2,3})['′](?!\w) => {ft} foot
@@ -272,17 +271,6 @@ class English(Language):
         if not is_life and not re.match(r"\s[^()]*\)", found.rest):
             return None
         return "born" if found["what"] == "b" else "died"
-
-    def read_file(self, found: Found) -> str | None:
-        """Return the words of a file's name or a path, with the names of its marks."""
-        if found.last.isalnum() and found.text[0] in ".~/":
-            return None
-        text = found.text.rstrip(".")
-        parts = re.findall(r"[^\W\d_]+|\d+|.", text)
-        said = [
-            self.number(part) if part.isdecimal() else self.web.get(part, part) for part in parts
-        ]
-        return " ".join(said) + found.text[len(text) :]
 
     def read_title(self, found: Found) -> str:
         """Return "saint" or "doctor" before a name, and "street" or "drive" after one."""

@@ -132,9 +132,16 @@ class German(Language):
 
     def read_day_of_list(self, found: Found) -> str | None:
         """Return the ordinal of a day before a comma, where no sentence ends, or behind "am"."""
-        is_last = found.word in ("am", "vom", "zum", "der", "dem") and self.ends_sentence(
-            found.rest
-        )
+        is_last = found.word in (
+            "am",
+            "vom",
+            "zum",
+            "der",
+            "die",
+            "das",
+            "dem",
+            "den",
+        ) and self.ends_sentence(found.rest)
         is_day = found.rest[:1] == "," or is_last
         return self.day(int(found["n"]), found.before) + self.kept_point(found) if is_day else None
 
@@ -151,12 +158,10 @@ class German(Language):
         following = first_word(found.rest)
         is_word = following.isalpha() and following.islower()
         is_inside = is_word and found.past.strip() and not found.last.strip()
-        is_ordinal = found.word in ORDINAL_ARTICLES or self._is_noun(following) or is_inside
-        if following in _BEHIND_RANK:
-            is_ordinal = True  # "3. wurde Ben"
-        elif _BEGINS_LINE.search(found.past):
-            return None
-        if not is_ordinal:
+        is_weak = found.word in ORDINAL_ARTICLES and following not in self.starters
+        is_ordinal = is_weak or self._is_noun(following) or is_inside
+        is_item = _BEGINS_LINE.search(found.past) or not is_ordinal
+        if is_item and following not in _BEHIND_RANK:  # "3. wurde Ben"
             return None
         noun = following if self._is_noun(following) else ""
         return self._before_noun(int(found["n"]), _before_day(found), noun)

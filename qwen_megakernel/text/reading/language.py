@@ -59,7 +59,7 @@ class Language(Quantities):
     (?i)(?P<d>[12]\d|3[01]|0?[1-9])-(?P<m>{MONTH})-(?P<y>\d{4})(?!\d) => .date
     #{HEX}|[\da-fA-F]{1,4}(?:::?[\da-fA-F]{1,4}){4,7}(?![\w:]) => .hex
     (?P<x>802)\.(?P<n>\d{1,2})(?P<a>[a-z])(?P<b>[a-z]?)(?!\w) => {x:spell} {dot} {n} {a} {b}
-    ∗\s(?=\d) => {born}
+    ∗\s(?=1\d{3}|20\d\d|\d{1,2}\.?\s(?i:{MONTH})|\d{1,2}[./]\d) => {born}
     [A-Z]{2}\d\d(?: ?[A-Z\d]{4}){2,7}(?: ?[A-Z\d]{1,3})?(?![^\W_]) => .iban
     (?=[A-Z0-9-]*\d)(?=[\d-]*[A-Z])[A-Z0-9]+(?:-[A-Z0-9]+)*(?!['’.,]?\w|-\w|/) => .mixed_id
     (?P<y>\d{4})(?P<mark>[-/]|\.(?=\d\d\.\d\d))(?P<m>\d\d?)(?P=mark)(?P<d>\d\d?)(?!\.?\d) => .date
@@ -83,7 +83,7 @@ class Language(Quantities):
     {VERSES} >> (?P<a>\d{1,3})(?::|,(?!\d{3}))(?P<b>\d{1,3})(?!\d|[:,]\d) => {a}{chapter} {b}{verse}
     (?P<m>\d{1,2}):(?P<w>[0-5]\d)[.,](?P<d>\d{1,3})(?:\s?min)?(?![\d:]){EDGE}
         => {m:counted:min} {num}
-    (?i){HOUR}:{MINUTE}(?::(?P<s>[0-5]\d))?(?:{TIME_MARKS})?(?![\d:]) => .time
+    (?i){HOUR}:{MINUTE}(?::(?P<s>[0-5]\d))?(?:\s(?:Uhr|h)\b)?(?![\d:]) => .time
     (?P<h>\d{1,2})\s?h\s?(?P<m>\d{1,2})\s?(?:min|m|['′])(?:\s?(?P<s>\d{1,2})\s?(?:s|\"|″|''))?(?!\w)
         => {h:counted:h} {m:counted:min} {s:counted:s}
     (?P<m>\d{1,2})m(?:in)?(?P<s>[0-5]?\d)s(?!\w) => {m:counted:min} {s:counted:s}
@@ -101,8 +101,8 @@ class Language(Quantities):
     (?P<y>1[89]\d\d|20\d\d)/(?P<z>\d\d|(?:19|20)\d\d)(?![\d/]) => .two_years
     (?P<a>24)[/x](?P<b>7)(?![\d/]) => {a} {b}
     (?P<w>\d{1,3})[.,](?P<d>\d{1,2})/(?P<b>\d{1,3})(?![\d/]) => .rated
-    {LETTERS_FOLLOW}(?P<w>\d{1,3})/(?P<b>[1-9]?[05]0|20|30)(?:[分点]|(?=\s?점)) => .rated
-    {LETTERS_FOLLOW}(?P<w>\d{1,3})/(?P<b>100)(?![\d/万億억만]) => .rated
+    {LETTERS_FOLLOW}(?P<w>\d{1,3})/(?P<b>[1-9]?[05]0|20|30)
+        (?:[分点]|(?=\s?점)|(?<=\d\d/100)(?![\d/万億억만])) => .rated
     .*(?:[评評得]分|[评評][价価]|成绩|满意度|満足度|スコア|点数|평점|점수|만족도)[^。]{0,20}
         >> {LETTERS_FOLLOW}(?P<w>\d{1,2})/(?P<b>10|5)(?![\d/]) => .rated
     größe|gr\.|sizes?|waist|jeans|джинсы|taglia|talla|размер >> (?P<a>\d\d)/(?P<b>\d\d)(?![\d/])
@@ -133,7 +133,8 @@ class Language(Quantities):
     (?<=[^\W\d_])/(?P<per>{AREAS}){EDGE} => .per
     (?<=[元円원])/(?P<per>{UNITS}){EDGE} => .per
     (?<=[A-Z])(?P<a>\d{1,2})/(?P<y>(?:19|20)\d\d)(?![\d/]) => {a} {y:year}
-    (?P<n>\d{1,3}(?:{GROUP}\d{3})+|\d{1,5})/(?P<y>(?:19|20)\d\d)(?![\d/]) => .number_of_year
+    (?P<w>\d{1,3}(?:{GROUP}\d{3})+|\d{1,5})/(?P<y>(?:19|20)\d\d)(?![\d/])
+        => {num} {slash} {y:year}
     /(?=(?:100\s?(?:km|g|ml|mL)|24\s?(?:h|Std|ч))(?!\w)) => ~{per}~
     (?:(?P<w>\d+)(?:\s|-(?=[1-7]/[2-8](?!\d))))?(?P<n>\d{1,4})(?: / |/)(?P<d>\d{1,4})(?![\d/])
         (?: ?(?P<unit>{UNITS}){EDGE}{UNIT_POINT})?{EDGE} => .fraction

@@ -43,11 +43,6 @@ class Quantities(RomanNumerals):
             return self.year(int(whole))
         return self._sign(found) + self.number(whole, decimals, self._after_article(found))
 
-    def read_number_of_year(self, found: Found) -> str:
-        """Return the words of a law or a file, such as "Ley 3/2018"."""
-        said = self.number(re.sub(r"\D", "", found["n"])), self.year(int(found["y"]))
-        return self._joint(self.web["/"]).join(said)
-
     def _after_article(self, found: Found) -> str:
         """Return the gender of a number behind an article such as "las"; "": of its own."""
         return "f" if found.word in self.feminine_articles else ""
@@ -71,7 +66,7 @@ class Quantities(RomanNumerals):
 
     def read_fraction(self, found: Found) -> str | None:
         if not found["w"] and NUMBER_MARK.search(found.past):  # of a file: "no. 4711/26"
-            return self._joint(self.web["/"]).join(self.number(found[each]) for each in "nd")
+            return self._joint(self.slash).join(self.number(found[each]) for each in "nd")
         top, bottom = int(found["n"]), int(found["d"])
         noun = self.units.get(found["unit"])
         if found["w"]:

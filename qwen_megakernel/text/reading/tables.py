@@ -145,7 +145,6 @@ class Tables:
     first_day = ""  # the word for the first day of a month, if it is not a cardinal
     dates = "{day} {month}", "{day} {month} {year}"
     times = "", "", ""  # templates: on the hour, with minutes, and the ending with seconds
-    time_marks = r"\s(?:Uhr|h)\b"  # regular expression of words behind a time that `time` says
     # Words and marks.
     ABBREVIATIONS = ""  # "~" stands for a space in them
     final = words("")  # abbreviations that may end a sentence
@@ -251,4 +250,4 @@ class Tables:
         self.letters = dict(zip("abcdefghijklmnopqrstuvwxyz", self.LETTERS.split(), strict=False))
         self.web = {sign: self.symbols[sign] for sign in "@=&"} | {"+": self.plus}
         self.web |= table(self.WEB)
-        self.dot = self.web["."]
+        self.dot, self.slash = self.web["."], self.web["/"]
