@@ -28,7 +28,6 @@ _STARRED = re.compile(r"(?<![*\d])\d\*$")  # of a hotel
 _DEGREE = re.compile(r"\d{1,2}\.?[°º]$")
 _BEHIND_DIGITS = re.compile(r"^.*\d", re.DOTALL)
 _DAYS = re.compile(r"(?<![\d.])\d{1,2}\.(?:,|\s|$)")
-_ELLIPSIS = re.compile(r"\d+-")  # "3- bis 4-Zimmer-Wohnung"
 _DAY_LINKS = ("und", "bis", "oder", "bzw.", "zum", "dem")
 _DAY_AND_LINK = re.compile(r"(?<!\d)\d{1,2} (?:по|до|и)$")  # of two days of a month
 _YEAR = re.compile(r"\d{4}\b")
@@ -90,8 +89,6 @@ class WordJoining:
                 return True
         if self._is_day_link(words, pointed):
             return word[0].isdigit() or word in ("zum", "dem")
-        if _ELLIPSIS.fullmatch(last):
-            return word in _DAY_LINKS
         if pointed in _OPERATORS:
             return word.lstrip(OPENING + "$€£¥-")[:1].isdigit()
         if not _has_digit(words):
@@ -128,7 +125,8 @@ class WordJoining:
         return _BEHIND_DIGITS.sub("", words).strip()
 
     def _is_ordinal(self, words: str) -> bool:
-        is_number = words[-1:] == "." and words[-2:-1].isdigit()
+        """Return whether words end with "5.", or "3-" as in "3- bis 4-Zimmer-Wohnung"."""
+        is_number = words[-1:] in tuple(".-") and words[-2:-1].isdigit()
         return is_number and self._language.has_ordinal_points
 
     def _is_day_link(self, words: str, last: str) -> bool:

@@ -27,8 +27,7 @@ class Korean(Language):
     (?:(?P<from>\d{1,3})[-~])?(?P<n>\d{1,3})\s?(?P<what>{COUNTERS}) => .counter
     하루에?|매?주|매일|총|달에|일주일에|년에|시간에 >> (?P<n>\d{1,2})\s?(?P<what>번) => .counter
     (?<=[시분초일월년원명개])\s?~\s?(?=오전|오후|\d) => 에서~
-    11[0-9](?=[에나로은이를]|\s?번으로) => .mobile
-    010-\d{4}-\d{4}|1[568]\d\d-\d{4}(?!\d) => .mobile
+    11[0-9](?=[에나로은이를]|\s?번으로)|010-\d{4}-\d{4}|1[568]\d\d-\d{4}(?!\d) => .mobile
     """
 
     def read_counter(self, found: Found) -> str:

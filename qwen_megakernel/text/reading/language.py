@@ -140,8 +140,7 @@ class Language(Quantities):
         (?: ?(?P<unit>{UNITS}){EDGE}{UNIT_POINT})?{EDGE} => .fraction
     (?P<w>\d{1,3}(?:{GROUP}\d{3})+|\d+)(?:{ORDINAL_MARKS}){EDGE} => .ordinal
     (?<![\w/])(?<!\w\.)(?:{ABBREVIATIONS}){EDGE}(?!/) => .abbreviation
-    #\s?(?P<n>\d{5,})(?![.,]?\d) => {number_sign} {n:spell}
-    #\s?(?P<n>\d{4,})(?=-[A-Z\d]) => {number_sign} {n:spell}
+    #\s?(?P<n>\d{5,}(?![.,]?\d)|\d{4,}(?=-[A-Z\d])) => {number_sign} {n:spell}
     #\s?{NUM} => {number_sign} {num}
     (?:[nN]\.?[º°]|№|#)\s?(?=[A-ZА-Я]{1,4}-?\d) => {number_sign}~
     [Kk]m\s(?=\d) => .at_kilometer
@@ -247,7 +246,7 @@ class Language(Quantities):
     def read_days(self, found: Found) -> str | None:
         """Return the words of an abbreviated weekday, or of a range of weekdays."""
         is_alone = not found["b"] and found.text.endswith(".")
-        is_sea = self.code == "es" and found["a"] == "mar"
+        is_sea = (self.code, found["a"]) == ("es", "mar")
         is_sure = found.word in _BEFORE_WEEKDAYS and not is_sea
         if is_alone and not is_sure and not _BEHIND_WEEKDAY.match(found.rest):
             return None
