@@ -18,6 +18,7 @@ S = TypeVar("S")
 
 METADATA = "metadata.csv"
 FOLDERS = ("wav", "wavs")  # LJSpeech uses the second name
+_START = b'{"id": '  # of every line of a file of recordings
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +166,8 @@ def encode_rows(
     finally:
         pool.shutdown(cancel_futures=True)
     if not report.num_added + report.num_present:
+        if not output.stat().st_size:
+            output.unlink()
         why = report.faults[0] if report.faults else "It is empty."
         raise DatasetError(f"No recording of {place} could be used.", why)
     return report
@@ -184,11 +187,15 @@ def lines(path: Path, made_by: str) -> Iterator[tuple[int, str]]:
                 if line.strip():
                     yield number, line
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise DatasetError(
-            f"{path} cannot be read: {reason}.",
+            f"{path} cannot be read: {why_unreadable(error)}.",
             hint=f"Make it with: python -m qwen_megakernel {made_by}" if made_by else "",
         ) from error
+
+
+def why_unreadable(error: OSError | UnicodeDecodeError) -> str | None:
+    """Return why a file of text could not be read."""
+    return error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
 
 
 def read_samples(
@@ -216,16 +223,24 @@ def read_samples(
     return samples
 
 
-def mend(output: Path) -> bool:
+def mend(output: Path, made_by: str) -> bool:
     """Remove a last line that was cut off; return whether the file then has lines.
 
+    Args:
+        made_by: the command that writes such a file.
     Raises:
+        DatasetError: the file is of something else, and stays as it is.
         OutputError: the file cannot be read or cut.
     """
     if not output.exists():
         return False
     try:
         content = output.read_bytes()
+        if content[: len(_START)] != _START[: len(content)]:
+            raise DatasetError(
+                f"{output} is no file of `{made_by}`.",
+                hint="Name a new file: what this one holds is kept.",
+            )
         whole = content.rfind(b"\n") + 1
         if whole < len(content):
             os.truncate(output, whole)

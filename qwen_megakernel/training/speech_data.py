@@ -10,7 +10,7 @@ Source: QwenLM/Qwen3-TTS, finetuning/prepare_data.py.
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from qwen_megakernel.training.preparing import (
     mend,
     read_metadata,
     read_samples,
+    why_unreadable,
 )
 
 
@@ -144,6 +145,10 @@ def list_recordings(place: Path) -> list[Row]:
         DatasetError: there is no such place, or it holds no recordings.
     """
     if place.is_file():
+        if place.suffix.lower() in (".csv", *recordings.SUFFIXES):
+            raise DatasetError(
+                f"{place} is no JSONL file.", hint=f"Name the folder that holds it: {place.parent}"
+            )
         rows = [_jsonl_row(place, number, line) for number, line in lines(place, "")]
     elif (place / METADATA).is_file():
         rows = [_located(place, row) for row in read_metadata(place / METADATA, is_text=True)]
@@ -159,8 +164,7 @@ def list_recordings(place: Path) -> list[Row]:
         if row.fault:
             continue
         if row.id in seen:
-            fault = f"{row.id} is also on line {seen[row.id].number}"
-            rows[at] = Row(row.number, row.id, row.text, fault, row.source)
+            rows[at] = replace(row, fault=f"{row.id} is also on line {seen[row.id].number}")
         seen.setdefault(row.id, row)
     return rows
 
@@ -193,7 +197,12 @@ def prepare(
     library = VoiceLibrary(checkpoint)
     library.check_encoders()
     rows = list_recordings(place)
-    done = read(output) if mend(output) else []
+    done = read(output) if mend(output, "train prepare") else []
+    texts = {each.id: each.text for each in done}
+    for at, row in enumerate(rows):
+        if not row.fault and row.text != texts.get(row.id, row.text):
+            fault = f"{row.id} is in {output} with another text; delete its line there"
+            rows[at] = replace(row, fault=fault)
     for sample in done:
         fitting(sample, checkpoint.config, library.fingerprint)
     digests = {each.digest: each.id for each in done}
@@ -211,7 +220,7 @@ def prepare(
         rows,
         output,
         encode,
-        {each.id for each in done},
+        texts,
         progress,
         workers=workers,
         fault_of=fault_of,
@@ -239,9 +248,9 @@ def _located(folder: Path, row: Row) -> Row:
     if row.fault:
         return row
     try:
-        return Row(row.number, row.id, row.text, audio=str(find_recording(folder, row.id)))
+        return replace(row, audio=str(find_recording(folder, row.id)))
     except DatasetError as error:
-        return Row(row.number, row.id, row.text, error.what)
+        return replace(row, fault=error.what)
 
 
 def _jsonl_row(path: Path, number: int, line: str) -> Row:
@@ -269,6 +278,6 @@ def _read_pairs(folder: Path) -> list[Row]:
             text = source.read_text(encoding="utf-8-sig").strip()
             fault = "" if text else f"{path.stem} has no text"
         except (OSError, UnicodeDecodeError) as error:
-            text, fault = "", f"{path.name} has no readable {source.name}: {error}"
+            text, fault = "", f"{source.name} cannot be read: {why_unreadable(error)}"
         rows.append(Row(1, path.stem, text, fault, source.name, str(path)))
     return rows

@@ -162,6 +162,52 @@ def test_json_nested_too_deep_is_a_fault_of_its_line(tmp_path):
     assert (row.number, row.fault) == (2, "it is no object with `audio` and `text`")
 
 
+def test_a_file_of_something_else_is_not_cut(folder, base, tmp_path):
+    notes = tmp_path / "notes.txt"
+    for kept in ("my only notes", "a line\nand one without an end", '{"audio": "a.wav"}'):
+        notes.write_text(kept)
+        with pytest.raises(DatasetError, match=r"notes\.txt is no file of `train prepare`"):
+            speech_data.prepare(folder, notes, base)
+        assert notes.read_text() == kept
+
+
+def test_lists_that_are_no_jsonl_name_their_folder(folder):
+    for path in (folder / "metadata.csv", folder / "wavs" / "a.wav"):
+        with pytest.raises(DatasetError) as refused:
+            speech_data.list_recordings(path)
+        assert refused.value.what == f"{path} is no JSONL file."
+        assert refused.value.hint == f"Name the folder that holds it: {path.parent}"
+
+
+def test_transcripts_that_cannot_be_read_say_why_in_words(tmp_path):
+    record(tmp_path / "a.wav")
+    record(tmp_path / "b.wav")
+    (tmp_path / "b.txt").write_bytes("one two".encode("utf-16"))
+    faults = [row.fault for row in speech_data.list_recordings(tmp_path)]
+    assert faults == [
+        "a.txt cannot be read: No such file or directory",
+        "b.txt cannot be read: it is not UTF-8 text",
+    ]
+
+
+def test_a_text_that_was_changed_since_is_reported(folder, base, tmp_path):
+    output = tmp_path / "data.jsonl"
+    speech_data.prepare(folder, output, base)
+    (folder / "metadata.csv").write_text(f"a|{TEXT}\nb|{TEXT} five\nc|{TEXT}\n")
+    report = speech_data.prepare(folder, output, base)
+    assert (report.num_added, report.num_present) == (0, 2)
+    assert report.faults == [
+        f"metadata.csv, line 2: b is in {output} with another text; delete its line there"
+    ]
+
+
+def test_no_file_is_left_if_no_recording_can_be_used(folder, base, tmp_path):
+    (folder / "metadata.csv").write_text("gone|one two three\n")
+    with pytest.raises(DatasetError, match="could be used"):
+        speech_data.prepare(folder, tmp_path / "data.jsonl", base)
+    assert not (tmp_path / "data.jsonl").exists()
+
+
 def test_data_and_models_that_cannot_be_used_are_refused(folder, base, tmp_path, load_checkpoint):
     output = tmp_path / "data.jsonl"
     with pytest.raises(TaskError, match="cannot clone"):

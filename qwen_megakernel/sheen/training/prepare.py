@@ -68,7 +68,7 @@ def prepare(
 
 def _done(output: Path, codebook_size: int, espeak: str | None) -> set[str]:
     """Return the ids that the output holds, after removing a last line that was cut off."""
-    if not mend(output):
+    if not mend(output, "sheen prepare"):
         return set()
     samples = dataset.read(output, codebook_size)
     dataset.check_one_phonemiser(output, {espeak, *(sample.espeak for sample in samples)})
