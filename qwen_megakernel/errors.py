@@ -5,6 +5,8 @@ The text of an error has up to three lines: what is wrong (with the value seen),
 
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
+from reprlib import repr as short_repr
+from typing import Any
 
 
 class QwenTTSError(Exception):
@@ -191,6 +193,12 @@ def check_names(given: Iterable[str], known: Collection[str]) -> None:
             f"The options are {', '.join(known)}.",
             " ".join(filter(None, hints)),
         )
+
+
+def check_type(name: str, value: object, kind: Any, wanted: str) -> None:
+    """Raise a UsageError that names the value if it is none of `kind`, a type or a union."""
+    if not isinstance(value, kind):
+        raise UsageError(f"{name} is {short_repr(value)}; it must be {wanted}.")
 
 
 def check_choice(name: str, value: object, known: Collection[str], hint: str = "") -> None:

@@ -51,6 +51,13 @@ def check_writable(path: Path, what: str) -> None:
         ) from error
 
 
+def check_folder(folder: Path) -> None:
+    """Raise an OutputError for a folder that cannot be made or written; make none."""
+    nearest = next(each for each in (folder, *folder.parents) if each.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise OutputError(f"Cannot write {folder}: {nearest} is no folder that can be written.")
+
+
 def why_unwritable(path: Path, error: OSError | ValueError) -> str:
     """Return why a file cannot be opened to be written; a folder that is missing is named."""
     if not isinstance(error, OSError):  # a path with a null byte

@@ -17,7 +17,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, Self, TypedDict, get_args
 
 from qwen_megakernel.choices import NORMALIZE, TEXT_FORMATS
-from qwen_megakernel.errors import UsageError, check_choice, check_names
+from qwen_megakernel.errors import UsageError, check_choice, check_names, check_type
 
 if TYPE_CHECKING:
     from qwen_megakernel.voice import Voice
@@ -43,8 +43,7 @@ _KINDS = {bool: "True or False", int: "a whole number", float: "a number"}
 def check_text(**values: Any) -> None:
     """Raise a UsageError that names the first value that is neither a string nor None."""
     for name, value in values.items():
-        if value is not None and not isinstance(value, str):
-            raise UsageError(f"{name} is {reprlib.repr(value)}; it must be a string.")
+        check_type(name, value, str | None, "a string")
 
 
 def plain_number(kind: type, name: str, value: Any) -> Any:

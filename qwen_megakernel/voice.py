@@ -80,8 +80,7 @@ class Voice:
     styles: tuple[Voice, ...] = ()
 
     def __post_init__(self) -> None:
-        is_text = isinstance(self.name, str) and _NAME.fullmatch(self.name)
-        if not is_text or len(self.name.encode(errors="replace")) > _NAME_BYTES:
+        if not is_name(self.name):
             raise UsageError(
                 f"{self.name!r} cannot be the name of a voice.",
                 f"Names are file names: up to 80 characters and {_NAME_BYTES} bytes, no slash, "
@@ -367,6 +366,13 @@ def is_uploaded(path: Path) -> bool:
         return False
 
 
+def is_name(name: object) -> bool:
+    """Return whether a voice can have a name."""
+    if not isinstance(name, str) or len(name.encode(errors="replace")) > _NAME_BYTES:
+        return False
+    return _NAME.fullmatch(name) is not None
+
+
 def composed_name(name: str) -> str:
     """Return a name as it is compared and stored: composed (NFC), without spaces at its ends."""
     return unicodedata.normalize("NFC", name).strip(" ")
@@ -423,9 +429,10 @@ def unknown_voice(
         "base": "Leave voice out, or clone one from a recording.",
         "voice_design": "Leave voice out and describe it with instruct.",
     }
-    return UnknownVoice(
-        f'Unknown voice "{printable(name)}". {known}', hint=hints.get(model_type, "")
-    )
+    hint = did_you_mean(name, [*speakers, *(presets or ())]) or hints.get(model_type, "")
+    if "+" in name:
+        hint = 'A mix is written as in "anna(2)+ben", with weights of 0 or more.'
+    return UnknownVoice(f'Unknown voice "{printable(name)}". {known}', hint=hint)
 
 
 def _write(path: Path, data: bytes) -> None:

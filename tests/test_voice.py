@@ -333,7 +333,10 @@ def test_a_mix_is_named_as_a_sum_of_names_with_weights():
         "c-3+b en+anna(3)": {"c-3": 1, "b en": 1, "anna": 3},
     }.items():
         want = mix("x", [(voices[name], weight) for name, weight in parts.items()])
-        assert np.array_equal(mix_of(text, voices.__getitem__).x_vector, want.x_vector)
+        mixed = mix_of(text, voices.__getitem__)
+        assert np.array_equal(mixed.x_vector, want.x_vector) and mixed.name == text
+    files = "a/anna.voice.safetensors(2)+b.voice.safetensors"  # no name can have a slash
+    assert mix_of(files, lambda _: voices["anna"]).name == "mix"
     for text in ("anna", "anna(2)", "anna(x)+b en", "anna(2)(3)+b en", "+anna", "a+", ""):
         assert mix_of(text, voices.__getitem__) is None
     begin = process_time()

@@ -300,7 +300,11 @@ def _require(folder: Path, names: tuple[str, ...]) -> None:
     if len(found) > NUM_FILES_SHOWN:
         shown += f" and {len(found) - NUM_FILES_SHOWN} more"
     raise ModelFilesError(
-        f"{folder} has no {', '.join(missing)}.", f"Looked for Qwen3-TTS files; found: {shown}."
+        f"{folder} has no {', '.join(missing)}.",
+        f"Looked for Qwen3-TTS files; found: {shown}.",
+        f"It is a voice of `train run`: give it as the adapter, {folder}"
+        if "voice.json" in found
+        else "",
     )
 
 

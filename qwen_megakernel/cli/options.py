@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import os
 import shlex
 import sys
 import time
@@ -273,15 +274,28 @@ def require_cloning(tts: "SpeechEngine", words: str) -> None:
 def check_speech(args: argparse.Namespace) -> None:
     """Refuse values of `add_speech_options` that can never work, before a model is loaded."""
     from qwen_megakernel.cloning import recordings
+    from qwen_megakernel.voice import VOICE_SUFFIX
 
     check_options(args)
     if args.voice_sample is None and (args.ref_text is not None or args.xvector):
         raise UsageError("--ref-text and --xvector need a --voice-sample; none is given.")
+    if args.voice_sample is not None:
+        if args.voice is not None:
+            raise UsageError("--voice and --voice-sample cannot be combined; give one of them.")
+        if args.voice_sample.endswith(VOICE_SUFFIX):
+            raise UsageError(
+                f"--voice-sample {args.voice_sample} is a voice file, not a recording.",
+                hint=f"Use --voice {shlex.quote(args.voice_sample)}",
+            )
+        recordings.read(args.voice_sample)
     if args.voice is None:
         return
-    if args.voice_sample is not None:
-        raise UsageError("--voice and --voice-sample cannot be combined; give one of them.")
     path = Path(args.voice)
+    if os.path.isfile(path / "voice.json"):
+        raise UsageError(
+            f"--voice {path} is a folder of `train run`.",
+            hint=f"Use --adapter {shlex.quote(args.voice)}",
+        )
     if path.suffix.lower() in recordings.SUFFIXES and path.is_file():
         raise UsageError(
             f"--voice {path} is a recording, not a voice.",

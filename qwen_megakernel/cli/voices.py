@@ -5,11 +5,13 @@ import json
 import shlex
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qwen_megakernel.cli import options, parsing
 from qwen_megakernel.errors import QwenTTSError, RecordingError, UnknownVoice, UsageError
+from qwen_megakernel.output_files import check_folder
 from qwen_megakernel.printable import printable
 
 if TYPE_CHECKING:
@@ -78,6 +80,7 @@ def create(args: argparse.Namespace) -> int:
     """Make a voice file from a recording, or from a folder: one file for each recording, or one
     file that has all of them as styles.
     """
+    from qwen_megakernel.cloning.recordings import read
     from qwen_megakernel.voice import PRESETS_FILE, VOICE_SUFFIX, Voice, save_presets
 
     recordings = _recordings(Path(args.source))
@@ -101,26 +104,30 @@ def create(args: argparse.Namespace) -> int:
         raise UsageError(f"-o {output} does not fit: this command writes {ending} files.")
     names = [PRESETS_FILE] if args.legacy_bin else [f"{each.stem}{ending}" for each in recordings]
     _check_free([output] if is_file else [output / name for name in names], force=args.force)
+    check_folder(output.parent if is_file else output)
+    own_name = Voice(output.name.removesuffix(VOICE_SUFFIX)).name if is_file else ""
+    needs_all = len(recordings) == 1 or has_styles  # a voice that lacks a style is no result
+    for recording in recordings if needs_all else []:
+        read(recording)  # raises before a model is loaded
     made, failed = [], 0
     with options.engine_from_args(args, warmup=False) as tts:
         options.require_cloning(tts, "`voices create`")
-        folder = output.parent if is_file else output
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for recording in recordings:
             try:
                 voice = _clone(tts, recording, args)
             except QwenTTSError as error:
-                if len(recordings) == 1 or has_styles:  # a voice that lacks a style is no result
+                if needs_all:
                     raise
                 print(f"{recording.name}: {error}", file=sys.stderr)
                 failed = error.exit_code
                 continue
             made.append(voice)
             if not (args.legacy_bin or has_styles):
+                voice = replace(voice, name=own_name or voice.name)
                 path = output if is_file else output / f"{voice.name}{VOICE_SUFFIX}"
                 _save(path, _describe(voice), voice.save)
     if has_styles:
-        voice = Voice.of_styles(output.name.removesuffix(VOICE_SUFFIX), made)
+        voice = Voice.of_styles(own_name, made)
         _save(output, _describe(voice), voice.save)
     if args.legacy_bin and made:
         path = output if is_file else output / PRESETS_FILE
@@ -230,6 +237,7 @@ def _check_free(paths: list[Path], *, force: bool) -> None:
 
 def _save(path: Path, what: str, save: Callable[[Path], None]) -> None:
     how = " (replaced)" if path.exists() else ""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     save(path)
     print(f"{path}: {what}{how}")
 

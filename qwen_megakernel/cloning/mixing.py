@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from qwen_megakernel.errors import UsageError, VoiceMismatch
-from qwen_megakernel.voice import Voice, check_same_encoders
+from qwen_megakernel.voice import Voice, check_same_encoders, is_name
 
 MAX_MIXED = 10  # voices
 # The name's last character is no space, so that each space is tried in one place alone.
@@ -86,6 +86,8 @@ def _between(a: np.ndarray, b: np.ndarray, share: float) -> np.ndarray:
 def mix_of(text: str, find: Callable[[str], str | Voice | None]) -> Voice | None:
     """Return the mix that a text such as "anna(2)+ben" names; None: the text names none.
 
+    The mix has the text as its name, or "mix" if it cannot be a name.
+
     Args:
         text: names, joined by "+", each with its weight in parentheses; without one it is 1.
         find: returns the voice of a name, or raises an error. Speakers of a checkpoint are refused.
@@ -101,4 +103,4 @@ def mix_of(text: str, find: Callable[[str], str | Voice | None]) -> Voice | None
     for each in filter(None, named):
         found = find(each[1])
         parts.append((found if isinstance(found, Voice) else Voice(each[1]), float(each[2] or 1)))
-    return mix("mix", parts)
+    return mix(text if is_name(text) else "mix", parts)

@@ -164,25 +164,25 @@ def resample(samples: np.ndarray, rate: int, new_rate: int) -> np.ndarray:
     return np.pad(resampled, (0, num_samples - len(resampled)))
 
 
-def check_samples(samples: np.ndarray, rate: int, name: str) -> None:
-    """Raise for recordings under 1 s, over 60 s or under 1000 Hz, and for what is no sound.
+def check_samples(samples: np.ndarray, rate: int, name: str, shortest: float = MIN_SECONDS) -> None:
+    """Raise for recordings too short, over 60 s or under 1000 Hz, and for what is no sound.
 
     Args:
         samples: [num_samples] float32.
         rate: samples per second.
         name: the recording's name in messages.
+        shortest: seconds that a recording must have.
     Raises:
         RecordingError: its length or its rate is not allowed, or `check_values` raises it.
     """
     if rate < MIN_RATE:
-        what = f"{name} has {rate} samples per second; a reference must have at least {MIN_RATE}."
+        what = f"{name} has {rate} samples per second; it must have at least {MIN_RATE}."
         raise RecordingError(what)
     seconds = len(samples) / rate
-    if not MIN_SECONDS <= seconds <= MAX_SECONDS:
+    if not shortest <= seconds <= MAX_SECONDS:
         raise RecordingError(
-            f"{name} is {seconds:.1f} s long; a reference must have {MIN_SECONDS:.0f} to "
-            f"{MAX_SECONDS:.0f} s.",
-            "5 to 15 s of one speaker work best.",
+            f"{name} is {seconds:.1f} s long; it must have {shortest:.0f} to {MAX_SECONDS:.0f} s.",
+            "5 to 15 s of one speaker work best." if shortest else "",
         )
     check_values(samples, name)
 

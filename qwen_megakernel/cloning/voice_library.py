@@ -24,6 +24,7 @@ from qwen_megakernel.errors import (
     UnknownVoice,
     UsageError,
     VoiceMismatch,
+    check_type,
 )
 from qwen_megakernel.printable import get_logger, printable
 from qwen_megakernel.speech_options import check_text, plain_number
@@ -100,8 +101,7 @@ class VoiceLibrary:
     """
 
     def __init__(self, loaded: Checkpoint, folder: str | Path | None = None):
-        if not isinstance(folder, str | os.PathLike | None):
-            raise UsageError(f"voices is {folder!r}; it must be the path of a folder.")
+        check_type("voices", folder, str | os.PathLike | None, "the path of a folder")
         if folder is not None and not Path(folder).is_dir():
             raise UsageError(f"There is no voices folder {folder}.")
         self.cache = ReferenceCache()
@@ -140,8 +140,7 @@ class VoiceLibrary:
             RecordingError: the voice's file is damaged.
             UsageError: the voice has no such style; the error lists those that it has.
         """
-        if not isinstance(voice, str | Voice | None):
-            raise UsageError(f"voice is {reprlib.repr(voice)}; it must be a name or a Voice.")
+        check_type("voice", voice, str | Voice | None, "a name or a Voice")
         speaker = self._speakers.get(voice.lower()) if isinstance(voice, str) else None
         if style is not None and (speaker or voice is None):
             whose = f"the speaker {speaker!r} is" if speaker else "the model's own voice is"
@@ -171,7 +170,7 @@ class VoiceLibrary:
             with contextlib.suppress(KeyError, UnknownVoice):
                 return Voice.load(path) if path and path.is_file() else self._read_presets()[name]
             presets.remove(name)
-        elif name.endswith(VOICE_SUFFIX):
+        elif name.endswith(VOICE_SUFFIX) and ("+" not in name or os.path.isfile(name)):
             return Voice.load(name)
         if mixed := mix_of(name, self.resolve):
             return mixed
@@ -253,17 +252,12 @@ class VoiceLibrary:
 
         Raises:
             TaskError: the codec cannot encode.
-            RecordingError: the recording is empty, too long or not audio, or
-                `recordings.check_values` raises it.
+            RecordingError: the recording is empty or not audio, or `recordings.check_samples`
+                raises it.
         """
         self._require_codec()
         samples, rate = samples_of(audio, rate)
-        seconds, longest = len(samples) / rate, recordings.MAX_SECONDS
-        if seconds > longest:  # what a low rate states, it becomes when it is resampled
-            raise RecordingError(
-                f"The recording is {seconds:.1f} s long; the limit is {longest:.0f} s."
-            )
-        recordings.check_values(samples, "The recording")
+        recordings.check_samples(samples, rate, "The recording", shortest=0.0)
         return self._codes(samples, rate, silence_tail=0)
 
     @cached_property

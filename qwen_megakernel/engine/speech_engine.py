@@ -24,7 +24,7 @@ from qwen_megakernel.engine.stages import Stages
 from qwen_megakernel.engine.step_loop import StepLoop
 from qwen_megakernel.engine.stream import SpeechStream
 from qwen_megakernel.engine.stream_state import StreamState
-from qwen_megakernel.errors import QwenTTSError, TaskError, UnknownVoice, UsageError
+from qwen_megakernel.errors import QwenTTSError, TaskError, UnknownVoice, UsageError, check_type
 from qwen_megakernel.marking import Marking, MarkKey
 from qwen_megakernel.native.cpu_threads import single_threads
 from qwen_megakernel.printable import printable
@@ -204,14 +204,8 @@ class SpeechEngine(ABC):
         voice = values.get("voice")
         if isinstance(voice, os.PathLike):
             voice = os.fspath(voice)
-        if not isinstance(voice, str | Voice | None):
-            raise UsageError(
-                f"voice is {reprlib.repr(voice)}; it must be a name, a path or a Voice."
-            )
-        if not isinstance(conversation, Conversation | None):
-            raise UsageError(
-                f"conversation is {reprlib.repr(conversation)}; it must be a Conversation."
-            )
+        check_type("voice", voice, str | Voice | None, "a name, a path or a Voice")
+        check_type("conversation", conversation, Conversation | None, "a Conversation")
         check_text(style=values.get("style"))
         if (text is None) != text_open:
             raise UsageError(

@@ -29,6 +29,7 @@ from qwen_megakernel.errors import (
     UnknownLanguage,
     UsageError,
     check_choice,
+    check_type,
     did_you_mean,
 )
 from qwen_megakernel.pipecat.base import base_arguments
@@ -198,10 +199,8 @@ class MegakernelTTSService(ContextTTSService):
                 f"engine is {engine!r}; it must be an engine, such as a TTSEngine.",
                 hint="Name a model with model_path=.",
             )
-        if settings is not None and not isinstance(settings, TTSSettings):
-            raise UsageError(
-                f"settings is {settings!r}; it must be MegakernelTTSService.Settings(...)."
-            )
+        made = "MegakernelTTSService.Settings(...)"
+        check_type("settings", settings, TTSSettings | None, made)
         refused = (others.keys() - base_arguments()) | (others.keys() & HINTS.keys())
         if refused:
             name = min(refused)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from qwen_megakernel.errors import OutputError, UsageError
 from qwen_megakernel.installing import install_command
-from qwen_megakernel.output_files import replacing
+from qwen_megakernel.output_files import check_folder, replacing
 from qwen_megakernel.printable import get_logger
 from qwen_megakernel.training.trainer import BaseTrainer, StepRecord, Watch
 
@@ -54,7 +54,9 @@ class BaseJob:
 
         Raises:
             UsageError: the folder holds a training, or none to resume.
+            OutputError: it cannot be made or written.
         """
+        check_folder(self.output)
         has_state = (self.output / STATE).exists()
         if has_state != self.resume:
             raise UsageError(

@@ -216,14 +216,7 @@ def prepare(
         return "" if twin == sample.id else f"{sample.id} is the same recording as {twin}"
 
     return encode_rows(
-        place,
-        rows,
-        output,
-        encode,
-        texts,
-        progress,
-        workers=workers,
-        fault_of=fault_of,
+        place, rows, output, encode, texts, progress, workers=workers, fault_of=fault_of
     )
 
 

@@ -84,11 +84,16 @@ def tune(job: TuneJob, options: TuneOptions, watch: Watch = NO_WATCH) -> SpeechT
     """
     job.check_output()
     samples = speech_data.read(job.data)
+    num_held_out = round(len(samples) * job.held_out)
+    if num_held_out == len(samples):
+        raise UsageError(
+            f"held_out is {job.held_out} of {len(samples)} recordings, which leaves none to learn "
+            "from."
+        )
     parts = Parts.load(job)
     spoken = [parts.spoken(parts.fitting(each)) for each in samples]
     sample_ids = parts.tokenizer.encode(job.sample_text) if job.sample_text else None
     voice = Voice(job.name, speech_data.mean_x_vector(samples), fingerprint=parts.fingerprint)
-    num_held_out = round(len(spoken) * job.held_out)
     held_out, training = spoken[:num_held_out], spoken[num_held_out:]
     trainer = SpeechTrainer(
         parts.new_model(options), training, held_out, parts.speaker(voice), options

@@ -220,7 +220,12 @@ class SpeechTrainer(BaseTrainer):
 
     def _state(self) -> dict[str, Any]:
         saved = {"model": self.current(), "best": self._best, "evaluations": self.evaluations}
-        return saved | {"num_held_out": len(self._held_out)}
+        return saved | {"num_held_out": len(self._held_out), "lengths": self._lengths}
+
+    @property
+    def _lengths(self) -> list[int]:
+        """The frames of each recording, by which others are recognised."""
+        return [len(each) for each in (*self._held_out, *self._spoken)]
 
     def _restore(self, state: dict[str, Any]) -> None:
         learned = self.current()
@@ -229,6 +234,8 @@ class SpeechTrainer(BaseTrainer):
         held_out = state.get("num_held_out", len(self._held_out))  # an older state has none
         if held_out != len(self._held_out):  # what was learned would be measured, or the reverse
             raise ValueError(f"it holds out {held_out} recordings, not {len(self._held_out)}")
+        if state.get("lengths", self._lengths) != self._lengths:
+            raise ValueError("it has learned from other recordings")
         with torch.no_grad():
             for name, value in learned.items():
                 value.copy_(state["model"][name])

@@ -24,7 +24,7 @@ from qwen_megakernel.checkpoint.config_fields import read_json
 from qwen_megakernel.checkpoint.loading import CONFIG, Checkpoint
 from qwen_megakernel.cloning.voice_library import VoiceLibrary
 from qwen_megakernel.errors import ModelFilesError, UsageError
-from qwen_megakernel.voice import Voice
+from qwen_megakernel.voice import VOICE_SUFFIX, Voice
 
 VOICE, SPEAKER, HELD_OUT = "voice.json", "speaker.voice.safetensors", "held_out.jsonl"
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -64,10 +64,12 @@ class TrainedVoice:
             )
         folder = Path(os.path.expanduser(rest if is_named else place))
         if not os.path.isfile(folder / VOICE):
-            raise ModelFilesError(
-                f"{folder} is no trained voice: it has no {VOICE}.",
-                hint="Name a folder that `train run` wrote.",
-            )
+            why, hint = f"it has no {VOICE}", "Name a folder that `train run` wrote."
+            if folder.name.endswith(VOICE_SUFFIX) and os.path.isfile(folder):
+                why, hint = "it is a voice file", "Give it as the voice, without adapter."
+            elif not os.path.isdir(folder):
+                why = "there is no such folder"
+            raise ModelFilesError(f"{folder} is no trained voice: {why}.", hint=hint)
         described = read_json(folder / VOICE)
         try:
             method, scale = described["method"], None

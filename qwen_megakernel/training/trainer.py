@@ -54,7 +54,7 @@ class TrainOptions:
                 raise UsageError(f"{name} is {value}; it must be 1 or more.")
         for name in ("learning_rate", "warmup_steps", "weight_decay", "max_grad_norm"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise UsageError(f"{name} is {getattr(self, name)}; it must not be negative.")
+                raise UsageError(f"{name} is {getattr(self, name)}; it must be 0 or more.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,8 @@
 import shlex
 
 import pytest
+import soundfile
+import waveforms
 
 from qwen_megakernel import families
 from qwen_megakernel.checkpoint import loading
@@ -60,6 +62,13 @@ OF_OTHERS = [
     (2, "speak Hello --voice 'an a.wav'", "Use --voice-sample 'an a.wav'\n"),
     (2, "voices show 'an a.wav'", "Make a voice: qwen-megakernel voices create 'an a.wav'\n"),
     (2, "voices create recordings -o 'an a.wav'", "Use -o 'an a.voice.safetensors'\n"),
+    (2, "speak Hello --voice-sample absent.wav", "absent.wav cannot be read as audio: no such"),
+    (2, "speak Hello --voice-sample recordings", "recordings cannot be read as audio: it is a"),
+    (2, "speak Hello --voice-sample b.voice.safetensors", "Use --voice b.voice.safetensors\n"),
+    (2, "speak Hello --voice trained", "Use --adapter trained\n"),
+    (2, "voices create 'an a.wav'", "an a.wav cannot be read as audio: Format not recognised."),
+    (2, "voices create recordings -o a.voice.safetensors", "a.wav cannot be read as audio: "),
+    (5, "voices create tone.wav -o no_tab.tsv/a.voice.safetensors", "no_tab.tsv is no folder"),
     (2, "voices create absent.wav", "absent.wav cannot be read as audio: no such file."),
     (5, "mark new-key none/a", "Cannot write a key to none/a: there is no folder none"),
     (2, "detect recordings", "recordings cannot be read as audio: it is a folder."),
@@ -94,6 +103,10 @@ def test_what_cannot_work_is_refused_at_once(code, words, message, tmp_path, mon
     (tmp_path / "twice.tsv").write_text("a\tb\nA\tc\n")
     (tmp_path / "an a.wav").touch()
     (tmp_path / "recordings" / "a.wav").touch()
+    (tmp_path / "b.voice.safetensors").touch()
+    (tmp_path / "trained").mkdir()
+    (tmp_path / "trained" / "voice.json").touch()
+    soundfile.write(tmp_path / "tone.wav", waveforms.voice_like(1.5, 24000), 24000)
     before = sorted(tmp_path.rglob("*"))
     assert main.main(shlex.split(words)) == code
     assert message in capsys.readouterr().err

@@ -105,7 +105,7 @@ def test_one_recording_becomes_the_file_that_is_named(recordings, tmp_path):
     out = tmp_path / "hero.voice.safetensors"
     source = recordings / "mario.wav"
     assert run("voices", "create", source, "-o", out, "--ref-text", "It is warm today.", *BASE) == 0
-    assert Voice.load(out).transcript == "It is warm today."
+    assert Voice.load(out).transcript == "It is warm today." and Voice.load(out).name == "hero"
     assert run("voices", "create", source, "-o", out, "--xvector", "--force", *BASE) == 0
     assert not Voice.load(out).in_context
 
@@ -201,7 +201,7 @@ def test_voices_are_mixed_by_names_and_files(tmp_path, capsys):
     vectors = {"anna": np.float32([3, 0]), "ben": np.float32([0, 1])}
     for name, vector in vectors.items():
         Voice(name, vector).save(tmp_path / f"{name}.voice.safetensors")
-    new = tmp_path / "new.voice.safetensors"
+    new = tmp_path / "made" / "new.voice.safetensors"
     parts = ["anna=1", f"{tmp_path / 'ben.voice.safetensors'}=1"]
     assert run("voices", "mix", *parts, "--voices", tmp_path, "-o", new) == 0
     assert np.abs(Voice.load(new).x_vector - 2**0.5).max() < X_VECTOR_F32

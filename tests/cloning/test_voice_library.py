@@ -132,7 +132,7 @@ def test_a_recording_encoded_has_the_official_codes(engine, official_model, reco
 @pytest.mark.timeout(60)
 def test_a_recording_that_lasts_too_long_is_not_encoded(engine):
     """A second of audio at 7 Hz would become an hour."""
-    with pytest.raises(RecordingError, match=r"is 3428\.6 s long; the limit is 60 s"):
+    with pytest.raises(RecordingError, match=r"is 3428\.6 s long; it must have 0 to 60 s"):
         engine.encode(waveforms.noise(1, 24000), 7)
 
 
@@ -249,6 +249,26 @@ def test_unknown_names_list_what_there_is(load_checkpoint, folder, name):
     assert custom.resolve("Ryan") == "ryan"
     with pytest.raises(UnknownVoice, match=r"aiden, dylan.*Presets: \(none\)"):
         custom.resolve(name)
+
+
+def test_a_name_that_is_nearly_one_or_a_mix_gets_a_hint(load_checkpoint, folder):
+    named = VoiceLibrary(load_checkpoint("tiny-random-base"), folder)
+    mixed = 'A mix is written as in "anna(2)+ben", with weights of 0 or more.'
+    for name, hint in {"luigy": 'Did you mean "luigi"?', "luigi(-1)+mario": mixed}.items():
+        with pytest.raises(UnknownVoice) as caught:
+            named.resolve(name)
+        assert caught.value.hint == hint
+
+
+def test_voice_files_can_be_mixed_with_and_without_weights(load_checkpoint, folder, tmp_path):
+    named = VoiceLibrary(load_checkpoint("tiny-random-base"), folder)
+    luigi, file = named.resolve("luigi"), tmp_path / "l.voice.safetensors"
+    luigi.save(file)
+    for name in (f"luigi(2)+{file}", f"{file}+{file}(2)"):
+        assert np.array_equal(named.resolve(name).x_vector, luigi.x_vector)
+    odd = tmp_path / "a+b.voice.safetensors"
+    luigi.save(odd)
+    assert named.resolve(str(odd)) == luigi
 
 
 def test_samples_may_bring_their_rate(voices, recording):

@@ -277,6 +277,24 @@ def test_a_full_disk_is_an_error_and_leaves_the_state(job, monkeypatch):
     assert (job.output / trained_voice.TENSORS).is_file()
 
 
+def test_an_output_that_cannot_be_written_is_refused_before_the_model_is_loaded(job, tmp_path):
+    (tmp_path / "file").touch()
+    for output in (tmp_path / "file", tmp_path / "file" / "voice"):
+        with pytest.raises(OutputError, match=f"Cannot write {output}: "):
+            tune(replace(job, model="owner/never-loaded", output=output), QUICK)
+
+
+def test_a_training_is_not_resumed_with_other_recordings(job, tmp_path):
+    options = replace(QUICK, method="full", max_steps=1)
+    tune(job, options)
+    state = (job.output / "trainer.pt").read_bytes()
+    data = tmp_path / "other.jsonl"
+    data.write_text("".join(reversed(job.data.read_text().splitlines(keepends=True))))
+    with pytest.raises(UsageError, match="it has learned from other recordings"):
+        tune(replace(job, data=data, resume=True), replace(options, max_steps=2))
+    assert (job.output / "trainer.pt").read_bytes() == state
+
+
 def test_what_does_not_fit_is_refused(job, tmp_path):
     with pytest.raises(UsageError, match="method is"):
         TuneOptions(method="prefix")
@@ -284,6 +302,10 @@ def test_what_does_not_fit_is_refused(job, tmp_path):
         TuneOptions(rank=0)
     with pytest.raises(UsageError, match="held_out is 1"):
         replace(job, held_out=1)
+    everything = "held_out is 0.9 of 2 recordings, which leaves none to learn from"
+    with pytest.raises(UsageError, match=everything):
+        tune(replace(job, held_out=0.9), QUICK)
+    assert not job.output.exists()
     with pytest.raises(DatasetError, match="prepared with another model"):
         tune(replace(job, model="tiny-random-base-1.7b"), QUICK)
     with pytest.raises(DatasetError, match="None of 2 recordings"):
@@ -349,8 +371,15 @@ def test_an_adapter_that_does_not_fit_is_refused_before_its_model_is_merged(job,
     for place in ("", "eve="):
         with pytest.raises(UsageError, match=f"adapter is '{place}', which names no folder"):
             TTSEngine.from_pretrained("owner/never-loaded", adapter=place)
-    with pytest.raises(ModelFilesError, match="is no trained voice"):
-        TTSEngine.from_pretrained("owner/never-loaded", adapter=tmp_path)
+    (tmp_path / "a.voice.safetensors").touch()
+    for place, why, hint in (
+        (tmp_path, "it has no voice.json", "Name a folder that `train run` wrote."),
+        (tmp_path / "b", "there is no such folder", "Name a folder that `train run` wrote."),
+        (tmp_path / "a.voice.safetensors", "it is a voice file", "as the voice, without adapter."),
+    ):
+        with pytest.raises(ModelFilesError, match=f"{place} is no trained voice: {why}") as caught:
+            TTSEngine.from_pretrained("owner/never-loaded", adapter=place)
+        assert caught.value.hint.endswith(hint)
     tune(job, replace(QUICK, method="full", max_steps=1))
     voice = TrainedVoice.read(job.output)
     for model, problem in (
