@@ -2,10 +2,11 @@
 names the folder of the package's own files."""
 
 import errno
+import fcntl
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from qwen_megakernel.errors import OutputError, SetupError
@@ -56,6 +57,27 @@ def check_folder(folder: Path) -> None:
     nearest = next(each for each in (folder, *folder.parents) if each.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         raise OutputError(f"Cannot write {folder}: {nearest} is no folder that can be written.")
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Hold a file or a folder, so that one process at a time writes it.
+
+    Raises:
+        OutputError: another process holds it.
+    """
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # of a file system without locks
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise OutputError(
+                    f"Another process is writing {path}.", hint="Wait for it, or write elsewhere."
+                ) from error
+        yield
+    finally:
+        os.close(handle)
 
 
 def why_unwritable(path: Path, error: OSError | ValueError) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from qwen_megakernel.errors import OutputError, UsageError
 from qwen_megakernel.installing import install_command
-from qwen_megakernel.output_files import check_folder, replacing
+from qwen_megakernel.output_files import check_folder, held, replacing
 from qwen_megakernel.printable import get_logger
 from qwen_megakernel.training.trainer import BaseTrainer, StepRecord, Watch
 
@@ -85,6 +85,15 @@ def run_job(
         trainer.load_state(folder / STATE)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"Cannot write {folder}: {error.strerror}.") from error
+    with held(folder):
+        _run(trainer, job, write_voice, watch)
+
+
+def _run(trainer: BaseTrainer, job: BaseJob, write_voice: Callable[[], None], watch: Watch) -> None:
+    folder = job.output
+    try:
         # A run that was killed while it saved leaves a hidden part of a file, perhaps a large one.
         for partial in folder.glob(".*.part" if job.resume else f".{STATE}.*.part"):
             partial.unlink(missing_ok=True)

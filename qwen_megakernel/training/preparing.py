@@ -3,6 +3,7 @@
 import os
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -10,6 +11,7 @@ from typing import Protocol, TypeVar
 from qwen_megakernel.cloning import recordings
 from qwen_megakernel.errors import DatasetError, OutputError, QwenTTSError
 from qwen_megakernel.native.cpu_threads import available_cores, single_threads
+from qwen_megakernel.output_files import held
 from qwen_megakernel.printable import get_logger
 
 logger = get_logger(__name__)
@@ -166,8 +168,6 @@ def encode_rows(
     finally:
         pool.shutdown(cancel_futures=True)
     if not report.num_added + report.num_present:
-        if not output.stat().st_size:
-            output.unlink()
         why = report.faults[0] if report.faults else "It is empty."
         raise DatasetError(f"No recording of {place} could be used.", why)
     return report
@@ -223,27 +223,34 @@ def read_samples(
     return samples
 
 
-def mend(output: Path, made_by: str) -> bool:
-    """Remove a last line that was cut off; return whether the file then has lines.
+@contextmanager
+def growing(output: Path, made_by: str) -> Iterator[bool]:
+    """Hold a file of recordings to be added to, and remove a last line that was cut off.
+
+    Yields whether the file has lines; at the end, one that has none is removed.
 
     Args:
         made_by: the command that writes such a file.
     Raises:
         DatasetError: the file is of something else, and stays as it is.
-        OutputError: the file cannot be read or cut.
+        OutputError: the file cannot be read or cut, or another process writes it.
     """
-    if not output.exists():
-        return False
     try:
-        content = output.read_bytes()
-        if content[: len(_START)] != _START[: len(content)]:
-            raise DatasetError(
-                f"{output} is no file of `{made_by}`.",
-                hint="Name a new file: what this one holds is kept.",
-            )
-        whole = content.rfind(b"\n") + 1
-        if whole < len(content):
-            os.truncate(output, whole)
+        output.touch()
+        with held(output):
+            content = output.read_bytes()
+            if content[: len(_START)] != _START[: len(content)]:
+                raise DatasetError(
+                    f"{output} is no file of `{made_by}`.",
+                    hint="Name a new file: what this one holds is kept.",
+                )
+            whole = content.rfind(b"\n") + 1
+            if whole < len(content):
+                os.truncate(output, whole)
+            try:
+                yield whole > 0
+            finally:
+                if not output.stat().st_size:
+                    output.unlink()
     except OSError as error:
-        raise OutputError(f"Cannot read {output}: {error.strerror}.") from error
-    return whole > 0
+        raise OutputError(f"Cannot write {output}: {error.strerror}.") from error

@@ -27,8 +27,8 @@ from qwen_megakernel.training.preparing import (
     Row,
     encode_rows,
     find_recording,
+    growing,
     lines,
-    mend,
     read_metadata,
     read_samples,
     why_unreadable,
@@ -197,15 +197,7 @@ def prepare(
     library = VoiceLibrary(checkpoint)
     library.check_encoders()
     rows = list_recordings(place)
-    done = read(output) if mend(output, "train prepare") else []
-    texts = {each.id: each.text for each in done}
-    for at, row in enumerate(rows):
-        if not row.fault and row.text != texts.get(row.id, row.text):
-            fault = f"{row.id} is in {output} with another text; delete its line there"
-            rows[at] = replace(row, fault=fault)
-    for sample in done:
-        fitting(sample, checkpoint.config, library.fingerprint)
-    digests = {each.digest: each.id for each in done}
+    digests: dict[str, str] = {}
 
     def encode(row: Row) -> tuple[TrainingSample, float]:
         sample = _encode(row, library)
@@ -215,9 +207,18 @@ def prepare(
         twin = digests.setdefault(sample.digest, sample.id)
         return "" if twin == sample.id else f"{sample.id} is the same recording as {twin}"
 
-    return encode_rows(
-        place, rows, output, encode, texts, progress, workers=workers, fault_of=fault_of
-    )
+    with growing(output, "train prepare") as has_lines:
+        texts = {}
+        for sample in read(output) if has_lines else []:
+            fitting(sample, checkpoint.config, library.fingerprint)
+            texts[sample.id], digests[sample.digest] = sample.text, sample.id
+        for at, row in enumerate(rows):
+            if not row.fault and row.text != texts.get(row.id, row.text):
+                fault = f"{row.id} is in {output} with another text; delete its line there"
+                rows[at] = replace(row, fault=fault)
+        return encode_rows(
+            place, rows, output, encode, texts, progress, workers=workers, fault_of=fault_of
+        )
 
 
 def _encode(row: Row, library: VoiceLibrary) -> TrainingSample:

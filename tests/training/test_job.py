@@ -131,6 +131,21 @@ def test_what_a_killed_save_left_behind_is_removed(tmp_path):
     assert not left.exists()
 
 
+def test_a_second_training_in_the_same_folder_is_refused_and_changes_nothing(tmp_path):
+    folder = tmp_path / "voice"
+
+    def begin_another(record):
+        if record.step == 4:
+            before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+            with pytest.raises(OutputError, match=f"Another process is writing {folder}"):
+                train(folder)
+            after = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+            assert STATE in before and before == after
+
+    train(folder, on_step=begin_another)
+    train(folder, resume=True)
+
+
 def test_a_folder_is_refused_before_any_work(tmp_path):
     with pytest.raises(UsageError, match="holds no training"):
         BaseJob(tmp_path, tmp_path, resume=True).check_output()

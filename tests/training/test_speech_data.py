@@ -14,7 +14,7 @@ import waveforms
 
 from qwen_megakernel.cloning import recordings
 from qwen_megakernel.cloning.voice_library import VoiceLibrary
-from qwen_megakernel.errors import DatasetError, TaskError
+from qwen_megakernel.errors import DatasetError, OutputError, TaskError
 from qwen_megakernel.text.tokenizer import TextTokenizer
 from qwen_megakernel.training import speech_data, trained_voice
 from qwen_megakernel.training.speech_job import Parts
@@ -199,6 +199,18 @@ def test_a_text_that_was_changed_since_is_reported(folder, base, tmp_path):
     assert report.faults == [
         f"metadata.csv, line 2: b is in {output} with another text; delete its line there"
     ]
+
+
+def test_two_at_once_do_not_write_one_file(folder, base, tmp_path):
+    output = tmp_path / "data.jsonl"
+
+    def begin_another(rows):
+        with pytest.raises(OutputError, match=f"Another process is writing {output}"):
+            speech_data.prepare(folder, output, base)
+        return iter(rows)
+
+    assert speech_data.prepare(folder, output, base, begin_another).num_added == 3
+    assert speech_data.prepare(folder, output, base).num_present == 3
 
 
 def test_no_file_is_left_if_no_recording_can_be_used(folder, base, tmp_path):

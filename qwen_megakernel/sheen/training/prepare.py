@@ -17,7 +17,7 @@ from qwen_megakernel.training.preparing import (
     Row,
     encode_rows,
     find_recording,
-    mend,
+    growing,
     read_metadata,
 )
 
@@ -53,7 +53,6 @@ def prepare(
     if espeak:
         phonemise("one", espeak)  # raises before any work if program or voice is missing
     rows = read_metadata(folder / METADATA, is_text=espeak is not None)
-    done = _done(output, codec.codebook_size, espeak)
 
     def encode(row: Row) -> tuple[Sample, float]:
         text = phonemise(row.text, espeak) if espeak else row.text
@@ -63,13 +62,8 @@ def prepare(
         sample = Sample(row.id, text, codec.encode(samples, rate), espeak)
         return sample, len(sample.frames) * codec.seconds_per_frame
 
-    return encode_rows(folder / METADATA, rows, output, encode, done, progress, workers=workers)
-
-
-def _done(output: Path, codebook_size: int, espeak: str | None) -> set[str]:
-    """Return the ids that the output holds, after removing a last line that was cut off."""
-    if not mend(output, "sheen prepare"):
-        return set()
-    samples = dataset.read(output, codebook_size)
-    dataset.check_one_phonemiser(output, {espeak, *(sample.espeak for sample in samples)})
-    return {sample.id for sample in samples}
+    with growing(output, "sheen prepare") as has_lines:
+        samples = dataset.read(output, codec.codebook_size) if has_lines else []
+        dataset.check_one_phonemiser(output, {espeak, *(sample.espeak for sample in samples)})
+        done = {sample.id for sample in samples}
+        return encode_rows(folder / METADATA, rows, output, encode, done, progress, workers=workers)
