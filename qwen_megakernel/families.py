@@ -16,7 +16,7 @@ def load_engine(model: str | None = None, **options: Any) -> SpeechEngine:
     Raises:
         QwenTTSError: `from_pretrained` failed.
     """
-    if model is not None and os.path.isdir(os.path.expanduser(model)):
+    if isinstance(model, str | os.PathLike) and os.path.isdir(os.path.expanduser(model)):
         # Imported for a folder alone: it costs other models a twentieth of a second.
         from qwen_megakernel.sheen import model_folder
 

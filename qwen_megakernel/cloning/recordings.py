@@ -7,6 +7,7 @@ not trimmed, and their loudness is not changed.
 import math
 import re
 import shlex
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -73,16 +74,24 @@ def read(path: str | Path | BinaryIO, name: str = "") -> tuple[np.ndarray, int]:
             return decode(file), file.samplerate
     except (OSError, RuntimeError, TypeError) as error:
         file = Path(path) if isinstance(path, str | Path) else None
-        is_absent = file is not None and not file.exists()
-        reason = "no such file" if is_absent else why_unreadable(error)
-        if file is not None and file.is_dir():
-            reason = "it is a folder"
-        hint = "Give a WAV, FLAC, OGG or MP3 recording of one speaker."
-        if not is_absent and Path(name or str(path)).suffix.lower() in FFMPEG_SUFFIXES:
-            source = Path(name or str(path))
-            words = ["ffmpeg", "-i", str(source), str(source.with_suffix(".wav"))]
-            hint = f"Convert it: {shlex.join(words)}"
-        what = f"{name or path} cannot be read as audio: {reason}."
+        problem, start = "", b""
+        if file is not None and not file.exists():
+            problem = "no such file"
+        elif file is not None and file.is_dir():
+            problem = "it is a folder"
+        elif file is not None and file.is_file():
+            with suppress(OSError), file.open("rb") as data:
+                start = data.read(8)
+                problem = "" if start else "it is empty"
+        hint, source = (
+            "Give a WAV, FLAC, OGG or MP3 recording of one speaker.",
+            Path(name or str(path)),
+        )
+        suffix = source.suffix.lower()
+        if not problem and (suffix in FFMPEG_SUFFIXES or start.endswith(b"ftyp")):
+            target = source.with_suffix(".flac" if suffix == ".wav" else ".wav")
+            hint = f"Convert it: {shlex.join(['ffmpeg', '-i', str(source), str(target)])}"
+        what = f"{name or path} cannot be read as audio: {problem or why_unreadable(error)}."
         raise RecordingError(what, hint=hint) from error
 
 

@@ -20,6 +20,7 @@ from pipecat.utils.errors import ErrorCategory
 from pipecat.utils.types import is_given
 
 from qwen_megakernel.choices import DEFAULT_MODEL
+from qwen_megakernel.cloning.mixing import mix_of
 from qwen_megakernel.errors import (
     EmptyText,
     EngineBusy,
@@ -27,6 +28,7 @@ from qwen_megakernel.errors import (
     QwenTTSError,
     TextTooLong,
     UnknownLanguage,
+    UnknownVoice,
     UsageError,
     check_choice,
     check_type,
@@ -271,7 +273,11 @@ class MegakernelTTSService(ContextTTSService):
     def _check(self, settings: MegakernelTTSSettings) -> str | Voice | None:
         """Return the voice of these settings; raise an error if a request with them would fail."""
         name = settings.stream_options["voice"]
-        voice = self._engine.find_voice(self._named(name), settings.stream_options["style"])
+        try:
+            voice = self._engine.find_voice(self._named(name), settings.stream_options["style"])
+        except UnknownVoice as error:
+            own = f"The service's own voices: {', '.join(self._voices) or '(none)'}."
+            raise UnknownVoice(error.what, own, error.hint) from error
         resolve_language(settings.stream_options["language"], self._engine.languages)
         self._lexicon = self._check_values(settings)
         if settings.stream_options["continuity"] == "context":
@@ -308,8 +314,13 @@ class MegakernelTTSService(ContextTTSService):
         return self._engine.stream(text, text_open=text is None, **options)
 
     def _named(self, name: Any) -> str | Voice:
-        name = os.fspath(name) if isinstance(name, os.PathLike) else name
-        return self._voices.get(name, name) if isinstance(name, str) else name
+        """Return the service's own voice of a name, or a mix with one; others as they are."""
+        name, own = os.fspath(name) if isinstance(name, os.PathLike) else name, self._voices
+        if not isinstance(name, str):
+            return name
+        if "+" in name and name not in own and any(each in name for each in own):
+            return mix_of(name, lambda each: self._engine.find_voice(self._named(each))) or name
+        return own.get(name, name)
 
     @property
     def _has_markup(self) -> bool:

@@ -34,7 +34,7 @@ def is_dialect(name: str) -> bool:
 
 def supported_languages(checkpoint_languages: Iterable[str]) -> list[str]:
     """Return what a request may name: "auto", then the checkpoint's languages without dialects."""
-    return [AUTO, *sorted(name for name in checkpoint_languages if not is_dialect(name))]
+    return [AUTO, *sorted({name for name in checkpoint_languages if not is_dialect(name)} - {AUTO})]
 
 
 def code_of_language(name: str) -> str | None:

@@ -23,7 +23,7 @@ from qwen_megakernel.checkpoint.config import parse_model_config
 from qwen_megakernel.checkpoint.config_fields import read_json
 from qwen_megakernel.checkpoint.loading import CONFIG, Checkpoint
 from qwen_megakernel.cloning.voice_library import VoiceLibrary
-from qwen_megakernel.errors import ModelFilesError, UsageError
+from qwen_megakernel.errors import ModelFilesError, UsageError, check_type
 from qwen_megakernel.voice import VOICE_SUFFIX, Voice
 
 VOICE, SPEAKER, HELD_OUT = "voice.json", "speaker.voice.safetensors", "held_out.jsonl"
@@ -54,6 +54,7 @@ class TrainedVoice:
                 damaged.
             UsageError: NAME cannot be a name, or there is no FOLDER.
         """
+        check_type("adapter", place, str | os.PathLike, "a folder, or NAME=FOLDER")
         name, is_named, rest = str(place).partition("=")
         if os.path.isdir(place):
             is_named, rest = "", str(place)

@@ -66,7 +66,7 @@ OF_OTHERS = [
     (2, "speak Hello --voice-sample recordings", "recordings cannot be read as audio: it is a"),
     (2, "speak Hello --voice-sample b.voice.safetensors", "Use --voice b.voice.safetensors\n"),
     (2, "speak Hello --voice trained", "Use --adapter trained\n"),
-    (2, "voices create 'an a.wav'", "an a.wav cannot be read as audio: Format not recognised."),
+    (2, "voices create 'an a.wav'", "an a.wav cannot be read as audio: it is empty."),
     (2, "voices create recordings -o a.voice.safetensors", "a.wav cannot be read as audio: "),
     (5, "voices create tone.wav -o no_tab.tsv/a.voice.safetensors", "no_tab.tsv is no folder"),
     (2, "voices create absent.wav", "absent.wav cannot be read as audio: no such file."),

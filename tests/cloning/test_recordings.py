@@ -114,7 +114,7 @@ def test_recordings_without_a_voice_are_refused(samples, message):
 @pytest.mark.parametrize("rate", [1, 7, 999])
 def test_a_rate_at_which_no_voice_is_left_is_refused(rate):
     samples = waveforms.noise(2, 24000)[: 2 * rate]
-    message = rf"a.wav has {rate} samples per second; a reference must have at least 1000\."
+    message = rf"a.wav has {rate} samples per second; it must have at least 1000\."
     with pytest.raises(RecordingError, match=message):
         recordings.check_samples(samples, rate, "a.wav")
     recordings.check_samples(waveforms.noise(2, 24000)[:2000], 1000, "a.wav")
@@ -244,6 +244,14 @@ def test_a_file_that_ffmpeg_reads_comes_with_its_command(tmp_path):
         recordings.read(tmp_path / "my memo.m4a")
     words = shlex.split(caught.value.hint.removeprefix("Convert it: "))
     assert words == ["ffmpeg", "-i", f"{tmp_path}/my memo.m4a", f"{tmp_path}/my memo.wav"]
+    named = tmp_path / "a.wav"  # a film's name does not make it a recording
+    (tmp_path / "my memo.m4a").rename(named)
+    with pytest.raises(RecordingError) as caught:
+        recordings.read(named)
+    assert caught.value.hint == f"Convert it: ffmpeg -i {named} {tmp_path}/a.flac"
+    named.write_bytes(b"")
+    with pytest.raises(RecordingError, match=r"a\.wav cannot be read as audio: it is empty"):
+        recordings.read(named)
 
 
 @pytest.fixture(scope="module")

@@ -28,6 +28,8 @@ from pipecat.metrics.metrics import (
 from pipelines import SENTENCE, SPEECH, TOKEN, Run, WavOutput, logged, service, talk
 from tolerances import PITCH
 
+from qwen_megakernel.cloning.mixing import mix
+from qwen_megakernel.errors import UnknownLanguage, UnknownVoice, UsageError
 from qwen_megakernel.pipecat.service import MegakernelTTSService
 from qwen_megakernel.voice import Voice
 
@@ -161,6 +163,32 @@ async def test_a_turn_of_an_in_context_voice_is_one_request_in_token_mode():
     assert stream.request.voice is mario
     assert run.pcm == run.sent
     assert run.order(TTSStartedFrame, TTSStoppedFrame) == [TTSStartedFrame, TTSStoppedFrame]
+
+
+def test_the_voices_of_a_service_are_mixed_and_listed():
+    own = {name: Voice(name, np.eye(2, dtype=np.float32)[at]) for at, name in enumerate("ab")}
+    settings = MegakernelTTSService.Settings(voice="a(3)+b")
+    tts = service(FakeEngine(), voices=own, settings=settings)
+    assert tts._voice == mix("a(3)+b", [(own["a"], 3), (own["b"], 1)])
+    for name in ("mario", "mario+luigi"):
+        with pytest.raises(UnknownVoice, match='Unknown voice "mario') as caught:
+            settings = MegakernelTTSService.Settings(voice=name)
+            service(FakeEngine(), voices={"maria": own["a"]}, settings=settings)
+        assert caught.value.why == "The service's own voices: maria."
+
+
+def test_a_model_and_an_adapter_of_another_type_are_named():
+    with pytest.raises(UsageError, match="model is 5; it must be"):
+        MegakernelTTSService(model_path=5)
+    with pytest.raises(UsageError, match=r"adapter is \['a'\]; it must be"):
+        MegakernelTTSService(model_path="demo-voice", adapter=["a"])
+
+
+def test_an_unknown_language_lists_the_known_ones_once():
+    settings = MegakernelTTSService.Settings(language="klingon")
+    with pytest.raises(UnknownLanguage) as caught:
+        service(FakeEngine(), settings=settings)
+    assert caught.value.what.count("auto") == 1
 
 
 # ---- sample rates --------------------------------------------------------------------------------
