@@ -5,6 +5,7 @@ from typing import Any
 
 from qwen_megakernel.choices import DEFAULT_MODEL
 from qwen_megakernel.engine.speech_engine import SpeechEngine
+from qwen_megakernel.errors import check_type
 
 
 def load_engine(model: str | None = None, **options: Any) -> SpeechEngine:
@@ -16,7 +17,8 @@ def load_engine(model: str | None = None, **options: Any) -> SpeechEngine:
     Raises:
         QwenTTSError: `from_pretrained` failed.
     """
-    if isinstance(model, str | os.PathLike) and os.path.isdir(os.path.expanduser(model)):
+    check_type("model", model, str | os.PathLike | None, "a hub id, a folder, or a built-in name")
+    if model is not None and os.path.isdir(os.path.expanduser(model)):
         # Imported for a folder alone: it costs other models a twentieth of a second.
         from qwen_megakernel.sheen import model_folder
 

@@ -89,6 +89,15 @@ def why_unwritable(path: Path, error: OSError | ValueError) -> str:
     return error.strerror or str(error)
 
 
+@contextmanager
+def writing(place: object) -> Iterator[None]:
+    """Turn an OSError of the block into an OutputError that names the place and the reason."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"Cannot write {place}: {error.strerror or error}.") from error
+
+
 def new_partial(path: Path, mode: int = 0o666) -> Path:
     """Create an empty hidden file beside `path`, to be filled and then renamed to `path`.
 

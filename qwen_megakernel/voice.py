@@ -25,14 +25,13 @@ from typing import Any
 import numpy as np
 
 from qwen_megakernel.errors import (
-    OutputError,
     RecordingError,
     UnknownVoice,
     UsageError,
     VoiceMismatch,
     did_you_mean,
 )
-from qwen_megakernel.output_files import replacing
+from qwen_megakernel.output_files import replacing, writing
 from qwen_megakernel.printable import printable
 
 VOICE_SUFFIX = ".voice.safetensors"
@@ -436,9 +435,6 @@ def unknown_voice(
 
 
 def _write(path: Path, data: bytes) -> None:
-    try:
-        # A voice is enough to speak like its speaker, so other users may not read the file.
-        with replacing(path, 0o600) as partial:
-            partial.write_bytes(data)
-    except OSError as error:
-        raise OutputError(f"Cannot write {path.name}: {error.strerror}.") from error
+    # A voice is enough to speak like its speaker, so other users may not read the file.
+    with writing(path.name), replacing(path, 0o600) as partial:
+        partial.write_bytes(data)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from qwen_megakernel.errors import OutputError, UsageError
+from qwen_megakernel.output_files import writing
 from qwen_megakernel.printable import get_logger
 
 logger = get_logger(__name__)
@@ -29,11 +30,9 @@ def write(path: Path, codes: np.ndarray, *, append: bool = False) -> None:
     Raises:
         OutputError: the file cannot be written.
     """
-    try:
-        with path.open("a" if append else "w", encoding="ascii") as file:
-            np.savetxt(file, codes, fmt="%d", delimiter="\t")
-    except OSError as error:
-        raise OutputError(f"Cannot write codes to {path}: {error.strerror}.") from error
+    mode = "a" if append else "w"
+    with writing(f"codes to {path}"), path.open(mode, encoding="ascii") as file:
+        np.savetxt(file, codes, fmt="%d", delimiter="\t")
 
 
 def read(path: Path) -> np.ndarray:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from qwen_megakernel.errors import OutputError, UsageError
-from qwen_megakernel.output_files import check_writable
+from qwen_megakernel.errors import UsageError
+from qwen_megakernel.output_files import check_writable, writing
 from qwen_megakernel.timing.words import Segment, TimedWord
 
 FORMATS = (".srt", ".vtt", ".json")
@@ -43,10 +43,8 @@ def write(path: Path, words: Sequence[TimedWord], segments: Sequence[Segment]) -
     """Write subtitles to a file whose extension decides the format."""
     check_path(path)
     formats = {".srt": _srt, ".vtt": _vtt, ".json": _json}
-    try:
+    with writing(f"subtitles to {path}"):
         path.write_text(formats[path.suffix.lower()](words, segments), encoding="utf-8")
-    except OSError as error:
-        raise OutputError(f"Cannot write subtitles to {path}: {error.strerror}.") from error
 
 
 def captions(words: Sequence[TimedWord], segments: Sequence[Segment]) -> list[Caption]:

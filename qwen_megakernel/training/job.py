@@ -9,9 +9,9 @@ from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qwen_megakernel.errors import OutputError, UsageError
+from qwen_megakernel.errors import UsageError
 from qwen_megakernel.installing import install_command
-from qwen_megakernel.output_files import check_folder, held, replacing
+from qwen_megakernel.output_files import check_folder, held, replacing, writing
 from qwen_megakernel.printable import get_logger
 from qwen_megakernel.training.trainer import BaseTrainer, StepRecord, Watch
 
@@ -83,22 +83,18 @@ def run_job(
     folder = job.output
     if job.resume:
         trainer.load_state(folder / STATE)
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"Cannot write {folder}: {error.strerror}.") from error
     with held(folder):
         _run(trainer, job, write_voice, watch)
 
 
 def _run(trainer: BaseTrainer, job: BaseJob, write_voice: Callable[[], None], watch: Watch) -> None:
     folder = job.output
-    try:
+    with writing(folder):
         # A run that was killed while it saved leaves a hidden part of a file, perhaps a large one.
         for partial in folder.glob(".*.part" if job.resume else f".{STATE}.*.part"):
             partial.unlink(missing_ok=True)
-    except OSError as error:
-        raise OutputError(f"Cannot write {folder}: {error.strerror}.") from error
 
     def save() -> None:
         trainer.save_state(folder / STATE)
@@ -138,12 +134,9 @@ def _open_boards(folder: Path, step: int) -> list[SummaryWriter]:
 
 
 def _write_losses(folder: Path, records: list[StepRecord]) -> None:
-    try:
-        with replacing(folder / LOSSES) as partial:
-            lines = "".join(json.dumps(asdict(record)) + "\n" for record in records)
-            partial.write_text(lines, encoding="utf-8")
-    except OSError as error:
-        raise OutputError(f"Cannot write {folder / LOSSES}: {error.strerror}.") from error
+    with writing(folder / LOSSES), replacing(folder / LOSSES) as partial:
+        lines = "".join(json.dumps(asdict(record)) + "\n" for record in records)
+        partial.write_text(lines, encoding="utf-8")
     plot(records, folder / PLOT)
 
 
@@ -163,8 +156,6 @@ def plot(records: Sequence[StepRecord], path: Path) -> bool:
     axes.plot([record.step for record in records], [record.loss for record in records])
     axes.set(xlabel="step", ylabel="loss, nats per token", ylim=(0, None))
     axes.grid(alpha=0.3)
-    try:
+    with writing(path):
         figure.savefig(path)
-    except OSError as error:
-        raise OutputError(f"Cannot write {path}: {error.strerror}.") from error
     return True

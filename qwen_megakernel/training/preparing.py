@@ -2,16 +2,16 @@
 
 import os
 import shlex
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from qwen_megakernel.cloning import recordings
-from qwen_megakernel.errors import DatasetError, OutputError, QwenTTSError
+from qwen_megakernel.errors import DatasetError, QwenTTSError
 from qwen_megakernel.native.cpu_threads import available_cores, single_threads
-from qwen_megakernel.output_files import held
+from qwen_megakernel.output_files import held, writing
 from qwen_megakernel.printable import get_logger
 
 logger = get_logger(__name__)
@@ -20,7 +20,6 @@ S = TypeVar("S")
 
 METADATA = "metadata.csv"
 FOLDERS = ("wav", "wavs")  # LJSpeech uses the second name
-_START = b'{"id": '  # of every line of a file of recordings
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +136,6 @@ def encode_rows(
         fault_of: returns why a sample is left out, or ""; called in the order of the rows.
     Raises:
         DatasetError: no row could be used.
-        OutputError: the output cannot be written.
     """
     report = Report()
 
@@ -163,8 +161,6 @@ def encode_rows(
                 file.flush()
                 report.num_added += 1
                 report.seconds += found[1]
-    except OSError as error:
-        raise OutputError(f"Cannot write {output}: {error.strerror}.") from error
     finally:
         pool.shutdown(cancel_futures=True)
     if not report.num_added + report.num_present:
@@ -198,18 +194,16 @@ def why_unreadable(error: OSError | UnicodeDecodeError) -> str | None:
     return error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
 
 
-def read_samples(
-    path: Path, lines: Iterable[tuple[int, str]], parse: Callable[[str], S], verify: str
-) -> list[S]:
+def read_samples(path: Path, parse: Callable[[str], S], made_by: str, verify: str) -> list[S]:
     """Return what `parse` makes of the lines of a dataset.
 
     Args:
-        verify: the command that shows the faults of all lines.
+        made_by, verify: the commands that write such a file, and that show the faults of all lines.
     Raises:
         DatasetError: a line is damaged (the error has its number), or there are no lines.
     """
     samples = []
-    for number, line in lines:
+    for number, line in lines(path, made_by):
         try:
             samples.append(parse(line))
         except DatasetError as error:
@@ -235,13 +229,13 @@ def growing(output: Path, made_by: str) -> Iterator[bool]:
         DatasetError: the file is of something else, and stays as it is.
         OutputError: the file cannot be read or cut, or another process writes it.
     """
-    try:
+    with writing(output):
         output.touch()
         with held(output):
             content = output.read_bytes()
-            if content[: len(_START)] != _START[: len(content)]:
+            if not b'{"'.startswith(content[:2]) or content.endswith(b"}"):
                 raise DatasetError(
-                    f"{output} is no file of `{made_by}`.",
+                    f"{output} is no file of `{made_by}`, or its last line has no end.",
                     hint="Name a new file: what this one holds is kept.",
                 )
             whole = content.rfind(b"\n") + 1
@@ -252,5 +246,3 @@ def growing(output: Path, made_by: str) -> Iterator[bool]:
             finally:
                 if not output.stat().st_size:
                     output.unlink()
-    except OSError as error:
-        raise OutputError(f"Cannot write {output}: {error.strerror}.") from error

@@ -20,6 +20,7 @@ from qwen_megakernel.training.checks import (
     check_lengths,
     check_steps,
 )
+from qwen_megakernel.training.preparing import lines
 from qwen_megakernel.training.speech_job import Parts, TuneJob
 from qwen_megakernel.training.speech_model import SpeechModel
 from qwen_megakernel.training.speech_trainer import FEEDS, SpeechTrainer, TuneOptions
@@ -42,7 +43,7 @@ def verify(job: TuneJob, options: TuneOptions, watch: Watch = NO_WATCH) -> Itera
     Args:
         options: `max_steps`, or `epochs`, is the number of steps on two recordings.
     """
-    found, check = check_each("lines", speech_data.lines_of(job.data), speech_data.parse)
+    found, check = check_each("lines", lines(job.data, speech_data.PREPARE), speech_data.parse)
     yield check
     if not found:
         return

@@ -34,6 +34,8 @@ from qwen_megakernel.training.preparing import (
     why_unreadable,
 )
 
+PREPARE = "train prepare"  # the command that writes a file of them
+
 
 @dataclass(frozen=True, slots=True)
 class TrainingSample:
@@ -91,12 +93,7 @@ def read(path: Path) -> list[TrainingSample]:
         DatasetError: the file cannot be read, is empty, or a line is damaged; the error has its
             number.
     """
-    return read_samples(path, lines_of(path), parse, "train verify")
-
-
-def lines_of(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a file of `prepare`; see `preparing.lines`."""
-    return lines(path, "train prepare")
+    return read_samples(path, parse, PREPARE, "train verify")
 
 
 def fitting(sample: TrainingSample, config: ModelConfig, fingerprint: str) -> TrainingSample:
@@ -207,7 +204,7 @@ def prepare(
         twin = digests.setdefault(sample.digest, sample.id)
         return "" if twin == sample.id else f"{sample.id} is the same recording as {twin}"
 
-    with growing(output, "train prepare") as has_lines:
+    with growing(output, PREPARE) as has_lines:
         texts = {}
         for sample in read(output) if has_lines else []:
             fitting(sample, checkpoint.config, library.fingerprint)

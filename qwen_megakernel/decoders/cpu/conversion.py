@@ -27,8 +27,9 @@ from qwen_megakernel.decoders.cpu.decoder import check_config
 from qwen_megakernel.decoders.cpu.packing import Packer
 from qwen_megakernel.decoders.quantization import RoundedWeights
 from qwen_megakernel.decoders.weights import DecoderModel, QuantizedModel
-from qwen_megakernel.errors import OutputError, UnsupportedModel, UsageError, check_choice
+from qwen_megakernel.errors import UnsupportedModel, UsageError, check_choice
 from qwen_megakernel.native.cpu_library import CpuPool, open_library
+from qwen_megakernel.output_files import writing
 from qwen_megakernel.vocoder.cpu.vocoder import PACKED, TABLES, CpuVocoder, packed_tensors
 
 _COPIED = ("*.json", "*.txt")  # configs and the tokenizer
@@ -67,18 +68,15 @@ def convert(
         model = QuantizedModel(checkpoint.config, rounded)
     pool = CpuPool(open_library(), torch.get_num_threads())
     packer = Packer(model, pool)
-    try:
-        with new_folder(folder) as draft:
-            codec = draft / CODEC_FOLDER
-            codec.mkdir(parents=True)
-            for source, target in ((files.folder, draft), (files.speech_tokenizer, codec)):
-                for pattern in _COPIED:
-                    for path in source.glob(pattern):
-                        shutil.copyfile(path, target / path.name)
-            _write_vocoder(checkpoint, vocoder_weights, pool, codec / WEIGHTS)
-            _write_talker(checkpoint, weights, packer, draft / WEIGHTS)
-    except OSError as error:
-        raise OutputError(f"Cannot write {folder}: {error.strerror}.") from error
+    with writing(folder), new_folder(folder) as draft:
+        codec = draft / CODEC_FOLDER
+        codec.mkdir(parents=True)
+        for source, target in ((files.folder, draft), (files.speech_tokenizer, codec)):
+            for pattern in _COPIED:
+                for path in source.glob(pattern):
+                    shutil.copyfile(path, target / path.name)
+        _write_vocoder(checkpoint, vocoder_weights, pool, codec / WEIGHTS)
+        _write_talker(checkpoint, weights, packer, draft / WEIGHTS)
 
 
 def kept(files: ModelFiles, weights: str | None) -> ModelFiles:

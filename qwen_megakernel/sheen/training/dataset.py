@@ -7,7 +7,6 @@ absent if the phonemes were given. `id` is optional, too.
 """
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,8 @@ import numpy as np
 from qwen_megakernel.errors import DatasetError
 from qwen_megakernel.sheen.codes import deinterleave, interleave
 from qwen_megakernel.training import preparing
+
+PREPARE = "sheen prepare"  # the command that writes such a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +74,6 @@ def parse(line: str, codebook_size: int) -> Sample:
     return Sample(str(values.get("id", "")), text, frames, espeak)
 
 
-def lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a dataset; see `preparing.lines`."""
-    return preparing.lines(path, "sheen prepare")
-
-
 def read(path: Path, codebook_size: int) -> list[Sample]:
     """Read a dataset to train on.
 
@@ -86,7 +82,7 @@ def read(path: Path, codebook_size: int) -> list[Sample]:
             voices phonemised the texts.
     """
     samples = preparing.read_samples(
-        path, lines(path), lambda line: parse(line, codebook_size), "sheen verify dataset"
+        path, lambda line: parse(line, codebook_size), PREPARE, "sheen verify dataset"
     )
     check_one_phonemiser(path, {sample.espeak for sample in samples})
     return samples

@@ -16,6 +16,7 @@ from qwen_megakernel.sheen.tokens import AudioTokens, add_audio_tokens, resize_e
 from qwen_megakernel.sheen.training import dataset
 from qwen_megakernel.sheen.training.sequences import TokenSequence, encode
 from qwen_megakernel.sheen.training.trainer import Trainer
+from qwen_megakernel.training import preparing
 from qwen_megakernel.training.job import BaseJob, run_job
 from qwen_megakernel.training.trainer import NO_WATCH, TrainOptions, Watch
 
@@ -54,7 +55,9 @@ def load_parts(job: Job, seed: int) -> Parts:
     Raises:
         DatasetError, ModelFilesError, UnsupportedModel: an input is missing or damaged.
     """
-    next(dataset.lines(job.data), None)  # raises for a missing dataset before any download
+    next(
+        preparing.lines(job.data, dataset.PREPARE), None
+    )  # raises for a missing dataset before any download
     hub_options: dict[str, Any] = {"local_files_only": job.local_files_only}
     snac = find_snac(job.snac, progress=job.progress, **hub_options)
     codebook_size = read_snac_config(snac).codebook_size

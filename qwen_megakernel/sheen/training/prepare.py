@@ -62,7 +62,7 @@ def prepare(
         sample = Sample(row.id, text, codec.encode(samples, rate), espeak)
         return sample, len(sample.frames) * codec.seconds_per_frame
 
-    with growing(output, "sheen prepare") as has_lines:
+    with growing(output, dataset.PREPARE) as has_lines:
         samples = dataset.read(output, codec.codebook_size) if has_lines else []
         dataset.check_one_phonemiser(output, {espeak, *(sample.espeak for sample in samples)})
         done = {sample.id for sample in samples}

@@ -19,6 +19,7 @@ from qwen_megakernel.sheen.training import dataset
 from qwen_megakernel.sheen.training.job import Job, load_parts
 from qwen_megakernel.sheen.training.sequences import IGNORED, TokenSequence, collate
 from qwen_megakernel.sheen.training.trainer import Trainer
+from qwen_megakernel.training import preparing
 from qwen_megakernel.training.checks import (
     Check,
     check_codes,
@@ -39,7 +40,7 @@ PACKING_TOLERANCE = 1e-6
 
 def check_dataset(path: Path, codebook_size: int, max_length: int) -> Iterator[Check]:
     """Check a dataset: every line, ids, origin of phonemes, lengths, and whether codes vary."""
-    lines = dataset.lines(path)
+    lines = preparing.lines(path, dataset.PREPARE)
     found, check = check_each("lines", lines, lambda line: dataset.parse(line, codebook_size))
     yield check
     samples = list(found.values())
