@@ -70,13 +70,11 @@ def run(args: argparse.Namespace) -> int:
                         num_failed, code = num_failed + 1, error.exit_code
                         print(f"{name}: {error}", file=sys.stderr)
                     else:
-                        if not args.quiet:
-                            print(f"{name}: {seconds:.2f} s", file=sys.stderr)
+                        options.say(args, f"{name}: {seconds:.2f} s")
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
-    if not args.quiet:
-        counts = f"{len(todo) - num_failed} spoken, {len(tasks) - len(todo)} there already"
-        print(f"{folder}: {counts}, {num_failed} failed", file=sys.stderr)
+    counts = f"{len(todo) - num_failed} spoken, {len(tasks) - len(todo)} there already"
+    options.say(args, f"{folder}: {counts}, {num_failed} failed")
     return code
 
 

@@ -2,11 +2,10 @@
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-from qwen_megakernel.cli import parsing
+from qwen_megakernel.cli import options, parsing
 
 
 def new_key(args: argparse.Namespace) -> int:
@@ -14,8 +13,7 @@ def new_key(args: argparse.Namespace) -> int:
     from qwen_megakernel.marking import MarkKey
 
     MarkKey.create(Path(args.file), args.operator)
-    if not args.quiet:
-        print(f"{args.file}: key of operator {args.operator}", file=sys.stderr)
+    options.say(args, f"{args.file}: key of operator {args.operator}")
     return 0
 
 

@@ -283,24 +283,18 @@ def check_speech(args: argparse.Namespace) -> None:
         if args.voice is not None:
             raise UsageError("--voice and --voice-sample cannot be combined; give one of them.")
         if args.voice_sample.endswith(VOICE_SUFFIX):
-            raise UsageError(
-                f"--voice-sample {args.voice_sample} is a voice file, not a recording.",
-                hint=f"Use --voice {shlex.quote(args.voice_sample)}",
-            )
+            raise _misplaced("--voice-sample", args.voice_sample, "a voice file", "--voice")
         recordings.read(args.voice_sample)
-    if args.voice is None:
-        return
-    path = Path(args.voice)
-    if os.path.isfile(path / "voice.json"):
-        raise UsageError(
-            f"--voice {path} is a folder of `train run`.",
-            hint=f"Use --adapter {shlex.quote(args.voice)}",
-        )
-    if path.suffix.lower() in recordings.SUFFIXES and path.is_file():
-        raise UsageError(
-            f"--voice {path} is a recording, not a voice.",
-            hint=f"Use --voice-sample {shlex.quote(args.voice)}",
-        )
+    elif args.voice is not None:
+        path = Path(args.voice)
+        if os.path.isfile(path / "voice.json"):
+            raise _misplaced("--voice", args.voice, "a folder of `train run`", "--adapter")
+        if path.suffix.lower() in recordings.SUFFIXES and path.is_file():
+            raise _misplaced("--voice", args.voice, "a recording, not a voice", "--voice-sample")
+
+
+def _misplaced(option: str, value: str, what: str, other: str) -> UsageError:
+    return UsageError(f"{option} {value} is {what}.", hint=f"Use {other} {shlex.quote(value)}")
 
 
 def check_voices(args: argparse.Namespace) -> None:
@@ -378,24 +372,25 @@ def is_small(args: argparse.Namespace) -> bool:
     return args.model == "demo-voice" and args.backend == "auto"
 
 
-def report_loading(args: argparse.Namespace, what: str) -> None:
-    """Print to stderr that a model is being loaded, unless --quiet.
-
-    Importing PyTorch alone takes seconds, or ten of them next to busy programs.
-    """
+def say(args: argparse.Namespace, line: str) -> None:
+    """Print a line to stderr, unless --quiet."""
     if not args.quiet:
-        print(f"loading {what}", file=sys.stderr, flush=True)
+        print(line, file=sys.stderr, flush=True)
+
+
+def report_loading(args: argparse.Namespace, what: str) -> None:
+    """Say that a model is being loaded; importing PyTorch alone may take ten seconds."""
+    say(args, f"loading {what}")
 
 
 def report_engine(args: argparse.Namespace, engine: "SpeechEngine") -> None:
-    """Print the engine's backend and device to stderr, unless --quiet."""
-    if not args.quiet:
-        from qwen_megakernel.native.cpu_threads import available_cores
+    """Say which backend and device the engine has."""
+    from qwen_megakernel.native.cpu_threads import available_cores
 
-        facts = f"backend {engine.backend} ({engine.why}), {engine.device}, {engine.dtype_name}"
-        if engine.device.type == "cpu":
-            facts += f", threads: {engine.num_threads} (cores: {available_cores()})"
-        print(facts, file=sys.stderr)
+    facts = f"backend {engine.backend} ({engine.why}), {engine.device}, {engine.dtype_name}"
+    if engine.device.type == "cpu":
+        facts += f", threads: {engine.num_threads} (cores: {available_cores()})"
+    say(args, facts)
 
 
 def report_compiling(args: argparse.Namespace) -> None:

@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -123,10 +124,7 @@ def serve(args: argparse.Namespace) -> int:
     if args.wyoming_host is not None and args.wyoming_port is None:
         raise UsageError("--wyoming-host needs --wyoming-port.")
 
-    def say(line: str) -> None:
-        if not args.quiet:
-            print(line, file=sys.stderr, flush=True)
-
+    say = partial(options.say, args)
     if args.ray:
         with require("ray", by="serve"):
             from qwen_megakernel.server import ray_serve
@@ -260,12 +258,11 @@ def _engine_maker(args: argparse.Namespace, settings: "ServerSettings") -> Calla
     # Read here, for Ray's replicas may not see the files.
     mark, args.lexicon = options.marking_from_args(args), Lexicon.of(args.lexicon)
     mark.check_format(settings.default_format)
-    if mark.signer and not args.quiet:
-        print(f'{", ".join(SIGNED_FORMATS)} with "stream": false are signed', file=sys.stderr)
+    if mark.signer:
+        options.say(args, f'{", ".join(SIGNED_FORMATS)} with "stream": false are signed')
 
     def make() -> Any:
-        if not args.quiet:
-            print('loading; requests get status 503 until "ready"', file=sys.stderr, flush=True)
+        options.say(args, 'loading; requests get status 503 until "ready"')
         limits = {} if args.max_frames is None else {"max_frames": args.max_frames}
         fallback = settings.voice_fallback
         engine = options.engine_from_args(
@@ -274,11 +271,10 @@ def _engine_maker(args: argparse.Namespace, settings: "ServerSettings") -> Calla
             needed_voices=[*filter(None, [fallback]), *settings.voice_aliases.values()],
             **limits,
         )
-        if fallback is None and engine.default_voice and not args.quiet:
-            print('voices such as "alloy" need --voice-fallback NAME', file=sys.stderr)
+        if fallback is None and engine.default_voice:
+            options.say(args, 'voices such as "alloy" need --voice-fallback NAME')
         shorten_pauses()
-        if not args.quiet:
-            print("ready", file=sys.stderr)
+        options.say(args, "ready")
         return engine
 
     return make

@@ -85,8 +85,8 @@ def read_text(args: argparse.Namespace) -> str:
         *(args.text, *files, args.sample_rate, args.text_format),
         max_chars=sys.maxsize if is_from_file else None,
     )
-    if len(text) > LONG_CHARS and not args.quiet:
-        print(f"reading {len(text):,} characters".replace(",", " "), file=sys.stderr)
+    if len(text) > LONG_CHARS:
+        options.say(args, f"reading {len(text):,} characters".replace(",", " "))
     return text
 
 
@@ -127,8 +127,8 @@ def write_speech(
                     samples = at_loudness(samples, stream.sample_rate, args.loudness)
                     writer.write(audio.to_int16(samples))
         except KeyboardInterrupt:
-            if seconds and not whole and not args.quiet:
-                print(f"{writing.path} has the first {seconds:.2f} s", file=sys.stderr)
+            if seconds and not whole:
+                options.say(args, f"{writing.path} has the first {seconds:.2f} s")
             raise
         if not seconds:
             raise UsageError(f"There is no audio to write to {output}: all of it is silence.")

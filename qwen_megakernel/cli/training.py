@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from qwen_megakernel.cli import parsing
+from qwen_megakernel.cli import options, parsing
 
 if TYPE_CHECKING:
     from qwen_megakernel.training.checks import Check
@@ -118,10 +118,9 @@ def step_bar(args: argparse.Namespace) -> "Iterator[Watch]":
 
     def start(trainer: "BaseTrainer") -> None:
         is_over = trainer.is_over or trainer.step >= trainer.num_steps
-        if trainer.step and is_over and not args.quiet:
+        if trainer.step and is_over:
             more = "" if trainer.is_over else "; a higher --epochs or --max-steps goes on"
-            done = f"{args.output} is finished: step {trainer.step} was its last{more}"
-            print(done, file=sys.stderr)
+            options.say(args, f"{args.output} is finished: step {trainer.step} was its last{more}")
         steps = {"total": trainer.num_steps, "initial": trainer.step}
         bars.append(tqdm(unit="step", disable=args.quiet, file=sys.stderr, **steps))
 

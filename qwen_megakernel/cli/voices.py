@@ -167,8 +167,8 @@ def list_voices(args: argparse.Namespace) -> int:
         return failed
     for name, voice in found.items():  # the file's name, by which --voice finds it
         print(f"{_shown(name):24} {_describe(voice)}")
-    if not found and not args.quiet:
-        print(f"no voices in {args.folder}", file=sys.stderr)
+    if not found:
+        options.say(args, f"no voices in {args.folder}")
     return failed
 
 
@@ -200,8 +200,7 @@ def delete(args: argparse.Namespace) -> int:
         path = place if place.is_file() else place / PRESETS_FILE
         presets = Voice.load_presets(path)
         save_presets(path, [kept for kept in presets.values() if kept.name != voice.name])
-    if not args.quiet:
-        print(f"deleted {name}", file=sys.stderr)
+    options.say(args, f"deleted {name}")
     return 0
 
 

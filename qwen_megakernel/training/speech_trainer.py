@@ -220,22 +220,23 @@ class SpeechTrainer(BaseTrainer):
 
     def _state(self) -> dict[str, Any]:
         saved = {"model": self.current(), "best": self._best, "evaluations": self.evaluations}
-        return saved | {"num_held_out": len(self._held_out), "lengths": self._lengths}
+        return saved | {"lengths": self._lengths}
 
     @property
-    def _lengths(self) -> list[int]:
-        """The frames of each recording, by which others are recognised."""
-        return [len(each) for each in (*self._held_out, *self._spoken)]
+    def _lengths(self) -> list[list[int]]:
+        """The frames of each recording, learned from and held out, by which others are noticed."""
+        return [[len(each) for each in part] for part in (self._spoken, self._held_out)]
 
     def _restore(self, state: dict[str, Any]) -> None:
         learned = self.current()
         if learned.keys() != state["model"].keys():
             raise ValueError("it is of another model or method")
-        held_out = state.get("num_held_out", len(self._held_out))  # an older state has none
-        if held_out != len(self._held_out):  # what was learned would be measured, or the reverse
-            raise ValueError(f"it holds out {held_out} recordings, not {len(self._held_out)}")
-        if state.get("lengths", self._lengths) != self._lengths:
-            raise ValueError("it has learned from other recordings")
+        # With others, what was learned would be measured, or the reverse. An older state has none.
+        if (before := state.get("lengths", self._lengths)) != self._lengths:
+            num_learned, num_held_out = map(len, before)
+            raise ValueError(
+                f"it has learned from other recordings: {num_learned}, with {num_held_out} held out"
+            )
         with torch.no_grad():
             for name, value in learned.items():
                 value.copy_(state["model"][name])
