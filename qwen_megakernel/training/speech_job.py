@@ -195,7 +195,8 @@ def merge(
             (draft / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
             save_file(stored, draft / WEIGHTS, {"format": "pt"})
     except (OSError, SafetensorError) as error:  # safetensors has its own for a full disk
-        raise OutputError(f"Cannot write {output}: {error}.") from error
+        reason = getattr(error, "strerror", None) or error
+        raise OutputError(f"Cannot write {output}: {reason}.") from error
 
 
 def _write_voice(job: TuneJob, options: TuneOptions, trainer: SpeechTrainer, voice: Voice) -> None:
@@ -213,7 +214,8 @@ def _write_voice(job: TuneJob, options: TuneOptions, trainer: SpeechTrainer, voi
         with replacing(job.output / (ADAPTER if options.method == "lora" else TENSORS)) as draft:
             save_file(as_saved(trainer.learned()), draft, {"format": "pt"})
     except (OSError, SafetensorError) as error:  # safetensors has its own for a full disk
-        raise OutputError(f"Cannot write {job.output}: {error}.") from error
+        reason = getattr(error, "strerror", None) or error
+        raise OutputError(f"Cannot write {job.output}: {reason}.") from error
     voice.save(job.output / SPEAKER)
 
 

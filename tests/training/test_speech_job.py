@@ -1,6 +1,8 @@
 """Fine-tuning: recordings learned by heart, resumed exactly, merged into a checkpoint."""
 
+import errno
 import json
+import os
 import sys
 import types
 from dataclasses import replace
@@ -282,6 +284,19 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_model_is_loaded(
     for output in (tmp_path / "file", tmp_path / "file" / "voice"):
         with pytest.raises(OutputError, match=f"Cannot write {output}: "):
             tune(replace(job, model="owner/never-loaded", output=output), QUICK)
+
+
+def test_a_full_disk_is_one_line_without_the_names_of_drafts(job, tmp_path, monkeypatch):
+    tune(job, replace(QUICK, method="full", max_steps=1))
+
+    def fill(source, target):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), source, None, target)
+
+    monkeypatch.setattr(speech_job.shutil, "copy", fill)
+    with pytest.raises(OutputError) as caught:
+        merge(job.output, tmp_path / "merged")
+    assert str(caught.value) == f"Cannot write {tmp_path / 'merged'}: No space left on device."
+    assert not list(tmp_path.glob("*merged*"))
 
 
 def test_a_training_is_not_resumed_with_other_recordings(job, tmp_path):
