@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 from qwen_megakernel.audio import to_g711
 from qwen_megakernel.choices import TELEPHONE_RATE
 from qwen_megakernel.cli import options, parsing, running
-from qwen_megakernel.errors import QwenTTSError
+from qwen_megakernel.errors import QwenTTSError, UsageError
+from qwen_megakernel.text.cleaning import validate
 
 with running.needed("server", by="telephone_stream.py"):
     from websockets.asyncio.server import ServerConnection, serve
@@ -120,6 +121,9 @@ async def answer_calls(engine: "SpeechEngine", text: str, host: str, port: int, 
 
 def main(args: argparse.Namespace) -> int:
     """Load the model, then answer calls until Ctrl-C."""
+    validate(args.text)
+    if not 0 <= args.port < 2**16:
+        raise UsageError(f"--port is {args.port}; it must be 0 .. {2**16 - 1}.")
     with options.engine_from_args(args, num_slots=args.slots) as engine:
         how = {"voice": args.voice, "seed": args.seed}
         asyncio.run(answer_calls(engine, args.text, args.host, args.port, **how))

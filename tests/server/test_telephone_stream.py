@@ -19,6 +19,7 @@ from websockets.exceptions import ConnectionClosed
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.audio import to_g711
+from qwen_megakernel.errors import UsageError
 
 TEXT = "Your table is ready."
 START = {
@@ -129,3 +130,19 @@ async def test_what_is_no_media_stream_is_refused(example, engine, capsys, messa
             await asyncio.wait_for(socket.recv(), 10)
     assert closed.value.rcvd.code == 1007
     assert not engine.num_active
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--port", "65536"], "--port is 65536; it must be 0 .. 65535."),
+        (["--text", " "], "Text is empty after trimming."),
+    ],
+)
+def test_what_no_caller_could_hear_is_refused_before_the_model_is_loaded(
+    example, monkeypatch, words, message
+):
+    monkeypatch.setattr("sys.argv", ["telephone_stream.py", *words, "--model", "owner/never"])
+    with pytest.raises(UsageError) as refused:
+        example.main(example.parse_args())
+    assert refused.value.what == message
