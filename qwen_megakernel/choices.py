@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from itertools import permutations, product
 
 DEFAULT_MODEL = "Qwen/Qwen3-TTS-12Hz-0.6B-Base"
+TRAINED_VOICE = "voice.json"  # the file by which the folder of `train run` is known
 SAMPLE_TEXT = "Good morning. This is a sample of the voice that is being trained."  # `train run`
 
 DIALECTS = ("elevenlabs", "cartesia", "deepgram")  # hosted voices whose clients a server answers

@@ -38,8 +38,9 @@ from qwen_megakernel.checkpoint.tensor_shapes import (
     codec_tensors,
     model_tensors,
 )
+from qwen_megakernel.choices import TRAINED_VOICE
 from qwen_megakernel.errors import ModelFilesError, OutputError, UsageError, did_you_mean
-from qwen_megakernel.output_files import cache_folder
+from qwen_megakernel.output_files import cache_folder, check_folder
 from qwen_megakernel.printable import get_logger
 from qwen_megakernel.records import Files
 from qwen_megakernel.speech_options import Sampling
@@ -250,11 +251,8 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 
 def check_new(folder: Path) -> None:
-    """Raise an error if a folder that is to be written exists.
-
-    Raises:
-        OutputError: there is such a folder or file.
-    """
+    """Raise an OutputError if a folder that is to be written exists, or cannot be made."""
+    check_folder(folder.parent)
     if folder.exists():
         raise OutputError(f"{folder} exists.", hint="Name a new folder, or delete this one.")
 
@@ -302,8 +300,8 @@ def _require(folder: Path, names: tuple[str, ...]) -> None:
     raise ModelFilesError(
         f"{folder} has no {', '.join(missing)}.",
         f"Looked for Qwen3-TTS files; found: {shown}.",
-        f"It is a voice of `train run`: give it as the adapter, {folder}"
-        if "voice.json" in found
+        "It is a voice of `train run`: give it as the adapter, or use `train merge`."
+        if TRAINED_VOICE in found
         else "",
     )
 

@@ -16,6 +16,7 @@ from qwen_megakernel.choices import (
     DTYPES,
     DTYPES_BY_PART,
     TELEPHONE_RATE,
+    TRAINED_VOICE,
     WEIGHTS,
     WEIGHTS_HELP,
 )
@@ -287,7 +288,7 @@ def check_speech(args: argparse.Namespace) -> None:
         recordings.read(args.voice_sample)
     elif args.voice is not None:
         path = Path(args.voice)
-        if os.path.isfile(path / "voice.json"):
+        if os.path.isfile(path / TRAINED_VOICE):
             raise _misplaced("--voice", args.voice, "a folder of `train run`", "--adapter")
         if path.suffix.lower() in recordings.SUFFIXES and path.is_file():
             raise _misplaced("--voice", args.voice, "a recording, not a voice", "--voice-sample")

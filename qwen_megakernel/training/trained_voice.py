@@ -22,11 +22,12 @@ from torch import Tensor
 from qwen_megakernel.checkpoint.config import parse_model_config
 from qwen_megakernel.checkpoint.config_fields import read_json
 from qwen_megakernel.checkpoint.loading import CONFIG, Checkpoint
+from qwen_megakernel.choices import TRAINED_VOICE
 from qwen_megakernel.cloning.voice_library import VoiceLibrary
 from qwen_megakernel.errors import ModelFilesError, UsageError, check_type
 from qwen_megakernel.voice import VOICE_SUFFIX, Voice
 
-VOICE, SPEAKER, HELD_OUT = "voice.json", "speaker.voice.safetensors", "held_out.jsonl"
+VOICE, SPEAKER, HELD_OUT = TRAINED_VOICE, "speaker.voice.safetensors", "held_out.jsonl"
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 TENSORS = "tensors.safetensors"
 PEFT_PREFIX = "base_model.model."  # in front of every name in peft's files

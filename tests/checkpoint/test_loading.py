@@ -208,7 +208,8 @@ def test_a_folder_of_something_else_lists_what_is_there(tmp_path):
     (tmp_path / "voice.json").touch()
     with pytest.raises(ModelFilesError, match=r"has no config\.json") as caught:
         loading.resolve(str(tmp_path))
-    assert caught.value.hint == f"It is a voice of `train run`: give it as the adapter, {tmp_path}"
+    hint = "It is a voice of `train run`: give it as the adapter, or use `train merge`."
+    assert caught.value.hint == hint
 
 
 def test_the_codec_folder_alone_is_recognised(folder):

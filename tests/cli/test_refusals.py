@@ -69,6 +69,7 @@ OF_OTHERS = [
     (2, "voices create 'an a.wav'", "an a.wav cannot be read as audio: it is empty."),
     (2, "voices create recordings -o a.voice.safetensors", "a.wav cannot be read as audio: "),
     (5, "voices create tone.wav -o no_tab.tsv/a.voice.safetensors", "no_tab.tsv is no folder"),
+    (5, "convert far/away --weights int8 -o no_tab.tsv/model", "no_tab.tsv is no folder"),
     (2, "voices create absent.wav", "absent.wav cannot be read as audio: no such file."),
     (5, "mark new-key none/a", "Cannot write a key to none/a: there is no folder none"),
     (2, "detect recordings", "recordings cannot be read as audio: it is a folder."),
