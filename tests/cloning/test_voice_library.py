@@ -131,8 +131,10 @@ def test_a_recording_encoded_has_the_official_codes(engine, official_model, reco
 
 @pytest.mark.timeout(60)
 def test_a_recording_that_lasts_too_long_is_not_encoded(engine):
-    """A second of audio at 7 Hz would become an hour."""
-    with pytest.raises(RecordingError, match=r"is 3428\.6 s long; it must have 0 to 60 s"):
+    with pytest.raises(RecordingError, match=r"is 61\.0 s long; it must have 0 to 60 s"):
+        engine.encode(waveforms.noise(61, 1000), 1000)
+    # A second of audio at 24 kHz would become an hour.
+    with pytest.raises(RecordingError, match=r"has 7 samples per second; it must have at least"):
         engine.encode(waveforms.noise(1, 24000), 7)
 
 
