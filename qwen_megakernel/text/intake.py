@@ -59,7 +59,10 @@ class TextIntake:
         self.is_closed = False  # no part follows; set after the last part was closed
         self.num_parts: int | None = None  # of a whole text
         self._splits, self._max_chars = splits, max_chars
-        self._steps: list[str | Cut] = []  # of a whole text
+        # Of a whole text, or of an open one until the model reads a letter or digit of it.
+        self._steps: list[str | Cut] = []
+        self._is_read = False  # the model has read one
+        self._unread: EmptyText | None = None  # of the words that came, of which it reads none
         # Where an open text is cut; a whole one is cut when all of it is known.
         self._ends = None if is_whole else PartEnds(*encoding.open_part_chars)
         self._part: TextPart | None = None  # the growing part
@@ -71,9 +74,10 @@ class TextIntake:
         self._num_visible = 0  # visible characters of all parts
 
     @property
-    def error(self) -> MarkupError | None:
-        """The first error in the markup, which the reader gets after the speech before it."""
-        return self.text.error
+    def error(self) -> MarkupError | EmptyText | None:
+        """The first error in the markup, which the reader gets after the speech before it, or that
+        of an open text of which the model has read nothing."""
+        return self.text.error or (self._unread if self.is_closed else None)
 
     def feed(self, piece: str) -> None:
         """Take the next piece, of any length; text after an error in the markup is ignored.
@@ -85,7 +89,7 @@ class TextIntake:
             check_length(len(piece), self._max_chars)
             self._steps += self.text.feed(piece)
         elif not self.error:
-            self._take(self.text.feed(piece))
+            self._take_read(self.text.feed(piece))
             if self.error:
                 self._close()
 
@@ -102,17 +106,40 @@ class TextIntake:
             self._steps += steps
             if self.error:
                 raise self.error
-            words = [step for step in self._steps if isinstance(step, str)]
-            check_length(sum(map(len, words)), self._max_chars)
-            self.text.check("".join(words))
+            words = self._words()
+            self.text.check(words)
             self._take(self._steps)
         else:
-            self._take(steps)
+            self._take_read(steps)
         self._close()
         if self.is_whole:
             self.num_parts = sum(len(part.ids) > 0 for part in self.parts)
             if not self.num_parts:
-                raise empty_text(clean("".join(words)))
+                raise empty_text(clean(words))
+
+    def _words(self) -> str:
+        """Return the words of the steps; raises `TextTooLong`."""
+        words = [step for step in self._steps if isinstance(step, str)]
+        check_length(sum(map(len, words)), self._max_chars)
+        return "".join(words)
+
+    def _take_read(self, steps: Iterable[str | Cut]) -> None:
+        """Take the steps of an open text, from the first letter or digit on that the model reads.
+
+        So a text of which it reads none is the same error as a whole one, and is never spoken.
+        """
+        if not self._is_read:
+            self._steps += steps
+            words, self._unread = self._words(), None
+            try:
+                self.text.check(words)
+            except EmptyText as error:
+                self._unread = error
+                return
+            if not any(map(str.isalnum, words)):
+                return
+            steps, self._steps, self._is_read = self._steps, [], True
+        self._take(steps)
 
     def _close(self) -> None:
         self._finish_part()

@@ -139,6 +139,21 @@ def test_a_text_without_a_letter_that_the_model_reads_is_refused(demo, text, tex
     lexicon = {"你好": "nee how", "შენ": "shen"}
     with demo.stream(text, text_format=text_format, lexicon=lexicon, max_frames=1) as stream:
         assert stream.text.spoken
+    with demo.stream(text_open=True, text_format=text_format) as stream:
+        for char in text:
+            stream.feed(char)
+        stream.end_text()
+        with pytest.raises(EmptyText, match="no letter that this model reads"):
+            next(stream)
+
+
+def test_an_open_text_is_spoken_from_the_first_letter_that_the_model_reads(demo):
+    with demo.stream(text_open=True, max_frames=1) as stream:
+        for piece in ("... 你", "好", ", Anna is here"):
+            assert not stream._state.text.parts
+            stream.feed(piece)
+        assert len(next(stream).samples)
+        stream.end_text()
 
 
 def test_a_misspelt_pause_is_named_where_pauses_are_obeyed(demo):
