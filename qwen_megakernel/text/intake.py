@@ -106,7 +106,7 @@ class TextIntake:
             self._steps += steps
             if self.error:
                 raise self.error
-            words = self._words()
+            words = self._words(self._steps)
             self.text.check(words)
             self._take(self._steps)
         else:
@@ -117,9 +117,9 @@ class TextIntake:
             if not self.num_parts:
                 raise empty_text(clean(words))
 
-    def _words(self) -> str:
-        """Return the words of the steps; raises `TextTooLong`."""
-        words = [step for step in self._steps if isinstance(step, str)]
+    def _words(self, steps: Iterable[str | Cut]) -> str:
+        """Return the words of steps; raises `TextTooLong`."""
+        words = [step for step in steps if isinstance(step, str)]
         check_length(sum(map(len, words)), self._max_chars)
         return "".join(words)
 
@@ -129,8 +129,9 @@ class TextIntake:
         So a text of which it reads none is the same error as a whole one, and is never spoken.
         """
         if not self._is_read:
-            self._steps += steps
-            words, self._unread = self._words(), None
+            steps = [*self._steps, *steps]
+            words = self._words(steps)  # what it refuses is not kept, so that the text can end
+            self._steps, self._unread = steps, None
             try:
                 self.text.check(words)
             except EmptyText as error:
@@ -138,7 +139,7 @@ class TextIntake:
                 return
             if not any(map(str.isalnum, words)):
                 return
-            steps, self._steps, self._is_read = self._steps, [], True
+            self._steps, self._is_read = [], True
         self._take(steps)
 
     def _close(self) -> None:

@@ -13,7 +13,7 @@ from wyoming.audio import AudioStop
 from wyoming.tts import Synthesize
 
 from qwen_megakernel import TTSEngine
-from qwen_megakernel.errors import EmptyText
+from qwen_megakernel.errors import EmptyText, TextTooLong
 from qwen_megakernel.text.unreadable import TextWatch, script_of
 
 # Scripts whose names differ between Unicode's table and its names of letters.
@@ -154,6 +154,16 @@ def test_an_open_text_is_spoken_from_the_first_letter_that_the_model_reads(demo)
             stream.feed(piece)
         assert len(next(stream).samples)
         stream.end_text()
+
+
+def test_an_open_text_that_is_too_long_before_its_first_letter_can_still_end(demo):
+    with demo.stream(text_open=True) as stream:
+        stream.feed("你")
+        with pytest.raises(TextTooLong):
+            stream.feed("好" * 20_000)
+        stream.end_text()
+        with pytest.raises(EmptyText, match='Text "你" has no letter'):
+            next(stream)
 
 
 def test_a_misspelt_pause_is_named_where_pauses_are_obeyed(demo):
