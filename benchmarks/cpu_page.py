@@ -7,6 +7,7 @@ from benchmarks.page_parts import (
     Rows,
     digits,
     load_results,
+    model_of,
     not_native,
     paragraph,
     sourced_table,
@@ -261,14 +262,14 @@ def mapped_table() -> list[str]:
     rows: Rows = []
     for result in load_results("rtf_cpu_*.json"):
         summary, ranks = result["summary"], ("mean", "p50", "p95")
-        cells = [result["model"], *(digits(summary["rtf"][rank]) for rank in ranks)]
+        cells = [model_of(result), *(digits(summary["rtf"][rank]) for rank in ranks)]
         for part in PARTS[:2]:
             cells += milliseconds(summary[f"{part}_ms_per_frame"], "p50")
         rows.append((result, [*cells, f"{result['peak_memory_mb']['host']:.0f} MB"]))
     return section(
         "Converted models in real time",
-        "The real-time factor of one stream. Each model was converted from the one of random "
-        "weights whose name it has, to the form behind that name, with the vocoder in float16.",
+        "The real-time factor of one stream. Each model was converted from the one whose name it "
+        "has, to the form behind that name, with the vocoder in float16.",
         ["model", "RTF, mean", "p50", "p95", "decode a frame", "vocoder a frame", "peak"],
         rows,
     )

@@ -28,7 +28,7 @@ from benchmarks.page_parts import (
 def speech_table() -> list[str]:
     """Compare what a speech costs on this project's decoders and on others."""
     rows: Rows = []
-    for result in load_results("benchmark_*.json"):
+    for result in [*load_results("benchmark_*.json"), *load_results("rtf_cpu_*.json")]:
         figures = result["summary"]
         form = ", ".join(backend_of(result).split(", ")[1:])
         cells = [f"this project, `{result['backend']}`", f"{model_of(result)}, {form}"]
