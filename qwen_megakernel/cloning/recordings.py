@@ -83,10 +83,8 @@ def read(path: str | Path | BinaryIO, name: str = "") -> tuple[np.ndarray, int]:
             with suppress(OSError), file.open("rb") as data:
                 start = data.read(8)
                 problem = "" if start else "it is empty"
-        hint, source = (
-            "Give a WAV, FLAC, OGG or MP3 recording of one speaker.",
-            Path(name or str(path)),
-        )
+        hint = "Give a WAV, FLAC, OGG or MP3 recording of one speaker."
+        source = Path(name or str(path))
         suffix = source.suffix.lower()
         if not problem and (suffix in FFMPEG_SUFFIXES or start.endswith(b"ftyp")):
             target = source.with_suffix(".flac" if suffix == ".wav" else ".wav")

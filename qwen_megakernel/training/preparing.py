@@ -184,12 +184,12 @@ def lines(path: Path, made_by: str) -> Iterator[tuple[int, str]]:
                     yield number, line
     except (OSError, UnicodeDecodeError) as error:
         raise DatasetError(
-            f"{path} cannot be read: {why_unreadable(error)}.",
+            f"{path} cannot be read: {why_no_text(error)}.",
             hint=f"Make it with: python -m qwen_megakernel {made_by}" if made_by else "",
         ) from error
 
 
-def why_unreadable(error: OSError | UnicodeDecodeError) -> str | None:
+def why_no_text(error: OSError | UnicodeDecodeError) -> str | None:
     """Return why a file of text could not be read."""
     return error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
 

@@ -31,7 +31,7 @@ from qwen_megakernel.training.preparing import (
     lines,
     read_metadata,
     read_samples,
-    why_unreadable,
+    why_no_text,
 )
 
 PREPARE = "train prepare"  # the command that writes a file of them
@@ -269,6 +269,6 @@ def _read_pairs(folder: Path) -> list[Row]:
             text = source.read_text(encoding="utf-8-sig").strip()
             fault = "" if text else f"{path.stem} has no text"
         except (OSError, UnicodeDecodeError) as error:
-            text, fault = "", f"{source.name} cannot be read: {why_unreadable(error)}"
+            text, fault = "", f"{source.name} cannot be read: {why_no_text(error)}"
         rows.append(Row(1, path.stem, text, fault, source.name, str(path)))
     return rows

@@ -30,6 +30,7 @@ _DAY_AND_MONTH = re.compile(r"[0-3]?\d\.(?:0?[1-9]|1[0-2])\.(?!\d)")
 _ON_A_WEEKDAY = re.compile(
     r"\b(?:am|vom|zum|bis|ab|auf|von|seit)\s(?:[MDFS][a-z]\.|\w+(?:tag|woch)),\s$|[†∗]\s$"
 )
+_BEFORE_DAY = words("am vom zum der die das dem den")  # may stand before the last word "4."
 _BEHIND_RANK = words("wurde wird war ist ward kam")  # a list's entry begins with none
 _BEGINS_LINE = re.compile(r"\n(?:  +)?$")  # not behind a bullet, which leaves one space
 _ONE = re.compile(r"ein(e?)(?= (?!bis|Uhr|mal)|$)")
@@ -132,16 +133,7 @@ class German(Language):
 
     def read_day_of_list(self, found: Found) -> str | None:
         """Return the ordinal of a day before a comma, where no sentence ends, or behind "am"."""
-        is_last = found.word in (
-            "am",
-            "vom",
-            "zum",
-            "der",
-            "die",
-            "das",
-            "dem",
-            "den",
-        ) and self.ends_sentence(found.rest)
+        is_last = found.word in _BEFORE_DAY and self.ends_sentence(found.rest)
         is_day = found.rest[:1] == "," or is_last
         return self.day(int(found["n"]), found.before) + self.kept_point(found) if is_day else None
 
