@@ -25,7 +25,7 @@ from qwen_megakernel import audio, signals
 from qwen_megakernel.audio import WavWriter
 from qwen_megakernel.cli import options, parsing, running
 from qwen_megakernel.cloning import recordings
-from qwen_megakernel.records import SpeechRequest
+from qwen_megakernel.speech_options import SpeechOptions
 
 with running.needed("pipecat", by="offline_agent.py"):
     from loguru import logger
@@ -302,7 +302,7 @@ def main(args: argparse.Namespace) -> int:
     logger.add(sys.stderr, level="DEBUG" if args.debug else "ERROR")
     # Refuse wrong arguments before a model is loaded.
     audio.check_path(args.output)
-    SpeechRequest("", seed=args.seed or 0)
+    SpeechOptions(seed=args.seed or 0)
     speech, vad = None, None
     if args.user:
         samples = recordings.resample(*recordings.read(args.user), IN_RATE)

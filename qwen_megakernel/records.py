@@ -16,8 +16,6 @@ from qwen_megakernel.speech_options import (
     MIN_SPEED,
     MIN_VOLUME,
     SoundOptions,
-    SpeechOptions,
-    check_text,
 )
 
 if TYPE_CHECKING:
@@ -44,17 +42,6 @@ class Manner:
 
 
 AS_REQUESTED = Manner()  # the manner of a text without markup
-
-
-@dataclass(frozen=True, slots=True)
-class SpeechRequest(SpeechOptions):
-    """What to say and how. `text` is None if the text arrives later, in pieces."""
-
-    text: str | None
-
-    def __post_init__(self) -> None:
-        check_text(text=self.text)
-        SpeechOptions.__post_init__(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,8 +40,7 @@ from qwen_megakernel.native import cpu_threads
 from qwen_megakernel.native.cpu_library import CpuPool, return_free_memory
 from qwen_megakernel.official_api import OfficialNames
 from qwen_megakernel.printable import get_logger
-from qwen_megakernel.records import SpeechRequest
-from qwen_megakernel.speech_options import SoundOptions
+from qwen_megakernel.speech_options import SoundOptions, SpeechOptions
 from qwen_megakernel.text.languages import AUTO
 from qwen_megakernel.text.parts import TextEncoding
 from qwen_megakernel.text.reading.lexicon import Lexicon
@@ -119,7 +118,7 @@ class TTSEngine(OfficialNames):
         self.files, self.max_frames, self.num_slots = loaded.files, max_frames, num_slots
         self.max_new_tokens = loaded.max_new_tokens
         sound = SoundOptions(leading_silence=loaded.config.leading_silence)
-        self._defaults = SpeechRequest(None, sampling=loaded.sampling, sound=sound)
+        self._defaults = SpeechOptions(sampling=loaded.sampling, sound=sound)
         self._high_pass = loaded.config.high_pass
         self._voices = VoiceLibrary(loaded, voices)
         if isinstance(needed_voices, str):
@@ -274,7 +273,7 @@ class TTSEngine(OfficialNames):
     def languages(self) -> list[str]:
         return self._prompts.languages
 
-    def _encoding(self, request: SpeechRequest) -> TextEncoding:
+    def _encoding(self, request: SpeechOptions) -> TextEncoding:
         return self._tokenizer.encoding(self._prompts.resolve(request))
 
     def check_continuity(self) -> list[str]:

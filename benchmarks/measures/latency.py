@@ -19,8 +19,7 @@ from benchmarks.load_test import workload
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.cli import options
-from qwen_megakernel.records import SpeechRequest
-from qwen_megakernel.speech_options import Sampling
+from qwen_megakernel.speech_options import Sampling, SpeechOptions
 
 PROMPT_POSITIONS = (10, 30, 110, 200)
 TEXT = workload.PROMPTS[0]
@@ -93,7 +92,7 @@ def timed(tts: TTSEngine, work: Callable[[], Any], repeats: int) -> list[float]:
 def stages(tts: TTSEngine, repeats: int) -> Iterator[tuple[str, list[float]]]:
     """Yield each stage with its milliseconds, measured `repeats` times."""
     parts = tts._loop.stages
-    request = parts.prompts.resolve(SpeechRequest(TEXT, voice=tts.default_voice))
+    request = parts.prompts.resolve(SpeechOptions(voice=tts.default_voice))
     ids = tts._tokenizer.encode(TEXT)
     yield "tokenise", timed(tts, lambda: tts._tokenizer.encode(TEXT), repeats)
     yield "prompt", timed(tts, lambda: parts.prompts.build(ids, request), repeats)

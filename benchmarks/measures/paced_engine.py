@@ -15,8 +15,8 @@ import numpy as np
 from qwen_megakernel.engine.stream import SpeechStream
 from qwen_megakernel.engine.stream_state import StreamState
 from qwen_megakernel.marking import Marking
-from qwen_megakernel.records import AudioChunk, SpeechRequest
-from qwen_megakernel.speech_options import OPTIONS
+from qwen_megakernel.records import AudioChunk
+from qwen_megakernel.speech_options import OPTIONS, SpeechOptions
 from qwen_megakernel.text.intake import TextIntake
 from qwen_megakernel.text.languages import supported_languages
 from qwen_megakernel.text.parts import TextEncoding
@@ -79,8 +79,7 @@ class PacedEngine:
         **_: Any,
     ) -> SpeechStream:
         """Start a request; of its options, only the numbers of frames have an effect."""
-        request = SpeechRequest(
-            text=text,
+        request = SpeechOptions(
             chunk_frames=chunk_frames,
             first_chunk_frames=first_chunk_frames,
             max_frames=min(self.max_frames, max_frames or self.max_frames),

@@ -38,7 +38,8 @@ from qwen_megakernel.errors import (
 )
 from qwen_megakernel.gpu.cuda_graphs import uploaded
 from qwen_megakernel.printable import get_logger
-from qwen_megakernel.records import Prefill, SpeechRequest, TextIds
+from qwen_megakernel.records import Prefill, TextIds
+from qwen_megakernel.speech_options import SpeechOptions
 from qwen_megakernel.text.languages import AUTO, resolve_language, supported_languages
 from qwen_megakernel.voice import Voice, unknown_voice
 
@@ -102,7 +103,7 @@ class PromptBuilder:
         self._role_rows: dict[tuple[int, ...], Tensor] = {}  # one entry per tokenizer
         self._warned: set[str] = set()
 
-    def resolve(self, request: SpeechRequest) -> SpeechRequest:
+    def resolve(self, request: SpeechOptions) -> SpeechOptions:
         """Return a request as this checkpoint speaks it, before any work.
 
         Its voice is None, a speaker's name as the checkpoint has it, or a cloned voice. It has no
@@ -122,7 +123,7 @@ class PromptBuilder:
         instruct = request.instruct if self._takes_instruct(request.instruct) else None
         return replace(request, voice=voice, instruct=instruct, text_feed=feed)
 
-    def build(self, ids: TextIds, request: SpeechRequest, *, text_open: bool = False) -> Prefill:
+    def build(self, ids: TextIds, request: SpeechOptions, *, text_open: bool = False) -> Prefill:
         """Build the talker's input embeddings for one part of an utterance.
 
         Args:
@@ -176,7 +177,7 @@ class PromptBuilder:
 
     # ---- rows ------------------------------------------------------------------------------------
 
-    def _head(self, ids: TextIds, request: SpeechRequest) -> Tensor:
+    def _head(self, ids: TextIds, request: SpeechOptions) -> Tensor:
         """Return every row before the text: instruct, role, language, speaker, start of text."""
         talker, voice = self._config.talker, request.voice
         language_id = self._language_id(request.language, voice)

@@ -28,10 +28,16 @@ from qwen_megakernel.errors import QwenTTSError, TaskError, UnknownVoice, UsageE
 from qwen_megakernel.marking import Marking, MarkKey
 from qwen_megakernel.native.cpu_threads import single_threads
 from qwen_megakernel.printable import printable
-from qwen_megakernel.records import AudioChunk, Files, Manner, SpeechRequest
+from qwen_megakernel.records import AudioChunk, Files, Manner
 from qwen_megakernel.sound.chunks import new_chunks
 from qwen_megakernel.sound.loudness import at_loudness, check_loudness
-from qwen_megakernel.speech_options import LOUDNESS, OPTIONS, SpeechKeywords, check_text
+from qwen_megakernel.speech_options import (
+    LOUDNESS,
+    OPTIONS,
+    SpeechKeywords,
+    SpeechOptions,
+    check_text,
+)
 from qwen_megakernel.text.cleaning import MAX_CHARS
 from qwen_megakernel.text.intake import new_intake
 from qwen_megakernel.text.parts import TextEncoding
@@ -59,7 +65,7 @@ class SpeechEngine(ABC):
     weights: str | None = None  # the form of 8-bit weights; None: as the checkpoint stores them
     vocoder_weights = "float32"  # or "float16", in a converted model
     max_chars = MAX_CHARS  # most characters of a request's text
-    _defaults: SpeechRequest  # what requests begin with
+    _defaults: SpeechOptions  # what requests begin with
     _identify: Identify | None = None  # of `drift_guard`; None: speakers are not compared
     _high_pass: float | None = None  # cutoff of a filter on every stream, in Hz; None: no filter
     format_option = "text_format"  # as warnings name it; a command sets its own name of it
@@ -134,7 +140,7 @@ class SpeechEngine(ABC):
         """
 
     @abstractmethod
-    def _encoding(self, request: SpeechRequest) -> TextEncoding:
+    def _encoding(self, request: SpeechOptions) -> TextEncoding:
         """Return how a request's text becomes ids, or raise if the model cannot speak it.
 
         Args:
@@ -206,7 +212,7 @@ class SpeechEngine(ABC):
             voice = os.fspath(voice)
         check_type("voice", voice, str | Voice | None, "a name, a path or a Voice")
         check_type("conversation", conversation, Conversation | None, "a Conversation")
-        check_text(style=values.get("style"))
+        check_text(text=text, style=values.get("style"))
         if (text is None) != text_open:
             raise UsageError(
                 f"text is {reprlib.repr(text)} and text_open is {text_open}.",
@@ -217,7 +223,7 @@ class SpeechEngine(ABC):
             values["seed"] = secrets.randbits(63)
         if text_open and values.get("text_feed") in (None, "auto"):
             values["text_feed"] = self._open_text_feed
-        request = replace(self._defaults, text=text).override(**values)
+        request = self._defaults.override(**values)
         encoding_of = self._encodings(request, find_voice)
         own = self._defaults.sampling
         warnings = [] if request.sampling is own else request.sampling.cold_warnings(own)
@@ -233,6 +239,7 @@ class SpeechEngine(ABC):
             )
         intake = new_intake(
             *(request, encoding_of, self._reading),
+            is_whole=text is not None,
             languages=self.languages,
             read_languages=self._read_languages,
             takes_phonemes=self.takes_phonemes,
@@ -262,7 +269,7 @@ class SpeechEngine(ABC):
         return SpeechStream(state, self, self._workers, warnings, self.mark)
 
     def _encodings(
-        self, request: SpeechRequest, find_voice: Callable[[str], str | Voice | None] | None
+        self, request: SpeechOptions, find_voice: Callable[[str], str | Voice | None] | None
     ) -> Callable[[Manner], TextEncoding]:
         """Return a function that returns the encoding of a request's parts of a manner."""
 

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from qwen_megakernel.decoders.frame_decoder import FrameDecoder
-from qwen_megakernel.records import Prefill, SpeechRequest, TextIds
+from qwen_megakernel.records import Prefill, TextIds
+from qwen_megakernel.speech_options import SpeechOptions
 
 MAX_FRAMES_PER_STEP = 4  # keeps a launch short for new streams and barge-in (docs/kernel.md)
 
@@ -21,7 +22,7 @@ MAX_FRAMES_PER_STEP = 4  # keeps a launch short for new streams and barge-in (do
 class Prompts(Protocol):
     """Turns token ids into the input of a decoder."""
 
-    def build(self, ids: TextIds, request: SpeechRequest, *, text_open: bool = False) -> Prefill:
+    def build(self, ids: TextIds, request: SpeechOptions, *, text_open: bool = False) -> Prefill:
         """Return the prompt of one part of an utterance; `request` is that of `TextEncoding`."""
 
     def text_rows(self, ids: Tensor) -> Tensor:

@@ -16,15 +16,9 @@ from qwen_megakernel.audio import to_int16
 from qwen_megakernel.engine.conversation import Said, Turn
 from qwen_megakernel.engine.drift_guard import KEPT_S
 from qwen_megakernel.engine.runaway_guard import RunawayGuard
-from qwen_megakernel.records import (
-    AS_REQUESTED,
-    AudioChunk,
-    Drift,
-    FinishReason,
-    Manner,
-    SpeechRequest,
-)
+from qwen_megakernel.records import AS_REQUESTED, AudioChunk, Drift, FinishReason, Manner
 from qwen_megakernel.sound.chunks import HeardChunks
+from qwen_megakernel.speech_options import SpeechOptions
 from qwen_megakernel.text.intake import TextIntake
 from qwen_megakernel.text.parts import TextPart
 from qwen_megakernel.voice import Voice
@@ -84,7 +78,7 @@ class Phase(Enum):
 class StreamState:
     """One utterance, shared by its caller and the engine. Compared by identity."""
 
-    request: SpeechRequest
+    request: SpeechOptions
     text: TextIntake
     wake: Callable[[], None]  # makes the engine's thread check the streams again
     interrupt: Callable[[], None]  # `wake`, and the running step ends after its current frame

@@ -15,11 +15,11 @@ from qwen_megakernel.decoders.frame_decoder import OneByOneDecoder, Taps
 from qwen_megakernel.decoders.sampling import draw, penalize
 from qwen_megakernel.decoders.slots import DecoderSizes, SlotState
 from qwen_megakernel.errors import TextTooLong, TokenOrderError, UsageError, check_choice
-from qwen_megakernel.records import Prefill, SpeechRequest, TextIds
+from qwen_megakernel.records import Prefill, TextIds
 from qwen_megakernel.sheen.codes import CODES_PER_FRAME
 from qwen_megakernel.sheen.language_model import LanguageModel
 from qwen_megakernel.sheen.tokens import AudioTokens
-from qwen_megakernel.speech_options import Sampling
+from qwen_megakernel.speech_options import Sampling, SpeechOptions
 
 # "repair" offers the model at each place only the tokens that belong there. "refuse" offers the
 # whole vocabulary, and ends the stream with an error at the first token out of place.
@@ -46,7 +46,7 @@ class Prompts:
     def __init__(self, tokens: AudioTokens):
         self._start = torch.tensor([tokens.start_id])
 
-    def build(self, ids: TextIds, request: SpeechRequest, *, text_open: bool = False) -> Prefill:
+    def build(self, ids: TextIds, request: SpeechOptions, *, text_open: bool = False) -> Prefill:
         """Return a prompt whose rows are ids, [num_text_tokens + 1] int64; no text trails."""
         assert not text_open, "this text must be complete"
         return Prefill(torch.cat([ids.body, self._start]), NO_IDS, NO_IDS)

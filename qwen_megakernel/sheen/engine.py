@@ -27,7 +27,7 @@ from qwen_megakernel.errors import (
 from qwen_megakernel.marking import Marking, MarkKey
 from qwen_megakernel.native import cpu_threads
 from qwen_megakernel.printable import get_logger
-from qwen_megakernel.records import Files, SpeechRequest
+from qwen_megakernel.records import Files
 from qwen_megakernel.sheen import model_folder
 from qwen_megakernel.sheen.codec import SnacCodec
 from qwen_megakernel.sheen.codes import CODES_PER_FRAME
@@ -39,7 +39,7 @@ from qwen_megakernel.sheen.language_model import (
 )
 from qwen_megakernel.sheen.model_folder import SNAC_FOLDER
 from qwen_megakernel.sheen.text_input import TextInput
-from qwen_megakernel.speech_options import Sampling
+from qwen_megakernel.speech_options import Sampling, SpeechOptions
 from qwen_megakernel.text.languages import AUTO, language_of_code, resolve_language
 from qwen_megakernel.text.parts import TextEncoding
 from qwen_megakernel.text.reading.lexicon import Lexicon
@@ -115,7 +115,7 @@ class SheenEngine(SpeechEngine):
         self.max_frames = room if max_frames is None else max_frames
         on_gpu = self.device.type == "cuda"
         self.dtype = asked_dtype or (gpu_dtype(self.device) if on_gpu else torch.float32)
-        self._defaults = SpeechRequest(None, sampling=_read_sampling(files.folder))
+        self._defaults = SpeechOptions(sampling=_read_sampling(files.folder))
         tokenizer = model_folder.load_tokenizer(files.folder, local_files_only=True)
         tokens = model_folder.audio_tokens(files.folder, tokenizer)
         self._text = TextInput(tokenizer, None if phonemes else self.config.espeak)
@@ -199,7 +199,7 @@ class SheenEngine(SpeechEngine):
             raise UnknownVoice(f'Unknown voice "{voice}". This model has: {self.default_voice}.')
         return self.default_voice
 
-    def _encoding(self, request: SpeechRequest) -> TextEncoding:
+    def _encoding(self, request: SpeechOptions) -> TextEncoding:
         if request.instruct:
             raise TaskError("Voices of this family take no instruct; none was used in training.")
         if request.text_feed == "stepwise":

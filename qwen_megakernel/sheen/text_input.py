@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.errors import EmptyText, SetupError, UsageError
-from qwen_megakernel.records import SpeechRequest, TextIds
+from qwen_megakernel.records import TextIds
 from qwen_megakernel.sheen.decoder import NO_IDS
 from qwen_megakernel.sheen.tokens import text_ids
+from qwen_megakernel.speech_options import SpeechOptions
 from qwen_megakernel.text.parts import TextEncoding
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class TextInput:
         if espeak:
             phonemise("one", espeak)
 
-    def encoding(self, request: SpeechRequest) -> TextEncoding:
+    def encoding(self, request: SpeechOptions) -> TextEncoding:
         """Return how the parts of a request's text become ids.
 
         The model reads all of a part before it speaks, so the parts of an open text wait until they

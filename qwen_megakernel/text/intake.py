@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from qwen_megakernel.errors import EmptyText, MarkupError, UnknownLanguage
-from qwen_megakernel.records import AS_REQUESTED, Manner, SpeechRequest
+from qwen_megakernel.records import AS_REQUESTED, Manner
+from qwen_megakernel.speech_options import SpeechOptions
 from qwen_megakernel.text.cleaning import MAX_CHARS, check_length, clean, empty_text, visible
 from qwen_megakernel.text.languages import AUTO, language_of_code, resolve_language
 from qwen_megakernel.text.markup.marked_text import MarkedText, new_parser
@@ -239,21 +240,23 @@ class TextIntake:
 
 
 def new_intake(
-    request: SpeechRequest,
+    request: SpeechOptions,
     encoding_of: Callable[[Manner], TextEncoding],
     reading: Reading,
     *,
+    is_whole: bool,
     languages: Sequence[str],
     read_languages: Sequence[str] | None = None,
     takes_phonemes: bool = False,
     max_chars: int = MAX_CHARS,
     format_option: str = "text_format",
 ) -> TextIntake:
-    """Return the intake of a request's text, which is given to it next.
+    """Return the intake of the text of a request with these options, which is given to it next.
 
     Args:
         encoding_of: returns how parts of a manner become ids, or raises a UsageError for a voice or
             a style that is unknown.
+        is_whole: the text is given in one piece.
         read_languages: the languages whose scripts it reads; None: unknown.
         takes_phonemes: whether the voice accepts phonemes.
         max_chars: most characters of a whole text, and of a part of an open one.
@@ -284,7 +287,7 @@ def new_intake(
         )
     return TextIntake(
         *(text, encoding_of(AS_REQUESTED)),
-        is_whole=request.text is not None,
+        is_whole=is_whole,
         splits=request.split != "off",
         max_chars=max_chars,
         encoding_of=encoding_of,

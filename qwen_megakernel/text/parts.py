@@ -14,7 +14,8 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
-from qwen_megakernel.records import AS_REQUESTED, FinishReason, Manner, SpeechRequest, TextIds
+from qwen_megakernel.records import AS_REQUESTED, FinishReason, Manner, TextIds
+from qwen_megakernel.speech_options import SpeechOptions
 from qwen_megakernel.text.reading.sentence_ends import WINDOW, places
 from qwen_megakernel.text.sentences import char_length, spoken_length
 
@@ -94,7 +95,7 @@ class TextPart:
 class TextEncoding:
     """How the parts of one request's text become ids; a model family makes it for a request."""
 
-    request: SpeechRequest  # as the model speaks it
+    request: SpeechOptions  # as the model speaks it
     prompt_ids: TextIds  # the ids of the prompt; each part replaces their body
     encode: Callable[[str], Tensor]  # a clean part -> [num_text_tokens] int64
     # Begins a part whose ids are spoken while its text arrives; None: a prompt has all ids of a

@@ -22,7 +22,8 @@ from torch import Tensor
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.config_fields import read_json
 from qwen_megakernel.errors import ModelFilesError, RecordingError, UsageError
-from qwen_megakernel.records import SpeechRequest, TextIds
+from qwen_megakernel.records import TextIds
+from qwen_megakernel.speech_options import SpeechOptions
 from qwen_megakernel.text.cleaning import (
     MAX_CHARS,
     check_length,
@@ -69,7 +70,7 @@ class TextTokenizer:
             )
         self._role = _tensor([self._im_start, *role])
 
-    def encoding(self, request: SpeechRequest) -> TextEncoding:
+    def encoding(self, request: SpeechOptions) -> TextEncoding:
         """Return how the parts of a request's text become ids.
 
         A prompt that has all of its part's text, because the voice is used in context or

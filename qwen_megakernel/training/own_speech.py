@@ -9,7 +9,8 @@ from qwen_megakernel.checkpoint.loading import Checkpoint
 from qwen_megakernel.decoders.plain import PlainDecoder, Taps
 from qwen_megakernel.decoders.prompt import PromptBuilder
 from qwen_megakernel.decoders.slots import DecoderSizes
-from qwen_megakernel.records import SpeechRequest, StepResult, TextIds
+from qwen_megakernel.records import StepResult, TextIds
+from qwen_megakernel.speech_options import SpeechOptions
 from qwen_megakernel.vocoder.vocoder import Vocoder
 
 _PROMPT_ROWS = 32  # more than a prompt has beside its text
@@ -18,7 +19,7 @@ _PROMPT_ROWS = 32  # more than a prompt has beside its text
 def draw(
     model: Checkpoint,
     ids: TextIds,
-    request: SpeechRequest,
+    request: SpeechOptions,
     num_frames: int,
     device: torch.device,
     dtype: torch.dtype,
@@ -42,7 +43,7 @@ def draw(
 def speak(
     model: Checkpoint,
     ids: TextIds,
-    request: SpeechRequest,
+    request: SpeechOptions,
     seconds: float,
     device: torch.device,
     dtype: torch.dtype,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.errors import DatasetError, QwenTTSError
-from qwen_megakernel.records import SpeechRequest
+from qwen_megakernel.speech_options import SpeechOptions
 from qwen_megakernel.training import own_speech, speech_data
 from qwen_megakernel.training.checks import (
     Check,
@@ -81,7 +81,7 @@ def _check_loss(parts: Parts, text: str, voice: str | Voice) -> Check:
     """Check that the loss of the model's own speech is what its probabilities say."""
     ids, wanted, spoken = parts.tokenizer.encode(text), [], []
     for feed in FEEDS:
-        request = SpeechRequest(text=None, voice=voice, text_feed=feed)
+        request = SpeechOptions(voice=voice, text_feed=feed)
         taps: dict[str, Tensor] = {}
         drawn = own_speech.draw(
             parts.base, ids, request, NUM_FRAMES + 1, parts.device, torch.float32, taps

@@ -22,7 +22,8 @@ from qwen_megakernel.errors import OutputError, UsageError
 from qwen_megakernel.gpu.driver import find_device
 from qwen_megakernel.marking import Marking
 from qwen_megakernel.output_files import replacing
-from qwen_megakernel.records import SpeechRequest, TextIds
+from qwen_megakernel.records import TextIds
+from qwen_megakernel.speech_options import SpeechOptions
 from qwen_megakernel.text.tokenizer import TextTokenizer
 from qwen_megakernel.training import own_speech, speech_data
 from qwen_megakernel.training.job import BaseJob, run_job
@@ -227,7 +228,7 @@ def _write_sample(
     learned = as_saved(trainer.current())
     changed = changed_tensors(parts.base, learned, trainer.options.scale, voice)
     merge_tensors(merged, changed, voice.name)
-    request = SpeechRequest(text=None, voice=voice.name.lower(), sampling=merged.sampling)
+    request = SpeechOptions(voice=voice.name.lower(), sampling=merged.sampling)
     dtype = trainer.model.codec_head.weight.dtype
     samples = own_speech.speak(merged, ids, request, SAMPLE_SECONDS, parts.device, dtype)
     write_wav(path, samples, merged.codec_config.sample_rate, mark=Marking())

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from qwen_megakernel.checkpoint.config import ModelConfig, StackConfig
 from qwen_megakernel.checkpoint.loading import Checkpoint
 from qwen_megakernel.decoders.prompt import PromptBuilder
-from qwen_megakernel.records import SpeechRequest, TextIds
+from qwen_megakernel.records import TextIds
+from qwen_megakernel.speech_options import SpeechOptions
 
 if TYPE_CHECKING:
     from transformers import Qwen3Model
@@ -101,7 +102,7 @@ class SpeechModel(nn.Module):
 
     # ---- logits and losses -----------------------------------------------------------------------
 
-    def forward(self, ids: TextIds, request: SpeechRequest, codes: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, ids: TextIds, request: SpeechOptions, codes: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits of a recording, each given all that generation knows at that point.
 
         Args:
@@ -122,7 +123,7 @@ class SpeechModel(nn.Module):
         hidden = hidden[len(prompt.embeds) - 1 :]
         return self.codec_head(hidden), self._residual_logits(hidden[: len(codes)], codes)
 
-    def losses(self, ids: TextIds, request: SpeechRequest, codes: Tensor) -> Tensor:
+    def losses(self, ids: TextIds, request: SpeechOptions, codes: Tensor) -> Tensor:
         """Return the summed loss of each codebook, [num_code_groups] float32, in nats.
 
         Code 0 is drawn from the codebook and the end code alone, so only these have a probability.

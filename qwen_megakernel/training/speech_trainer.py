@@ -13,7 +13,8 @@ from torch import Tensor
 
 from qwen_megakernel.errors import UsageError, check_choice
 from qwen_megakernel.installing import require
-from qwen_megakernel.records import SpeechRequest, TextIds
+from qwen_megakernel.records import TextIds
+from qwen_megakernel.speech_options import SpeechOptions
 from qwen_megakernel.training.speech_model import RESIDUAL_WEIGHT, SpeechModel, loss_of
 from qwen_megakernel.training.trainer import BaseTrainer, TrainOptions, fitting
 from qwen_megakernel.voice import Voice
@@ -111,9 +112,7 @@ class SpeechTrainer(BaseTrainer):
     ):
         self._spoken = fitting(training, options.max_length, "frames")
         self._held_out = held_out
-        self._requests = {
-            feed: SpeechRequest(text=None, voice=voice, text_feed=feed) for feed in FEEDS
-        }
+        self._requests = {feed: SpeechOptions(voice=voice, text_feed=feed) for feed in FEEDS}
         super().__init__(model, options)
         if options.checkpointing:
             for stack in (model.model, model.code_predictor.model):

@@ -13,7 +13,7 @@ from qwen_megakernel.decoders.embeddings import Embeddings
 from qwen_megakernel.decoders.prompt import PromptBuilder
 from qwen_megakernel.engine.conversation import Said
 from qwen_megakernel.errors import EmptyText
-from qwen_megakernel.records import SpeechRequest
+from qwen_megakernel.speech_options import SpeechOptions
 from qwen_megakernel.text.tokenizer import TextTokenizer
 
 # ---- equality with the official prompts ------------------------------------------------------
@@ -91,7 +91,7 @@ def test_a_prompt_that_continues_speech_equals_the_official_one_in_context(
     """The official one has the frames and words of the reference, and then of what was said."""
     voice, more = clone(num_frames), clone(12).codes
     said = Said(more, ((0, "It "), (5, "was.")))
-    request = base_toy.builder.resolve(SpeechRequest(TEXT, voice=voice, text_feed=text_feed))
+    request = base_toy.builder.resolve(SpeechOptions(voice=voice, text_feed=text_feed))
     tokenizer = base_toy.tokenizer
     ids = said.in_context(tokenizer.encode(TEXT), voice, tokenizer.ids)
     codes = more if not num_frames else np.concatenate([voice.codes, more])
@@ -123,11 +123,13 @@ def test_prompt_from_files_equals_the_official_one(
     )  # several, the last cut
     wrapper, loaded = official_model(name), load_checkpoint(name)
     monkeypatch.setattr(wrapper.model.talker, "generate", Toy._hand_over)
-    options = {"text": "Hello, the iPhone and a naïve 中文 text.", "language": "Chinese"}
+    text, language = "Hello, the iPhone and a naïve 中文 text.", "Chinese"
     embeddings = Embeddings(loaded, torch.device("cpu"), torch.float32, as_stored=as_stored)
-    request = SpeechRequest(voice="Dylan", instruct=INSTRUCT, text_feed=text_feed, **options)
+    request = SpeechOptions(
+        voice="Dylan", instruct=INSTRUCT, text_feed=text_feed, language=language
+    )
     tokenizer = TextTokenizer(loaded.files.folder, loaded.config)
-    ids = tokenizer.encode(options["text"], instruct=INSTRUCT)
+    ids = tokenizer.encode(text, instruct=INSTRUCT)
     prompts = PromptBuilder(loaded.config, embeddings)
     assert_same_prompt(
         prompts.build(ids, prompts.resolve(request)),
@@ -135,7 +137,8 @@ def test_prompt_from_files_equals_the_official_one(
         speaker="Dylan",
         instruct=INSTRUCT if "1.7b" in name else None,
         non_streaming_mode=FEEDS[text_feed],
-        **options,
+        text=text,
+        language=language,
     )
 
 
@@ -182,7 +185,7 @@ def test_an_open_text_ends_up_as_the_whole_one(request, toy, num_first):
     ids = toy.tokenizer.encode(TEXT)
     begun = toy.builder.build(
         replace(ids, body=ids.body[:num_first]),
-        toy.builder.resolve(SpeechRequest(text=None, text_feed="stepwise")),
+        toy.builder.resolve(SpeechOptions(text_feed="stepwise")),
         text_open=True,
     )
     late = toy.builder.text_rows(ids.body[num_first:])
@@ -196,16 +199,16 @@ def test_a_prompt_is_not_built_before_all_text_that_it_needs_is_there(base_toy, 
         (base_toy, {"voice": clone(num_frames=5)}),
         (custom_voice_toy, {"text_feed": "full"}),
     ):
-        toy.builder.resolve(SpeechRequest(text=None, **options))
+        toy.builder.resolve(SpeechOptions(**options))
         with pytest.raises(AssertionError, match="must be complete"):
             toy.build(**options, text_open=True)
-    base_toy.builder.resolve(SpeechRequest(text=None, voice=clone()))
+    base_toy.builder.resolve(SpeechOptions(voice=clone()))
 
 
 def test_a_prompt_needs_a_text_token(base_toy):
     ids = base_toy.tokenizer.encode(TEXT)
     with pytest.raises(EmptyText):
-        base_toy.builder.build(replace(ids, body=ids.body[:0]), SpeechRequest(text=None))
+        base_toy.builder.build(replace(ids, body=ids.body[:0]), SpeechOptions())
 
 
 # ---- constants -------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from prompt_toys import DIALECTS, HIDDEN_SIZE, INSTRUCT, LANGUAGES, NUM_CODE_GROUPS, TEXT, clone
+from prompt_toys import DIALECTS, HIDDEN_SIZE, INSTRUCT, LANGUAGES, NUM_CODE_GROUPS, clone
 
 from qwen_megakernel.decoders.prompt import PromptBuilder
 from qwen_megakernel.errors import (
@@ -17,7 +17,7 @@ from qwen_megakernel.errors import (
     UnknownVoice,
     VoiceMismatch,
 )
-from qwen_megakernel.records import SpeechRequest
+from qwen_megakernel.speech_options import SpeechOptions
 from qwen_megakernel.voice import Voice
 
 # ---- names -----------------------------------------------------------------------------------
@@ -51,12 +51,12 @@ def test_languages_are_listed_without_dialects(custom_voice_toy):
 
 def test_an_unknown_language_is_refused_with_a_suggestion(custom_voice_toy):
     with pytest.raises(UnknownLanguage) as caught:
-        custom_voice_toy.builder.resolve(SpeechRequest(text=TEXT, language="Englich"))
+        custom_voice_toy.builder.resolve(SpeechOptions(language="Englich"))
     assert caught.value.what.startswith('Unknown language "Englich". Known: auto, chinese (zh), ')
     assert caught.value.hint == 'Did you mean "english"?'
     for unknown in ("Klingon", "nl-NL", "", "e"):
         with pytest.raises(UnknownLanguage, match="Known: auto"):
-            custom_voice_toy.builder.resolve(SpeechRequest(text=TEXT, language=unknown))
+            custom_voice_toy.builder.resolve(SpeechOptions(language=unknown))
 
 
 def test_a_code_of_a_language_the_checkpoint_lacks_is_refused(custom_voice_toy):
@@ -65,30 +65,30 @@ def test_a_code_of_a_language_the_checkpoint_lacks_is_refused(custom_voice_toy):
     config = replace(config, talker=replace(config.talker, dialects={}))
     builder = PromptBuilder(config, custom_voice_toy.embeddings)
     with pytest.raises(UnknownLanguage, match=r"Known: auto, english \(en\)\."):
-        builder.resolve(SpeechRequest(text=TEXT, language="zh"))
+        builder.resolve(SpeechOptions(language="zh"))
 
 
 @pytest.mark.parametrize("dialect", DIALECTS.values())
 def test_a_dialect_is_no_language(custom_voice_toy, dialect):
     with pytest.raises(UnknownLanguage, match="comes with its speaker"):
-        custom_voice_toy.builder.resolve(SpeechRequest(text=TEXT, language=dialect))
+        custom_voice_toy.builder.resolve(SpeechOptions(language=dialect))
 
 
 def test_an_unknown_voice_is_refused_with_the_list(custom_voice_toy, base_toy, voice_design_toy):
     with pytest.raises(
         UnknownVoice, match=r'voice "alloy".*aiden, dylan, eric, ono_anna, .*vivian'
     ):
-        custom_voice_toy.builder.resolve(SpeechRequest(text=TEXT, voice="alloy"))
+        custom_voice_toy.builder.resolve(SpeechOptions(voice="alloy"))
     for toy in (base_toy, voice_design_toy):
         with pytest.raises(UnknownVoice, match=r"This model has: \(none\)"):
-            toy.builder.resolve(SpeechRequest(text=TEXT, voice="ryan"))
+            toy.builder.resolve(SpeechOptions(voice="ryan"))
 
 
 def test_a_request_is_resolved_once_for_the_checkpoint(custom_voice_toy, base_toy):
-    asked = SpeechRequest(TEXT, voice=Voice("RYAN"), language="en", instruct=" ")
+    asked = SpeechOptions(voice=Voice("RYAN"), language="en", instruct=" ")
     found = custom_voice_toy.builder.resolve(asked)
     assert found == replace(asked, voice="ryan", instruct=None, text_feed="full")
-    assert base_toy.builder.resolve(SpeechRequest(TEXT)).text_feed == "stepwise"
+    assert base_toy.builder.resolve(SpeechOptions()).text_feed == "stepwise"
 
 
 # ---- tasks -------------------------------------------------------------------------------------
@@ -97,13 +97,13 @@ def test_a_request_is_resolved_once_for_the_checkpoint(custom_voice_toy, base_to
 def test_only_base_clones(custom_voice_toy, voice_design_toy):
     for toy in (custom_voice_toy, voice_design_toy):
         with pytest.raises(TaskError, match="Voice 'mario' was made from a recording"):
-            toy.builder.resolve(SpeechRequest(text=TEXT, voice=clone()))
+            toy.builder.resolve(SpeechOptions(voice=clone()))
 
 
 def test_base_takes_no_instruct(base_toy):
     with pytest.raises(TaskError, match="no instruct"):
-        base_toy.builder.resolve(SpeechRequest(text=TEXT, instruct=INSTRUCT))
-    base_toy.builder.resolve(SpeechRequest(text=TEXT, instruct=" "))
+        base_toy.builder.resolve(SpeechOptions(instruct=INSTRUCT))
+    base_toy.builder.resolve(SpeechOptions(instruct=" "))
 
 
 def test_base_without_voice_warns_once(make_toy, caplog):
@@ -122,7 +122,7 @@ def test_a_voice_of_another_width_is_refused(base_toy):
     with pytest.raises(
         VoiceMismatch, match=r"'mario' is 32-dim; the loaded model \(0b6\) is 16-dim"
     ):
-        base_toy.builder.resolve(SpeechRequest(text=TEXT, voice=voice))
+        base_toy.builder.resolve(SpeechOptions(voice=voice))
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_voice_of_another_width_is_refused(base_toy):
 )
 def test_a_damaged_voice_is_refused(base_toy, changes, message):
     with pytest.raises(RecordingError, match=message):
-        base_toy.builder.resolve(SpeechRequest(text=TEXT, voice=clone(4, **changes)))
+        base_toy.builder.resolve(SpeechOptions(voice=clone(4, **changes)))
 
 
 def test_a_dialect_without_id_is_refused_at_load(custom_voice_toy):

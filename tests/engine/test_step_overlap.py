@@ -23,7 +23,8 @@ from qwen_megakernel.engine.stages import Stages
 from qwen_megakernel.engine.step_loop import StepLoop
 from qwen_megakernel.engine.stream_state import StreamState
 from qwen_megakernel.errors import GenerationError
-from qwen_megakernel.records import SpeechRequest, StepResult
+from qwen_megakernel.records import StepResult
+from qwen_megakernel.speech_options import SpeechOptions
 from qwen_megakernel.text.parts import TextPart
 
 LONG_TEXT = " ".join(f"This is sentence number {index} of a long text." for index in range(12))
@@ -126,7 +127,7 @@ def speak(monkeypatch):
         monkeypatch.setattr(StreamState, "deliver", recording_deliver)
         states = []
         for _ in range(num_streams):
-            request = SpeechRequest("x", chunk_frames=4)
+            request = SpeechOptions(chunk_frames=4)
             text = closed_text(request, TextPart.whole(torch.arange(9)))
             state = StreamState(request, text, loop.wake, loop.interrupt, 24000)
             states.append(state)

@@ -37,7 +37,7 @@ from qwen_megakernel.errors import (
     OutOfMemory,
 )
 from qwen_megakernel.gpu import driver
-from qwen_megakernel.records import SpeechRequest
+from qwen_megakernel.speech_options import SpeechOptions
 
 # ---- what a vocoder gives back -------------------------------------------------------------------
 
@@ -160,7 +160,7 @@ def test_a_stream_that_is_collected_at_any_line_of_the_loop_is_not_forgotten():
     decoder = SimpleNamespace(num_slots=1, cancel=lambda: None)
     loop = StepLoop(lambda: Stages(decoder, None, None), on_finished=lambda state: None)
     threading.settrace(None)
-    request = SpeechRequest("a")
+    request = SpeechOptions()
     for lines in itertools.count(1):
         text = closed_text(request)
         text.is_closed = False
@@ -202,7 +202,7 @@ def test_of_two_equal_requests_that_wait_the_right_one_is_cancelled(tts, alone):
 
 
 def state(**facts):
-    request = SpeechRequest("a")
+    request = SpeechOptions()
     made = StreamState(request, closed_text(request), lambda: None, lambda: None, 24000)
     for name, value in facts.items():
         setattr(made, name, value)

@@ -14,10 +14,10 @@ from qwen_megakernel.engine.speech import Speech
 from qwen_megakernel.engine.stages import Stages
 from qwen_megakernel.engine.step_loop import StepLoop
 from qwen_megakernel.engine.stream_state import StreamState
-from qwen_megakernel.records import AudioChunk, SpeechRequest
+from qwen_megakernel.records import AudioChunk
 from qwen_megakernel.sound.chain import new_chain
 from qwen_megakernel.sound.chunks import HeardChunks
-from qwen_megakernel.speech_options import SoundOptions
+from qwen_megakernel.speech_options import SoundOptions, SpeechOptions
 from qwen_megakernel.text.parts import TextPart
 
 NOTHING = torch.zeros(0, dtype=torch.int64)
@@ -49,7 +49,7 @@ def room(monkeypatch):
         table = SlotTable(len(streams), on_finished=lambda state: None, look_again=lambda: None)
         vocoder = Vocoder(log)
         for buffered_s, num_frames in streams.values():
-            request = SpeechRequest(TEXT, first_chunk_frames=num_frames, chunk_frames=num_frames)
+            request = SpeechOptions(first_chunk_frames=num_frames, chunk_frames=num_frames)
             text = closed_text(request, TextPart.whole(torch.arange(9)))
             state = StreamState(request, text, None, None, RATE)
             table.waiting.append(state)
@@ -79,7 +79,7 @@ def room(monkeypatch):
 def state_of(**sound) -> StreamState:
     """A stream whose sound is changed on its way to the reader."""
     options = SoundOptions(**sound)
-    request = SpeechRequest(TEXT, sound=options)
+    request = SpeechOptions(sound=options)
     state = StreamState(request, closed_text(request), None, None, RATE)
     state.heard = HeardChunks(new_chain(options, RATE), RATE)
     return state

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from qwen_megakernel.errors import TextTooLong, TokenOrderError, UsageError
-from qwen_megakernel.records import Prefill, SpeechRequest, TextIds
+from qwen_megakernel.records import Prefill, TextIds
 from qwen_megakernel.sheen.decoder import NO_IDS, Prompts, SheenDecoder, num_positions
 from qwen_megakernel.sheen.tokens import AudioTokens
-from qwen_megakernel.speech_options import Sampling
+from qwen_megakernel.speech_options import Sampling, SpeechOptions
 
 TOKENS = AudioTokens(first_id=10, codebook_size=8)
 PROMPT = Prefill(torch.tensor([1, 2, TOKENS.start_id]), NO_IDS, NO_IDS)
@@ -179,9 +179,9 @@ def test_a_token_out_of_order_ends_its_stream_and_no_other():
 def test_a_prompt_has_all_of_its_text():
     ids = TextIds(NO_IDS, PROMPT.embeds[:-1])
     prompts = Prompts(TOKENS)
-    assert torch.equal(prompts.build(ids, SpeechRequest(None)).embeds, PROMPT.embeds)
+    assert torch.equal(prompts.build(ids, SpeechOptions()).embeds, PROMPT.embeds)
     with pytest.raises(AssertionError, match="must be complete"):
-        prompts.build(ids, SpeechRequest(None), text_open=True)
+        prompts.build(ids, SpeechOptions(), text_open=True)
 
 
 def test_what_does_not_fit_is_refused():

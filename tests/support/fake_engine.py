@@ -7,7 +7,6 @@ audio it hears and how much of the text was spoken.
 import asyncio
 import copy
 from collections import deque
-from dataclasses import replace
 from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
@@ -26,8 +25,9 @@ from qwen_megakernel.errors import (
     UsageError,
 )
 from qwen_megakernel.marking import Marking
-from qwen_megakernel.records import AudioChunk, SpeechRequest
+from qwen_megakernel.records import AudioChunk
 from qwen_megakernel.sound.chunks import new_chunks
+from qwen_megakernel.speech_options import SpeechOptions
 from qwen_megakernel.text.languages import resolve_language, supported_languages
 from qwen_megakernel.text.parts import TextPart
 from qwen_megakernel.text.reading.reader import Reading, TextReader
@@ -123,10 +123,10 @@ class FakeEngine:
             raise UsageError("text or text_open")
         if text is not None and unspeakable(text):
             raise EmptyText("empty")
-        request = replace(SpeechRequest(None, seed=7), text=text).override(**options)
+        request = SpeechOptions(seed=7).override(**options)
         resolve_language(request.language, self.languages)
         reader = self._reading.reader(request.normalize, request.language, request.lexicon)
-        stream = FakeStream(self, request, reader)
+        stream = FakeStream(self, text, request, reader)
         stream.text_format = request.text_format  # recorded, but ignored
         stream.conversation = conversation  # recorded, but ignored
         stream.find_voice = find_voice  # recorded, but ignored
@@ -171,13 +171,19 @@ class ExactTimes(SpeechTimer):
 class FakeStream:
     """One request."""
 
-    def __init__(self, engine: FakeEngine, request: SpeechRequest, reader: TextReader | None):
+    def __init__(
+        self,
+        engine: FakeEngine,
+        text: str | None,
+        request: SpeechOptions,
+        reader: TextReader | None,
+    ):
         self.engine, self.request, self.reader = engine, request, reader
         self.seed, self.finish_reason = request.seed, None
-        self._spoken = self.written = request.text or ""
-        if reader and request.text is not None:
-            self._spoken = reader.whole(request.text)
-        self.text_ended = request.text is not None
+        self._spoken = self.written = text or ""
+        if reader and text is not None:
+            self._spoken = reader.whole(text)
+        self.text_ended, self._is_whole = text is not None, text is not None
         self._sent: list[bytes] = []
         self.num_frames = 0
         self.cancelled = False
@@ -215,7 +221,7 @@ class FakeStream:
             num_tokens=count_letters(self._spoken),
             num_parts=1,
             drifts=self.drifts,
-            planned_parts=None if self.request.text is None else 1,
+            planned_parts=1 if self._is_whole else None,
             _spoken=self.spoken,
         )
 

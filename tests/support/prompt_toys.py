@@ -15,7 +15,7 @@ from tolerances import PROMPT_F32
 
 from qwen_megakernel.checkpoint.config import parse_model_config
 from qwen_megakernel.decoders.prompt import PromptBuilder
-from qwen_megakernel.records import SpeechRequest
+from qwen_megakernel.speech_options import SpeechOptions
 from qwen_megakernel.text.tokenizer import TextTokenizer
 from qwen_megakernel.voice import Voice
 from tools.validation import official
@@ -170,8 +170,8 @@ class Toy:
         raise Handover(inputs)
 
     def build(self, text_open: bool = False, **request):
-        """Return the prompt of `SpeechRequest(**request)`."""
-        request = SpeechRequest(text=TEXT, **request)
+        """Return the prompt of `SpeechOptions(**request)`."""
+        request = SpeechOptions(**request)
         voice = request.voice
         transcript = voice.transcript if isinstance(voice, Voice) else None
         ids = self.tokenizer.encode(TEXT, instruct=request.instruct, transcript=transcript)

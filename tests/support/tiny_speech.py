@@ -7,7 +7,8 @@ import torch
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.engine.speech import Speech
 from qwen_megakernel.engine.stream import SpeechStream
-from qwen_megakernel.records import SpeechRequest, TextIds
+from qwen_megakernel.records import TextIds
+from qwen_megakernel.speech_options import SpeechOptions
 from qwen_megakernel.text.intake import TextIntake
 from qwen_megakernel.text.parts import TextEncoding, TextPart
 from qwen_megakernel.text.request_text import RequestText
@@ -50,7 +51,7 @@ def feed_and_end(stream: SpeechStream, *pieces: str) -> SpeechStream:
     return stream
 
 
-def closed_text(request: SpeechRequest, *parts: TextPart) -> TextIntake:
+def closed_text(request: SpeechOptions, *parts: TextPart) -> TextIntake:
     """Return a complete text that consists of these parts."""
     nothing = torch.empty(0, dtype=torch.int64)
     encoding = TextEncoding(request, TextIds(nothing, nothing), lambda _: nothing, None)

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.errors import EmptyText, MarkupError, TextTooLong
-from qwen_megakernel.records import SpeechRequest, TextIds
+from qwen_megakernel.records import TextIds
+from qwen_megakernel.speech_options import SpeechOptions
 from qwen_megakernel.text.cleaning import MAX_CHARS, clean, visible
 from qwen_megakernel.text.intake import TextIntake, new_intake
 from qwen_megakernel.text.parts import (
@@ -40,11 +41,14 @@ def intake(text: str | None = None, *, waits: bool = False, **options: str) -> T
     """Return an intake; with a text, it has taken it. With `waits`, its parts grow unseen."""
     nothing = TextIds(encode(""), encode(""))
     open_part_chars = WAITING_PART_CHARS if waits else (250, 500)
-    request = SpeechRequest(text, **options)  # type: ignore[arg-type]
+    request = SpeechOptions(**options)  # type: ignore[arg-type]
     encoding = TextEncoding(
         request, nothing, encode, None if waits else Letters, open_part_chars=open_part_chars
     )
-    made = new_intake(request, lambda _: encoding, Reading(), languages=["english"])
+    is_whole = text is not None
+    made = new_intake(
+        request, lambda _: encoding, Reading(), is_whole=is_whole, languages=["english"]
+    )
     if text is not None:
         made.feed(text)
         made.end()

@@ -22,7 +22,7 @@ from qwen_megakernel.errors import (
     TextTooLong,
     UsageError,
 )
-from qwen_megakernel.records import SpeechRequest
+from qwen_megakernel.speech_options import SpeechOptions
 from qwen_megakernel.text.cleaning import MAX_CHARS, clean, validate
 from qwen_megakernel.text.sentences import unspeakable
 from qwen_megakernel.text.tokenizer import TextTokenizer
@@ -357,7 +357,7 @@ def test_an_ended_stream_takes_nothing(tokenizer):
 
 def test_an_open_text_has_the_role_and_instruct_of_a_whole_one(tokenizer):
     whole = tokenizer.encode("Hello world", instruct="Whisper.")
-    begun = tokenizer.encoding(SpeechRequest(None, instruct="Whisper.")).prompt_ids
+    begun = tokenizer.encoding(SpeechOptions(instruct="Whisper.")).prompt_ids
     assert begun.role.tolist() == whole.role.tolist()
     assert begun.instruct.tolist() == whole.instruct.tolist()
     assert not len(begun.body)

@@ -22,8 +22,7 @@ from qwen_megakernel.audio import to_int16
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.cli import main
 from qwen_megakernel.errors import DatasetError, ModelFilesError, OutputError, UsageError
-from qwen_megakernel.records import SpeechRequest
-from qwen_megakernel.speech_options import Sampling
+from qwen_megakernel.speech_options import Sampling, SpeechOptions
 from qwen_megakernel.text.tokenizer import TextTokenizer
 from qwen_megakernel.training import own_speech, speech_job, trained_voice
 from qwen_megakernel.training.job import EVENTS
@@ -56,7 +55,7 @@ def peft_is_there(request):
 def greedy(loaded, text, voice, feed, num_frames):
     ids = TextTokenizer(loaded.files.folder, loaded.config).encode(text)
     how = Sampling.greedy()
-    request = SpeechRequest(text=None, voice=voice, text_feed=feed, sampling=how)
+    request = SpeechOptions(voice=voice, text_feed=feed, sampling=how)
     return own_speech.draw(loaded, ids, request, num_frames, CPU, torch.float32)
 
 
@@ -109,7 +108,7 @@ def test_a_merged_voice_has_the_logits_of_the_trained_model(job, samples, tmp_pa
     base = SpeechModel(loading.load(loading.resolve(BASE)), dtype=torch.float64)
     with torch.no_grad():
         for feed in ("stepwise", "full"):
-            request = SpeechRequest(text=None, voice=voice, text_feed=feed)
+            request = SpeechOptions(voice=voice, text_feed=feed)
             wanted = trained(spoken.ids, request, spoken.codes)
             before = base(spoken.ids, request, spoken.codes)
             found = merged(spoken.ids, replace(request, voice="anna"), spoken.codes)
@@ -231,7 +230,7 @@ def test_each_evaluation_speaks_as_the_merged_voice_does(job, tmp_path, method, 
     merge(job.output, tmp_path / "merged")
     loaded = loading.load(loading.resolve(tmp_path / "merged"))
     ids = TextTokenizer(loaded.files.folder, loaded.config).encode(text)
-    request = SpeechRequest(text=None, voice="anna", sampling=loaded.sampling)
+    request = SpeechOptions(voice="anna", sampling=loaded.sampling)
     merged = own_speech.speak(loaded, ids, request, seconds, CPU, torch.float32)
     early, late = (soundfile.read(path, dtype="int16")[0] for path in paths)
     assert np.array_equal(late, to_int16(merged)) and not np.array_equal(late, early)

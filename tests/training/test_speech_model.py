@@ -13,8 +13,7 @@ from qwen_megakernel.decoders import frame_decoder
 from qwen_megakernel.decoders.plain import PlainDecoder
 from qwen_megakernel.decoders.prompt import PromptBuilder
 from qwen_megakernel.decoders.slots import DecoderSizes
-from qwen_megakernel.records import SpeechRequest
-from qwen_megakernel.speech_options import Sampling
+from qwen_megakernel.speech_options import Sampling, SpeechOptions
 from qwen_megakernel.text.tokenizer import TextTokenizer
 from qwen_megakernel.training import speech_model
 from qwen_megakernel.voice import Voice
@@ -35,7 +34,7 @@ class Case:
         x_vector = torch.randn(config.talker.stack.hidden_size, generator=generator).numpy()
         self.ids = TextTokenizer(loaded.files.folder, config).encode("Hello there, you.")
         voice = Voice("anna", x_vector)
-        self.request = SpeechRequest(text=None, voice=voice, language="en", text_feed=text_feed)
+        self.request = SpeechOptions(voice=voice, language="en", text_feed=text_feed)
         sizes = DecoderSizes(1, 256, 64, device=CPU, dtype=torch.float64)
         with patch.object(frame_decoder, "check_dtypes"):  # exact, but for the logits' own dtype
             decoder = PlainDecoder(loaded, sizes)

@@ -27,7 +27,7 @@ from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.checkpoint.loading import DEMO_VOICE, Checkpoint
 from qwen_megakernel.cli import parsing
 from qwen_megakernel.cloning.voice_library import VoiceLibrary
-from qwen_megakernel.records import SpeechRequest
+from qwen_megakernel.speech_options import SpeechOptions
 from qwen_megakernel.text.tokenizer import TextTokenizer
 from qwen_megakernel.training import own_speech
 from qwen_megakernel.training.speech_model import SpeechModel
@@ -129,7 +129,7 @@ def recordings(
 def say(model: Checkpoint, sentences: Sequence[str]) -> Said:
     """Let a model say sentences as its checkpoint samples."""
     tokenizer = TextTokenizer(model.files.folder, model.config)
-    how = SpeechRequest(text=None, voice=SPEAKER, sampling=model.sampling)
+    how = SpeechOptions(voice=SPEAKER, sampling=model.sampling)
     cpu, codes, ended = torch.device("cpu"), [], []
     for sentence in tqdm(sentences, desc="sentences", leave=False):
         ids = tokenizer.encode(sentence)

@@ -30,7 +30,7 @@ from qwen_megakernel.choices import WEIGHTS, WEIGHTS_HELP
 from qwen_megakernel.cli import parsing
 from qwen_megakernel.decoders.backends import choose_backend, load_decoder
 from qwen_megakernel.decoders.prompt import PromptBuilder
-from qwen_megakernel.records import SpeechRequest
+from qwen_megakernel.speech_options import SpeechOptions
 from qwen_megakernel.text.tokenizer import TextTokenizer
 from qwen_megakernel.vocoder.vocoder import Vocoder
 from tools.demo_voice import features, shards
@@ -108,9 +108,9 @@ class Reader:
         """Return a sentence's codes [num_frames, num_codes], and whether it ended by itself.
 
         Args:
-            request: fields of `SpeechRequest`; the sampling is the checkpoint's unless given.
+            request: fields of `SpeechOptions`; the sampling is the checkpoint's unless given.
         """
-        wanted = SpeechRequest(text=text, **{"sampling": self.checkpoint.sampling} | request)
+        wanted = SpeechOptions(**{"sampling": self.checkpoint.sampling} | request)
         prompt = self._prompts.build(self._tokenizer.encode(text), self._prompts.resolve(wanted))
         self._decoder.prefill(0, prompt, wanted.sampling, seed=wanted.seed, part=0)
         result = self._decoder.step([0], max_frames)

@@ -19,8 +19,8 @@ from qwen_megakernel.decoders.plain import PlainDecoder
 from qwen_megakernel.decoders.prompt import PromptBuilder
 from qwen_megakernel.decoders.sampling import MIN_FRAMES, penalize
 from qwen_megakernel.errors import OutputError, UsageError
-from qwen_megakernel.records import Prefill, SpeechRequest
-from qwen_megakernel.speech_options import Sampling
+from qwen_megakernel.records import Prefill
+from qwen_megakernel.speech_options import Sampling, SpeechOptions
 from qwen_megakernel.text.tokenizer import TextTokenizer
 from tools.validation import official
 
@@ -106,7 +106,7 @@ def plain_cases(loaded: Checkpoint, decoder: PlainDecoder, num_steps: int) -> li
         left = num_steps - sum(len(case.codes) for case in cases)
         if left <= 0:
             break
-        request = SpeechRequest(text, voice=_speaker(loaded), text_feed="stepwise")
+        request = SpeechOptions(voice=_speaker(loaded), text_feed="stepwise")
         prefill = prompts.build(tokenizer.encode(text), prompts.resolve(request))
         case = Case(
             prefill.embeds, prefill.trailing_text, prefill.pad_embed, *(torch.empty(0),) * 4
@@ -196,7 +196,7 @@ def plain_prompts(
     tokenizer = TextTokenizer(loaded.files.folder, loaded.config)
     built = []
     for text in TEXTS[:count]:
-        request = SpeechRequest(text, voice=_speaker(loaded), text_feed="stepwise")
+        request = SpeechOptions(voice=_speaker(loaded), text_feed="stepwise")
         prefill = prompts.build(tokenizer.encode(text), prompts.resolve(request))
         built.append((prefill.embeds, prefill.trailing_text))
     return built

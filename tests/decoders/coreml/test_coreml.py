@@ -29,8 +29,7 @@ from qwen_megakernel.decoders.quantization import QuantizedMatrix
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.engine.speech import Speech
 from qwen_megakernel.errors import MissingPackageError, OutputError, SetupError, UsageError
-from qwen_megakernel.records import SpeechRequest
-from qwen_megakernel.speech_options import Sampling
+from qwen_megakernel.speech_options import Sampling, SpeechOptions
 from qwen_megakernel.text.tokenizer import TextTokenizer
 from qwen_megakernel.vocoder.vocoder import Vocoder
 
@@ -171,7 +170,7 @@ def test_an_app_that_follows_the_page_speaks(converted):
     plain = plain_decoder(loaded)
     ids = TextTokenizer(loaded.files.folder, loaded.config).encode("Hi.")
     prompts = PromptBuilder(loaded.config, plain.embeddings)
-    prefill = prompts.build(ids, prompts.resolve(SpeechRequest("Hi.")))
+    prefill = prompts.build(ids, prompts.resolve(SpeechOptions()))
     text = [*prefill.trailing_text, *[prefill.pad_embed] * num_frames]
     plain.prefill(0, prefill, greedy, seed=0, part=0)
     expected = plain.step([0], num_frames).codes[0]
