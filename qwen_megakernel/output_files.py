@@ -5,7 +5,7 @@ import errno
 import fcntl
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -60,21 +60,30 @@ def check_folder(folder: Path) -> None:
 
 
 @contextmanager
-def held(path: Path) -> Iterator[None]:
+def held(
+    path: Path, flags: int = os.O_RDONLY, before_wait: Callable[[], object] | None = None
+) -> Iterator[None]:
     """Hold a file or a folder, so that one process at a time writes it.
 
+    Args:
+        flags: of `os.open`.
+        before_wait: called if another process holds it, which is then waited for.
     Raises:
-        OutputError: another process holds it.
+        OutputError: another process holds it, and there is no `before_wait`.
     """
-    handle = os.open(path, os.O_RDONLY)
+    handle = os.open(path, flags, 0o600)
     try:
         with suppress(OSError):  # of a file system without locks
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise OutputError(
-                    f"Another process is writing {path}.", hint="Wait for it, or write elsewhere."
-                ) from error
+                if before_wait is None:
+                    raise OutputError(
+                        f"Another process is writing {path}.",
+                        hint="Wait for it, or write elsewhere.",
+                    ) from error
+                before_wait()
+                fcntl.flock(handle, fcntl.LOCK_EX)  # Ctrl-C ends the wait
         yield
     finally:
         os.close(handle)
@@ -90,12 +99,14 @@ def why_unwritable(path: Path, error: OSError | ValueError) -> str:
 
 
 @contextmanager
-def writing(place: object) -> Iterator[None]:
-    """Turn an OSError of the block into an OutputError that names the place and the reason."""
+def writing(place: object, *others: type[Exception]) -> Iterator[None]:
+    """Turn an OSError of the block into an OutputError that names the place and the reason; so is
+    an error of a library that has its `others` for a full disk."""
     try:
         yield
-    except OSError as error:
-        raise OutputError(f"Cannot write {place}: {error.strerror or error}.") from error
+    except (OSError, *others) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise OutputError(f"Cannot write {place}: {reason}.") from error
 
 
 def new_partial(path: Path, mode: int = 0o666) -> Path:

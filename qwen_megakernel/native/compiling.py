@@ -7,9 +7,7 @@ A library in the cache becomes code of this process, so the cache is refused if 
 this one and root could have written any of the files that are used.
 """
 
-import contextlib
 import ctypes
-import fcntl
 import hashlib
 import importlib.util
 import os
@@ -22,13 +20,13 @@ import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from qwen_megakernel import PACKAGE_FOLDER
 from qwen_megakernel.errors import BuildError
-from qwen_megakernel.output_files import cache_folder
+from qwen_megakernel.output_files import cache_folder, held
 from qwen_megakernel.printable import get_logger
 
 logger = get_logger(__name__)
@@ -165,7 +163,10 @@ def _compiled(recipe: Recipe) -> Path:
     build_cache().parent.mkdir(parents=True, exist_ok=True)
     build_cache().mkdir(mode=0o700, exist_ok=True)
     _check_owner(build_cache(), may_be_link=True)
-    with _lock(build_cache() / f"{key}.lock", recipe.name):
+    _check_owner(lock := build_cache() / f"{key}.lock")
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+    message = "Another process compiles %s; waiting for it ..."
+    with held(lock, flags, lambda: logger.info(message, recipe.name)):
         if _is_intact(library):  # another process built it during the wait
             return library
         if folder.exists():
@@ -274,19 +275,6 @@ def _check_owner(path: Path, *, may_be_link: bool = False) -> None:
     )
 
 
-@contextlib.contextmanager
-def _lock(path: Path, name: str) -> Iterator[None]:
-    """Hold the lock of a library, so that one process at a time builds it."""
-    _check_owner(path)
-    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            logger.info("Another process compiles %s; waiting for it ...", name)
-            fcntl.flock(file, fcntl.LOCK_EX)  # Ctrl-C ends the wait
-        yield
-
-
 def _output_of(build: subprocess.Popen[str], limit_seconds: float) -> str:
     """Wait for a build and return its output; every few seconds, log that it still runs."""
     started = time.monotonic()
@@ -351,19 +339,15 @@ def _compile(work: Path, recipe: Recipe, ninja: str) -> None:
         kept.write_text(log)
         for line in log.splitlines()[-20:]:
             logger.debug("%s", line)
-        failed = _failed_unit(log, recipe.units)
+        match = re.search(r"^FAILED: .*?(\w+)\.o\b", log, re.MULTILINE)
+        names = {path.stem: path.name for path in recipe.units}
+        failed = names.get(match[1] if match else "", "linking")
         raise BuildError(
             f"{recipe.compiler} failed on {failed} (exit {build.returncode}).",
             f"Its output is in {kept}; --debug prints the end of it.",
         )
     library = work / recipe.library
     (work / "sha256").write_text(hashlib.sha256(library.read_bytes()).hexdigest())
-
-
-def _failed_unit(log: str, units: Sequence[Path]) -> str:
-    match = re.search(r"^FAILED: .*?(\w+)\.o\b", log, re.MULTILINE)
-    names = {path.stem: path.name for path in units}
-    return names.get(match[1], "linking") if match else "linking"
 
 
 def _escape(path: str | Path) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +19,8 @@ import torch
 from safetensors import SafetensorError
 
 from qwen_megakernel.checkpoint.config_fields import Keys, Limits, read_json
-from qwen_megakernel.errors import ModelFilesError, OutputError, UnsupportedModel
+from qwen_megakernel.errors import ModelFilesError, UnsupportedModel
+from qwen_megakernel.output_files import writing
 from qwen_megakernel.records import Files
 from qwen_megakernel.sheen.codec import CONFIG, WEIGHTS, find_snac, read_snac_config
 from qwen_megakernel.sheen.tokens import AudioTokens, find_audio_tokens
@@ -140,8 +142,9 @@ def save(
     )
     model.config.eos_token_id = tokens.end_id
     draft = folder / ".new"
-    try:
+    with writing(folder, SafetensorError), ExitStack() as cleanup:
         shutil.rmtree(draft, ignore_errors=True)  # of a run that was killed
+        cleanup.callback(shutil.rmtree, draft, ignore_errors=True)
         model.save_pretrained(draft)
         tokenizer.save_pretrained(draft)
         for place in (draft, folder):
@@ -155,11 +158,6 @@ def save(
         (folder / SHEEN_CONFIG).unlink(missing_ok=True)
         for path in files:
             os.replace(path, folder / path.relative_to(draft))
-    except (OSError, SafetensorError) as error:  # safetensors has its own for a full disk
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise OutputError(f"Cannot write {folder}: {reason}.") from error
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
 
 
 def audio_tokens(folder: Path, tokenizer: PreTrainedTokenizerBase) -> AudioTokens:

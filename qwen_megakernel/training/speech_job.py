@@ -18,10 +18,10 @@ from qwen_megakernel.checkpoint.loading import CODEC_FOLDER, CONFIG, WEIGHTS, Ch
 from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX
 from qwen_megakernel.choices import SAMPLE_TEXT
 from qwen_megakernel.cloning.voice_library import VoiceLibrary
-from qwen_megakernel.errors import OutputError, UsageError
+from qwen_megakernel.errors import UsageError
 from qwen_megakernel.gpu.driver import find_device
 from qwen_megakernel.marking import Marking
-from qwen_megakernel.output_files import replacing
+from qwen_megakernel.output_files import replacing, writing
 from qwen_megakernel.records import TextIds
 from qwen_megakernel.speech_options import SpeechOptions
 from qwen_megakernel.text.tokenizer import TextTokenizer
@@ -186,18 +186,14 @@ def merge(
         TALKER_PREFIX + key: tensors.get(key, value).to(dtype or value.dtype).contiguous()
         for key, value in base.talker.items()
     }
-    try:
-        with loading.new_folder(output) as draft:
-            draft.mkdir(parents=True)
-            for path in base.files.folder.iterdir():
-                if path.is_file() and path.name not in (CONFIG, WEIGHTS):
-                    shutil.copy(path, draft)
-            shutil.copytree(base.files.speech_tokenizer, draft / CODEC_FOLDER)
-            (draft / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-            save_file(stored, draft / WEIGHTS, {"format": "pt"})
-    except (OSError, SafetensorError) as error:  # safetensors has its own for a full disk
-        reason = getattr(error, "strerror", None) or error
-        raise OutputError(f"Cannot write {output}: {reason}.") from error
+    with writing(output, SafetensorError), loading.new_folder(output) as draft:
+        draft.mkdir(parents=True)
+        for path in base.files.folder.iterdir():
+            if path.is_file() and path.name not in (CONFIG, WEIGHTS):
+                shutil.copy(path, draft)
+        shutil.copytree(base.files.speech_tokenizer, draft / CODEC_FOLDER)
+        (draft / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        save_file(stored, draft / WEIGHTS, {"format": "pt"})
 
 
 def _write_voice(job: TuneJob, options: TuneOptions, trainer: SpeechTrainer, voice: Voice) -> None:
@@ -208,15 +204,12 @@ def _write_voice(job: TuneJob, options: TuneOptions, trainer: SpeechTrainer, voi
     )
     if options.method == "lora":
         texts[ADAPTER_CONFIG] = json.dumps(trainer.adapter_config(job.model), indent=2) + "\n"
-    try:
+    with writing(job.output, SafetensorError):
         for name, text in texts.items():
             with replacing(job.output / name) as draft:
                 draft.write_text(text, encoding="utf-8")
         with replacing(job.output / (ADAPTER if options.method == "lora" else TENSORS)) as draft:
             save_file(as_saved(trainer.learned()), draft, {"format": "pt"})
-    except (OSError, SafetensorError) as error:  # safetensors has its own for a full disk
-        reason = getattr(error, "strerror", None) or error
-        raise OutputError(f"Cannot write {job.output}: {reason}.") from error
     voice.save(job.output / SPEAKER)
 
 
