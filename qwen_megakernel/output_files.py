@@ -100,11 +100,15 @@ def why_unwritable(path: Path, error: OSError | ValueError) -> str:
 
 @contextmanager
 def writing(place: object, *others: type[Exception]) -> Iterator[None]:
-    """Turn an OSError of the block into an OutputError that names the place and the reason; so is
-    an error of a library that has its `others` for a full disk."""
+    """Turn an OSError of the block into an OutputError that names the place and the reason.
+
+    Args:
+        others: errors that a library raises instead, for a full disk for example.
+    """
+    caught: tuple[type[Exception], ...] = (OSError, *others)
     try:
         yield
-    except (OSError, *others) as error:
+    except caught as error:
         reason = getattr(error, "strerror", None) or error
         raise OutputError(f"Cannot write {place}: {reason}.") from error
 

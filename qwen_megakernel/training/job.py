@@ -99,7 +99,10 @@ def _run(trainer: BaseTrainer, job: BaseJob, write_voice: Callable[[], None], wa
     def save() -> None:
         trainer.save_state(folder / STATE)
         write_voice()
-        _write_losses(folder, trainer.records)
+        with writing(folder / LOSSES), replacing(folder / LOSSES) as partial:
+            lines = "".join(json.dumps(asdict(record)) + "\n" for record in trainer.records)
+            partial.write_text(lines, encoding="utf-8")
+        plot(trainer.records, folder / PLOT)
 
     boards = _open_boards(folder, trainer.step)
 
@@ -131,13 +134,6 @@ def _open_boards(folder: Path, step: int) -> list[SummaryWriter]:
         return [SummaryWriter(folder / EVENTS, purge_step=step + 1)]
     except (ImportError, OSError):
         return []
-
-
-def _write_losses(folder: Path, records: list[StepRecord]) -> None:
-    with writing(folder / LOSSES), replacing(folder / LOSSES) as partial:
-        lines = "".join(json.dumps(asdict(record)) + "\n" for record in records)
-        partial.write_text(lines, encoding="utf-8")
-    plot(records, folder / PLOT)
 
 
 def plot(records: Sequence[StepRecord], path: Path) -> bool:

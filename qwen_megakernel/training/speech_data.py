@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +22,8 @@ from qwen_megakernel.checkpoint.loading import Checkpoint
 from qwen_megakernel.cloning import recordings
 from qwen_megakernel.cloning.voice_library import VoiceLibrary
 from qwen_megakernel.errors import DatasetError
-from qwen_megakernel.training.preparing import (
-    METADATA,
-    Report,
-    Row,
-    encode_rows,
-    find_recording,
-    growing,
-    lines,
-    read_metadata,
-    read_samples,
-    why_no_text,
-)
+from qwen_megakernel.training import preparing
+from qwen_megakernel.training.preparing import METADATA, Report, Row
 
 PREPARE = "train prepare"  # the command that writes a file of them
 
@@ -93,7 +84,7 @@ def read(path: Path) -> list[TrainingSample]:
         DatasetError: the file cannot be read, is empty, or a line is damaged; the error has its
             number.
     """
-    return read_samples(path, parse, PREPARE, "train verify")
+    return preparing.read_samples(path, parse, PREPARE, "train verify")
 
 
 def fitting(sample: TrainingSample, config: ModelConfig, fingerprint: str) -> TrainingSample:
@@ -146,9 +137,10 @@ def list_recordings(place: Path) -> list[Row]:
             raise DatasetError(
                 f"{place} is no JSONL file.", hint=f"Name the folder that holds it: {place.parent}"
             )
-        rows = [_jsonl_row(place, number, line) for number, line in lines(place, "")]
+        rows = [_jsonl_row(place, number, line) for number, line in preparing.lines(place, "")]
     elif (place / METADATA).is_file():
-        rows = [_located(place, row) for row in read_metadata(place / METADATA, is_text=True)]
+        rows = preparing.read_metadata(place / METADATA, is_text=True)
+        rows = [_located(place, row) for row in rows]
     else:
         rows = _read_pairs(place)
     if not rows:
@@ -194,17 +186,13 @@ def prepare(
     library = VoiceLibrary(checkpoint)
     library.check_encoders()
     rows = list_recordings(place)
-    digests: dict[str, str] = {}
-
-    def encode(row: Row) -> tuple[TrainingSample, float]:
-        sample = _encode(row, library)
-        return sample, sample.seconds
+    encode, digests = partial(_encode, library=library), dict[str, str]()
 
     def fault_of(sample: TrainingSample) -> str:
         twin = digests.setdefault(sample.digest, sample.id)
         return "" if twin == sample.id else f"{sample.id} is the same recording as {twin}"
 
-    with growing(output, PREPARE) as has_lines:
+    with preparing.growing(output, PREPARE) as has_lines:
         texts = {}
         for sample in read(output) if has_lines else []:
             fitting(sample, checkpoint.config, library.fingerprint)
@@ -213,33 +201,32 @@ def prepare(
             if not row.fault and row.text != texts.get(row.id, row.text):
                 fault = f"{row.id} is in {output} with another text; delete its line there"
                 rows[at] = replace(row, fault=fault)
-        return encode_rows(
+        return preparing.encode_rows(
             place, rows, output, encode, texts, progress, workers=workers, fault_of=fault_of
         )
 
 
-def _encode(row: Row, library: VoiceLibrary) -> TrainingSample:
+def _encode(row: Row, library: VoiceLibrary) -> tuple[TrainingSample, float]:
     path, label = Path(row.audio), f"{row.source}, line {row.number}: {row.id}"
     samples, rate = recordings.read(path)
     recordings.check(samples, rate, label)  # warns about a clipped recording
     recordings.check_transcript(row.text, recordings.seconds_of_sound(samples, rate), label)
-    return TrainingSample(
-        row.id,
-        row.audio,
-        row.text,
+    sample = TrainingSample(
+        *(row.id, row.audio, row.text),
         library.encode(samples, rate).tolist(),
         library.speaker_row(samples, rate).tolist(),
         hashlib.sha256(np.ascontiguousarray(samples).data).hexdigest()[:32],
         library.fingerprint,
         len(samples) / rate,
     )
+    return sample, sample.seconds
 
 
 def _located(folder: Path, row: Row) -> Row:
     if row.fault:
         return row
     try:
-        return replace(row, audio=str(find_recording(folder, row.id)))
+        return replace(row, audio=str(preparing.find_recording(folder, row.id)))
     except DatasetError as error:
         return replace(row, fault=error.what)
 
@@ -269,6 +256,6 @@ def _read_pairs(folder: Path) -> list[Row]:
             text = source.read_text(encoding="utf-8-sig").strip()
             fault = "" if text else f"{path.stem} has no text"
         except (OSError, UnicodeDecodeError) as error:
-            text, fault = "", f"{source.name} cannot be read: {why_no_text(error)}"
+            text, fault = "", f"{source.name} cannot be read: {preparing.why_no_text(error)}"
         rows.append(Row(1, path.stem, text, fault, source.name, str(path)))
     return rows

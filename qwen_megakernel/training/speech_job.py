@@ -25,24 +25,12 @@ from qwen_megakernel.output_files import replacing, writing
 from qwen_megakernel.records import TextIds
 from qwen_megakernel.speech_options import SpeechOptions
 from qwen_megakernel.text.tokenizer import TextTokenizer
-from qwen_megakernel.training import own_speech, speech_data
+from qwen_megakernel.training import own_speech, speech_data, trained_voice
 from qwen_megakernel.training.job import BaseJob, run_job
 from qwen_megakernel.training.speech_data import TrainingSample
 from qwen_megakernel.training.speech_model import SpeechModel
 from qwen_megakernel.training.speech_trainer import SpeechTrainer, Spoken, TuneOptions, add_adapters
-from qwen_megakernel.training.trained_voice import (
-    ADAPTER,
-    ADAPTER_CONFIG,
-    HELD_OUT,
-    SPEAKER,
-    TENSORS,
-    VOICE,
-    TrainedVoice,
-    as_saved,
-    changed_tensors,
-    check_trainable,
-    merge_tensors,
-)
+from qwen_megakernel.training.trained_voice import TrainedVoice, as_saved
 from qwen_megakernel.training.trainer import NO_WATCH, StepRecord, Watch
 from qwen_megakernel.voice import Voice
 
@@ -131,7 +119,7 @@ class Parts:
             job.model, local_files_only=job.local_files_only, progress=job.progress
         )
         base = loading.load(files)
-        check_trainable(base)
+        trained_voice.check_trainable(base)
         tokenizer = TextTokenizer(files.folder, base.config)
         return Parts(base, tokenizer, VoiceLibrary(base).fingerprint, find_device(job.device))
 
@@ -198,19 +186,21 @@ def merge(
 
 def _write_voice(job: TuneJob, options: TuneOptions, trainer: SpeechTrainer, voice: Voice) -> None:
     described = {"name": voice.name, "model": job.model, "method": options.method}
-    texts = {VOICE: json.dumps(described, indent=2) + "\n"}
-    texts[HELD_OUT] = "".join(
+    texts = {trained_voice.VOICE: json.dumps(described, indent=2) + "\n"}
+    texts[trained_voice.HELD_OUT] = "".join(
         json.dumps({"step": step, "losses": losses}) + "\n" for step, losses in trainer.evaluations
     )
     if options.method == "lora":
-        texts[ADAPTER_CONFIG] = json.dumps(trainer.adapter_config(job.model), indent=2) + "\n"
+        config = trainer.adapter_config(job.model)
+        texts[trained_voice.ADAPTER_CONFIG] = json.dumps(config, indent=2) + "\n"
     with writing(job.output, SafetensorError):
         for name, text in texts.items():
             with replacing(job.output / name) as draft:
                 draft.write_text(text, encoding="utf-8")
-        with replacing(job.output / (ADAPTER if options.method == "lora" else TENSORS)) as draft:
+        tensors = trained_voice.TENSORS if options.scale is None else trained_voice.ADAPTER
+        with replacing(job.output / tensors) as draft:
             save_file(as_saved(trainer.learned()), draft, {"format": "pt"})
-    voice.save(job.output / SPEAKER)
+    voice.save(job.output / trained_voice.SPEAKER)
 
 
 def _write_sample(
@@ -219,8 +209,8 @@ def _write_sample(
     """Speak with the weights of the last step, as a merged checkpoint would."""
     merged = replace(parts.base, talker=dict(parts.base.talker))
     learned = as_saved(trainer.current())
-    changed = changed_tensors(parts.base, learned, trainer.options.scale, voice)
-    merge_tensors(merged, changed, voice.name)
+    changed = trained_voice.changed_tensors(parts.base, learned, trainer.options.scale, voice)
+    trained_voice.merge_tensors(merged, changed, voice.name)
     request = SpeechOptions(voice=voice.name.lower(), sampling=merged.sampling)
     dtype = trainer.model.codec_head.weight.dtype
     samples = own_speech.speak(merged, ids, request, SAMPLE_SECONDS, parts.device, dtype)

@@ -109,14 +109,6 @@ class TrainedVoice:
         Raises:
             UsageError, ModelFilesError: as `merge_into` does.
         """
-        self._check_base(base)
-        path = self.folder / (TENSORS if self.scale is None else ADAPTER)
-        try:
-            return changed_tensors(base, load_file(path), self.scale, self.speaker)
-        except Exception as error:  # safetensors raises its own errors for damaged files
-            raise ModelFilesError(f"{path} cannot be merged: {error}.") from error
-
-    def _check_base(self, base: Checkpoint) -> None:
         _check_original(base)
         found, wanted = VoiceLibrary(base).fingerprint, self.speaker.fingerprint
         if found != wanted:
@@ -126,6 +118,11 @@ class TrainedVoice:
                 hint=f"Use --model {self.model}",
             )
         check_trainable(base)
+        path = self.folder / (TENSORS if self.scale is None else ADAPTER)
+        try:
+            return changed_tensors(base, load_file(path), self.scale, self.speaker)
+        except Exception as error:  # safetensors raises its own errors for damaged files
+            raise ModelFilesError(f"{path} cannot be merged: {error}.") from error
 
 
 def as_saved(learned: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -149,7 +150,8 @@ class BaseTrainer(ABC):
         """
         self.model.train()
         self._measure()  # the model of step 0, or what Ctrl-C has cut off
-        remaining = self._steps_from(self.step)
+        groups = (group for epoch in range(self.options.epochs) for group in self._groups(epoch))
+        remaining = islice(groups, self.step, None)
         end = self.num_steps if until is None else min(until, self.num_steps)
         while self.step < end and not self.is_over:
             record = self._train_step(next(remaining))
@@ -166,13 +168,6 @@ class BaseTrainer(ABC):
     def _trainable(self) -> list[nn.Parameter]:
         return [each for each in self.model.parameters() if each.requires_grad]
 
-    def _steps_from(self, step: int) -> Iterator[Any]:
-        """Yield the steps of all epochs, without the first `step` of them."""
-        for epoch in range(self.options.epochs):
-            groups = self._groups(epoch)
-            yield from groups[step:]
-            step = max(0, step - len(groups))
-
     def _train_step(self, group: Any) -> StepRecord:
         """Update the weights once, from one or more passes."""
         learning_rate = self._learning_rate()
@@ -180,8 +175,15 @@ class BaseTrainer(ABC):
             parameters["lr"] = learning_rate
         before = torch.get_rng_state()
         try:
-            total = self._backward(group)
-            self._clip()
+            total = 0.0
+            for loss in self._losses(group):
+                self._scaler.scale(loss).backward()
+                total += loss.item()
+            self._check_finite("loss", total)
+            self._scaler.unscale_(self._optimizer)
+            norm = torch.nn.utils.clip_grad_norm_(self._trainable(), self.options.max_grad_norm)
+            if not self._scaler.is_enabled():  # it skips a step of infinite gradients
+                self._check_finite("gradient", float(norm))
         except BaseException:  # the state that is saved now is that before this step
             torch.set_rng_state(before)
             self._optimizer.zero_grad(set_to_none=True)
@@ -191,22 +193,6 @@ class BaseTrainer(ABC):
         self._optimizer.zero_grad(set_to_none=True)
         self.records.append(StepRecord(self.step + 1, total, learning_rate))
         return self.records[-1]
-
-    def _backward(self, group: Any) -> float:
-        """Add the gradients of a step to the weights' and return its loss."""
-        total = 0.0
-        for loss in self._losses(group):
-            self._scaler.scale(loss).backward()
-            total += loss.item()
-        self._check_finite("loss", total)
-        return total
-
-    def _clip(self) -> None:
-        """Scale gradients down to `max_grad_norm`; infinite ones are an error, or the scaler's."""
-        self._scaler.unscale_(self._optimizer)
-        norm = torch.nn.utils.clip_grad_norm_(self._trainable(), self.options.max_grad_norm)
-        if not self._scaler.is_enabled():
-            self._check_finite("gradient", float(norm))
 
     def _check_finite(self, what: str, value: float) -> None:
         if not math.isfinite(value):
