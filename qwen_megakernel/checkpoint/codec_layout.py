@@ -10,6 +10,10 @@ from typing import Any
 from qwen_megakernel.checkpoint.random_configs import read_json
 from qwen_megakernel.checkpoint.tensor_shapes import NUM_SEMANTIC_QUANTIZERS, Shape
 
+_SEMANTIC, _ACOUSTIC = (
+    f"encoder.quantizer.{kind}_residual_vector_quantizer" for kind in ("semantic", "acoustic")
+)
+
 # Section -> key -> the tensor and the axis whose length is the key's value.
 SIZES = {
     "decoder_config": {
@@ -24,18 +28,9 @@ SIZES = {
         "num_filters": ("encoder.encoder.layers.0.conv.weight", 0),
         "hidden_size": ("encoder.downsample.conv.weight", 0),
         "intermediate_size": ("encoder.encoder_transformer.layers.0.mlp.fc1.weight", 0),
-        "vector_quantization_hidden_dimension": (
-            "encoder.quantizer.semantic_residual_vector_quantizer.input_proj.weight",
-            0,
-        ),
-        "codebook_size": (
-            "encoder.quantizer.semantic_residual_vector_quantizer.layers.0.codebook.embed_sum",
-            0,
-        ),
-        "codebook_dim": (
-            "encoder.quantizer.semantic_residual_vector_quantizer.layers.0.codebook.embed_sum",
-            1,
-        ),
+        "vector_quantization_hidden_dimension": (f"{_SEMANTIC}.input_proj.weight", 0),
+        "codebook_size": (f"{_SEMANTIC}.layers.0.codebook.embed_sum", 0),
+        "codebook_dim": (f"{_SEMANTIC}.layers.0.codebook.embed_sum", 1),
     },
 }
 # Section -> key -> the list of modules whose length, plus a number, is the key's value.
@@ -46,10 +41,7 @@ COUNTS = {
     },
     "encoder_config": {
         "num_hidden_layers": ("encoder.encoder_transformer.layers", 0),
-        "num_quantizers": (
-            "encoder.quantizer.acoustic_residual_vector_quantizer.layers",
-            NUM_SEMANTIC_QUANTIZERS,
-        ),
+        "num_quantizers": (f"{_ACOUSTIC}.layers", NUM_SEMANTIC_QUANTIZERS),
     },
 }
 # Values that fit tensors of the same shapes but change the sound if they are wrong. Kernel sizes

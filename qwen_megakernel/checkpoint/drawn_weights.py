@@ -6,6 +6,7 @@ minute.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -30,11 +31,7 @@ def talker(config: ModelConfig, device: torch.device) -> dict[str, Tensor]:
 
     The text embedding stays in host memory, as it does when it is read from a file.
     """
-    eos = config.talker.codec_eos_id
-
-    def fill(name: str, shape: Shape) -> Fill:
-        return random_weights.model_fill(name, shape, eos)
-
+    fill = partial(random_weights.model_fill, eos=config.talker.codec_eos_id)
     tensors = _draw(model_tensors(config), TALKER_PREFIX, torch.bfloat16, fill, device)
     table = "model.text_embedding.weight"
     return tensors | {table: tensors[table].cpu()}
@@ -42,13 +39,8 @@ def talker(config: ModelConfig, device: torch.device) -> dict[str, Tensor]:
 
 def codec_decoder(config: CodecConfig, device: torch.device) -> dict[str, Tensor]:
     """Draw the vocoder's weights in float32, by names without "decoder."."""
-    return _draw(
-        codec_tensors(config),
-        CODEC_DECODER_PREFIX,
-        torch.float32,
-        random_weights.codec_fill,
-        device,
-    )
+    fill, shapes = random_weights.codec_fill, codec_tensors(config)
+    return _draw(shapes, CODEC_DECODER_PREFIX, torch.float32, fill, device)
 
 
 def _draw(

@@ -78,15 +78,14 @@ def fetch(
         UsageError: HF_ENDPOINT is not an http or https address.
     """
     # A quarter of a second, which built-in models and folders need not wait for.
-    from huggingface_hub import constants
+    from huggingface_hub import constants, hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError
 
     # huggingface_hub has changed its HTTP library twice; its own error is derived from the base
     # class of that library's errors.
     transport_errors: tuple[type[Exception], ...] = (OSError, *HfHubHTTPError.__bases__)
-    folder = _cached(repo, names)
-    if folder:
-        return folder
+    if cached := _cached(repo, names):
+        return cached
     endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
     if urlsplit(endpoint).scheme not in ("http", "https"):
         raise UsageError(f"HF_ENDPOINT is {endpoint!r}; it must begin with https:// or http://.")
@@ -99,7 +98,13 @@ def fetch(
     logger.info("Fetching %s from %s. %s", repo, host, _needed(repo, names))
     try:
         with _progress_bars(progress):
-            return _download(repo, names, endpoint, accept)
+            first = hf_hub_download(repo, names[0], endpoint=endpoint)
+            folder = Path(first.removesuffix(names[0]))
+            accept(folder)
+            for name in names[1:]:
+                # The folder's name is its commit, so all files are from that commit.
+                hf_hub_download(repo, name, revision=folder.name, endpoint=endpoint)
+            return folder
     except transport_errors as error:
         if isinstance(error, OSError) and error.errno in UNWRITABLE:
             raise OutputError(
@@ -108,20 +113,6 @@ def fetch(
                 "Free some space there, or set HF_HUB_CACHE to another folder.",
             ) from error
         raise _failed(repo, names, option, host, error) from error
-
-
-def _download(
-    repo: str, names: tuple[str, ...], endpoint: str, accept: Callable[[Path], object]
-) -> Path:
-    import huggingface_hub
-
-    first = huggingface_hub.hf_hub_download(repo, names[0], endpoint=endpoint)
-    folder = Path(first.removesuffix(names[0]))
-    accept(folder)
-    for name in names[1:]:
-        # The folder's name is its commit, so all files are from that commit.
-        huggingface_hub.hf_hub_download(repo, name, revision=folder.name, endpoint=endpoint)
-    return folder
 
 
 def _cached(repo: str, names: tuple[str, ...]) -> Path | None:
@@ -142,19 +133,17 @@ def _why_unreachable(url: str) -> str | None:
     reasons: list[str | None] = []
 
     def ask() -> None:
-        request = urllib.request.Request(url, method="HEAD")
+        request, reason = urllib.request.Request(url, method="HEAD"), None
         try:
             urllib.request.urlopen(request, timeout=2 * REACHABLE_SECONDS).close()
-        except (OSError, http.client.HTTPException) as error:
-            # An HTTP error is an answer, and so is a malformed response. A certificate may be bad
-            # here and good for the download, which may have another bundle.
-            answered = (urllib.error.HTTPError, http.client.HTTPException)
-            bad_certificate = isinstance(getattr(error, "reason", None), ssl.SSLError)
-            reasons.append(
-                None if isinstance(error, answered) or bad_certificate else _reason(error)
-            )
-        else:
-            reasons.append(None)
+        except (urllib.error.HTTPError, http.client.HTTPException):
+            pass  # an HTTP error is an answer, and so is a malformed response
+        except OSError as error:
+            # A certificate may be bad here, and good for the download, which may have another
+            # bundle.
+            if not isinstance(getattr(error, "reason", None), ssl.SSLError):
+                reason = _reason(error)
+        reasons.append(reason)
 
     thread = threading.Thread(target=ask, name="hub-reachable", daemon=True)
     thread.start()

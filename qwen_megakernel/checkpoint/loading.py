@@ -26,6 +26,7 @@ from qwen_megakernel.checkpoint.config_fields import Keys, Limits, read_json
 from qwen_megakernel.checkpoint.packed_form import PackedForm
 from qwen_megakernel.checkpoint.random_configs import RECIPES
 from qwen_megakernel.checkpoint.random_weights import (
+    CODEC_FOLDER,
     RECIPE_VERSION,
     write_checkpoint,
     write_small_files,
@@ -54,13 +55,11 @@ NEEDED_FILES = (CONFIG, "vocab.json", "merges.txt", "tokenizer_config.json", WEI
 # Releases have this file, too; a folder that was put together by hand may lack it.
 MODEL_FILES = (*NEEDED_FILES, GENERATION_CONFIG)
 CODEC_FILES = (CONFIG, WEIGHTS)
-CODEC_FOLDER = "speech_tokenizer"
 CODEC_SIBLINGS = ("Qwen3-TTS-Tokenizer-12Hz", CODEC_FOLDER)  # several models may share one codec
 
 DEMO_VOICE = "demo-voice"
 DEMO_VOICE_FOLDER = PACKAGE_FOLDER / "assets" / DEMO_VOICE
 BUILT_IN = (DEMO_VOICE, *RECIPES)
-
 
 NUM_FILES_SHOWN = 10
 
@@ -161,8 +160,14 @@ def resolve(
             progress=progress,
         )
         files = _files_in(folder, model)
+    elif os.path.isfile(folder):
+        raise ModelFilesError(f"{model} is a file.", hint="Pass the folder that contains it.")
     else:
-        raise _unknown_model(model)
+        raise ModelFilesError(
+            f"There is no folder {model} and no built-in model of that name.",
+            f"Built-in: {', '.join(BUILT_IN)}. On the hub: {', '.join(hub.RELEASED)}.",
+            did_you_mean(model, [*BUILT_IN, *hub.RELEASED]),
+        )
     if files.banner:
         logger.warning(files.banner)
     return files
@@ -177,7 +182,14 @@ def load(files: ModelFiles) -> Checkpoint:
     """
     config = _read_model_config(files.folder)
     codec_config = _read_codec_config(files.speech_tokenizer)
-    _check_match(config, codec_config, files)
+    drawn = (config.talker.num_code_groups, config.predictor.vocab_size)
+    decoded = (codec_config.decoder.num_quantizers, codec_config.decoder.codebook_size)
+    if drawn != decoded:
+        raise ModelFilesError(
+            f"{files.folder} draws {drawn[0]} codes of {drawn[1]} per frame, but the speech "
+            f"tokenizer in {files.speech_tokenizer} decodes {decoded[0]} of {decoded[1]}.",
+            "They come from different models.",
+        )
     sampling, max_new_tokens = _read_generation_config(files.folder / GENERATION_CONFIG)
     form: PackedForm | None = None
     if files.is_drawn:
@@ -306,16 +318,6 @@ def _require(folder: Path, names: tuple[str, ...]) -> None:
     )
 
 
-def _unknown_model(model: str) -> ModelFilesError:
-    if os.path.isfile(os.path.expanduser(model)):
-        return ModelFilesError(f"{model} is a file.", hint="Pass the folder that contains it.")
-    return ModelFilesError(
-        f"There is no folder {model} and no built-in model of that name.",
-        f"Built-in: {', '.join(BUILT_IN)}. On the hub: {', '.join(hub.RELEASED)}.",
-        did_you_mean(model, [*BUILT_IN, *hub.RELEASED]),
-    )
-
-
 def _read_model_config(folder: Path) -> ModelConfig:
     path = folder / CONFIG
     return parse_model_config(read_json(path), str(path))
@@ -337,33 +339,20 @@ def _read_codec_config(folder: Path) -> CodecConfig:
 
 
 def _read_generation_config(path: Path) -> tuple[Sampling, int]:
-    if not path.is_file():
-        sampling = Sampling()
-        logger.warning(
-            "There is no %s: codes are drawn with the defaults of the official package, %s, "
-            "max_new_tokens %d.",
-            path,
-            ", ".join(f"{name} {value}" for name, value in sampling.values().items()),
-            GenerationLimits().max_new_tokens,
-        )
-        return sampling, GenerationLimits().max_new_tokens
-    values = read_json(path)
+    values = read_json(path) if path.is_file() else {}
     try:
         sampling = Sampling.from_generation_config(values)
     except UsageError as error:
         raise ModelFilesError(f"{path}: {error.what}", hint=error.hint) from error
-    return sampling, Keys(values, str(path)).read(GenerationLimits).max_new_tokens
-
-
-def _check_match(config: ModelConfig, codec: CodecConfig, files: ModelFiles) -> None:
-    talker = (config.talker.num_code_groups, config.predictor.vocab_size)
-    decoder = (codec.decoder.num_quantizers, codec.decoder.codebook_size)
-    if talker != decoder:
-        raise ModelFilesError(
-            f"{files.folder} draws {talker[0]} codes of {talker[1]} per frame, but the speech "
-            f"tokenizer in {files.speech_tokenizer} decodes {decoder[0]} of {decoder[1]}.",
-            "They come from different models.",
+    max_new_tokens = Keys(values, str(path)).read(GenerationLimits).max_new_tokens
+    if not path.is_file():
+        drawn = ", ".join(f"{name} {value}" for name, value in sampling.values().items())
+        logger.warning(
+            "There is no %s: codes are drawn with the defaults of the official package, %s, "
+            "max_new_tokens %d.",
+            *(path, drawn, max_new_tokens),
         )
+    return sampling, max_new_tokens
 
 
 def _load_codec(

@@ -12,6 +12,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from math import prod, sqrt
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,7 @@ def write_checkpoint(name: str, folder: Path, seed: int = DEFAULT_SEED) -> None:
         model_tensors(parse_model_config(config)),
         "BF16",
         _Noise(name, seed),
-        lambda tensor, shape: model_fill(tensor, shape, eos),
+        partial(model_fill, eos=eos),
     )
     _write_safetensors(
         codec_folder / "model.safetensors",
@@ -234,9 +235,13 @@ def _write_tokenizer(folder: Path, config: dict[str, Any]) -> None:
     assistant, im_start = config["assistant_token_id"], config["im_start_token_id"]
     tts_pad = config["tts_pad_token_id"]
     first_special = im_start - 1  # <|endoftext|>: the ids below it are in vocab.json
-    merges = _merges()
+    # The merges build each of WORDS from the left.
+    merges = list(dict.fromkeys((word[:i], word[i]) for word in WORDS for i in range(1, len(word))))
     tokens = [left + right for left, right in merges]
-    vocab = {symbol: i for i, symbol in enumerate(_byte_symbols())}
+    # GPT-2's printable symbol for each byte, in the order of its vocabulary.
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    symbols = map(chr, (*printable, *range(256, 512 - len(printable))))
+    vocab = {symbol: i for i, symbol in enumerate(symbols)}
     free = (i for i in range(len(vocab), first_special) if i != assistant)
     for token in tokens:
         vocab[token] = assistant if token == "assistant" else next(free)
@@ -257,22 +262,6 @@ def _write_tokenizer(folder: Path, config: dict[str, Any]) -> None:
     added = {str(i): {"content": name} | flags | {"special": True} for i, name in specials.items()}
     tokenizer = read_json("tokenizer_config")
     _write_json(folder / "tokenizer_config.json", tokenizer | {"added_tokens_decoder": added})
-
-
-def _byte_symbols() -> list[str]:
-    """Return GPT-2's printable symbol for each byte, in the order of its vocabulary."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return [chr(byte) for byte in printable] + [chr(256 + i) for i in range(len(others))]
-
-
-def _merges() -> list[tuple[str, str]]:
-    """Return the merges that build each of WORDS from the left."""
-    merges: dict[tuple[str, str], None] = {}
-    for word in WORDS:
-        for i in range(1, len(word)):
-            merges[word[:i], word[i]] = None
-    return list(merges)
 
 
 def _write_json(path: Path, values: dict) -> None:

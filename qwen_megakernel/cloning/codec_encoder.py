@@ -17,13 +17,12 @@ from torch import Tensor
 
 from qwen_megakernel.checkpoint.codec_config import CodecConfig, CodecEncoderConfig
 from qwen_megakernel.errors import RecordingError
+from qwen_megakernel.vocoder.layers import CLUSTER_USAGE_MIN
 from qwen_megakernel.vocoder.transformer import rotary_tables, rotate
 
 # Vectors per call of the convolutions: 3 s. This is a quarter faster than 10 s, because more of the
 # work stays in the cache, and a recording of 60 s takes no more memory than one of 3 s.
 STEPS_PER_PIECE = 75
-
-CLUSTER_USAGE_MIN = 1e-5  # rows of a codebook that training never used have usage 0
 
 
 class CodecEncoder:

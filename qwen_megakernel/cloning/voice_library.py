@@ -217,7 +217,9 @@ class VoiceLibrary:
             TaskError: the checkpoint cannot clone, or its codec cannot encode.
             RecordingError: the recording or its transcript cannot be used.
         """
-        self._require_cloning(text is not None)
+        self._require_cloning()
+        if text is not None:
+            self._require_codec()
         check_text(text=text, name=name)
         silence_tail = plain_number(float, "silence_tail", silence_tail)
         longest = recordings.MAX_SECONDS
@@ -315,10 +317,10 @@ class VoiceLibrary:
     def check_encoders(self) -> None:
         """Raise a TaskError if training has no row for a speaker, or the codec cannot encode."""
         if self._loaded.config.only_speaker_id is None:
-            self._require_cloning(in_context=False)
+            self._require_cloning()
         self._require_codec()
 
-    def _require_cloning(self, in_context: bool) -> None:
+    def _require_cloning(self) -> None:
         if not self.can_clone:
             config, name = self._loaded.config, self._loaded.files.name
             raise TaskError(
@@ -326,8 +328,6 @@ class VoiceLibrary:
                 "Cloning needs a Base model.",
                 "Load for example Qwen/Qwen3-TTS-12Hz-0.6B-Base.",
             )
-        if in_context:
-            self._require_codec()
 
     def _require_codec(self) -> None:
         if not self._loaded.has_codec_encoder:

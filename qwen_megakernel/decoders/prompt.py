@@ -87,19 +87,16 @@ class PromptBuilder:
                 "which codec_language_id does not have."
             )
         self._tts_pad, self._tts_bos, self._tts_eos = embeddings.text(
-            _tensor([config.tts_pad_id, config.tts_bos_id, config.tts_eos_id])
+            torch.tensor([config.tts_pad_id, config.tts_bos_id, config.tts_eos_id])
         )
         codec_ids = [
-            talker.codec_pad_id,
-            talker.codec_bos_id,
-            talker.codec_think_id,
-            talker.codec_nothink_id,
-            talker.codec_think_bos_id,
-            talker.codec_think_eos_id,
-            *talker.languages.values(),
-            *talker.speakers.values(),
+            *(talker.codec_pad_id, talker.codec_bos_id),
+            *(talker.codec_think_id, talker.codec_nothink_id),
+            *(talker.codec_think_bos_id, talker.codec_think_eos_id),
+            *(*talker.languages.values(), *talker.speakers.values()),
         ]
-        self._codec_rows = dict(zip(codec_ids, embeddings.codec(_tensor(codec_ids)), strict=True))
+        rows = embeddings.codec(torch.tensor(codec_ids))
+        self._codec_rows = dict(zip(codec_ids, rows, strict=True))
         self._role_rows: dict[tuple[int, ...], Tensor] = {}  # one entry per tokenizer
         self._warned: set[str] = set()
 
@@ -181,17 +178,10 @@ class PromptBuilder:
         """Return every row before the text: instruct, role, language, speaker, start of text."""
         talker, voice = self._config.talker, request.voice
         language_id = self._language_id(request.language, voice)
-        tags: tuple[int, ...]
-        if language_id is None:
-            tags = (talker.codec_nothink_id, talker.codec_think_bos_id, talker.codec_think_eos_id)
-        else:
-            tags = (
-                talker.codec_think_id,
-                talker.codec_think_bos_id,
-                language_id,
-                talker.codec_think_eos_id,
-            )
-        codec = [self._codec(*tags)]
+        tags = [talker.codec_nothink_id, talker.codec_think_bos_id]
+        if language_id is not None:
+            tags = [talker.codec_think_id, talker.codec_think_bos_id, language_id]
+        codec = [self._codec(*tags, talker.codec_think_eos_id)]
         if isinstance(voice, str):
             codec.append(self._codec(talker.speakers[voice]))
         elif voice is not None:
@@ -323,7 +313,3 @@ class PromptBuilder:
         if message not in self._warned:
             self._warned.add(message)
             logger.warning(message)
-
-
-def _tensor(ids: list[int]) -> Tensor:
-    return torch.tensor(ids, dtype=torch.int64)

@@ -183,6 +183,7 @@ class SnacCodec:
         """Advance a stream over [num_frames, 7] frames without computing their audio."""
         self._remember(state, np.asarray(codes, dtype=np.int32))
 
+    @torch.inference_mode()
     def step(self, codes: Tensor, states: Sequence[VocoderState], *ahead: Tensor) -> Tensor:
         """Decode the next frames of n streams, each by itself, so that its samples do not depend on
         other streams.
@@ -203,7 +204,9 @@ class SnacCodec:
             window = np.concatenate([state.recent, row, future])
             first = state.num_frames - len(state.recent)
             begin = len(state.recent) * self.samples_per_frame
-            sound = self._decode_window(window, first)
+            self._place.first_frame, self._place.num_frames = first, len(window)
+            layers = [torch.from_numpy(layer).long() for layer in deinterleave(window)]
+            sound = self._snac.decode([layer.to(self.device)[None] for layer in layers])[0, 0]
             pcm.append(sound[begin : begin + len(row) * self.samples_per_frame])
             self._remember(state, row)
         return torch.stack(pcm)
@@ -212,13 +215,6 @@ class SnacCodec:
         state.num_frames += len(frames)
         recent = np.concatenate([state.recent, frames])
         state.recent = recent[max(0, len(recent) - self.lookback) :]
-
-    @torch.inference_mode()
-    def _decode_window(self, frames: np.ndarray, first_frame: int) -> Tensor:
-        """[n, 7] frames, the first of which is `first_frame` of its stream -> [num_samples]."""
-        self._place.first_frame, self._place.num_frames = first_frame, len(frames)
-        layers = [torch.from_numpy(layer).long() for layer in deinterleave(frames)]
-        return self._snac.decode([layer.to(self.device)[None] for layer in layers])[0, 0]
 
 
 def _snac_class() -> type[SNAC]:

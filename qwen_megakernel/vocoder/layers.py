@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +20,7 @@ from torch import Tensor
 from qwen_megakernel.checkpoint.codec_config import CodecDecoderConfig
 
 # Literals of the official classes; no config file holds them.
-CLUSTER_USAGE_MIN = 1e-5
+CLUSTER_USAGE_MIN = 1e-5  # rows of a codebook that training never used have usage 0
 LAYER_NORM_EPS = 1e-6
 SNAKE_EPS = 1e-9
 
@@ -181,19 +180,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return _sum_taps(x, weight.T[None], bias, len(x))
 
 
-class Layer(Protocol):
-    """A layer of the vocoder's chain from frames to samples."""
-
-    num_past: int  # inputs before a frame on which its outputs depend
-    stride: int  # outputs of each input
-
-    def __call__(self, x: Tensor, batch: Tensor) -> Tensor:
-        """Run the layer: [num_steps, n, channels] -> [num_steps * rate, n, other channels].
-
-        `batch` [n, num_values] are the streams' states, which are advanced in place.
-        """
-
-
 class Snake:
     """The activation x + sin^2(x * e^alpha) / (e^beta + 1e-9), of alpha and beta [channels]."""
 
@@ -319,6 +305,12 @@ class ConvNeXt:
         y = F.layer_norm(y, y.shape[-1:], *self.norm, eps=LAYER_NORM_EPS)
         y = linear(F.gelu(linear(y, *self.pwconv1)), *self.pwconv2)
         return torch.addcmul(x, y, self.gamma)
+
+
+# A layer of the chain from frames to samples. `num_past` are the inputs before a frame on which its
+# outputs depend, `stride` the outputs of each input. A call with x [num_steps, n, channels] returns
+# [num_steps * stride, n, other channels], and advances `batch` [n, num_values], the states.
+Layer = Conv | TransposedConv | ResidualUnit | ConvNeXt
 
 
 class Codebooks:

@@ -136,7 +136,9 @@ class Vocoder:
         """Compute `step` for codes and states that were checked."""
         batch = _gather(states)
         pcm = self._decode_tail(self._decode_front(codes.to(self.device), batch), batch)
-        _scatter(batch, states)
+        if len(states) > 1:
+            for values, state in zip(batch, states, strict=True):
+                state.copy_(values)
         return pcm.T.contiguous()
 
     def decode(self, codes: np.ndarray | Tensor) -> np.ndarray:
@@ -215,12 +217,6 @@ def _gather(states: Sequence[Tensor]) -> Tensor:
     if len(states) == 1:
         return states[0][None]
     return torch.stack(list(states))
-
-
-def _scatter(batch: Tensor, states: Sequence[Tensor]) -> None:
-    if len(states) > 1:
-        for values, state in zip(batch, states, strict=True):
-            state.copy_(values)
 
 
 def _tail_layers(weights: Weights, config: CodecDecoderConfig, layout: Layout) -> list[Layer]:

@@ -225,15 +225,3 @@ class CodeEmbedder(Module):
     def forward(self, token: Tensor) -> Tensor:
         """Return a row: [1] int32 -> [1, hidden_size, 1, 1]."""
         return F.embedding(token, self.table)[:, :, None, None]
-
-
-def code_embedder(checkpoint: Checkpoint) -> CodeEmbedder:
-    """Return C(codec id) of the talker's vocabulary: code 0 and the control ids."""
-    return CodeEmbedder([checkpoint.talker["model.codec_embedding.weight"]])
-
-
-def multi_code_embedder(checkpoint: Checkpoint) -> CodeEmbedder:
-    """Return the embedding of codes 1 ..; a code of group g is row (g - 1) * vocab_size + code."""
-    name = "code_predictor.model.codec_embedding.{}.weight"
-    groups = range(checkpoint.config.talker.num_code_groups - 1)
-    return CodeEmbedder([checkpoint.talker[name.format(group)] for group in groups])

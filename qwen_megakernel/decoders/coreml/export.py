@@ -13,7 +13,7 @@ import logging
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
@@ -177,15 +177,11 @@ def _convert(checkpoint: Checkpoint, name: str, options: ExportOptions, precisio
             pass_pipeline=passes,
             skip_model_load=True,
         )
-        if name in _int8_models(options.weights):
+        int8_stacks = WeightsForm.parse(options.weights).bits if options.weights else ()
+        if name in [STACK_OF[stack] for stack in int8_stacks]:
             model = _int8_layers(ct, model)
     model.short_description = f"{name} of {checkpoint.files.name}"
     return model
-
-
-def _int8_models(weights: str | None) -> list[str]:
-    stacks = WeightsForm.parse(weights).bits if weights else ()
-    return [STACK_OF[stack] for stack in stacks]
 
 
 def _module(
@@ -206,12 +202,16 @@ def _module(
         codes = torch.zeros(1, quantizers, options.chunk_frames, dtype=torch.int32)
         past = torch.zeros(1, decoder.num_values)
         return decoder, {"codes": codes, "past": past}, ("pcm", "new_past")
-    makers: dict[str, Callable[[Checkpoint], nn.Module]] = {
-        "TextProjector": decoder_models.TextProjector,
-        "CodeEmbedder": decoder_models.code_embedder,
-        "MultiCodeEmbedder": decoder_models.multi_code_embedder,
-    }
-    return makers[name](checkpoint), {"token": number}, ("embedding",)
+    if name == "TextProjector":
+        return decoder_models.TextProjector(checkpoint), {"token": number}, ("embedding",)
+    # Code 0 and the control ids; or codes 1 .., of which a code of group g is row
+    # (g - 1) * vocab_size + code.
+    names = ["model.codec_embedding.weight"]
+    if name == "MultiCodeEmbedder":
+        groups = range(checkpoint.config.talker.num_code_groups - 1)
+        names = [f"code_predictor.model.codec_embedding.{group}.weight" for group in groups]
+    embedder = decoder_models.CodeEmbedder([checkpoint.talker[each] for each in names])
+    return embedder, {"token": number}, ("embedding",)
 
 
 def _int8_layers(ct: Any, model: Any) -> Any:

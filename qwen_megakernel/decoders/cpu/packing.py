@@ -74,10 +74,10 @@ class Packer:
 
     def __init__(self, model: DecoderModel, pool: CpuPool):
         self._model, self._pool = model, pool
-        self.names = list(packed_names(model.config))
+        self.names, weights = list(packed_names(model.config)), model.talker
+        shape_of = weights.shape_of if isinstance(weights, RoundedWeights) else weights.__getitem__
         self.matrices = {
-            each.name: _describe([_shape_of(model.talker, part) for part in each.parts])
-            for each in self.names
+            each.name: _describe(list(map(shape_of, each.parts))) for each in self.names
         }
         self.sizes = [
             pool.library.qwen_cpu_packed_bytes(
@@ -172,10 +172,6 @@ def _describe(parts: list[Matrix]) -> native.MatrixSource:
         format_ = native.BF16
     num_rows = sum(len(each) for each in values)
     return native.MatrixSource(None, None, num_rows, values[0].shape[1], format_, group)
-
-
-def _shape_of(weights: Weights, name: str) -> Matrix:
-    return weights.shape_of(name) if isinstance(weights, RoundedWeights) else weights[name]
 
 
 def _release(weights: Weights, names: tuple[str, ...]) -> None:

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import StackConfig, TalkerConfig
@@ -113,9 +114,7 @@ class LayerBuffers:
         num_heads = max(each.num_kv_heads for each in (talker, config.predictor.stack))
         self.controls = ControlBlocks(sizes.num_slots, description.max_rows, num_heads, self.device)
         # The tokens of a prompt whose rows are all prepared embeddings.
-        self.prepared = torch.full(
-            (sizes.max_positions,), -1, dtype=torch.int32, device=self.device
-        )
+        self.prepared = self._zeros(sizes.max_positions, dtype=torch.int32) - 1
 
     def workspace_of(self, control: int) -> Workspace:
         """Return the workspace of a launch that has row `control` of the control blocks."""
@@ -165,11 +164,9 @@ class LayerBuffers:
     ) -> Stack:
         norm = read.tensor("norm.weight")
         cos, sin = (t.to(self.device) for t in rope_tables(config, max_positions))
-        cache_shape = (
-            *(config.num_layers, num_slots, config.num_kv_heads, max_positions, config.head_dim),
-        )
+        shape = config.num_layers, num_slots, config.num_kv_heads, max_positions, config.head_dim
         layers = packing.pack_stack(read, config)
-        caches = [self._zeros(*cache_shape, dtype=self.dtype) for _ in range(2)]
+        caches = [self._zeros(*shape, dtype=self.dtype) for _ in range(2)]
         self.caches[read.prefix] = caches
         _, height_pairs, width_pairs = config.mrope_section or (0, 0, 0)
         return Stack(
@@ -225,26 +222,25 @@ class KernelBuffers(LayerBuffers):
 
     def _load_codes(self, model: DecoderModel) -> None:
         """Add the code predictor, the heads and the tables of codes to the struct `model`."""
-        config, native = model.config, self.model
+        config, native, groups = model.config, self.model, model.config.talker.num_code_groups
         read = WeightReader(model.talker, self.device, self.dtype)
         frame_table = predictor_table = self.embeddings.join_tables()
         if config.has_projection:
             at = read.under("code_predictor.small_to_mtp_projection.")
             matrix = at.tensor("weight").contiguous()
             bias = at.tensor("bias").contiguous().float()
-            predictor_table = packing.project_table(frame_table, matrix, bias)
+            # Every row is projected now, so that no frame computes it.
+            projected = F.linear(frame_table.float(), matrix.float(), bias)
+            predictor_table = projected.to(frame_table.dtype)
             native.projection = self._keep(packing.pack(matrix))
             native.projection_bias = self._keep(bias)
-        native.predictor = self._load_stack(
-            read.under("code_predictor.model."),
-            config.predictor.stack,
-            MAX_STREAMS,
-            config.talker.num_code_groups,
-        )
+        stack = read.under("code_predictor.model.")
+        native.predictor = self._load_stack(stack, config.predictor.stack, MAX_STREAMS, groups)
         head = read.tensor("codec_head.weight").contiguous()
         native.codec_head = self._keep(packing.pack(head))
-        lm_heads = packing.pack_lm_heads(read, config.talker.num_code_groups)
-        native.lm_heads = self._keep(lm_heads)
+        names = [f"code_predictor.lm_head.{i}.weight" for i in range(groups - 1)]
+        heads = torch.stack([packing.pack(read.tensor(name)) for name in names])
+        native.lm_heads = self._keep(heads)
         native.frame_table = self._keep(frame_table)
         native.predictor_table = self._keep(predictor_table)
         native.codec_eos_id = config.talker.codec_eos_id

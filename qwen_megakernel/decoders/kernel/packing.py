@@ -114,14 +114,3 @@ def _interleave_matrices(gate: Matrix, up: Matrix) -> Matrix:
         return QuantizedMatrix(values, scales)
     assert isinstance(gate, Tensor) and isinstance(up, Tensor)
     return interleave(gate, up)
-
-
-def pack_lm_heads(read: WeightReader, num_code_groups: int) -> Tensor:
-    """Return the predictor's heads, [num_code_groups - 1, vocab_size * hidden_size]."""
-    names = [f"code_predictor.lm_head.{group}.weight" for group in range(num_code_groups - 1)]
-    return torch.stack([pack(read.tensor(name)) for name in names])
-
-
-def project_table(table: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return `small_to_mtp_projection` of every embedding row, so that no frame computes it."""
-    return F.linear(table.float(), weight.float(), bias.float()).to(table.dtype)

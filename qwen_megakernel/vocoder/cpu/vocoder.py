@@ -8,6 +8,7 @@ vocoder in PyTorch, value by value.
 
 import ctypes
 from collections.abc import Sequence
+from itertools import starmap
 
 import numpy as np
 import torch
@@ -23,7 +24,6 @@ from qwen_megakernel.vocoder.cpu import library as native
 from qwen_megakernel.vocoder.layers import (
     LAYER_NORM_EPS,
     Conv,
-    ConvNeXt,
     ResidualUnit,
     TransposedConv,
     stacked,
@@ -244,12 +244,11 @@ class _Source:
             elif isinstance(each, ResidualUnit):
                 convolutions += [self._conv(each.conv1), self._conv(each.conv2)]
             else:
-                assert isinstance(each, ConvNeXt)
-                convolutions += [
-                    self._depthwise(each),
-                    self._matrix(*each.pwconv1),
-                    self._matrix(*each.pwconv2),
-                ]
+                depthwise = native.ConvolutionSource(
+                    *(self._address(each.taps), self._address(each.bias), None, None),
+                    *(*each.taps.shape, 0, 1, 1, each.history.start),
+                )
+                convolutions += [depthwise, *starmap(self._matrix, (each.pwconv1, each.pwconv2))]
                 vectors += [*each.norm, each.gamma]
         self._convolutions = (native.ConvolutionSource * len(convolutions))(*convolutions)
         addresses = [self._address(each) for each in vectors]
@@ -295,10 +294,4 @@ class _Source:
             *conv.taps.shape[:2],
             *(out_channels or conv.taps.shape[2], stride),
             *(getattr(conv, "dilation", 1), conv.history.start),
-        )
-
-    def _depthwise(self, layer: ConvNeXt) -> native.ConvolutionSource:
-        return native.ConvolutionSource(
-            *(self._address(layer.taps), self._address(layer.bias), None, None),
-            *(*layer.taps.shape, 0, 1, 1, layer.history.start),
         )
