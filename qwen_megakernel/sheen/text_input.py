@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import subprocess
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -80,7 +80,6 @@ def phonemise(text: str, voice: str) -> str:
     """Return the IPA phonemes of a text, with its punctuation.
 
     Args:
-        text: a text in the language of the voice.
         voice: espeak-ng's name of the voice, such as "en-us" or "de".
     Raises:
         SetupError: espeak-ng is not installed, or does not answer.
@@ -97,15 +96,9 @@ def phonemise(text: str, voice: str) -> str:
 
 def _ask(words: str, voice: str) -> str:
     command = [PROGRAM, "-q", "--ipa", "-v", voice, "--stdin"]
+    options: dict[str, Any] = {"capture_output": True, "encoding": "utf-8", "check": True}
     try:
-        done = subprocess.run(
-            command,
-            input=words,
-            capture_output=True,
-            encoding="utf-8",
-            timeout=TIMEOUT_SECONDS,
-            check=True,
-        )
+        done = subprocess.run(command, input=words, timeout=TIMEOUT_SECONDS, **options)
     except FileNotFoundError as error:
         raise SetupError(
             f"Text is turned into phonemes by {PROGRAM}, which is not installed.",

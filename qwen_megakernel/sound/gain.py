@@ -15,11 +15,7 @@ _ONE = 1 << 30
 
 
 class Gain:
-    """Multiplies the samples by a constant.
-
-    Args:
-        volume: the gain in dB.
-    """
+    """Multiplies the samples by a constant, which `volume` gives in dB."""
 
     def __init__(self, volume: float) -> None:
         self._factor = np.float32(10 ** (volume / 20))

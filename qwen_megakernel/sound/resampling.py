@@ -8,14 +8,10 @@ QUALITY = "HQ"  # soxr's recipe; recordings are resampled with the same one
 
 
 class Resampler:
-    """Resamples one stream.
+    """Resamples one stream from `rate` to `new_rate`, both in Hz.
 
     The sound at t seconds of the input is at t seconds of the output. The output has as many
     samples as the input, times the ratio of the rates, rounded.
-
-    Args:
-        rate: the sample rate of the input, in Hz.
-        new_rate: the sample rate of the output, in Hz.
     """
 
     def __init__(self, rate: int, new_rate: int) -> None:

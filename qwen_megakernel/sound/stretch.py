@@ -28,9 +28,6 @@ class Stretch:
 
     A segment is chosen only when all of its possible input has arrived, so the output does not
     depend on how the input is divided.
-
-    Args:
-        speed: duration of the input divided by that of the output.
     """
 
     def __init__(self, speed: float, sample_rate: int) -> None:

@@ -56,11 +56,7 @@ def check_each(
 
 
 def check_different(name: str, values: Sequence[str], ids: Sequence[str]) -> Check:
-    """Check that no value that is not empty is there twice.
-
-    Args:
-        ids: of the recordings that have the values, to be shown.
-    """
+    """Check that no value that is not empty is there twice; the detail shows `ids` of those."""
     counts = Counter(filter(None, values))
     twice = [each for each, value in zip(ids, values, strict=True) if counts[value] > 1]
     return Check(name, not twice, f"the same: {', '.join(twice)}" if twice else "all different")
@@ -80,11 +76,8 @@ def check_lengths(lengths: Sequence[int], longest: int, unit: str) -> Check:
 
 
 def check_steps(trainer: BaseTrainer, watch: Watch, most: float = 1.0) -> Iterator[Check]:
-    """Train to the end, and the second half once more; check the fall of the loss, and resuming.
-
-    Args:
-        most: the last loss must be below this share of the first.
-    """
+    """Train to the end, and the second half once more; check that the loss falls below `most` times
+    the first, and that resuming gives the same losses."""
     half = max(1, trainer.num_steps // 2)
     watch.start(trainer)
     with tempfile.TemporaryDirectory() as folder:

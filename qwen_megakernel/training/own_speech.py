@@ -48,10 +48,7 @@ def speak(
     device: torch.device,
     dtype: torch.dtype,
 ) -> np.ndarray:
-    """Return the speech of a text, [num_samples] float32, at most `seconds` long.
-
-    Args: as `draw` takes them.
-    """
+    """Return the speech of what `draw` takes, [num_samples] float32, at most `seconds` long."""
     most = round(seconds / model.codec_config.frame_seconds)
     drawn = draw(model, ids, request, most, device, dtype)
     vocoder = Vocoder(model.codec_config, model.codec_decoder, device)

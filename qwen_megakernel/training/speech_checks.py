@@ -11,15 +11,8 @@ from torch import Tensor
 
 from qwen_megakernel.errors import DatasetError, QwenTTSError
 from qwen_megakernel.speech_options import SpeechOptions
-from qwen_megakernel.training import own_speech, speech_data
-from qwen_megakernel.training.checks import (
-    Check,
-    check_codes,
-    check_different,
-    check_each,
-    check_lengths,
-    check_steps,
-)
+from qwen_megakernel.training import checks, own_speech, speech_data
+from qwen_megakernel.training.checks import Check
 from qwen_megakernel.training.preparing import lines
 from qwen_megakernel.training.speech_job import Parts, TuneJob
 from qwen_megakernel.training.speech_model import SpeechModel
@@ -43,28 +36,30 @@ def verify(job: TuneJob, options: TuneOptions, watch: Watch = NO_WATCH) -> Itera
     Args:
         options: `max_steps`, or `epochs`, is the number of steps on two recordings.
     """
-    found, check = check_each("lines", lines(job.data, speech_data.PREPARE), speech_data.parse)
+    found, check = checks.check_each(
+        "lines", lines(job.data, speech_data.PREPARE), speech_data.parse
+    )
     yield check
     if not found:
         return
     ids = [each.id for each in found.values()]
-    yield check_different("ids", ids, ids)
-    yield check_different("recordings", [each.digest for each in found.values()], ids)
+    yield checks.check_different("ids", ids, ids)
+    yield checks.check_different("recordings", [each.digest for each in found.values()], ids)
     try:
         parts = Parts.load(job)
         yield Check("model", True, f"{job.model}, {parts.fingerprint}")
     except QwenTTSError as error:
         yield Check("model", False, str(error).replace("\n", " "))
         return
-    found, check = check_each("shapes", found.items(), parts.fitting)
+    found, check = checks.check_each("shapes", found.items(), parts.fitting)
     yield check
     samples = list(found.values())
     if not samples:
         return
     codes = np.concatenate([each.audio_codes for each in samples])
-    yield check_codes(codes.T, parts.base.config.predictor.vocab_size)
+    yield checks.check_codes(codes.T, parts.base.config.predictor.vocab_size)
     lengths = [len(each.audio_codes) for each in samples]
-    yield check_lengths(lengths, options.max_length, "frames")
+    yield checks.check_lengths(lengths, options.max_length, "frames")
     pair = [parts.spoken(each) for each in sorted(samples, key=lambda each: each.seconds)[:2]]
     voice = parts.speaker(Voice(job.name, speech_data.mean_x_vector(samples)))
     yield _check_loss(parts, samples[0].text, voice)
@@ -72,7 +67,7 @@ def verify(job: TuneJob, options: TuneOptions, watch: Watch = NO_WATCH) -> Itera
         num_steps = options.max_steps or options.epochs
         chosen = replace(options, epochs=num_steps, max_steps=num_steps)
         trainer = SpeechTrainer(parts.new_model(chosen), pair, [], voice, chosen)
-        yield from check_steps(trainer, watch, MOST_OF_LOSS)
+        yield from checks.check_steps(trainer, watch, MOST_OF_LOSS)
     except DatasetError as error:
         yield Check("loss", False, error.what)
 

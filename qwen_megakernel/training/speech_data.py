@@ -42,7 +42,6 @@ class TrainingSample:
     seconds: float
 
     def to_json(self) -> str:
-        """Return the line of the file, without its end."""
         return json.dumps(asdict(self), ensure_ascii=False)
 
 
@@ -175,8 +174,7 @@ def prepare(
         place: as `list_recordings` takes it.
         output: the JSONL file; its lines are kept.
         checkpoint: the model that will be trained.
-        progress: wraps the rows, to show a bar.
-        workers: as `encode_rows` takes it.
+        progress, workers: as `encode_rows` takes them.
     Raises:
         TaskError: see `VoiceLibrary.check_encoders`.
         DatasetError: there are no recordings, none could be used, or the output is damaged or of

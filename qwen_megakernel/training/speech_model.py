@@ -53,12 +53,9 @@ class SpeechModel(nn.Module):
                 talker.text_vocab_size, talker.text_hidden_size
             )
             self.model.codec_embedding = nn.Embedding(talker.vocab_size, hidden_size)
-            self.text_projection = nn.ModuleDict(
-                {
-                    "linear_fc1": nn.Linear(talker.text_hidden_size, talker.text_hidden_size),
-                    "linear_fc2": nn.Linear(talker.text_hidden_size, hidden_size),
-                }
-            )
+            self.text_projection = nn.ModuleDict()
+            for name, width in (("fc1", talker.text_hidden_size), ("fc2", hidden_size)):
+                self.text_projection[f"linear_{name}"] = nn.Linear(talker.text_hidden_size, width)
             self.codec_head = nn.Linear(hidden_size, talker.vocab_size, bias=False)
             self.code_predictor = _Predictor(config, num_heads)
         weights = {
@@ -79,17 +76,15 @@ class SpeechModel(nn.Module):
 
     def text(self, ids: Tensor) -> Tensor:
         """Return T, the projected text embedding: [n] int64 -> [n, hidden_size]."""
-        table = self.model.text_embedding
-        assert isinstance(table, nn.Embedding)
-        rows = table(ids.to(table.weight.device))
+        table = self.model.get_parameter("text_embedding.weight")
+        rows = F.embedding(ids.to(table.device), table)
         fc1, fc2 = self.text_projection["linear_fc1"], self.text_projection["linear_fc2"]
         return fc2(F.silu(fc1(rows)))
 
     def codec(self, ids: Tensor) -> Tensor:
         """Return C, the embedding of codec ids: [n] int64 -> [n, hidden_size]."""
-        table = self.model.codec_embedding
-        assert isinstance(table, nn.Embedding)
-        return table(ids.to(table.weight.device))
+        table = self.model.get_parameter("codec_embedding.weight")
+        return F.embedding(ids.to(table.device), table)
 
     def frames(self, codes: Tensor) -> Tensor:
         """Return E, the sum of each frame's codes: [n, num_code_groups] -> [n, hidden_size]."""
@@ -127,9 +122,7 @@ class SpeechModel(nn.Module):
         """Return the summed loss of each codebook, [num_code_groups] float32, in nats.
 
         Code 0 is drawn from the codebook and the end code alone, so only these have a probability.
-        Its sum has num_frames + 1 terms, the others num_frames.
-
-        Args: as `forward` takes them.
+        Its sum has num_frames + 1 terms, the others num_frames. Arguments are those of `forward`.
         """
         talker = self._config.talker
         first, others = self(ids, request, codes)

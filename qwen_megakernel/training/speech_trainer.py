@@ -94,7 +94,6 @@ class SpeechTrainer(BaseTrainer):
         model: with adapters, or in float32.
         training, held_out: the recordings; longer ones than `max_length` are left out.
         voice: the speaker's row, or the name of the model's own speaker.
-        options: the options of the training.
     Raises:
         DatasetError: no recording is short enough.
     """

@@ -107,7 +107,6 @@ class BaseTrainer(ABC):
 
     Args:
         model: a model in float32, on the device that trains it; `_groups` works already.
-        options: the options of the training.
     """
 
     def __init__(self, model: nn.Module, options: TrainOptions):

@@ -9,17 +9,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from qwen_megakernel.checkpoint import packed_form, safetensors_file
-from qwen_megakernel.checkpoint.loading import (
-    CODEC_FOLDER,
-    WEIGHTS,
-    Checkpoint,
-    ModelFiles,
-    check_new,
-    load,
-    new_folder,
-    write_once,
-)
+from qwen_megakernel.checkpoint import loading, packed_form, safetensors_file
+from qwen_megakernel.checkpoint.loading import Checkpoint, ModelFiles
 from qwen_megakernel.checkpoint.packed_form import PackedForm
 from qwen_megakernel.checkpoint.tensor_shapes import CODEC_DECODER_PREFIX, TALKER_PREFIX, Shape
 from qwen_megakernel.choices import VOCODER_WEIGHTS
@@ -53,7 +44,7 @@ def convert(
         OutputError: the folder exists, or it cannot be written.
     """
     check_choice("vocoder_weights", vocoder_weights, VOCODER_WEIGHTS)
-    check_new(folder)
+    loading.check_new(folder)
     files = checkpoint.files
     if checkpoint.form or files.is_drawn:
         raise UsageError(
@@ -68,15 +59,15 @@ def convert(
         model = QuantizedModel(checkpoint.config, rounded)
     pool = CpuPool(open_library(), torch.get_num_threads())
     packer = Packer(model, pool)
-    with writing(folder), new_folder(folder) as draft:
-        codec = draft / CODEC_FOLDER
+    with writing(folder), loading.new_folder(folder) as draft:
+        codec = draft / loading.CODEC_FOLDER
         codec.mkdir(parents=True)
         for source, target in ((files.folder, draft), (files.speech_tokenizer, codec)):
             for pattern in _COPIED:
                 for path in source.glob(pattern):
                     shutil.copyfile(path, target / path.name)
-        _write_vocoder(checkpoint, vocoder_weights, pool, codec / WEIGHTS)
-        _write_talker(checkpoint, weights, packer, draft / WEIGHTS)
+        _write_vocoder(checkpoint, vocoder_weights, pool, codec / loading.WEIGHTS)
+        _write_talker(checkpoint, weights, packer, draft / loading.WEIGHTS)
 
 
 def kept(files: ModelFiles, weights: str | None) -> ModelFiles:
@@ -89,21 +80,21 @@ def kept(files: ModelFiles, weights: str | None) -> ModelFiles:
         ModelFilesError, UnsupportedModel, BuildError, OutputError: the model cannot be converted.
     """
     folders = (files.folder, files.speech_tokenizer)
-    if files.is_drawn or packed_form.read(files.folder / WEIGHTS):
+    if files.is_drawn or packed_form.read(files.folder / loading.WEIGHTS):
         return files
     states = [
         (str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns)
         for folder in folders
-        for pattern in (*_COPIED, WEIGHTS)
+        for pattern in (*_COPIED, loading.WEIGHTS)
         for path in sorted(folder.glob(pattern))
     ]
     key = hashlib.sha256(repr(states).encode()).hexdigest()[:16]
-    folder = write_once(
+    folder = loading.write_once(
         f"packed-{weights or 'stored'}-{key}",
         packed_form.VERSION,
-        lambda draft: convert(load(files), weights, draft),
+        lambda draft: convert(loading.load(files), weights, draft),
     )
-    return replace(files, folder=folder, speech_tokenizer=folder / CODEC_FOLDER)
+    return replace(files, folder=folder, speech_tokenizer=folder / loading.CODEC_FOLDER)
 
 
 def _write_vocoder(checkpoint: Checkpoint, weights: str, pool: CpuPool, path: Path) -> None:
@@ -111,7 +102,7 @@ def _write_vocoder(checkpoint: Checkpoint, weights: str, pool: CpuPool, path: Pa
         checkpoint.codec_config, checkpoint.codec_decoder, pool, is_half=weights == "float16"
     )
     packed = [vocoder.packed, vocoder.tables.view(-1).view(torch.uint8)]
-    source = checkpoint.files.speech_tokenizer / WEIGHTS
+    source = checkpoint.files.speech_tokenizer / loading.WEIGHTS
     # The codebooks come on top: a voice names its encoder by what they are computed from.
     replaced = {PACKED: packed_tensors(checkpoint.codec_config), TABLES: []}
     parts = {name.removeprefix(packed_form.PREFIX): names for name, names in replaced.items()}
@@ -133,7 +124,7 @@ def _write_talker(checkpoint: Checkpoint, weights: str | None, packer: Packer, p
             yield matrix.numpy()
 
     _write(
-        *(checkpoint, checkpoint.files.folder / WEIGHTS, path, TALKER_PREFIX),
+        *(checkpoint, checkpoint.files.folder / loading.WEIGHTS, path, TALKER_PREFIX),
         weights=weights,
         parts={each.name: list(each.parts) for each in packer.names},
         entries=[("U8", (size,)) for size in packer.sizes],

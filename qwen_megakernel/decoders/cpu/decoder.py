@@ -25,15 +25,7 @@ from qwen_megakernel.decoders.sampling import MIN_FRAMES, not_finite
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.decoders.weights import DecoderModel, Weights, tensor
 from qwen_megakernel.errors import QwenTTSError, UnsupportedModel, UsageError
-from qwen_megakernel.native import cpu_threads
-from qwen_megakernel.native.cpu_library import (
-    DONE,
-    CpuPool,
-    check_status,
-    check_structs,
-    destroy_with,
-    open_library,
-)
+from qwen_megakernel.native import cpu_library, cpu_threads
 from qwen_megakernel.records import StepResult
 
 HEAD_DIMS = range(32, 257, 16)
@@ -76,12 +68,12 @@ class CpuDecoder(FrameDecoder):
         super().__init__(sizes)
         self.config = model.config
         check_config(self.config)
-        self._library = open_library()
+        self._library = cpu_library.open_library()
         self.instruction_set = self._library.qwen_cpu_instruction_set().decode()
-        check_structs(self._library, "qwen_cpu_struct_bytes", native.STRUCTS)
+        cpu_library.check_structs(self._library, "qwen_cpu_struct_bytes", native.STRUCTS)
         weights = frame_weights(self.config).total
         self.num_threads = cpu_threads.choose_native(weights, num_threads)
-        self.pool = CpuPool(self._library, self.num_threads)
+        self.pool = cpu_library.CpuPool(self._library, self.num_threads)
         self.embeddings = Embeddings(model, self.device, self.dtype, as_stored=True)
         handle = ctypes.c_void_p()
         packed, memory = pack(model, self.pool)
@@ -89,13 +81,13 @@ class CpuDecoder(FrameDecoder):
         status = self._library.qwen_cpu_decoder_create(
             ctypes.c_void_p(self.pool.handle), ctypes.byref(source.model), ctypes.byref(handle)
         )
-        check_status(status, "The model", HINT)
+        cpu_library.check_status(status, "The model", HINT)
         self._handle = handle
         self._kept_floats = self._library.qwen_cpu_decoder_kept_floats(handle)
         self._prefixes = PrefixCache(PREFIX_BYTES, self._kept_floats)
         # Native code reads matrices and tables where they are, and the pool must outlive it.
         held = self.pool, source.tables, memory
-        destroy_with(self, self._library.qwen_cpu_decoder_destroy, handle, *held)
+        cpu_library.destroy_with(self, self._library.qwen_cpu_decoder_destroy, handle, *held)
 
     @property
     def weight_bytes(self) -> int:
@@ -125,7 +117,7 @@ class CpuDecoder(FrameDecoder):
             num_kept,
             _address(pad),
         )
-        check_status(status, f"A prompt of {len(embeds)} positions", HINT)
+        cpu_library.check_status(status, f"A prompt of {len(embeds)} positions", HINT)
         self._prefixes.add(embeds, lambda position: self._read_cache(slot, position))
 
     def _restore(self, slot: int, embeds: Tensor) -> int:
@@ -147,7 +139,7 @@ class CpuDecoder(FrameDecoder):
         status = self._library.qwen_cpu_decoder_write_text(
             self._handle, slot, _address(rows), len(rows)
         )
-        check_status(status, f"Text of {len(rows)} rows", HINT)
+        cpu_library.check_status(status, f"Text of {len(rows)} rows", HINT)
 
     def _step(
         self, slots: Sequence[int], num_frames: int, forced: Tensor | None, taps: Taps | None
@@ -172,9 +164,9 @@ class CpuDecoder(FrameDecoder):
             request.talker_logits = taps["talker"].data_ptr()
             request.code_logits = taps["predictor"].data_ptr()
         status = self._library.qwen_cpu_decoder_step(self._handle, ctypes.byref(request))
-        if status != DONE:
+        if status != cpu_library.DONE:
             self._lose(slots)
-            check_status(status, "A step", HINT)
+            cpu_library.check_status(status, "A step", HINT)
         failures: dict[int, QwenTTSError] = {
             row: not_finite(codebook) for row, codebook in enumerate(bad.tolist()) if codebook >= 0
         }

@@ -165,7 +165,7 @@ class Launcher:
             workspace=buffers.workspace_of(control),
             num_streams=len(streams),
             num_frames=num_frames,
-            timeout_ns=self._timeout_ns(),
+            timeout_ns=int(self.timeout_seconds * 1e9),
         )
         params.streams[: len(streams)] = streams
         if logits is not None:
@@ -288,7 +288,7 @@ class Launcher:
             num_rows=len(tokens),
             tokens=tokens.data_ptr(),
             embeds=embeds.data_ptr(),
-            timeout_ns=self._timeout_ns(),
+            timeout_ns=int(self.timeout_seconds * 1e9),
             **options,
         )
         with self._launching(control) as stream:
@@ -338,6 +338,3 @@ class Launcher:
                 "Later streams run in a new launch.",
             )
         return GenerationError(f"The kernel reported the unknown status {status} {where}.")
-
-    def _timeout_ns(self) -> int:
-        return int(self.timeout_seconds * 1e9)

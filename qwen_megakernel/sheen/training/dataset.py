@@ -30,7 +30,6 @@ class Sample:
     espeak: str | None = None  # the espeak-ng voice that made `text`
 
     def to_json(self) -> str:
-        """Return the line of the file, without its end."""
         values: dict[str, Any] = {
             "id": self.id,
             "text": self.text,

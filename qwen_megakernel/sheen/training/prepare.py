@@ -11,15 +11,8 @@ from qwen_megakernel.errors import DatasetError
 from qwen_megakernel.sheen.text_input import phonemise
 from qwen_megakernel.sheen.training import dataset
 from qwen_megakernel.sheen.training.dataset import Sample
-from qwen_megakernel.training.preparing import (
-    METADATA,
-    Report,
-    Row,
-    encode_rows,
-    find_recording,
-    growing,
-    read_metadata,
-)
+from qwen_megakernel.training import preparing
+from qwen_megakernel.training.preparing import METADATA, Report, Row
 
 if TYPE_CHECKING:
     from qwen_megakernel.sheen.codec import SnacCodec
@@ -36,14 +29,10 @@ def prepare(
 ) -> Report:
     """Encode every recording that the output does not hold yet.
 
-    A row that cannot be used is logged with its line number and left out. The output grows by whole
-    lines, so an interrupted run can be repeated.
-
     Args:
         output: the JSONL file; its lines are kept.
         espeak: the espeak-ng voice that phonemises the texts; None: the texts are phonemes.
-        progress: wraps the rows, to show a bar.
-        workers: as `encode_rows` takes it.
+        progress, workers: as `encode_rows` takes them.
     Raises:
         DatasetError: metadata.csv cannot be read, the output is damaged or was phonemised in
             another way, or no row could be used.
@@ -52,18 +41,20 @@ def prepare(
     """
     if espeak:
         phonemise("one", espeak)  # raises before any work if program or voice is missing
-    rows = read_metadata(folder / METADATA, is_text=espeak is not None)
+    rows = preparing.read_metadata(folder / METADATA, is_text=espeak is not None)
 
     def encode(row: Row) -> tuple[Sample, float]:
         text = phonemise(row.text, espeak) if espeak else row.text
         if not text:
             raise DatasetError(f"nothing in {row.text[:40]!r} can be spoken")
-        samples, rate = recordings.read(find_recording(folder, row.id))
+        samples, rate = recordings.read(preparing.find_recording(folder, row.id))
         sample = Sample(row.id, text, codec.encode(samples, rate), espeak)
         return sample, len(sample.frames) * codec.seconds_per_frame
 
-    with growing(output, dataset.PREPARE) as has_lines:
+    with preparing.growing(output, dataset.PREPARE) as has_lines:
         samples = dataset.read(output, codec.codebook_size) if has_lines else []
         dataset.check_one_phonemiser(output, {espeak, *(sample.espeak for sample in samples)})
         done = {sample.id for sample in samples}
-        return encode_rows(folder / METADATA, rows, output, encode, done, progress, workers=workers)
+        return preparing.encode_rows(
+            folder / METADATA, rows, output, encode, done, progress, workers=workers
+        )

@@ -23,9 +23,7 @@ class Trainer(BaseTrainer):
 
     Args:
         model: a model in float32, on the device that trains it.
-        sequences: the sequences to train on.
         pad_id: any token; it fills rows, where no sequence sees it.
-        options: the options of the training.
     Raises:
         DatasetError: no sequence is short enough.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,15 +20,8 @@ from qwen_megakernel.sheen.training import dataset
 from qwen_megakernel.sheen.training.job import Job, load_parts
 from qwen_megakernel.sheen.training.sequences import IGNORED, TokenSequence, collate
 from qwen_megakernel.sheen.training.trainer import Trainer
-from qwen_megakernel.training import preparing
-from qwen_megakernel.training.checks import (
-    Check,
-    check_codes,
-    check_different,
-    check_each,
-    check_lengths,
-    check_steps,
-)
+from qwen_megakernel.training import checks, preparing
+from qwen_megakernel.training.checks import Check
 from qwen_megakernel.training.trainer import NO_WATCH, TrainOptions, Watch
 
 IPA = "həˈloʊ wɝld, ðɪs ɪz ə tɛst!"
@@ -40,21 +34,21 @@ PACKING_TOLERANCE = 1e-6
 
 def check_dataset(path: Path, codebook_size: int, max_length: int) -> Iterator[Check]:
     """Check a dataset: every line, ids, origin of phonemes, lengths, and whether codes vary."""
-    lines = preparing.lines(path, dataset.PREPARE)
-    found, check = check_each("lines", lines, lambda line: dataset.parse(line, codebook_size))
+    parse = partial(dataset.parse, codebook_size=codebook_size)
+    found, check = checks.check_each("lines", preparing.lines(path, dataset.PREPARE), parse)
     yield check
     samples = list(found.values())
     if not samples:
         return
     ids = [sample.id for sample in samples]
-    yield check_different("ids", ids, ids)
+    yield checks.check_different("ids", ids, ids)
     voices = sorted({sample.espeak or "given phonemes" for sample in samples})
     yield Check("phonemes", len(voices) == 1, ", ".join(voices))
     layers = deinterleave(np.concatenate([sample.frames for sample in samples]))
-    yield check_codes(layers, codebook_size)
+    yield checks.check_codes(layers, codebook_size)
     # Numbers of tokens, with one for the text, which has one at least.
     sizes = [len(sample.frames) * CODES_PER_FRAME + 3 for sample in samples]
-    yield check_lengths(sizes, max_length, "tokens")
+    yield checks.check_lengths(sizes, max_length, "tokens")
 
 
 def check_tokenizer(folder: Path) -> Iterator[Check]:
@@ -138,7 +132,7 @@ def check_training(job: Job, options: TrainOptions, watch: Watch = NO_WATCH) -> 
     yield _check_packing(exact, pair, pad)
     num_steps = options.max_steps or options.epochs
     trainer = Trainer(parts.model, pair, pad, replace(options, epochs=num_steps))
-    yield from check_steps(trainer, watch)
+    yield from checks.check_steps(trainer, watch)
 
 
 def _check_labels(pair: list[TokenSequence], pad: int, tokens: AudioTokens) -> Check:
