@@ -39,8 +39,8 @@ def talker(config: ModelConfig, device: torch.device) -> dict[str, Tensor]:
 
 def codec_decoder(config: CodecConfig, device: torch.device) -> dict[str, Tensor]:
     """Draw the vocoder's weights in float32, by names without "decoder."."""
-    fill, shapes = random_weights.codec_fill, codec_tensors(config)
-    return _draw(shapes, CODEC_DECODER_PREFIX, torch.float32, fill, device)
+    shapes = codec_tensors(config, has_encoder=False)
+    return _draw(shapes, CODEC_DECODER_PREFIX, torch.float32, random_weights.codec_fill, device)
 
 
 def _draw(

@@ -360,12 +360,9 @@ def _load_codec(
 ) -> tuple[dict[str, Tensor], bool]:
     """Check the codec's tensors; return those of its decoder, and whether it has an encoder, which
     is complete or absent."""
-    expected = codec_tensors(config)
-    has_encoder = any(
-        name.startswith(CODEC_ENCODER_PREFIX) for name in safetensors_file.describe(path)
-    )
-    if not has_encoder:
-        expected = {n: s for n, s in expected.items() if not n.startswith(CODEC_ENCODER_PREFIX)}
+    found = safetensors_file.describe(path)
+    has_encoder = any(name.startswith(CODEC_ENCODER_PREFIX) for name in found)
+    expected = codec_tensors(config, has_encoder=has_encoder)
     has_config = (path.parent / CONFIG).is_file()
     layout = "its config.json" if has_config else "the official codec, and it has no config.json"
     form = packed_form.read(path)
@@ -374,8 +371,8 @@ def _load_codec(
             f"{path} is part of a converted model, and the file of the model's own weights is not.",
             hint="Use the files of one download, or convert the original model again.",
         )
-    found = packed_form.load(path, form, expected, CODEC_DECODER_PREFIX, layout)
-    return _in_float32(found), has_encoder
+    tensors = packed_form.load(path, form, expected, CODEC_DECODER_PREFIX, layout)
+    return _in_float32(tensors), has_encoder
 
 
 def _in_float32(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -44,11 +44,12 @@ def stack_tensors(stack: StackConfig) -> dict[str, Shape]:
     return dict(_stack(stack))
 
 
-def codec_tensors(config: CodecConfig) -> dict[str, Shape]:
-    """Return names and shapes of the codec's model.safetensors: vocoder and Mimi encoder."""
-    return dict(_prefixed(CODEC_DECODER_PREFIX, _codec_decoder(config.decoder))) | dict(
-        _prefixed(CODEC_ENCODER_PREFIX, _codec_encoder(config.encoder))
-    )
+def codec_tensors(config: CodecConfig, *, has_encoder: bool = True) -> dict[str, Shape]:
+    """Return names and shapes of the codec's model.safetensors: vocoder and any Mimi encoder."""
+    tensors = dict(_prefixed(CODEC_DECODER_PREFIX, vocoder_tensors(config.decoder)))
+    if has_encoder:
+        tensors.update(_prefixed(CODEC_ENCODER_PREFIX, _codec_encoder(config.encoder)))
+    return tensors
 
 
 def _prefixed(prefix: str, entries: Entries) -> Entries:
@@ -140,7 +141,8 @@ def _speaker_encoder(config: SpeakerEncoderConfig) -> Entries:
     yield from _layer("fc", config.enc_dim, 2 * width, 1)
 
 
-def _codec_decoder(config: CodecDecoderConfig) -> Entries:
+def vocoder_tensors(config: CodecDecoderConfig) -> Entries:
+    """Yield names, without "decoder.", and shapes of the vocoder's tensors."""
     codebook_width = config.codebook_dim // 2
     semantic = NUM_SEMANTIC_QUANTIZERS
     for name, count in (("rvq_first", semantic), ("rvq_rest", config.num_quantizers - semantic)):

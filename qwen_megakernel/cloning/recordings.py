@@ -210,9 +210,6 @@ def check_values(samples: np.ndarray, name: str) -> None:
 def check(samples: np.ndarray, rate: int, name: str) -> None:
     """Raise for recordings without a voice; warn about clipped ones and about tones and noise.
 
-    Args:
-        samples: [num_samples] float32 mono.
-        rate, name: see `check_samples`.
     Raises:
         RecordingError: `check_samples` raises it, or the recording is silent.
     """
@@ -237,12 +234,7 @@ def check(samples: np.ndarray, rate: int, name: str) -> None:
 
 
 def seconds_of_sound(samples: np.ndarray, rate: int) -> float:
-    """Return the duration of a recording without its pauses.
-
-    Args:
-        samples: [num_samples] float32 mono.
-        rate: samples per second.
-    """
+    """Return the duration without pauses of a recording, [num_samples] float32 mono."""
     sounding = _loudness(_moments(samples, rate)) > -QUIET_DB
     return float(np.mean(sounding) * len(samples) / rate)
 

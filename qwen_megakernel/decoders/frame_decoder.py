@@ -7,6 +7,7 @@ has arrived.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar, cast
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from qwen_megakernel.errors import GenerationError, QwenTTSError, TextTooLong, U
 from qwen_megakernel.records import Prefill, StepResult
 from qwen_megakernel.speech_options import Sampling
 
+State = TypeVar("State", bound=SlotState)
 Taps = dict[str, Tensor]  # raw logits, as `FrameDecoder.step` fills them
 
 
@@ -286,7 +288,7 @@ class FrameDecoder(ABC):
             )
 
 
-class OneByOneDecoder(FrameDecoder):
+class OneByOneDecoder(FrameDecoder, Generic[State]):
     """A decoder that draws the frames of one slot after another.
 
     Other streams therefore never change a bit of a stream.
@@ -310,6 +312,9 @@ class OneByOneDecoder(FrameDecoder):
 
     def cancel(self) -> None:
         self._cancelled = True
+
+    def _state(self, slot: int) -> State:
+        return cast(State, super()._state(slot))  # of the backend's `_new_state`
 
     def _step(
         self, slots: Sequence[int], num_frames: int, forced: Tensor | None, taps: Taps | None

@@ -36,7 +36,7 @@ class PlainState(SlotState):
     text: list[Tensor] = field(default_factory=list)  # rows [hidden_size]
 
 
-class PlainDecoder(OneByOneDecoder):
+class PlainDecoder(OneByOneDecoder[PlainState]):
     """The talker and the code predictor in PyTorch, which decode one slot after another."""
 
     talker: Stack
@@ -72,11 +72,6 @@ class PlainDecoder(OneByOneDecoder):
         vocab_size = self.config.talker.vocab_size
         seen = torch.zeros(vocab_size, dtype=torch.bool, device=self.device)
         return PlainState(sampling, seed, part, seen=seen)
-
-    def _state(self, slot: int) -> PlainState:
-        state = super()._state(slot)
-        assert isinstance(state, PlainState)
-        return state
 
     def _run_prompt(self, slot: int, embeds: Tensor, pad_embed: Tensor) -> None:
         state = self._state(slot)

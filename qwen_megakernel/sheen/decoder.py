@@ -66,7 +66,7 @@ class _Part(SlotState):
     unread: list[int] = field(default_factory=list)  # tokens the model has not read yet
 
 
-class SheenDecoder(OneByOneDecoder):
+class SheenDecoder(OneByOneDecoder[_Part]):
     """Draws the frames of several streams.
 
     Args:
@@ -108,11 +108,6 @@ class SheenDecoder(OneByOneDecoder):
         self._model.begin(slot)
         seen = torch.zeros(self._tokens.codebook_size, dtype=torch.bool)
         return _Part(sampling, seed, part, seen=seen)
-
-    def _state(self, slot: int) -> _Part:
-        state = super()._state(slot)
-        assert isinstance(state, _Part)
-        return state
 
     def _run_prompt(self, slot: int, embeds: Tensor, pad_embed: Tensor) -> None:
         self._state(slot).unread = embeds.tolist()  # the model reads them with the first frame

@@ -258,10 +258,6 @@ def _choose_backend(requested: str, device: str | None) -> Backend:
 
 def _read_sampling(folder: Path) -> Sampling:
     path = folder / GENERATION_CONFIG
-    if not path.is_file():
-        return Sampling()
-    values = read_json(path)
-    try:
+    values = read_json(path) if path.is_file() else {}
+    with model_folder.readable(path, UsageError):
         return Sampling.from_generation_config(values)
-    except UsageError as error:
-        raise model_folder.unreadable(path, error) from error

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -77,10 +78,8 @@ def load_tokenizer(source: str | Path, **options: Any) -> PreTrainedTokenizerBas
     """Load a Qwen2 tokenizer from a folder or the hub, or raise ModelFilesError."""
     from transformers import AutoTokenizer
 
-    try:
+    with readable(source, Exception):  # tokenizers has no narrower error for damaged files
         return AutoTokenizer.from_pretrained(str(source), **options)
-    except Exception as error:  # tokenizers has no narrower error for damaged files
-        raise unreadable(source, error) from error
 
 
 def load_language_model(
@@ -94,21 +93,17 @@ def load_language_model(
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    try:
+    with readable(source, OSError, ValueError):
         config = AutoConfig.from_pretrained(str(source), **options)
-    except (OSError, ValueError) as error:
-        raise unreadable(source, error) from error
     if config.model_type != MODEL_TYPE:
         raise UnsupportedModel(
             f"{source} is a {config.model_type!r} model; Sheen is built on Qwen2.5, whose "
             f"model_type is {MODEL_TYPE!r}."
         )
-    try:
+    with readable(source, Exception):  # safetensors and torch raise their own for damaged files
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             str(source), dtype=dtype, output_loading_info=True, **options
         )
-    except Exception as error:  # safetensors and torch raise their own for damaged files
-        raise unreadable(source, error) from error
     model, info = loaded
     absent = sorted(info["missing_keys"]) or sorted(str(key) for key in info["mismatched_keys"])
     if absent:
@@ -175,10 +170,14 @@ def check_rows(source: str | Path, model: PreTrainedModel, tokens: AudioTokens) 
         )
 
 
-def unreadable(source: str | Path, error: Exception) -> ModelFilesError:
-    """Return the error for files that another library could not load."""
-    return ModelFilesError(
-        f"{source} cannot be loaded: {str(error).splitlines()[0]}",
-        "It is neither a folder with the files of a Qwen2.5 model nor one on a reachable hub.",
-        "Give the folder of a downloaded model, or set HF_ENDPOINT to a mirror.",
-    )
+@contextmanager
+def readable(source: str | Path, *errors: type[Exception]) -> Iterator[None]:
+    """Turn these errors of the block, which loads files, into a ModelFilesError."""
+    try:
+        yield
+    except errors as error:
+        raise ModelFilesError(
+            f"{source} cannot be loaded: {str(error).splitlines()[0]}",
+            "It is neither a folder with the files of a Qwen2.5 model nor one on a reachable hub.",
+            "Give the folder of a downloaded model, or set HF_ENDPOINT to a mirror.",
+        ) from error

@@ -48,11 +48,8 @@ def finish(chain: Chain) -> np.ndarray:
 
 
 def end_part(chain: Chain, *, is_before_pause: bool) -> np.ndarray:
-    """Return the held samples at the end of a part that is not the last of its stream.
-
-    Args:
-        is_before_pause: whether a pause follows. If so, the silence at the part's end is cut.
-    """
+    """Return the held samples at the end of a part that is not the last of its stream; the silence
+    before a pause is cut."""
     for step in chain:
         if isinstance(step, Edges):
             step.trailing_s = 0.0 if is_before_pause else None

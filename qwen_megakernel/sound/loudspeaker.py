@@ -43,8 +43,6 @@ def loudspeaker(rate: int) -> Iterator[Callable[[np.ndarray], None]]:
 
     Leaving the block waits for the last sample. After an exception the loudspeaker is silent.
 
-    Args:
-        rate: samples per second.
     Raises:
         MissingPackageError, OutputError: as `check_loudspeaker`; or the loudspeaker fails.
     """

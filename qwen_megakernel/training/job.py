@@ -86,44 +86,39 @@ def run_job(
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     with held(folder):
-        _run(trainer, job, write_voice, watch)
+        with writing(folder):
+            # A run that was killed while it saved leaves a part of a file, perhaps a large one.
+            for partial in folder.glob(".*.part" if job.resume else f".{STATE}.*.part"):
+                partial.unlink(missing_ok=True)
 
+        def save() -> None:
+            trainer.save_state(folder / STATE)
+            write_voice()
+            with writing(folder / LOSSES), replacing(folder / LOSSES) as partial:
+                lines = "".join(json.dumps(asdict(record)) + "\n" for record in trainer.records)
+                partial.write_text(lines, encoding="utf-8")
+            plot(trainer.records, folder / PLOT)
 
-def _run(trainer: BaseTrainer, job: BaseJob, write_voice: Callable[[], None], watch: Watch) -> None:
-    folder = job.output
-    with writing(folder):
-        # A run that was killed while it saved leaves a hidden part of a file, perhaps a large one.
-        for partial in folder.glob(".*.part" if job.resume else f".{STATE}.*.part"):
-            partial.unlink(missing_ok=True)
+        boards = _open_boards(folder, trainer.step)
 
-    def save() -> None:
-        trainer.save_state(folder / STATE)
-        write_voice()
-        with writing(folder / LOSSES), replacing(folder / LOSSES) as partial:
-            lines = "".join(json.dumps(asdict(record)) + "\n" for record in trainer.records)
-            partial.write_text(lines, encoding="utf-8")
-        plot(trainer.records, folder / PLOT)
+        def after(record: StepRecord) -> None:
+            watch.step(record)
+            for board in boards:
+                with suppress(OSError):  # of a full disk, which `save` reports
+                    for name, value in trainer.figures().items():
+                        board.add_scalar(name, value, record.step)
+            if record.step % job.save_steps == 0 and record.step < trainer.num_steps:
+                save()
 
-    boards = _open_boards(folder, trainer.step)
-
-    def after(record: StepRecord) -> None:
-        watch.step(record)
-        for board in boards:
-            with suppress(OSError):  # of a full disk, which `save` reports
-                for name, value in trainer.figures().items():
-                    board.add_scalar(name, value, record.step)
-        if record.step % job.save_steps == 0 and record.step < trainer.num_steps:
-            save()
-
-    watch.start(trainer)
-    try:
-        trainer.run(after)
-    finally:  # also after Ctrl-C and a loss that is not a number, to keep the steps before
-        if trainer.step:
-            save()
-        for board in boards:
-            with suppress(OSError):
-                board.close()
+        watch.start(trainer)
+        try:
+            trainer.run(after)
+        finally:  # also after Ctrl-C and a loss that is not a number, to keep the steps before
+            if trainer.step:
+                save()
+            for board in boards:
+                with suppress(OSError):
+                    board.close()
 
 
 def _open_boards(folder: Path, step: int) -> list[SummaryWriter]:

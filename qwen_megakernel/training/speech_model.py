@@ -46,7 +46,7 @@ class SpeechModel(nn.Module):
         super().__init__()
         config = self._config = checkpoint.config
         talker = config.talker
-        hidden_size, num_heads = talker.stack.hidden_size, talker.num_code_groups - 1
+        self.num_code_groups, hidden_size = talker.num_code_groups, talker.stack.hidden_size
         with torch.device("meta"):  # the checkpoint's tensors take the places of these
             self.model = _stack(talker.stack)
             self.model.text_embedding = nn.Embedding(
@@ -57,7 +57,7 @@ class SpeechModel(nn.Module):
             for name, width in (("fc1", talker.text_hidden_size), ("fc2", hidden_size)):
                 self.text_projection[f"linear_{name}"] = nn.Linear(talker.text_hidden_size, width)
             self.codec_head = nn.Linear(hidden_size, talker.vocab_size, bias=False)
-            self.code_predictor = _Predictor(config, num_heads)
+            self.code_predictor = _Predictor(config, self.num_code_groups - 1)
         weights = {
             name: tensor.to(device, dtype, copy=True) for name, tensor in checkpoint.talker.items()
         }
@@ -66,11 +66,6 @@ class SpeechModel(nn.Module):
             # Its buffers are no tensors of the checkpoint.
             stack.rotary_emb = type(stack.rotary_emb)(config=stack.config).to(device)
         self.model.text_embedding.requires_grad_(False)
-
-    @property
-    def num_code_groups(self) -> int:
-        """Number of codes in a frame."""
-        return self._config.talker.num_code_groups
 
     # ---- the embeddings, as `decoders.prompt` takes them -----------------------------------------
 

@@ -21,10 +21,7 @@ from qwen_megakernel.checkpoint.loading import Checkpoint
 from qwen_megakernel.decoders.layers import rotary
 
 HIDDEN_SCORE = -3e4  # score of positions that do not exist yet; float16 ends at 65504
-
-
-def conv1x1(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return F.conv2d(x, weight, bias)
+conv1x1 = F.conv2d  # of weights [out_channels, in_channels, 1, 1]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

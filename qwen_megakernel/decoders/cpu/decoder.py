@@ -26,6 +26,7 @@ from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.decoders.weights import DecoderModel, Weights, tensor
 from qwen_megakernel.errors import QwenTTSError, UnsupportedModel, UsageError
 from qwen_megakernel.native import cpu_library, cpu_threads
+from qwen_megakernel.native.cpu_library import open_library
 from qwen_megakernel.records import StepResult
 
 HEAD_DIMS = range(32, 257, 16)
@@ -68,7 +69,7 @@ class CpuDecoder(FrameDecoder):
         super().__init__(sizes)
         self.config = model.config
         check_config(self.config)
-        self._library = cpu_library.open_library()
+        self._library = open_library()
         self.instruction_set = self._library.qwen_cpu_instruction_set().decode()
         cpu_library.check_structs(self._library, "qwen_cpu_struct_bytes", native.STRUCTS)
         weights = frame_weights(self.config).total

@@ -40,9 +40,6 @@ class GraphStack:
 
     The cache has one position more than streams may have: inactive slots write there in a step, and
     no pass reads it.
-
-    Args:
-        read: reads the stack's tensors onto the device and in the dtype of the computation.
     """
 
     def __init__(

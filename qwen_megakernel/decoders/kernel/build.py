@@ -122,8 +122,10 @@ def check_config(config: KernelSizes) -> None:
 def definitions(config: KernelSizes, target: Target) -> dict[str, int]:
     """Return the names and values of all -D's of a build."""
 
-    def stack_definitions(name: str, stack: StackConfig, vocab_size: int) -> dict[str, int]:
-        return {
+    values: dict[str, int] = {}
+    for name, part in (("TALKER", config.talker), ("PREDICTOR", config.predictor)):
+        stack = part.stack
+        values |= {
             f"{name}_HIDDEN_SIZE": stack.hidden_size,
             f"{name}_INTERMEDIATE_SIZE": stack.intermediate_size,
             f"{name}_NUM_HEADS": stack.num_heads,
@@ -131,11 +133,8 @@ def definitions(config: KernelSizes, target: Target) -> dict[str, int]:
             f"{name}_HEAD_DIM": stack.head_dim,
             f"{name}_QKV_BIAS": int(stack.qkv_bias),
             f"{name}_QK_NORM": int(stack.qk_norm),
-            f"{name}_VOCAB_SIZE": vocab_size,
+            f"{name}_VOCAB_SIZE": part.vocab_size,
         }
-
-    values = stack_definitions("TALKER", config.talker.stack, config.talker.vocab_size)
-    values |= stack_definitions("PREDICTOR", config.predictor.stack, config.predictor.vocab_size)
     values["NUM_CODE_GROUPS"] = config.talker.num_code_groups
     values["WEIGHTS_F32"] = int(target.weights == "float32")
     values["TALKER_INT8"] = int("talker" in target.int8)
@@ -163,22 +162,17 @@ def definitions(config: KernelSizes, target: Target) -> dict[str, int]:
         queries_per_key = max(stack.num_heads // stack.num_kv_heads for stack in stacks)
         is_halved = is_small or queries_per_key > MAX_QUERIES_PER_KEY
         chunk_cols = CHUNK_COLS // 2 if is_small else CHUNK_COLS
+        is_wide = chunk_cols < config.talker.stack.hidden_size <= FORWARD_CHUNK_COLS
+        fits = kib >= FORWARD_CHUNK_SMEM_KIB
         tuning = {
             "NUM_THREADS": GPU_THREADS // 2 if is_halved else GPU_THREADS,
             "CHUNK_COLS": chunk_cols,
-            "FORWARD_CHUNK_COLS": forward_chunk_cols(config, kib, chunk_cols),
+            "FORWARD_CHUNK_COLS": FORWARD_CHUNK_COLS if is_wide and fits else chunk_cols,
             "ROUND_TILES": ROUND_TILES,
             "LOOKAHEAD_TILES": GPU_LOOKAHEAD_TILES,
             "SMEM_BYTES": kib * 1024,
         }
     return values | tuning | dict(target.defines)
-
-
-def forward_chunk_cols(config: KernelSizes, smem_kib: int, step_chunk_cols: int) -> int:
-    """Return how many columns of activations a block of forward_kernel holds at once."""
-    is_wide = step_chunk_cols < config.talker.stack.hidden_size <= FORWARD_CHUNK_COLS
-    fits = smem_kib >= FORWARD_CHUNK_SMEM_KIB
-    return FORWARD_CHUNK_COLS if is_wide and fits else step_chunk_cols
 
 
 def is_known_arch(arch: str) -> bool:
@@ -225,13 +219,20 @@ def recipe(config: KernelSizes, target: Target) -> Recipe:
     # The slowest file comes first, so that on two cores the others compile beside it.
     names = ("step_kernel.cu", "few_step_kernel.cu", "forward_kernel.cu", "tts_kernel.cu")
     units = [folder / name for name in (("probes.cu",) if target.probes else names)]
-    if target.arch is None:
+    flags = [f"-D{name}={value}" for name, value in definitions(config, target).items()]
+    if target.arch:
+        # The library has machine code alone: PTX would be two thirds of a packed library, and no
+        # other GPU loads this library.
+        ptx_arch = target.arch.replace("sm_", "compute_")
+        flags = [*NVCC_FLAGS, f"-gencode=arch={ptx_arch},code={target.arch}", *flags]
+    else:
         units += sorted((folder / "emulation").glob("*.cpp"))
+        flags = [*CXX_FLAGS, *flags]
     return Recipe(
         name=f"the kernel for {target.arch or 'the CPU emulation'}",
         library="libqwen_tts.so",
         compiler=find_nvcc() if target.arch else find_cxx(),
-        flags=tuple(_flags(config, target)),
+        flags=tuple(flags),
         units=tuple(units),
         sources=sources(),
         source_root=folder,
@@ -262,13 +263,3 @@ def find_nvcc() -> str:
         "cuda-nvcc-12-8 from NVIDIA's apt repository, or conda's cuda-nvcc.",
         "Until then use --backend torch.",
     )
-
-
-def _flags(config: KernelSizes, target: Target) -> list[str]:
-    dims = [f"-D{name}={value}" for name, value in definitions(config, target).items()]
-    if target.arch:
-        # The library has machine code alone: PTX would be two thirds of a packed library, and no
-        # other GPU loads this library.
-        ptx_arch = target.arch.replace("sm_", "compute_")
-        return [*NVCC_FLAGS, f"-gencode=arch={ptx_arch},code={target.arch}", *dims]
-    return [*CXX_FLAGS, *dims]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from qwen_megakernel.checkpoint.codec_config import CodecConfig
 from qwen_megakernel.checkpoint.packed_form import ALIGNMENT, PREFIX
-from qwen_megakernel.checkpoint.tensor_shapes import CODEC_DECODER_PREFIX, codec_tensors
+from qwen_megakernel.checkpoint.tensor_shapes import vocoder_tensors
 from qwen_megakernel.errors import ModelFilesError, UnsupportedModel
 from qwen_megakernel.native.cpu_library import CpuPool, check_status, check_structs, destroy_with
 from qwen_megakernel.native.memory import huge_pages
@@ -40,12 +40,9 @@ def packed_tensors(config: CodecConfig) -> list[str]:
     """Return the names, without "decoder.", of the tensors that are packed: all that are multiplied
     with more than one channel."""
     return [
-        name.removeprefix(CODEC_DECODER_PREFIX)
-        for name, shape in codec_tensors(config).items()
-        if name.startswith(CODEC_DECODER_PREFIX)
-        and name.endswith(".weight")
-        and len(shape) > 1
-        and ".dwconv." not in name
+        name
+        for name, shape in vocoder_tensors(config.decoder)
+        if name.endswith(".weight") and len(shape) > 1 and ".dwconv." not in name
     ]
 
 
@@ -65,10 +62,7 @@ def check_model(config: CodecConfig, tensors: dict[str, Tensor]) -> None:
             "The width must be even, and the query heads a multiple of the key heads.",
             "Use --backend torch.",
         )
-    for name, shape in codec_tensors(config).items():
-        if not name.startswith(CODEC_DECODER_PREFIX):
-            continue
-        name = name.removeprefix(CODEC_DECODER_PREFIX)
+    for name, shape in vocoder_tensors(decoder):
         found = tuple(tensors[name].shape) if name in tensors else "missing"
         if found != shape:
             raise ModelFilesError(f"Tensor {name} of the codec is {found}; it must be {shape}.")
@@ -199,7 +193,7 @@ def _stored_tables(config: CodecConfig, tensors: dict[str, Tensor]) -> Tensor | 
     """Return the vectors of all codes that a file holds; None: they are computed."""
     if PACKED not in tensors:
         return None
-    rows, width = codec_tensors(config)[f"{CODEC_DECODER_PREFIX}{FIRST_BOOK}.embedding_sum"]
+    rows, width = dict(vocoder_tensors(config.decoder))[f"{FIRST_BOOK}.embedding_sum"]
     num_bytes = config.decoder.num_quantizers * rows * width * torch.float32.itemsize
     stored = tensors.get(TABLES)
     if stored is None or stored.numel() != num_bytes or stored.data_ptr() % ALIGNMENT:
