@@ -156,10 +156,8 @@ def rules_of(record: type) -> dict[str, Rule]:
 
 
 class Keys:
-    """The values of one JSON object.
+    """The values of one JSON object; `where` is its file, and its name there, for messages.
 
-    Args:
-        where: its file, and its name in that file, for messages.
     Raises:
         ModelFilesError: `values` is not an object.
     """

@@ -29,10 +29,8 @@ class CodecEncoder:
     """The Mimi encoder, in float32 on the CPU.
 
     It uses neither bf16, in which a quarter of the codes differ, nor a GPU's TF32, in which some
-    differ. Speed matters less, because a voice is encoded once, not for each request.
-
-    Args:
-        tensors: `Checkpoint.load_prefix("encoder.")`.
+    differ. Speed matters less, because a voice is encoded once, not for each request. Its tensors
+    are those of `Checkpoint.load_prefix("encoder.")`.
     """
 
     def __init__(self, codec_config: CodecConfig, tensors: dict[str, Tensor]):
@@ -62,10 +60,8 @@ class CodecEncoder:
 
     @torch.inference_mode()
     def encode(self, samples: np.ndarray) -> np.ndarray:
-        """Encode a recording.
+        """Encode [num_samples] float32 mono at the codec's sample rate, full scale at 1.
 
-        Args:
-            samples: [num_samples] float32 mono at the codec's sample rate, full scale at 1.
         Returns:
             [ceil(num_samples / samples_per_frame), num_code_groups] int32.
         Raises:

@@ -27,8 +27,7 @@ VARIANCE_FLOOR = 1e-12  # for attentive statistics pooling
 class SpeakerEncoder:
     """ECAPA-TDNN of a Base checkpoint, in float32 on the CPU.
 
-    Args:
-        tensors: `Checkpoint.load_prefix("speaker_encoder.")`.
+    Its tensors are those of `Checkpoint.load_prefix("speaker_encoder.")`.
     """
 
     def __init__(self, config: SpeakerEncoderConfig, tensors: dict[str, Tensor]):

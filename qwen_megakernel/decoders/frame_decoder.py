@@ -204,8 +204,7 @@ class FrameDecoder(ABC):
     ) -> StepResult:
         """Do what `step` does, with checked arguments, and advance the states of the slots.
 
-        Args:
-            taps: from `_empty_taps`, whose tensors the step fills; None: no logits are wanted.
+        The step fills the tensors of `taps`, if there are any, which are those of `_empty_taps`.
         """
 
     def _launch(self, slots: Sequence[int], num_frames: int) -> Callable[[], StepResult]:

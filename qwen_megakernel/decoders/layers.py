@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import StackConfig
-from qwen_megakernel.decoders.quantization import Matrix, QuantizedMatrix
+from qwen_megakernel.decoders import quantization
+from qwen_megakernel.decoders.quantization import Matrix
 from qwen_megakernel.decoders.weights import WeightReader
 
 # `linear` takes matrix-vector products for up to this many rows; the predictor's first pass has 2.
@@ -76,11 +77,9 @@ def linear(x: Tensor, weight: Matrix) -> Tensor:
     them at the speed of memory; its matrix product of one row does not. A second row finds the
     matrix in the cache.
     """
-    if isinstance(weight, QuantizedMatrix):
-        return weight.linear(x)
-    if len(x) <= MAX_VECTOR_ROWS:
+    if isinstance(weight, Tensor) and len(x) <= MAX_VECTOR_ROWS:
         return torch.stack([torch.mv(weight, row) for row in x])
-    return F.linear(x, weight)
+    return quantization.linear(x, weight)
 
 
 class Stack(Protocol):

@@ -67,10 +67,10 @@ class Embeddings(Protocol):
 
 
 class PromptBuilder:
-    """Builds prompts for one checkpoint. Rows that no request changes are computed once.
+    """Builds prompts for one checkpoint, of the embeddings of the decoder that will read them.
 
-    Args:
-        embeddings: the embeddings of the decoder that will read the prompts.
+    Rows that no request changes are computed once.
+
     Raises:
         ModelFilesError: `config` gives a speaker a dialect that it has no id for.
     """

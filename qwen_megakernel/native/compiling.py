@@ -138,7 +138,35 @@ def compiled(recipe: Recipe) -> Path:
         KeyboardInterrupt: Ctrl-C ended the compiler.
     """
     try:
-        return _compiled(recipe)
+        key = recipe.key
+        folder = build_cache() / key
+        library = folder / recipe.library
+        if _is_intact(library):
+            return library
+        ninja = find_ninja()
+        build_cache().parent.mkdir(parents=True, exist_ok=True)
+        build_cache().mkdir(mode=0o700, exist_ok=True)
+        _check_owner(build_cache(), may_be_link=True)
+        _check_owner(lock := build_cache() / f"{key}.lock")
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+        message = "Another process compiles %s; waiting for it ..."
+        with held(lock, flags, lambda: logger.info(message, recipe.name)):
+            if _is_intact(library):  # another process built it during the wait
+                return library
+            if folder.exists():
+                logger.warning("%s is damaged; building it again.", library)
+                shutil.rmtree(folder)
+            logger.info("Compiling %s, once ...", recipe.name)
+            started = time.monotonic()
+            with tempfile.TemporaryDirectory(dir=build_cache(), prefix=f"{key}.") as work:
+                _compile(Path(work), recipe, ninja)
+                for path in Path(work).iterdir():
+                    path.chmod(0o644)  # whatever the umask is
+                Path(work).chmod(0o755)  # root can compile for all users
+                os.replace(work, folder)
+                Path(work).mkdir()  # for the context manager to remove
+            logger.info("Compiled %s in %.1f s.", recipe.name, time.monotonic() - started)
+        return library
     except OSError as error:
         raise BuildError(
             f"The library of {recipe.name} could not be written: {error}.",
@@ -151,38 +179,6 @@ def found(recipe: Recipe) -> Path | None:
     """Return the library of a recipe if an earlier run has compiled it."""
     library = build_cache() / recipe.key / recipe.library
     return library if _is_intact(library) else None
-
-
-def _compiled(recipe: Recipe) -> Path:
-    key = recipe.key
-    folder = build_cache() / key
-    library = folder / recipe.library
-    if _is_intact(library):
-        return library
-    ninja = find_ninja()
-    build_cache().parent.mkdir(parents=True, exist_ok=True)
-    build_cache().mkdir(mode=0o700, exist_ok=True)
-    _check_owner(build_cache(), may_be_link=True)
-    _check_owner(lock := build_cache() / f"{key}.lock")
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-    message = "Another process compiles %s; waiting for it ..."
-    with held(lock, flags, lambda: logger.info(message, recipe.name)):
-        if _is_intact(library):  # another process built it during the wait
-            return library
-        if folder.exists():
-            logger.warning("%s is damaged; building it again.", library)
-            shutil.rmtree(folder)
-        logger.info("Compiling %s, once ...", recipe.name)
-        started = time.monotonic()
-        with tempfile.TemporaryDirectory(dir=build_cache(), prefix=f"{key}.") as work:
-            _compile(Path(work), recipe, ninja)
-            for path in Path(work).iterdir():
-                path.chmod(0o644)  # whatever the umask is
-            Path(work).chmod(0o755)  # root can compile for all users
-            os.replace(work, folder)
-            Path(work).mkdir()  # for the context manager to remove
-        logger.info("Compiled %s in %.1f s.", recipe.name, time.monotonic() - started)
-    return library
 
 
 def find_cxx() -> str:

@@ -144,11 +144,8 @@ def check_status(status: int, what: str, hint: str) -> None:
 def check_structs(
     library: ctypes.CDLL, name: str, structs: Sequence[type[ctypes.Structure]]
 ) -> None:
-    """Compare the sizes of our mirrored structs with those in the library, or raise BuildError.
-
-    Args:
-        name: name of the library's function that writes the sizes, in the order of `structs`.
-    """
+    """Compare the sizes of our mirrored structs with those that the library's function `name`
+    writes, in the order of `structs`, or raise BuildError."""
     theirs = (ctypes.c_int32 * len(structs))()
     getattr(library, name)(theirs)
     ours = [ctypes.sizeof(each) for each in structs]
@@ -182,8 +179,7 @@ def destroy_with(owner: object, destroy: Callable[[Any], None], handle: Any, *he
 class CpuPool:
     """Threads that wait for native work and share it; they sleep while there is none.
 
-    Args:
-        num_threads: number of threads, including the calling one; 1 or more.
+    The calling thread is one of `num_threads`.
     """
 
     def __init__(self, library: ctypes.CDLL, num_threads: int):

@@ -19,10 +19,8 @@ LAYER_OF_PLACE = tuple(layer for layer, count in enumerate(LAYER_RATIO) for _ in
 
 
 def interleave(layers: Sequence[Sequence[int] | np.ndarray]) -> np.ndarray:
-    """Join the codes of the three layers, frame by frame.
+    """Join [num_frames], [2 * num_frames] and [4 * num_frames] codes of three layers by frames.
 
-    Args:
-        layers: [num_frames], [2 * num_frames] and [4 * num_frames] codes.
     Returns:
         [num_frames, 7] int32: one code of layer 1, two of layer 2, four of layer 3.
     Raises:

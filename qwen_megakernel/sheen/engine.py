@@ -208,10 +208,9 @@ class SheenEngine(SpeechEngine):
         return self._text.encoding(request)
 
     def encode(self, audio: str | Path | np.ndarray, rate: int | None = None) -> np.ndarray:
-        """Return a recording's codes, [num_frames, 7] int32; `decode` reverses it.
+        """Return the codes of a file, or of [num_samples] float samples at `rate`.
 
-        Args:
-            audio: a file, or [num_samples] float samples at `rate`.
+        They are [num_frames, 7] int32, which `decode` reverses.
         """
         if isinstance(audio, str | Path):
             audio, rate = recordings.read(audio)

@@ -40,7 +40,6 @@ class TextInput:
     """Encodes the texts of one voice.
 
     Args:
-        tokenizer: a tokenizer with the audio tokens.
         espeak: the espeak-ng voice that phonemises the texts; None: the texts are phonemes.
     Raises:
         SetupError, UsageError: espeak-ng, or its voice, is not installed.
@@ -77,10 +76,8 @@ class TextInput:
 
 
 def phonemise(text: str, voice: str) -> str:
-    """Return the IPA phonemes of a text, with its punctuation.
+    """Return the IPA phonemes of a text, with its punctuation; a voice is "en-us", for example.
 
-    Args:
-        voice: espeak-ng's name of the voice, such as "en-us" or "de".
     Raises:
         SetupError: espeak-ng is not installed, or does not answer.
         UsageError: espeak-ng has no such voice.

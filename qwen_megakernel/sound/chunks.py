@@ -68,11 +68,8 @@ class HeardChunks:
         """Return for how many seconds the reader can go on playing; -inf if it has nothing to play.
 
         Silence that the chain removes or holds back does not count. Chunks that the reader has not
-        taken yet count in full. Any thread may call this.
-
-        Args:
-            delivered_s: seconds of samples and pauses that the engine has delivered.
-            speed: the request's.
+        taken yet count in full. Any thread may call this, with the seconds of samples and pauses
+        that the engine has delivered, and with the request's speed.
         """
         made_s, heard_s, begun = self._progress
         untaken_s = (delivered_s - made_s) / speed
@@ -148,8 +145,7 @@ def new_chunks(
 ) -> HeardChunks | None:
     """Return the object that applies a stream's chain; None if its samples stay as they are.
 
-    Args:
-        has_parts: whether parts of the text may follow a pause, or have a manner of their own.
+    With `has_parts`, parts of the text may follow a pause, or have a manner of their own.
     """
 
     def chain_of(manner: Manner, *, is_first: bool, is_after_pause: bool) -> Chain:

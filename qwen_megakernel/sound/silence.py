@@ -127,11 +127,8 @@ class Edges:
 class HighPass:
     """A first-order high-pass filter, which removes frequencies below speech, such as an offset.
 
-    The one vocoder with an offset, demo-voice's, also begins with a tick, so the beginning fades in
-    (`FADE_IN_S`).
-
-    Args:
-        hertz: the cutoff frequency, at which the filter halves the power.
+    It halves the power at `hertz`. The one vocoder with an offset, demo-voice's, also begins with a
+    tick, so the beginning fades in (`FADE_IN_S`).
     """
 
     def __init__(self, hertz: float, sample_rate: int) -> None:

@@ -126,11 +126,8 @@ def _search(
     *,
     is_whole: bool,
 ) -> np.ndarray | None:
-    """Return the cheapest path, or None if no path stays within the band.
-
-    Args:
-        is_whole: whether the path must go through all sounds. If not, it may end after any sound.
-    """
+    """Return the cheapest path through all sounds, or through the first of them if these are not
+    whole; None if no path stays within the band."""
     num_hops, added = len(relative), _hop_costs(relative)
     silent = added[Kind.SILENCE]
     lows = np.maximum.accumulate(np.maximum(0, centers - _BAND_HOPS))

@@ -219,12 +219,10 @@ def read_samples(path: Path, parse: Callable[[str], S], made_by: str, verify: st
 
 @contextmanager
 def growing(output: Path, made_by: str) -> Iterator[bool]:
-    """Hold a file of recordings to be added to, and remove a last line that was cut off.
+    """Hold a file of the command `made_by` to be added to; remove a last line that was cut off.
 
     Yields whether the file has lines; at the end, one that has none is removed.
 
-    Args:
-        made_by: the command that writes such a file.
     Raises:
         DatasetError: the file is of something else, and stays as it is.
         OutputError: the file cannot be read or cut, or another process writes it.

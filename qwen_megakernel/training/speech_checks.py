@@ -31,10 +31,7 @@ MOST_OF_LOSS = 0.9
 def verify(job: TuneJob, options: TuneOptions, watch: Watch = NO_WATCH) -> Iterator[Check]:
     """Check a fine-tuning: the file, whether it fits the model, the loss, and the learning.
 
-    It does not write to `job.output`.
-
-    Args:
-        options: `max_steps`, or `epochs`, is the number of steps on two recordings.
+    It does not write to `job.output`. It takes `max_steps` steps on two recordings, or `epochs`.
     """
     found, check = checks.check_each(
         "lines", lines(job.data, speech_data.PREPARE), speech_data.parse
@@ -94,11 +91,8 @@ def _check_loss(parts: Parts, text: str, voice: str | Voice) -> Check:
 
 
 def _surprise(parts: Parts, taps: dict[str, Tensor], frames: Tensor) -> Tensor:
-    """Return minus the logarithm of the probability of frames and end, [num_code_groups] sums.
-
-    Args:
-        taps: the logits that the frames were drawn from, and those after the last.
-    """
+    """Return minus the logarithm of the probability of frames and end, [num_code_groups] sums, from
+    the logits that the frames were drawn from, and those after the last."""
     talker, num_frames = parts.base.config.talker, len(frames)
     first, others = taps["talker"][0].double().cpu(), taps["predictor"][0].double().cpu()
     ends = first[: num_frames + 1, talker.codec_eos_id]

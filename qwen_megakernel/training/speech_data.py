@@ -87,10 +87,8 @@ def read(path: Path) -> list[TrainingSample]:
 
 
 def fitting(sample: TrainingSample, config: ModelConfig, fingerprint: str) -> TrainingSample:
-    """Return the recording, if the model can be trained on it.
+    """Return the recording, if a model of this config and `VoiceLibrary.fingerprint` can learn it.
 
-    Args:
-        config, fingerprint: of the model and of its encoders (`VoiceLibrary.fingerprint`).
     Raises:
         DatasetError: other encoders made the recording, or it has another shape or other codes.
     """

@@ -22,7 +22,6 @@ from qwen_megakernel.errors import UsageError
 from qwen_megakernel.gpu.driver import find_device
 from qwen_megakernel.marking import Marking
 from qwen_megakernel.output_files import replacing, writing
-from qwen_megakernel.records import TextIds
 from qwen_megakernel.speech_options import SpeechOptions
 from qwen_megakernel.text.tokenizer import TextTokenizer
 from qwen_megakernel.training import own_speech, speech_data, trained_voice
@@ -91,8 +90,18 @@ def tune(job: TuneJob, options: TuneOptions, watch: Watch = NO_WATCH) -> SpeechT
     def after(record: StepRecord) -> None:
         watch.step(record)
         if sample_ids and trainer.is_measured(record.step):
+            # With the weights of the last step, as a merged checkpoint would speak.
+            merged = replace(parts.base, talker=dict(parts.base.talker))
+            learned = as_saved(trainer.current())
+            changed = trained_voice.changed_tensors(parts.base, learned, options.scale, voice)
+            trained_voice.merge_tensors(merged, changed, voice.name)
+            request = SpeechOptions(voice=voice.name.lower(), sampling=merged.sampling)
+            dtype = trainer.model.codec_head.weight.dtype
+            samples = own_speech.speak(
+                merged, sample_ids, request, SAMPLE_SECONDS, parts.device, dtype
+            )
             path = job.output / f"sample-{record.step:06}.wav"
-            _write_sample(path, parts, trainer, sample_ids, voice)
+            write_wav(path, samples, merged.codec_config.sample_rate, mark=Marking())
 
     write_voice = partial(_write_voice, job, options, trainer, voice)
     run_job(trainer, job, write_voice, Watch(watch.start, after))
@@ -201,17 +210,3 @@ def _write_voice(job: TuneJob, options: TuneOptions, trainer: SpeechTrainer, voi
         with replacing(job.output / tensors) as draft:
             save_file(as_saved(trainer.learned()), draft, {"format": "pt"})
     voice.save(job.output / trained_voice.SPEAKER)
-
-
-def _write_sample(
-    path: Path, parts: Parts, trainer: SpeechTrainer, ids: TextIds, voice: Voice
-) -> None:
-    """Speak with the weights of the last step, as a merged checkpoint would."""
-    merged = replace(parts.base, talker=dict(parts.base.talker))
-    learned = as_saved(trainer.current())
-    changed = trained_voice.changed_tensors(parts.base, learned, trainer.options.scale, voice)
-    trained_voice.merge_tensors(merged, changed, voice.name)
-    request = SpeechOptions(voice=voice.name.lower(), sampling=merged.sampling)
-    dtype = trainer.model.codec_head.weight.dtype
-    samples = own_speech.speak(merged, ids, request, SAMPLE_SECONDS, parts.device, dtype)
-    write_wav(path, samples, merged.codec_config.sample_rate, mark=Marking())

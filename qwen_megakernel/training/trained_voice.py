@@ -138,10 +138,8 @@ def as_saved(learned: dict[str, Tensor]) -> dict[str, Tensor]:
 def merge_tensors(base: Checkpoint, tensors: dict[str, Tensor], speaker: str) -> dict[str, Any]:
     """Change a checkpoint into that of a CustomVoice model with one speaker, in place.
 
-    Each tensor is rounded to the format that the base model stores it in.
+    Each tensor of `changed_tensors` is rounded to the format that the base model stores it in.
 
-    Args:
-        tensors: of `changed_tensors`.
     Returns:
         The contents of its config.json.
     """

@@ -68,10 +68,8 @@ class StepRecord:
 
 
 def fitting(samples: Sequence[S], max_length: int, unit: str) -> list[S]:
-    """Return the samples that are not longer than `max_length`, and log how many are left out.
+    """Return the samples of at most `max_length` units ("tokens"); log how many are left out.
 
-    Args:
-        unit: what their length counts: "tokens".
     Raises:
         DatasetError: no sample is short enough.
     """

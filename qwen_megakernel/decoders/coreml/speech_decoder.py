@@ -17,11 +17,8 @@ from qwen_megakernel.vocoder.vocoder import DILATIONS
 
 
 class _Memory:
-    """The last inputs of the layers, in the order in which the layers read them.
-
-    Args:
-        state: [1, num_values]; None: the state of a new stream.
-    """
+    """The last inputs of the layers, [1, num_values], in the order in which the layers read them;
+    None: those of a new stream."""
 
     def __init__(self, state: Tensor | None):
         self._state, self._at = state, 0

@@ -160,11 +160,8 @@ class GraphStack:
         return mixed.unflatten(2, (length, -1)).permute(0, 2, 1, 3, 4).flatten(2, 3)
 
     def _forward(self, x: Tensor, tables: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        """Run the layers and the final norm on x [n, T, hidden_size].
-
-        Args:
-            tables: cos and signed sin, broadcast over [n, T, heads, head_dim].
-        """
+        """Run the layers and the final norm on x [n, T, hidden_size]; the tables, cos and signed
+        sin, are broadcast over [n, T, heads, head_dim]."""
         config, (cos, signed_sin) = self.config, tables
         num_rotated, eps = config.num_heads + config.num_kv_heads, config.rms_norm_eps
         for index, w in enumerate(self.layers):

@@ -45,13 +45,10 @@ def current(device: torch.device) -> contextlib.AbstractContextManager:
 
 
 class Launcher:
-    """Starts the kernels of a library on a decoder's buffers.
+    """Starts the kernels of a library on a decoder's buffers, and keeps these until the last ends.
 
     A prompt is enqueued, and its outcome is read with that of the next step: if the host waited for
     a prompt, the GPU would be idle until the next launch reaches it.
-
-    Args:
-        buffers: all memory that launches read and write; kept until the last launch is over.
     """
 
     def __init__(self, library: KernelLibrary, buffers: LayerBuffers, num_blocks: int):
@@ -81,9 +78,8 @@ class Launcher:
         """Start up to `num_frames` frames of every stream; EOS or `cancel` may end them earlier.
 
         All launches, of at most `MAX_STREAMS` streams each, are enqueued here, one after another.
+        `forced` and `taps` are as in `FrameDecoder._step`.
 
-        Args:
-            forced, taps: as in `FrameDecoder._step`.
         Returns:
             A function that waits for all launches at once; call it before the next launch. It
             returns the drawn frames; the failures are those of the launches and of single streams,

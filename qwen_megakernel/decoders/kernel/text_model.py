@@ -30,10 +30,8 @@ PREDICTOR_VOCAB_SIZE = 8  # the smallest that the kernel takes
 
 
 def text_sizes(values: Mapping[str, Any]) -> TextSizes:
-    """Return the dimensions that the kernel is compiled for to run a text model.
+    """Return the dimensions that the kernel is compiled for to run the model of a config.json.
 
-    Args:
-        values: the model's config.json.
     Raises:
         UnsupportedModel: the model is no dense Qwen2 or Qwen3 text model, or has scaled positions
             or sliding windows.
