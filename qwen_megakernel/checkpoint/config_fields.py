@@ -87,21 +87,16 @@ class Rule:
             return
         if isinstance(limits.high, str):
             high = attrgetter(limits.high)(record) - 1
+            expected = f"a number from {limits.low} to {high}, below {limits.high}"
             for place, each in _numbers(value):
                 if each > high:
-                    raise self._error(
-                        each,
-                        where,
-                        place,
-                        f"a number from {limits.low} to {high}, below {limits.high}",
-                    )
+                    raise self._error(each, where, place, expected)
         if isinstance(limits.multiple_of, str):
             divisor = attrgetter(limits.multiple_of)(record)
+            expected = f"a multiple of {limits.multiple_of}, {divisor}"
             for place, each in _numbers(value):
                 if each % divisor:
-                    raise self._error(
-                        each, where, place, f"a multiple of {limits.multiple_of}, {divisor}"
-                    )
+                    raise self._error(each, where, place, expected)
 
     def _one(self, value: Any, where: str, *place: int | str) -> Any:
         kinds = (int, float) if self.kind is float else self.kind

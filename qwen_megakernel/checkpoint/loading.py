@@ -95,11 +95,9 @@ class Checkpoint:
     form: PackedForm | None = None  # the form of the matrices that the files hold packed
 
     def load_prefix(self, prefix: str) -> dict[str, Tensor]:
-        """Read the tensors of `speaker_encoder.` or of the codec's `encoder.`.
+        """Read the tensors of `speaker_encoder.` or of the codec's `encoder.`, if there are any.
 
-        Returns:
-            The tensors by their names without the prefix, in the stored dtype, or in float32 for
-            the codec; none if the checkpoint has none.
+        They have names without the prefix, and the stored dtype, or float32 for the codec.
         """
         if prefix == SPEAKER_ENCODER_PREFIX:
             return safetensors_file.MappedTensors(self.files.folder / WEIGHTS, prefix)

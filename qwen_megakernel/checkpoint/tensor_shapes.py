@@ -72,6 +72,7 @@ def _conv_transpose(name: str, into: int, out: int, kernel: int) -> Entries:
 def _talker(config: ModelConfig) -> Entries:
     talker, predictor = config.talker, config.predictor
     hidden, text_hidden = talker.stack.hidden_size, talker.text_hidden_size
+    size, width = predictor.vocab_size, predictor.stack.hidden_size
     yield "model.text_embedding.weight", (talker.text_vocab_size, text_hidden)
     yield from _layer("text_projection.linear_fc1", text_hidden, text_hidden)
     yield from _layer("text_projection.linear_fc2", hidden, text_hidden)
@@ -81,18 +82,10 @@ def _talker(config: ModelConfig) -> Entries:
     yield from _prefixed("code_predictor.model.", _stack(predictor.stack))
     for group in range(talker.num_code_groups - 1):
         # Rows of the talker's width, because they are summed into the talker's next input.
-        yield (
-            f"code_predictor.model.codec_embedding.{group}.weight",
-            (predictor.vocab_size, hidden),
-        )
-        yield (
-            f"code_predictor.lm_head.{group}.weight",
-            (predictor.vocab_size, predictor.stack.hidden_size),
-        )
+        yield f"code_predictor.model.codec_embedding.{group}.weight", (size, hidden)
+        yield f"code_predictor.lm_head.{group}.weight", (size, width)
     if config.has_projection:
-        yield from _layer(
-            "code_predictor.small_to_mtp_projection", predictor.stack.hidden_size, hidden
-        )
+        yield from _layer("code_predictor.small_to_mtp_projection", width, hidden)
 
 
 def _stack(stack: StackConfig) -> Entries:

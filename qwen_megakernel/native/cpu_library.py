@@ -126,9 +126,7 @@ def open_library() -> ctypes.CDLL:
 def check_status(status: int, what: str, hint: str) -> None:
     """Raise the error that a native function's Status stands for, unless it is `DONE`.
 
-    Args:
-        what: the subject of the message, such as "A step".
-        hint: the hint of an `OutOfMemory`.
+    `what` is the subject of the message, such as "A step", `hint` that of an `OutOfMemory`.
     """
     if status == OUT_OF_MEMORY:
         raise OutOfMemory(f"{what} does not fit into memory.", hint=hint)

@@ -154,11 +154,8 @@ class SnacCodec:
 
     @torch.inference_mode()
     def encode(self, samples: np.ndarray, rate: int) -> np.ndarray:
-        """Encode a recording: [num_frames, 7] int32, the last frame padded with silence.
+        """Encode [num_samples] float32 mono: [num_frames, 7] int32, the last padded with silence.
 
-        Args:
-            samples: [num_samples] float32 mono.
-            rate: samples per second; they are resampled to the codec's rate.
         Raises:
             DatasetError: there are no samples, or one is not a number.
         """

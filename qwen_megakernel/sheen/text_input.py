@@ -37,10 +37,8 @@ MIN_PART_CHARS, MAX_PART_CHARS = 60, 120
 
 
 class TextInput:
-    """Encodes the texts of one voice.
+    """Encodes the texts of one voice, phonemes or what the espeak-ng voice `espeak` phonemises.
 
-    Args:
-        espeak: the espeak-ng voice that phonemises the texts; None: the texts are phonemes.
     Raises:
         SetupError, UsageError: espeak-ng, or its voice, is not installed.
     """

@@ -142,10 +142,8 @@ class Vocoder:
         return pcm.T.contiguous()
 
     def decode(self, codes: np.ndarray | Tensor) -> np.ndarray:
-        """Decode a whole utterance.
+        """Decode a whole utterance, [num_frames, num_quantizers] integers.
 
-        Args:
-            codes: [num_frames, num_quantizers] integers.
         Returns:
             [num_frames * samples_per_frame] PCM in [-1, 1], in the vocoder's dtype.
         """

@@ -87,7 +87,8 @@ class GraphModel:
         self._allocate(sizes.max_text_rows)
 
     def _load(self, model: DecoderModel) -> None:
-        weights, groups = model.talker, self.config.talker.num_code_groups
+        weights, talker, slots = model.talker, self.config.talker, self.num_slots
+        predictor, groups = self.config.predictor.stack, talker.num_code_groups
         read = WeightReader(weights, self.device, self.dtype)
         of_predictor = WeightReader(weights, self.device, self.predictor_dtype, "code_predictor.")
         self.embeddings = Embeddings(model, self.device, self.dtype)
@@ -95,18 +96,12 @@ class GraphModel:
         tables = [self.embeddings.codec_table, *self.embeddings.code_tables]
         first_rows = list(accumulate(map(len, tables[:-1]), initial=0))
         self._first_rows = torch.tensor(first_rows).to(self.device)
+        layers = read.under("model.")
         self.talker = GraphStack(
-            self.config.talker.stack,
-            read.under("model."),
-            num_slots=self.num_slots,
-            num_positions=self.max_positions,
+            talker.stack, layers, num_slots=slots, num_positions=self.max_positions
         )
-        self.predictor = GraphStack(
-            self.config.predictor.stack,
-            of_predictor.under("model."),
-            num_slots=self.num_slots,
-            num_positions=groups,
-        )
+        layers = of_predictor.under("model.")
+        self.predictor = GraphStack(predictor, layers, num_slots=slots, num_positions=groups)
         self._codec_head = read.tensor("codec_head.weight")
         self._lm_heads = [
             of_predictor.tensor(f"lm_head.{group}.weight") for group in range(groups - 1)

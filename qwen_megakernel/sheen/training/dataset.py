@@ -91,7 +91,6 @@ def check_one_phonemiser(path: Path, voices: set[str | None]) -> None:
     """Raise if the texts of a dataset were phonemised in different ways.
 
     Args:
-        path: the dataset, for the message.
         voices: the espeak-ng voices of its samples; None stands for given phonemes.
     Raises:
         DatasetError: there is more than one voice.
