@@ -1,5 +1,6 @@
 """A file is replaced whole, or stays as it was."""
 
+import errno
 import json
 import os
 import pwd
@@ -10,7 +11,7 @@ import pytest
 from qwen_megakernel import audio
 from qwen_megakernel.errors import OutputError, SetupError
 from qwen_megakernel.native import compiling
-from qwen_megakernel.output_files import cache_folder, check_writable, replacing
+from qwen_megakernel.output_files import cache_folder, check_writable, replacing, writing
 
 
 def test_the_cache_is_the_variables_or_in_the_users_home(tmp_path: Path, monkeypatch):
@@ -106,3 +107,20 @@ def test_a_link_to_a_file_that_does_not_exist_yet_stays(tmp_path: Path):
     link.symlink_to("first.srt")
     check_writable(link, "subtitles")
     assert link.is_symlink() and os.listdir(tmp_path) == ["latest.srt"]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (LookupError("it is full"), "it is full"),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "No space left on device"),
+    ],
+)
+def test_an_error_of_a_library_is_reported_as_that_of_a_file(error: Exception, reason: str):
+    with (
+        pytest.raises(OutputError, match=f"^Cannot write here: {reason}\\.$"),
+        writing("here", LookupError),
+    ):
+        raise error
+    with pytest.raises(ValueError, match="another"), writing("here", LookupError):
+        raise ValueError("another")

@@ -1,5 +1,7 @@
 """The build cache: compilers that hang or fail, a full cache, two builds at once."""
 
+import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -8,6 +10,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -326,6 +329,12 @@ def test_the_file_behind_a_link_in_place_of_a_lock_is_not_changed(recipe, tmp_pa
     lock.write_text("precious")  # a hard link, for example
     compiling.compiled(recipe)
     assert victim.read_text() == lock.read_text() == "precious"
+
+
+def test_a_library_is_built_on_a_file_system_without_locks(recipe, monkeypatch):
+    no_locks = OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=no_locks))
+    assert compiling.load(compiling.compiled(recipe)).answer() == 42
 
 
 @pytest.mark.parametrize("umask", [0, 0o002, 0o077])
