@@ -83,7 +83,8 @@ def test_the_help_of_voices_create_begins_with_recording_output_and_transcript(c
         main.main(["voices", "create", "--help"])
     shown = capsys.readouterr().out.partition("recording and voice:\n")[2]
     first = shown.partition("\n\n")[0]
-    assert re.findall(r"^  (\S+)", first, re.MULTILINE) == ["DIR|FILE", "-o", "--ref-text"]
+    names = re.findall(r"^  ([^\s,]+)", first, re.MULTILINE)  # Python 3.13 writes "-o, --output"
+    assert names == ["DIR|FILE", "-o", "--ref-text"]
     assert "--force" in shown and "options:" in shown
 
 

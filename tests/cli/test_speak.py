@@ -232,7 +232,7 @@ def test_a_utf16_file_gets_the_hint_that_converts_it(run_here, tmp_path):
     assert done.returncode == 2 and "iconv -f UTF-16 -t UTF-8" in done.stderr
 
 
-@pytest.mark.parametrize("words", [["--hello--"], ["--text", "--hello--"], ["-hello"]])
+@pytest.mark.parametrize("words", [["--hello--"], ["--text", "--hello--"], ["-ynot"]])
 def test_a_text_that_looks_like_an_option_gets_the_form_that_speaks_it(run_here, words):
     done = run_here(*SPEAK, *words, *TINY)
     assert done.returncode == 2 and "--text=TEXT" in done.stderr

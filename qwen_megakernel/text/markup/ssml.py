@@ -76,6 +76,10 @@ class SsmlParser:
         self.error: MarkupError | None = None
         self._check = check
         self._expat = expat.ParserCreate("utf-8")  # overrides the encoding in a declaration
+        # From 2.6.0 on, expat itself defers the scan of an incomplete tag; what it holds back then
+        # would not be read before more text comes. `MAX_TAG_CHARS` limits the scans.
+        if hasattr(self._expat, "SetReparseDeferralEnabled"):
+            self._expat.SetReparseDeferralEnabled(False)
         self._expat.StartElementHandler = self._start
         self._expat.EndElementHandler = self._end
         self._expat.CharacterDataHandler = self._characters
