@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from spies import watch
 from tiny_speech import feed_and_end, tiny_engine
 from tolerances import PCM_STEPS
 from waiting import wait_until
@@ -339,14 +340,13 @@ def bea(base):
 @pytest.fixture
 def warmed(base, bea, monkeypatch):
     """The frames behind Bea's reference over which the vocoder runs without samples."""
-    warmed, warm = [], base._loop.stages.vocoder.warm
+    warmed = []
 
-    def watched(frames, state):
+    def note(frames, state):
         if np.array_equal(frames[: len(bea.codes)], bea.codes):
             warmed.append(frames[len(bea.codes) :])
-        warm(frames, state)
 
-    monkeypatch.setattr(base._loop.stages.vocoder, "warm", watched)
+    watch(monkeypatch, base._loop.stages.vocoder, "warm", note)
     monkeypatch.setattr(base._loop, "_contexts", {})
     return warmed
 

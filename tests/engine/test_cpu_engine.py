@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from spies import watch
 from tolerances import PCM16
 
 from qwen_megakernel import Speech, TTSEngine
@@ -35,15 +36,9 @@ def test_a_stream_of_nan_ends_with_its_error_and_its_neighbour_goes_on(two_slots
             given = replace(given, embeds=given.embeds * torch.nan)
         prefill(slot, given, sampling, seed=seed, **options)
 
-    launch = decoder.launch
-
-    def watched_launch(slots, num_frames):
-        beside.append(len(slots))
-        return launch(slots, num_frames)
-
     alone = Speech.collect(two_slots.stream(TEXT, seed=7, max_frames=20))
     monkeypatch.setattr(decoder, "prefill", broken_prefill)
-    monkeypatch.setattr(decoder, "launch", watched_launch)
+    watch(monkeypatch, decoder, "launch", lambda slots, _: beside.append(len(slots)))
     streams = [two_slots.stream(TEXT, seed=seed, max_frames=20) for seed in (7, 13)]
     healthy = Speech.collect(streams[0])
     with pytest.raises(GenerationError, match="codebook 0 are not finite"):

@@ -4,6 +4,7 @@ import threading
 
 import numpy as np
 import pytest
+from spies import watch
 from tiny_speech import tiny_engine
 from tolerances import PLANTED_DRIFT
 
@@ -195,10 +196,7 @@ def test_what_follows_continues_the_part_that_is_heard(engine, planted, healthy)
 
 def test_the_first_part_is_never_held_back_and_later_ones_are(engine, planted, monkeypatch):
     states = []
-    begin = StreamState.begin_part
-    monkeypatch.setattr(
-        StreamState, "begin_part", lambda self, *a, **k: (states.append(self), begin(self, *a, **k))
-    )
+    watch(monkeypatch, StreamState, "begin_part", lambda state, *_, **__: states.append(state))
     delivered = {}
     planted.at_launch = lambda address, frame: delivered.setdefault(address, []).append(
         (frame, len(states[-1].codes))

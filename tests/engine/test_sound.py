@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from spies import watch
 from tiny_speech import tiny_engine
 from tolerances import LIMITED, LOUDNESS_LU, PCM_STEPS, ROUNDED_COUNT, nearly
 from waiting import wait_until
@@ -86,13 +87,8 @@ def test_chunks_hold_the_sound_of_the_whole(tts: TTSEngine, options, chunk_frame
 async def test_a_coroutine_hears_what_a_thread_does_and_its_event_loop_is_free(
     tts: TTSEngine, monkeypatch
 ):
-    threads, hear = set(), HeardChunks.hear
-
-    def noting_hear(heard, chunk):
-        threads.add(threading.current_thread())
-        return hear(heard, chunk)
-
-    monkeypatch.setattr(HeardChunks, "hear", noting_hear)
+    threads = set()
+    watch(monkeypatch, HeardChunks, "hear", lambda *_: threads.add(threading.current_thread()))
     awaited = [chunk async for chunk in tts.astream(TEXT, **VOICE, **ALL)]
     assert threads and not threads & {threading.main_thread(), tts._loop._thread}
     threads.clear()
@@ -159,13 +155,8 @@ def test_a_reader_goes_on_elsewhere_and_loses_no_sound(
 
 
 async def test_a_reader_that_goes_away_leaves_nothing_behind(tts: TTSEngine, monkeypatch):
-    made, init = [], HeardChunks.__init__
-
-    def noting_init(heard, *given):
-        made.append(weakref.ref(heard))
-        init(heard, *given)
-
-    monkeypatch.setattr(HeardChunks, "__init__", noting_init)
+    made = []
+    watch(monkeypatch, HeardChunks, "__init__", lambda heard, *_: made.append(weakref.ref(heard)))
     async with contextlib.aclosing(tts.astream(TEXT, **VOICE, **ALL)) as chunks:
         await anext(chunks)
     for _ in range(3):  # cancelled before or while a thread changes the sound

@@ -13,6 +13,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from spies import watch
 from tiny_speech import TEXT, VOICE, closed_text, tiny_engine
 from tolerances import PCM16_STEP
 from waiting import wait_until
@@ -118,19 +119,16 @@ def speak(monkeypatch):
             lambda: Stages(decoder, prompts, FakeVocoder(device), is_asynchronous=True),
             on_finished=lambda state: None,
         )
-        deliver = StreamState.deliver
 
-        def recording_deliver(state, samples, first, count, **kind):
+        def note(state, samples, first, count, **kind):
             device.log.append(("deliver", count))
-            deliver(state, samples, first, count, **kind)
 
-        monkeypatch.setattr(StreamState, "deliver", recording_deliver)
+        watch(monkeypatch, StreamState, "deliver", note)
         states = []
         for _ in range(num_streams):
             request = SpeechOptions(chunk_frames=4)
             text = closed_text(request, TextPart.whole(torch.arange(9)))
-            state = StreamState(request, text, loop.wake, loop.interrupt, 24000)
-            states.append(state)
+            states.append(StreamState(request, text, loop.wake, loop.interrupt, 24000))
         loop.run(lambda: loop.table.waiting.extend(states))  # admitted in one turn
         for state in states:
             ends = [item for item in iter(state.outbox.get, "eos") if isinstance(item, Exception)]

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from spies import watch
 from tiny_speech import TEXT, VOICE, speak, tiny_engine
 from tolerances import PCM16
 from waiting import wait_until
@@ -51,20 +52,11 @@ def test_chunks_are_in_order_ramp_up_and_add_up(tts):
 
 def test_the_first_chunk_leaves_before_frame_two_is_drawn(tts, monkeypatch):
     """Order of events inside the loop: one frame, its audio, then the next frame."""
-    events = []
-    decoder = tts._loop.stages.decoder
-    launch, deliver = decoder.launch, StreamState.deliver
-
-    def recording_launch(slots, num_frames):
-        events.append(("step", num_frames))
-        return launch(slots, num_frames)
-
-    def recording_deliver(state, samples, first, count, *rest, **options):
-        events.append(("chunk", count))
-        return deliver(state, samples, first, count, *rest, **options)
-
-    monkeypatch.setattr(decoder, "launch", recording_launch)
-    monkeypatch.setattr(StreamState, "deliver", recording_deliver)
+    events, decoder = [], tts._loop.stages.decoder
+    watch(monkeypatch, decoder, "launch", lambda slots, count: events.append(("step", count)))
+    watch(
+        monkeypatch, StreamState, "deliver", lambda *given, **_: events.append(("chunk", given[3]))
+    )
     speak(tts, seed=5, first_chunk_frames=1)
     assert events[:3] == [("step", 1), ("chunk", 1), ("step", 2)]
 
@@ -113,13 +105,8 @@ def test_other_streams_change_neither_codes_nor_samples(
     same_bits = engine_backend == "cpu"
     options = {"backend": engine_backend, "num_threads": num_threads, "num_slots": 3}
     with tiny_engine(model, **options) as tts:
-        batches, decode = [], tts._loop.stages.vocoder.step
-
-        def noting_decode(codes, states):
-            batches.append(len(codes))
-            return decode(codes, states)
-
-        monkeypatch.setattr(tts._loop.stages.vocoder, "step", noting_decode)
+        batches, vocoder = [], tts._loop.stages.vocoder
+        watch(monkeypatch, vocoder, "step", lambda codes, _: batches.append(len(codes)))
 
         def start(index, **chunks):
             chunks = {"first_chunk_frames": 1 + index // 3, "chunk_frames": 3 + index // 2} | chunks
@@ -210,7 +197,7 @@ async def test_two_event_loops_that_read_one_stream_at_a_time_are_refused(tts):
 
 
 async def test_async_iteration_gives_the_same_and_leaves_the_loop_free(tts, alone, monkeypatch):
-    ticks, launch = 0, tts._loop.stages.decoder.launch
+    ticks = 0
 
     async def tick():
         nonlocal ticks
@@ -218,11 +205,8 @@ async def test_async_iteration_gives_the_same_and_leaves_the_loop_free(tts, alon
             await asyncio.sleep(0.002)
             ticks += 1
 
-    def launch_after_ticks(slots, num_frames):
-        wait_until(lambda: ticks >= 3)
-        return launch(slots, num_frames)
-
-    monkeypatch.setattr(tts._loop.stages.decoder, "launch", launch_after_ticks)
+    decoder = tts._loop.stages.decoder
+    watch(monkeypatch, decoder, "launch", lambda *_: wait_until(lambda: ticks >= 3))
     ticker = asyncio.create_task(tick())
     samples = [
         chunk.samples async for chunk in tts.astream(TEXT, voice=VOICE, seed=1, max_frames=24)

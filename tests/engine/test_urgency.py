@@ -5,6 +5,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from spies import watch
 from tiny_speech import TEXT, VOICE, closed_text, tiny_engine
 from tolerances import nearly
 
@@ -219,18 +220,10 @@ def test_while_a_reader_has_little_left_one_prompt_runs_between_two_steps(
 ):
     """Three streams arrive at once, beside one that speaks."""
     events: list[int | str] = []
-    begin, start = StepLoop._begin_part, StepLoop._start_step
-
-    def noting_begin(loop, stream):
-        events.append(stream.request.seed)
-        begin(loop, stream)
-
-    def noting_start(loop, streams):
-        events.append("step")
-        return start(loop, streams)
-
-    monkeypatch.setattr(StepLoop, "_begin_part", noting_begin)
-    monkeypatch.setattr(StepLoop, "_start_step", noting_start)
+    watch(
+        monkeypatch, StepLoop, "_begin_part", lambda _, stream: events.append(stream.request.seed)
+    )
+    watch(monkeypatch, StepLoop, "_start_step", lambda *_: events.append("step"))
     monkeypatch.setattr(
         StreamState, "buffered_s", lambda self: left_s if self.request.seed == 1 else -np.inf
     )

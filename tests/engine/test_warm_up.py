@@ -3,6 +3,7 @@
 from collections import defaultdict
 
 import pytest
+from spies import watch
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.decoders import sampling
@@ -39,13 +40,12 @@ def test_a_decoder_has_drawn_greedily_and_at_random(frames_by_sampling, backend)
 
 
 def test_every_codebook_has_been_drawn_greedily_and_at_random(monkeypatch):
-    draws, draw = set(), sampling.draw
+    draws = set()
 
-    def noting_draw(logits, how, **address):
-        draws.add((how.do_sample, address["codebook"]))
-        return draw(logits, how, **address)
+    def note(logits, how, *, codebook, **address):
+        draws.add((how.do_sample, codebook))
 
-    monkeypatch.setattr(sampling, "draw", noting_draw)
+    watch(monkeypatch, sampling, "draw", note)
     with TTSEngine.from_pretrained("demo-voice", backend="torch") as engine:
         groups = engine.config.talker.num_code_groups
     assert draws == {(at_random, group) for at_random in (True, False) for group in range(groups)}
@@ -64,17 +64,11 @@ def test_native_code_runs_once_and_pytorch_with_each_chunk_size(
 ):
     """Two frames greedily, the others at random."""
     chunks, draws = [], []
-    step, synthesize = vocoder.step, TTSEngine.synthesize
 
-    def noting_step(vocoder, codes, states):
-        chunks.append(codes.shape[1])
-        return step(vocoder, codes, states)
-
-    def noting_draws(engine, text, **options):
+    def note_draws(engine, text, **options):
         draws.append((options["do_sample"], options["subtalker_do_sample"]))
-        return synthesize(engine, text, **options)
 
-    monkeypatch.setattr(vocoder, "step", noting_step)
-    monkeypatch.setattr(TTSEngine, "synthesize", noting_draws)
+    watch(monkeypatch, vocoder, "step", lambda _, codes, states: chunks.append(codes.shape[1]))
+    watch(monkeypatch, TTSEngine, "synthesize", note_draws)
     TTSEngine.from_pretrained(model, backend=backend).close()
     assert (chunks, draws) == (sizes, [(False, False), (True, True)])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from sheen_toys import CODEBOOK_SIZE, GREEDY, HELLO, MORNING, needs_espeak, speaker
+from spies import results_of, watch
 from tiny_speech import feed_and_end
 from tolerances import PCM16, SNAC_CHUNKS_F32
 
@@ -117,23 +118,17 @@ def test_chunks_are_one_speech_whatever_their_size(engine, codec, first, size):
 
 def test_the_first_chunk_leaves_before_the_last_frame_is_drawn(engine, codec, monkeypatch):
     """The first chunk needs one frame and the codec's lookahead, of a speech of many frames."""
-    decoder, drawn, drawn_before_chunk = engine._loop.stages.decoder, [], []
-    step, deliver = decoder._step, StreamState.deliver
+    steps, drawn_before_chunk = results_of(monkeypatch, engine._loop.stages.decoder, "_step"), []
 
-    def counting_step(*arguments):
-        result = step(*arguments)
-        drawn.extend(range(result.num_frames[0]))
-        return result
+    def num_drawn():
+        return sum(result.num_frames[0] for result in steps)
 
-    def noting_deliver(*chunk, **options):
-        drawn_before_chunk.append(len(drawn))
-        return deliver(*chunk, **options)
-
-    monkeypatch.setattr(decoder, "_step", counting_step)
-    monkeypatch.setattr(StreamState, "deliver", noting_deliver)
+    watch(
+        monkeypatch, StreamState, "deliver", lambda *_, **__: drawn_before_chunk.append(num_drawn())
+    )
     engine.synthesize(HELLO, seed=1, max_frames=12, first_chunk_frames=1, **HOT)
-    assert len(drawn) == 12
-    assert drawn_before_chunk[0] == 1 + codec.lookahead < len(drawn)
+    assert num_drawn() == 12
+    assert drawn_before_chunk[0] == 1 + codec.lookahead < num_drawn()
 
 
 def test_a_seed_is_one_speech_and_other_streams_do_not_change_it(engine):
@@ -367,15 +362,14 @@ def test_such_a_voice_without_espeak_is_refused_before_its_weights_are_read(
 def test_the_warm_up_speaks_greedily_and_at_random_and_is_not_dumped(
     trained, tmp_path, monkeypatch
 ):
-    draws, draw = set(), decoder.draw
+    draws = set()
 
-    def noting_draw(logits, how, **address):
-        draws.add((how.do_sample, address["codebook"]))
-        return draw(logits, how, **address)
+    def note(logits, how, *, codebook, **address):
+        draws.add((how.do_sample, codebook))
 
     dump = tmp_path / "codes.tsv"
     monkeypatch.setenv("TTS_DUMP_CODES", str(dump))
-    monkeypatch.setattr(decoder, "draw", noting_draw)
+    watch(monkeypatch, decoder, "draw", note)
     with SheenEngine.from_pretrained(str(trained), backend="torch") as engine:
         assert engine.spent_ms["vocoder"] > 0
         assert not dump.exists()

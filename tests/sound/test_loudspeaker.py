@@ -2,12 +2,12 @@
 
 import sys
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
+from spies import results_of
 from waiting import wait_until
 
 from qwen_megakernel.errors import OutputError
@@ -71,17 +71,12 @@ def test_the_block_ends_when_the_last_sample_is_played(device: Device):
 
 
 def test_after_an_interruption_the_loudspeaker_is_silent(device: Device, monkeypatch):
-    writes, submit = [], ThreadPoolExecutor.submit
-
-    def noting_submit(pool: ThreadPoolExecutor, *call: Any) -> Future:
-        writes.append(submit(pool, *call))
-        return writes[-1]
+    writes = results_of(monkeypatch, ThreadPoolExecutor, "submit")
 
     def play_on() -> None:
         wait_until(lambda: writes[-1].cancelled())
         device.plays.set()
 
-    monkeypatch.setattr(ThreadPoolExecutor, "submit", noting_submit)
     with pytest.raises(KeyboardInterrupt), loudspeaker(RATE) as play:
         play(ramp(10 * RATE))
         threading.Thread(target=play_on).start()

@@ -1,6 +1,7 @@
 """benchmarks/measures/cpu_decode.py at toy size: the result has every row, with its figures."""
 
 import pytest
+from spies import results_of
 
 from benchmarks.measures import cpu_decode
 
@@ -27,11 +28,9 @@ def test_every_decoder_and_number_of_streams_has_a_row(measured, capsys):
     )  # heads stay float32
 
 
-def test_no_prompt_begins_as_one_before_it_did(load_checkpoint):
+def test_no_prompt_begins_as_one_before_it_did(load_checkpoint, monkeypatch):
     made = cpu_decode.Made("cpu", load_checkpoint("tiny-random"), None, 2, 1)
-    kept = []
-    restore = made.decoder._restore
-    made.decoder._restore = lambda *given: kept.append(restore(*given)) or kept[-1]
+    kept = results_of(monkeypatch, made.decoder, "_restore")
     for turn in range(2):
         for length in cpu_decode.PROMPTS:
             made.prompt_ms(length, turn)

@@ -5,6 +5,7 @@ import re
 import subprocess
 
 import pytest
+from spies import results_of
 
 from benchmarks import cpu_page, measure
 from benchmarks.measures import threads
@@ -56,10 +57,7 @@ def test_a_case_that_ran_with_other_threads_is_no_row(monkeypatch):
 
 
 def test_busy_programs_run_as_long_as_the_block(monkeypatch):
-    started = []
-    real = subprocess.Popen
-    record = lambda command: started.append(real(command)) or started[-1]  # noqa: E731
-    monkeypatch.setattr(threads.subprocess, "Popen", record)
+    started = results_of(monkeypatch, subprocess, "Popen")
     with threads.busy_loops(2):
         assert [loop.poll() for loop in started] == [None, None]
     assert all(loop.poll() for loop in started)

@@ -1,6 +1,7 @@
 """benchmarks/measures/vocoder.py: every vocoder at every length of chunk, and float16's errors."""
 
 import pytest
+from spies import watch
 
 from benchmarks import measure, precision_page
 from qwen_megakernel.choices import VOCODER_WEIGHTS
@@ -12,18 +13,8 @@ from qwen_megakernel.vocoder.cpu.vocoder import CpuVocoder
 def test_the_frames_of_each_chunk_are_drawn_before_it_is_decoded(cache_folder, monkeypatch):
     """As in a speech, the vocoder must read its weights from memory, not from a cache."""
     events = []
-    draw, decode = CpuDecoder.step, CpuVocoder.step
-
-    def noting_draw(self, slots, num_frames):
-        events.append("draw")
-        return draw(self, slots, num_frames)
-
-    def noting_decode(self, codes, states):
-        events.append(codes.shape[1])
-        return decode(self, codes, states)
-
-    monkeypatch.setattr(CpuDecoder, "step", noting_draw)
-    monkeypatch.setattr(CpuVocoder, "step", noting_decode)
+    watch(monkeypatch, CpuDecoder, "step", lambda *_: events.append("draw"))
+    watch(monkeypatch, CpuVocoder, "step", lambda _, codes, states: events.append(codes.shape[1]))
     words = ["--model", "tiny-random", "--threads", "1", "--runs", "1", "--chunks", "3"]
     assert measure.main(["vocoder", *words]) == 0
     decoded = [index for index, event in enumerate(events) if event == 3]

@@ -15,6 +15,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from spies import watch
 
 from qwen_megakernel import Speech, TTSEngine
 from qwen_megakernel.checkpoint import loading, packed_form, safetensors_file
@@ -188,10 +189,8 @@ def test_processes_speak_at_the_same_time(whole):
 def test_packed_weights_are_kept_for_the_next_start(tmp_path, monkeypatch):
     original = Path(shutil.copytree(loading.resolve("tiny-random").folder, tmp_path / "original"))
     monkeypatch.setenv("QWEN_MEGAKERNEL_CACHE", str(tmp_path / "cache"))
-    expected, convert, calls = codes(original, weights="int8"), conversion.convert, []
-    monkeypatch.setattr(
-        conversion, "convert", lambda *given: (calls.append(given[1]), convert(*given))
-    )
+    expected, calls = codes(original, weights="int8"), []
+    watch(monkeypatch, conversion, "convert", lambda *given: calls.append(given[1]))
     for weights in ("int8", "int8", None):
         with TTSEngine.from_pretrained(
             original, warmup=False, weights=weights, keep_packed=True

@@ -4,17 +4,14 @@ from dataclasses import replace
 
 import torch
 from native_decoding import MODES, assert_same, begin
+from spies import results_of
 
 from qwen_megakernel.decoders.cpu.prefixes import PrefixCache
 
 
 def kept_by(decoder, monkeypatch):
     """Return a list, to which every further prompt appends how many positions were cached."""
-    found, restore = [], decoder._restore
-    monkeypatch.setattr(
-        decoder, "_restore", lambda *given: found.append(restore(*given)) or found[-1]
-    )
-    return found
+    return results_of(monkeypatch, decoder, "_restore")
 
 
 def test_a_prompt_that_begins_as_another_reuses_its_keys(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from host_watch import NoHostMode
+from spies import results_of, watch
 from tiny_speech import tiny_engine
 from tolerances import KERNEL_LOGITS_F32
 
@@ -256,13 +257,12 @@ def test_a_prompt_never_waits_for_the_device(hollow):
 
 
 def test_attention_is_never_cudnns(hollow, monkeypatch):
-    attend, allowed = torch.nn.functional.scaled_dot_product_attention, []
+    allowed = []
 
-    def watching(*args, **options):
+    def note(*_, **__):
         allowed.append(torch.backends.cuda.cudnn_sdp_enabled())
-        return attend(*args, **options)
 
-    monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", watching)
+    watch(monkeypatch, torch.nn.functional, "scaled_dot_product_attention", note)
     before = torch.backends.cuda.cudnn_sdp_enabled()
     with torch.inference_mode():
         hollow.model.run_prompt(32)
@@ -272,9 +272,7 @@ def test_attention_is_never_cudnns(hollow, monkeypatch):
 
 
 def test_on_a_cpu_the_choice_of_attention_is_the_hosts(pair, monkeypatch):
-    turned = []
-    choose = model.sdpa_kernel
-    monkeypatch.setattr(model, "sdpa_kernel", lambda kinds: turned.append(1) or choose(kinds))
+    turned = results_of(monkeypatch, model, "sdpa_kernel")
     decoder = pair(k.checkpoint())[0]
     k.start(decoder, 0, GREEDY, seed=1)
     decoder.step([0], 1)
@@ -307,16 +305,15 @@ def test_a_step_waits_once_whatever_its_frames_and_streams(make_decoder, monkeyp
     from qwen_megakernel.decoders.graph import decoder as module
 
     decoder = make_decoder(GraphDecoder, k.checkpoint())
-    waits, uploads, replays = [], [], []
-    download, upload, run = module.download, module.upload, decoder._graphs.run
+    waits, download = [], module.download
 
     def logged(values):
         wait = download(values)
         return lambda: waits.append(1) or wait()
 
     monkeypatch.setattr(module, "download", logged)
-    monkeypatch.setattr(module, "upload", lambda *pair: uploads.append(1) or upload(*pair))
-    monkeypatch.setattr(decoder._graphs, "run", lambda *pair: replays.append(pair[0]) or run(*pair))
+    uploads = results_of(monkeypatch, module, "upload")
+    replays = results_of(monkeypatch, decoder._graphs, "run")
     begin([decoder], [0, 1, 3], [SAMPLED] * 3)
     assert not waits and len(uploads) == len(replays) == 3  # one for each prompt
     decoder.step([0, 1, 3], 4)

@@ -8,6 +8,7 @@ import kernel_models as k
 import numpy as np
 import pytest
 import torch
+from spies import watch
 
 from qwen_megakernel.decoders.graph.decoder import GraphDecoder
 from qwen_megakernel.decoders.kernel import launcher, loading
@@ -23,13 +24,7 @@ def counted(make_decoder, monkeypatch):
     decoder = make_decoder(KernelDecoder, k.checkpoint())
     calls: list[str] = []
     for name in ("step", "forward"):
-        launch = getattr(decoder.library, name)
-
-        def counting(*arguments, name=name, launch=launch):
-            calls.append(name)
-            launch(*arguments)
-
-        monkeypatch.setattr(decoder.library, name, counting)
+        watch(monkeypatch, decoder.library, name, lambda *_, name=name: calls.append(name))
     return decoder, calls
 
 
@@ -88,9 +83,7 @@ def test_more_streams_than_a_launch_holds_are_enqueued_together_and_waited_for_o
 ):
     decoder = make_decoder(KernelDecoder, k.checkpoint(), num_slots=35)
     log = []
-    step = decoder.library.step
-    monkeypatch.setattr(decoder.library, "step", lambda *args: log.append("step") or step(*args))
-
+    watch(monkeypatch, decoder.library, "step", lambda *_: log.append("step"))
     download = launcher.download
 
     def logged(values):
@@ -154,12 +147,7 @@ def test_the_library_is_called_on_its_decoders_gpu(make_decoder, monkeypatch):
     for module in (loading, launcher):
         monkeypatch.setattr(module, "current", current)
     for name in ("max_blocks", "forward", "step"):
-        call = getattr(loading.KernelLibrary, name)
-        monkeypatch.setattr(
-            loading.KernelLibrary,
-            name,
-            lambda *arguments, name=name, call=call: log.append(name) or call(*arguments),
-        )
+        watch(monkeypatch, loading.KernelLibrary, name, lambda *_, name=name: log.append(name))
     decoder = make_decoder(KernelDecoder, k.checkpoint())
     k.start(decoder, 0, Sampling(), seed=1)
     decoder.step([0], 1)

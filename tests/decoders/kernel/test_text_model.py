@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import blocks
+from commands import ROOT, blocks
+from spies import watch
 from tolerances import KERNEL_PROMPT_F32
 
 from qwen_megakernel.decoders.kernel.text_model import layer_tensors, text_sizes
@@ -14,7 +15,6 @@ from qwen_megakernel.errors import ModelFilesError, UnsupportedModel, UsageError
 
 pytestmark = pytest.mark.ci
 
-ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples" / "qwen3_text"
 PROMPT = [7, 201, 33, 90, 5, 118, 64, 250, 12, 77, 3, 150, 9, 181, 42, 66, 20, 211, 99]
 NUM_TOKENS = 40
@@ -78,15 +78,10 @@ def test_greedy_tokens_equal_those_of_transformers(oracle, decoder):
 def test_a_token_is_one_launch_of_the_kernel_and_head_and_argmax_a_second_launch(
     decoder, monkeypatch
 ):
-    calls = []
-    library = decoder._layers.library
-
-    def noted(name, function):
-        return lambda *arguments: calls.append(name) or function(*arguments)
-
-    monkeypatch.setattr(library, "forward", noted("kernel", library.forward))
-    monkeypatch.setattr(library, "step", noted("kernel draws", library.step))
-    monkeypatch.setattr(torch, "mv", noted("head", torch.mv))
+    calls, library = [], decoder._layers.library
+    watch(monkeypatch, library, "forward", lambda *_: calls.append("kernel"))
+    watch(monkeypatch, library, "step", lambda *_: calls.append("kernel draws"))
+    watch(monkeypatch, torch, "mv", lambda *_: calls.append("head"))
     decoder.generate_ids(PROMPT, 3)
     assert calls == ["kernel", "head"] * 3 + ["kernel"]  # the last call is for the last token
 
