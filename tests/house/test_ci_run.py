@@ -4,11 +4,10 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from commands import ROOT
+from commands import ROOT, run, write_program
 
 SCRIPT = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 # A Python that finds nvcc when the file `nvcc` is there; its pip installs one, or fails.
@@ -35,15 +34,11 @@ sys.exit(not (here / "nvcc").exists())
         (False, True, "find install ", False),
     ],
 )
-def test_an_nvcc_is_installed_where_none_is_found(
-    tmp_path: Path, found: bool, offline: bool, calls: str, succeeds: bool
-):
+def test_an_nvcc_is_installed_where_none_is_found(tmp_path, found, offline, calls, succeeds):
     for name in ("requirements.txt", "pyproject.toml"):  # older than the environment that is ready
         shutil.copy2(ROOT / name, tmp_path)
-    python = tmp_path / "bin" / "python"
-    python.parent.mkdir()
-    python.write_text(PYTHON.format(python=sys.executable, here=str(tmp_path), offline=offline))
-    python.chmod(0o755)
+    text = PYTHON.format(python=sys.executable, here=str(tmp_path), offline=offline)
+    write_program(tmp_path / "bin" / "python", text)
     for step in (".torch-ready", ".test-ready"):
         (tmp_path / step).touch()
     if found:
@@ -76,7 +71,7 @@ def test_the_tests_that_ci_runs_alone_are_slow():
 @pytest.mark.ci
 def test_a_run_fails_in_which_too_few_tests_passed():
     words = ["-m", "pytest", "-q", "-n", "1", "--at-least", "1200", "tests/test_printable.py"]
-    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
+    done = run(*words)
     assert done.returncode == 1
     assert "passed; there must be 1200 at least" in done.stdout
 
@@ -95,7 +90,7 @@ def test_a_run_fails_in_which_too_few_tests_passed():
     ],
 )
 def test_a_file_is_imported_unless_all_its_tests_are_deselected(
-    request: pytest.FixtureRequest, tmp_path: Path, asked: str, text: str, is_left_out: bool | None
+    request, tmp_path, asked, text, is_left_out
 ):
     conftest = request.config.pluginmanager.get_plugin(str(ROOT / "tests" / "conftest.py"))
     (tmp_path / "test_it.py").write_text(text)
@@ -122,17 +117,17 @@ def test_the_files_that_test_torch_leaves_out_take_no_backend_of_it():
             assert f"def {fixture}(" in text or f'"{fixture}"' in text
 
 
+def made_by(*targets: str) -> str:
+    """The commands with which `make` would reach these targets."""
+    return subprocess.check_output(["make", "--dry-run", *targets], cwd=ROOT, text=True)
+
+
 def test_the_users_run_must_have_most_tests():
-    done = subprocess.run(
-        ["make", "--dry-run", "test-user"], cwd=ROOT, capture_output=True, text=True
-    )
-    assert "--at-least 1200 tests/server tests/pipecat tests/cli" in done.stdout
+    assert "--at-least 1200 tests/server tests/pipecat tests/cli" in made_by("test-user")
 
 
 def test_the_ledger_reads_the_reports_that_the_tests_write():
-    done = subprocess.run(
-        ["make", "--dry-run", "test", "test-ci", "ledger"], cwd=ROOT, capture_output=True, text=True
-    )
-    written = re.findall(r"--junit-xml (\S+)", done.stdout)
-    assert done.returncode == 0 and len(written) == 2
-    assert re.findall(r"--report (\S+)", done.stdout) == written
+    commands = made_by("test", "test-ci", "ledger")
+    written = re.findall(r"--junit-xml (\S+)", commands)
+    assert len(written) == 2
+    assert re.findall(r"--report (\S+)", commands) == written

@@ -7,16 +7,14 @@ import shlex
 import shutil
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 
 import pytest
 import yaml
 from commands import EXTRAS, PROJECT, ROOT
 from fake_engine import FakeEngine
+from installed import distributions
 from live_server import serving
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
 from qwen_megakernel.cli import main
 from qwen_megakernel.cli.build import _archs
@@ -75,32 +73,12 @@ def test_extras_and_versions_are_the_packages() -> None:
     assert set(re.findall(r"^ARG TORCH=(.*)$", DOCKERFILE, re.MULTILINE)) == {pinned}
 
 
-def requirements_of(extras: set[str], python: str) -> dict[str, str]:
+def requirements_of(extras: str, python: str) -> dict[str, str]:
     """Return the distributions that an image installs, with the versions in this environment."""
-    found: dict[str, str] = {}
-    todo = [("qwen_megakernel", frozenset(extras))]
-    while todo:
-        name, extras = todo.pop()
-        if canonicalize_name(name) == "qwen-megakernel":  # installed with an older list, perhaps
-            lines = [
-                *PROJECT["dependencies"],
-                *(line for extra in extras for line in EXTRAS[extra]),
-            ]
-        else:
-            lines = metadata.requires(name) or []
-        for line in lines:
-            needed = Requirement(line)
-            environment = {"python_version": python, "python_full_version": f"{python}.0"}
-            is_needed = needed.marker is None or any(
-                needed.marker.evaluate(environment | {"extra": extra}) for extra in ("", *extras)
-            )
-            package = canonicalize_name(needed.name)
-            is_ours = package == "qwen-megakernel"  # an extra that has another
-            if is_needed and (is_ours or package not in found):
-                if not is_ours:
-                    found[package] = metadata.version(needed.name)
-                todo.append((needed.name, frozenset(needed.extras)))
-    return found
+    own = {"": PROJECT["dependencies"]} | EXTRAS
+    environment = {"python_version": python, "python_full_version": f"{python}.0"}
+    found = distributions([f"qwen_megakernel[{extras}]"], own, **environment)
+    return {name: each.version for name, each in found.items() if name != "qwen-megakernel"}
 
 
 def test_what_the_images_install_is_pinned_to_what_the_tests_run_with() -> None:
@@ -110,7 +88,7 @@ def test_what_the_images_install_is_pinned_to_what_the_tests_run_with() -> None:
     assert len(installs) == 2
     for line in installs:
         assert line.startswith("--constraint deploy/constraints.txt ")
-    extras = set(re.search(r"\[(.*)\]", installs[0])[1].split(","))
+    extras = re.search(r"\[(.*)\]", installs[0])[1]
     python = re.search(r"^FROM python:(\d+\.\d+)-", DOCKERFILE, re.MULTILINE)[1]
     needed = requirements_of(extras, python)
     del needed["torch"]  # an argument of the Dockerfile

@@ -1,24 +1,25 @@
 """`make demo` installs all that the README's commands need, and reports progress while it works."""
 
 import json
-import os
 import re
 import shlex
 import subprocess
 import sys
 import time
 from importlib import metadata
+from pathlib import Path
 
 import pytest
-from commands import EXTRAS, PROJECT, ROOT, lines, run
-from packaging.requirements import Requirement
+from commands import AS_PROGRAM, EXTRAS, PROJECT, ROOT, lines, run, write_program
+from installed import distributions
+from packaging.utils import canonicalize_name
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 
 # Runs a command without the modules that its first argument names.
-WITHOUT = """
-import json, runpy, sys
+WITHOUT = f"""
+import json, sys
 absent = set(json.loads(sys.argv[1]))
 class Without:
     def __init__(self, finder):
@@ -29,41 +30,11 @@ class Without:
     def __getattr__(self, name):
         return getattr(self.finder, name)
 sys.meta_path[:] = map(Without, sys.meta_path)
-for name in absent & {*sys.modules}:
+for name in absent & {{*sys.modules}}:
     del sys.modules[name]
-sys.path.insert(0, "")
-sys.argv = sys.argv[2:]
-if sys.argv[0] == "-m":
-    sys.argv.pop(0)
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-else:
-    runpy.run_path(sys.argv[0], run_name="__main__")
+sys.argv.pop(1)
+{AS_PROGRAM}
 """
-
-
-def installed(requirements: list[str]) -> set[str]:
-    """Return the names of these requirements' packages, and of all that those need."""
-    found: set[tuple[str, str]] = set()
-    left = [Requirement(line) for line in requirements]
-    while left:
-        requirement = left.pop()
-        for extra in ("", *requirement.extras):
-            key = (canonical(requirement.name), extra)
-            if key in found:
-                continue
-            found.add(key)
-            try:
-                needed = metadata.requires(requirement.name) or []
-            except metadata.PackageNotFoundError:  # required only on another system
-                continue
-            for line in map(Requirement, needed):
-                if line.marker is None or line.marker.evaluate({"extra": extra}):
-                    left.append(line)
-    return {name for name, _ in found}
-
-
-def canonical(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def absent() -> list[str]:
@@ -75,12 +46,12 @@ def absent() -> list[str]:
     wanted += PROJECT["dependencies"]
     for extra in extras.split(","):
         wanted += EXTRAS[extra]
-    there = installed(wanted) | {"qwen-megakernel", "pip", "setuptools"}
+    there = {*distributions(wanted), "qwen-megakernel", "pip", "setuptools"}
     modules = metadata.packages_distributions()
     return [
         name
         for name, homes in modules.items()
-        if not {canonical(home) for home in homes} & there and name not in sys.builtin_module_names
+        if not there & {*map(canonicalize_name, homes)} and name not in sys.builtin_module_names
     ]
 
 
@@ -123,14 +94,16 @@ esac
 """
 
 
+def make_demo(folder: Path, python: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run `make demo` with a new environment in a folder, and with the text of another Python."""
+    given = (f"VENV={folder / 'venv'}", f"PYTHON={write_program(folder / 'python', python)}")
+    command = ["make", f"--file={ROOT / 'Makefile'}", "--silent", "demo", *given, *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
 def test_every_step_is_announced_and_reports_every_few_seconds_that_it_goes_on(tmp_path):
-    python, log = tmp_path / "python", tmp_path / "log"
-    python.write_text(PYTHON.format(log=log))
-    python.chmod(0o755)
-    words = ["make", f"--file={ROOT / 'Makefile'}", "--silent", "demo", f"VENV={tmp_path / 'venv'}"]
-    words += [f"PYTHON={python}", "SECONDS_BETWEEN_WORDS=1"]
-    began = time.monotonic()
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, env=os.environ | {})
+    log, began = tmp_path / "log", time.monotonic()
+    done = make_demo(tmp_path, PYTHON.format(log=log), "SECONDS_BETWEEN_WORDS=1")
     assert done.returncode == 0, done.stderr
     assert time.monotonic() - began < 20  # no child process stays and keeps the output open
     said = done.stdout.splitlines()
@@ -141,10 +114,6 @@ def test_every_step_is_announced_and_reports_every_few_seconds_that_it_goes_on(t
 
 
 def test_a_step_that_fails_ends_make(tmp_path):
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\nexit 7\n")
-    python.chmod(0o755)
-    words = ["make", f"--file={ROOT / 'Makefile'}", "--silent", "demo", f"VENV={tmp_path / 'venv'}"]
-    done = subprocess.run([*words, f"PYTHON={python}"], cwd=ROOT, capture_output=True, text=True)
+    done = make_demo(tmp_path, "#!/bin/sh\nexit 7\n")
     assert done.returncode != 0 and "Error 7" in done.stderr
     assert "Installing" not in done.stdout

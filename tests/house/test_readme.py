@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from commands import ROOT, blocks, lines
+from commands import ROOT, blocks, lines, write_program
 from live_server import serving
 from tiny_speech import tiny_engine
 
@@ -60,11 +60,8 @@ def test_make_demo_passes_the_text_on_unchanged(argument, variable, said, tmp_pa
     """The Python of this test only prints its arguments, and checks that it writes bytecode."""
     for name in ("requirements.txt", "pyproject.toml"):  # older than the environment that is ready
         shutil.copy2(ROOT / name, tmp_path)
-    python = tmp_path / "bin" / "python"
-    python.parent.mkdir()
     tell = "import json, sys\nassert not sys.dont_write_bytecode\nprint(json.dumps(sys.argv))\n"
-    python.write_text(f"#!{sys.executable}\n{tell}")
-    python.chmod(0o755)
+    write_program(tmp_path / "bin" / "python", f"#!{sys.executable}\n{tell}")
     for step in (".torch-ready", ".demo-ready"):
         (tmp_path / step).touch()
     environment = {name: value for name, value in os.environ.items() if name != "TEXT"}

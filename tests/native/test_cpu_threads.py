@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from commands import run
+from commands import AS_PROGRAM, run
 from programs import ROOT, imports, programs
 
 from qwen_megakernel import TTSEngine
@@ -17,20 +17,13 @@ from qwen_megakernel.native import cpu_threads
 # Stops a program where it imports torch, and shows whether threads will wait passively.
 PASSIVE, BUSY, NEVER = 10, 11, 12
 AT_TORCH = f"""
-import os, runpy, sys
+import os, sys
 class Watch:
     def find_spec(name, path=None, target=None):
         if name == "torch":
             os._exit({PASSIVE} if os.environ.get("OMP_WAIT_POLICY") == "PASSIVE" else {BUSY})
 sys.meta_path.insert(0, Watch)
-sys.path.insert(0, "")
-sys.argv = sys.argv[1:]
-if sys.argv[0] == "-m":
-    sys.argv.pop(0)
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-else:
-    sys.path.insert(0, os.path.dirname(sys.argv[0]))
-    runpy.run_path(sys.argv[0], run_name="__main__")
+{AS_PROGRAM}
 os._exit({NEVER})
 """
 MODEL = ("--model", "demo-voice")

@@ -18,6 +18,19 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 
+# Ends a program of Python that runs another one: sys.argv[1:] are that one's words.
+AS_PROGRAM = """
+import os, runpy
+sys.path.insert(0, "")
+sys.argv = sys.argv[1:]
+if sys.argv[0] == "-m":
+    sys.argv.pop(0)
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+else:
+    sys.path.insert(0, os.path.dirname(sys.argv[0]))
+    runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
 
 def fences(page: str) -> list[tuple[str, str]]:
     """Return the fenced blocks of a Markdown page: (language, code)."""
@@ -54,6 +67,14 @@ def checked(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, li
         if line[:4] in outcome:
             outcome[line[:4]].append(line[5:].split(":")[0])
     return code, outcome["ok  "], outcome["FAIL"]
+
+
+def write_program(path: Path, text: str) -> Path:
+    """Write a file that can be executed, with the folders above it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
 
 
 def start(*command: object) -> subprocess.Popen[str]:

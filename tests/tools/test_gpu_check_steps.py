@@ -1,22 +1,19 @@
 """The steps of tools/gpu_check: each runs by emulation, and writes what the page shows."""
 
-import contextlib
 import json
 import os
 import re
 import subprocess
 import time
 import venv
-from collections.abc import Iterable, Iterator
-from importlib import metadata
 from pathlib import Path
 from unittest.mock import Mock
 
 import kernel_models as k
 import pytest
 import torch
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
+from commands import ROOT
+from installed import distributions
 from tolerances import nearly
 
 import validate_kernel
@@ -30,8 +27,6 @@ from tools.gpu_check.steps import registry, scripts, speed
 from tools.gpu_check.steps.context import TOY, Context
 from tools.gpu_check.variants import VARIANTS
 from tools.validation import compare
-
-ROOT = Path(__file__).parents[2]
 
 # The packages that a GPU machine must have, as the head of gpu_check.sh says, and those that steps
 # use if they are installed.
@@ -144,30 +139,13 @@ def test_the_microbenchmark_compiles_for_every_architecture(tmp_path, arch):
     assert done.returncode == 0 and "warning" not in done.stdout + done.stderr, done.stderr
 
 
-def distributions(names: Iterable[str]) -> Iterator[metadata.Distribution]:
-    """Yield these installed distributions and all that they require, each once."""
-    seen, wanted = set(), list(names)
-    while wanted:
-        name = canonicalize_name(wanted.pop())
-        if name in seen:
-            continue
-        seen.add(name)
-        with contextlib.suppress(metadata.PackageNotFoundError):  # not of this platform
-            found = metadata.distribution(name)
-            requirements = map(Requirement, found.requires or ())
-            wanted += [
-                r.name for r in requirements if not r.marker or r.marker.evaluate({"extra": ""})
-            ]
-            yield found
-
-
 @pytest.fixture(scope="module")
 def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The Python of an environment in which nothing is installed but `BARE`."""
     folder = tmp_path_factory.mktemp("bare")
     venv.create(folder, symlinks=True)
     (packages,) = folder.glob("lib/python*/site-packages")
-    for distribution in distributions(BARE):
+    for distribution in distributions(BARE).values():
         tops = {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}
         for top in tops:  # a folder of several packages (nvidia) is linked as a whole
             link = packages / top

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import kernel_models as k
 import pytest
+from commands import write_program
 
 from qwen_megakernel.checkpoint.config import parse_model_config
 from qwen_megakernel.checkpoint.random_configs import model_config
@@ -144,10 +145,7 @@ def test_missing_tools_are_named(monkeypatch):
 def test_nvcc_is_found_in_cuda_home(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    nvcc = tmp_path / "bin" / "nvcc"
-    nvcc.parent.mkdir()
-    nvcc.write_text("")
-    nvcc.chmod(0o755)
+    nvcc = write_program(tmp_path / "bin" / "nvcc", "")
     assert kernel_build.find_nvcc() == str(nvcc)
     assert k.has_nvcc()  # so tests with nvcc run, although none is in PATH
 
