@@ -12,8 +12,7 @@ RATE = 24000
 
 def test_gaps_of_a_player_that_waits_for_its_buffer():
     times, durations = [100, 150, 400, 420], [80, 160, 80, 80]
-    # Without a buffer, the player plays 100..180, 180..340, has a gap until 400, and plays
-    # 400..560.
+    # Without a buffer, the player plays 100..180 and 180..340, waits until 400, plays 400..560.
     assert playback_gaps(times, durations, 0) == [60]
     assert playback_gaps(times, durations, 59) == [1]
     assert playback_gaps(times, durations, 60) == []

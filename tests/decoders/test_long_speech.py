@@ -191,8 +191,7 @@ def test_the_vocoder_gives_the_official_samples_of_400_frames(
 
 
 def test_a_code_that_is_no_near_tie_is_found(load_checkpoint):
-    """The run is made up: 3 frames of 16 codes; the best logit is 1, the second is half the limit
-    less."""
+    """A made-up run: 3 frames of 16 codes; the second logit is half a limit below the best."""
     loaded = load_checkpoint("tiny-random")
     codes = np.full((3, 16), 7, np.int32)
     talker = [torch.zeros(loaded.config.talker.vocab_size) for _ in range(3)]

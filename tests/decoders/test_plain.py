@@ -133,8 +133,7 @@ def test_the_cases_end_by_themselves_and_reach_the_limit(runs):
 
 
 def test_the_repetition_penalty_is_the_official_one(runs, official_model, load_checkpoint):
-    """A penalty below 1 favours repeats, which random weights do not make; greedy draws are
-    exact."""
+    """Below 1 it favours repeats, which random weights do not make; greedy draws are exact."""
     name, sampling = "tiny-random", Sampling.greedy().override(repetition_penalty=0.4)
     model, loaded = official_model(name), load_checkpoint(name)
     prompt = prompt_of(model, loaded.config)

@@ -96,8 +96,7 @@ def compare(engine, official_model):
             ours = engine(name, backend).synthesize(text, **GREEDY, **options)
             assert np.array_equal(ours.codes, codes)
             assert len(ours.audio) == len(codes) * 1920
-            # The official package sometimes loses one sample, because it cuts the reference at a
-            # float product.
+            # The official package, which cuts the reference at a float product, may lose a sample.
             missing = len(ours.audio) - len(wav)
             assert 0 <= missing <= 1 and (missing == 0 or voice is not None)
             assert np.abs(ours.audio[missing:] - wav).max() <= PCM16

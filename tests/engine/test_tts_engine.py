@@ -95,12 +95,10 @@ ci = pytest.mark.ci
 def test_other_streams_change_neither_codes_nor_samples(
     model, engine_backend, num_threads, monkeypatch
 ):
-    """Five streams run on three slots, two of them after others have ended, in several chunk
-    lengths.
+    """Five streams run on three slots, two of them behind others, in several lengths of chunks.
 
     On the native decoder, a stream whose chunks are cut as without other streams has the same bits
-    of samples, too. Elsewhere, and with chunks of another length, they may differ by one step of 16
-    bits.
+    of samples, too. Elsewhere, and with chunks of another length, they may differ by one step.
     """
     same_bits = engine_backend == "cpu"
     options = {"backend": engine_backend, "num_threads": num_threads, "num_slots": 3}

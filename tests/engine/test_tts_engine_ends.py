@@ -424,8 +424,7 @@ def test_a_stream_that_a_step_has_lost_ends_alone_and_one_hang_counts_once(monke
         options = {"voice": VOICE, "seed": 1, "max_frames": 8}
         expected = speak(tts, **options).codes
         for _ in range(4):
-            # Each step of all three streams loses two; the next step, of the first alone, is
-            # complete.
+            # Each step of all three streams loses two; the next, of the first alone, is complete.
             wait_until(lambda: not tts.num_active)
             # All are admitted in one turn.
             streams = tts._loop.run(lambda: [tts.stream(TEXT, **options) for _ in range(3)])

@@ -1,5 +1,4 @@
-"""The fenced commands and snippets of all pages: each is parsed, and run unless a reason is
-given."""
+"""The fenced commands and snippets of all pages are parsed, and run unless a reason is given."""
 
 import argparse
 import re

@@ -23,8 +23,7 @@ print(open({folder!r} + "/" + name + "/METADATA").read())
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """A copy to build from, because setuptools leaves a build folder, which the next wheel would
-    contain."""
+    """A copy to build from: setuptools leaves a build folder, which is in the next wheel."""
     source = tmp_path_factory.mktemp("packaging") / "source"
     for name in (*PARTS, "MANIFEST.in", "tests"):
         if (ROOT / name).is_dir():

@@ -1,5 +1,4 @@
-"""Drawing frames: which tokens may be drawn, which are penalised, when a speech ends; on fixed
-logits."""
+"""Draws from fixed logits: which tokens are allowed, which penalised, and when a speech ends."""
 
 import re
 from dataclasses import replace

@@ -15,8 +15,7 @@ RATE = 24000
 
 @pytest.mark.parametrize("target", [-40, -23, -16])
 def test_a_tone_has_the_level_that_the_standard_gives_it(target: float):
-    """EBU Tech 3341: a tone of 1 kHz at -23 dBFS in both channels has -23 LUFS; one channel of it
-    has 3 LU less."""
+    """EBU Tech 3341: 1 kHz at -23 dBFS in both channels has -23 LUFS; one channel has 3 LU less."""
     heard = at_loudness(tone(5, RATE, hertz=997, level=10**-1.5), RATE, target)
     peak = 20 * np.log10(np.abs(heard).max())
     assert peak == pytest.approx(target + 3, abs=LOUDNESS_LU)

@@ -104,8 +104,7 @@ def random(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
 
 
 def with_poisoned_tail(tensor: Tensor) -> Tensor:
-    """Return the values followed by NaNs (or large int8 values), which reveal a read past the
-    end."""
+    """Return the values followed by NaNs (int8: large values), which show a read past the end."""
     poison = torch.nan if tensor.is_floating_point() else 127
     padded = torch.full((tensor.numel() + 1024,), poison, dtype=tensor.dtype)
     padded[: tensor.numel()] = tensor.flatten()

@@ -31,8 +31,7 @@ NUM_FRAMES, CHUNK_FRAMES = 24, 4
 
 
 def signal_to_noise(loaded: loading.Checkpoint, precision: str) -> float:
-    """Return the signal-to-noise ratio of random codes, in chunks, against the float32 vocoder, in
-    dB."""
+    """Return the dB of signal to noise of random codes, in chunks, against the float32 vocoder."""
     config = loaded.codec_config.decoder
     generator = torch.Generator().manual_seed(0)
     shape = NUM_FRAMES, config.num_quantizers

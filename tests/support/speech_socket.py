@@ -28,8 +28,7 @@ async def session(
 
 @contextlib.asynccontextmanager
 async def finished_but_unread() -> AsyncIterator[tuple[LiveServer, ClientConnection]]:
-    """Yield a server whose engine has spoken all of a text, and the client, which has read almost
-    nothing of it."""
+    """Yield a server whose engine has spoken a whole text, and a client that has read little."""
     engine = FakeEngine(rtf=0.001)
     with serving(engine, send_buffer=8192, buffer_s=300) as live:
         async with session(live, max_queue=1, sock=live.connect_slowly()) as socket:

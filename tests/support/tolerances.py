@@ -14,16 +14,14 @@ LOGITS_F32 = 2e-5
 TEACHER_FORCED = 1e-5
 
 # float32 logits of 400 frames behind a prompt of 300 positions, against the official code. Each is
-# off by at most this much, so two codes may change places only if their logits differ by less than
-# twice as much.
+# off by at most this much, so two codes change places only where their logits differ by twice that.
 LONG_LOGITS_F32 = 5e-5
 TIE_F32 = 2 * LONG_LOGITS_F32
 
 # float32 prompt rows: one matrix product and one addition.
 PROMPT_F32 = 1e-6
 
-# float32 samples in [-1, 1]: the official decoder differs from itself by 2.5e-6 if frames are split
-# differently.
+# float32 samples in [-1, 1]: the official decoder differs from itself by 2.5e-6 in another split.
 AUDIO_F32 = 1e-5
 
 # float32 samples of the same layers on the same CPU, for other numbers of streams: 6e-8 was seen.
@@ -176,8 +174,7 @@ PUBLISHED_COUNT = 0.01
 # Samples of the sound of silent frames of the demonstration voice.
 SILENCE = 5e-3
 
-# The distance of frames from themselves; distances in codebooks of another scale, relative:
-# float32.
+# float32: the distance of frames from themselves; relative, in codebooks of another scale.
 SAME_DISTANCE = 1e-3
 
 # The mean distance of a sentence's frames from the reference's, relative to that of two different
@@ -204,8 +201,7 @@ FRAME_PITCH_MEAN_HZ, FRAME_PITCH_HZ = 0.3, 9
 NUM_PULSES, PULSE_GAP_SHARE, PULSE_PERIOD_SAMPLES = 2, 0.12, 20
 
 # The loss of 31 dimensions for the fundamentals of 252 pitch codes; the loss of three small
-# codebooks for envelopes; decibels in bands of 400 Hz between our sound and flite's (15 with a
-# fault).
+# codebooks for envelopes; decibels in bands of 400 Hz of our sound from flite's (a fault: 15).
 FUNDAMENTAL, ENVELOPE_SHARE, BAND_DECIBELS = 0.1, 0.3, 4
 
 # The least value of the loudest sample in a sentence of a natural voice.
@@ -220,8 +216,7 @@ GLIDE_SHARE, OCTAVE_SEMITONES = 0.03, 1.5
 # in sentences that it has not learned; silence would have 1.
 DECODED_WAVE = 0.4
 
-# Seconds: a word's time on a pipeline's clock, and the end of a text, whose last word is estimated
-# from its letters.
+# Seconds: a word's time on a pipeline's clock; a text's end, whose last word its letters estimate.
 WORD_SECONDS, LAST_WORD_SECONDS = 0.1, 0.15
 
 # A number of samples is a rounded duration.
@@ -261,8 +256,7 @@ LOUDNESS_LU = 0.1
 # Seconds that a lossy codec pads a file with.
 CODEC_PADDING = 0.2
 
-# float32 samples in [-1, 1], resampled: soxr's HQ against the same tone at the new rate, and chunks
-# against the whole.
+# float32 samples in [-1, 1]: soxr's HQ against the tone at the new rate; chunks against the whole.
 RESAMPLED_TONE, RESAMPLED_CHUNKS_F32 = 1e-3, 1e-6
 
 # A pitch by the highest line of a spectrum; a pace learned in five sentences.
@@ -272,8 +266,7 @@ PITCH, PACE = 0.02, 0.05
 # the page shows figures to a hundredth of a second.
 PAGE_ON_A_SAMPLE, PAGE_BEHIND_THE_LAST, PAGE_SECONDS = 1e-4, 1e-3, 0.01
 
-# CPU seconds of a run, as it reports them and as the system counts them: roundings, and ends of
-# processes.
+# CPU seconds that a run reports and that the system counts: roundings, and ends of processes.
 CPU_SECONDS = 1
 
 # Share of the demonstration voice's words that pocketsphinx hears wrong, misses or adds. It is weak

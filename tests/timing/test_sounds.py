@@ -8,8 +8,7 @@ from qwen_megakernel.timing.sounds import Kind, Pause, sounds_of
 
 
 def spelled(text: str) -> str:
-    """Return a letter for the kind of each sound of a text; a digit stands for the pause before
-    it."""
+    """Return a letter for each sound's kind, behind a digit for the pause before it."""
     names = {
         Kind.VOWEL: "V",
         Kind.SONORANT: "N",

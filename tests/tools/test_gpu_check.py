@@ -208,8 +208,7 @@ def test_the_checkout_and_as_much_as_may_be_packed_travel_together():
 def test_libraries_of_another_build_of_the_same_nvcc_are_found(
     gpu_check, run, monkeypatch, tmp_path, there, answers
 ):
-    """A machine may have 13.0.48 although 13.0.88 compiled; any other call still reaches its
-    nvcc."""
+    """A machine may have 13.0.48 although 13.0.88 compiled; other calls still reach its nvcc."""
     folder, nvcc = tmp_path / "carried", tmp_path / "there" / "nvcc"
     carried.pack([], folder, "release 13.0, V13.0.88\n")
     nvcc.parent.mkdir()

@@ -1,5 +1,4 @@
-"""benchmarks/measures/latency.py measures an idle engine, and writes each row as soon as it is
-measured."""
+"""benchmarks/measures/latency.py measures an idle engine, and writes each row at once."""
 
 import json
 import os

@@ -35,8 +35,7 @@ def test_a_chunk_has_arrived_when_its_last_byte_has():
         heard.arrivals.append(200.0 + index)
     found = list(load.chunks_of(heard))
     assert [given for given, _, _ in found] == nearly([100 + i for i in range(7)])
-    # In frames, the pieces end at 1, 2.5 and a little behind 15; chunks end at 1, 3, 7, 15, 25, 35,
-    # 38.
+    # Frames: pieces end at 1, 2.5 and a little behind 15; chunks end at 1, 3, 7, 15, 25, 35, 38.
     assert [at for _, at, _ in found] == [201, 203, 203, 203, 204, 204, 204]
     assert [ms for _, _, ms in found] == [80.0 * size for size in sizes]
     assert handed_over(data) == 100

@@ -33,8 +33,7 @@ from qwen_megakernel.speech_options import Sampling, SpeechOptions
 from qwen_megakernel.text.tokenizer import TextTokenizer
 from qwen_megakernel.vocoder.vocoder import Vocoder
 
-# coremltools takes seconds to convert a model, so a default run has only one cheap model of each
-# kind.
+# coremltools takes seconds to convert a model: a default run has one cheap model of each kind.
 ci = pytest.mark.ci
 CPU = torch.device("cpu")
 NUM_POSITIONS, CHUNK_FRAMES = 24, 3

@@ -19,8 +19,7 @@ TEXT_ROWS = 8  # rows of the text table, which these tests do not read
 
 @functools.cache
 def drawn(model):
-    """The configuration and the random weights of two layers of the talker and one of the code
-    predictor."""
+    """The configuration and random weights of two layers of the talker and one of the predictor."""
     config = parse_model_config(model_config(model))
     talker = replace(config.talker, stack=replace(config.talker.stack, num_layers=2))
     predictor = replace(config.predictor, stack=replace(config.predictor.stack, num_layers=1))

@@ -1,7 +1,6 @@
 """The kernel's own source under ThreadSanitizer, AddressSanitizer and UBSan, on the CPU.
 
-Each sanitizer first has to find bugs that are planted for it, so that its silence about the source
-proves something.
+Each sanitizer first has to find bugs that are planted for it, so that its silence proves something.
 """
 
 import hashlib
@@ -37,9 +36,7 @@ BUGS = {  # names and numbers of enum Bug in sanitized.cu, and the sanitizers th
 
 @pytest.fixture(scope="module")
 def program(build_cache: Path):
-    """program(sanitizer, **defines) compiles sanitized.cu with both, and keeps it until a source
-    changes.
-    """
+    """program(sanitizer, **defines): sanitized.cu, compiled with both until a source changes."""
 
     def compile_it(sanitizer: str, **defines: int) -> Path:
         config = k.sanitized_config()

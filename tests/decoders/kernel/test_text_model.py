@@ -117,8 +117,7 @@ def test_text_goes_through_the_tokenizer(oracle, example, folder):
 
 
 def test_the_snippet_of_the_readme_runs(run_here, monkeypatch, oracle, folder):
-    """It runs with the test's checkpoint on a CPU, whose tokenizer reads every English word as
-    w0."""
+    """It runs with the test's checkpoint, whose tokenizer reads every English word as w0."""
     monkeypatch.syspath_prepend(EXAMPLE)
     [snippet] = blocks((EXAMPLE / "README.md").read_text("utf-8"), "python")
     for old, new in (

@@ -70,8 +70,7 @@ def test_packing_keeps_every_sequence_once_and_the_limit(lengths, seed):
 
 
 def test_packed_sequences_do_not_see_each_other(trainer, encoded):
-    """The loss of each sequence is transformers' own, without a mask; the packed loss is their
-    sum."""
+    """The packed loss is the sum of the losses that transformers computes without a mask."""
     with torch.no_grad():
         apart = 0.0
         for sequence in encoded:

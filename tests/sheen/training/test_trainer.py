@@ -76,8 +76,7 @@ def test_cutting_a_step_into_passes_changes_nothing(job):
         assert trainer.num_steps == 1
         weights.append(trainer.model.model.layers[0].mlp.up_proj.weight.detach().clone())
     for other in weights[1:]:
-        # Adam's first step is the sign of the gradient, so it may differ only where that is about
-        # 0.
+        # Adam's first step is the sign of the gradient: it may differ only where that is about 0.
         assert torch.isclose(weights[0], other, atol=ADAM_STEP_F32, rtol=0).float().mean() > 0.999
 
 
