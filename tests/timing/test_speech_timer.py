@@ -1,9 +1,8 @@
 """The words of a stream: as the user wrote them, in order, within the sound, final only once."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +23,7 @@ from qwen_megakernel.timing.words import TimedWord
 
 FRAME = 1920
 FIRST, SECOND = "sonat filo, tasi nof.", "Lalo fansi ota, naso tof."
+TEXT = f"{FIRST} {SECOND}"
 
 
 def as_written(text: str) -> RequestText:
@@ -63,13 +63,16 @@ def heard(
     text: str | RequestText,
     *,
     is_over: bool = True,
+    **options: bool,
 ) -> SpeechTimer:
-    timer = SpeechTimer(parts, as_written(text) if isinstance(text, str) else text, deque())
-    for chunk in sent:
-        timer.received.append(chunk)
-    if is_over:
-        timer.received.append(None)
+    text = as_written(text) if isinstance(text, str) else text
+    timer = SpeechTimer(parts, text, deque(), **options)
+    timer.received.extend([*sent, *[None] * is_over])
     return timer
+
+
+def times_of(words: Sequence[TimedWord]) -> np.ndarray:
+    return np.array([(word.start, word.end) for word in words])
 
 
 def check(words: Sequence[TimedWord], seconds: float) -> None:
@@ -82,17 +85,15 @@ def check(words: Sequence[TimedWord], seconds: float) -> None:
 
 
 def test_words_of_several_parts_have_their_times():
-    text = f"{FIRST} {SECOND}"
     parts, sent, said = spoken_parts([FIRST, SECOND])
-    timer = heard(parts, sent, text)
+    timer = heard(parts, sent, TEXT)
     words = timer.words
-    assert [word.word for word in words] == text.split()
-    assert [text[word.offset :][: len(word.word)] for word in words] == text.split()
+    assert [word.word for word in words] == TEXT.split()
+    assert [TEXT[word.offset :][: len(word.word)] for word in words] == TEXT.split()
     check(words, sum(len(chunk.samples) for chunk in sent) / RATE)
     second_s = parts[1].first_frame * FRAME / RATE
     expected = [*said[0].word_times, *((a + second_s, b + second_s) for a, b in said[1].word_times)]
-    found = np.array([(word.start, word.end) for word in words])
-    assert np.abs(found - expected).max() < WORD_P50
+    assert np.abs(times_of(words) - expected).max() < WORD_P50
     first, second = timer.segments
     assert (first.text, second.text) == (FIRST, SECOND)
     assert (first.id, second.id) == (0, 1)
@@ -109,7 +110,7 @@ def test_words_are_those_that_were_written_with_the_times_of_what_was_spoken():
     assert [word.word for word in words] == ["$5", "tof"]
     times = said[0].word_times
     expected = [(times[0][0], times[1][1]), times[2]]
-    assert np.abs(np.array([(w.start, w.end) for w in words]) - expected).max() < WORD_P50
+    assert np.abs(times_of(words) - expected).max() < WORD_P50
 
 
 def test_marks_alone_are_not_heard_and_not_lost():
@@ -135,7 +136,7 @@ def test_a_text_without_a_word_has_none(text: str):
 def test_one_word_has_the_sound_and_not_the_silence_around_it():
     parts, sent, said = spoken_parts(["sonatilo"])
     (word,) = heard(parts, sent, "sonatilo").words
-    assert np.abs(np.array([word.start, word.end]) - said[0].word_times[0]).max() < WORD_P50
+    assert np.abs(times_of([word]) - said[0].word_times).max() < WORD_P50
 
 
 @pytest.mark.parametrize("text", ["שלום עולם, מה שלומך?", "مرحبا بالعالم", "नमस्ते दुनिया"])
@@ -150,32 +151,28 @@ def test_words_of_other_scripts_are_in_the_order_in_which_they_were_written(text
 
 
 @pytest.mark.parametrize("share", [0.2, 0.6])
-def test_an_interrupted_speech_has_the_words_that_were_heard_and_ends_where_the_sound_did(
-    share: float,
-):
-    text = FIRST + " " + SECOND
-    spelled = spell(text.lower())
+def test_an_interrupted_speech_has_the_words_that_were_heard_and_ends_where_the_sound_did(share):
+    spelled = spell(TEXT.lower())
     sent = list(chunks(spelled.samples[: int(share * len(spelled.samples))]))
     seconds = sum(len(chunk.samples) for chunk in sent) / RATE
-    timer = heard([TextPart(text=text, first_frame=0)], sent, text)
+    timer = heard([TextPart(text=TEXT, first_frame=0)], sent, TEXT)
     words = timer.words
     said = [times for times in spelled.word_times if times[0] < seconds]
     assert len(words) in range(len(said) - 1, len(said) + 2)
-    assert len(words) < len(text.split())
-    assert [word.word for word in words] == text.split()[: len(words)]
+    assert len(words) < len(TEXT.split())
+    assert [word.word for word in words] == TEXT.split()[: len(words)]
     check(words, seconds)
     assert seconds - SILENT_END < words[-1].end <= seconds
     assert timer.segments[-1].end == words[-1].end
 
 
 def test_what_was_taken_never_changes_and_together_it_is_all():
-    text = f"{FIRST} {SECOND}"
     parts, sent, _ = spoken_parts([FIRST, SECOND])
     ends = [(part.end_frame, part.has_ended) for part in parts]
     for part in parts:
         part.end_frame, part.has_ended = None, False
     begun: list[TextPart] = []
-    timer = SpeechTimer(begun, as_written(text), deque())
+    timer = SpeechTimer(begun, as_written(TEXT), deque())
     words, segments, early = [], [], 0
     for chunk in [*sent, None]:
         if chunk:
@@ -195,7 +192,7 @@ def test_what_was_taken_never_changes_and_together_it_is_all():
     assert early >= 5  # words of the first part, and some of the second
     assert words == timer.words
     assert segments == timer.segments
-    assert [word.word for word in words] == text.split()
+    assert [word.word for word in words] == TEXT.split()
     check(words, 100)
     assert timer.take() == ([], [])
 
@@ -203,15 +200,12 @@ def test_what_was_taken_never_changes_and_together_it_is_all():
 @pytest.mark.parametrize(
     "ask", [lambda timer: timer.words, SpeechTimer.take], ids=["words", "take"]
 )
-def test_what_is_heard_while_words_are_sought_is_in_the_next_answer(
-    monkeypatch: pytest.MonkeyPatch, ask: Callable[[SpeechTimer], Any]
-):
+def test_what_is_heard_while_words_are_sought_is_in_the_next_answer(monkeypatch, ask):
     """The server searches in one thread, while another one receives samples."""
-    text = f"{FIRST} {SECOND}"
-    parts, sent, _ = spoken_parts([text])
+    parts, sent, _ = spoken_parts([TEXT])
     end_frame, parts[0].end_frame, parts[0].has_ended = parts[0].end_frame, None, False
     count = len(sent) // 2
-    timer = heard(parts, sent[:count], text, is_over=False)
+    timer = heard(parts, sent[:count], TEXT, is_over=False)
     later = sent[count:]
 
     def hearing(*arguments):
@@ -226,14 +220,12 @@ def test_what_is_heard_while_words_are_sought_is_in_the_next_answer(
     ask(timer)
     assert not later
     words = timer.words
-    assert [word.word for word in words] == text.split()
+    assert [word.word for word in words] == TEXT.split()
     told, segments = timer.take()
     assert segments and told == words[len(words) - len(told) :]
 
 
-def test_a_speech_that_ends_while_its_text_is_read_keeps_the_words_that_were_not_read(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_a_speech_that_ends_while_its_text_is_read_keeps_the_words_that_were_not_read(monkeypatch):
     parts, sent, _ = spoken_parts([FIRST])
     text = as_written(FIRST[: len(FIRST) // 2])
     timer = heard(parts, sent, text, is_over=False)
@@ -258,17 +250,14 @@ def test_at_another_speed_times_are_those_of_the_samples_that_were_received():
         for chunk in sent
     ]
     words = heard(parts, slow, FIRST).words
-    expected = 2 * np.array(said[0].word_times)
-    found = np.array([(word.start, word.end) for word in words])
-    assert np.abs(found - expected).max() < WORD_AT_HALF_SPEED
+    assert np.abs(times_of(words) - 2 * np.array(said[0].word_times)).max() < WORD_AT_HALF_SPEED
 
 
 def test_a_chunk_of_two_parts_is_cut_between_them():
-    text = f"{FIRST} {SECOND}"
     parts, sent, said = spoken_parts([FIRST, SECOND])
     samples = np.concatenate([chunk.samples for chunk in sent])
     whole = AudioChunk(samples, RATE, 0, sum(chunk.num_frames for chunk in sent), 0.0)
-    words = heard(parts, [whole], text).words
+    words = heard(parts, [whole], TEXT).words
     second_s = parts[1].first_frame * FRAME / RATE
     assert words[3].end <= second_s < words[4].start
     assert abs(words[4].start - second_s - said[1].word_times[0][0]) < WORD_P50
@@ -313,19 +302,15 @@ def pause(seconds: float, frame: int) -> AudioChunk:
 
 
 def test_words_beside_a_pause_end_before_it_and_begin_behind_it():
-    text = f"{FIRST} {SECOND}"
     parts, sent, _ = spoken_parts([FIRST, SECOND])
     boundary = parts[1].first_frame
     before = [chunk for chunk in sent if chunk.frame_index < boundary]
     behind = sent[len(before) :]
-    timer = SpeechTimer(parts, as_written(text), deque(), are_heard_apart=True)
-    for chunk in [pause(0.5, 0), *before, pause(2.0, boundary), pause(1.0, boundary), *behind]:
-        timer.received.append(chunk)
-    timer.received.append(None)
-    words = timer.words
-    plain = heard(parts, sent, text).words
+    told = [pause(0.5, 0), *before, pause(2.0, boundary), pause(1.0, boundary), *behind]
+    words = heard(parts, told, TEXT, are_heard_apart=True).words
+    plain = heard(parts, sent, TEXT).words
     count = len(FIRST.split())
-    assert [word.word for word in words] == text.split()
+    assert [word.word for word in words] == TEXT.split()
     first_s = sum(len(chunk.samples) for chunk in before) / RATE
     for index, (word, other) in enumerate(zip(words, plain, strict=True)):
         moved_s = 0.5 + (3.0 if index >= count else 0.0)
@@ -335,13 +320,10 @@ def test_words_beside_a_pause_end_before_it_and_begin_behind_it():
 
 
 def test_a_part_with_a_sound_of_its_own_settles_when_its_sound_has_ended():
-    text = f"{FIRST} {SECOND}"
     parts, sent, _ = spoken_parts([FIRST, SECOND])
     boundary = parts[1].first_frame
     before = [chunk for chunk in sent if chunk.frame_index < boundary]
-    timer = SpeechTimer(parts, as_written(text), deque(), are_heard_apart=True)
-    for chunk in before:
-        timer.received.append(chunk)
+    timer = heard(parts, before, TEXT, is_over=False, are_heard_apart=True)
     known, _ = timer.take()
     timer.received.append(pause(1.0, boundary))
     words, segments = timer.take()
