@@ -1,5 +1,6 @@
 """The engine: a stream that waits for its text or its reader leaves its slot to other streams."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterator
@@ -67,8 +68,7 @@ def checked(chunks: list[Any], tts: TTSEngine, stream: SpeechStream) -> None:
 
 def test_a_text_that_stalls_leaves_its_slot_and_goes_on_when_more_text_comes(tts, aside):
     other = speak(tts, seed=2)
-    stream = opened(tts, "Hello there, how are ")
-    try:
+    with opened(tts, "Hello there, how are ") as stream:
         assert np.array_equal(aside(speak, tts, seed=2).codes, other.codes)
         assert stream.finish_reason is None and stream.text.num_parts == 1
         # In the loop's thread, which thus cannot begin to speak between the two calls.
@@ -79,8 +79,6 @@ def test_a_text_that_stalls_leaves_its_slot_and_goes_on_when_more_text_comes(tts
         whole = tts.stream(TEXT, voice=VOICE, max_frames=1)
         list(whole)
         assert stream.text.num_tokens == whole.text.num_tokens
-    finally:
-        stream.close()
 
 
 def test_a_text_that_comes_slower_than_speech_leaves_its_slot(tts, aside, monkeypatch):
@@ -117,31 +115,25 @@ def test_a_text_that_stalls_is_not_cut_while_no_stream_waits(tts, monkeypatch):
 
 
 def test_a_stream_that_has_said_all_of_its_text_ends_without_a_slot(tts, aside):
-    stream = opened(tts, "Hello there. ")
-    try:
+    with opened(tts, "Hello there. ") as stream:
         assert len(aside(speak, tts, seed=2).codes)
         with tts.stream(PARTS, voice=VOICE, text_format="pauses", chunk_frames=1) as holder:
             wait_until(lambda: holder.text.num_parts)
             stream.end_text()
             checked(aside(list, stream), tts, stream)
             assert holder.finish_reason is None
-    finally:
-        stream.close()
 
 
 def test_a_reader_that_stalls_leaves_its_slot_and_gets_the_same_frames_later(tts, aside):
     options = {"voice": VOICE, "seed": 13, "text_format": "pauses", "chunk_frames": 1}
     alone = tts.synthesize(PARTS, **options)
     other = speak(tts, seed=2)
-    stream = tts.stream(PARTS, **options)
-    try:
+    with tts.stream(PARTS, **options) as stream:
         wait_until(lambda: len(stream._state.outbox) >= MAX_QUEUED_CHUNKS)
         num_parts = stream.text.num_parts
         assert np.array_equal(aside(speak, tts, seed=2).codes, other.codes)
         assert stream.text.num_parts == num_parts < 4  # it ended its part, and began no other
         speech = aside(Speech.collect, stream)
-    finally:
-        stream.close()
     assert np.array_equal(speech.codes, alone.codes)
     assert np.array_equal(speech.audio, alone.audio)
 
@@ -149,8 +141,9 @@ def test_a_reader_that_stalls_leaves_its_slot_and_gets_the_same_frames_later(tts
 def test_streams_that_stall_in_turn_share_one_slot(tts, aside, monkeypatch):
     monkeypatch.setattr(step_loop, "TEXT_PATIENCE_S", 0.05)
     words = [f"{word} " for word in TEXT.split()]
-    streams = [tts.stream(text_open=True, voice=VOICE, seed=seed) for seed in range(3)]
-    try:
+    with contextlib.ExitStack() as stack:
+        opened = (tts.stream(text_open=True, voice=VOICE, seed=seed) for seed in range(3))
+        streams = [stack.enter_context(stream) for stream in opened]
         for word in words:
             for stream in streams:
                 stream.feed(word)
@@ -162,6 +155,3 @@ def test_streams_that_stall_in_turn_share_one_slot(tts, aside, monkeypatch):
             checked(aside(list, stream), tts, stream)
         assert len({stream.text.num_tokens for stream in streams}) == 1
         assert max(stream.text.num_parts for stream in streams) > 1
-    finally:
-        for stream in streams:
-            stream.close()
