@@ -160,6 +160,12 @@ def start(decoder: Any, slot: int, sampling: Sampling, *, seed: int, positions: 
     decoder.prefill(slot, prefill, sampling, seed=seed << 20, part=seed % 3)
 
 
+def forward(decoder: Any, x: torch.Tensor, slot: int = 0, first: int = 0, **options: Any) -> Any:
+    """Return the hidden states of prepared rows, the first of which has position `first`."""
+    tokens = torch.full((len(x),), -1, dtype=torch.int32)
+    return decoder.forward(slot, tokens, x, first_position=first, **options)
+
+
 def lose_a_block(decoder: Any) -> None:
     """Make the first barrier of the decoder's next launch wait for a block that never arrives."""
     controls = decoder._buffers.controls

@@ -13,6 +13,7 @@ import torch
 from host_watch import NoHostMode
 from tolerances import AUDIO_F32, AUDIO_GPU_F32, AUDIO_SAME_CPU_F32
 from torch import Tensor
+from vocoder_toys import random_codes
 
 from qwen_megakernel.checkpoint.codec_config import parse_codec_config
 from qwen_megakernel.checkpoint.random_configs import speech_tokenizer_config
@@ -40,12 +41,6 @@ def plain(load_checkpoint: Callable[[str], Any]) -> Vocoder:
 def graphs(request: pytest.FixtureRequest, load_checkpoint: Callable[[str], Any]) -> GraphVocoder:
     loaded = load_checkpoint("tiny-random")
     return GraphVocoder(loaded.codec_config, loaded.codec_decoder, request.param)
-
-
-def random_codes(vocoder: Vocoder, *shape: int) -> Tensor:
-    config, generator = vocoder.config, torch.Generator().manual_seed(sum(shape))
-    shape = (*shape, config.num_quantizers)
-    return torch.randint(config.codebook_size, shape, generator=generator, dtype=torch.int32)
 
 
 def assert_same(ours: Tensor, theirs: Tensor) -> None:

@@ -73,17 +73,6 @@ def test_codes_equal_the_kernels(make_decoder, shape):
     k.step_alike(*decoders, [0, 2, 3], 6)
 
 
-def test_eos_is_not_drawn_in_the_first_two_frames(pair):
-    checkpoint = k.checkpoint()
-    checkpoint.talker["codec_head.weight"][:] = 0
-    checkpoint.talker["codec_head.weight"][checkpoint.config.talker.codec_eos_id] = 1.0
-    decoders = pair(checkpoint)
-    begin(decoders, [0, 1, 2, 3], [GREEDY] * 4, seed=2)
-    result = k.step_alike(*decoders, [0, 1, 2, 3], 5)
-    # EOS has the best logit or the worst one, by the sign of the sum over the hidden state.
-    assert min(result.num_frames) == 2 and any(result.ended)
-
-
 def logits_of(decoder, slot, neighbours=(), num_frames=5):
     for index, each in enumerate((slot, *neighbours)):
         k.start(decoder, each, SAMPLED, seed=3 + 10 * index, positions=5 + 60 * index)
@@ -119,16 +108,6 @@ def test_streams_may_pause_join_and_be_cut_anywhere(pair):
     k.step_alike(*decoders, [1, 3], 2)
     k.step_alike(*decoders, [0], 5)
     k.step_alike(*decoders, [1, 0, 3], 7)
-
-
-def test_text_rows_past_the_ring_wrap(pair):
-    decoders = pair(k.checkpoint(), max_text_rows=5)
-    begin(decoders, [0], [GREEDY])
-    rows = torch.randn(9, 64, generator=torch.Generator().manual_seed(3))
-    for first, count in ((0, 2), (2, 1), (3, 2), (5, 2), (7, 2)):
-        for decoder in decoders:
-            decoder.add_text(0, rows[first : first + count].to(decoder.embeddings.device))
-        k.step_alike(*decoders, [0], count + (first == 0))
 
 
 def test_logits_agree_under_teacher_forcing(pair):

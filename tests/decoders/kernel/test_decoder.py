@@ -4,6 +4,7 @@ import ctypes
 import math
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import kernel_models as k
 import numpy as np
@@ -348,63 +349,51 @@ def test_the_number_of_layers_is_chosen_at_run_time(make_decoder):
     for layers in (1, 2, 3):
         stack = replace(checkpoint.config.talker.stack, num_layers=layers)
         config = replace(checkpoint.config, talker=replace(checkpoint.config.talker, stack=stack))
-        shallow = make_decoder(
-            PlainDecoder, type(checkpoint)(config=config, talker=checkpoint.talker)
-        )
+        cut = SimpleNamespace(config=config, talker=checkpoint.talker)
+        shallow = make_decoder(PlainDecoder, cut)
         x = prompt(decoder, 6)
         expected = shallow.talker.forward(x, shallow.talker.new_cache(8), 0)
-        tokens = torch.full((6,), -1, dtype=torch.int32)
-        ours = decoder.forward(0, tokens, x, first_position=0, num_layers=layers)
+        ours = k.forward(decoder, x, num_layers=layers)
         assert (ours - expected).abs().max() < KERNEL_HIDDEN_F32
 
 
 @pytest.mark.parametrize("stack", ["talker", "predictor"])
 def test_step_by_step_equals_all_positions_at_once(decoder, stack):
-    n = 4
-    x = prompt(decoder, n)
-    tokens = torch.full((n,), -1, dtype=torch.int32)
-    whole = decoder.forward(0, tokens, x, first_position=0, stack=stack)
-    rows = [
-        decoder.forward(0, tokens[:1], x[i : i + 1], first_position=i, stack=stack)
-        for i in range(n)
-    ]
+    x = prompt(decoder, 4)
+    whole = k.forward(decoder, x, stack=stack)
+    rows = [k.forward(decoder, row[None], first=i, stack=stack) for i, row in enumerate(x)]
     # One position of the talker is attended to as in a frame: its sums have another order.
     limit = KERNEL_HIDDEN_F32 if stack == "talker" else 0
     assert (torch.cat(rows) - whole).abs().max() <= limit
 
 
 def test_three_equal_positions_are_plain_rope_bit_for_bit(decoder, make_decoder, checkpoint):
-    x, tokens = prompt(decoder, 6), torch.full((6,), -1, dtype=torch.int32)
+    x = prompt(decoder, 6)
     positions = torch.arange(6, dtype=torch.int32).expand(3, 6)
     plain_stack = replace(checkpoint.config.talker.stack, mrope_section=None)
     config = replace(checkpoint.config, talker=replace(checkpoint.config.talker, stack=plain_stack))
     plain = make_decoder(KernelDecoder, type(checkpoint)(config=config, talker=checkpoint.talker))
-    expected = plain.forward(0, tokens, x, first_position=0)
-    assert torch.equal(decoder.forward(0, tokens, x, first_position=0), expected)
-    ours = decoder.forward(0, tokens, x, first_position=0, rope_positions=positions)
-    assert torch.equal(ours, expected)
+    expected = k.forward(plain, x)
+    assert torch.equal(k.forward(decoder, x), expected)
+    assert torch.equal(k.forward(decoder, x, rope_positions=positions), expected)
 
 
 @pytest.mark.parametrize("n", [2, 4])  # up to and above the rows for which every block attends
 def test_the_time_position_alone_turns_the_predictor(decoder, n):
-    x, tokens = prompt(decoder, n), torch.full((n,), -1, dtype=torch.int32)
+    x = prompt(decoder, n)
     own = torch.arange(n, dtype=torch.int32)
 
     def turned(time):
         positions = torch.stack([time, own.flip(0), torch.zeros_like(own)])
-        return decoder.forward(
-            0, tokens, x, first_position=0, rope_positions=positions, stack="predictor"
-        )
+        return k.forward(decoder, x, rope_positions=positions, stack="predictor")
 
-    assert torch.equal(
-        turned(own), decoder.forward(0, tokens, x, first_position=0, stack="predictor")
-    )
+    assert torch.equal(turned(own), k.forward(decoder, x, stack="predictor"))
     assert not torch.equal(turned(2 * own % 4), turned(own))
 
 
 def test_three_different_positions_turn_their_sections(decoder, make_decoder, checkpoint):
     reference = make_decoder(PlainDecoder, checkpoint)
-    x, tokens = prompt(decoder, 6), torch.full((6,), -1, dtype=torch.int32)
+    x = prompt(decoder, 6)
     positions = torch.tensor([[0, 1, 2, 3, 4, 5], [0, 0, 1, 1, 2, 9], [7, 3, 3, 3, 1, 0]])
     stack = reference.talker
     with pytest.MonkeyPatch.context() as patch:
@@ -413,8 +402,6 @@ def test_three_different_positions_turn_their_sections(decoder, make_decoder, ch
             lambda config, _, dtype: rotary(config, positions, dtype),
         )
         expected = stack.forward(x, stack.new_cache(8), 0)
-    ours = decoder.forward(0, tokens, x, first_position=0, rope_positions=positions.int())
+    ours = k.forward(decoder, x, rope_positions=positions.int())
     assert (ours - expected).abs().max() < KERNEL_HIDDEN_F32
-    assert (
-        decoder.forward(0, tokens, x, first_position=0) - expected
-    ).abs().max() > 1000 * KERNEL_HIDDEN_F32
+    assert (k.forward(decoder, x) - expected).abs().max() > 1000 * KERNEL_HIDDEN_F32

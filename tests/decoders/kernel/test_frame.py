@@ -6,6 +6,7 @@ import pytest
 import torch
 from tolerances import KERNEL_LOGITS_BF16, KERNEL_LOGITS_F32
 
+from qwen_megakernel.decoders.graph.decoder import GraphDecoder
 from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
 from qwen_megakernel.decoders.plain import PlainDecoder
 from qwen_megakernel.speech_options import Sampling
@@ -58,13 +59,15 @@ def test_eos_ends_a_stream_and_leaves_its_neighbours(both):
     assert min(result.num_frames) < 12
 
 
-def test_eos_is_not_drawn_in_the_first_two_frames(both):
+@pytest.mark.parametrize("kind", [KernelDecoder, GraphDecoder])
+def test_eos_is_not_drawn_in_the_first_two_frames(make_decoder, kind):
     checkpoint = k.checkpoint()
     checkpoint.talker["codec_head.weight"][:] = 0
     checkpoint.talker["codec_head.weight"][checkpoint.config.talker.codec_eos_id] = 1.0
-    result = assert_same(*both(checkpoint), [0, 1], 5, GREEDY)
+    decoders = (make_decoder(each, checkpoint) for each in (kind, PlainDecoder))
+    result = assert_same(*decoders, [0, 1], 5, GREEDY, seeds=(5, 26))
     # EOS has the best logit or the worst one, by the sign of the sum over the hidden state.
-    assert result.num_frames == tuple(2 if ended else 5 for ended in result.ended)
+    assert (result.num_frames, result.ended) == ((5, 2), (False, True))
 
 
 def test_a_long_context_is_split_and_merged(both):
@@ -75,18 +78,18 @@ def test_a_long_context_is_split_and_merged(both):
     np.testing.assert_array_equal(ours.codes, theirs.codes)
 
 
-def test_text_rows_past_the_ring_wrap(both):
-    checkpoint = k.checkpoint()
-    kernel, reference = both(checkpoint, max_text_rows=5)
-    width = checkpoint.config.talker.stack.hidden_size
-    rows = torch.randn(9, width, generator=torch.Generator().manual_seed(3))
-    for decoder in (kernel, reference):
+@pytest.mark.parametrize("counts", [(1,) * 9, (2, 1, 2, 2, 2)], ids=["singly", "in pairs"])
+@pytest.mark.parametrize("kind", [KernelDecoder, GraphDecoder])
+def test_text_rows_past_the_ring_wrap(make_decoder, kind, counts):
+    checkpoint, kinds = k.checkpoint(), (kind, PlainDecoder)
+    decoders = [make_decoder(each, checkpoint, max_text_rows=5) for each in kinds]
+    rows = torch.randn(9, 64, generator=torch.Generator().manual_seed(3))
+    for decoder in decoders:
         k.start(decoder, 0, GREEDY, seed=1)
-    for row in rows:
-        for decoder in (kernel, reference):
-            decoder.add_text(0, row[None])
-        ours, theirs = kernel.step([0], 1), reference.step([0], 1)
-        np.testing.assert_array_equal(ours.codes, theirs.codes)
+    for index, added in enumerate(rows.split(counts)):
+        for decoder in decoders:
+            decoder.add_text(0, added.to(decoder.embeddings.device))
+        k.step_alike(*decoders, [0], len(added) + (index == 0))
 
 
 @pytest.mark.parametrize(
