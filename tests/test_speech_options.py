@@ -1,12 +1,11 @@
 """The one list of options, and the surfaces that are made from it."""
 
 import argparse
-import subprocess
-import sys
 from dataclasses import fields
 from typing import get_type_hints
 
 import pytest
+from commands import run
 from fake_engine import FakeEngine
 from pydantic import ValidationError
 
@@ -143,5 +142,5 @@ def test_numbers_become_plain_ones_in_nested_records_too():
 
 def test_help_of_the_commands_does_not_load_numpy():
     code = "import sys, qwen_megakernel.cli.speak; print('numpy' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    done = run("-c", code)
+    assert done.stdout.strip() == "False", done.stderr

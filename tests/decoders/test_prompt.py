@@ -6,7 +6,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from prompt_toys import FEEDS, INSTRUCT, LANGUAGES, SPEAKERS, TEXT, Toy, assert_same_prompt, clone
+from prompt_toys import (
+    FEEDS,
+    INSTRUCT,
+    LANGUAGES,
+    SPEAKERS,
+    TEXT,
+    Toy,
+    assert_same_prompt,
+    clone,
+    official_item,
+)
 from tolerances import PROMPT_F32
 
 from qwen_megakernel.decoders.embeddings import Embeddings
@@ -71,15 +81,8 @@ def test_voice_design_prompt_equals_the_official_one(
 @pytest.mark.parametrize("num_frames", [0, 1, 9, 14, 15, 16, 40])
 def test_cloned_voice_prompt_equals_the_official_one(base_toy, num_frames, language, text_feed):
     voice = clone(num_frames)
-    item = base_toy.prompt_item(
-        ref_code=torch.tensor(voice.codes) if num_frames else None,
-        ref_spk_embedding=torch.tensor(voice.x_vector),
-        x_vector_only_mode=not num_frames,
-        icl_mode=bool(num_frames),
-        ref_text=voice.transcript,
-    )
     request = {"voice": voice, "language": language, "text_feed": text_feed}
-    theirs = {"voice_clone_prompt": [item]}
+    theirs = {"voice_clone_prompt": [official_item(voice)]}
     base_toy.assert_official("generate_voice_clone", theirs=theirs, **request)
 
 
@@ -95,19 +98,13 @@ def test_a_prompt_that_continues_speech_equals_the_official_one_in_context(
     tokenizer = base_toy.tokenizer
     ids = said.in_context(tokenizer.encode(TEXT), voice, tokenizer.ids)
     codes = more if not num_frames else np.concatenate([voice.codes, more])
-    item = base_toy.prompt_item(
-        ref_code=torch.tensor(codes),
-        ref_spk_embedding=torch.tensor(voice.x_vector),
-        x_vector_only_mode=False,
-        icl_mode=True,
-        ref_text=f"{voice.transcript} It was." if num_frames else "It was.",
-    )
+    words = f"{voice.transcript} It was." if num_frames else "It was."
     assert_same_prompt(
         base_toy.builder.build(ids, request),
         base_toy.official.generate_voice_clone,
         text=TEXT,
         language="auto",
-        voice_clone_prompt=[item],
+        voice_clone_prompt=[official_item(replace(voice, codes=codes, transcript=words))],
         non_streaming_mode=FEEDS[text_feed],
     )
 

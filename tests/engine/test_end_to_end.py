@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 import torch
 import truths
+from prompt_toys import official_item
 from tiny_speech import tiny_engine
 from tolerances import AUDIO_F32, PCM16
-
-from tools.validation import official
 
 pytestmark = pytest.mark.own_backend
 
@@ -40,17 +39,6 @@ def engine(cache_folder):
     yield get
     for tts in made.values():
         tts.close()
-
-
-def official_item(voice):
-    """The official VoiceClonePromptItem of a voice."""
-    return official.package().VoiceClonePromptItem(
-        ref_code=None if voice.codes is None else torch.from_numpy(voice.codes),
-        ref_spk_embedding=torch.from_numpy(voice.x_vector),
-        x_vector_only_mode=not voice.in_context,
-        icl_mode=voice.in_context,
-        ref_text=voice.transcript,
-    )
 
 
 def run_official(model, call):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import soundfile
-from commands import run
+from commands import ROOT, blocks, run
 
 from qwen_megakernel.server.schemas import MAX_LEXICON_WORDS
 from qwen_megakernel.text.markup import ssml, values
@@ -15,18 +15,14 @@ from qwen_megakernel.text.reading.languages import known_languages
 from qwen_megakernel.text.reading.reader import Reading
 from qwen_megakernel.text.reading.segments import MAX_OPEN_CHARS
 
-PAGE = (Path(__file__).parents[2] / "docs" / "speech-control.md").read_text("utf-8")
-
-
-def blocks(kind: str) -> list[str]:
-    return re.findall(rf"^```{kind}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+PAGE = (ROOT / "docs" / "speech-control.md").read_text("utf-8")
 
 
 def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    (rows,) = blocks("text")
+    (rows,) = blocks(PAGE, "text")
     (tmp_path / "names.tsv").write_text(rows, "utf-8")
-    examples = blocks("python")
+    examples = blocks(PAGE, "python")
     assert len(examples) == 8 and all("assert" in example for example in examples)
     names: dict[str, object] = {}
     try:
@@ -70,7 +66,7 @@ def test_elements_values_and_limits_of_markup_are_those_of_the_code():
 
 
 def test_the_command_speaks_a_pause(tmp_path: Path):
-    (command,) = (block for block in blocks("bash") if "--text-format" in block)
+    (command,) = (block for block in blocks(PAGE, "bash") if "--text-format" in block)
     done = run(*shlex.split(command)[1:-1], tmp_path / "out.wav")
     assert done.returncode == 0, done.stderr
     samples, rate = soundfile.read(tmp_path / "out.wav", dtype="int16")

@@ -1,15 +1,13 @@
 """A room imports only rooms on lower floors, and importing the package loads no torch."""
 
 import ast
-import subprocess
-import sys
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
-from pathlib import Path
 
 import pytest
+from commands import ROOT, run
 
-PACKAGE = Path(__file__).parents[2] / "qwen_megakernel"
+PACKAGE = ROOT / "qwen_megakernel"
 
 # From the ground up. A room, or a module of the top, may import what precedes it in this list.
 FLOORS = """
@@ -117,8 +115,8 @@ def test_importing_the_package_loads_nothing_heavy():
         "import sys, qwen_megakernel; "
         "print([m for m in ('torch', 'transformers', 'numpy', 'soundfile') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    done = run("-c", code)
+    assert done.stdout.strip() == "[]", done.stderr
 
 
 def test_every_module_logs_with_a_logger_that_makes_its_records_printable():

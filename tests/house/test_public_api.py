@@ -6,11 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import CommandsHere
+from commands import ROOT, CommandsHere
 
 from qwen_megakernel import __version__
-
-ROOT = Path(__file__).parents[2]
 
 ROOT_NAMES = "TTSEngine SheenEngine SpeechStream Speech Voice Sampling AudioChunk QwenTTSError"
 NAMES = {

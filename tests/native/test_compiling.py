@@ -13,6 +13,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from commands import write_program
 
 from qwen_megakernel.errors import BuildError
 from qwen_megakernel.native import compiling
@@ -39,20 +40,16 @@ def recipe(tmp_path, monkeypatch) -> compiling.Recipe:
 
 def script(folder: Path, text: str) -> str:
     """Write a compiler that is a shell script; return its path."""
-    path = folder / "compiler"
-    path.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo 1 && exit\n{text}\n')
-    path.chmod(0o755)
-    return str(path)
+    text = f'#!/bin/sh\n[ "$1" = --version ] && echo 1 && exit\n{text}\n'
+    return str(write_program(folder / "compiler", text))
 
 
 def test_a_library_is_found_by_what_its_compiler_says_of_itself_and_not_by_where_it_lies(
     recipe, tmp_path
 ):
     def key(folder: str, version: int, *words: str) -> str:
-        (tmp_path / folder).mkdir(exist_ok=True)
-        path = tmp_path / folder / "compiler"
-        path.write_text(f"#!/bin/sh\n[ $# -gt 0 ] && echo release {version}\n")
-        path.chmod(0o755)
+        text = f"#!/bin/sh\n[ $# -gt 0 ] && echo release {version}\n"
+        path = write_program(tmp_path / folder / "compiler", text)
         return replace(recipe, compiler=" ".join([str(path), *words])).key
 
     assert key("here", 1) == key("there", 1)
@@ -77,9 +74,8 @@ def test_a_compiler_that_hangs_is_ended_with_all_that_it_began(recipe, tmp_path)
 
 def test_a_compiler_that_hangs_before_it_says_its_version_is_named(recipe, tmp_path, monkeypatch):
     monkeypatch.setattr(compiling, "VERSION_SECONDS", 0.5)
-    hanging = tmp_path / "compiler"
-    hanging.write_text("#!/bin/sh\nsleep 30\n")  # a child that holds the pipe
-    hanging.chmod(0o755)
+    sleep = "#!/bin/sh\nsleep 30\n"  # a child that holds the pipe
+    hanging = write_program(tmp_path / "compiler", sleep)
     started = time.monotonic()
     with pytest.raises(BuildError, match=r"--version did not end within 0.5 s\.\n.*\n.* set CXX"):
         compiling.compiled(replace(recipe, compiler=str(hanging)))
@@ -117,23 +113,22 @@ def test_a_cache_that_cannot_be_written_is_named_with_its_cure(recipe, tmp_path,
         compiling.compiled(recipe)
 
 
+def mount(*words) -> None:
+    if subprocess.run(["mount", *words], capture_output=True).returncode:
+        pytest.skip("this container may not mount")
+
+
 @pytest.fixture
 def read_only(tmp_path):
     """read_only() makes the cache read-only for the rest of the test."""
     cache = tmp_path / "cache"
     cache.mkdir(mode=0o755)
-
-    def mount(*options) -> None:
-        done = subprocess.run(["mount", *options, cache], capture_output=True, check=False)
-        if done.returncode:
-            pytest.skip("this container may not mount")
-
     if os.geteuid() != 0:
         yield lambda: cache.chmod(0o555)
         cache.chmod(0o755)
         return
-    mount("--bind", cache)  # root may write into any folder, but not into one mounted read-only
-    yield lambda: mount("-o", "remount,bind,ro")
+    mount("--bind", cache, cache)  # root writes anywhere but into a read-only mount
+    yield lambda: mount("-o", "remount,bind,ro", cache)
     subprocess.run(["umount", cache], check=True)
 
 
@@ -151,11 +146,7 @@ def test_a_read_only_cache_is_named_and_what_is_in_it_is_used(recipe, read_only)
 def test_a_full_disk_leaves_nothing_half_built(recipe, tmp_path, monkeypatch):
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=8k", "tmpfs", disk], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("this container may not mount")
+    mount("-t", "tmpfs", "-o", "size=8k", "tmpfs", disk)
     try:
         monkeypatch.setenv("QWEN_MEGAKERNEL_BUILD_CACHE", str(disk))
         with pytest.raises(BuildError):

@@ -1,10 +1,8 @@
 """Native code for a CPU: the instruction set that it is compiled for, and its loading."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
+from commands import run
 
 from qwen_megakernel.decoders.backends import choose_backend, load_decoder
 from qwen_megakernel.errors import BuildError, GenerationError, OutOfMemory, SetupError
@@ -111,9 +109,7 @@ while len(loaded) < 4:
 
 
 def test_a_program_ends_while_its_models_are_being_loaded():
-    done = subprocess.run(
-        [sys.executable, "-c", LOADING_AT_EXIT], capture_output=True, text=True, timeout=60
-    )
+    done = run("-c", LOADING_AT_EXIT)
     assert (done.returncode, done.stdout) == (0, "collected\n"), done.stderr
 
 

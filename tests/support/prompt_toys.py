@@ -6,6 +6,7 @@ An exception catches the official talker's input where the official code calls t
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -145,7 +146,6 @@ class Toy:
         model.talker.generate = self._hand_over
         processor = models.Qwen3TTSProcessor(Qwen2TokenizerFast.from_pretrained(folder))
         self.official = qwen_tts.Qwen3TTSModel(model, processor, {})
-        self.prompt_item = qwen_tts.VoiceClonePromptItem
         self.config = parse_model_config(values)
         self.tokenizer = TextTokenizer(folder, self.config)
         self.embeddings = OfficialEmbeddings(model.talker)
@@ -191,6 +191,18 @@ def assert_same_prompt(prefill, call, **kwargs) -> None:
     if not len(trailing):  # officially, one pad means that no text is left
         trailing = prefill.pad_embed[None]
     torch.testing.assert_close(trailing, inputs["trailing_text_hidden"][0], **close)
+
+
+def official_item(voice: Voice) -> Any:
+    """Return the official VoiceClonePromptItem of a voice."""
+    codes = voice.codes
+    return official.package().VoiceClonePromptItem(
+        ref_code=None if codes is None else torch.from_numpy(codes),
+        ref_spk_embedding=torch.from_numpy(voice.x_vector),
+        x_vector_only_mode=codes is None,
+        icl_mode=codes is not None,
+        ref_text=voice.transcript,
+    )
 
 
 def clone(num_frames: int = 0, **changes) -> Voice:

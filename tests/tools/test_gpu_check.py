@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
+from commands import ROOT, write_program
 
 from benchmarks import performance_page
 from benchmarks.load_test import workload
@@ -26,7 +27,6 @@ from tools.gpu_check.steps import libraries, registry, scripts
 from tools.gpu_check.steps.context import BIG, SMALL, Context
 from tools.gpu_check.variants import VARIANTS
 
-ROOT = Path(__file__).parents[2]
 ENGINE_SECONDS = 20  # time to start a script and load an engine of 256 slots
 
 PLANTED = """
@@ -145,11 +145,7 @@ def test_endurance_that_comes_short_of_its_goal_neither_passes_nor_fails(run, tm
 
 def test_a_carried_library_is_found_by_another_nvcc_of_the_same_version(run, monkeypatch, tmp_path):
     def nvcc(folder: str) -> str:
-        path = tmp_path / folder / "nvcc"
-        path.parent.mkdir()
-        path.write_text("#!/bin/sh\necho release 13.0\n")
-        path.chmod(0o755)
-        return str(path)
+        return str(write_program(tmp_path / folder / "nvcc", "#!/bin/sh\necho release 13.0\n"))
 
     def compile_nothing(work: Path, *_) -> None:
         for name in ("libqwen_tts.so", "step_kernel.o", "build.log"):
@@ -211,9 +207,8 @@ def test_libraries_of_another_build_of_the_same_nvcc_are_found(
     """A machine may have 13.0.48 although 13.0.88 compiled; other calls still reach its nvcc."""
     folder, nvcc = tmp_path / "carried", tmp_path / "there" / "nvcc"
     carried.pack([], folder, "release 13.0, V13.0.88\n")
-    nvcc.parent.mkdir()
-    nvcc.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo "{there}" || echo "compiles $*"\n')
-    nvcc.chmod(0o755)
+    program = f'#!/bin/sh\n[ "$1" = --version ] && echo "{there}" || echo "compiles $*"\n'
+    write_program(nvcc, program)
     monkeypatch.setenv("PATH", f"{nvcc.parent}:{os.environ['PATH']}")
     monkeypatch.setattr(carried, "CARRIED", folder)
     ask = 'subprocess.run("nvcc --version; nvcc -c --version; nvcc -O3 a.cu", shell=True)'

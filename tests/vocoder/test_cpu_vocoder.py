@@ -3,7 +3,6 @@
 import ctypes
 import functools
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commands import run
 from tolerances import AUDIO_F32, CPU_VOCODER_ERROR, LOUD_AUDIO_F32, STATE_F32
 from torch import Tensor
 from vocoder_toys import (
@@ -259,7 +259,7 @@ sys.exit(7)
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_too_little_memory_for_a_chunk_leaves_the_streams_and_the_vocoder(cache_folder):
-    done = subprocess.run([sys.executable, "-c", LITTLE_MEMORY], capture_output=True, text=True)
+    done = run("-c", LITTLE_MEMORY)
     assert done.returncode == 7, done.stderr
 
 

@@ -5,11 +5,11 @@ On a CPU its functions run directly; on a GPU they are recorded as graphs.
 
 import random
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from commands import ROOT
 from host_watch import NoHostMode
 from tolerances import AUDIO_F32, AUDIO_GPU_F32, AUDIO_SAME_CPU_F32
 from torch import Tensor
@@ -206,6 +206,6 @@ def test_a_frame_is_as_many_operations_as_the_log_says():
     hollow = GraphVocoder(config, tensors, "meta")
     with NoHostMode("meta") as mode, torch.inference_mode():
         hollow.run_chunk(1, 1)
-    text = (Path(__file__).parents[2] / "benchmarks" / "LOG.md").read_text()
+    text = (ROOT / "benchmarks" / "LOG.md").read_text()
     assert f"{sum(mode.counts.values())} operations of PyTorch" in text
     assert mode.counts["snake"] == 29

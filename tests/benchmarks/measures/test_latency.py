@@ -5,6 +5,7 @@ import os
 from types import SimpleNamespace
 
 import pytest
+from commands import write_program
 
 from benchmarks import cpu_page, measure, page_parts
 from benchmarks.measures import latency
@@ -88,8 +89,7 @@ head -c 44100 /dev/zero
 @pytest.mark.ci
 @pytest.mark.parametrize("dtype", ["float32", "talker=bfloat16,predictor=float32"])
 def test_texts_have_a_row_of_every_length_packet_and_system(dtype, monkeypatch, tmp_path, measured):
-    (tmp_path / "espeak-ng").write_text(ESPEAK)
-    (tmp_path / "espeak-ng").chmod(0o755)
+    write_program(tmp_path / "espeak-ng", ESPEAK)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     words = ["texts", "--model", "tiny-random", "--backend", "torch", "--dtype", dtype]
     code, found = measured(*words, "--runs", "1", "--max-frames", "6")

@@ -6,8 +6,6 @@ import json
 import multiprocessing
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
@@ -15,6 +13,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from commands import run
 from spies import watch
 
 from qwen_megakernel import Speech, TTSEngine
@@ -489,5 +488,5 @@ def test_tensors_without_values_import_nothing(whole):
         f"TTSEngine.from_pretrained({str(whole)!r}, backend='cpu').close(); "
         "print('sympy' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = run("-c", program)
     assert done.stdout == "False\n", done.stderr

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import run
 from native_decoding import MODES, begin
 
 
@@ -106,7 +107,7 @@ except OutOfMemory as error:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_too_little_memory_is_told_and_leaves_room_for_a_smaller_decoder():
-    done = subprocess.run([sys.executable, "-c", LITTLE_MEMORY], capture_output=True, text=True)
+    done = run("-c", LITTLE_MEMORY)
     assert done.returncode == 7, done.stderr
 
 
