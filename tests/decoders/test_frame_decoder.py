@@ -213,9 +213,7 @@ def test_a_refused_cooperative_grid_leads_auto_to_the_graphs(loaded, monkeypatch
 
 
 @pytest.mark.parametrize("error", [LaunchError, KernelTimeout])
-def test_a_kernel_that_does_not_start_is_freed_before_the_graphs_are_loaded(
-    loaded, monkeypatch, error
-):
+def test_a_kernel_that_does_not_start_is_freed_before_graphs_are_loaded(loaded, monkeypatch, error):
     """Both would need twice the memory of the model."""
     made, living = backends.make_decoder, []
 

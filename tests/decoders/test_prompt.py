@@ -37,9 +37,7 @@ EVERY_LANGUAGE = [("ryan", language) for language in LANGUAGES]
 
 @pytest.mark.parametrize("text_feed", FEEDS)
 @pytest.mark.parametrize(("speaker", "language"), [*EVERY_SPEAKER, *EVERY_LANGUAGE])
-def test_custom_voice_prompt_equals_the_official_one(
-    custom_voice_toy, speaker, language, text_feed
-):
+def test_custom_voice_prompt_is_the_official_one(custom_voice_toy, speaker, language, text_feed):
     request = {"voice": speaker, "language": language, "text_feed": text_feed}
     custom_voice_toy.assert_official("generate_custom_voice", **request)
 
@@ -68,9 +66,7 @@ def test_small_custom_voice_drops_instruct_with_one_warning(make_toy, caplog):
 @pytest.mark.parametrize("text_feed", FEEDS)
 @pytest.mark.parametrize("language", ["auto", "chinese", "korean"])
 @pytest.mark.parametrize("instruct", ["", INSTRUCT])
-def test_voice_design_prompt_equals_the_official_one(
-    voice_design_toy, instruct, language, text_feed
-):
+def test_voice_design_prompt_is_the_official_one(voice_design_toy, instruct, language, text_feed):
     request = {"language": language, "instruct": instruct, "text_feed": text_feed}
     voice_design_toy.assert_official("generate_voice_design", **request)
 

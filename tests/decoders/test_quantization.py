@@ -212,9 +212,7 @@ def test_only_known_kinds_are_accepted():
         ("graph", "int8-rows-heads", "'int8-rows', or backend cpu or torch"),
     ],
 )
-def test_a_form_that_a_backend_does_not_run_is_refused_before_a_model_is_read(
-    backend, weights, hint
-):
+def test_a_form_that_a_backend_lacks_is_refused_before_a_model_is_read(backend, weights, hint):
     with pytest.raises(UsageError, match=hint):
         TTSEngine.from_pretrained("no/such-model", backend=backend, weights=weights)
 

@@ -45,9 +45,7 @@ def test_a_dialogue_of_200_turns_equals_200_requests(tts):
     turns = [(("anna", "ben")[k % 2], ("Yes.", "No, I see.", "Why?")[k % 3]) for k in range(200)]
     script = "\n".join(f"{who}: {said}" for who, said in turns)
     spoken = tts.synthesize(script, text_format="script", **CHUNKS, **GREEDY)
-    alone = {
-        turn: tts.synthesize(turn[1], voice=turn[0], **CHUNKS, **GREEDY) for turn in set(turns)
-    }
+    alone = {t: tts.synthesize(t[1], voice=t[0], **CHUNKS, **GREEDY) for t in set(turns)}
     assert spoken.codes.tolist() == [row for t in turns for row in alone[t].codes.tolist()]
     assert spoken.audio.tobytes() == b"".join(alone[turn].audio.tobytes() for turn in turns)
     assert alone["anna", "Yes."].codes.tolist() != alone["ben", "Yes."].codes.tolist()

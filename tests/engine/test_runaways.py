@@ -39,9 +39,7 @@ def runaway(tts, monkeypatch):
 
 
 @pytest.mark.parametrize("chunk_frames", [1, 4, 10])
-def test_a_repeating_runaway_is_cut_at_the_same_frame_for_every_chunking(
-    tts, runaway, chunk_frames
-):
+def test_a_repeating_runaway_is_cut_at_the_same_frame_in_any_chunks(tts, runaway, chunk_frames):
     runaway(lambda frame: 5 + frame % 3)
     speech = tts.synthesize(TEXT * 9, voice=VOICE, split="off", chunk_frames=chunk_frames, seed=1)
     assert speech.finish_reason == "repeat"

@@ -34,9 +34,7 @@ def test_a_speech_is_a_player_in_a_notebook():
     assert soundfile.SoundFile(io.BytesIO(base64.b64decode(data[1]))).comment == COMMENT
 
 
-@pytest.mark.parametrize(
-    "copied", [copy.deepcopy, lambda speech: pickle.loads(pickle.dumps(speech))]
-)
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
 @pytest.mark.parametrize(
     "options",
     [{}, {"text_format": "ssml"}, {"text_format": "pauses"}, {"text_format": "script"}],

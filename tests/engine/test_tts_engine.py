@@ -54,9 +54,7 @@ def test_the_first_chunk_leaves_before_frame_two_is_drawn(tts, monkeypatch):
     """Order of events inside the loop: one frame, its audio, then the next frame."""
     events, decoder = [], tts._loop.stages.decoder
     watch(monkeypatch, decoder, "launch", lambda slots, count: events.append(("step", count)))
-    watch(
-        monkeypatch, StreamState, "deliver", lambda *given, **_: events.append(("chunk", given[3]))
-    )
+    watch(monkeypatch, StreamState, "deliver", lambda *args, **_: events.append(("chunk", args[3])))
     speak(tts, seed=5, first_chunk_frames=1)
     assert events[:3] == [("step", 1), ("chunk", 1), ("step", 2)]
 
@@ -92,9 +90,7 @@ ci = pytest.mark.ci
         pytest.param("tiny-random", "emulation", 1, marks=ci),
     ],
 )
-def test_other_streams_change_neither_codes_nor_samples(
-    model, engine_backend, num_threads, monkeypatch
-):
+def test_other_streams_change_no_codes_or_samples(model, engine_backend, num_threads, monkeypatch):
     """Five streams run on three slots, two of them behind others, in several lengths of chunks.
 
     On the native decoder, a stream whose chunks are cut as without other streams has the same bits
@@ -206,11 +202,9 @@ async def test_async_iteration_gives_the_same_and_leaves_the_loop_free(tts, alon
     decoder = tts._loop.stages.decoder
     watch(monkeypatch, decoder, "launch", lambda *_: wait_until(lambda: ticks >= 3))
     ticker = asyncio.create_task(tick())
-    samples = [
-        chunk.samples async for chunk in tts.astream(TEXT, voice=VOICE, seed=1, max_frames=24)
-    ]
+    heard = [chunk.samples async for chunk in tts.astream(TEXT, voice=VOICE, seed=1, max_frames=24)]
     ticker.cancel()
-    assert np.abs(np.concatenate(samples) / 32768 - alone[1].audio).max() <= PCM16
+    assert np.abs(np.concatenate(heard) / 32768 - alone[1].audio).max() <= PCM16
 
 
 def test_a_name_in_place_of_a_checkpoint_gets_the_call_that_takes_it():

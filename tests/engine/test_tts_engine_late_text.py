@@ -57,9 +57,7 @@ def early(tts):
     )
 
 
-def test_text_that_comes_while_the_last_frames_become_audio_is_spoken_as_a_new_part(
-    tts, early, monkeypatch
-):
+def test_text_that_comes_while_the_last_frames_become_audio_is_a_new_part(tts, early, monkeypatch):
     take_frames = StreamState.take_frames
 
     def take_frames_and_feed(self, codes, ended):

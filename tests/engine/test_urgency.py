@@ -215,14 +215,10 @@ def test_a_stream_that_waited_is_spoken_after_the_hungry_one(monkeypatch):
     ("left_s", "expected"),
     [(LOW_BUFFER_S - 0.3, [2, "step", 3, "step", 4]), (LOW_BUFFER_S + 0.3, [2, 3, 4])],
 )
-def test_while_a_reader_has_little_left_one_prompt_runs_between_two_steps(
-    monkeypatch, left_s, expected
-):
+def test_where_a_reader_has_little_left_a_prompt_runs_between_steps(monkeypatch, left_s, expected):
     """Three streams arrive at once, beside one that speaks."""
     events: list[int | str] = []
-    watch(
-        monkeypatch, StepLoop, "_begin_part", lambda _, stream: events.append(stream.request.seed)
-    )
+    watch(monkeypatch, StepLoop, "_begin_part", lambda _, new: events.append(new.request.seed))
     watch(monkeypatch, StepLoop, "_start_step", lambda *_: events.append("step"))
     monkeypatch.setattr(
         StreamState, "buffered_s", lambda self: left_s if self.request.seed == 1 else -np.inf

@@ -59,9 +59,7 @@ def test_every_codebook_has_been_drawn_greedily_and_at_random(monkeypatch):
         ("cpu", CpuVocoder, [2, MAX_TAIL_FRAMES_PER_PASS]),  # longer chunks are passes of this size
     ],
 )
-def test_native_code_runs_once_and_pytorch_with_each_chunk_size(
-    monkeypatch, model, backend, vocoder, sizes
-):
+def test_native_code_runs_once_and_pytorch_per_size(monkeypatch, model, backend, vocoder, sizes):
     """Two frames greedily, the others at random."""
     chunks, draws = [], []
 

@@ -89,9 +89,7 @@ def test_a_run_fails_in_which_too_few_tests_passed():
         ("", "\npytestmark = pytest.mark.ci", None),
     ],
 )
-def test_a_file_is_imported_unless_all_its_tests_are_deselected(
-    request, tmp_path, asked, text, is_left_out
-):
+def test_a_file_is_imported_if_any_test_is_selected(request, tmp_path, asked, text, is_left_out):
     conftest = request.config.pluginmanager.get_plugin(str(ROOT / "tests" / "conftest.py"))
     (tmp_path / "test_it.py").write_text(text)
     config = SimpleNamespace(option=SimpleNamespace(markexpr=asked))

@@ -115,9 +115,7 @@ def test_a_program_ends_while_its_models_are_being_loaded():
 
 @pytest.mark.ci
 @pytest.mark.parametrize("name", cpu_library.supported_sets())
-def test_every_set_of_this_cpu_compiles_and_draws_the_same_codes(
-    monkeypatch, load_checkpoint, name
-):
+def test_each_set_of_this_cpu_compiles_and_draws_the_same_codes(monkeypatch, load_checkpoint, name):
     monkeypatch.setenv(cpu_library.FORCED, name)
     checkpoint = load_checkpoint("tiny-random")
     hidden = checkpoint.config.talker.stack.hidden_size

@@ -53,9 +53,7 @@ def test_codes_are_those_of_the_package(codec, snac_folder):
         assert np.array_equal(mine, their[0].numpy())
 
 
-def test_samples_are_those_of_the_package_given_the_same_noise(
-    codec, snac_folder, frames, monkeypatch
-):
+def test_samples_are_the_packages_given_the_same_noise(codec, snac_folder, frames, monkeypatch):
     """The package draws its noise with torch.randn, which here returns `normals`."""
     import snac.layers
 

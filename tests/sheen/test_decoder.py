@@ -67,9 +67,7 @@ def test_a_frame_is_one_code_of_the_first_layer_two_of_the_second_four_of_the_th
 
 
 def test_first_codes_are_penalised_and_no_others():
-    penalised = Sampling().override(
-        do_sample=False, subtalker_do_sample=False, repetition_penalty=2.0
-    )
+    penalised = Sampling.greedy().override(repetition_penalty=2.0)
     codes = draw(FixedModel(**LIKELY), 3, penalised).codes[0]
     assert codes[:, 0].tolist() == [5, 3, 5]  # logits 4, then 3 and 2, then 2 and 1.5
     assert codes[:, 1:].tolist() == [[1, 1, 7, 7, 7, 7]] * 3

@@ -118,17 +118,15 @@ def test_chunks_are_one_speech_whatever_their_size(engine, codec, first, size):
 
 def test_the_first_chunk_leaves_before_the_last_frame_is_drawn(engine, codec, monkeypatch):
     """The first chunk needs one frame and the codec's lookahead, of a speech of many frames."""
-    steps, drawn_before_chunk = results_of(monkeypatch, engine._loop.stages.decoder, "_step"), []
+    steps, drawn_at_chunk = results_of(monkeypatch, engine._loop.stages.decoder, "_step"), []
 
     def num_drawn():
         return sum(result.num_frames[0] for result in steps)
 
-    watch(
-        monkeypatch, StreamState, "deliver", lambda *_, **__: drawn_before_chunk.append(num_drawn())
-    )
+    watch(monkeypatch, StreamState, "deliver", lambda *_, **__: drawn_at_chunk.append(num_drawn()))
     engine.synthesize(HELLO, seed=1, max_frames=12, first_chunk_frames=1, **HOT)
     assert num_drawn() == 12
-    assert drawn_before_chunk[0] == 1 + codec.lookahead < num_drawn()
+    assert drawn_at_chunk[0] == 1 + codec.lookahead < num_drawn()
 
 
 def test_a_seed_is_one_speech_and_other_streams_do_not_change_it(engine):

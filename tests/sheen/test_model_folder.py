@@ -57,9 +57,7 @@ def test_a_save_that_is_cut_off_leaves_the_voice_that_was_there(
 
 
 @pytest.mark.parametrize("place", [1, 2, 3])
-def test_a_folder_whose_files_are_being_replaced_is_no_voice(
-    save, voice_folder, monkeypatch, place
-):
+def test_a_folder_whose_files_are_replaced_is_no_voice(save, voice_folder, monkeypatch, place):
     class Killed(BaseException):
         pass
 

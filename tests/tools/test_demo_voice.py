@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -60,9 +59,7 @@ def references() -> list[shards.Utterance]:
     return shards.read(REFERENCES)
 
 
-def check(
-    reader: Reader, references: list[shards.Utterance], feed: str, every: int
-) -> dict[str, Any]:
+def check(reader: Reader, references: list[shards.Utterance], feed: str, every: int) -> dict:
     some = references[::every]
     found = summary([reader.read(u, feed, seed=i) for i, u in enumerate(some)])
     assert found["ended"] >= MIN_ENDED, found
@@ -175,9 +172,7 @@ def test_the_official_logits_are_ours(reader, official_model, monkeypatch):
     """Along a whole sentence, the stored bf16 weights give both implementations the same logits."""
     decoder, taps = reader._decoder, {}
     step = decoder.step
-    sampling = Sampling().override(
-        do_sample=False, subtalker_do_sample=False, repetition_penalty=1.0
-    )
+    sampling = Sampling.greedy().override(repetition_penalty=1.0)
     with monkeypatch.context() as patch:
         patch.setattr(decoder, "step", lambda slots, count: step(slots, count, taps=taps))
         codes, _ = reader.codes(TEXT, 80, sampling=sampling)

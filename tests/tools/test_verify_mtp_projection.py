@@ -125,9 +125,7 @@ def test_a_projection_that_the_sizes_do_not_ask_for_is_found(run_here, tmp_path,
     ],
     ids=["rows", "one value", "bias", "head", "columns", "embedding"],
 )
-def test_a_reference_finds_other_values_and_nothing_else_does(
-    run_here, spoiled, reference, change, name
-):
+def test_a_reference_alone_finds_other_values(run_here, spoiled, reference, change, name):
     folder = spoiled(change)
     assert run_here(TOOL, folder).returncode == 0
     done = run_here(TOOL, folder, "--reference", reference)

@@ -10,9 +10,7 @@ from qwen_megakernel.engine.conversation import Turn
 
 @pytest.mark.ci
 @pytest.mark.parametrize("delay_s", [0, 2])
-def test_a_second_sentence_that_waits_for_the_first_ones_words_is_late(
-    measured, capsys, monkeypatch, delay_s
-):
+def test_a_sentence_that_waits_for_the_words_before_is_late(measured, capsys, monkeypatch, delay_s):
     monkeypatch.setattr(continuity, "SECONDS", (0.3, 8.0))
     find = Turn._find
     monkeypatch.setattr(Turn, "_find", lambda *args: (time.sleep(delay_s), find(*args))[1])

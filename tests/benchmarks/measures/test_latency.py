@@ -66,9 +66,7 @@ def first_stage(*_):
     ],
     ids=["first_sound", "texts"],
 )
-def test_what_was_measured_before_the_end_is_written(
-    name, last, stopped, options, rows, monkeypatch, tmp_path
-):
+def test_what_was_measured_is_written(name, last, stopped, options, rows, monkeypatch, tmp_path):
     monkeypatch.setattr(latency, last, stopped)
     if name == "first-sound":
         monkeypatch.setattr(latency, "first_chunks", lambda tts, repeats: [1.0] * repeats)

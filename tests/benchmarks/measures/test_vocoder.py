@@ -37,9 +37,7 @@ def test_each_vocoder_has_a_row_for_each_length_of_chunk(cache_folder, measured)
 
 
 @pytest.mark.ci
-def test_weights_in_float16_take_half_the_memory_and_cost_some_precision(
-    cache_folder, measured, monkeypatch
-):
+def test_float16_takes_half_the_memory_and_costs_precision(cache_folder, measured, monkeypatch):
     code, found = measured("vocoder-precision", "--model", "tiny-random", "--max-frames", "9")
     assert code == 0
     full, half = found["rows"]

@@ -123,9 +123,7 @@ def test_the_talker_is_the_plain_decoders(converted):
 
 
 @pytest.mark.parametrize("model", ["tiny-random", pytest.param("tiny-random-1.7b", marks=ci)])
-def test_the_code_predictor_is_the_plain_decoders_frame_after_frame(
-    load_checkpoint, tmp_path, model
-):
+def test_the_code_predictor_is_the_plain_decoders_in_every_frame(load_checkpoint, tmp_path, model):
     """One model has a projection before the predictor, the other has none."""
     loaded = load_checkpoint(model)
     export(loaded, tmp_path, ExportOptions(NUM_POSITIONS, "float32"), ["MultiCodeDecoder"])

@@ -39,9 +39,7 @@ FORMS = [
 
 @pytest.mark.parametrize("weights", FORMS)
 @pytest.mark.parametrize("model", MODELS)
-def test_codes_are_those_of_the_plain_decoder(
-    load_checkpoint, native, plain, prompt, model, weights
-):
+def test_codes_are_the_plain_decoders(load_checkpoint, native, plain, prompt, model, weights):
     checkpoint = stored(load_checkpoint(model), weights)
     fast, slow = native(checkpoint), plain(checkpoint)
     for name, sampling in MODES.items():
@@ -119,9 +117,7 @@ def test_neither_threads_nor_company_change_a_bit(load_checkpoint, native, promp
 
 @pytest.mark.ci
 @pytest.mark.parametrize("weights", [None, "int8-groups", "int4-int8"])
-def test_bits_are_the_same_for_every_number_of_threads_and_slots(
-    load_checkpoint, native, prompt, weights
-):
+def test_bits_are_the_same_for_any_threads_and_slots(load_checkpoint, native, prompt, weights):
     checkpoint = stored(load_checkpoint("tiny-random"), weights)
     prompts = [prompt(checkpoint, slot, num_positions=5 + 13 * slot) for slot in range(8)]
     expected = None

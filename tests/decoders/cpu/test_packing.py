@@ -16,9 +16,7 @@ MODEL = "tiny-random"
 
 
 @pytest.mark.parametrize("weights", ["int8", "int8-rows-heads", "int8-talker-groups", "int4-int6"])
-def test_only_the_parts_of_one_packed_matrix_are_rounded_at_a_time(
-    load_checkpoint, monkeypatch, weights
-):
+def test_only_the_parts_of_one_matrix_are_rounded_at_a_time(load_checkpoint, monkeypatch, weights):
     checkpoint = load_checkpoint(MODEL)
     prefixes = tuple(RoundedWeights.of(checkpoint.talker, weights, in_groups=True).bits)
     most = max(

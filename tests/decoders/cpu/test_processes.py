@@ -35,9 +35,7 @@ def test_a_fork_of_a_fork_and_a_sibling_decode(load_checkpoint, native, prompt, 
     assert again(num_forks - 1)
 
 
-def test_a_child_that_is_forked_while_another_thread_speaks_decodes(
-    load_checkpoint, native, prompt
-):
+def test_a_child_that_is_forked_while_a_thread_speaks_decodes(load_checkpoint, native, prompt):
     checkpoint = load_checkpoint("demo-voice")
     decoder, given = native(checkpoint), prompt(checkpoint, num_text=60)
     groups = checkpoint.config.talker.num_code_groups

@@ -14,9 +14,7 @@ def kept_by(decoder, monkeypatch):
     return results_of(monkeypatch, decoder, "_restore")
 
 
-def test_a_prompt_that_begins_as_another_reuses_its_keys(
-    load_checkpoint, native, prompt, monkeypatch
-):
+def test_a_prompt_that_begins_as_another_has_its_keys(load_checkpoint, native, prompt, monkeypatch):
     checkpoint = load_checkpoint("tiny-random")
     decoder, fresh = native(checkpoint, 2), native(checkpoint)
     first = prompt(checkpoint, num_positions=40)
@@ -49,9 +47,7 @@ def test_a_voices_beginning_outlives_other_voices_and_its_texts(
     assert kept == [0, 0, 20, 20, 20, 20]
 
 
-def test_a_prompt_that_its_caller_writes_over_is_still_known(
-    load_checkpoint, native, prompt, monkeypatch
-):
+def test_a_prompt_that_is_written_over_is_still_known(load_checkpoint, native, prompt, monkeypatch):
     checkpoint = load_checkpoint("tiny-random")
     decoder = native(checkpoint)
     given = prompt(checkpoint)

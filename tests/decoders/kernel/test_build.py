@@ -79,9 +79,7 @@ def test_shape_precision_and_sources_make_other_libraries(empty_cache, no_compil
     assert kernel_build.build(config, EMULATION) in libraries
 
 
-def test_a_define_of_an_experiment_replaces_ours_and_makes_another_library(
-    empty_cache, no_compiler
-):
+def test_a_define_of_an_experiment_replaces_ours_in_another_library(empty_cache, no_compiler):
     config = k.small_config()
     tuned = Target("sm_90a", "bfloat16", defines=(("LOOKAHEAD_TILES", 3), ("PLANTED", 1)))
     values = kernel_build.definitions(config, tuned)

@@ -78,9 +78,7 @@ def test_a_prompt_is_made_and_enqueued_without_a_wait_for_the_device(make_decode
     assert decoder.step([0], 1).num_frames == (1,)
 
 
-def test_more_streams_than_a_launch_holds_are_enqueued_together_and_waited_for_once(
-    make_decoder, monkeypatch
-):
+def test_more_streams_than_a_launch_holds_are_waited_for_once(make_decoder, monkeypatch):
     decoder = make_decoder(KernelDecoder, k.checkpoint(), num_slots=35)
     log = []
     watch(monkeypatch, decoder.library, "step", lambda *_: log.append("step"))
