@@ -166,9 +166,7 @@ def test_long_speech_is_the_official_packages(long_run, kind, name, is_full):
 
 @pytest.fixture(scope="module")
 def official_samples(official_model, long_run) -> Tensor:
-    """The official decoder's samples of 400 frames at once; its wrapper would divide them after
-    300.
-    """
+    """The official decoder's samples of 400 frames at once; its wrapper cuts them after 300."""
     decoder = official_model("tiny-random").model.speech_tokenizer.model.decoder
     with torch.inference_mode():
         return decoder(long_run("tiny-random", True).codes.long().T[None]).flatten()

@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -29,9 +30,7 @@ from qwen_megakernel.text.tokenizer import TextTokenizer
 # ---- equality with the official prompts ------------------------------------------------------
 
 
-EVERY_SPEAKER = [
-    (name, language) for name in SPEAKERS for language in ("auto", "chinese", "english")
-]
+EVERY_SPEAKER = list(product(SPEAKERS, ["auto", "chinese", "english"]))
 EVERY_LANGUAGE = [("ryan", language) for language in LANGUAGES]
 
 

@@ -222,9 +222,8 @@ def test_a_checkpoint_tells_which_of_its_stacks_are_int8(load_checkpoint, weight
     talker = load_checkpoint("tiny-random").talker
     if weights:
         talker = quantization.quantize(talker, weights)
-    assert quantization.int8_stacks(talker) == INT8_STACKS.get(
-        weights, ("talker",) if weights else ()
-    )
+    expected = INT8_STACKS.get(weights, ("talker",) if weights else ())
+    assert quantization.int8_stacks(talker) == expected
 
 
 def test_the_engine_speaks_with_int8_weights():

@@ -93,9 +93,8 @@ def test_pauses_at_both_ends_are_heard(tts: TTSEngine):
     samples = (tts.synthesize(text, **SSML).audio * 32768).astype(np.int16)
     begin, end = silences(samples)
     assert begin[0] == 0 and begin[1] == pytest.approx(0.3 * RATE, abs=PAUSED_SAMPLES)
-    assert end[0] + end[1] == len(samples) and end[1] == pytest.approx(
-        0.5 * RATE, abs=PAUSED_SAMPLES
-    )
+    assert end[0] + end[1] == len(samples)
+    assert end[1] == pytest.approx(0.5 * RATE, abs=PAUSED_SAMPLES)
 
 
 def test_speed_and_volume_are_those_of_their_part(tts: TTSEngine):

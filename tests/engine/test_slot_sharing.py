@@ -21,9 +21,7 @@ from qwen_megakernel.engine.stream_state import MAX_QUEUED_CHUNKS
 pytestmark = pytest.mark.own_backend
 
 LIMIT_S = 60  # for anything that these tests wait for
-PARTS = (
-    "Hello there. [pause 0.1s] How are you? [pause 0.1s] It is cold today. [pause 0.1s] Goodbye."
-)
+PARTS = "Hello there. [pause 0.1s] How are you? [pause 0.1s] It is cold. [pause 0.1s] Goodbye."
 
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("torch", marks=pytest.mark.ci)])
@@ -56,12 +54,10 @@ def is_drawing(tts: TTSEngine) -> bool:
 
 def checked(chunks: list[Any], tts: TTSEngine, stream: SpeechStream) -> None:
     """Check that the chunks follow each other without a gap, with the samples of every frame."""
-    at = 0
+    at, frame_samples = 0, tts.seconds_per_frame * tts.sample_rate
     for chunk in chunks:
         assert chunk.frame_index == at
-        assert len(chunk.samples) == round(
-            chunk.num_frames * tts.seconds_per_frame * tts.sample_rate
-        )
+        assert len(chunk.samples) == round(chunk.num_frames * frame_samples)
         at += chunk.num_frames
     assert at == len(stream.codes) and stream.finish_reason
 

@@ -93,9 +93,7 @@ def hum(seconds: float) -> np.ndarray:
 def read(state: StreamState) -> float:
     """Take all chunks as the reader does; returns the seconds that it hears."""
     sent = [state.outbox.get() for _ in range(len(state.outbox))]
-    chunks = [
-        chunk for each in sent if isinstance(each, AudioChunk) for chunk in state.heard.hear(each)
-    ]
+    chunks = [chunk for it in sent if isinstance(it, AudioChunk) for chunk in state.heard.hear(it)]
     return sum(len(chunk.samples) / chunk.sample_rate for chunk in chunks if chunk)
 
 

@@ -40,9 +40,7 @@ def test_words_of_later_parts_are_in_the_samples_of_those_parts(tts: TTSEngine):
     for part in parts:
         count = len(part.text.split())
         mine, place = words[place : place + count], place + count
-        first_s, end_s = (
-            frame * tts.seconds_per_frame for frame in (part.first_frame, part.end_frame)
-        )
+        first_s, end_s = (tts.seconds_per_frame * at for at in (part.first_frame, part.end_frame))
         assert all(first_s <= word.start and word.end <= end_s for word in mine)
     assert place == len(words)
     assert words[-1].end <= sum(len(chunk.samples) for chunk in chunks) / tts.sample_rate

@@ -119,9 +119,7 @@ def test_a_figure_of_another_entry_or_of_none_is_found():
 
 
 def test_refusals_are_quoted_as_the_program_prints_them():
-    source = " ".join(
-        path.read_text(encoding="utf-8") for path in (ROOT / "qwen_megakernel").rglob("*.py")
-    )
+    source = " ".join(path.read_text("utf-8") for path in (ROOT / "qwen_megakernel").rglob("*.py"))
     refusals = SETUP.split("## When something is refused")[1].split("\n## ")[0]
     quoted = re.findall(r"^\| .*?`([^`]+)`", refusals, re.M)
     assert len(quoted) == 10

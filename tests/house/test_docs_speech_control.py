@@ -74,9 +74,7 @@ def test_the_command_speaks_a_pause(tmp_path: Path):
 
 
 def test_the_kinds_of_expressions_are_read_as_the_table_says():
-    rows = re.findall(
-        r"^\| [^|]+ \| ([A-Z][a-z]+) \| `([^`|]+)` \| ([^`|]+) \|$", PAGE, re.MULTILINE
-    )
+    rows = re.findall(r"^\| [^|]+ \| ([A-Z][a-z]+) \| `([^`|]+)` \| ([^`|]+) \|$", PAGE, re.M)
     assert {language.lower() for language, _, _ in rows} == set(known_languages())
     for language, written, spoken in rows:
         reader = Reading().reader("on", language.lower(), None)

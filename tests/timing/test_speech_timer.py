@@ -197,9 +197,7 @@ def test_what_was_taken_never_changes_and_together_it_is_all():
     assert timer.take() == ([], [])
 
 
-@pytest.mark.parametrize(
-    "ask", [lambda timer: timer.words, SpeechTimer.take], ids=["words", "take"]
-)
+@pytest.mark.parametrize("ask", [lambda it: it.words, SpeechTimer.take], ids=["words", "take"])
 def test_what_is_heard_while_words_are_sought_is_in_the_next_answer(monkeypatch, ask):
     """The server searches in one thread, while another one receives samples."""
     parts, sent, _ = spoken_parts([TEXT])
@@ -296,9 +294,8 @@ def test_the_longest_text_takes_time_in_proportion():
 
 
 def pause(seconds: float, frame: int) -> AudioChunk:
-    return AudioChunk(
-        np.zeros(round(seconds * RATE), np.int16), RATE, frame, 0, 0.0, pause_s=seconds
-    )
+    silence = np.zeros(round(seconds * RATE), np.int16)
+    return AudioChunk(silence, RATE, frame, 0, 0.0, pause_s=seconds)
 
 
 def test_words_beside_a_pause_end_before_it_and_begin_behind_it():

@@ -57,9 +57,8 @@ def test_what_a_sanitizer_says_is_what_counts(says, code, expected):
 
 
 def test_a_sanitizer_waits_for_its_program_as_long_as_we_do():
-    assert "--launch-timeout 0" in " ".join(
-        compute_sanitizer.command("compute-sanitizer", "memcheck")
-    )
+    command = compute_sanitizer.command("compute-sanitizer", "memcheck")
+    assert "--launch-timeout 0" in " ".join(command)
 
 
 def test_a_sanitizer_that_takes_too_long_leaves_the_others_their_time():

@@ -73,8 +73,6 @@ def test_a_checkpoint_of_released_shapes_is_converted_and_computes(load_checkpoi
 
     config = loaded.codec_config.decoder
     codes = torch.randint(0, config.codebook_size, (2 * CHUNK_FRAMES, config.num_quantizers))
-    pcm = mil.decode_speech(
-        mil.load(tmp_path, "SpeechDecoder"), codes.to(torch.int32), CHUNK_FRAMES
-    )
+    pcm = mil.decode_speech(mil.load(tmp_path, "SpeechDecoder"), codes.int(), CHUNK_FRAMES)
     whole = Vocoder(loaded.codec_config, loaded.codec_decoder).decode(codes)
     np.testing.assert_allclose(pcm, whole, atol=COREML_RELEASED_AUDIO, rtol=0)

@@ -317,8 +317,7 @@ StreamOptions sampled(uint64_t seed) {
   return {{0.9f, 0.8f, 1.05f, 9, 1}, {0.8f, 0.9f, 1.0f, 7, 1}, 1, seed};
 }
 
-// Makes a decoder, runs a prompt, adds text and draws a frame; in each, every allocation fails
-// once.
+// Makes a decoder, runs a prompt, adds text and draws a frame; in each, each allocation fails once.
 void starve_decoder(const ModelSource& source) {
   void *pool = nullptr, *decoder = nullptr;
   starve("a pool", [&] { return (pool = qwen_cpu_pool_create(3)) ? kDone : kOutOfMemory; });

@@ -45,9 +45,8 @@ def test_a_number_that_is_not_finite_is_never_lost_on_the_way(
 @pytest.mark.parametrize("name", ["codec_head.weight", "code_predictor.lm_head.3.weight"])
 def test_nan_ends_a_stream_and_names_the_codebook(load_checkpoint, native, prompt, name):
     checkpoint = load_checkpoint("tiny-random")
-    broken = replace(
-        checkpoint, talker=checkpoint.talker | {name: checkpoint.talker[name] * torch.nan}
-    )
+    talker = checkpoint.talker
+    broken = replace(checkpoint, talker=talker | {name: talker[name] * torch.nan})
     decoder = native(broken, 2)
     for slot in (0, 1):
         begin(decoder, prompt(checkpoint), slot=slot)
