@@ -90,7 +90,9 @@ ci = pytest.mark.ci
         pytest.param("tiny-random", "emulation", 1, marks=ci),
     ],
 )
-def test_other_streams_change_no_codes_or_samples(model, engine_backend, num_threads, monkeypatch):
+def test_other_streams_change_neither_codes_nor_samples(
+    model, engine_backend, num_threads, monkeypatch
+):
     """Five streams run on three slots, two of them behind others, in several lengths of chunks.
 
     On the native decoder, a stream whose chunks are cut as without other streams has the same bits

@@ -75,7 +75,7 @@ def test_greedy_tokens_equal_those_of_transformers(oracle, decoder):
     assert decoder.generate_ids(PROMPT, NUM_TOKENS) == theirs
 
 
-def test_a_token_is_one_launch_of_the_kernel_and_head_and_argmax_a_second(decoder, monkeypatch):
+def test_a_token_is_one_launch_and_head_and_argmax_a_second_launch(decoder, monkeypatch):
     calls, library = [], decoder._layers.library
     watch(monkeypatch, library, "forward", lambda *_: calls.append("kernel"))
     watch(monkeypatch, library, "step", lambda *_: calls.append("kernel draws"))
