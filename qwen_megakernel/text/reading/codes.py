@@ -12,8 +12,8 @@ from qwen_megakernel.text.reading.words import Words
 
 MAX_PAST = 40  # characters before a number that may announce it
 
-_CODES = """(?:(?:pass|post|zip|bar)?code|id|otp|pin|password|zip|(?:order|booking|account|ref
-    |reference|part|item|ticket|tracking|serial|confirmation|invoice)\\s(?:number|no\\.?|id)|kennwort
+_CODES = """(?:(?:pass|post|zip|bar)?code|id|otp|pin|password|zip|port[ao]?|puerto
+    |порт\\w*|(?:order|booking|account|ref|reference|part|item|ticket|tracking|serial|confirmation|invoice)\\s(?:number|no\\.?|id)|kennwort
     |(?:card|account|number|ssn|phone)(?:\\s\\w+){0,2}\\s(?:ending|ends)\\sin|passwort
     |(?-i:CAP|CP|C\\.P\\.|CV[VC]2?|SIRE[TN]|DNI|NI[EF]|EAN|IMEI|VAT)|p\\.\\s?iva|(?<=\\d)转|房间|房号
     |(?:bestell|rechnung|auftrag|vertrag|kunde|vorgang|sendung|ticket|artikel)\\w*\\s(?:nr\\.|nummer)
@@ -26,7 +26,7 @@ _CODES = """(?:(?:pass|post|zip|bar)?code|id|otp|pin|password|zip|(?:order|booki
     |(?:conta|cartão)\\s(?:com\\s)?final|оканчивающ\\w+\\sна|尾号|下[4四]桁|끝자리
     |fax|ag(?:\\.|ência)|c/c|conta(?:\\scorrente)?|끝\\s?[4네]?\\s?자리
     |matr[íi]cula|placa|targa|clave|senha|cep|codice(?:\\s(?:pin|di\\s\\w+))?|(?:пин-?)?код(?:\\s\\w+)?|пароль|индекс|номер\\sзаказа
-    |ext(?:ension)?|ext\\.|dw|app\\.|nebenstelle|ramal|durchwahl|interno|доб\\.|добавочный|分机|内線|내선|码|邮编|[单户账卡]号|编号|口令|コード|番号|번호|코드)"""
+    |ext(?:ension)?|ext\\.|dw|app\\.|nebenstelle|ramal|durchwahl|interno|доб\\.|добавочный|分机|内線|내선|码|端口|订单|ポート|포트|邮编|[单户账卡]号|编号|口令|コード|番号|번호|코드)"""
 _LINKS = r"is|are|was|ist|lautet|war|est|es|è|é|:|：|—|\#|是|为|は|는|은"
 _CODE = re.compile(
     rf"(?<![A-Za-zÀ-ÿА-яё])(?:{_CODES})(?:\s*(?:{_LINKS}))?\s*[\#(\"'“«]?$", re.I | re.X

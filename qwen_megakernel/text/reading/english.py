@@ -14,7 +14,6 @@ _BEFORE_PLURALS = words("""the these those of in by two three four five six seve
     many some several few all both your my our their his her""")
 _BEFORE_SECONDS = words("wait waits waited takes took within timeout lasts delay pause sleep")
 _BEFORE_FEW_SECONDS = words("after every for about only another under")  # also before decades
-_DIRECTIONS = dict(N="north", S="south", E="east", W="west")
 _AFTER_STREETS = words("NE NW SE SW N S E W Suite Apt Unit")
 
 
@@ -195,7 +194,7 @@ class English(Language):
 
     def read_road(self, found: Found) -> str:
         """Return the words of the "101 N" of the road "US-101 N"."""
-        return f"{self.number(found['n'])} {_DIRECTIONS[found['to']]}"
+        return f"{self.number(found['n'])} {self.compass[found['to']]}"
 
     def read_plural(self, found: Found) -> str | None:
         """Return the words of "747s" or the "3s" in "MP3s"; None for seconds, as in "wait 5s"."""

@@ -31,8 +31,12 @@ _ON_A_WEEKDAY = re.compile(
     r"\b(?:am|vom|zum|bis|ab|auf|von|seit)\s(?:[MDFS][a-z]\.|\w+(?:tag|woch)),\s$|[†∗]\s$"
 )
 _BEFORE_DAY = words("am vom zum der die das dem den")  # may stand before the last word "4."
+# What has a rank also at the beginning of a line, which is else an entry of a list.
+_RANKED = words("""Platz Preis Rang Klasse Liga Bundesliga FC Advent Weltkrieg Stock Etage OG UG
+    Quartal Halbjahr Halbzeit Runde Spieltag Tag Woche Monat Jahr Versuch Kapitel Teil Akt Band
+    Auflage Obergeschoss Staffel Folge Semester Schritt Gang Mannschaft Hilfe Lesung Gebot""")
 _BEHIND_RANK = words("wurde wird war ist ward kam")  # a list's entry begins with none
-_BEGINS_LINE = re.compile(r"\n(?:  +)?$")  # not behind a bullet, which leaves one space
+_BEGINS_LINE = re.compile(r"(?:\A|\n)(?:  +)?$")  # not behind a bullet, which leaves one space
 _ONE = re.compile(r"ein(e?)(?= (?!bis|Uhr|mal)|$)")
 _MASCULINE = re.compile(
     r"ein (?:\S*(?:[Mm]eter|[Ll]iter|löffel)|Tag|Monat|Euro|Dollar|Cent|Punkt|Grad)(?!\w)"
@@ -41,8 +45,11 @@ _QUEENS = ("Elisabeth", "Katharina", "Maria", "Margarethe", "Christina")
 
 
 class German(Language):
+    hours = r"(?:Uhr|h)(?!\w)"
+
     RULES = r"""
-    {HOUR}\.{MINUTE}\sUhr\b => .time
+    {HOUR}\.{MINUTE}(?:\s{HOURS}|(?=\s?(?:bis|und|[-–])\s?\d\d?\.\d\d\s{HOURS})) => .time
+    um|gegen >> {HOUR}\.{MINUTE}(?![\d:]|[.,]\d|\s?(?:%|[A-ZÄÖÜ]|{UNITS}|{CURRENCIES})) => .time
     {HOUR}\sUhr\b(?!\s\d) => .time
     (?P<h>\d{1,3}):{MINUTE}(?::(?P<s>[0-5]\d))?\s(?:Std|(?<=:\d\d:\d\d\s)h)(?!\w)\.?
         => {h:counted:h} {m:counted:min} {s:counted:s}{end}
@@ -62,7 +69,8 @@ class German(Language):
     eine|die|der|note|mit >> (?P<n>[1-6])-(?![\w-]|\s(?:bis|und|oder|bzw|zu)|[,/]) => {n} {minus}
     (?:.*[-–])?(?:mo|di|mi|do|fr|sa|so|täglich|von)\.?
         >> (?P<a>\d{1,2})\s?[-–]\s?(?P<b>\d{1,2})\sh(?!\w) => {a} bis {b} Uhr
-    (?<=\d\.)[-–](?=\d{1,2}\.(?:\d|\s?{MONTH})) => ~bis~
+    (?<=\d\.)[-–](?=\d{1,2}\.(?:\d|\s?{MONTH}))
+        |(?<=\.\d\d)\s?[-–]\s?(?=\d\d?\.\d\d\s{HOURS}) => ~bis~
     um|gegen|ab >> {HOUR}\sh(?!\w) => .time
     \d+ >> f\.(?!\w) => folgende{end}
     u\.(?=\s[\da-zäöü])(?!\s[aä]\.) => und
@@ -153,7 +161,7 @@ class German(Language):
         is_weak = found.word in ORDINAL_ARTICLES and following not in self.starters
         is_ordinal = is_weak or self._is_noun(following) or is_inside
         is_item = _BEGINS_LINE.search(found.past) or not is_ordinal
-        if is_item and following not in _BEHIND_RANK:  # "3. wurde Ben"
+        if is_item and following not in _BEHIND_RANK | _RANKED:  # "3. wurde Ben"
             return None
         noun = following if self._is_noun(following) else ""
         return self._before_noun(int(found["n"]), _before_day(found), noun)

@@ -18,7 +18,7 @@ _OPERATORS = frozenset("+-−–—×÷=*/<>≤≥±≈x")
 _LINE_MARKS = ("-", "*", "+", ">")  # of Markdown, at the beginning of a line
 _NEAR_DIGIT = re.compile(rf"\d[^\d{WIDE_POINTS}{WIDE_PAUSES}]{{0,4}}$")
 _DAY_AND_COMMA = re.compile(r"(?:^|[^\d,])\d{1,2}(?:st|nd|rd|th)?,$")
-_MORE_DIGITS = re.compile(r"\(?(?:\d{2,}|\d/\d)|\(\d|x\d{2,6}(?!\w)|\d(?:\"|″|'')")
+_MORE_DIGITS = re.compile(r"\(?(?:\d{2,}|\d/\d)|\(\d|x\d{2,6}(?!\w)|\d(?:\"|″|''?|′)")
 _ROMAN = re.compile(r"(?:[IVX]+[eᵉ]?[-–—])?[IVX]+(?:e|ᵉ|er|re|\.)?$")
 _ELISION = re.compile(r"^\w{1,5}['’]")  # "l'XI secolo"
 _CENTURY_AND = re.compile(r"(?:^|\s)[IVX]+ и$")  # Russian: the word behind the next one decides
@@ -27,9 +27,11 @@ _INITIALS = re.compile(r"(?:[A-Z]\.){2,}$")
 _STARRED = re.compile(r"(?<![*\d])\d\*$")  # of a hotel
 _DEGREE = re.compile(r"\d{1,2}\.?[°º]$")
 _BEHIND_DIGITS = re.compile(r"^.*\d", re.DOTALL)
-_DAYS = re.compile(r"(?<![\d.])\d{1,2}\.(?:,|\s|$)")
+_CLOCK = re.compile(r"(?<![\d.])\d{1,2}\.\d\d$")
+_DAYS = re.compile(r"(?<![\d.])\d{1,2}\.(?:\d\d)?(?:,|\s|$)")  # and times such as "10.30"
 _DAY_LINKS = ("und", "bis", "oder", "bzw.", "zum", "dem")
 _DAY_AND_LINK = re.compile(r"(?<!\d)\d{1,2} (?:по|до|и)$")  # of two days of a month
+_RATES = ("kbps", "Mbps", "Gbps")  # of data
 _YEAR = re.compile(r"\d{4}\b")
 
 
@@ -42,7 +44,7 @@ class WordJoining:
         self._phrases = {" ".join(p[:n]) for p in phrases for n in range(1, len(p) + 1)}
         self._between_days = {*lang.month_forms, *lang.links}
         self._behind_digits = self._between_days | self._phrases | {*lang.units, *lang.scales, "%"}
-        self._behind_digits |= lang.followers | BEHIND_RATIO | {*lang.books}
+        self._behind_digits |= lang.followers | BEHIND_RATIO | {*lang.books, *_RATES}
         self._behind_digits |= {*lang.currencies, *lang.money_scales}
         # Each character of Chinese and Japanese is a word of its own, also in "月~金".
         days = [] if lang.space else [*lang.weekdays]
@@ -116,6 +118,7 @@ class WordJoining:
             or (noun.isalpha() and pointed[-1] not in '"”»)' and lang.may_agree(last, noun))
             or _MORE_DIGITS.match(core)
             or _MORE_DIGITS.match(word.lstrip("\"'“‘"))
+            or (word in _DAY_LINKS and lang.code == "de" and _CLOCK.search(words))
             or (words.lstrip(OPENING).startswith("+") and core[:1].isdigit())
             or word in _OPERATORS
         )

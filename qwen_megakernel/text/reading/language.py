@@ -33,8 +33,15 @@ _BOOKS = words("""acts apocalypse cor corinthians corintios corinzi ephesians es
     timothy ин кор лк мк мф пс рим быт псалом иоанна матфея луки марка исход бытие""")
 _SCORED = re.compile(r"\d{1,3}(?![\d.,:/-]\d|\d|\s?(?:Uhr|h|ч|点|时|時|시|%|€)(?!\w))")
 _SCORES = re.compile(r"(?<![\d.-])(\d{1,2})-(\d{1,2})(?:[、，,]\s?\d{1,2}-\d{1,2})*[、，,]\s?$")
+_ANGLE = re.compile(r"°(?:\s?[\d.,]*\d\s?['′\"″]{1,2}){0,2}\s?$")  # before a direction
 _LAST_NUMBER = re.compile(r"\d[\d:.,]*$")
 _BEGINS_WORD = re.compile(r"\w|[-$€£¥−.]\w")
+# What has a place in a total, as in "page 5/12".
+_PLACES = """chapter page slide step part episode question attempt round lap level
+    kapitel chapitre capítulo capitolo глава seite folie schritt teil
+    folge frage versuch runde étape partie épisode diapo tour paso parte episodio pregunta intento
+    vuelta página episódio pergunta etapa tentativa pagina pag passo domanda giro стр страница
+    шаг часть серия вопрос этап раунд"""
 # What shows that "lun." is a weekday: a mark, or the end of a span of days.
 _BEFORE_WEEKDAYS = ("am", "vom", "zum", "al", "dal", "au", "du", "le", "bis", "a", "до")
 _BEHIND_WEEKDAY = re.compile(r"[,–-]|\s(?:al?|à|au|bis|по)\b|(?<!mar\.)\s\d|\s\d{1,2}/\d")
@@ -68,6 +75,7 @@ class Language(Quantities):
         {DATE_END} => .date
     (?i)(?P<d>\d{1,2})(?:{ORDINAL_MARKS})?\.?\s(?:(?:{LINKS})\s)?(?P<m>{MONTH})
         (?:,?\s(?:(?:{LINKS})\s)?(?P<y>\d{4})(?!\d))? => .date
+    {LETTERS_FOLLOW}0(?P<n>[1-9])(?=[{AFTER_ZERO}]) => {n}
     {LETTERS_FOLLOW}(?<=[^\WA-Za-z_]|[%℃])\s?[~～]\s?(?=\d) => {between_ends}
     {LETTERS_FOLLOW}(?P<m>1[0-2]|0?[1-9])/(?P<d>[12]\d|3[01]|0?[1-9])(?=\s?[（(](?:{DAYS})[)）]
         |\s?(?:上午|下午|午前|午後|오전|오후|前|まで|から|까지|부터)|[)\s]{1,2}\d{1,2}:\d\d|(?<=/\d\d)\s?[~～-]\s?\d)
@@ -89,7 +97,11 @@ class Language(Quantities):
     (?P<m>\d{1,2})m(?:in)?(?P<s>[0-5]?\d)s(?!\w) => {m:counted:min} {s:counted:s}
     (?P<h>\d{1,2})\s?h\s?{MINUTE}(?!\w|['′]) => {h:counted:h} {m}
     (?P<m>\d{1,3})['′](?P<s>[0-5]\d)(?:\"|″|'')(?!\w) => {m:counted:min} {s:counted:s}
+    (?P<n>\d{1,3})°\s?(?P<m>\d{1,2}(?:[.,]\d+)?)\s?['′]
+        (?:\s?(?P<s>\d\d?(?:[.,]\d+)?)\s?(?:\"|″|''))? => .angle
+    [NSEWOLСЮВЗ](?!['’-]?\w) => .compass
     (?P<n>\d{1,3})[\"″s](?P<d>\d\d)(?!\w) => {n:counted:s} {d}
+    (?P<m>2[5-9]|[3-9]\d):0(?:0|(?P<s>[1-9]))(?![\d:]) => {m:counted:min} {s:counted:s}
     (?P<a>\d{1,4}):(?P<b>\d{1,4})(?![\d:]) => {a} {ratio} {b}
     (?P<n>[1-3])\.?\s(?P<book>{BOOKS})
         (?:\.?\s(?P<a>\d{1,3})[:,]\s?(?P<b>\d{1,3})(?!\d)|\.(?=\s)|(?=\s\d)) => .book
@@ -105,6 +117,7 @@ class Language(Quantities):
         (?:[分点]|(?=\s?점)|(?<=\d\d/100)(?![\d/万億억만])) => .rated
     .*(?:[评評得]分|[评評][价価]|成绩|满意度|満足度|スコア|点数|평점|점수|만족도)[^。]{0,20}
         >> {LETTERS_FOLLOW}(?P<w>\d{1,2})/(?P<b>10|5)(?![\d/]) => .rated
+    (?:{PLACES})\.? >> {APART}(?P<w>\d{1,3})(?P<at>/)(?P<b>\d{1,3})(?![\d/]) => .rated
     größe|gr\.|sizes?|waist|jeans|джинсы|taglia|talla|размер >> (?P<a>\d\d)/(?P<b>\d\d)(?![\d/])
         => {a} {b}
     {APART}(?!20/20|50/50)(?P<w>\d{1,3})/(?P<b>(?P=w)|100)(?![\d/]) => .rated
@@ -127,9 +140,9 @@ class Language(Quantities):
     {DEGREE_IS_ORDINAL}(?P<w>\d{1,2})°
         (?=\s[a-zà-ÿ]{3}(?<!\sall|\sdel|\snor|\ssud|\sest|\ssop|\ssob|\scon)) => .ordinal
     {DUE} >> {DEGREE_IS_ORDINAL}1°(?=\s(?:al?|e|y|ao|o)(?!\w)|$) => {first_day}
-    {SIGN}{NUM}{SPAN}(?P<gap>[ -]?)(?P<unit>{UNITS})(?:/(?P<per>{UNITS})(?P<square>{SQUARE})?)?
-        {EDGE}{UNIT_POINT} => .unit
-    {SIGN}{NUM}{SPAN}[ ]?% => .percent
+    {SIGN}{NUM}{SPAN}(?P<gap>[ -]?)(?P<unit>{UNITS})
+        (?:(?:/|(?<=[kKMGT]b)p)(?P<per>{UNITS})(?P<square>{SQUARE})?)?{EDGE}{UNIT_POINT} => .unit
+    {SIGN}{NUM}{SPAN}[ ]?(?P<unit>%) => .unit
     (?<=[^\W\d_])/(?P<per>{AREAS}){EDGE} => .per
     (?<=[元円원])/(?P<per>{UNITS}){EDGE} => .per
     (?<=[A-Z])(?P<a>\d{1,2})/(?P<y>(?:19|20)\d\d)(?![\d/]) => {a} {y:year}
@@ -163,18 +176,21 @@ class Language(Quantities):
     def patterns(self) -> dict[str, str]:
         """Return the regular expressions that rules name in capitals, besides attributes."""
         mark, short = re.escape(self.group_mark), {*self.month_forms} - self.full_months
+        below = r"|(?<=[^\WA-Za-z_])(?<!\d)(?<!\d.)(?<!\d..)(?=[-−][\d.]+\s?[℃°度도%])"
+        below *= self.letters_follow
         codes = any_of(sign for sign in self.currencies if sign.isupper() and len(sign) == 3)
         return {
             "ADDRESS": r"[^\s<>\"'()\[\]{}]",
             "VERSES": rf"(?:{any_of(_BOOKS)})\.?|.*(?:福音|[诗詩]篇|ヨハネ|マタイ|ルカ|복음|시편)",
+            "PLACES": any_of(_PLACES.split()),
             "SIZE": r"\d{1,6}(?:[.,]\d{1,3})?",
             # The hexadecimal digits of a colour, which are no word.
             "HEX": r"(?:(?=[\da-f]*\d|\d*[A-F])(?=\d*[a-fA-F])(?![A-F]\d{5})[\da-fA-F]{6}"
             + r"|[a-f](?=[a-f]?\d)[\da-f]{2})(?!\w)",
             "HOUR": r"(?P<h>[01]?\d|2[0-4])",
             "MINUTE": r"(?P<m>[0-5]\d)",
-            # A sign; behind a word it is a dash.
-            "SIGN": r"(?P<sign>(?<![^\W_])(?<![%°¢])[-−+±~≈<>≤≥]\s?)?",
+            # A sign; behind a word it is a dash, or in East Asia behind a number and its counter.
+            "SIGN": rf"(?P<sign>(?:(?<![^\W_])(?<![%°¢]){below})[-−+±~≈<>≤≥]\s?)?",
             # The point of a unit, where no sentence begins.
             "UNIT_POINT": r"(?:\.(?:(?=\s+[a-zß-öø-ÿа-яё+&(=–-])|$)"
             + r"|(?:(?<=ft|lb|yd|hr|\sч|дн)|(?<=lbs|hrs))\.(?=\s\d))?",
@@ -308,6 +324,20 @@ class Language(Quantities):
     def read_key(self, found: Found) -> str:
         """Return the name of "#" or "*", as on the keys of a telephone."""
         return self.web[found.text.replace(KEY, "*")]
+
+    def read_angle(self, found: Found) -> str:
+        """Return the words of an angle in degrees, minutes and maybe seconds."""
+        said = []
+        for name, unit in (("n", "°"), ("m", "min"), ("s", "s")):
+            whole, _, decimals = found[name].replace(",", ".").partition(".")
+            said += [self.count(str(int(whole)), decimals, self.units[unit])] if whole else []
+        return self.space.join(said).replace("分钟", "分")
+
+    def read_compass(self, found: Found) -> str | None:
+        """Return the name of the direction behind an angle such as "51°30′N"."""
+        if not _ANGLE.search(found.past) or found.text not in self.compass:
+            return None
+        return self.space * (not found.past[-1].isspace()) + self.compass[found.text]
 
     def read_product(self, found: Found) -> str:
         """Return the word for an "x" or "×", between lengths such as "3 m x 4 m", or not."""

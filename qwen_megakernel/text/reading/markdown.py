@@ -12,7 +12,7 @@ from qwen_megakernel.text.scripts import UNSPACED
 _HEADING = re.compile(r"#{1,6}$")
 _BULLET = re.compile(r"(?:[-*+•]|\d{1,3}[.)])$")
 _QUOTE = re.compile(r">+$")
-_RULE = re.compile(r"(?:[-_*=]{3,}|\|?[-:|]{3,})$")
+_RULE = re.compile(r"(?:[-_*=]{3,}|\|?[-:|]{3,}|\[[xX]?\]?|\])$")  # also the box of a task
 _FENCE = re.compile(r"(?:```+|~~~+)[\w+-]*$")
 
 # Footnotes, the targets of links, brackets, the marks of code and of struck words.

@@ -10,6 +10,8 @@ from qwen_megakernel.text.reading.tables import Currency
 
 _THOUSANDS = ("mil", "mille", "mila")  # before the name of a currency, without a joint
 _SECTION = re.compile(r"\d+(?:\.\d+)+")  # "art. 12.1"
+# The department, the chamber or the series before the number of a file.
+_FILE = re.compile(r"(?<![^\W_])(?:\d{1,3}|[IVX]+) [A-Z][A-Za-z]{0,3}\s$|(?<![^\W_])[CT]-$")
 _DOSES = ("mg", "g", "kg", "ml", "mL", "cl", "l", "L", "µg", "мг", "г", "кг", "мл", "л")
 
 
@@ -65,7 +67,8 @@ class Quantities(RomanNumerals):
         return self.ordinal(int(digits)) if len(digits) < 7 else None
 
     def read_fraction(self, found: Found) -> str | None:
-        if not found["w"] and NUMBER_MARK.search(found.past):  # of a file: "no. 4711/26"
+        is_file = NUMBER_MARK.search(found.past) or _FILE.search(found.past)
+        if not found["w"] and is_file:  # of a file: "no. 4711/26", "12 O 345/23"
             return self._joint(self.slash).join(self.number(found[each]) for each in "nd")
         top, bottom = int(found["n"]), int(found["d"])
         noun = self.units.get(found["unit"])
@@ -81,7 +84,8 @@ class Quantities(RomanNumerals):
         return said + self.kept_point(found)
 
     def read_rated(self, found: Found) -> str:
-        return self.rating.format(self.number(*self.digits_of(found)), self.number(found["b"]))
+        form = self.position or self.rating if found["at"] else self.rating
+        return form.format(self.number(*self.digits_of(found)), self.number(found["b"]))
 
     def read_list(self, found: Found) -> str | None:
         """Return the words of numbers with commas but no spaces between them, such as "1,2,3"."""
@@ -143,9 +147,6 @@ class Quantities(RomanNumerals):
         square = f" {self.symbols['²']}" if found["square"] else ""
         said = self._range(found, self.noun_after(noun, found.before)) + self.read_per(found)
         return said + square + self.kept_point(found)
-
-    def read_percent(self, found: Found) -> str:
-        return self._range(found, self.percent_noun)
 
     def read_at_kilometer(self, found: Found) -> str | None:
         unit = self.units.get("km")  # which Russian writes in its own letters

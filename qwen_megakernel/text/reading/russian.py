@@ -14,7 +14,8 @@ _TENTHS = {1: "десят", 2: "сот", 3: "тысячн"}  # by the number of 
 _BEFORE_NOMINATIVE = {"", *words("и или сегодня завтра вчера на по это было будет вот")}
 # Words -> the case of a number behind them: "from three to five hours", "by six".
 _BEFORE_GENITIVE = words("""от до с со из без для после около кроме против более менее свыше больше
-    меньше выше ниже старше младше раньше позже позднее""")
+    меньше выше ниже старше младше раньше позже позднее у ради среди вместо из-за
+    течение продолжение размере объёме количестве порядка""")
 _DAYS_OF = ["понедельника", "вторника", "среды", "четверга", "пятницы", "субботы", "воскресенья"]
 _DAYS_ON = ["понедельник", "вторник", "среду", "четверг", "пятницу", "субботу", "воскресенье"]
 _WEEK = ["пн", "вт", "ср", "чт", "пт", "сб", "вс"]
@@ -62,6 +63,8 @@ class Russian(Language):
     ranked = words("этаж этаже класс классе курс курсе подъезд подъезде квартал квартале")
     followers = words("г года году годе гг. годы в. вв. кв. число") | ranked
 
+    year_form = r"(?P<y>1\d{3}|20\d\d|\d{1,4}(?=\sгод[уе]|\s\w+\.?\s(?:до\s)?н\.\s?э))"
+
     RULES = r"""
     (?i)(?P<d>\d{1,2})\s(?P<m>{MONTH})(?:\s(?P<y>\d{4})(?:\s(?:г\.|года))?)? => .date
     (?i)(?P<a>\d{1,2})(?:\s(?P<link>по|до|и)\s|\s?[-–—]\s?)(?P<b>\d{1,2})(?=\s{MONTH})
@@ -78,12 +81,13 @@ class Russian(Language):
         \s(?P<what>вв?\.|кв\.|век[а-я]{0,3}(?!\w)) => .centuries
     (?P<r>[1-9]|[12]\d)(?:(?P<link>\s?[-–—]\s?|\sи\s)(?P<to>[1-9]|[12]\d))?
         \s(?P<what>вв?\.|кв\.(?=\s20\d\d)) => .centuries
-    во? >> (?P<y>1\d{3}|20\d\d)\sг\. => {y:ordinal:pm} году{end}
-    ко? >> (?P<y>1\d{3}|20\d\d)\s(?:г\.|году(?!\w)) => {y:ordinal:dm} году{end}
-    по >> (?P<y>1\d{3}|20\d\d)\s(?:г|гг|год|годы)(?!\w)\.? => {y:ordinal:nm} год{end}
-    (?P<y>1\d{3}|20\d\d)\s(?:г\.|года(?!\w)) => {y:ordinal:gm} года{end}
-    (?P<y>1\d{3}|20\d\d)\sгод(?!\w) => {y:ordinal:nm} год
-    (?P<y>1\d{3}|20\d\d)\s(?P<what>год[уе])(?!\w) => {y:ordinal:pm} {what}
+    во? >> {YEAR_FORM}\sг\. => {y:ordinal:pm} году{end}
+    ко? >> {YEAR_FORM}\s(?:г\.|году(?!\w)) => {y:ordinal:dm} году{end}
+    по >> {YEAR_FORM}\s(?:г|гг|год|годы)(?!\w)\.? => {y:ordinal:nm} год{end}
+    $|и|или >> {YEAR_FORM}\sг\.(?=\s(?:до\s)?н\.) => {y:ordinal:nm} год
+    {YEAR_FORM}\s(?:г\.|года(?!\w)) => {y:ordinal:gm} года{end}
+    {YEAR_FORM}\sгод(?!\w) => {y:ordinal:nm} год
+    {YEAR_FORM}\s(?P<what>год[уе])(?!\w) => {y:ordinal:pm} {what}
     (?P<a>\d{1,2})\sпо\s(?P<b>\d{1,2})(?=\sчисло) => {a:ordinal:gn} по {b:ordinal:nn}
     во? >> (?P<a>пн|вт|ср|чт|пт|сб|вс)(?!\w)\.? => .day_on
     (?P<n>\d{1,4})-(?:ти|ми)(?!\w) => {n:gm}
@@ -106,7 +110,6 @@ class Russian(Language):
     .*-й >> мин\. => минуте{end}
     \d+-й >> км(?!\w) => километр
     \d+-м >> км(?!\w) => километре
-    (?P<y>\d{1,4})\sг\.(?=\s(?:до\s)?н\.) => {y:ordinal:nm} год
     \d+ >> ст\.(?=\s\d) => статьи
     /(?=100\s?(?:км|г|мл)(?!\w)) => ~на~
     со? >> (?P<n>\d{1,3})-(?:ю|мя)(?!\w) => {n:im}
@@ -191,7 +194,7 @@ class Russian(Language):
         if not (asked or found["from"]):
             return None
         unit, scale = found["unit"], self.scales.get(found["scale"])
-        noun = self.percent_noun if unit == "%" else self.units.get(unit) or self.scales.get(unit)
+        noun = self.units.get(unit) or self.scales.get(unit)
         noun = noun or self.currencies[unit].unit
         head = scale or noun
         if found.word in _BEFORE_GOALS and found["from"]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from qwen_megakernel.text.languages import code_of_language
 from qwen_megakernel.text.reading.cldr import (
     Noun,
     currency_forms,
@@ -101,14 +102,14 @@ class Tables:
     number_sign: str  # the word for "#" before a number
     opus = "opus"
     BEFORE_DIGITS = ""  # further regular expressions of marks before numbers, and their words
-    percent: str  # the word after the number; a "{}" in it stands for the number
-    PERCENT = ""  # its forms after 1, 2 and 5
+    COMPASS = ""  # the names of the directions by their letters
     to: str  # the word between the ends of a range
     suffixes: tuple[str, ...] = ()  # written together with the number before them
     score: str | None = None  # the word between the numbers of 16:9 and 3-1, if it is not `to`
     by: str  # the word between the dimensions of a thing, as in 3 x 4
     over: str  # the word in a reading of two numbers such as 118/76
     rating: str  # the words of a rating such as 4.5/5
+    position = ""  # the words of a place in a total, as in "page 5/12", if they are others
     chapter, verse = ",", ""  # what is said behind the two numbers of "John 3:16"
     born = ""  # what is said for the star in "(* 1749)"
     version_name: str  # what is said for the "v" of "v2.1"
@@ -121,7 +122,7 @@ class Tables:
     # Nouns after numbers.
     noun_gender = "m"
     plural_ending = ""
-    UNITS: str  # "~" stands for a space in their symbols
+    UNITS: str  # "~" stands for a space in their symbols, "{}" in a name for the number
     has_compounds = False  # whether a unit is singular after a hyphen, as in "a 10-km race"
     articles = words("")  # after them the unit of a number is singular, as in "a $5 bill"
     feminine_articles = words("")  # in lower case; after them a number alone is feminine
@@ -157,10 +158,12 @@ class Tables:
     opens = words("")  # as written; their reading depends on the next word
     followers = words("")  # further words, in lower case, that may belong to the number before them
     space = " "  # the text between words
+    after_zero = "月日時时월일분초"  # characters before which a leading zero is not said
     letters_follow = False  # whether words are written directly after digits
 
     def __init_subclass__(cls) -> None:
-        """Give a language the attributes in its file."""
+        """Give a language its code and the attributes in its file."""
+        cls.code = code_of_language(cls.__name__) or ""
         file = _FILES / f"{cls.__name__.lower()}.toml"
         own = tomllib.loads(file.read_text("utf-8")) if file.exists() else {}
         for name, value in own.items():
@@ -191,7 +194,7 @@ class Tables:
             self.currencies[sign] = Currency(unit, cents[0] if cents else None)
         if not self.space:
             self.money_joint = self.scale_joint = ""
-        self.percent_noun = nouns(f"%: {self.PERCENT or self.percent}")["%"]
+        self.compass = table(self.COMPASS)
         self.group_mark = "," if self.decimal == "." else "."
         self.ratio = self.to if self.score is None else self.score
         self.books = table(self.BOOKS)
@@ -242,7 +245,7 @@ class Tables:
     def _name_signs(self) -> None:
         self.symbols = {"™": "", "®": "", "+": self.plus, "−": self.minus}
         self.symbols |= {"/": " "} if self.space else {}
-        self.symbols |= {} if "{}" in self.percent else {"%": self.percent}
+        self.symbols |= {} if "{}" in self.units["%"].many else {"%": self.units["%"].many}
         self.symbols |= table(self.SYMBOLS)
         self.symbols.setdefault("*", self.symbols["×"])
         known = {typed: sign for typed, sign in TYPED_SIGNS.items() if sign in self.symbols}

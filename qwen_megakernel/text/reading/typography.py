@@ -36,7 +36,7 @@ _TAG = re.compile(
 )
 _ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][\da-fA-F]{1,6}|[A-Za-z][A-Za-z\d]{1,23});")
 _OPEN_HTML = re.compile(
-    r"<(?:/?[a-zA-Z][a-zA-Z\d]{0,9}(?:\s[^<>]{0,240})?|/?)/?$|&[#a-zA-Z\d]{0,24}$"
+    r"<(?:/?[a-zA-Z][a-zA-Z\d]{0,9}(?:\s[^<>]{0,240})?|/?)/?$|&[#a-zA-Z\d]{0,24}$|\ufe0f$"
     r"|\x1b(?:\[[0-?]{0,32}[@-~]?)?$"
 )
 # Codes of a terminal, such as those of colours, which belong to programs' output.
@@ -48,7 +48,7 @@ _LATIN_NAME = re.compile(
 )
 _SPELT = {"THORN": "TH", "ETH": "D", "ENG": "NG", "SCHWA": "E", "OPEN E": "E", "OPEN O": "O"}
 BEYOND_ASCII = re.compile(r"(?![\0-\x7f])[^\W\d_]")
-_INVISIBLE = re.compile("[\u00ad\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069]")
+_INVISIBLE = re.compile("[\u00ad\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069]|\ufe0f?\u20e3")
 # A character that the next one may change: a letter before a combining mark, or part of a run.
 _FIXED_KANA = "ぁ-おな-のま-んァ-オナ-ノマ-ンー"
 _OPEN = re.compile(rf"[^\W\d_{HAN}{_FIXED_KANA}]|[{_COMBINING}⁰¹²³⁴-⁹⁺⁻０-９，]")

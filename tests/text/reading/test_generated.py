@@ -88,7 +88,7 @@ def plain_numbers(language: str, fake: Faker, random: random.Random) -> Iterator
 def percentages(language: str, fake: Faker, random: random.Random) -> Iterator[Case]:
     locale = LOCALES[language]
     word = {"russian": "процент", "chinese": "百分之", "japanese": "パーセント"}
-    percent = word.get(language) or tables(language).percent
+    percent = word.get(language) or tables(language).units["%"].one
     while True:
         value = random.randrange(1, 20_000) / random.choice((100, 1000, 10_000))
         written = numbers.format_percent(value, locale=locale, format="#,##0.##%")
