@@ -150,7 +150,7 @@ class Language(Quantities):
         => {num} {slash} {y:year}
     /(?=(?:100\s?(?:km|g|ml|mL)|24\s?(?:h|Std|ч))(?!\w)) => ~{per}~
     (?:(?P<w>\d+)(?:\s|-(?=[1-7]/[2-8](?!\d))))?(?P<n>\d{1,4})(?: / |/)(?P<d>\d{1,4})(?![\d/])
-        (?: ?(?P<unit>{UNITS}){EDGE}{UNIT_POINT})?{EDGE} => .fraction
+        (?: ?(?![x×](?!\w))(?P<unit>{UNITS}){EDGE}{UNIT_POINT})?{EDGE} => .fraction
     (?P<w>\d{1,3}(?:{GROUP}\d{3})+|\d+)(?:{ORDINAL_MARKS}){EDGE} => .ordinal
     (?<![\w/])(?<!\w\.)(?:{ABBREVIATIONS}){EDGE}(?!/) => .abbreviation
     #\s?(?P<n>\d{5,}(?![.,]?\d)|\d{4,}(?=-[A-Z\d])) => {number_sign} {n:spell}

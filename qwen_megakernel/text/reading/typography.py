@@ -11,6 +11,7 @@ import unicodedata
 
 from qwen_megakernel.text.cleaning import REMOVED, SEPARATORS
 from qwen_megakernel.text.reading.spoken import Draft
+from qwen_megakernel.text.reading.tables import table
 from qwen_megakernel.text.scripts import HAN
 
 _ALIKE = {"-": "‐‑‒", "—": "―⸺", "'": "’‘‛ʼ", "/": "⁄∕", ":": "∶", "~": "〜∼"}
@@ -41,6 +42,20 @@ _OPEN_HTML = re.compile(
 )
 # Codes of a terminal, such as those of colours, which belong to programs' output.
 _TERMINAL = re.compile(r"\x1b\[[0-?]{0,32}[@-~]")
+# Formulas of LaTeX, and the signs for which their commands stand.
+_SIGNS = table(r"""times cdot: ×; div: ÷; pm: ±; le leq: ≤; ge geq: ≥; approx: ≈; ne neq: ≠; pi: π
+    to rightarrow: →; infty: ∞; circ degree: °; left right quad: """)
+_LATEX = re.compile(
+    r"\\(?:[(\[]\s?|[)\]])|\$\$?(?P<formula>(?=[A-Za-z]\$|[^$]*[\\^_=+<>])[A-Za-z\\][^$\n]{0,60})\$\$?"
+    r"|\\[dt]?frac\{(?P<top>[^{}]{1,40})\}\{(?P<bottom>[^{}]{1,40})\}"
+    r"|\\(?:text|math[a-z]{2}|boxed)\{(?P<text>[^{}]{1,40})\}"
+    rf"|(?P<raised>[\^_])\{{(?P<part>[^{{}}]{{1,20}})\}}|\^?\\(?P<sign>{'|'.join(_SIGNS)})(?![A-Za-z])"
+)
+_OPEN_LATEX = re.compile(
+    r"(?:\$\$?(?:[A-Za-z\\][^$\n]{0,60}\$?\$?)?|\^?\\(?:[(\[]|[a-z]{0,12}(?:\{[^{}]{0,40}\}?){0,2})"
+    r"|[\^_](?:\{[^{}]{0,20})?)$"
+)
+_MAX_LATEX = 100
 _MAX_HTML = 256  # characters of a tag that are held back
 _LATIN_NAME = re.compile(
     r"LATIN (?:SMALL |CAPITAL )?(?:LETTER|LIGATURE) (?:SMALL CAPITAL |SHARP |DOTLESS )?"
@@ -81,11 +96,15 @@ class Typography:
         if self._is_normalizing and not is_ended:
             found = _OPEN_HTML.search(text, max(0, len(text) - _MAX_HTML))
             done = min(done, found.start()) if found else done
+            found = _OPEN_LATEX.search(text, max(0, len(text) - _MAX_LATEX))
+            done = min(done, found.start()) if found else done
         self._open = text[done:]
         draft = Draft.at(text[:done], end - len(text))
         if self._is_normalizing and ("<" in draft.text or "&" in draft.text):
             draft = draft.replace(_TAG, _break)
             draft = draft.replace(_ENTITY, lambda found: html.unescape(found[0]))
+        if self._is_normalizing and _LATEX.search(draft.text):
+            draft = draft.replace(_LATEX, _unformatted)
         if self._is_normalizing and "\x1b" in draft.text:
             draft = draft.replace(_TERMINAL, "")
         if not draft.text.isascii():
@@ -123,6 +142,17 @@ def _break(tag: re.Match[str]) -> str:
     if tag["end"] or name not in ("li", "h1", "h2", "h3", "h4", "h5", "h6"):
         return "\n"
     return "\n- " if name == "li" else "\n# "
+
+
+def _unformatted(found: re.Match[str]) -> str:
+    """Return the plain text of a formula, or of a part of one: "3/4" for "\\frac{3}{4}"."""
+    if formula := found["formula"]:
+        return _LATEX.sub(_unformatted, formula)
+    if found["top"]:
+        return f"{found['top']}/{found['bottom']}"
+    if found["sign"]:
+        return _SIGNS[found["sign"]]
+    return found["text"] or (found["raised"] or "") + (found["part"] or "")
 
 
 def _composed(match: re.Match[str]) -> str:

@@ -56,8 +56,17 @@ READING = Reading()
             "Tom’s café five euros — x less than five",
         ),
         ("if a <b then", "if a less than b then"),
+        ("- [ ] Buy 2 eggs\n- [x] Pay $5\n", "Buy two eggs.\nPay five dollars.\n"),
+        ("Step 1\ufe0f\u20e3: open", "Step one: open"),
+        (r"so \(x = 5\) and $y + 2$", "so x equals five and y plus two"),
+        (r"$$\frac{3}{4} \times 8$$ is \boxed{6}.", "three quarters times eight is six."),
+        (r"20^\circ C, 50\%, 2^{3}", "twenty degrees C, fifty percent, two cubed"),
+        ("$HOME or $5 and $6", "$HOME or five dollars and six dollars"),
+        (r"a\_b", "a_b"),
     ],
 )
 def test_marks_are_not_spoken(written: str, spoken: str):
     made = READING.reader("on", "english", None)
     assert made.whole(written) == spoken
+    made = READING.reader("on", "english", None)
+    assert "".join(map(made.feed, written)) + made.end() == spoken
