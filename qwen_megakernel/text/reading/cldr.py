@@ -18,8 +18,8 @@ _UNITS = """length-kilometer; length-meter: m м; length-centimeter; length-mill
     mass-pound; duration-year; duration-month: мес; duration-week; duration-day; duration-hour: h ч
     duration-minute: min; duration-second: s с сек; duration-millisecond; duration-microsecond: us
     temperature-celsius: ℃; temperature-fahrenheit: ℉; angle-degree: °; speed-kilometer-per-hour
-    concentr-percent; speed-meter-per-second; speed-mile-per-hour; digital-bit
-    digital-kilobit: kb Kb kbit; digital-megabit: Mb Mbit; digital-gigabit: Gb Gbit
+    speed-meter-per-second; speed-mile-per-hour; concentr-percent; consumption-mile-per-gallon
+    digital-bit; digital-kilobit: kb Kb kbit; digital-megabit: Mb Mbit; digital-gigabit: Gb Gbit
     digital-kilobyte: KB kB КБ; digital-megabyte; digital-gigabyte; digital-terabyte
     frequency-hertz; frequency-kilohertz; frequency-megahertz; frequency-gigahertz; power-watt: W
     power-kilowatt; power-megawatt; power-gigawatt; power-milliwatt; energy-kilowatt-hour

@@ -12,12 +12,12 @@ from qwen_megakernel.text.reading.words import Words
 
 MAX_PAST = 40  # characters before a number that may announce it
 
-_CODES = """(?:(?:pass|post|zip|bar)?code|id|otp|pin|password|zip|port[ao]?|puerto
+_CODES = """(?:(?:pass|post|zip|bar)?code|id|otp|pin|password|zip(?:\\+4)?|port[ao]?|puerto
     |порт\\w*|(?:order|booking|account|ref|reference|part|item|ticket|tracking|serial|confirmation|invoice)\\s(?:number|no\\.?|id)|kennwort
     |(?:card|account|number|ssn|phone)(?:\\s\\w+){0,2}\\s(?:ending|ends)\\sin|passwort
     |(?-i:CAP|CP|C\\.P\\.|CV[VC]2?|SIRE[TN]|DNI|NI[EF]|EAN|IMEI|VAT)|p\\.\\s?iva|(?<=\\d)转|房间|房号
     |(?:bestell|rechnung|auftrag|vertrag|kunde|vorgang|sendung|ticket|artikel)\\w*\\s(?:nr\\.|nummer)
-    |plz|[a-zäöüß]+[-.]*(?:nummer|nr\\.|code|schlüssel)|nr\\.:|r[eéi]f\\.(?:\\s\\w+)?|арт\\.|code(?:\\s(?:postal|secret|pin|d[e']\\s?\\w+))
+    |plz|blz|[a-zäöüß]+[-.]*(?:nummer|nr\\.|code|schlüssel)|nr\\.:|r[eéi]f\\.(?:\\s\\w+)?|арт\\.|code(?:\\s(?:postal|secret|pin|d[e']\\s?\\w+))
     |(?:commande|pedido|ordine|заказ)\\s(?:n[°º.]|n\\.?º|№)
     |(?:n(?:um[eé]ro|úmero|[°º]|\\.º))(?:\\sd[eio])?\\s(?:commande|client|dossier|suivi|série|compte|facture
     |réservation|pedido|cuenta|conta|cliente|fa[ct]tura|fatura|serie|série|reserva|seguimiento|ordine
@@ -32,8 +32,8 @@ _CODE = re.compile(
     rf"(?<![A-Za-zÀ-ÿА-яё])(?:{_CODES})(?:\s*(?:{_LINKS}))?\s*[\#(\"'“«]?$", re.I | re.X
 )
 _CODE_DIGITS = re.compile(
-    r"(?:(?=[\d-]{6})\d{1,12}(?:-\d{1,12})+|\d{3,12}|[-–]\d{2,12})(?![.,/-]?\d|:\d\d|\s?[%°€$])"
-    r"(?!-?[A-Z]+\d|[A-Za-z])"
+    r"(?:\d{3}(?: \d{3})+|\d{4}(?: \d{4})+|(?=[\d-]{6})\d+(?:-\d{1,12})+|\d{3,12}|[-–]\d{2,12})"
+    r"(?![.,/-]?\d|:\d\d|\s?[%°€$])(?!-?[A-Z]+\d|[A-Za-z])"
 )
 _VERSION = re.compile(
     r"(?<![A-Za-zÀ-ÿА-яё])(?:versi(?:on|one|ón)|versão|верси[яюи]|release|v\.?|python|node(?:\.?js)?|ios"
@@ -67,7 +67,7 @@ _LAYOUT = re.compile(
     r"|\d{3}[- ]\d{4}[- ]\d{4}|\d+(?:-\d+){3,}|\d{4} \d{3} \d{3}|\d{3}(?:[- .]\d\d){3}|\d{4} \d{6}"
     r"|\d(?:[ -]\d{3}){2}(?:[ -]\d\d){2}|\d \(\d{3,5}\) ?\d+(?:[- ]\d+)*|\d{2}[ -]\d{4,5}[ -]\d{4}"
     r"|\d{3}[ /]\d{6,7}|\d{3}\.\d{3}\.\d{3}-\d\d|\d\d\.\d{3}\.\d{3}/\d{4}-\d\d"
-    r"|\d{5} \d{5}|\d{4} \d{2} \d{2} \d{2}|\d{2} \d{3} \d{2} \d{2}"
+    r"|\d{5}[ -]\d{5}|\d{5}-\d{4}|\d{4} \d{2} \d{2} \d{2}|\d{2} \d{3} \d{2} \d{2}"
 )
 _HAS_ZERO = re.compile(r" 0(?:\d|\d{3,})(?!\d)")  # begins a group that no quantity has
 _CALLED = re.compile(

@@ -129,9 +129,6 @@ class English(Language):
         day, month = self.ordinal(int(found["d"])), self.read_month(found)
         return f"{the}{day} of {month}{year}{self.kept_point(found)}"
 
-    def read_month(self, found: Found) -> str:
-        return self.month(self.month_forms[found["m"].lower().rstrip(".")])
-
     def read_day_of_month(self, found: Found) -> str | None:
         """Return the words of a day such as "5, 2026" after the name of a month."""
         name, first, last = found.before.strip("*_(\"'."), int(found["d"]), int(found["to"] or 0)

@@ -64,6 +64,7 @@ class German(Language):
         => .two_ordinals
     (?P<n>\d{1,3})\.\s?\+\s?(?P<m>\d{1,2})\.?(?=\s(?i:\w*minute|min\.)(?!\w)) => .extra_minute
     (?P<n>\d{1,3})\.\s?\+\s?(?P<m>\d{1,2})(?!\d) => {n} {plus} {m}
+    im|ab|seit|bis|ende|anfang|mitte >> (?i)(?P<m>{SHORT_MONTH})\. => .month
     am|vom|zum|bis|ab >> (?P<a>Mo|Di|Mi|Do|Fr|Sa|So)(?![\w.]) => .days
     (?!(?:{NUMBERED}|seiten?|nr\.|s\.)$).* >> 1\s?[-–]\s?(?=\d{1,2}(?:,\d+)?\s[A-ZÄÖÜ]) => ein bis~
     eine|die|der|note|mit >> (?P<n>[1-6])-(?![\w-]|\s(?:bis|und|oder|bzw|zu)|[,/]) => {n} {minus}
@@ -98,6 +99,8 @@ class German(Language):
         return super().announced(text, place, past)
 
     def read_date(self, found: Found) -> str | None:
+        if self.numbering(found) in self.numbered:
+            return None  # "Abb. 2.1."
         found.before = _before_day(found)
         return super().read_date(found)
 

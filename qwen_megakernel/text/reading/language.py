@@ -75,6 +75,8 @@ class Language(Quantities):
         {DATE_END} => .date
     (?i)(?P<d>\d{1,2})(?:{ORDINAL_MARKS})?\.?\s(?:(?:{LINKS})\s)?(?P<m>{MONTH})
         (?:,?\s(?:(?:{LINKS})\s)?(?P<y>\d{4})(?!\d))? => .date
+    (?i)(?P<m>{SHORT_MONTH})\.?(?=\s(?:(?:19|20)\d\d(?![\d:])|de$)) => .month
+    (?i)(?:(?<=\d\s)|(?<=\d\.\s))(?P<m>{SHORT_MONTH})\.?(?!\w) => .month
     {LETTERS_FOLLOW}0(?P<n>[1-9])(?=[{AFTER_ZERO}]) => {n}
     {LETTERS_FOLLOW}(?<=[^\WA-Za-z_]|[%℃])\s?[~～]\s?(?=\d) => {between_ends}
     {LETTERS_FOLLOW}(?P<m>1[0-2]|0?[1-9])/(?P<d>[12]\d|3[01]|0?[1-9])(?=\s?[（(](?:{DAYS})[)）]
@@ -144,9 +146,10 @@ class Language(Quantities):
         (?:(?:/|(?<=[kKMGT]b)p)(?P<per>{UNITS})(?P<square>{SQUARE})?)?{EDGE}{UNIT_POINT} => .unit
     {SIGN}{NUM}{SPAN}[ ]?(?P<unit>%) => .unit
     (?<=[^\W\d_])/(?P<per>{AREAS}){EDGE} => .per
+    (?<=[^\W\d_]{3})/(?P<per>s|min|h)(?!\w) => .per
     (?<=[元円원])/(?P<per>{UNITS}){EDGE} => .per
     (?<=[A-Z])(?P<a>\d{1,2})/(?P<y>(?:19|20)\d\d)(?![\d/]) => {a} {y:year}
-    (?P<w>\d{1,3}(?:{GROUP}\d{3})+|\d{1,5})/(?P<y>(?:19|20)\d\d)(?![\d/])
+    (?P<w>\d{1,3}(?:{GROUP}\d{3})+|\d{1,5}(?=/\d{4}))/(?P<y>(?:19|20)\d\d|\d\d)(?![\d/])
         => {num} {slash} {y:year}
     /(?=(?:100\s?(?:km|g|ml|mL)|24\s?(?:h|Std|ч))(?!\w)) => ~{per}~
     (?:(?P<w>\d+)(?:\s|-(?=[1-7]/[2-8](?!\d))))?(?P<n>\d{1,4})(?: / |/)(?P<d>\d{1,4})(?![\d/])
@@ -213,6 +216,7 @@ class Language(Quantities):
             "LONG_SCALES": any_of({*self.scales} - {*_LETTERS_OF_SCALES}),
             "DAYS": any_of([*self.weekdays, *self.weekdays.values()]),
             "MONTH": rf"(?:{any_of(self.full_months)}|(?:{any_of(short)})\.?)(?!\w)",
+            "SHORT_MONTH": any_of(short - {"mar"}),
             "FIRST": "d" if self.day_first else "m",
             "SECOND": "m" if self.day_first else "d",
         }
@@ -248,6 +252,10 @@ class Language(Quantities):
         date = self.read_date(found)
         time = self.time(int(found["h"]), int(found["min"]), int(found["s"] or 0) or None)
         return date and date + self.space + time + " UTC" * bool(found["utc"])
+
+    def read_month(self, found: Found) -> str:
+        """Return the name of a month that is abbreviated before a year, as in "Dez. 2026"."""
+        return self.month(self.month_forms[found["m"].lower().rstrip(".")])
 
     def read_day_and_month(self, found: Found) -> str | None:
         """Return the words of a date without a year; None where it may be a fraction."""
@@ -288,7 +296,9 @@ class Language(Quantities):
     # ---- words and signs -------------------------------------------------------------------------
 
     def read_abbreviation(self, found: Found) -> str:
-        is_final = found.text in self.final or found.text in self.scales
+        word = found.text.rstrip(".")
+        is_day = word in self.weekdays or word.lower() in self.month_forms
+        is_final = is_day or found.text in self.final or found.text in self.scales
         return self.abbreviations[found.text] + (self.kept_point(found) if is_final else "")
 
     def read_dash(self, found: Found) -> str | None:

@@ -15,7 +15,7 @@ _BEFORE_NOMINATIVE = {"", *words("и или сегодня завтра вчер
 # Words -> the case of a number behind them: "from three to five hours", "by six".
 _BEFORE_GENITIVE = words("""от до с со из без для после около кроме против более менее свыше больше
     меньше выше ниже старше младше раньше позже позднее у ради среди вместо из-за
-    течение продолжение размере объёме количестве порядка""")
+    течение продолжение размере объёме количестве порядка хватает нет""")
 _DAYS_OF = ["понедельника", "вторника", "среды", "четверга", "пятницы", "субботы", "воскресенья"]
 _DAYS_ON = ["понедельник", "вторник", "среду", "четверг", "пятницу", "субботу", "воскресенье"]
 _WEEK = ["пн", "вт", "ср", "чт", "пт", "сб", "вс"]
@@ -102,6 +102,7 @@ class Russian(Language):
     (?P<n>[1-6])\sр\.(?=\sв(?!\w)) => {n:counted:р}
     (?P<n>[4-9]0|\d{2,3}0)-е(?!\w) => {n:decades}
     ко? >> (?P<n>[1-9]0|\d{2,3}0)-м(?!\w) => {n:decades:ым}
+    (?P<n>\d{1,4})-?й(?=\s[а-яё]{3,}[ыие](?!\w)) => {n:ordinal:gf}
     (?P<n>\d{1,4})-?(?:я|ая)(?!\w) => {n:ordinal:nf}
     (?P<n>\d{1,4})-?(?:е|ое)(?!\w) => {n:ordinal:nn}
     (?P<n>\d{1,4})-?(?:го|ого)(?!\w) => {n:ordinal:gm}
@@ -155,6 +156,10 @@ class Russian(Language):
         words = re.sub(r"\bодна (\w+)а\b", r"одну \1у", words)
         words = re.sub(r"(\bодн|\bполовин|ую ложк)а\b", r"\1у", words)
         return re.sub(r"(\bодну \w+)я\b", r"\1ю", words)
+
+    def read_month(self, found: Found) -> str:
+        genitive = super().read_month(found)
+        return f"{genitive[:-1]}е" if found.word in ("в", "во") else genitive
 
     def read_day_on(self, found: Found) -> str:
         """Return the weekday of "on Friday", in the accusative."""
@@ -284,7 +289,7 @@ class Russian(Language):
         return ""
 
     def may_agree(self, number: str, noun: str) -> bool:
-        return super().may_agree(number, noun) or any(
+        return number.endswith("-й") or any(
             self.gender_after(number, noun, before) for before in ("с", "в", "к")
         )
 
