@@ -19,10 +19,11 @@ _UNITS = """length-kilometer; length-meter: m м; length-centimeter; length-mill
     duration-minute: min; duration-second: s с сек; duration-millisecond; duration-microsecond: us
     temperature-celsius: ℃; temperature-fahrenheit: ℉; angle-degree: °; speed-kilometer-per-hour
     speed-meter-per-second; speed-mile-per-hour; concentr-percent; consumption-mile-per-gallon
-    digital-bit; digital-kilobit: kb Kb kbit; digital-megabit: Mb Mbit; digital-gigabit: Gb Gbit
-    digital-kilobyte: KB kB КБ; digital-megabyte; digital-gigabyte; digital-terabyte
-    frequency-hertz; frequency-kilohertz; frequency-megahertz; frequency-gigahertz; power-watt: W
-    power-kilowatt; power-megawatt; power-gigawatt; power-milliwatt; energy-kilowatt-hour
+    digital-bit; digital-kilobit: kb Kb kbit Кбит; digital-megabit: Mb Mbit
+    digital-gigabit: Gb Gbit; digital-kilobyte: KB kB КБ; digital-megabyte; digital-gigabyte
+    digital-terabyte; frequency-hertz; frequency-kilohertz; frequency-megahertz
+    frequency-gigahertz; power-watt: W; power-kilowatt; power-megawatt; power-gigawatt
+    power-milliwatt; energy-kilowatt-hour
     energy-kilojoule; energy-kilocalorie; electric-volt: V В; electric-milliampere; electric-ohm
     pressure-hectopascal; pressure-kilopascal; pressure-pascal; pressure-millimeter-ofhg; light-lux
     length-inch: " ″; volume-cup; volume-tablespoon: tbsp; volume-teaspoon: tsp; graphics-pixel"""

@@ -9,7 +9,6 @@ from qwen_megakernel.text.reading.tables import words
 
 _HALVES = {2: ("half", "halves"), 4: ("quarter", "quarters")}
 _MAX_PARTS = 20  # largest denominator with a name, apart from 100; 120/80 is read with "over"
-_NAMED_FRACTIONS = {(9, 11): "nine eleven", (20, 20): "twenty twenty", (50, 50): "fifty fifty"}
 _BEFORE_PLURALS = words("""the these those of in by two three four five six seven eight nine ten
     many some several few all both your my our their his her""")
 _BEFORE_SECONDS = words("wait waits waited takes took within timeout lasts delay pause sleep")
@@ -44,9 +43,10 @@ class English(Language):
         >> no\.\s(?=\d) => number~
     (?P<what>[bd])\.(?=\s(?:(?:\d{1,2}\s)?(?i:{MONTH})|(?:1\d|20)\d\d(?!\w))) => .life
     in|since|year >> (?P<c>10)(?!24)(?P<t>[1-9]\d)(?![:.,/-]?\d|[\s-]?[^\W\d_]|\s?%) => {c} {t}
-    50-50(?![\w-]) => fifty fifty
+    (?P<n>20|50)[-/](?P=n)(?![\w/-]) => {n} {n}
+    9/11(?![\d/]) => nine eleven
     24[/x]7/365(?![\d/]) => twenty-four seven three sixty-five
-    (?<=[A-Z]-)(?P<n>\d{1,3})\s(?P<to>[NSEW])(?!\w) => .road
+    (?<=[A-Z]-)(?P<n>\d{1,3})(?=\s[NSEW](?!\w)) => {n}
     up|down|by|rose|fell|gained|lost|another|cut|raised >> (?P<n>\d{1,4})\sbps(?!\w)
         => {n} basis points
     (?P<w>\d{1,3})\.(?P<d>\d{1,2})\spp(?!\w) => {num} percentage points
@@ -104,8 +104,6 @@ class English(Language):
     half_day = r"(?P<h>1[0-2]|0?[1-9])(?:[:.]{MINUTE})?\s?"
 
     def fraction(self, top: int, bottom: int) -> str:
-        if (top, bottom) in _NAMED_FRACTIONS:
-            return _NAMED_FRACTIONS[top, bottom]
         if bottom < 2 or (bottom > _MAX_PARTS and bottom != 100):
             return f"{self.cardinal(top)} over {self.cardinal(bottom)}"
         one, many = _HALVES.get(bottom) or (self.ordinal(bottom), self.ordinal(bottom) + "s")
@@ -188,10 +186,6 @@ class English(Language):
         is_few = found["t"] < "70" and found.word in _BEFORE_FEW_SECONDS
         is_set = is_few or found.last in tuple("=<>") or found.word in _BEFORE_SECONDS
         return self.counted(int(found["t"]), "s") if is_set else None
-
-    def read_road(self, found: Found) -> str:
-        """Return the words of the "101 N" of the road "US-101 N"."""
-        return f"{self.number(found['n'])} {self.compass[found['to']]}"
 
     def read_plural(self, found: Found) -> str | None:
         """Return the words of "747s" or the "3s" in "MP3s"; None for seconds, as in "wait 5s"."""

@@ -11,7 +11,6 @@ _TWO_CENTURIES = re.compile(r"[IVX]+(?:er?|ᵉʳ?)(?:[-–]|,\s|\s(?:et|ou|au|à
 
 class French(Romance):
     RULES = r"""
-    {HOUR}\s?h(?!\s?/\s?24|\s1/2|\s?\d\d?\s?(?:m|['′]))(?:\s?{MINUTE})?(?!\w) => .time
     1er/(?P<m>0?[1-9]|1[0-2])(?![\d/]) => premier {m:month}
     (?P<h>\d{1,2})\s?h(?:eures?)?\s1/2(?!\d) => {h:counted:h} et demie
     (?P<n>7)\s?j\s?/\s?7(?!\d) => {n:counted:jour} sur {n}

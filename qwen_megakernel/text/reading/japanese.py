@@ -11,6 +11,7 @@ class Japanese(Language):
     (?<=\d{3}[ぁ-ん])(?P<a>\d\d)-(?P<b>\d\d)(?![\d-]) => {a:spell}の{b:spell}
     {NUM}(?P<many>[千万億]?)円/(?P<what>[人箱個本枚袋台回杯組株冊名泊食缶匹皿室件口])
         => 一{what}{num}{many}円
+    0(?P<n>[1-9])(?=[分秒]) => {n}
     (?P<n>\d{1,4})/(?P<m>\d{1,4})\s?(?P<what>ページ|頁|枚|話|問) => {m}{what}中{n}{what}
     (?<=[円回錠gGlLmB])/(?=[日月年時週]) => 毎
     \d{1,3}(?:-\d{1,4}){1,2}(?![\d-]) => .address

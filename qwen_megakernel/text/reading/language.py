@@ -33,15 +33,15 @@ _BOOKS = words("""acts apocalypse cor corinthians corintios corinzi ephesians es
     timothy ин кор лк мк мф пс рим быт псалом иоанна матфея луки марка исход бытие""")
 _SCORED = re.compile(r"\d{1,3}(?![\d.,:/-]\d|\d|\s?(?:Uhr|h|ч|点|时|時|시|%|€)(?!\w))")
 _SCORES = re.compile(r"(?<![\d.-])(\d{1,2})-(\d{1,2})(?:[、，,]\s?\d{1,2}-\d{1,2})*[、，,]\s?$")
-_ANGLE = re.compile(r"°(?:\s?[\d.,]*\d\s?['′\"″]{1,2}){0,2}\s?$")  # before a direction
+# An angle before a direction, or a road.
+_ANGLE = re.compile(r"°(?:\s?[\d.,]*\d\s?['′\"″]{1,2}){0,2}\s?$|[A-Z]-\d{1,3}\s$")
 _LAST_NUMBER = re.compile(r"\d[\d:.,]*$")
 _BEGINS_WORD = re.compile(r"\w|[-$€£¥−.]\w")
 # What has a place in a total, as in "page 5/12".
-_PLACES = """chapter page slide step part episode question attempt round lap level
-    kapitel chapitre capítulo capitolo глава seite folie schritt teil
-    folge frage versuch runde étape partie épisode diapo tour paso parte episodio pregunta intento
-    vuelta página episódio pergunta etapa tentativa pagina pag passo domanda giro стр страница
-    шаг часть серия вопрос этап раунд"""
+_PLACES = words("""chapter page slide step part episode question attempt round lap level kapitel
+    seite folie schritt teil folge frage versuch runde chapitre étape partie épisode diapo tour
+    capítulo paso parte episodio pregunta intento página episódio pergunta etapa capitolo pagina pag
+    passo domanda глава страница стр шаг часть серия вопрос этап""")
 # What shows that "lun." is a weekday: a mark, or the end of a span of days.
 _BEFORE_WEEKDAYS = ("am", "vom", "zum", "al", "dal", "au", "du", "le", "bis", "a", "до")
 _BEHIND_WEEKDAY = re.compile(r"[,–-]|\s(?:al?|à|au|bis|по)\b|(?<!mar\.)\s\d|\s\d{1,2}/\d")
@@ -77,7 +77,7 @@ class Language(Quantities):
         (?:,?\s(?:(?:{LINKS})\s)?(?P<y>\d{4})(?!\d))? => .date
     (?i)(?P<m>{SHORT_MONTH})\.?(?=\s(?:(?:19|20)\d\d(?![\d:])|de$)) => .month
     (?i)(?:(?<=\d\s)|(?<=\d\.\s))(?P<m>{SHORT_MONTH})\.?(?!\w) => .month
-    {LETTERS_FOLLOW}0(?P<n>[1-9])(?=[{AFTER_ZERO}]) => {n}
+    {LETTERS_FOLLOW}0(?P<n>[1-9])(?=[月日時时월일분초]) => {n}
     {LETTERS_FOLLOW}(?<=[^\WA-Za-z_]|[%℃])\s?[~～]\s?(?=\d) => {between_ends}
     {LETTERS_FOLLOW}(?P<m>1[0-2]|0?[1-9])/(?P<d>[12]\d|3[01]|0?[1-9])(?=\s?[（(](?:{DAYS})[)）]
         |\s?(?:上午|下午|午前|午後|오전|오후|前|まで|から|까지|부터)|[)\s]{1,2}\d{1,2}:\d\d|(?<=/\d\d)\s?[~～-]\s?\d)
@@ -96,9 +96,9 @@ class Language(Quantities):
     (?i){HOUR}:{MINUTE}(?::(?P<s>[0-5]\d))?(?:\s(?:Uhr|h)\b)?(?![\d:]) => .time
     (?P<h>\d{1,2})\s?h\s?(?P<m>\d{1,2})\s?(?:min|m|['′])(?:\s?(?P<s>\d{1,2})\s?(?:s|\"|″|''))?(?!\w)
         => {h:counted:h} {m:counted:min} {s:counted:s}
-    (?P<m>\d{1,2})m(?:in)?(?P<s>[0-5]?\d)s(?!\w) => {m:counted:min} {s:counted:s}
+    (?P<m>\d{1,3})(?:m(?:in)?|['′])(?P<s>[0-5]?\d)(?:s|\"|″|'')(?!\w)
+        => {m:counted:min} {s:counted:s}
     (?P<h>\d{1,2})\s?h\s?{MINUTE}(?!\w|['′]) => {h:counted:h} {m}
-    (?P<m>\d{1,3})['′](?P<s>[0-5]\d)(?:\"|″|'')(?!\w) => {m:counted:min} {s:counted:s}
     (?P<n>\d{1,3})°\s?(?P<m>\d{1,2}(?:[.,]\d+)?)\s?['′]
         (?:\s?(?P<s>\d\d?(?:[.,]\d+)?)\s?(?:\"|″|''))? => .angle
     [NSEWOLСЮВЗ](?!['’-]?\w) => .compass
@@ -144,7 +144,6 @@ class Language(Quantities):
     {DUE} >> {DEGREE_IS_ORDINAL}1°(?=\s(?:al?|e|y|ao|o)(?!\w)|$) => {first_day}
     {SIGN}{NUM}{SPAN}(?P<gap>[ -]?)(?P<unit>{UNITS})
         (?:(?:/|(?<=[kKMGT]b)p)(?P<per>{UNITS})(?P<square>{SQUARE})?)?{EDGE}{UNIT_POINT} => .unit
-    {SIGN}{NUM}{SPAN}[ ]?(?P<unit>%) => .unit
     (?<=[^\W\d_])/(?P<per>{AREAS}){EDGE} => .per
     (?<=[^\W\d_]{3})/(?P<per>s|min|h)(?!\w) => .per
     (?<=[元円원])/(?P<per>{UNITS}){EDGE} => .per
@@ -185,7 +184,7 @@ class Language(Quantities):
         return {
             "ADDRESS": r"[^\s<>\"'()\[\]{}]",
             "VERSES": rf"(?:{any_of(_BOOKS)})\.?|.*(?:福音|[诗詩]篇|ヨハネ|マタイ|ルカ|복음|시편)",
-            "PLACES": any_of(_PLACES.split()),
+            "PLACES": any_of(_PLACES),
             "SIZE": r"\d{1,6}(?:[.,]\d{1,3})?",
             # The hexadecimal digits of a colour, which are no word.
             "HEX": r"(?:(?=[\da-f]*\d|\d*[A-F])(?=\d*[a-fA-F])(?![A-F]\d{5})[\da-fA-F]{6}"

@@ -30,6 +30,7 @@ class Romance(Language):
     (?P<n>24)\s?h\s?/\s?24(?!\d) => {n:counted:h} {over} {n}
     (?P<n>\d{1,3})(?:{FEMININE_MARKS}) => {n:feminine}
     {CLOCK_WORDS} >> {HOUR}\.{MINUTE}(?![\d.,]\d|\d|\s?%)(?:\sh(?!\w))? => .time
+    (?<=\.\d\d[-–]){HOUR}\.{MINUTE}(?![\d.,]\d|\d) => .time
     """
 
     def gender_after(self, number: str, noun: str, before: str) -> str:

@@ -158,7 +158,6 @@ class Tables:
     opens = words("")  # as written; their reading depends on the next word
     followers = words("")  # further words, in lower case, that may belong to the number before them
     space = " "  # the text between words
-    after_zero = "月日時时월일분초"  # characters before which a leading zero is not said
     letters_follow = False  # whether words are written directly after digits
 
     def __init_subclass__(cls) -> None:
