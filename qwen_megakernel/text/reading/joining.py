@@ -44,7 +44,7 @@ class WordJoining:
         self._phrases = {" ".join(p[:n]) for p in phrases for n in range(1, len(p) + 1)}
         self._between_days = {*lang.month_forms, *lang.links}
         self._behind_digits = self._between_days | self._phrases | {*lang.units, *lang.scales, "%"}
-        self._behind_digits |= lang.followers | BEHIND_RATIO | {*lang.books, *_RATES}
+        self._behind_digits |= lang.followers | BEHIND_RATIO | {*lang.books, *lang.compass, *_RATES}
         self._behind_digits |= {*lang.currencies, *lang.money_scales}
         # Each character of Chinese and Japanese is a word of its own, also in "月~金".
         days = [] if lang.space else [*lang.weekdays]

@@ -84,7 +84,7 @@ class Russian(Language):
     во? >> {YEAR_FORM}\sг\. => {y:ordinal:pm} году{end}
     ко? >> {YEAR_FORM}\s(?:г\.|году(?!\w)) => {y:ordinal:dm} году{end}
     по >> {YEAR_FORM}\s(?:г|гг|год|годы)(?!\w)\.? => {y:ordinal:nm} год{end}
-    $|и|или >> {YEAR_FORM}\sг\.(?=\s(?:до\s)?н\.) => {y:ordinal:nm} год
+    $|и|или|это|было|вот >> {YEAR_FORM}\sг\.(?=\s(?:до\s)?н\.) => {y:ordinal:nm} год
     {YEAR_FORM}\s(?:г\.|года(?!\w)) => {y:ordinal:gm} года{end}
     {YEAR_FORM}\sгод(?!\w) => {y:ordinal:nm} год
     {YEAR_FORM}\s(?P<what>год[уе])(?!\w) => {y:ordinal:pm} {what}
