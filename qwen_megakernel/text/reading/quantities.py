@@ -11,7 +11,7 @@ from qwen_megakernel.text.reading.tables import Currency
 _THOUSANDS = ("mil", "mille", "mila")  # before the name of a currency, without a joint
 _SECTION = re.compile(r"\d+(?:\.\d+)+")  # "art. 12.1"
 # The department, the chamber or the series before the number of a file.
-_FILE = re.compile(r"(?<![^\W_])(?:\d{1,3}|[IVX]+) [A-Z][A-Za-z]{0,3}\s$|(?<![^\W_])[CT]-$")
+_FILE = re.compile(r"(?<![^\W_])(?:\d{1,3}|[IVX]+) [A-Z][A-Za-z]{0,3} $|(?<![^\W_])[CT]-$")
 _DOSES = ("mg", "g", "kg", "ml", "mL", "cl", "l", "L", "µg", "мг", "г", "кг", "мл", "л")
 
 
@@ -67,7 +67,8 @@ class Quantities(RomanNumerals):
         return self.ordinal(int(digits)) if len(digits) < 7 else None
 
     def read_fraction(self, found: Found) -> str | None:
-        is_file = NUMBER_MARK.search(found.past) or _FILE.search(found.past)
+        is_file = len(found["d"]) == 2 and _FILE.search(found.past)
+        is_file = is_file or NUMBER_MARK.search(found.past)
         if not found["w"] and is_file:  # of a file: "no. 4711/26", "12 O 345/23"
             return self._joint(self.slash).join(self.number(found[each]) for each in "nd")
         top, bottom = int(found["n"]), int(found["d"])

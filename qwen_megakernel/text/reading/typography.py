@@ -36,9 +36,10 @@ _TAG = re.compile(
     re.IGNORECASE,
 )
 _ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][\da-fA-F]{1,6}|[A-Za-z][A-Za-z\d]{1,23});")
-_OPEN_HTML = re.compile(
+_OPEN_MARKUP = re.compile(
     r"<(?:/?[a-zA-Z][a-zA-Z\d]{0,9}(?:\s[^<>]{0,240})?|/?)/?$|&[#a-zA-Z\d]{0,24}$|\ufe0f$"
-    r"|\x1b(?:\[[0-?]{0,32}[@-~]?)?$"
+    r"|\x1b(?:\[[0-?]{0,32}[@-~]?)?$|\$\$?(?:[A-Za-z\\][^$\n]{0,60}\$?\$?)?$"
+    r"|\^?\\(?:[(\[]|[a-z]{0,12}(?:\{[^{}]{0,40}\}?){0,2})$|[\^_](?:\{[^{}]{0,20})?$"
 )
 # Codes of a terminal, such as those of colours, which belong to programs' output.
 _TERMINAL = re.compile(r"\x1b\[[0-?]{0,32}[@-~]")
@@ -46,17 +47,12 @@ _TERMINAL = re.compile(r"\x1b\[[0-?]{0,32}[@-~]")
 _SIGNS = table(r"""times cdot: ×; div: ÷; pm: ±; le leq: ≤; ge geq: ≥; approx: ≈; ne neq: ≠; pi: π
     to rightarrow: →; infty: ∞; circ degree: °; left right quad: """)
 _LATEX = re.compile(
-    r"\\(?:[(\[]\s?|[)\]])|\$\$?(?P<formula>(?=[A-Za-z]\$|[^$]*[\\^_=+<>])[A-Za-z\\][^$\n]{0,60})\$\$?"
+    r"\\(?:[(\[]\s?|[)\]])|\$\$?(?P<formula>(?=[A-Za-z]\$|[^$\n]*[\\^_=+<>])[A-Za-z\\][^$\n]{0,60})\$\$?"
     r"|\\[dt]?frac\{(?P<top>[^{}]{1,40})\}\{(?P<bottom>[^{}]{1,40})\}"
     r"|\\(?:text|math[a-z]{2}|boxed)\{(?P<text>[^{}]{1,40})\}"
     rf"|(?P<raised>[\^_])\{{(?P<part>[^{{}}]{{1,20}})\}}|\^?\\(?P<sign>{'|'.join(_SIGNS)})(?![A-Za-z])"
 )
-_OPEN_LATEX = re.compile(
-    r"(?:\$\$?(?:[A-Za-z\\][^$\n]{0,60}\$?\$?)?|\^?\\(?:[(\[]|[a-z]{0,12}(?:\{[^{}]{0,40}\}?){0,2})"
-    r"|[\^_](?:\{[^{}]{0,20})?)$"
-)
-_MAX_LATEX = 100
-_MAX_HTML = 256  # characters of a tag that are held back
+_MAX_MARKUP = 256  # characters of a tag that are held back
 _LATIN_NAME = re.compile(
     r"LATIN (?:SMALL |CAPITAL )?(?:LETTER|LIGATURE) (?:SMALL CAPITAL |SHARP |DOTLESS )?"
     r"([A-Z]{1,2}|THORN|ETH|ENG|SCHWA|OPEN E|OPEN O)(?: WITH .*)?"
@@ -94,9 +90,7 @@ class Typography:
             if text[done].isalpha() and not _MARK.match(text[done]):
                 break
         if self._is_normalizing and not is_ended:
-            found = _OPEN_HTML.search(text, max(0, len(text) - _MAX_HTML))
-            done = min(done, found.start()) if found else done
-            found = _OPEN_LATEX.search(text, max(0, len(text) - _MAX_LATEX))
+            found = _OPEN_MARKUP.search(text, max(0, len(text) - _MAX_MARKUP))
             done = min(done, found.start()) if found else done
         self._open = text[done:]
         draft = Draft.at(text[:done], end - len(text))
