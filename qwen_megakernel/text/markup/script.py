@@ -11,7 +11,8 @@ from qwen_megakernel.text.markup.pauses import PauseParser
 MAX_LABEL_CHARS = 64  # before the colon; in a longer beginning of a line, a colon names no speaker
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 _COLON = re.compile("[:：\n]")
-_STYLED = re.compile(r"([^+]*?)\s*[(（]([^()（）+]*)[)）]")
+# The last parentheses hold a style; behind the last voice of a mix a number is its weight.
+_STYLED = re.compile(r"(?!.*\+.*\([\d.]+\)$)(.*?)\s*[(（]([^()（）+]*)[)）]")
 
 
 class ScriptParser(PauseParser):
