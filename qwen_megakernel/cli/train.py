@@ -122,7 +122,7 @@ def _add_run(train: Any) -> None:
     add, whole = parsing.adder(command), parsing.at_least(1)
     _add_model_options(command, learning_rate="1e-4", epochs=10, warmup_steps=10)
     add("--name", "the speaker's name in the merged model", str, "speaker")
-    add("--held-out", "share to measure the loss on", float, 0.1)
+    add("--held-out", "share of recordings to measure the loss on, or 0", float, 0.1)
     add("--eval-steps", "steps between two held-out losses (default: 50)", whole)
     add(
         "--patience",

@@ -3,7 +3,7 @@
 import os
 import shlex
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -218,11 +218,15 @@ def read_samples(path: Path, parse: Callable[[str], S], made_by: str, verify: st
 
 
 @contextmanager
-def growing(output: Path, made_by: str) -> Iterator[bool]:
-    """Hold a file of the command `made_by` to be added to; remove a last line that was cut off.
+def growing(output: Path, made_by: str, parse: Callable[[str], object]) -> Iterator[bool]:
+    """Hold a file of recordings to be added to, and remove a last line that was cut off, or add
+    the line's end if nothing else is missing.
 
     Yields whether the file has lines; at the end, one that has none is removed.
 
+    Args:
+        made_by: the command that writes such a file.
+        parse: raises a DatasetError for a text that is no whole line.
     Raises:
         DatasetError: the file is of something else, and stays as it is.
         OutputError: the file cannot be read or cut, or another process writes it.
@@ -231,6 +235,11 @@ def growing(output: Path, made_by: str) -> Iterator[bool]:
         output.touch()
         with held(output):
             content = output.read_bytes()
+            with suppress(DatasetError, UnicodeDecodeError):
+                parse(content.rpartition(b"\n")[2].decode())
+                content += b"\n"
+                with output.open("ab") as file:
+                    file.write(b"\n")
             if not b'{"'.startswith(content[:2]) or content.endswith(b"}"):
                 raise DatasetError(
                     f"{output} is no file of `{made_by}`, or its last line has no end.",

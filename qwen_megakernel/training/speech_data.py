@@ -188,7 +188,7 @@ def prepare(
         twin = digests.setdefault(sample.digest, sample.id)
         return "" if twin == sample.id else f"{sample.id} is the same recording as {twin}"
 
-    with preparing.growing(output, PREPARE) as has_lines:
+    with preparing.growing(output, PREPARE, parse) as has_lines:
         texts = {}
         for sample in read(output) if has_lines else []:
             fitting(sample, checkpoint.config, library.fingerprint)

@@ -43,7 +43,8 @@ class TuneJob(BaseJob):
     Attributes:
         model: the Base model: hub id, folder or built-in name.
         name: the speaker's name in the merged checkpoint.
-        held_out: share of the recordings that are not learned from, to measure the loss on.
+        held_out: share of the recordings, one at least, that are not learned from, to measure the
+            loss on; 0: all are learned from.
         sample_text: is spoken at each evaluation, into a file of the output; "": nothing is.
     """
 
@@ -72,11 +73,12 @@ def tune(job: TuneJob, options: TuneOptions, watch: Watch = NO_WATCH) -> SpeechT
     """
     job.check_output()
     samples = speech_data.read(job.data)
-    num_held_out = round(len(samples) * job.held_out)
+    num_held_out = max(round(len(samples) * job.held_out), job.held_out > 0)
     if num_held_out == len(samples):
         raise UsageError(
             f"held_out is {job.held_out} of {len(samples)} recordings, which leaves none to learn "
-            "from."
+            "from.",
+            hint="Learn from all of them with --held-out 0.",
         )
     parts = Parts.load(job)
     spoken = [parts.spoken(parts.fitting(each)) for each in samples]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -63,6 +64,13 @@ class Spoken:
 
     def __len__(self) -> int:
         return len(self.codes)
+
+    @property
+    def digest(self) -> str:
+        """What tells it from other recordings."""
+        digest = hashlib.sha256(self.codes.numpy().tobytes())
+        digest.update(self.ids.body.numpy().tobytes())
+        return digest.hexdigest()[:32]
 
 
 def add_adapters(model: SpeechModel, options: TuneOptions) -> None:
@@ -218,22 +226,23 @@ class SpeechTrainer(BaseTrainer):
 
     def _state(self) -> dict[str, Any]:
         saved = {"model": self.current(), "best": self._best, "evaluations": self.evaluations}
-        return saved | {"lengths": self._lengths}
+        return saved | {"recordings": self._recordings}
 
     @property
-    def _lengths(self) -> list[list[int]]:
-        """The frames of each recording, learned from and held out, by which others are noticed."""
-        return [[len(each) for each in part] for part in (self._spoken, self._held_out)]
+    def _recordings(self) -> list[list[str]]:
+        """What tells the recordings, learned from and held out, from others."""
+        return [[each.digest for each in part] for part in (self._spoken, self._held_out)]
 
     def _restore(self, state: dict[str, Any]) -> None:
         learned = self.current()
         if learned.keys() != state["model"].keys():
             raise ValueError("it is of another model or method")
         # With others, what was learned would be measured, or the reverse. An older state has none.
-        if (before := state.get("lengths", self._lengths)) != self._lengths:
+        if (before := state.get("recordings", self._recordings)) != self._recordings:
             num_learned, num_held_out = map(len, before)
             raise ValueError(
-                f"it has learned from other recordings: {num_learned}, with {num_held_out} held out"
+                f"it has learned from other recordings or texts: {num_learned}, with "
+                f"{num_held_out} held out"
             )
         with torch.no_grad():
             for name, value in learned.items():

@@ -80,6 +80,16 @@ def test_an_interrupted_run_goes_on(folder, base, tmp_path):
     assert output.read_bytes() == whole
 
 
+def test_a_whole_last_line_that_lacks_its_end_is_kept(folder, base, tmp_path):
+    output = tmp_path / "data.jsonl"
+    speech_data.prepare(folder, output, base)
+    whole = output.read_bytes()
+    output.write_bytes(whole.removesuffix(b"\n"))
+    report = speech_data.prepare(folder, output, base)
+    assert (report.num_present, report.num_added, report.faults) == (3, 0, [])
+    assert output.read_bytes() == whole
+
+
 def test_workers_encode_at_once_and_their_number_changes_no_byte(
     folder, base, tmp_path, monkeypatch
 ):

@@ -262,7 +262,7 @@ def test_a_resumed_training_holds_out_the_same_recordings_and_says_that_it_is_fi
     assert main.main([*words, "--resume"]) == 0
     assert "voice is finished: step 1 was its last; a higher --epochs" in capsys.readouterr().err
     assert main.main([*words, "--resume", "--held-out", "0"]) == 2
-    assert "it has learned from other recordings: 1, with 1 held out" in capsys.readouterr().err
+    assert "other recordings or texts: 1, with 1 held out" in capsys.readouterr().err
 
 
 def test_a_full_disk_is_an_error_and_leaves_the_state(job, monkeypatch):
@@ -307,6 +307,22 @@ def test_a_training_is_not_resumed_with_other_recordings(job, tmp_path):
     with pytest.raises(UsageError, match="it has learned from other recordings"):
         tune(replace(job, data=data, resume=True), replace(options, max_steps=2))
     assert (job.output / "trainer.pt").read_bytes() == state
+
+
+@pytest.mark.parametrize("what", ["text", "audio_codes"])
+def test_recordings_of_the_same_lengths_are_noticed_to_be_others(job, samples, tmp_path, what):
+    options = replace(QUICK, method="full", max_steps=1)
+    tune(job, options)
+    others = {"text": "Good evening.", "audio_codes": samples[0].audio_codes[::-1]}
+    changed = replace(samples[0], **{what: others[what]})
+    data = tiny_training.write(tmp_path / "other.jsonl", [changed, *samples[1:]])
+    with pytest.raises(UsageError, match="it has learned from other recordings or texts"):
+        tune(replace(job, data=data, resume=True), replace(options, max_steps=2))
+
+
+def test_a_share_of_few_recordings_holds_out_one(job):
+    trainer = tune(replace(job, held_out=0.1), replace(QUICK, method="full", max_steps=1))
+    assert [step for step, _ in trainer.evaluations] == [0, 1]
 
 
 def test_what_does_not_fit_is_refused(job, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,7 +52,8 @@ def prepare(
         sample = Sample(row.id, text, codec.encode(samples, rate), espeak)
         return sample, len(sample.frames) * codec.seconds_per_frame
 
-    with preparing.growing(output, dataset.PREPARE) as has_lines:
+    parse = partial(dataset.parse, codebook_size=codec.codebook_size)
+    with preparing.growing(output, dataset.PREPARE, parse) as has_lines:
         samples = dataset.read(output, codec.codebook_size) if has_lines else []
         dataset.check_one_phonemiser(output, {espeak, *(sample.espeak for sample in samples)})
         done = {sample.id for sample in samples}
