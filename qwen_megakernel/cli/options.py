@@ -259,7 +259,8 @@ def _voice(args: argparse.Namespace, tts: "SpeechEngine") -> "str | Voice | None
     if args.voice_sample is None:
         return args.voice
     require_cloning(tts, "--voice-sample")
-    return tts.create_voice(args.voice_sample, None if args.xvector else args.ref_text)
+    text, name = None if args.xvector else args.ref_text, Path(args.voice_sample).stem
+    return tts.create_voice(args.recording, text, name=name)
 
 
 def require_cloning(tts: "SpeechEngine", words: str) -> None:
@@ -285,7 +286,7 @@ def check_speech(args: argparse.Namespace) -> None:
             raise UsageError("--voice and --voice-sample cannot be combined; give one of them.")
         if args.voice_sample.endswith(VOICE_SUFFIX):
             raise _misplaced("--voice-sample", args.voice_sample, "a voice file", "--voice")
-        recordings.read(args.voice_sample)
+        args.recording = recordings.read(args.voice_sample)  # once: it may be a pipe
     elif args.voice is not None:
         path = Path(args.voice)
         if os.path.isfile(path / TRAINED_VOICE):

@@ -8,6 +8,7 @@ import shutil
 import struct
 import sys
 import termios
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -308,6 +309,16 @@ def test_speaking_with_a_sample_a_file_and_a_name_is_the_same(recordings, tmp_pa
     file = folder / "mario.voice.safetensors"
     assert np.array_equal(in_context, speak(tmp_path, "--voice", file))
     assert np.array_equal(in_context, speak(tmp_path, "--voice", "mario", "--voices", folder))
+
+
+def test_a_sample_may_come_through_a_pipe_which_can_be_read_once(recordings, tmp_path):
+    data, (ours, theirs) = (recordings / "mario.wav").read_bytes(), os.pipe()
+    with open(ours, "rb"), open(theirs, "wb") as file:
+        writer = threading.Thread(target=lambda: (file.write(data), file.close()))
+        writer.start()
+        piped = speak(tmp_path, "--voice-sample", f"/dev/fd/{ours}")
+        writer.join()
+    assert np.array_equal(piped, speak(tmp_path, "--voice-sample", recordings / "mario.wav"))
 
 
 @pytest.mark.parametrize("script", ["demo_tts.py", "demo_pipeline.py"])
