@@ -12,11 +12,17 @@ server first; LiveKit's packages need an environment of their own:
 
 import argparse
 import asyncio
+import sys
 from pathlib import Path
 
-from livekit import rtc
-from livekit.agents import utils
-from livekit.plugins import elevenlabs
+try:
+    from livekit import rtc
+    from livekit.agents import utils
+    from livekit.plugins import elevenlabs
+except ImportError as error:  # this package need not be installed here, so its own helper is not
+    print(f"error: livekit_elevenlabs.py needs {error.name} ({error}).", file=sys.stderr)
+    print("pip install livekit-agents==1.8.9 livekit-plugins-elevenlabs==1.8.9", file=sys.stderr)
+    sys.exit(3)
 
 
 async def speak(url: str, text: str) -> bytes:

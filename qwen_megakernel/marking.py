@@ -59,8 +59,10 @@ class MarkKey:
                 path.unlink()
                 raise
         except OSError as error:
+            kept = "Name a new file: the watermark of this key is found with this key alone."
             raise OutputError(
-                f"Cannot write a key to {path}: {why_unwritable(path, error)}."
+                f"Cannot write a key to {path}: {why_unwritable(path, error)}.",
+                hint=kept if isinstance(error, FileExistsError) else "",
             ) from error
         return key
 
@@ -171,6 +173,8 @@ class Marking:
         else:
             chosen = set() if kinds == "none" else {kind.strip() for kind in kinds.split(",")}
         if unknown := sorted(chosen.difference(KINDS)):
+            if "none" in unknown:
+                raise UsageError(f"--mark is {kinds}; none stands alone.")
             raise UsageError(
                 f"Unknown mark {unknown[0]!r}.", hint=f"Known: {', '.join(KINDS)}; or none."
             )

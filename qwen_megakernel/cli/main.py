@@ -20,7 +20,8 @@ from qwen_megakernel.cli import (
     train,
     voices,
 )
-from qwen_megakernel.errors import OutputError, UsageError
+from qwen_megakernel.errors import UsageError
+from qwen_megakernel.output_files import writing
 
 
 def download(args: argparse.Namespace) -> int:
@@ -34,22 +35,26 @@ def download(args: argparse.Namespace) -> int:
         return 0
     to = Path(args.to)
     made = [each for each in (to, *to.parents) if not each.exists()]
-    to.mkdir(parents=True, exist_ok=True)  # refused before the download
+    with writing(to):
+        to.mkdir(parents=True, exist_ok=True)  # refused before the download
+
+    def copy(source: str, target: str) -> object:
+        with writing(to):
+            return shutil.copy2(source, target)
+
     try:
         files = loading.resolve(args.model_id, progress=not args.quiet)
-        shutil.copytree(files.folder, to, dirs_exist_ok=True)
+        shutil.copytree(files.folder, to, copy_function=copy, dirs_exist_ok=True)
         codec = files.speech_tokenizer
         if codec.parent != files.folder:  # it lies beside the model
-            shutil.copytree(codec, to / loading.CODEC_FOLDER, dirs_exist_ok=True)
-    except BaseException as error:
+            to /= loading.CODEC_FOLDER
+            shutil.copytree(codec, to, copy_function=copy, dirs_exist_ok=True)
+    except BaseException:
         if made:
-            shutil.rmtree(to, ignore_errors=True)
+            shutil.rmtree(args.to, ignore_errors=True)
             with contextlib.suppress(OSError):  # another program has put something there
                 for folder in made[1:]:
                     folder.rmdir()
-        if isinstance(error, shutil.Error):  # of many files, each with the reason
-            *_, why = error.args[0][0]
-            raise OutputError(f"Cannot copy the model to {to}: {why}.") from error
         raise
     print(args.to)
     return 0

@@ -90,7 +90,8 @@ def mix_of(text: str, find: Callable[[str], str | Voice | None]) -> Voice | None
 
     Args:
         text: names, joined by "+", each with its weight in parentheses; without one it is 1.
-        find: returns the voice of a name, or raises an error. Speakers of a checkpoint are refused.
+        find: returns the voice of a name, or raises an error. Speakers of a checkpoint are refused,
+            and so is None, a name that the caller would ignore.
     Raises:
         UsageError, VoiceMismatch: see `mix`.
     """
@@ -101,6 +102,7 @@ def mix_of(text: str, find: Callable[[str], str | Voice | None]) -> Voice | None
         raise UsageError(f"The voice is a mix of {len(named)}; the limit is {MAX_MIXED}.")
     parts = []
     for each in filter(None, named):
-        found = find(each[1])
-        parts.append((found if isinstance(found, Voice) else Voice(each[1]), float(each[2] or 1)))
+        if (found := find(each[1])) is None:
+            raise UsageError(f"Voice {each[1]!r} cannot be mixed: the model has no such voice.")
+        parts.append((found if isinstance(found, Voice) else Voice(found), float(each[2] or 1)))
     return mix(text if is_name(text) else "mix", parts)

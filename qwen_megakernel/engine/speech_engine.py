@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Self, Unpack
+from typing import Any, NoReturn, Self, Unpack
 
 import numpy as np
 import torch
@@ -100,6 +100,13 @@ class SpeechEngine(ABC):
     def __repr__(self) -> str:
         what = f"{self.files.name}, {self.backend} on {self.device}, {self.dtype_name}"
         return f"{type(self).__name__}({what}, num_slots={self.num_slots})"
+
+    def __reduce__(self) -> NoReturn:
+        raise UsageError(
+            f"A {type(self).__name__} cannot be pickled or copied.",
+            "It has threads, and a model in memory.",
+            "Create one in each process, or share this one by threads.",
+        )
 
     @property
     def dtype_name(self) -> str:

@@ -75,6 +75,8 @@ class Admission:
         if len(self.running) >= self.num_slots + self.max_queue:
             seconds = self._retry_after_s()
             what = f"{self.num_waiting} of {self.max_queue} places in the queue are taken."
+            if not self.max_queue:
+                what = f"All {self.num_slots} slots are taken, and max_queue is 0."
             error = EngineBusy(what, hint=f"Try again in {seconds} s.")
             error.retry_after_s = seconds
             raise error

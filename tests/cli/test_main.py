@@ -1,6 +1,8 @@
 """The command line as a whole: every option has a help text, and typing errors are explained."""
 
 import argparse
+import errno
+import os
 import re
 import shutil
 import subprocess
@@ -222,3 +224,21 @@ def test_a_copy_of_a_model_has_its_codec_inside(model_folder, tmp_path, codec, c
     assert capsys.readouterr().out.strip() == str(tmp_path / "copy")
     files = loading.resolve(str(tmp_path / "copy"))
     assert files.speech_tokenizer == tmp_path / "copy" / "speech_tokenizer"
+
+
+def test_a_copy_that_cannot_be_written_is_one_line_that_names_its_folder(
+    model_folder, tmp_path, monkeypatch, capsys
+):
+    def fill(source, target, **how):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), source, None, target)
+
+    source, to = model_folder("tiny-random"), tmp_path / "new" / "copy"
+    (tmp_path / "file").touch()
+    words = ["download", str(source), "--quiet", "--to"]
+    assert main.main([*words, str(tmp_path / "file")]) == 5
+    error = f"error: Cannot write {tmp_path / 'file'}: File exists.\n"
+    assert capsys.readouterr().err == error
+    monkeypatch.setattr(shutil, "copy2", fill)
+    assert main.main([*words, str(to)]) == 5
+    assert capsys.readouterr().err == f"error: Cannot write {to}: No space left on device.\n"
+    assert not to.parent.exists()

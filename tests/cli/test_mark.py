@@ -58,6 +58,16 @@ def test_a_new_key_is_reported_unless_quiet(tmp_path: Path, capsys):
         assert said.startswith(words) and bool(said) == bool(words)
 
 
+def test_a_key_that_exists_is_kept_and_the_error_says_what_to_do(tmp_path: Path, key: str, capsys):
+    before = Path(key).read_bytes()
+    assert main.main(["mark", "new-key", key]) == 5
+    assert capsys.readouterr().err.splitlines()[-2:] == [
+        f"error: Cannot write a key to {key}: File exists.",
+        "Name a new file: the watermark of this key is found with this key alone.",
+    ]
+    assert Path(key).read_bytes() == before
+
+
 @pytest.mark.parametrize("command", [SPEAK, ("serve", "--port", "0"), ("detect", "none.wav")])
 def test_a_bad_key_is_refused_before_a_model_is_loaded(
     tmp_path: Path, key: str, monkeypatch, capsys, command: tuple[str, ...]
@@ -152,6 +162,8 @@ def test_without_the_package_a_signature_is_not_checked(tmp_path, capsys, monkey
         (("--mark", "watermark"), "The mark watermark needs --mark-key FILE."),
         (("--mark", "metadata, c2pa"), "The mark c2pa needs --c2pa-cert FILE."),
         (("--mark", "sign"), "Unknown mark 'sign'. Known: metadata, watermark, c2pa; or none."),
+        (("--mark", "none,metadata"), "--mark is none,metadata; none stands alone."),
+        (("--mark", "metadata,"), "Unknown mark ''. Known: metadata, watermark, c2pa; or none."),
         (("--mark", "none", "--mark-key", "KEY"), "--mark is none, which leaves watermark out"),
         (("--c2pa-key", "KEY"), "The mark c2pa needs --c2pa-cert FILE."),
         (("--c2pa-cert", "none.pem", "--c2pa-key", "KEY"), "Cannot read the certificate none.pem"),

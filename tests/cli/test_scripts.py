@@ -194,6 +194,7 @@ def test_a_drawing_is_refused_before_the_first_run_where_nothing_can_draw(
         (("examples/voice_agent.py",), "pipecat", "pipecat-ai[webrtc"),
         (("examples/offline_agent.py",), "pipecat", "[pipecat]"),
         (("examples/pipecat_elevenlabs.py",), "pipecat", "[pipecat]"),
+        (("examples/livekit_elevenlabs.py",), "livekit", "pip install livekit-agents==1.8.9"),
         (("examples/telephone_stream.py",), "websockets", "[server]"),
         (("benchmarks/load_test/__main__.py", "--rps", "1"), "aiohttp", "[bench]"),
         (("benchmarks/measure.py", "pipecat"), "loguru", "[bench,pipecat,server]"),

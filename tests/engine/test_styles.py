@@ -182,6 +182,7 @@ def test_clients_name_styles_mixes_and_x_vectors(tts):
         for fields, said in (
             ({"voice": "anna", "style": "angry"}, "It has: neutral, happy, sad."),
             ({"voice": "ben+nobody"}, 'Unknown voice \\"nobody\\"'),
+            ({"voice": "ben+alloy"}, "Voice 'alloy' cannot be mixed: the model has no such voice"),
             ({"speaker_embedding": [1.0, 2.0]}, "'speaker_embedding' is 2-dim"),
             ({"speaker_embedding": [1.0] * 5000}, "speaker_embedding"),
             ({"speaker_embedding": [1.0] * 127 + [1e39]}, "the number 1e+39, which is too large"),

@@ -2,8 +2,10 @@
 
 import asyncio
 import itertools
+import pickle
 import time
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -227,6 +229,12 @@ def test_long_text_is_spoken_in_parts(tts):
     assert speech.parts >= 2
     whole = tts.synthesize(text, voice=VOICE, seed=1, max_frames=400, split="off")
     assert whole.parts == 1
+
+
+@pytest.mark.parametrize("copy", [pickle.dumps, deepcopy])
+def test_an_engine_that_cannot_be_copied_says_what_to_do_instead(tts, copy):
+    with pytest.raises(UsageError, match=r"TTSEngine cannot be pickled[^\n]*\n[^\n]*\nCreate one"):
+        copy(tts)
 
 
 @pytest.mark.parametrize(

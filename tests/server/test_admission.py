@@ -45,6 +45,14 @@ def test_one_too_many_is_answered_429_at_once():
         assert live.speak(SHORT).status_code == 200
 
 
+def test_without_a_queue_the_answer_counts_the_slots():
+    admission = Admission(num_slots=2, max_queue=0)
+    for _ in range(2):
+        admission.admit()
+    with pytest.raises(EngineBusy, match=r"All 2 slots are taken, and max_queue is 0\."):
+        admission.admit()
+
+
 @pytest.mark.parametrize(
     ("held_s", "text_s", "num_slots", "max_queue", "expected"),
     [
