@@ -225,7 +225,7 @@ class WavWriter:
         self._partial.unlink(missing_ok=True)
         free = shutil.disk_usage(self._target.parent).free
         return OutputError(
-            f"Cannot write {self.path}: {error}",
+            f"Cannot write {self.path}: {getattr(error, 'error_string', error)}",
             f"{free / 1e6:.0f} MB are free in {self._target.parent}.",
         )
 

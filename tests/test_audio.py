@@ -271,6 +271,7 @@ def test_a_full_disk_is_reported_and_leaves_no_file(
     with full_disk(num_bytes), pytest.raises(OutputError) as raised:
         write_wav(path, noise, RATE)
     assert re.match(rf"(?s)Cannot write {path}: .*MB are free", str(raised.value))
+    assert ".part" not in str(raised.value)
     assert os.listdir(tmp_path) == []
 
 
