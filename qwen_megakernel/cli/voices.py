@@ -107,14 +107,14 @@ def create(args: argparse.Namespace) -> int:
     check_folder(output.parent if is_file else output)
     own_name = Voice(output.name.removesuffix(VOICE_SUFFIX)).name if is_file else ""
     needs_all = len(recordings) == 1 or has_styles  # a voice that lacks a style is no result
-    for recording in recordings if needs_all else []:
-        read(recording)  # raises before a model is loaded
+    # Raises before a model is loaded; what comes through a pipe can be read once.
+    samples = {each: read(each) for each in recordings} if needs_all else {}
     made, failed = [], 0
     with options.engine_from_args(args, warmup=False) as tts:
         options.require_cloning(tts, "`voices create`")
         for recording in recordings:
             try:
-                voice = _clone(tts, recording, args)
+                voice = _clone(tts, recording, samples.get(recording), args)
             except QwenTTSError as error:
                 if needs_all:
                     raise
@@ -241,7 +241,9 @@ def _save(path: Path, what: str, save: Callable[[Path], None]) -> None:
     print(f"{path}: {what}{how}")
 
 
-def _clone(tts: "SpeechEngine", recording: Path, args: argparse.Namespace) -> "Voice":
+def _clone(
+    tts: "SpeechEngine", recording: Path, samples: object, args: argparse.Namespace
+) -> "Voice":
     text, beside = args.ref_text, recording.with_suffix(".txt")
     without_text = args.xvector or args.legacy_bin  # a presets file holds only x-vectors
     if text is None and beside.is_file() and not without_text:
@@ -249,7 +251,8 @@ def _clone(tts: "SpeechEngine", recording: Path, args: argparse.Namespace) -> "V
             text = beside.read_text(encoding="utf-8-sig").strip()
         except UnicodeDecodeError as error:
             raise RecordingError(f"{beside} is not UTF-8 text: {error.reason}.") from error
-    return tts.create_voice(recording, None if without_text else text)
+    text = None if without_text else text
+    return tts.create_voice(samples or recording, text, name=recording.stem)
 
 
 def _voices_in(folder: Path) -> tuple[dict[str, "Voice"], int]:

@@ -9,6 +9,7 @@ import struct
 import sys
 import termios
 import threading
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -311,14 +312,26 @@ def test_speaking_with_a_sample_a_file_and_a_name_is_the_same(recordings, tmp_pa
     assert np.array_equal(in_context, speak(tmp_path, "--voice", "mario", "--voices", folder))
 
 
-def test_a_sample_may_come_through_a_pipe_which_can_be_read_once(recordings, tmp_path):
-    data, (ours, theirs) = (recordings / "mario.wav").read_bytes(), os.pipe()
-    with open(ours, "rb"), open(theirs, "wb") as file:
-        writer = threading.Thread(target=lambda: (file.write(data), file.close()))
+@contextmanager
+def piped(file):
+    """Yield the path of a pipe that has the contents of a file, which can be read once."""
+    data, (ours, theirs) = file.read_bytes(), os.pipe()
+    with open(ours, "rb"), open(theirs, "wb") as pipe:
+        writer = threading.Thread(target=lambda: (pipe.write(data), pipe.close()))
         writer.start()
-        piped = speak(tmp_path, "--voice-sample", f"/dev/fd/{ours}")
+        yield f"/dev/fd/{ours}"
         writer.join()
-    assert np.array_equal(piped, speak(tmp_path, "--voice-sample", recordings / "mario.wav"))
+
+
+def test_a_recording_may_come_through_a_pipe(recordings, tmp_path):
+    mario = recordings / "mario.wav"
+    with piped(mario) as pipe:
+        heard = speak(tmp_path, "--voice-sample", pipe)
+    assert np.array_equal(heard, speak(tmp_path, "--voice-sample", mario))
+    output = tmp_path / "a.voice.safetensors"
+    with piped(mario) as pipe:
+        assert run("voices", "create", pipe, "-o", output, *BASE) == 0
+    assert np.array_equal(heard, speak(tmp_path, "--voice", output))
 
 
 @pytest.mark.parametrize("script", ["demo_tts.py", "demo_pipeline.py"])
