@@ -63,7 +63,7 @@ def train(args: argparse.Namespace) -> int:
     from qwen_megakernel.sheen.training.job import train_voice
 
     with training.step_bar(args) as watch:
-        trainer = train_voice(_job(args), _train_options(args), watch)
+        trainer = train_voice(*_inputs(args), watch)
     training.print_steps(args, trainer)
     return 0
 
@@ -119,20 +119,16 @@ def verify_training(args: argparse.Namespace) -> int:
     options.report_loading(args, args.model)
     from qwen_megakernel.sheen.training.verify import check_training
 
-    job, chosen = _job(args), _train_options(args)
-    return training.print_checks(args, lambda watch: check_training(job, chosen, watch))
+    inputs = _inputs(args)
+    return training.print_checks(args, lambda watch: check_training(*inputs, watch))
 
 
-def _job(args: argparse.Namespace) -> "Job":
+def _inputs(args: argparse.Namespace) -> "tuple[Job, TrainOptions]":
     from qwen_megakernel.sheen.training.job import Job
-
-    return training.job_of(args, Job, base_model=args.model, snac=args.snac)
-
-
-def _train_options(args: argparse.Namespace) -> "TrainOptions":
     from qwen_megakernel.training.trainer import TrainOptions
 
-    return training.chosen_options(args, TrainOptions)
+    job = training.job_of(args, Job, base_model=args.model, snac=args.snac)
+    return job, training.chosen_options(args, TrainOptions)
 
 
 def _add_prepare(sheen: Any) -> None:

@@ -68,9 +68,8 @@ class Spoken:
     @property
     def digest(self) -> str:
         """What tells it from other recordings."""
-        digest = hashlib.sha256(self.codes.numpy().tobytes())
-        digest.update(self.ids.body.numpy().tobytes())
-        return digest.hexdigest()[:32]
+        contents = self.ids.body.numpy().tobytes() + self.codes.numpy().tobytes()
+        return hashlib.sha256(contents).hexdigest()[:32]
 
 
 def add_adapters(model: SpeechModel, options: TuneOptions) -> None:
