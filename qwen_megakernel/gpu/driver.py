@@ -43,8 +43,8 @@ def no_gpu(demanded_by: str) -> SetupError:
     """Return the error for a GPU that an option or a device demands while torch sees none."""
     return too_old() or NoGPUError(
         f"{demanded_by} needs an NVIDIA GPU; torch sees none (torch {torch.__version__}).",
-        "Without this option, the engine runs on the CPU.",
-        'Use --backend torch --device cpu (in Python backend="torch", device="cpu"), or omit both.',
+        "Without it, the CPU computes.",
+        "Omit it, or name the CPU: device cpu, and backend cpu or torch where there is a choice.",
     )
 
 
