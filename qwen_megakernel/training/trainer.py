@@ -256,23 +256,23 @@ class BaseTrainer(ABC):
         Raises:
             UsageError: the state is damaged, of another model, or of a training with other options.
         """
+        free = ("epochs", "max_steps")  # a resumed training may be longer
         try:
             state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-            before = state["options"]
-            self._restore(state)
+            # An option that is newer than the state had the effect of its default.
+            before = asdict(type(self.options)()) | state["options"]
+            changed = [
+                f"{name} was {before[name]} and is {value}"
+                for name, value in asdict(self.options).items()
+                if name not in free and before[name] != value
+            ]
+            if not changed:  # another rank has tensors of other shapes
+                self._restore(state)
         except Exception as error:  # torch.load raises many kinds of errors for a damaged file
             raise UsageError(
-                f"{path} cannot be resumed: {str(error).splitlines()[0]}",
+                f"{path} cannot be resumed: {str(error).splitlines()[0].rstrip('.')}.",
                 hint="Train into another folder.",
             ) from error
-        free = ("epochs", "max_steps")  # a resumed training may be longer
-        # An option that is newer than the state had the effect of its default.
-        before = asdict(type(self.options)()) | before
-        changed = [
-            f"{name} was {before[name]} and is {value}"
-            for name, value in asdict(self.options).items()
-            if name not in free and before[name] != value
-        ]
         if changed:
             raise UsageError(
                 f"{path} cannot be resumed: {'; '.join(changed)}.",

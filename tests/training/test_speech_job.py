@@ -325,6 +325,14 @@ def test_a_share_of_few_recordings_holds_out_one(job):
     assert [step for step, _ in trainer.evaluations] == [0, 1]
 
 
+def test_a_resumed_training_with_another_rank_says_which_it_had(job):
+    pytest.importorskip("peft")
+    options = replace(QUICK, max_steps=1)
+    tune(job, options)
+    with pytest.raises(UsageError, match=r"resumed: rank was 4 and is 2\.\nGive the same options"):
+        tune(replace(job, resume=True), replace(options, rank=2))
+
+
 def test_what_does_not_fit_is_refused(job, tmp_path):
     with pytest.raises(UsageError, match="method is"):
         TuneOptions(method="prefix")
