@@ -237,10 +237,11 @@ def write_once(name: str, version: int, write: Callable[[Path], None]) -> Path:
     try:
         with new_folder(folder) as draft:
             write(draft)
-    except OSError as error:
+    except (OSError, OutputError) as error:  # that of a `write` names the draft
         if not folder.is_dir():
+            reason = getattr(error.__cause__ or error, "strerror", None) or error
             raise OutputError(
-                f"Cannot write {name} to {folder}: {error.strerror}.",
+                f"Cannot write {name} to {folder}: {reason}.",
                 hint="Free some space there, or set QWEN_MEGAKERNEL_CACHE to another folder.",
             ) from error
     return folder

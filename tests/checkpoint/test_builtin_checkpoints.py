@@ -4,6 +4,7 @@ import errno
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.errors import OutputError
+from qwen_megakernel.output_files import writing
 
 
 def test_a_random_checkpoint_loads_with_a_banner(cache_folder, caplog):
@@ -121,15 +123,17 @@ def test_the_later_of_two_writers_drops_its_copy(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [folder]
 
 
-def test_a_full_disk_leaves_nothing_half_written(tmp_path, monkeypatch):
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_full_disk_leaves_nothing_half_written(tmp_path, monkeypatch, is_named):
     def full(name: str, draft: Path) -> None:
         draft.mkdir(parents=True)
         (draft / "config.json").write_text("{}")
-        raise OSError(errno.ENOSPC, "No space left on device")
+        with writing(draft) if is_named else nullcontext():  # as `conversion.convert` does
+            raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setenv("QWEN_MEGAKERNEL_CACHE", str(tmp_path))
     monkeypatch.setattr(loading, "write_checkpoint", full)
-    with pytest.raises(OutputError, match="No space left on device") as caught:
+    with pytest.raises(OutputError, match=r"to .*/tiny-random-v\d+: No space left on") as caught:
         loading.resolve("tiny-random")
     assert "QWEN_MEGAKERNEL_CACHE" in caught.value.hint
     assert list(tmp_path.iterdir()) == []
