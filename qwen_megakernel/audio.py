@@ -60,14 +60,31 @@ def to_float32(samples: np.ndarray) -> np.ndarray:
 
 
 def to_g711(samples: np.ndarray, encoding: str) -> bytes:
-    """Return [num_samples] int16 as G.711 "ulaw" or "alaw": 8 bits per sample, and no rate."""
+    """Return [num_samples] int16 as G.711 "ulaw" or "alaw": 8 bits per sample, and no rate.
+
+    Raises:
+        UsageError: the encoding, or the samples, are others.
+    """
     import soundfile
 
+    check_choice("encoding", encoding, ("ulaw", "alaw"))
+    _check_samples(samples)
     file = io.BytesIO()
     options = {"format": "RAW", "subtype": SUBTYPES[encoding]}
     with soundfile.SoundFile(file, "w", TELEPHONE_RATE, 1, **options) as writer:
         writer.write(samples)
     return file.getvalue()
+
+
+def _check_samples(samples: np.ndarray) -> None:
+    """Raise a UsageError for samples that are not [num_samples] int16."""
+    array = np.asarray(samples)
+    if array.dtype != np.int16 or array.ndim != 1:
+        raise UsageError(
+            f"Samples are {array.dtype} of shape {array.shape}; they must be int16 of one "
+            "channel, [num_samples].",
+            hint="`qwen_megakernel.audio.to_int16` rounds float samples.",
+        )
 
 
 def new_sound_file(
@@ -175,12 +192,7 @@ class WavWriter:
             UsageError: the samples are others.
             OutputError: the disk is full or gone; the hidden file is removed.
         """
-        if samples.dtype != np.int16 or samples.ndim != 1:
-            raise UsageError(
-                f"Samples are {samples.dtype} of shape {samples.shape}; they must be int16 of one "
-                "channel, [num_samples].",
-                hint="`qwen_megakernel.audio.to_int16` rounds float samples.",
-            )
+        _check_samples(samples)
         try:
             # libsndfile's Vorbis encoder copies each write to the stack; 90 s of audio overflow it.
             for first in range(0, len(samples), self._block_samples):

@@ -226,7 +226,8 @@ class TTSEngine(OfficialNames):
             SetupError: the requested backend cannot run on this machine.
             UsageError: there is no such option.
         """
-        check_names(options, TTSEngine.__init__.__kwdefaults__ or ())
+        known = (TTSEngine.from_pretrained, TTSEngine.__init__)
+        check_names(options, [name for each in known for name in each.__kwdefaults__ or ()])
         options["mark"] = Marking.of(options.get("mark"))  # a bad key is refused before a download
         asked = [options.get(name) for name in ("device", "weights", "dtype")]
         chosen = choose_backend(options.get("backend", "auto"), *asked)  # raises before a download

@@ -41,6 +41,14 @@ def test_every_value_of_the_standards_tables_has_its_code(encoding: str, largest
     assert np.array_equal(values[codes], values)
 
 
+def test_other_encodings_and_samples_are_refused():
+    with pytest.raises(UsageError, match=r"encoding is 'mulaw'; known: ulaw, alaw\.\nDid you mean"):
+        to_g711(np.zeros(8, np.int16), "mulaw")
+    for samples in ([1, 2], np.zeros(8, np.float32), np.zeros((8, 2), np.int16)):
+        with pytest.raises(UsageError, match=r"they must be int16 of one channel"):
+            to_g711(samples, "ulaw")
+
+
 @pytest.mark.parametrize("encoding", ["ulaw", "alaw"])
 def test_every_sample_has_a_code_next_to_it(encoding: str):
     samples = np.arange(-32768, 32768).astype(np.int16)

@@ -231,6 +231,11 @@ def test_long_text_is_spoken_in_parts(tts):
     assert whole.parts == 1
 
 
+def test_a_mistyped_option_of_from_pretrained_gets_the_nearest_one():
+    with pytest.raises(UsageError, match=r"\nThe options are .*\nDid you mean \"keep_packed\"\?"):
+        TTSEngine.from_pretrained("demo-voice", keep_pack=True)
+
+
 @pytest.mark.parametrize("copy", [pickle.dumps, deepcopy])
 def test_an_engine_that_cannot_be_copied_says_what_to_do_instead(tts, copy):
     with pytest.raises(UsageError, match=r"TTSEngine cannot be pickled[^\n]*\n[^\n]*\nCreate one"):
