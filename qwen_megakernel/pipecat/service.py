@@ -158,9 +158,7 @@ class MegakernelTTSService(ContextTTSService):
         if engine is None:
             from qwen_megakernel import families  # brings torch
 
-            engine = self._owned_engine = families.load_engine(
-                model_path, **({} if adapter is None else {"adapter": adapter})
-            )
+            engine = self._owned_engine = families.load_engine(model_path, adapter=adapter)
         self._voices = dict(voices or {})
         self._unspoken: set[Language] = set()  # languages that a warning has named
 

@@ -137,7 +137,6 @@ def list_recordings(place: Path) -> list[Row]:
         rows = [_jsonl_row(place, number, line) for number, line in preparing.lines(place, "")]
     elif (place / METADATA).is_file():
         rows = preparing.read_metadata(place / METADATA, is_text=True)
-        rows = [_located(place, row) for row in rows]
     else:
         rows = _read_pairs(place)
     if not rows:
@@ -182,7 +181,7 @@ def prepare(
     library = VoiceLibrary(checkpoint)
     library.check_encoders()
     rows = list_recordings(place)
-    encode, digests = partial(_encode, library=library), dict[str, str]()
+    encode, digests = partial(_encode, place=place, library=library), dict[str, str]()
 
     def fault_of(sample: TrainingSample) -> str:
         twin = digests.setdefault(sample.digest, sample.id)
@@ -202,13 +201,14 @@ def prepare(
         )
 
 
-def _encode(row: Row, library: VoiceLibrary) -> tuple[TrainingSample, float]:
-    path, label = Path(row.audio), f"{row.source}, line {row.number}: {row.id}"
+def _encode(row: Row, place: Path, library: VoiceLibrary) -> tuple[TrainingSample, float]:
+    path = Path(row.audio) if row.audio else preparing.find_recording(place, row.id)
+    label = f"{row.source}, line {row.number}: {row.id}"
     samples, rate = recordings.read(path)
     recordings.check(samples, rate, label)  # warns about a clipped recording
     recordings.check_transcript(row.text, recordings.seconds_of_sound(samples, rate), label)
     sample = TrainingSample(
-        *(row.id, row.audio, row.text),
+        *(row.id, str(path), row.text),
         library.encode(samples, rate).tolist(),
         library.speaker_row(samples, rate).tolist(),
         hashlib.sha256(np.ascontiguousarray(samples).data).hexdigest()[:32],
@@ -216,15 +216,6 @@ def _encode(row: Row, library: VoiceLibrary) -> tuple[TrainingSample, float]:
         len(samples) / rate,
     )
     return sample, sample.seconds
-
-
-def _located(folder: Path, row: Row) -> Row:
-    if row.fault:
-        return row
-    try:
-        return replace(row, audio=str(preparing.find_recording(folder, row.id)))
-    except DatasetError as error:
-        return replace(row, fault=error.what)
 
 
 def _jsonl_row(path: Path, number: int, line: str) -> Row:

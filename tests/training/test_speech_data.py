@@ -99,17 +99,17 @@ def test_workers_encode_at_once_and_their_number_changes_no_byte(
     alone = speech_data.prepare(folder, tmp_path / "alone.jsonl", base, workers=1)
     meeting, encode = threading.Barrier(4, timeout=60), speech_data._encode
 
-    def meet(row, library):
+    def meet(row, path, library):
         meeting.wait()  # for the three other recordings
         if row.id == "a":
             time.sleep(0.2)  # a is done after its twin
-        return encode(row, library)
+        return encode(row, path, library)
 
     monkeypatch.setattr(speech_data, "_encode", meet)
     shared = speech_data.prepare(folder, tmp_path / "shared.jsonl", base, workers=4)
     assert (tmp_path / "shared.jsonl").read_bytes() == (tmp_path / "alone.jsonl").read_bytes()
     assert shared == alone and alone.num_added == 3
-    assert [fault.split(": ")[1][:5] for fault in alone.faults] == ["there", "twin "]
+    assert [fault.split(": ")[1][:5] for fault in alone.faults] == ["gone", "twin "]
 
 
 def test_lists_of_three_forms_are_read(tmp_path, base):
@@ -252,7 +252,7 @@ def test_the_command_prepares_and_prints_what_is_left_out(folder, run_here):
     done = run_here("-m", "qwen_megakernel", *words, "--quiet")
     assert done.returncode == 0, done.stderr
     assert "3 recordings added (4.5 s), 0 were there, 1 left out" in done.stdout
-    assert "metadata.csv, line 4: there is no" in done.stdout
+    assert "metadata.csv, line 4: gone: there is no" in done.stdout
 
 
 def test_without_a_speaker_encoder_the_row_is_that_of_the_only_speaker(
