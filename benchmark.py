@@ -7,7 +7,7 @@ if a median is above --max-ttfc-ms or --max-rtf.
 import argparse
 import sys
 
-from benchmarks import common
+from benchmarks import common, option_types
 from qwen_megakernel.cli import parsing
 
 
@@ -34,9 +34,13 @@ def parse_args() -> argparse.Namespace:
     add(
         "--max-ttfc-ms",
         "exit with 1 if the median of first_chunk_ms is above this",
-        parsing.positive,
+        option_types.positive,
     )
-    add("--max-rtf", "exit with 1 if the median real-time factor is above this", parsing.positive)
+    add(
+        "--max-rtf",
+        "exit with 1 if the median real-time factor is above this",
+        option_types.positive,
+    )
     return parser.parse_args()
 
 

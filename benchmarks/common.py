@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks import machine, playback
+from benchmarks import machine, option_types, playback
 from qwen_megakernel.cli import options, parsing, running
 from qwen_megakernel.errors import OutputError
 from qwen_megakernel.installing import require
@@ -143,7 +143,11 @@ def add_arguments(parser: argparse.ArgumentParser, runs: int = 5, warmup: int = 
     count("--warmup", warmup, "number of runs before them, whose figures do not count", least=0)(
         parser
     )
-    add("--plot FILE", "picture of the runs to write (needs the [plots] extra)", parsing.plot_file)
+    add(
+        "--plot FILE",
+        "picture of the runs to write (needs the [plots] extra)",
+        option_types.plot_file,
+    )
     options.add_options(parser, ("first_chunk_frames", "chunk_frames"))
     options.add_model_options(parser)
     options.add_speech_options(parser)

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs as a script
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch reads it when it is imported
 
-from benchmarks import kernel_pages, precision_page, result_tables, voice_card
+from benchmarks import kernel_pages, option_types, precision_page, result_tables, voice_card
 from benchmarks.page_parts import write
 from benchmarks.performance_page import performance, plot
 from qwen_megakernel.cli import parsing
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add(
         "--plot FILE",
         "draw the floors of docs/performance.md instead of writing (needs the [plots] extra)",
-        parsing.plot_file,
+        option_types.plot_file,
     )
     args = parser.parse_args(argv)
     if args.plot:

@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # runs as a script from a
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch reads this when it is imported
 
+from benchmarks import option_types
 from qwen_megakernel.checkpoint.codec_config import CodecConfig
 from qwen_megakernel.checkpoint.config import ModelConfig, parse_model_config
 from qwen_megakernel.checkpoint.frame_weights import frame_weights, layer_weights
@@ -137,7 +138,7 @@ def main() -> None:
     add(
         "--bandwidth GB/S",
         "memory bandwidth of a machine that is not among the known GPUs",
-        parsing.positive,
+        option_types.positive,
     )
     args = parser.parse_args()
     models = {name: name for name in args.model} if args.model else RELEASED

@@ -12,7 +12,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # runs as a script from anywhere
 
-from benchmarks import common, page_parts
+from benchmarks import common, option_types, page_parts
 from qwen_megakernel.cli import options, parsing
 from qwen_megakernel.engine import codes_file
 
@@ -108,7 +108,7 @@ if __name__ == "__main__":
     parsing.adder(parser)(
         "--plot FILE",
         "file for a picture of repeats and entropy by steps (needs the [plots] extra)",
-        parsing.plot_file,
+        option_types.plot_file,
     )
     args = parser.parse_args()
     sys.exit(common.run(main, args))

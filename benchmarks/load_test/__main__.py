@@ -21,7 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs as a script from anywhere
 
-from benchmarks import common
+from benchmarks import common, option_types
 from benchmarks.load_test.workload import PROMPTS, numbers
 from qwen_megakernel.cli import options, parsing
 from qwen_megakernel.errors import UsageError
@@ -40,13 +40,13 @@ def parser() -> argparse.ArgumentParser:
         numbers(int),
         [],
     )
-    add("--duration", "seconds that each load lasts", parsing.positive, 30.0)
+    add("--duration", "seconds that each load lasts", option_types.positive, 30.0)
     add("--warmup", "seconds of unmeasured load before each level", float, 5.0)
-    add("--timeout", "longest time for a request, in seconds", parsing.positive, 120.0)
+    add("--timeout", "longest time for a request, in seconds", option_types.positive, 120.0)
     add(
         "--word-ms",
         "send the text over the WebSocket, a word at a time; milliseconds between two words",
-        parsing.positive,
+        option_types.positive,
     )
     add(
         "--max-in-flight",
@@ -65,7 +65,9 @@ def parser() -> argparse.ArgumentParser:
     add("--pid", "process id of the server, to measure its memory", int)
     common.add_result_option(root)
     add(
-        "--plot FILE", "picture of the result to write (needs the [plots] extra)", parsing.plot_file
+        "--plot FILE",
+        "picture of the result to write (needs the [plots] extra)",
+        option_types.plot_file,
     )
     options.add_verbosity(root)
     return root

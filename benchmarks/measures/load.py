@@ -11,13 +11,13 @@ from itertools import product
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import common, playback
+from benchmarks import common, option_types, playback
 from benchmarks.load_test import workload
 from benchmarks.measures.paced_engine import FRAME_SAMPLES, RATE, PacedEngine, handed_over
 from benchmarks.measures.threads import busy_loops
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint import loading
-from qwen_megakernel.cli import options, parsing
+from qwen_megakernel.cli import options
 from qwen_megakernel.errors import SetupError, UsageError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ RAMP_S = 1.0  # a crowd arrives within this time
         workload.numbers(int),
         [],
     ),
-    common.option("--duration", "seconds that each load lasts", parsing.positive, 60.0),
+    common.option("--duration", "seconds that each load lasts", option_types.positive, 60.0),
     common.option("--streams", "number of slots of the engine", int, 64),
     common.option("--seed", "seed of arrivals and lengths", int, 0),
     common.option("--max-frames", "longest speech in frames; longer requests are cut", int),
@@ -212,7 +212,7 @@ def row(load_name: str, value: float, heard: list[Played], seconds: float) -> di
     common.count("--streams", 32, "number of streams at once, to time their chunks"),
     common.count("--crowd", 200, "number of streams at once, to count interruptions"),
     common.option(
-        "--rtf", "real-time factor of the engine with a fixed pace", parsing.positive, 0.4
+        "--rtf", "real-time factor of the engine with a fixed pace", option_types.positive, 0.4
     ),
     common.count("--frames", 125, "length of a speech in frames of 80 ms"),
     common.option("--model", "model of a real engine, whose first byte is measured too"),

@@ -12,9 +12,8 @@ from collections.abc import Callable
 
 from loguru import logger
 
-from benchmarks import common
+from benchmarks import common, option_types
 from benchmarks.measures.paced_engine import FRAME_S, PacedEngine, handed_over
-from qwen_megakernel.cli import parsing
 
 TEXT = "Your table for two is ready. We will meet you at the hotel on Friday. See you soon then."
 LIMITS = {"overhead_ms": 2.0, "loop_held_ms": 5.0, "quiet_ms": 1000 * FRAME_S}
@@ -32,7 +31,7 @@ METRICS = {
     common.count("--pipelines", 4, "number of pipelines at once"),
     common.count("--turns", 5, "number of turns of each pipeline in a run"),
     common.count("--runs", 3, "number of runs whose figures count"),
-    common.option("--rtf", "real-time factor of the chunks", parsing.positive, 0.25),
+    common.option("--rtf", "real-time factor of the chunks", option_types.positive, 0.25),
     common.option("--token", "feed text in Pipecat's TOKEN mode", bool),
 )
 def pipecat(args: argparse.Namespace) -> int:

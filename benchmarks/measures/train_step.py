@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks import common
+from benchmarks import common, option_types
 from benchmarks.roofline import GPUS
 from qwen_megakernel.checkpoint.frame_weights import frame_weights
-from qwen_megakernel.cli import options, parsing
+from qwen_megakernel.cli import options
 from qwen_megakernel.training.speech_job import Parts, TuneJob
 from qwen_megakernel.training.speech_trainer import METHODS, SpeechTrainer, Spoken, TuneOptions
 from qwen_megakernel.training.trainer import PRECISIONS
@@ -31,7 +31,7 @@ TEXT = "Good morning, and welcome. The train leaves at nine, and it takes three 
     common.option("--method", "as `train run` takes it", METHODS, "lora"),
     common.option("--precision", "of products", tuple(PRECISIONS), "bf16"),
     common.option("--checkpointing", "compute activations twice", bool),
-    common.option("--seconds", "length of the recording", parsing.positive, 5.0),
+    common.option("--seconds", "length of the recording", option_types.positive, 5.0),
     common.option("--device", options.DEVICE_HELP),
     common.count("--threads", 2, "number of PyTorch threads"),
     common.count("--runs", 3, "number of steps whose figures count"),

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks import common
+from benchmarks import common, option_types
 from qwen_megakernel.checkpoint import loading
-from qwen_megakernel.cli import options, parsing
+from qwen_megakernel.cli import options
 from qwen_megakernel.cloning.voice_library import VoiceLibrary
 
 RATE = 24000
@@ -33,7 +33,7 @@ METRICS = {
 
 @common.takes(
     common.option("--model", "name or folder of the model", str, "random-0.6b-base"),
-    common.option("--seconds", "length of the recording in seconds", parsing.positive, 10.0),
+    common.option("--seconds", "length of the recording in seconds", option_types.positive, 10.0),
     common.count("--threads", 2, "number of PyTorch threads"),
     common.count("--runs", 5, "number of runs whose figures count"),
     common.count("--warmup", 2, "number of runs before them, whose figures do not count", least=0),

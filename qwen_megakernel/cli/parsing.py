@@ -1,16 +1,11 @@
 """The parser of the commands, the demos and the benchmarks, and its types of values."""
 
 import argparse
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from difflib import get_close_matches
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
-from qwen_megakernel.errors import OutputError
-from qwen_megakernel.installing import install_command
-from qwen_megakernel.output_files import check_writable
 from qwen_megakernel.speech_options import MAX_FACTOR, MIN_FACTOR
 
 
@@ -37,13 +32,6 @@ def at_least(minimum: int) -> Callable[[str], int]:
         return value
 
     return bounded
-
-
-def positive(text: str) -> float:
-    """Parse a finite number above zero, as an argparse type."""
-    if not 0 < (value := number(text)) < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return value
 
 
 def temperature(text: str) -> float:
@@ -211,21 +199,3 @@ def commands_of(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentPa
         yield from commands_of(command)
     if not groups:
         yield parser
-
-
-def plot_file(text: str) -> str:
-    """Return the path of a plot, as an argparse type, if matplotlib can write it after the work."""
-    if find_spec("matplotlib") is None:
-        raise argparse.ArgumentTypeError(f"drawing needs matplotlib: {install_command('plots')}")
-    from matplotlib.backend_bases import FigureCanvasBase
-
-    endings = FigureCanvasBase.get_supported_filetypes()
-    if Path(text).suffix[1:].lower() not in endings:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no picture; its ending must be one of {', '.join(endings)}"
-        )
-    try:
-        check_writable(Path(text), "a plot")
-    except OutputError as error:
-        raise argparse.ArgumentTypeError(error.what) from error
-    return text

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import option_types
 from qwen_megakernel.cli import main, parsing
 
 
@@ -91,5 +92,5 @@ def test_a_plot_that_cannot_be_written_is_refused_before_the_work(name, why, tmp
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(argparse.ArgumentTypeError, match=why):
-        parsing.plot_file(name)
-    assert parsing.plot_file("a.png") == "a.png" and not list(tmp_path.iterdir())
+        option_types.plot_file(name)
+    assert option_types.plot_file("a.png") == "a.png" and not list(tmp_path.iterdir())

@@ -11,9 +11,8 @@ from commands import ROOT
 from programs import programs
 from tolerances import nearly
 
-from benchmarks import common
+from benchmarks import common, option_types
 from qwen_megakernel import families
-from qwen_megakernel.cli import parsing
 from qwen_megakernel.installing import install_command
 
 SHORT = ("--max-frames", "6", "--seed", "3", "--backend", "cpu")
@@ -181,7 +180,7 @@ def test_a_drawing_is_refused_before_the_first_run_where_nothing_can_draw(
     assert len(DRAWING) >= 3
     found = importlib.util.find_spec
     monkeypatch.setattr(
-        parsing, "find_spec", lambda name: found(name) if name != "matplotlib" else None
+        option_types, "find_spec", lambda name: found(name) if name != "matplotlib" else None
     )
     monkeypatch.setattr(families, "load_engine", lambda *_, **__: pytest.fail("loaded"))
     done = run_here(script, "--plot", "a.png")

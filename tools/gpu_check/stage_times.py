@@ -49,7 +49,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs as a script
 import numpy as np
 import torch
 
-from benchmarks import common
+from benchmarks import common, option_types
 from qwen_megakernel.cli import parsing
 from qwen_megakernel.decoders.kernel import build
 from qwen_megakernel.decoders.kernel.library import StageRecord
@@ -317,7 +317,7 @@ def main() -> int:
         Path,
     )
     add("--json FILE", "file to write the documents to", Path)
-    add("--plot PNG", "file for a picture of the first document's timeline", parsing.plot_file)
+    add("--plot PNG", "file for a picture of the first document's timeline", option_types.plot_file)
     args = parser.parse_args()
     if args.file:
         found = documents(args.file)

@@ -1,0 +1,36 @@
+"""Types of options that measurements have and commands have not."""
+
+import argparse
+import math
+from importlib.util import find_spec
+from pathlib import Path
+
+from qwen_megakernel.cli.parsing import number
+from qwen_megakernel.errors import OutputError
+from qwen_megakernel.installing import install_command
+from qwen_megakernel.output_files import check_writable
+
+
+def positive(text: str) -> float:
+    """Parse a finite number above zero, as an argparse type."""
+    if not 0 < (value := number(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return value
+
+
+def plot_file(text: str) -> str:
+    """Return the path of a plot, as an argparse type, if matplotlib can write it after the work."""
+    if find_spec("matplotlib") is None:
+        raise argparse.ArgumentTypeError(f"drawing needs matplotlib: {install_command('plots')}")
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    endings = FigureCanvasBase.get_supported_filetypes()
+    if Path(text).suffix[1:].lower() not in endings:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no picture; its ending must be one of {', '.join(endings)}"
+        )
+    try:
+        check_writable(Path(text), "a plot")
+    except OutputError as error:
+        raise argparse.ArgumentTypeError(error.what) from error
+    return text
