@@ -1,9 +1,12 @@
 """Types of options that measurements have and commands have not."""
 
 import argparse
+import json
 import math
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from qwen_megakernel.cli.parsing import number
 from qwen_megakernel.errors import OutputError
@@ -16,6 +19,22 @@ def positive(text: str) -> float:
     if not 0 < (value := number(text)) < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not a positive number")
     return value
+
+
+def numbers(kind: Callable[[str], float]) -> Callable[[str], list[float]]:
+    """Return an argparse type: numbers of a kind, which is such a type, separated by commas."""
+    return lambda text: [kind(part) for part in text.split(",")]
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Parse a JSON object, as an argparse type."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"it is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError("it is no JSON object")
+    return found
 
 
 def plot_file(text: str) -> str:

@@ -15,14 +15,13 @@ the arrivals are drawn with SHA-256, as theirs are, but they are other draws.
 
 import argparse
 import asyncio
-import json
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs as a script from anywhere
 
 from benchmarks import common, option_types
-from benchmarks.load_test.workload import PROMPTS, numbers
+from benchmarks.load_test.workload import PROMPTS
 from qwen_megakernel.cli import options, parsing
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.installing import require
@@ -33,13 +32,9 @@ def parser() -> argparse.ArgumentParser:
     root = parsing.Parser(prog="load_test", description=__doc__.splitlines()[0])
     add = parsing.adder(root)
     add("--url", "address of the server, without /v1", str, "http://127.0.0.1:8090")
-    add("--rps", "rates of requests per second, separated by commas: 1,2,4", numbers(float), [])
-    add(
-        "--concurrency",
-        "numbers of listeners at once, separated by commas: 1,4,16",
-        numbers(int),
-        [],
-    )
+    rates, counts = map(option_types.numbers, (option_types.positive, parsing.at_least(1)))
+    add("--rps", "rates of requests per second, separated by commas: 1,2,4", rates, [])
+    add("--concurrency", "numbers of listeners at once, separated by commas: 1,4,16", counts, [])
     add("--duration", "seconds that each load lasts", option_types.positive, 30.0)
     add("--warmup", "seconds of unmeasured load before each level", float, 5.0)
     add("--timeout", "longest time for a request, in seconds", option_types.positive, 120.0)
@@ -59,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
     add("--voice", "voice that the requests name")
     add("--language", "language that the requests name")
     add("--model-name", "value of the requests' field `model`")
-    add("--body", "further fields of the requests, as JSON", json.loads, {})
+    add("--body", "further fields of the requests, as JSON", option_types.json_object, {})
     add("--api-key", "key to send with every request, as a bearer token")
     add("--label", "name of the model for the result (default: the first that the server lists)")
     add("--pid", "process id of the server, to measure its memory", int)

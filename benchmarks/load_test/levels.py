@@ -174,7 +174,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         if first.error:
             raise SetupError(
                 f"{args.url} did not answer a request for speech: {first.error}",
-                hint="Start a server, or name it with --url.",
+                hint="Start a server, or name it with --url http://HOST:PORT.",
             )
         for mode, load in levels:
             if args.warmup:

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from statistics import NormalDist
 
 PROMPTS = (
@@ -50,16 +50,3 @@ def num_frames(seed: int, index: int) -> int:
     normal = NormalDist(math.log(MEAN_FRAMES) - SIGMA**2 / 2, SIGMA)
     drawn = math.exp(normal.inv_cdf(uniform(seed, "frames", index)))
     return round(min(max(drawn, SHORTEST), LONGEST))
-
-
-def numbers(kind: Callable[[str], float]) -> Callable[[str], list[float]]:
-    """Return a function that parses positive numbers separated by commas, for argparse."""
-
-    def parse(text: str) -> list[float]:
-        found = [kind(part) for part in text.split(",")]
-        if min(found) <= 0:
-            raise ValueError(text)
-        return found
-
-    parse.__name__ = f"list of {kind.__name__}"  # argparse prints this name
-    return parse

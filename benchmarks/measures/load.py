@@ -17,7 +17,7 @@ from benchmarks.measures.paced_engine import FRAME_SAMPLES, RATE, PacedEngine, h
 from benchmarks.measures.threads import busy_loops
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint import loading
-from qwen_megakernel.cli import options
+from qwen_megakernel.cli import options, parsing
 from qwen_megakernel.errors import SetupError, UsageError
 
 if TYPE_CHECKING:
@@ -50,13 +50,13 @@ RAMP_S = 1.0  # a crowd arrives within this time
     common.option(
         "--rps",
         "rates of requests per second, separated by commas: 1,10,20",
-        workload.numbers(float),
+        option_types.numbers(option_types.positive),
         [],
     ),
     common.option(
         "--listeners",
         "numbers of listeners at once, separated by commas: 8,16",
-        workload.numbers(int),
+        option_types.numbers(parsing.at_least(1)),
         [],
     ),
     common.option("--duration", "seconds that each load lasts", option_types.positive, 60.0),

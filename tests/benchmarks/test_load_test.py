@@ -245,5 +245,21 @@ def test_a_server_that_is_not_there_is_named(run):
     assert done.returncode == 2 and "--rps" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "why"),
+    [
+        ("--rps", "1,x", "'x' is not a number"),
+        ("--rps", "1,0", "0 is not a positive number"),
+        ("--concurrency", "1,2.5", "'2.5' is not a whole number"),
+        ("--body", '{"stream": tru}', "it is not JSON: Expecting value"),
+        ("--body", "[1]", "it is no JSON object"),
+    ],
+)
+def test_a_value_that_cannot_be_read_says_why(option, value, why, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        load_test.parser().parse_args([option, value])
+    assert f"argument {option}: {why}" in capsys.readouterr().err
+
+
 def test_gaps_between_arrivals_are_never_negative():
     assert all(a < b for a, b in pairwise(workload.arrivals(1, 50, 10)))
