@@ -54,6 +54,21 @@ async def test_a_turn_with_markup_has_its_pause_and_its_words(mode, engine):
     assert begins[4] >= (first + length) / RATE - 0.3  # after the pause
 
 
+@pytest.mark.parametrize(
+    ("text_format", "text"),
+    [("pauses", "It is ready. [pause 1s] Good."), ("script", "demo: It is ready.\ndemo: Good.")],
+)
+async def test_pauses_and_names_of_speakers_stay_in_the_conversation(
+    mode, engine, text_format, text
+):
+    settings = MegakernelTTSService.Settings(text_format=text_format, seed=1)
+    async with Run(service(engine, mode, settings=settings)) as run:
+        await run.turn(text, ends=1)
+    assert run.errors == []
+    told = " ".join(word.text for word in run.frames(TTSTextFrame))
+    assert told == text.replace("\n", " ")
+
+
 async def test_words_have_the_times_that_the_stream_has(mode, engine):
     streams, told = [], []
     tts = service(engine, mode, settings=MegakernelTTSService.Settings(seed=1))
