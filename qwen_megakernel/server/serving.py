@@ -5,16 +5,16 @@ import contextlib
 import dataclasses
 import errno
 import logging
-import re
 import resource
 import signal
 import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import h11
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from qwen_megakernel.choices import API_KEY_VARIABLE
@@ -35,10 +35,7 @@ logger = get_logger(__name__)
 _BACKLOG = 128  # connections that the operating system holds until the server accepts them
 _IDLE_CONNECTIONS = 256  # open besides `max_connections` requests and WebSockets
 _OTHER_DESCRIPTORS = 192  # files, libraries, Wyoming clients, connections that are being closed
-
-# The name of the header in which clients of Java offer HTTP/2 or TLS. httptools would skip the body
-# of such a request. Another name of the same length takes its place, since a body may come, too.
-_OFFER = re.compile(rb"^upgrade(?=[ \t]*:(?![ \t]*websocket))", re.IGNORECASE | re.MULTILINE)
+_MAX_HEAD_BYTES = 1 << 16  # of a request's first line and headers
 
 
 def raise_descriptor_limit(settings: ServerSettings) -> None:
@@ -71,8 +68,9 @@ def guarded_protocol(settings: ServerSettings) -> type[asyncio.Protocol]:
     # Connections without a request, the longest wait first, with the end of their time.
     waiting: dict[Any, asyncio.TimerHandle] = {}
 
-    # uvicorn chooses the base class at run time, by what is installed.
-    class GuardedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    # Not uvicorn's other protocol, which is that of httptools: it sends chunks to clients of
+    # HTTP/1.0, reads headers without end, and skips the body of a client that offers HTTP/2.
+    class GuardedProtocol(H11Protocol):
         _stalled: asyncio.TimerHandle | None = None  # for the client to read what was sent
 
         def __init__(self, config: Any, server_state: Any, app_state: Any, _loop: Any = None):
@@ -87,11 +85,19 @@ def guarded_protocol(settings: ServerSettings) -> type[asyncio.Protocol]:
                 next(each for each in waiting if not each.transport.is_closing())._abort()
 
         def data_received(self, data: bytes) -> None:
-            if self in waiting:  # it begins a request
-                head, end, body = data.partition(b"\r\n\r\n")
-                data = _OFFER.sub(b"offered", head) + end + body
             super().data_received(data)
             self._note()
+
+        def _get_upgrade(self) -> bytes | None:
+            # uvicorn warns about all others, which clients of Java send with each request.
+            return b"websocket" if super()._get_upgrade() == b"websocket" else None
+
+        def send_400_response(self, msg: str) -> None:
+            if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                msg = "This is no request of HTTP/1.1 without TLS, or its headers are larger than "
+                super().send_400_response(f"{msg}{_MAX_HEAD_BYTES} bytes.")
+            else:  # in the body of a request that is being answered
+                self._abort()
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
@@ -347,6 +353,7 @@ def new_server(
     config = uvicorn.Config(
         app,
         http=guarded_protocol(settings),
+        h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
         backlog=ACCEPTS,
         ws=counting_protocol(service.admission, settings),
         ws_max_size=settings.max_body_bytes,

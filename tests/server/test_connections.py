@@ -25,11 +25,11 @@ from qwen_megakernel.server import serving as server_serving
 from qwen_megakernel.server.settings import ServerSettings
 
 GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
-# `serve` without a model, on the event loop and parser that are installed or on uvicorn's own.
+# `serve` without a model, on the event loop that is installed or on asyncio's own.
 PROGRAM = """
 import sys
 if sys.argv[1] == "bare":
-    sys.modules["uvloop"] = sys.modules["httptools"] = None
+    sys.modules["uvloop"] = None
 from fake_engine import FakeEngine
 from qwen_megakernel.server import serving
 from qwen_megakernel.server.settings import ServerSettings
@@ -58,24 +58,22 @@ def connection_of(live: LiveServer) -> Any:
 
 
 def test_the_server_runs_on_what_is_installed(engine):
-    """`make test-user` has neither, as its users; the other runs of the tests have both."""
-    is_fast = importlib.util.find_spec("httptools") is not None
-    assert (importlib.util.find_spec("uvloop") is not None) == is_fast
+    """`make test-user` has no uvloop, as its users; the other runs of the tests have it."""
+    is_fast = importlib.util.find_spec("uvloop") is not None
     with serving(engine) as live, live.connect():
         used = {each.__module__.split(".")[0] for each in type(live.loop).__mro__}
         used |= {each.__name__ for each in type(connection_of(live)).__mro__}
-    assert ("HttpToolsProtocol" in used, "uvloop" in used) == (is_fast, is_fast)
-    assert is_fast or {"H11Protocol", "asyncio"} <= used
+    assert {"H11Protocol", "uvloop" if is_fast else "asyncio"} <= used
 
 
-@pytest.mark.parametrize("http", ["h11", "httptools"])
-def test_audio_does_not_wait_until_the_headers_are_acknowledged(engine, http):
-    with serving(engine, http=http) as live, live.connect():
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_audio_does_not_wait_until_the_headers_are_acknowledged(engine, loop):
+    with serving(engine, loop=loop) as live, live.connect():
         accepted = connection_of(live).transport.get_extra_info("socket")
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-@pytest.mark.parametrize("http", ["h11", "httptools"])
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 @pytest.mark.parametrize("is_slow", [False, True], ids=["whole", "in pieces"])
 @pytest.mark.parametrize(
     "upgrade",
@@ -85,11 +83,11 @@ def test_audio_does_not_wait_until_the_headers_are_acknowledged(engine, http):
     ],
     ids=["Java's HttpClient", "Apache HttpClient"],
 )
-def test_an_offer_of_another_protocol_is_declined_and_the_body_is_read(http, is_slow, upgrade):
+def test_an_offer_of_another_protocol_is_declined_and_the_body_is_read(loop, is_slow, upgrade):
     post = http_post(json.dumps({"input": "Hello.", "response_format": "pcm"}).encode())
     head, body = post.replace(b"\r\n", b"\r\n" + upgrade, 1).split(b"\r\n\r\n")
     pieces = [head + b"\r\n\r\n", body] if is_slow else [head + b"\r\n\r\n" + body]
-    with serving(FakeEngine(), http=http) as live, live.connect() as client:
+    with serving(FakeEngine(), loop=loop) as live, live.connect() as client:
         for piece in pieces:
             client.sendall(piece)
             time.sleep(0.1)
@@ -98,6 +96,43 @@ def test_an_offer_of_another_protocol_is_declined_and_the_body_is_read(http, is_
         assert (answer.status, len(answer.read()) > 0) == (200, True)
         client.sendall(GET)
         assert client.recv(100).startswith(b"HTTP/1.1 200")
+
+
+def test_a_client_of_http_1_0_gets_the_audio_without_chunks(engine):
+    wanted = {"input": "Hello.", "response_format": "pcm"}
+    post = http_post(json.dumps(wanted).encode()).replace(b"HTTP/1.1", b"HTTP/1.0", 1)
+    with serving(engine) as live:
+        with live.connect() as client:
+            client.sendall(post)
+            client.settimeout(20)
+            head, _, body = client.makefile("rb").read().partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head.lower()
+    assert body == engine.streams[0].sent
+
+
+def test_headers_without_end_are_refused_before_they_fill_the_memory(engine, caplog):
+    with serving(engine) as live, live.connect() as client:
+        client.sendall(GET[:-2])
+        with contextlib.suppress(OSError):  # the server has closed the connection
+            for _ in range(17):
+                client.sendall(b"X-Long: " + b"a" * 4096 + b"\r\n")
+                time.sleep(0.002)
+        client.settimeout(20)
+        with contextlib.suppress(OSError):
+            answer = client.recv(4096)
+    assert answer.startswith(b"HTTP/1.1 400") and b"headers are larger than 65536 bytes" in answer
+    assert "Traceback" not in caplog.text
+
+
+def test_a_broken_body_after_an_answer_leaves_no_traceback(engine, caplog):
+    head = b"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\n"
+    head += b"Content-Type: text/plain\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with serving(engine) as live, live.connect() as client:
+        client.sendall(head)
+        assert client.recv(4096).startswith(b"HTTP/1.1 415")
+        client.sendall(b"this is no chunk\r\n")
+        wait_until(lambda: num_open(live) == 0)
+    assert "Traceback" not in caplog.text
 
 
 @contextlib.contextmanager

@@ -37,12 +37,12 @@ def test_what_http_does_not_allow_is_refused_by_name(value: bytes):
         check_headers([(b"x-seed", b"7"), (b"x-warning", value)])
 
 
-@pytest.mark.parametrize("http", ["h11", "httptools"])
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 def test_a_header_that_cannot_be_sent_is_an_error_with_a_line_in_the_log(
-    http: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    loop: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(responses, "header_value", lambda text: f"{text} ")
-    with serving(FakeEngine(), http=http) as live, caplog.at_level(logging.ERROR):
+    with serving(FakeEngine(), loop=loop) as live, caplog.at_level(logging.ERROR):
         for form in ({}, {"stream": False}, {"stream_format": "sse"}):
             assert_error(live.speak("5", normalize="on", **form), 500, "internal_error")
             assert live.speak("Hello.").status_code == 200

@@ -29,9 +29,9 @@ def demo() -> Iterator[TTSEngine]:
         yield tts
 
 
-@pytest.fixture(scope="module", params=["h11", "httptools"])
+@pytest.fixture(scope="module", params=["asyncio", "uvloop"])
 def live(demo: TTSEngine, request: pytest.FixtureRequest) -> Iterator[LiveServer]:
-    with serving(demo, http=request.param, max_chars=MOST_CHARS) as server:
+    with serving(demo, loop=request.param, max_chars=MOST_CHARS) as server:
         yield server
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import importlib
 import json
 import socket
 import threading
@@ -108,32 +107,23 @@ def http_post(body: bytes, path: str = SPEECH, content_type: str = "application/
     ).encode() + body
 
 
-def _protocol(http: str) -> Any:
-    """Return uvicorn's protocol class of an HTTP library, or skip the test without the library."""
-    pytest.importorskip(http)
-    module = importlib.import_module(f"uvicorn.protocols.http.{http}_impl")
-    return getattr(module, {"h11": "H11Protocol", "httptools": "HttpToolsProtocol"}[http])
-
-
 @contextlib.contextmanager
 def serving(
-    engine: Any, *, send_buffer: int | None = None, http: str | None = None, **settings: Any
+    engine: Any, *, send_buffer: int | None = None, loop: str = "auto", **settings: Any
 ) -> Iterator[LiveServer]:
     """Yield a server for `engine` (or for a function that makes one); stop it at the end.
 
     Args:
         send_buffer: bytes that the operating system may hold for each client.
-        http: "h11", with asyncio's event loop: what an installation without uvicorn's extras has;
-            "httptools", with uvloop. None: what is installed.
+        loop: "asyncio": the event loop of an installation without uvicorn's extras; "uvloop"; or
+            "auto": what is installed.
         settings: `ServerSettings`.
     """
     chosen = ServerSettings(**settings)
-    with pytest.MonkeyPatch.context() as patch:
-        if http is not None:
-            patch.setattr(serving_module, "AutoHTTPProtocol", _protocol(http))
-        running = serving_module.new_server(app.create_app(engine, chosen), chosen)
-    if http is not None:
-        running.config.loop = {"h11": "asyncio", "httptools": "uvloop"}[http]
+    if loop == "uvloop":
+        pytest.importorskip("uvloop")
+    running = serving_module.new_server(app.create_app(engine, chosen), chosen)
+    running.config.loop = loop
     with serving_module.listen("127.0.0.1", 0) as listener:
         if send_buffer is not None:  # connections inherit this
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
