@@ -29,6 +29,7 @@ _AAC_KBITS = 64
 _MP3_KBITS_FROM = {32000: (32, 320), 16000: (8, 160), 0: (8, 64)}
 _UNKNOWN_BYTES = 0xFFFFFFFF  # length of a WAV that is still being made
 _WAV_TAGS = {"ulaw": 7, "alaw": 6, "float": 3}  # encodings that are not PCM (RFC 2361)
+_SILENCE = np.zeros(1, np.int16)  # libsndfile writes no file, or a broken one, without samples
 _WIDTHS = {"pcm": 2, "float": 4, "ulaw": 1, "alaw": 1}  # bytes of a sample
 
 
@@ -80,7 +81,7 @@ class AudioFormat:
         else:
             file = io.BytesIO()
             with new_sound_file(file, self.rate, mark.comment, **self.sndfile_options()) as writer:
-                writer.write(samples)
+                writer.write(samples if len(samples) else _SILENCE)
             data = file.getvalue()
         if mark.signer and self.name in SIGNED_FORMATS:
             data = mark.signer.sign(data, self.name)
@@ -212,6 +213,8 @@ class SndfileEncoder(Encoder):
         return self._sink.take()
 
     def finish(self) -> bytes:
+        if not self._file.frames:
+            self._file.write(_SILENCE)
         self._file.close()
         return self._sink.take()
 

@@ -165,6 +165,13 @@ def counting_protocol(
                 super().data_received(data)
 
         def send_receive_event_to_app(self) -> None:
+            if self.curr_msg_data_type == "text":
+                try:
+                    b"".join(self.frames).decode()
+                except UnicodeDecodeError:  # uvicorn would log a traceback
+                    self.conn.send_close(1007, "The message is not UTF-8 text.")
+                    self.handle_parser_exception()
+                    return
             super().send_receive_event_to_app()
             self._is_whole = True
 

@@ -144,7 +144,7 @@ class VoiceStore:
             what = f"The recording has {len(recording)} bytes; the limit is {most}."
             raise ApiError(413, what, "too_large")
         if self._num_working > limit:
-            raise EngineBusy(f"{limit} recordings are waiting (limit {limit}).")
+            raise EngineBusy(f"{limit + 1} recordings are in work or waiting, which is the limit.")
         self._num_working += 1
         try:
             async with self._working:

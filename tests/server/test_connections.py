@@ -101,11 +101,10 @@ def test_an_offer_of_another_protocol_is_declined_and_the_body_is_read(loop, is_
 def test_a_client_of_http_1_0_gets_the_audio_without_chunks(engine):
     wanted = {"input": "Hello.", "response_format": "pcm"}
     post = http_post(json.dumps(wanted).encode()).replace(b"HTTP/1.1", b"HTTP/1.0", 1)
-    with serving(engine) as live:
-        with live.connect() as client:
-            client.sendall(post)
-            client.settimeout(20)
-            head, _, body = client.makefile("rb").read().partition(b"\r\n\r\n")
+    with serving(engine) as live, live.connect() as client:
+        client.sendall(post)
+        client.settimeout(20)
+        head, _, body = client.makefile("rb").read().partition(b"\r\n\r\n")
     assert b"transfer-encoding" not in head.lower()
     assert body == engine.streams[0].sent
 

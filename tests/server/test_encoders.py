@@ -121,10 +121,14 @@ def test_aac_without_pyav_names_no_folder_of_the_server(monkeypatch):
 
 
 @pytest.mark.parametrize("response_format", MEDIA_TYPES)
-def test_speech_without_a_sample_is_a_file_without_a_sample(response_format):
+def test_speech_without_a_sample_is_a_file_that_can_be_read(response_format):
     if response_format == "aac":
         pytest.importorskip("av")
     audio = AudioFormat(response_format, RATE)
     encoder = audio.encoder()
-    assert isinstance(encoder.encode(hum(0)) + encoder.finish(), bytes)
-    assert isinstance(audio.file(hum(0)), bytes)
+    for data in (audio.file(hum(0)), encoder.encode(hum(0)) + encoder.finish()):
+        if response_format in ("pcm", "ulaw", "alaw", "aac"):  # a row of frames without a head
+            assert data == b""
+        else:
+            with soundfile.SoundFile(io.BytesIO(data)) as file:
+                assert file.channels == 1

@@ -54,4 +54,6 @@ def test_the_description_names_what_clients_send(live):
     assert set(f"{openai} {ours}".split()) <= set(body)
     for path in ("/v1/audio/voices", "/v1/audio/models", "/v1/models", "/health", "/ready"):
         assert "get" in described["paths"][path]
+    failed = described["paths"]["/health"]["get"]["responses"]["503"]["content"]
+    assert set(failed["application/json"]["schema"]["properties"]) == {"status", "why"}
     assert "422" not in described["paths"]["/v1/audio/speech"]["post"]["responses"]

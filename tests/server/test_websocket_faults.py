@@ -107,6 +107,16 @@ async def test_a_message_that_is_too_large_closes_the_connection(engine):
             assert caught.value.rcvd.code == 1009
 
 
+async def test_text_that_is_not_utf_8_closes_the_connection_without_a_traceback(live, caplog):
+    async with session(live) as socket:
+        await socket.send(b"\xff\xfe", text=True)
+        with pytest.raises(ConnectionClosed) as caught:
+            await hear(socket)
+    assert caught.value.rcvd.code == 1007
+    assert caught.value.rcvd.reason == "The message is not UTF-8 text."
+    assert "Traceback" not in caplog.text
+
+
 async def test_messages_that_are_not_complete_count_among_all_buffered_bytes():
     async def without_end():
         yield "a" * 900_000
