@@ -4,6 +4,8 @@ HEAD is GET without the body, on every path. The key is checked before a byte of
 The middleware reads the whole body within a size and a time, so no handler waits for a slow client,
 and it limits how much of all bodies is in memory. It reads no body where no route takes one. When a
 response ends, it logs a line to `qwen_megakernel.access` at level INFO.
+
+A client that reads nothing for a while is cut off, over HTTP and over WebSockets.
 """
 
 import asyncio
@@ -28,6 +30,7 @@ from qwen_megakernel.printable import get_logger
 from qwen_megakernel.server.dialects.dialect import Dialect, foreign_key
 from qwen_megakernel.server.error_responses import CLOSE, DIALECT, ApiError, error_response
 from qwen_megakernel.server.headers import check_headers
+from qwen_megakernel.server.responses import abort, sent
 from qwen_megakernel.server.schemas import check_json_values
 from qwen_megakernel.server.service import Service
 from qwen_megakernel.server.settings import host_name
@@ -43,6 +46,7 @@ _BODILESS = ("GET", "DELETE", "OPTIONS")  # methods of routes that take no body
 SMALL_BODY = 64 * 1024  # bytes that a client may always send, so that texts are spoken
 _MULTIPART_SLACK = 64 * 1024  # bytes of an upload besides the recording: fields and boundaries
 _MAX_PATH_CHARS = 200  # in a line of the access log
+_PIECE_BYTES = 1 << 17  # of a long body, each of which has the time of `stall_timeout_s`
 _LINGER_S, _LINGER_BYTES = 1.0, 1 << 20  # limits on reading from a refused client
 
 
@@ -112,7 +116,13 @@ class RequestGuard:
             elif is_head and message["type"] == "http.response.body":
                 message = {**message, "body": b""}
             started = True
-            await send(message)
+            body: bytes = message.get("body", b"") if scope["type"] == "http" else b""
+            if len(body) > _PIECE_BYTES:
+                for begin in range(0, len(body), _PIECE_BYTES):
+                    piece = body[begin : begin + _PIECE_BYTES]
+                    await self._sent(send, {**message, "body": piece, "more_body": True}, scope)
+                message = {**message, "body": b""}  # sent when the client has read most
+            await self._sent(send, message, scope)
 
         self._num_open += 1
         try:
@@ -133,6 +143,9 @@ class RequestGuard:
             answer = _lingering(receive, stamped) if is_unread else stamped
             await error_response(error, scope)(scope, receive, answer)
         except Exception as error:
+            if started and isinstance(error, ConnectionAbortedError):
+                logger.info("The client of request %s was cut: %s", request_id, error)
+                return
             if started:
                 raise
             logger.exception("Request %s failed.", request_id)
@@ -145,6 +158,9 @@ class RequestGuard:
             path = quote(scope["path"], errors="replace")[:_MAX_PATH_CHARS]
             facts = (host, port, method, path, status or "-", seconds, request_id)
             access_logger.info('%s:%s "%s %s" %s %.3f s %s', *facts)
+
+    async def _sent(self, send: Send, message: Message, scope: Scope) -> None:
+        await sent(send(message), self._settings.stall_timeout_s, lambda: abort(scope))
 
     def _check_room(self) -> None:
         limit = self._settings.max_connections

@@ -1,6 +1,6 @@
 """Responses that carry speech to an HTTP client, as audio or as events.
 
-A client that reads nothing for a while is cut off; a client that disconnects ends its stream.
+A client that disconnects ends its stream.
 """
 
 import asyncio
@@ -184,7 +184,6 @@ class SpeechResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request (ASGI)."""
         watcher = asyncio.create_task(_close_when_gone(self._speaking, receive))
-        self._scope = scope
         try:
             with self._speaking:
                 async with self._speaking.limited():
@@ -192,13 +191,10 @@ class SpeechResponse(Response):
                         await self._send(send, piece)
                 await self._send(send, b"", last=True)
         except Exception as error:
-            if not self._started:
-                raise  # `error_responses` answers it
-            request_id = self._speaking.request_id
-            if isinstance(error, ConnectionAbortedError):
-                logger.info("The client of speech %s did not read it in time.", request_id)
-                return
+            if not self._started or isinstance(error, ConnectionAbortedError):
+                raise  # `middleware` answers it, or has cut the connection
             if not isinstance(error, QwenTTSError):
+                request_id = self._speaking.request_id
                 logger.error("Speech %s failed while it was sent.", request_id, exc_info=error)
             if self._on_error is None:
                 abort(scope)
@@ -208,7 +204,6 @@ class SpeechResponse(Response):
             watcher.cancel()
 
     async def _send(self, send: Send, piece: bytes, *, last: bool = False) -> None:
-        """Send a piece; raises `ConnectionAbortedError` if the client does not read it."""
         if not self._started:
             if self._is_whole:
                 self.headers["Content-Length"] = str(len(piece))
@@ -217,9 +212,7 @@ class SpeechResponse(Response):
             await send(start)
             self._started = True
         if piece or last:
-            body = {"type": "http.response.body", "body": piece, "more_body": not last}
-            limit_s = self._speaking.settings.stall_timeout_s
-            await sent(send(body), limit_s, lambda: abort(self._scope))
+            await send({"type": "http.response.body", "body": piece, "more_body": not last})
 
 
 def speech_headers(speaking: ActiveSpeech) -> dict[str, str]:

@@ -56,13 +56,13 @@ def max_open_connections(settings: ServerSettings) -> int:
 
 
 def guarded_protocol(settings: ServerSettings) -> type[asyncio.Protocol]:
-    """Return a protocol class that limits connections: their number, and how long they may stall.
+    """Return a protocol class that limits connections: their number, and how long they are idle.
 
-    uvicorn waits for a request for as long as bytes trickle in, and for a client to read its
-    response without end. If too many connections are open, the class cuts the one that has been
-    without a request for the longest time, which is the new one if all others have requests; a
-    WebSocket counts as a request once its session is configured. The class also passes the app a
-    function that cuts the connection: a normal close waits for a client that may never read.
+    uvicorn waits for a request for as long as bytes trickle in. If too many connections are open,
+    the class cuts the one that has been without a request for the longest time, which is the new
+    one if all others have requests; a WebSocket counts as a request once its session is configured.
+    The class also passes the app a function that cuts the connection: a normal close waits for a
+    client that may never read.
     """
     limit = max_open_connections(settings)
     # Connections without a request, the longest wait first, with the end of their time.
@@ -71,8 +71,6 @@ def guarded_protocol(settings: ServerSettings) -> type[asyncio.Protocol]:
     # Not uvicorn's other protocol, which is that of httptools: it sends chunks to clients of
     # HTTP/1.0, reads headers without end, and skips the body of a client that offers HTTP/2.
     class GuardedProtocol(H11Protocol):
-        _stalled: asyncio.TimerHandle | None = None  # for the client to read what was sent
-
         def __init__(self, config: Any, server_state: Any, app_state: Any, _loop: Any = None):
             functions = {ABORT: self._abort, KEEP: self._stop_waiting}
             super().__init__(config, server_state, app_state | functions, _loop)
@@ -103,17 +101,8 @@ def guarded_protocol(settings: ServerSettings) -> type[asyncio.Protocol]:
             super().on_response_complete()
             self._note()
 
-        def pause_writing(self) -> None:
-            super().pause_writing()
-            self._stalled = self.loop.call_later(settings.stall_timeout_s, self._abort)
-
-        def resume_writing(self) -> None:
-            super().resume_writing()
-            self._stop_stalling()
-
         def connection_lost(self, error: Exception | None) -> None:
             self._stop_waiting()
-            self._stop_stalling()
             super().connection_lost(error)
 
         def _note(self) -> None:
@@ -126,10 +115,6 @@ def guarded_protocol(settings: ServerSettings) -> type[asyncio.Protocol]:
         def _stop_waiting(self) -> None:
             if deadline := waiting.pop(self, None):
                 deadline.cancel()
-
-        def _stop_stalling(self) -> None:
-            if self._stalled is not None:
-                self._stalled.cancel()
 
         def _abort(self) -> None:
             self._stop_waiting()

@@ -21,7 +21,6 @@ from qwen_megakernel.errors import QwenTTSError, UsageError
 from qwen_megakernel.printable import printable
 from qwen_megakernel.server.active_speech import ActiveSpeech
 from qwen_megakernel.server.error_responses import POLICY, ApiError, shown
-from qwen_megakernel.server.responses import abort, sent
 from qwen_megakernel.server.schemas import SpeechPlan, check_json_values, check_length
 from qwen_megakernel.server.service import Service
 from qwen_megakernel.server.utterance import Speaker, Utterance
@@ -349,8 +348,8 @@ class ContextSession:
             writing.close()
             raise ConnectionAbortedError("The connection is closed.")
         try:
-            await sent(writing, self.settings.stall_timeout_s, lambda: abort(self.scope))
-        except (WebSocketDisconnect, ConnectionAbortedError):
+            await writing
+        except WebSocketDisconnect:  # or it did not read
             self._is_closed = True
             raise
 

@@ -5,6 +5,8 @@ import json
 import socket
 import struct
 import threading
+import time
+from http.client import HTTPResponse
 
 import numpy as np
 import pytest
@@ -138,6 +140,19 @@ def test_a_client_that_does_not_read_is_cut_and_delays_no_other():
             assert engine.streams[0].cancelled
             wait_until(lambda: not live.running.server_state.connections)
         assert live.speak(SHORT).status_code == 200
+
+
+def test_a_client_that_reads_slowly_but_steadily_gets_all_of_a_whole_speech():
+    times = {"stall_timeout_s": 1.0, "body_timeout_s": 1.0}
+    with serving(FakeEngine(rtf=0.0001), send_buffer=8192, **times) as live:
+        with live.connect_slowly() as slow:
+            slow.sendall(http_post(json.dumps({"input": LONG, "stream": False}).encode()))
+            answer, received = HTTPResponse(slow), b""
+            answer.begin()
+            while piece := answer.read(100_000):
+                received += piece
+                time.sleep(0.1)
+        assert received.endswith(live.engine.streams[0].sent)
 
 
 def test_a_slow_client_gives_its_slot_back_once_its_speech_is_made():
