@@ -27,7 +27,7 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qwen_megakernel.printable import get_logger
-from qwen_megakernel.server.dialects.dialect import Dialect, foreign_key
+from qwen_megakernel.server.dialects.dialect import Dialect, keys_of
 from qwen_megakernel.server.error_responses import CLOSE, DIALECT, ApiError, error_response
 from qwen_megakernel.server.headers import check_headers
 from qwen_megakernel.server.responses import abort, sent
@@ -78,6 +78,8 @@ class RequestGuard:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
+        if not scope["path"].startswith("/"):  # a whole URL, as clients send it to a proxy
+            scope["path"] = "/" + scope["path"].partition("://")[2].partition("/")[2]
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
@@ -199,12 +201,8 @@ class RequestGuard:
         wanted = self._settings.api_key
         if wanted is None or not (dialect or scope["path"].startswith(_PROTECTED)):
             return
-        kind, _, token = headers.get("authorization", "").partition(" ")
-        if kind.lower() not in ("bearer", "api-key"):
-            token = headers.get("x-api-key", "")
-        if dialect:
-            token = foreign_key(scope, headers) or token
-        if not hmac.compare_digest(token.strip().encode(), wanted.strip().encode()):
+        found = [key.strip().encode() for key in keys_of(scope, headers, dialect)]
+        if not any(hmac.compare_digest(key, wanted.strip().encode()) for key in found):
             what = "Missing or wrong API key. Send it as: Authorization: Bearer KEY."
             challenge = {"WWW-Authenticate": "Bearer"}
             raise ApiError(401, what, "invalid_api_key", headers=challenge | CLOSE)
@@ -219,6 +217,9 @@ class RequestGuard:
         sent = headers.get("content-type", "").partition(";")[0].strip().lower()
         if media_type is not None and sent != media_type:
             what = f"Content-Type is {sent[:80] or 'absent'}; it must be {media_type}."
+            raise ApiError(415, what, "unsupported_media_type", headers=CLOSE)
+        if encoding := headers.get("content-encoding", ""):
+            what = f"Content-Encoding is {encoding[:80]}; this server reads only plain bodies."
             raise ApiError(415, what, "unsupported_media_type", headers=CLOSE)
         limit = SMALL_BODY if media_type is None else self._settings.max_body_bytes
         if media_type == "multipart/form-data":

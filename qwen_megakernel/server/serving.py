@@ -8,6 +8,7 @@ import logging
 import resource
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -92,8 +93,8 @@ def guarded_protocol(settings: ServerSettings) -> type[asyncio.Protocol]:
 
         def send_400_response(self, msg: str) -> None:
             if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-                msg = "This is no request of HTTP/1.1 without TLS, or its headers are larger than "
-                super().send_400_response(f"{msg}{_MAX_HEAD_BYTES} bytes.")
+                msg = "The request is no HTTP/1.1 without TLS and with headers of at most "
+                super().send_400_response(f"{msg}{_MAX_HEAD_BYTES} bytes: {sys.exception()}.")
             else:  # in the body of a request that is being answered
                 self._abort()
 
@@ -146,8 +147,21 @@ def counting_protocol(
             self._hold(num_before + len(data))
             if self._held > SMALL_BODY and admission.buffered_bytes > settings.max_buffered_bytes:
                 self.transport.abort()
-            else:
-                super().data_received(data)
+                return
+            super().data_received(data)
+            if self.conn.handshake_exc and not self.transport.is_closing():
+                self.transport.write(b"".join(self.conn.data_to_send()))  # uvicorn sends no answer
+                self.transport.close()
+
+        def handle_ping(self) -> None:
+            super().handle_ping()
+            if not self.writable.is_set() and not self.read_paused:
+                self.transport.pause_reading()  # until the client has read the pongs
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            if not self.read_paused:
+                self.transport.resume_reading()
 
         def send_receive_event_to_app(self) -> None:
             if self.curr_msg_data_type == "text":

@@ -1,6 +1,7 @@
 """The middleware: keys, origins, bodies that are too large, too slow or wrong."""
 
 import contextlib
+import gzip
 import json
 import re
 import socket
@@ -222,6 +223,13 @@ def test_other_media_types_are_answered_415(live):
             SPEECH, content=b'{"input":"a"}', headers={"Content-Type": media_type}
         )
         assert_error(answer, 415, "unsupported_media_type")
+
+
+def test_a_compressed_body_is_answered_415_by_its_encoding(live):
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    answer = live.client.post(SPEECH, content=gzip.compress(b'{"input":"a"}'), headers=headers)
+    facts = assert_error(answer, 415, "unsupported_media_type")
+    assert facts["message"].startswith("Content-Encoding is gzip;")
 
 
 def test_a_huge_body_is_answered_413_with_and_without_its_length(live):

@@ -1,7 +1,7 @@
 """What a dialect is, and how its requests become those of the service."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 from urllib.parse import parse_qs
@@ -29,7 +29,6 @@ ROUTE: dict[str, Any] = {
     "responses": {key: {"description": "Error"} for key in ("4XX", "5XX")},
 }
 RATE: Any = Field(None, **dict[str, Any](OPTIONS["sample_rate"].limits))  # samples per second
-_KEY_HEADERS = ("xi-api-key", "x-api-key")
 _KEY_QUERIES = ("api_key", "access_token", "token", "xi-api-key", "authorization")
 _MAX_NAMES = 200  # of one request's fields; to escape thousands would delay all streams
 _MAX_WARNED = 1000  # fields and voices that a server remembers to have warned about
@@ -156,12 +155,15 @@ class DialectSession(ContextSession):
         keep(self.scope)  # a client may be silent at first, and has no session to configure
 
 
-def foreign_key(scope: Scope, headers: Headers) -> str:
-    """Return the API key that a request has in one of the vendors' places; empty: it has none."""
+def keys_of(scope: Scope, headers: Headers, dialect: Dialect | None) -> Iterator[str]:
+    """Yield what a request has in the places of API keys: ours, and those of the vendors."""
     kind, _, token = headers.get("authorization", "").partition(" ")
-    found = [headers.get(name) for name in _KEY_HEADERS]
-    found.append(token if kind.lower() == "token" else None)
-    if scope["type"] == "websocket":  # browsers set no headers
+    if kind.lower() in ("bearer", "api-key", *(["token"] if dialect else [])):
+        yield token
+    yield headers.get("x-api-key", "")
+    if dialect:
+        yield headers.get("xi-api-key", "")
+    if dialect and scope["type"] == "websocket":  # browsers set no headers
         query = parse_qs(scope["query_string"].decode("latin-1"))
-        found += [query.get(name, [None])[0] for name in _KEY_QUERIES]
-    return next((each for each in found if each), "")
+        for name in _KEY_QUERIES:
+            yield from query.get(name, [])

@@ -93,6 +93,7 @@ KEYS = [
     {"Authorization": "Token s3cret"},
     {"xi-api-key": "s3cret"},
     {"X-API-Key": "s3cret"},
+    {"Authorization": "Bearer s3cret", "xi-api-key": "what a client of the vendor always sends"},
 ]
 
 
