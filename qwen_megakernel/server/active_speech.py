@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import functools
 from collections import deque
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import asdict, replace
 from typing import Any, Self
 
@@ -64,8 +64,8 @@ class ActiveSpeech:
         self._limit = int(self.settings.buffer_s * record.sample_rate)
         self._chunks: deque[AudioChunk] = deque()
         self._kept: list[np.ndarray] = []  # samples for `file`
-        self._num_buffered = self._num_dropped = 0  # samples
-        self._news, self._space = asyncio.Event(), asyncio.Event()
+        self._num_dropped = 0  # samples
+        self._changed = asyncio.Event()  # what waits for the client, or whether one is there
         self._error: Exception | None = None
         self._over = self._closed = False
         self._task = asyncio.create_task(self._read())
@@ -101,19 +101,16 @@ class ActiveSpeech:
             Exception: the error that ended the stream, after the chunks before it.
         """
         while True:
-            while self._chunks:
-                chunk = self._chunks.popleft()
-                self._num_buffered -= len(chunk.samples)
-                self._space.set()
-                if keep:
-                    self._kept.append(chunk.samples)
-                yield chunk
-            if self._over:
-                if self._error:
-                    raise self._error
-                return
-            self._news.clear()
-            await self._news.wait()
+            await self._until(lambda: self._chunks or self._over)
+            if not self._chunks:
+                break
+            chunk = self._chunks.popleft()
+            self._changed.set()
+            if keep:
+                self._kept.append(chunk.samples)
+            yield chunk
+        if self._error:
+            raise self._error
 
     def close(self) -> None:
         """Stop speaking, without waiting for the engine; may be called after the end.
@@ -123,9 +120,9 @@ class ActiveSpeech:
         self._closed = True
         if self._chunks and (talk := self.plan.options.get("conversation")):
             talk.forget()  # the client lacks what the engine has said
-        self._num_dropped += sum(len(chunk.samples) for chunk in self._chunks)
+        self._num_dropped += self._num_buffered
         self._chunks.clear()
-        self._space.set()
+        self._changed.set()
         self.stream.close()
 
     def __enter__(self) -> Self:
@@ -148,6 +145,15 @@ class ActiveSpeech:
                 raise
             raise DeadlineExceeded(f"The speech did not end within {seconds:g} s.") from error
 
+    @property
+    def _num_buffered(self) -> int:
+        return sum(len(chunk.samples) for chunk in self._chunks)
+
+    async def _until(self, is_true: Callable[[], Any]) -> None:
+        while not is_true():
+            self._changed.clear()
+            await self._changed.wait()
+
     async def _read(self) -> None:
         reason = "error"
         try:
@@ -157,11 +163,8 @@ class ActiveSpeech:
                     self._num_dropped += len(chunk.samples)
                     continue
                 self._chunks.append(chunk)
-                self._num_buffered += len(chunk.samples)
-                self._news.set()
-                while self._num_buffered >= self._limit and not self._closed:
-                    self._space.clear()
-                    await self._space.wait()
+                self._changed.set()
+                await self._until(lambda: self._closed or self._num_buffered < self._limit)
             reason = self.stream.finish_reason or reason
         except Exception as error:  # `chunks` raises it
             self._error = error
@@ -169,10 +172,8 @@ class ActiveSpeech:
             self._over, self._reason = True, reason
             self._ticket.release()
             self.record.end()
-            self._news.set()
-        while self._chunks and not self._closed:  # the client may leave before it takes them
-            self._space.clear()
-            await self._space.wait()
+            self._changed.set()
+        await self._until(lambda: not self._chunks)  # the client takes them, or leaves
         self.record.count(self.finish_reason or reason, self.stream.text.drifts)
         self._finished[self.request_id] = self.facts()
 

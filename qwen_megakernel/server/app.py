@@ -261,14 +261,9 @@ def _add_facts(app: FastAPI, service: Service) -> None:
         check_model(model, service.engine.files.name)
         return _model(service.engine, model)
 
-    failed = {
-        "type": "object",
-        "properties": {name: {"type": "string"} for name in ("status", "why")},
-    }
-    content = {"application/json": {"schema": failed}}
-    about = {503: {"description": "Only a restart helps", "content": content}}
+    failed: dict[int | str, Any] = {503: {"model": dict[str, str], "description": "It hangs"}}
 
-    @app.get("/health", responses=about, openapi_extra={"security": []})  # needs no key
+    @app.get("/health", responses=failed, openapi_extra={"security": []})  # needs no key
     async def health(response: Response) -> dict[str, Any]:
         """Report that the process is alive; 503 if only a restart helps, because the GPU hangs."""
         if service.broken:

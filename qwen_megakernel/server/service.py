@@ -162,19 +162,9 @@ class Service:
 async def _begin(engine: Any, text: str | None, options: dict[str, Any]) -> Any:
     """Return a stream of the engine; a long text is read and divided in a thread."""
     begin = functools.partial(engine.stream, text, text_open=text is None, **options)
-    if text is None or len(text) <= MAX_CHARS_AT_ONCE:
-        return begin()
-    beginning = asyncio.get_running_loop().run_in_executor(None, begin)
-    try:
-        return await asyncio.shield(beginning)
-    except asyncio.CancelledError:  # the thread goes on
-        beginning.add_done_callback(_close_stream)
-        raise
-
-
-def _close_stream(beginning: "asyncio.Future[Any]") -> None:
-    if beginning.exception() is None:
-        beginning.result().close()
+    is_short = text is None or len(text) <= MAX_CHARS_AT_ONCE
+    # If this is cancelled, the thread goes on, and its stream, which nothing holds, ends itself.
+    return begin() if is_short else await asyncio.to_thread(begin)
 
 
 def shorten_pauses() -> None:

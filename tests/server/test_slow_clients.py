@@ -3,8 +3,10 @@
 import asyncio
 import json
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -13,6 +15,8 @@ from live_server import LiveServer, http_post, serving
 from speech_socket import hear_until, say, session, speak
 from tiny_speech import VOICE, tiny_engine
 from waiting import wait_until
+
+from qwen_megakernel.server import service
 
 LIMIT_S = 60  # for the answer to another client
 LONG = "Once upon a time there was a very small house. " * 60
@@ -135,6 +139,24 @@ async def test_the_server_answers_others_while_it_reads_a_long_text(engine, monk
         finally:
             is_read.set()
         assert (await speaking).status_code == 200
+
+
+async def test_a_stream_whose_client_left_while_its_text_was_read_is_not_kept():
+    is_read, begun = threading.Event(), []
+
+    def begin(*_: Any, **__: Any) -> FakeEngine:
+        assert is_read.wait(LIMIT_S)
+        stream = FakeEngine()  # anything that can be referred to weakly
+        begun.append(weakref.ref(stream))
+        return stream
+
+    beginning = asyncio.create_task(service._begin(Mock(stream=begin), LONG, {}))
+    await asyncio.sleep(0.1)
+    beginning.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await beginning
+    is_read.set()
+    await asyncio.to_thread(wait_until, lambda: begun and begun[0]() is None)
 
 
 async def test_a_long_piece_of_text_is_fed_in_short_ones(engine, monkeypatch):
