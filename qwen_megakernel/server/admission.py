@@ -28,7 +28,15 @@ class Ticket:
 
     def release(self) -> None:
         """Give the place to the next request; a second call has no effect."""
-        self.admission._forget(self)
+        admission = self.admission
+        if self not in admission.running:
+            return
+        admission.running.remove(self)
+        if self.started is not None:
+            held_s = time.perf_counter() - self.started
+            before = held_s if admission._mean_s is None else admission._mean_s
+            admission._mean_s = before + _NEWEST * (held_s - before)
+        admission._start_next()
 
 
 @dataclass(slots=True)
@@ -89,16 +97,6 @@ class Admission:
         for ticket in self.running[: self.num_slots]:
             if ticket.started is None:
                 ticket.started = time.perf_counter()
-
-    def _forget(self, ticket: Ticket) -> None:
-        if ticket not in self.running:
-            return
-        self.running.remove(ticket)
-        if ticket.started is not None:
-            held_s = time.perf_counter() - ticket.started
-            before = held_s if self._mean_s is None else self._mean_s
-            self._mean_s = before + _NEWEST * (held_s - before)
-        self._start_next()
 
     def _retry_after_s(self) -> int:
         """Estimate when all waiting requests, and one more, will have a slot."""

@@ -30,7 +30,7 @@ from qwen_megakernel.printable import get_logger
 from qwen_megakernel.server.dialects.dialect import Dialect, keys_of
 from qwen_megakernel.server.error_responses import CLOSE, DIALECT, ApiError, error_response
 from qwen_megakernel.server.headers import check_headers
-from qwen_megakernel.server.responses import abort, sent
+from qwen_megakernel.server.responses import ABORT, sent, steer
 from qwen_megakernel.server.schemas import check_json_values
 from qwen_megakernel.server.service import Service
 from qwen_megakernel.server.settings import host_name
@@ -144,10 +144,9 @@ class RequestGuard:
         except ApiError as error:
             answer = _lingering(receive, stamped) if is_unread else stamped
             await error_response(error, scope)(scope, receive, answer)
+        except ConnectionAbortedError as error:  # of `sent`
+            logger.info("The client of request %s was cut: %s", request_id, error)
         except Exception as error:
-            if started and isinstance(error, ConnectionAbortedError):
-                logger.info("The client of request %s was cut: %s", request_id, error)
-                return
             if started:
                 raise
             logger.exception("Request %s failed.", request_id)
@@ -162,7 +161,7 @@ class RequestGuard:
             access_logger.info('%s:%s "%s %s" %s %.3f s %s', *facts)
 
     async def _sent(self, send: Send, message: Message, scope: Scope) -> None:
-        await sent(send(message), self._settings.stall_timeout_s, lambda: abort(scope))
+        await sent(send(message), self._settings.stall_timeout_s, lambda: steer(scope, ABORT))
 
     def _check_room(self) -> None:
         limit = self._settings.max_connections

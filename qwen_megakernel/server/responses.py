@@ -28,8 +28,8 @@ DONE = b"data: [DONE]\n\n"
 _PROGRESS = "speech.audio.progress"  # type of events
 _PIECE_BYTES = 3 << 17  # made base64 at once; a multiple of 3
 # Keys of scope["state"], put there by `serving`: functions without arguments.
-ABORT = "abort_connection"
-KEEP = "keep_connection"
+ABORT = "abort_connection"  # cuts it and drops unsent bytes
+KEEP = "keep_connection"  # lets no new connection take its place
 
 
 async def whole(
@@ -197,7 +197,7 @@ class SpeechResponse(Response):
                 request_id = self._speaking.request_id
                 logger.error("Speech %s failed while it was sent.", request_id, exc_info=error)
             if self._on_error is None:
-                abort(scope)
+                steer(scope, ABORT)
             else:
                 await self._send(send, self._on_error(error), last=True)
         finally:
@@ -252,11 +252,6 @@ async def sent(writing: Awaitable[None], limit_s: float, abort: Callable[[], Non
         raise ConnectionAbortedError(f"The client read nothing for {limit_s:g} s.") from error
 
 
-def abort(scope: Scope) -> None:
-    """Cut the connection and drop unsent bytes; without `guarded_protocol` the server closes it."""
-    scope.get("state", {}).get(ABORT, lambda: None)()
-
-
-def keep(scope: Scope) -> None:
-    """Let no new connection take the place of this WebSocket, whose session is configured."""
-    scope.get("state", {}).get(KEEP, lambda: None)()
+def steer(scope: Scope, act: str) -> None:
+    """Make the connection `ABORT` or `KEEP`; no effect under a server other than `serving`'s."""
+    scope.get("state", {}).get(act, lambda: None)()

@@ -73,7 +73,7 @@ def guarded_protocol(settings: ServerSettings) -> type[asyncio.Protocol]:
     # HTTP/1.0, reads headers without end, and skips the body of a client that offers HTTP/2.
     class GuardedProtocol(H11Protocol):
         def __init__(self, config: Any, server_state: Any, app_state: Any, _loop: Any = None):
-            functions = {ABORT: self._abort, KEEP: self._stop_waiting}
+            functions = {ABORT: lambda: self.transport.abort(), KEEP: self._stop_waiting}
             super().__init__(config, server_state, app_state | functions, _loop)
 
         def connection_made(self, transport: asyncio.Transport) -> None:
@@ -81,7 +81,7 @@ def guarded_protocol(settings: ServerSettings) -> type[asyncio.Protocol]:
             self._note()
             if len(self.connections) > limit:  # counts WebSockets, too
                 # A WebSocket that has ended is in `waiting` until its time is over.
-                next(each for each in waiting if not each.transport.is_closing())._abort()
+                next(each for each in waiting if not each.transport.is_closing()).transport.abort()
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
@@ -96,7 +96,7 @@ def guarded_protocol(settings: ServerSettings) -> type[asyncio.Protocol]:
                 msg = "The request is no HTTP/1.1 without TLS and with headers of at most "
                 super().send_400_response(f"{msg}{_MAX_HEAD_BYTES} bytes: {sys.exception()}.")
             else:  # in the body of a request that is being answered
-                self._abort()
+                self.transport.abort()
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
@@ -111,15 +111,11 @@ def guarded_protocol(settings: ServerSettings) -> type[asyncio.Protocol]:
             if self.cycle is not None and not self.cycle.response_complete:
                 self._stop_waiting()
             elif self not in waiting:
-                waiting[self] = self.loop.call_later(settings.body_timeout_s, self._abort)
+                waiting[self] = self.loop.call_later(settings.body_timeout_s, self.transport.abort)
 
         def _stop_waiting(self) -> None:
             if deadline := waiting.pop(self, None):
                 deadline.cancel()
-
-        def _abort(self) -> None:
-            self._stop_waiting()
-            self.transport.abort()
 
     return GuardedProtocol
 

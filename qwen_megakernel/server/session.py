@@ -84,19 +84,13 @@ class Context(Speaker):
 
     def expect_text(self) -> None:
         """End the text if no more of it comes: it would hold a slot of the engine."""
-        self._stop_timer()
+        if self._text_timer:
+            self._text_timer.cancel()
         limit_s = self._session.settings.idle_timeout_s
         self._text_timer = asyncio.get_running_loop().call_later(limit_s, self.end)
 
-    def end(self) -> None:
-        self._stop_timer()
-        super().end()
-
     def cancel(self) -> None:
-        self._stop_timer()
         super().cancel()
-
-    def _stop_timer(self) -> None:
         if self._text_timer:
             self._text_timer.cancel()
 

@@ -23,7 +23,7 @@ from fastapi import WebSocket
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.server.active_speech import ActiveSpeech
 from qwen_megakernel.server.error_responses import ApiError, shown
-from qwen_megakernel.server.responses import keep
+from qwen_megakernel.server.responses import KEEP, steer
 from qwen_megakernel.server.schemas import SessionConfig, check_length
 from qwen_megakernel.server.service import Service
 from qwen_megakernel.server.session import Context, ContextSession, wrong
@@ -105,7 +105,7 @@ class Session(ContextSession):
         plan = await self.service.configure(config)
         context = context or self.open("", plan)
         context.plan, context.settings, self.first = plan, config, ""
-        keep(self.scope)
+        steer(self.scope, KEEP)
 
     async def _take_text(self, context: Context, text: Any) -> None:
         if not isinstance(text, str):

@@ -115,7 +115,10 @@ class Session:
                         await self._handle(event)
                         await self._expect_event()
                 finally:
-                    await self._stop_speaking()
+                    self._speaker.cancel()
+                    if task := self._speaker.task:
+                        task.cancel()
+                        await asyncio.wait([task])
         except TimeoutError:
             limit = self._settings.idle_timeout_s
             await self.refuse(UsageError(f"The client sent nothing for {limit:g} s."))
@@ -276,12 +279,6 @@ class Session:
             await sent(async_write_event(event, self._writer), limit_s, abort)
         except (OSError, RuntimeError) as error:  # asyncio's, and uvloop's for a closed transport
             raise ConnectionAbortedError(str(error)) from error
-
-    async def _stop_speaking(self) -> None:
-        self._speaker.cancel()
-        if task := self._speaker.task:
-            task.cancel()
-            await asyncio.wait([task])
 
 
 class _BoundedReader:

@@ -15,7 +15,7 @@ from qwen_megakernel.printable import get_logger, printable
 from qwen_megakernel.server.active_speech import ActiveSpeech
 from qwen_megakernel.server.encoders import AudioFormat
 from qwen_megakernel.server.error_responses import ApiError
-from qwen_megakernel.server.responses import SpeechResponse, keep, whole
+from qwen_megakernel.server.responses import KEEP, SpeechResponse, steer, whole
 from qwen_megakernel.server.schemas import SpeechPlan, SpeechSettings, check_length
 from qwen_megakernel.server.service import Service
 from qwen_megakernel.server.session import ContextSession
@@ -152,7 +152,7 @@ class DialectSession(ContextSession):
 
     async def accept(self) -> None:
         await super().accept()
-        keep(self.scope)  # a client may be silent at first, and has no session to configure
+        steer(self.scope, KEEP)  # a client may be silent at first, and has no session to configure
 
 
 def keys_of(scope: Scope, headers: Headers, dialect: Dialect | None) -> Iterator[str]:
