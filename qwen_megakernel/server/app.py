@@ -261,7 +261,7 @@ def _add_facts(app: FastAPI, service: Service) -> None:
         check_model(model, service.engine.files.name)
         return _model(service.engine, model)
 
-    failed: dict[int | str, Any] = {503: {"model": dict[str, str], "description": "It hangs"}}
+    failed: dict[int | str, Any] = {503: {"model": dict[str, str], "description": "GPU hangs"}}
 
     @app.get("/health", responses=failed, openapi_extra={"security": []})  # needs no key
     async def health(response: Response) -> dict[str, Any]:

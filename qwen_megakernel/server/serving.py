@@ -76,7 +76,7 @@ def guarded_protocol(settings: ServerSettings) -> type[asyncio.Protocol]:
             functions = {ABORT: lambda: self.transport.abort(), KEEP: self._stop_waiting}
             super().__init__(config, server_state, app_state | functions, _loop)
 
-        def connection_made(self, transport: asyncio.Transport) -> None:
+        def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             self._note()
             if len(self.connections) > limit:  # counts WebSockets, too
