@@ -98,6 +98,16 @@ def test_an_offer_of_another_protocol_is_declined_and_the_body_is_read(loop, is_
         assert client.recv(100).startswith(b"HTTP/1.1 200")
 
 
+def test_a_client_that_offered_another_protocol_and_left_is_noticed():
+    offer = b"\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
+    post = http_post(json.dumps({"input": "Hello.", "stream": False}).encode())
+    with serving(FakeEngine(stall_after=1)) as live:
+        with live.connect() as client:
+            client.sendall(post.replace(b"\r\n", offer, 1))
+            wait_until(lambda: live.engine.speaking)
+        wait_until(lambda: not live.engine.speaking)
+
+
 def test_a_client_of_http_1_0_gets_the_audio_without_chunks(engine):
     wanted = {"input": "Hello.", "response_format": "pcm"}
     post = http_post(json.dumps(wanted).encode()).replace(b"HTTP/1.1", b"HTTP/1.0", 1)
