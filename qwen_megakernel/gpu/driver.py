@@ -44,7 +44,8 @@ def no_gpu(demanded_by: str) -> SetupError:
     return too_old() or NoGPUError(
         f"{demanded_by} needs an NVIDIA GPU; torch sees none (torch {torch.__version__}).",
         "Without it, the CPU computes.",
-        "Omit it, or name the CPU: device cpu, and backend cpu or torch where there is a choice.",
+        "Omit it, or name the CPU: --device cpu, and --backend torch where there is a choice (in "
+        'Python device="cpu", backend="torch").',
     )
 
 

@@ -177,7 +177,7 @@ def test_a_folder_that_cannot_be_written_is_reported(run_here, tmp_path):
     (tmp_path / "file").touch()
     done = run_here("-m", "qwen_megakernel", "download", *TINY[1:], "--to", tmp_path / "file")
     assert done.returncode == 5
-    assert f"error: {tmp_path / 'file'}: File exists" in done.stderr
+    assert f"error: Cannot write {tmp_path / 'file'}: File exists" in done.stderr
 
 
 def test_a_download_that_fails_leaves_no_folder(run_here, tmp_path):
@@ -202,7 +202,7 @@ def test_a_download_to_a_full_disk_is_one_line_and_leaves_no_part(
     done = run_here("-m", "qwen_megakernel", "download", *TINY[1:], "--to", tmp_path / "to")
     assert done.returncode == 5
     *_, line = done.stderr.splitlines()
-    assert line.startswith(f"error: Cannot copy the model to {tmp_path / 'to'}: ")
+    assert line.startswith(f"error: Cannot write {tmp_path / 'to'}: ")
     assert line.count("No space left on device") == 1
     assert os.listdir(tmp_path) == ["to"] * is_there
 

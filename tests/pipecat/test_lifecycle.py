@@ -172,13 +172,13 @@ async def test_an_engine_of_its_own_is_loaded_by_name_and_closed(monkeypatch):
     async with Run(tts) as run:
         await run.say("Hello.", stops=1)
         assert not engine.closed
-    load.assert_called_once_with("tiny-random")
+    load.assert_called_once_with("tiny-random", adapter=None)
     assert engine.closed
 
 
 async def test_settings_that_fail_close_the_engine_that_was_loaded(monkeypatch):
     engine = FakeEngine()
-    monkeypatch.setattr(TTSEngine, "from_pretrained", lambda model: engine)
+    monkeypatch.setattr(TTSEngine, "from_pretrained", lambda model, adapter: engine)
     with pytest.raises(ValueError, match="nobody"):
         MegakernelTTSService(
             model_path="tiny-random", settings=MegakernelTTSService.Settings(voice="nobody")
