@@ -128,9 +128,8 @@ def test_both_loads_against_our_server(run, tmp_path):
         assert level["xrt"] == nearly(
             sum(request["audio_s"] for request in level["requests"]) / level["wall_s"]
         )
-    sent = [stream.request for stream in engine.streams]
-    assert {request.voice for request in sent} == {"vivian"}
-    assert {request.text for request in sent} == set(load_test.PROMPTS)
+    assert {stream.request.voice for stream in engine.streams} == {"vivian"}
+    assert {stream.text.written for stream in engine.streams} == set(load_test.PROMPTS)
     assert "12 rps" in done.stdout and "3 users" in done.stdout
     assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
 
