@@ -82,8 +82,18 @@ nvcc: $(VENV)/.test-ready  ## an nvcc from NVIDIA's Python packages, where none 
 	$(BIN)/python -c "$(FIND_NVCC)" 2>/dev/null || $(PIP) --editable .[nvcc]
 	$(BIN)/python -c "$(FIND_NVCC)"
 
+# With an older Python pip would refuse our requirements only after minutes, without naming Python.
+OLD := sys.exit("$(PYTHON) is Python %s; this project needs 3.11 or newer: name one, as in PYTHON=python3.12" % found)
+define CHECK_PYTHON
+import sys
+found = ".".join(map(str, sys.version_info[:3]))
+if sys.version_info < (3, 11): $(OLD)
+endef
+export CHECK_PYTHON
+
 # What came with Python may be an old pip, which takes twice as long.
 $(BIN)/python:
+	@$(PYTHON) -c "$$CHECK_PYTHON"
 	$(call waiting,Making $(VENV): some 15 seconds.,\
 	    $(PYTHON) -m venv $(VENV) && $(PIP) --upgrade pip)
 

@@ -117,3 +117,16 @@ def test_a_step_that_fails_ends_make(tmp_path):
     done = make_demo(tmp_path, "#!/bin/sh\nexit 7\n")
     assert done.returncode != 0 and "Error 7" in done.stderr
     assert "Installing" not in done.stdout
+
+
+@pytest.mark.parametrize(("version", "is_refused"), [((3, 10, 12), True), ((3, 11, 0), False)])
+def test_a_python_that_is_too_old_is_named_before_anything_is_installed(
+    tmp_path, version, is_refused
+):
+    """The Python of this test says that it has another version, and can make no environment."""
+    says = f"import sys\nsys.version_info = {version}\n"
+    runs = "assert sys.argv[1] == '-c'\nexec(sys.argv[2])\n"
+    done = make_demo(tmp_path, f"#!{sys.executable}\n{says}{runs}")
+    assert done.returncode != 0
+    assert ("is Python 3.10.12; this project needs 3.11 or newer" in done.stderr) == is_refused
+    assert ("Making" in done.stdout) != is_refused
