@@ -189,23 +189,32 @@ def test_draining_does_not_wait_for_ever():
     assert engine.streams[0].cancelled
 
 
-# `serve` with an engine whose speech takes seconds: a signal comes in time on a busy machine, too.
-SLOW = """
-import sys, time
+def serve_with(load_engine: str, *words: str) -> list[str]:
+    """Return the command `serve` with another function that loads an engine; this is its body."""
+    code = f"""
+import os, signal, sys, time
+import torch
 from qwen_megakernel import families
 from qwen_megakernel.cli import main
 
-load_engine = families.load_engine
+load = families.load_engine
 
-def load_slow_engine(*model, **options):
-    engine = load_engine(*model, **options)
+def load_engine(*model, **options):
+{load_engine}
+
+families.load_engine = load_engine
+sys.exit(main.main(["serve", "--port", "0", "--model", "tiny-random", *sys.argv[1:]]))
+"""
+    return [sys.executable, "-c", code, *words]
+
+
+# An engine whose speech takes seconds: a signal comes in time on a busy machine, too.
+SLOW = """
+    engine = load(*model, **options)
     decoder = engine._loop.stages.decoder
     launch = decoder.launch
     decoder.launch = lambda *step: time.sleep(0.1) or launch(*step)
     return engine
-
-families.load_engine = load_slow_engine
-sys.exit(main.main(["serve", "--model", "tiny-random", "--backend", "cpu", "--port", "0"]))
 """
 
 
@@ -214,7 +223,7 @@ def served_speech(cache_folder):
     """`serve` in a process of its own, and a connection to which it sends a long speech."""
     environment = os.environ | {"QWEN_MEGAKERNEL_CACHE": str(cache_folder), "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
-        [sys.executable, "-c", SLOW],
+        serve_with(SLOW, "--backend", "cpu"),
         stderr=subprocess.PIPE,
         text=True,
         env=environment,
@@ -262,20 +271,9 @@ def test_a_second_signal_cuts_the_speech_and_ends_the_command(cache_folder):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_while_the_model_is_loaded_ends_the_command_in_order(number):
     """The loading thread is inside PyTorch nearly all the time."""
-    code = """
-import sys
-import torch
-from qwen_megakernel import families
-from qwen_megakernel.cli import main
-
-def load_engine(*_, **__):
-    while True:
-        torch.randn(300, 300) @ torch.randn(300, 300)
-
-families.load_engine = load_engine
-sys.exit(main.main(["serve", "--port", "0", "--model", "tiny-random", "--slots", "3"]))
-"""
-    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    busy = "    while True:\n        torch.randn(300, 300) @ torch.randn(300, 300)"
+    command = serve_with(busy, "--slots", "3")
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr.readline().startswith("listening on")
         assert "503" in process.stderr.readline()
@@ -290,18 +288,7 @@ sys.exit(main.main(["serve", "--port", "0", "--model", "tiny-random", "--slots",
 
 @pytest.mark.ci  # seconds of a process that imports PyTorch
 def test_ctrl_c_that_ends_a_compiler_too_ends_the_command_in_order():
-    code = """
-import os, signal, sys
-from qwen_megakernel import families
-from qwen_megakernel.cli import main
-
-def load_engine(*_, **__):
-    os.kill(os.getpid(), signal.SIGINT)
-    raise KeyboardInterrupt
-
-families.load_engine = load_engine
-sys.exit(main.main(["serve", "--port", "0", "--model", "tiny-random"]))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    command = serve_with("    os.kill(os.getpid(), signal.SIGINT)\n    raise KeyboardInterrupt")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 130 and "Traceback" not in done.stderr
     assert done.stderr.endswith("loading tiny-random\nended by SIGINT\n")

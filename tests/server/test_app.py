@@ -3,10 +3,9 @@
 import base64
 import io
 import json
-import socket
 import threading
 import wave
-from collections.abc import Callable
+from http.client import HTTPResponse
 
 import numpy as np
 import openai
@@ -133,14 +132,6 @@ def test_every_format_decodes_to_the_length_that_was_spoken(live, response_forma
     assert abs(num_samples_in(answer.content) - num_samples) <= slack
 
 
-def test_pcm_is_the_engines_samples(live, tts):
-    answer = live.speak(
-        TEXT, voice="vivian", seed=2, max_new_tokens=9, response_format="pcm", stream=False
-    )
-    expected = spoken(tts, 2, voice="vivian", max_frames=8)
-    assert np.array_equal(np.frombuffer(answer.content, "<i2"), expected)
-
-
 @pytest.mark.parametrize("response_format", ["pcm", "mp3", "opus", "aac"])
 def test_no_delta_is_empty_and_together_they_have_every_frame(live, response_format):
     if response_format == "aac":
@@ -195,16 +186,20 @@ def test_null_is_a_field_that_is_left_out(live):
     assert live.speak("Hello.", **nulls).status_code == 200
 
 
-def test_unknown_fields_are_ignored_with_a_warning(live):
-    answer = live.speak(TEXT, voice="vivian", max_new_tokens=3, task_type="Base", füße="é")
-    assert answer.status_code == 200
-    assert answer.headers["x-warning"] == 'ignored: "f\\u00fc\\u00dfe", "task_type"'
-
-
-def test_the_warning_about_a_misspelt_field_names_the_one_that_was_meant(live):
-    answer = live.speak(TEXT, voice="vivian", max_new_tokens=3, tempo=1, temprature=0.5)
-    warning = 'ignored: "tempo", "temprature". Did you mean "temperature"?'
-    assert answer.headers["x-warning"] == warning
+@pytest.mark.parametrize(
+    ("fields", "warning"),
+    [
+        ({"task_type": "Base", "füße": "é"}, 'ignored: "f\\u00fc\\u00dfe", "task_type"'),
+        (
+            {"tempo": 1, "temprature": 0.5},
+            'ignored: "tempo", "temprature". Did you mean "temperature"?',
+        ),
+        ({"instructions": "Whisper."}, "instructions are ignored: this model follows none"),
+    ],
+)
+def test_what_is_ignored_is_named_in_a_warning(live, fields, warning):
+    answer = live.speak(TEXT, voice="vivian", max_new_tokens=3, **fields)
+    assert (answer.status_code, answer.headers["x-warning"]) == (200, warning)
 
 
 @pytest.mark.parametrize(
@@ -222,11 +217,6 @@ def test_the_warning_about_a_misspelt_field_names_the_one_that_was_meant(live):
 def test_what_only_events_carry_is_refused_without_events(live, param, body):
     facts = assert_error(live.speak(TEXT, voice="vivian", **body), 400)
     assert facts["param"] == param and "stream_format" in facts["message"]
-
-
-def test_instructions_that_the_model_follows_none_of_are_ignored_with_a_warning(live):
-    answer = live.speak(TEXT, voice="vivian", max_new_tokens=3, instructions="Whisper.")
-    assert answer.headers["x-warning"] == "instructions are ignored: this model follows none"
 
 
 # ---- events --------------------------------------------------------------------------------------
@@ -249,23 +239,22 @@ def test_openai_events_carry_the_file_and_its_usage(live, tts):
     assert 0 < usage["input_tokens"] <= len(TEXT)
 
 
-def curl(server: LiveServer, body: bytes) -> tuple[bytes, list[bytes]]:
+def test_the_seeds_curl_is_answered_event_by_event_on_a_base_model(base):
     """Byte for byte what `curl -N -X POST .../v1/audio/speech -H ... -d ...` sends."""
+    body = b'{"input":"Hello world","voice":"alloy","stream":true}'
     request = (
         b"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost:8090\r\nUser-Agent: curl/8.5.0\r\n"
         b"Accept: */*\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
     )
-    with socket.create_connection(server.address, timeout=60) as connection:
+    with base.connect() as connection:
         connection.sendall(request + body)
-        return read_response(connection)
-
-
-def test_the_seeds_curl_is_answered_event_by_event_on_a_base_model(base):
-    head, chunks = curl(base, b'{"input":"Hello world","voice":"alloy","stream":true}')
-    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
-    assert b"content-type: text/event-stream" in head
-    assert b'x-warning: voice "alloy" is ignored: this model has no speakers' in head
-    text = b"".join(chunks).decode("ascii")
+        answer = HTTPResponse(connection)
+        answer.begin()
+        text = answer.read().decode("ascii")
+    assert (answer.status, answer.reason) == (200, "OK")
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    warning = 'voice "alloy" is ignored: this model has no speakers'
+    assert answer.headers["x-warning"].startswith(warning)
     assert text.endswith("data: [DONE]\n\n")
     assert all(line.startswith("data: ") for line in text.splitlines() if line)
     facts = sse(text)
@@ -297,11 +286,16 @@ def test_event_format_phases_is_the_seeds_stream_and_nothing_else(tts, monkeypat
 
     with monkeypatch.context() as patch, serving(tts) as server:
         patch.setattr(tts._loop.stages.decoder, "launch", one_by_one)
-        with socket.create_connection(server.address, timeout=60) as connection:
+        with server.connect() as connection:
             connection.sendall(http_post(body))
-            head, chunks = read_response(connection, after_each=told.release)
-    assert b"content-type: text/event-stream" in head
-    lines = b"".join(chunks).decode("ascii").split("\n\n")
+            answer, received = HTTPResponse(connection), b""
+            answer.begin()
+            for line in answer:
+                received += line
+                if line != b"\n":  # an event has come
+                    told.release()
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    lines = received.decode("ascii").split("\n\n")
     speech = spoken(tts, 4, voice="vivian", max_frames=5)  # its chunks are longer
     *decoding, vocoder, done, end, nothing = lines
     assert decoding == [
@@ -394,9 +388,7 @@ def test_a_text_names_voices_as_a_request_does(tts):
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../x.voice.safetensors", "x.voice.safetensors"])
 def test_a_voice_is_never_a_path(base, name):
-    answer = base.speak(TEXT, voice=name)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["code"] == "unknown_voice"
+    assert_error(base.speak(TEXT, voice=name), 400, "unknown_voice")
 
 
 def read_wav(data: bytes) -> tuple[np.ndarray, int]:
@@ -411,23 +403,3 @@ def num_samples_in(data: bytes) -> int:
     with av.open(io.BytesIO(data)) as container:
         rate = container.streams.audio[0].rate
         return sum(frame.samples for frame in container.decode(audio=0)) * 24000 // rate
-
-
-def read_response(
-    connection: socket.socket, after_each: Callable[[], None] = lambda: None
-) -> tuple[bytes, list[bytes]]:
-    """Head and chunks of a chunked answer.
-
-    Args:
-        after_each: called when a chunk has come, before the next is awaited.
-    """
-    file = connection.makefile("rb")
-    head = b""
-    while not head.endswith(b"\r\n\r\n"):
-        head += file.readline()
-    chunks = []
-    while size := int(file.readline(), 16):
-        chunks.append(file.read(size))
-        assert file.read(2) == b"\r\n"
-        after_each()
-    return head, chunks

@@ -40,40 +40,30 @@ def live(tts, tmp_path_factory) -> Iterator[LiveServer]:
         yield server
 
 
-class Lines(logging.Handler):
-    """Keeps records as a program's own formatter writes them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
-        self.records: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.records.append(self.format(record))
-
-
 @contextlib.contextmanager
 def logged(quoting: str = "") -> Iterator[list[str]]:
-    """Collect the records of the block, all levels; check them, and that one has `quoting`."""
-    package, handler = logging.getLogger("qwen_megakernel"), Lines()
+    """Collect the records of the block, all levels, as a program's own formatter writes them.
+
+    Checks that they are harmless, and that one has `quoting`.
+    """
+    package, handler = logging.getLogger("qwen_megakernel"), logging.Handler()
+    records: list[str] = []
+    handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+    handler.emit = lambda record: records.append(handler.format(record))
     level = package.level
     package.addHandler(handler)
     package.setLevel(logging.DEBUG)
     try:
-        yield handler.records
+        yield records
     finally:
         package.removeHandler(handler)
         package.setLevel(level)
-    for record in handler.records:
-        assert_harmless(record)
-    assert not quoting or any(quoting in record for record in handler.records)
-
-
-def assert_harmless(record: str) -> None:
-    line, *trace = record.split("\n")
-    assert line.isprintable() and len(line) <= MAX_LINE_CHARS, record
-    for each in trace:  # no line of a traceback looks like a record
-        assert each.startswith("  ") and each.isprintable() and len(each) <= MAX_LINE_CHARS, record
+    for record in records:
+        line, *trace = record.split("\n")
+        assert line.isprintable(), record
+        assert all(each.startswith("  ") and each.isprintable() for each in trace), record
+        assert max(map(len, (line, *trace))) <= MAX_LINE_CHARS, record
+    assert not quoting or any(quoting in record for record in records)
 
 
 # ---- the loggers ---------------------------------------------------------------------------------

@@ -85,15 +85,8 @@ def test_words_have_their_times_behind_a_pause(live: LiveServer):
 
 
 def test_events_have_the_pause_and_the_words(live: LiveServer, paused: bytes):
-    found = sse(
-        live.speak(
-            PAUSED,
-            response_format="pcm",
-            stream_format="sse",
-            timestamp_granularities=["word"],
-            **CONFIG,
-        ).text
-    )
+    body = {"response_format": "pcm", "timestamp_granularities": ["word"], "stream_format": "sse"}
+    found = sse(live.speak(PAUSED, **body, **CONFIG).text)
     audio = b"".join(base64.b64decode(each["audio"]) for each in found if "audio" in each)
     words = [word["word"] for each in found for word in each.get("words", ())]
     assert audio == paused and words == f"{FIRST} {SECOND}".split()
@@ -127,18 +120,13 @@ async def test_wyoming_speaks_markup(tts: TTSEngine):
     pytest.importorskip("wyoming")
     from wyoming.audio import AudioStop
     from wyoming.event import Event
-    from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, SynthesizeStop
+    from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStop
     from wyoming_client import connected, events_until, pcm_of
 
     async with connected(tts) as client:
-        await client.write_event(Synthesize(PAUSED, text_format="ssml").event())
-        whole = pcm_of(await events_until(client, AudioStop))
-        await client.write_event(
-            Event(
-                SynthesizeStart().event().type,
-                SynthesizeStart().event().data | {"text_format": "ssml"},
-            )
-        )
+        asked = Synthesize(PAUSED, text_format="ssml")
+        whole = pcm_of(await events_until(client, AudioStop, asked))
+        await client.write_event(Event("synthesize-start", {"text_format": "ssml"}))
         for begin in range(0, len(PAUSED), 9):
             await client.write_event(SynthesizeChunk(PAUSED[begin : begin + 9]).event())
         pieces = pcm_of(await events_until(client, AudioStop, SynthesizeStop()))

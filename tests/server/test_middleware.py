@@ -67,20 +67,16 @@ def test_each_answer_is_a_line_of_the_access_log_without_the_key(caplog):
     [
         b"",
         b"{",
-        b"[]",
-        b"null",
         b'"text"',
         b"\xff\xfe",
         b"[" * 20_000,
         b'{"input": "a", "input": }',
         b'{"voice": "aiden"}',
-        b'{"input": "\xff"}',
         b'{"input": "\\ud800"}',
         b'{"input": "a", "temperature": NaN}',
         b'{"input": "a", "seed": 1e400}',
-        b'{"input": "a", "seed": ' + b"9" * 5000 + b"}",
     ],
-    ids=range(14),
+    ids=range(10),
 )
 def test_a_body_that_is_no_request_is_answered_400(live, body):
     answer = live.client.post(SPEECH, content=body, headers={"Content-Type": "application/json"})
@@ -200,20 +196,15 @@ def test_text_that_is_too_long_is_answered_413(live):
         assert raised.speak("a" * 4097, max_new_tokens=3).status_code == 200
 
 
-def test_a_wrong_model_is_answered_404(live):
+def test_a_wrong_model_is_answered_404_and_openais_are_the_loaded_one(live):
     for name in ("tts-2", "tts-1-hd-", "gpt-4o-mini-tts-next", "gpt-4o-2025-12-15", "hum-1106"):
         assert_error(live.speak(model=name), 404, "model_not_found")
     for name in ("tts-1", "gpt-4o-mini-tts", "hum", "HUM"):
         assert live.speak(model=name).status_code == 200
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["gpt-4o-mini-tts-2025-03-20", "GPT-4o-mini-tts-2025-12-15", "tts-1-1106", "tts-1-hd-1106"],
-)
-def test_openais_dated_models_are_the_loaded_one(live, name):
-    assert live.speak(model=name).status_code == 200
-    assert live.client.get(f"/v1/models/{name}").json()["id"] == name
+    dated = ("gpt-4o-mini-tts-2025-03-20", "GPT-4o-mini-tts-2025-12-15")
+    for name in (*dated, "tts-1-1106", "tts-1-hd-1106"):
+        assert live.speak(model=name).status_code == 200
+        assert live.client.get(f"/v1/models/{name}").json()["id"] == name
 
 
 def test_other_media_types_are_answered_415(live):
@@ -419,13 +410,6 @@ def test_the_second_request_of_a_connection_has_its_own_time():
         assert len(live.running.server_state.connections) == 1
 
 
-def test_garbage_instead_of_http_is_answered_400(live):
-    with live.connect() as connection:
-        connection.sendall(b"\x16\x03\x01 this is no request\r\n\r\n")
-        assert connection.recv(4096).startswith(b"HTTP/1.1 400")
-    assert live.speak(SHORT).status_code == 200
-
-
 def test_unknown_paths_and_methods_have_our_form(live):
     facts = assert_error(live.client.get("/v2"), 404, "not_found")
     assert facts["message"] == "This server has no /v2. GET /docs lists its endpoints."
@@ -506,7 +490,8 @@ def test_an_unexpected_error_is_a_500_without_its_details(monkeypatch):
 
 
 def test_the_key_is_asked_for_where_something_is_done():
-    with serving(FakeEngine(rtf=0.001), api_key="s3cret") as live:
+    # White space around the server's key is no part of it.
+    with serving(FakeEngine(rtf=0.001), api_key=" s3cret\n") as live:
         body = {"input": SHORT}
         for headers in (
             {},
@@ -530,12 +515,6 @@ def test_the_key_is_asked_for_where_something_is_done():
             assert live.client.post(SPEECH, json=body, headers=headers).status_code == 200
 
 
-def test_white_space_around_the_servers_key_is_no_part_of_it():
-    with serving(FakeEngine(), api_key=" s3cret\n") as live:
-        answer = live.client.get("/v1/models", headers={"Authorization": "Bearer s3cret"})
-        assert answer.status_code == 200
-
-
 def test_keys_are_compared_in_constant_time(monkeypatch):
     from qwen_megakernel.server import middleware
 
@@ -544,12 +523,6 @@ def test_keys_are_compared_in_constant_time(monkeypatch):
     with serving(FakeEngine(), api_key="s3cret") as live:
         assert live.client.get("/v1/models", headers={"X-API-Key": "x"}).status_code == 401
     compare.assert_called_once_with(b"x", b"s3cret")
-
-
-def test_a_body_without_the_key_is_not_read():
-    with serving(FakeEngine(), api_key="s3cret") as live, live.connect() as connection:
-        connection.sendall(http_post(b"")[:-23] + b"Content-Length: 1000000\r\n\r\n")
-        assert connection.recv(100).startswith(b"HTTP/1.1 401")
 
 
 REBOUND = [

@@ -174,11 +174,8 @@ def test_what_is_no_recording_of_a_voice_is_refused(live, folder, data, status):
 def test_a_refused_file_gets_the_list_of_those_that_are_read(live, path, field, data):
     fields = {"name": "mario", "consent": "yes"} if path == VOICES else None
     answer = live.client.post(path, files={field: ("x.aac", data)}, data=fields)
-    message = assert_error(answer, 400, "recording_error")["message"]
-    hint = (
-        "Send WAV, FLAC, OGG or MP3, with 8 channels at most; FFmpeg makes one of any other file."
-    )
-    assert message.endswith(f"\n{hint}")
+    hint = "Send WAV, FLAC, OGG or MP3, with 8 channels at most; FFmpeg makes one of any other file"
+    assert assert_error(answer, 400, "recording_error")["message"].endswith(f"\n{hint}.")
 
 
 def test_hours_in_a_small_file_are_refused_and_only_a_minute_is_decoded(live):
@@ -188,9 +185,8 @@ def test_hours_in_a_small_file_are_refused_and_only_a_minute_is_decoded(live):
         for _ in range(360):
             writer.write(np.zeros(10 * RATE, np.int16))
     assert len(file.getvalue()) < 300_000
-    answer = upload(live, file.getvalue())
-    assert answer.status_code == 400
-    assert "at least 61 s long" in answer.json()["error"]["message"]
+    facts = assert_error(upload(live, file.getvalue()), 400)
+    assert "at least 61 s long" in facts["message"]
 
 
 def test_a_header_that_lies_about_its_length_is_read_to_the_limit_at_most(live):
@@ -268,8 +264,7 @@ def test_a_field_that_is_missing_is_named(live, missing):
     fields.pop(missing, None)
     files = {key: value for key, value in files.items() if key != missing} or {"x": b""}
     answer = live.client.post(VOICES, data=fields, files=files)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == missing
+    assert assert_error(answer, 400)["param"] == missing
 
 
 @pytest.mark.parametrize(("path", "field"), [(VOICES, "audio_sample"), (DETECT, "audio")])
@@ -390,10 +385,3 @@ def test_uploads_are_off_unless_they_are_allowed_and_the_refusal_says_how(tmp_pa
             facts = assert_error(answer, 403, "uploads_not_allowed")
             assert facts["message"].endswith("Start it with --allow-upload --voices DIR.")
     assert [path.name for path in tmp_path.iterdir()] == ["mario.voice.safetensors"]
-
-
-def test_a_model_that_cannot_clone_says_so():
-    with tiny_engine() as tts, serving(tts) as live:
-        answer = live.speak(TEXT, ref_audio=base64.b64encode(recording()).decode())
-        assert answer.status_code == 400
-        assert answer.json()["error"]["code"] == "task_error"

@@ -10,6 +10,7 @@ import soundfile
 from dialect_clients import ELEVENLABS, audio_of, dialect, letters_of, listen, tell
 from fake_engine import STORY, ExactTimes, FakeEngine
 from live_server import serving
+from spies import results_of
 from tiny_speech import tiny_engine
 from tolerances import MP3_BIT_RATE, ROUNDED_S, ROUNDED_STEP_S
 from waiting import wait_until
@@ -205,19 +206,12 @@ async def test_a_context_is_spoken_and_closed_with_times(live, engine):
 
 
 async def test_times_of_words_are_our_own(live, monkeypatch):
-    own, take = [], ExactTimes.take
-
-    def noted(self: ExactTimes) -> tuple:
-        found = take(self)
-        own.extend(found[0])
-        return found
-
     # Not those of another request: when a time becomes final, it depends on the chunks so far.
-    monkeypatch.setattr(ExactTimes, "take", noted)
+    taken = results_of(monkeypatch, ExactTimes, "take")
     async with dialect(live, ELEVENLABS) as socket:
         await say(socket, "a", STORY)
         text, starts, ends = letters_of(await listen(socket, is_final))
-    place = 0
+    own, place = [word for words, *_ in taken for word in words], 0
     for word in own:
         place = text.index(word.word, place)
         assert starts[place] / 1000 == pytest.approx(word.start, abs=ROUNDED_STEP_S)
@@ -275,16 +269,6 @@ async def test_a_single_input_ends_with_empty_text_and_closes(live, engine):
     assert closed.value.rcvd.code == 1000
     assert audio_of(heard) == engine.streams[0].sent and "contextId" not in heard[0]
     assert engine.streams[0].request.sound.speed == 1.1
-
-
-async def test_audio_leaves_before_the_text_is_complete(live):
-    async with dialect(live, ELEVENLABS) as socket:
-        await tell(socket, text=" ", context_id="a")
-        await tell(socket, text=STORY[:40], context_id="a")
-        (heard,) = await listen(socket, lambda message: message["audio"])
-        await tell(socket, text=STORY[40:], context_id="a", flush=True)
-        await tell(socket, context_id="a", close_context=True)
-        assert letters_of([heard, *await listen(socket, is_final)])[0] == STORY
 
 
 async def test_a_context_that_is_closed_without_a_flush_stops_at_once():

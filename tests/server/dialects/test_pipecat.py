@@ -23,6 +23,7 @@ from pipecat.services.cartesia.tts import CartesiaHttpTTSService, CartesiaTTSSer
 from pipecat.services.deepgram.tts import DeepgramHttpTTSService, DeepgramTTSService
 from pipecat.services.elevenlabs.tts import ElevenLabsHttpTTSService, ElevenLabsTTSService
 from pipelines import SENTENCE, SPEECH, TOKEN, Run
+from spies import results_of
 from tolerances import ROUNDED_STEP_S
 from waiting import wait_until
 
@@ -60,19 +61,13 @@ async def test_an_answer_is_spoken_whole(live, engine, name, mode):
 @pytest.mark.parametrize("name", TIMED)
 @pytest.mark.parametrize("mode", [SENTENCE, TOKEN], ids=str)
 async def test_every_word_is_pushed_once_in_order_at_its_time(name, mode, monkeypatch):
-    own, take = [], ExactTimes.take
-
-    def noted(self: ExactTimes) -> Any:
-        found = take(self)
-        own.extend(found[0])
-        return found
-
-    monkeypatch.setattr(ExactTimes, "take", noted)
+    taken = results_of(monkeypatch, ExactTimes, "take")
     with serving(FakeEngine(rtf=0.001, letter_s=0.09)) as live:
         async with Run(make(name, live, text_aggregation_mode=mode)) as run:
             await run.turn(*(f"{word} " for word in SAID.split()), ends=1)
         words = run.frames(TTSTextFrame)
         assert [word.text.strip() for word in words] == SAID.split()
+    own = [word for found, *_ in taken for word in found]
     times = [word.pts / 1e9 for word in words]
     assert times == sorted(times)
     begin = times[0] - own[0].start
