@@ -105,9 +105,7 @@ def test_the_extension_picks_the_format(tmp_path: Path, extension: str):
 
 @pytest.mark.parametrize("extension", ["wav", "flac", "ogg", "mp3"])
 @pytest.mark.parametrize("rate", [8000, 9000, 22050, 37800, 47999, 48000])
-def test_a_file_has_the_rate_or_is_refused_before_it_is_begun(
-    tmp_path: Path, extension: str, rate: int
-):
+def test_a_file_has_the_rate_or_is_refused_before_it_is_begun(tmp_path, extension, rate):
     path = tmp_path / f"a.{extension}"
     if extension == "mp3" and rate not in MP3_RATES:
         for begin in (lambda: audio.check_path(path, rate=rate), lambda: WavWriter(path, rate)):
@@ -132,9 +130,7 @@ def test_a_file_has_the_rate_or_is_refused_before_it_is_begun(
         ("a.mp3", 0, "mp3 has only 8000, "),
     ],
 )
-def test_a_rate_that_its_format_does_not_have_is_refused(
-    tmp_path: Path, name: str, rate: float, known: str
-):
+def test_a_rate_that_its_format_does_not_have_is_refused(tmp_path, name, rate, known):
     with pytest.raises(UsageError, match=rf"{name}: sample_rate is {rate}(;|,) .*{known}"):
         WavWriter(tmp_path / name, rate)
     assert os.listdir(tmp_path) == []
@@ -263,9 +259,7 @@ def test_a_signal_while_the_file_is_finished_waits(tmp_path: Path, monkeypatch, 
 
 @pytest.mark.parametrize("extension", ["wav", "flac", "ogg", "mp3"])
 @pytest.mark.parametrize(("num_bytes", "num_samples"), [(0, 100), (0, 48000), (8000, 48000)])
-def test_a_full_disk_is_reported_and_leaves_no_file(
-    tmp_path: Path, extension: str, num_bytes: int, num_samples: int
-):
+def test_a_full_disk_is_reported_and_leaves_no_file(tmp_path, extension, num_bytes, num_samples):
     path = tmp_path / f"a.{extension}"
     noise = np.random.default_rng(0).integers(-9999, 9999, num_samples).astype(np.int16)
     with full_disk(num_bytes), pytest.raises(OutputError) as raised:

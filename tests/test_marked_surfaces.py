@@ -267,9 +267,7 @@ async def test_every_surface_has_the_watermark_and_says_that_its_speech_is_synth
         (lambda: Marking.of(KEY.secret), "mark is 32 bytes; it must be a Marking, a MarkKey or"),
     ],
 )
-def test_what_cannot_mark_is_refused_when_it_is_made_and_a_secret_not_shown(
-    make: Callable[[], object], what: str
-):
+def test_what_cannot_mark_is_refused_when_it_is_made_and_a_secret_not_shown(make, what):
     with pytest.raises(UsageError) as refused:
         make()
     assert str(refused.value).startswith(what)

@@ -8,6 +8,7 @@ import pytest
 import soundfile
 import torch
 import waveforms
+from fixtures import module_fixture
 from tiny_speech import tiny_engine
 from tolerances import PCM16
 
@@ -137,12 +138,11 @@ def test_a_script_says_the_same_with_both_packages(
             assert np.abs(our_wav[lost:] - wav).max() <= PCM16
 
 
-@pytest.fixture(scope="module")
-def base(cache_folder):
-    with Qwen3TTSModel.from_pretrained(
+base = module_fixture(
+    lambda: Qwen3TTSModel.from_pretrained(
         "tiny-random-base", backend="torch", dtype="float32", warmup=False
-    ) as model:
-        yield model
+    )
+)
 
 
 def test_n_new_tokens_are_at_most_one_frame_fewer(base, reference):

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import soundfile
 import waveforms
+from fixtures import module_fixture
 from tiny_speech import tiny_engine
 from tolerances import AUDIO_F32, PCM16, X_VECTOR_F32
 
@@ -44,10 +45,7 @@ def recording(tmp_path_factory):
     return path
 
 
-@pytest.fixture(scope="module")
-def engine(cache_folder):
-    with tiny_engine("tiny-random-base", dtype="float32") as tts:
-        yield tts
+engine = module_fixture(lambda: tiny_engine("tiny-random-base", dtype="float32"))
 
 
 @pytest.fixture(scope="module")

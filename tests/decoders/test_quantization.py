@@ -119,9 +119,7 @@ def test_groups_are_nearer_than_rows_where_some_columns_are_large():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(1, 192), (2, 192), (3, 2, 192)])
 @pytest.mark.parametrize("kind", [{}, {"in_groups": True}, {"bits": 6}, {"bits": 4}])
-def test_products_are_those_of_the_widened_matrix(
-    dtype: torch.dtype, shape: tuple[int, ...], kind: dict
-):
+def test_products_are_those_of_the_widened_matrix(dtype, shape, kind):
     matrix = QuantizedMatrix.of(random_matrix(), **kind).to(device=CPU, dtype=dtype)
     x = torch.randn(shape, generator=torch.Generator().manual_seed(4)).to(dtype)
     expected = x.double() @ widened(matrix).T

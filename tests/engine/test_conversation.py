@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from fixtures import module_fixture
 from spies import watch
 from tiny_speech import feed_and_end, tiny_engine
 from tolerances import PCM_STEPS
@@ -30,11 +31,7 @@ WORDS = "one two three four five six seven eight nine ten"
 LONG = " ".join(f"This is the {word} sentence, and it has a few words." for word in WORDS.split())
 SHORT = "Hello there, how are you today?"
 
-
-@pytest.fixture(scope="module")
-def base():
-    with tiny_engine("tiny-random-base", num_slots=3) as engine:
-        yield engine
+base = module_fixture(lambda: tiny_engine("tiny-random-base", num_slots=3))
 
 
 @pytest.fixture

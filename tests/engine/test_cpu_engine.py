@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from fixtures import module_fixture
 from spies import watch
 from tolerances import PCM16
 
@@ -18,13 +19,11 @@ pytestmark = pytest.mark.own_backend
 
 TEXT = "One of these streams is going to fail."
 
-
-@pytest.fixture(scope="module")
-def two_slots():
-    with TTSEngine.from_pretrained(
+two_slots = module_fixture(
+    lambda: TTSEngine.from_pretrained(
         "tiny-random", backend="cpu", num_slots=2, max_frames=64, warmup=False
-    ) as engine:
-        yield engine
+    )
+)
 
 
 def test_a_stream_of_nan_ends_with_its_error_and_its_neighbour_goes_on(two_slots, monkeypatch):

@@ -5,6 +5,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from fixtures import module_fixture
 from spies import watch
 from tiny_speech import tiny_engine
 from tolerances import PLANTED_DRIFT
@@ -70,10 +71,7 @@ class Planted:
         return torch.from_numpy(sound.astype(np.float32).reshape(1, -1))
 
 
-@pytest.fixture(scope="module")
-def engine():
-    with tiny_engine("tiny-random-base") as engine:
-        yield engine
+engine = module_fixture(lambda: tiny_engine("tiny-random-base"))
 
 
 @pytest.fixture

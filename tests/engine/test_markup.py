@@ -2,11 +2,11 @@
 of words, and texts without markup."""
 
 import asyncio
-from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
 import pytest
+from fixtures import module_fixture
 from tiny_speech import fed
 from tolerances import (
     PART_LEVEL_DB,
@@ -28,11 +28,7 @@ FIRST, SECOND = "Your table is ready.", "We will meet you at the hotel."
 PAUSED = f'{FIRST}<break time="700ms"/>{SECOND}'
 SSML = {"text_format": "ssml", "seed": 1}
 
-
-@pytest.fixture(scope="module")
-def tts() -> Iterator[TTSEngine]:
-    with TTSEngine.from_pretrained("demo-voice", backend="cpu", num_slots=2) as engine:
-        yield engine
+tts = module_fixture(lambda: TTSEngine.from_pretrained("demo-voice", backend="cpu", num_slots=2))
 
 
 def silences(samples: np.ndarray, at_least: int = 1000) -> list[tuple[int, int]]:
@@ -63,9 +59,7 @@ def test_plain_text_is_never_obeyed(tts: TTSEngine):
 
 
 @pytest.mark.parametrize("rate", [None, 8000, 22050])
-def test_a_pause_is_exact_silence_between_parts_that_keep_voice_and_seed(
-    tts: TTSEngine, rate: int | None
-):
+def test_a_pause_is_exact_silence_between_parts_that_keep_voice_and_seed(tts, rate):
     with tts.stream(PAUSED, sample_rate=rate, **SSML) as stream:
         chunks = list(stream)
     (pause,) = [chunk for chunk in chunks if chunk.pause_s]

@@ -1,11 +1,11 @@
 """Texts that the engine reads as words: codes, streams, options, errors."""
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from fixtures import module_fixture
 from tiny_speech import fed
 
 from qwen_megakernel import TTSEngine
@@ -15,11 +15,7 @@ from qwen_megakernel.text.cleaning import MAX_CHARS
 WRITTEN = "It is 3:05 pm, and **Dr. Smith** paid $12.50."
 WORDS = "It is three oh five pee em, and doctor Smith paid twelve dollars and fifty cents."
 
-
-@pytest.fixture(scope="module")
-def tts() -> Iterator[TTSEngine]:
-    with TTSEngine.from_pretrained("demo-voice", backend="cpu") as engine:
-        yield engine
+tts = module_fixture(lambda: TTSEngine.from_pretrained("demo-voice", backend="cpu"))
 
 
 def codes(tts: TTSEngine, text: str, **options: object) -> list[list[int]]:
@@ -122,9 +118,7 @@ def test_the_released_models_read_numbers_themselves():
         ({"lexicon": "none.tsv"}, "Cannot read the lexicon none.tsv: No such file"),
     ],
 )
-def test_what_can_never_work_is_refused_and_the_engine_goes_on(
-    tts: TTSEngine, options: dict[str, object], message: str
-):
+def test_what_can_never_work_is_refused_and_the_engine_goes_on(tts, options, message):
     with pytest.raises(UsageError) as refused:
         tts.stream("Hello", **options)
     assert message in str(refused.value)

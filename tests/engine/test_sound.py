@@ -6,10 +6,10 @@ import gc
 import itertools
 import threading
 import weakref
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from fixtures import module_fixture
 from spies import watch
 from tiny_speech import tiny_engine
 from tolerances import LIMITED, LOUDNESS_LU, PCM_STEPS, ROUNDED_COUNT, nearly
@@ -28,11 +28,7 @@ VOICE = {"voice": "aiden", "seed": 1}
 ALL = {"speed": 1.5, "volume": 6, "sample_rate": 16000}
 OPTIONS = [{"speed": 2}, {"speed": 0.5}, {"volume": -6}, {"sample_rate": 8000}, ALL]
 
-
-@pytest.fixture(scope="module")
-def tts() -> Iterator[TTSEngine]:
-    with tiny_engine(backend="torch", max_frames=NUM_FRAMES, num_slots=3) as engine:
-        yield engine
+tts = module_fixture(lambda: tiny_engine(backend="torch", max_frames=NUM_FRAMES, num_slots=3))
 
 
 def samples_of(chunks: list[AudioChunk]) -> np.ndarray:
@@ -84,9 +80,7 @@ def test_chunks_hold_the_sound_of_the_whole(tts: TTSEngine, options, chunk_frame
     assert np.abs(heard - whole).max() <= PCM_STEPS
 
 
-async def test_a_coroutine_hears_what_a_thread_does_and_its_event_loop_is_free(
-    tts: TTSEngine, monkeypatch
-):
+async def test_a_coroutine_hears_what_a_thread_does_and_its_event_loop_is_free(tts, monkeypatch):
     threads = set()
     watch(monkeypatch, HeardChunks, "hear", lambda *_: threads.add(threading.current_thread()))
     awaited = [chunk async for chunk in tts.astream(TEXT, **VOICE, **ALL)]
@@ -115,9 +109,7 @@ async def test_a_reader_that_loses_patience_loses_no_sound(tts: TTSEngine):
 
 @pytest.mark.parametrize("is_done", [False, True])
 @pytest.mark.parametrize("goes_on_as", ["coroutine", "thread"])
-def test_a_reader_goes_on_elsewhere_and_loses_no_sound(
-    tts: TTSEngine, monkeypatch, is_done: bool, goes_on_as: str
-):
+def test_a_reader_goes_on_elsewhere_and_loses_no_sound(tts, monkeypatch, is_done, goes_on_as):
     """Its first event loop ends while a thread changes the sound."""
     whole = samples_of(list(tts.stream(TEXT, **VOICE, **ALL)))
     begun, done, let_go, hear = *(threading.Event() for _ in range(3)), HeardChunks.hear

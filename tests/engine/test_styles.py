@@ -1,10 +1,10 @@
 """A voice with styles: each speaks as a voice of that recording alone, in a request and in SSML."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from fixtures import module_fixture
 from live_server import serving
 from speech_socket import session, speak
 from tiny_speech import fed, tiny_engine
@@ -41,10 +41,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def tts(folder: Path, cache_folder: Path) -> Iterator[TTSEngine]:
-    with tiny_engine("tiny-random-base", dtype="float32", max_frames=60, voices=folder) as engine:
-        yield engine
+tts = module_fixture(
+    lambda folder: tiny_engine("tiny-random-base", dtype="float32", max_frames=60, voices=folder)
+)
 
 
 @pytest.mark.parametrize("style", [None, *STYLES])

@@ -1,8 +1,7 @@
 """The times of words in streams of the demonstration voice."""
 
-from collections.abc import Iterator
-
 import pytest
+from fixtures import module_fixture
 from tiny_speech import fed
 
 from qwen_megakernel import TTSEngine
@@ -11,11 +10,7 @@ from qwen_megakernel.engine import step_loop
 WRITTEN = "It is 3:05 pm, and **Dr. Smith** paid $12.50."
 LONG = "Your table for two is ready. We will meet you at the hotel on Friday. " * 6
 
-
-@pytest.fixture(scope="module")
-def tts() -> Iterator[TTSEngine]:
-    with TTSEngine.from_pretrained("demo-voice", backend="cpu") as engine:
-        yield engine
+tts = module_fixture(lambda: TTSEngine.from_pretrained("demo-voice", backend="cpu"))
 
 
 def test_a_speech_has_the_words_that_were_written_in_order_and_within_its_length(tts: TTSEngine):

@@ -6,11 +6,10 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
-from commands import ROOT, CommandsHere, lines
+from commands import ROOT, lines
 
 from benchmarks import page_parts
 from qwen_megakernel.native import compiling
@@ -41,9 +40,7 @@ def commands() -> Iterator[object]:
 
 
 @pytest.mark.parametrize("command", list(commands()))
-def test_every_command_of_the_setup_runs_as_the_page_says(
-    run_here: CommandsHere, command: str, tmp_path: Path
-):
+def test_every_command_of_the_setup_runs_as_the_page_says(run_here, command, tmp_path):
     if command.startswith("tools/gpu_check.sh") and torch.cuda.is_available():
         pytest.skip("minutes of a GPU")
     words = shlex.split(command.replace("out.wav", str(tmp_path / "out.wav")))

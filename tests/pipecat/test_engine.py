@@ -4,13 +4,14 @@ bit.
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from fixtures import module_fixture
 from pipecat.frames.frames import (
     InterruptionFrame,
     LLMFullResponseEndFrame,
@@ -35,17 +36,10 @@ from qwen_megakernel.voice import Voice
 
 OPTIONS = {"voice": "aiden", "seed": 11, "max_frames": 8}
 
-
-@pytest.fixture(scope="module")
-def engine(backend: str) -> Iterator[TTSEngine]:
-    with tiny_engine(backend=backend, num_slots=4) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def base_engine(backend: str) -> Iterator[TTSEngine]:
-    with tiny_engine("tiny-random-base", backend=backend, num_slots=1) as engine:
-        yield engine
+engine = module_fixture(lambda backend: tiny_engine(backend=backend, num_slots=4))
+base_engine = module_fixture(
+    lambda backend: tiny_engine("tiny-random-base", backend=backend, num_slots=1)
+)
 
 
 def service(

@@ -1,9 +1,8 @@
 """SSML in a pipeline: pauses, words, divided tags, and turns that go on after an error."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
+from fixtures import module_fixture
 from pipecat.frames.frames import TTSAudioRawFrame, TTSStoppedFrame, TTSTextFrame
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair
@@ -26,11 +25,7 @@ PIECES = (
     "ak>",
 )
 
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[TTSEngine]:
-    with TTSEngine.from_pretrained("demo-voice", backend="cpu", num_slots=2) as made:
-        yield made
+engine = module_fixture(lambda: TTSEngine.from_pretrained("demo-voice", backend="cpu", num_slots=2))
 
 
 def longest_silence(pcm: bytes) -> tuple[int, int]:

@@ -12,6 +12,7 @@ import openai
 import pytest
 import soundfile
 from fake_engine import FakeEngine
+from fixtures import module_fixture
 from live_server import SPEECH, LiveServer, assert_error, http_post, serving, sse
 from tiny_speech import tiny_engine
 from tolerances import PCM16_STEP
@@ -21,17 +22,8 @@ from qwen_megakernel.server.schemas import SpeechBody
 
 TEXT = "Hello there, how are you today?"
 
-
-@pytest.fixture(scope="module")
-def tts():
-    with tiny_engine(num_slots=2, mark=UNMARKED) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def live(tts):
-    with serving(tts) as server:  # a wav head of 44 bytes
-        yield server
+tts = module_fixture(lambda: tiny_engine(num_slots=2, mark=UNMARKED))
+live = module_fixture(lambda tts: serving(tts))  # a wav head of 44 bytes
 
 
 @pytest.fixture(scope="module")

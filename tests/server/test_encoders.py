@@ -56,9 +56,7 @@ def test_a_whole_wav_has_its_length_and_a_streamed_one_none():
 
 @pytest.mark.parametrize("response_format", ["wav", "flac", "mp3", "opus"])
 @pytest.mark.parametrize("comment", ["odd", "even", COMMENT])
-def test_a_comment_is_in_the_file_beside_the_same_samples(
-    response_format: str, comment: str, monkeypatch
-):
+def test_a_comment_is_in_the_file_beside_the_same_samples(response_format, comment, monkeypatch):
     monkeypatch.setattr(marking, "COMMENT", comment)
     encodings = ("pcm", "ulaw") if response_format == "wav" else ("pcm",)
     for encoding in encodings:

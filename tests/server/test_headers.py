@@ -38,9 +38,7 @@ def test_what_http_does_not_allow_is_refused_by_name(value: bytes):
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-def test_a_header_that_cannot_be_sent_is_an_error_with_a_line_in_the_log(
-    loop: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+def test_a_header_that_cannot_be_sent_is_an_error_with_a_line_in_the_log(loop, monkeypatch, caplog):
     monkeypatch.setattr(responses, "header_value", lambda text: f"{text} ")
     with serving(FakeEngine(), loop=loop) as live, caplog.at_level(logging.ERROR):
         for form in ({}, {"stream": False}, {"stream_format": "sse"}):

@@ -12,13 +12,13 @@ from urllib.parse import quote
 
 import pytest
 from fake_engine import FakeEngine
+from fixtures import module_fixture
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from live_server import SPEECH, LiveServer, http_post, serving
 from speech_socket import hear, say, session
 from tiny_speech import tiny_engine
 
-from qwen_megakernel import TTSEngine
 from qwen_megakernel.printable import get_logger
 
 # A forged line, commands of a terminal, every kind of line end, marks of direction, half a pair.
@@ -26,11 +26,7 @@ ODD = "FAKE\n2026 ok\r\x1b[31m\x1b]0;x\x07\x00\x7f\x9b1m\x85\u2028\u2029\u202e\u
 LONG = ODD + "y" * 3000
 MAX_LINE_CHARS = 1100  # 1000 of a client's text, and our own words
 
-
-@pytest.fixture(scope="module")
-def tts() -> Iterator[TTSEngine]:
-    with tiny_engine() as engine:
-        yield engine
+tts = module_fixture(lambda: tiny_engine())
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,10 @@
 """SSML over HTTP, events, the WebSocket and Wyoming: pauses, times of words, faults."""
 
 import base64
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from fixtures import module_fixture
 from live_server import LiveServer, serving, sse
 from speech_socket import hear_until, say, session, speak
 
@@ -17,17 +17,8 @@ BROKEN = f"{FIRST}\n <break time='x'/> {SECOND}"
 PLACE = "SSML, line 2, column 2: break time is 'x'"
 CONFIG = {"text_format": "ssml", "seed": 1}
 
-
-@pytest.fixture(scope="module")
-def tts() -> Iterator[TTSEngine]:
-    with TTSEngine.from_pretrained("demo-voice", backend="cpu", num_slots=2) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def live(tts: TTSEngine) -> Iterator[LiveServer]:
-    with serving(tts) as server:
-        yield server
+tts = module_fixture(lambda: TTSEngine.from_pretrained("demo-voice", backend="cpu", num_slots=2))
+live = module_fixture(lambda tts: serving(tts))
 
 
 @pytest.fixture(scope="module")

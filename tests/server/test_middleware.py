@@ -12,6 +12,7 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 from fake_engine import FakeEngine
+from fixtures import module_fixture
 from live_server import SPEECH, assert_error, http_post, serving
 from waiting import wait_until
 
@@ -25,11 +26,7 @@ from qwen_megakernel.text.cleaning import MAX_CHARS
 
 SHORT = "Hello there."
 
-
-@pytest.fixture(scope="module")
-def live():
-    with serving(FakeEngine(rtf=0.001), max_body_bytes=100_000) as server:
-        yield server
+live = module_fixture(lambda: serving(FakeEngine(rtf=0.001), max_body_bytes=100_000))
 
 
 def test_codes_are_the_names_of_errors_in_small_letters():

@@ -7,6 +7,7 @@ from typing import Any
 
 import pipelines
 import pytest
+from fixtures import module_fixture
 from live_server import SPEECH, LiveServer, serving
 from odd_texts import odd_texts
 from pipecat.frames.frames import TTSStartedFrame, TTSStoppedFrame
@@ -20,13 +21,11 @@ FORMS: list[dict[str, Any]]
 FORMS = [{"stream": False}, {}, {"stream_format": "sse"}, {"stream": True}]
 FRAMES = {"max_new_tokens": 3}
 
-
-@pytest.fixture(scope="module")
-def demo() -> Iterator[TTSEngine]:
-    with TTSEngine.from_pretrained(
+demo = module_fixture(
+    lambda: TTSEngine.from_pretrained(
         "demo-voice", backend="cpu", warmup=False, max_frames=40, num_slots=2
-    ) as tts:
-        yield tts
+    )
+)
 
 
 @pytest.fixture(scope="module", params=["asyncio", "uvloop"])
@@ -47,9 +46,7 @@ def post(connection: http.client.HTTPConnection, body: dict[str, Any]) -> tuple[
 
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("form", FORMS)
-def test_http_speaks_each_odd_text_or_refuses_it(
-    live: LiveServer, form: dict[str, Any], count: int
-):
+def test_http_speaks_each_odd_text_or_refuses_it(live, form, count):
     connection = http.client.HTTPConnection(*live.address, timeout=30)
     statuses = []
     for text in odd_texts(count):

@@ -334,9 +334,7 @@ def test_options_of_dialects_travel_to_the_replicas(monkeypatch: pytest.MonkeyPa
     assert settings.voice_aliases == {"21m00": "demo", "c0ffee": "demo"}
 
 
-def test_a_replica_finds_the_files_of_the_command_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replica_finds_the_files_of_the_command_line(tmp_path, monkeypatch) -> None:
     for name in ("model", "voices", "anna"):
         (tmp_path / name).mkdir()
     (tmp_path / "words.tsv").write_text("Qwen\tkwen\n")
@@ -375,9 +373,7 @@ def test_ray_refuses_what_cannot_work(words, error, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-def test_the_command_shares_voices_between_replicas_and_finishes_what_it_speaks(
-    tmp_path: Path,
-) -> None:
+def test_the_command_shares_voices_between_replicas_and_finishes_what_it_speaks(tmp_path) -> None:
     voices = tmp_path / "voices"
     voices.mkdir()
     command = [sys.executable, "-m", "qwen_megakernel", "serve", "--ray", "--replicas", "2"]

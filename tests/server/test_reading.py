@@ -1,12 +1,12 @@
 """Texts that are read as words: what HTTP, events, the WebSocket and Wyoming report."""
 
 import json
-from collections.abc import Iterator
 from urllib.parse import unquote
 
 import httpx
 import pytest
 from fake_engine import FakeEngine
+from fixtures import module_fixture
 from live_server import SPEECH, LiveServer, serving, sse
 from speech_socket import session, speak
 
@@ -24,10 +24,7 @@ def reading_engine(**options: object) -> FakeEngine:
     return engine
 
 
-@pytest.fixture(scope="module")
-def live() -> Iterator[LiveServer]:
-    with serving(FakeEngine()) as server:
-        yield server
+live = module_fixture(lambda: serving(FakeEngine()))
 
 
 def test_a_header_has_what_was_spoken_percent_encoded(live: LiveServer):
@@ -40,9 +37,7 @@ def test_a_header_has_what_was_spoken_percent_encoded(live: LiveServer):
         assert unquote(header) == WORDS
 
 
-def test_a_long_spoken_text_is_cut_in_the_header_between_characters_and_whole_in_the_facts(
-    live: LiveServer,
-):
+def test_a_long_spoken_text_is_cut_in_the_header_between_characters_and_whole_in_the_facts(live):
     text = "5 é " * 1000
     answer = live.speak(text, normalize="on", stream=False, max_new_tokens=9)
     header = answer.headers["X-Spoken-Text"]

@@ -1,6 +1,7 @@
 """The OpenAPI description is true: requests drawn from it get responses that it describes."""
 
 import pytest
+from fixtures import module_fixture
 
 pytest.importorskip("schemathesis")
 import schemathesis
@@ -16,11 +17,7 @@ pytestmark = pytest.mark.ci
 
 schema = schemathesis.openapi.from_dict(app.create_app(FakeEngine()).openapi())
 
-
-@pytest.fixture(scope="module")
-def live():
-    with serving(FakeEngine(rtf=0.0001, num_slots=64), max_queue=64) as server:
-        yield server
+live = module_fixture(lambda: serving(FakeEngine(rtf=0.0001, num_slots=64), max_queue=64))
 
 
 @schema.parametrize()

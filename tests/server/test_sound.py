@@ -2,13 +2,13 @@
 
 import io
 import json
-from collections.abc import Iterator
 
 import httpx
 import numpy as np
 import pytest
 import soundfile
 from fake_engine import FakeEngine
+from fixtures import module_fixture
 from live_server import SPEECH, LiveServer, assert_error, serving, sse
 from speech_socket import session, speak
 from tolerances import CODEC_PADDING, LIMITED, LOUDNESS_LU, PEAK_DB, PITCH, SIX_DIGITS, nearly
@@ -22,11 +22,8 @@ from qwen_megakernel.speech_options import SoundOptions
 TEXT = "Your table for two is ready. We will meet you on Friday."
 WAYS = [{"stream": False}, {}, {"stream_format": "sse"}]
 
-
-@pytest.fixture(scope="module")
-def live() -> Iterator[LiveServer]:
-    with serving(FakeEngine(rtf=0.001, mark=UNMARKED)) as server:  # a wav head of 58 bytes
-        yield server
+# With a wav head of 58 bytes.
+live = module_fixture(lambda: serving(FakeEngine(rtf=0.001, mark=UNMARKED)))
 
 
 def pcm(answer: httpx.Response) -> np.ndarray:

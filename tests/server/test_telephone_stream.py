@@ -6,13 +6,14 @@ import contextlib
 import json
 import re
 import runpy
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from commands import ROOT
+from fixtures import module_fixture
 from tolerances import PCM16_STEP
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
@@ -36,10 +37,7 @@ def example() -> SimpleNamespace:
     return SimpleNamespace(**runpy.run_path(str(ROOT / "examples" / "telephone_stream.py")))
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[TTSEngine]:
-    with TTSEngine.from_pretrained("demo-voice", backend="cpu", num_slots=2) as tts:
-        yield tts
+engine = module_fixture(lambda: TTSEngine.from_pretrained("demo-voice", backend="cpu", num_slots=2))
 
 
 @contextlib.asynccontextmanager

@@ -3,22 +3,18 @@
 import base64
 import io
 import json
-from collections.abc import Iterator
 
 import httpx
 import pytest
 import soundfile
 from fake_engine import STORY, FakeEngine
+from fixtures import module_fixture
 from live_server import SPEECH, LiveServer, assert_error, serving, sse
 from speech_socket import hear, hear_until, say, session, speak
 
 BOTH = ["word", "segment"]
 
-
-@pytest.fixture(scope="module")
-def live() -> Iterator[LiveServer]:
-    with serving(FakeEngine()) as server:
-        yield server
+live = module_fixture(lambda: serving(FakeEngine()))
 
 
 def check(words: list[dict], text: str, seconds: float) -> None:
@@ -31,9 +27,7 @@ def check(words: list[dict], text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("stream", [None, False])
-def test_a_request_for_timestamps_is_answered_by_json_with_the_audio(
-    live: LiveServer, stream: bool | None
-):
+def test_a_request_for_timestamps_is_answered_by_json_with_the_audio(live, stream):
     body = {} if stream is None else {"stream": stream}
     answer = live.speak(STORY * 2, timestamp_granularities=BOTH, seed=3, **body)
     assert answer.status_code == 200
@@ -52,9 +46,7 @@ def test_a_request_for_timestamps_is_answered_by_json_with_the_audio(
 
 
 @pytest.mark.parametrize(("name", "other"), [("word", "segments"), ("segment", "words")])
-def test_an_answer_has_the_granularities_that_were_asked_for(
-    live: LiveServer, name: str, other: str
-):
+def test_an_answer_has_the_granularities_that_were_asked_for(live, name, other):
     facts = live.speak(STORY, timestamp_granularities=[name], response_format="mp3").json()
     assert facts[f"{name}s"] and other not in facts
     assert facts["format"] == "mp3"

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import soundfile
 from fake_engine import FakeEngine
+from fixtures import module_fixture
 from live_server import assert_error, serving
 from tiny_speech import tiny_engine
 from waveforms import voice_like
@@ -40,16 +41,10 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("voices")
 
 
-@pytest.fixture(scope="module")
-def tts(folder):
-    with tiny_engine("tiny-random-base", voices=folder) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def live(tts, folder):
-    with serving(tts, voices=folder, allow_upload=True, max_upload_bytes=300_000) as server:
-        yield server
+tts = module_fixture(lambda folder: tiny_engine("tiny-random-base", voices=folder))
+live = module_fixture(
+    lambda tts, folder: serving(tts, voices=folder, allow_upload=True, max_upload_bytes=300_000)
+)
 
 
 def upload(live, data=None, name="mario", **fields):

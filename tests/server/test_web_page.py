@@ -206,9 +206,7 @@ def test_stop_ends_the_request_and_keeps_what_was_spoken(open_page: Open) -> Non
     expect(page.get_by_role("button", name="Stop")).to_be_disabled()
 
 
-def test_stop_is_disabled_though_the_browser_reports_the_end_of_a_buffer_late(
-    open_page: Open,
-) -> None:
+def test_stop_is_disabled_though_the_browser_reports_the_end_of_a_buffer_late(open_page) -> None:
     page = open_page()
     page.evaluate(
         "Object.defineProperty(AudioScheduledSourceNode.prototype, 'onended', { set() {} })"
@@ -326,9 +324,7 @@ def test_what_the_model_cannot_read_is_told_until_the_next_request(open_page: Op
 
 
 @pytest.mark.parametrize("can_clone", [True, False])
-def test_the_form_for_cloning_is_there_where_the_model_can_clone(
-    open_page: Open, can_clone: bool
-) -> None:
+def test_the_form_for_cloning_is_there_where_the_model_can_clone(open_page, can_clone) -> None:
     engine = FakeEngine()
     engine.can_clone = can_clone
     page = open_page(engine)
@@ -360,9 +356,7 @@ def base_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TTSE
 
 
 @pytest.mark.parametrize("allow_upload", [True, False])
-def test_a_recording_is_cloned_and_speaks(
-    open_page: Open, base_engine: tuple[TTSEngine, Path], allow_upload: bool, tmp_path: Path
-) -> None:
+def test_a_recording_is_cloned_and_speaks(open_page, base_engine, allow_upload, tmp_path) -> None:
     engine, voices = base_engine
     recording = tmp_path / "mario.wav"
     soundfile.write(recording, waveforms.voice_like(2, 16000), 16000)

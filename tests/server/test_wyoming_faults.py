@@ -37,8 +37,8 @@ BUG = RuntimeError("a bug")
 async def test_a_failing_engine_is_reported_and_the_connection_ends() -> None:
     engine = FakeEngine(fail_after=2, error=GenerationError("The grid broke.", "why", "hint"))
     async with connected(engine) as client:
-        await client.write_event(Synthesize(STORY).event())
-        error = await error_of(client)  # no audio-stop, which would end a complete speech
+        # No audio-stop, which would end a complete speech.
+        error = await error_of(client, Synthesize(STORY))
     assert error.text == "The grid broke.\nwhy\nhint" and error.code == "GenerationError"
 
 
@@ -48,15 +48,12 @@ async def test_after_an_error_a_new_connection_is_spoken_to() -> None:
     async with serving(engine) as port:
         for _ in range(3):
             async with AsyncTcpClient("127.0.0.1", port) as client:
-                await client.write_event(SynthesizeStart().event())
-                await client.write_event(SynthesizeChunk("\N{GRINNING FACE}").event())
-                await client.write_event(SynthesizeStop().event())
-                assert (await error_of(client)).code == "EmptyText"  # then the server hangs up
+                sent = SynthesizeStart(), SynthesizeChunk("\N{GRINNING FACE}"), SynthesizeStop()
+                assert (await error_of(client, *sent)).code == "EmptyText"  # then it hangs up
             async with AsyncTcpClient("127.0.0.1", port) as client:
-                await client.write_event(SynthesizeStart().event())
-                for word in ("Once upon ", "a time."):
-                    await client.write_event(SynthesizeChunk(word).event())
-                events = await events_until(client, SynthesizeStopped, SynthesizeStop())
+                words = SynthesizeChunk("Once upon "), SynthesizeChunk("a time.")
+                sent = SynthesizeStart(), *words, SynthesizeStop()
+                events = await events_until(client, SynthesizeStopped, *sent)
             assert pcm_of(events) == engine.streams[-1].sent != b""
 
 
@@ -90,9 +87,7 @@ async def test_an_engine_that_hangs_is_given_up() -> None:
 async def test_a_silent_client_is_sent_away(opening: tuple[Any, ...]) -> None:
     engine = FakeEngine()
     async with connected(engine, idle_timeout_s=0.3) as client:
-        for event in opening:
-            await client.write_event(event.event())
-        assert "sent nothing for" in (await error_of(client)).text
+        assert "sent nothing for" in (await error_of(client, *opening)).text
     assert not engine.speaking
 
 
@@ -130,12 +125,10 @@ async def test_a_client_that_is_gone_is_no_failure_of_the_server() -> None:
 async def test_one_client_too_many_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wyoming_server, "MAX_CLIENTS", 1)
     async with serving(FakeEngine()) as port, AsyncTcpClient("127.0.0.1", port) as first:
-        await first.write_event(Ping().event())
-        await first.read_event()
+        await events_until(first, Pong, Ping())
         async with AsyncTcpClient("127.0.0.1", port) as second:
             assert (await error_of(second)).code == "EngineBusy"
-        await first.write_event(Ping().event())
-        assert await first.read_event()
+        await events_until(first, Pong, Ping())
 
 
 async def test_a_long_text_is_refused_whole_and_in_pieces() -> None:
@@ -144,10 +137,8 @@ async def test_a_long_text_is_refused_whole_and_in_pieces() -> None:
         async with AsyncTcpClient("127.0.0.1", port) as client:
             assert (await error_of(client, Synthesize("x" * 21))).code == "TextTooLong"
         async with AsyncTcpClient("127.0.0.1", port) as client:
-            await client.write_event(SynthesizeStart().event())
-            for _ in range(3):
-                await client.write_event(SynthesizeChunk("seven s").event())
-            assert (await error_of(client)).code == "TextTooLong"
+            sent = SynthesizeStart(), *[SynthesizeChunk("seven s")] * 3
+            assert (await error_of(client, *sent)).code == "TextTooLong"
     assert not engine.speaking
 
 
@@ -222,8 +213,7 @@ async def test_an_event_that_would_take_long_to_parse_is_refused() -> None:
 async def test_events_of_other_services_are_ignored() -> None:
     async with connected(FakeEngine()) as client:
         await client.write_event(Event(type="transcribe", data={"language": "en"}))
-        await client.write_event(Ping().event())
-        assert Pong.is_type((await client.read_event()).type)
+        assert len(await events_until(client, Pong, Ping())) == 1
 
 
 async def test_the_queue_is_the_servers() -> None:
@@ -231,8 +221,7 @@ async def test_the_queue_is_the_servers() -> None:
     async with serving(engine, max_queue=0) as port, AsyncTcpClient("127.0.0.1", port) as client:
         await events_until(client, AudioStart, Synthesize(STORY))
         async with AsyncTcpClient("127.0.0.1", port) as second:
-            await second.write_event(Synthesize("Hello.").event())
-            assert (await error_of(second)).code == "EngineBusy"
+            assert (await error_of(second, Synthesize("Hello."))).code == "EngineBusy"
 
 
 async def test_a_model_that_is_still_loading_is_reported() -> None:

@@ -47,8 +47,7 @@ from qwen_megakernel.server.wyoming_server import WyomingServer
 
 async def test_info_names_voices_languages_and_streaming() -> None:
     async with connected(FakeEngine(voices=("aiden", "vivian"))) as client:
-        await client.write_event(Describe().event())
-        program = Info.from_event(await client.read_event()).tts[0]
+        program = Info.from_event(*await events_until(client, Info, Describe())).tts[0]
     assert program.installed and program.supports_synthesize_streaming
     assert [voice.name for voice in program.voices] == ["aiden", "vivian"]
     assert all(voice.installed for voice in program.voices)
@@ -58,17 +57,16 @@ async def test_info_names_voices_languages_and_streaming() -> None:
 async def test_a_checkpoint_without_voices_offers_one_and_speaks_with_it() -> None:
     engine = FakeEngine(voices=())
     async with connected(engine) as client:
-        await client.write_event(Describe().event())
-        voice = Info.from_event(await client.read_event()).tts[0].voices[0]
-        await client.write_event(Synthesize("Hello.", SynthesizeVoice(name=voice.name)).event())
-        await events_until(client, AudioStop)
+        voice = Info.from_event(*await events_until(client, Info, Describe())).tts[0].voices[0]
+        named = SynthesizeVoice(name=voice.name)
+        await events_until(client, AudioStop, Synthesize("Hello.", named))
     assert engine.streams[0].request.voice is None
 
 
 async def test_ping_is_answered() -> None:
     async with connected(FakeEngine()) as client:
-        await client.write_event(Ping(text="there?").event())
-        assert Pong.from_event(await client.read_event()).text == "there?"
+        (answer,) = await events_until(client, Pong, Ping(text="there?"))
+        assert Pong.from_event(answer).text == "there?"
 
 
 async def test_a_text_becomes_the_engines_audio() -> None:
@@ -88,17 +86,16 @@ async def test_a_text_becomes_the_engines_audio() -> None:
 async def test_a_language_without_a_voice_is_spoken() -> None:
     engine = FakeEngine()
     async with connected(engine) as client:
-        await client.write_event(Synthesize("Hallo.", SynthesizeVoice(language="de-AT")).event())
-        await events_until(client, AudioStop)
+        german = SynthesizeVoice(language="de-AT")
+        await events_until(client, AudioStop, Synthesize("Hallo.", german))
     assert engine.streams[0].request.language == "de-AT"
 
 
 async def test_requests_of_one_client_are_answered_in_order() -> None:
     engine = FakeEngine()
     async with connected(engine) as client:
-        for text in ("One.", "Two and a half."):
-            await client.write_event(Synthesize(text).event())
-        first = await events_until(client, AudioStop)
+        both = Synthesize("One."), Synthesize("Two and a half.")
+        first = await events_until(client, AudioStop, *both)
         second = await events_until(client, AudioStop)
     assert [pcm_of(first), pcm_of(second)] == [stream.sent for stream in engine.streams]
 
@@ -123,10 +120,10 @@ async def test_clients_are_served_side_by_side() -> None:
 async def test_audio_leaves_before_the_text_is_complete() -> None:
     engine = FakeEngine()
     async with connected(engine) as client:
-        await client.write_event(SynthesizeStart(SynthesizeVoice(name="aiden")).event())
-        events = await events_until(client, AudioChunk, SynthesizeChunk("Once upon a time "))
-        await client.write_event(SynthesizeChunk("there was a house.").event())
-        events += await events_until(client, SynthesizeStopped, SynthesizeStop())
+        begun = SynthesizeStart(SynthesizeVoice(name="aiden")), SynthesizeChunk("Once upon a time ")
+        events = await events_until(client, AudioChunk, *begun)
+        rest = SynthesizeChunk("there was a house."), SynthesizeStop()
+        events += await events_until(client, SynthesizeStopped, *rest)
     assert engine.streams[0].text.spoken == "Once upon a time there was a house."
     assert pcm_of(events) == engine.streams[0].sent
     assert [event.type for event in events[-2:]] == ["audio-stop", "synthesize-stopped"]
@@ -135,11 +132,9 @@ async def test_audio_leaves_before_the_text_is_complete() -> None:
 async def test_home_assistants_copy_of_the_text_is_not_spoken_twice() -> None:
     engine = FakeEngine()
     async with connected(engine) as client:
-        await client.write_event(SynthesizeStart().event())
-        await client.write_event(SynthesizeChunk("Hello there.").event())
-        await events_until(client, SynthesizeStopped, Synthesize("Hello there."), SynthesizeStop())
-        await client.write_event(Synthesize("Again.").event())  # not part of the stream
-        await events_until(client, AudioStop)
+        sent = SynthesizeStart(), SynthesizeChunk("Hello there."), Synthesize("Hello there.")
+        await events_until(client, SynthesizeStopped, *sent, SynthesizeStop())
+        await events_until(client, AudioStop, Synthesize("Again."))  # not part of the stream
     assert [stream.text.spoken for stream in engine.streams] == ["Hello there.", "Again."]
 
 
@@ -148,16 +143,15 @@ async def test_random_weights_say_the_same_whole_and_in_pieces() -> None:
     text = "Hello there, you."
     with tiny_engine(max_frames=20) as engine:
         async with connected(engine) as client:
-            await client.write_event(Synthesize(text, SynthesizeVoice(name="aiden")).event())
-            events = await events_until(client, AudioStop)
+            aiden = SynthesizeVoice(name="aiden")
+            events = await events_until(client, AudioStop, Synthesize(text, aiden))
             # The engine draws the seed, and the server reports it.
             seed = events[-1].data["seed"]
             spoken = b"".join(c.pcm16 for c in engine.stream(text, voice="aiden", seed=seed))
             assert pcm_of(events) == spoken
-            await client.write_event(SynthesizeStart(SynthesizeVoice(name="aiden")).event())
-            for start in range(0, len(text), 5):
-                await client.write_event(SynthesizeChunk(text[start : start + 5]).event())
-            events = await events_until(client, SynthesizeStopped, SynthesizeStop())
+            pieces = [SynthesizeChunk(text[at : at + 5]) for at in range(0, len(text), 5)]
+            sent = SynthesizeStart(aiden), *pieces, SynthesizeStop()
+            events = await events_until(client, SynthesizeStopped, *sent)
             seed = events[-2].data["seed"]
             whole = engine.stream(text, voice="aiden", seed=seed, text_feed="stepwise")
             spoken = b"".join(c.pcm16 for c in whole)
@@ -172,10 +166,9 @@ async def test_a_voice_in_context_speaks_when_its_text_is_complete(tmp_path: Pat
     replace(mario, name="mario").save(tmp_path / "mario.voice.safetensors")
     with tiny_engine("tiny-random-base", voices=tmp_path, max_frames=20) as engine:
         async with connected(engine) as client:
-            await client.write_event(SynthesizeStart(SynthesizeVoice(name="mario")).event())
-            await client.write_event(SynthesizeChunk("Hello ").event())
-            await client.write_event(SynthesizeChunk("there.").event())
-            events = await events_until(client, SynthesizeStopped, SynthesizeStop())
+            begun = SynthesizeStart(SynthesizeVoice(name="mario"))
+            sent = begun, SynthesizeChunk("Hello "), SynthesizeChunk("there."), SynthesizeStop()
+            events = await events_until(client, SynthesizeStopped, *sent)
         seed = events[-2].data["seed"]
         whole = engine.stream("Hello there.", voice="mario", seed=seed)
         assert pcm_of(events) == b"".join(chunk.pcm16 for chunk in whole) != b""
@@ -187,14 +180,10 @@ async def test_a_voice_in_context_speaks_when_its_text_is_complete(tmp_path: Pat
 @pytest.mark.parametrize("is_streamed", [False, True])
 async def test_a_client_that_leaves_frees_its_slot(is_streamed: bool) -> None:
     engine = FakeEngine(rtf=2.0)
+    sent = [SynthesizeStart(), SynthesizeChunk(STORY)] if is_streamed else [Synthesize(STORY)]
     async with serving(engine) as port:
         async with AsyncTcpClient("127.0.0.1", port) as client:
-            if is_streamed:
-                await client.write_event(SynthesizeStart().event())
-                await client.write_event(SynthesizeChunk(STORY).event())
-            else:
-                await client.write_event(Synthesize(STORY).event())
-            await events_until(client, AudioChunk)
+            await events_until(client, AudioChunk, *sent)
         async with lateness() as late_s, asyncio.timeout(10):
             at = time.monotonic()
             while engine.speaking:
@@ -237,8 +226,7 @@ async def test_a_server_that_drains_ends_its_speeches_and_refuses_new_ones() -> 
     async with AsyncTcpClient("127.0.0.1", port) as client, AsyncTcpClient("127.0.0.1", port) as b:
         events = await events_until(client, AudioChunk, Synthesize(STORY))
         service.admission.draining = True
-        await b.write_event(Synthesize("Too late.").event())
-        assert (await error_of(b)).code == "Draining"
+        assert (await error_of(b, Synthesize("Too late."))).code == "Draining"
         assert not service.admission.idle  # the drain waits for this
         events += await events_until(client, AudioStop)
         await until(lambda: service.admission.idle)
@@ -270,8 +258,8 @@ def test_the_command_speaks_both_protocols_and_drains() -> None:
 
         async def talk() -> list[Event]:
             async with AsyncTcpClient("127.0.0.1", ports["tcp"]) as client:
-                await client.write_event(Synthesize("Hello, how are you today?").event())
-                events = await events_until(client, AudioChunk)
+                asked = Synthesize("Hello, how are you today?")
+                events = await events_until(client, AudioChunk, asked)
                 server.terminate()
                 return events + await events_until(client, AudioStop)
 

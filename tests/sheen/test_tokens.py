@@ -140,10 +140,8 @@ def test_an_embedding_grows_without_advice_to_programmers(base_folder, tokenizer
 
 def test_rows_that_are_there_already_are_not_cut_off(base_folder):
     """Released models have more rows than tokens."""
-    model, small = (
-        model_folder.load_language_model(base_folder),
-        model_folder.load_tokenizer(base_folder),
-    )
+    model = model_folder.load_language_model(base_folder)
+    small = model_folder.load_tokenizer(base_folder)
     num_rows = model.get_input_embeddings().num_embeddings
     tokens.add_audio_tokens(small, 4)
     assert len(small) < num_rows

@@ -34,9 +34,7 @@ def test_volume_is_in_decibels(volume: float, factor: float):
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 4000), max_size=8), st.integers(0, 2**32 - 1), st.floats(0.1, 100))
-def test_nothing_is_above_the_ceiling_and_chunks_make_no_difference(
-    sizes: list[int], seed: int, peak: float
-):
+def test_nothing_is_above_the_ceiling_and_chunks_make_no_difference(sizes, seed, peak):
     samples = loud(sum(sizes) + 1, seed, peak)
     whole = limited(samples)
     assert len(whole) == len(samples)

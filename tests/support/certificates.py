@@ -16,6 +16,7 @@ def new_certificate(
     usage: x509.ObjectIdentifier = ExtendedKeyUsageOID.EMAIL_PROTECTION,
     days: int = 30,
     common_name: str = "Voice",
+    host: str | None = None,
 ) -> tuple[bytes, bytes]:
     """Return the PEM of a certificate with that of its root, and of its private key.
 
@@ -24,11 +25,13 @@ def new_certificate(
         usage: the extended key usage.
         days: for how long it holds from now; below 0: it has expired.
         common_name: of the signer.
+        host: the name of a server that the certificate is for.
     """
     private_key = private_key or ec.generate_private_key(ec.SECP256R1())
     root_key = ec.generate_private_key(ec.SECP256R1())
-    root = _signed(_name("Root"), root_key.public_key(), _name("Root"), root_key, None, 3000)
-    own = _signed(_name(common_name), private_key.public_key(), root.subject, root_key, usage, days)
+    root = _signed(_name("Root"), root_key.public_key(), _name("Root"), root_key, None, 3000, None)
+    name, public_key = _name(common_name), private_key.public_key()
+    own = _signed(name, public_key, root.subject, root_key, usage, days, host)
     pem = serialization.Encoding.PEM
     form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     return own.public_bytes(pem) + root.public_bytes(pem), private_key.private_bytes(pem, *form)
@@ -46,6 +49,7 @@ def _signed(
     issuer_key: Any,
     usage: x509.ObjectIdentifier | None,
     days: int,
+    host: str | None,
 ) -> x509.Certificate:
     """Return a certificate; without a usage it is that of an authority."""
     now, is_root = datetime.datetime.now(datetime.UTC), usage is None
@@ -79,4 +83,7 @@ def _signed(
     )
     if usage is not None:
         builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=True)
+    if host is not None:
+        names = x509.SubjectAlternativeName([x509.DNSName(host)])
+        builder = builder.add_extension(names, critical=False)
     return builder.sign(issuer_key, hashes.SHA256())

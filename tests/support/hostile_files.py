@@ -172,16 +172,7 @@ def attack(num_changes: int, folder: Path, weights: str | None = None) -> Counte
         if weights:
             kinds = [*CONFIGS[:2], *WEIGHTS, *WEIGHTS]
         else:
-            kinds = [
-                *CONFIGS,
-                CONFIGS[1],
-                CONFIGS[0],
-                *WEIGHTS,
-                VOICE,
-                VOICE,
-                "codes",
-                "codes file",
-            ]
+            kinds = [*CONFIGS, *CONFIGS[:2], *WEIGHTS, VOICE, VOICE, "codes", "codes file"]
 
         @settings(
             max_examples=num_changes,

@@ -9,16 +9,8 @@ SPACES = [chr(code) for code in range(0x3001) if unicodedata.category(chr(code))
 INVISIBLE = [chr(code) for code in range(0x10000) if unicodedata.category(chr(code)) == "Cf"]
 SURROGATES = ["\ud800", "\udbff", "\udc00", "\udfff"]
 MARKUP = ["<p\n>", "<br />", '<p class="a">', "<speak>", '<break time="1s"/>', '<p z="a&#10;b">']
-MARKUP += [
-    "&amp;",
-    "[pause 1s]",
-    "**",
-    "```",
-    "# ",
-    "%0d%0aX-A: b",
-    "\x1b[31m",
-    f"<p {'一' * 150}>",
-]
+MARKUP += ["&amp;", "[pause 1s]", "**", "```", "# ", "%0d%0aX-A: b", "\x1b[31m"]
+MARKUP.append(f"<p {'一' * 150}>")
 WORDS = ["Hello", "there.", "It costs $3.50", "100%", "5 March"]
 WORDS += ["ünïcode", "שלום", "مرحبا", "你好", "😀"]
 _FILLS = ["abcd ", "x", "5 é ", "1. \n", "一", "%", "\u200d", "a\u0301"]

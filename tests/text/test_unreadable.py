@@ -7,6 +7,7 @@ import pipelines
 import pytest
 import regex
 import wyoming_client
+from fixtures import module_fixture
 from live_server import serving, sse
 from speech_socket import session, speak
 from wyoming.audio import AudioStop
@@ -29,11 +30,7 @@ MARKUP = (
 )
 PAUSE = "text_format pauses obeys [pause 1.5s] and [pause 500ms]"
 
-
-@pytest.fixture(scope="module")
-def demo():
-    with TTSEngine.from_pretrained("demo-voice", backend="cpu", warmup=False) as tts:
-        yield tts
+demo = module_fixture(lambda: TTSEngine.from_pretrained("demo-voice", backend="cpu", warmup=False))
 
 
 @pytest.mark.parametrize("word", ["abcde" * 40, "iVBORw0KGgo=" * 17, "ж" * 200])

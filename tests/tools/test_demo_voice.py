@@ -1,13 +1,13 @@
 """The demonstration voice speaks its text: words, end and length, on every backend."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
+from fixtures import module_fixture
 from pipecat.services.tts_service import TextAggregationMode
 from pipelines import Run
 from tiny_speech import feed_and_end, tiny_engine
@@ -21,7 +21,6 @@ from tolerances import (
     WORD_ERROR_RATE_OF_FEW,
 )
 
-from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint.loading import DEMO_VOICE, DEMO_VOICE_FOLDER
 from qwen_megakernel.pipecat.service import MegakernelTTSService
 from qwen_megakernel.speech_options import Sampling
@@ -48,10 +47,7 @@ def reader() -> Reader:
     return Reader(DEMO_VOICE)
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[TTSEngine]:
-    with tiny_engine(DEMO_VOICE, device="cpu", num_slots=2) as engine:
-        yield engine
+engine = module_fixture(lambda: tiny_engine(DEMO_VOICE, device="cpu", num_slots=2))
 
 
 @pytest.fixture(scope="module")

@@ -1,15 +1,14 @@
 """The demonstration voice's codec encoder: what it learns from, and what it hears."""
 
-from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
+from fixtures import module_fixture
 from tiny_speech import tiny_engine
 from tolerances import FUNDAMENTAL_RADIANS, HEARD_PITCH_SEMITONES, HEARD_SOUNDS, PITCH_CODES, PULSES
 
-from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.checkpoint.loading import DEMO_VOICE
 from qwen_megakernel.cloning.codec_encoder import CodecEncoder
@@ -30,10 +29,7 @@ def recordings() -> listening.Listening:
         pytest.skip(str(error))
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[TTSEngine]:
-    with tiny_engine(DEMO_VOICE, device="cpu") as engine:
-        yield engine
+engine = module_fixture(lambda: tiny_engine(DEMO_VOICE, device="cpu"))
 
 
 def test_recordings_differ_and_keep_their_words(recordings):

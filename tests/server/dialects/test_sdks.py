@@ -6,7 +6,6 @@ environment.
 
 import asyncio
 import contextlib
-import datetime
 import json
 import os
 import ssl
@@ -32,34 +31,16 @@ pytestmark = [
 ]
 
 
-def new_certificate() -> tuple[bytes, bytes]:
-    """Return the PEM of a certificate for localhost, which signs itself, and of its key."""
-    pytest.importorskip("cryptography")
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import NameOID
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    day, now = datetime.timedelta(days=1), datetime.datetime.now(datetime.UTC)
-    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, now - day, now + day)
-    for extension in (
-        x509.SubjectAlternativeName([x509.DNSName("localhost")]),
-        x509.BasicConstraints(ca=True, path_length=None),
-    ):
-        builder = builder.add_extension(extension, critical=False)
-    pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
-    signed = builder.sign(key, hashes.SHA256()).public_bytes(pem)
-    return signed, key.private_bytes(pem, form, serialization.NoEncryption())
-
-
 @contextlib.contextmanager
 def behind_tls(live: LiveServer, folder: Path) -> Iterator[tuple[str, Path]]:
     """Yield an address of the server behind TLS, as a proxy adds it, and the certificate."""
-    certificate, key = new_certificate()
+    pytest.importorskip("cryptography")
+    from certificates import new_certificate
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    made = new_certificate(usage=ExtendedKeyUsageOID.SERVER_AUTH, host="localhost")
     files = folder / "certificate.pem", folder / "key.pem"
-    for file, data in zip(files, (certificate, key), strict=True):
+    for file, data in zip(files, made, strict=True):
         file.write_bytes(data)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*files)

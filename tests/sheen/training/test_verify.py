@@ -179,9 +179,7 @@ def test_a_damaged_model_fails(training, base_folder, tmp_path):
 def test_sequences_that_see_each_other_fail(training, monkeypatch):
     def leaking(rows, pad_id, collate=sequences.collate):
         batch = collate(rows, pad_id)
-        length = batch.input_ids.shape[1]
-        mask = torch.ones(length, length, dtype=torch.bool).tril()
-        batch.attention_mask[:] = mask
+        batch.attention_mask[:] = torch.ones_like(batch.attention_mask).tril()
         return batch
 
     monkeypatch.setattr(verify, "collate", leaking)
