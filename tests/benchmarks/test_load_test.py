@@ -105,8 +105,7 @@ def test_percentiles_are_nearest_rank():
 
 @pytest.mark.ci
 def test_both_loads_against_our_server(run, tmp_path):
-    engine = FakeEngine(num_slots=64, first_delay_s=0.05, silent_frames=1)
-    with serving(engine) as server:
+    with serving(engine := FakeEngine(num_slots=64, first_delay_s=0.05, silent_frames=1)) as server:
         words = ["--url", server.url, "--rps", "12", "--concurrency", "3", "--duration", "1"]
         words += ["--warmup", "0", "--json", str(tmp_path / "r.json")]
         words += ["--plot", str(tmp_path / "r.png")]
@@ -135,8 +134,7 @@ def test_both_loads_against_our_server(run, tmp_path):
 
 
 def test_requests_that_fail_are_counted_and_reported(run, tmp_path):
-    engine = FakeEngine()
-    with serving(engine) as server:
+    with serving(engine := FakeEngine()) as server:
         speak = engine.stream
 
         def stream(*args: object, **options: object) -> object:
@@ -161,8 +159,7 @@ def test_a_load_that_sends_nothing_is_a_line_without_figures(run):
 
 @pytest.mark.ci
 def test_more_in_flight_than_allowed_are_not_sent(run):
-    engine = FakeEngine(rtf=1.0)
-    with serving(engine) as server:
+    with serving(engine := FakeEngine(rtf=1.0)) as server:
         words = ["--url", server.url, "--rps", "20", "--duration", "0.5", "--warmup", "0"]
         done = run(*words, "--max-in-flight", "1")
     assert done.returncode == 1 and "not sent" in done.stderr
@@ -170,8 +167,7 @@ def test_more_in_flight_than_allowed_are_not_sent(run):
 
 
 def test_text_goes_in_by_the_word_and_sound_comes_before_the_last(run, tmp_path):
-    engine = FakeEngine()
-    with serving(engine) as server:
+    with serving(engine := FakeEngine()) as server:
         prompts = tmp_path / "prompts.txt"
         prompts.write_text("Once upon a time there was a very small house at the edge of a wood.")
         words = ["--url", server.url, "--concurrency", "1", "--duration", "0.1", "--warmup", "0"]

@@ -128,8 +128,7 @@ def test_requests_are_spoken_in_the_order_they_came():
 
 
 def test_an_engine_that_gave_up_is_reported_to_every_request():
-    engine = FakeEngine(rtf=0.001)
-    with serving(engine) as live:
+    with serving(engine := FakeEngine(rtf=0.001)) as live:
         assert live.client.get("/health").json() == {"status": "ok"}
         engine.failure = engine.refusal = KernelTimeout("3 launches in a row hung.", "planted")
         answer = live.client.get("/health")

@@ -272,8 +272,7 @@ def test_every_surface_reports_why_speech_ended(reason, monkeypatch):
 
 def test_streams_side_by_side_keep_to_themselves():
     """Eight clients at once: each receives its own pitch, complete and in order."""
-    engine = FakeEngine(rtf=0.05)
-    with serving(engine) as live:
+    with serving(engine := FakeEngine(rtf=0.05)) as live:
 
         async def speak_all():
             import httpx

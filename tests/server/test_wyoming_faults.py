@@ -44,8 +44,7 @@ async def test_a_failing_engine_is_reported_and_the_connection_ends() -> None:
 
 async def test_after_an_error_a_new_connection_is_spoken_to() -> None:
     """Home Assistant opens a connection for each answer; see docs/serving.md."""
-    engine = FakeEngine()
-    async with serving(engine) as port:
+    async with serving(engine := FakeEngine()) as port:
         for _ in range(3):
             async with AsyncTcpClient("127.0.0.1", port) as client:
                 sent = SynthesizeStart(), SynthesizeChunk("\N{GRINNING FACE}"), SynthesizeStop()
@@ -77,16 +76,14 @@ async def test_a_ping_is_answered_or_refused_whatever_it_holds(caplog) -> None:
 
 
 async def test_an_engine_that_hangs_is_given_up() -> None:
-    engine = FakeEngine(stall_after=1)
-    async with connected(engine, deadline_s=0.3) as client:
+    async with connected(engine := FakeEngine(stall_after=1), deadline_s=0.3) as client:
         assert (await error_of(client, Synthesize(STORY))).code == "DeadlineExceeded"
     assert engine.streams[0].cancelled
 
 
 @pytest.mark.parametrize("opening", [(), (SynthesizeStart(), SynthesizeChunk("Once upon "))])
 async def test_a_silent_client_is_sent_away(opening: tuple[Any, ...]) -> None:
-    engine = FakeEngine()
-    async with connected(engine, idle_timeout_s=0.3) as client:
+    async with connected(engine := FakeEngine(), idle_timeout_s=0.3) as client:
         assert "sent nothing for" in (await error_of(client, *opening)).text
     assert not engine.speaking
 
@@ -132,8 +129,7 @@ async def test_one_client_too_many_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 
 async def test_a_long_text_is_refused_whole_and_in_pieces() -> None:
-    engine = FakeEngine()
-    async with serving(engine, max_chars=20) as port:
+    async with serving(engine := FakeEngine(), max_chars=20) as port:
         async with AsyncTcpClient("127.0.0.1", port) as client:
             assert (await error_of(client, Synthesize("x" * 21))).code == "TextTooLong"
         async with AsyncTcpClient("127.0.0.1", port) as client:
@@ -179,8 +175,7 @@ HANG_UP = {
 
 @pytest.mark.parametrize("sent", BAD.values(), ids=BAD)
 async def test_what_cannot_be_understood_is_refused(sent: bytes) -> None:
-    engine = FakeEngine()
-    async with connected(engine) as client:
+    async with connected(engine := FakeEngine()) as client:
         client._writer.write(sent)
         assert (await error_of(client)).text
         assert not engine.speaking

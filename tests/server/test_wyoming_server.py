@@ -55,8 +55,7 @@ async def test_info_names_voices_languages_and_streaming() -> None:
 
 
 async def test_a_checkpoint_without_voices_offers_one_and_speaks_with_it() -> None:
-    engine = FakeEngine(voices=())
-    async with connected(engine) as client:
+    async with connected(engine := FakeEngine(voices=())) as client:
         voice = Info.from_event(*await events_until(client, Info, Describe())).tts[0].voices[0]
         named = SynthesizeVoice(name=voice.name)
         await events_until(client, AudioStop, Synthesize("Hello.", named))
@@ -70,8 +69,7 @@ async def test_ping_is_answered() -> None:
 
 
 async def test_a_text_becomes_the_engines_audio() -> None:
-    engine = FakeEngine()
-    async with connected(engine) as client:
+    async with connected(engine := FakeEngine()) as client:
         voice = SynthesizeVoice(name="vivian")
         events = await events_until(client, AudioStop, Synthesize(STORY, voice))
     start = AudioStart.from_event(events[0])
@@ -84,16 +82,14 @@ async def test_a_text_becomes_the_engines_audio() -> None:
 
 
 async def test_a_language_without_a_voice_is_spoken() -> None:
-    engine = FakeEngine()
-    async with connected(engine) as client:
+    async with connected(engine := FakeEngine()) as client:
         german = SynthesizeVoice(language="de-AT")
         await events_until(client, AudioStop, Synthesize("Hallo.", german))
     assert engine.streams[0].request.language == "de-AT"
 
 
 async def test_requests_of_one_client_are_answered_in_order() -> None:
-    engine = FakeEngine()
-    async with connected(engine) as client:
+    async with connected(engine := FakeEngine()) as client:
         both = Synthesize("One."), Synthesize("Two and a half.")
         first = await events_until(client, AudioStop, *both)
         second = await events_until(client, AudioStop)
@@ -101,8 +97,7 @@ async def test_requests_of_one_client_are_answered_in_order() -> None:
 
 
 async def test_clients_are_served_side_by_side() -> None:
-    engine = FakeEngine(rtf=0.3)
-    async with serving(engine) as port, contextlib.AsyncExitStack() as stack:
+    async with serving(engine := FakeEngine(rtf=0.3)) as port, contextlib.AsyncExitStack() as stack:
         clients = [
             await stack.enter_async_context(AsyncTcpClient("127.0.0.1", port)) for _ in range(6)
         ]
@@ -118,8 +113,7 @@ async def test_clients_are_served_side_by_side() -> None:
 
 
 async def test_audio_leaves_before_the_text_is_complete() -> None:
-    engine = FakeEngine()
-    async with connected(engine) as client:
+    async with connected(engine := FakeEngine()) as client:
         begun = SynthesizeStart(SynthesizeVoice(name="aiden")), SynthesizeChunk("Once upon a time ")
         events = await events_until(client, AudioChunk, *begun)
         rest = SynthesizeChunk("there was a house."), SynthesizeStop()
@@ -130,8 +124,7 @@ async def test_audio_leaves_before_the_text_is_complete() -> None:
 
 
 async def test_home_assistants_copy_of_the_text_is_not_spoken_twice() -> None:
-    engine = FakeEngine()
-    async with connected(engine) as client:
+    async with connected(engine := FakeEngine()) as client:
         sent = SynthesizeStart(), SynthesizeChunk("Hello there."), Synthesize("Hello there.")
         await events_until(client, SynthesizeStopped, *sent, SynthesizeStop())
         await events_until(client, AudioStop, Synthesize("Again."))  # not part of the stream
@@ -193,8 +186,7 @@ async def test_a_client_that_leaves_frees_its_slot(is_streamed: bool) -> None:
 
 
 async def test_hundred_clients_that_vanish_leave_nothing() -> None:
-    engine = FakeEngine(rtf=0.5)
-    async with serving(engine) as port:
+    async with serving(engine := FakeEngine(rtf=0.5)) as port:
         for _ in range(100):
             _, writer = await asyncio.open_connection("127.0.0.1", port)
             header = json.dumps({"type": "synthesize", "data": {"text": STORY}})
@@ -207,8 +199,7 @@ async def test_hundred_clients_that_vanish_leave_nothing() -> None:
 
 
 async def test_a_client_that_reads_nothing_loses_its_speech() -> None:
-    engine = FakeEngine(rtf=0.0, letter_s=20)
-    async with serving(engine, stall_timeout_s=0.2) as port:
+    async with serving(engine := FakeEngine(rtf=0.0, letter_s=20), stall_timeout_s=0.2) as port:
         _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
         header = json.dumps({"type": "synthesize", "data": {"text": STORY}})
         writer.write(header.encode() + b"\n")
@@ -235,8 +226,7 @@ async def test_a_server_that_drains_ends_its_speeches_and_refuses_new_ones() -> 
 
 
 async def test_closing_ends_what_is_spoken() -> None:
-    engine = FakeEngine(rtf=1.0)
-    async with connected(engine) as client:
+    async with connected(engine := FakeEngine(rtf=1.0)) as client:
         await events_until(client, AudioChunk, Synthesize(STORY))
     assert engine.streams[0].cancelled and not engine.speaking
 
