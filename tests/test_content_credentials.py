@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fixtures import module_value
 
 pytest.importorskip("c2pa")
 import c2pa
@@ -35,10 +36,7 @@ PRIVATE_KEYS = {
 }
 CANNOT = "cannot sign for C2PA|signs for C2PA is not valid"
 
-
-@pytest.fixture(scope="module")
-def signer() -> Signer:
-    return Signer.of(*new_certificate())
+signer = module_value(lambda: Signer.of(*new_certificate()))
 
 
 @pytest.mark.parametrize("name", SIGNED_FORMATS)
@@ -82,10 +80,6 @@ def test_every_kind_of_key_that_c2pa_allows_signs(algorithm):
     assert "PRIVATE" not in repr(Marking(signer=signer))
 
 
-def _other_key() -> tuple[bytes, bytes]:
-    return new_certificate()[0], new_certificate()[1]
-
-
 def _locked_key() -> tuple[bytes, bytes]:
     lock = serialization.BestAvailableEncryption(b"secret")
     form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, lock
@@ -101,7 +95,7 @@ def _key_agreement() -> tuple[bytes, bytes]:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (_other_key, CANNOT),
+        (lambda: (new_certificate()[0], new_certificate()[1]), CANNOT),
         (_locked_key, "is no PEM key without a password"),
         (_key_agreement, "does not sign with a X25519PrivateKey"),
         (lambda: (b"", new_certificate()[1]), CANNOT),

@@ -23,8 +23,6 @@ from qwen_megakernel.errors import EngineBusy
 
 @pytest.fixture
 def run(capsys):
-    """Return run(*words), which runs the command in this process."""
-
     def run_(*words):
         code = common.run(load_test.main, load_test.parser().parse_args(words))
         return CompletedProcess(words, code, *capsys.readouterr())

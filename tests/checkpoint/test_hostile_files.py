@@ -1,13 +1,13 @@
 """Changed model files, voice files and codes end in speech or in an error of this package."""
 
 import os
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
 import hostile_files
 import pytest
+from commands import captured
 
 from qwen_megakernel.native import compiling
 
@@ -42,7 +42,7 @@ def test_many_changed_files_harm_nothing_under_sanitizers(tmp_path, monkeypatch)
     libraries = []
     for name in ("libasan.so", "libubsan.so", "libstdc++.so"):
         command = [compiler, f"-print-file-name={name}"]
-        path = Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout[:-1])
+        path = Path(captured(command, check=True).stdout[:-1])
         if not path.is_absolute():
             pytest.skip(f"{compiler} has no {name}")
         libraries.append(str(path))
@@ -53,9 +53,7 @@ def test_many_changed_files_harm_nothing_under_sanitizers(tmp_path, monkeypatch)
         "PYTHONMALLOC": "malloc",
     }
     program = [sys.executable, hostile_files.__file__, "2000", tmp_path / "model", *SANITIZERS]
-    done = subprocess.run(
-        program, env=os.environ | environment, capture_output=True, text=True, timeout=1700
-    )
+    done = captured(program, env=os.environ | environment, timeout=1700)
     assert done.returncode == 0, done.stderr[-4000:]
     rows = [line.split("\t") for line in done.stdout.splitlines()]
     outcomes = Counter({(kind, outcome): int(count) for kind, outcome, count in rows})

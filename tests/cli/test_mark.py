@@ -80,7 +80,6 @@ def test_a_bad_key_is_refused_before_a_model_is_loaded(
 
 @pytest.fixture
 def signing(tmp_path: Path) -> list[str]:
-    """The options of a certificate and its key."""
     pytest.importorskip("c2pa")
     from certificates import new_certificate
 

@@ -10,11 +10,12 @@ import librosa
 import numpy as np
 import pytest
 import soundfile
+import tiny_speech
 import waveforms
 from commands import ROOT
+from fixtures import module_value
 from tolerances import MP3_F32
 
-from qwen_megakernel import TTSEngine
 from qwen_megakernel.cloning import recordings
 from qwen_megakernel.errors import RecordingError
 
@@ -254,8 +255,4 @@ def test_a_file_that_ffmpeg_reads_comes_with_its_command(tmp_path):
         recordings.read(named)
 
 
-@pytest.fixture(scope="module")
-def demo_speech():
-    """[num_samples] float32 of a real voice that says WORDS."""
-    with TTSEngine.from_pretrained("demo-voice", backend="cpu", warmup=False) as tts:
-        return tts.synthesize(" ".join(WORDS), seed=1).audio
+demo_speech = module_value(lambda: tiny_speech.demo_speech(" ".join(WORDS)))

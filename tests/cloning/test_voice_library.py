@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import soundfile
 import waveforms
-from fixtures import module_fixture
+from fixtures import module_fixture, module_value
 from tiny_speech import tiny_engine
 from tolerances import AUDIO_F32, PCM16, X_VECTOR_F32
 
@@ -48,9 +48,7 @@ def recording(tmp_path_factory):
 engine = module_fixture(lambda: tiny_engine("tiny-random-base", dtype="float32"))
 
 
-@pytest.fixture(scope="module")
-def voices(load_checkpoint):
-    return VoiceLibrary(load_checkpoint("tiny-random-base"))
+voices = module_value(lambda load_checkpoint: VoiceLibrary(load_checkpoint("tiny-random-base")))
 
 
 # ---- cloning -------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from fixtures import module_value
 
 from qwen_megakernel.choices import DTYPES_BY_PART
 from qwen_megakernel.decoders import backends
@@ -34,10 +35,7 @@ from qwen_megakernel.speech_options import Sampling
 
 FORCED_ON = Sampling.greedy()
 
-
-@pytest.fixture(scope="module")
-def loaded(load_checkpoint):
-    return load_checkpoint("tiny-random")
+loaded = module_value(lambda load_checkpoint: load_checkpoint("tiny-random"))
 
 
 def decoder_for(loaded, max_frames):

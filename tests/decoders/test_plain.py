@@ -80,13 +80,10 @@ def runs(official_model, load_checkpoint):
     return run
 
 
-def pad_embed(decoder):
-    return decoder.embeddings.text(torch.tensor([decoder.config.tts_pad_id]))[0]
-
-
 def start(decoder, run, sampling=None, seed=0, slot=0, part=0):
     dtype = decoder.embeddings.dtype
-    prefill = Prefill(run.prefill.to(dtype), run.trailing_text.to(dtype), pad_embed(decoder))
+    (pad,) = decoder.embeddings.text(torch.tensor([decoder.config.tts_pad_id]))
+    prefill = Prefill(run.prefill.to(dtype), run.trailing_text.to(dtype), pad)
     decoder.prefill(slot, prefill, sampling or Sampling.greedy(), seed=seed, part=part)
 
 

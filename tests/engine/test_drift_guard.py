@@ -90,7 +90,6 @@ def put_into(engine, planted, monkeypatch):
 
 @pytest.fixture(scope="module")
 def healthy(engine):
-    """The same text without a fault."""
     planted, kept = Planted(), pytest.MonkeyPatch()
     put_into(engine, planted, kept)
     stream, _ = spoken(engine)
@@ -104,7 +103,6 @@ def spoken(engine, **options):
 
 
 def pitches(stream):
-    """The pitch of each part, in order."""
     hertz = stream.codes[:, 1]
     starts = np.flatnonzero(stream.codes[:, 3] == 0)
     return hertz[starts].tolist()

@@ -10,13 +10,9 @@ SILENCE = np.zeros(1920, dtype=np.float32)
 SPEECH = 0.1 * np.sin(np.arange(1920, dtype=np.float32) * 0.05)
 
 
-def frame(code: int) -> np.ndarray:
-    return np.array([code, 1, 2, 3], dtype=np.int32)
-
-
 def first_cut(runaway: RunawayGuard, codes) -> tuple[int, str] | None:
     for index, code in enumerate(codes):
-        reason = runaway.check_codes(frame(code))
+        reason = runaway.check_codes(np.array([code, 1, 2, 3], np.int32))
         if reason:
             return index, reason
     return None

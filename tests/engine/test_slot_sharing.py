@@ -26,7 +26,6 @@ PARTS = "Hello there. [pause 0.1s] How are you? [pause 0.1s] It is cold. [pause 
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("torch", marks=pytest.mark.ci)])
 def tts(request: pytest.FixtureRequest, cache_folder: Any) -> Iterator[TTSEngine]:
-    """An engine with one slot."""
     with tiny_engine(backend=request.param, num_slots=1) as engine:
         yield engine
 

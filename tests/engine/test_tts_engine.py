@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fixtures import module_value
 from spies import watch
 from tiny_speech import TEXT, VOICE, speak, tiny_engine
 from tolerances import PCM16
@@ -32,11 +33,8 @@ from qwen_megakernel.speech_options import MAX_FACTOR, MAX_TOP_K, MIN_FACTOR
 from qwen_megakernel.vocoder.cpu.vocoder import CpuVocoder
 from qwen_megakernel.vocoder.vocoder import Vocoder
 
-
-@pytest.fixture(scope="module")
-def alone(tts):
-    """The speech of seeds 1, 2, 3 without other streams."""
-    return {seed: speak(tts, seed=seed) for seed in (1, 2, 3)}
+# The speech of seeds 1, 2, 3 without other streams.
+alone = module_value(lambda tts: {seed: speak(tts, seed=seed) for seed in (1, 2, 3)})
 
 
 def test_chunks_are_in_order_ramp_up_and_add_up(tts):

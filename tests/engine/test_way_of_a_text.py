@@ -18,11 +18,6 @@ MET = re.compile(r"meets (\d+) classes: (.*?)\.\n\n", re.DOTALL)
 PAGE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
 
 
-def listed() -> list[tuple[str, str]]:
-    """Function and file of each call of the table."""
-    return [row.groups() for line in PAGE.splitlines() if (row := ROW.match(line))]
-
-
 def called(frame) -> tuple[str, str]:
     """Function and file of a Python frame; the file is "" outside of the package."""
     path = Path(frame.f_code.co_filename)
@@ -40,7 +35,8 @@ def test_a_text_goes_through_the_calls_of_the_table_in_their_order(how):
 
     The last call counts when it returns, because it waits for the chunk that the others make.
     """
-    table, seen, reader = listed(), [], threading.current_thread()
+    table = [row.groups() for line in PAGE.splitlines() if (row := ROW.match(line))]
+    seen, reader = [], threading.current_thread()
     submitted = ("StepLoop.submit", "engine/step_loop.py")
 
     def profile(frame, event, argument):

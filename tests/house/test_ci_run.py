@@ -7,7 +7,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from commands import ROOT, run, write_program
+from commands import ROOT, captured, run, write_program
 
 SCRIPT = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 # A Python that finds nvcc when the file `nvcc` is there; its pip installs one, or fails.
@@ -43,11 +43,9 @@ def test_an_nvcc_is_installed_where_none_is_found(tmp_path, found, offline, call
         (tmp_path / step).touch()
     if found:
         (tmp_path / "nvcc").touch()
-    done = subprocess.run(
+    done = captured(
         ["make", "--silent", f"--file={ROOT / 'Makefile'}", "nvcc", f"VENV={tmp_path}"],
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
     )
     assert (done.returncode == 0) == succeeds, done.stderr
     assert (tmp_path / "calls").read_text() == calls

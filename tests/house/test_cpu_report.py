@@ -2,11 +2,10 @@
 
 import os
 import re
-import subprocess
 import sys
 
 import pytest
-from commands import ROOT
+from commands import ROOT, captured
 from tolerances import CPU_SECONDS
 
 BUSY = "import time\nwhile time.process_time() < {seconds}: pass\n"
@@ -25,13 +24,11 @@ def test_every_files_cpu_time_is_printed_and_the_sum_comes_last(tmp_path, worker
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
     before = os.times()
-    done = subprocess.run(
+    done = captured(
         [sys.executable, "-m", "pytest", "-p", "cpu_report", *workers, "."],
         cwd=tmp_path,
         env=os.environ
         | {"PYTHONPATH": str(ROOT / "tests" / "support"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-        capture_output=True,
-        text=True,
     )
     after = os.times()
     assert done.returncode == 0, done.stdout + done.stderr

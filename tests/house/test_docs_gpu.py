@@ -3,13 +3,12 @@
 import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
 import torch
-from commands import ROOT, lines
+from commands import ROOT, captured, lines
 
 from benchmarks import page_parts
 from qwen_megakernel.native import compiling
@@ -18,10 +17,6 @@ from tools.kernel_study import mutate_kernel
 PAGES = ("gpu-setup", "kernel-adaptation", "performance-journey", "insights")
 SETUP = (ROOT / "docs" / "gpu-setup.md").read_text(encoding="utf-8")
 NEEDS_GPU, NO_GPU = 3, 77  # exit codes: no GPU for --backend kernel; for gpu_check
-
-
-def text_of(page: str) -> str:
-    return (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
 
 
 def expected(command: str) -> int:
@@ -50,9 +45,7 @@ def test_every_command_of_the_setup_runs_as_the_page_says(run_here, command, tmp
         done = run_here(*words[1:])
     else:
         environment = os.environ | {"PYTHON": sys.executable}
-        done = subprocess.run(
-            words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250
-        )
+        done = captured(words, cwd=ROOT, env=environment, timeout=250)
     assert done.returncode == expected(command), done.stdout + done.stderr
     if done.returncode == NEEDS_GPU:
         assert "torch sees none" in done.stderr
@@ -99,7 +92,7 @@ def unsourced(page: str, log: str) -> list[str]:
 
 def test_every_figure_of_the_journey_is_generated_or_names_its_entry_of_the_log():
     log = (ROOT / "benchmarks" / "LOG.md").read_text(encoding="utf-8")
-    journey = text_of("performance-journey")
+    journey = (ROOT / "docs" / "performance-journey.md").read_text(encoding="utf-8")
     assert len(FIGURE.findall(journey)) >= 12
     assert not unsourced(journey, log)
 

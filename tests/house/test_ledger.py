@@ -33,7 +33,6 @@ def found(name: str) -> list[Path]:
 
 
 def named_tests(check: str) -> list[str]:
-    """Return the files of tests that a row names, from the root."""
     paths = [path.relative_to(ROOT).as_posix() for name in files_of(check) for path in found(name)]
     return [path for path in paths if re.match(r"tests/.*test_\w+\.py$", path)]
 

@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from commands import AS_PROGRAM, EXTRAS, PROJECT, ROOT, lines, run, write_program
+from commands import AS_PROGRAM, EXTRAS, PROJECT, ROOT, captured, lines, run, write_program
 from installed import distributions
 from packaging.utils import canonicalize_name
 
@@ -98,7 +98,7 @@ def make_demo(folder: Path, python: str, *words: str) -> subprocess.CompletedPro
     """Run `make demo` with a new environment in a folder, and with the text of another Python."""
     given = (f"VENV={folder / 'venv'}", f"PYTHON={write_program(folder / 'python', python)}")
     command = ["make", f"--file={ROOT / 'Makefile'}", "--silent", "demo", *given, *words]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return captured(command, cwd=ROOT)
 
 
 def test_every_step_is_announced_and_reports_every_few_seconds_that_it_goes_on(tmp_path):

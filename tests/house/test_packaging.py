@@ -11,7 +11,7 @@ from email import message_from_string
 
 import pytest
 import soundfile
-from commands import EXTRAS, PROJECT, ROOT
+from commands import EXTRAS, PROJECT, ROOT, captured
 
 PARTS = ("qwen_megakernel", "csrc", "setup.py", "pyproject.toml", "README.md", "LICENSE")
 METADATA = """
@@ -50,7 +50,7 @@ def test_an_editable_install_is_a_path_and_warns_of_nothing(source, tmp_path):
     pytest.importorskip("setuptools", "77")
     build = f"from setuptools import build_meta; build_meta.build_editable({str(tmp_path)!r})"
     command = [sys.executable, "-c", build]
-    done = subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=200)
+    done = captured(command, cwd=source, timeout=200)
     assert done.returncode == 0 and "warning" not in done.stderr.lower(), done.stderr
     (wheel,) = map(zipfile.ZipFile, tmp_path.glob("*.whl"))
     (path,) = (name for name in wheel.namelist() if ".dist-info/" not in name)
@@ -66,9 +66,7 @@ def test_the_metadata_links_to_the_repository_where_there_is_one(source, tmp_pat
     source = f'Source = "{address}"' if address else ""
     project.write_text(re.sub(r"(?<=\n\[project.urls\]).*", f"\n{source}", project.read_text()))
     command = [sys.executable, "-c", METADATA.format(folder=str(tmp_path))]
-    done = subprocess.run(
-        command, cwd=tmp_path / "fork", capture_output=True, text=True, timeout=200, check=True
-    )
+    done = captured(command, cwd=tmp_path / "fork", timeout=200, check=True)
     metadata = message_from_string(done.stdout[done.stdout.index("Metadata-Version") :])
     assert metadata.get_all("Project-URL", []) == ([f"Source, {address}"] if address else [])
     assert metadata["License-Expression"] == "Apache-2.0" and metadata["Keywords"]
@@ -115,12 +113,10 @@ def test_an_empty_environment_installs_the_wheel_and_speaks(distributions, tmp_p
     }
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
+        return captured(
             [python, "-m", "qwen_megakernel", *arguments],
             cwd=elsewhere,
             env=environment | {"QWEN_MEGAKERNEL_CACHE": str(cache)},
-            capture_output=True,
-            text=True,
         )
 
     speak = ("speak", "--model", "demo-voice", "Hello, how are you today?", "--backend", "cpu")

@@ -1,12 +1,11 @@
 """The names that users and scripts import and run exist, wherever their code is."""
 
 import importlib
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from commands import ROOT, CommandsHere
+from commands import ROOT, CommandsHere, captured
 
 from qwen_megakernel import __version__
 
@@ -50,7 +49,7 @@ def test_a_script_answers_help(run_here: CommandsHere, script: str):
 
 def test_the_gpu_check_answers_help():
     command = ["bash", "tools/gpu_check.sh", "--help"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = captured(command, cwd=ROOT, timeout=100)
     assert done.returncode == 0 and "usage" in done.stdout
 
 
@@ -61,5 +60,5 @@ def test_the_module_prints_its_version(run_here: CommandsHere):
 
 def test_the_command_prints_its_version():
     command = [Path(sys.executable).with_name("qwen-megakernel"), "--version"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = captured(command, timeout=100)
     assert done.returncode == 0 and __version__ in done.stdout

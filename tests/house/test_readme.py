@@ -5,11 +5,10 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 
 import pytest
-from commands import ROOT, blocks, lines, write_program
+from commands import ROOT, blocks, captured, lines, write_program
 from live_server import serving
 from tiny_speech import tiny_engine
 
@@ -68,12 +67,10 @@ def test_make_demo_passes_the_text_on_unchanged(argument, variable, said, tmp_pa
     environment["PYTHONDONTWRITEBYTECODE"] = "1"
     if variable is not None:
         environment["TEXT"] = variable
-    done = subprocess.run(
+    done = captured(
         ["make", "--silent", f"--file={ROOT / 'Makefile'}", "demo", f"VENV={tmp_path}", *argument],
         cwd=tmp_path,
         env=environment,
-        capture_output=True,
-        text=True,
     )
     assert done.returncode == 0, done.stderr
     assert f"--text={said}" in json.loads(done.stdout)

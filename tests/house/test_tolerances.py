@@ -120,7 +120,6 @@ def limits(compare: ast.Compare) -> list[tuple[ast.expr, float]]:
 
 
 def names_in(node: ast.AST) -> set[str]:
-    """Return the names of the variables in an expression."""
     return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
 
 

@@ -4,6 +4,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from fixtures import module_value
 
 from qwen_megakernel.native import compiling
 
@@ -19,8 +20,6 @@ CHECKS = (
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory):
-    """driver(*flags) compiles `pool_driver.cpp`."""
-
     def compile_it(*flags: str) -> Path:
         made = tmp_path_factory.mktemp("pool") / "driver"
         source = Path(__file__).with_name("pool_driver.cpp")
@@ -32,9 +31,7 @@ def driver(tmp_path_factory):
     return compile_it
 
 
-@pytest.fixture(scope="module")
-def plain(driver):
-    return driver()
+plain = module_value(lambda driver: driver())
 
 
 def run(driver: Path, check: str) -> None:

@@ -6,5 +6,4 @@ from pipelines import SENTENCE, TOKEN, Mode
 
 @pytest.fixture(params=[SENTENCE, TOKEN], ids=str)
 def mode(request: pytest.FixtureRequest) -> Mode:
-    """Runs a test in both modes, SENTENCE and TOKEN."""
     return request.param

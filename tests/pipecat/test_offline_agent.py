@@ -1,13 +1,13 @@
 """The whole loop in real time: recogniser, turns, barge-in, speech, loudspeaker and context."""
 
 import asyncio
-import runpy
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from commands import script
 from fake_engine import FakeEngine
+from fixtures import module_value
 from pipecat.services.tts_service import TextAggregationMode
 from waiting import lateness
 
@@ -15,12 +15,7 @@ from benchmarks.playback import playback_gaps
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.pipecat.service import MegakernelTTSService
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "offline_agent.py"
-
-
-@pytest.fixture(scope="module")
-def agent() -> SimpleNamespace:
-    return SimpleNamespace(**runpy.run_path(str(EXAMPLE)))
+agent = module_value(lambda: script("examples/offline_agent.py"))
 
 
 def check(agent: SimpleNamespace, said: object, late_s: float) -> None:

@@ -3,14 +3,14 @@
 import asyncio
 import importlib.util
 import re
-import runpy
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
+from commands import script
 from fake_engine import FakeEngine
+from fixtures import module_value
 from pipecat.processors.frame_processor import FrameProcessor
 from pipecat.transports.base_transport import BaseTransport
 from pipecat.workers.runner import WorkerRunner
@@ -37,14 +37,8 @@ class Browser(BaseTransport):
         return self._output
 
 
-@pytest.fixture(scope="module")
-def example() -> SimpleNamespace:
-    return SimpleNamespace(**runpy.run_path(str(EXAMPLES / "voice_agent.py")))
-
-
-@pytest.fixture(scope="module")
-def offline() -> SimpleNamespace:
-    return SimpleNamespace(**runpy.run_path(str(EXAMPLES / "offline_agent.py")))
+example = module_value(lambda: script("examples/voice_agent.py"))
+offline = module_value(lambda: script("examples/offline_agent.py"))
 
 
 @pytest.mark.parametrize("mode", ["sentence", "token"])

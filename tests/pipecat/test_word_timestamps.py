@@ -67,8 +67,6 @@ def test_pieces_of_a_text_become_the_words_of_the_whole():
 
 
 class Stream:
-    """A stream with a word every 0.4 s of the audio that was heard."""
-
     def __init__(self, text: str) -> None:
         self.text, self.heard_s, self.drift_s = SimpleNamespace(written=text), 100.0, 0.0
         self.times = self

@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+import tiny_speech
+from fixtures import module_value
 
-from qwen_megakernel import TTSEngine, marking
+from qwen_megakernel import marking
 from qwen_megakernel.audio import write_wav
 from qwen_megakernel.errors import MissingPackageError
 from qwen_megakernel.marking import COMMENT, Marking
@@ -24,11 +26,8 @@ def hum(num_samples):
     return (8000 * np.sin(np.arange(num_samples) / 20)).astype(np.int16)
 
 
-@pytest.fixture(scope="module")
-def demo_speech():
-    """Four seconds of real speech, [num_samples] int16."""
-    with TTSEngine.from_pretrained("demo-voice", backend="cpu", warmup=False) as tts:
-        return (32767 * tts.synthesize(TEXT, seed=1).audio).astype(np.int16)
+# Four seconds of real speech.
+demo_speech = module_value(lambda: (32767 * tiny_speech.demo_speech(TEXT)).astype(np.int16))
 
 
 @pytest.mark.parametrize(("response_format", "mark"), [("flac", b"fLaC"), ("mp3", b"Info")])

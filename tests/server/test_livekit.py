@@ -5,11 +5,10 @@ into a separate environment.
 """
 
 import re
-import subprocess
 from typing import Any
 
 import pytest
-from commands import ROOT
+from commands import ROOT, captured
 from live_server import serving
 
 from qwen_megakernel import SpeechStream, TTSEngine
@@ -67,11 +66,9 @@ def test_the_plugins_of_the_page_speak_with_this_server(monkeypatch: pytest.Monk
     monkeypatch.setattr(engine, "stream", noted)
     with engine, serving(engine) as live:
         address = live.url.removeprefix("http://")
-        done = subprocess.run(
+        done = captured(
             [PYTHON, "-c", f"TEXT = {TEXT!r}\n{CLIENT}"],
             input=code.replace("HOST:8090", address),
-            capture_output=True,
-            text=True,
             timeout=240,
         )
         texts = [(text, " ".join(stream.text.written.split())) for text, stream in streams]

@@ -232,7 +232,6 @@ def test_a_huge_body_is_answered_413_with_and_without_its_length(live):
 
 
 def rss_mb() -> int:
-    """Return the memory of this process, which the server shares."""
     status = Path("/proc/self/status").read_text()
     return int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) // 1024
 

@@ -38,19 +38,16 @@ def has_surrogate(text: str) -> bool:
     return any("\ud800" <= char <= "\udfff" for char in text)
 
 
-def post(connection: http.client.HTTPConnection, body: dict[str, Any]) -> tuple[int, bytes]:
-    connection.request("POST", SPEECH, json.dumps(body), {"Content-Type": "application/json"})
-    response = connection.getresponse()
-    return response.status, response.read()
-
-
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("form", FORMS)
 def test_http_speaks_each_odd_text_or_refuses_it(live, form, count):
     connection = http.client.HTTPConnection(*live.address, timeout=30)
     statuses = []
     for text in odd_texts(count):
-        status, answer = post(connection, {"input": text} | form | FRAMES)
+        body = json.dumps({"input": text} | form | FRAMES)
+        connection.request("POST", SPEECH, body, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        status, answer = response.status, response.read()
         statuses.append(status)
         if status == 200:
             assert answer, repr(text)

@@ -60,8 +60,6 @@ LONG_STORY = STORY * 8  # takes 15 s, so even on a busy machine, all listeners o
 
 
 class NamedEngine(FakeEngine):
-    """An engine whose seed is its process id."""
-
     def stream(self, text: str | None = None, **options: Any) -> FakeStream:
         return super().stream(text, **options | {"seed": os.getpid()})
 

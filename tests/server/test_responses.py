@@ -173,7 +173,6 @@ def test_a_slow_client_gives_its_slot_back_once_its_speech_is_made():
 
 
 def slow_connection(live, text):
-    """A request whose client does not read the answer."""
     connection = live.connect_slowly()
     connection.sendall(http_post(json.dumps({"input": text[:4096]}).encode()))
     return connection

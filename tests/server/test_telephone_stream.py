@@ -5,15 +5,13 @@ import base64
 import contextlib
 import json
 import re
-import runpy
 from collections.abc import AsyncIterator
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from commands import ROOT
-from fixtures import module_fixture
+from commands import script
+from fixtures import module_fixture, module_value
 from tolerances import PCM16_STEP
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
@@ -32,9 +30,7 @@ START = {
 }
 
 
-@pytest.fixture(scope="module")
-def example() -> SimpleNamespace:
-    return SimpleNamespace(**runpy.run_path(str(ROOT / "examples" / "telephone_stream.py")))
+example = module_value(lambda: script("examples/telephone_stream.py"))
 
 
 engine = module_fixture(lambda: TTSEngine.from_pretrained("demo-voice", backend="cpu", num_slots=2))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import soundfile
 from fake_engine import FakeEngine
-from fixtures import module_fixture
+from fixtures import module_fixture, module_value
 from live_server import assert_error, serving
 from tiny_speech import tiny_engine
 from waveforms import voice_like
@@ -36,11 +36,7 @@ def recording(seconds=2.0, rate=RATE, container="WAV", **options):
     return file.getvalue()
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("voices")
-
-
+folder = module_value(lambda tmp_path_factory: tmp_path_factory.mktemp("voices"))
 tts = module_fixture(lambda folder: tiny_engine("tiny-random-base", voices=folder))
 live = module_fixture(
     lambda tts, folder: serving(tts, voices=folder, allow_upload=True, max_upload_bytes=300_000)

@@ -73,5 +73,4 @@ def trained(base_folder: Path, snac_folder: Path, dataset_file: Path, tmp_path_f
 
 @pytest.fixture
 def voice_folder(trained: Path, tmp_path: Path) -> Path:
-    """A copy of the trained voice, to be damaged."""
     return Path(shutil.copytree(trained, tmp_path / "my-voice"))

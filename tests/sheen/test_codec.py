@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import waveforms
+from fixtures import module_value
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tolerances import NORMAL_KURTOSIS, NORMAL_MOMENTS, SNAC_CHUNKS_F32, nearly
@@ -18,10 +19,7 @@ from qwen_megakernel.sheen.noise import normals
 
 RATE = 24000
 
-
-@pytest.fixture(scope="module")
-def frames(codec):
-    return codec.encode(waveforms.voice_like(1.5, RATE), RATE)
+frames = module_value(lambda codec: codec.encode(waveforms.voice_like(1.5, RATE), RATE))
 
 
 def in_chunks(codec, frames, sizes, lookahead=None):

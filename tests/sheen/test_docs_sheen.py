@@ -1,13 +1,10 @@
 """docs/sheen.md is followed to the letter, with the small random models that it begins with."""
 
-import os
-import shlex
-import subprocess
 from pathlib import Path
 
 import pytest
 import soundfile
-from commands import ROOT, blocks, lines
+from commands import ROOT, blocks, package_commands
 
 from qwen_megakernel.cli import main
 
@@ -27,17 +24,8 @@ SHORTER = {
 def test_every_command_runs_without_a_download(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     num_commands, printed = 0, ""
-    for command in lines(PAGE):
-        words = shlex.split(os.path.expandvars(command))
-        if words[0] == "export":
-            for setting in words[1:]:
-                monkeypatch.setenv(*setting.split("="))
-        if words[0] != "python":
-            subprocess.run(command, shell=True, check=True)
-            continue
+    for words in package_commands(PAGE, monkeypatch):
         num_commands += 1
-        assert words[:3] == ["python", "-m", "qwen_megakernel"]
-        words = words[3:]
         name = " ".join(words[words[0] == "sheen" :][: 1 + (words[1] == "verify")])
         if name == "serve":  # test_adapters.py serves
             assert main.parser().parse_args(words).run

@@ -14,7 +14,6 @@ from qwen_megakernel.sheen.model_folder import SNAC_FOLDER, SheenConfig
 
 @pytest.fixture(scope="module")
 def other(trained: Path):
-    """The model, the tokenizer and the tokens of another voice."""
     tokenizer = model_folder.load_tokenizer(trained)
     model = model_folder.load_language_model(trained)
     for weight in model.parameters():

@@ -5,6 +5,7 @@ import logging.handlers
 import numpy as np
 import pytest
 import torch
+from fixtures import module_value
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sheen_toys import CODEBOOK_SIZE as SIZE
@@ -21,10 +22,7 @@ EXAMPLE_TOKENS = [
     *("<snac_l3_5>", "<snac_l3_6>", "<snac_l3_7>", "<snac_l3_8>"),
 ]
 
-
-@pytest.fixture(scope="module")
-def base_tokenizer(base_folder):
-    return model_folder.load_tokenizer(base_folder)
+base_tokenizer = module_value(lambda base_folder: model_folder.load_tokenizer(base_folder))
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +32,7 @@ def tokenizer(base_folder):
     return made
 
 
-@pytest.fixture(scope="module")
-def audio(tokenizer):
-    return tokens.find_audio_tokens(tokenizer, SIZE)
+audio = module_value(lambda tokenizer: tokens.find_audio_tokens(tokenizer, SIZE))
 
 
 def test_12290_tokens_are_added_behind_the_others(base_tokenizer, tokenizer, audio):

@@ -4,11 +4,15 @@ import io
 import os
 import re
 import runpy
+import shlex
 import signal
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -47,16 +51,33 @@ def lines(page: str) -> list[str]:
     return [line for block in blocks(page, "bash") for line in block.splitlines()]
 
 
+def package_commands(page: str, patch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Yield the words of each command of this package in a page, and run all others, in order."""
+    for command in lines(page):
+        words = shlex.split(os.path.expandvars(command))
+        if words[0] == "python":
+            assert words[:3] == ["python", "-m", "qwen_megakernel"]
+            yield words[3:]
+            continue
+        for setting in words[1:] if words[0] == "export" else ():
+            patch.setenv(*setting.split("="))
+        subprocess.run(command, shell=True, check=True)
+
+
+def captured(command: Sequence[object], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command, and keep what it prints."""
+    return subprocess.run(command, capture_output=True, text=True, **options)
+
+
+def script(name: str) -> SimpleNamespace:
+    """Return what a file of the repository defines."""
+    return SimpleNamespace(**runpy.run_path(str(ROOT / name)))
+
+
 def run(*command: object, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run `python command`, in any folder, with the package of this checkout."""
-    return subprocess.run(
-        [sys.executable, *map(str, command)],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
-    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | environment
+    return captured([sys.executable, *map(str, command)], cwd=cwd, timeout=200, env=environment)
 
 
 def checked(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, list[str], list[str]]:

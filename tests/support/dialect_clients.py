@@ -24,7 +24,6 @@ async def dialect(live: LiveServer, path: str, **options: Any) -> AsyncIterator[
 
 
 async def tell(socket: ClientConnection, **facts: Any) -> None:
-    """Send a message."""
     await socket.send(json.dumps(facts))
 
 
@@ -41,7 +40,6 @@ async def listen(
 
 
 def cartesia(name: str, transcript: str, **facts: Any) -> dict[str, Any]:
-    """Return a message of Cartesia's WebSocket."""
     request = {
         "context_id": name,
         "transcript": transcript,
@@ -51,7 +49,6 @@ def cartesia(name: str, transcript: str, **facts: Any) -> dict[str, Any]:
 
 
 def audio_of(messages: list[dict[str, Any]]) -> bytes:
-    """Return all audio of messages, of any dialect."""
     coded = (each.get("audio") or each.get("data") or "" for each in messages)
     return b"".join(base64.b64decode(each) for each in coded) + b"".join(
         each.get("bytes", b"") for each in messages

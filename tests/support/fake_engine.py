@@ -202,7 +202,6 @@ class FakeStream:
 
     @property
     def sent(self) -> bytes:
-        """All samples that the reader was given."""
         return b"".join(self._sent)
 
     @property

@@ -1,4 +1,4 @@
-"""Fixtures that enter a context, for the tests of one file."""
+"""Fixtures for the tests of one file: what an expression makes, or a context manager yields."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -21,3 +21,16 @@ def module_fixture(manage: Callable[..., AbstractContextManager[Any]]) -> Any:
 
     entered.__signature__ = inspect.signature(manage)
     return pytest.fixture(scope="module")(entered)
+
+
+def module_value(make: Callable[..., Any]) -> Any:
+    """Return a fixture: what a function of other fixtures returns, once for the file."""
+    return pytest.fixture(scope="module")(make)
+
+
+def or_skip(make: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what a function makes; skip the test if a library that it needs is not installed."""
+    try:
+        return make(*arguments)
+    except OSError as error:
+        pytest.skip(str(error))

@@ -31,7 +31,6 @@ class LiveServer:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop of the server."""
         return self.running.servers[0].get_loop()
 
     @property
@@ -47,7 +46,6 @@ class LiveServer:
         return self.client.post(SPEECH, json={"input": text} | body)
 
     def connect(self) -> socket.socket:
-        """Open a bare connection."""
         return socket.create_connection(self.address, timeout=20)
 
     def connect_slowly(self) -> socket.socket:
@@ -64,8 +62,6 @@ class LiveServer:
         return connection
 
     def num_tasks(self) -> int:
-        """Return the number of tasks on the server's event loop."""
-
         async def count() -> int:
             return len(asyncio.all_tasks())
 
@@ -100,7 +96,6 @@ class LiveServer:
 
 
 def http_post(body: bytes, path: str = SPEECH, content_type: str = "application/json") -> bytes:
-    """Return the bytes of a POST request."""
     return (
         f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {content_type}\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"

@@ -59,7 +59,6 @@ class EmulatedModel:
         self._constants: dict[str, Any] = {}
 
     def make_state(self) -> State:
-        """Return a state of zeros."""
         return State({s.name: s.type.stateType.arrayType.shape for s in self.description.state})
 
     def predict(
@@ -140,7 +139,6 @@ def constant(operation: Any) -> Any:
 
 
 def numbers(value: Any) -> list[int]:
-    """Return numbers like [2, 3] of a tensor or a list."""
     return [int(each) for each in value]
 
 

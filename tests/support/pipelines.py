@@ -190,7 +190,6 @@ class Run:
 
     @property
     def engine(self) -> FakeEngine:
-        """The engine of the service."""
         return self.tts._engine
 
     @property

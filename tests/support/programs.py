@@ -80,7 +80,6 @@ def _full_name(module: str, name: str) -> str:
 
 
 def _file(name: str, folders: tuple[Path, ...]) -> Path | None:
-    """Return the file of a module of this repository."""
     for folder in folders:
         path = folder.joinpath(*name.split("."))
         for file in (path.with_suffix(".py"), path / "__init__.py"):

@@ -67,7 +67,6 @@ def elevenlabs() -> None:
 
 
 async def elevenlabs_async() -> None:
-    """Speak with the asynchronous client."""
     speech = AsyncElevenLabs(api_key=KEY, base_url=URL).text_to_speech
     pieces = [piece async for piece in speech.stream("anna", text=TEXT, output_format=PCM)]
     show("elevenlabs async stream", b"".join(pieces))

@@ -39,12 +39,10 @@ async def finished_but_unread() -> AsyncIterator[tuple[LiveServer, ClientConnect
 
 
 async def say(socket: ClientConnection, kind: str, **facts: Any) -> None:
-    """Send a message."""
     await socket.send(json.dumps({"type": kind} | facts))
 
 
 async def hear(socket: ClientConnection) -> dict[str, Any] | bytes:
-    """Return the next event, or bytes."""
     message = await asyncio.wait_for(socket.recv(), 20)
     return message if isinstance(message, bytes) else json.loads(message)
 

@@ -11,8 +11,6 @@ PAUSES = {" ": 0.0, ",": 0.2, ".": 0.4}
 
 @dataclass(frozen=True, slots=True)
 class Spelled:
-    """A speech of the voice."""
-
     samples: np.ndarray  # [num_samples] int16
     word_times: list[tuple[float, float]]  # begin and end of each word, in seconds
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from qwen_megakernel import TTSEngine
@@ -31,6 +32,12 @@ def tiny_engine(
 def speak(tts: TTSEngine, **options: Any) -> Speech:
     """Speak 24 frames of `TEXT`, unless `options` say otherwise."""
     return tts.synthesize(TEXT, **({"voice": VOICE, "max_frames": 24} | options))
+
+
+def demo_speech(text: str) -> np.ndarray:
+    """Return a text in the demonstration voice: [num_samples] float32."""
+    with tiny_engine("demo-voice", backend="cpu") as tts:
+        return tts.synthesize(text, seed=1).audio
 
 
 def fed(tts: TTSEngine, *pieces: str, **options: Any) -> SpeechStream:

@@ -26,7 +26,6 @@ JOB = TuneJob(Path(), Path(), BASE, "anna", device="cpu", held_out=0, sample_tex
 
 
 def recordings(base: Checkpoint) -> list[TrainingSample]:
-    """Return two recordings, of 4 and 5 frames."""
     config, draw = base.config, np.random.default_rng(1)
     shape = config.talker.num_code_groups
     return [

@@ -152,7 +152,6 @@ def _held(engine: Any) -> Iterator[None]:
 
 
 def _start(engine: Any, request: dict[str, Any]) -> Any:
-    """Start the stream of one request."""
     request = dict(request)
     if callable(request.get("voice")):
         request["voice"] = request["voice"](engine)

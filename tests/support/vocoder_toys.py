@@ -59,7 +59,6 @@ def toy_tensors(config: CodecConfig) -> dict[str, Tensor]:
 
 
 def fill(tensors: dict[str, Tensor]) -> None:
-    """Write random weights into a decoder's tensors."""
     generator = torch.Generator().manual_seed(5)
     for name, weight in tensors.items():
         mean, std = mean_and_std(name, weight)

@@ -28,8 +28,6 @@ def encode(text: str) -> Tensor:
 
 
 class Letters:
-    """Encodes each character as it comes."""
-
     def feed(self, piece: str) -> Tensor:
         return encode(piece)
 

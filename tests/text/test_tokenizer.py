@@ -241,10 +241,6 @@ def test_a_missing_file_is_named(copied, name):
         TextTokenizer(copied.folder, copied.config)
 
 
-def _cut_off(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-100])
-
-
 def _without_byte(path: Path) -> None:
     vocab = json.loads(path.read_text())
     del vocab["!"]
@@ -258,7 +254,7 @@ def _with_large_id(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "damage", "message"),
     [
-        ("vocab.json", _cut_off, "not valid JSON"),
+        ("vocab.json", lambda path: path.write_bytes(path.read_bytes()[:-100]), "not valid JSON"),
         ("vocab.json", _without_byte, "lacks 1 of the 256 byte tokens: !"),
         ("vocab.json", _with_large_id, "has id 1000000; text_vocab_size is"),
         ("merges.txt", lambda path: path.write_text("zz qq\n"), "does not fit"),

@@ -20,7 +20,6 @@ def loudness(samples: np.ndarray, rate: int = RATE, step: int = 1920) -> np.ndar
 
 
 def word_times(text: str, hops: np.ndarray) -> np.ndarray:
-    """Return begin and end of each word, [num_words, 2] in seconds."""
     sounds = sounds_of(text)[: len(hops)]
     firsts = [index for index, sound in enumerate(sounds) if sound.pause]
     lasts = [*(index - 1 for index in firsts[1:]), len(sounds) - 1]

@@ -76,7 +76,6 @@ def times_of(words: Sequence[TimedWord]) -> np.ndarray:
 
 
 def check(words: Sequence[TimedWord], seconds: float) -> None:
-    """Check that words are in order and within the sound."""
     places = [time for word in words for time in (word.start, word.end)]
     assert places == sorted(places)
     assert all(0 <= place <= seconds for place in places)

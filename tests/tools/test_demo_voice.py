@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from fixtures import module_fixture
+from fixtures import module_fixture, module_value
 from pipecat.services.tts_service import TextAggregationMode
 from pipelines import Run
 from tiny_speech import feed_and_end, tiny_engine
@@ -41,18 +41,9 @@ HEARD = 60  # sentences that the recogniser hears here; evaluate.py lets it hear
 ROOT = Path(__file__).parents[2]
 TEXT = "Your table for two is ready."
 
-
-@pytest.fixture(scope="module")
-def reader() -> Reader:
-    return Reader(DEMO_VOICE)
-
-
+reader = module_value(lambda: Reader(DEMO_VOICE))
 engine = module_fixture(lambda: tiny_engine(DEMO_VOICE, device="cpu", num_slots=2))
-
-
-@pytest.fixture(scope="module")
-def references() -> list[shards.Utterance]:
-    return shards.read(REFERENCES)
+references = module_value(lambda: shards.read(REFERENCES))
 
 
 def check(reader: Reader, references: list[shards.Utterance], feed: str, every: int) -> dict:

@@ -7,24 +7,20 @@ import re
 import numpy as np
 import pytest
 import torch
+from fixtures import module_value, or_skip
 from tolerances import SAME_DISTANCE
 
-from tools.demo_voice import alignment, codebooks, features, flite, recipe, shards, texts, tokenizer
+from tools.demo_voice import alignment, codebooks, features, recipe, shards, texts, tokenizer
 from tools.demo_voice.evaluate import REFERENCES, Reading
 from tools.demo_voice.speech import Speaker
 
-
-@pytest.fixture(scope="module")
-def references() -> list[shards.Utterance]:
-    return shards.read(REFERENCES)
+references = module_value(lambda: shards.read(REFERENCES))
 
 
 # ---- texts ---------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def grammar() -> texts.Grammar:
-    return texts.Grammar(texts.FOLDER / "grammar.txt")
+grammar = module_value(lambda: texts.Grammar(texts.FOLDER / "grammar.txt"))
 
 
 @pytest.mark.parametrize("rule", texts.RULES)
@@ -97,10 +93,7 @@ def test_fitted_codebooks_come_closer_with_each_codebook():
 
 
 def test_flite_says_the_references_again(references):
-    try:
-        speaker = Speaker(codebooks.SHIPPED)
-    except OSError as error:
-        pytest.skip(f"{flite.LIBRARY}: {error}")
+    speaker = or_skip(Speaker, codebooks.SHIPPED)
     first = references[:6]
     made = speaker.utterances([(u.kind, u.text) for u in first])
     for ours, kept in zip(made, first, strict=True):

@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from fixtures import module_fixture
+from fixtures import module_fixture, module_value, or_skip
 from tiny_speech import tiny_engine
 from tolerances import FUNDAMENTAL_RADIANS, HEARD_PITCH_SEMITONES, HEARD_SOUNDS, PITCH_CODES, PULSES
 
@@ -21,14 +21,7 @@ from tools.demo_voice.recipe import SAMPLES_PER_FRAME
 TEXT = "Your table for two is ready. Can you tell me where it is?"
 
 
-@pytest.fixture(scope="module")
-def recordings() -> listening.Listening:
-    try:
-        return listening.Listening(seed=1)
-    except OSError as error:
-        pytest.skip(str(error))
-
-
+recordings = module_value(lambda: or_skip(listening.Listening, 1))
 engine = module_fixture(lambda: tiny_engine(DEMO_VOICE, device="cpu"))
 
 

@@ -5,6 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
+from fixtures import module_value, or_skip
 from tolerances import (
     BAND_DECIBELS,
     ENVELOPE_SHARE,
@@ -27,17 +28,8 @@ TEXT = "Your table is ready."
 ROWS = features.ROWS_PER_FRAME
 
 
-@pytest.fixture(scope="module")
-def flite() -> Flite:
-    try:
-        return Flite.shared()
-    except OSError as error:
-        pytest.skip(str(error))
-
-
-@pytest.fixture(scope="module")
-def synthesis(flite: Flite) -> features.Synthesis:
-    return features.Synthesis(flite.filters)
+flite = module_value(lambda: or_skip(Flite.shared))
+synthesis = module_value(lambda flite: features.Synthesis(flite.filters))
 
 
 def rows_of(flite: Flite, synthesis: features.Synthesis, text: str) -> features.Rows:

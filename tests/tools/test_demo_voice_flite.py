@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+from fixtures import or_skip
 from tolerances import FLITE_END_SECONDS, FLITE_ENERGY_SHARE
 
 from tools.demo_voice.flite import HOP_SECONDS, NUM_CEPSTRUM, NUM_VOICED, RATE, VOICES, Flite
@@ -16,10 +17,7 @@ TEXT = "Well, your table for 2 is ready. Can you tell me where it is?"
 
 @pytest.fixture(scope="module", params=VOICES[:2])
 def flite(request: pytest.FixtureRequest) -> Flite:
-    try:
-        return Flite(request.param)
-    except OSError as error:
-        pytest.skip(str(error))
+    return or_skip(Flite, request.param)
 
 
 def test_the_values_have_a_row_every_five_milliseconds_and_phonemes_in_order(flite):
@@ -36,10 +34,8 @@ def test_the_values_have_a_row_every_five_milliseconds_and_phonemes_in_order(fli
 
 
 def test_a_pitch_that_the_smoothing_makes_infinite_is_none():
-    try:
-        spoken = Flite.shared("rms")("If there is a bridge in the car, we learned to swim.")
-    except OSError as error:
-        pytest.skip(str(error))
+    flite = or_skip(Flite.shared, "rms")
+    spoken = flite("If there is a bridge in the car, we learned to swim.")
     assert np.isfinite(spoken.f0).all() and spoken.f0.max() < 300
 
 

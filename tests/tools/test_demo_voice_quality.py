@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from fixtures import or_skip
 from tolerances import (
     DECODED_WAVE,
     GLIDE_SHARE,
@@ -102,10 +103,7 @@ def test_the_shipped_vocoder_makes_the_sound_of_its_codes():
     from tools.demo_voice.speech import Speaker
 
     vocoder = quality.load_vocoder(DEMO_VOICE_FOLDER)
-    try:
-        speaker = Speaker(codebooks.SHIPPED)
-    except OSError as error:  # libflite is not installed
-        pytest.skip(str(error))
+    speaker = or_skip(Speaker, codebooks.SHIPPED)
     distances = []
     for text in texts.written_for_development()[:4]:
         codes, wanted = speaker.pair(text)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fixtures import module_value
 from tolerances import TRAINER_HIDDEN
 
 from qwen_megakernel.checkpoint import loading
@@ -39,20 +40,12 @@ LAYOUTS = [
     for speaker in (False, True)
 ]
 
-
-@pytest.fixture(scope="module")
-def references() -> list[shards.Utterance]:
-    return shards.read(REFERENCES)
-
-
-@pytest.fixture(scope="module")
-def reader() -> Reader:
-    return Reader(DEMO_VOICE)
+references = module_value(lambda: shards.read(REFERENCES))
+reader = module_value(lambda: Reader(DEMO_VOICE))
 
 
 @pytest.fixture(scope="module")
 def weights(reader: Reader) -> talker_net.Weights:
-    """Return the shipped voice's talker, float32."""
     return {name: tensor.float() for name, tensor in reader.checkpoint.talker.items()}
 
 

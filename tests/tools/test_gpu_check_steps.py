@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import subprocess
 import time
 import venv
 from pathlib import Path
@@ -12,7 +11,7 @@ from unittest.mock import Mock
 import kernel_models as k
 import pytest
 import torch
-from commands import ROOT
+from commands import ROOT, captured
 from installed import distributions
 from tolerances import nearly
 
@@ -135,7 +134,7 @@ def test_every_define_of_a_variant_is_read_by_a_source_and_its_libraries_differ(
 )
 def test_the_microbenchmark_compiles_for_every_architecture(tmp_path, arch):
     command = [*speed.bench_command(arch), "-Xptxas", "-warn-spills", "-o", str(tmp_path / "bench")]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = captured(command)
     assert done.returncode == 0 and "warning" not in done.stdout + done.stderr, done.stderr
 
 
@@ -161,9 +160,7 @@ def test_a_bare_machine_has_what_the_program_promises_and_nothing_else(bare_pyth
     hidden = ("soundfile", "soxr", "pipecat", "babel", "num2words", "transformers")
     hidden += ("fastapi", "uvicorn", "pydantic", "psutil", "aiohttp", "matplotlib", "qwen_tts")
     program = "from importlib.util import find_spec as f; import sys; print(*map(f, sys.argv[1:]))"
-    done = subprocess.run(
-        [bare_python, "-c", program, *hidden], capture_output=True, text=True, cwd=ROOT / "docs"
-    )
+    done = captured([bare_python, "-c", program, *hidden], cwd=ROOT / "docs")
     assert done.stdout.split() == ["None"] * len(hidden), done.stdout + done.stderr
 
 
@@ -193,12 +190,10 @@ SLOW = [pytest.mark.slow, pytest.mark.timeout(600)]
 )
 def test_the_steps_run_by_emulation_on_a_bare_machine(tmp_path, bare_python, which, steps):
     command = ["tools/gpu_check.sh", "--emulation", "--out", str(tmp_path / "out"), "--set", which]
-    done = subprocess.run(
+    done = captured(
         [*command, "--steps", steps],
         cwd=ROOT,
         env=os.environ | {"PYTHON": bare_python, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads((tmp_path / "out" / "result.json").read_text())

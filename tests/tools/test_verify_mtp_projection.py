@@ -71,10 +71,6 @@ def test_it_needs_no_torch_and_claims_no_more_than_it_checks(tmp_path, model_fol
     ]
 
 
-def move(tensors, old, new):
-    tensors[new] = tensors.pop(old)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -85,7 +81,7 @@ def move(tensors, old, new):
             lambda tensors: tensors.update({f"{PREDICTOR}lm_head.15.weight": tensors[HEAD] + 1}),
             "lm_head.15.weight: (2048, 128); need none",
         ),
-        (lambda tensors: move(tensors, HEAD, HEAD + "s"), f"{HEAD}: missing"),
+        (lambda tensors: tensors.update({HEAD + "s": tensors.pop(HEAD)}), f"{HEAD}: missing"),
         (lambda tensors: tensors.update({EMBEDDING: tensors[HEAD] + 1}), "need (2048, 192)"),
         (lambda tensors: tensors.update({WEIGHT: tensors[WEIGHT].T}), "need (128, 192)"),
         (lambda tensors: tensors[BIAS].add_(100), f"{BIAS}: root mean square"),

@@ -1,13 +1,10 @@
 """docs/finetune.md is followed to the letter, with the demonstration voice that it begins with."""
 
-import os
-import shlex
-import subprocess
 from pathlib import Path
 
 import pytest
 import soundfile
-from commands import ROOT, lines
+from commands import ROOT, package_commands
 
 from qwen_megakernel.cli import main
 from qwen_megakernel.training import speech_data
@@ -20,16 +17,7 @@ PAGE = (ROOT / "docs" / "finetune.md").read_text(encoding="utf-8")
 def test_every_command_runs_without_a_download(tmp_path, monkeypatch, capsys):
     pytest.importorskip("peft", reason="pip install -e '.[train]'")
     monkeypatch.chdir(tmp_path)
-    for command in lines(PAGE):
-        words = shlex.split(os.path.expandvars(command))
-        if words[0] == "export":
-            for setting in words[1:]:
-                monkeypatch.setenv(*setting.split("="))
-        if words[0] != "python":
-            subprocess.run(command, shell=True, check=True)
-            continue
-        assert words[:3] == ["python", "-m", "qwen_megakernel"]
-        words = words[3:]
+    for words in package_commands(PAGE, monkeypatch):
         if words[0] == "serve":  # tests/server serves
             assert main.parser().parse_args(words).run
             continue

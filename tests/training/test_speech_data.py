@@ -11,6 +11,7 @@ import pytest
 import soundfile
 import torch
 import waveforms
+from fixtures import module_value
 
 from qwen_megakernel.cloning import recordings
 from qwen_megakernel.cloning.voice_library import VoiceLibrary
@@ -25,9 +26,7 @@ RATE = 24000
 TEXT = "one two three four"
 
 
-@pytest.fixture(scope="module")
-def base(load_checkpoint):
-    return load_checkpoint("tiny-random-base")
+base = module_value(lambda load_checkpoint: load_checkpoint("tiny-random-base"))
 
 
 def record(path, seed=0, rate=RATE, channels=1, seconds=1.5, gain=1.0):

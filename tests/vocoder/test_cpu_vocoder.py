@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from commands import run
+from fixtures import module_value
 from tolerances import AUDIO_F32, CPU_VOCODER_ERROR, LOUD_AUDIO_F32, STATE_F32
 from torch import Tensor
 from vocoder_toys import (
@@ -60,15 +61,9 @@ def fast(model: Model, num_threads: int = 2) -> CpuVocoder:
     return CpuVocoder(*model, CpuPool(open_library(), num_threads))
 
 
-@pytest.fixture(scope="module")
-def made(model) -> Callable[[str], CpuVocoder]:
-    """made(name) returns the native vocoder, which is made once."""
-    return functools.cache(lambda name: fast(model(name)))
-
-
-@pytest.fixture(scope="module")
-def vocoder(made) -> CpuVocoder:
-    return made("toy")
+# made(name) returns the native vocoder, which is made once.
+made = module_value(lambda model: functools.cache(lambda name: fast(model(name))))
+vocoder = module_value(lambda made: made("toy"))
 
 
 def rms(x: Tensor) -> float:

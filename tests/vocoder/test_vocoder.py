@@ -1,11 +1,11 @@
 """The incremental vocoder against the official decoder of the speech tokenizer."""
 
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from fixtures import module_value
 from tolerances import AUDIO_F32, AUDIO_F64
 from torch import Tensor
 from vocoder_toys import (
@@ -50,19 +50,13 @@ def assert_same_audio(actual: Tensor, expected: Tensor, tolerance: float = AUDIO
     assert (actual - expected).abs().max() <= tolerance
 
 
-@pytest.fixture(scope="module")
-def decoder(official_package: ModuleType) -> Any:
-    return official_decoder(TOY)
+decoder = module_value(lambda official_package: official_decoder(TOY))
+vocoder = module_value(lambda decoder: Vocoder(codec_config(TOY), decoder.state_dict()))
 
 
-@pytest.fixture(scope="module")
-def vocoder(decoder: Any) -> Vocoder:
-    return Vocoder(codec_config(TOY), decoder.state_dict())
-
-
-@pytest.fixture(scope="module")
-def exact_vocoder(decoder: Any) -> Vocoder:
-    return Vocoder(codec_config(TOY), decoder.state_dict(), dtype=torch.float64)
+exact_vocoder = module_value(
+    lambda decoder: Vocoder(codec_config(TOY), decoder.state_dict(), dtype=torch.float64)
+)
 
 
 def test_whole_decode_equals_official(vocoder, decoder):

@@ -1,8 +1,10 @@
 """benchmarks/measures/latency.py measures an idle engine, and writes each row at once."""
 
+import contextlib
 import json
 import os
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from commands import write_program
@@ -19,25 +21,16 @@ class OneAtATime:
     def __init__(self):
         self.left = 0
 
+    @contextlib.contextmanager
     def stream(self, *_, **__):
         assert not self.left, "the engine is still at work"
         self.left = 3
-        return self
+        yield self._chunks()  # and cancel without waiting
 
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        if not self.left:
-            raise StopIteration
-        self.left -= 1
-        return SimpleNamespace(t_ms=10.0 - self.left)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        """Cancel without waiting."""
+    def _chunks(self):
+        while self.left:
+            self.left -= 1
+            yield SimpleNamespace(t_ms=10.0 - self.left)
 
 
 def test_first_chunks_are_those_of_an_idle_engine():
@@ -46,10 +39,6 @@ def test_first_chunks_are_those_of_an_idle_engine():
 
 class Stopped(Exception):
     """The error of a measurement that has run out of time."""
-
-
-def stop(*_):
-    raise Stopped
 
 
 def first_stage(*_):
@@ -62,7 +51,7 @@ def first_stage(*_):
     ("name", "last", "stopped", "options", "rows"),
     [
         ("first-sound", "stages", first_stage, [], 5),
-        ("texts", "system_voice", stop, ["--max-frames", "4"], 9),
+        ("texts", "system_voice", Mock(side_effect=Stopped), ["--max-frames", "4"], 9),
     ],
     ids=["first_sound", "texts"],
 )

@@ -4,16 +4,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fixtures import module_value
 from tolerances import nearly
 
 from benchmarks.measures import train_step
 from qwen_megakernel.training.speech_job import Parts, TuneJob
 from qwen_megakernel.training.speech_trainer import TuneOptions
 
-
-@pytest.fixture(scope="module")
-def parts():
-    return Parts.load(TuneJob(Path(), Path(), "tiny-random-base", device="cpu"))
+parts = module_value(lambda: Parts.load(TuneJob(Path(), Path(), "tiny-random-base", device="cpu")))
 
 
 @pytest.mark.ci

@@ -26,7 +26,6 @@ def native() -> Callable[..., CpuDecoder]:
 
 @pytest.fixture(scope="session")
 def plain() -> Callable[..., PlainDecoder]:
-    """plain(checkpoint) returns the specification, in float32."""
     return lambda checkpoint, num_slots=1: PlainDecoder(checkpoint, sizes(num_slots))
 
 

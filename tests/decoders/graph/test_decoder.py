@@ -10,6 +10,7 @@ import kernel_models as k
 import numpy as np
 import pytest
 import torch
+from fixtures import module_value
 from host_watch import NoHostMode
 from spies import results_of, watch
 from tiny_speech import tiny_engine
@@ -218,9 +219,7 @@ def hollow_decoder(config):
     )
 
 
-@pytest.fixture(scope="module")
-def hollow():
-    return hollow_decoder(k.small_config(**k.SHAPES["projected"]))
+hollow = module_value(lambda: hollow_decoder(k.small_config(**k.SHAPES["projected"])))
 
 
 @pytest.mark.parametrize("key", [(0, False, False), (128, False, True), (160, True, True)])

@@ -3,6 +3,7 @@
 import kernel_models as k
 import pytest
 import torch
+from fixtures import module_value
 from probes import BarrierProbe, Probes
 
 from qwen_megakernel.decoders.kernel.library import Control
@@ -11,10 +12,7 @@ THREADS, ROUNDS = 64, 12
 LEFT, ERROR = Control.left.offset // 4, Control.error.offset // 4
 TIMEOUT, CANCELLED, O_PROJ, SAMPLE_CODE = 1, 2, 4, 11
 
-
-@pytest.fixture(scope="module")
-def probes() -> Probes:
-    return Probes(k.small_config())
+probes = module_value(lambda: Probes(k.small_config()))
 
 
 def run(probes, blocks, control, *, absent=-1, reporting=-1, rounds=ROUNDS, timeout_ns=2_000_000):

@@ -4,6 +4,7 @@ import kernel_models as k
 import numpy as np
 import pytest
 import torch
+from fixtures import module_value
 from probes import Probes, SamplingProbe, random, with_poisoned_tail
 from tolerances import ROUNDING_F32
 
@@ -14,10 +15,7 @@ from qwen_megakernel.speech_options import Draw
 SEED, PART, CODEBOOK = 0x1234_5678_9ABC_DEF0, 2, 5
 EOS, SUPPRESSED_FROM = 140, 128
 
-
-@pytest.fixture(scope="module")
-def probes() -> Probes:
-    return Probes(k.small_config())
+probes = module_value(lambda: Probes(k.small_config()))
 
 
 def draw(probes, logits, *, seen=None, eos_banned=False, noise=None, **settings):

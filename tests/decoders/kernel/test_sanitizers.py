@@ -10,6 +10,7 @@ from pathlib import Path
 
 import kernel_models as k
 import pytest
+from commands import captured
 
 from qwen_megakernel.decoders.kernel import build
 from qwen_megakernel.native import compiling
@@ -69,9 +70,7 @@ def program(build_cache: Path):
 def run(program: Path, *arguments: str, seed: int = 0, blocks: int = 3):
     environment = os.environ | k.SANITIZED_ENVIRONMENT
     environment |= {"EMULATION_SEED": str(seed), "EMULATION_SMS": str(blocks)}
-    return subprocess.run(
-        [program, *arguments], env=environment, capture_output=True, text=True, timeout=280
-    )
+    return captured([program, *arguments], env=environment, timeout=280)
 
 
 @pytest.mark.parametrize("bug", BUGS)

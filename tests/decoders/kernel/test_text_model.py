@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from commands import ROOT, blocks
+from fixtures import module_value
 from spies import watch
 from tolerances import KERNEL_PROMPT_F32
 
@@ -58,9 +59,9 @@ def folder(oracle, tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def decoder(example, folder):
-    return example.Decoder.from_pretrained(str(folder), max_positions=128)
+decoder = module_value(
+    lambda example, folder: example.Decoder.from_pretrained(str(folder), max_positions=128)
+)
 
 
 def greedy(oracle, ids: list[int], count: int) -> list[int]:

@@ -34,13 +34,11 @@ async def speak(socket, name, *pieces, **facts):
 
 
 def words_of(messages):
-    """Return the words of messages, and their starts and ends."""
     found = [each["word_timestamps"] for each in messages if each["type"] == "timestamps"]
     return tuple([one for each in found for one in each[key]] for key in ("words", "start", "end"))
 
 
 def events_of(answer):
-    """Return the events of a response."""
     lines = [line for line in answer.text.splitlines() if line.startswith("data: ")]
     return [json.loads(line.removeprefix("data: ")) for line in lines]
 

@@ -2,10 +2,9 @@
 
 import json
 import re
-import subprocess
 
 import pytest
-from commands import ROOT
+from commands import ROOT, captured
 from live_server import serving
 from tolerances import ROUNDED_S
 
@@ -54,7 +53,6 @@ for plugin in filter(None, plugins):
 
 
 def section(title: str) -> str:
-    """Return the part of the page below a heading."""
     return re.split(r"^## ", PAGE.split(f"## {title}\n")[1], flags=re.MULTILINE)[0]
 
 
@@ -98,11 +96,9 @@ def test_livekits_plugins_speak_with_this_server():
     assert code.count("HOST:8090") == 3
     engine = TTSEngine.from_pretrained("demo-voice", num_slots=2)
     with engine, serving(engine, api_key="KEY") as live:
-        done = subprocess.run(
+        done = captured(
             [LIVEKIT, "-c", f"TEXT = {TEXT!r}\n{CLIENT}"],
             input=code.replace("HOST:8090", live.url.removeprefix("http://")),
-            capture_output=True,
-            text=True,
             timeout=240,
         )
         refused = live.client.get("/metrics", headers={"Authorization": "Bearer KEY"}).text

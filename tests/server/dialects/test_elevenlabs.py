@@ -41,7 +41,6 @@ def assert_times(text, starts, ends, seconds, written=STORY):
 
 
 def audio(live, path: str, **body) -> bytes:
-    """Return the audio of a request."""
     content = post(live, path, **body).content
     if "timestamps" not in path:
         return content

@@ -1,13 +1,12 @@
 """examples/pipecat_elevenlabs.py and livekit_elevenlabs.py, run against a server on loopback."""
 
 import os
-import subprocess
 import sys
 import wave
 from pathlib import Path
 
 import pytest
-from commands import ROOT
+from commands import ROOT, captured
 from fake_engine import FakeEngine
 from live_server import LiveServer, serving
 
@@ -17,12 +16,10 @@ SAID = "Your table is ready. Please follow me."
 
 def run(python: str | Path, name: str, url: str, folder: Path) -> tuple[list[str], bytes]:
     """Return the lines that an example prints, and the samples of its file."""
-    done = subprocess.run(
+    done = captured(
         [python, ROOT / "examples" / name, SAID, "--url", url],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
         timeout=50,
     )
     assert done.returncode == 0, done.stderr

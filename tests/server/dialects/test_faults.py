@@ -54,12 +54,10 @@ ERRORS = {  # the fields of an error over HTTP
 
 @pytest.fixture(params=SOCKETS)
 def name(request: pytest.FixtureRequest) -> str:
-    """The name of each dialect."""
     return request.param
 
 
 async def begin(socket, name: str, text: str = STORY) -> None:
-    """Send a text that is not ended."""
     if name == "elevenlabs":
         await tell(socket, text=text, context_id="a")
     elif name == "cartesia":
@@ -73,7 +71,6 @@ def has_audio(message: dict) -> bool:
 
 
 async def speak(socket, name: str) -> list[dict]:
-    """Speak a short text, and return all messages about it."""
     await begin(socket, name, "And now?")
     if name == "elevenlabs":
         await tell(socket, context_id="a", flush=True)
@@ -243,7 +240,6 @@ async def test_a_client_that_vanishes_frees_its_slot(name):
 
 
 async def cancel(socket, name: str) -> None:
-    """Cancel what is being spoken."""
     if name == "elevenlabs":
         await tell(socket, context_id="a", close_context=True)
     elif name == "cartesia":

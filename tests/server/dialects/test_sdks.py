@@ -9,13 +9,12 @@ import contextlib
 import json
 import os
 import ssl
-import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from commands import ROOT
+from commands import ROOT, captured
 from live_server import LiveServer, serving
 from tolerances import ROUNDED_S
 
@@ -72,10 +71,8 @@ def test_the_vendors_packages_speak_with_this_server(tmp_path: Path):
     voice = engine.voices[0] if engine.voices else "anna"
     settings = {"api_key": "s3cret", "voice_aliases": {"anna": voice}}
     with engine, serving(engine, **settings) as live, behind_tls(live, tmp_path) as (secure, trust):
-        done = subprocess.run(
+        done = captured(
             [PYTHON, CLIENTS, live.url, secure],
-            capture_output=True,
-            text=True,
             timeout=240,
             env=os.environ | {"SSL_CERT_FILE": str(trust)},
         )

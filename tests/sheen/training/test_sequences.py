@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from fixtures import module_value
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sheen_toys import CODEBOOK_SIZE as SIZE
@@ -13,20 +14,13 @@ from qwen_megakernel.sheen.training.sequences import IGNORED, collate, encode, p
 from qwen_megakernel.sheen.training.trainer import Trainer
 from qwen_megakernel.training.trainer import TrainOptions
 
-
-@pytest.fixture(scope="module")
-def tokenizer(base_folder):
-    return model_folder.load_tokenizer(base_folder)
+tokenizer = module_value(lambda base_folder: model_folder.load_tokenizer(base_folder))
+audio = module_value(lambda tokenizer: tokens.add_audio_tokens(tokenizer, SIZE))
 
 
-@pytest.fixture(scope="module")
-def audio(tokenizer):
-    return tokens.add_audio_tokens(tokenizer, SIZE)
-
-
-@pytest.fixture(scope="module")
-def encoded(samples, tokenizer, audio):
-    return [encode(sample, tokenizer, audio) for sample in samples]
+encoded = module_value(
+    lambda samples, tokenizer, audio: [encode(sample, tokenizer, audio) for sample in samples]
+)
 
 
 @pytest.fixture(scope="module")

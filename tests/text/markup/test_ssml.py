@@ -33,12 +33,6 @@ def items(text: str) -> list[Item]:
     return found
 
 
-def refusal(text: str) -> str:
-    _, error = items_of(text)
-    assert error is not None
-    return error.split("\n")[0]
-
-
 def words(text: str) -> str:
     return "".join(item.text for item in items(text) if isinstance(item, Words))
 
@@ -226,7 +220,7 @@ def test_attributes_that_documents_have_by_custom_bring_no_warning():
     ],
 )
 def test_a_fault_is_refused_with_line_and_column(text: str, place: str, reason: str):
-    error = refusal(text)
+    error = items_of(text)[1].split("\n")[0]
     assert error.startswith(f"SSML, {place}: ") and reason in error
 
 

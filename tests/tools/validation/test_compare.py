@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from commands import run
+from fixtures import module_value
 from tolerances import LOGIT_DISTANCE
 
 from qwen_megakernel.checkpoint import random_weights
@@ -34,14 +35,8 @@ def plain(loaded):
     return decoder_of(loaded, "torch")
 
 
-@pytest.fixture(scope="module")
-def loaded(load_checkpoint):
-    return load_checkpoint("tiny-random")
-
-
-@pytest.fixture(scope="module")
-def cases(loaded):
-    return greedy_cases.plain_cases(loaded, plain(loaded), 8)
+loaded = module_value(lambda load_checkpoint: load_checkpoint("tiny-random"))
+cases = module_value(lambda loaded: greedy_cases.plain_cases(loaded, plain(loaded), 8))
 
 
 def test_a_decoder_agrees_with_itself(loaded, cases):
