@@ -206,33 +206,30 @@ async def deepgram_file(tts: TTSEngine, *_: object) -> Heard:
         return file.read(dtype="float32"), [says, file.comment == COMMENT]
 
 
-async def over_socket(
-    tts: TTSEngine, path: str, is_last: Callable[[dict], object], *messages: dict
-) -> Heard:
+# Surface -> path of a vendor's WebSocket, what is in its last answer, and the messages to it.
+OVER_SOCKET = {
+    "elevenlabs_websocket": (
+        *(ELEVENLABS, {"isFinal": True}),
+        [{"text": f"{TEXT} ", "flush": True}, {"close_socket": True}],
+    ),
+    "cartesia_websocket": (CARTESIA, {"type": "done"}, [SAID]),
+    "deepgram_websocket": (
+        DEEPGRAM,
+        {"type": "Flushed"},
+        [{"type": "Speak"} | TOLD, {"type": "Flush"}],
+    ),
+}
+
+
+async def over_socket(name: str, tts: TTSEngine, *_: object) -> Heard:
     """Hear a vendor's WebSocket, whose messages have no field of ours: the handshake says it."""
+    path, last, messages = OVER_SOCKET[name]
     with serving(tts) as live:
         async with dialect(live, path.replace("vivian", VOICE)) as socket:
             for message in messages:
                 await tell(socket, **message)
-            audio = audio_of(await listen(socket, is_last))
-        return of_pcm(audio), [socket.response.headers.get("X-AI-Generated") == "true"]
-
-
-async def elevenlabs_websocket(tts: TTSEngine, *_: object) -> Heard:
-    messages = {"text": f"{TEXT} ", "flush": True}, {"close_socket": True}
-    is_last = lambda message: message.get("isFinal")  # noqa: E731
-    return await over_socket(tts, ELEVENLABS, is_last, *messages)
-
-
-async def cartesia_websocket(tts: TTSEngine, *_: object) -> Heard:
-    message = cartesia("c", TEXT, voice=VOICE)
-    return await over_socket(tts, CARTESIA, lambda each: each["type"] == "done", message)
-
-
-async def deepgram_websocket(tts: TTSEngine, *_: object) -> Heard:
-    messages = {"type": "Speak", "text": TEXT}, {"type": "Flush"}
-    is_last = lambda message: message.get("type") == "Flushed"  # noqa: E731
-    return await over_socket(tts, DEEPGRAM, is_last, *messages)
+            found = await listen(socket, lambda message: message.items() >= last.items())
+        return of_pcm(audio_of(found)), [socket.response.headers.get("X-AI-Generated") == "true"]
 
 
 # tests/sheen/test_adapters.py has the command of the second family.
@@ -240,9 +237,11 @@ SURFACES: dict[str, Callable[..., Awaitable[Heard]]] = {
     each.__name__: each
     for each in (
         *(command, batch, websocket, websocket_whole, wyoming, pipecat, ray, library),
-        *(elevenlabs_websocket, cartesia_websocket, deepgram_file, deepgram_websocket),
+        deepgram_file,
     )
-} | {name: functools.partial(over_http, name) for name in OVER_HTTP}
+}
+SURFACES |= {name: functools.partial(over_http, name) for name in OVER_HTTP}
+SURFACES |= {name: functools.partial(over_socket, name) for name in OVER_SOCKET}
 
 
 @pytest.mark.parametrize("surface", SURFACES)

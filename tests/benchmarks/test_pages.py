@@ -73,7 +73,6 @@ def test_a_mutant_that_nothing_explains_is_counted():
 
 
 def ok(*rows, **facts):
-    """The report of a step that succeeded."""
     return {"status": "ok", "result": {"rows": rows} | facts}
 
 
@@ -112,17 +111,19 @@ def results(tmp_path, monkeypatch):
     monkeypatch.setattr(page_parts, "RESULTS", tmp_path)
 
 
-def test_a_gpus_frames_stand_beside_their_floor_and_goal(results):
-    page = "\n".join(performance_page.performance())
+def test_a_gpus_figures_have_their_tables_and_those_of_emulation_none(results):
+    lines = performance_page.performance()
+    page = "\n".join(lines)
     # 3320 MB at the 4000 GB/s of the same run are 0.83 ms.
     assert "| random-0.6b-base | 1 | 1.200 | 0.830 | 1.446 | 69 % | 1.560 | 1.150 |" in page
     assert "`gpu_h200/result.json`: commit abc, driver 600.1" in page
     assert "million short (412000 of 1000000 launches), tests timeout" in page
-
-
-def test_of_the_microbenchmark_only_exchanges_have_a_table(results):
-    page = "\n".join(performance_page.performance())
+    # Of the microbenchmark only exchanges.
     assert "|---|---|---|---|---|\n| 1024 | 48 | 3.170 | 3.560 | 3.400 |\n\n" in page
+    assert "| m | 8 | 5.000 | 11.0 | 22.0 | 33.0 |" in lines
+    # What was not measured is a dash.
+    assert "| m | qwen-tts | – | – |" in page and "| m | graph | 4.500 | 3.750 |" in page
+    assert "emulated" not in page
 
 
 def test_the_readme_has_a_gpus_frames_and_its_first_samples(results, tmp_path):
@@ -143,16 +144,6 @@ def test_the_readme_has_a_gpus_frames_and_its_first_samples(results, tmp_path):
     assert rows == [
         "| `kernel` | m (random weights) | 2.50 ms | – | 32: 256 x real time | 7.00 ms |"
     ]
-
-
-def test_memory_is_that_of_a_model_on_the_host_and_on_the_gpu(results):
-    assert "| m | 8 | 5.000 | 11.0 | 22.0 | 33.0 |" in performance_page.performance()
-
-
-def test_what_was_not_measured_is_a_dash_and_emulation_is_not_shown(results):
-    page = "\n".join(performance_page.performance())
-    assert "| m | qwen-tts | – | – |" in page and "| m | graph | 4.500 | 3.750 |" in page
-    assert "emulated" not in page
 
 
 def test_the_plot_is_drawn(results, tmp_path):
@@ -179,15 +170,13 @@ DISTURBED, UNKNOWN = page_parts.FOOTNOTES.values()
 
 
 @pytest.fixture
-def voices(tmp_path, monkeypatch):
+def voices(plant):
     """voices(machine, **facts): the table of one result file of `measure.py voices`."""
-    monkeypatch.setattr(page_parts, "RESULTS", tmp_path)
 
     def voices(machine, **facts):
         names = ("x_vector_ms", "codec_ms", "cached_voice_ms")
-        found = {"model": "m", "is_synthetic": False, "commit": "abc", "machine": machine}
-        found["summary"] = {name: {"p50": 1.0} for name in names}
-        (tmp_path / "voices_x.json").write_text(json.dumps(found | facts))
+        summary = {name: {"p50": 1.0} for name in names}
+        plant("voices_x.json", machine=machine, summary=summary, **facts)
         return result_tables.voices_table()
 
     return voices
@@ -317,19 +306,14 @@ def test_what_is_left_is_of_the_decoder_that_auto_takes(plant):
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
-    [(0.0038, "0.00380"), (2.34, "2.34"), (16.38, "16.4"), (605.4, "605"), (2192.2, "2192")],
+    ("write", "numbers", "told"),
+    [
+        (page_parts.digits, (0.0038, 2.34, 16.38, 605.4, 2192.2), "0.00380 2.34 16.4 605 2192"),
+        (page_parts.cell, (0.0038, 0.068, 0.13, 16.38, 0.0), "0.0038 0.068 0.130 16.4 0.000"),
+    ],
 )
-def test_figures_have_three_digits_whatever_their_size(value, told):
-    assert page_parts.digits(value) == told
-
-
-@pytest.mark.parametrize(
-    ("value", "told"),
-    [(0.0038, "0.0038"), (0.068, "0.068"), (0.13, "0.130"), (16.38, "16.4"), (0.0, "0.000")],
-)
-def test_a_cell_is_never_rounded_to_nothing(value, told):
-    assert page_parts.cell(value) == told
+def test_figures_have_three_digits_and_cells_are_not_rounded_to_nothing(write, numbers, told):
+    assert " ".join(map(write, numbers)) == told
 
 
 # ---- tables of a CPU ---------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Speed, volume and sample rate over HTTP, events, the WebSocket and Wyoming."""
+"""Speed, volume and sample rate over HTTP, events and the WebSocket."""
 
 import io
 import json
@@ -12,6 +12,7 @@ from fixtures import module_fixture
 from live_server import SPEECH, LiveServer, assert_error, serving, sse
 from speech_socket import session, speak
 from tolerances import CODEC_PADDING, LIMITED, LOUDNESS_LU, PEAK_DB, PITCH, SIX_DIGITS, nearly
+from waveforms import pitch
 
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.marking import UNMARKED
@@ -34,11 +35,6 @@ def pcm(answer: httpx.Response) -> np.ndarray:
         deltas = [event["audio"] for event in sse(answer.text) if "delta" in event["type"]]
         return np.frombuffer(b"".join(map(base64.b64decode, deltas)), "<i2")
     return np.frombuffer(answer.content, "<i2")
-
-
-def pitch(samples: np.ndarray, rate: int) -> float:
-    spectrum = np.abs(np.fft.rfft(samples * np.hanning(len(samples)), n=10 * rate))
-    return int(np.argmax(spectrum)) / 10
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
@@ -154,19 +150,6 @@ def test_silence_at_the_edges_is_cut_where_a_request_says_so(way):
     assert not cut[: 30 * 24].any() and np.abs(cut[30 * 24 :][:240]).max() > 7000
 
 
-async def test_wyomings_first_audio_is_a_sound_where_the_server_says_so():
-    pytest.importorskip("wyoming")
-    from wyoming.audio import AudioChunk, AudioStop
-    from wyoming.tts import Synthesize
-    from wyoming_client import connected, events_until
-
-    engine = FakeEngine(silent_frames=5)
-    async with connected(engine, sound=SoundOptions(leading_silence=0)) as client:
-        events = await events_until(client, AudioStop, Synthesize(TEXT))
-    first = next(AudioChunk.from_event(e) for e in events if AudioChunk.is_type(e.type))
-    assert np.abs(np.frombuffer(first.audio, "<i2")[:240]).max() > 7000
-
-
 @pytest.mark.parametrize("encoding", ["ulaw", "alaw"])
 @pytest.mark.parametrize("stream", [None, False])
 def test_a_telephones_samples_are_of_8000_hz_unless_the_request_says_otherwise(
@@ -217,24 +200,6 @@ async def test_the_websocket_speaks_as_its_config_says(live: LiveServer):
     start, done = (next(e for e in events if e["type"] == f"audio.{n}") for n in ("start", "done"))
     assert start["sample_rate"] == done["sample_rate"] == 8000
     assert len(audio) == 2 * done["n_samples"] == nearly(done["n_steps"] * 1920 / 3 / 2 * 2)
-
-
-async def test_wyoming_speaks_as_the_server_does():
-    pytest.importorskip("wyoming")
-    from wyoming.audio import AudioChunk, AudioStart, AudioStop
-    from wyoming.tts import Synthesize
-    from wyoming_client import connected, events_until, pcm_of
-
-    engine, sound = FakeEngine(), SoundOptions(speed=0.5, sample_rate=16000)
-    async with connected(engine, sound=sound) as client:
-        events = await events_until(client, AudioStop, Synthesize(TEXT))
-    assert AudioStart.from_event(events[0]).rate == 16000
-    assert pcm_of(events) == engine.streams[0].sent
-    stream_samples = len(pcm_of(events)) // 2
-    assert AudioStop.from_event(events[-1]).timestamp == 1000 * stream_samples // 16000
-    chunks = [AudioChunk.from_event(each) for each in events if AudioChunk.is_type(each.type)]
-    ends = np.cumsum([chunk.samples for chunk in chunks])
-    assert [chunk.timestamp for chunk in chunks[1:]] == [1000 * n // 16000 for n in ends[:-1]]
 
 
 def test_a_server_speaks_as_it_was_told_where_a_request_does_not_say():

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 
 pytest.importorskip("wyoming")
@@ -41,6 +42,7 @@ from wyoming_client import connected, error_of, events_until, pcm_of, serving, u
 from qwen_megakernel.server.service import Service
 from qwen_megakernel.server.settings import ServerSettings
 from qwen_megakernel.server.wyoming_server import WyomingServer
+from qwen_megakernel.speech_options import SoundOptions
 
 # ---- requests of clients -----------------------------------------------------------------------
 
@@ -256,3 +258,24 @@ def test_the_command_speaks_both_protocols_and_drains() -> None:
         events = asyncio.run(talk())
         assert events[-1].data["finish_reason"] == "eos" and len(pcm_of(events)) > 24000
         assert server.wait(timeout=20) == 128 + signal.SIGTERM
+
+
+async def test_wyomings_first_audio_is_a_sound_where_the_server_says_so():
+    engine = FakeEngine(silent_frames=5)
+    async with connected(engine, sound=SoundOptions(leading_silence=0)) as client:
+        events = await events_until(client, AudioStop, Synthesize(STORY))
+    first = next(AudioChunk.from_event(e) for e in events if AudioChunk.is_type(e.type))
+    assert np.abs(np.frombuffer(first.audio, "<i2")[:240]).max() > 7000
+
+
+async def test_wyoming_speaks_as_the_server_does():
+    engine, sound = FakeEngine(), SoundOptions(speed=0.5, sample_rate=16000)
+    async with connected(engine, sound=sound) as client:
+        events = await events_until(client, AudioStop, Synthesize(STORY))
+    assert AudioStart.from_event(events[0]).rate == 16000
+    assert pcm_of(events) == engine.streams[0].sent
+    stream_samples = len(pcm_of(events)) // 2
+    assert AudioStop.from_event(events[-1]).timestamp == 1000 * stream_samples // 16000
+    chunks = [AudioChunk.from_event(each) for each in events if AudioChunk.is_type(each.type)]
+    ends = np.cumsum([chunk.samples for chunk in chunks])
+    assert [chunk.timestamp for chunk in chunks[1:]] == [1000 * n // 16000 for n in ends[:-1]]

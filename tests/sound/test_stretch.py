@@ -4,12 +4,13 @@ import math
 
 import numpy as np
 import pytest
+import tiny_speech
+from fixtures import module_value
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tolerances import PITCH_KEPT, SMOOTHNESS, TONE_PEAK
-from waveforms import tone, voice_like
+from waveforms import pitch, tone, voice_like
 
-from qwen_megakernel import TTSEngine
 from qwen_megakernel.sound.stretch import Stretch
 
 RATE = 24000
@@ -23,12 +24,6 @@ def stretched(samples: np.ndarray, speed: float, size: int | None = None) -> np.
     stretch = Stretch(speed, RATE)
     pieces = np.split(samples, range(size, len(samples), size)) if size else [samples]
     return np.concatenate([*map(stretch.push, pieces), stretch.finish()])
-
-
-def highest_line(samples: np.ndarray) -> float:
-    """The frequency of a tone, from its spectrum, to a tenth of a hertz."""
-    spectrum = np.abs(np.fft.rfft(samples * np.hanning(len(samples)), n=10 * RATE))
-    return int(np.argmax(spectrum)) / 10
 
 
 def steepest(samples: np.ndarray) -> float:
@@ -53,10 +48,9 @@ def pitches_of(samples: np.ndarray) -> np.ndarray:
     return found
 
 
-@pytest.fixture(scope="module")
-def demo_speech() -> np.ndarray:
-    with TTSEngine.from_pretrained("demo-voice", backend="cpu", warmup=False) as tts:
-        return tts.synthesize("Your table for two is ready by the window.", seed=1).audio
+demo_speech = module_value(
+    lambda: tiny_speech.demo_speech("Your table for two is ready by the window.")
+)
 
 
 @settings(max_examples=40, deadline=None)
@@ -83,7 +77,7 @@ def test_the_duration_is_that_of_the_speech_over_the_speed(speed: float, num_sam
 def test_a_tone_keeps_its_pitch_and_its_loudness_and_does_not_click(hertz: int, speed: float):
     sound = tone(2, RATE, hertz)
     heard = stretched(sound, speed)
-    assert highest_line(heard) == pytest.approx(hertz, rel=PITCH_KEPT)
+    assert pitch(heard, RATE) == pytest.approx(hertz, rel=PITCH_KEPT)
     inner = heard[RATE // 20 : -RATE // 20]
     assert steepest(inner) < SMOOTHNESS * steepest(sound)
     assert np.abs(inner).max() == pytest.approx(1, abs=TONE_PEAK)

@@ -31,3 +31,9 @@ def voice_like(seconds: float, rate: int, seed: int = 0) -> np.ndarray:
     syllables = np.clip(np.sin(2 * np.pi * 3 * time), 0, None)
     sound = sound * syllables / np.abs(sound).max()
     return (0.5 * sound + 0.002 * rng.standard_normal(len(time))).astype(np.float32)
+
+
+def pitch(samples: np.ndarray, rate: int) -> float:
+    """Return the frequency of a tone, from its spectrum, to a tenth of a hertz."""
+    spectrum = np.abs(np.fft.rfft(samples * np.hanning(len(samples)), n=10 * rate))
+    return int(np.argmax(spectrum)) / 10

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from commands import run
+from fixtures import module_value
 from spies import watch
 
 from qwen_megakernel import Speech, TTSEngine
@@ -54,9 +55,7 @@ def whole_of(tmp_path_factory) -> Callable[[str], Path]:
     )
 
 
-@pytest.fixture(scope="module")
-def whole(whole_of) -> Path:
-    return whole_of("float32")
+whole = module_value(lambda whole_of: whole_of("float32"))
 
 
 @pytest.fixture(params=VOCODER_WEIGHTS)
@@ -74,6 +73,11 @@ def codes(model: str | Path, **options) -> np.ndarray:
     return spoken(model, **options).codes
 
 
+def assert_same(found: Speech, expected: Speech) -> None:
+    assert np.array_equal(found.codes, expected.codes)
+    assert np.array_equal(found.audio, expected.audio)
+
+
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(
     "weights",
@@ -89,9 +93,7 @@ def test_mapped_weights_speak_as_those_packed_at_the_start(model, weights, tmp_p
     expected = spoken(model, weights=weights)
     assert len(expected.codes)
     for options in ({}, {"num_threads": 1}, {"weights": weights}):
-        found = spoken(folder, **options)
-        assert np.array_equal(found.codes, expected.codes)
-        assert np.array_equal(found.audio, expected.audio)
+        assert_same(spoken(folder, **options), expected)
 
 
 @pytest.mark.ci  # compiles each library once
@@ -102,9 +104,7 @@ def test_every_instruction_set_reads_the_same_file(weights, tmp_path, monkeypatc
         monkeypatch.setenv(cpu_library.FORCED, name)
         with TTSEngine.from_pretrained(folder, warmup=False) as tts:
             assert name in tts.why
-        found, expected = spoken(folder), spoken("tiny-random", weights=weights)
-        assert np.array_equal(found.codes, expected.codes)
-        assert np.array_equal(found.audio, expected.audio)
+        assert_same(spoken(folder), spoken("tiny-random", weights=weights))
 
 
 @pytest.mark.parametrize(("model", "is_random"), [("tiny-random", True), ("demo-voice", False)])
@@ -249,11 +249,8 @@ def test_without_native_code_nothing_replaces_it(whole, monkeypatch, name, error
 def test_half_a_converted_model_is_refused_or_speaks(whole, broken):
     """A codec may be shared by several models, so either file may be the original's."""
     original = loading.resolve("tiny-random")
-    expected = spoken("tiny-random", weights="int8")
     shutil.copy(original.speech_tokenizer / loading.WEIGHTS, broken / CODEC)
-    found = spoken(broken)
-    assert np.array_equal(found.codes, expected.codes)
-    assert np.array_equal(found.audio, expected.audio)
+    assert_same(spoken(broken), spoken("tiny-random", weights="int8"))
     shutil.copy(whole / CODEC, broken / CODEC)
     shutil.copy(original.folder / loading.WEIGHTS, broken / loading.WEIGHTS)
     with pytest.raises(ModelFilesError, match="is part of a converted model, and the file of"):
@@ -261,7 +258,6 @@ def test_half_a_converted_model_is_refused_or_speaks(whole, broken):
 
 
 def header_of(path: Path) -> tuple[dict, bytes]:
-    """Return a file's header, and its data."""
     content = path.read_bytes()
     length = int.from_bytes(content[:8], "little")
     return json.loads(content[8 : 8 + length]), content[8 + length :]
@@ -279,6 +275,21 @@ def edited(path: Path, **changes) -> None:
     form = json.loads(header["__metadata__"][packed_form.KEY])
     header["__metadata__"][packed_form.KEY] = json.dumps(form | changes)
     write_header(path, header, data)
+
+
+def rewrite(path: Path, form: packed_form.PackedForm, changes: dict) -> None:
+    """Write a file with another form, and with other values of some tensors, or without them."""
+    described, values = safetensors_file.describe(path), {}
+    # The packed ones come first, where they are aligned.
+    for name in sorted(described, key=lambda name: ".packed." not in name):
+        mapped = safetensors_file.MappedTensors(path, "")[name]
+        if (value := changes.get(name, mapped)) is not None:
+            values[name] = value
+    tensors = {name: (described[name][0], tuple(value.shape)) for name, value in values.items()}
+    data = [value.reshape(-1).view(torch.uint8).numpy() for value in values.values()]
+    new = path.with_name("new")
+    safetensors_file.write(new, tensors, data, form.metadata(), alignment=64, summed=True)
+    new.rename(path)
 
 
 @pytest.mark.parametrize("file", [loading.WEIGHTS, CODEC])
@@ -352,13 +363,7 @@ def test_no_other_tensor_passes_for_a_packed_one(broken, file, packed, norm, tol
     form = packed_form.read(path)
     parts = {name: list(names) for name, names in form.parts.items()}
     parts[packed].append(norm.partition(".")[2])
-    tensors = {name: entry for name, entry in safetensors_file.describe(path).items()}
-    rest = {name: entry for name, entry in tensors.items() if name != norm}
-    mapped = safetensors_file.MappedTensors(path, "")
-    data = [mapped[name].reshape(-1).view(torch.uint8).numpy() for name in rest]
-    metadata = dataclasses.replace(form, parts=parts).metadata()
-    safetensors_file.write(broken / "new", rest, data, metadata, alignment=64, summed=True)
-    (broken / "new").rename(path)
+    rewrite(path, dataclasses.replace(form, parts=parts), {norm: None})
     with pytest.raises(ModelFilesError, match=told):
         codes(broken)
 
@@ -377,20 +382,9 @@ def test_a_form_that_the_bytes_do_not_have_is_refused(broken):
     ],
 )
 def test_a_packed_vocoder_of_another_size_is_refused(broken, name, told):
-    path = broken / CODEC
-    form, tensors = packed_form.read(path), safetensors_file.describe(path)
-    mapped = safetensors_file.MappedTensors(path, "")
-    name = f"decoder.packed.{name}"
-    short = mapped[name][:-64]
-    # The packed ones come first, where they are aligned.
-    tensors = {each: tensors[each] for each in sorted(tensors, key=lambda n: ".packed." not in n)}
-    values = [short if each == name else mapped[each] for each in tensors]
-    data = [each.reshape(-1).view(torch.uint8).numpy() for each in values]
-    tensors[name] = (tensors[name][0], (len(short),))
-    safetensors_file.write(
-        broken / "new", tensors, data, form.metadata(), alignment=64, summed=True
-    )
-    (broken / "new").rename(path)
+    path, name = broken / CODEC, f"decoder.packed.{name}"
+    short = safetensors_file.MappedTensors(path, "")[name][:-64]
+    rewrite(path, packed_form.read(path), {name: short})
     with pytest.raises(ModelFilesError, match=told.format(short.nbytes)):
         codes(broken)
 
