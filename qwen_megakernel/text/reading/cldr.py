@@ -17,7 +17,7 @@ _UNITS = """length-kilometer; length-meter: m м; length-centimeter; length-mill
     mass-tonne: t т; mass-kilogram; mass-gram: g г гр; mass-milligram; mass-microgram; mass-ounce
     mass-pound; duration-year; duration-month: мес; duration-week; duration-day; duration-hour: h ч
     duration-minute: min; duration-second: s с сек; duration-millisecond; duration-microsecond: us
-    temperature-celsius: ℃; temperature-fahrenheit: ℉; angle-degree: °; speed-kilometer-per-hour
+    temperature-celsius: ℃ ºC; temperature-fahrenheit: ℉; angle-degree: °; speed-kilometer-per-hour
     speed-meter-per-second; speed-mile-per-hour; concentr-percent; consumption-mile-per-gallon
     digital-bit; digital-kilobit: kb Kb kbit Кбит; digital-megabit: Mb Mbit
     digital-gigabit: Gb Gbit; digital-kilobyte: KB kB КБ; digital-megabyte; digital-gigabyte
@@ -36,7 +36,7 @@ _WORDS = {
     **dict.fromkeys(("es", "it"), ("ha", "mi")),
     **{"en": ('"', "″"), "fr": ("mi", "pi"), "pt_BR": ("mi", "um"), "de": ("um", "Um")},
 }
-_MASCULINE = ("byte", "joule", "ampere", "día", "dia", "grama")  # in spite of their ending
+_MASCULINE = ("byte", "joule", "ampere", "wattora", "día", "dia", "grama")  # despite their ending
 _FEMININE = (  # French nouns, whose ending does not show it
     *("couronne", "livre", "roupie", "hryvnia", "heure", "minute", "seconde", "milliseconde"),
     *("tonne", "semaine", "année", "once", "kilocalorie", "cuillère", "tasse"),

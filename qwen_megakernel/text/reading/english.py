@@ -12,7 +12,7 @@ _MAX_PARTS = 20  # largest denominator with a name, apart from 100; 120/80 is re
 _BEFORE_PLURALS = words("""the these those of in by two three four five six seven eight nine ten
     many some several few all both your my our their his her""")
 _BEFORE_SECONDS = words("wait waits waited takes took within timeout lasts delay pause sleep")
-_BEFORE_FEW_SECONDS = words("after every for about only another under")  # also before decades
+_BEFORE_FEW_SECONDS = words("after every for about only another under in")  # also before decades
 _AFTER_STREETS = words("NE NW SE SW N S E W Suite Apt Unit")
 
 
@@ -46,7 +46,7 @@ class English(Language):
     (?P<n>20|50)[-/](?P=n)(?![\w/-]) => {n} {n}
     9/11(?![\d/]) => nine eleven
     24[/x]7/365(?![\d/]) => twenty-four seven three sixty-five
-    (?<=[A-Z]-)(?P<n>\d{1,3})(?=\s[NSEW](?!\w)) => {n}
+    [qQ](?P<n>\d{1,2})h(?!\w) => every {n} hours
     up|down|by|rose|fell|gained|lost|another|cut|raised >> (?P<n>\d{1,4})\sbps(?!\w)
         => {n} basis points
     (?P<w>\d{1,3})\.(?P<d>\d{1,2})\spp(?!\w) => {num} percentage points

@@ -83,6 +83,7 @@ class German(Language):
     (?P<y>(?:1\d|20)?\d0)(?P<e>ern?)(?!\w) => {y:year}{e}
     (?P<w>\d{1,3})(?:,(?P<d>\d+))?[\s-]?%-Punkte?n?(?!\w) => {num} Prozentpunkte
     (?P<n>\d{1,3})-%(?=-[A-ZÄÖÜ]) => {n}-Prozent
+    (?P<n>\d{1,4})-€(?=-[A-ZÄÖÜ]) => {n}-Euro
     (?P<n>[A-ZÄÖÜ]\w+)str\. => {n}straße{end}
     (?P<n>[A-ZÄÖÜ]\w+)nr\. => {n}nummer
     †\s?(?=\d{1,2}\.\s|1\d{3}|20\d\d) => gestorben~

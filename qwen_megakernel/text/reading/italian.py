@@ -41,7 +41,7 @@ class Italian(Romance):
         return re.sub(r"\Btre\b", "tré", super().say(number, to, **options))
 
     def roman(self, number: int, found: Found, following: str) -> str | None:
-        if following in self.centuries or self.numbering(found) in _CENTURIES:
+        if self.numbering(found) in _CENTURIES:
             return self.ordinal(number)
         return super().roman(number, found, following)
 

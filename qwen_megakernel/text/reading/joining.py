@@ -2,7 +2,7 @@
 
 import re
 
-from qwen_megakernel.text.reading.language import BEHIND_RATIO, Language
+from qwen_megakernel.text.reading.language import BEHIND_RATIO, EVENTS, Language
 from qwen_megakernel.text.reading.markdown import BORN
 from qwen_megakernel.text.reading.surroundings import (
     CLOSING,
@@ -32,6 +32,7 @@ _DAYS = re.compile(r"(?<![\d.])\d{1,2}\.(?:\d\d)?(?:,|\s|$)")  # and times such 
 _DAY_LINKS = ("und", "bis", "oder", "bzw.", "zum", "dem")
 _DAY_AND_LINK = re.compile(r"(?<!\d)\d{1,2} (?:по|до|и)$")  # of two days of a month
 _RATES = ("kbps", "Mbps", "Gbps")  # of data
+_SCORED = re.compile(r"\d{1,3}으?로")  # Korean, behind "3대"
 _YEAR = re.compile(r"\d{4}\b")
 
 
@@ -121,6 +122,8 @@ class WordJoining:
             or (word in _DAY_LINKS and lang.code == "de" and _CLOCK.search(words))
             or (words.lstrip(OPENING).startswith("+") and core[:1].isdigit())
             or word in _OPERATORS
+            or word.startswith(EVENTS)
+            or (last[-1] == "대" and _SCORED.match(word))
         )
 
     def _phrase(self, words: str) -> str:

@@ -42,6 +42,8 @@ _PLACES = words("""chapter page slide step part episode question attempt round l
     seite folie schritt teil folge frage versuch runde chapitre étape partie épisode diapo tour
     capítulo paso parte episodio pregunta intento página episódio pergunta etapa capitolo pagina pag
     passo domanda глава страница стр шаг часть серия вопрос этап""")
+# Korean words behind a day such as "9.11".
+EVENTS = ("테러", "전쟁", "혁명", "민주", "운동", "사태", "참사", "대책", "총선", "지방선거")
 # What shows that "lun." is a weekday: a mark, or the end of a span of days.
 _BEFORE_WEEKDAYS = ("am", "vom", "zum", "al", "dal", "au", "du", "le", "bis", "a", "до")
 _BEHIND_WEEKDAY = re.compile(r"[,–-]|\s(?:al?|à|au|bis|по)\b|(?<!mar\.)\s\d|\s\d{1,2}/\d")
@@ -77,6 +79,8 @@ class Language(Quantities):
         (?:,?\s(?:(?:{LINKS})\s)?(?P<y>\d{4})(?!\d))? => .date
     (?i)(?P<m>{SHORT_MONTH})\.?(?=\s(?:(?:19|20)\d\d(?![\d:])|de$)) => .month
     (?i)(?:(?<=\d\s)|(?<=\d\.\s))(?P<m>{SHORT_MONTH})\.?(?!\w) => .month
+    {LETTERS_FOLLOW}(?P<m>1[0-2]|[1-9])(?:[·・]|\.(?=\d\d?[\"”]?\s?(?:事|地震|运动|假|テロ|の?震災|절(?!반)
+        |{EVENTS})))(?P<d>\d{1,2})(?!\d) => {m:spell} {d:spell}
     {LETTERS_FOLLOW}0(?P<n>[1-9])(?=[月日時时월일분초]) => {n}
     {LETTERS_FOLLOW}(?<=[^\WA-Za-z_]|[%℃])\s?[~～]\s?(?=\d) => {between_ends}
     {LETTERS_FOLLOW}(?P<m>1[0-2]|0?[1-9])/(?P<d>[12]\d|3[01]|0?[1-9])(?=\s?[（(](?:{DAYS})[)）]
@@ -89,7 +93,8 @@ class Language(Quantities):
     (?P<r>[IVXLCDM]+)(?:e|ᵉ)?\s?[-–—]\s?(?P<to>[IVXLCDM]+)(?:e|ᵉ)?(?!\w|['’]\w) => .roman_range
     {LETTERS_FOLLOW}(?<![A-Za-z])(?P<r>[IVX]{2,7})(?![A-Za-z0-9]) => .roman_alone
     (?P<r>[IVXLCDM]+)(?:\.(?=\s|$)|ers?|re|ᵉ|e)?(?!\w|['’](?!s\b)\w|\.\w) => .roman
-    (?P<n>\d{1,3}):(?P<w>\d{1,3}(?:{GROUP}\d{3})+)(?![\d:]) => {n} {ratio} {num}
+    (?P<n>\d{1,3}(?=:)|1(?=/\d+ ))[:/](?P<w>\d{1,3}(?:(?:{GROUP}| )\d{3})+)(?![\d:])
+        => {n} {ratio} {num}
     {VERSES} >> (?P<a>\d{1,3})(?::|,(?!\d{3}))(?P<b>\d{1,3})(?!\d|[:,]\d) => {a}{chapter} {b}{verse}
     (?P<m>\d{1,2}):(?P<w>[0-5]\d)[.,](?P<d>\d{1,3})(?:\s?min)?(?![\d:]){EDGE}
         => {m:counted:min} {num}
@@ -98,13 +103,13 @@ class Language(Quantities):
         => {h:counted:h} {m:counted:min} {s:counted:s}
     (?P<m>\d{1,3})(?:m(?:in)?|['′])(?P<s>[0-5]?\d)(?:s|\"|″|'')(?!\w)
         => {m:counted:min} {s:counted:s}
-    (?P<h>\d{1,2})\s?h\s?{MINUTE}(?!\w|['′]) => {h:counted:h} {m}
+    (?P<h>\d{1,2})\s?h\s?(?:00|{MINUTE})(?!\w|['′]) => {h:counted:h} {m}
     (?P<n>\d{1,3})°\s?(?P<m>\d{1,2}(?:[.,]\d+)?)\s?['′]
         (?:\s?(?P<s>\d\d?(?:[.,]\d+)?)\s?(?:\"|″|''))? => .angle
     [NSEWOLСЮВЗ](?!['’-]?\w) => .compass
     (?P<n>\d{1,3})[\"″s](?P<d>\d\d)(?!\w) => {n:counted:s} {d}
     (?P<m>2[5-9]|[3-9]\d):0(?:0|(?P<s>[1-9]))(?![\d:]) => {m:counted:min} {s:counted:s}
-    (?P<a>\d{1,4}):(?P<b>\d{1,4})(?![\d:]) => {a} {ratio} {b}
+    (?P<a>\d{1,4}):(?P<b>\d{1,6})(?![\d:]) => {a} {ratio} {b}
     (?P<n>[1-3])\.?\s(?P<book>{BOOKS})
         (?:\.?\s(?P<a>\d{1,3})[:,]\s?(?P<b>\d{1,3})(?!\d)|\.(?=\s)|(?=\s\d)) => .book
     (?!.*(?:vers\w+|верси.|版本|バージョン|버전)$).* >> (?i)v\.?\s?(?=\d+\.\d) => {version_name}
@@ -127,7 +132,7 @@ class Language(Quantities):
     \d{1,3}(?:,\d{1,3}){2,}(?![\d,.]*\d) => .list
     (?P<sizes>{SIZE}(?:(?: ?x ?|×){SIZE})+)
         (?: ?(?P<unit>{UNITS}){EDGE}(?:/(?P<per>{UNITS}){EDGE})?{UNIT_POINT}
-        |{EDGE}(?!\^|[.,]?\d| ?(?:{CURRENCIES}){EDGE})) => .size
+        |{EDGE}(?!\^|[.,]?\d| ?=| ?(?:{CURRENCIES}){EDGE})) => .size
     \^(?P<minus>[-−]?)(?P<n>\d{1,3})(?!\d) => .power
     (?P<sizes>{SIZE}(?: × {SIZE}){2,}|{SIZE} × {SIZE}(?= ?(?:{UNITS}){EDGE}))
         (?: ?(?P<unit>{UNITS}){EDGE}{UNIT_POINT})?{EDGE} => .size
@@ -142,9 +147,12 @@ class Language(Quantities):
     {DEGREE_IS_ORDINAL}(?P<w>\d{1,2})°
         (?=\s[a-zà-ÿ]{3}(?<!\sall|\sdel|\snor|\ssud|\sest|\ssop|\ssob|\scon)) => .ordinal
     {DUE} >> {DEGREE_IS_ORDINAL}1°(?=\s(?:al?|e|y|ao|o)(?!\w)|$) => {first_day}
+    .*(?:[时時]速|시속) >> (?P<n>\d{1,4})\s?km/h => {n:counted:km}
+    (?<=[A-Z]-)(?P<n>\d{1,4})(?=\s(?:[NSEW](?!\w)|[Kk]m\s\d)) => {n}
     {SIGN}{NUM}{SPAN}(?P<gap>[ -]?)(?P<unit>{UNITS})
         (?:(?:/|(?<=[kKMGT]b)p)(?P<per>{UNITS})(?P<square>{SQUARE})?)?{EDGE}{UNIT_POINT} => .unit
     (?<=[^\W\d_])/(?P<per>{AREAS}){EDGE} => .per
+    (?:(?<=/kg)|(?<=/кг))/(?P<per>[^\W\d_]+) => .per
     (?<=[^\W\d_]{3})/(?P<per>s|min|h)(?!\w) => .per
     (?<=[元円원])/(?P<per>{UNITS}){EDGE} => .per
     (?<=[A-Z])(?P<a>\d{1,2})/(?P<y>(?:19|20)\d\d)(?![\d/]) => {a} {y:year}
@@ -154,7 +162,7 @@ class Language(Quantities):
     (?:(?P<w>\d+)(?:\s|-(?=[1-7]/[2-8](?!\d))))?(?P<n>\d{1,4})(?: / |/)(?P<d>\d{1,4})(?![\d/])
         (?: ?(?![x×](?!\w))(?P<unit>{UNITS}){EDGE}{UNIT_POINT})?{EDGE} => .fraction
     (?P<w>\d{1,3}(?:{GROUP}\d{3})+|\d+)(?:{ORDINAL_MARKS}){EDGE} => .ordinal
-    (?<![\w/])(?<!\w\.)(?:{ABBREVIATIONS}){EDGE}(?!/) => .abbreviation
+    (?<![\w/&])(?<!\w\.)(?:{ABBREVIATIONS}){EDGE}(?!/) => .abbreviation
     #\s?(?P<n>\d{5,}(?![.,]?\d)|\d{4,}(?=-[A-Z\d])) => {number_sign} {n:spell}
     #\s?{NUM} => {number_sign} {num}
     (?:[nN]\.?[º°]|№|#)\s?(?=[A-ZА-Я]{1,4}-?\d) => {number_sign}~
@@ -192,7 +200,8 @@ class Language(Quantities):
             "HOUR": r"(?P<h>[01]?\d|2[0-4])",
             "MINUTE": r"(?P<m>[0-5]\d)",
             # A sign; behind a word it is a dash, or in East Asia behind a number and its counter.
-            "SIGN": rf"(?P<sign>(?:(?<![^\W_])(?<![%°¢]){below})[-−+±~≈<>≤≥]\s?)?",
+            "SIGN": rf"(?P<sign>(?:(?<![^\W_])(?<![%°¢]){below})[-−+±~≈<>≤≥]\s?"
+            + r"(?!(?<=\+ )\d{1,4}[xyz]\s?[-+−=*^]))?",
             # The point of a unit, where no sentence begins.
             "UNIT_POINT": r"(?:\.(?:(?=\s+[a-zß-öø-ÿа-яё+&(=–-])|$)"
             + r"|(?:(?<=ft|lb|yd|hr|\sч|дн)|(?<=lbs|hrs))\.(?=\s\d))?",
@@ -216,6 +225,7 @@ class Language(Quantities):
             "DAYS": any_of([*self.weekdays, *self.weekdays.values()]),
             "MONTH": rf"(?:{any_of(self.full_months)}|(?:{any_of(short)})\.?)(?!\w)",
             "SHORT_MONTH": any_of(short - {"mar"}),
+            "EVENTS": any_of(EVENTS),
             "FIRST": "d" if self.day_first else "m",
             "SECOND": "m" if self.day_first else "d",
         }

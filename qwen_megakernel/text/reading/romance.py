@@ -30,7 +30,9 @@ class Romance(Language):
     (?P<n>24)\s?h\s?/\s?24(?!\d) => {n:counted:h} {over} {n}
     (?P<n>\d{1,3})(?:{FEMININE_MARKS}) => {n:feminine}
     {CLOCK_WORDS} >> {HOUR}\.{MINUTE}(?![\d.,]\d|\d|\s?%)(?:\sh(?!\w))? => .time
-    (?<=\.\d\d[-–]){HOUR}\.{MINUTE}(?![\d.,]\d|\d) => .time
+    {HOUR}\.(?P<m>00|15|30|45)(?=[-–]\d\d?\.(?:00|15|30|45)(?!\d|[.,]\d)) => .time
+    (?<=\.\d\d[-–]){HOUR}\.{MINUTE}(?![\d.,]\d|\d)(?:\sh(?!\w))? => .time
+    {HOUR}\.{MINUTE}\sh(?!\w) => .time
     """
 
     def gender_after(self, number: str, noun: str, before: str) -> str:
@@ -57,6 +59,12 @@ class Romance(Language):
         is_feminine &= self.code == "it" or not found.before.isupper()  # "IVA"
         point = "" if first_word(found.rest).isupper() else self.kept_point(found)  # "incl. IVA"
         return said[:-3] + "oa"[is_feminine] + point
+
+    def roman(self, number: int, found: Found, following: str) -> str | None:
+        """Return an ordinal before a noun such as "century", and other numerals as elsewhere."""
+        if following in self.centuries:
+            return self.feminine(number) if following[-1] == "a" else self.ordinal(number)
+        return super().roman(number, found, following)
 
     def regnal(self, number: int, name: str) -> str | None:
         if number > self.last_ordinal_of_rulers:

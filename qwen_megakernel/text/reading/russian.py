@@ -172,7 +172,7 @@ class Russian(Language):
     def read_per(self, found: Found) -> str:
         """Return "в минуту", or "за литр" behind money and "на литр" behind another unit."""
         said, joint = re.sub("а$", "у", super().read_per(found)), " за " if found["sym"] else " на "
-        return said if said.endswith(_TIMES) else said.replace(" в ", joint)
+        return said if said.split(" ")[-1] in _TIMES else said.replace(" в ", joint)
 
     def read_compound(self, found: Found) -> str:
         """Return a word that begins with a number in the genitive, such as "пятиэтажный"."""

@@ -38,7 +38,8 @@ _TAG = re.compile(
 _ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][\da-fA-F]{1,6}|[A-Za-z][A-Za-z\d]{1,23});")
 _OPEN_MARKUP = re.compile(
     r"<(?:/?[a-zA-Z][a-zA-Z\d]{0,9}(?:\s[^<>]{0,240})?|/?)/?$|&[#a-zA-Z\d]{0,24}$|\ufe0f$"
-    r"|\x1b(?:\[[0-?]{0,32}[@-~]?)?$|\$\$?(?:[A-Za-z\\][^$\n]{0,60}\$?\$?)?$"
+    r"|\x1b(?:\[[0-?]{0,32}[@-~]?)?$"
+    r"|\$\$?(?:(?:[A-Za-z\\^]|[-\d(][\w.,()]{0,16}(?:\^| ?\\| ?$))[^$\n]{0,60}\$?\$?)?$"
     r"|\^?\\(?:[(\[]|[a-z]{0,12}(?:\{[^{}]{0,40}\}?){0,2})$|[\^_](?:\{[^{}]{0,20})?$"
 )
 # Codes of a terminal, such as those of colours, which belong to programs' output.
@@ -47,9 +48,10 @@ _TERMINAL = re.compile(r"\x1b\[[0-?]{0,32}[@-~]")
 _SIGNS = table(r"""times cdot: ×; div: ÷; pm: ±; le leq: ≤; ge geq: ≥; approx: ≈; ne neq: ≠; pi: π
     to rightarrow: →; infty: ∞; circ degree: °; left right quad: """)
 _LATEX = re.compile(
-    r"\\(?:[(\[]\s?|[)\]])|\$\$?(?P<formula>(?=[A-Za-z]\$|[^$\n]*[\\^_=+<>])[A-Za-z\\][^$\n]{0,60})\$\$?"
+    r"\\(?:[(\[]\s?|[)\]])|\$\$?(?P<formula>(?:(?=[A-Za-z]\$|[^$\n]*[\\^_=+<>])[A-Za-z\\^]"
+    r"|[-\d(][\w.,()]{0,16}(?:\^| ?\\))[^$\n]{0,60})\$\$?"
     r"|\\[dt]?frac\{(?P<top>[^{}]{1,40})\}\{(?P<bottom>[^{}]{1,40})\}"
-    r"|\\(?:text|math[a-z]{2}|boxed)\{(?P<text>[^{}]{1,40})\}"
+    r"|\\(?:text|math[a-z]{2}|boxed|(?P<root>sqrt))\{(?P<text>[^{}]{1,40})\}"
     rf"|(?P<raised>[\^_])\{{(?P<part>[^{{}}]{{1,20}})\}}|\^?\\(?P<sign>{'|'.join(_SIGNS)})(?![A-Za-z])"
 )
 _MAX_MARKUP = 256  # characters of a tag that are held back
@@ -90,7 +92,8 @@ class Typography:
             if text[done].isalpha() and not _MARK.match(text[done]):
                 break
         if self._is_normalizing and not is_ended:
-            found = _OPEN_MARKUP.search(text, max(0, len(text) - _MAX_MARKUP))
+            closed = _LATEX.sub(_closed, text) if "$" in text else text
+            found = _OPEN_MARKUP.search(closed, max(0, len(text) - _MAX_MARKUP))
             done = min(done, found.start()) if found else done
         self._open = text[done:]
         draft = Draft.at(text[:done], end - len(text))
@@ -138,15 +141,23 @@ def _break(tag: re.Match[str]) -> str:
     return "\n- " if name == "li" else "\n# "
 
 
+def _closed(found: re.Match[str]) -> str:
+    """Return as many other characters for a formula that text follows: its "$" opens none."""
+    is_closed = found["formula"] and found.end() < len(found.string)
+    return "^" * len(found[0]) if is_closed else found[0]
+
+
 def _unformatted(found: re.Match[str]) -> str:
     """Return the plain text of a formula, or of a part of one: "3/4" for "\\frac{3}{4}"."""
     if formula := found["formula"]:
-        return _LATEX.sub(_unformatted, formula)
+        return _LATEX.sub(_unformatted, formula).replace("\\", "")
     if found["top"]:
         return f"{found['top']}/{found['bottom']}"
     if found["sign"]:
         return _SIGNS[found["sign"]]
-    return found["text"] or (found["raised"] or "") + (found["part"] or "")
+    if found["text"]:
+        return "√" * bool(found["root"]) + found["text"]
+    return (found["raised"] or "") + (found["part"] or "")
 
 
 def _composed(match: re.Match[str]) -> str:
