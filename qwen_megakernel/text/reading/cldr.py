@@ -13,20 +13,21 @@ _SIGNS = """HK$ HKD; NT$ TWD; S$ SGD; A$ AUD; C$ CAD; NZ$ NZD; MX$ MXN; R$ BRL; 
 _UNITS = """length-kilometer; length-meter: m м; length-centimeter; length-millimeter
     length-micrometer: um; length-nanometer; length-mile; length-yard; length-foot; area-hectare
     area-square-kilometer: km2; area-square-meter: m2 ㎡ м2; volume-cubic-meter: m3
-    volume-liter: l L л; volume-milliliter: ml; volume-centiliter: cl; volume-deciliter: dl
+    volume-liter: l L л; volume-milliliter: ml mL; volume-centiliter: cl cL; volume-deciliter: dl dL
     mass-tonne: t т; mass-kilogram; mass-gram: g г гр; mass-milligram; mass-microgram; mass-ounce
     mass-pound; duration-year; duration-month: мес; duration-week; duration-day; duration-hour: h ч
     duration-minute: min; duration-second: s с сек; duration-millisecond; duration-microsecond: us
+    concentr-millimole-per-liter: mmol/l mmol/L ммоль/л; acceleration-meter-per-square-second: m/s2
     temperature-celsius: ℃ ºC; temperature-fahrenheit: ℉; angle-degree: °; speed-kilometer-per-hour
     speed-meter-per-second; speed-mile-per-hour; concentr-percent; consumption-mile-per-gallon
     digital-bit; digital-kilobit: kb Kb kbit Кбит; digital-megabit: Mb Mbit
     digital-gigabit: Gb Gbit; digital-kilobyte: KB kB КБ; digital-megabyte; digital-gigabyte
-    digital-terabyte; frequency-hertz; frequency-kilohertz; frequency-megahertz
-    frequency-gigahertz; power-watt: W; power-kilowatt; power-megawatt; power-gigawatt
-    power-milliwatt; energy-kilowatt-hour
-    energy-kilojoule; energy-kilocalorie; electric-volt: V В; electric-milliampere; electric-ohm
-    pressure-hectopascal; pressure-kilopascal; pressure-pascal; pressure-millimeter-ofhg; light-lux
-    length-inch: " ″; volume-cup; volume-tablespoon: tbsp; volume-teaspoon: tsp; graphics-pixel"""
+    digital-terabyte; frequency-hertz; frequency-kilohertz; frequency-megahertz; frequency-gigahertz
+    power-watt: W; power-kilowatt; power-megawatt; power-gigawatt; power-milliwatt
+    energy-kilowatt-hour; energy-kilojoule; energy-kilocalorie; electric-volt: V В
+    electric-milliampere; electric-ohm; pressure-hectopascal; pressure-kilopascal; pressure-pascal
+    pressure-millimeter-ofhg; light-lux; length-inch: " ″; volume-cup; volume-tablespoon: tbsp
+    volume-teaspoon: tsp; graphics-pixel"""
 # Units that are written as words, too; in these languages a number agrees with them.
 _IN_WORDS = re.compile("duration-|volume-(?:cup|t)|mass-tonne")
 _AGREEING = ("de", "es", "fr", "it", "pt_BR", "ru")

@@ -21,24 +21,25 @@ _CODES = """(?:(?:pass|post|zip|bar)?code|id|otp|pin|password|zip(?:\\+4)?|port[
     |(?:commande|pedido|ordine|заказ)\\s(?:n[°º.]|n\\.?º|№)
     |(?:n(?:um[eé]ro|úmero|[°º]|\\.º))(?:\\sd[eio])?\\s(?:commande|client|dossier|suivi|série|compte|facture
     |réservation|pedido|cuenta|conta|cliente|fa[ct]tura|fatura|serie|série|reserva|seguimiento|ordine
-    |conto|prenotazione|pratica)|c[óo]d\\.|c[óo]digo(?:\\s(?:postal|pin|de\\s\\w+))?
+    |conto|prenotazione|pratica)|c[óo]d\\.(?:\\s\\w+){0,2}|c[óo]digo(?:\\s(?:postal|pin|de\\s\\w+))?
     |ende(?:t|nd)\\sauf|(?:cuenta|tarjeta)\\sterminada\\sen|se\\sterminant\\spar|(?:conto|carta)\\sche\\stermina\\scon
     |(?:conta|cartão)\\s(?:com\\s)?final|оканчивающ\\w+\\sна|尾号|下[4四]桁|끝자리
     |fax|ag(?:\\.|ência)|c/c|conta(?:\\scorrente)?|끝\\s?[4네]?\\s?자리
-    |matr[íi]cula|placa|targa|clave|senha|cep|codice(?:\\s(?:pin|di\\s\\w+))?|(?:пин-?)?код(?:\\s\\w+)?|пароль|индекс|номер\\sзаказа
+    |matr[íi]cula|placa|targa|clave|senha|cep|codice(?:\\s(?:pin|di\\s\\w+))?|(?:пин-?)?код(?:\\s\\w+)?|пароль|индекс|(?:номер|№)\\s(?:заказа|клиента|договора|брони|полиса|сч[её]та)
     |ext(?:ension)?|ext\\.|dw|app\\.|nebenstelle|ramal|durchwahl|interno|доб\\.|добавочный|分机|内線|내선|码|端口|订单|ポート|포트|邮编|[单户账卡]号|编号|口令|コード|番号|번호|코드)"""
 _LINKS = r"is|are|was|ist|lautet|war|est|es|è|é|:|：|—|\#|是|为|は|는|은"
 _CODE = re.compile(
     rf"(?<![A-Za-zÀ-ÿА-яё])(?:{_CODES})(?:\s*(?:{_LINKS}))?\s*[\#(\"'“«]?$", re.I | re.X
 )
 _CODE_DIGITS = re.compile(
-    r"(?:\d{3}(?: \d{3})+|\d{4}(?: \d{4})+|(?=[\d-]{6})\d+(?:-\d{1,12})+|\d{3,12}|[-–]\d{2,12})"
+    r"(?!0\d+ \d)(?:\d{3}(?: \d{3})+|\d{4}(?: \d{4})+|(?=[\d-]{6})\d+(?:-\d{1,12})+|[-–]?\d{3,12}"
+    r"|[-–]\d\d)"
     r"(?![.,/-]?\d|:\d\d|\s?[%°€$])(?!-?[A-Z]+\d|[A-Za-z])"
 )
 _VERSION = re.compile(
     r"(?<![A-Za-zÀ-ÿА-яё])(?:versi(?:on|one|ón)|versão|верси[яюи]|release|v\.?|python|node(?:\.?js)?|ios"
     r"|ipados|macos|android|windows|java|ubuntu|debian|php|ruby|cuda|(?:py)?torch|npm|pip|firmware"
-    r"|chrome|firefox|版本|バージョン|버전)\s*$",
+    r"|chrome|firefox|usb|hdmi|bluetooth|版本|バージョン|버전)\s*$",
     re.IGNORECASE,
 )
 _PROTOCOL = re.compile(r"(?<![^\W_])https?/$", re.IGNORECASE)
@@ -83,7 +84,7 @@ MIN_NUMBERED_DIGITS = 5  # the same behind a sign for "number"
 NUMBER_MARK = re.compile(r"(?:[nN]\.?[°º]|№|[nN]r\.?|[nN]o\.|[nN]\.)\s?$")
 # The letters of a model, a flight or a serial number before its digits, which are read one by one.
 _NAME_AND_DASH = re.compile(
-    r"(?:(?<![^\W_])[A-ZА-ЯЁ]{1,5}-?(?:\d+-)*|(?![QH]\d-)[A-Za-z]\d{1,2}-)$"
+    r"(?:(?<![^\W_])(?!FY)[A-ZА-ЯЁ]{1,5}-?(?:\d+-)*|(?![QH]\d-)[A-Za-z]\d{1,2}-)$"
 )
 _NAME = re.compile(r"(?<![A-Za-zА-яЁё])[A-ZА-ЯЁ]{2,5}$")
 

@@ -46,7 +46,7 @@ class English(Language):
     (?P<n>20|50)[-/](?P=n)(?![\w/-]) => {n} {n}
     9/11(?![\d/]) => nine eleven
     24[/x]7/365(?![\d/]) => twenty-four seven three sixty-five
-    [qQ](?P<n>\d{1,2})h(?!\w) => every {n} hours
+    [qQ](?=\d{1,2}(?:-\d{1,2})?h(?!\w)) => every~
     up|down|by|rose|fell|gained|lost|another|cut|raised >> (?P<n>\d{1,4})\sbps(?!\w)
         => {n} basis points
     (?P<w>\d{1,3})\.(?P<d>\d{1,2})\spp(?!\w) => {num} percentage points

@@ -12,7 +12,7 @@ _WEAK = words("am v. vom zum zur beim im dem den des bis ab ins spätestens")
 ORDINAL_ARTICLES = dict.fromkeys(_WEAK, "n") | {"der": "", "die": "", "das": ""}
 ORDINAL_STEMS = words("mein dein sein ihr unser euer ein kein dies jed eur")
 _FEMININE = re.compile(
-    r"(?:[^mp]a(?<!Sofa)|e|ung|heit|keit|schaft|tät|ion|ei|ik|ur|in|Zwiebel|Kartoffel|Wahl|Hand|Tür|Nacht)$"
+    r"(?:[^mp]a(?<!Sofa)|e|ung|heit|keit|[Zz]eit|schaft|tät|ion|ei|ik|ur|in|Zwiebel|Kartoffel|Wahl|Hand|Tür|Nacht)$"
 )
 _NEUTER = re.compile(
     r"(?:chen|lein|um|ment|[Jj]ahr|Mal|Kind|Haus|[Kk]apitel|[Ss]piel|[Qq]uartal|[Ss]emester"
@@ -56,6 +56,7 @@ class German(Language):
     in|nach|aus >> (?P<n>\d{3}(?!00)\d\d)(?!\d|[.,:-]\d|\s?(?:{UNITS}|(?i:{FOLLOWERS})|€|%)(?!\w))
         => {n:spell}
     [a-zäöü]{1,3}-[a-z]{1,2} >> (?P<n>\d{1,4})(?!\d|[.,:-]\d) => {n:spell}
+    (?<=[a-zäöüß])[*:](?=in(?:nen)?(?!\w)|r(?!\w)) => ~
     (?<=[a-zäöüß]-)/(?=[A-ZÄÖÜ]) => ~und~
     (?P<a>\d{1,3}):(?P<b>[0-5]\d)\sMin\b => {a} Minuten {b}
     (?i)(?P<days>\d{1,2}\.(?:(?:,|\s?[-–/]|\s(?:und|bis|oder|&)(?:\s(?:zum|dem))?)\s?\d{1,2}\.)+)

@@ -98,7 +98,7 @@ class Language(Quantities):
     {VERSES} >> (?P<a>\d{1,3})(?::|,(?!\d{3}))(?P<b>\d{1,3})(?!\d|[:,]\d) => {a}{chapter} {b}{verse}
     (?P<m>\d{1,2}):(?P<w>[0-5]\d)[.,](?P<d>\d{1,3})(?:\s?min)?(?![\d:]){EDGE}
         => {m:counted:min} {num}
-    (?i){HOUR}:{MINUTE}(?::(?P<s>[0-5]\d))?(?:\s(?:Uhr|h)\b)?(?![\d:]) => .time
+    (?i){HOUR}:{MINUTE}(?::(?P<s>[0-5]\d))?(?:\s?(?:Uhr|hrs?|h)\b)?(?![\d:]) => .time
     (?P<h>\d{1,2})\s?h\s?(?P<m>\d{1,2})\s?(?:min|m|['′])(?:\s?(?P<s>\d{1,2})\s?(?:s|\"|″|''))?(?!\w)
         => {h:counted:h} {m:counted:min} {s:counted:s}
     (?P<m>\d{1,3})(?:m(?:in)?|['′])(?P<s>[0-5]?\d)(?:s|\"|″|'')(?!\w)
@@ -147,10 +147,11 @@ class Language(Quantities):
     {DEGREE_IS_ORDINAL}(?P<w>\d{1,2})°
         (?=\s[a-zà-ÿ]{3}(?<!\sall|\sdel|\snor|\ssud|\sest|\ssop|\ssob|\scon)) => .ordinal
     {DUE} >> {DEGREE_IS_ORDINAL}1°(?=\s(?:al?|e|y|ao|o)(?!\w)|$) => {first_day}
+    {LETTERS_FOLLOW}(?P<n>\d{1,3})%(?=(?i:off)) => {n:counted:%}
     .*(?:[时時]速|시속) >> (?P<n>\d{1,4})\s?km/h => {n:counted:km}
     (?<=[A-Z]-)(?P<n>\d{1,4})(?=\s(?:[NSEW](?!\w)|[Kk]m\s\d)) => {n}
     {SIGN}{NUM}{SPAN}(?P<gap>[ -]?)(?P<unit>{UNITS})
-        (?:(?:/|(?<=[kKMGT]b)p)(?P<per>{UNITS})(?P<square>{SQUARE})?)?{EDGE}{UNIT_POINT} => .unit
+        (?:(?:/|(?<=[kKMGT]b)p)(?P<per>{UNITS}))?{EDGE}{UNIT_POINT} => .unit
     (?<=[^\W\d_])/(?P<per>{AREAS}){EDGE} => .per
     (?:(?<=/kg)|(?<=/кг))/(?P<per>[^\W\d_]+) => .per
     (?<=[^\W\d_]{3})/(?P<per>s|min|h)(?!\w) => .per
@@ -220,7 +221,6 @@ class Language(Quantities):
             + rf"(?:\s?(?P<scale>{any_of([*self.scales, *self.money_scales])}){{EDGE}})?",
             "CODE": rf"(?:\s(?P<code>{codes})(?!\w))?",
             "AREAS": any_of(unit for unit in self.units if unit[-1] in "²³"),
-            "SQUARE": r"²|2(?!\d)" if "²" in self.symbols else "(?!)",
             "LONG_SCALES": any_of({*self.scales} - {*_LETTERS_OF_SCALES}),
             "DAYS": any_of([*self.weekdays, *self.weekdays.values()]),
             "MONTH": rf"(?:{any_of(self.full_months)}|(?:{any_of(short)})\.?)(?!\w)",

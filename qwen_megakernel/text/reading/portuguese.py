@@ -13,6 +13,6 @@ class Portuguese(Romance):
     D\.(?=\s[A-ZÀ-Ý]\w*a(?!\w)) => dona
     (?P<a>\d{1,2})(?:\sx\s|x(?=0(?!\d))|(?<=(?<!\d)0)x)(?P<b>\d{1,2})(?=\s(?!x|(?:{UNITS})(?!\w))|[^\w\s]|$)
         => {a} a {b}
-    de|por|plac\w+:?|(?:termin|acab|fic|ganh|venc|perd|empat|gole|bat)\w+
-        >> (?P<a>[2-9])x(?P<b>[12]|(?P=a))(?=\s(?!x|(?:{UNITS})(?!\w))|[^\w\s]|$) => {a} a {b}
+    de|em|por|plac\w+:?|(?:termin|acab|fic|ganh|venc|perd|empat|gole|bat)\w+
+        >> (?P<a>[1-9])x(?P<b>[12]|(?P=a))(?=\s(?!x|(?:{UNITS})(?!\w))|[^\w\s]|$) => {a} a {b}
     """

@@ -98,7 +98,8 @@ class Quantities(RomanNumerals):
 
     def read_size(self, found: Found) -> str:
         """Return the words of dimensions such as "3 x 4 x 5 cm"."""
-        parts = [re.split("[.,]", each) for each in re.findall(r"[\d.,]+", found["sizes"])]
+        sizes = re.sub(rf"[{self.group_mark}](?=\d{{3}}(?!\d))", "", found["sizes"])
+        parts = [re.split("[.,]", each) for each in re.findall(r"[\d.,]+", sizes)]
         is_count = len(parts) == 2 and found["unit"] in _DOSES and found["unit"] in self.units
         joint = self._joint(self.symbols["×"] if is_count else self.by)
         said = joint.join(self.number(*part) for part in parts)
@@ -145,9 +146,8 @@ class Quantities(RomanNumerals):
             return None  # "chapter 1 page 3" counts no pages
         if found["gap"] == "-" and self.has_compounds and not found["tow"]:
             return self._sign(found) + self.number(*self.digits_of(found)) + "-" + noun.one
-        square = f" {self.symbols['²']}" if found["square"] else ""
         said = self._range(found, self.noun_after(noun, found.before)) + self.read_per(found)
-        return said + square + self.kept_point(found)
+        return said + self.kept_point(found)
 
     def read_at_kilometer(self, found: Found) -> str | None:
         unit = self.units.get("km")  # which Russian writes in its own letters

@@ -27,7 +27,7 @@ _IMPERATIVES = ("йте", "ите", "ьте")  # endings of verbs that ask for t
 _PLACES = words("город улица проспект дом квартира страница кабинет глава том статья пункт телефон")
 _PLACE_CASES = _CASES | dict(в="p", во="p", на="p", по="d", согласно="d", у="g")
 _PRESSED = ("нажмите", "нажать", "наберите", "набрать", "введите")
-_BEFORE_GOALS = (*_BEFORE_ACCUSATIVE, "в", "во", "по")  # before a range, "in three to five days"
+_BEFORE_GOALS = (*_BEFORE_ACCUSATIVE, "в", "во", "по", "каждые")  # before a range
 _CENTURY, _QUARTER = Noun("век", "века", "веков"), Noun("квартал", "квартала", "кварталов")
 _TIMES = ("час", "минуту", "секунду", "день", "сутки", "неделю", "месяц", "год")
 _CENTURIES = dict(века="g", веков="g", веку="d", векам="d", веком="i", веке="p", веках="p")
@@ -69,6 +69,8 @@ class Russian(Language):
     (?i)(?P<d>\d{1,2})\s(?P<m>{MONTH})(?:\s(?P<y>\d{4})(?:\s(?:г\.|года))?)? => .date
     (?i)(?P<a>\d{1,2})(?:\s(?P<link>по|до|и)\s|\s?[-–—]\s?)(?P<b>\d{1,2})(?=\s{MONTH})
         => .days_of_month
+    1,5\s(?=раза(?!\w)) => полтора~
+    д\.|дом[аеу]? >> (?P<a>\d{1,3})/(?P<b>\d{1,3})(?!\w|/) => {a} на {b}
     ст\. >> (?P<n>\d{1,4})\sч\.(?=\s\d) => {n} часть
     во? >> {HOUR}\.{MINUTE}(?:\sчас(?:ов|а)?(?!\w))?
         (?![\d.,]\d|\d|\s?(?:%|раза?(?!\w)|(?:{UNITS}|{CURRENCIES})(?!\w))) => .time
@@ -79,7 +81,7 @@ class Russian(Language):
     (?P<d>[0-3]?\d)\.(?P<m>[01]?\d)\.(?P<y>\d{4})(?:\sг\.)?(?!\d) => .date
     (?P<r>[IVX]+)(?:(?P<link>\s?[-–—]\s?|\sи\s)(?P<to>[IVX]+))?
         \s(?P<what>вв?\.|кв\.|век[а-я]{0,3}(?!\w)) => .centuries
-    (?P<r>[1-9]|[12]\d)(?:(?P<link>\s?[-–—]\s?|\sи\s)(?P<to>[1-9]|[12]\d))?
+    (?P<r>[1-9]|[12]\d)(?:-(?:й|м|го))?(?:(?P<link>\s?[-–—]\s?|\sи\s)(?P<to>[1-9]|[12]\d))?
         \s(?P<what>вв?\.|кв\.(?=\s20\d\d)) => .centuries
     во? >> {YEAR_FORM}\sг\. => {y:ordinal:pm} году{end}
     ко? >> {YEAR_FORM}\s(?:г\.|году(?!\w)) => {y:ordinal:dm} году{end}
@@ -102,7 +104,7 @@ class Russian(Language):
     (?P<n>[1-6])\sр\.(?=\sв(?!\w)) => {n:counted:р}
     (?P<n>[4-9]0|\d{2,3}0)-е(?!\w) => {n:decades}
     ко? >> (?P<n>[1-9]0|\d{2,3}0)-м(?!\w) => {n:decades:ым}
-    (?P<n>\d{1,4})-?й(?=\s[а-яё]{3,}[ыие](?!\w)) => {n:ordinal:gf}
+    (?P<n>\d{1,4})-?й(?=\s(?:[а-яё]{3,}[ыие](?!\w)|мин\.)) => {n:ordinal:gf}
     (?P<n>\d{1,4})-?(?:я|ая)(?!\w) => {n:ordinal:nf}
     (?P<n>\d{1,4})-?(?:е|ое)(?!\w) => {n:ordinal:nn}
     (?P<n>\d{1,4})-?(?:го|ого)(?!\w) => {n:ordinal:gm}

@@ -142,9 +142,9 @@ def _break(tag: re.Match[str]) -> str:
 
 
 def _closed(found: re.Match[str]) -> str:
-    """Return as many other characters for a formula that text follows: its "$" opens none."""
+    """Return as many spaces for a formula that text follows: its "$" opens none."""
     is_closed = found["formula"] and found.end() < len(found.string)
-    return "^" * len(found[0]) if is_closed else found[0]
+    return " " * len(found[0]) if is_closed else found[0]
 
 
 def _unformatted(found: re.Match[str]) -> str:

@@ -15,7 +15,7 @@ from qwen_megakernel.text.reading.tables import Currency, Tables
 
 MAX_DIGITS = 15  # for a number that is read as one; the digits of a longer one are read singly
 
-_FIELD = re.compile(r"\{(\w+)(?::([\w:]+))?\}")
+_FIELD = re.compile(r"\{(\w+)(?::([\w:%]+))?\}")
 
 
 @functools.lru_cache(maxsize=16384)
