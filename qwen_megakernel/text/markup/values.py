@@ -22,18 +22,9 @@ VOLUMES = {
     "x-loud": 12,
 }
 # The values of <say-as interpret-as>, and the kind of text that each of them means.
-SAY_AS = {
-    "characters": "characters",
-    "spell-out": "characters",
-    "verbatim": "characters",
-    "digits": "digits",
-    "cardinal": "cardinal",
-    "number": "cardinal",
-    "ordinal": "ordinal",
-    "date": "date",
-    "time": "time",
-    "telephone": "telephone",
-}
+_KINDS = ("characters", "digits", "cardinal", "ordinal", "date", "time", "telephone")
+SAY_AS = {kind: kind for kind in _KINDS}
+SAY_AS |= {"spell-out": "characters", "verbatim": "characters", "number": "cardinal"}
 DATE_FORMS = ("mdy", "dmy", "ymd", "md", "dm", "ym", "my", "y", "m", "d")
 
 _NUMBER = r"(?:\d{1,9}(?:\.\d{0,9})?|\.\d{1,9})"

@@ -1,9 +1,10 @@
 """Chinese: numerals (num2words has none), years digit by digit, and 2 before a counter."""
 
+import re
+
 from qwen_megakernel.text.reading.language import Language
 
-_GROUPS = ("", "万", "亿", "万亿")
-_PLACES = ((1000, "千"), (100, "百"), (10, "十"), (1, ""))
+_PLACES = ("", "十", "百", "千", "万", "十", "百", "千", "亿", "十", "百", "千", "万", "十", "百")
 
 
 class Chinese(Language):
@@ -27,9 +28,7 @@ class Chinese(Language):
     (?P<n>[6-9]0|[09]5|00)(?=后(?![面来天年])) => {n:spell}
     (?P<n>\d{1,4})/(?P<m>\d{1,4})(?P<what>[页頁题集章]) => {n}{what}，共{m}{what}
     (?P<a>[1-9])\.?(?P<b>\d)(?=折) => {a}{b}
-    (?P<a>\d{1,2})[-–](?P<b>\d{1,2})(?=[胜负败输]|战胜|告负|不敌|落后|惜败) => {a}比{b}
-    (?<=[元次片粒克升件个份张台瓶杯gGlLmB])/(?=分|月|年|天|小时|人|次|平|斤|个|晚) => 每
-    .*[\d百千万亿]元 >> /(?=[^\W\d_A-Za-z]) => 每
+    (?<![美欧日韩港]元)(?<=[元次片粒克升件个份张台瓶杯gGlLmB])/(?=[^\W\d_A-Za-z]) => 每
     (?!.*第$).* >> 2(?=(?:{COUNTERS})) => 两
     """
 
@@ -37,28 +36,14 @@ class Chinese(Language):
         return self.spell(group).replace("一", "幺")
 
     def cardinal(self, number: int, gender: str = "") -> str:
-        """Return the words of a number, which are made for groups of four digits."""
+        """Return the words of a number; one 零 stands for several zeros in a row."""
         if not number:
             return self.digits[0]
-        words, index = "", 0
-        while number:
-            number, low = divmod(number, 10_000)
-            if low:
-                gap = self.digits[0] if low < 1000 and number else ""
-                words = gap + self._group(low) + _GROUPS[index] + words
-            index += 1
+        places = zip(str(number)[::-1], _PLACES, strict=False)
+        words = "".join(self.digits[int(digit)] + place for digit, place in [*places][::-1])
+        words = re.sub("零+([万亿]|$)", r"\1", re.sub("零[十百千]", "零", words))
+        words = re.sub("零+", "零", words.replace("亿万", "亿"))
         return words.removeprefix("一") if words.startswith("一十") else words
-
-    def _group(self, number: int) -> str:
-        """Return the words of up to four digits; one 零 stands for several zeros in a row."""
-        words = ""
-        for place, name in _PLACES:
-            digit = number // place % 10
-            if digit:
-                words += self.digits[digit] + name
-            elif words and number % place and words[-1] != "零":
-                words += "零"
-        return words
 
     def ordinal(self, number: int) -> str:
         return f"第{self.cardinal(number)}"

@@ -50,11 +50,6 @@ _STATUS = re.compile(
     re.IGNORECASE,
 )
 _STATUS_NUMBER = re.compile(r"[1-5](?!00)\d\d(?![.,:/]?\d|[^\W_])")
-_MAKER = re.compile(
-    "(?:Boeing|Airbus|Embraer|Bombardier|Cessna|Fokker|Боинга?|Аэробуса?|Эмбраера?|波音|空客|空中客车"
-    r"|ボーイング|エアバス|보잉|에어버스)\s?$"
-)
-_MODEL = re.compile(r"\d{3}-\d{1,3}(?![.,/-]?\d)")
 _VERSION_NUMBER = re.compile(
     r"(?!\d{1,2}\.\d{1,2}\.(?:(?:19|20)\d\d(?!\d)|\s[a-zäöü]))\d{1,4}(?:\.\d{1,4})+(?![A-Za-z\d]|[.,/-]\d)"
 )
@@ -114,7 +109,6 @@ class Codes(Words):
             (_PROTOCOL, _PROTOCOL_NUMBER, self.version),
             (_STATUS, _STATUS_NUMBER, self.spell),
             (_VERSION, _VERSION_NUMBER, self.version),
-            (_MAKER, _MODEL, self._model),
         ):
             if (match := number.match(text, place)) and word.search(past):
                 return match.end(), say(match[0])
@@ -214,11 +208,6 @@ class Codes(Words):
         """Return the words of "10.4.12", a version."""
         point = self.point if self.decimal == "." else self.dot
         return self._joint(point).join(map(self.number, text.split(".")))
-
-    def _model(self, text: str) -> str:
-        """Return the words of the "737-800" of a Boeing, which is no range."""
-        say = self.spell if self.digits else self.number
-        return self.space.join(map(say, text.split("-")))
 
     def read_chain(self, found: Found) -> str:
         """Return the words of a formation (4-3-3), of the number of a part, or of a mixture."""

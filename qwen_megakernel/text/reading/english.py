@@ -85,8 +85,7 @@ class English(Language):
     (?P<sizes>{FEET}(?:\s?[x×]\s?{FEET})+)(?!\w) => .feet
     (?P<ft>\d{2,3})['′]\s?(?P<in>1[01]|\d)(?:\"|″|'')(?!\w) => {ft} feet {in}
     {ARTICLES} >> (?P<ft>\d{2,3})['′](?!\w) => {ft} foot
-    (?P<ft>\d)['′’](?:\s(?=\d\d?[\"″']))?(?P<in>1[01]|\d)(?:\"|″|'')?(?!\w) => {ft} foot {in}
-    (?P<ft>\d)['′’](?!\w) => {ft} foot
+    (?P<ft>\d)['′’](?:(?:\s(?=\d\d?[\"″']))?(?P<in>1[01]|\d)(?:\"|″|'')?)?(?!\w) => {ft} foot {in}
     (?:[A-Z]\.){2,}(?!\w) => .initials
     \^0{0,2}2(?!\d) => ~squared
     \^0{0,2}3(?!\d) => ~cubed
@@ -95,7 +94,6 @@ class English(Language):
     runways?|or|and >> (?P<n>[0-3]?\d)(?P<side>[LRC])(?!\w) => {n} {side}
     (?P<n>\d{1,3})\s?y/?o(?!\w) => {n} year old
     press|dial|hit|enter|or|and|the|\d+ >> #(?![\w#]) => pound
-    errors?|status >> (?P<n>[45](?!00)\d\d)(?![\d.:,-]*\w) => {n:spell}
     """
 
     per_time = r"(?:second|minute|hour|day|week|month|year|person)(?!\w)"

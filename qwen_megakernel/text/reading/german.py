@@ -64,7 +64,6 @@ class German(Language):
     (?P<a>\d{1,3})\.(?:\s?/\s?|\s(?P<link>und|oder|bis|bzw\.)\s)(?P<b>\d{1,3})\.(?=\s[^\W\d_])
         => .two_ordinals
     (?P<n>\d{1,3})\.\s?\+\s?(?P<m>\d{1,2})\.?(?=\s(?i:\w*minute|min\.)(?!\w)) => .extra_minute
-    (?P<n>\d{1,3})\.\s?\+\s?(?P<m>\d{1,2})(?!\d) => {n} {plus} {m}
     im|ab|seit|bis|ende|anfang|mitte >> (?i)(?P<m>{SHORT_MONTH})\. => .month
     am|vom|zum|bis|ab >> (?P<a>Mo|Di|Mi|Do|Fr|Sa|So)(?![\w.]) => .days
     (?!(?:{NUMBERED}|seiten?|nr\.|s\.)$).* >> 1\s?[-–]\s?(?=\d{1,2}(?:,\d+)?\s[A-ZÄÖÜ]) => ein bis~

@@ -7,7 +7,6 @@ from qwen_megakernel.text.reading.romance import Romance
 from qwen_megakernel.text.reading.surroundings import Found
 
 _IMPURE = re.compile("s[^aeiou]|z|gn|ps|x|y")
-_CENTURIES = ("secolo", "millennio", "secoli", "guerra")  # before an ordinal
 
 
 class Italian(Romance):
@@ -16,7 +15,6 @@ class Italian(Romance):
     (?P<n>\d{1,2})°\sp\. => {n:ordinal} piano{end}
     {HOUR}\s?h\s?{MINUTE}(?!\w|['′]) => .time
     arriv\w+|classificat\w+|piazzat\w+|giunt\w+ >> (?P<n>\d{1,3})°(?![CF\d]) => {n:ordinal}
-    (?P<n>\d{1,2})°(?=\sex(?!\w)) => {n:ordinal}
     all?|dall?|[dn]el|il|sul >> (?P<n>\d{1,3})['′](?!\w) => {n:ordinal}
     """
 
@@ -39,11 +37,6 @@ class Italian(Romance):
 
     def say(self, number: int, to: str = "cardinal", **options: str) -> str:
         return re.sub(r"\Btre\b", "tré", super().say(number, to, **options))
-
-    def roman(self, number: int, found: Found, following: str) -> str | None:
-        if self.numbering(found) in _CENTURIES:
-            return self.ordinal(number)
-        return super().roman(number, found, following)
 
     def count(self, whole: str, decimals: str, noun: Noun, first: str = "") -> str:
         return re.sub(r"\buna (?=[aeiou])", "un'", super().count(whole, decimals, noun, first))

@@ -81,8 +81,11 @@ class Language(Quantities):
     (?i)(?:(?<=\d\s)|(?<=\d\.\s))(?P<m>{SHORT_MONTH})\.?(?!\w) => .month
     {LETTERS_FOLLOW}(?P<m>1[0-2]|[1-9])(?:[·・]|\.(?=\d\d?[\"”]?\s?(?:事|地震|运动|假|テロ|の?震災|절(?!반)
         |{EVENTS})))(?P<d>\d{1,2})(?!\d) => {m:spell} {d:spell}
+    {LETTERS_FOLLOW}(?P<a>\d{1,2})[-–](?P<b>\d{1,2})(?=で?[勝敗負引胜负败输]|战胜|告负|不敌|落后|惜败|으?로(?!\s?\d))
+        => {a} {score} {b}
     {LETTERS_FOLLOW}0(?P<n>[1-9])(?=[月日時时월일분초]) => {n}
-    {LETTERS_FOLLOW}(?<=[^\WA-Za-z_]|[%℃])\s?[~～]\s?(?=\d) => {between_ends}
+    {LETTERS_FOLLOW}(?<=[^\WA-Za-z_]|[%℃])\s?[~～]\s?(?=\d|오[전후]|[上下]午|午[前後])
+        => {to}~
     {LETTERS_FOLLOW}(?P<m>1[0-2]|0?[1-9])/(?P<d>[12]\d|3[01]|0?[1-9])(?=\s?[（(](?:{DAYS})[)）]
         |\s?(?:上午|下午|午前|午後|오전|오후|前|まで|から|까지|부터)|[)\s]{1,2}\d{1,2}:\d\d|(?<=/\d\d)\s?[~～-]\s?\d)
         => .date
@@ -113,9 +116,15 @@ class Language(Quantities):
     (?P<n>[1-3])\.?\s(?P<book>{BOOKS})
         (?:\.?\s(?P<a>\d{1,3})[:,]\s?(?P<b>\d{1,3})(?!\d)|\.(?=\s)|(?=\s\d)) => .book
     (?!.*(?:vers\w+|верси.|版本|バージョン|버전)$).* >> (?i)v\.?\s?(?=\d+\.\d) => {version_name}
-    (?P<n>\d{1,3})['′]\s?\+\s?(?P<m>\d{1,2}){EDGE}['′]? => {n} {plus} {m}
+    (?P<n>\d{1,3})['′.]\s?\+\s?(?P<m>\d{1,2}){EDGE}['′]? => {n} {plus} {m}
     (?:\+ ?)?\(?\d{1,14}\)?(?:(?: ?[-–./] ?| ?(?=\()|(?<=\)) ?| )\(?\d{1,14}\)?)+
         (?: ?x(?P<x>\d{1,6})(?!\w))?|\+\d{7,15}(?!\d) => .phone
+    (?i)boeing|airbus|embraer|bombardier|cessna|fokker|(?:боинг|аэробус|эмбраер)а?
+        >> (?P<a>\d{3})-(?P<b>\d{1,3})(?![.,/-]?\d) => {a} {b}
+    .*(?:波音|空客|空中客车|ボーイング|エアバス|보잉|에어버스)
+        >> (?P<a>\d{3})-(?P<b>\d{1,3})(?![.,/-]?\d) => {a:spell} {b:spell}
+    err(?:or|ore|eur|o)s?|fehler|ошибк[аиу]|status|.*(?:错误|エラー|오류)
+        >> (?P<n>[45](?!00)\d\d)(?![\d.:,-]*\w) => {n:spell}
     \d+(?P<mark>[-:])\d+(?:(?P=mark)\d+)+(?![:-]){EDGE} => .chain
     (?P<y>1[89]\d\d|20\d\d)/(?P<z>\d\d|(?:19|20)\d\d)(?![\d/]) => .two_years
     (?P<a>24)[/x](?P<b>7)(?![\d/]) => {a} {b}
@@ -144,8 +153,8 @@ class Language(Quantities):
     {SIGN}(?P<sym>{CURRENCIES})\s?{NUM}{MONEY}{CODE}{PER_ONE} => .money
     (?P<sym>{CURRENCIES})(?P<sign>[-−]){NUM}{MONEY}{CODE}{PER_ONE} => .money
     {SIGN}{NUM}{MONEY}\s?(?P<sym>{CURRENCIES}){EDGE}{PER_ONE} => .money
-    {DEGREE_IS_ORDINAL}(?P<w>\d{1,2})°
-        (?=\s[a-zà-ÿ]{3}(?<!\sall|\sdel|\snor|\ssud|\sest|\ssop|\ssob|\scon)) => .ordinal
+    {DEGREE_IS_ORDINAL}(?P<w>\d{1,2})°(?=\s(?:ex(?!\w)|[a-zà-ÿ]{3})
+        (?<!\sall|\sdel|\snor|\ssud|\sest|\ssop|\ssob|\scon)) => .ordinal
     {DUE} >> {DEGREE_IS_ORDINAL}1°(?=\s(?:al?|e|y|ao|o)(?!\w)|$) => {first_day}
     {LETTERS_FOLLOW}(?P<n>\d{1,3})%(?=(?i:off)) => {n:counted:%}
     .*(?:[时時]速|시속) >> (?P<n>\d{1,4})\s?km/h => {n:counted:km}
@@ -178,7 +187,7 @@ class Language(Quantities):
     (?<!#)(?<![^\W\d])(?:#(?![\w#])|∗(?![^\W\d_])) => .key
     (?<![A-Za-z#])[#∗](?=[键或をか을를이키キ]) => .key
     [\d.,]+|co2 >> /(?=\w{2}|[hsч])(?P<per>{UNITS})(?!\w) => .per
-    (?:fois|(?:.*-)?mal|veces|volte|vezes|раза?) >> /(?P<per>[^\W\d_]+)(?!\w) => .per
+    (?:fois|(?:.*-)?mal|veces|volte|vezes|раза?|р\.) >> /(?P<per>[^\W\d_]+)(?!\w) => .per
     (?P<sym>[€£₽₹₩$])(?![\w$€£¥]) => .currency
     {SYMBOLS} => .symbol
     (?<![^\W\d_]{2})(?<=[\w)])(?P<n>[²³])(?!\w) => .power

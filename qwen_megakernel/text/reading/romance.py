@@ -30,9 +30,9 @@ class Romance(Language):
     (?P<n>24)\s?h\s?/\s?24(?!\d) => {n:counted:h} {over} {n}
     (?P<n>\d{1,3})(?:{FEMININE_MARKS}) => {n:feminine}
     {CLOCK_WORDS} >> {HOUR}\.{MINUTE}(?![\d.,]\d|\d|\s?%)(?:\sh(?!\w))? => .time
-    {HOUR}\.(?P<m>00|15|30|45)(?=[-–]\d\d?\.(?:00|15|30|45)(?!\d|[.,]\d)) => .time
+    {HOUR}\.{MINUTE}(?:\sh(?!\w)|(?<=00|15|30|45)(?=[-–]\d\d?\.(?:00|15|30|45)(?!\d|[.,]\d)))
+        => .time
     (?<=\.\d\d[-–]){HOUR}\.{MINUTE}(?![\d.,]\d|\d)(?:\sh(?!\w))? => .time
-    {HOUR}\.{MINUTE}\sh(?!\w) => .time
     """
 
     def gender_after(self, number: str, noun: str, before: str) -> str:
@@ -61,9 +61,10 @@ class Romance(Language):
         return said[:-3] + "oa"[is_feminine] + point
 
     def roman(self, number: int, found: Found, following: str) -> str | None:
-        """Return an ordinal before a noun such as "century", and other numerals as elsewhere."""
-        if following in self.centuries:
-            return self.feminine(number) if following[-1] == "a" else self.ordinal(number)
+        """Return an ordinal at a noun such as "century", and other numerals as elsewhere."""
+        is_behind = self.code == "it" and self.numbering(found) in self.centuries
+        if is_behind or following in self.centuries:
+            return self.feminine(number) if following.endswith("a") else self.ordinal(number)
         return super().roman(number, found, following)
 
     def regnal(self, number: int, name: str) -> str | None:

@@ -23,10 +23,9 @@ _CASES = dict.fromkeys(_BEFORE_GENITIVE, "g") | dict.fromkeys(("к", "ко"), "d
 _CASES |= {"между": "i", "ок.": "g", **dict.fromkeys("<>≤≥≈~", "g")}
 _CASES |= dict.fromkeys(("при", "о", "об"), "p")
 _BEFORE_ACCUSATIVE = ("на", "за", "через", "про")
-_IMPERATIVES = ("йте", "ите", "ьте")  # endings of verbs that ask for the accusative
+_IMPERATIVES = ("йте", "ите", "ьте", "жать", "брать")  # endings of verbs before an accusative
 _PLACES = words("город улица проспект дом квартира страница кабинет глава том статья пункт телефон")
 _PLACE_CASES = _CASES | dict(в="p", во="p", на="p", по="d", согласно="d", у="g")
-_PRESSED = ("нажмите", "нажать", "наберите", "набрать", "введите")
 _BEFORE_GOALS = (*_BEFORE_ACCUSATIVE, "в", "во", "по", "каждые")  # before a range
 _CENTURY, _QUARTER = Noun("век", "века", "веков"), Noun("квартал", "квартала", "кварталов")
 _TIMES = ("час", "минуту", "секунду", "день", "сутки", "неделю", "месяц", "год")
@@ -100,8 +99,7 @@ class Russian(Language):
     (?P<n>\d{1,4})-?(?:х|ых)(?!\w) => {n:of_decades}
     (?P<n>\d{1,2})(?=\s(?:{RANKED})(?<=е)(?!\w)) => {n:ordinal:pm}
     (?P<n>[1-9]|1\d)(?=\s(?:{RANKED})(?<!е)(?!\w)) => {n:ordinal:nm}
-    (?P<n>[1-6])\sр\./(?P<per>день|сутки|неделю|месяц)(?!\w) => {n:counted:р} в {per}
-    (?P<n>[1-6])\sр\.(?=\sв(?!\w)) => {n:counted:р}
+    (?P<n>[1-6])\sр\.(?=/|\sв(?!\w)) => {n:counted:р}
     (?P<n>[4-9]0|\d{2,3}0)-е(?!\w) => {n:decades}
     ко? >> (?P<n>[1-9]0|\d{2,3}0)-м(?!\w) => {n:decades:ым}
     (?P<n>\d{1,4})-?й(?=\s(?:[а-яё]{3,}[ыие](?!\w)|мин\.)) => {n:ordinal:gf}
@@ -126,7 +124,8 @@ class Russian(Language):
         \s?(?:(?P<scale>{SCALES})\s?)?(?P<unit>{UNITS}|{CURRENCIES}|{SCALES}|%)(?!\w)\.?
         (?:/(?P<per>[^\W\d_]+)\.?)? => .in_case
     адрес: >> (?P<n>[1-6]\d{5})(?!\d|[.,]\d) => {n:spell}
-    (?P<from>\d{1,4})[-–—](?P<n>\d{1,4})(?![\w-]|[.,:/=]\d|\s?=) => .numbers
+    (?!боинг|аэробус|эмбраер).*
+        >> (?P<from>\d{1,4})[-–—](?P<n>\d{1,4})(?![\w-]|[.,:/=]\d|\s?=) => .numbers
     {SIGN}(?P<n>\d{1,3}(?:\s\d{3})+|\d{1,6})(?![\d:/–-]|[.,]\d|\s\d{3}|\s?[x×])
         => .after_preposition
     """
@@ -156,7 +155,7 @@ class Russian(Language):
             return words
         words = re.sub(r"\bодна (\w+)ая\b( ложка)?", r"одну \1ую\2", words)
         words = re.sub(r"\bодна (\w+)а\b", r"одну \1у", words)
-        words = re.sub(r"(\bодн|\bполовин|ую ложк)а\b", r"\1у", words)
+        words = re.sub(r"(\bодн|\bполовин|ую ложк|^решётк|^звёздочк)а\b", r"\1у", words)
         return re.sub(r"(\bодну \w+)я\b", r"\1ю", words)
 
     def read_month(self, found: Found) -> str:
@@ -166,10 +165,6 @@ class Russian(Language):
     def read_day_on(self, found: Found) -> str:
         """Return the weekday of "on Friday", in the accusative."""
         return _DAYS_ON[_WEEK.index(found["a"])] + self.kept_point(found)
-
-    def read_key(self, found: Found) -> str:
-        said = super().read_key(found)
-        return said[:-1] + "у" if found.word in _PRESSED else said
 
     def read_per(self, found: Found) -> str:
         """Return "в минуту", or "за литр" behind money and "на литр" behind another unit."""
