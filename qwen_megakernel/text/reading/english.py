@@ -29,8 +29,7 @@ class English(Language):
         |fy|(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)\w*\.?
         >> ['’](?!00)(?P<n>\d\d)(?!['’]?\w) => {n:minutes}
     (?P<t>[1-9]0)s(?!\w) => .seconds
-    ['’]?(?P<c>1\d|20)?(?P<t>[1-9]0)['’]?s\b => {c} {t:decade}
-    ['’]?(?P<c>1[1-9])00['’]?s\b => {c} hundreds
+    ['’]?(?P<c>1\d|20)?(?P<t>[1-9]0|(?<=1[1-9])00)['’]?s\b => {c} {t:decade}
     (?P<m>{SHORT_MONTHS})(?=\s\d) => .month
     (?P<d>\d{1,2})(?:{ORDINAL_MARKS})?(?:[-–](?P<to>\d{1,2})(?:{ORDINAL_MARKS})?)?(?:,?\s(?P<y>\d{4}))?
         (?![\d:%]|\.\d|,\d)(?![^\W_]) => .day_of_month
@@ -135,8 +134,8 @@ class English(Language):
         return said + (f", {self.year(int(found['y']))}" if found["y"] else "")
 
     def decade(self, tens: int) -> str:
-        """Return the plural of a number of tens, such as "nineties" for 90."""
-        return self.say(tens)[:-1] + "ies" if tens > 10 else "tens"
+        """Return the plural of a number of tens, such as "nineties" for 90; 0 is hundreds."""
+        return {0: "hundreds", 10: "tens"}.get(tens) or self.say(tens)[:-1] + "ies"
 
     def time(self, hour: int, minute: int, second: int | None) -> str:
         words = self.cardinal(hour)

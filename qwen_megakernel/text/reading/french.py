@@ -47,9 +47,6 @@ class French(Romance):
     def feminine(self, number: int) -> str:
         return "première" if number == 1 else self.ordinal(number)
 
-    def gender_after(self, number: str, noun: str, before: str) -> str:
-        return super().gender_after(number, noun.removesuffix("s"), before)
-
     def fraction_of(self, top: int, bottom: int, noun: Noun) -> str:
         """Return words such as "une demi-tasse" and "trois quarts de tasse"."""
         if (top, bottom) == (1, 2):

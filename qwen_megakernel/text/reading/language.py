@@ -386,10 +386,9 @@ class Language(Quantities):
         if symbol == "*" and not (found.before[-1:].isalnum() or last == ")"):
             return None
         is_wave = self.letters_follow and not following.isdigit()  # "네~"
-        if symbol == "~" and (is_wave or not following.isalnum()):
+        is_revision = last.isalpha() and self.space  # "HEAD~3"
+        if symbol == "~" and (is_wave or is_revision or not following.isalnum()):
             return None
-        if symbol == "~" and last.isalpha() and self.space:
-            return None  # of a revision: "HEAD~3"
         if symbol in TYPED_SIGNS and (last + following).strip(" ") in tuple("=<>-!"):
             return None  # a longer sign: "===", "-->"
         said = self.symbols[symbol]

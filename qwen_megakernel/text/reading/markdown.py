@@ -44,7 +44,7 @@ _PARTICLE = re.compile(r"\*\d*」?[を을를かと]")
 _STRONG = re.compile(r"\*{2,}")
 _PRODUCT = re.compile(r"[^*]*[\w)]\*[\w(][^*]*")  # a single star between two factors
 _UNDERSCORES = re.compile(r"(?<!\\)_+")
-_BEFORE_INDEX = re.compile(r"(?<![^\W_])[^\W\d_]$")
+_INDEX = re.compile(r"(?<![^\W_])([^\W\d_])_(?=\d)")  # "x_1"
 _ADDRESS = re.compile(r"://|www\.|@", re.IGNORECASE)
 _PIPE = re.compile(r"\|")
 _MARKS = re.compile(r"[*_`~\[\]\\<>&|#-]|\d[.)]$|[+•]$")
@@ -119,13 +119,11 @@ def _without_marks(segment: Draft, is_row: bool) -> Draft:
     if not _ADDRESS.search(draft.text):
         draft = draft.replace(_STRONG, "")
         draft = draft if _PRODUCT.fullmatch(draft.text) else draft.replace(_STARS, "")
-        draft = draft.replace(_UNDERSCORES, _between_words)
+        draft = draft.unwrapped(_INDEX).replace(_UNDERSCORES, _between_words)
     return draft.unwrapped(_ESCAPE)
 
 
 def _between_words(match: re.Match[str]) -> str:
-    """Return a space for an underscore inside a word ("snake_case"), else "", also in "x_1"."""
+    """Return a space for an underscore inside a word ("snake_case"), and "" at its edges."""
     text, (begin, end) = match.string, match.span()
-    is_index = _BEFORE_INDEX.search(text, 0, begin) and text[end : end + 1].isdecimal()
-    is_inside = text[begin - 1 : begin].isalnum() and text[end : end + 1].isalnum()
-    return " " if is_inside and not is_index else ""
+    return " " if text[begin - 1 : begin].isalnum() and text[end : end + 1].isalnum() else ""

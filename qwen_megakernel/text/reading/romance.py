@@ -45,7 +45,7 @@ class Romance(Language):
             return ""
         if noun.removesuffix("s") in self.masculine_nouns:
             return "c"
-        plural = "s" * (number != "1" and self.code in ("es", "pt_BR"))
+        plural = "s" * (number != "1" and self.code != "it")
         if noun.endswith(tuple(each + plural for each in self.FEMININE.split())):
             return "f"
         return "c" if noun.endswith(tuple(each + plural for each in self.MASCULINE.split())) else ""

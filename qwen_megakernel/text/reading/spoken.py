@@ -93,7 +93,7 @@ class Draft:
     def replace(
         self,
         pattern: re.Pattern[str],
-        new: str | Callable[[re.Match[str]], str],
+        new: str | Callable[[re.Match[str]], str | Draft],
         is_spoken: bool = True,
     ) -> Draft:
         """Replace every match; each character of a replacement stands for the whole match.
@@ -105,19 +105,17 @@ class Draft:
         for match in pattern.finditer(self.text):
             begin, end = match.span()
             words = new if isinstance(new, str) else new(match)
-            if words != match[0]:
+            if isinstance(words, str) and words != match[0]:
                 written = None if is_spoken else match[0]
-                parts += [self[done:begin], Draft.of(words, *self.place(begin, end), written)]
+                words = Draft.of(words, *self.place(begin, end), written)
+            if isinstance(words, Draft):
+                parts += [self[done:begin], words]
                 done = end
         return Draft.joined([*parts, self[done:]]) if parts else self
 
     def unwrapped(self, pattern: re.Pattern[str]) -> Draft:
         """Replace every match by the part of it that is group 1."""
-        parts, done = list[Draft](), 0
-        for match in pattern.finditer(self.text):
-            parts += [self[done : match.start()], self[match.start(1) : match.end(1)]]
-            done = match.end()
-        return Draft.joined([*parts, self[done:]]) if parts else self
+        return self.replace(pattern, lambda match: self[match.start(1) : match.end(1)])
 
     def filled(self, words: str, begin: int, end: int) -> str:
         """Return a rule's words for the characters [begin, end) without placeholders."""

@@ -54,6 +54,7 @@ _LATEX = re.compile(
     r"|\\(?:text|math[a-z]{2}|boxed|(?P<root>sqrt))\{(?P<text>[^{}]{1,40})\}"
     rf"|(?P<raised>[\^_])\{{(?P<part>[^{{}}]{{1,20}})\}}|\^?\\(?P<sign>{'|'.join(_SIGNS)})(?![A-Za-z])"
 )
+_CLOSED = re.compile(rf"(?:{_LATEX.pattern})(?<=\$)(?!\$?\Z)")
 _MAX_MARKUP = 256  # characters of a tag that are held back
 _LATIN_NAME = re.compile(
     r"LATIN (?:SMALL |CAPITAL )?(?:LETTER|LIGATURE) (?:SMALL CAPITAL |SHARP |DOTLESS )?"
@@ -92,7 +93,8 @@ class Typography:
             if text[done].isalpha() and not _MARK.match(text[done]):
                 break
         if self._is_normalizing and not is_ended:
-            closed = _LATEX.sub(_closed, text) if "$" in text else text
+            # The last "$" of a formula that text follows opens none.
+            closed = _CLOSED.sub(lambda formula: " " * len(formula[0]), text)
             found = _OPEN_MARKUP.search(closed, max(0, len(text) - _MAX_MARKUP))
             done = min(done, found.start()) if found else done
         self._open = text[done:]
@@ -139,12 +141,6 @@ def _break(tag: re.Match[str]) -> str:
     if tag["end"] or name not in ("li", "h1", "h2", "h3", "h4", "h5", "h6"):
         return "\n"
     return "\n- " if name == "li" else "\n# "
-
-
-def _closed(found: re.Match[str]) -> str:
-    """Return as many spaces for a formula that text follows: its "$" opens none."""
-    is_closed = found["formula"] and found.end() < len(found.string)
-    return " " * len(found[0]) if is_closed else found[0]
 
 
 def _unformatted(found: re.Match[str]) -> str:

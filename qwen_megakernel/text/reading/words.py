@@ -123,9 +123,8 @@ class Words(Tables):
     def spell(self, text: str) -> str:
         """Return the words of the digits in a text, one by one."""
         numbers = [unicodedata.digit(char) for char in text if char.isdigit()]  # "₂" is 2
-        if self.digits:
-            return self.space.join(self.digits[number] for number in numbers)
-        return self.space.join(map(self.cardinal, numbers))
+        say = self.digits.__getitem__ if self.digits else self.cardinal
+        return self.space.join(map(say, numbers))
 
     def spell_phone(self, group: str) -> str:
         return self.spell(group)
