@@ -157,7 +157,7 @@ class Language(Quantities):
         (?<!\sall|\sdel|\snor|\ssud|\sest|\ssop|\ssob|\scon)) => .ordinal
     {DUE} >> {DEGREE_IS_ORDINAL}1°(?=\s(?:al?|e|y|ao|o)(?!\w)|$) => {first_day}
     {LETTERS_FOLLOW}(?P<n>\d{1,3})%(?=(?i:off)) => {n:counted:%}
-    .*(?:[时時]速|시속) >> (?P<n>\d{1,4})\s?km/h => {n:counted:km}
+    .*(?:[时時]速|시속) >> {LETTERS_FOLLOW}(?P<n>\d{1,4})\s?km/h => {n:counted:km}
     (?<=[A-Z]-)(?P<n>\d{1,4})(?=\s(?:[NSEW](?!\w)|[Kk]m\s\d)) => {n}
     {SIGN}{NUM}{SPAN}(?P<gap>[ -]?)(?P<unit>{UNITS})
         (?:(?:/|(?<=[kKMGT]b)p)(?P<per>{UNITS}))?{EDGE}{UNIT_POINT} => .unit
