@@ -33,6 +33,7 @@ class English(Language):
     (?P<m>{SHORT_MONTHS})(?=\s\d) => .month
     (?P<d>\d{1,2})(?:{ORDINAL_MARKS})?(?:[-–](?P<to>\d{1,2})(?:{ORDINAL_MARKS})?)?(?:,?\s(?P<y>\d{4}))?
         (?![\d:%]|\.\d|,\d)(?![^\W_]) => .day_of_month
+    2000['’]?s(?!\w) => two thousands
     (?P<n>\d{1,4})['’]?s(?!\w) => .plural
     (?P<n>\d{1,3})\s?pt(?=\s(?i:font|type|text|size|bold|arial|helvetica|times)) => {n} point
     (?P<title>St|Dr)\b\.?(?!\w) => .title

@@ -32,7 +32,7 @@ _DAYS = re.compile(r"(?<![\d.])\d{1,2}\.(?:\d\d)?(?:,|\s|$)")  # and times such 
 _DAY_LINKS = ("und", "bis", "oder", "bzw.", "zum", "dem")
 _DAY_AND_LINK = re.compile(r"(?<!\d)\d{1,2} (?:по|до|и)$")  # of two days of a month
 _RATES = ("kbps", "Mbps", "Gbps")  # of data
-_SCORED = re.compile(r"\d{1,3}으?로")  # Korean, behind "3대"
+_SCORED = re.compile(r"\d{1,3}(?:으?로|의)")  # Korean, behind "3대"
 _YEAR = re.compile(r"\d{4}\b")
 
 
