@@ -18,7 +18,7 @@ from qwen_megakernel.text.reading.markdown import Markdown
 from qwen_megakernel.text.reading.say_as import words_of
 from qwen_megakernel.text.reading.segments import is_too_long, run_end, segment_end
 from qwen_megakernel.text.reading.spoken import GIVEN, RESPELT, Draft, Piece, SpokenText
-from qwen_megakernel.text.reading.surroundings import is_measured, open_quotes
+from qwen_megakernel.text.reading.surroundings import bare, open_quotes
 from qwen_megakernel.text.reading.typography import BEYOND_ASCII, Typography, base_letter
 
 _QUOTED_NUMBER = re.compile(r'"\d[\d./]*"')
@@ -303,7 +303,8 @@ class TextReader:
             language = self._script.language(text)
         self._script.look(text)
         grammar = grammar_of(language, self._names_letters)
-        is_size = is_measured(text, self._past)
+        article = bare((self._past.split() or [""])[-1]).lower()
+        is_size = text[0].isdigit() and article in ("a", "an")  # "a 27\" monitor"
         if grammar:
             quotes = "" if is_size else self._quotes
             is_open = text[-1] == "." and grammar.joining.opens(text)

@@ -74,11 +74,6 @@ _OTHERS = "".join(set(TRAILING) - set("\"'"))
 _LENGTH_MARKS = re.compile(rf"\d[\"'″′]+(?=(?:[{re.escape(_OTHERS)}]+\"?)?$)")
 
 
-def is_measured(segment: str, past: str) -> bool:
-    """Return whether a segment is a size, because an article stands before it: "a 27\" monitor"."""
-    return segment[0].isdigit() and bare((past.split() or [""])[-1]).lower() in ("a", "an")
-
-
 def open_quotes(text: str, quotes: str, is_size: bool = False) -> str:
     """Return the straight quotation marks that are open after a segment; `quotes` are before it.
 
