@@ -1,5 +1,6 @@
 """The names that users and scripts import and run exist, wherever their code is."""
 
+import ast
 import importlib
 import sys
 from pathlib import Path
@@ -39,6 +40,24 @@ def test_the_root_offers_no_other_names():
     import qwen_megakernel
 
     assert set(qwen_megakernel.__all__) == set(NAMES["qwen_megakernel"].split())
+
+
+def test_a_type_checker_sees_the_classes_and_no_getattr():
+    import qwen_megakernel
+
+    body = ast.parse(Path(qwen_megakernel.__file__).read_text("utf-8")).body
+    assert not [each for each in body if getattr(each, "name", "") == "__getattr__"]
+    seen = next(each.body for each in body if isinstance(each, ast.If))
+    imported = {
+        # Without "as", strict checkers do not let a name be imported from here.
+        alias.asname: each.module
+        for each in seen
+        if isinstance(each, ast.ImportFrom)
+        for alias in each.names
+        if alias.name == alias.asname
+    }
+    homes = {name: getattr(qwen_megakernel, name).__module__ for name in ROOT_NAMES.split()}
+    assert imported == homes
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
