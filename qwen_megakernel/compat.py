@@ -57,7 +57,7 @@ class Qwen3TTSModel(TTSEngine):
         """
         del attn_implementation
         return super().from_pretrained(
-            str(pretrained_model_name_or_path),
+            pretrained_model_name_or_path,
             device=_device(device_map),
             dtype=_dtype(dtype if dtype is not None else torch_dtype),
             **options,
@@ -98,7 +98,7 @@ class FasterQwen3TTS(TTSEngine):
         """
         del attn_implementation
         return super().from_pretrained(
-            str(model_name),
+            model_name,
             device=_device(device),
             dtype=_dtype(dtype),
             max_frames=max_seq_len,

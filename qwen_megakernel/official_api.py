@@ -38,7 +38,8 @@ GENERATION = {theirs: ours for ours, theirs in OFFICIAL_NAMES.items()} | {
 MIN_NEW_TOKENS = 2  # fixed in the official generate()
 
 FETCH_TIMEOUT_S = 60  # without a byte from the server of a recording
-_BASE64_CHARS = 256  # a longer string without a slash is base64 audio, not a path
+_BASE64_CHARS = 256  # a longer string without a slash is base64 audio, not a path,
+_PATH_CHARS = 4096  # and so is one that is longer than Linux allows paths to be
 
 
 @dataclass
@@ -259,7 +260,8 @@ def open_recording(recording: Recording) -> tuple[np.ndarray, int]:
         except (OSError, ValueError, HTTPException) as error:
             raise RecordingError(f"{source} cannot be fetched: {error}.") from error
     is_data_url = source.startswith("data:audio")
-    if is_data_url or (len(source) > _BASE64_CHARS and not re.search(r"[/\\]", source)):
+    longest = _PATH_CHARS if re.search(r"[/\\]", source) else _BASE64_CHARS
+    if is_data_url or len(source) > longest:
         try:
             data = base64.b64decode(source.partition(",")[2] if is_data_url else source)
         except ValueError as error:
@@ -306,10 +308,13 @@ def items_of(prompt: list[VoiceClonePromptItem] | dict[str, list]) -> list[Voice
 
 
 def voice_of(item: VoiceClonePromptItem) -> Voice:
-    codes = None if item.ref_code is None else item.ref_code.cpu().numpy()
+    codes, x_vector = (
+        None if each is None else torch.as_tensor(each).detach().cpu()
+        for each in (item.ref_code, item.ref_spk_embedding)
+    )
     return Voice(
         "reference",
-        x_vector=item.ref_spk_embedding.float().cpu().numpy(),
+        x_vector=None if x_vector is None else x_vector.float(),
         codes=codes if item.icl_mode else None,
         transcript=item.ref_text if item.icl_mode else None,
     )

@@ -14,6 +14,7 @@ Source: rmtew/local-ai-server, tts_voice_presets.h.
 from __future__ import annotations
 
 import json
+import os
 import re
 import reprlib
 import unicodedata
@@ -248,7 +249,7 @@ class Voice:
         """
         from safetensors import SafetensorError, safe_open
 
-        if not Path(path).is_file():
+        if not os.path.isfile(path):
             raise UnknownVoice(f"There is no voice file {path}.")
         try:
             with safe_open(path, framework="np") as file:

@@ -2,6 +2,7 @@
 
 import base64
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from tolerances import PCM16
 
 from qwen_megakernel.compat import FasterQwen3TTS, Qwen3TTSModel
 from qwen_megakernel.errors import RecordingError, TaskError, UsageError
+from qwen_megakernel.official_api import voice_of
 
 GREEDY = "max_new_tokens=9, do_sample=False, subtalker_dosample=False"
 IMPORTS = {"official": "from qwen_tts import", "ours": "from qwen_megakernel.compat import"}
@@ -164,11 +166,24 @@ def test_every_kind_of_recording_is_the_same_voice(base, reference, monkeypatch)
         reference,
         soundfile.read(reference),
         f"data:audio/wav;base64,{base64.b64encode(data).decode()}",
+        base64.b64encode(data).decode(),  # which has slashes, as all but short data has
         "https://example.com/mario.wav",
     ]
     items = base.create_voice_clone_prompt(kinds, x_vector_only_mode=True)
     for item in items[1:]:
         assert torch.equal(item.ref_spk_embedding, items[0].ref_spk_embedding)
+
+
+def test_prompts_of_arrays_and_of_tensors_with_gradients_are_taken(base, reference):
+    (item,) = base.create_voice_clone_prompt(str(reference), "It is cold today.")
+    codes, row = item.ref_code, item.ref_spk_embedding
+    others = [
+        replace(item, ref_code=codes.numpy(), ref_spk_embedding=row.numpy()),
+        replace(item, ref_code=codes.tolist(), ref_spk_embedding=row.tolist()),
+        replace(item, ref_spk_embedding=row.clone().requires_grad_()),
+    ]
+    for other in others:
+        assert voice_of(other) == voice_of(item)
 
 
 def test_what_the_official_package_refuses_is_refused(base, reference):

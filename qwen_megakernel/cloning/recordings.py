@@ -5,6 +5,7 @@ not trimmed, and their loudness is not changed.
 """
 
 import math
+import os
 import re
 import shlex
 from contextlib import suppress
@@ -73,16 +74,16 @@ def read(path: str | Path | BinaryIO, name: str = "") -> tuple[np.ndarray, int]:
         with opened(path) as file:
             return decode(file), file.samplerate
     except (OSError, RuntimeError, TypeError) as error:
-        file = Path(path) if isinstance(path, str | Path) else None
         problem, start = "", b""
-        if file is not None and not file.exists():
-            problem = "no such file"
-        elif file is not None and file.is_dir():
-            problem = "it is a folder"
-        elif file is not None and file.is_file():
-            with suppress(OSError), file.open("rb") as data:
-                start = data.read(8)
-                problem = "" if start else "it is empty"
+        if isinstance(path, str | Path):
+            if not os.path.exists(path):  # `Path.exists` raises for a name that is too long
+                problem = "no such file"
+            elif os.path.isdir(path):
+                problem = "it is a folder"
+            elif os.path.isfile(path):
+                with suppress(OSError), open(path, "rb") as data:
+                    start = data.read(8)
+                    problem = "" if start else "it is empty"
         hint = "Give a WAV, FLAC, OGG or MP3 recording of one speaker."
         source = Path(name or str(path))
         suffix = source.suffix.lower()

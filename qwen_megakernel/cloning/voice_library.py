@@ -102,7 +102,7 @@ class VoiceLibrary:
 
     def __init__(self, loaded: Checkpoint, folder: str | Path | None = None):
         check_type("voices", folder, str | os.PathLike | None, "the path of a folder")
-        if folder is not None and not Path(folder).is_dir():
+        if folder is not None and not os.path.isdir(folder):
             raise UsageError(f"There is no voices folder {folder}.")
         self.cache = ReferenceCache()
         self._loaded = loaded
@@ -363,7 +363,12 @@ def samples_of(audio: Recording, rate: int | None) -> tuple[np.ndarray, int]:
     rate = plain_number(int, "rate", rate)
     if rate <= 0:
         raise RecordingError(f"The recording has a sample rate of {rate}; it must be above 0.")
-    samples = np.asarray(audio)
+    try:
+        samples = np.asarray(audio)
+    except (TypeError, ValueError, RuntimeError) as error:  # a GPU's tensor, lists of two lengths
+        raise UsageError(
+            f"audio is {reprlib.repr(audio)}; it cannot be an array: {error}"
+        ) from error
     if samples.ndim == 2 and 0 < samples.shape[0] < samples.shape[1]:
         raise RecordingError(
             f"The recording has shape {samples.shape}: {samples.shape[0]} samples of "

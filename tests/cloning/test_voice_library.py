@@ -13,6 +13,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import soundfile
+import torch
 import waveforms
 from fixtures import module_fixture, module_value
 from tiny_speech import tiny_engine
@@ -286,11 +287,23 @@ def test_samples_may_bring_their_rate(voices, recording):
         ((np.zeros(24000), 24000), {"rate": 16000}, "rate is 16000, but audio is .samples, rate."),
         (np.zeros((2, 24000)), {"rate": 24000}, r"2 samples of 24000 channels(.|\n)*samples\.T"),
         (np.zeros(24000, complex), {"rate": 24000}, "dtype complex128; need .* real numbers"),
+        (torch.ones(24000, requires_grad=True), {"rate": 24000}, r"tensor\(.* array: .*detach\(\)"),
+        ([[0.0], [0.0, 0.0]], {"rate": 24000}, r"\[\[0.0\], \[0.0, 0.0\]\]; it cannot be an array"),
     ],
 )
 def test_a_value_that_is_not_a_recording_is_named(voices, audio, options, message):
     with pytest.raises(UsageError, match=message):
         voices.create(audio, **options)
+
+
+def test_a_path_that_no_file_can_have_is_a_file_that_is_not_there(voices, load_checkpoint):
+    name = "a" * 300  # longer than file systems allow
+    with pytest.raises(RecordingError, match="no such file"):
+        voices.create(f"{name}.wav")
+    with pytest.raises(UnknownVoice, match="There is no voice file a"):
+        voices.resolve(f"{name}.voice.safetensors")
+    with pytest.raises(UsageError, match="There is no voices folder a"):
+        VoiceLibrary(load_checkpoint("tiny-random-base"), name)
 
 
 def test_a_value_that_is_no_folder_is_named(load_checkpoint):
