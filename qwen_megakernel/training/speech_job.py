@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import shutil
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,6 +16,7 @@ from safetensors.torch import save_file
 
 from qwen_megakernel.audio import write_wav
 from qwen_megakernel.checkpoint import loading
+from qwen_megakernel.checkpoint.config_fields import read_json
 from qwen_megakernel.checkpoint.loading import CODEC_FOLDER, CONFIG, WEIGHTS, Checkpoint
 from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX
 from qwen_megakernel.choices import SAMPLE_TEXT
@@ -59,6 +62,18 @@ class TuneJob(BaseJob):
             raise UsageError(f"held_out is {self.held_out}; it must be from 0 to below 1.")
         Voice(self.name)  # raises for what cannot be a name
 
+    def check_output(self) -> None:
+        """Raise as `BaseJob` does, and for another name than that of the voice to resume."""
+        BaseJob.check_output(self)
+        described = self.output / trained_voice.VOICE
+        # A training that was killed at its first save may have a state alone.
+        name = read_json(described).get("name") if self.resume and described.is_file() else None
+        if name not in (None, self.name):
+            raise UsageError(
+                f"{self.output} has the voice of {name!r}, and name is {self.name!r}.",
+                hint=f"Give --name {shlex.quote(str(name))}, or train into another folder.",
+            )
+
 
 def tune(job: TuneJob, options: TuneOptions, watch: Watch = NO_WATCH) -> SpeechTrainer:
     """Train a voice, and write it as `job.run_job` does.
@@ -81,6 +96,7 @@ def tune(job: TuneJob, options: TuneOptions, watch: Watch = NO_WATCH) -> SpeechT
             hint="Learn from all of them with --held-out 0.",
         )
     parts = Parts.load(job)
+    job = replace(job, model=parts.name)
     spoken = [parts.spoken(parts.fitting(each)) for each in samples]
     sample_ids = parts.tokenizer.encode(job.sample_text) if job.sample_text else None
     voice = Voice(job.name, speech_data.mean_x_vector(samples), fingerprint=parts.fingerprint)
@@ -118,6 +134,13 @@ class Parts:
     tokenizer: TextTokenizer
     fingerprint: str  # of the encoders
     device: torch.device
+
+    @property
+    def name(self) -> str:
+        """The base model's name; a folder's holds in every working directory."""
+        files = self.base.files
+        is_folder = files.folder == Path(files.name).expanduser()
+        return os.path.abspath(files.folder) if is_folder else files.name
 
     @staticmethod
     def load(job: TuneJob) -> Parts:

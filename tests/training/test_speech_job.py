@@ -333,6 +333,26 @@ def test_a_resumed_training_with_another_rank_says_which_it_had(job):
         tune(replace(job, resume=True), replace(options, rank=2))
 
 
+def test_a_resumed_training_keeps_the_speakers_name(job):
+    options = replace(QUICK, method="full", max_steps=1)
+    tune(job, options)
+    with pytest.raises(UsageError, match=r"of 'anna', and name is 'speaker'\.\nGive --name anna"):
+        tune(replace(job, name="speaker", resume=True), replace(options, max_steps=2))
+    assert TrainedVoice.read(job.output).speaker.name == "anna"
+
+
+def test_a_voice_of_a_base_model_in_a_folder_is_merged_from_any_working_directory(
+    job, model_folder, tmp_path, monkeypatch
+):
+    (tmp_path / "base").symlink_to(model_folder(BASE))
+    monkeypatch.chdir(tmp_path)
+    tune(replace(job, model="base"), replace(QUICK, method="full", max_steps=1))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    merge(job.output, tmp_path / "merged")
+    assert TrainedVoice.read(job.output).model == str(tmp_path / "base")
+
+
 def test_what_does_not_fit_is_refused(job, tmp_path):
     with pytest.raises(UsageError, match="method is"):
         TuneOptions(method="prefix")
