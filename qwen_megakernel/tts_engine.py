@@ -18,8 +18,13 @@ from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.checkpoint.codec_config import CodecConfig
 from qwen_megakernel.checkpoint.frame_weights import frame_weights
 from qwen_megakernel.checkpoint.safetensors_file import MappedTensors
-from qwen_megakernel.choices import DEFAULT_MODEL
-from qwen_megakernel.cloning.voice_library import SILENCE_TAIL_SECONDS, Recording, VoiceLibrary
+from qwen_megakernel.choices import DEFAULT_MODEL, NORMALIZE
+from qwen_megakernel.cloning.voice_library import (
+    SILENCE_TAIL_SECONDS,
+    Recording,
+    VoiceLibrary,
+    check_folder_of_voices,
+)
 from qwen_megakernel.decoders.backends import (
     Backend,
     check_form,
@@ -34,7 +39,13 @@ from qwen_megakernel.decoders.dtypes import dtypes_of
 from qwen_megakernel.decoders.frame_decoder import FrameDecoder
 from qwen_megakernel.decoders.prompt import PromptBuilder
 from qwen_megakernel.engine.stages import FrameVocoder, Stages
-from qwen_megakernel.errors import SetupError, UnsupportedModel, UsageError, check_names
+from qwen_megakernel.errors import (
+    SetupError,
+    UnsupportedModel,
+    UsageError,
+    check_choice,
+    check_names,
+)
 from qwen_megakernel.marking import Marking, MarkKey
 from qwen_megakernel.native import cpu_threads
 from qwen_megakernel.native.cpu_library import CpuPool, return_free_memory
@@ -228,9 +239,14 @@ class TTSEngine(OfficialNames):
         """
         known = (TTSEngine.from_pretrained, TTSEngine.__init__)
         check_names(options, [name for each in known for name in each.__kwdefaults__ or ()])
-        options["mark"] = Marking.of(options.get("mark"))  # a bad key is refused before a download
+        # What no model can have is refused before a download.
+        options["mark"] = Marking.of(options.get("mark"))
+        options["lexicon"] = Lexicon.of(options.get("lexicon"))
+        check_choice("normalize", options.get("normalize", AUTO), NORMALIZE)
+        check_folder_of_voices(options.get("voices"))
+        dtypes_of(options.get("dtype"))
         asked = [options.get(name) for name in ("device", "weights", "dtype")]
-        chosen = choose_backend(options.get("backend", "auto"), *asked)  # raises before a download
+        chosen = choose_backend(options.get("backend", "auto"), *asked)
         if keep_packed and chosen.name != "cpu":
             raise UsageError(
                 f"keep_packed is for the native CPU decoder; the backend is {chosen.name}.",

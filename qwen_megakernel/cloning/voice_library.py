@@ -101,9 +101,7 @@ class VoiceLibrary:
     """
 
     def __init__(self, loaded: Checkpoint, folder: str | Path | None = None):
-        check_type("voices", folder, str | os.PathLike | None, "the path of a folder")
-        if folder is not None and not os.path.isdir(folder):
-            raise UsageError(f"There is no voices folder {folder}.")
+        check_folder_of_voices(folder)
         self.cache = ReferenceCache()
         self._loaded = loaded
         self._folder = None if folder is None else Path(folder)
@@ -336,6 +334,13 @@ class VoiceLibrary:
                 "In-context cloning needs the codes of the recording.",
                 "Leave the transcript out (x-vector only), or load a released Base model.",
             )
+
+
+def check_folder_of_voices(folder: str | Path | None) -> None:
+    """Raise a UsageError for a `voices=` of `TTSEngine` that is no folder."""
+    check_type("voices", folder, str | os.PathLike | None, "the path of a folder")
+    if folder is not None and not os.path.isdir(folder):
+        raise UsageError(f"There is no voices folder {folder}.")
 
 
 def samples_of(audio: Recording, rate: int | None) -> tuple[np.ndarray, int]:

@@ -352,6 +352,15 @@ def test_a_dtype_may_be_torchs_own():
         TTSEngine.from_pretrained("tiny-random", backend="torch", dtype=torch.float16)
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("dtype", "fp16"), ("voices", "missing"), ("lexicon", "missing"), ("normalize", "yes")],
+)
+def test_an_option_that_no_model_can_have_is_refused_before_a_download(option, value):
+    with pytest.raises(UsageError, match=f"{option}.*{value}"):
+        TTSEngine.from_pretrained("owner/never-loaded", **{option: value})
+
+
 def test_numbers_of_any_kind_are_taken(tts, alone):
     """JSON has no integer type, and numpy has types of its own."""
     for seed, sampled in ((1.0, np.bool_(True)), (np.int64(1), 1), (np.uint64(1), True)):
