@@ -9,7 +9,7 @@ Both are a `TTSEngine` whose options have the names of those packages.
 from collections.abc import Callable, Iterator
 from functools import wraps
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ __all__ = ["FasterQwen3TTS", "Qwen3TTSModel", "VoiceClonePromptItem"]
 # The default of faster-qwen3-tts, which ignores generation_config.json.
 DEFAULT_MAX_NEW_TOKENS = 2048
 
+T = TypeVar("T")
 Chunks = Iterator[tuple[np.ndarray, int, dict[str, Any]]]
 
 
@@ -58,8 +59,8 @@ class Qwen3TTSModel(TTSEngine):
         del attn_implementation
         return super().from_pretrained(
             pretrained_model_name_or_path,
-            device=_device(device_map),
-            dtype=_dtype(dtype if dtype is not None else torch_dtype),
+            device=_unless_auto(device_map),
+            dtype=_unless_auto(dtype if dtype is not None else torch_dtype),
             **options,
         )
 
@@ -99,8 +100,8 @@ class FasterQwen3TTS(TTSEngine):
         del attn_implementation
         return super().from_pretrained(
             model_name,
-            device=_device(device),
-            dtype=_dtype(dtype),
+            device=_unless_auto(device),
+            dtype=_unless_auto(dtype),
             max_frames=max_seq_len,
             **options,
         )
@@ -185,9 +186,5 @@ class FasterQwen3TTS(TTSEngine):
         )
 
 
-def _device(device: str | torch.device | None) -> str | None:
-    return None if device in (None, "auto") else str(device)
-
-
-def _dtype(dtype: str | torch.dtype | None) -> str | None:
-    return None if dtype in (None, "auto") else str(dtype).removeprefix("torch.")
+def _unless_auto(value: T) -> T | None:
+    return None if value == "auto" else value

@@ -308,13 +308,10 @@ def items_of(prompt: list[VoiceClonePromptItem] | dict[str, list]) -> list[Voice
 
 
 def voice_of(item: VoiceClonePromptItem) -> Voice:
-    codes, x_vector = (
-        None if each is None else torch.as_tensor(each).detach().cpu()
-        for each in (item.ref_code, item.ref_spk_embedding)
-    )
+    codes = None if item.ref_code is None else torch.as_tensor(item.ref_code).cpu().numpy()
     return Voice(
         "reference",
-        x_vector=None if x_vector is None else x_vector.float(),
+        x_vector=torch.as_tensor(item.ref_spk_embedding).detach().float().cpu().numpy(),
         codes=codes if item.icl_mode else None,
         transcript=item.ref_text if item.icl_mode else None,
     )

@@ -19,12 +19,7 @@ from qwen_megakernel.checkpoint.codec_config import CodecConfig
 from qwen_megakernel.checkpoint.frame_weights import frame_weights
 from qwen_megakernel.checkpoint.safetensors_file import MappedTensors
 from qwen_megakernel.choices import DEFAULT_MODEL, NORMALIZE
-from qwen_megakernel.cloning.voice_library import (
-    SILENCE_TAIL_SECONDS,
-    Recording,
-    VoiceLibrary,
-    check_folder_of_voices,
-)
+from qwen_megakernel.cloning.voice_library import SILENCE_TAIL_SECONDS, Recording, VoiceLibrary
 from qwen_megakernel.decoders.backends import (
     Backend,
     check_form,
@@ -243,7 +238,7 @@ class TTSEngine(OfficialNames):
         options["mark"] = Marking.of(options.get("mark"))
         options["lexicon"] = Lexicon.of(options.get("lexicon"))
         check_choice("normalize", options.get("normalize", AUTO), NORMALIZE)
-        check_folder_of_voices(options.get("voices"))
+        VoiceLibrary.check_folder(options.get("voices"))
         dtypes_of(options.get("dtype"))
         asked = [options.get(name) for name in ("device", "weights", "dtype")]
         chosen = choose_backend(options.get("backend", "auto"), *asked)

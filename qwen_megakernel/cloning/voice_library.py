@@ -101,12 +101,19 @@ class VoiceLibrary:
     """
 
     def __init__(self, loaded: Checkpoint, folder: str | Path | None = None):
-        check_folder_of_voices(folder)
+        self.check_folder(folder)
         self.cache = ReferenceCache()
         self._loaded = loaded
         self._folder = None if folder is None else Path(folder)
         self._damaged: RecordingError | None = None  # of the presets that were read last
         self._speakers = {name.lower(): name for name in loaded.config.talker.speakers}
+
+    @staticmethod
+    def check_folder(folder: str | Path | None) -> None:
+        """Raise a UsageError if there is no folder `folder`."""
+        check_type("voices", folder, str | os.PathLike | None, "the path of a folder")
+        if folder is not None and not os.path.isdir(folder):
+            raise UsageError(f"There is no voices folder {folder}.")
 
     # ---- finding ---------------------------------------------------------------------------------
 
@@ -334,13 +341,6 @@ class VoiceLibrary:
                 "In-context cloning needs the codes of the recording.",
                 "Leave the transcript out (x-vector only), or load a released Base model.",
             )
-
-
-def check_folder_of_voices(folder: str | Path | None) -> None:
-    """Raise a UsageError for a `voices=` of `TTSEngine` that is no folder."""
-    check_type("voices", folder, str | os.PathLike | None, "the path of a folder")
-    if folder is not None and not os.path.isdir(folder):
-        raise UsageError(f"There is no voices folder {folder}.")
 
 
 def samples_of(audio: Recording, rate: int | None) -> tuple[np.ndarray, int]:

@@ -26,7 +26,7 @@ def find_device(name: str | torch.device | None) -> torch.device:
         return torch.device("cuda" if has_gpu else "cpu")
     try:
         device = torch.device(name)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         device = torch.device("meta")
     if device.type not in ("cpu", "cuda"):
         raise UsageError(f"device is {str(name)!r}; known: cpu, cuda, cuda:1 and so on.")

@@ -122,6 +122,7 @@ def test_a_gpu_that_is_not_there_is_named(requested, device, monkeypatch):
         ("emulation", "cuda", "does not run on device cuda"),
         ("auto", "tpu", "device is 'tpu'"),
         ("auto", "mps", "device is 'mps'"),
+        ("auto", {"": 0}, "device is \"{'': 0}\""),  # as `device_map` of others takes it
         ("torch", "cuda:2", "torch sees 2"),
     ],
 )
