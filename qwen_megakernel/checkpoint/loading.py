@@ -264,7 +264,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
 def check_new(folder: Path) -> None:
     """Raise an OutputError if a folder that is to be written exists, or cannot be made."""
     check_folder(folder.parent)
-    if folder.exists():
+    if os.path.lexists(folder):  # a link to nothing cannot be replaced by a folder, either
         raise OutputError(f"{folder} exists.", hint="Name a new folder, or delete this one.")
 
 

@@ -193,7 +193,7 @@ def delete(args: argparse.Namespace) -> int:
         name, place = Path(name).name.removesuffix(VOICE_SUFFIX), Path(name)
     own = f"{Voice(name).name}{VOICE_SUFFIX}"  # `Voice` refuses a path as a name
     path = place if place.is_file() and place.name == own else place / own
-    if path.is_file():
+    if path.is_file() or path.is_symlink():
         path.unlink()
     else:
         voice = _named(name, _voices_in(place)[0])

@@ -67,8 +67,8 @@ class TuneJob(BaseJob):
         BaseJob.check_output(self)
         described = self.output / trained_voice.VOICE
         # A training that was killed at its first save may have a state alone.
-        name = read_json(described).get("name") if self.resume and described.is_file() else None
-        if name not in (None, self.name):
+        name = read_json(described)["name"] if self.resume and described.is_file() else self.name
+        if name != self.name:
             raise UsageError(
                 f"{self.output} has the voice of {name!r}, and name is {self.name!r}.",
                 hint=f"Give --name {shlex.quote(str(name))}, or train into another folder.",
@@ -96,7 +96,8 @@ def tune(job: TuneJob, options: TuneOptions, watch: Watch = NO_WATCH) -> SpeechT
             hint="Learn from all of them with --held-out 0.",
         )
     parts = Parts.load(job)
-    job = replace(job, model=parts.name)
+    if parts.base.files.folder == Path(job.model).expanduser():
+        job = replace(job, model=os.path.abspath(parts.base.files.folder))  # for any directory
     spoken = [parts.spoken(parts.fitting(each)) for each in samples]
     sample_ids = parts.tokenizer.encode(job.sample_text) if job.sample_text else None
     voice = Voice(job.name, speech_data.mean_x_vector(samples), fingerprint=parts.fingerprint)
@@ -134,13 +135,6 @@ class Parts:
     tokenizer: TextTokenizer
     fingerprint: str  # of the encoders
     device: torch.device
-
-    @property
-    def name(self) -> str:
-        """The base model's name; a folder's holds in every working directory."""
-        files = self.base.files
-        is_folder = files.folder == Path(files.name).expanduser()
-        return os.path.abspath(files.folder) if is_folder else files.name
 
     @staticmethod
     def load(job: TuneJob) -> Parts:

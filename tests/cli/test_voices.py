@@ -166,6 +166,15 @@ def test_the_old_presets_are_written_listed_and_thinned(recordings, tmp_path, ca
     assert list(Voice.load_presets(presets)) == ["mario"]
 
 
+def test_a_link_to_a_voice_that_is_gone_is_deleted(tmp_path):
+    link = tmp_path / "anna.voice.safetensors"
+    link.symlink_to("gone.voice.safetensors")
+    assert run("voices", "list", tmp_path) == 2
+    assert run("voices", "delete", "anna", "--voices", tmp_path) == 0
+    assert not link.is_symlink()
+    assert run("voices", "list", tmp_path) == 0
+
+
 def test_a_voice_is_deleted_from_a_file_that_list_and_show_take(tmp_path, capsys):
     voices = [Voice(name, x_vector=np.ones(4, np.float32)) for name in ("anna", "ben")]
     presets = tmp_path / "old.bin"

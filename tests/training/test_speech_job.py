@@ -285,6 +285,12 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_model_is_loaded(
             tune(replace(job, model="owner/never-loaded", output=output), QUICK)
 
 
+def test_a_link_to_nothing_is_no_new_folder(job, tmp_path):
+    (tmp_path / "merged").symlink_to("nowhere")
+    with pytest.raises(OutputError, match=r"merged exists\."):
+        merge(tmp_path / "no-voice", tmp_path / "merged")
+
+
 def test_a_full_disk_is_one_line_without_the_names_of_drafts(job, tmp_path, monkeypatch):
     tune(job, replace(QUICK, method="full", max_steps=1))
 
