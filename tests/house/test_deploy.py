@@ -92,9 +92,10 @@ def test_what_the_images_install_is_pinned_to_what_the_tests_run_with() -> None:
     python = re.search(r"^FROM python:(\d+\.\d+)-", DOCKERFILE, re.MULTILINE)[1]
     needed = requirements_of(extras, python)
     del needed["torch"]  # an argument of the Dockerfile
-    assert {name: version for name, version in pins.items() if name in needed} == needed
-    compiler = set(pins) - set(needed)  # the extra [nvcc], which this environment may lack
-    assert all(name.startswith(("cuda-", "nvidia-")) for name in compiler)
+    # PyTorch's build for CUDA, which a pip on Linux gets, asks for versions of its own of these.
+    nvidias = ("cuda-", "nvidia-", "triton")
+    needed = {name: pin for name, pin in needed.items() if not name.startswith(nvidias)}
+    assert pins == needed
 
 
 def test_the_image_serves_what_its_checks_ask_for() -> None:
