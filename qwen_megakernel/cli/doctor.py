@@ -125,7 +125,7 @@ def _release(command: str | None) -> str | None:
         return None
     words = [*shlex.split(command), "--version"]
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=20)
+        done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=20)
         found = re.search(r"\d+\.\d+[\w.]*", done.stdout + done.stderr)
     except (OSError, subprocess.TimeoutExpired):
         found = None

@@ -23,6 +23,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from qwen_megakernel import PACKAGE_FOLDER
 from qwen_megakernel.errors import BuildError
@@ -33,7 +34,12 @@ logger = get_logger(__name__)
 
 VERSION_SECONDS = 20.0  # zig takes a second if its cache is cold
 SECONDS_BETWEEN_WORDS = 5  # between log lines while a compiler runs
+CHECK_COMPILER = "Check whether the compiler works, or set CXX to another one."
 SUFFIXES = (".cu", ".cuh", ".h", ".cpp", ".inc")  # the suffixes of a library's sources
+
+
+# A compiler writes in the encoding of its locale, which may not be this process's.
+_TEXT: dict[str, Any] = {"encoding": "utf-8", "errors": "replace"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +84,17 @@ def key_of(words: Sequence[str], sources: Sequence[Path], root: Path) -> str:
 
 
 def version_of(compiler: str) -> str:
-    """Return the output of a compiler's --version; raise BuildError if it hangs."""
+    """Return the output of a compiler's --version; raise BuildError if it hangs or cannot run."""
     command = [*shlex.split(compiler), "--version"]
-    # A process group of its own, since a process that a wrapper started would hold the pipe open.
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, process_group=0
-    ) as process:
+    try:
+        # A process group of its own, since a process that a wrapper started would hold the pipe
+        # open.
+        running = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, process_group=0, **_TEXT
+        )
+    except OSError as error:
+        raise BuildError(f"{compiler} cannot be run: {error}.", hint=CHECK_COMPILER) from error
+    with running as process:
         try:
             return process.communicate(timeout=VERSION_SECONDS)[0]
         except BaseException as error:  # KeyboardInterrupt too
@@ -93,7 +104,7 @@ def version_of(compiler: str) -> str:
             raise BuildError(
                 f"{compiler} --version did not end within {VERSION_SECONDS:g} s.",
                 "The build cache needs the compiler's version to find a library.",
-                "Check whether the compiler works, or set CXX to another one.",
+                CHECK_COMPILER,
             ) from error
 
 
@@ -182,12 +193,20 @@ def found(recipe: Recipe) -> Path | None:
 
 
 def find_cxx() -> str:
-    """Return the path of the C++ compiler: $CXX, g++ or clang++."""
-    for name in (os.environ.get("CXX"), "g++", "clang++"):
-        if name and (path := shutil.which(name)):
-            return path
+    """Return the command of the C++ compiler, quoted for a shell: $CXX, or else g++ or clang++."""
+    if cxx := os.environ.get("CXX", "").strip():
+        words = [cxx] if shutil.which(cxx) else cxx.split()  # a path may have spaces
+        if program := shutil.which(words[0]):
+            return shlex.join([program, *words[1:]])
+        raise BuildError(
+            f"CXX is {cxx!r}; there is no program {words[0]}.",
+            hint="Unset CXX, or set it to the command of a C++ compiler.",
+        )
+    for name in ("g++", "clang++"):
+        if path := shutil.which(name):
+            return shlex.quote(path)
     raise BuildError(
-        "There is no C++ compiler: neither $CXX nor g++ nor clang++ is in PATH.",
+        "There is no C++ compiler: neither g++ nor clang++ is in PATH, and CXX is not set.",
         "The emulation backend compiles the kernel's sources for this CPU.",
         "Run: apt install g++, or use --backend torch.",
     )
@@ -225,8 +244,8 @@ def _is_intact(library: Path) -> bool:
     for path in (library.parent, library, checksum):
         _check_owner(path)
     try:
-        expected = checksum.read_text()
-        return hashlib.sha256(library.read_bytes()).hexdigest() == expected
+        expected = checksum.read_bytes()
+        return hashlib.sha256(library.read_bytes()).hexdigest().encode() == expected
     except OSError:
         return False
 
@@ -307,14 +326,14 @@ def _compile(work: Path, recipe: Recipe, ninja: str) -> None:
         f"  flags = {' '.join([*link, *recipe.link_flags])}",
         "",
     ]
-    (work / "build.ninja").write_text("\n".join(lines))
+    (work / "build.ninja").write_bytes(os.fsencode("\n".join(lines)))
     environment = {"ZIG_GLOBAL_CACHE_DIR": str(build_cache() / "zig")} | os.environ
     with subprocess.Popen(
         [ninja, "-C", str(work)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
         env=environment,
+        **_TEXT,
     ) as build:
         try:
             log = _output_of(build, recipe.limit_seconds)
@@ -325,14 +344,14 @@ def _compile(work: Path, recipe: Recipe, ninja: str) -> None:
             raise BuildError(
                 f"{recipe.compiler} did not end within {recipe.limit_seconds:.0f} s.",
                 f"It was compiling {recipe.name}, which takes seconds to minutes.",
-                "Check whether the compiler works, or set CXX to another one.",
+                CHECK_COMPILER,
             ) from error
     if build.returncode == -signal.SIGINT or "interrupted by user" in log:
         raise KeyboardInterrupt  # Ctrl-C in a terminal reaches ninja, too, and maybe first
-    (work / "build.log").write_text(log)
+    (work / "build.log").write_text(log, "utf-8")
     if build.returncode:
         kept = build_cache() / "failed.log"
-        kept.write_text(log)
+        kept.write_text(log, "utf-8")
         for line in log.splitlines()[-20:]:
             logger.debug("%s", line)
         match = re.search(r"^FAILED: .*?(\w+)\.o\b", log, re.MULTILINE)

@@ -73,6 +73,8 @@ def find_compiler() -> str:
     try:
         return compiling.find_cxx()
     except BuildError as error:
+        if os.environ.get("CXX"):
+            raise
         if zig := compiling.find_zig():
             return zig
         raise BuildError(

@@ -16,7 +16,7 @@ import pytest
 from commands import write_program
 
 from qwen_megakernel.errors import BuildError
-from qwen_megakernel.native import compiling
+from qwen_megakernel.native import compiling, cpu_library
 
 SOURCE = 'extern "C" int answer() { return 42; }\n'
 
@@ -156,7 +156,7 @@ def test_two_processes_that_build_at_once_compile_once(recipe, tmp_path):
     counting = script(tmp_path, f'echo >> {tmp_path / "calls"}; sleep 0.3; exec g++ "$@"')
     program = f"""
 import pathlib
-from qwen_megakernel.native import compiling
+from qwen_megakernel.native import compiling, cpu_library
 unit = pathlib.Path({str(recipe.units[0])!r})
 recipe = compiling.Recipe("the answer", "libanswer.so", {counting!r}, ("-fPIC",), (unit,), (unit,),
                           unit.parent)
@@ -222,8 +222,6 @@ def test_a_portable_library_is_found_without_its_compiler_and_with_another(recip
 def test_zig_compiles_the_cpu_decoder_where_there_is_no_compiler(tmp_path, monkeypatch):
     if compiling.find_zig() is None:
         pytest.skip("needs the package ziglang (extra 'compiler')")
-    from qwen_megakernel.native import cpu_library
-
     monkeypatch.setenv("QWEN_MEGAKERNEL_BUILD_CACHE", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(compiling.shutil, "which", lambda name: None)
@@ -234,6 +232,69 @@ def test_zig_compiles_the_cpu_decoder_where_there_is_no_compiler(tmp_path, monke
     monkeypatch.setattr(compiling.platform, "machine", lambda: "arm64")
     path = cpu_library.library_for("neon")
     assert path.read_bytes()[:4] == b"\xcf\xfa\xed\xfe"  # Mach-O, 64 bits
+
+
+@pytest.mark.parametrize("words", ["", " -DUNUSED"])
+def test_the_compiler_that_cxx_names_compiles(recipe, tmp_path, monkeypatch, words):
+    called = tmp_path / "called"
+    compiler = write_program(
+        tmp_path / "my tools" / "cxx",
+        f'#!/bin/sh\n[ "$1" = --version ] || echo "$@" >> {called}\nexec g++ "$@"\n',
+    )
+    if words:  # a command of several words is split where a shell splits it
+        monkeypatch.setenv("PATH", f"{compiler.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("CXX", f"cxx{words}" if words else str(compiler))
+    library = compiling.compiled(replace(recipe, compiler=compiling.find_cxx()))
+    assert compiling.load(library).answer() == 42
+    assert words.strip() in called.read_text()
+
+
+@pytest.mark.parametrize("cxx", ["no-such-compiler", "no-such-cache g++", "/no/such/g++"])
+def test_a_cxx_that_is_no_program_is_named(monkeypatch, cxx):
+    monkeypatch.setenv("CXX", cxx)
+    for find in (compiling.find_cxx, cpu_library.find_compiler):
+        with pytest.raises(BuildError, match="^CXX is '[^']*'; there is no program") as caught:
+            find()
+        assert f"no program {cxx.split()[0]}." in caught.value.what
+        assert "Unset CXX" in caught.value.hint
+
+
+def test_a_compiler_that_is_no_program_is_named(recipe, tmp_path):
+    broken = write_program(tmp_path / "compiler", "no program")
+    with pytest.raises(BuildError, match=rf"^{broken} cannot be run: .*\n.* set CXX to another"):
+        compiling.compiled(replace(recipe, compiler=str(broken)))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_compiler_may_speak_another_encoding(recipe, tmp_path, fails):
+    text = f"""#!/bin/sh
+printf 'f\\374r \\377\\n' >&2
+[ "$1" = --version ] && printf 'M\\344rz\\n' && exit
+{"exit 1" if fails else 'exec g++ "$@"'}
+"""
+    recipe = replace(recipe, compiler=str(write_program(tmp_path / "compiler", text)))
+    if fails:
+        with pytest.raises(BuildError, match=r"failed on answer\.cpp \(exit 1\)"):
+            compiling.compiled(recipe)
+    else:
+        assert compiling.load(compiling.compiled(recipe)).answer() == 42
+
+
+def test_folders_may_have_any_names(recipe, tmp_path, monkeypatch):
+    folder = Path(os.fsdecode(bytes(tmp_path) + b"/a 'b\" $c:d caf\xe9"))
+    folder.mkdir()
+    monkeypatch.setenv("QWEN_MEGAKERNEL_BUILD_CACHE", str(folder / "cache"))
+    unit = folder / recipe.units[0].name
+    unit.write_text(SOURCE)
+    recipe = replace(recipe, units=(unit,), sources=(unit,), source_root=folder)
+    assert compiling.load(compiling.compiled(recipe)).answer() == 42
+
+
+def test_a_damaged_checksum_leads_to_a_new_library(recipe):
+    library = compiling.compiled(recipe)
+    library.with_name("sha256").write_bytes(b"\xff" * 64)
+    assert compiling.found(recipe) is None
+    assert compiling.load(compiling.compiled(recipe)).answer() == 42
 
 
 def test_a_cache_that_is_no_folder_is_not_to_be_removed(monkeypatch):

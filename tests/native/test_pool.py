@@ -1,5 +1,6 @@
 """The native pool alone: threads that are refused, late threads, and another program on a core."""
 
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -24,7 +25,14 @@ def driver(tmp_path_factory):
         made = tmp_path_factory.mktemp("pool") / "driver"
         source = Path(__file__).with_name("pool_driver.cpp")
         sources = compiling.source_folder() / "cpu"
-        command = [compiling.find_cxx(), "-std=c++17", "-pthread", "-O1", *flags, f"-I{sources}"]
+        command = [
+            *shlex.split(compiling.find_cxx()),
+            "-std=c++17",
+            "-pthread",
+            "-O1",
+            *flags,
+            f"-I{sources}",
+        ]
         subprocess.run([*command, source, "-o", made], check=True)
         return made
 

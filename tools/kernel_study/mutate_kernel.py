@@ -8,6 +8,7 @@ mutant. The exit code is 1 if no run notices a mutant that JUSTIFIED does not ex
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -80,7 +81,14 @@ def compile_program(csrc: Path, out: Path, objects: list[str], *flags: str) -> N
     values = build.definitions(config, target)
     definitions = [f"-D{name}={value}" for name, value in values.items()]
     source = ROOT / "tests" / "decoders" / "kernel" / "sanitized.cu"
-    command = [compiling.find_cxx(), "-std=c++17", "-O1", "-g", "-w", "-fno-strict-aliasing"]
+    command = [
+        *shlex.split(compiling.find_cxx()),
+        "-std=c++17",
+        "-O1",
+        "-g",
+        "-w",
+        "-fno-strict-aliasing",
+    ]
     command += [f"-I{csrc}", *flags, *definitions, "-x", "c++", str(source), "-x", "none"]
     subprocess.run([*command, *objects, "-lpthread", "-o", str(out)], check=True)
 
@@ -147,7 +155,7 @@ def main() -> int:
         objects = []
         for unit in sorted((csrc / "emulation").glob("*.cpp")):
             objects.append(str(work / f"{unit.stem}.o"))
-            command = [compiling.find_cxx(), "-std=c++17", "-O2", "-c", str(unit)]
+            command = [*shlex.split(compiling.find_cxx()), "-std=c++17", "-O2", "-c", str(unit)]
             subprocess.run([*command, "-o", objects[-1]], check=True)
         program = work / "program"
         compile_program(csrc, program, objects)

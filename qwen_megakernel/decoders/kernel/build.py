@@ -6,6 +6,7 @@ nvcc compiles the sources for a GPU, and a C++ compiler compiles the same source
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -231,7 +232,7 @@ def recipe(config: KernelSizes, target: Target) -> Recipe:
     return Recipe(
         name=f"the kernel for {target.arch or 'the CPU emulation'}",
         library="libqwen_tts.so",
-        compiler=find_nvcc() if target.arch else find_cxx(),
+        compiler=shlex.quote(find_nvcc()) if target.arch else find_cxx(),
         flags=tuple(flags),
         units=tuple(units),
         sources=sources(),

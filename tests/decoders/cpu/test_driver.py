@@ -7,6 +7,7 @@ silence about the sources proves something.
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -88,7 +89,7 @@ def program(build_cache: Path, tmp_path_factory):
             assert text.count(before + planted) == 1
             (copy / name).write_text(text.replace(before + planted, before + instead))
             sources = copy
-        command = [compiler or compiling.find_cxx(), "-std=c++17", "-pthread", "-w"]
+        command = [*shlex.split(compiler or compiling.find_cxx()), "-std=c++17", "-pthread", "-w"]
         command += ["-ffp-contract=off", *flags]
         objects = []
         for unit in (driver, sources / "cpu_decoder.cpp", sources / "cpu_vocoder.cpp"):

@@ -5,6 +5,7 @@ Each sanitizer first has to find bugs that are planted for it, so that its silen
 
 import hashlib
 import os
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -57,8 +58,18 @@ def program(build_cache: Path):
             # The runtime is not instrumented: it informs the sanitizers itself.
             for unit in sorted((csrc / "emulation").glob("*.cpp")):
                 objects.append(str(folder / f"{unit.stem}.o"))
-                subprocess.run([cxx, *common, "-c", str(unit), "-o", objects[-1]], check=True)
-            command = [cxx, *common, *FLAGS[sanitizer], *definitions, "-x", "c++", str(source)]
+                subprocess.run(
+                    [*shlex.split(cxx), *common, "-c", str(unit), "-o", objects[-1]], check=True
+                )
+            command = [
+                *shlex.split(cxx),
+                *common,
+                *FLAGS[sanitizer],
+                *definitions,
+                "-x",
+                "c++",
+                str(source),
+            ]
             command += ["-x", "none", *objects, "-lpthread", "-o", str(folder / "sanitized.new")]
             subprocess.run(command, check=True)
             (folder / "sanitized.new").rename(folder / "sanitized")

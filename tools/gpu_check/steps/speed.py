@@ -1,6 +1,7 @@
 """Steps that time the kernel and its variants and, to compare, the graphs, memory and a barrier."""
 
 import json
+import shlex
 import subprocess
 import tempfile
 import time
@@ -58,7 +59,7 @@ def bench_command(arch: str | None) -> list[str]:
     if arch:
         return [build.find_nvcc(), "-std=c++17", "-O3", f"-arch={arch}", source]
     units = sorted((compiling.source_folder() / "emulation").glob("*.cpp"))
-    command = [compiling.find_cxx(), *build.CXX_FLAGS, "-x", "c++", source]
+    command = [*shlex.split(compiling.find_cxx()), *build.CXX_FLAGS, "-x", "c++", source]
     return [*command, *map(str, units), "-lpthread"]
 
 

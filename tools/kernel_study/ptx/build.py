@@ -8,6 +8,7 @@ import hashlib
 import os
 import platform
 import re
+import shlex
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -131,7 +132,7 @@ def assemble(
             weaken = [f"--weaken-symbol={entry}" for entry in entries]
             _run(["objcopy", *weaken, work / f"{path.stem}.o"])
         link = ["-shared", "-Wl,-Bsymbolic"] if is_library else ["-lpthread"]
-        _run([cxx, *sanitize, *objects, *link, "-o", work / "result"])
+        _run([*shlex.split(cxx), *sanitize, *objects, *link, "-o", work / "result"])
         os.replace(work / "result", result)
     return result
 
@@ -143,7 +144,7 @@ def _source(name: str) -> Path:
 def _object(work: Path, cxx: str, source: Path, flags: Sequence[str]) -> Path:
     path = work / f"{source.stem}.o"
     include = [f"-I{HERE}", f"-I{compiling.source_folder()}"]
-    _run([cxx, *CXX_FLAGS, *include, *flags, "-x", "c++", "-c", source, "-o", path])
+    _run([*shlex.split(cxx), *CXX_FLAGS, *include, *flags, "-x", "c++", "-c", source, "-o", path])
     return path
 
 
