@@ -50,27 +50,6 @@ int32_t qwen_cpu_decoder_create(void* pool, const ModelSource* source, void** de
 
 void qwen_cpu_decoder_destroy(void* decoder) { delete static_cast<Model*>(decoder); }
 
-int64_t qwen_cpu_decoder_weight_bytes(void* decoder) {
-  Model& model = *static_cast<Model*>(decoder);
-  const auto layers = [](const qwen_tts::Stack& stack) {
-    size_t bytes = 0;
-    for (const auto& layer : stack.layers)
-      bytes += layer.qkv.bytes() + layer.o.bytes() + layer.gate_up.bytes() + layer.down.bytes();
-    return bytes;
-  };
-  const size_t per_code = layers(model.predictor) + model.projection.bytes();
-  size_t bytes = layers(model.talker) + model.codec_head.bytes();
-  for (const auto& head : model.lm_heads) bytes += head.bytes() + per_code;
-  return int64_t(bytes);
-}
-
-int64_t qwen_cpu_decoder_packed_bytes(void* decoder) {
-  size_t bytes = 0;
-  qwen_tts::each_matrix(*static_cast<Model*>(decoder),
-                        [&](const qwen_tts::Matrix& matrix) { bytes += matrix.bytes(); });
-  return int64_t(bytes);
-}
-
 int32_t qwen_cpu_decoder_prefill(void* decoder, int32_t slot_idx, const StreamOptions* options,
                                  const float* embeds, int32_t num_positions, int32_t num_kept,
                                  const float* pad_embed) {
@@ -89,22 +68,10 @@ int32_t qwen_cpu_decoder_prefill(void* decoder, int32_t slot_idx, const StreamOp
   });
 }
 
-int64_t qwen_cpu_decoder_kept_floats(void* decoder) {
-  return int64_t(static_cast<Model*>(decoder)->talker.kept_floats());
-}
-
-void qwen_cpu_decoder_read_cache(void* decoder, int32_t slot_idx, int32_t first, int32_t count,
-                                 float* kept) {
+void qwen_cpu_decoder_copy_cache(void* decoder, int32_t slot_idx, int32_t position, float* kept,
+                                 int32_t to_cache) {
   Model& model = *static_cast<Model*>(decoder);
-  qwen_tts::each_kept(model.talker, model.slots[slot_idx]->cache.data(), first, count, kept,
-                      [](float& to, float& from) { to = from; });
-}
-
-void qwen_cpu_decoder_write_cache(void* decoder, int32_t slot_idx, int32_t first, int32_t count,
-                                  const float* kept) {
-  Model& model = *static_cast<Model*>(decoder);
-  qwen_tts::each_kept(model.talker, model.slots[slot_idx]->cache.data(), first, count,
-                      const_cast<float*>(kept), [](float& from, float& to) { to = from; });
+  qwen_tts::copy_cache(model.talker, model.slots[slot_idx]->cache.data(), position, kept, to_cache);
 }
 
 int32_t qwen_cpu_decoder_write_text(void* decoder, int32_t slot_idx, const float* rows,

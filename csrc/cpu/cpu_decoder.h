@@ -104,16 +104,12 @@ int32_t qwen_cpu_pack(void* pool, const MatrixSource* parts, int32_t num_parts, 
 // outlive the decoder.
 int32_t qwen_cpu_decoder_create(void* pool, const ModelSource* source, void** decoder);
 void qwen_cpu_decoder_destroy(void* decoder);
-int64_t qwen_cpu_decoder_weight_bytes(void* decoder);  // the bytes of weights that a frame reads
-int64_t qwen_cpu_decoder_packed_bytes(void* decoder);  // the size of the packed weights
 
-// Copy keys and values of prompt positions, as rows [count, kept_floats], out of a slot's cache and
-// into it. A row depends on no later position, so prompts that begin alike can share rows.
-int64_t qwen_cpu_decoder_kept_floats(void* decoder);
-void qwen_cpu_decoder_read_cache(void* decoder, int32_t slot, int32_t first, int32_t count,
-                                 float* kept);
-void qwen_cpu_decoder_write_cache(void* decoder, int32_t slot, int32_t first, int32_t count,
-                                  const float* kept);
+// Copies the keys and values of a prompt's position out of a slot's cache, or into it: kept
+// [num_layers, num_kv_heads, 2, head_dim]. They depend on no later position, so prompts that begin
+// alike can share them.
+void qwen_cpu_decoder_copy_cache(void* decoder, int32_t slot, int32_t position, float* kept,
+                                 int32_t to_cache);
 
 // Starts a stream: embeds [num_positions, hidden_size], of which the first num_kept positions are
 // already in the slot's cache; pad_embed [hidden_size].

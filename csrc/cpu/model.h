@@ -54,8 +54,6 @@ struct Stack {
   float* value(float* cache, int layer, int kv_head, int position) const {
     return values(cache, layer, kv_head) + size_t(position) * head_dim;
   }
-  // The number of floats of keys and values of one position.
-  size_t kept_floats() const { return layers.size() * 2 * num_kv_heads * head_dim; }
 };
 
 // Zeros whose pages take memory only once they are written: most streams do not fill their caches.
@@ -137,34 +135,18 @@ struct Model {
   }
 };
 
-// Calls visit(matrix) for all matrices, in the order in which a frame reads them.
-template <class Visit>
-void each_matrix(Model& model, Visit visit) {
-  const auto layers = [&](Stack& stack) {
-    for (Layer& layer : stack.layers)
-      for (Matrix* each : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) visit(*each);
+// Copies the keys and values of a position out of a cache into `kept`, or the other way.
+inline void copy_cache(const Stack& stack, float* cache, int position, float* kept, bool to_cache) {
+  const auto copy = [=](float& cached, float& copied) {
+    to_cache ? cached = copied : copied = cached;
   };
-  layers(model.talker);
-  visit(model.codec_head);
-  if (model.projection.num_blocks) visit(model.projection);
-  layers(model.predictor);
-  for (Matrix& head : model.lm_heads) visit(head);
-}
-
-// Calls copy(kept, cached) for every number of `count` positions from `first` on; `kept` is [count,
-// kept_floats].
-template <class Copy>
-void each_kept(const Stack& stack, float* cache, int first, int count, float* kept, Copy copy) {
-  const int head_dim = stack.head_dim;
   for (size_t layer = 0; layer < stack.layers.size(); ++layer)
-    for (int head = 0; head < stack.num_kv_heads; ++head, kept += 2 * head_dim)
-      for (int i = 0; i < count; ++i) {
-        float* to = kept + size_t(i) * stack.kept_floats();
-        float* key = stack.key(cache, int(layer), head, first + i);
-        float* value = stack.value(cache, int(layer), head, first + i);
-        for (int d = 0; d < head_dim; ++d) copy(to[d], key[size_t(d) * kKeyBlock]);
-        for (int d = 0; d < head_dim; ++d) copy(to[head_dim + d], value[d]);
-      }
+    for (int head = 0; head < stack.num_kv_heads; ++head) {
+      float* key = stack.key(cache, int(layer), head, position);
+      float* value = stack.value(cache, int(layer), head, position);
+      for (int d = 0; d < stack.head_dim; ++d) copy(key[size_t(d) * kKeyBlock], *kept++);
+      for (int d = 0; d < stack.head_dim; ++d) copy(value[d], *kept++);
+    }
 }
 
 inline Layer make_layer(const StackSource& source, int index) {

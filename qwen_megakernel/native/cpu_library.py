@@ -118,10 +118,7 @@ def open_library() -> ctypes.CDLL:
     for name in ("pool", "decoder", "vocoder"):
         destroy = getattr(library, f"qwen_cpu_{name}_destroy")
         destroy.argtypes, destroy.restype = [ctypes.c_void_p], None
-    sizes = ("decoder_weight_bytes", "decoder_packed_bytes", "decoder_kept_floats", "packed_bytes")
-    for name in sizes:
-        function = getattr(library, f"qwen_cpu_{name}")
-        function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_int64
+    library.qwen_cpu_packed_bytes.restype = ctypes.c_int64
     return library
 
 

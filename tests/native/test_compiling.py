@@ -253,7 +253,7 @@ def test_the_compiler_that_cxx_names_compiles(recipe, tmp_path, monkeypatch, wor
 def test_a_cxx_that_is_no_program_is_named(monkeypatch, cxx):
     monkeypatch.setenv("CXX", cxx)
     for find in (compiling.find_cxx, cpu_library.find_compiler):
-        with pytest.raises(BuildError, match="^CXX is '[^']*'; there is no program") as caught:
+        with pytest.raises(BuildError, match=r"^CXX is '[^']*'; there is no program") as caught:
             find()
         assert f"no program {cxx.split()[0]}." in caught.value.what
         assert "Unset CXX" in caught.value.hint

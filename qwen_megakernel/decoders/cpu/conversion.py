@@ -118,8 +118,8 @@ def _write_vocoder(checkpoint: Checkpoint, weights: str, pool: CpuPool, path: Pa
 
 def _write_talker(checkpoint: Checkpoint, weights: str | None, packer: Packer, path: Path) -> None:
     def packed() -> Iterator[np.ndarray]:
-        for each, size in zip(packer.names, packer.sizes, strict=True):
-            matrix = torch.empty(size, dtype=torch.uint8)
+        for each in packer.names:
+            matrix = torch.empty(packer.sizes[each.name], dtype=torch.uint8)
             packer.pack(each, matrix.data_ptr())
             yield matrix.numpy()
 
@@ -127,7 +127,7 @@ def _write_talker(checkpoint: Checkpoint, weights: str | None, packer: Packer, p
         *(checkpoint, checkpoint.files.folder / loading.WEIGHTS, path, TALKER_PREFIX),
         weights=weights,
         parts={each.name: list(each.parts) for each in packer.names},
-        entries=[("U8", (size,)) for size in packer.sizes],
+        entries=[("U8", (size,)) for size in packer.sizes.values()],
         packed=packed(),
     )
 

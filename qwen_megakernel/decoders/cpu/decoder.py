@@ -7,6 +7,7 @@ threads nor on other streams.
 
 import ctypes
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -77,14 +78,16 @@ class CpuDecoder(FrameDecoder):
         self.pool = cpu_library.CpuPool(self._library, self.num_threads)
         self.embeddings = Embeddings(model, self.device, self.dtype, as_stored=True)
         handle = ctypes.c_void_p()
-        packed, memory = pack(model, self.pool)
-        source = _Source(model, packed, self.embeddings, sizes)
+        packer, memory = pack(model, self.pool)
+        self.packed_sizes = packer.sizes  # bytes of each packed matrix
+        source = _Source(model, packer.matrices, self.embeddings, sizes)
         status = self._library.qwen_cpu_decoder_create(
             ctypes.c_void_p(self.pool.handle), ctypes.byref(source.model), ctypes.byref(handle)
         )
         cpu_library.check_status(status, "The model", HINT)
         self._handle = handle
-        self._kept_floats = self._library.qwen_cpu_decoder_kept_floats(handle)
+        talker = self.config.talker.stack
+        self._kept_floats = 2 * talker.num_layers * talker.kv_size
         self._prefixes = PrefixCache(PREFIX_BYTES, self._kept_floats)
         # Native code reads matrices and tables where they are, and the pool must outlive it.
         held = self.pool, source.tables, memory
@@ -93,19 +96,27 @@ class CpuDecoder(FrameDecoder):
     @property
     def weight_bytes(self) -> int:
         """Bytes of weights that one frame reads."""
-        return self._library.qwen_cpu_decoder_weight_bytes(self._handle)
-
-    @property
-    def packed_bytes(self) -> int:
-        """Bytes of memory that the packed weights take."""
-        return self._library.qwen_cpu_decoder_packed_bytes(self._handle)
+        passes = self.config.talker.num_code_groups - 1  # of the code predictor, each with one head
+        return sum(
+            size * (passes if "code_predictor." in name and "lm_head." not in name else 1)
+            for name, size in self.packed_sizes.items()
+        )
 
     def cancel(self) -> None:
         self._library.qwen_cpu_decoder_cancel(self._handle)
 
     def _run_prompt(self, slot: int, embeds: Tensor, pad_embed: Tensor) -> None:
         embeds = embeds.float().contiguous()
-        num_kept = self._restore(slot, embeds[:-1])  # the last position always runs
+        copy = partial(self._library.qwen_cpu_decoder_copy_cache, self._handle, slot)
+
+        def read(position: int) -> Tensor:
+            values = torch.empty(self._kept_floats)
+            copy(position, _address(values), False)
+            return values
+
+        kept = self._prefixes.find(embeds[:-1])  # the last position always runs
+        for position, values in enumerate(kept):
+            copy(position, _address(values), True)
         state = self._state(slot)
         options = native.StreamOptions(part=state.part, seed=state.seed, **state.sampling_params)
         pad = pad_embed.float().contiguous()
@@ -115,25 +126,11 @@ class CpuDecoder(FrameDecoder):
             ctypes.byref(options),
             _address(embeds),
             len(embeds),
-            num_kept,
+            len(kept),
             _address(pad),
         )
         cpu_library.check_status(status, f"A prompt of {len(embeds)} positions", HINT)
-        self._prefixes.add(embeds, lambda position: self._read_cache(slot, position))
-
-    def _restore(self, slot: int, embeds: Tensor) -> int:
-        """Write a prompt's known keys and values into a slot; return the number of positions."""
-        kept = self._prefixes.find(embeds)
-        for position, values in enumerate(kept):
-            self._library.qwen_cpu_decoder_write_cache(
-                self._handle, slot, position, 1, _address(values)
-            )
-        return len(kept)
-
-    def _read_cache(self, slot: int, position: int) -> Tensor:
-        kept = torch.empty(self._kept_floats)
-        self._library.qwen_cpu_decoder_read_cache(self._handle, slot, position, 1, _address(kept))
-        return kept
+        self._prefixes.add(embeds, read)
 
     def _write_text(self, slot: int, rows: Tensor) -> None:
         rows = rows.float().contiguous()

@@ -6,7 +6,7 @@ The layout, which csrc/cpu/matrix.h describes, is the same for all instruction s
 import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,10 +32,6 @@ class PackedName:
     name: str
     parts: tuple[str, ...]
     takes_turns: bool = False  # each block of 32 rows has as many rows of each part
-
-
-# The packed matrices of a model by `PackedName.name`, and the memory that they lie in.
-PackedWeights: TypeAlias = tuple[dict[str, native.MatrixSource], Any]
 
 
 def packed_names(config: ModelConfig) -> Iterator[PackedName]:
@@ -79,12 +75,12 @@ class Packer:
         self.matrices = {
             each.name: _describe(list(map(shape_of, each.parts))) for each in self.names
         }
-        self.sizes = [
-            pool.library.qwen_cpu_packed_bytes(
+        self.sizes = {
+            each.name: pool.library.qwen_cpu_packed_bytes(
                 ctypes.byref(self.matrices[each.name]), len(each.parts) if each.takes_turns else 1
             )
             for each in self.names
-        ]
+        }
 
     def pack(self, name: PackedName, address: int) -> None:
         """Write a packed matrix to an address, and give its parts' memory back to the system."""
@@ -95,11 +91,13 @@ class Packer:
         _release(weights, name.parts)
 
 
-def pack(model: DecoderModel, pool: CpuPool) -> PackedWeights:
+def pack(model: DecoderModel, pool: CpuPool) -> tuple[Packer, Any]:
     """Pack a model's matrices; beside the result there is never more than one of them in memory.
 
     Matrices that a file holds packed are mapped instead; processes share them.
 
+    Returns:
+        The packer, whose `matrices` have their addresses, and the memory that they lie in.
     Raises:
         OutOfMemory: the matrices do not fit into memory.
         ModelFilesError: the file's packed matrices are not those that this program reads.
@@ -107,22 +105,20 @@ def pack(model: DecoderModel, pool: CpuPool) -> PackedWeights:
     packer = Packer(model, pool)
     if PREFIX + packer.names[0].name in model.talker:
         return _mapped(model, packer)
-    memory = huge_pages(sum(packer.sizes), HINT)
+    memory = huge_pages(sum(packer.sizes.values()), HINT)
     address = memory.data_ptr()
-    for each, size in zip(packer.names, packer.sizes, strict=True):
+    for each in packer.names:
         packer.matrices[each.name].values = address
         packer.pack(each, address)
-        address += size
-    return packer.matrices, memory
+        address += packer.sizes[each.name]
+    return packer, memory
 
 
-def _mapped(model: DecoderModel, packer: Packer) -> PackedWeights:
+def _mapped(model: DecoderModel, packer: Packer) -> tuple[Packer, Any]:
     names = [name for name in model.talker if name.startswith(PREFIX)]
     stored = {name: tensor(model.talker, name) for name in names}
     found = {name: values.numel() for name, values in stored.items()}
-    needed = {
-        PREFIX + each.name: size for each, size in zip(packer.names, packer.sizes, strict=True)
-    }
+    needed = {PREFIX + name: size for name, size in packer.sizes.items()}
     wrong = [name for name in needed | found if needed.get(name) != found.get(name)]
     wrong += [name for name in names if stored[name].data_ptr() % ALIGNMENT]
     if wrong:
@@ -133,7 +129,7 @@ def _mapped(model: DecoderModel, packer: Packer) -> PackedWeights:
         )
     for name, matrix in packer.matrices.items():
         matrix.values = stored[PREFIX + name].data_ptr()
-    return packer.matrices, stored
+    return packer, stored
 
 
 def _pack_one(pool: CpuPool, parts: list[Matrix], name: PackedName, address: int) -> None:

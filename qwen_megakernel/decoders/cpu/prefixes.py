@@ -21,15 +21,10 @@ class PrefixCache:
     """
 
     def __init__(self, limit_bytes: int, kept_floats: int):
-        self._most, self._kept_floats = limit_bytes // (4 * kept_floats), kept_floats
+        self._most = limit_bytes // (4 * kept_floats)
         # Key of a position -> its [kept_floats]. A position is used after those behind it in its
         # prompt, so the first one here has none behind it.
         self._kept: OrderedDict[bytes, Tensor] = OrderedDict()
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all keys and values."""
-        return 4 * self._kept_floats * len(self._kept)
 
     def find(self, rows: Tensor) -> list[Tensor]:
         """Return the keys and values [kept_floats] of each position of a prompt's known beginning;

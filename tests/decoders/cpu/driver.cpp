@@ -290,12 +290,12 @@ void speak(void* pool, const ModelSource& source) {
         {0.8f, 1.0f, 1.0f, 7, slot != 0},
         1,
         uint64_t(slot)};
-    std::vector<float> cached(kept * qwen_cpu_decoder_kept_floats(decoder));
-    for (int first = 0; first < kept; first += 20) {  // pieces that cross a block of 16 positions
-      float* to = cached.data() + first * qwen_cpu_decoder_kept_floats(decoder);
-      qwen_cpu_decoder_read_cache(decoder, 3, first, 20, to);
+    const StackSource& talker = model.talker;
+    std::vector<float> copied(2 * talker.num_layers * talker.num_kv_heads * talker.head_dim);
+    for (int position = 0; position < kept; ++position) {
+      qwen_cpu_decoder_copy_cache(decoder, 3, position, copied.data(), 0);
+      qwen_cpu_decoder_copy_cache(decoder, slot, position, copied.data(), 1);
     }
-    qwen_cpu_decoder_write_cache(decoder, slot, 0, kept, cached.data());
     expect(qwen_cpu_decoder_prefill(decoder, slot, &options, rows.data(), length, kept,
                                     rows.data() + hidden) == kDone,
            "a prompt");
