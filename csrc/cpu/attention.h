@@ -32,9 +32,11 @@ inline void rms_norm(float* out, const float* x, const float* weight, int n, flo
 }
 
 // e^x, accurate to 2 units in the last place in -87 .. 88, clamped beyond (Cephes' polynomial).
+// NaN stays NaN; it must not become an integer, which C++ does not define.
 inline float exponential(float x) {
   x = std::min(std::max(x, -87.0f), 88.0f);
-  const float n = (x * 1.44269504f + 12582912.0f) - 12582912.0f;  // rounded to an integer
+  const float shifted = x * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: rounds to integers
+  const float n = shifted - 12582912.0f;
   const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
   float p = 1.9875691500e-4f;
   p = p * r + 1.3981999507e-3f;
@@ -43,7 +45,9 @@ inline float exponential(float x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1;
-  const int32_t bits = (int32_t(n) + 127) << 23;
+  uint32_t bits;
+  std::memcpy(&bits, &shifted, sizeof bits);
+  bits = (bits + 127) << 23;  // n is in the low bits of `shifted`
   float power;
   std::memcpy(&power, &bits, sizeof power);
   return p * power;

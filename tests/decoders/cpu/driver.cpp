@@ -273,6 +273,18 @@ void race(void* decoder) {
   canceller.join();
 }
 
+// Runs a prompt that is not a number: the first codebook is reported.
+void find_nan(void* decoder, int hidden) {
+  const std::vector<float> rows(size_t(5) * hidden, NAN);
+  const StreamOptions options = {{1.0f, 1.0f, 1.0f, 0, 0}, {1.0f, 1.0f, 1.0f, 0, 0}, 1, 1};
+  expect(qwen_cpu_decoder_prefill(decoder, 0, &options, rows.data(), 5, 0, rows.data()) == kDone,
+         "a prompt of NaN");
+  int slots[] = {0}, done[1], ended[1], bad[1], codes[kGroups];
+  const StepRequest request = {slots, 1, 1, nullptr, codes, done, ended, bad, nullptr, nullptr};
+  expect(qwen_cpu_decoder_step(decoder, &request) == kDone, "a step of NaN");
+  expect(bad[0] == 0 && !done[0] && !ended[0], "logits that are not finite");
+}
+
 void speak(void* pool, const ModelSource& source) {
   void* decoder = nullptr;
   const Packed packed(pool, source);
@@ -309,6 +321,7 @@ void speak(void* pool, const ModelSource& source) {
   canceller.join();
   step(decoder, {1, 3}, 2);  // cancelled: ends before its first frame
   step(decoder, {1, 3}, 2);
+  find_nan(decoder, hidden);
   race(decoder);
   qwen_cpu_decoder_destroy(decoder);
 }

@@ -26,7 +26,7 @@ AVX2 = cpu_library.INSTRUCTION_SETS["avx2"]
 SANITIZERS = {
     "thread": ["-fsanitize=thread"],
     "address": ["-fsanitize=address"],
-    "undefined": ["-fsanitize=undefined", "-fno-sanitize-recover=all"],
+    "undefined": ["-fsanitize=undefined,float-cast-overflow", "-fno-sanitize-recover=all"],
 }
 # A file, a text in it, the fault that replaces it, and the sanitizers that must report it.
 FAULTS = {
