@@ -376,5 +376,7 @@ def load(path: Path) -> ctypes.CDLL:
     except OSError as error:
         raise BuildError(
             f"{path} does not load: {error}.",
-            hint=f"Remove {path.parent}; the next run compiles it again.",
+            "A system of another kind compiled it, or its disk is mounted noexec.",
+            f"Remove {path.parent}; the next run compiles it again. Or set "
+            "QWEN_MEGAKERNEL_BUILD_CACHE to a folder on another disk.",
         ) from error

@@ -137,12 +137,27 @@ def test_a_read_only_cache_is_named_and_what_is_in_it_is_used(recipe, read_only)
         compiling.compiled(replace(recipe, flags=(*recipe.flags, "-g")))
 
 
+@pytest.mark.ci
+def test_a_disk_from_which_nothing_may_run_is_named_with_its_cure(recipe, tmp_path, monkeypatch):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount("-t", "tmpfs", "-o", "noexec,mode=700", "tmpfs", disk)
+    try:
+        monkeypatch.setenv("QWEN_MEGAKERNEL_BUILD_CACHE", str(disk))
+        with pytest.raises(BuildError, match="does not load: .*failed to map") as caught:
+            compiling.load(compiling.compiled(recipe))
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)
+    assert "noexec" in caught.value.why
+    assert "set QWEN_MEGAKERNEL_BUILD_CACHE to a folder on another disk" in caught.value.hint
+
+
 @pytest.mark.skipif(os.geteuid() != 0 or not Path("/dev/full").exists(), reason="needs mount")
 @pytest.mark.ci
 def test_a_full_disk_leaves_nothing_half_built(recipe, tmp_path, monkeypatch):
     disk = tmp_path / "disk"
     disk.mkdir()
-    mount("-t", "tmpfs", "-o", "size=8k", "tmpfs", disk)
+    mount("-t", "tmpfs", "-o", "size=8k,mode=700", "tmpfs", disk)
     try:
         monkeypatch.setenv("QWEN_MEGAKERNEL_BUILD_CACHE", str(disk))
         with pytest.raises(BuildError):
