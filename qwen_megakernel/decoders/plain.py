@@ -107,7 +107,7 @@ class PlainDecoder(OneByOneDecoder[PlainState]):
         logits = linear(state.hidden[None], self.codec_head)[0].float()
         if taps:
             taps["talker"][:] = logits
-        logits = sampling.penalize(logits, state.seen, how)
+        logits = sampling.penalized(logits, state.seen, how.repetition_penalty)
         suppressed = torch.zeros_like(state.seen)
         suppressed[talker.suppressed_from :] = True
         suppressed[talker.codec_eos_id] = state.frame < sampling.MIN_FRAMES

@@ -57,11 +57,6 @@ def uniforms(tokens: np.ndarray, *, seed: int, part: int, frame: int, codebook: 
     return ((words >> 9).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-23)
 
 
-def penalize(logits: Tensor, seen: Tensor, how: Draw) -> Tensor:
-    """Penalize the tokens marked in `seen` [n] bool, as `penalized` does."""
-    return penalized(logits, seen, how.repetition_penalty)
-
-
 def penalized(logits: Tensor, seen: Tensor, penalty: float | Tensor) -> Tensor:
     """Penalize the tokens marked in `seen` [..., n] bool, as Keskar et al. (CTRL, 2019) do."""
     scaled = torch.where(logits < 0, logits * penalty, logits / penalty)

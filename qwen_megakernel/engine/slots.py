@@ -101,10 +101,15 @@ class SlotTable:
             if stream.cancelled:
                 self.release(stream, "cancelled")
 
-    def end_all(self, reason: FinishReason, error: Exception | None = None) -> None:
-        """End every stream, so that no reader keeps waiting."""
+    def end_all(self, error: BaseException | None = None) -> None:
+        """End every stream, so that no reader keeps waiting.
+
+        Args:
+            error: one that cannot be attributed to a stream; None: the streams are cancelled.
+        """
+        failure = self._failure_of(error) if error else None
         for stream in [*self._waiting_now(), *self.active()]:
-            self.release(stream, reason, error)
+            self.release(stream, "error" if failure else "cancelled", failure)
 
     def _waiting_now(self) -> deque[StreamState]:
         return self.waiting.copy()  # other threads may append to it
@@ -158,10 +163,6 @@ class SlotTable:
         for row, error in result.failures.items():
             if not streams[row].is_over:
                 self.release(streams[row], "error", failures[id(error)])
-
-    def fail_all(self, error: BaseException) -> None:
-        """End every stream after an error that cannot be attributed to one of them."""
-        self.end_all("error", self._failure_of(error))
 
     def _failure_of(self, error: BaseException) -> QwenTTSError:
         """Return the error that readers get for a fault; sets `failure` if no stream can

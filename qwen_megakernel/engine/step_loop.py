@@ -142,11 +142,11 @@ class StepLoop:
             try:
                 is_busy = self._turn()
             except BaseException as error:  # a bug, or Rust's panic; no reader waits for ever
-                self.table.fail_all(error)
+                self.table.end_all(error)
                 is_busy = False
             self._await_news(0 if is_busy else self._next_look_s)
         self._await_news(0)
-        self.table.end_all("cancelled")
+        self.table.end_all()
 
     def _await_news(self, timeout_s: float | None) -> None:
         with contextlib.suppress(Empty):

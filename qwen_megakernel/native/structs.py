@@ -12,10 +12,6 @@ def fields(kind: Any, names: str) -> Fields:
     return [(name, kind) for name in names.split()]
 
 
-def offset_of(struct: type[ctypes.Structure], name: str) -> int:
-    return getattr(struct, name).offset
-
-
 class SamplingParams(ctypes.Structure):
     """`speech_options.Draw` as the CUDA kernel and the native code of CPUs take it."""
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.decoders.frame_decoder import OneByOneDecoder, Taps
-from qwen_megakernel.decoders.sampling import draw, penalize
+from qwen_megakernel.decoders.sampling import draw, penalized
 from qwen_megakernel.decoders.slots import DecoderSizes, SlotState
 from qwen_megakernel.errors import TextTooLong, TokenOrderError, UsageError, check_choice
 from qwen_megakernel.records import Prefill, TextIds
@@ -143,7 +143,7 @@ class SheenDecoder(OneByOneDecoder[_Part]):
                 logits = torch.cat([logits, end])
         if place == 0:
             own = logits[first - offset : first - offset + size]
-            own.copy_(penalize(own, state.seen, how))
+            own.copy_(penalized(own, state.seen, how.repetition_penalty))
         address = {"seed": state.seed, "part": state.part, "frame": state.frame}
         drawn = draw(logits, how, **address, codebook=place)
         if self._order == "repair":

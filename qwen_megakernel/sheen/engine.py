@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from qwen_megakernel.checkpoint.config_fields import read_json
+from qwen_megakernel.checkpoint.loading import GENERATION_CONFIG
 from qwen_megakernel.cloning import recordings
 from qwen_megakernel.decoders.backends import Backend, choose_backend, gpu_dtype
 from qwen_megakernel.decoders.dtypes import dtype_of
@@ -50,8 +51,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 logger = get_logger(__name__)
-
-GENERATION_CONFIG = "generation_config.json"
 
 # Options of `TTSEngine` that a trained voice lacks: what the error of a value says, and its hint.
 LACKING = {
@@ -115,7 +114,10 @@ class SheenEngine(SpeechEngine):
         self.max_frames = room if max_frames is None else max_frames
         on_gpu = self.device.type == "cuda"
         self.dtype = asked_dtype or (gpu_dtype(self.device) if on_gpu else torch.float32)
-        self._defaults = SpeechOptions(sampling=_read_sampling(files.folder))
+        path = files.folder / GENERATION_CONFIG
+        with model_folder.readable(path, UsageError):
+            values = read_json(path) if path.is_file() else {}
+            self._defaults = SpeechOptions(sampling=Sampling.from_generation_config(values))
         tokenizer = model_folder.load_tokenizer(files.folder, local_files_only=True)
         tokens = model_folder.audio_tokens(files.folder, tokenizer)
         self._text = TextInput(tokenizer, None if phonemes else self.config.espeak)
@@ -253,10 +255,3 @@ def _choose_backend(requested: str, device: str | None) -> Backend:
         why = f"{chosen.why}; backend {chosen.name} runs only Qwen3-TTS"
         return replace(chosen, name="torch", why=why, may_change=False)
     return chosen
-
-
-def _read_sampling(folder: Path) -> Sampling:
-    path = folder / GENERATION_CONFIG
-    values = read_json(path) if path.is_file() else {}
-    with model_folder.readable(path, UsageError):
-        return Sampling.from_generation_config(values)

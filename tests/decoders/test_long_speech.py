@@ -128,7 +128,7 @@ def partings(drawn: Tensor, run: LongRun) -> list[tuple[int, int]]:
             logits[config.suppressed_from :] = -torch.inf
             seen = torch.zeros(len(logits), dtype=torch.bool)
             seen[run.codes[:frame, 0].long()] = True
-            logits = sampling.penalize(logits, seen, GREEDY.talker)
+            logits = sampling.penalized(logits, seen, GREEDY.talker.repetition_penalty)
         assert logits.argmax() == theirs, "the official code is not the best of its logits"
         assert logits[theirs] - logits[ours] <= TIE_F32, (frame, group)
         found.append((frame, group))

@@ -124,7 +124,7 @@ def test_top_p_treats_equal_tokens_alike_and_keeps_the_best():
 def test_the_repetition_penalty_shrinks_positive_and_grows_negative_scores():
     logits = torch.tensor([2.0, -2.0, 2.0, -2.0])
     seen = torch.tensor([True, True, False, False])
-    penalized = sampling.penalize(logits, seen, Draw(repetition_penalty=2.0))
+    penalized = sampling.penalized(logits, seen, 2.0)
     assert penalized.tolist() == [1.0, -4.0, 2.0, -2.0]
 
 

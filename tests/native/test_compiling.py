@@ -144,7 +144,7 @@ def test_a_disk_from_which_nothing_may_run_is_named_with_its_cure(recipe, tmp_pa
     mount("-t", "tmpfs", "-o", "noexec,mode=700", "tmpfs", disk)
     try:
         monkeypatch.setenv("QWEN_MEGAKERNEL_BUILD_CACHE", str(disk))
-        with pytest.raises(BuildError, match="does not load: .*failed to map") as caught:
+        with pytest.raises(BuildError, match=r"does not load: .*failed to map") as caught:
             compiling.load(compiling.compiled(recipe))
     finally:
         subprocess.run(["umount", "--lazy", disk], check=True)

@@ -52,12 +52,12 @@ import torch
 from benchmarks import common, option_types
 from qwen_megakernel.cli import parsing
 from qwen_megakernel.decoders.kernel import build
-from qwen_megakernel.decoders.kernel.library import StageRecord
 from qwen_megakernel.installing import install_command
 from tools.gpu_check.steps.context import SMALL, TOY, Context
 
 SCHEMA = "stage_times/1"
-RECORD = np.dtype(StageRecord)
+# StageRecord of csrc/tts_kernel.h
+RECORD = np.dtype([("stamps", np.uint64, 6), ("stage", np.uint32), ("layer", np.uint32)])
 STAMPS = ("rows_ready", "first_tile", "last_tile", "arrived", "prepared", "released")
 MOMENTS = ("begin", "arrived", "prepared", "released")  # moments in the timeline
 LAYER_STAGES = ("qkv_proj", "attention", "o_proj", "gate_up_proj", "down_proj")

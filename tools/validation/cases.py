@@ -17,7 +17,7 @@ from qwen_megakernel.checkpoint.loading import Checkpoint
 from qwen_megakernel.decoders.frame_decoder import FrameDecoder
 from qwen_megakernel.decoders.plain import PlainDecoder
 from qwen_megakernel.decoders.prompt import PromptBuilder
-from qwen_megakernel.decoders.sampling import MIN_FRAMES, penalize
+from qwen_megakernel.decoders.sampling import MIN_FRAMES, penalized
 from qwen_megakernel.errors import OutputError, UsageError
 from qwen_megakernel.records import Prefill
 from qwen_megakernel.speech_options import Sampling, SpeechOptions
@@ -182,7 +182,8 @@ def greedy_scores(config: ModelConfig, case: Case, frame: int, codebook: int) ->
     talker, logits = config.talker, case.talker_logits[frame].float()
     seen = torch.zeros(len(logits), dtype=torch.bool)
     seen[case.codes[:frame, 0].long()] = True
-    scores = penalize(logits, seen, Sampling.greedy().talker)
+    penalty = Sampling.greedy().talker.repetition_penalty
+    scores = penalized(logits, seen, penalty)
     suppressed = torch.arange(len(logits)) >= talker.suppressed_from
     suppressed[talker.codec_eos_id] = frame < MIN_FRAMES
     return scores.masked_fill(suppressed, -torch.inf)

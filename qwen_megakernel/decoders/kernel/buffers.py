@@ -32,13 +32,12 @@ from qwen_megakernel.decoders.sampling import MIN_FRAMES
 from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.decoders.weights import DecoderModel, WeightReader, Weights
 from qwen_megakernel.errors import OutOfMemory
-from qwen_megakernel.native.structs import offset_of
 
 TALKER = "model."  # the names of the talker's weights begin with this
 
 # The blocks of a launch poll the first word, which has a cache line of its own.
-WORDS = 2 * offset_of(Control, "left") // 4
-ERROR_WORD = offset_of(Control, "error") // 4
+WORDS = 2 * Control.left.offset // 4
+ERROR_WORD = Control.error.offset // 4
 assert ctypes.sizeof(Control) <= 4 * WORDS
 
 

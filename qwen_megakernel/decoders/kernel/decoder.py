@@ -56,7 +56,7 @@ class KernelDecoder(BufferedDecoder):
         self.embeddings = buffers.embeddings
 
     def cancel(self) -> None:
-        self.launcher.cancel()
+        self._buffers.cancel[0] = 1
 
     @torch.inference_mode()
     def forward(self, slot: int, *tensors: Tensor, **options: Any) -> Tensor:
@@ -91,14 +91,14 @@ class KernelDecoder(BufferedDecoder):
             streams = [self._native_stream(slot) for slot in slots]
             wait = self.launcher.start(streams, num_frames, forced, taps)
         except BaseException:
-            self.launcher.clear_cancel()
+            self._buffers.cancel[0] = 0
             raise
 
         def collect() -> StepResult:
             try:
                 result = wait()
             finally:
-                self.launcher.clear_cancel()
+                self._buffers.cancel[0] = 0
             return self._collect(slots, result)
 
         return collect

@@ -59,13 +59,6 @@ class Launcher:
         self._failed: list[tuple[Any, GenerationError]] = []  # owners of failed prompts
         self._steps: list[int] = []  # control blocks of the last step, until the wait for it
 
-    def cancel(self) -> None:
-        """End the running step launch, or else the next, as `FrameDecoder.cancel` does."""
-        self._buffers.cancel[0] = 1
-
-    def clear_cancel(self) -> None:
-        self._buffers.cancel[0] = 0
-
     # ---- frames
 
     def start(

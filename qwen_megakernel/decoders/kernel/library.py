@@ -59,10 +59,6 @@ class SlotBuffers(ctypes.Structure):
     ]
 
 
-class StageRecord(ctypes.Structure):
-    _fields_ = [("stamps", c_uint64 * 6), *fields(c_uint32, "stage layer")]
-
-
 class Workspace(ctypes.Structure):
     _fields_ = fields(
         c_void_p,

@@ -52,10 +52,6 @@ def pack_int8(values: Tensor) -> Tensor:
     return tiles.permute(0, 2, 1, 4, 3, 5).reshape(-1)
 
 
-def pack_scales(scales: Tensor) -> Tensor:
-    return scales / INT8_UNIT
-
-
 def interleave(gate: Tensor, up: Tensor) -> Tensor:
     """Return the rows gate 0, up 0, gate 1, up 1, ...: [n, ...], [n, ...] -> [2n, ...].
 
@@ -97,7 +93,7 @@ def pack_stack(read: WeightReader, config: StackConfig) -> Tensor:
             return torch.cat([*packed, *vectors])
         assert len(quantized) == len(matrices)
         parts = [pack_int8(each.values) for each in quantized]
-        parts += [pack_scales(each.scales) for each in quantized]
+        parts += [each.scales / INT8_UNIT for each in quantized]
         return torch.cat([part.view(torch.uint8) for part in (*parts, *vectors)])
 
     first = layer(0)

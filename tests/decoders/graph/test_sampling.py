@@ -78,5 +78,5 @@ def test_the_penalty_is_a_rows_own():
     penalties = torch.tensor([1.0, 1.3, 0.4])
     ours = sampling.penalized(logits, seen, penalties[:, None])
     for row, penalty in enumerate(penalties.tolist()):
-        expected = sampling.penalize(logits[row], seen[row], Draw(repetition_penalty=penalty))
+        expected = sampling.penalized(logits[row], seen[row], penalty)
         torch.testing.assert_close(ours[row], expected, rtol=ROUNDING_F32, atol=0)

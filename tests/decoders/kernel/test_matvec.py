@@ -31,7 +31,7 @@ def run(probes: Probes, x, weight, norm=None, *, blocks=2, passes=1):
     scales = None
     if isinstance(weight, QuantizedMatrix):
         packed = packing.pack_int8(weight.values)
-        scales = with_poisoned_tail(packing.pack_scales(weight.scales))
+        scales = with_poisoned_tail(weight.scales / packing.INT8_UNIT)
         num_rows = len(weight.scales)
     else:
         packed, num_rows = packing.pack(weight.to(probes.dtype)), len(weight)

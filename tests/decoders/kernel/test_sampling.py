@@ -102,7 +102,7 @@ def test_rules_of_code_0(probes):
     seen[0], seen[3] = 0x0FF0F00F, -1
     mask = torch.tensor([(int(seen[i // 32]) >> (i % 32)) & 1 for i in range(1152)]).bool()
     for banned in (True, False):
-        expected = sampling.penalize(logits, mask, Draw(repetition_penalty=1.3))
+        expected = sampling.penalized(logits, mask, 1.3)
         expected[:, SUPPRESSED_FROM:EOS] = -torch.inf
         expected[:, EOS + 1 :] = -torch.inf
         if banned:

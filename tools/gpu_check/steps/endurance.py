@@ -107,7 +107,7 @@ def abort(context: Context) -> dict[str, Any]:
         expected = expected or codes[:frames]
         if codes[:frames] != expected:
             raise SystemExit("A cancelled stream went on with other codes.")
-    decoder.launcher.clear_cancel()  # the last timer may have fired too late
+    decoder._buffers.cancel[0] = 0  # the last timer may have fired too late
     expired = _expire(decoder, 2 if context.toy else 20)
     return {"rounds": rounds, "steps_cut_short": cut_short, "timeouts": expired}
 
