@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qwen_megakernel.decoders.weights import DecoderModel, WeightReader, tensor
+from qwen_megakernel.checkpoint.weight_reader import WeightReader
+from qwen_megakernel.decoders.weights import DecoderModel, tensor
 from qwen_megakernel.gpu.cuda_graphs import uploaded
 
 # Rows of a stored matrix that are converted at a time: 2 MB of float32, which the cache holds.
@@ -40,11 +41,11 @@ class Embeddings:
             stored = tensor(weights, name)
             if as_stored and stored.dtype == torch.bfloat16:
                 return stored.to(device).contiguous()
-            return read.tensor(name)
+            return read[name]
 
         self._text_table = tensor(weights, "model.text_embedding.weight")
         self._projection = [
-            (load(f"{name}.weight"), read.tensor(f"{name}.bias"))
+            (load(f"{name}.weight"), read[f"{name}.bias"])
             for name in ("text_projection.linear_fc1", "text_projection.linear_fc2")
         ]
         self.codec_table = load("model.codec_embedding.weight")  # [vocab_size, hidden_size]

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import StackConfig
+from qwen_megakernel.checkpoint.weight_reader import WeightReader
 from qwen_megakernel.decoders import quantization
 from qwen_megakernel.decoders.quantization import Matrix
-from qwen_megakernel.decoders.weights import WeightReader
 
 # `linear` takes matrix-vector products for up to this many rows; the predictor's first pass has 2.
 MAX_VECTOR_ROWS = 2
@@ -129,23 +129,23 @@ class DecoderStack:
         self.tap: Tap | None = None  # called with (name, hidden) after each layer and the norm
 
         def layer(index: int) -> _Layer:
-            at = read.under(f"layers.{index}.")
+            at = read.at(f"layers.{index}")
             return _Layer(
                 q_proj=at.matrix("self_attn.q_proj.weight"),
                 k_proj=at.matrix("self_attn.k_proj.weight"),
                 v_proj=at.matrix("self_attn.v_proj.weight"),
                 o_proj=at.matrix("self_attn.o_proj.weight"),
-                q_norm=at.tensor("self_attn.q_norm.weight"),
-                k_norm=at.tensor("self_attn.k_norm.weight"),
+                q_norm=at["self_attn.q_norm.weight"],
+                k_norm=at["self_attn.k_norm.weight"],
                 gate_proj=at.matrix("mlp.gate_proj.weight"),
                 up_proj=at.matrix("mlp.up_proj.weight"),
                 down_proj=at.matrix("mlp.down_proj.weight"),
-                input_layernorm=at.tensor("input_layernorm.weight"),
-                post_attention_layernorm=at.tensor("post_attention_layernorm.weight"),
+                input_layernorm=at["input_layernorm.weight"],
+                post_attention_layernorm=at["post_attention_layernorm.weight"],
             )
 
         self.layers = [layer(index) for index in range(config.num_layers)]
-        self.norm = read.tensor("norm.weight")
+        self.norm = read["norm.weight"]
 
     def new_cache(self, num_positions: int) -> Tensor:
         """Return zeros [num_layers, 2 (keys, values), num_kv_heads, num_positions, head_dim]."""

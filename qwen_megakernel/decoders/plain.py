@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from qwen_megakernel.checkpoint.weight_reader import WeightReader
 from qwen_megakernel.decoders import sampling
 from qwen_megakernel.decoders.embeddings import Embeddings
 from qwen_megakernel.decoders.frame_decoder import OneByOneDecoder, Taps
 from qwen_megakernel.decoders.layers import DecoderStack, Stack, linear
 from qwen_megakernel.decoders.onednn import without_onednn
 from qwen_megakernel.decoders.slots import DecoderSizes, SlotState
-from qwen_megakernel.decoders.weights import DecoderModel, WeightReader
+from qwen_megakernel.decoders.weights import DecoderModel
 from qwen_megakernel.records import StepResult
 from qwen_megakernel.speech_options import Draw, Sampling
 
@@ -58,15 +59,15 @@ class PlainDecoder(OneByOneDecoder[PlainState]):
         read = WeightReader(weights, self.device, self.dtype, "model.")
         self.talker = DecoderStack(config.talker.stack, read, "talker")
         read = WeightReader(weights, self.device, self.predictor_dtype, "code_predictor.")
-        predictor = read.under("model.")
+        predictor = read.at("model")
         self.predictor = DecoderStack(config.predictor.stack, predictor, "code_predictor")
         self.lm_heads = [
             read.matrix(f"lm_head.{group}.weight") for group in range(self.num_code_groups - 1)
         ]
         self.projection: tuple[Tensor, Tensor] | None = None
         if config.has_projection:
-            at = read.under("small_to_mtp_projection.")
-            self.projection = at.tensor("weight"), at.tensor("bias")
+            at = read.at("small_to_mtp_projection")
+            self.projection = at["weight"], at["bias"]
 
     def _new_state(self, slot: int, sampling: Sampling, seed: int, part: int) -> PlainState:
         vocab_size = self.config.talker.vocab_size

@@ -1,10 +1,8 @@
 """The model of a decoder: its config and its tensors, some of which may be `QuantizedMatrix`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import ModelConfig
@@ -30,25 +28,3 @@ def tensor(weights: Weights, name: str) -> Tensor:
     found = weights[name]
     assert isinstance(found, Tensor), name
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class WeightReader:
-    """Reads a model's tensors onto a device, in one dtype."""
-
-    weights: Weights
-    device: torch.device
-    dtype: torch.dtype
-    prefix: str = ""  # put in front of every name
-
-    def under(self, prefix: str) -> Self:
-        """Return a reader of the names that begin with a further prefix."""
-        return replace(self, prefix=self.prefix + prefix)
-
-    def matrix(self, name: str) -> Matrix:
-        """Return a matrix, which may be in 8 bits."""
-        return self.weights[self.prefix + name].to(device=self.device, dtype=self.dtype)
-
-    def tensor(self, name: str) -> Tensor:
-        found = tensor(self.weights, self.prefix + name)
-        return found.to(device=self.device, dtype=self.dtype)

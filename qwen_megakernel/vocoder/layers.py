@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.codec_config import CodecDecoderConfig
+from qwen_megakernel.checkpoint.weight_reader import WeightReader
 
 # Literals of the official classes; no config file holds them.
 CLUSTER_USAGE_MIN = 1e-5  # rows of a codebook that training never used have usage 0
@@ -40,27 +41,6 @@ def is_on_gpu(x: Tensor) -> bool:
     Code for a GPU has few operations; code for a CPU has more, but writes their results in place.
     """
     return x.device.type != "cpu"
-
-
-class Weights:
-    """Checkpoint tensors under a name prefix, in the vocoder's dtype and on its device.
-
-    16-bit tensors are converted before any computation reads them. Those that a converted model's
-    file holds packed have a shape and no values.
-    """
-
-    def __init__(
-        self, tensors: dict[str, Tensor], prefix: str, device: torch.device, dtype: torch.dtype
-    ):
-        self._tensors, self._prefix, self.device, self.dtype = tensors, prefix, device, dtype
-
-    def at(self, name: str) -> Weights:
-        """Return the tensors with names that begin with `name` and a dot."""
-        return Weights(self._tensors, f"{self._prefix}{name}.", self.device, self.dtype)
-
-    def __getitem__(self, name: str) -> Tensor:
-        tensor = self._tensors[self._prefix + name]
-        return tensor if tensor.is_meta else tensor.to(self.device, self.dtype)
 
 
 class Layout:
@@ -183,7 +163,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 class Snake:
     """The activation x + sin^2(x * e^alpha) / (e^beta + 1e-9), of alpha and beta [channels]."""
 
-    def __init__(self, weights: Weights):
+    def __init__(self, weights: WeightReader):
         self.frequency = weights["alpha"].exp()
         self.amplitude = 1 / (weights["beta"].exp() + SNAKE_EPS)
 
@@ -205,7 +185,7 @@ class Conv:
     """
 
     def __init__(
-        self, weights: Weights, layout: Layout, dilation: int = 1, snake: Snake | None = None
+        self, weights: WeightReader, layout: Layout, dilation: int = 1, snake: Snake | None = None
     ):
         weight = weights["weight"]  # [out_channels, in_channels, kernel_size]
         self.taps = weight.permute(2, 1, 0).contiguous()
@@ -227,7 +207,9 @@ class TransposedConv:
     y = W[:, :, j]^T x[t] + W[:, :, stride + j]^T x[t - 1] + b.
     """
 
-    def __init__(self, weights: Weights, stride: int, layout: Layout, snake: Snake | None = None):
+    def __init__(
+        self, weights: WeightReader, stride: int, layout: Layout, snake: Snake | None = None
+    ):
         weight = weights["weight"]  # [in_channels, out_channels, kernel_size]
         in_channels, self.out_channels, kernel_size = weight.shape
         num_taps = kernel_size // stride
@@ -251,7 +233,7 @@ class TransposedConv:
 class ResidualUnit:
     """The residual unit x + conv1(snake(conv7(snake(x)))), whose wide convolution is dilated."""
 
-    def __init__(self, weights: Weights, dilation: int, layout: Layout):
+    def __init__(self, weights: WeightReader, dilation: int, layout: Layout):
         self.conv1 = Conv(
             weights.at("conv1.conv"), layout, dilation, snake=Snake(weights.at("act1"))
         )
@@ -289,7 +271,7 @@ def sum_channels_at_once(x: Tensor, taps: Tensor, bias: Tensor) -> Tensor:
 class ConvNeXt:
     """The ConvNeXt block x + gamma * pwconv2(gelu(pwconv1(norm(dwconv(x)))))."""
 
-    def __init__(self, weights: Weights, layout: Layout):
+    def __init__(self, weights: WeightReader, layout: Layout):
         depthwise = weights["dwconv.conv.weight"]  # [channels, 1, kernel_size]
         self.taps = depthwise.squeeze(1).T.contiguous()
         self.bias = weights["dwconv.conv.bias"]
@@ -320,7 +302,9 @@ class Codebooks:
     34 at released shapes) to save a ten-thousandth of a frame's arithmetic.
     """
 
-    def __init__(self, weights: Weights, config: CodecDecoderConfig, tables: Tensor | None = None):
+    def __init__(
+        self, weights: WeightReader, config: CodecDecoderConfig, tables: Tensor | None = None
+    ):
         if tables is None:
             names = ["rvq_first.vq.layers.0"]
             names += [f"rvq_rest.vq.layers.{i}" for i in range(config.num_quantizers - 1)]

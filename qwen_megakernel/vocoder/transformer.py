@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.codec_config import CodecDecoderConfig
-from qwen_megakernel.vocoder.layers import Layout, Weights, linear, stacked
+from qwen_megakernel.checkpoint.weight_reader import WeightReader
+from qwen_megakernel.vocoder.layers import Layout, linear, stacked
 
 
 class Transformer:
@@ -24,7 +25,7 @@ class Transformer:
     """
 
     def __init__(
-        self, weights: Weights, config: CodecDecoderConfig, layout: Layout, max_frames: int
+        self, weights: WeightReader, config: CodecDecoderConfig, layout: Layout, max_frames: int
     ):
         self.num_past = config.sliding_window - 1
         self.input_proj = weights["input_proj.weight"], weights["input_proj.bias"]
@@ -67,7 +68,7 @@ class Transformer:
 class _TransformerLayer:
     """Attention and SwiGLU, each after an RMSNorm and scaled before it is added to the residual."""
 
-    def __init__(self, weights: Weights, config: CodecDecoderConfig, layout: Layout):
+    def __init__(self, weights: WeightReader, config: CodecDecoderConfig, layout: Layout):
         attention, mlp = weights.at("self_attn"), weights.at("mlp")
         self.input_norm = weights["input_layernorm.weight"]
         self.qkv_proj = stacked([attention[f"{name}_proj.weight"] for name in "qkv"])

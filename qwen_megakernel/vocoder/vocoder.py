@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.codec_config import CodecConfig, CodecDecoderConfig
+from qwen_megakernel.checkpoint.weight_reader import WeightReader
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.vocoder.layers import (
     Codebooks,
@@ -33,7 +34,6 @@ from qwen_megakernel.vocoder.layers import (
     ResidualUnit,
     Snake,
     TransposedConv,
-    Weights,
 )
 from qwen_megakernel.vocoder.transformer import Transformer
 
@@ -85,7 +85,7 @@ class Vocoder:
                 "Use float32.",
             )
         config = codec_config.decoder
-        weights = Weights(tensors, "", torch.device(device), dtype)
+        weights = WeightReader(tensors, torch.device(device), dtype)
         layout = Layout()
         self.config = config
         self.samples_per_frame = codec_config.samples_per_frame
@@ -217,7 +217,7 @@ def _gather(states: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(states))
 
 
-def _tail_layers(weights: Weights, config: CodecDecoderConfig, layout: Layout) -> list[Layer]:
+def _tail_layers(weights: WeightReader, config: CodecDecoderConfig, layout: Layout) -> list[Layer]:
     """Return the layers from the frame rate to the sample rate, all of them convolutional."""
     layers: list[Layer] = []
     for i, ratio in enumerate(config.upsampling_ratios):

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.loading import Checkpoint
+from qwen_megakernel.checkpoint.weight_reader import WeightReader
 from qwen_megakernel.decoders.coreml.decoder_models import HIDDEN_SCORE, Module, conv1x1, rms_norm
-from qwen_megakernel.vocoder.layers import LAYER_NORM_EPS, Codebooks, Layout, Snake, Weights
+from qwen_megakernel.vocoder.layers import LAYER_NORM_EPS, Codebooks, Layout, Snake
 from qwen_megakernel.vocoder.transformer import Transformer
 from qwen_megakernel.vocoder.vocoder import DILATIONS
 
@@ -57,7 +58,7 @@ class SpeechDecoder(Module):
     def __init__(self, checkpoint: Checkpoint, num_frames: int):
         super().__init__()
         self.config, self.num_frames = checkpoint.codec_config.decoder, num_frames
-        weights = Weights(checkpoint.codec_decoder, "", torch.device("cpu"), torch.float32)
+        weights = WeightReader(checkpoint.codec_decoder, torch.device("cpu"), torch.float32)
         for name in checkpoint.codec_decoder:
             if name.endswith(".alpha"):
                 # Store the results of alpha and beta: Core ML's inverse adds 1e-4 to a divisor.

@@ -17,13 +17,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from qwen_megakernel.checkpoint.weight_reader import WeightReader
 from qwen_megakernel.decoders.embeddings import Embeddings
 from qwen_megakernel.decoders.graph import sampling
 from qwen_megakernel.decoders.graph.sampling import Knobs
 from qwen_megakernel.decoders.graph.stack import GraphStack
 from qwen_megakernel.decoders.sampling import MASK, MIN_FRAMES, penalized
 from qwen_megakernel.decoders.slots import DecoderSizes, SlotState
-from qwen_megakernel.decoders.weights import DecoderModel, WeightReader
+from qwen_megakernel.decoders.weights import DecoderModel
 
 MAX_FRAMES_PER_LAUNCH = 4  # number of frames that one copy brings to the host
 
@@ -96,20 +97,18 @@ class GraphModel:
         tables = [self.embeddings.codec_table, *self.embeddings.code_tables]
         first_rows = list(accumulate(map(len, tables[:-1]), initial=0))
         self._first_rows = torch.tensor(first_rows).to(self.device)
-        layers = read.under("model.")
+        layers = read.at("model")
         self.talker = GraphStack(
             talker.stack, layers, num_slots=slots, num_positions=self.max_positions
         )
-        layers = of_predictor.under("model.")
+        layers = of_predictor.at("model")
         self.predictor = GraphStack(predictor, layers, num_slots=slots, num_positions=groups)
-        self._codec_head = read.tensor("codec_head.weight")
-        self._lm_heads = [
-            of_predictor.tensor(f"lm_head.{group}.weight") for group in range(groups - 1)
-        ]
+        self._codec_head = read["codec_head.weight"]
+        self._lm_heads = [of_predictor[f"lm_head.{group}.weight"] for group in range(groups - 1)]
         self._projection: tuple[Tensor, Tensor] | None = None
         if self.config.has_projection:
-            at = of_predictor.under("small_to_mtp_projection.")
-            self._projection = at.tensor("weight"), at.tensor("bias")
+            at = of_predictor.at("small_to_mtp_projection")
+            self._projection = at["weight"], at["bias"]
 
     def _allocate(self, max_text_rows: int) -> None:
         """Allocate every tensor that a graph reads or writes, except the weights."""

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import StackConfig
+from qwen_megakernel.checkpoint.weight_reader import WeightReader
 from qwen_megakernel.decoders.layers import rotary
 from qwen_megakernel.decoders.quantization import Matrix, cat, linear
-from qwen_megakernel.decoders.weights import WeightReader
 
 # attend(layer, q [n, T, num_heads, head_dim], kv [n, T, 2, num_kv_heads, head_dim]) -> like q
 Attend = Callable[[int, Tensor, Tensor], Tensor]
@@ -48,23 +48,23 @@ class GraphStack:
         self.config, self.num_positions, self.unused_position = config, num_positions, num_positions
 
         def layer(index: int) -> _Layer:
-            at = read.under(f"layers.{index}.")
+            at = read.at(f"layers.{index}")
             heads = [
-                at.tensor(f"self_attn.{which}_norm.weight").expand(count, -1)
+                at[f"self_attn.{which}_norm.weight"].expand(count, -1)
                 for which, count in (("q", config.num_heads), ("k", config.num_kv_heads))
             ]
             return _Layer(
-                at.tensor("input_layernorm.weight"),
+                at["input_layernorm.weight"],
                 cat([at.matrix(f"self_attn.{which}_proj.weight") for which in "qkv"]),
                 torch.cat(heads),
                 at.matrix("self_attn.o_proj.weight"),
-                at.tensor("post_attention_layernorm.weight"),
+                at["post_attention_layernorm.weight"],
                 cat([at.matrix(f"mlp.{which}_proj.weight") for which in ("gate", "up")]),
                 at.matrix("mlp.down_proj.weight"),
             )
 
         self.layers = [layer(index) for index in range(config.num_layers)]
-        self.norm = read.tensor("norm.weight")
+        self.norm = read["norm.weight"]
         device, dtype = read.device, read.dtype
         shape = (num_slots, num_positions + 1, 2, config.num_kv_heads, config.head_dim)
         self.cache = torch.zeros((config.num_layers, *shape), device=device, dtype=dtype)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import StackConfig, TalkerConfig
+from qwen_megakernel.checkpoint.weight_reader import WeightReader
 from qwen_megakernel.decoders.embeddings import Embeddings
 from qwen_megakernel.decoders.kernel import packing
 from qwen_megakernel.decoders.kernel.build import KernelSizes
@@ -30,7 +31,7 @@ from qwen_megakernel.decoders.layers import rope_tables
 from qwen_megakernel.decoders.quantization import QuantizedMatrix
 from qwen_megakernel.decoders.sampling import MIN_FRAMES
 from qwen_megakernel.decoders.slots import DecoderSizes
-from qwen_megakernel.decoders.weights import DecoderModel, WeightReader, Weights
+from qwen_megakernel.decoders.weights import DecoderModel, Weights
 from qwen_megakernel.errors import OutOfMemory
 
 TALKER = "model."  # the names of the talker's weights begin with this
@@ -161,7 +162,7 @@ class LayerBuffers:
     def _load_stack(
         self, read: WeightReader, config: StackConfig, num_slots: int, max_positions: int
     ) -> Stack:
-        norm = read.tensor("norm.weight")
+        norm = read["norm.weight"]
         cos, sin = (t.to(self.device) for t in rope_tables(config, max_positions))
         shape = config.num_layers, num_slots, config.num_kv_heads, max_positions, config.head_dim
         layers = packing.pack_stack(read, config)
@@ -225,20 +226,20 @@ class KernelBuffers(LayerBuffers):
         read = WeightReader(model.talker, self.device, self.dtype)
         frame_table = predictor_table = self.embeddings.join_tables()
         if config.has_projection:
-            at = read.under("code_predictor.small_to_mtp_projection.")
-            matrix = at.tensor("weight").contiguous()
-            bias = at.tensor("bias").contiguous().float()
+            at = read.at("code_predictor.small_to_mtp_projection")
+            matrix = at["weight"].contiguous()
+            bias = at["bias"].contiguous().float()
             # Every row is projected now, so that no frame computes it.
             projected = F.linear(frame_table.float(), matrix.float(), bias)
             predictor_table = projected.to(frame_table.dtype)
             native.projection = self._keep(packing.pack(matrix))
             native.projection_bias = self._keep(bias)
-        stack = read.under("code_predictor.model.")
+        stack = read.at("code_predictor.model")
         native.predictor = self._load_stack(stack, config.predictor.stack, MAX_STREAMS, groups)
-        head = read.tensor("codec_head.weight").contiguous()
+        head = read["codec_head.weight"].contiguous()
         native.codec_head = self._keep(packing.pack(head))
         names = [f"code_predictor.lm_head.{i}.weight" for i in range(groups - 1)]
-        heads = torch.stack([packing.pack(read.tensor(name)) for name in names])
+        heads = torch.stack([packing.pack(read[name]) for name in names])
         native.lm_heads = self._keep(heads)
         native.frame_table = self._keep(frame_table)
         native.predictor_table = self._keep(predictor_table)

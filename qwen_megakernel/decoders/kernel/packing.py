@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import StackConfig
+from qwen_megakernel.checkpoint.weight_reader import WeightReader
 from qwen_megakernel.decoders import quantization
 from qwen_megakernel.decoders.quantization import Matrix, QuantizedMatrix
-from qwen_megakernel.decoders.weights import WeightReader
 
 TILE_ROWS = 8
 TILE_COLS = 64
@@ -67,7 +67,7 @@ def pack_stack(read: WeightReader, config: StackConfig) -> Tensor:
     """
 
     def layer(index: int) -> Tensor:
-        at = read.under(f"layers.{index}.")
+        at = read.at(f"layers.{index}")
 
         def matrix(name: str) -> Matrix:
             weight = read.weights[f"{at.prefix}{name}.weight"]
@@ -86,7 +86,7 @@ def pack_stack(read: WeightReader, config: StackConfig) -> Tensor:
             names += ["self_attn.q_norm.weight", "self_attn.k_norm.weight"]
         if config.qkv_bias:
             names += [f"self_attn.{name}_proj.bias" for name in "qkv"]
-        vectors = [at.tensor(name) for name in names]
+        vectors = [at[name] for name in names]
         quantized = [each for each in matrices if isinstance(each, QuantizedMatrix)]
         if not quantized:
             packed = [pack(each) for each in matrices if isinstance(each, Tensor)]
