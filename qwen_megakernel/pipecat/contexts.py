@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -150,11 +150,9 @@ class ContextTTSService(InProcessTTSService):
             return  # text after the EndFrame, which no listener would hear
         speech = self._speeches.setdefault(context_id, ContextSpeech(self._engine_timeout_s))
         await self.start_tts_usage_metrics(text)
-        if self._is_streaming_tokens or self._has_markup:
-            frames = self._take_words(context_id, speech, text)
-        else:
-            frames = self._say_sentence(context_id, speech, text)
-        async for frame in frames:
+        is_open = self._is_streaming_tokens or self._has_markup
+        frames = (self._take_words if is_open else self._say_sentence)(context_id, speech, text)
+        async for frame in self._replacing_lost(context_id, speech, frames):
             yield frame
 
     async def _say_sentence(
@@ -166,12 +164,7 @@ class ContextTTSService(InProcessTTSService):
             words = [WordTime(text[b:e], begin_s, unspaced) for b, e in word_spans(text)]
             await self._push_words(context_id, words)
             return
-        try:
-            speech.stream = self._open_stream(text, speech.conversation)
-        except Exception as error:  # run_tts must not raise: that would leave the context open
-            for frame in await self._failure(context_id, speech, error):
-                yield frame
-            return
+        speech.stream = self._open_stream(text, speech.conversation)
         async for frame in self._say_stream(context_id, speech, speech.stream):
             yield frame
 
@@ -193,16 +186,16 @@ class ContextTTSService(InProcessTTSService):
                 turn = self._speak_turn(context_id, speech, speech.stream)
                 speech.task = self.create_task(turn)
             speech.feed(text)
-        except Exception as error:  # run_tts must not raise: that would leave the context open
+        except Exception:
             speech.end_text()
-            for frame in await self._failure(context_id, speech, error):
-                yield frame
+            raise
         yield None  # the audio comes through the context
 
     async def _speak_turn(
         self, context_id: str, speech: ContextSpeech, stream: SpeechStream
     ) -> None:
-        async for frame in self._say_stream(context_id, speech, stream):
+        frames = self._say_stream(context_id, speech, stream)
+        async for frame in self._replacing_lost(context_id, speech, frames):
             await self.append_to_audio_context(context_id, frame)
         # Speech may end before its text does (a limit, an error), and text would open a closed
         # context again.
@@ -223,12 +216,9 @@ class ContextTTSService(InProcessTTSService):
                 await self._push_words(context_id, due)
             if stream.finish_reason == "cancelled" and not speech.is_cancelled:
                 raise EngineClosed("The engine was closed while it spoke.")
-        except Exception as error:  # run_tts must not raise: that would leave the context open
-            if isinstance(error, MarkupError):  # the text before the error has been spoken
-                await self._push_words(context_id, await timer.finish())
-            for frame in await self._failure(context_id, speech, error):
-                yield frame
-            return
+        except MarkupError:  # the text before the error has been spoken
+            await self._push_words(context_id, await timer.finish())
+            raise
         finally:
             stream.close()
         await self._push_words(context_id, await timer.finish())
@@ -239,19 +229,24 @@ class ContextTTSService(InProcessTTSService):
             )
         await self._call_event_handler("on_speech_ended", context_id, stream)
 
-    async def _failure(
-        self, context_id: str, speech: ContextSpeech, error: Exception
-    ) -> Sequence[Frame]:
-        """Return the frames that replace missing audio."""
-        frames: list[Frame] = []
-        if isinstance(error, EngineClosed):
+    async def _replacing_lost(
+        self, context_id: str, speech: ContextSpeech, frames: AsyncIterator[Frame | None]
+    ) -> AsyncGenerator[Frame | None, None]:
+        """Yield frames; after an error, those that replace audio which was lost.
+
+        If `run_tts` raised it, the context would stay open.
+        """
+        try:
+            async for frame in frames:
+                yield frame
+            return
+        except EngineClosed as error:
             await self.push_error(str(error), error, force_treat_as_permanent=True)
-        else:
-            frames.append(ErrorFrame(error=str(error), exception=error, processor=self))
+        except Exception as error:
+            yield ErrorFrame(error=str(error), exception=error, processor=self)
         if not speech.audio_s:
             await self.cancel_ttfb_metrics()
-            frames.append(self._silence(context_id, speech))
-        return frames
+            yield self._silence(context_id, speech)
 
     def _silence(self, context_id: str, speech: ContextSpeech) -> TTSAudioRawFrame:
         rate = self._sound_rate
