@@ -243,7 +243,7 @@ class Voice:
         """
         from safetensors import SafetensorError, safe_open
 
-        if not os.path.isfile(path):
+        if not os.path.isfile(path):  # Path's own method raises an error for a long name
             raise UnknownVoice(f"There is no voice file {path}.")
         try:
             with safe_open(path, framework="np") as file:

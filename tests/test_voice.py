@@ -146,8 +146,9 @@ def test_a_file_that_is_not_a_voice_is_refused(tmp_path):
     save_file({"x_vector": np.zeros(4, np.float32)}, path)
     with pytest.raises(RecordingError, match="not a voice file"):
         Voice.load(path)
-    with pytest.raises(UnknownVoice, match="no voice file"):
-        Voice.load(tmp_path / "absent.voice.safetensors")
+    for absent in (tmp_path / "absent.voice.safetensors", f"{'x' * 300}.voice.safetensors"):
+        with pytest.raises(UnknownVoice, match="no voice file"):
+            Voice.load(absent)
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,7 @@ HINTS = {
         ("push_text_frames", "push_start_frame", "push_stop_frames"),
         "Leave it out: the service itself pushes words, starts and stops.",
     ),
+    "reuse_context_id_within_turn": "Leave it out: the sentences of a turn share a context.",
 }
 
 if TYPE_CHECKING:
@@ -270,16 +271,16 @@ class MegakernelTTSService(ContextTTSService):
 
     def _check(self, settings: MegakernelTTSSettings) -> str | Voice | None:
         """Return the voice of these settings; raise an error if a request with them would fail."""
-        name = settings.stream_options["voice"]
+        lexicon, options = self._check_values(settings), settings.stream_options
         try:
-            voice = self._engine.find_voice(self._named(name), settings.stream_options["style"])
+            voice = self._engine.find_voice(self._named(options["voice"]), options["style"])
         except UnknownVoice as error:
             own = f"The service's own voices: {', '.join(self._voices) or '(none)'}."
             raise UnknownVoice(error.what, own, error.hint) from error
-        resolve_language(settings.stream_options["language"], self._engine.languages)
-        self._lexicon = self._check_values(settings)
-        if settings.stream_options["continuity"] == "context":
+        resolve_language(options["language"], self._engine.languages)
+        if options["continuity"] == "context":
             self._engine.check_continuity()
+        self._lexicon = lexicon
         return voice
 
     def _check_values(self, settings: MegakernelTTSSettings) -> Lexicon | None:

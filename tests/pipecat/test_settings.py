@@ -1,7 +1,9 @@
 """Settings of the Pipecat service, at the start and while it runs."""
 
 import math
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 from fake_engine import FakeEngine
 from pipecat.frames.frames import (
@@ -21,6 +23,7 @@ from pipelines import TOKEN, Run, logged, service
 from qwen_megakernel import families
 from qwen_megakernel.errors import UnknownLanguage, UnknownVoice, UsageError
 from qwen_megakernel.pipecat.service import MegakernelTTSService
+from qwen_megakernel.voice import Voice
 
 Settings = MegakernelTTSService.Settings
 
@@ -111,17 +114,31 @@ async def test_a_change_within_a_token_turn_opens_a_new_context():
         Settings(seed=-3),
         Settings(language=5, seed=3),
         Settings(voice=["vivian"], seed=3),
+        Settings(voice="anna", style=5, seed=3),
+        Settings(lexicon="a\0b", seed=3),
     ],
-    ids=["voice", "language", "sampling", "seed", "no language", "no voice"],
+    ids=["voice", "language", "sampling", "seed", "no language", "no voice", "style", "file"],
 )
 async def test_settings_that_cannot_work_are_refused_as_a_whole(delta):
-    async with Run(service(FakeEngine(), settings=Settings(voice="aiden", seed=1))) as run:
+    voices = {"anna": Voice("anna", np.ones(4, np.float32))}
+    settings = Settings(voice="aiden", seed=1)
+    async with Run(service(FakeEngine(), voices=voices, settings=settings)) as run:
         await run.send(TTSUpdateSettingsFrame(delta=delta))
         await run.say("As before.", stops=1)
         assert run.tts.is_usable
     (error,) = run.errors
     assert type(error) is ErrorFrame and error.error.startswith("Settings not changed: ")
     assert run.engine.streams[0].request.voice == "aiden" and run.engine.streams[0].seed == 1
+
+
+async def test_the_lexicon_of_refused_settings_is_not_used(monkeypatch):
+    async with Run(service(FakeEngine())) as run:
+        refusal = Mock(side_effect=UsageError("planted"))
+        monkeypatch.setattr(run.engine, "check_continuity", refusal)
+        delta = Settings(lexicon={"before": "behind"}, continuity="context")
+        await run.send(TTSUpdateSettingsFrame(delta=delta))
+        await run.say("As before.", stops=1)
+    assert len(run.errors) == 1 and run.engine.streams[0].text.spoken == "As before."
 
 
 @pytest.mark.parametrize(
@@ -164,6 +181,7 @@ def test_a_model_and_an_engine_are_one_too_many():
         ({"temperature": 0.5}, "Settings\\(temperature="),
         ({"sample_rate": 1}, "sample_rate is 1; it must be in 8000 .. 48000"),
         ({"push_stop_frames": False}, "itself"),
+        ({"reuse_context_id_within_turn": False}, "the sentences of a turn share a context"),
         ({"bogus": 1}, "takes no bogus"),
         ({"settings": {"voice": "vivian"}}, "Settings\\(...\\)"),
         ({"engine": "demo-voice"}, "model_path="),

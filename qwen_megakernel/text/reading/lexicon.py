@@ -117,8 +117,9 @@ class Lexicon:
         try:
             with Path(path).open("rb") as file:
                 data = file.read(MAX_FILE_BYTES + 1)
-        except OSError as error:
-            raise UsageError(f"Cannot read the lexicon {path}: {error.strerror}.") from error
+        except (OSError, ValueError) as error:  # a name with a null byte is a ValueError
+            reason = getattr(error, "strerror", None) or error
+            raise UsageError(f"Cannot read the lexicon {path}: {reason}.") from error
         if len(data) > MAX_FILE_BYTES:
             raise UsageError(f"{path} has more than {MAX_FILE_BYTES // 2**20} MiB.")
         return Lexicon.parse(data, str(path))

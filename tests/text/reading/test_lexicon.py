@@ -199,6 +199,8 @@ def test_a_file_of_a_million_rows_is_refused_by_its_name(row: str, limit: str, t
 def test_a_file_that_is_not_there_is_refused_by_its_name(tmp_path: Path):
     with pytest.raises(UsageError, match=r"Cannot read the lexicon .*none\.tsv: No such file"):
         Lexicon.of(tmp_path / "none.tsv")
+    with pytest.raises(UsageError, match=r"Cannot read the lexicon .*: embedded null byte"):
+        Lexicon.of("a\0b")
 
 
 def test_what_is_no_lexicon_is_refused():
