@@ -6,6 +6,7 @@ members of Pipecat's class, so the release of Pipecat is pinned.
 
 import asyncio
 import inspect
+from itertools import pairwise
 from typing import Any
 
 from pipecat.frames.frames import (
@@ -57,7 +58,8 @@ class InProcessTTSService(TTSService):
         would block the event loop for most of a second.
         """
         text = src_frame.text
-        if len(text) <= LONG_TEXT_CHARS or src_frame.raw_text not in (None, text):
+        is_spoken = src_frame.text_type not in self._skip_text_types
+        if len(text) <= LONG_TEXT_CHARS or src_frame.raw_text not in (None, text) or not is_spoken:
             await super()._handle_aggregated_text(src_frame, context_id)
             return
         context_id = context_id or self.create_context_id()
@@ -136,17 +138,23 @@ class InProcessTTSService(TTSService):
                 await super()._add_word_timestamps(delayed, context_id, includes_inter_frame_spaces)
 
     async def _push_word_frames(self, frames: list[Frame]) -> None:
-        """Push the frames of words, the last of a sentence with the marks and emoji behind it.
+        """Push the frames of words, with the spaces between ideographs and another script.
 
-        The base class has them only in the `raw_text` of that frame, because they are not heard.
+        The last of a sentence gets the marks and emoji behind it, too. The base class has them only
+        in the `raw_text` of that frame, because they are not heard.
         """
-        for frame in frames:
+        for frame, after in pairwise([*frames, None]):
             if isinstance(frame, TTSTextFrame):
                 raw = frame.raw_text or ""
                 rest = raw[len(frame.text) :] if raw.startswith(frame.text) else ""
                 self._pushed_marks = rest.strip() if unspeakable(rest) else ""
                 if self._pushed_marks:
                     frame.text = raw
+                if frame.includes_inter_frame_spaces:
+                    heard = getattr(after, "accumulated_text", "")  # ends with this word
+                    before = heard.rstrip().removesuffix(raw or frame.text)
+                    space = before[len(before.rstrip()) :]
+                    frame.text, frame.raw_text = space + frame.text, raw and space + raw
         await super()._push_word_frames(frames)
 
     async def _push_sequencer_frames(self, frames: list[Frame], context_id: str | None) -> None:

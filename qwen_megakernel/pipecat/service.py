@@ -155,7 +155,8 @@ class MegakernelTTSService(ContextTTSService):
             "first_chunk_frames": first_chunk_frames,
             "chunk_frames": chunk_frames,
         }
-        self._check_values(self._stored(settings, model_path))  # before a model is loaded
+        # Before a model is loaded:
+        self._check_values(self.Settings.stored(settings, model_path or DEFAULT_MODEL))
         if engine is None:
             from qwen_megakernel import families  # brings torch
 
@@ -163,7 +164,7 @@ class MegakernelTTSService(ContextTTSService):
         self._voices = dict(voices or {})
         self._unspoken: set[Language] = set()  # languages that a warning has named
 
-        store = self._stored(settings, engine.files.name)
+        store = self.Settings.stored(settings, engine.files.name)
         store.language = as_language(store.language)
         super().__init__(
             engine=engine,
@@ -211,16 +212,6 @@ class MegakernelTTSService(ContextTTSService):
             raise UsageError(f"MegakernelTTSService takes no {name}.", hint=hint)
         if (mode := others.get("text_aggregation_mode")) is not None:
             check_choice("text_aggregation_mode", mode, [*TextAggregationMode])
-
-    @classmethod
-    def _stored(
-        cls, settings: MegakernelTTSSettings | None, model: str | None
-    ) -> MegakernelTTSSettings:
-        """Return the settings of a service, with the defaults of those that are not given."""
-        store = cls.Settings.defaults(model or DEFAULT_MODEL)
-        if settings is not None:
-            store.apply_update(settings)
-        return store
 
     def can_generate_metrics(self) -> bool:
         return True

@@ -60,11 +60,14 @@ class MegakernelTTSSettings(_OptionFields):
         return super().__new__(cls)
 
     @classmethod
-    def defaults(cls, model: str) -> "MegakernelTTSSettings":
-        """Return settings in which every field has a value, as a service keeps them."""
+    def stored(cls, given: "MegakernelTTSSettings | None", model: str) -> "MegakernelTTSSettings":
+        """Return settings as a service keeps them: what is not given has its default."""
         names = (setting.name for setting in fields(cls) if setting.name != "extra")
         values: dict[str, Any] = dict.fromkeys(names) | {"model": model}
-        return cls(**values)
+        store = cls(**values)
+        if given is not None:
+            store.apply_update(given)
+        return store
 
     @property
     def stream_options(self) -> dict[str, Any]:

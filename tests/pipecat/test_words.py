@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from fake_engine import FakeEngine
 from pipecat.frames.frames import (
+    AggregatedTextFrame,
     LLMFullResponseEndFrame,
     LLMFullResponseStartFrame,
     LLMTextFrame,
@@ -15,6 +16,7 @@ from pipecat.frames.frames import (
     TTSTextFrame,
 )
 from pipecat.transcriptions.language import Language
+from pipecat.utils.string import TextPartForConcatenation, concatenate_aggregated_text
 from pipelines import SENTENCE, TOKEN, Run, service, talk
 from tolerances import LAST_WORD_SECONDS, WORD_SECONDS
 
@@ -95,8 +97,18 @@ async def test_chinese_is_pushed_by_the_character_and_joined_without_spaces(mode
         await run.turn("你好，世", "界。我用 Py", "thon 编程。", ends=1)
     words = run.frames(TTSTextFrame)
     assert [word.text for word in words][:4] == ["你", "好，", "世", "界。"]
-    assert "".join(word.text for word in words) == "你好，世界。我用Python编程。"
-    assert all(word.includes_inter_frame_spaces for word in words if word.text != "Python")
+    assert "".join(word.text for word in words) == "你好，世界。我用 Python 编程。"
+    assert all(word.includes_inter_frame_spaces for word in words)
+
+
+async def test_ideographs_within_another_script_keep_the_spaces_around_them(mode):
+    async with talk(mode) as run:
+        await run.turn("Say 你好 to ", "her. ", "Then go.", ends=1)
+    parts = [
+        TextPartForConcatenation(word.raw_text, word.includes_inter_frame_spaces)
+        for word in run.frames(TTSTextFrame)
+    ]
+    assert concatenate_aggregated_text(parts) == "Say 你好 to her. Then go."
 
 
 async def test_a_word_is_never_timed_before_its_audio_is_heard():
@@ -170,6 +182,14 @@ async def test_long_speech_is_cut_into_sentences_of_one_context(mode):
     assert " ".join(stream.text.spoken.strip() for stream in engine.streams) == text.strip()
     assert " ".join(word.text for word in run.frames(TTSTextFrame)) == text.strip()
     assert run.order(TTSStartedFrame, TTSStoppedFrame) == [TTSStartedFrame, TTSStoppedFrame]
+
+
+async def test_a_long_text_that_is_not_spoken_stays_whole():
+    code = "def double(number):\n    return 2 * number. Or so.\n" * 20
+    async with Run(service(FakeEngine(), skip_text_types=["code"])) as run:
+        await run.send(AggregatedTextFrame(code, "code"))
+        await run.until(AggregatedTextFrame)
+    assert [frame.text for frame in run.frames(AggregatedTextFrame)] == [code]
 
 
 async def test_markdown_goes_where_the_transform_sends_it_and_the_context_keeps_it():
