@@ -237,9 +237,20 @@ def recipe(config: KernelSizes, target: Target) -> Recipe:
         units=tuple(units),
         sources=sources(),
         source_root=folder,
-        link_flags=() if target.arch else ("-Wl,-Bsymbolic", "-lpthread"),
+        link_flags=_cuda_runtime() if target.arch else ("-Wl,-Bsymbolic", "-lpthread"),
         cu_language="" if target.arch else "-x c++",
     )
+
+
+def _cuda_runtime() -> tuple[str, ...]:
+    """Return the linker's flags for CUDA's runtime, which nvcc itself looks for in lib64.
+
+    NVIDIA's Python packages have it in lib.
+    """
+    folder = Path(find_nvcc()).parent.parent / "lib"
+    if not (folder / "libcudart_static.a").exists():
+        return ()
+    return ("-L" + shlex.quote(str(folder)).replace("$", "$$"),)
 
 
 def sources() -> tuple[Path, ...]:

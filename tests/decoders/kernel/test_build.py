@@ -148,6 +148,32 @@ def test_nvcc_is_found_in_cuda_home(monkeypatch, tmp_path):
     assert k.has_nvcc()  # so tests with nvcc run, although none is in PATH
 
 
+NVCC_OF_THE_PACKAGES = """#!/bin/sh
+for word; do
+    [ "$before" = -o ] && out=$word
+    case "$word" in -L*) runtime=${word#-L}/libcudart_static.a;; -shared) links=yes;; esac
+    before=$word
+done
+[ -z "$links" ] || [ -e "$runtime" ] || exit 1
+[ -z "$out" ] || : > "$out"
+"""
+
+
+@pytest.mark.parametrize("lib", ["lib", "lib64"])
+def test_cudas_runtime_is_found_where_nvidias_python_packages_have_it(
+    empty_cache, monkeypatch, tmp_path, lib
+):
+    nvcc = write_program(tmp_path / "a $folder's" / "bin" / "nvcc", NVCC_OF_THE_PACKAGES)
+    (nvcc.parent.parent / lib).mkdir()
+    (nvcc.parent.parent / lib / "libcudart_static.a").touch()
+    monkeypatch.setattr(kernel_build, "find_nvcc", lambda: str(nvcc))
+    recipe = kernel_build.recipe(k.small_config(), Target("sm_90", "bfloat16"))
+    if lib == "lib":
+        assert compiling.compiled(recipe).exists()
+    else:  # nvcc finds it there by itself
+        assert recipe.link_flags == ()
+
+
 def test_architectures():
     assert kernel_build.arch_of((9, 0), "H200") == "sm_90a"
     assert kernel_build.arch_of((12, 0), "RTX 5090") == "sm_120"
