@@ -162,7 +162,7 @@ class Made:
         self.decoder.step([0], 1)
         self.first_frame_s = time.perf_counter() - started
         gc.collect()
-        packed = getattr(self.decoder, "packed_bytes", 0)
+        packed = sum(getattr(self.decoder, "packed_sizes", {}).values())
         self.private_mb = (private_bytes() - before - packed) / 1e6
 
     def prompt_ms(self, length: int, turn: int) -> float:

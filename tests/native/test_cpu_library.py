@@ -87,8 +87,8 @@ del collected, owner
 checkpoint = loading.load(loading.resolve("demo-voice"))
 sizes = DecoderSizes(1, 1280, 256, torch.device("cpu"), torch.float32, max_frames=256)
 decoder = CpuDecoder(checkpoint, sizes, 1)
-(packed, memory), library = pack(checkpoint, decoder.pool), decoder._library
-source = _Source(checkpoint, packed, decoder.embeddings, sizes)
+(packer, memory), library = pack(checkpoint, decoder.pool), decoder._library
+source = _Source(checkpoint, packer.matrices, decoder.embeddings, sizes)
 pools = [cpu_library.CpuPool(library, 4) for _ in range(2)]
 loaded = []
 
