@@ -225,13 +225,13 @@ def find_zig() -> str | None:
 
 
 def find_ninja() -> str:
-    """Return the path of ninja, from PATH or from its Python package."""
-    if path := shutil.which("ninja"):
-        return path
+    """Return the path of ninja, from its Python package, whose version is known, or from PATH."""
     if importlib.util.find_spec("ninja"):
         program = Path(importlib.import_module("ninja").BIN_DIR) / "ninja"
         if program.exists():
             return str(program)
+    if path := shutil.which("ninja"):
+        return path
     raise BuildError(
         "ninja is not installed.", "It drives the compilation.", "Run: pip install ninja"
     )

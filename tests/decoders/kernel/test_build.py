@@ -8,6 +8,7 @@ from itertools import product
 from pathlib import Path
 
 import kernel_models as k
+import ninja
 import pytest
 from commands import write_program
 
@@ -138,6 +139,14 @@ def test_missing_tools_are_named(monkeypatch):
         with pytest.raises(BuildError, match=words):
             find()
     assert not k.has_nvcc()  # so tests with nvcc are skipped
+
+
+def test_ninja_is_that_of_its_package_before_that_of_the_system(monkeypatch, tmp_path):
+    write_program(tmp_path / "ninja", "")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert compiling.find_ninja() == str(Path(ninja.BIN_DIR) / "ninja")
+    monkeypatch.setattr(kernel_build.importlib.util, "find_spec", lambda name: None)
+    assert compiling.find_ninja() == str(tmp_path / "ninja")
 
 
 def test_nvcc_is_found_in_cuda_home(monkeypatch, tmp_path):
