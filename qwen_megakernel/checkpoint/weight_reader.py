@@ -32,4 +32,4 @@ class WeightReader:
     def __getitem__(self, name: str) -> Tensor:
         found = self.weights[self.prefix + name]
         assert isinstance(found, Tensor), self.prefix + name
-        return found if found.is_meta else found.to(self.device, self.dtype)
+        return found.to(found.device if found.is_meta else self.device, self.dtype)

@@ -59,7 +59,7 @@ def test_packing_gives_the_pages_of_the_file_back(weights):
 def resident_bytes(path: Path) -> int:
     """Return how many bytes of a file are in this process's memory."""
     total, is_ours = 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
+    for line in Path("/proc/self/smaps").read_text(errors="replace").splitlines():
         words = line.split()
         if "-" in words[0]:
             is_ours = line.endswith(str(path.resolve()))

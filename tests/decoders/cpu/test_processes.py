@@ -158,7 +158,7 @@ def test_caches_stay_on_small_pages_and_take_what_is_written(load_checkpoint, na
 def mappings(flag: str) -> set[tuple[str, int]]:
     """Return addresses and sizes of this process's memory that has a flag."""
     found, mapping = set(), ""
-    for line in Path("/proc/self/smaps").read_text().splitlines():
+    for line in Path("/proc/self/smaps").read_text(errors="replace").splitlines():
         words = line.split()
         if "-" in words[0]:
             mapping = words[0]
