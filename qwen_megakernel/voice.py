@@ -146,6 +146,12 @@ class Voice:
         return self.codes is not None
 
     @staticmethod
+    def from_audio(tts: Any, *args: Any, **options: Any) -> Voice:
+        """Clone a voice from a recording with `tts.create_voice(...)`."""
+        voice: Voice = tts.create_voice(*args, **options)
+        return voice
+
+    @staticmethod
     def of_styles(name: str, recordings: Iterable[Voice]) -> Voice:
         """Return one voice with the styles of several recordings of its speaker.
 

@@ -81,7 +81,7 @@ def test_a_voice_is_the_official_x_vector_and_codes(engine, official_model, reco
     item = official_model("tiny-random-base").create_voice_clone_prompt(
         str(recording), ref_text=TRANSCRIPT
     )[0]
-    voice = engine.create_voice(recording, TRANSCRIPT, silence_tail=0)
+    voice = Voice.from_audio(engine, recording, TRANSCRIPT, silence_tail=0)
     assert (voice.name, voice.transcript) == ("mario", TRANSCRIPT)
     assert np.abs(voice.x_vector - item.ref_spk_embedding.numpy()).max() <= X_VECTOR_F32
     assert np.array_equal(voice.codes, item.ref_code.numpy())
