@@ -115,6 +115,17 @@ def mount(*words) -> None:
 
 
 @pytest.fixture
+def disk(request, tmp_path, monkeypatch):
+    """A disk of its own for the cache, which is mounted with the option of the test."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount("-t", "tmpfs", "-o", f"{request.param},mode=700", "tmpfs", disk)
+    monkeypatch.setenv("QWEN_MEGAKERNEL_BUILD_CACHE", str(disk))
+    yield disk
+    subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+@pytest.fixture
 def read_only(tmp_path):
     """read_only() makes the cache read-only for the rest of the test."""
     cache = tmp_path / "cache"
@@ -138,33 +149,20 @@ def test_a_read_only_cache_is_named_and_what_is_in_it_is_used(recipe, read_only)
 
 
 @pytest.mark.ci
-def test_a_disk_from_which_nothing_may_run_is_named_with_its_cure(recipe, tmp_path, monkeypatch):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount("-t", "tmpfs", "-o", "noexec,mode=700", "tmpfs", disk)
-    try:
-        monkeypatch.setenv("QWEN_MEGAKERNEL_BUILD_CACHE", str(disk))
-        with pytest.raises(BuildError, match=r"does not load: .*failed to map") as caught:
-            compiling.load(compiling.compiled(recipe))
-    finally:
-        subprocess.run(["umount", "--lazy", disk], check=True)
+@pytest.mark.parametrize("disk", ["noexec"], indirect=True)
+def test_a_disk_from_which_nothing_may_run_is_named_with_its_cure(recipe, disk):
+    with pytest.raises(BuildError, match=r"does not load: .*failed to map") as caught:
+        compiling.load(compiling.compiled(recipe))
     assert "noexec" in caught.value.why
     assert "set QWEN_MEGAKERNEL_BUILD_CACHE to a folder on another disk" in caught.value.hint
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or not Path("/dev/full").exists(), reason="needs mount")
 @pytest.mark.ci
-def test_a_full_disk_leaves_nothing_half_built(recipe, tmp_path, monkeypatch):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount("-t", "tmpfs", "-o", "size=8k,mode=700", "tmpfs", disk)
-    try:
-        monkeypatch.setenv("QWEN_MEGAKERNEL_BUILD_CACHE", str(disk))
-        with pytest.raises(BuildError):
-            compiling.compiled(recipe)
-        assert not [path for path in disk.iterdir() if path.is_dir()]
-    finally:
-        subprocess.run(["umount", disk], check=True)
+@pytest.mark.parametrize("disk", ["size=8k"], indirect=True)
+def test_a_full_disk_leaves_nothing_half_built(recipe, disk):
+    with pytest.raises(BuildError):
+        compiling.compiled(recipe)
+    assert not [path for path in disk.iterdir() if path.is_dir()]
 
 
 def test_two_processes_that_build_at_once_compile_once(recipe, tmp_path):
