@@ -5,8 +5,11 @@ The text of an error has up to three lines: what is wrong (with the value seen),
 
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
+from numbers import Real
 from reprlib import repr as short_repr
 from typing import Any
+
+PLAIN_KINDS = {bool: "True or False", int: "a whole number", float: "a number"}
 
 
 class QwenTTSError(Exception):
@@ -206,3 +209,40 @@ def check_choice(name: str, value: object, known: Collection[str], hint: str = "
     if value not in known:
         hint = hint or did_you_mean(str(value), known)
         raise UsageError(f"{name} is {value!r}; known: {', '.join(known)}.", hint=hint)
+
+
+def plain_number(kind: type, name: str, value: Any) -> Any:
+    """Return `value` as a plain bool, int or float, or raise a UsageError with its name.
+
+    A value such as 1.5 that failed inside a step of the decoder would end all streams of the step.
+    """
+    try:
+        plain = kind(value)
+        fits = _is_number(value) and (plain == value or value != value)
+    except (TypeError, ValueError, OverflowError):
+        fits = False
+    if not fits:
+        raise UsageError(f"{name} is {short_repr(value)}; it must be {PLAIN_KINDS[kind]}.")
+    return plain
+
+
+def check_seconds(**values: Any) -> None:
+    """Raise a UsageError that names the first value that is no time, above 0 and finite."""
+    for name, value in values.items():
+        if not 0 < plain_number(float, name, value) < float("inf"):
+            raise UsageError(f"{name} is {value}; it must be above 0 and finite.")
+
+
+def check_counts(**values: Any) -> None:
+    """Raise a UsageError that names the first value that is neither 1 or more nor None."""
+    for name, value in values.items():
+        if value is not None and plain_number(int, name, value) < 1:
+            raise UsageError(f"{name} is {value}; it must be 1 or more.")
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, Real):
+        return True
+    import numpy as np  # imported late, since --help of the commands does not need it
+
+    return isinstance(value, np.bool_)

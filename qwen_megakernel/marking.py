@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from qwen_megakernel.content_credentials import SIGNED_FORMATS, SYNTHETIC, Signer
-from qwen_megakernel.errors import OutputError, UsageError
+from qwen_megakernel.errors import OutputError, UsageError, plain_number
 from qwen_megakernel.output_files import why_unwritable
-from qwen_megakernel.speech_options import plain_number
 
 KINDS = ("metadata", "watermark", "c2pa")
 COMMENT = f"AI-generated speech. Digital source type: {SYNTHETIC}"  # of audio files

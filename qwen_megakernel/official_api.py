@@ -27,8 +27,8 @@ from qwen_megakernel.cloning.voice_library import Recording, samples_of
 from qwen_megakernel.engine.speech import Speech
 from qwen_megakernel.engine.speech_engine import SpeechEngine
 from qwen_megakernel.engine.stream import SpeechStream
-from qwen_megakernel.errors import RecordingError, TaskError, UsageError
-from qwen_megakernel.speech_options import OFFICIAL_NAMES, plain_number
+from qwen_megakernel.errors import RecordingError, TaskError, UsageError, plain_number
+from qwen_megakernel.speech_options import OFFICIAL_NAMES
 from qwen_megakernel.voice import Voice
 
 # Official spelling -> spelling of this package.

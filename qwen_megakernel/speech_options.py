@@ -7,17 +7,22 @@ temperature of `SpeechOptions().sampling.predictor` is the option `subtalker_tem
 
 import operator
 import os
-import reprlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, reduce
-from numbers import Real
 from textwrap import fill
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Self, TypedDict, get_args
 
 from qwen_megakernel.choices import NORMALIZE, TEXT_FORMATS
-from qwen_megakernel.errors import UsageError, check_choice, check_names, check_type
+from qwen_megakernel.errors import (
+    PLAIN_KINDS,
+    UsageError,
+    check_choice,
+    check_names,
+    check_type,
+    plain_number,
+)
 
 if TYPE_CHECKING:
     from qwen_megakernel.voice import Voice
@@ -37,43 +42,12 @@ MIN_VOLUME, MAX_VOLUME = -60.0, 20.0  # dB
 MAX_SILENCE = 60_000  # ms; no silence is longer, so this limit cuts nothing
 
 _HOLDS = {"ge": operator.ge, "gt": operator.gt, "le": operator.le, "lt": operator.lt}
-_KINDS = {bool: "True or False", int: "a whole number", float: "a number"}
 
 
 def check_text(**values: Any) -> None:
     """Raise a UsageError that names the first value that is neither a string nor None."""
     for name, value in values.items():
         check_type(name, value, str | None, "a string")
-
-
-def plain_number(kind: type, name: str, value: Any) -> Any:
-    """Return `value` as a plain bool, int or float, or raise a UsageError with its name.
-
-    A value such as 1.5 that failed inside a step of the decoder would end all streams of the step.
-    """
-    try:
-        plain = kind(value)
-        fits = _is_number(value) and (plain == value or value != value)
-    except (TypeError, ValueError, OverflowError):
-        fits = False
-    if not fits:
-        raise UsageError(f"{name} is {reprlib.repr(value)}; it must be {_KINDS[kind]}.")
-    return plain
-
-
-def check_seconds(**values: Any) -> None:
-    """Raise a UsageError that names the first value that is no time, above 0 and finite."""
-    for name, value in values.items():
-        if not 0 < plain_number(float, name, value) < float("inf"):
-            raise UsageError(f"{name} is {value}; it must be above 0 and finite.")
-
-
-def _is_number(value: Any) -> bool:
-    if isinstance(value, Real):
-        return True
-    import numpy as np  # imported late, since --help of the commands does not need it
-
-    return isinstance(value, np.bool_)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +98,7 @@ class Option:
             check_choice(self.name, value, self.choices, self.hint)
         elif self.kind is str:
             check_text(**{self.name: value})
-        elif self.kind in _KINDS:
+        elif self.kind in PLAIN_KINDS:
             value = plain_number(self.kind, self.name, value)
             if not all(_HOLDS[name](value, limit) for name, limit in self.limits.items()):
                 shown = f"{value:g}" if self.kind is float else value
@@ -171,7 +145,7 @@ def _walk(
             yield Option(
                 prefix + each.name,
                 here,
-                kind=kinds[0] if kinds[0] in (*_KINDS, str) else object,
+                kind=kinds[0] if kinds[0] in (*PLAIN_KINDS, str) else object,
                 may_be_none=NoneType in kinds,
                 default=getattr(record, each.name) if path else each.default,
                 **facts | {"hint": facts.get("hint", "").format(prefix=prefix)},

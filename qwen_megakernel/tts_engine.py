@@ -39,6 +39,7 @@ from qwen_megakernel.errors import (
     UnsupportedModel,
     UsageError,
     check_choice,
+    check_counts,
     check_names,
 )
 from qwen_megakernel.marking import Marking, MarkKey
@@ -240,6 +241,8 @@ class TTSEngine(OfficialNames):
         check_choice("normalize", options.get("normalize", AUTO), NORMALIZE)
         VoiceLibrary.check_folder(options.get("voices"))
         dtypes_of(options.get("dtype"))
+        counts = ("num_slots", "max_frames", "num_threads")
+        check_counts(**{name: options.get(name) for name in counts})
         asked = [options.get(name) for name in ("device", "weights", "dtype")]
         chosen = choose_backend(options.get("backend", "auto"), *asked)
         if keep_packed and chosen.name != "cpu":

@@ -25,9 +25,10 @@ from qwen_megakernel.errors import (
     UsageError,
     VoiceMismatch,
     check_type,
+    plain_number,
 )
 from qwen_megakernel.printable import get_logger, printable
-from qwen_megakernel.speech_options import check_text, plain_number
+from qwen_megakernel.speech_options import check_text
 from qwen_megakernel.voice import PRESETS_FILE, VOICE_SUFFIX, Voice, unknown_voice
 
 logger = get_logger(__name__)

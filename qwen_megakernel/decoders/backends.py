@@ -25,10 +25,10 @@ from qwen_megakernel.errors import (
     UnsupportedModel,
     UsageError,
     check_choice,
+    check_counts,
 )
 from qwen_megakernel.gpu.driver import find_device, no_gpu, too_old
 from qwen_megakernel.printable import get_logger
-from qwen_megakernel.speech_options import plain_number
 
 logger = get_logger(__name__)
 
@@ -225,12 +225,7 @@ def load_decoder(
         OutOfMemory: the model or the slots do not fit. No other backend replaces this one then:
             fewer slots or smaller weights solve it, and slow speech would hide it.
     """
-    num_slots = plain_number(int, "num_slots", num_slots)
-    max_frames = plain_number(int, "max_frames", max_frames)
-    if num_slots < 1 or max_frames < 1:
-        raise UsageError(
-            f"num_slots is {num_slots} and max_frames {max_frames}; both must be 1 or more."
-        )
+    check_counts(num_slots=num_slots, max_frames=max_frames)
     limit = checkpoint.config.talker.stack.max_positions
     if MAX_PROMPT_POSITIONS + max_frames > limit:
         raise UsageError(

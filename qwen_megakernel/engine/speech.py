@@ -9,6 +9,7 @@ import numpy as np
 
 from qwen_megakernel import audio
 from qwen_megakernel.engine.stream import SpeechStream
+from qwen_megakernel.errors import UsageError
 from qwen_megakernel.marking import Marking
 from qwen_megakernel.records import FinishReason
 from qwen_megakernel.timing import subtitles
@@ -70,8 +71,13 @@ class Speech:
 
     @staticmethod
     def collect(stream: SpeechStream) -> "Speech":
-        """Read `stream` to its end."""
+        """Read `stream` to its end; a UsageError: some of it was read before."""
         chunks, text = list(stream), stream.text
+        if missing := chunks[0].frame_index if chunks else len(stream.codes):
+            raise UsageError(
+                f"The first {missing} frames of the stream were read before Speech.collect.",
+                hint="Give it a stream that nothing reads, or join the samples of the chunks.",
+            )
         assert stream.finish_reason
         return Speech(
             audio=audio.to_float32(audio.joined(chunk.samples for chunk in chunks)),

@@ -5,12 +5,11 @@ import math
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from numbers import Integral
 from pathlib import Path
 
 import torch
 
-from qwen_megakernel.errors import UsageError
+from qwen_megakernel.errors import check_counts
 from qwen_megakernel.printable import get_logger
 
 logger = get_logger(__name__)
@@ -55,7 +54,7 @@ def choose(bytes_per_frame: int, asked: int | None = None) -> int:
     if asked is None:
         useful = math.ceil(bytes_per_frame / BYTES_PER_THREAD)
         return max(1, min(useful, cores, torch.get_num_threads()))
-    asked = _checked(asked)
+    check_counts(num_threads=asked)
     if asked > cores:
         logger.warning("%d threads share %d cores, so they wait for each other.", asked, cores)
     return asked
@@ -74,17 +73,10 @@ def choose_native(weights_per_frame: int, asked: int | None = None) -> int:
     if warning := quota_warning():
         logger.warning("%s", warning)
     if asked is not None:
-        return _checked(asked)
+        check_counts(num_threads=asked)
+        return asked
     useful = math.ceil(weights_per_frame / WEIGHTS_PER_NATIVE_THREAD)
     return max(1, min(useful, available_cores()))
-
-
-def _checked(asked: int) -> int:
-    if not isinstance(asked, Integral) or isinstance(asked, bool):
-        raise UsageError(f"num_threads is {asked!r}; it must be a whole number.")
-    if asked < 1:
-        raise UsageError(f"num_threads is {asked}; it must be 1 or more.")
-    return int(asked)
 
 
 def limit_this_thread(num_threads: int) -> None:

@@ -31,6 +31,7 @@ from qwen_megakernel.errors import (
     UnknownVoice,
     UsageError,
     check_choice,
+    check_seconds,
     check_type,
     did_you_mean,
 )
@@ -42,7 +43,7 @@ from qwen_megakernel.pipecat.settings import (
     WordAggregator,
     as_language,
 )
-from qwen_megakernel.speech_options import SoundOptions, SpeechOptions, check_seconds, check_text
+from qwen_megakernel.speech_options import SoundOptions, SpeechOptions, check_text
 from qwen_megakernel.text.languages import AUTO, resolve_language
 from qwen_megakernel.text.reading.lexicon import Lexicon
 from qwen_megakernel.voice import Voice

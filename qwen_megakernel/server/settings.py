@@ -7,8 +7,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from qwen_megakernel.choices import DIALECTS, MP3_RATES
-from qwen_megakernel.errors import UsageError
-from qwen_megakernel.speech_options import SoundOptions, check_seconds
+from qwen_megakernel.errors import UsageError, check_seconds
+from qwen_megakernel.speech_options import SoundOptions
 
 # `response_format` -> media type of the answer. The names are OpenAI's.
 MEDIA_TYPES = {

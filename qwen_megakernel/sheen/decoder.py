@@ -14,7 +14,13 @@ from torch import Tensor
 from qwen_megakernel.decoders.frame_decoder import OneByOneDecoder, Taps
 from qwen_megakernel.decoders.sampling import draw, penalized
 from qwen_megakernel.decoders.slots import DecoderSizes, SlotState
-from qwen_megakernel.errors import TextTooLong, TokenOrderError, UsageError, check_choice
+from qwen_megakernel.errors import (
+    TextTooLong,
+    TokenOrderError,
+    UsageError,
+    check_choice,
+    check_counts,
+)
 from qwen_megakernel.records import Prefill, TextIds
 from qwen_megakernel.sheen.codes import CODES_PER_FRAME
 from qwen_megakernel.sheen.language_model import LanguageModel
@@ -88,8 +94,7 @@ class SheenDecoder(OneByOneDecoder[_Part]):
         order: str = "repair",
     ):
         check_choice("order", order, ORDERS)
-        if num_slots < 1 or max_frames < 1:
-            raise UsageError(f"num_slots is {num_slots}, max_frames {max_frames}; need 1 or more.")
+        check_counts(num_slots=num_slots, max_frames=max_frames)
         # Device and dtype are those of the draws; the model has its own.
         sizes = max_prompt + max_frames, max_frames, torch.device("cpu"), torch.float32, max_frames
         super().__init__(DecoderSizes(num_slots, *sizes))

@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qwen_megakernel.errors import UsageError
+from qwen_megakernel.errors import UsageError, check_counts
 from qwen_megakernel.installing import install_command
 from qwen_megakernel.output_files import check_folder, held, replacing, writing
 from qwen_megakernel.printable import get_logger
@@ -46,8 +46,7 @@ class BaseJob:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        if self.save_steps < 1:
-            raise UsageError(f"save_steps is {self.save_steps}; it must be 1 or more.")
+        check_counts(save_steps=self.save_steps)
 
     def check_output(self) -> None:
         """Raise an error, before any work, for a folder that cannot be begun, or not be resumed.

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qwen_megakernel.errors import UsageError, check_choice
+from qwen_megakernel.errors import check_choice, check_counts
 from qwen_megakernel.installing import require
 from qwen_megakernel.records import TextIds
 from qwen_megakernel.speech_options import SpeechOptions
@@ -45,9 +45,8 @@ class TuneOptions(TrainOptions):
     def __post_init__(self) -> None:
         TrainOptions.__post_init__(self)
         check_choice("method", self.method, METHODS)
-        for name in ("rank", "alpha", "eval_steps", "patience"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} is {getattr(self, name)}; it must be 1 or more.")
+        counts = ("rank", "alpha", "eval_steps", "patience")
+        check_counts(**{name: getattr(self, name) for name in counts})
 
     @property
     def scale(self) -> float | None:

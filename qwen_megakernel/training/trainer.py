@@ -19,6 +19,7 @@ from qwen_megakernel.errors import (
     OutputError,
     UsageError,
     check_choice,
+    check_counts,
 )
 from qwen_megakernel.output_files import replacing
 from qwen_megakernel.printable import get_logger
@@ -49,10 +50,8 @@ class TrainOptions:
 
     def __post_init__(self) -> None:
         check_choice("precision", self.precision, PRECISIONS)
-        for name in ("batch_size", "gradient_accumulation", "max_length", "epochs", "max_steps"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"{name} is {value}; it must be 1 or more.")
+        counts = ("batch_size", "gradient_accumulation", "max_length", "epochs", "max_steps")
+        check_counts(**{name: getattr(self, name) for name in counts})
         for name in ("learning_rate", "warmup_steps", "weight_decay", "max_grad_norm"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise UsageError(f"{name} is {getattr(self, name)}; it must be 0 or more.")

@@ -354,11 +354,27 @@ def test_a_dtype_may_be_torchs_own():
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("dtype", "fp16"), ("voices", "missing"), ("lexicon", "missing"), ("normalize", "yes")],
+    [
+        ("dtype", "fp16"),
+        ("voices", "missing"),
+        ("lexicon", "missing"),
+        ("normalize", "yes"),
+        ("num_slots", 0),
+        ("max_frames", -1),
+        ("num_threads", 0.5),
+    ],
 )
 def test_an_option_that_no_model_can_have_is_refused_before_a_download(option, value):
     with pytest.raises(UsageError, match=f"{option}.*{value}"):
         TTSEngine.from_pretrained("owner/never-loaded", **{option: value})
+
+
+@pytest.mark.parametrize("num_read", [1, None])
+def test_a_speech_is_not_collected_without_what_was_read(tts, num_read):
+    stream = tts.stream(TEXT, voice=VOICE, seed=1, max_frames=8, chunk_frames=2)
+    read = sum(chunk.num_frames for chunk in itertools.islice(stream, num_read))
+    with pytest.raises(UsageError, match=f"first {read} frames .* were read before"):
+        Speech.collect(stream)
 
 
 def test_numbers_of_any_kind_are_taken(tts, alone):

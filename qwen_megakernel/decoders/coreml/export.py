@@ -29,7 +29,7 @@ from qwen_megakernel.choices import WeightsForm
 from qwen_megakernel.decoders.coreml import decoder_models
 from qwen_megakernel.decoders.coreml.speech_decoder import SpeechDecoder
 from qwen_megakernel.decoders.quantization import check_weights
-from qwen_megakernel.errors import UsageError, check_choice
+from qwen_megakernel.errors import UsageError, check_choice, check_counts
 from qwen_megakernel.installing import require
 from qwen_megakernel.printable import get_logger
 
@@ -83,9 +83,7 @@ class ExportOptions:
         if self.weights is not None:
             check_choice("weights", self.weights, INT8_FORMS)
         check_weights(self.weights, "coreml")
-        for name in ("num_positions", "chunk_frames"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} is {getattr(self, name)}; it must be 1 or more.")
+        check_counts(num_positions=self.num_positions, chunk_frames=self.chunk_frames)
 
 
 @contextlib.contextmanager
