@@ -74,7 +74,9 @@ def report() -> dict[str, Any]:
             "ffmpeg": _release(shutil.which("ffmpeg")) or "not found; recordings in m4a need it",
             "espeak-ng": _release(shutil.which("espeak-ng")) or "not found; trained voices need it",
             "PortAudio": find_library("portaudio") or "not found; the loudspeaker needs it",
-            "C++": _release(_tool(cpu_library.find_compiler)) or install_command("compiler"),
+            "C++": _release(_tool(cpu_library.find_compiler))
+            or (os.environ.get("CXX") and _chosen(cpu_library.find_compiler))
+            or install_command("compiler"),
             "nvcc": _release(_tool(build.find_nvcc)) or install_command("nvcc"),
         },
         "packages": {name: _version(name) for name in PACKAGES},

@@ -30,8 +30,10 @@ def test_doctor_names_what_installs_a_feature_and_the_versions_of_programs(run_h
     assert {"captions", "cloning"} < set(facts["features"])
     assert set(facts["features"].values()) == {"ready"}
     assert doctor._release(sys.executable).endswith(f"({sys.version.split()[0]})")
+    monkeypatch.setenv("CXX", "/nothing")
     shown = run_here("-m", "qwen_megakernel", "doctor").stdout
     assert "['" not in shown and "AAC " in shown
+    assert "none: CXX is '/nothing'; there is no program /nothing." in shown
 
 
 def test_doctor_names_the_instruction_set_in_use_and_a_small_quota(run_here, monkeypatch):
