@@ -226,6 +226,7 @@ def load_decoder(
             fewer slots or smaller weights solve it, and slow speech would hide it.
     """
     check_counts(num_slots=num_slots, max_frames=max_frames)
+    num_slots, max_frames = int(num_slots), int(max_frames)
     limit = checkpoint.config.talker.stack.max_positions
     if MAX_PROMPT_POSITIONS + max_frames > limit:
         raise UsageError(

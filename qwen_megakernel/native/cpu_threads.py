@@ -55,6 +55,7 @@ def choose(bytes_per_frame: int, asked: int | None = None) -> int:
         useful = math.ceil(bytes_per_frame / BYTES_PER_THREAD)
         return max(1, min(useful, cores, torch.get_num_threads()))
     check_counts(num_threads=asked)
+    asked = int(asked)
     if asked > cores:
         logger.warning("%d threads share %d cores, so they wait for each other.", asked, cores)
     return asked
@@ -74,7 +75,7 @@ def choose_native(weights_per_frame: int, asked: int | None = None) -> int:
         logger.warning("%s", warning)
     if asked is not None:
         check_counts(num_threads=asked)
-        return asked
+        return int(asked)
     useful = math.ceil(weights_per_frame / WEIGHTS_PER_NATIVE_THREAD)
     return max(1, min(useful, available_cores()))
 

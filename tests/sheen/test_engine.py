@@ -218,7 +218,7 @@ def test_a_recording_is_encoded_as_the_dataset_was(engine, recordings, samples):
         ({"order": "guess"}, UsageError, "order is 'guess'; known: repair, refuse"),
         ({"max_frames": 600}, UsageError, "max_frames is 600, which with the prompt needs 5224"),
         ({"num_slots": 0}, UsageError, "num_slots is 0"),
-        ({"max_frames": 0}, UsageError, "max_frames 0"),
+        ({"max_frames": 0}, UsageError, "max_frames is 0"),
         ({"voices": "."}, TaskError, "A folder of voices cannot be used"),
     ],
 )
