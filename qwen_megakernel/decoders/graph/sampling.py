@@ -77,8 +77,8 @@ def _top_p_threshold(ordered: Tensor, threshold: Tensor, top_p: Tensor) -> Tenso
     ordered = ordered.masked_fill(ordered < threshold, -torch.inf)
     probabilities = torch.softmax(ordered, dim=-1)
     mass_before = torch.cumsum(probabilities, dim=-1) - probabilities
-    # The mass before a run of equal scores is the mass before its first member.
-    first_of_run = torch.searchsorted(-ordered, -ordered, right=False)
+    # The mass before a run of equal scores is that before its first member. NaN is in no run.
+    first_of_run = torch.searchsorted(-ordered, -ordered, right=False).clamp(max=len(ordered.T) - 1)
     kept = mass_before.gather(1, first_of_run) < top_p[:, None]
     kept[:, 0].fill_(True)
     lowest = ordered.masked_fill(~kept, torch.inf).amin(dim=-1)

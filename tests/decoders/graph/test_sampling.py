@@ -72,6 +72,18 @@ def test_the_short_way_without_top_p_draws_the_same():
     assert torch.equal(*ways)
 
 
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf])
+def test_logits_that_are_not_finite_draw_some_token_and_leave_the_other_rows(poison):
+    """An index outside the vocabulary would end the process's use of its GPU."""
+    logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(4))
+    noise = noise_of([(6, 0, row) for row in range(3)])[:, 0]
+    knobs = Knobs(*(torch.full((3,), value) for value in (True, 0.9, 7, 0.8)))
+    expected = graph_sampling.draw(logits, noise, knobs, use_top_p=True)
+    logits[1] = poison
+    drawn = graph_sampling.draw(logits, noise, knobs, use_top_p=True)
+    assert drawn[::2].tolist() == expected[::2].tolist() and 0 <= drawn[1] < VOCAB
+
+
 def test_the_penalty_is_a_rows_own():
     logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(2))
     seen = torch.rand(3, VOCAB, generator=torch.Generator().manual_seed(3)) < 0.5
