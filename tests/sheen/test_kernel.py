@@ -4,7 +4,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from kernel_models import needs_nvcc
+from nvcc import needs_nvcc
 from sheen_toys import GREEDY, HELLO
 from tolerances import KERNEL_PROMPT_F32
 

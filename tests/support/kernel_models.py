@@ -1,4 +1,7 @@
-"""Small random models of every shape that the kernel must accept, and streams on them."""
+"""Small random models of every shape that the kernel must accept, and streams on them.
+
+The steps of tools/gpu_check import this module, on machines that may have no pytest.
+"""
 
 import os
 from dataclasses import replace
@@ -6,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 from qwen_megakernel.checkpoint.config import (
@@ -17,23 +19,8 @@ from qwen_megakernel.checkpoint.config import (
 )
 from qwen_megakernel.checkpoint.tensor_shapes import TALKER_PREFIX, model_tensors
 from qwen_megakernel.decoders import quantization
-from qwen_megakernel.decoders.kernel import build
-from qwen_megakernel.errors import BuildError
-from qwen_megakernel.installing import install_command
 from qwen_megakernel.records import Prefill
 from qwen_megakernel.speech_options import Sampling
-
-
-def has_nvcc() -> bool:
-    """Return whether the build finds an nvcc: in PATH, CUDA_HOME or NVIDIA's Python packages."""
-    try:
-        build.find_nvcc()
-    except BuildError:
-        return False
-    return True
-
-
-needs_nvcc = pytest.mark.skipif(not has_nvcc(), reason=f"no nvcc: {install_command('nvcc')}")
 
 TEXT_IDS = ("im_start", "im_end", "tts_pad", "tts_bos", "tts_eos")
 CONTROL_IDS = ("eos", "think", "nothink", "think_bos", "think_eos", "pad", "bos")
@@ -180,7 +167,7 @@ def is_clean(decoder: Any) -> bool:
     )
 
 
-def emulate_blocks(monkeypatch: pytest.MonkeyPatch, decoder: Any, num_blocks: int) -> None:
+def emulate_blocks(monkeypatch: Any, decoder: Any, num_blocks: int) -> None:
     """Let `num_blocks` blocks be resident, and give all of them to a decoder's launches; a GPU has
     its own number, unless tools/fake_gpu emulates it.
     """

@@ -13,6 +13,7 @@ import pytest
 import torch
 from commands import ROOT, captured
 from installed import distributions
+from nvcc import needs_nvcc
 from tolerances import nearly
 
 import validate_kernel
@@ -29,8 +30,8 @@ from tools.validation import compare
 
 # The packages that a GPU machine must have, as the head of gpu_check.sh says, and those that steps
 # use if they are installed.
-PROMISED = ("torch", "numpy", "safetensors", "tokenizers", "huggingface-hub")
-BARE = (*PROMISED, "ninja", "pytest", "pytest-timeout")
+PROMISED = ("torch", "numpy", "ninja", "safetensors", "tokenizers", "huggingface-hub")
+BARE = (*PROMISED, "pytest", "pytest-timeout")
 
 ONLY_ON_A_GPU = ("peak_memory_mb.gpu", "peak_memory_mb.device")
 
@@ -124,7 +125,7 @@ def test_every_define_of_a_variant_is_read_by_a_source_and_its_libraries_differ(
     assert next(iter(VARIANTS.values())) == {}  # the others are compared with this
 
 
-@k.needs_nvcc
+@needs_nvcc
 @pytest.mark.parametrize(
     "arch",
     [
@@ -162,6 +163,12 @@ def test_a_bare_machine_has_what_the_program_promises_and_nothing_else(bare_pyth
     program = "from importlib.util import find_spec as f; import sys; print(*map(f, sys.argv[1:]))"
     done = captured([bare_python, "-c", program, *hidden], cwd=ROOT / "docs")
     assert done.stdout.split() == ["None"] * len(hidden), done.stdout + done.stderr
+
+
+def test_without_pytest_every_step_but_the_tests_can_run(bare_python):
+    program = "import sys; sys.modules['pytest'] = None; import tools.gpu_check.steps.registry"
+    done = captured([bare_python, "-c", f"{program}, tools.gpu_check.stage_times"], cwd=ROOT)
+    assert done.returncode == 0, done.stderr
 
 
 SLOW = [pytest.mark.slow, pytest.mark.timeout(600)]

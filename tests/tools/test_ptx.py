@@ -15,6 +15,7 @@ import kernel_models as k
 import numpy as np
 import pytest
 import torch
+from nvcc import needs_nvcc
 from tolerances import KERNEL_LOGITS_F32, KERNEL_ONE_TERM, PTX_LOGITS_BF16
 from torch import Tensor
 
@@ -273,7 +274,7 @@ CASES = [
 ]
 
 
-@k.needs_nvcc
+@needs_nvcc
 @pytest.mark.parametrize(("arch", "dtype", "weights", "shape"), CASES)
 def test_frames_are_those_of_the_sources(arch, dtype, weights, shape):
     checkpoint = k.checkpoint(shape, weights)
@@ -306,7 +307,7 @@ FAULTS = {
 
 
 @slow
-@k.needs_nvcc
+@needs_nvcc
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_noticed(fault):
     pattern, replacement, message = FAULTS[fault]
@@ -322,7 +323,7 @@ def test_a_planted_fault_is_noticed(fault):
 
 
 @slow
-@k.needs_nvcc
+@needs_nvcc
 @pytest.mark.parametrize("name", ["random-0.6b", "random-1.7b"])
 def test_a_frame_of_the_released_shapes_on_a_whole_gpu(monkeypatch, name):
     """Every block and thread of an H200: 132 of 512, one talker layer, all of the predictor; after
@@ -346,7 +347,7 @@ def test_a_frame_of_the_released_shapes_on_a_whole_gpu(monkeypatch, name):
 
 
 @slow
-@k.needs_nvcc
+@needs_nvcc
 @pytest.mark.parametrize("sanitizer", ["thread", "address"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_was_compiled_has_no_race_and_no_overrun(sanitizer, dtype):

@@ -8,6 +8,7 @@ import kernel_models as k
 import numpy as np
 import pytest
 from matplotlib import image
+from nvcc import needs_nvcc
 from tolerances import STAGE_SUM
 
 from benchmarks import roofline
@@ -108,7 +109,7 @@ def test_every_stage_of_an_emulated_frame_has_its_stamps(document):
         assert 0 < row["work_us"] <= row["longest_us"] and row["wait_us"] > 0
 
 
-@k.needs_nvcc
+@needs_nvcc
 @pytest.mark.ci
 def test_only_a_build_with_stamps_reads_a_clock():
     for has_stamps in (False, True):

@@ -11,6 +11,7 @@ import kernel_models as k
 import ninja
 import pytest
 from commands import write_program
+from nvcc import has_nvcc, needs_nvcc
 
 from qwen_megakernel.checkpoint.config import parse_model_config
 from qwen_megakernel.checkpoint.random_configs import model_config
@@ -138,7 +139,7 @@ def test_missing_tools_are_named(monkeypatch):
     ):
         with pytest.raises(BuildError, match=words):
             find()
-    assert not k.has_nvcc()  # so tests with nvcc are skipped
+    assert not has_nvcc()  # so tests with nvcc are skipped
 
 
 def test_ninja_is_that_of_its_package_before_that_of_the_system(monkeypatch, tmp_path):
@@ -154,7 +155,7 @@ def test_nvcc_is_found_in_cuda_home(monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     nvcc = write_program(tmp_path / "bin" / "nvcc", "")
     assert kernel_build.find_nvcc() == str(nvcc)
-    assert k.has_nvcc()  # so tests with nvcc run, although none is in PATH
+    assert has_nvcc()  # so tests with nvcc run, although none is in PATH
 
 
 NVCC_OF_THE_PACKAGES = """#!/bin/sh
@@ -219,7 +220,7 @@ def test_the_emulation_compiles_without_warnings(probes):
 IN_EVERY_CI_RUN = ("random-0.6b", "bf16", "sm_90a")
 
 
-@k.needs_nvcc
+@needs_nvcc
 @pytest.mark.parametrize(
     ("name", "weights", "arch"),
     [
