@@ -66,12 +66,12 @@ class Graphs:
 
 
 def upload(target: Tensor, values: Tensor) -> None:
-    """Copy a CPU tensor into `target` without waiting for the device.
+    """Copy values into `target` without waiting for the device.
 
     It uses pinned memory, because a copy from ordinary memory waits for all work before it. The
     allocator keeps the pinned block until the copy is over.
     """
-    if target.is_cuda:  # if not contiguous, the copy would go through ordinary memory
+    if target.is_cuda and not values.is_cuda:  # copies of what is not contiguous wait, too
         values = values.contiguous().pin_memory()
     target.copy_(values, non_blocking=True)
 

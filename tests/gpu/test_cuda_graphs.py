@@ -96,7 +96,15 @@ def test_a_download_keeps_what_is_overwritten_afterwards():
 
 
 def test_an_upload_to_a_gpu_goes_through_pinned_memory():
-    target, values = Mock(is_cuda=True), Mock()
+    target, values = Mock(is_cuda=True), Mock(is_cuda=False)
     upload(target, values)
     pinned = values.contiguous().pin_memory()
     target.copy_.assert_called_once_with(pinned, non_blocking=True)
+
+
+def test_what_is_on_a_gpu_is_copied_as_it_is():
+    """PyTorch refuses to pin it; a vocoder takes codes from any device."""
+    target, values = Mock(is_cuda=True), Mock(is_cuda=True)
+    upload(target, values)
+    target.copy_.assert_called_once_with(values, non_blocking=True)
+    assert not values.contiguous.called
