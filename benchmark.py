@@ -27,7 +27,7 @@ def main(args: argparse.Namespace) -> int:
 
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
-    parser = parsing.Parser(description=__doc__.splitlines()[0])
+    parser = parsing.Parser(description=__doc__)
     common.add_arguments(parser)
     common.add_result_option(parser)
     add = parsing.adder(parser)

@@ -230,7 +230,7 @@ def print_figures(facts: dict[str, Any], output: str) -> None:
 
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
-    parser = parsing.Parser(description=__doc__.splitlines()[0])
+    parser = parsing.Parser(description=__doc__)
     options.add_text_options(parser)
     add = parsing.adder(parser)
     add("-o --output", "file to write: wav, flac, ogg or mp3", parsing.file_name, "out.wav")

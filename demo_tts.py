@@ -39,7 +39,7 @@ def main(args: argparse.Namespace) -> int:
 
 def parse_args() -> argparse.Namespace:
     """Return the options of the command line."""
-    parser = parsing.Parser(description=__doc__.splitlines()[0])
+    parser = parsing.Parser(description=__doc__)
     options.add_text_options(parser)
     add = parsing.adder(parser)
     add("-o --output", "wav, flac, ogg or mp3 file to write", parsing.file_name, "out.wav")

@@ -103,7 +103,7 @@ def main(args: argparse.Namespace) -> int:
 
 def parse_args() -> argparse.Namespace:
     """Return the options of the command line."""
-    parser = parsing.Parser(description=__doc__.splitlines()[0])
+    parser = parsing.Parser(description=__doc__)
     common.add_arguments(parser, runs=3)
     common.add_result_option(parser)
     return parser.parse_args()

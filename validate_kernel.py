@@ -179,7 +179,7 @@ def main(args: argparse.Namespace) -> int:
 
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
-    parser = parsing.Parser(description=__doc__.splitlines()[0])
+    parser = parsing.Parser(description=__doc__)
     add = parsing.adder(parser)
     add("--model", "model to load: hub id, folder or built-in name", str, "tiny-random")
     add_either = parsing.adder(parser.add_mutually_exclusive_group())

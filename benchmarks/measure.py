@@ -75,7 +75,7 @@ def script(name: str) -> int:
 def parser(argv: Sequence[str] | None = None) -> argparse.ArgumentParser:
     """Return the parser, with the options of the measurement that `argv` begins with."""
     words = sys.argv[1:] if argv is None else argv
-    root = parsing.Parser(prog="measure.py", description=__doc__.splitlines()[0])
+    root = parsing.Parser(prog="measure.py", description=__doc__)
     names = root.add_subparsers(metavar="NAME", required=True)
     for name, (_, description) in MEASUREMENTS.items():
         command = names.add_parser(name, help=description, description=description)

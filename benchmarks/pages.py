@@ -42,7 +42,7 @@ PAGES: dict[str, Callable[[], list[str]]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write, check or draw; return 1 if --check finds a page that is out of date."""
-    parser = parsing.Parser(description=__doc__.splitlines()[0])
+    parser = parsing.Parser(description=__doc__)
     add = parsing.adder(parser)
     add("page PAGE", f"one of {', '.join(PAGES)}", PAGES, nargs="?")
     add("--check", "write nothing; exit 1 if out of date", bool)

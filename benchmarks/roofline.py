@@ -132,7 +132,7 @@ def vocoder_weights(codec: CodecConfig) -> int:
 
 def main() -> None:
     """Print the table."""
-    parser = parsing.Parser(description=__doc__.splitlines()[0])
+    parser = parsing.Parser(description=__doc__)
     add = parsing.adder(parser)
     add("--model", "built-in name of the model whose shapes to use (default: both sizes)", list)
     add(

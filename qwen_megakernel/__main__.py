@@ -1,10 +1,16 @@
 """Runs the command line: qwen-megakernel, or python -m qwen_megakernel"""
 
+import os
 import sys
 
 
 def main() -> int:
     """Run a command; return its exit code."""
+    # Of descriptors that the caller closed, the next files and sockets would get the numbers, and
+    # libraries write their complaints to number 2.
+    while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(handle)
     end = None
     try:
         from qwen_megakernel.signals import GracefulExit
@@ -23,7 +29,8 @@ def main() -> int:
         # numpy raises an ImportError of its own for a Ctrl-C that comes while it is imported.
         if isinstance(error, ImportError) and not (end and end.has_come):
             raise
-        sys.stderr.write("interrupted\n")
+        if sys.stderr:
+            sys.stderr.write("interrupted\n")
         return end.exit_code if end else 130
 
 

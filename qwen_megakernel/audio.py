@@ -177,8 +177,8 @@ class WavWriter:
         self._format = FORMATS[target.suffix.lower()]
         subtype = None if encoding == "pcm" else SUBTYPES[encoding]
         try:
-            self._file = new_sound_file(
-                self._partial, rate, mark.comment, format=self._format, subtype=subtype
+            self._file = new_sound_file(  # soundfile would encode the name strictly
+                os.fsencode(self._partial), rate, mark.comment, format=self._format, subtype=subtype
             )
         except RuntimeError as error:  # the disk is full
             raise self._failed(error) from error
@@ -230,7 +230,8 @@ class WavWriter:
         """Raise an error if the file lacks samples: libsndfile's Ogg hides that a disk is full."""
         import soundfile
 
-        if self._format == "OGG" and soundfile.info(self._partial).frames != self._num_samples:
+        name = os.fsencode(self._partial)
+        if self._format == "OGG" and soundfile.info(name).frames != self._num_samples:
             raise OSError("the end of the file is missing")
 
     def _failed(self, error: Exception) -> OutputError:

@@ -5,6 +5,7 @@ import errno
 import fcntl
 import os
 import secrets
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -122,7 +123,7 @@ def new_partial(path: Path, mode: int = 0o666) -> Path:
         OSError: the folder is missing or read-only.
     """
     # A file system that has names of 255 bytes has one for the hidden file of any name.
-    name = os.fsencode(path.name)[:240].decode(errors="ignore")
+    name = os.fsencode(path.name)[:240].decode(sys.getfilesystemencoding(), "ignore")
     partial = path.with_name(f".{name}.{secrets.token_hex(4)}.part")
     partial.touch(mode, exist_ok=False)
     return partial

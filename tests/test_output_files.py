@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import pwd
+import sys
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,12 @@ def test_a_name_may_be_as_long_as_the_file_system_allows(tmp_path: Path, name: s
     with replacing(tmp_path / name) as partial:
         partial.write_text("new")
     assert os.listdir(tmp_path) == [name]
+
+
+def test_a_name_needs_no_characters_of_the_locale(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(sys, "getfilesystemencoding", lambda: "ascii")
+    with replacing(tmp_path / "\u00fc.wav") as partial:
+        assert str(partial).isascii()
 
 
 def test_two_writers_do_not_share_a_hidden_file(tmp_path: Path):

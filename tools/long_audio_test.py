@@ -100,7 +100,7 @@ def plot(path: str, figures: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    parser = parsing.Parser(description=__doc__.splitlines()[0])
+    parser = parsing.Parser(description=__doc__)
     options.add_model_options(parser)
     options.add_speech_options(parser)
     parser.set_defaults(max_frames=MAX_FRAMES)

@@ -216,7 +216,7 @@ def all_runs() -> list[dict[str, Any]]:
 
 def main() -> int:
     """Measure, and write the result file and the page."""
-    parser = parsing.Parser(description=__doc__.splitlines()[0])
+    parser = parsing.Parser(description=__doc__)
     add = parsing.adder(parser)
     add(
         "--one",

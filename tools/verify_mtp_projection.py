@@ -148,7 +148,7 @@ def differences(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> l
 
 def main() -> int:
     """Print the verdict, and what it does not cover."""
-    parser = parsing.Parser(description=__doc__.splitlines()[0])
+    parser = parsing.Parser(description=__doc__)
     add = parsing.adder(parser)
     add("folder", "checkpoint folder with config.json and model.safetensors", Path)
     add = parsing.adder(parser.add_mutually_exclusive_group())

@@ -29,7 +29,7 @@ from qwen_megakernel.installing import require
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line's parser."""
-    root = parsing.Parser(prog="load_test", description=__doc__.splitlines()[0])
+    root = parsing.Parser(prog="load_test", description=__doc__)
     add = parsing.adder(root)
     add("--url", "address of the server, without /v1", str, "http://127.0.0.1:8090")
     rates, counts = map(option_types.numbers, (option_types.positive, parsing.at_least(1)))

@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TextIO
 
 from qwen_megakernel.errors import MissingPackageError, QwenTTSError, ResourceError, UsageError
 from qwen_megakernel.installing import require
@@ -94,6 +94,9 @@ def read_speech(
     from qwen_megakernel.text.markup.marked_text import check_markup
     from qwen_megakernel.timing.subtitles import check_path as check_subtitles
 
+    files = [os.path.abspath(path) for path in (output, dump_codes, subtitles) if path]
+    if twice := next((path for path in files if files.count(path) > 1), None):
+        raise UsageError(f"{twice} is the file of two outputs; give each its own.")
     if output is not None:
         audio.check_path(output, encoding, sample_rate)
     if dump_codes is not None:
@@ -156,6 +159,8 @@ def run(main: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> 
         SIGTERM (143) or SIGHUP (129).
     """
     level = logging.DEBUG if args.debug else logging.ERROR if args.quiet else logging.WARNING
+    own_output, own_reports = sys.stdout, sys.stderr
+    sys.stderr = _reports()
     handler = logging.StreamHandler()
     handler.addFilter(make_printable)  # for the records of other packages, such as uvicorn's
     end = GracefulExit()
@@ -163,7 +168,6 @@ def run(main: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> 
     handler.addFilter(lambda record: not end.has_come)
     logging.basicConfig(level=level, format="%(message)s", handlers=[handler])
     wait_passively()
-    own_output = sys.stdout
     own_errors = getattr(own_output, "errors", None)
     try:
         with end:
@@ -200,7 +204,30 @@ def run(main: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> 
         if isinstance(own_output, io.TextIOWrapper) and own_output.errors != own_errors:
             with contextlib.suppress(OSError):  # it writes what is left
                 own_output.reconfigure(errors=own_errors)
-        sys.stdout = own_output
+        sys.stdout, sys.stderr = own_output, own_reports
+
+
+class _Reports(io.FileIO):
+    """Standard error, which drops what it cannot write: a full disk of logs ends no speech."""
+
+    def write(self, data: Any) -> int | None:
+        """Write bytes; return the number of those written or dropped."""
+        try:
+            return super().write(data)
+        except OSError:
+            return len(data)
+
+
+def _reports() -> TextIO:
+    """Return standard error as `_Reports`; text in memory, as it is."""
+    reports = sys.stderr
+    if reports is None:  # the caller closed it, and `print` would write to standard output instead
+        return open(os.devnull, "w")
+    try:
+        lines = io.BufferedWriter(_Reports(reports.fileno(), "w", closefd=False))
+    except io.UnsupportedOperation:
+        return reports
+    return io.TextIOWrapper(lines, reports.encoding, reports.errors, line_buffering=True)
 
 
 def _prepare_output() -> None:

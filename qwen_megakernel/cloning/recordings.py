@@ -105,7 +105,8 @@ def opened(path: str | Path | BinaryIO) -> "SoundFile":
         def seekable(self) -> bool:
             return False
 
-    return ReadOnce(path)
+    # soundfile itself encodes a name strictly, which fails for one that is not of the locale.
+    return ReadOnce(os.fsencode(path) if isinstance(path, str | Path) else path)
 
 
 def decode(file: "SoundFile", max_seconds: float = math.inf) -> np.ndarray:

@@ -129,7 +129,8 @@ class StepLoop:
         if not self._thread.is_alive():  # a fork has only the thread that forked
             raise EngineClosed(
                 "The engine's thread is not in this process, which is a fork of the engine's.",
-                hint="Make the engine after the fork, in the process that uses it.",
+                "PyTorch does not compute in a fork of a process in which it has computed.",
+                'Make the engine in a process that multiprocessing.get_context("spawn") starts.',
             )
 
     # ---- the loop --------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from commands import ROOT
+from commands import ROOT, run
 from programs import programs
 from tolerances import nearly
 
@@ -38,6 +38,12 @@ def test_benchmark_reports_and_keeps_its_figures(run_here, tmp_path):
         assert each["codes_per_s"] == 16 * each["frames_per_s"]
     assert re.fullmatch(r"[0-9a-f]{12}(-dirty)?|unknown", found["commit"])
     assert found["summary"]["first_frame_ms"]["mean"] <= found["summary"]["first_chunk_ms"]["mean"]
+
+
+@pytest.mark.parametrize("script", ["demo_tts.py", "benchmark.py"])
+def test_the_help_needs_no_docstrings(script):
+    done = run("-OO", script, "--help")
+    assert done.returncode == 0 and "--model" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -139,6 +139,29 @@ def test_samples_that_cannot_be_written_are_reported(environment):
     assert done.stderr == b"error: standard output: No space left on device.\n"
 
 
+@pytest.mark.parametrize("errors", ["2>&-", "2>/dev/full"])
+def test_closed_or_full_standard_error_changes_neither_samples_nor_exit_code(errors):
+    """`print` without standard error writes to standard output; a full disk raises an error."""
+    words = [sys.executable, *SPEAK, "Hello.", "--stdout", "--stream", "--seed", "1", *TINY, *SHORT]
+    whole, cut = (
+        subprocess.run(
+            ["sh", "-c", f'"$@" {redirection}', "sh", *words],
+            cwd=ROOT,
+            capture_output=True,
+            timeout=60,
+        )
+        for redirection in ("2>/dev/null", errors)
+    )
+    assert (cut.returncode, cut.stdout) == (0, whole.stdout) and whole.stdout
+
+
+def test_closed_descriptors_are_held_so_that_no_file_takes_their_place():
+    program = "import os, sys; sys.argv[1:] = ['--version']; import qwen_megakernel.__main__ as m\n"
+    program += "try: m.main()\nexcept SystemExit: [os.fstat(number) for number in range(3)]"
+    command = ["sh", "-c", '"$@" <&- 2>&-', "sh", sys.executable, "-c", program]
+    assert subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL).returncode == 0
+
+
 @pytest.mark.parametrize("buffering", [-1, 0])
 def test_output_in_an_encoding_without_a_character_has_an_escape(tmp_path, monkeypatch, buffering):
     args = argparse.Namespace(debug=False, quiet=False)
@@ -356,6 +379,13 @@ def test_what_cannot_work_ends_with_its_code_one_message_and_no_file(
     assert done.returncode == code, done.stderr
     assert message.lower() in done.stderr.lower()
     assert "Traceback" not in done.stderr and not list(tmp_path.iterdir())
+
+
+def test_one_file_for_two_outputs_is_refused(speak, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = speak("Hi.", "-o", "a.wav", "--dump-codes", tmp_path / "a.wav", *TINY)
+    assert done.returncode == 2 and "a.wav is the file of two outputs" in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_unwritable_codes_and_a_dash_are_refused_before_a_model_is_loaded(

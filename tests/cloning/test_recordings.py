@@ -2,9 +2,11 @@
 
 import io
 import logging
+import os
 import re
 import shlex
 import struct
+import sys
 
 import librosa
 import numpy as np
@@ -16,6 +18,7 @@ from commands import ROOT
 from fixtures import module_value
 from tolerances import MP3_F32
 
+from qwen_megakernel import audio
 from qwen_megakernel.cloning import recordings
 from qwen_megakernel.errors import RecordingError
 
@@ -237,6 +240,17 @@ def test_a_third_of_a_transcript_is_doubted(demo_speech, num_words, doubted, cap
     seconds = recordings.seconds_of_sound(demo_speech, RATE)
     recordings.check_transcript(" ".join(WORDS[:num_words]), seconds)
     assert bool(caplog.messages) == doubted
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, names are valid UTF-8")
+@pytest.mark.parametrize("suffix", ["wav", "ogg"])
+def test_names_may_have_bytes_that_are_no_characters(tmp_path, suffix):
+    folder = tmp_path / os.fsdecode(b"Gr\xfc")
+    folder.mkdir()
+    path = folder / os.fsdecode(b"\xfc." + suffix.encode())
+    audio.write_wav(path, np.ones(2400, np.int16), 24000)
+    samples, rate = recordings.read(path)
+    assert (len(samples), rate) == (2400, 24000)
 
 
 def test_a_file_that_ffmpeg_reads_comes_with_its_command(tmp_path):

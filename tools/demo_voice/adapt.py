@@ -211,7 +211,7 @@ def main(args: argparse.Namespace) -> int:
 
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
-    parser = parsing.Parser(description=__doc__.splitlines()[0])
+    parser = parsing.Parser(description=__doc__)
     add = parsing.adder(parser)
     add("--recordings", "number of sentences to learn from", int, 450)
     add("--sentences", "number of sentences to measure", int, 60)

@@ -173,7 +173,7 @@ def main(args: argparse.Namespace) -> None:
 
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
-    parser = parsing.Parser(description=__doc__.splitlines()[0])
+    parser = parsing.Parser(description=__doc__)
     add = parsing.adder(parser)
     add("--texts", "text file that tools.demo_voice.texts wrote", Path, required=True)
     add("--output", "codebooks file to write", Path, required=True)

@@ -267,7 +267,7 @@ def main(args: argparse.Namespace) -> int:
 
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
-    parser = parsing.Parser(description=__doc__.splitlines()[0])
+    parser = parsing.Parser(description=__doc__)
     add = parsing.adder(parser)
     add("--model", "name or folder of the checkpoint to measure", str, "demo-voice")
     add("--weights FORM", WEIGHTS_HELP, WEIGHTS)

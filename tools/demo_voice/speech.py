@@ -120,7 +120,7 @@ def main(args: argparse.Namespace) -> None:
 
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
-    parser = parsing.Parser(description=__doc__.splitlines()[0])
+    parser = parsing.Parser(description=__doc__)
     add = parsing.adder(parser)
     add("--texts", "text file that tools.demo_voice.texts wrote", Path, required=True)
     add("--output", "folder for the shards; existing ones stay", Path, required=True)

@@ -249,7 +249,7 @@ def main(args: argparse.Namespace) -> None:
 
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
-    parser = parsing.Parser(description=__doc__.splitlines()[0])
+    parser = parsing.Parser(description=__doc__)
     add = parsing.adder(parser)
     add("--output", "folder for the three files", Path, required=True)
     add("--number", "number of texts for training", int, 120_000)

@@ -231,7 +231,7 @@ def make_pairs(
 
 def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
-    parser = run_options.parser(__doc__.splitlines()[0], learning_rate=2e-3, hold=0.3)
+    parser = run_options.parser(__doc__, learning_rate=2e-3, hold=0.3)
     run_options.add_segments(parser, sentences=18000, steps=15000, batch=8, segment=24)
     return parser.parse_args(arguments)
 

@@ -203,7 +203,7 @@ def _fitting(path: Path, weights: Weights) -> Weights:
 
 def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
-    parser = run_options.parser(__doc__.splitlines()[0], learning_rate=2e-3, hold=0.35)
+    parser = run_options.parser(__doc__, learning_rate=2e-3, hold=0.35)
     add = parsing.adder(parser)
     add("--data", "folder of shards to learn from", Path, required=True)
     add("--test", "folder of shards with sentences to speak at intervals", Path)

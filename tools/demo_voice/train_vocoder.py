@@ -189,7 +189,7 @@ def make_pairs(args: argparse.Namespace) -> tuple[list[Pair], list[Pair]]:
 
 def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
-    parser = run_options.parser(__doc__.splitlines()[0], learning_rate=1.2e-3, hold=0.4)
+    parser = run_options.parser(__doc__, learning_rate=1.2e-3, hold=0.4)
     run_options.add_segments(parser, sentences=1300, steps=8000, batch=6, segment=9)
     add = parsing.adder(parser)
     add("--warm-up", "number of updates of the first layers alone, before the others", int, 0)

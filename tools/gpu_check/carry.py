@@ -32,7 +32,7 @@ MOST_MB = 36
 
 def main() -> int:
     """Compile the libraries, pack them and print their sizes."""
-    parser = parsing.Parser(description=__doc__.splitlines()[0])
+    parser = parsing.Parser(description=__doc__)
     add = parsing.adder(parser)
     add("--arch", "architecture of the GPU to compile for", str, "sm_90a")
     add("--out", "folder for the packed libraries (default: build/carried)", Path, carried.CARRIED)

@@ -300,7 +300,7 @@ def commit() -> str:
 
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
-    parser = parsing.Parser("gpu_check.sh", description=__doc__.splitlines()[0])
+    parser = parsing.Parser("gpu_check.sh", description=__doc__)
     add = parsing.adder(parser)
     add("--name", "name for the result folder instead of the GPU's")
     add(

@@ -305,7 +305,7 @@ def plot(document: dict[str, Any], path: Path) -> None:
 
 def main() -> int:
     """Measure or read, print, and write."""
-    parser = parsing.Parser(description=__doc__.splitlines()[0])
+    parser = parsing.Parser(description=__doc__)
     add = parsing.adder(parser)
     add("file", "file with documents to print instead of measuring", Path, nargs="?")
     add("--model", "model to measure", str, SMALL)
