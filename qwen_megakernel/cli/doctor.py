@@ -68,7 +68,10 @@ def report() -> dict[str, Any]:
         "cores": cpu_threads.available_cores(),
         "cpu_quota": cpu_threads.quota(),
         "cpu_quota_warning": cpu_threads.quota_warning(),
-        "features": {name: _feature(*needs) for name, needs in FEATURES.items()}
+        "features": {
+            name: "ready" if all(map(find_spec, modules)) else install_command(extra)
+            for name, (extra, modules) in FEATURES.items()
+        }
         | {"CUDA kernel": kernel},
         "programs": {
             "ffmpeg": _release(shutil.which("ffmpeg")) or "not found; recordings in m4a need it",
@@ -115,10 +118,6 @@ def _version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _feature(extra: str, modules: list[str]) -> str:
-    return "ready" if all(map(find_spec, modules)) else install_command(extra)
 
 
 def _release(command: str | None) -> str | None:

@@ -95,15 +95,13 @@ class _Help(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser with errors of two lines, which suggest the nearest option for an unknown one.
-
-    Of a docstring as its description, the help shows the first paragraph.
-    """
+    """A parser with errors of two lines, which suggest the nearest option for an unknown one."""
 
     hints: Mapping[str, str] = {}  # words of an error, and what helps then
 
     def __init__(self, *arguments: Any, **settings: Any):
         super().__init__(*arguments, **{"formatter_class": _Help} | settings)
+        # Of a docstring, the first paragraph; with -OO there is none.
         self.description = self.description and self.description.partition("\n\n")[0]
         # argparse's own errors of `type=int` and `type=float` would name the Python type.
         self.register("type", int, whole_number)

@@ -210,7 +210,7 @@ def run(main: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> 
 class _Reports(io.FileIO):
     """Standard error, which drops what it cannot write: a full disk of logs ends no speech."""
 
-    def write(self, data: Any) -> int | None:
+    def write(self, data: Any, /) -> int:
         """Write bytes; return the number of those written or dropped."""
         try:
             return super().write(data)
