@@ -14,7 +14,7 @@ MAX_PAST = 40  # characters before a number that may announce it
 
 _CODES = """(?:(?:pass|post|zip|bar)?code|id|otp|pin|password|zip(?:\\+4)?|port[ao]?|puerto
     |порт\\w*|(?:order|booking|account|ref|reference|part|item|ticket|tracking|serial|confirmation|invoice)\\s(?:number|no\\.?|id)|kennwort
-    |(?:card|account|number|ssn|phone)(?:\\s\\w+){0,2}\\s(?:ending|ends)\\sin|passwort
+    |(?:card|account|acct\\.?|visa|mastercard|amex|number|ssn|phone)(?:\\s\\w+){0,2}\\s(?:ending|ends)(?:\\s(?:in|with))?|passwort
     |(?-i:CAP|CP|C\\.P\\.|CV[VC]2?|SIRE[TN]|DNI|NI[EF]|EAN|IMEI|VAT)|p\\.\\s?iva|(?<=\\d)转|房间|房号
     |(?:bestell|rechnung|auftrag|vertrag|kunde|vorgang|sendung|ticket|artikel)\\w*\\s(?:nr\\.|nummer)
     |plz|blz|[a-zäöüß]+[-.]*(?:nummer|nr\\.|code|schlüssel)|nr\\.:|r[eéi]f\\.(?:\\s\\w+)?|арт\\.|code(?:\\s(?:postal|secret|pin|d[e']\\s?\\w+))

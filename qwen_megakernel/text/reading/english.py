@@ -57,7 +57,6 @@ class English(Language):
     b/w(?=\s(?:\d|the|you|us|them|my|our|two|both)\b) => between
     exp(?:\.|iry)?|thru >> (?P<m>0[1-9]|1[0-2])/(?P<y>\d\d)(?![\d/]) => {m:spell} {y}
     an?|got|grade|of|with|from|to|is >> (?P<g>[A-D])-(?![\w-]|\s(?:and|or|to)\s|,) => {g} minus
-    (?P<m>0[1-9]|1[0-2])/(?P<y>(?:19|20)\d\d)(?![\d/]) => {m:month} {y:year}
     (?P<n>\d{1,4})/(?P<d>\d{1,3})(?:rds|ths|nds)(?!\w) => .fraction
     (?P<n>\d{3,10})(?:-(?P<more>\d{4}))?(?![\d.,:/% -]*\d)(?!\w) => .code
     1-800-(?=[A-Z]) => one eight hundred~
@@ -69,10 +68,13 @@ class English(Language):
     (?P<w>\d+)(?:\.(?P<d>\d+))?in(?!\w)\.? => .inches
     waits?|timeout|sleep|delay|pause|lasts|\d{1,2}h(?:rs?)?
         >> (?P<m>\d{1,3})m(?!\w) => {m:counted:min}
+    (?P<m>\d{1,3})m(?=\sago(?!\w)) => {m:counted:min}
+    \b(?:back|there|here|ready|done|home|up|again|due|star\w+|end\w*|begin\w*|leav\w+|arriv\w+|expir\w+)\sin\s$
+        |\beta:?\s$ >> (?P<m>\d{1,3})m(?!\w) => {m:counted:min}
     ft\.?|feet|foot >> (?P<w>\d{1,2})\sin(?!\w)\.? => .inches
     (?P<a>[45])0(?P<b>[13])\((?P<k>[kbc])\) => {a} oh {b} {k}
     (?:(?P<whole>\d+)\s(?=\d+/))?(?P<w>\d+)(?:\.(?P<d>\d+)|/(?P<b>\d{1,2}))?(?:\"|″)
-        (?!\w)(?P<x>\sx\s(?=\d))? => .inches
+        (?:(?P<x>\s?[x×]\s?(?=\d))|(?!\w)) => .inches
     \bsq\.?(?!\w) => square
     .*\d >> \bcu\.?(?!\w) => cubic
     .*\d >> \bfl\.?(?!\w) => fluid

@@ -6,7 +6,6 @@ from qwen_megakernel.text.reading.cldr import Noun
 from qwen_megakernel.text.reading.romance import Romance
 from qwen_megakernel.text.reading.surroundings import Found
 
-_TWO_CENTURIES = re.compile(r"[IVX]+(?:er?|ᵉʳ?)(?:[-–]|,\s|\s(?:et|ou|au|à)\s)\S+\s$")
 
 
 class French(Romance):
@@ -19,9 +18,14 @@ class French(Romance):
     \d+(?:e|ème|re|ère) >> min\. => minute{end}
     la|de|à >> (?P<n>\d{1,3})['′](?!\w) => {n:ordinal}
     [lrd]\. >> (?P<a>\d{1,4})-(?P<b>\d{1,3})(?![\d-]) => {a} tiret {b}
+    le|au >> (?P<a>3\d)(?P<b>[1-9]\d)(?!\d|[.,:/-]\d|\s?[€%]|\s[^\W\d_]+s(?!\w)) => {a} {b}
+    4x(?P<n>4)(?!\d|[x.,]\d|\s?(?:{UNITS})(?!\w)) => quatre {n}
+    4x(?=[124]00\s?m(?!\w)) => quatre fois~
+    J-(?=\d{1,3}(?!\w)) => J moins~
     av\.(?=\s(?:1\d{3}|20\d\d)(?!\w)) => avant
     (?P<m>[12])\s?m\s?(?P<c>\d\d)(?!\w) => {m:counted:m} {c}
-    (?:[ivx]+(?:er?|ᵉʳ?)[-–])?[ivx]+(?:er?|ᵉʳ?) >> s\. => .century
+    \b[ivx]+(?:er?|ᵉʳ?)(?:[-–]|,\s|\s(?:et|ou|au|à)\s)\S+\s$ >> s\. => siècles{end}
+    [ivx]+(?:er?|ᵉʳ?) >> s\. => siècle{end}
     """
 
     def agreeing(self, said: str, before: str) -> str:
@@ -30,10 +34,6 @@ class French(Romance):
     def plural(self, number: int) -> int:
         """Return the form of a noun after a number: 0 and 1 take the singular."""
         return 0 if number < 2 else 2
-
-    def read_century(self, found: Found) -> str:
-        """Return "siècle", or its plural behind two numerals, as in "XVIIe et XVIIIe s."."""
-        return "siècle" + "s" * bool(_TWO_CENTURIES.search(found.past)) + self.kept_point(found)
 
     def roman(self, number: int, found: Found, following: str) -> str | None:
         ending = re.sub(".*[IVXLCDM]", "", found.text)

@@ -74,13 +74,15 @@ class German(Language):
         |(?<=\.\d\d)\s?[-–]\s?(?=\d\d?\.\d\d\s{HOURS}) => ~bis~
     um|gegen|ab >> {HOUR}\sh(?!\w) => .time
     \d+ >> f\.(?!\w) => folgende{end}
-    u\.(?=\s[\da-zäöü])(?!\s[aä]\.) => und
+    u\.(?=\s(?:\d|[^\W\d_]{2})) => und
+    \d+ >> St\.(?!\s[A-ZÄÖÜ]) => Stück{end}
     (?P<n>\d{1,2})\. => .day_of_list
     1/2(?=\s(?!(?:{UNITS})(?!\w))(?P<noun>[A-ZÄÖÜ][a-zäöüß]{2,})(?!\w)) => .half
     (?P<n>\d{1,3})\.(?=\s[^\W\d_])(?!(?i:\s{MONTH})\.) => .ordinal_with_point
     \d+[a-z]? >> S\.(?=\s\d) => Satz
     (?P<a>Mo|Di|Mi|Do|Fr|Sa)(?=\.?\s\d)\.? => .days
-    (?P<y>(?:1\d|20)?\d0)(?P<e>ern?)(?!\w) => {y:year}{e}
+    (?P<y>\d{1,4})(?P<e>ern?)(?!\w) => {y:year}{e}
+    die >> (?P<n>11[0257])(?!\d|[.,:-]\d|\s?(?:[€%]|[^\W\d_]+[ens](?!\w))) => {n:spell}
     (?P<w>\d{1,3})(?:,(?P<d>\d+))?[\s-]?%-Punkte?n?(?!\w) => {num} Prozentpunkte
     (?P<n>\d{1,3})-%(?=-[A-ZÄÖÜ]) => {n}-Prozent
     (?P<n>\d{1,4})-€(?=-[A-ZÄÖÜ]) => {n}-Euro

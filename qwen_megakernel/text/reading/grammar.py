@@ -5,7 +5,8 @@ A language's rules are lines of the tables `RULES` of its class and of the class
     behind >> pattern => words
 
 The regular expression `pattern` finds an expression. `behind`, which may be left out, is a regular
-expression for the word before it, in lower case. `words` is a template (`Words.fill`) whose fields
+expression for the word before it, or, if it begins with "\\b", for the end of the text before it;
+both are in lower case. `words` is a template (`Words.fill`) whose fields
 are the groups of the pattern, {num} for its number, and {end} for a full stop that it also is; or
 ".name" for the method `read_name`. In both patterns, a name in capitals is an attribute of the
 language or one of `Language.patterns`.
@@ -39,6 +40,12 @@ class Rule:
     pattern: re.Pattern[str]
     behind: re.Pattern[str] | None
     say: Callable[[Found], str | None]
+
+    def fits(self, word: str, past: str) -> bool:
+        if not self.behind:
+            return True
+        is_long = self.behind.pattern.startswith(r"\b")
+        return bool(self.behind.search(past) if is_long else self.behind.fullmatch(word))
 
 
 def rules_of(language: Language) -> Iterator[Rule]:
@@ -176,8 +183,7 @@ class Grammar:
         before = bare((text[:place].split() or past.split() or [""])[-1])
         for rule in self._rules[first.lastindex - 1 :]:
             match = rule.pattern.match(text, place, stop)
-            fits = not rule.behind or rule.behind.fullmatch(before.lower())
-            if match and match.end() > place and fits:
+            if match and match.end() > place and rule.fits(before.lower(), behind.lower()):
                 said = rule.say(Found(match, before, behind))
                 if said is not None:
                     return match.end(), self.language.agreeing(said, before)

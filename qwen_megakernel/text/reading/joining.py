@@ -46,7 +46,7 @@ class WordJoining:
         self._between_days = {*lang.month_forms, *lang.links}
         self._behind_digits = self._between_days | self._phrases | {*lang.units, *lang.scales, "%"}
         self._behind_digits |= lang.followers | BEHIND_RATIO | {*lang.books, *lang.compass, *_RATES}
-        self._behind_digits |= {*lang.currencies, *lang.money_scales}
+        self._behind_digits |= {*lang.currencies, *lang.currency_names, *lang.money_scales}
         # Each character of Chinese and Japanese is a word of its own, also in "月~金".
         days = [] if lang.space else [*lang.weekdays]
         spans = {f"{first}{dash}{last}" for first in days for dash in "-–~" for last in days}
@@ -113,7 +113,7 @@ class WordJoining:
         if self._is_ordinal(last):
             return True
         if last in lang.scales:
-            return not forms.isdisjoint(lang.currencies)
+            return not forms.isdisjoint({*lang.currencies, *lang.currency_names})
         return _has_digit(last) and bool(
             forms & self._behind_digits
             or (noun.isalpha() and pointed[-1] not in '"”»)' and lang.may_agree(last, noun))

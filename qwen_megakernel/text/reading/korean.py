@@ -20,7 +20,7 @@ class Korean(Language):
     (?P<m>1[0-2]|[1-9])월 => {m:month}
     (?P<a>\d{2,3})(?P<k>{PLATES})\s?(?P<n>\d{4})(?![\d억만천조]) => {a} {k} {n:spell}
     (?P<a>\d{1,3})\s?대\s?(?P<b>\d{1,3})(?!\d) => {a} 대 {b}
-    {NUM}(?P<many>[천만억]?)\s?(?P<of>원|회|번)/(?P<what>분|초|주|상자|박스|인|명|개월|개|병|봉지|봉|장|권|월|일|년|시간|건|회|박|팩|세트|잔|대)
+    {NUM}(?P<many>[천만억]?)\s?(?P<of>원|회|번|달러|유로|엔|위안)/(?P<what>분|초|주|상자|박스|인|명|개월|개|병|봉지|봉|장|권|월|일|년|시간|건|회|박|팩|세트|잔|대)
         => {what}당 {num}{many}{of}
     .*(?:동|로|길|리|가|번지) >> (?P<a>\d{1,4})-(?P<b>\d{1,3})(?![\d-]) => {a} 다시 {b}
     (?<=[정회번개알])/일(?![가-힣]) => ~하루
@@ -36,6 +36,7 @@ class Korean(Language):
         if found.last == "제":
             return f"{self.say(int(found['n']))} {what}"
         say = self.hour if what == "시" else self.native
+        say = self.say if what == "시간" and int(found["n"]) > 24 else say
         first = f"{say(int(found['from']))} {what}{self.to} " if found["from"] else ""
         return f"{first}{say(int(found['n']))} {what}"
 

@@ -8,7 +8,7 @@ import re
 
 from qwen_megakernel.text.reading.codes import MIN_NUMBERED_DIGITS, NUMBER_MARK
 from qwen_megakernel.text.reading.markdown import KEY
-from qwen_megakernel.text.reading.quantities import Quantities
+from qwen_megakernel.text.reading.quantities import FILE, Quantities
 from qwen_megakernel.text.reading.surroundings import OPENING, Found, first_word
 from qwen_megakernel.text.reading.tables import TYPED_SIGNS, any_of, words
 
@@ -86,13 +86,17 @@ class Language(Quantities):
     {LETTERS_FOLLOW}0(?P<n>[1-9])(?=[月日時时월일분초]) => {n}
     {LETTERS_FOLLOW}(?<=[^\WA-Za-z_]|[%℃])\s?[~～]\s?(?=\d|오[전후]|[上下]午|午[前後])
         => {to}~
-    {LETTERS_FOLLOW}(?P<m>1[0-2]|0?[1-9])/(?P<d>[12]\d|3[01]|0?[1-9])(?=\s?[（(](?:{DAYS})[)）]
+    {LETTERS_FOLLOW}(?P<m>1[0-2]|0?[1-9])/(?P<d>[12]\d|3[01]|0?[1-9])(?=\s?[（(](?:{DAYS}|[祝休])[)）]
+        |[~-]\d\d?/\d|(?<=[~-]\d/\d)(?!/)|(?<=[~-]\d\d/\d)(?!/)
+        |(?<=1/1|2/[12]|3/[1-3]|4/[1-4]|5/[1-5]|6/[1-6]|[7-9]/[1-7])(?:[はにのがも]|까지)
+        |(?<=1[0-2]/[1-9])(?![/.]?\d|[拍倍])|(?<=12/1[0-2]|11/1[01])(?![/.]?\d|[拍倍])
         |\s?(?:上午|下午|午前|午後|오전|오후|前|まで|から|까지|부터)|[)\s]{1,2}\d{1,2}:\d\d|(?<=/\d\d)\s?[~～-]\s?\d)
         => .date
     {LETTERS_FOLLOW}(?=0|\d\d?/0|(?:[2-9]|1[0-2])/(?:1[34789]|2[1-35-9]|31)(?!\d))
         (?P<m>1[0-2]|0?[1-9])/(?P<d>[12]\d|3[01]|0?[1-9])(?![/.]?\d)
         => .date
     (?P<{FIRST}>\d{1,2})/(?P<{SECOND}>\d{1,2})(?![/.,]?\d|/) => .day_and_month
+    (?<![\d/.])(?P<m>0[1-9]|1[0-2]){OF_YEAR}(?P<y>(?:19|20)\d\d)(?![.,]?\d|/) => .month_of_year
     (?P<r>[IVXLCDM]+)(?:e|ᵉ)?\s?[-–—]\s?(?P<to>[IVXLCDM]+)(?:e|ᵉ)?(?!\w|['’]\w) => .roman_range
     {LETTERS_FOLLOW}(?<![A-Za-z])(?P<r>[IVX]{2,7})(?![A-Za-z0-9]) => .roman_alone
     (?P<r>[IVXLCDM]+)(?:\.(?=\s|$)|ers?|re|ᵉ|e)?(?!\w|['’](?!s\b)\w|\.\w) => .roman
@@ -198,7 +202,6 @@ class Language(Quantities):
         mark, short = re.escape(self.group_mark), {*self.month_forms} - self.full_months
         below = r"|(?<=[^\WA-Za-z_])(?<!\d)(?<!\d.)(?<!\d..)(?=[-−][\d.]+\s?[℃°度도%])"
         below *= self.letters_follow
-        codes = any_of(sign for sign in self.currencies if sign.isupper() and len(sign) == 3)
         return {
             "ADDRESS": r"[^\s<>\"'()\[\]{}]",
             "VERSES": rf"(?:{any_of(_BOOKS)})\.?|.*(?:福音|[诗詩]篇|ヨハネ|マタイ|ルカ|복음|시편)",
@@ -228,13 +231,14 @@ class Language(Quantities):
             "MONEY": rf"(?:\s?[-–—]\s?(?:{any_of(self.currencies)})?{self._num('to')})?"
             + r"(?:,[-–—]{1,2})?" * (self.decimal == ",")
             + rf"(?:\s?(?P<scale>{any_of([*self.scales, *self.money_scales])}){{EDGE}})?",
-            "CODE": rf"(?:\s(?P<code>{codes})(?!\w))?",
+            "CODE": rf"(?:\s(?P<code>{any_of(self.currency_names)})(?!\w))?",
             "AREAS": any_of(unit for unit in self.units if unit[-1] in "²³"),
             "LONG_SCALES": any_of({*self.scales} - {*_LETTERS_OF_SCALES}),
             "DAYS": any_of([*self.weekdays, *self.weekdays.values()]),
             "MONTH": rf"(?:{any_of(self.full_months)}|(?:{any_of(short)})\.?)(?!\w)",
             "SHORT_MONTH": any_of(short - {"mar"}),
             "EVENTS": any_of(EVENTS),
+            "OF_YEAR": "[/.]" if self.decimal == "," else "/",
             "FIRST": "d" if self.day_first else "m",
             "SECOND": "m" if self.day_first else "d",
         }
@@ -274,6 +278,10 @@ class Language(Quantities):
     def read_month(self, found: Found) -> str:
         """Return the name of a month that is abbreviated before a year, as in "Dez. 2026"."""
         return self.month(self.month_forms[found["m"].lower().rstrip(".")])
+
+    def read_month_of_year(self, found: Found) -> str | None:
+        is_file = NUMBER_MARK.search(found.past) or FILE.search(found.past)
+        return None if is_file else self.month_of_year(int(found["m"]), int(found["y"]))
 
     def read_day_and_month(self, found: Found) -> str | None:
         """Return the words of a date without a year; None where it may be a fraction."""

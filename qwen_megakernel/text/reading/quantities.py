@@ -10,8 +10,11 @@ from qwen_megakernel.text.reading.tables import Currency
 
 _THOUSANDS = ("mil", "mille", "mila")  # before the name of a currency, without a joint
 _SECTION = re.compile(r"\d+(?:\.\d+)+")  # "art. 12.1"
-# The department, the chamber or the series before the number of a file.
-_FILE = re.compile(r"(?<![^\W_])(?:\d{1,3}|[IVX]+) [A-Z][A-Za-z]{0,3} $|(?<![^\W_])[CT]-$")
+# The department, the chamber or the series before the number of a file, or the kind of a law.
+FILE = re.compile(
+    r"(?<![^\W_])(?:(?:\d{1,3}|[IVX]+) [A-Z][A-Za-z]{0,3} |[CT]-|(?i:Az\.|L\.|d\.?\s?l(?:gs)?\.|d\.?p\.?r\."
+    r"|legge|ley|lei|loi|decreto(?:[\s-]\w+)?|dire[tc]{1,2}iva) )$"
+)
 _DOSES = ("mg", "g", "kg", "ml", "mL", "cl", "l", "L", "µg", "мг", "г", "кг", "мл", "л")
 
 
@@ -67,7 +70,7 @@ class Quantities(RomanNumerals):
         return self.ordinal(int(digits)) if len(digits) < 7 else None
 
     def read_fraction(self, found: Found) -> str | None:
-        is_file = len(found["d"]) == 2 and _FILE.search(found.past)
+        is_file = len(found["d"]) == 2 and FILE.search(found.past)
         is_file = is_file or NUMBER_MARK.search(found.past)
         if not found["w"] and is_file:  # of a file: "no. 4711/26", "12 O 345/23"
             return self._joint(self.slash).join(self.number(found[each]) for each in "nd")
@@ -111,7 +114,7 @@ class Quantities(RomanNumerals):
     # ---- money and units -------------------------------------------------------------------------
 
     def read_money(self, found: Found) -> str:
-        currency = self.currencies[found["code"] or found["sym"]]  # the code of "$80 MXN"
+        currency = self.currency_names.get(found["code"]) or self.currencies[found["sym"]]
         unit, cent = self.noun_after(currency.unit, found.before), currency.cent
         whole, cents = self.digits_of(found)
         if found["scale"]:

@@ -62,9 +62,10 @@ class Romance(Language):
 
     def roman(self, number: int, found: Found, following: str) -> str | None:
         """Return an ordinal at a noun such as "century", and other numerals as elsewhere."""
-        is_behind = self.code == "it" and self.numbering(found) in self.centuries
-        if is_behind or following in self.centuries:
-            return self.feminine(number) if following.endswith("a") else self.ordinal(number)
+        noun = self.numbering(found) if self.code == "it" else ""
+        noun = following if following in self.centuries else noun
+        if noun in self.centuries:
+            return self.feminine(number) if noun.endswith("a") else self.ordinal(number)
         return super().roman(number, found, following)
 
     def regnal(self, number: int, name: str) -> str | None:

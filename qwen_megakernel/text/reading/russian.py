@@ -15,7 +15,7 @@ _BEFORE_NOMINATIVE = {"", *words("и или сегодня завтра вчер
 # Words -> the case of a number behind them: "from three to five hours", "by six".
 _BEFORE_GENITIVE = words("""от до с со из без для после около кроме против более менее свыше больше
     меньше выше ниже старше младше раньше позже позднее у ради среди вместо из-за
-    течение продолжение размере объёме количестве порядка хватает нет""")
+    течение теч. продолжение размере объёме количестве порядка хватает нет""")
 _DAYS_OF = ["понедельника", "вторника", "среды", "четверга", "пятницы", "субботы", "воскресенья"]
 _DAYS_ON = ["понедельник", "вторник", "среду", "четверг", "пятницу", "субботу", "воскресенье"]
 _WEEK = ["пн", "вт", "ср", "чт", "пт", "сб", "вс"]
@@ -60,7 +60,7 @@ _ENDINGS = {"d": ("у ю е е", "м"), "i": ("ом ем ой ей", "ми"), "p
 
 class Russian(Language):
     ranked = words("этаж этаже класс классе курс курсе подъезд подъезде квартал квартале")
-    followers = words("г года году годе гг. годы в. вв. кв. число") | ranked
+    followers = words("г года году годе гг. годы в. вв. кв. число") | ranked | {"годах", "эт."}
 
     year_form = r"(?P<y>1\d{3}|20\d\d|\d{1,4}(?=\sгод[уе]|\s\w+\.?\s(?:до\s)?н\.\s?э))"
 
@@ -82,6 +82,14 @@ class Russian(Language):
         \s(?P<what>вв?\.|кв\.|век[а-я]{0,3}(?!\w)) => .centuries
     (?P<r>[1-9]|[12]\d)(?:-(?:й|м|го))?(?:(?P<link>\s?[-–—]\s?|\sи\s)(?P<to>[1-9]|[12]\d))?
         \s(?P<what>вв?\.|кв\.(?=\s20\d\d)) => .centuries
+    во? >> (?P<a>1\d{3}|20\d\d)\s?[-–—]\s?(?P<b>1\d{3}|20\d\d)\s(?:гг\.|годах)
+        => {a:ordinal:pm} — {b:ordinal:pm} годах{end}
+    (?P<a>[1-9]|[1-9]\d)/(?P<b>[1-9]\d?)\s(?:этаже|эт\.(?=\w)) => {a:ordinal:pm} этаже из {b:gm}
+    (?P<a>[1-9]|[1-9]\d)/(?P<b>[1-9]\d?)\s(?:этаж(?!\w)|эт\.) => {a:ordinal:nm} этаж из {b:gm}
+    \b(?:д|дом|к|корп|вл|влад)\.?\s?\d+\w?,?\s$ >> стр\.(?=\s\d) => строение
+    \b(?:ул\w*|пр|пр-[кт]т?|просп\w*|пер\w*|наб\w*|ш|шоссе|б-р|бул\w*|пл\w*|мкр)\.?\s\w[\w. ]{1,26},\s$
+        >> (?P<a>\d{1,4})-(?P<b>\d{1,4})(?![\w-]) => {a} {b}
+    за >> шт\.? => штуку{end}
     во? >> {YEAR_FORM}\sг\. => {y:ordinal:pm} году{end}
     ко? >> {YEAR_FORM}\s(?:г\.|году(?!\w)) => {y:ordinal:dm} году{end}
     по >> {YEAR_FORM}\s(?:г|гг|год|годы)(?!\w)\.? => {y:ordinal:nm} год{end}
@@ -120,8 +128,8 @@ class Russian(Language):
     (?P<n>\d{1,4})-(?:ю|ую)(?!\w) => {n:ordinal:af}
     (?P<d>[0-3]?\d)\.(?P<m>0[1-9]|1[0-2])(?!\.?\d) => .date
     (?!.*\d$).* >> г\.(?=\s[А-ЯЁ]) => город
-    {SIGN}(?:(?P<from>\d{1,6})\s?[-–—]\s?)?(?P<n>\d{1,3}(?:\s\d{3})+|\d{1,9})(?:,(?P<d>\d{1,3}))?(?![\d,])
-        \s?(?:(?P<scale>{SCALES})\s?)?(?P<unit>{UNITS}|{CURRENCIES}|{SCALES}|%)(?!\w)\.?
+    {SIGN}(?:(?P<from>\d{1,6})(?:,(?P<fd>\d{1,3}))?\s?[-–—]\s?)?
+        (?P<n>\d{1,3}(?:\s\d{3})+|\d{1,9})(?:,(?P<d>\d{1,3}))?(?![\d,])\s?(?:(?P<scale>{SCALES})\s?)?(?P<unit>{UNITS}|{CURRENCIES}|{SCALES}|%)(?!\w)\.?
         (?:/(?P<per>[^\W\d_]+)\.?)? => .in_case
     адрес: >> (?P<n>[1-6]\d{5})(?!\d|[.,]\d) => {n:spell}
     (?!боинг|аэробус|эмбраер).*
@@ -168,7 +176,7 @@ class Russian(Language):
 
     def read_per(self, found: Found) -> str:
         """Return "в минуту", or "за литр" behind money and "на литр" behind another unit."""
-        said, joint = re.sub("а$", "у", super().read_per(found)), " за " if found["sym"] else " на "
+        said, joint = re.sub("[ая]$", _accusative, super().read_per(found)), " за " if found["sym"] else " на "
         return said if said.split(" ")[-1] in _TIMES else said.replace(" в ", joint)
 
     def read_compound(self, found: Found) -> str:
@@ -199,22 +207,27 @@ class Russian(Language):
         noun = self.units.get(unit) or self.scales.get(unit)
         noun = noun or self.currencies[unit].unit
         head = scale or noun
-        if found.word in _BEFORE_GOALS and found["from"]:
-            first = f"{self.cardinal(int(found['from']), head.gender)} — "
-            said = self.count(whole, decimals, head, first) + (f" {noun.many}" if scale else "")
-            return said + self.kept_point(found)
-        if decimals:
-            said = self._decimal(whole, decimals, case)
-        else:
-            said = self.cardinal(int(whole), case + head.gender)
+        first, is_goal = found["from"], found.word in _BEFORE_GOALS
+        if first:
+            is_one = self.plural(int(first)) == 0 and (head.gender == "f" or found.word == "по")
+            goal = ("d" if found.word == "по" else "a") if is_one and not found["fd"] else "n"
+            first = self._in_case(first, found["fd"], goal if is_goal else case, head.gender)
+        if first and is_goal:
+            said = self.count(whole, decimals, head, f"{first} — ")
+            return said + (f" {noun.many}" if scale else "") + self.kept_point(found)
+        said = self._in_case(whole, decimals, case, head.gender)
         form = head.few if decimals else head.many  # also of zero
         if not decimals and int(whole):
             form = _declined(head, case, self.plural(int(whole)) == 0)
         said = f"{self._sign(found)}{said} {form}" + (f" {noun.many}" if scale else "")
-        if found["from"]:
-            first = self.cardinal(int(found["from"]), case + head.gender)
+        if first:
             said = f"{first} {said}" if asked else f"от {first} до {said}"
         return said + self.read_per(found) + self.kept_point(found)
+
+    def _in_case(self, whole: str, decimals: str, case: str, gender: str) -> str:
+        if decimals:
+            return self._decimal(whole, decimals, case)
+        return self.cardinal(int(whole), case + gender)
 
     def read_numbers(self, found: Found) -> str | None:
         """Return the words of a range of numbers, "from five to ten"; None for a score."""
@@ -224,7 +237,8 @@ class Russian(Language):
         if case := _CASES.get(found.word):
             return " — ".join(self.cardinal(each, f"{case}m") for each in (first, last))
         if found.word in _BEFORE_GOALS or self.plural(last) == 1:
-            return f"{self.cardinal(first)} — {self.cardinal(last)}"
+            gender = self.gender_after("2", first_word(found.rest), "")
+            return " — ".join(self.cardinal(each, gender) for each in (first, last))
         if 1100 <= first < last < 2100 and (first >= 1900 or first % 50 or last % 50):
             return f"с {self.ordinal(first, 'gm')} по {self.ordinal(last, 'nm')}"
         return f"от {self.cardinal(first, 'gm')} до {self.cardinal(last, 'gm')}"
@@ -286,8 +300,9 @@ class Russian(Language):
         return ""
 
     def may_agree(self, number: str, noun: str) -> bool:
+        digits = re.sub(r".*[-–—]\d+$", "2", number)  # of "2-3", before a noun for two
         return number.endswith("-й") or any(
-            self.gender_after(number, noun, before) for before in ("с", "в", "к")
+            self.gender_after(digits, noun, before) for before in ("с", "в", "к")
         )
 
     def of_decades(self, number: int) -> str:
@@ -407,6 +422,10 @@ class Russian(Language):
                 ending = "ая" if case == "n" else "ой"
             said += [self.cardinal(int(digits), f"{case}f"), stem + ending]
         return " ".join(said)
+
+
+def _accusative(found: re.Match[str]) -> str:
+    return "у" if found[0] == "а" else "ю"
 
 
 def _form_of(number: str, noun: str, before: str) -> str:

@@ -100,9 +100,9 @@ def _date(text: str, form: str, language: Language) -> str | None:
     year, month, day = map(values.get, "ymd")
     if day:
         return language.date(day, month, year, "") if month else language.ordinal(day)
-    said = [language.month(month)] if month else []
-    said += [language.dated_year(year)] if year else []
-    return language.space.join(said)
+    if month and year:
+        return language.month_of_year(month, year)
+    return language.month(month) if month else language.dated_year(year or 0)
 
 
 def _time(text: str, grammar: Grammar) -> str | None:

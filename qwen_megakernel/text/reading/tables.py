@@ -191,6 +191,11 @@ class Tables:
         for sign, value in table(self.CURRENCIES).items():
             unit, *cents = (nouns(f"x: {each}", *form)["x"] for each in value.split(" / "))
             self.currencies[sign] = Currency(unit, cents[0] if cents else None)
+        self.currency_names: dict[str, Currency] = {}  # codes and plurals, as in "$80 MXN"
+        for sign, each in self.currencies.items():
+            names = [name for name in (each.unit.few, each.unit.many) if len(name) > 3]
+            names += [sign] * (len(sign) == 3 and sign.isupper())
+            self.currency_names |= {name: each for name in names}
         if not self.space:
             self.money_joint = self.scale_joint = ""
         self.compass = table(self.COMPASS)

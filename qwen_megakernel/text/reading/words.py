@@ -15,6 +15,7 @@ from qwen_megakernel.text.reading.tables import Currency, Tables
 
 MAX_DIGITS = 15  # for a number that is read as one; the digits of a longer one are read singly
 
+_DAY = re.compile(r" \{day\}[,일]|\{day\}日|\{day\} (?:de )?")  # of the form of a date
 _FIELD = re.compile(r"\{(\w+)(?::([\w:%]+))?\}")
 
 
@@ -210,6 +211,10 @@ class Words(Tables):
         if year is None:
             return self.dates[0].format(**parts)
         return self.dates[1].format(**parts, year=self.dated_year(year))
+
+    def month_of_year(self, month: int, year: int) -> str:
+        form = _DAY.sub("", self.dates[1])
+        return form.format(month=self.month(month), year=self.dated_year(year))
 
     def time(self, hour: int, minute: int, second: int | None) -> str:
         template = self.times[1 if minute or second else 0] + (self.times[2] if second else "")
