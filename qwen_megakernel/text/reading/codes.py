@@ -71,6 +71,7 @@ _CALLED = re.compile(
     r"|rufnummer|appelez|numéro|cellulare|chiam[ai]|(?:llam[ae]r?|contacte)(?:\sal)?|móvil|celular|ligue|telemóvel|тел"
     r"|телефону?|звоните|позвоните|факс|номеру)[\s.:]*$"
 )
+_DOLLARS = re.compile(r"(?<!R)\$|USD|MXN|£|GBP")  # a comma groups their thousands everywhere
 _THOUSANDS = re.compile(r"[1-9]\d{0,2}(?: \d{3})+")
 _LISTED = re.compile(r"\d[,;]\s\d+[,;]\s$")  # numbers in a list, not a house and a postal code
 _MIN_PHONE_DIGITS = 7
@@ -116,7 +117,9 @@ class Codes(Words):
 
     def digits_of(self, found: Found, name: str = "") -> tuple[str, str]:
         """Return the digits of a number before and after its decimal mark."""
-        return re.sub(r"\D", "", found[f"{name}w"]), found[f"{name}d"]
+        whole, decimals = re.sub(r"\D", "", found[f"{name}w"]), found[f"{name}d"]
+        is_grouped = len(decimals) == 3 and self.decimal == "," and _DOLLARS.search(found["sym"])
+        return (whole + decimals, "") if is_grouped else (whole, decimals)
 
     def _is_code(self, found: Found, whole: str) -> bool:
         """Return whether a number is so long that its thousands would be marked in a quantity."""

@@ -50,7 +50,11 @@ class English(Language):
     up|down|by|rose|fell|gained|lost|another|cut|raised >> (?P<n>\d{1,4})\sbps(?!\w)
         => {n} basis points
     (?P<w>\d{1,3})\.(?P<d>\d{1,2})\spp(?!\w) => {num} percentage points
-    (?P<n>\d{1,5})\sN\.(?=\s[A-Z0-9])(?!\s(?:{STARTERS})(?!\w)) => {n} North
+    (?P<n>\d{1,5})\s(?P<d>[NSEW])(?:\.(?=\s[A-Z0-9])(?!\s(?:{STARTERS})(?!\w))
+        |(?=\s\d{1,3}(?:st|nd|rd|th)(?!\w))) => .direction
+    \b(?:hwy|highway|interstate|route|rt)\.?\s$ >> (?P<n>\d{1,4})\s(?P<d>[NSEW])(?!\w) => .direction
+    (?<=\d)\s?[-–]\s?(?=(?:{SHORT_MONTHS})\.?(?!\w)) => ~to~
+    (?<=\d[-–])(?P<m>{SHORT_MONTHS})\.?(?!\w) => .month
     (?P<a>[1-9])x(?=\d{1,2}s(?!\w)) => {a} by~
     (?P<a>Mon|Sat|Sun)(?=\s\d{1,2}(?:[-–:]|\s?[ap]|(?:{ORDINAL_MARKS})?\s(?i:{MONTH}))) => .days
     per >> (?=\w*[A-Z]|k[gm]|mg|ml|cm)(?P<per>{UNITS})(?!\w) => .one
@@ -129,7 +133,8 @@ class English(Language):
 
     def read_day_of_month(self, found: Found) -> str | None:
         """Return the words of a day such as "5, 2026" after the name of a month."""
-        name, first, last = found.before.strip("*_(\"'."), int(found["d"]), int(found["to"] or 0)
+        name = re.split("[-–]", found.before)[-1].strip("*_(\"'.")
+        first, last = int(found["d"]), int(found["to"] or 0)
         is_month = name.lower() in self.month_forms and name not in ("may", "march", "mar")
         if not is_month or not 1 <= first <= (last or first) <= 31:
             return None
@@ -231,6 +236,9 @@ class English(Language):
             return f"{self.fraction(int(found['w']), int(found['b']))} {noun.one}{joint}"
         words = self.count(found["w"], found["d"], noun)
         return words + joint
+
+    def read_direction(self, found: Found) -> str:
+        return f"{self.cardinal(int(found['n']))} {self.compass[found['d']].title()}"
 
     def read_feet(self, found: Found) -> str:
         """Return the words of dimensions such as "12' x 15'6\"", in feet and inches."""

@@ -72,7 +72,7 @@ class German(Language):
         >> (?P<a>\d{1,2})\s?[-–]\s?(?P<b>\d{1,2})\sh(?!\w) => {a} bis {b} Uhr
     (?<=\d\.)[-–](?=\d{1,2}\.(?:\d|\s?{MONTH}))
         |(?<=\.\d\d)\s?[-–]\s?(?=\d\d?\.\d\d\s{HOURS}) => ~bis~
-    um|gegen|ab >> {HOUR}\sh(?!\w) => .time
+    um|gegen|ab >> {HOUR}\s?h(?!\w) => .time
     \d+ >> f\.(?!\w) => folgende{end}
     u\.(?=\s(?:\d|[^\W\d_]{2})) => und
     \d+ >> St\.(?!\s[A-ZÄÖÜ]) => Stück{end}
@@ -85,6 +85,8 @@ class German(Language):
     die >> (?P<n>11[0257])(?!\d|[.,:-]\d|\s?(?:[€%]|[^\W\d_]+[ens](?!\w))) => {n:spell}
     (?P<w>\d{1,3})(?:,(?P<d>\d+))?[\s-]?%-Punkte?n?(?!\w) => {num} Prozentpunkte
     (?P<n>\d{1,3})-%(?=-[A-ZÄÖÜ]) => {n}-Prozent
+    (?P<w>\d{1,3})(?:,(?P<d>\d+))?\s?%-?(?P<e>ige?[mnrs]?)(?!\w) => {num}prozent{e}
+    (?P<n>\d{1,2})\.(?=(?:[OU]G|Stock|Etage|FC|Platz|Klasse|Liga)(?!\w)) => .ordinal_with_point
     (?P<n>\d{1,4})-€(?=-[A-ZÄÖÜ]) => {n}-Euro
     (?P<n>[A-ZÄÖÜ]\w+)str\. => {n}straße{end}
     (?P<n>[A-ZÄÖÜ]\w+)nr\. => {n}nummer

@@ -58,7 +58,7 @@ class WordJoining:
         if self._awaits_noun(bare(last)) or self._is_pointed(last) or words == BORN:
             return True
         if not _has_digit(words):
-            is_known = last.strip(OPENING + "-−") in lang.opens | {*lang.currencies, "x", "×"}
+            is_known = last.strip(OPENING + "-−+") in lang.opens | {*lang.currencies, "x", "×"}
             return is_known or words in self._days or _CENTURY_AND.search(words) is not None
         if self._phrase(words) in self._phrases or self._is_day_link(words, last):
             return True

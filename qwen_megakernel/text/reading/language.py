@@ -105,7 +105,7 @@ class Language(Quantities):
     {VERSES} >> (?P<a>\d{1,3})(?::|,(?!\d{3}))(?P<b>\d{1,3})(?!\d|[:,]\d) => {a}{chapter} {b}{verse}
     (?P<m>\d{1,2}):(?P<w>[0-5]\d)[.,](?P<d>\d{1,3})(?:\s?min)?(?![\d:]){EDGE}
         => {m:counted:min} {num}
-    (?i){HOUR}:{MINUTE}(?::(?P<s>[0-5]\d))?(?:\s?(?:Uhr|hrs?|h)\b)?(?![\d:]) => .time
+    (?i){HOUR}:{MINUTE}(?::(?P<s>[0-5]\d))?(?:\s?(?:Uhr|h(?:rs?|s)?)\b)?(?![\d:]) => .time
     (?P<h>\d{1,2})\s?h\s?(?P<m>\d{1,2})\s?(?:min|m|['′])(?:\s?(?P<s>\d{1,2})\s?(?:s|\"|″|''))?(?!\w)
         => {h:counted:h} {m:counted:min} {s:counted:s}
     (?P<m>\d{1,3})(?:m(?:in)?|['′])(?P<s>[0-5]?\d)(?:s|\"|″|'')(?!\w)
@@ -160,6 +160,7 @@ class Language(Quantities):
     {DEGREE_IS_ORDINAL}(?P<w>\d{1,2})°(?=\s(?:ex(?!\w)|[a-zà-ÿ]{3})
         (?<!\sall|\sdel|\snor|\ssud|\sest|\ssop|\ssob|\scon)) => .ordinal
     {DUE} >> {DEGREE_IS_ORDINAL}1°(?=\s(?:al?|e|y|ao|o)(?!\w)|$) => {first_day}
+    {LETTERS_FOLLOW}{SIGN}(?P<w>\d{1,3}(?:,\d{3})+|\d+)\.00(?=\s?(?:[美欧]?元|円|원|块|달러|ドル)) => .number
     {LETTERS_FOLLOW}(?P<n>\d{1,3})%(?=(?i:off)) => {n:counted:%}
     .*(?:[时時]速|시속) >> {LETTERS_FOLLOW}(?P<n>\d{1,4})\s?km/h => {n:counted:km}
     (?<=[A-Z]-)(?P<n>\d{1,4})(?=\s(?:[NSEW](?!\w)|[Kk]m\s\d)) => {n}
@@ -176,7 +177,7 @@ class Language(Quantities):
     (?:(?P<w>\d+)(?:\s|-(?=[1-7]/[2-8](?!\d))))?(?P<n>\d{1,4})(?: / |/)(?P<d>\d{1,4})(?![\d/])
         (?: ?(?![x×](?!\w))(?P<unit>{UNITS}){EDGE}{UNIT_POINT})?{EDGE} => .fraction
     (?P<w>\d{1,3}(?:{GROUP}\d{3})+|\d+)(?:{ORDINAL_MARKS}){EDGE} => .ordinal
-    (?<![\w/&])(?<!\w\.)(?:{ABBREVIATIONS}){EDGE}(?!/) => .abbreviation
+    (?<![\w/&])(?<![^\W\d_]\.)(?:{ABBREVIATIONS}){EDGE}(?!/) => .abbreviation
     #\s?(?P<n>\d{5,}(?![.,]?\d)|\d{4,}(?=-[A-Z\d])) => {number_sign} {n:spell}
     #\s?{NUM} => {number_sign} {num}
     (?:[nN]\.?[º°]|№|#)\s?(?=[A-ZА-Я]{1,4}-?\d) => {number_sign}~
@@ -251,7 +252,7 @@ class Language(Quantities):
             rf"|(?<![A-Za-z])\d{{1,3}}(?:[ '’]\d{{3}})+(?!\d)"
             # Numbers grouped as in India, and numbers with the marks of another language.
             rf"|\d{{1,2}}(?:{mark}\d\d)+{mark}\d{{3}}(?!\d)"
-            rf"|\d{{1,3}}(?:{decimal}\d{{3}})+(?={mark}\d{{1,2}}(?!\d))"
+            rf"|\d{{1,3}}(?:{decimal}\d{{3}}){{2,}}(?!\d)|\d{{1,3}}(?:{decimal}\d{{3}})+(?={mark}\d{{1,2}}(?!\d))"
             rf"|\d+|(?={decimal}\d))(?:[.,](?P<{name}d>\d+))?(?![.,]?\d)"
         )
 

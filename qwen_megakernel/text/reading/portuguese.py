@@ -17,7 +17,7 @@ class Portuguese(Romance):
     \bpor\s(?:\d/\d,?\s(?:e\s)?)*$ >> (?=[67]/|\d/[67])(?P<a>[0-7])/(?P<b>[0-7])(?![\d/]) => {a} a {b}
     (?!(?:fotos?|tamanho|formato|caixa|tela|quadro|tapete|mesa|piso|cama|grade|matriz|cubo)$).*
         >> (?P<a>\d)x(?P<b>[012]|(?P=a))(?=\s(?!x|(?:{UNITS})(?!\w))|[^\w\s]|$) => .goals
-    de|em|por|plac\w+:?|(?:termin|acab|fic|ganh|venc|perd|empat|gole|bat)\w+
+    de|em|por|final|plac\w+:?|(?:termin|acab|fic|ganh|venc|perd|empat|gole|bat)\w+
         >> (?P<a>[1-9])x(?P<b>[12]|(?P=a))(?=\s(?!x|(?:{UNITS})(?!\w))|[^\w\s]|$) => {a} a {b}    """
 
     def read_goals(self, found: Found) -> str | None:

@@ -29,6 +29,7 @@ class Romance(Language):
     (?P<w>[5-9]|1\d|2\d)/(?P<b>20|30)(?![\d/]) => .rated
     (?P<n>24)\s?h\s?/\s?24(?!\d) => {n:counted:h} {over} {n}
     (?P<n>\d{1,3})(?:{FEMININE_MARKS}) => {n:feminine}
+    1/2(?=\s(?!(?:{UNITS})(?!\w))(?P<noun>[^\W\d_]{4,})(?!\w)) => .half
     {CLOCK_WORDS} >> {HOUR}\.{MINUTE}(?![\d.,]\d|\d|\s?%)(?:\sh(?!\w))? => .time
     {HOUR}\.{MINUTE}(?:\sh(?!\w)|(?<=00|15|30|45)(?=[-–]\d\d?\.(?:00|15|30|45)(?!\d|[.,]\d)))
         => .time
@@ -49,6 +50,15 @@ class Romance(Language):
         if noun.endswith(tuple(each + plural for each in self.FEMININE.split())):
             return "f"
         return "c" if noun.endswith(tuple(each + plural for each in self.MASCULINE.split())) else ""
+
+    def may_agree(self, number: str, noun: str) -> bool:
+        return number == "1/2" or super().may_agree(number, noun)
+
+    def read_half(self, found: Found) -> str | None:
+        """Return "medio" or "media" before what is halved."""
+        noun = found["noun"]
+        is_none = noun in self.no_nouns or self.code == "fr" or not noun.islower()
+        return None if is_none else self.halves[noun.endswith(tuple(self.FEMININE.split()))]
 
     def read_abbreviation(self, found: Found) -> str:
         """Return an adjective, whose entry ends with "o/a", in the gender of the noun before it."""

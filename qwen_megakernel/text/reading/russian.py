@@ -60,7 +60,7 @@ _ENDINGS = {"d": ("у ю е е", "м"), "i": ("ом ем ой ей", "ми"), "p
 
 class Russian(Language):
     ranked = words("этаж этаже класс классе курс курсе подъезд подъезде квартал квартале")
-    followers = words("г года году годе гг. годы в. вв. кв. число") | ranked | {"годах", "эт."}
+    followers = words("г года году годе гг. годы в. вв. кв. число") | ranked | {"годах", "эт.", "от"}
 
     year_form = r"(?P<y>1\d{3}|20\d\d|\d{1,4}(?=\sгод[уе]|\s\w+\.?\s(?:до\s)?н\.\s?э))"
 
@@ -89,6 +89,10 @@ class Russian(Language):
     \b(?:д|дом|к|корп|вл|влад)\.?\s?\d+\w?,?\s$ >> стр\.(?=\s\d) => строение
     \b(?:ул\w*|пр|пр-[кт]т?|просп\w*|пер\w*|наб\w*|ш|шоссе|б-р|бул\w*|пл\w*|мкр)\.?\s\w[\w. ]{1,26},\s$
         >> (?P<a>\d{1,4})-(?P<b>\d{1,4})(?![\w-]) => {a} {b}
+    \b(?:р|раза?|таб|табл|капс|мл|мг|г|кап|шт|ед)\.?\sв\s$ >> (?P<per>сут|нед|мес|д)(?!\w)\.? => .each
+    во? >> (?P<n>\d*[02-9]|\d*1\d)\sкм(?=\sот(?!\w)) => {n:pm} километрах
+    во? >> (?P<n>\d*[02-9]|\d*1\d)\sм(?=\sот(?!\w)) => {n:pm} метрах
+    со? >> (?P<a>\d{1,2})\sпо\s(?=\d{1,2}\.(?:0[1-9]|1[0-2])(?!\d)) => {a:ordinal:gn} по~
     за >> шт\.? => штуку{end}
     во? >> {YEAR_FORM}\sг\. => {y:ordinal:pm} году{end}
     ко? >> {YEAR_FORM}\s(?:г\.|году(?!\w)) => {y:ordinal:dm} году{end}
@@ -178,6 +182,9 @@ class Russian(Language):
         """Return "в минуту", or "за литр" behind money and "на литр" behind another unit."""
         said, joint = re.sub("[ая]$", _accusative, super().read_per(found)), " за " if found["sym"] else " на "
         return said if said.split(" ")[-1] in _TIMES else said.replace(" в ", joint)
+
+    def read_each(self, found: Found) -> str:
+        return self.read_per(found).removeprefix(" в ") + self.kept_point(found)
 
     def read_compound(self, found: Found) -> str:
         """Return a word that begins with a number in the genitive, such as "пятиэтажный"."""

@@ -9,6 +9,7 @@ class Spanish(Romance):
     (?P<n>[13])\.?er(?!\w) => {n:before_noun}
     (?P<n>\d{0,2}[13])\.?[º°](?=\s(?:piso|puesto|lugar|premio|año|grado|cumpleaños|aniversario|día
         |capítulo|trim\.|trimestre|curso|mes|siglo|artículo)) => {n:before_noun}
+    c/(?=\s[A-ZÁÉÍÓÚÑ]) => calle
     (?:\#|No\.)\s?(?P<a>\d{1,3})-(?P<b>\d{1,3})(?![\d-]) => número {a} {b}
     (?P<n>[2-9])\shab\. => {n} habitaciones
     s\.(?=\s[IVX]+(?!\w)) => siglo
