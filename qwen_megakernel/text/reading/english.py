@@ -11,8 +11,6 @@ _HALVES = {2: ("half", "halves"), 4: ("quarter", "quarters")}
 _MAX_PARTS = 20  # largest denominator with a name, apart from 100; 120/80 is read with "over"
 _BEFORE_PLURALS = words("""the these those of in by two three four five six seven eight nine ten
     many some several few all both your my our their his her""")
-_BEFORE_SECONDS = words("wait waits waited takes took within timeout lasts delay pause sleep")
-_BEFORE_FEW_SECONDS = words("after every for about only another under in")  # also before decades
 _AFTER_STREETS = words("NE NW SE SW N S E W Suite Apt Unit")
 
 
@@ -28,7 +26,9 @@ class English(Language):
     in|of|since|by|until|from|to|the|summer|winter|spring|fall|class|[qh][1-4]
         |fy|(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)\w*\.?
         >> ['’](?!00)(?P<n>\d\d)(?!['’]?\w) => {n:minutes}
-    (?P<t>[1-9]0)s(?!\w) => .seconds
+    (?:[=<>]|\b(?:wait(?:s|ed)?|takes|took|within|timeout|lasts|delay|pause|sleep)\W{1,2})$
+        >> (?P<t>[1-9]0)s(?!\w) => {t:counted:s}
+    after|every|for|about|only|another|under|in >> (?P<t>[1-6]0)s(?!\w) => {t:counted:s}
     ['’]?(?P<c>1\d|20)?(?P<t>[1-9]0|(?<=1[1-9])00)['’]?s\b => {c} {t:decade}
     (?P<m>{SHORT_MONTHS})(?=\s\d) => .month
     (?P<d>\d{1,2})(?:{ORDINAL_MARKS})?(?:[-–](?P<to>\d{1,2})(?:{ORDINAL_MARKS})?)?(?:,?\s(?P<y>\d{4}))?
@@ -51,8 +51,8 @@ class English(Language):
         => {n} basis points
     (?P<w>\d{1,3})\.(?P<d>\d{1,2})\spp(?!\w) => {num} percentage points
     (?P<n>\d{1,5})\s(?P<d>[NSEW])(?:\.(?=\s[A-Z0-9])(?!\s(?:{STARTERS})(?!\w))
-        |(?=\s\d{1,3}(?:st|nd|rd|th)(?!\w))) => .direction
-    \b(?:hwy|highway|interstate|route|rt)\.?\s$ >> (?P<n>\d{1,4})\s(?P<d>[NSEW])(?!\w) => .direction
+        |(?=\s\d{1,3}(?:st|nd|rd|th)(?!\w))) => {n} {d:compass}
+    (?i)\b(?:hwy|highway|interstate|route|rt)\.?\s$ >> (?P<n>\d{1,4})\s(?P<d>[NSEW])(?!\w) => {n} {d:compass}
     (?<=\d)\s?[-–]\s?(?=(?:{SHORT_MONTHS})\.?(?!\w)) => ~to~
     (?<=\d[-–])(?P<m>{SHORT_MONTHS})\.?(?!\w) => .month
     (?P<a>[1-9])x(?=\d{1,2}s(?!\w)) => {a} by~
@@ -73,7 +73,7 @@ class English(Language):
     waits?|timeout|sleep|delay|pause|lasts|\d{1,2}h(?:rs?)?
         >> (?P<m>\d{1,3})m(?!\w) => {m:counted:min}
     (?P<m>\d{1,3})m(?=\sago(?!\w)) => {m:counted:min}
-    \b(?:back|there|here|ready|done|home|up|again|due|star\w+|end\w*|begin\w*|leav\w+|arriv\w+|expir\w+)\sin\s$
+    (?i)\b(?:back|there|here|ready|done|home|up|again|due|star\w+|end\w*|begin\w*|leav\w+|arriv\w+|expir\w+)\sin\s$
         |\beta:?\s$ >> (?P<m>\d{1,3})m(?!\w) => {m:counted:min}
     ft\.?|feet|foot >> (?P<w>\d{1,2})\sin(?!\w)\.? => .inches
     (?P<a>[45])0(?P<b>[13])\((?P<k>[kbc])\) => {a} oh {b} {k}
@@ -83,7 +83,7 @@ class English(Language):
     .*\d >> \bcu\.?(?!\w) => cubic
     .*\d >> \bfl\.?(?!\w) => fluid
     (?:sq|cu|fl)\.? >> \b(?P<u>ft|in|mi|yd|km|m|cm|oz)\.?(?!\w) => .unit_after_power
-    (?i).*[s\d]|once|twice|[\d.,]*(?:{UNITS})(?:/\w+)?|.*\d(?:k|M|bn) >> /(?={PER_TIME}) => ~per~
+    (?i:.*[s\d]|once|twice|[\d.,]*(?:{UNITS})(?:/\w+)?|.*\d(?:k|M|bn)) >> /(?={PER_TIME}) => ~per~
     (?<=[A-G])#(?!\w) => ~sharp
     #(?=[^\W\d_])(?!{HEX}|[A-Z]{1,5}-\d|[A-Z]{1,4}(?!20\d\d(?!\d))\d) => hashtag~
     (?<![^\W_])(?:(?:[A-Za-z0-9][\w-]*)?(?:\.(?i:{FILES}))+(?!\w|\.\w)
@@ -186,12 +186,6 @@ class English(Language):
             return None  # "Charles I think", "Malcolm X"
         return f"the {self.ordinal(number)}" if is_ruler else self.cardinal(number)
 
-    def read_seconds(self, found: Found) -> str | None:
-        """Return the words of "30s" in code, and behind words that wait; None for decades."""
-        is_few = found["t"] < "70" and found.word in _BEFORE_FEW_SECONDS
-        is_set = is_few or found.last in tuple("=<>") or found.word in _BEFORE_SECONDS
-        return self.counted(int(found["t"]), "s") if is_set else None
-
     def read_plural(self, found: Found) -> str | None:
         """Return the words of "747s" or the "3s" in "MP3s"; None for seconds, as in "wait 5s"."""
         digits, before, last = found["n"], found.before, found.last
@@ -236,9 +230,6 @@ class English(Language):
             return f"{self.fraction(int(found['w']), int(found['b']))} {noun.one}{joint}"
         words = self.count(found["w"], found["d"], noun)
         return words + joint
-
-    def read_direction(self, found: Found) -> str:
-        return f"{self.cardinal(int(found['n']))} {self.compass[found['d']].title()}"
 
     def read_feet(self, found: Found) -> str:
         """Return the words of dimensions such as "12' x 15'6\"", in feet and inches."""

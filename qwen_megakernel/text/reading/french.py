@@ -24,7 +24,7 @@ class French(Romance):
     J-(?=\d{1,3}(?!\w)) => J moins~
     av\.(?=\s(?:1\d{3}|20\d\d)(?!\w)) => avant
     (?P<m>[12])\s?m\s?(?P<c>\d\d)(?!\w) => {m:counted:m} {c}
-    \b[ivx]+(?:er?|ᵉʳ?)(?:[-–]|,\s|\s(?:et|ou|au|à)\s)\S+\s$ >> s\. => siècles{end}
+    \b[IVX]+(?:er?|ᵉʳ?)(?:[-–]|,\s|\s(?:et|ou|au|à)\s)\S+\s$ >> s\. => siècles{end}
     [ivx]+(?:er?|ᵉʳ?) >> s\. => siècle{end}
     """
 

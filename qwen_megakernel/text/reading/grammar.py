@@ -5,8 +5,8 @@ A language's rules are lines of the tables `RULES` of its class and of the class
     behind >> pattern => words
 
 The regular expression `pattern` finds an expression. `behind`, which may be left out, is a regular
-expression for the word before it, or, if it begins with "\\b", for the end of the text before it;
-both are in lower case. `words` is a template (`Words.fill`) whose fields
+expression for the word before it, in lower case, or, if it ends with "$", for the text before it,
+without the marks that open a quotation or a bracket. `words` is a template (`Words.fill`) whose fields
 are the groups of the pattern, {num} for its number, and {end} for a full stop that it also is; or
 ".name" for the method `read_name`. In both patterns, a name in capitals is an attribute of the
 language or one of `Language.patterns`.
@@ -25,7 +25,7 @@ from qwen_megakernel.text.reading.codes import MAX_PAST
 from qwen_megakernel.text.reading.joining import WordJoining
 from qwen_megakernel.text.reading.language import Language
 from qwen_megakernel.text.reading.spoken import Draft, Piece
-from qwen_megakernel.text.reading.surroundings import Found, bare, inside
+from qwen_megakernel.text.reading.surroundings import OPENING, Found, bare, inside
 from qwen_megakernel.text.reading.tables import any_of
 
 _DASHES = ("-", "–", "—")
@@ -38,14 +38,9 @@ class Rule:
     """A pattern, what the word before it must be, and the function that says what is found."""
 
     pattern: re.Pattern[str]
-    behind: re.Pattern[str] | None
+    behind: re.Pattern[str]
+    is_long: bool  # whether `behind` is for the text before it, not for one word
     say: Callable[[Found], str | None]
-
-    def fits(self, word: str, past: str) -> bool:
-        if not self.behind:
-            return True
-        is_long = self.behind.pattern.startswith(r"\b")
-        return bool(self.behind.search(past) if is_long else self.behind.fullmatch(word))
 
 
 def rules_of(language: Language) -> Iterator[Rule]:
@@ -65,13 +60,15 @@ def rules_of(language: Language) -> Iterator[Rule]:
         if each is Language:
             for mark, word in language.before_digits.items():
                 say = _saying(language, f"{word}~")
-                yield Rule(re.compile(rf"(?:{mark})(?=\d|[IVXL]+(?!\w))"), None, say)
+                pattern = re.compile(rf"(?:{mark})(?=\d|[IVXL]+(?!\w))")
+                yield Rule(pattern, re.compile(""), False, say)
         for row in _ROW.findall(each.__dict__.get("RULES", "")):
             parts = re.split(r"\s+(?:>>|=>)\s+", row)
             *behind, pattern, said = (re.sub(r"\n\s+", "", part) for part in parts)
+            is_long = bool(behind) and behind[0].endswith("$")
+            before = full(behind[0] if is_long else rf"\A(?:{behind[0]})\Z") if behind else ""
             found = re.compile(full(pattern))
-            before = re.compile(full(behind[0])) if behind else None
-            yield Rule(found, before, _saying(language, said))
+            yield Rule(found, re.compile(before), is_long, _saying(language, said))
 
 
 def _saying(language: Language, said: str) -> Callable[[Found], str | None]:
@@ -181,9 +178,11 @@ class Grammar:
         if not first or not first.lastindex:
             return 0, ""
         before = bare((text[:place].split() or past.split() or [""])[-1])
+        past_text = behind.rstrip(OPENING)
         for rule in self._rules[first.lastindex - 1 :]:
             match = rule.pattern.match(text, place, stop)
-            if match and match.end() > place and rule.fits(before.lower(), behind.lower()):
+            seen = past_text if rule.is_long else before.lower()
+            if match and match.end() > place and rule.behind.search(seen):
                 said = rule.say(Found(match, before, behind))
                 if said is not None:
                     return match.end(), self.language.agreeing(said, before)

@@ -7,7 +7,6 @@ no templates. Such a method returns None for what is no expression of its rule.
 import re
 
 from qwen_megakernel.text.reading.codes import MIN_NUMBERED_DIGITS, NUMBER_MARK
-from qwen_megakernel.text.reading.markdown import KEY
 from qwen_megakernel.text.reading.quantities import FILE, Quantities
 from qwen_megakernel.text.reading.surroundings import OPENING, Found, first_word
 from qwen_megakernel.text.reading.tables import TYPED_SIGNS, any_of, words
@@ -96,7 +95,7 @@ class Language(Quantities):
         (?P<m>1[0-2]|0?[1-9])/(?P<d>[12]\d|3[01]|0?[1-9])(?![/.]?\d)
         => .date
     (?P<{FIRST}>\d{1,2})/(?P<{SECOND}>\d{1,2})(?![/.,]?\d|/) => .day_and_month
-    (?<![\d/.])(?P<m>0[1-9]|1[0-2]){OF_YEAR}(?P<y>(?:19|20)\d\d)(?![.,]?\d|/) => .month_of_year
+    (?<![\d/.])(?P<m>0[1-9]|1[0-2]){OF_YEAR}(?P<y>(?:19|20)\d\d)(?![.,]?\d|/) => .date
     (?P<r>[IVXLCDM]+)(?:e|ᵉ)?\s?[-–—]\s?(?P<to>[IVXLCDM]+)(?:e|ᵉ)?(?!\w|['’]\w) => .roman_range
     {LETTERS_FOLLOW}(?<![A-Za-z])(?P<r>[IVX]{2,7})(?![A-Za-z0-9]) => .roman_alone
     (?P<r>[IVXLCDM]+)(?:\.(?=\s|$)|ers?|re|ᵉ|e)?(?!\w|['’](?!s\b)\w|\.\w) => .roman
@@ -123,7 +122,7 @@ class Language(Quantities):
     (?P<n>\d{1,3})['′.]\s?\+\s?(?P<m>\d{1,2}){EDGE}['′]? => {n} {plus} {m}
     (?:\+ ?)?\(?\d{1,14}\)?(?:(?: ?[-–./] ?| ?(?=\()|(?<=\)) ?| )\(?\d{1,14}\)?)+
         (?: ?x(?P<x>\d{1,6})(?!\w))?|\+\d{7,15}(?!\d) => .phone
-    (?i)boeing|airbus|embraer|bombardier|cessna|fokker|(?:боинг|аэробус|эмбраер)а?
+    boeing|airbus|embraer|bombardier|cessna|fokker|(?:боинг|аэробус|эмбраер)а?
         >> (?P<a>\d{3})-(?P<b>\d{1,3})(?![.,/-]?\d) => {a} {b}
     .*(?:波音|空客|空中客车|ボーイング|エアバス|보잉|에어버스)
         >> (?P<a>\d{3})-(?P<b>\d{1,3})(?![.,/-]?\d) => {a:spell} {b:spell}
@@ -189,8 +188,8 @@ class Language(Quantities):
     (?<=[^\W_]|[%°¢])[ ]?[-–—] ?(?=[$€£¥]?\d)|(?<=\d)~(?=\d) => .dash
     (?<=\d)-(?P<link>[a-zà-ÿа-яё]{1,4})-(?=\d) => ~{link}~
     .+ >> (?<=.)-(?=\d) => ~
-    (?<!#)(?<![^\W\d])(?:#(?![\w#])|∗(?![^\W\d_])) => .key
-    (?<![A-Za-z#])[#∗](?=[键或をか을를이키キ]) => .key
+    (?<!#)(?<![^\W\d])(?P<key>\#(?![\w\#])|∗(?![^\W\d_])) => {key:web}
+    (?<![A-Za-z#])(?P<key>[#∗])(?=[键或をか을를이키キ]) => {key:web}
     [\d.,]+|co2 >> /(?=\w{2}|[hsч])(?P<per>{UNITS})(?!\w) => .per
     (?:fois|(?:.*-)?mal|veces|volte|vezes|раза?|р\.) >> /(?P<per>[^\W\d_]+)(?!\w) => .per
     (?P<sym>[€£₽₹₩$])(?![\w$€£¥]) => .currency
@@ -260,11 +259,13 @@ class Language(Quantities):
 
     def read_date(self, found: Found) -> str | None:
         """Return the words of a date; None if no month or day has these numbers."""
-        name, day, year = found["m"].lower().rstrip("."), int(found["d"]), found["y"]
+        name, day, year = found["m"].lower().rstrip("."), int(found["d"] or 0), found["y"]
+        if not found["d"] and (NUMBER_MARK.search(found.past) or FILE.search(found.past)):
+            return None  # "no. 12/2025"
         month = self.month_forms.get(name) or (int(name) if name.isdigit() else 0)
         if month > 12 and name.isdigit() and day <= 12:
             day, month = month, day  # written in the order of another country
-        if not (1 <= month <= 12 and 1 <= day <= 31):
+        if not (1 <= month <= 12 and day <= 31 and (day or not found["d"])):
             return None
         if len(year) == 2:
             year = ("20" if int(year) < 70 else "19") + year
@@ -279,10 +280,6 @@ class Language(Quantities):
     def read_month(self, found: Found) -> str:
         """Return the name of a month that is abbreviated before a year, as in "Dez. 2026"."""
         return self.month(self.month_forms[found["m"].lower().rstrip(".")])
-
-    def read_month_of_year(self, found: Found) -> str | None:
-        is_file = NUMBER_MARK.search(found.past) or FILE.search(found.past)
-        return None if is_file else self.month_of_year(int(found["m"]), int(found["y"]))
 
     def read_day_and_month(self, found: Found) -> str | None:
         """Return the words of a date without a year; None where it may be a fraction."""
@@ -357,10 +354,6 @@ class Language(Quantities):
         minus = self.minus + self.space if found["minus"] else ""
         number = self.spell if found["n"] in "²³" else self.number
         return self.power.format(minus + number(found["n"]))
-
-    def read_key(self, found: Found) -> str:
-        """Return the name of "#" or "*", as on the keys of a telephone."""
-        return self.web[found.text.replace(KEY, "*")]
 
     def read_angle(self, found: Found) -> str:
         """Return the words of an angle in degrees, minutes and maybe seconds."""

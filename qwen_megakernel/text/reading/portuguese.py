@@ -1,7 +1,6 @@
 """Brazilian Portuguese: the genders of numerals, times such as "15h30", ordinals such as "1º"."""
 
 from qwen_megakernel.text.reading.romance import Romance
-from qwen_megakernel.text.reading.surroundings import Found
 
 
 class Portuguese(Romance):
@@ -15,11 +14,7 @@ class Portuguese(Romance):
     (?P<a>\d{1,2})(?:\sx\s|x(?=0(?!\d))|(?<=(?<!\d)0)x)(?P<b>\d{1,2})(?=\s(?!x|(?:{UNITS})(?!\w))|[^\w\s]|$)
         => {a} a {b}
     \bpor\s(?:\d/\d,?\s(?:e\s)?)*$ >> (?=[67]/|\d/[67])(?P<a>[0-7])/(?P<b>[0-7])(?![\d/]) => {a} a {b}
-    (?!(?:fotos?|tamanho|formato|caixa|tela|quadro|tapete|mesa|piso|cama|grade|matriz|cubo)$).*
-        >> (?P<a>\d)x(?P<b>[012]|(?P=a))(?=\s(?!x|(?:{UNITS})(?!\w))|[^\w\s]|$) => .goals
+    \b(?!Foto|Tamanho|Formato|Caixa|Tela|Quadro|Tapete|Mesa|Piso|Cama|Grade|Matriz|Cubo)[A-ZÀ-Ý][a-zà-ÿ]+\s$
+        >> (?P<a>\d)x(?P<b>[012]|(?P=a))(?=\s(?!x|(?:{UNITS})(?!\w))|[^\w\s]|$) => {a} a {b}
     de|em|por|final|plac\w+:?|(?:termin|acab|fic|ganh|venc|perd|empat|gole|bat)\w+
         >> (?P<a>[1-9])x(?P<b>[12]|(?P=a))(?=\s(?!x|(?:{UNITS})(?!\w))|[^\w\s]|$) => {a} a {b}    """
-
-    def read_goals(self, found: Found) -> str | None:
-        is_team = found.before[:1].isupper() and found.before.isalpha()
-        return self.fill("{a} a {b}", found.match.groupdict()) if is_team else None

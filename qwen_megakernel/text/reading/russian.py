@@ -17,8 +17,8 @@ _BEFORE_GENITIVE = words("""от до с со из без для после ок
     меньше выше ниже старше младше раньше позже позднее у ради среди вместо из-за
     течение теч. продолжение размере объёме количестве порядка хватает нет""")
 _DAYS_OF = ["понедельника", "вторника", "среды", "четверга", "пятницы", "субботы", "воскресенья"]
-_DAYS_ON = ["понедельник", "вторник", "среду", "четверг", "пятницу", "субботу", "воскресенье"]
 _WEEK = ["пн", "вт", "ср", "чт", "пт", "сб", "вс"]
+_DAYS_ON = ["понедельник", "вторник", "среду", "четверг", "пятницу", "субботу", "воскресенье"]
 _CASES = dict.fromkeys(_BEFORE_GENITIVE, "g") | dict.fromkeys(("к", "ко"), "d")
 _CASES |= {"между": "i", "ок.": "g", **dict.fromkeys("<>≤≥≈~", "g")}
 _CASES |= dict.fromkeys(("при", "о", "об"), "p")
@@ -59,6 +59,7 @@ _ENDINGS = {"d": ("у ю е е", "м"), "i": ("ом ем ой ей", "ми"), "p
 
 
 class Russian(Language):
+    days_on = dict(zip(_WEEK, _DAYS_ON, strict=True))
     ranked = words("этаж этаже класс классе курс курсе подъезд подъезде квартал квартале")
     followers = words("г года году годе гг. годы в. вв. кв. число") | ranked | {"годах", "эт.", "от"}
 
@@ -87,7 +88,7 @@ class Russian(Language):
     (?P<a>[1-9]|[1-9]\d)/(?P<b>[1-9]\d?)\s(?:этаже|эт\.(?=\w)) => {a:ordinal:pm} этаже из {b:gm}
     (?P<a>[1-9]|[1-9]\d)/(?P<b>[1-9]\d?)\s(?:этаж(?!\w)|эт\.) => {a:ordinal:nm} этаж из {b:gm}
     \b(?:д|дом|к|корп|вл|влад)\.?\s?\d+\w?,?\s$ >> стр\.(?=\s\d) => строение
-    \b(?:ул\w*|пр|пр-[кт]т?|просп\w*|пер\w*|наб\w*|ш|шоссе|б-р|бул\w*|пл\w*|мкр)\.?\s\w[\w. ]{1,26},\s$
+    (?i)\b(?:ул\w*|пр|пр-[кт]т?|просп\w*|пер\w*|наб\w*|ш|шоссе|б-р|бул\w*|пл\w*|мкр)\.?\s\w[\w. ]{1,26},\s$
         >> (?P<a>\d{1,4})-(?P<b>\d{1,4})(?![\w-]) => {a} {b}
     \b(?:р|раза?|таб|табл|капс|мл|мг|г|кап|шт|ед)\.?\sв\s$ >> (?P<per>сут|нед|мес|д)(?!\w)\.? => .each
     во? >> (?P<n>\d*[02-9]|\d*1\d)\sкм(?=\sот(?!\w)) => {n:pm} километрах
@@ -102,7 +103,7 @@ class Russian(Language):
     {YEAR_FORM}\sгод(?!\w) => {y:ordinal:nm} год
     {YEAR_FORM}\s(?P<what>год[уе])(?!\w) => {y:ordinal:pm} {what}
     (?P<a>\d{1,2})\sпо\s(?P<b>\d{1,2})(?=\sчисло) => {a:ordinal:gn} по {b:ordinal:nn}
-    во? >> (?P<a>пн|вт|ср|чт|пт|сб|вс)(?!\w)\.? => .day_on
+    во? >> (?P<a>пн|вт|ср|чт|пт|сб|вс)(?!\w)\.? => {a:days_on}{end}
     (?P<n>\d{1,4})-(?:ти|ми)(?!\w) => {n:gm}
     (?P<n>\d{1,3})%-(?P<ending>н?[а-яё]{1,3})(?!\w) => .compound
     (?P<n>\d{1,3})-(?:(?P<short>комн|эт|мест)\.|(?P<what>[а-яё]{4,})(?!\w)) => .compound
@@ -174,13 +175,10 @@ class Russian(Language):
         genitive = super().read_month(found)
         return f"{genitive[:-1]}е" if found.word in ("в", "во") else genitive
 
-    def read_day_on(self, found: Found) -> str:
-        """Return the weekday of "on Friday", in the accusative."""
-        return _DAYS_ON[_WEEK.index(found["a"])] + self.kept_point(found)
-
     def read_per(self, found: Found) -> str:
         """Return "в минуту", or "за литр" behind money and "на литр" behind another unit."""
-        said, joint = re.sub("[ая]$", _accusative, super().read_per(found)), " за " if found["sym"] else " на "
+        said, joint = super().read_per(found), " за " if found["sym"] else " на "
+        said = re.sub("я$", "ю", re.sub("а$", "у", said))
         return said if said.split(" ")[-1] in _TIMES else said.replace(" в ", joint)
 
     def read_each(self, found: Found) -> str:
@@ -429,10 +427,6 @@ class Russian(Language):
                 ending = "ая" if case == "n" else "ой"
             said += [self.cardinal(int(digits), f"{case}f"), stem + ending]
         return " ".join(said)
-
-
-def _accusative(found: re.Match[str]) -> str:
-    return "у" if found[0] == "а" else "ю"
 
 
 def _form_of(number: str, noun: str, before: str) -> str:

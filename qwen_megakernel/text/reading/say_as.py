@@ -98,11 +98,9 @@ def _date(text: str, form: str, language: Language) -> str | None:
     except ValueError:
         return None
     year, month, day = map(values.get, "ymd")
-    if day:
-        return language.date(day, month, year, "") if month else language.ordinal(day)
-    if month and year:
-        return language.month_of_year(month, year)
-    return language.month(month) if month else language.dated_year(year or 0)
+    if month:
+        return language.date(day or 0, month, year, "") if day or year else language.month(month)
+    return language.ordinal(day) if day else language.dated_year(year or 0)
 
 
 def _time(text: str, grammar: Grammar) -> str | None:

@@ -257,4 +257,4 @@ class Tables:
         self.letters = dict(zip("abcdefghijklmnopqrstuvwxyz", self.LETTERS.split(), strict=False))
         self.web = {sign: self.symbols[sign] for sign in "@=&"} | {"+": self.plus}
         self.web |= table(self.WEB)
-        self.dot, self.slash = self.web["."], self.web["/"]
+        self.dot, self.slash, self.web["∗"] = self.web["."], self.web["/"], self.web["*"]

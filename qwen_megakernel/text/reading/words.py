@@ -34,7 +34,8 @@ class Words(Tables):
     def fill(self, template: str, fields: Mapping[str, str]) -> str:
         """Return the words of a template.
 
-        A field "{h}" is digits, read as a number, or words. After a colon stands the number's
+        A field "{h}" is digits, read as a number, or words, maybe with the table that has others
+        for them. After a colon stands the number's
         gender, or the name of a method and its options: "{h:f}", "{y:year}", "{n:ordinal:gm}". A
         field that is not in `fields` is an attribute, such as "{plus}". "~" is a space at the edge.
         """
@@ -44,7 +45,8 @@ class Words(Tables):
             if name not in fields:
                 return str(getattr(self, name))
             if not fields[name].isdecimal():
-                return fields[name]
+                names = getattr(self, form or "", None)
+                return names[fields[name]] if isinstance(names, dict) else fields[name]
             if not form or len(form) < 3:
                 return self.cardinal(int(fields[name]), form or "")
             method, *options = form.split(":")
@@ -207,14 +209,11 @@ class Words(Tables):
         return self.first_day if number == 1 and self.first_day else self.cardinal(number)
 
     def date(self, day: int, month: int, year: int | None, before: str) -> str:
-        parts = {"day": self.day(day, before), "month": self.month(month)}
-        if year is None:
-            return self.dates[0].format(**parts)
-        return self.dates[1].format(**parts, year=self.dated_year(year))
-
-    def month_of_year(self, month: int, year: int) -> str:
-        form = _DAY.sub("", self.dates[1])
-        return form.format(month=self.month(month), year=self.dated_year(year))
+        """Return the words of a date; `day` is 0 for a month of a year."""
+        parts = {"day": self.day(day, before) if day else "", "month": self.month(month)}
+        form = self.dates[year is not None]
+        form = form if day else _DAY.sub("", form)
+        return form.format(**parts, year=year and self.dated_year(year))
 
     def time(self, hour: int, minute: int, second: int | None) -> str:
         template = self.times[1 if minute or second else 0] + (self.times[2] if second else "")
