@@ -7,8 +7,8 @@ from dataclasses import dataclass
 _SIGNS = """HK$ HKD; NT$ TWD; S$ SGD; A$ AUD; C$ CAD; NZ$ NZD; MX$ MXN; R$ BRL; US$ USD; ₱ PHP
     ₺ TRY; ₴ UAH; ₫ VND; ₦ NGN; ₪ ILS; ฿ THB; ₡ CRC; ₲ PYG; ₸ KZT; ₵ GHS; zł PLN; Kč CZK; kr SEK
     Ft HUF; ₹ INR; Rs. INR; Rs INR; Rp IDR; RM MYR; ₩ KRW; ₽ RUB; € EUR; £ GBP; $ USD; ¥ JPY; SEK
-    NOK; DKK; PLN; CZK; HUF; CHF; AUD; CAD; NZD; SGD; HKD; TWD; INR; CNY; JPY; KRW; BRL; MXN; COP; CLP; ARS; ZAR
-    ILS; THB; PHP; IDR; MYR; VND; AED; SAR; RUB; UAH; GBP; EUR; USD"""
+    NOK; DKK; PLN; CZK; HUF; CHF; AUD; CAD; NZD; SGD; HKD; TWD; INR; CNY; JPY; KRW; BRL; MXN; ZAR
+    COP; CLP; ARS; ILS; THB; PHP; IDR; MYR; VND; AED; SAR; RUB; UAH; GBP; EUR; USD"""
 # Units, each with symbols that people type and the CLDR lacks in most languages.
 _UNITS = """length-kilometer; length-meter: m м; length-centimeter; length-millimeter
     length-micrometer: um; length-nanometer; length-mile; length-yard; length-foot; area-hectare

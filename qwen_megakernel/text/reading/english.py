@@ -39,8 +39,7 @@ class English(Language):
     (?P<title>St|Dr)\b\.?(?!\w) => .title
     (?!the$).* >> Sun\. => Sunday
     part|tracking|order|invoice|serial|item|ac(?:count|ct\.?)|ref|\w+['’]s|the|room|ranked|bus|gate
-        |flight|line|platform|policy|track|tax|table
-        >> no\.\s(?=\d) => number~
+        |flight|line|platform|policy|track|tax|table >> no\.\s(?=\d) => number~
     (?P<what>[bd])\.(?=\s(?:(?:\d{1,2}\s)?(?i:{MONTH})|(?:1\d|20)\d\d(?!\w))) => .life
     in|since|year >> (?P<c>10)(?!24)(?P<t>[1-9]\d)(?![:.,/-]?\d|[\s-]?[^\W\d_]|\s?%) => {c} {t}
     (?P<n>20|50)[-/](?P=n)(?![\w/-]) => {n} {n}
@@ -52,7 +51,7 @@ class English(Language):
     (?P<w>\d{1,3})\.(?P<d>\d{1,2})\spp(?!\w) => {num} percentage points
     (?P<n>\d{1,5})\s(?P<d>[NSEW])(?:\.(?=\s[A-Z0-9])(?!\s(?:{STARTERS})(?!\w))
         |(?=\s\d{1,3}(?:st|nd|rd|th)(?!\w))) => {n} {d:compass}
-    (?i)\b(?:hwy|highway|interstate|route|rt)\.?\s$ >> (?P<n>\d{1,4})\s(?P<d>[NSEW])(?!\w) => {n} {d:compass}
+    hwy\.?|highway|interstate|route|rt\. >> (?P<n>\d{1,4})\s(?P<d>[NSEW])(?!\w) => {n} {d:compass}
     (?<=\d)\s?[-–]\s?(?=(?:{SHORT_MONTHS})\.?(?!\w)) => ~to~
     (?<=\d[-–])(?P<m>{SHORT_MONTHS})\.?(?!\w) => .month
     (?P<a>[1-9])x(?=\d{1,2}s(?!\w)) => {a} by~
@@ -62,7 +61,8 @@ class English(Language):
     exp(?:\.|iry)?|thru >> (?P<m>0[1-9]|1[0-2])/(?P<y>\d\d)(?![\d/]) => {m:spell} {y}
     an?|got|grade|of|with|from|to|is >> (?P<g>[A-D])-(?![\w-]|\s(?:and|or|to)\s|,) => {g} minus
     (?P<n>\d{1,4})/(?P<d>\d{1,3})(?:rds|ths|nds)(?!\w) => .fraction
-    (?P<n>\d{3,10})(?:-(?P<more>\d{4}))?(?![\d.,:/% -]*\d)(?!\w) => .code
+    (?i:\b(?:call|dial|text))\s$ >> (?P<n>\d{3}|\d{5,6})(?<!00)(?![\d.,:/% -]*\d)(?!\w) => {n:spell}
+    \b[A-Z]{2}[,.:]?\s$ >> (?P<n>\d{5})(?![\d.,:/% -]*\d)(?!\w) => {n:spell}
     1-800-(?=[A-Z]) => one eight hundred~
     1-8(?P<n>33|44|55|66|77|88)-(?=[A-Z]) => one eight {n}~
     (?P<c>7|10|14|21|4[38])(?P<t>[1-9]\d)p(?!\w) => {c} {t} p
@@ -70,16 +70,14 @@ class English(Language):
         (?![\w€£¥$]|/(?!{PER_TIME})) => .scaled
     (?P<w>\d{1,3})(?:\.(?P<d>\d{1,2}))?m(?=\s(?P<noun>[^\W\d_]+)) => .millions
     (?P<w>\d+)(?:\.(?P<d>\d+))?in(?!\w)\.? => .inches
-    waits?|timeout|sleep|delay|pause|lasts|\d{1,2}h(?:rs?)?
-        >> (?P<m>\d{1,3})m(?!\w) => {m:counted:min}
     (?P<m>\d{1,3})m(?=\sago(?!\w)) => {m:counted:min}
-    (?i)\b(?:back|there|here|ready|done|home|up|again|due|star\w+|end\w*|begin\w*|leav\w+|arriv\w+|expir\w+)\sin\s$
-        |\beta:?\s$ >> (?P<m>\d{1,3})m(?!\w) => {m:counted:min}
+    (?i)\b(?:waits?|timeout|sleep|delay|pause|lasts|\d{1,2}h(?:rs?)?|eta:?
+        |(?:back|there|here|ready|done|home|due|star\w+|end\w*|begin\w*|leav\w+|expir\w+)\sin)\s$
+        >> (?P<m>\d{1,3})m(?!\w) => {m:counted:min}
     ft\.?|feet|foot >> (?P<w>\d{1,2})\sin(?!\w)\.? => .inches
     (?P<a>[45])0(?P<b>[13])\((?P<k>[kbc])\) => {a} oh {b} {k}
     (?:(?P<whole>\d+)\s(?=\d+/))?(?P<w>\d+)(?:\.(?P<d>\d+)|/(?P<b>\d{1,2}))?(?:\"|″)
         (?:(?P<x>\s?[x×]\s?(?=\d))|(?!\w)) => .inches
-    \bsq\.?(?!\w) => square
     .*\d >> \bcu\.?(?!\w) => cubic
     .*\d >> \bfl\.?(?!\w) => fluid
     (?:sq|cu|fl)\.? >> \b(?P<u>ft|in|mi|yd|km|m|cm|oz)\.?(?!\w) => .unit_after_power
@@ -205,15 +203,6 @@ class English(Language):
 
     def read_one(self, found: Found) -> str:
         return self.units[found["per"]].one
-
-    def read_code(self, found: Found) -> str | None:
-        """Return digits one by one after a word such as "PIN", or after a state ("NY 10001")."""
-        name, digits = found.before.strip("(:.#,*_"), found["n"]
-        is_zip = len(name) == 2 and name.isupper() and name.isalpha() and len(digits) == 5
-        is_call = name.lower() in ("call", "dial", "text") and len(digits) in (3, 5, 6)
-        if not is_zip and (not is_call or digits.endswith("00")):
-            return None
-        return self.spell(digits) + (f", {self.spell(found['more'])}" if found["more"] else "")
 
     def read_inches(self, found: Found) -> str | None:
         """Return the words of a length in inches; None if its mark may end a quotation."""

@@ -7,7 +7,6 @@ from qwen_megakernel.text.reading.romance import Romance
 from qwen_megakernel.text.reading.surroundings import Found
 
 
-
 class French(Romance):
     RULES = r"""
     1er/(?P<m>0?[1-9]|1[0-2])(?![\d/]) => premier {m:month}
@@ -31,10 +30,6 @@ class French(Romance):
     def agreeing(self, said: str, before: str) -> str:
         return re.sub(r"\bd'(?=[^\Waeiouyhéè])", "de ", said)  # "millions de dollars"
 
-    def plural(self, number: int) -> int:
-        """Return the form of a noun after a number: 0 and 1 take the singular."""
-        return 0 if number < 2 else 2
-
     def roman(self, number: int, found: Found, following: str) -> str | None:
         ending = re.sub(".*[IVXLCDM]", "", found.text)
         if ending == "re":
@@ -43,9 +38,6 @@ class French(Romance):
         if is_ordinal or (following in self.centuries and ending != "."):
             return self.ordinal(number)
         return super().roman(number, found, following) if ending in ("", ".", "er") else None
-
-    def feminine(self, number: int) -> str:
-        return "première" if number == 1 else self.ordinal(number)
 
     def fraction_of(self, top: int, bottom: int, noun: Noun) -> str:
         """Return words such as "une demi-tasse" and "trois quarts de tasse"."""

@@ -5,11 +5,11 @@ A language's rules are lines of the tables `RULES` of its class and of the class
     behind >> pattern => words
 
 The regular expression `pattern` finds an expression. `behind`, which may be left out, is a regular
-expression for the word before it, in lower case, or, if it ends with "$", for the text before it,
-without the marks that open a quotation or a bracket. `words` is a template (`Words.fill`) whose fields
-are the groups of the pattern, {num} for its number, and {end} for a full stop that it also is; or
-".name" for the method `read_name`. In both patterns, a name in capitals is an attribute of the
-language or one of `Language.patterns`.
+expression for the word before it, in lower case, or, if it ends with "$", for the text before it
+without marks such as quotes at its end. `words` is a template (`Words.fill`) whose fields are the
+groups of the pattern, {num} for its number, and {end} for a full stop that it also is; or ".name"
+for the method `read_name`. In both patterns, a name in capitals is an attribute of the language or
+one of `Language.patterns`.
 
 A grammar reads one segment (`segments`) at a time. At each place where an expression may begin, it
 tries the rules in order and uses the first one that matches and returns words.
@@ -39,7 +39,6 @@ class Rule:
 
     pattern: re.Pattern[str]
     behind: re.Pattern[str]
-    is_long: bool  # whether `behind` is for the text before it, not for one word
     say: Callable[[Found], str | None]
 
 
@@ -60,15 +59,15 @@ def rules_of(language: Language) -> Iterator[Rule]:
         if each is Language:
             for mark, word in language.before_digits.items():
                 say = _saying(language, f"{word}~")
-                pattern = re.compile(rf"(?:{mark})(?=\d|[IVXL]+(?!\w))")
-                yield Rule(pattern, re.compile(""), False, say)
+                found = re.compile(rf"(?:{mark})(?=\d|[IVXL]+(?!\w))")
+                yield Rule(found, re.compile(""), say)
         for row in _ROW.findall(each.__dict__.get("RULES", "")):
             parts = re.split(r"\s+(?:>>|=>)\s+", row)
             *behind, pattern, said = (re.sub(r"\n\s+", "", part) for part in parts)
-            is_long = bool(behind) and behind[0].endswith("$")
-            before = full(behind[0] if is_long else rf"\A(?:{behind[0]})\Z") if behind else ""
+            before = "".join(map(full, behind))
+            before = before if before[-1:] in ("", "$") else rf"\A(?:{before})\Z"
             found = re.compile(full(pattern))
-            yield Rule(found, re.compile(before), is_long, _saying(language, said))
+            yield Rule(found, re.compile(before), _saying(language, said))
 
 
 def _saying(language: Language, said: str) -> Callable[[Found], str | None]:
@@ -178,10 +177,10 @@ class Grammar:
         if not first or not first.lastindex:
             return 0, ""
         before = bare((text[:place].split() or past.split() or [""])[-1])
-        past_text = behind.rstrip(OPENING)
         for rule in self._rules[first.lastindex - 1 :]:
             match = rule.pattern.match(text, place, stop)
-            seen = past_text if rule.is_long else before.lower()
+            is_long = rule.behind.pattern.endswith("$")
+            seen = behind.rstrip(OPENING) if is_long else before.lower()
             if match and match.end() > place and rule.behind.search(seen):
                 said = rule.say(Found(match, before, behind))
                 if said is not None:

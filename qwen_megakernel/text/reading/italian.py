@@ -40,6 +40,3 @@ class Italian(Romance):
 
     def count(self, whole: str, decimals: str, noun: Noun, first: str = "") -> str:
         return re.sub(r"\buna (?=[aeiou])", "un'", super().count(whole, decimals, noun, first))
-
-    def parts_of(self, part: str) -> str:
-        return part[:-1] + "i"

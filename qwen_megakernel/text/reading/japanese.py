@@ -16,7 +16,10 @@ class Japanese(Language):
     0(?P<n>[1-9])(?=[分秒]) => {n}
     (?P<n>\d{1,4})/(?P<m>\d{1,4})\s?(?P<what>ページ|頁|枚|話|問|階) => {m}{what}中{n}{what}
     (?<=[円回錠gGlLmB])/(?=[日月年時週分秒]) => 毎
-    \d{1,3}(?:-\d{1,4}){1,2}(?![\d-]) => .address
+    [^\W\d_]$ >> (?P<a>\d{1,3})-(?P<b>\d{1,4})-(?P<c>\d{1,4})(?![\d-]) => {a}の{b}の{c}
+    [区町村市目島内]$ >> (?P<a>\d{1,3})-(?P<b>\d{1,4})(?![\d-]) => {a}の{b}
+    (?P<a>\d{1,3})-(?P<b>\d{1,4})(?=号) => {a}の{b}
+    (?P<a>\d{1,3})-(?P<b>\d{1,4})-(?P<c>\d{1,4})(?=号) => {a}の{b}の{c}
     #(?P<n>[789]\d{3})(?!\d) => シャープ{n:spell}
     """
 
@@ -27,13 +30,6 @@ class Japanese(Language):
     def read_price(self, found: Found) -> str:
         one = "" if found["what"] in "月年週" else "一"
         return one + found["what"] + self._range(found, Noun(*[found["of"]] * 3))
-
-    def read_address(self, found: Found) -> str | None:
-        """Return the words of block, house and maybe flat, behind a place; None elsewhere."""
-        last = found.before[-1:]
-        is_place = found.text.count("-") == 2 and last.isalpha()
-        is_place |= last in tuple("区町村市目島内") or found.rest.startswith("号")
-        return "の".join(map(self.number, found.text.split("-"))) if is_place else None
 
     def cardinal(self, number: int, gender: str = "") -> str:
         return self.say(number) if number else self.digits[0]

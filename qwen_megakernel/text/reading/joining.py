@@ -14,8 +14,8 @@ from qwen_megakernel.text.reading.surroundings import (
     inside,
 )
 
-_OPERATORS = frozenset("+-−–—×÷=*/<>≤≥±≈x")
-_LINE_MARKS = ("-", "*", "+", ">")  # of Markdown, at the beginning of a line
+_OPERATORS = frozenset("+-−–—×÷=*/<>≤≥±≈x#")
+_LINE_MARKS = ("-", "*", "+", ">", "#")  # of Markdown, at the beginning of a line
 _NEAR_DIGIT = re.compile(rf"\d[^\d{WIDE_POINTS}{WIDE_PAUSES}]{{0,4}}$")
 _DAY_AND_COMMA = re.compile(r"(?:^|[^\d,])\d{1,2}(?:st|nd|rd|th)?,$")
 _MORE_DIGITS = re.compile(r"\(?(?:\d{2,}|\d/\d)|\(\d|x\d{2,6}(?!\w)|\d(?:\"|″|''?|′)")

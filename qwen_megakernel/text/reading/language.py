@@ -32,8 +32,6 @@ _BOOKS = words("""acts apocalypse cor corinthians corintios corinzi ephesians es
     timothy ин кор лк мк мф пс рим быт псалом иоанна матфея луки марка исход бытие""")
 _SCORED = re.compile(r"\d{1,3}(?![\d.,:/-]\d|\d|\s?(?:Uhr|h|ч|点|时|時|시|%|€)(?!\w))")
 _SCORES = re.compile(r"(?<![\d.-])(\d{1,2})-(\d{1,2})(?:[、，,]\s?\d{1,2}-\d{1,2})*[、，,]\s?$")
-# An angle before a direction, or a road.
-_ANGLE = re.compile(r"°(?:\s?[\d.,]*\d\s?['′\"″]{1,2}){0,2}\s?$|[A-Z]-\d{1,3}\s$")
 _LAST_NUMBER = re.compile(r"\d[\d:.,]*$")
 _BEGINS_WORD = re.compile(r"\w|[-$€£¥−.]\w")
 # What has a place in a total, as in "page 5/12".
@@ -61,8 +59,7 @@ class Language(Quantities):
     {BEGIN}(?P<a>{DAYS})(?:\.?\s?[-–]\s?|~)(?P<b>{DAYS}){EDGE}\.? => .days
     (?P<a>{DAYS})\. => .days
     {LETTERS_FOLLOW}(?<=\()(?P<a>{DAYS})(?=\)) => .days
-    (?P<y>\d{4})-(?P<m>\d\d)-(?P<d>\d\d)T
-        (?P<h>[01]\d|2[0-4]):(?P<min>[0-5]\d)
+    (?P<y>\d{4})-(?P<m>\d\d)-(?P<d>\d\d)T(?P<h>[01]\d|2[0-4]):(?P<min>[0-5]\d)
         (?::(?P<s>\d\d)(?:[.,]\d+)?)?(?P<utc>Z)?{EDGE} => .date_and_time
     (?i)(?P<d>[12]\d|3[01]|0?[1-9])-(?P<m>{MONTH})-(?P<y>\d{4})(?!\d) => .date
     #{HEX}|[\da-fA-F]{1,4}(?:::?[\da-fA-F]{1,4}){4,7}(?![\w:]) => .hex
@@ -83,17 +80,13 @@ class Language(Quantities):
     {LETTERS_FOLLOW}(?P<a>\d{1,2})[-–](?P<b>\d{1,2})(?=で?[勝敗負引胜负败输]|战胜|告负|不敌|落后|惜败|으?로(?!\s?\d))
         => {a} {score} {b}
     {LETTERS_FOLLOW}0(?P<n>[1-9])(?=[月日時时월일분초]) => {n}
-    {LETTERS_FOLLOW}(?<=[^\WA-Za-z_]|[%℃])\s?[~～]\s?(?=\d|오[전후]|[上下]午|午[前後])
-        => {to}~
-    {LETTERS_FOLLOW}(?P<m>1[0-2]|0?[1-9])/(?P<d>[12]\d|3[01]|0?[1-9])(?=\s?[（(](?:{DAYS}|[祝休])[)）]
-        |[~-]\d\d?/\d|(?<=[~-]\d/\d)(?!/)|(?<=[~-]\d\d/\d)(?!/)
-        |(?<=1/1|2/[12]|3/[1-3]|4/[1-4]|5/[1-5]|6/[1-6]|[7-9]/[1-7])(?:[はにのがも]|까지)
-        |(?<=1[0-2]/[1-9])(?![/.]?\d|[拍倍])|(?<=12/1[0-2]|11/1[01])(?![/.]?\d|[拍倍])
-        |\s?(?:上午|下午|午前|午後|오전|오후|前|まで|から|까지|부터)|[)\s]{1,2}\d{1,2}:\d\d|(?<=/\d\d)\s?[~～-]\s?\d)
-        => .date
-    {LETTERS_FOLLOW}(?=0|\d\d?/0|(?:[2-9]|1[0-2])/(?:1[34789]|2[1-35-9]|31)(?!\d))
-        (?P<m>1[0-2]|0?[1-9])/(?P<d>[12]\d|3[01]|0?[1-9])(?![/.]?\d)
-        => .date
+    {LETTERS_FOLLOW}(?<=[^\WA-Za-z_]|[%℃])\s?[~～]\s?(?=\d|오[전후]|[上下]午|午[前後]) => {to}~
+    {LETTERS_FOLLOW}(?=0|\d\d?/0|(?:[2-9]|1[0-2])/(?:1[34789]|2[1-35-9]|31)(?!\d)|1[0-2]/[1-9](?![\d拍倍])
+        |(?:12/1[0-2]|11/1[01])(?![拍倍])|(?<=[~-])\d\d?/\d
+        |(?:1/1|2/[12]|3/[1-3]|4/[1-4]|5/[1-5]|6/[1-6]|[7-9]/[1-7])(?:[はにのがも]|까지)
+        |\d\d?/\d\d?(?:\s?[（(](?:{DAYS}|[祝休])[)）]|[~-]\d\d?/\d|[)\s]{1,2}\d{1,2}:\d\d
+        |\s?(?:上午|下午|午前|午後|오전|오후|前|まで|から|까지|부터)|(?<=/\d\d)\s?[~～-]\s?\d))
+        (?P<m>1[0-2]|0?[1-9])/(?P<d>[12]\d|3[01]|0?[1-9])(?![/.]?\d) => .date
     (?P<{FIRST}>\d{1,2})/(?P<{SECOND}>\d{1,2})(?![/.,]?\d|/) => .day_and_month
     (?<![\d/.])(?P<m>0[1-9]|1[0-2]){OF_YEAR}(?P<y>(?:19|20)\d\d)(?![.,]?\d|/) => .date
     (?P<r>[IVXLCDM]+)(?:e|ᵉ)?\s?[-–—]\s?(?P<to>[IVXLCDM]+)(?:e|ᵉ)?(?!\w|['’]\w) => .roman_range
@@ -112,7 +105,8 @@ class Language(Quantities):
     (?P<h>\d{1,2})\s?h\s?(?:00|{MINUTE})(?!\w|['′]) => {h:counted:h} {m}
     (?P<n>\d{1,3})°\s?(?P<m>\d{1,2}(?:[.,]\d+)?)\s?['′]
         (?:\s?(?P<s>\d\d?(?:[.,]\d+)?)\s?(?:\"|″|''))? => .angle
-    [NSEWOLСЮВЗ](?!['’-]?\w) => .compass
+    (?:°(?:\s?[\d.,]*\d\s?['′\"″]{0,2}){0,2}\s?|[A-Z]-\d{1,3}\s)$
+        >> (?P<d>{COMPASS})(?!['’-]?\w) => {d:compass}
     (?P<n>\d{1,3})[\"″s](?P<d>\d\d)(?!\w) => {n:counted:s} {d}
     (?P<m>2[5-9]|[3-9]\d):0(?:0|(?P<s>[1-9]))(?![\d:]) => {m:counted:min} {s:counted:s}
     (?P<a>\d{1,4}):(?P<b>\d{1,6})(?![\d:]) => {a} {ratio} {b}
@@ -159,7 +153,7 @@ class Language(Quantities):
     {DEGREE_IS_ORDINAL}(?P<w>\d{1,2})°(?=\s(?:ex(?!\w)|[a-zà-ÿ]{3})
         (?<!\sall|\sdel|\snor|\ssud|\sest|\ssop|\ssob|\scon)) => .ordinal
     {DUE} >> {DEGREE_IS_ORDINAL}1°(?=\s(?:al?|e|y|ao|o)(?!\w)|$) => {first_day}
-    {LETTERS_FOLLOW}{SIGN}(?P<w>\d{1,3}(?:,\d{3})+|\d+)\.00(?=\s?(?:[美欧]?元|円|원|块|달러|ドル)) => .number
+    {LETTERS_FOLLOW}{SIGN}(?P<w>\d{1,3}(?:,\d{3})+|\d+)\.00(?=\s?(?:[美欧]?元|円|원)) => .number
     {LETTERS_FOLLOW}(?P<n>\d{1,3})%(?=(?i:off)) => {n:counted:%}
     .*(?:[时時]速|시속) >> {LETTERS_FOLLOW}(?P<n>\d{1,4})\s?km/h => {n:counted:km}
     (?<=[A-Z]-)(?P<n>\d{1,4})(?=\s(?:[NSEW](?!\w)|[Kk]m\s\d)) => {n}
@@ -302,10 +296,10 @@ class Language(Quantities):
         said = self.between_ends.join(self.weekdays.get(name, name) for name in names)
         return said + self.kept_point(found)
 
-    def read_time(self, found: Found) -> str:
+    def read_time(self, found: Found) -> str | None:
         is_ratio = _BEFORE_RATIO.search(found.past) or first_word(found.rest) in BEHIND_RATIO
         if is_ratio and not found["s"]:
-            return self.fill("{h} {ratio} {m}", found.match.groupdict(""))
+            return None
         return self.time(int(found["h"]), int(found["m"] or 0), int(found["s"] or 0) or None)
 
     def read_two_years(self, found: Found) -> str | None:
@@ -362,12 +356,6 @@ class Language(Quantities):
             whole, _, decimals = found[name].replace(",", ".").partition(".")
             said += [self.count(str(int(whole)), decimals, self.units[unit])] if whole else []
         return self.space.join(said).replace("分钟", "分")
-
-    def read_compass(self, found: Found) -> str | None:
-        """Return the name of the direction behind an angle such as "51°30′N"."""
-        if not _ANGLE.search(found.past) or found.text not in self.compass:
-            return None
-        return self.space * (not found.past[-1].isspace()) + self.compass[found.text]
 
     def read_product(self, found: Found) -> str:
         """Return the word for an "x" or "×", between lengths such as "3 m x 4 m", or not."""

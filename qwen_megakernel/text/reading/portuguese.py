@@ -13,8 +13,9 @@ class Portuguese(Romance):
     D\.(?=\s[A-ZÀ-Ý]\w*a(?!\w)) => dona
     (?P<a>\d{1,2})(?:\sx\s|x(?=0(?!\d))|(?<=(?<!\d)0)x)(?P<b>\d{1,2})(?=\s(?!x|(?:{UNITS})(?!\w))|[^\w\s]|$)
         => {a} a {b}
-    \bpor\s(?:\d/\d,?\s(?:e\s)?)*$ >> (?=[67]/|\d/[67])(?P<a>[0-7])/(?P<b>[0-7])(?![\d/]) => {a} a {b}
-    \b(?!Foto|Tamanho|Formato|Caixa|Tela|Quadro|Tapete|Mesa|Piso|Cama|Grade|Matriz|Cubo)[A-ZÀ-Ý][a-zà-ÿ]+\s$
+    \bpor\s(?:\d/\d,?\s(?:e\s)?)*$ >> (?=[67]|..[67])(?P<a>[0-7])/(?P<b>[0-7])(?![\d/]) => {a} a {b}
+    \b(?!Foto|Tamanho|Formato|Caixa|Tela|Quadro|Mesa|Piso|Grade|Matriz|Cubo)[A-ZÀ-Ý][a-zà-ÿ]+\s$
         >> (?P<a>\d)x(?P<b>[012]|(?P=a))(?=\s(?!x|(?:{UNITS})(?!\w))|[^\w\s]|$) => {a} a {b}
     de|em|por|final|plac\w+:?|(?:termin|acab|fic|ganh|venc|perd|empat|gole|bat)\w+
-        >> (?P<a>[1-9])x(?P<b>[12]|(?P=a))(?=\s(?!x|(?:{UNITS})(?!\w))|[^\w\s]|$) => {a} a {b}    """
+        >> (?P<a>[1-9])x(?P<b>[12]|(?P=a))(?=\s(?!x|(?:{UNITS})(?!\w))|[^\w\s]|$) => {a} a {b}
+    """

@@ -12,8 +12,8 @@ _THOUSANDS = ("mil", "mille", "mila")  # before the name of a currency, without 
 _SECTION = re.compile(r"\d+(?:\.\d+)+")  # "art. 12.1"
 # The department, the chamber or the series before the number of a file, or the kind of a law.
 FILE = re.compile(
-    r"(?<![^\W_])(?:(?:\d{1,3}|[IVX]+) [A-Z][A-Za-z]{0,3} |[CT]-|(?i:Az\.|L\.|d\.?\s?l(?:gs)?\.|d\.?p\.?r\."
-    r"|legge|ley|lei|loi|decreto(?:[\s-]\w+)?|dire[tc]{1,2}iva) )$"
+    r"(?<![^\W_])(?:(?:\d{1,3}|[IVX]+) [A-Z][A-Za-z]{0,3} |[CT]-|(?i:Az\.|L\.|d\.?\s?l(?:gs)?\."
+    r"|d\.?p\.?r\.|legge|ley|lei|loi|decreto(?:[\s-]\w+)?|dire[tc]{1,2}iva) )$"
 )
 _DOSES = ("mg", "g", "kg", "ml", "mL", "cl", "l", "L", "µg", "мг", "г", "кг", "мл", "л")
 

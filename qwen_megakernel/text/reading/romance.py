@@ -37,6 +37,8 @@ class Romance(Language):
     """
 
     def gender_after(self, number: str, noun: str, before: str) -> str:
+        if number == "1/2" and noun not in self.no_nouns and self.code != "fr":
+            return self.halves[noun.endswith(tuple(self.FEMININE.split()))]
         if not number.isdecimal():
             return ""
         value = int(number[-3:])
@@ -51,14 +53,8 @@ class Romance(Language):
             return "f"
         return "c" if noun.endswith(tuple(each + plural for each in self.MASCULINE.split())) else ""
 
-    def may_agree(self, number: str, noun: str) -> bool:
-        return number == "1/2" or super().may_agree(number, noun)
-
     def read_half(self, found: Found) -> str | None:
-        """Return "medio" or "media" before what is halved."""
-        noun = found["noun"]
-        is_none = noun in self.no_nouns or self.code == "fr" or not noun.islower()
-        return None if is_none else self.halves[noun.endswith(tuple(self.FEMININE.split()))]
+        return self.gender_after("1/2", found["noun"], "") or None
 
     def read_abbreviation(self, found: Found) -> str:
         """Return an adjective, whose entry ends with "o/a", in the gender of the noun before it."""
@@ -99,7 +95,7 @@ class Romance(Language):
         return f"{said} {self.symbols['&']} {part}"
 
     def feminine(self, number: int) -> str:
-        return re.sub(r"o\b", "a", self.ordinal(number))
+        return re.sub(r"o\b", "a", self.ordinal(number)).replace("premier", "première")
 
     def fraction(self, top: int, bottom: int) -> str:
         part = self.parts.get(bottom, "")
@@ -107,8 +103,5 @@ class Romance(Language):
             part = self.ordinal(bottom)
         if not part:
             return super().fraction(top, bottom)
-        return f"{self.cardinal(top, 'c')} {self.parts_of(part) if top > 1 else part}"
-
-    def parts_of(self, part: str) -> str:
-        """Return the plural of a denominator's name."""
-        return part if part.endswith("s") else part + "s"
+        many = part[:-1] + "i" if self.code == "it" else part.removesuffix("s") + "s"
+        return f"{self.cardinal(top, 'c')} {many if top > 1 else part}"

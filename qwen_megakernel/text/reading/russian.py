@@ -1,6 +1,7 @@
 """Russian: three forms of each noun after a number, named decimals, dates in the genitive."""
 
 import re
+from typing import ClassVar
 
 from qwen_megakernel.text.reading.cldr import Noun
 from qwen_megakernel.text.reading.language import Language
@@ -59,9 +60,10 @@ _ENDINGS = {"d": ("у ю е е", "м"), "i": ("ом ем ой ей", "ми"), "p
 
 
 class Russian(Language):
-    days_on = dict(zip(_WEEK, _DAYS_ON, strict=True))
+    each: ClassVar = dict(сут="сутки", нед="неделю", мес="месяц", д="день")
+    days_on: ClassVar = dict(zip(_WEEK, _DAYS_ON, strict=True))
     ranked = words("этаж этаже класс классе курс курсе подъезд подъезде квартал квартале")
-    followers = words("г года году годе гг. годы в. вв. кв. число") | ranked | {"годах", "эт.", "от"}
+    followers = words("г года году годе годах гг. годы в. вв. кв. эт. от число") | ranked
 
     year_form = r"(?P<y>1\d{3}|20\d\d|\d{1,4}(?=\sгод[уе]|\s\w+\.?\s(?:до\s)?н\.\s?э))"
 
@@ -85,12 +87,12 @@ class Russian(Language):
         \s(?P<what>вв?\.|кв\.(?=\s20\d\d)) => .centuries
     во? >> (?P<a>1\d{3}|20\d\d)\s?[-–—]\s?(?P<b>1\d{3}|20\d\d)\s(?:гг\.|годах)
         => {a:ordinal:pm} — {b:ordinal:pm} годах{end}
-    (?P<a>[1-9]|[1-9]\d)/(?P<b>[1-9]\d?)\s(?:этаже|эт\.(?=\w)) => {a:ordinal:pm} этаже из {b:gm}
+    (?P<a>[1-9]|[1-9]\d)/(?P<b>[1-9]\d?)\sэтаже => {a:ordinal:pm} этаже из {b:gm}
     (?P<a>[1-9]|[1-9]\d)/(?P<b>[1-9]\d?)\s(?:этаж(?!\w)|эт\.) => {a:ordinal:nm} этаж из {b:gm}
     \b(?:д|дом|к|корп|вл|влад)\.?\s?\d+\w?,?\s$ >> стр\.(?=\s\d) => строение
-    (?i)\b(?:ул\w*|пр|пр-[кт]т?|просп\w*|пер\w*|наб\w*|ш|шоссе|б-р|бул\w*|пл\w*|мкр)\.?\s\w[\w. ]{1,26},\s$
+    (?i)\b(?:ул\w*|пр(?:-[кт]т?|осп\w*)?|пер\w*|наб\w*|ш|шоссе|б-р|бул\w*|мкр)\.?\s[\w. ]{2,27},\s$
         >> (?P<a>\d{1,4})-(?P<b>\d{1,4})(?![\w-]) => {a} {b}
-    \b(?:р|раза?|таб|табл|капс|мл|мг|г|кап|шт|ед)\.?\sв\s$ >> (?P<per>сут|нед|мес|д)(?!\w)\.? => .each
+    \b(?:р|раза?|табл?|капс?|мл|шт)\.?\sв\s$ >> (?P<per>сут|нед|мес|д)(?!\w)\.? => {per:each}{end}
     во? >> (?P<n>\d*[02-9]|\d*1\d)\sкм(?=\sот(?!\w)) => {n:pm} километрах
     во? >> (?P<n>\d*[02-9]|\d*1\d)\sм(?=\sот(?!\w)) => {n:pm} метрах
     со? >> (?P<a>\d{1,2})\sпо\s(?=\d{1,2}\.(?:0[1-9]|1[0-2])(?!\d)) => {a:ordinal:gn} по~
@@ -134,20 +136,20 @@ class Russian(Language):
     (?P<d>[0-3]?\d)\.(?P<m>0[1-9]|1[0-2])(?!\.?\d) => .date
     (?!.*\d$).* >> г\.(?=\s[А-ЯЁ]) => город
     {SIGN}(?:(?P<from>\d{1,6})(?:,(?P<fd>\d{1,3}))?\s?[-–—]\s?)?
-        (?P<n>\d{1,3}(?:\s\d{3})+|\d{1,9})(?:,(?P<d>\d{1,3}))?(?![\d,])\s?(?:(?P<scale>{SCALES})\s?)?(?P<unit>{UNITS}|{CURRENCIES}|{SCALES}|%)(?!\w)\.?
+        (?P<n>\d{1,3}(?:\s\d{3})+|\d{1,9})(?:,(?P<d>\d{1,3}))?(?![\d,])
+        \s?(?:(?P<scale>{SCALES})\s?)?(?P<unit>{UNITS}|{CURRENCIES}|{SCALES}|%)(?!\w)\.?
         (?:/(?P<per>[^\W\d_]+)\.?)? => .in_case
     адрес: >> (?P<n>[1-6]\d{5})(?!\d|[.,]\d) => {n:spell}
     (?!боинг|аэробус|эмбраер).*
         >> (?P<from>\d{1,4})[-–—](?P<n>\d{1,4})(?![\w-]|[.,:/=]\d|\s?=) => .numbers
-    {SIGN}(?P<n>\d{1,3}(?:\s\d{3})+|\d{1,6})(?![\d:/–-]|[.,]\d|\s\d{3}|\s?[x×])
-        => .after_preposition
+    {SIGN}(?P<n>\d{1,3}(?:\s\d{3})+|\d{1,6})(?![\d:/–-]|[.,]\d|\s\d{3}|\s?[x×]) => .governed
     """
 
     def ordinal(self, number: int, form: str = "nm") -> str:
         """Return an ordinal; its form is the letter of its case and that of its gender."""
         return self.say(number, "ordinal", case=form[0], gender=form[1])
 
-    def read_after_preposition(self, found: Found) -> str | None:
+    def read_governed(self, found: Found) -> str | None:
         """Return a number in the case that the word before it asks for; None: it asks for none."""
         digits = re.sub(r"\s", "", found["n"])
         number = int(digits)
@@ -180,9 +182,6 @@ class Russian(Language):
         said, joint = super().read_per(found), " за " if found["sym"] else " на "
         said = re.sub("я$", "ю", re.sub("а$", "у", said))
         return said if said.split(" ")[-1] in _TIMES else said.replace(" в ", joint)
-
-    def read_each(self, found: Found) -> str:
-        return self.read_per(found).removeprefix(" в ") + self.kept_point(found)
 
     def read_compound(self, found: Found) -> str:
         """Return a word that begins with a number in the genitive, such as "пятиэтажный"."""
@@ -261,7 +260,7 @@ class Russian(Language):
         said = [self.cardinal(each, f"{case}m") for each in (hour, minute)]
         return " ".join([said[0], *zero, said[1]] if minute else said[:1])
 
-    def read_time(self, found: Found) -> str:
+    def read_time(self, found: Found) -> str | None:
         case = _CASES.get(found.word)
         if not case or found["s"]:
             return super().read_time(found)

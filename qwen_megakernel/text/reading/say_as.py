@@ -14,8 +14,9 @@ _NUMBER = re.compile(r"([-−+]?)\s*([.,]?\d[\d,.\s'’]*)")
 _ORDINAL = re.compile(r"(\d{1,3}[,. '’]\d{3}|\d{1,6})\D{0,3}")
 _FIELD = re.compile(r"\d+|[^\W\d_]+\.?")
 _COMPACT = re.compile(r"(\d{4})(\d\d)(\d\d)")
-_CLOCK = re.compile(r"(\d{1,2})[:.h]?([0-5]\d)(?:[:.]?([0-5]\d))?\s*([ap])?\.?\s*(?:m\.?)?", re.I)
-_HOUR = re.compile(r"(\d{1,2})\s*([ap])\.?\s*m\.?", re.I)
+_CLOCK = re.compile(
+    r"(?i)(\d{1,2})(?:[:.h]?([0-5]\d)(?:[:.]?([0-5]\d))?|(?=\s*[ap]\.?\s*m))\s*([ap])?\.?\s*(?:m\.?)?"
+)
 
 
 def words_of(text: str, kind: str, form: str, grammar: Grammar | None) -> str | None:
@@ -106,14 +107,9 @@ def _date(text: str, form: str, language: Language) -> str | None:
 def _time(text: str, grammar: Grammar) -> str | None:
     """Return the words of a time of day, by the rules that its language has for times."""
     match = _CLOCK.fullmatch(text.strip())
-    hour = _HOUR.fullmatch(text.strip())
-    if match and int(match[1]) <= 24:
-        half = f" {match[4].lower()}m" if match[4] else ""
-        seconds = f":{match[3]}" if match[3] else ""
-        text = f"{int(match[1])}:{match[2]}{seconds}{half}"
-    elif not hour or not 1 <= int(hour[1]) <= 12:
+    if not match or int(match[1]) > (24 if match[2] else 12) or not (match[2] or int(match[1])):
         return None
-    else:
-        text = f"{int(hour[1])} {hour[2].lower()}m"
+    hour, *parts = filter(None, match.group(1, 2, 3))
+    text = ":".join([str(int(hour)), *parts]) + (f" {match[4].lower()}m" if match[4] else "")
     words = "".join(piece.text for piece in grammar.read(Draft.at(text, 0)))
     return words if not any(map(str.isdecimal, words)) else None

@@ -12,9 +12,8 @@ class Spanish(Romance):
     c/(?=\s[A-ZÁÉÍÓÚÑ]) => calle
     (?:\#|No\.)\s?(?P<a>\d{1,3})-(?P<b>\d{1,3})(?![\d-]) => número {a} {b}
     (?P<n>[2-9])\shab\. => {n} habitaciones
-    s\.(?=\s[IVX]+(?!\w)) => siglo
+    s(?P<many>s?)\.(?=\s[IVX]+(?!\w)) => siglo{many}
     el|al|del >> (?P<n>\d{1,3})['′](?!\w) => {n}
-    ss\.(?=\s[IVX]+(?!\w)) => siglos
     &(?=\s(?:[Hh]i(?![aeou])|[Ii](?![aeou]))) => e
     """
 

@@ -84,8 +84,8 @@ class Tables:
 
     code: str  # the language's code in num2words
     # Numbers.
-    minus: str
-    plus: str
+    minus = "minus"
+    plus = "plus"
     subtraction = ""  # the word for a minus between two numbers, if it is not `minus`
     point: str  # between a whole number and its decimals
     decimal = "."  # the mark before decimals; the other one of "." and "," groups thousands
@@ -112,7 +112,7 @@ class Tables:
     position = ""  # the words of a place in a total, as in "page 5/12", if they are others
     chapter, verse = ",", ""  # what is said behind the two numbers of "John 3:16"
     born = ""  # what is said for the star in "(* 1749)"
-    version_name: str  # what is said for the "v" of "v2.1"
+    version_name = "version"  # what is said for the "v" of "v2.1"
     BOOKS = ""  # of the Bible, which may have a number, as they are written
     book_number = "{n:ordinal}"  # what is said for that number
     power: str  # what is said for "^", with "{}" for the number after it
@@ -191,11 +191,11 @@ class Tables:
         for sign, value in table(self.CURRENCIES).items():
             unit, *cents = (nouns(f"x: {each}", *form)["x"] for each in value.split(" / "))
             self.currencies[sign] = Currency(unit, cents[0] if cents else None)
-        self.currency_names: dict[str, Currency] = {}  # codes and plurals, as in "$80 MXN"
-        for sign, each in self.currencies.items():
-            names = [name for name in (each.unit.few, each.unit.many) if len(name) > 3]
-            names += [sign] * (len(sign) == 3 and sign.isupper())
-            self.currency_names |= {name: each for name in names}
+        names = {each.unit.many: each for each in self.currencies.values()} | self.currencies
+        # Codes and plurals, as in "$80 MXN".
+        self.currency_names = {
+            name: names[name] for name in names if len(name) > 3 or name.isupper()
+        }
         if not self.space:
             self.money_joint = self.scale_joint = ""
         self.compass = table(self.COMPASS)

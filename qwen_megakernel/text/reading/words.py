@@ -34,10 +34,9 @@ class Words(Tables):
     def fill(self, template: str, fields: Mapping[str, str]) -> str:
         """Return the words of a template.
 
-        A field "{h}" is digits, read as a number, or words, maybe with the table that has others
-        for them. After a colon stands the number's
-        gender, or the name of a method and its options: "{h:f}", "{y:year}", "{n:ordinal:gm}". A
-        field that is not in `fields` is an attribute, such as "{plus}". "~" is a space at the edge.
+        A field "{h}" is digits, read as a number, or words. After a colon stands a gender, a table
+        of words, or a method and its options: "{h:f}", "{d:compass}", "{n:ordinal:gm}". A field
+        that is not in `fields` is an attribute, such as "{plus}". "~" is a space at the edge.
         """
 
         def said(match: re.Match[str]) -> str:
@@ -148,7 +147,7 @@ class Words(Tables):
 
     def plural(self, number: int) -> int:
         """Return the form of a noun after a number: 0 is `one`, 1 is `few`, 2 is `many`."""
-        return 0 if number == 1 else 2
+        return 0 if number == 1 or (number == 0 and self.code == "fr") else 2
 
     def form(self, whole: str, decimals: str, noun: Noun) -> str:
         """Return the noun in its form after a number, which may have decimals."""
@@ -211,8 +210,7 @@ class Words(Tables):
     def date(self, day: int, month: int, year: int | None, before: str) -> str:
         """Return the words of a date; `day` is 0 for a month of a year."""
         parts = {"day": self.day(day, before) if day else "", "month": self.month(month)}
-        form = self.dates[year is not None]
-        form = form if day else _DAY.sub("", form)
+        form = self.dates[year is not None] if day else _DAY.sub("", self.dates[1])
         return form.format(**parts, year=year and self.dated_year(year))
 
     def time(self, hour: int, minute: int, second: int | None) -> str:
