@@ -53,7 +53,8 @@ cloudpickle = pytest.importorskip("ray.cloudpickle")
 from qwen_megakernel.server import ray_serve  # noqa: E402 - needs Ray
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.ci  # Ray's daemons
+# Ray has daemons, which take minutes to start on a busy machine.
+pytestmark = [pytest.mark.ci, pytest.mark.timeout(900)]
 NUM_SLOTS = 4
 ALIASES = {"21m00Tcm4TlvDq8ikWAM": "vivian"}
 LONG_STORY = STORY * 8  # takes 15 s, so even on a busy machine, all listeners overlap
