@@ -236,7 +236,9 @@ def check_seconds(**values: Any) -> None:
 def check_counts(**values: Any) -> None:
     """Raise a UsageError that names the first value that is neither 1 or more nor None."""
     for name, value in values.items():
-        if value is not None and (value is True or plain_number(int, name, value) < 1):
+        if isinstance(value, bool):
+            raise UsageError(f"{name} is {value}; it must be {PLAIN_KINDS[int]}.")
+        if value is not None and plain_number(int, name, value) < 1:
             raise UsageError(f"{name} is {value}; it must be 1 or more.")
 
 

@@ -157,7 +157,7 @@ def test_closed_or_full_standard_error_changes_neither_samples_nor_exit_code(err
 
 def test_closed_descriptors_are_held_so_that_no_file_takes_their_place():
     program = "import os, sys; sys.argv[1:] = ['--version']; import qwen_megakernel.__main__ as m\n"
-    program += "try: m.main()\nexcept SystemExit: [os.fstat(number) for number in range(3)]"
+    program += "try: m.main()\nfinally: [os.fstat(number) for number in range(3)]"
     command = ["sh", "-c", '"$@" <&- 2>&-', "sh", sys.executable, "-c", program]
     assert subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL).returncode == 0
 

@@ -60,8 +60,7 @@ def test_the_cores_limit_the_rule_and_the_caller_is_warned_above_them(many_cores
 @pytest.mark.parametrize("asked", ["2", 1.5, math.nan, True])
 @pytest.mark.parametrize("choose", [cpu_threads.choose, cpu_threads.choose_native])
 def test_a_number_of_threads_that_is_none_is_refused(choose, asked):
-    wanted = rf"num_threads is {asked!r}; it must be (a whole number|1 or more)\."
-    with pytest.raises(UsageError, match=wanted):
+    with pytest.raises(UsageError, match=rf"num_threads is {asked!r}; it must be a whole number\."):
         choose(1, asked)
 
 
