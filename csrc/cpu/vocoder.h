@@ -136,11 +136,11 @@ struct VocoderWorker {
     const size_t plane = tiling.count() * stride;
     const Share parts = share(int(stride) / kChannelBlock);
     transform_inputs(c, tiling, x, part.rows,
-                     {parts.first * kChannelBlock, parts.end * kChannelBlock}, model.points, plane);
+                     {parts.first * kChannelBlock, parts.end * kChannelBlock}, model.mid, plane);
     barrier();
     for (int first = 0; first < part.rows.end; first += kPanelTiles) {
       const Share tiles{first, std::min(part.rows.end, first + kPanelTiles)};
-      convolve_points(c, tiling, tiles, part.blocks, model.points + first * stride, plane, products,
+      convolve_points(c, tiling, tiles, part.blocks, model.mid + first * stride, plane, products,
                       use);
     }
   }
@@ -354,9 +354,8 @@ inline void run_block(const VocoderWorker& worker, const Block& block, int num_r
   for (size_t i = 0; i < block.units.size(); ++i) {
     const Unit& unit = block.units[i];
     const bool is_over = i + 1 == block.units.size();
-    std::swap(in, out);
-    worker.convolution(*unit.conv7, in, num_rows, Output{*unit.conv7, n, model.mid, unit.conv1});
-    worker.convolution(*unit.conv1, model.mid, num_rows,
+    worker.convolution(*unit.conv7, out, num_rows, Output{*unit.conv7, n, in, unit.conv1});
+    worker.convolution(*unit.conv1, in, num_rows,
                        Output{*unit.conv1, n, out, is_over ? &reader : block.units[i + 1].conv7,
                               is_over ? nullptr : model.x, model.x});
   }

@@ -16,6 +16,8 @@ namespace qwen_tts {
 constexpr int kPieceFrames = 8;
 constexpr int kPassFrames = 16;
 
+constexpr size_t kHugePage = size_t{2} << 20;
+
 struct TransformerLayer {
   Convolution *qkv, *o, *gate_up, *down;
   std::vector<float> input_norm, attention_scale, mlp_norm, mlp_scale;
@@ -44,7 +46,6 @@ struct VocoderScratch {
 class Arena {
  public:
   explicit Arena(size_t bytes) {
-    constexpr size_t kHugePage = size_t{2} << 20;
     bytes = (bytes + kHugePage) / kHugePage * kHugePage;
     next_ = add(kHugePage, bytes);
 #ifdef MADV_HUGEPAGE
@@ -95,8 +96,9 @@ struct VocoderModel {
   // The workers of a pass share these: one stage writes them, the stages after a barrier read them.
   std::unique_ptr<Arena> memory;
   size_t buffer_floats = 0;
-  float *in, *out, *x, *mid;            // in, out: a convolution's inputs after their history
-  float* points;                        // of a transform whose blocks of weights are divided
+  float *in, *out, *x;                  // in, out: a convolution's inputs after their history
+  float* mid;                           // in a block: points of a transform whose weights' blocks
+                                        // are divided
   std::vector<VocoderScratch> scratch;  // by worker
 };
 
@@ -224,11 +226,12 @@ inline void reserve(VocoderModel& model, int num_frames, int num_streams) {
     most = std::max(most, steps * std::max(c.out_size(), size_t(c.is_gated ? 0 : c.num_columns())));
   };
   for (const Convolution& c : model.convolutions) needs(c);
-  most = (most + 1023) / 1024 * 1024;
+  constexpr size_t kHugeFloats = kHugePage / sizeof(float);
+  most = (most + kHugeFloats - 1) / kHugeFloats * kHugeFloats;  // no buffers share a page
   if (most <= model.buffer_floats) return;
   model.memory.reset(), model.buffer_floats = 0;
-  model.memory = std::make_unique<Arena>(5 * most * sizeof(float));
-  for (float** each : {&model.in, &model.out, &model.x, &model.mid, &model.points})
+  model.memory = std::make_unique<Arena>(4 * most * sizeof(float));
+  for (float** each : {&model.in, &model.out, &model.x, &model.mid})
     *each = reinterpret_cast<float*>(model.memory->take(most * sizeof(float)));
   model.buffer_floats = most;
 }
