@@ -121,10 +121,11 @@ def vocoders() -> list[str]:
     ]
     return [
         *paragraph(
-            "`convert --vocoder-weights float16` stores the weights of the native vocoder in half "
-            "the bytes. The vocoder widens them when it reads them, and computes in float32. The "
-            "samples of a speech, from -1 to 1, are compared with those of PyTorch's vocoder in "
-            "float64. Random weights amplify every error, that of float32 as well:"
+            "`convert --vocoder-weights float16` stores the weights and codebooks of the native "
+            "vocoder in half the bytes. The vocoder widens them when it reads them, and computes "
+            "in float32. The samples of a speech, from -1 to 1, are compared with those of "
+            "PyTorch's vocoder in float64. Random weights amplify every error, that of float32 as "
+            "well:"
         ),
         "",
         *table(["model", "weights", "packed", "signal to error", "largest error"], rows),

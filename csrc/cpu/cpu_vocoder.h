@@ -23,14 +23,15 @@ struct ConvolutionSource {
 
 struct VocoderSource {
   int32_t num_codebooks, codebook_size, codebook_dim, samples_per_frame;
-  const float* tables;  // [num_codebooks * codebook_size, codebook_dim]; read in place
+  // [num_codebooks * codebook_size, codebook_dim] in float32, or float16; read in place.
+  const uint8_t* tables;
   // The transformer; for each layer a state has num_past rows of unrotated keys, and values.
   int32_t num_layers, num_heads, num_kv_heads, head_dim, num_past, max_frames;
   float rms_norm_eps, layer_norm_eps;
   const float *rope_cos, *rope_signed_sin;  // [num_past + max_frames, head_dim]
   int32_t num_keys;                         // offset in a state of the number of valid keys
   int32_t num_upsamplings, num_blocks, units_per_block;
-  int32_t is_half;    // 1: packed weights are float16, not float32
+  int32_t is_half;    // 1: tables and packed weights are float16, not float32
   int32_t is_direct;  // 1: no convolution uses transforms, for comparisons
   // In the order of the network: the codebooks' projection (of the first table beside the sum of
   // the others), pre_conv, input_proj; for each layer qkv (its history is that of keys and values),

@@ -167,6 +167,20 @@ struct VocoderWorker {
   }
 };
 
+// Adds a row of the tables to a sum.
+inline void add_entry(const VocoderSource& sizes, size_t row, float* sum) {
+  const size_t bytes = sizes.is_half ? 2 : 4;
+  const uint8_t* entry = sizes.tables + row * sizes.codebook_dim * bytes;
+  for (int i = 0; i < sizes.codebook_dim; i += kLanes) {
+    const int count = std::min(kLanes, sizes.codebook_dim - i);
+    alignas(64) uint8_t stored[4 * kLanes] = {};
+    float values[kLanes];
+    std::memcpy(stored, entry + i * bytes, count * bytes);
+    store(values, sizes.is_half ? load_half(stored) : load_floats(stored));
+    for (int j = 0; j < count; ++j) sum[i + j] += values[j];
+  }
+}
+
 inline void embed(const VocoderWorker& worker) {
   const VocoderModel& model = worker.model;
   const Pass& pass = worker.pass;
@@ -179,15 +193,9 @@ inline void embed(const VocoderWorker& worker) {
     const int32_t* codes = pass.request.codes +
                            (size_t(stream) * pass.request.num_frames + frame) * sizes.num_codebooks;
     float* to = model.in + row * model.codebook_proj->in_size();
-    std::fill_n(to + dim, dim, 0.0f);
-    for (int book = 0; book < sizes.num_codebooks; ++book) {
-      const float* entry = sizes.tables + (size_t(book) * sizes.codebook_size + codes[book]) * dim;
-      if (book == 0) {
-        std::copy_n(entry, dim, to);
-      } else {
-        for (int i = 0; i < dim; ++i) to[dim + i] += entry[i];
-      }
-    }
+    std::fill_n(to, 2 * dim, 0.0f);
+    for (int book = 0; book < sizes.num_codebooks; ++book)
+      add_entry(sizes, size_t(book) * sizes.codebook_size + codes[book], book ? to + dim : to);
   }
   worker.barrier();
 }

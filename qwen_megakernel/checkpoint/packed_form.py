@@ -22,7 +22,7 @@ from qwen_megakernel.choices import WEIGHTS
 from qwen_megakernel.errors import ModelFilesError
 
 KEY = "qwen_megakernel.packed"
-VERSION = 3  # raise it when the packed layout changes
+VERSION = 4  # raise it when the packed layout changes
 PREFIX = "packed."  # begins the names of packed matrices, after the prefix of their model
 ALIGNMENT = 64
 

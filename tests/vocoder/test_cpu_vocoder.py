@@ -32,7 +32,7 @@ from qwen_megakernel.errors import ModelFilesError, UnsupportedModel, UsageError
 from qwen_megakernel.native import cpu_library
 from qwen_megakernel.native.cpu_library import BAD_CODE, CpuPool, open_library
 from qwen_megakernel.vocoder.cpu import library as native
-from qwen_megakernel.vocoder.cpu.vocoder import CpuVocoder, packed_tensors
+from qwen_megakernel.vocoder.cpu.vocoder import FIRST_BOOK, CpuVocoder, packed_tensors
 from qwen_megakernel.vocoder.vocoder import Vocoder
 
 Model = tuple[CodecConfig, dict[str, Tensor]]
@@ -128,6 +128,7 @@ def test_weights_in_float16_are_those_that_are_rounded_in_float32(model, name, s
     assert half.packed.nbytes - 2 * len(weights) in range(64) and half.packed.nbytes % 64 == 0
     assert ((weights.half() != 0) & (weights.abs() < torch.finfo(torch.half).tiny)).any()
     weights.copy_(half.packed[: len(weights)])  # native code reads them here
+    full.tables.copy_(half.tables)
     codes, sizes = random_codes(half, 3, 20, seed=seed), random_split(20, 12, seed)
     found, expected = (decode_in_chunks(each, codes, sizes) for each in (half, full))
     assert torch.equal(found, expected) and found.std() > 0.02
@@ -140,16 +141,18 @@ def test_products_with_weights_in_float16_are_exact(model, name):
     rounded = tensors | {key: tensors[key].half().float() for key in packed_tensors(config)}
     pool = CpuPool(open_library(), 2)
     half = CpuVocoder(config, tensors, pool, is_direct=True, is_half=True)
-    torchs = (Vocoder(config, rounded, dtype=dtype) for dtype in (torch.float32, torch.float64))
+    torchs = [Vocoder(config, rounded, dtype=dtype) for dtype in (torch.float32, torch.float64)]
+    for each in torchs:
+        each._codebooks.tables = each._codebooks.tables.half().to(each._codebooks.tables.dtype)
     codes = random_codes(half, 24)
     found, theirs, exact = (torch.from_numpy(each.decode(codes)) for each in (half, *torchs))
     assert rms(found - exact) <= CPU_VOCODER_ERROR * rms(theirs - exact)
 
 
 @pytest.mark.parametrize("value", [1e5, torch.nan])
-def test_weights_that_float16_does_not_hold_are_refused(model, value):
+@pytest.mark.parametrize("name", ["decoder.2.block.1.conv.weight", f"{FIRST_BOOK}.embedding_sum"])
+def test_weights_that_float16_does_not_hold_are_refused(model, name, value):
     config, tensors = model("toy")
-    name = "decoder.2.block.1.conv.weight"
     with pytest.raises(UnsupportedModel, match=r"float16\.\nUse --vocoder-weights float32"):
         broken = tensors | {name: tensors[name] + value}
         CpuVocoder(config, broken, CpuPool(open_library(), 1), is_half=True)

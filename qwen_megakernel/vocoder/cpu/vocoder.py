@@ -102,12 +102,15 @@ class CpuVocoder(Vocoder):
         self.pool, self._library = pool, pool.library
         check_structs(self._library, "qwen_cpu_vocoder_struct_bytes", native.STRUCTS)
         handle = ctypes.c_void_p()
-        source, self.tables = _Source(self, is_direct), self._codebooks.tables
-        assert self.tables.is_contiguous()  # otherwise native code would read a freed copy
+        source = _Source(self, is_direct)
         # In the layout of convolution.h: float16, or uint8 if the weights are float32.
         self.packed = self._packed(tensors, source.vocoder, is_half)
         self.is_half = bool(source.vocoder.is_half)
-        source.vocoder.packed = self.packed.data_ptr()
+        tables = self._codebooks.tables.contiguous()
+        self.tables = tables.half() if self.is_half else tables
+        source.vocoder.tables, source.vocoder.packed = (
+            each.data_ptr() for each in (self.tables, self.packed)
+        )
         status = self._library.qwen_cpu_vocoder_create(
             ctypes.c_void_p(pool.handle), ctypes.byref(source.vocoder), ctypes.byref(handle)
         )
@@ -145,7 +148,7 @@ class CpuVocoder(Vocoder):
         if not is_half:
             return packed
         weights, source.is_half = packed.view(torch.float32), True
-        extremes = torch.stack(weights.aminmax())
+        extremes = torch.stack([*weights.aminmax(), *self._codebooks.tables.aminmax()])
         if not extremes.half().isfinite().all():
             raise UnsupportedModel(
                 f"The vocoder's weights reach {extremes.abs().max():.3g}, too large for float16.",
@@ -194,7 +197,8 @@ def _stored_tables(config: CodecConfig, tensors: dict[str, Tensor]) -> Tensor | 
     if PACKED not in tensors:
         return None
     rows, width = dict(vocoder_tensors(config.decoder))[f"{FIRST_BOOK}.embedding_sum"]
-    num_bytes = config.decoder.num_quantizers * rows * width * torch.float32.itemsize
+    dtype = torch.float16 if tensors[PACKED].dtype == torch.float16 else torch.float32
+    num_bytes = config.decoder.num_quantizers * rows * width * dtype.itemsize
     stored = tensors.get(TABLES)
     if stored is None or stored.numel() != num_bytes or stored.data_ptr() % ALIGNMENT:
         found = "none" if stored is None else f"{stored.numel()} at {stored.data_ptr():#x}"
@@ -203,7 +207,7 @@ def _stored_tables(config: CodecConfig, tensors: dict[str, Tensor]) -> Tensor | 
             f"it has {found}.",
             hint="Convert the original model again.",
         )
-    return stored.view(torch.float32).view(-1, width)
+    return stored.view(dtype).view(-1, width)
 
 
 class _Source:
@@ -250,7 +254,7 @@ class _Source:
         self.vocoder = native.VocoderSource(
             *(config.num_quantizers, config.codebook_size, books.tables.shape[1]),
             vocoder.samples_per_frame,
-            self._address(books.tables),
+            None,
             *(config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim),
             *(transformer.num_past, MAX_FRAMES_PER_PASS, config.rms_norm_eps, LAYER_NORM_EPS),
             *(self._address(transformer.cos), self._address(transformer.signed_sin)),

@@ -364,7 +364,7 @@ class Vocoder {
       : is_starved_(is_starved) {
     state = 3;
     source_.num_codebooks = 3, source_.codebook_size = 20, source_.codebook_dim = 6;
-    source_.tables = floats(3 * 20 * 6, 0.5f);
+    source_.tables = reinterpret_cast<const uint8_t*>(floats(3 * 20 * 6, 0.5f));
     source_.num_layers = 2, source_.num_heads = 4, source_.num_kv_heads = 2, source_.head_dim = 6;
     source_.num_past = 7, source_.max_frames = 8;
     source_.rms_norm_eps = 1e-5f, source_.layer_norm_eps = 1e-6f;
@@ -434,10 +434,9 @@ class Vocoder {
     for (float& each : floats_.back()) each = middle + size * random_value();
     return floats_.back().data();
   }
-  // Cuts the packed weights to the bits of float16, and stores them so if `is_half`. Some of
-  // them become so small that this format has fewer bits for them.
-  void round(int64_t count, bool is_half) {
-    float* full = reinterpret_cast<float*>(packed_.get());
+  // Cuts floats to the bits of float16, and returns these. Some become so small that this format
+  // has fewer bits for them.
+  static std::vector<uint16_t> rounded(float* full, int64_t count) {
     std::vector<uint16_t> halves(count);
     for (int64_t i = 0; i < count; ++i) {
       const float scaled = full[i] * (i % 64 ? 0x1p-112f : 0x1p-124f);
@@ -448,8 +447,16 @@ class Vocoder {
       std::memcpy(&full[i], &bits, sizeof bits);
       full[i] *= 0x1p112f;
     }
+    return halves;
+  }
+  // Rounds the tables, which are the first floats, and the packed weights, and stores them in
+  // float16 if `is_half`.
+  void round(int64_t count, bool is_half) {
+    tables_ = rounded(floats_.front().data(), floats_.front().size());
+    const auto halves = rounded(reinterpret_cast<float*>(packed_.get()), count);
     if (!is_half) return;
     source_.is_half = true;
+    source_.tables = reinterpret_cast<const uint8_t*>(tables_.data());
     int64_t num_bytes = 0;
     expect(qwen_cpu_vocoder_packed_bytes(&source_, &num_bytes) == kDone, "a size for files");
     packed_.reset(static_cast<uint8_t*>(std::aligned_alloc(64, num_bytes)));
@@ -481,6 +488,7 @@ class Vocoder {
   };
   std::unique_ptr<uint8_t, Free> packed_;
   std::deque<std::vector<float>> floats_;
+  std::vector<uint16_t> tables_;  // in float16
   std::vector<ConvolutionSource> convolutions_;
   std::vector<const float*> vectors_;
 };
