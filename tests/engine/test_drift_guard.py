@@ -7,7 +7,7 @@ import pytest
 import torch
 from fixtures import module_fixture
 from spies import watch
-from tiny_speech import tiny_engine
+from tiny_speech import feed_at_once, tiny_engine
 from tolerances import PLANTED_DRIFT
 
 from qwen_megakernel.engine.conversation import Conversation
@@ -229,9 +229,7 @@ def test_an_interruption_leaks_nothing_that_was_held_back(engine, planted, monke
     options = {"seed": 5, "continuity": "context", "conversation": talk}
     opened = engine.stream(text_open=True, **options)
     streams.append(opened)
-    opened.feed(TEXT)
-    opened.end_text()
-    chunks = list(opened)
+    chunks = list(feed_at_once(opened, TEXT))
     assert opened.finish_reason == "cancelled"
     assert set(opened.codes[:, 1]) == {PLAIN[1]}
     assert sum(chunk.num_frames for chunk in chunks) == len(opened.codes)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_speech import TEXT, VOICE, feed_and_end, speak, tiny_engine
+from tiny_speech import TEXT, VOICE, feed_and_end, feed_at_once, speak, tiny_engine
 from waiting import wait_until
 
 from qwen_megakernel import TTSEngine
@@ -66,8 +66,7 @@ def test_a_text_that_stalls_leaves_its_slot_and_goes_on_when_more_text_comes(tts
     with opened(tts, "Hello there, how are ") as stream:
         assert np.array_equal(aside(speak, tts, seed=2).codes, other.codes)
         assert stream.finish_reason is None and stream.text.num_parts == 1
-        # In the loop's thread, which thus cannot begin to speak between the two calls.
-        tts._loop.run(lambda: [stream.feed("you today?"), stream.end_text()])
+        feed_at_once(stream, "you today?")
         checked(aside(list, stream), tts, stream)
         assert stream.text.num_parts == 2
         # The text of both parts is that of the whole.

@@ -2,7 +2,7 @@
 
 import pytest
 from fixtures import module_fixture
-from tiny_speech import fed
+from tiny_speech import fed, feed_and_end
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.engine import step_loop
@@ -59,9 +59,7 @@ def test_a_part_that_is_spoken_in_two_pieces_has_the_words_of_both_in_their_samp
         stream.feed(first)
         tts.synthesize("Hello there.", seed=1)  # needs the slot
         piece = len(stream._state.codes)
-        stream.feed(second)
-        stream.end_text()
-        list(stream)
+        feed_and_end(stream, second)
         words = stream.times.words
     assert [word.word for word in words] == f"{first}{second}".split()
     assert stream.text.num_parts == 2 and 0 < piece < len(stream._state.codes)

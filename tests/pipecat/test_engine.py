@@ -23,7 +23,7 @@ from pipecat.frames.frames import (
     TTSUpdateSettingsFrame,
 )
 from pipelines import SENTENCE, TOKEN, Mode, Run
-from tiny_speech import tiny_engine
+from tiny_speech import fed, tiny_engine
 from tolerances import PCM_STEPS
 from waiting import wait_until
 
@@ -100,9 +100,7 @@ async def test_twenty_sentences_of_a_turn_keep_one_context(base_engine, mode, mo
             for sentence in sentences
         ]
     else:
-        streams = [base_engine.stream(text_open=True, **options)]
-        streams[0].feed("".join(sentences))
-        streams[0].end_text()
+        streams = [fed(base_engine, "".join(sentences), **options)]
     expected = b"".join(chunk.pcm16 for stream in streams for chunk in stream)
     assert pcm == expected and run.errors == []
     alone = base_engine.stream(sentences[0].strip(), **options)

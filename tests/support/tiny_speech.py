@@ -42,19 +42,20 @@ def demo_speech(text: str) -> np.ndarray:
 
 def fed(tts: TTSEngine, *pieces: str, **options: Any) -> SpeechStream:
     """Return a stream whose text came in these pieces; nothing of it has been read."""
-    stream = tts.stream(text_open=True, **options)
-    for piece in pieces:
-        stream.feed(piece)
-    stream.end_text()
-    return stream
+    return feed_at_once(tts.stream(text_open=True, **options), *pieces)
 
 
 def feed_and_end(stream: SpeechStream, *pieces: str) -> SpeechStream:
     """Feed the stream the rest of its text, read it to its end, and return it."""
-    for piece in pieces:
-        stream.feed(piece)
-    stream.end_text()
-    list(stream)
+    list(feed_at_once(stream, *pieces))
+    return stream
+
+
+def feed_at_once(stream: SpeechStream, *pieces: str) -> SpeechStream:
+    """Feed and end in the engine's thread, which cannot speak meanwhile. A random model may draw
+    its end token while it waits for a piece, and what comes later is then one more part.
+    """
+    stream._engine._loop.run(lambda: [*map(stream.feed, pieces), stream.end_text()])
     return stream
 
 
