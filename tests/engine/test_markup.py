@@ -260,7 +260,7 @@ def test_the_engine_goes_on_behind_bad_markup(tts: TTSEngine, name: str):
 
 def test_words_of_a_closed_stream_end_where_its_sound_ended(tts: TTSEngine):
     text = f'{FIRST}<break time="1s"/><prosody rate="slow">{SECOND}</prosody>'
-    with tts.stream(text, **SSML) as stream:
+    with tts.stream(text, chunk_frames=1, **SSML) as stream:  # of which 10 may wait
         heard_s = 0.0
         for chunk in stream:
             heard_s = chunk.end_s

@@ -39,6 +39,8 @@ from qwen_megakernel.errors import (
 from qwen_megakernel.gpu import driver
 from qwen_megakernel.speech_options import SpeechOptions
 
+LONG = 38  # a seed of more chunks than wait for a reader: its speech goes on until it is closed
+
 # ---- what a vocoder gives back -------------------------------------------------------------------
 
 
@@ -69,9 +71,7 @@ def test_samples_that_are_no_numbers_end_their_stream_alone(cache_folder, monkey
 
 
 def test_close_stops_the_stream_and_frees_its_slot(tts):
-    stream = tts.stream(
-        TEXT, voice=VOICE, seed=38
-    )  # of 99 frames, so that it goes on when it closes
+    stream = tts.stream(TEXT, voice=VOICE, seed=LONG)
     next(stream)
     stream.close()
     assert all(len(chunk.samples) for chunk in stream)
@@ -240,7 +240,7 @@ def test_streams_may_join_the_queue_while_it_is_looked_through():
 
 
 async def test_a_stream_is_an_async_context_too(tts):
-    async with tts.stream(TEXT, voice=VOICE, max_frames=200) as stream:
+    async with tts.stream(TEXT, voice=VOICE, seed=LONG) as stream:
         await anext(stream)
     assert all([len(chunk.samples) async for chunk in stream])
     assert stream.finish_reason == "cancelled"
@@ -267,7 +267,7 @@ def test_a_reader_whose_event_loop_is_closed_harms_no_other(tts, alone):
 
 def test_a_closed_engine_cancels_its_streams_and_refuses_new_ones():
     engine = tiny_engine()
-    speaking = engine.stream(TEXT, voice=VOICE, max_frames=500)
+    speaking = engine.stream(TEXT, voice=VOICE, seed=LONG)
     waiting = engine.stream(TEXT, voice=VOICE)
     next(speaking)
     engine.close()
