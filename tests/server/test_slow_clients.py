@@ -133,16 +133,17 @@ async def test_the_server_answers_others_while_it_reads_a_long_text(engine, monk
 
 
 async def test_a_stream_whose_client_left_while_its_text_was_read_is_not_kept():
-    is_read, begun = threading.Event(), []
+    reading, is_read, begun = threading.Event(), threading.Event(), []
 
     def begin(*_: Any, **__: Any) -> FakeEngine:
+        reading.set()
         assert is_read.wait(LIMIT_S)
         stream = FakeEngine()  # anything that can be referred to weakly
         begun.append(weakref.ref(stream))
         return stream
 
     beginning = asyncio.create_task(service._begin(Mock(stream=begin), LONG, {}))
-    await asyncio.sleep(0.1)
+    await asyncio.to_thread(wait_until, reading.is_set)
     beginning.cancel()
     with pytest.raises(asyncio.CancelledError):
         await beginning
