@@ -154,6 +154,8 @@ class ContextTTSService(InProcessTTSService):
         frames = (self._take_words if is_open else self._say_sentence)(context_id, speech, text)
         async for frame in self._replacing_lost(context_id, speech, frames):
             yield frame
+        if context_id != self._turn_context_id:  # text behind an interruption, whose turn is over
+            await self.flush_audio(context_id)
 
     async def _say_sentence(
         self, context_id: str, speech: ContextSpeech, text: str
@@ -183,8 +185,7 @@ class ContextTTSService(InProcessTTSService):
                     return
                 text = speech.unspoken
                 speech.stream = self._open_stream(None, speech.conversation)
-                turn = self._speak_turn(context_id, speech, speech.stream)
-                speech.task = self.create_task(turn)
+                speech.task = self.create_task(self._speak_turn(context_id, speech, speech.stream))
             speech.feed(text)
         except Exception:
             speech.end_text()
@@ -309,8 +310,7 @@ class ContextTTSService(InProcessTTSService):
         await super().on_audio_context_completed(context_id)
 
     async def _drop_speech(self, context_id: str) -> None:
-        speech = self._speeches.pop(context_id, None)
-        if speech:
+        if speech := self._speeches.pop(context_id, None):
             speech.cancel()
             if speech.task:
                 await self.cancel_task(speech.task)

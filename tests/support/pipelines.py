@@ -57,13 +57,13 @@ class Recorder(FrameProcessor):
     def __init__(self) -> None:
         super().__init__()
         self.log: list[tuple[float, Frame, FrameDirection]] = []
-        self.news = asyncio.Event()
+        self.passed: set[int] = set()  # ids of the frames that the next processor has
 
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
         await super().process_frame(frame, direction)
         self.log.append((time.monotonic(), frame, direction))
-        self.news.set()
         await self.push_frame(frame, direction)
+        self.passed.add(frame.id)
 
 
 class WavOutput(BaseOutputTransport):
@@ -127,6 +127,7 @@ class Run:
         )
         self._runner = WorkerRunner(handle_sigint=False)
         self._task: asyncio.Task | None = None
+        self._sent: Frame | None = None  # the last
         self._lateness = lateness()
 
     async def __aenter__(self) -> "Run":
@@ -154,6 +155,7 @@ class Run:
         self, *frames: Frame, stops: int = 0, ends: int = 0, timeout_s: float = 20.0
     ) -> None:
         """Queue frames, and wait until `stops` speeches have stopped and `ends` answers ended."""
+        self._sent = frames[-1]
         await self.worker.queue_frames(list(frames))
         await self.until(TTSStoppedFrame, stops, timeout_s)
         await self.until(LLMFullResponseEndFrame, ends, timeout_s)
@@ -170,7 +172,11 @@ class Run:
         await self.send(LLMFullResponseStartFrame(), *words, LLMFullResponseEndFrame(), **wait)
 
     async def interrupt(self) -> None:
-        """Interrupt from in front of the service, as a user aggregator does."""
+        """Interrupt from in front of the service, as a user aggregator does, behind all that was
+        sent; what comes to the service later is not interrupted."""
+        if self._sent:
+            await self.until(lambda: self._sent.id in self.before.passed)
+            await asyncio.sleep(0)  # an interruption overtakes what the service has not taken yet
         await self.before.broadcast_interruption()
 
     async def until(
