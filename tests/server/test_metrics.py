@@ -9,7 +9,7 @@ from live_server import http_post, serving
 from prometheus_client.parser import text_string_to_metric_families
 from waiting import wait_until
 
-from qwen_megakernel.errors import GenerationError
+from qwen_megakernel.errors import GenerationError, GPULost
 from qwen_megakernel.server.admission import Admission, Newest
 from qwen_megakernel.server.metrics import Metrics, SpeechRecord
 
@@ -31,7 +31,7 @@ def test_requests_are_counted_and_timed_by_finish_reason():
         live.speak("Three.", stream=True)
         live.speak(voice="nobody")
         live.client.get("/nothing")
-        live.running.service.admission.draining = True
+        live.engine.failure = GPULost("planted")  # a server that drains would end itself
         assert live.client.get("/ready").status_code == 503  # no refusal of a request
         found = read(live)
     assert found["tts_requests_total{finish_reason=eos}"] == 3
