@@ -365,9 +365,9 @@ async def test_a_connection_that_is_idle_is_closed(name, monkeypatch):
 
 
 async def test_a_connection_may_be_silent_before_its_first_message(name):
-    with serving(FakeEngine(rtf=0.001), body_timeout_s=0.2) as live:
+    with serving(FakeEngine(rtf=0.001), body_timeout_s=0.5) as live:
         async with dialect(live, SOCKETS[name]) as socket:
-            await asyncio.sleep(0.6)
+            await asyncio.sleep(1)
             assert audio_of(await speak(socket, name)) == live.engine.streams[0].sent
 
 
