@@ -5,6 +5,9 @@
 // meet at barriers. Arithmetic is float32, or exact integers where weights are int8.
 #include "cpu_decoder.h"
 
+#include <signal.h>
+#include <unistd.h>
+
 #include "frame.h"
 #include "status.h"
 
@@ -12,6 +15,18 @@ using qwen_tts::Model;
 using qwen_tts::Pool;
 using qwen_tts::Slot;
 using qwen_tts::status_of;
+
+namespace {
+
+// The handler is gone when it runs, so that the same read then ends the process.
+void explain_bus_error(int) {
+  constexpr char kText[] =
+      "error: a file of the model was shortened or overwritten, or its disk is gone (SIGBUS).\n"
+      "Copy the model again, to a file that nothing writes to while it is in use.\n";
+  if (write(STDERR_FILENO, kText, sizeof kText - 1) < 0) return;
+}
+
+}  // namespace
 
 extern "C" {
 
@@ -24,6 +39,11 @@ void qwen_cpu_struct_bytes(int32_t* sizes) {
 const char* qwen_cpu_instruction_set() { return qwen_tts::kInstructionSet; }
 
 void* qwen_cpu_pool_create(int32_t num_threads) {
+  struct sigaction action = {};
+  if (!sigaction(SIGBUS, nullptr, &action) && action.sa_handler == SIG_DFL) {
+    action.sa_handler = explain_bus_error, action.sa_flags = SA_RESETHAND;
+    sigaction(SIGBUS, &action, nullptr);
+  }
   Pool* pool = nullptr;
   status_of([&] { pool = new Pool(num_threads); });
   return pool;

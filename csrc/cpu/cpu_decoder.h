@@ -88,7 +88,9 @@ void qwen_cpu_struct_bytes(int32_t* sizes);
 const char* qwen_cpu_instruction_set();
 
 // Creates threads that sleep until there is work. One pool serves one engine and runs its jobs one
-// after another. Returns null if the system refuses a thread.
+// after another. Returns null if the system refuses a thread. From the first pool on, a process
+// that reads bytes of a mapped file that are gone says so before it ends, unless it has a handler
+// of SIGBUS.
 void* qwen_cpu_pool_create(int32_t num_threads);
 void qwen_cpu_pool_destroy(void* pool);
 

@@ -6,6 +6,9 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
@@ -325,6 +328,21 @@ def test_a_file_that_was_cut_short_is_refused(broken, file):
     path.write_bytes(path.read_bytes()[:-1000])
     with pytest.raises(ModelFilesError, match="is damaged"):
         loading.load(loading.resolve(str(broken)))
+
+
+@pytest.mark.parametrize("file", [loading.WEIGHTS, CODEC])
+def test_a_process_whose_file_is_shortened_says_so_when_it_ends(broken, file):
+    source = f"""
+import os
+from qwen_megakernel import TTSEngine
+with TTSEngine.from_pretrained({str(broken)!r}, warmup=False) as tts:
+    os.truncate({str(broken / file)!r}, 4096)
+    tts.synthesize("Hello.", voice="vivian")
+"""
+    how = {"capture_output": True, "text": True, "cwd": broken}  # where a core may be written
+    done = subprocess.run([sys.executable, "-c", source], **how)
+    assert done.returncode == -signal.SIGBUS
+    assert "error: a file of the model was shortened or overwritten" in done.stderr
 
 
 @pytest.mark.parametrize(
