@@ -4,7 +4,8 @@ Its model.safetensors has first the packed matrices, uint8 tensors in the order 
 reads them, each at a multiple of `ALIGNMENT` bytes, then all other tensors of the source as they
 are. The header's metadata holds a `PackedForm` under `KEY`. The speech tokenizer's file has the
 same form; all weights of its vocoder are one packed tensor, uint8 if they are float32 and otherwise
-float16, and the vectors of all codes another. `decoders/cpu/conversion.py` writes both.
+float16, and the vectors of all codes, in the same number format, are another, uint8.
+`decoders/cpu/conversion.py` writes both.
 """
 
 import json

@@ -83,7 +83,7 @@ class CpuVocoder(Vocoder):
         pool: the decoder's threads, which compute here, too, so that two pools never compete for
             the same cores.
         is_direct: leave out the transforms along time, which save products and cost precision.
-        is_half: round the weights to float16; those of a file are as they are stored.
+        is_half: round weights and codebooks to float16; those of a file are as they are stored.
     Raises:
         UnsupportedModel, ModelFilesError, OutOfMemory: the vocoder cannot run.
     """
