@@ -254,7 +254,7 @@ class _Source:
         self.vocoder = native.VocoderSource(
             *(config.num_quantizers, config.codebook_size, books.tables.shape[1]),
             vocoder.samples_per_frame,
-            None,
+            None,  # the tables, which may have to be rounded first
             *(config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim),
             *(transformer.num_past, MAX_FRAMES_PER_PASS, config.rms_norm_eps, LAYER_NORM_EPS),
             *(self._address(transformer.cos), self._address(transformer.signed_sin)),
