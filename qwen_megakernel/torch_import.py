@@ -28,7 +28,8 @@ def begin() -> None:
     A library that is missing or broken is left to the import, whose error says more.
     """
     # These are libraries, or import some: while one thread loads a library, others cannot.
-    import json, numpy, pyexpat, queue, secrets, shutil, unicodedata  # noqa: E401, F401, I001
+    import decimal, fcntl, json, numpy, pyexpat  # noqa: E401, F401, I001
+    import queue, secrets, shutil, unicodedata, zoneinfo  # noqa: E401, F401
 
     spec = find_spec("torch")
     if spec is None or spec.origin is None:

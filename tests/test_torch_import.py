@@ -34,6 +34,33 @@ qwen_megakernel.TTSEngine
 print("torch._meta_registrations" in sys.modules, gc.isenabled(), gc.get_freeze_count() - frozen)
 """
 
+WAITING = """
+import sys
+from qwen_megakernel import torch_import
+
+def libraries():
+    loaded = [getattr(each, "__spec__", None) for each in sys.modules.values()]
+    return {each.name for each in loaded if each and str(each.origin).endswith(".so")}
+
+def begin():
+    global before
+    started()
+    before = libraries()
+
+def import_torch(**options):
+    is_ready = "qwen_megakernel.text.reading.languages" in sys.modules
+    print(*sorted(libraries() - before), "|", is_ready)
+    sys.exit()
+
+started = torch_import.begin
+torch_import.begin, torch_import.import_torch = begin, import_torch
+"""
+OF_A_COMMAND = """
+from qwen_megakernel.__main__ import main
+sys.argv[1:] = ["speak", "Hello.", "--model", "demo-voice", "--output", "hello.wav"]
+main()
+"""
+
 
 def test_a_short_command_leaves_out_what_serves_pytorchs_compiler(tmp_path):
     done = run("-c", SPEAK, tmp_path / "hello.wav")
@@ -63,6 +90,15 @@ print(torch.ones(3).sum().item())
 """
     done = run("-c", program)
     assert done.stdout.split() == ["True", "False", "3.0"], done.stderr
+
+
+@pytest.mark.parametrize(
+    "program", [OF_A_COMMAND, "import qwen_megakernel\nqwen_megakernel.TTSEngine"]
+)
+def test_what_is_imported_meanwhile_needs_no_library(program):
+    # An import of one would wait until PyTorch's are loaded.
+    done = run("-c", WAITING + program)
+    assert done.stdout.split() == ["|", "True"], done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(

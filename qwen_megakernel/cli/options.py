@@ -330,13 +330,16 @@ def engine_from_args(
             f"--adapter is given {len(args.adapter)} times; an engine holds one merged model.",
             hint="Start a server for each trained voice.",
         )
+    from qwen_megakernel.text.reading.languages import ENGLISH, grammar_of
     from qwen_megakernel.text.reading.lexicon import Lexicon
 
     lexicon = Lexicon.of(args.lexicon)  # refused before a model is loaded
     mark = mark or marking_from_args(args)
     num_slots = options.get("num_slots", 1)
     slots = f", {num_slots} slots" if num_slots > 1 else ""
-    if not is_small(args):
+    if is_small(args):
+        grammar_of(ENGLISH, True)  # demo-voice needs it, and a thread is loading PyTorch
+    else:
         report_loading(args, f"{args.model or 'the default model'}{slots}")
     if "torch" not in sys.modules:
         import_torch(is_command=True, with_compiler=not is_small(args))
