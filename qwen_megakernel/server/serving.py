@@ -61,7 +61,7 @@ def guarded_protocol(settings: ServerSettings) -> type[asyncio.Protocol]:
 
     uvicorn waits for a request for as long as bytes trickle in. If too many connections are open,
     the class cuts the one that has been without a request for the longest time, which is the new
-    one if all others have requests; a WebSocket counts as a request once its session is configured.
+    one if all others have requests; a WebSocket counts as a request once it has valid settings.
     The class also passes the app a function that cuts the connection: a normal close waits for a
     client that may never read.
     """

@@ -102,10 +102,10 @@ class Session(ContextSession):
         if context and context.writing:
             raise UsageError("session.config came within an utterance; send input.done first.")
         config = SessionConfig.model_validate(facts)
+        steer(self.scope, KEEP)  # to clone a voice may take long
         plan = await self.service.configure(config)
         context = context or self.open("", plan)
         context.plan, context.settings, self.first = plan, config, ""
-        steer(self.scope, KEEP)
 
     async def _take_text(self, context: Context, text: Any) -> None:
         if not isinstance(text, str):

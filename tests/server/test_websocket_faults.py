@@ -150,6 +150,21 @@ async def test_quiet_connections_are_closed():
         assert not live.engine.speaking
 
 
+async def test_a_session_that_takes_long_to_configure_is_no_silence_of_the_client(monkeypatch):
+    """A voice is cloned from `ref_audio` before the session is configured."""
+    configure = Service.configure
+
+    async def slowly(service, body):
+        await asyncio.sleep(1)
+        return await configure(service, body)
+
+    monkeypatch.setattr(Service, "configure", slowly)
+    with serving(FakeEngine(rtf=0.001), body_timeout_s=0.5) as live:
+        async with session(live) as socket:
+            _, audio = await speak(socket, STORY)
+    assert audio
+
+
 async def test_a_client_that_only_listens_is_not_quiet():
     with serving(FakeEngine(rtf=1.0), idle_timeout_s=0.8) as live:
         async with session(live) as socket:

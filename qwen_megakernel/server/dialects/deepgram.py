@@ -93,8 +93,9 @@ class Deepgram(Dialect):
 
         @app.websocket("/v1/speak")
         async def websocket(websocket: WebSocket) -> None:
-            plan = await self.configure(**self._fields(websocket, "linear16", is_raw=True))
-            await _DeepgramSession(websocket, self, plan).run()
+            session = _DeepgramSession(websocket, self)
+            session.plan = await self.configure(**self._fields(websocket, "linear16", is_raw=True))
+            await session.run()
 
     def _fields(self, asked: Request | WebSocket, encoding: str, *, is_raw: bool) -> dict[str, Any]:
         query = DeepgramQuery.model_validate(dict(asked.query_params), strict=False)
@@ -110,9 +111,7 @@ class Deepgram(Dialect):
 class _DeepgramSession(DialectSession):
     """A connection of a Deepgram client: one context, whose texts end with each Flush."""
 
-    def __init__(self, websocket: WebSocket, dialect: Dialect, plan: SpeechPlan):
-        super().__init__(websocket, dialect)
-        self._plan = plan
+    plan: SpeechPlan  # of all texts, known before `run`
 
     async def accept(self) -> None:
         await super().accept()
@@ -122,7 +121,7 @@ class _DeepgramSession(DialectSession):
 
     async def obey(self, facts: dict[str, Any]) -> bool:
         kind, text = facts.get("type"), facts.get("text")
-        context = self.contexts.get("") or self.open("", self._plan)
+        context = self.contexts.get("") or self.open("", self.plan)
         if kind == "Speak":
             if not isinstance(text, str):
                 raise wrong("text", text, "a string")

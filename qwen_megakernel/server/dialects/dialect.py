@@ -146,13 +146,10 @@ class DialectSession(ContextSession):
 
     def __init__(self, websocket: WebSocket, dialect: Dialect):
         super().__init__(websocket, dialect.service)
+        steer(self.scope, KEEP)  # a client may be silent at first, and has no session to configure
         self.dialect = dialect
         # The vendors' messages have no field that says that speech is synthetic.
         self.headers = dialect.service.engine.mark.headers
-
-    async def accept(self) -> None:
-        await super().accept()
-        steer(self.scope, KEEP)  # a client may be silent at first, and has no session to configure
 
 
 def keys_of(scope: Scope, headers: Headers, dialect: Dialect | None) -> Iterator[str]:

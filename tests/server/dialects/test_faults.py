@@ -371,6 +371,19 @@ async def test_a_connection_may_be_silent_before_its_first_message(name):
             assert audio_of(await speak(socket, name)) == live.engine.streams[0].sent
 
 
+async def test_a_slow_handshake_is_no_silence_of_the_client(name, monkeypatch):
+    configure = Service.configure
+
+    async def slowly(service, body):
+        await asyncio.sleep(1)
+        return await configure(service, body)
+
+    monkeypatch.setattr(Service, "configure", slowly)
+    with serving(FakeEngine(rtf=0.001), body_timeout_s=0.5) as live:
+        async with dialect(live, SOCKETS[name]) as socket:
+            assert audio_of(await speak(socket, name)) == live.engine.streams[0].sent
+
+
 async def test_an_engine_that_fails_is_an_error_and_the_connection_goes_on(name):
     with serving(FakeEngine(rtf=0.001, fail_after=4)) as live:
         async with dialect(live, SOCKETS[name]) as socket:
