@@ -59,7 +59,7 @@ class Context(Speaker):
         self.heard_s = 0.0  # seconds of audio of the texts before the one being spoken
         self.counted_ms = [0, 0]  # up to which letters were sent, as written and as spoken
         self.request: Any = None  # the client's last, as its dialect keeps it
-        self.is_closing = False
+        self.is_closing = self.has_failed = False  # failed: its last text, which was not blank
         self._earlier = earlier and earlier.task
         self._text_timer: asyncio.TimerHandle | None = None  # ends the text if no more of it comes
 
@@ -221,6 +221,8 @@ class ContextSession:
         except (QwenTTSError, ApiError) as error:
             await self.report(ApiError.of(error), context.name)
             reason = "error"
+        if not text.is_blank:
+            context.has_failed = reason == "error"
         context.heard_s += text.speaking.length_s if text.speaking else 0.0
         self.active_at = time.monotonic()
         await self.ended(context, text, reason, sending)

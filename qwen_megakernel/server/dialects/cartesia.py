@@ -99,11 +99,10 @@ class CartesiaRequest(CartesiaBody):
 
 
 async def _messages(
-    speaking: ActiveSpeech, body: CartesiaBody, begin_s: float = 0.0
+    speaking: ActiveSpeech, body: CartesiaBody, begin_s: float = 0.0, **names: Any
 ) -> AsyncIterator[dict[str, Any]]:
     """Yield a speech, which begins `begin_s` after its context, as chunk and timestamps."""
-    name = (body.model_extra or {}).get("context_id")
-    common = {"done": False, "status_code": 206, "context_id": name}
+    common = {"done": False, "status_code": 206, **names}
     async for audio in speaking.audio():
         if audio:
             step_time = round(speaking.record.elapsed_ms, 3)
@@ -157,7 +156,7 @@ class Cartesia(Dialect):
             speaking = await begin(body, request, "raw")
 
             async def lines() -> AsyncIterator[bytes]:
-                async for message in _messages(speaking, body):
+                async for message in _messages(speaking, body, context_id=name):
                     yield _event(message)
                 yield _event(_done(name))
 
@@ -188,7 +187,8 @@ class _CartesiaSession(DialectSession):
         if facts.get("cancel"):
             if context:
                 context.cancel()
-                context.close()
+                context.is_closing = False  # no `done`, which would end the client's next context
+                del self.contexts[name]
             return False
         body = CartesiaBody.model_validate(facts)
         fields = body.fields("raw")
@@ -217,7 +217,8 @@ class _CartesiaSession(DialectSession):
     def messages(
         self, context: Context, text: Utterance, speaking: ActiveSpeech
     ) -> AsyncIterator[dict[str, Any]]:
-        return _messages(speaking, context.request, context.heard_s)
+        names = {"context_id": context.name, "flush_id": context.num_answers + 1}
+        return _messages(speaking, context.request, context.heard_s, **names)
 
     async def answer(self, context: Context, mark: str) -> None:
         context.num_answers += 1
@@ -225,7 +226,8 @@ class _CartesiaSession(DialectSession):
         await self.send(type=mark, done=False, status_code=206, **facts)
 
     async def closed(self, context: Context) -> None:
-        await self.send(**_done(context.name))
+        if not context.has_failed:  # the error was its end
+            await self.send(**_done(context.name))
 
     async def report(self, error: ApiError, name: str | None) -> None:
         body = self.dialect.error_body(error, self.request_id)

@@ -160,6 +160,10 @@ async def test_a_flush_is_answered_after_its_audio(live, engine):
     assert [heard[place]["flush_id"] for place in places] == [1, 2]
     assert audio_of(heard[: places[0]]) == engine.streams[0].sent
     assert audio_of(heard[places[0] : places[1]]) == engine.streams[1].sent
+    # The vendor's client sorts audio and times by this number.
+    assert {each["flush_id"] for each in heard[: places[0]]} == {1}
+    assert {each["flush_id"] for each in heard[places[0] + 1 : places[1]]} == {2}
+    assert {each["flush_id"] for each in heard[places[1] + 1 : -1]} == {3}
     words, starts, _ = words_of(heard)
     assert words == [*(STORY * 2).split(), "Last."]
     before_s = len(audio_of(heard[: places[1]])) / 48000
@@ -177,17 +181,25 @@ async def test_text_after_the_end_of_a_context_that_is_still_spoken_follows_it()
             assert audio_of(heard) == first.sent + second.sent
 
 
-async def test_a_cancelled_context_is_done_at_once():
+async def test_no_message_follows_about_a_cancelled_context():
+    """The vendor's client forgets the context; it would end the next one with its `done`."""
     with serving(FakeEngine(rtf=1.0, num_slots=1)) as live:
         async with dialect(live, CARTESIA) as socket:
             await tell(socket, **cartesia("a", STORY * 3))
             await listen(socket, lambda message: message["type"] == "chunk")
             await tell(socket, context_id="a", cancel=True)
             await asyncio.to_thread(wait_until, lambda: not live.engine.speaking)
-            assert not audio_of((await listen(socket, is_done))[1:])
+            await tell(socket, **cartesia("open", "Hello ", **{"continue": True}))
+            await tell(socket, context_id="open", cancel=True)
             await tell(socket, context_id="unknown", cancel=True)
             live.engine.rtf = 0.001
-            assert audio_of(await speak(socket, "b", "And now?")) == live.engine.streams[1].sent
+            heard = await speak(socket, "b", "And now?")
+            assert {each["context_id"] for each in heard if each["type"] != "chunk"} == {"b"}
+            ours = [each for each in heard if each["context_id"] == "b"]
+            assert audio_of(ours) == live.engine.streams[-1].sent
+            assert len(heard) - len(ours) <= 1  # what was being sent
+            again = await speak(socket, "a", "And now?")
+            assert audio_of(again) == live.engine.streams[-1].sent
 
 
 async def test_settings_change_between_sentences_of_a_context(live, engine):
@@ -216,17 +228,32 @@ async def test_a_second_context_of_one_name_is_refused_and_the_first_unharmed(
     assert audio_of(heard) == engine.streams[0].sent and len(engine.streams) == 1
 
 
-async def test_a_wrong_message_about_a_context_that_is_spoken_leaves_it_its_end(live):
-    async with dialect(live, CARTESIA) as socket:
-        await tell(socket, **cartesia("a", STORY))
-        await tell(socket, **cartesia("a", "More.", voice="aiden"))
-        heard = await listen(socket, is_done)
+async def test_a_wrong_message_about_a_context_that_is_spoken_leaves_it_its_end():
+    with serving(FakeEngine(rtf=0.05)) as live:
+        async with dialect(live, CARTESIA) as socket:
+            await tell(socket, **cartesia("a", STORY))
+            await tell(socket, **cartesia("a", "More.", voice="aiden"))
+            heard = await listen(socket, is_done)
     assert "error" in [each["type"] for each in heard]
 
 
 async def test_an_error_about_a_text_names_its_context(live):
     async with dialect(live, CARTESIA) as socket:
         await tell(socket, **cartesia("a", "Hello.", language="xx"))
-        heard = await listen(socket, is_done)
-        assert heard[0]["type"] == "error" and "Unknown language" in heard[0]["message"]
-        assert heard[0]["context_id"] == "a"
+        (error,) = await listen(socket, lambda message: message["type"] == "error")
+    assert "Unknown language" in error["message"] and error["context_id"] == "a"
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+async def test_an_error_is_the_last_message_about_its_context(live, engine, is_closed):
+    """The vendor's client forgets the context; it would end the next one with its `done`."""
+    async with dialect(live, CARTESIA) as socket:
+        how = {"continue": not is_closed, "flush": not is_closed}
+        await tell(socket, **cartesia("a", "!!!", **how))
+        heard = await listen(socket, lambda message: message["type"] == "error")
+        if not is_closed:
+            await tell(socket, **cartesia("a", ""))
+        heard += await speak(socket, "b", STORY)
+        assert [each["context_id"] for each in heard if each["type"] == "done"] == ["b"]
+        assert is_done((await speak(socket, "a", STORY))[-1])
+    assert [stream.text.spoken for stream in engine.streams[-2:]] == [STORY] * 2

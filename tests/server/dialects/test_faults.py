@@ -78,7 +78,7 @@ async def speak(socket, name: str) -> list[dict]:
         return await listen(socket, lambda each: each.get("isFinal"))
     if name == "cartesia":
         await tell(socket, **cartesia("a", ""))
-        return await listen(socket, lambda each: each["type"] == "done")
+        return await listen(socket, lambda each: each["type"] in ("done", "error"))
     await tell(socket, type="Flush")
     return await listen(socket, lambda each: each.get("type") == "Flushed")
 
