@@ -9,6 +9,8 @@ from numbers import Real
 from reprlib import repr as short_repr
 from typing import Any
 
+_MOST_LISTED = 10  # names in one message
+_MOST_COMPARED = 16  # characters; a long name would take a server long to compare with a thousand
 PLAIN_KINDS = {bool: "True or False", int: "a whole number", float: "a number"}
 
 
@@ -182,9 +184,18 @@ class EngineClosed(GenerationError):
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a hint with the known name that a misspelt one resembles most; "": there is none."""
-    by_lower = {each.lower(): each for each in known}
-    close = get_close_matches(name.lower(), by_lower, n=1)
-    return f'Did you mean "{by_lower[close[0]]}"?' if close else ""
+    close = _closest(name, known, 1)
+    return f'Did you mean "{close[0]}"?' if close else ""
+
+
+def listed(known: Iterable[str], name: str) -> str:
+    """Return known names for a message; of many, those that a misspelt one resembles and others."""
+    names = list(known)
+    if len(names) <= _MOST_LISTED:
+        return ", ".join(names) or "(none)"
+    close = _closest(name[:_MOST_COMPARED], names, 3)
+    some = [*dict.fromkeys([*close, *names])][:_MOST_LISTED]
+    return f"{', '.join(some)} and {len(names) - len(some)} more"
 
 
 def check_names(given: Iterable[str], known: Collection[str]) -> None:
@@ -240,6 +251,11 @@ def check_counts(**values: Any) -> None:
             raise UsageError(f"{name} is {value}; it must be {PLAIN_KINDS[int]}.")
         if value is not None and plain_number(int, name, value) < 1:
             raise UsageError(f"{name} is {value}; it must be 1 or more.")
+
+
+def _closest(name: str, known: Iterable[str], num: int) -> list[str]:
+    by_lower = {each.lower(): each for each in known}
+    return [by_lower[each] for each in get_close_matches(name.lower(), by_lower, n=num)]
 
 
 def _is_number(value: Any) -> bool:

@@ -31,6 +31,7 @@ from qwen_megakernel.errors import (
     UsageError,
     VoiceMismatch,
     did_you_mean,
+    listed,
 )
 from qwen_megakernel.output_files import replacing, writing
 from qwen_megakernel.printable import printable
@@ -422,9 +423,9 @@ def unknown_voice(
     Args:
         presets: names of other voices; None: the caller did not look for any.
     """
-    known = f"This model has: {', '.join(speakers) or '(none)'}."
+    known = f"This model has: {listed(speakers, name)}."
     if presets is not None:
-        known += f" Presets: {', '.join(presets) or '(none)'}."
+        known += f" Presets: {listed(presets, name)}."
     hints = {
         "base": "Leave voice out, or clone one from a recording.",
         "voice_design": "Leave voice out and describe it with instruct.",

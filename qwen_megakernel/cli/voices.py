@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qwen_megakernel.cli import options, parsing
-from qwen_megakernel.errors import QwenTTSError, RecordingError, UnknownVoice, UsageError
+from qwen_megakernel.errors import QwenTTSError, RecordingError, UnknownVoice, UsageError, listed
 from qwen_megakernel.output_files import check_folder
 from qwen_megakernel.printable import printable
 
@@ -307,8 +307,7 @@ def _no_voice_file(path: Path) -> UsageError:
 
 def _named(name: str, found: dict[str, "Voice"]) -> "Voice":
     if name not in found:
-        known = ", ".join(found) or "(none)"
-        raise UnknownVoice(f'Unknown voice "{name}". There are: {known}.')
+        raise UnknownVoice(f'Unknown voice "{name}". There are: {listed(found, name)}.')
     return found[name]
 
 

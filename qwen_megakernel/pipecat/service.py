@@ -34,6 +34,7 @@ from qwen_megakernel.errors import (
     check_seconds,
     check_type,
     did_you_mean,
+    listed,
 )
 from qwen_megakernel.pipecat.base import base_arguments
 from qwen_megakernel.pipecat.contexts import ContextTTSService
@@ -267,7 +268,7 @@ class MegakernelTTSService(ContextTTSService):
         try:
             voice = self._engine.find_voice(self._named(options["voice"]), options["style"])
         except UnknownVoice as error:
-            own = f"The service's own voices: {', '.join(self._voices) or '(none)'}."
+            own = f"The service's own voices: {listed(self._voices, str(options['voice']))}."
             raise UnknownVoice(error.what, own, error.hint) from error
         resolve_language(options["language"], self._engine.languages)
         if options["continuity"] == "context":

@@ -17,7 +17,7 @@ import numpy as np
 
 from qwen_megakernel.cloning import recordings
 from qwen_megakernel.cloning.mixing import mix_of
-from qwen_megakernel.errors import EngineBusy, RecordingError, UnknownVoice
+from qwen_megakernel.errors import EngineBusy, RecordingError, UnknownVoice, listed
 from qwen_megakernel.printable import get_logger, printable
 from qwen_megakernel.server.error_responses import ApiError, naming
 from qwen_megakernel.server.settings import ServerSettings
@@ -78,7 +78,7 @@ class VoiceStore:
                 return fallback, f'voice "{name}" is spoken by "{fallback}"'
         known = self._engine.voices
         raise UnknownVoice(
-            f'Unknown voice "{printable(name)}". This model has: {", ".join(known) or "(none)"}.',
+            f'Unknown voice "{printable(name)}". This model has: {listed(known, name)}.',
             "Start the server with --voice-fallback NAME for OpenAI's voices." if is_openai else "",
             hint="GET /v1/audio/voices lists the names." if known else "Leave voice out.",
         )

@@ -10,6 +10,7 @@ import sys
 import termios
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -190,6 +191,12 @@ def test_a_voice_is_deleted_from_a_file_that_list_and_show_take(tmp_path, capsys
     assert 'Unknown voice "ben". There are: anna.' in capsys.readouterr().err
     assert run("voices", "delete", "anna", "--voices", own) == 0
     assert not own.exists() and presets.exists()
+    save_presets(presets, [replace(voices[0], name=f"voice{index}") for index in range(500)])
+    assert run("voices", "show", "voice42", "--voices", presets) == 0
+    assert run("voices", "show", "voize42", "--voices", presets) == 2
+    lines = capsys.readouterr().err
+    assert "There are: voice42, voice4" in lines
+    assert " and 490 more.\n" in lines
 
 
 def test_a_folder_becomes_one_voice_with_a_style_for_each_recording(recordings, tmp_path, capsys):

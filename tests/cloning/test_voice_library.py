@@ -236,6 +236,15 @@ def test_the_engine_takes_a_name_a_path_and_a_voice(cache_folder, folder):
     assert not np.array_equal(by_name, other) and not np.array_equal(other, none)
 
 
+def test_an_unknown_name_lists_some_of_many_presets(load_checkpoint, tmp_path):
+    for name in (*(f"voice{index}" for index in range(19)), "mario"):
+        (tmp_path / f"{name}.voice.safetensors").touch()
+    with pytest.raises(UnknownVoice) as caught:
+        VoiceLibrary(load_checkpoint("tiny-random-base"), tmp_path).resolve("marjo")
+    assert "Presets: mario, voice0, " in caught.value.what
+    assert caught.value.what.endswith(" and 10 more.")
+
+
 @pytest.mark.parametrize("name", ["alloy", "../mario", "/etc/passwd", "..", "mario/", ""])
 def test_unknown_names_list_what_there_is(load_checkpoint, folder, name):
     (folder / "inner").mkdir()

@@ -360,6 +360,18 @@ async def test_an_upload_during_the_count_of_another_counts(tts, folder, monkeyp
     store.delete("a" if first.result() else "b")
 
 
+def test_the_error_about_an_unknown_voice_lists_some_of_500_with_the_closest():
+    names = [f"voice{index}" for index in range(498)]
+    with serving(FakeEngine(voices=(*names, "Anna", "ben"))) as live:
+        answer = live.speak(voice="ana")
+    what, hint = assert_error(answer, 400, "unknown_voice")["message"].splitlines()
+    assert what == (
+        'Unknown voice "ana". This model has: Anna, voice0, voice1, voice2, voice3, voice4, voice5,'
+        " voice6, voice7, voice8 and 490 more."
+    )
+    assert hint == "GET /v1/audio/voices lists the names."
+
+
 def test_paths_cannot_be_deleted(live, tmp_path):
     for name in ("..%2Fx", "%2e%2e%2fx", "nobody"):
         assert live.client.delete(f"{VOICES}/{name}").status_code == 404
