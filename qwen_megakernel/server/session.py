@@ -127,6 +127,7 @@ class ContextSession:
     """One connection, not accepted yet; a subclass translates the messages of a protocol."""
 
     first = ""  # the type of the first message, without which the connection is closed; "": any
+    subprotocols: tuple[str, ...] = ()  # that a client may offer
 
     def __init__(self, websocket: WebSocket, service: Service):
         self.scope, self._socket = websocket.scope, websocket
@@ -189,7 +190,9 @@ class ContextSession:
     async def accept(self) -> None:
         """Accept the connection, and send what comes before everything else."""
         pairs = [(key.encode(), value.encode()) for key, value in self.headers.items()]
-        await self._socket.accept(headers=pairs)
+        offered = self.scope.get("subprotocols", ())
+        chosen = next((each for each in offered if each in self.subprotocols), None)
+        await self._socket.accept(chosen, pairs)
 
     # ---- contexts --------------------------------------------------------------------------------
 

@@ -101,6 +101,8 @@ class Deepgram(Dialect):
         query = DeepgramQuery.model_validate(dict(asked.query_params), strict=False)
         fields = query.fields(encoding, is_raw=is_raw)
         self.ignore(query.unknown())
+        if is_raw and query.container not in (None, "none"):
+            self.ignore(["container"])
         return fields
 
     def error_body(self, error: ApiError, request_id: str) -> dict[str, Any]:
@@ -112,6 +114,7 @@ class _DeepgramSession(DialectSession):
     """A connection of a Deepgram client: one context, whose texts end with each Flush."""
 
     plan: SpeechPlan  # of all texts, known before `run`
+    subprotocols = ("token", "bearer")  # a browser's, with the API key after it
 
     async def accept(self) -> None:
         await super().accept()

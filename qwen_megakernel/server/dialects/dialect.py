@@ -164,3 +164,4 @@ def keys_of(scope: Scope, headers: Headers, dialect: Dialect | None) -> Iterator
         query = parse_qs(scope["query_string"].decode("latin-1"))
         for name in _KEY_QUERIES:
             yield from query.get(name, [])
+        yield from scope.get("subprotocols", [])[1:]

@@ -161,6 +161,25 @@ async def test_a_connection_with_wrong_settings_is_refused(live):
     assert "Unknown voice" in json.loads(refused.value.response.body)["err_msg"]
 
 
+async def test_a_websocket_warns_about_a_container_that_it_does_not_send(live, caplog):
+    for container in ("none", "wav"):
+        async with dialect(live, f"{DEEPGRAM}&container={container}") as socket:
+            assert (await speak(socket, STORY))[1]["bytes"][:4] != b"RIFF"
+        warnings = [each for each in caplog.messages if "container" in each]
+        assert bool(warnings) == (container == "wav")
+
+
+@pytest.mark.parametrize("kind", ["token", "bearer"])
+async def test_a_browser_sends_its_key_as_a_subprotocol(kind):
+    with serving(FakeEngine(rtf=0.001), api_key="s3cret") as live:
+        async with dialect(live, DEEPGRAM, subprotocols=[kind, "s3cret"]) as socket:
+            assert socket.subprotocol == kind  # without it browsers close the connection
+            assert audio_of(await speak(socket, STORY)) == live.engine.streams[0].sent
+        with pytest.raises(InvalidStatus):
+            async with dialect(live, DEEPGRAM, subprotocols=[kind, "other"]):
+                pass
+
+
 async def test_a_wrong_message_is_a_warning(live, engine):
     async with dialect(live, DEEPGRAM) as socket:
         for wrong in ("garbage", '{"type": "Spek"}', '{"type": "Speak", "text": 7}', b"\x00"):
