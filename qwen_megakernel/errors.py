@@ -209,10 +209,10 @@ def check_names(given: Iterable[str], known: Collection[str]) -> None:
         )
 
 
-def check_type(name: str, value: object, kind: Any, wanted: str) -> None:
+def check_type(name: str, value: object, kind: Any, wanted: str, hint: str = "") -> None:
     """Raise a UsageError that names the value if it is none of `kind`, a type or a union."""
     if not isinstance(value, kind):
-        raise UsageError(f"{name} is {short_repr(value)}; it must be {wanted}.")
+        raise UsageError(f"{name} is {short_repr(value)}; it must be {wanted}.", hint=hint)
 
 
 def check_choice(name: str, value: object, known: Collection[str], hint: str = "") -> None:

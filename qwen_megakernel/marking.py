@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from qwen_megakernel.content_credentials import SIGNED_FORMATS, SYNTHETIC, Signer
-from qwen_megakernel.errors import OutputError, UsageError, plain_number
+from qwen_megakernel.errors import OutputError, UsageError, check_choice, plain_number
 from qwen_megakernel.output_files import why_unwritable
 
 KINDS = ("metadata", "watermark", "c2pa")
@@ -174,9 +174,7 @@ class Marking:
         if unknown := sorted(chosen.difference(KINDS)):
             if "none" in unknown:
                 raise UsageError(f"--mark is {kinds}; none stands alone.")
-            raise UsageError(
-                f"Unknown mark {unknown[0]!r}.", hint=f"Known: {', '.join(KINDS)}; or none."
-            )
+            check_choice("mark", unknown[0], (*KINDS, "none"))
         for kind, files in given.items():
             for option, file in files.items():
                 if kind in chosen and not file:

@@ -30,6 +30,7 @@ from qwen_megakernel.errors import (
     UnknownVoice,
     UsageError,
     VoiceMismatch,
+    check_choice,
     did_you_mean,
     listed,
 )
@@ -184,12 +185,7 @@ class Voice:
         Raises:
             UsageError: the voice has no such style; the error lists those that it has.
         """
-        if style not in self.style_names:
-            raise UsageError(
-                f"Voice {self.name!r} has no style {printable(style)!r}. It has: "
-                f"{', '.join(self.style_names)}.",
-                hint=did_you_mean(style, self.style_names),
-            )
+        check_choice(f"The style of voice {self.name!r}", printable(style), self.style_names)
         for each in self.styles:
             if each.name == style:
                 x_vector, codes, transcript = each.x_vector, each.codes, each.transcript

@@ -132,19 +132,12 @@ class MegakernelTTSService(ContextTTSService):
         if adapter is not None and engine is not None:
             raise UsageError("Give adapter or engine, not both.")
         self._check_arguments(model_path, engine, settings, kwargs)
-        if voices is not None and not isinstance(voices, Mapping):
-            raise UsageError(
-                f"voices is {voices!r}; it must be a dict of voices by name.",
-                hint="A folder of voices belongs to the engine: "
-                f"engine=TTSEngine.from_pretrained(..., voices={voices!r})",
-            )
+        loaded = f"engine=TTSEngine.from_pretrained(..., voices={voices!r})"
+        hint = f"A folder of voices belongs to the engine: {loaded}"
+        check_type("voices", voices, Mapping | None, "a dict of voices by name", hint)
+        hint = "Give Voice.load(FILE). Files and the engine's own names go into settings.voice."
         for name, voice in (voices or {}).items():
-            if not isinstance(voice, Voice):
-                raise UsageError(
-                    f"voices[{name!r}] is {voice!r}; it must be a Voice.",
-                    hint="Give Voice.load(FILE). Files and the engine's own names go into "
-                    "settings.voice.",
-                )
+            check_type(f"voices[{name!r}]", voice, Voice, "a Voice", hint)
         SoundOptions(sample_rate=sample_rate)
         check_seconds(engine_timeout_s=engine_timeout_s, stop_frame_timeout_s=stop_frame_timeout_s)
         if stop_frame_timeout_s <= engine_timeout_s:

@@ -202,7 +202,8 @@ class ContextSession:
             what = f'Context "{printable(name, 80)}" is one too many: this connection has '
             what += f"{MAX_CONTEXTS} open ones."
             raise UsageError(what, hint="Close contexts, or open another connection.")
-        check_name(name)
+        if not _is_name(name):
+            raise wrong("context_id", name, f"a string of at most {MAX_NAME_CHARS} characters")
         context = Context(self, name, plan, settings, self.contexts.get(name))
         self.contexts[name] = context
         return context
@@ -368,12 +369,6 @@ def _json_object(message: Message) -> dict[str, Any]:
 
 def _is_name(name: object) -> bool:
     return isinstance(name, str) and len(name) <= MAX_NAME_CHARS
-
-
-def check_name(name: object) -> None:
-    """Raise `UsageError` for what cannot be the name of a context."""
-    if not _is_name(name):
-        raise wrong("context_id", name, f"a string of at most {MAX_NAME_CHARS} characters")
 
 
 def wrong(name: str, value: object, wanted: str) -> UsageError:

@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from qwen_megakernel.choices import DIALECTS, MP3_RATES
-from qwen_megakernel.errors import UsageError, check_seconds
+from qwen_megakernel.errors import UsageError, check_choice, check_seconds
 from qwen_megakernel.speech_options import SoundOptions
 
 # `response_format` -> media type of the answer. The names are OpenAI's.
@@ -82,9 +82,8 @@ class ServerSettings:
     drain_timeout_s: float = 120.0  # for running streams after SIGTERM
 
     def __post_init__(self) -> None:
-        if unknown := [name for name in self.dialects if name not in DIALECTS]:
-            hint = f"Known: {', '.join(DIALECTS)}."
-            raise UsageError(f"Unknown dialect {unknown[0]!r}.", hint=hint)
+        for name in self.dialects:
+            check_choice("dialects", name, DIALECTS)
         largest = max(self.max_body_bytes, self.max_upload_bytes)
         least = dict.fromkeys(("max_connections", "max_chars", "max_body_bytes"), 1)
         least |= {"max_upload_bytes": 1, "max_uploads": 1, "max_queue": 0}
@@ -110,9 +109,7 @@ class ServerSettings:
                     hint="Such as https://page.example or http://localhost:3000.",
                 )
         check_seconds(**{name: getattr(self, name) for name in self.__slots__ if name[-2:] == "_s"})
-        if self.default_format not in MEDIA_TYPES:
-            hint = f"Known: {', '.join(MEDIA_TYPES)}."
-            raise UsageError(f"Unknown format {self.default_format!r}.", hint=hint)
+        check_choice("default_format", self.default_format, MEDIA_TYPES)
         rates = SAMPLE_RATES.get(self.default_format)
         if rates and self.sound.sample_rate not in (None, *rates):
             what = f"sample_rate is {self.sound.sample_rate} and the default format"

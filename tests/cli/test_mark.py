@@ -160,9 +160,9 @@ def test_without_the_package_a_signature_is_not_checked(tmp_path, capsys, monkey
     [
         (("--mark", "watermark"), "The mark watermark needs --mark-key FILE."),
         (("--mark", "metadata, c2pa"), "The mark c2pa needs --c2pa-cert FILE."),
-        (("--mark", "sign"), "Unknown mark 'sign'. Known: metadata, watermark, c2pa; or none."),
+        (("--mark", "sign"), "mark is 'sign'; known: metadata, watermark, c2pa, none."),
         (("--mark", "none,metadata"), "--mark is none,metadata; none stands alone."),
-        (("--mark", "metadata,"), "Unknown mark ''. Known: metadata, watermark, c2pa; or none."),
+        (("--mark", "metadata,"), "mark is ''; known: metadata, watermark, c2pa, none."),
         (("--mark", "none", "--mark-key", "KEY"), "--mark is none, which leaves watermark out"),
         (("--c2pa-key", "KEY"), "The mark c2pa needs --c2pa-cert FILE."),
         (("--c2pa-cert", "none.pem", "--c2pa-key", "KEY"), "Cannot read the certificate none.pem"),

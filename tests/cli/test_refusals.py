@@ -37,7 +37,7 @@ OF_SERVE = [
     ("--max-chars 20001", "the engine takes 20000"),
     ("--max-chars 0", "max_chars is 0"),
     ("--max-queue -1", "max_queue is -1"),
-    ("--default-format ogg", "Unknown format 'ogg'"),
+    ("--default-format ogg", "default_format is 'ogg'; known: wav"),
     ("--slots 1025", "--slots is 1025; it must be 1024 or less"),
     ("--allow-upload", "no folder of voices is given"),
     ("--deadline nan", "deadline_s is nan"),
@@ -51,7 +51,7 @@ OF_SERVE = [
     ("--replicas 3", "--replicas needs --ray"),
     ("--max-replicas 3", "--max-replicas needs --ray"),
     ("--replica-gpus 0.5", "--replica-gpus needs --ray"),
-    ("--dialects azure", "Unknown dialect 'azure'"),
+    ("--dialects azure", "dialects is 'azure'; known: "),
     ("--voice-alias 21m00", "it must be ID=NAME"),
     ("--voice-alias a=vivian --voice-alias a=aiden", "two voices"),
 ]

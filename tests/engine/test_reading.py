@@ -109,7 +109,7 @@ def test_the_released_models_read_numbers_themselves():
     [
         ({"normalize": "yes"}, "normalize is 'yes'; known: auto, on, off."),
         ({"normalize": False}, "normalize is False; known: auto, on, off."),
-        ({"lexicon": 5}, "lexicon is a int; it must be a file, a Lexicon or a dict."),
+        ({"lexicon": 5}, "lexicon is 5; it must be a file, a Lexicon or a dict."),
         ({"lexicon": {"a": 5}}, "lexicon, entry 1: the respelling is 5; it must be a string."),
         (
             {"lexicon": {"a": "b", "A": "c"}},

@@ -149,7 +149,7 @@ async def test_the_lexicon_of_refused_settings_is_not_used(monkeypatch):
         ({"settings": Settings(top_p=3.0)}, UsageError, "top_p is 3"),
         ({"settings": Settings(speed="fast")}, UsageError, "speed is 'fast'"),
         ({"settings": Settings(volume=99)}, UsageError, "volume is 99"),
-        ({"settings": Settings(lexicon=5)}, UsageError, "lexicon is a int"),
+        ({"settings": Settings(lexicon=5)}, UsageError, "lexicon is 5"),
         (
             {"settings": Settings(lexicon={"a": "b", "A": "c"})},
             *(UsageError, "entry 2: 'A' is respelled 'c', but entry 1"),

@@ -21,7 +21,7 @@ from qwen_megakernel.server.encoders import AudioFormat
 from qwen_megakernel.server.error_responses import ApiError
 from qwen_megakernel.server.responses import EVENT_STREAM, SpeechResponse, base64_of
 from qwen_megakernel.server.schemas import name_or_id
-from qwen_megakernel.server.session import Context, check_name, wrong
+from qwen_megakernel.server.session import MAX_NAME_CHARS, Context, wrong
 from qwen_megakernel.server.utterance import Utterance
 
 _ENCODINGS = {"pcm_s16le": "pcm", "pcm_f32le": "float", "pcm_mulaw": "ulaw", "pcm_alaw": "alaw"}
@@ -96,6 +96,7 @@ class CartesiaRequest(CartesiaBody):
     """The body of a request over HTTP, which has a text."""
 
     transcript: str = Field(description="The text to speak.")
+    context_id: str | None = Field(None, max_length=MAX_NAME_CHARS)
 
 
 async def _messages(
@@ -150,15 +151,12 @@ class Cartesia(Dialect):
         @app.post("/tts/sse", **ROUTE)
         async def events(body: CartesiaRequest, request: Request) -> Response:
             """Speak a text: events with audio and times of words."""
-            name = (body.model_extra or {}).get("context_id")
-            if name is not None:
-                check_name(name)
             speaking = await begin(body, request, "raw")
 
             async def lines() -> AsyncIterator[bytes]:
-                async for message in _messages(speaking, body, context_id=name):
+                async for message in _messages(speaking, body, context_id=body.context_id):
                     yield _event(message)
-                yield _event(_done(name))
+                yield _event(_done(body.context_id))
 
             def failed(error: Exception) -> bytes:
                 facts = self.error_body(ApiError.of(error), speaking.request_id)

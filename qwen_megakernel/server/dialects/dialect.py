@@ -92,11 +92,12 @@ class Dialect:
         looked_at = sorted(names)[:_MAX_NAMES]
         fresh = sorted({printable(name, 40) for name in looked_at} - self._warned)[:20]
         if fresh:
-            self._warn(fresh, f"ignored, from now on without a warning: {', '.join(fresh)}")
+            self._warn(f"ignored, from now on without a warning: {', '.join(fresh)}", fresh)
 
-    def _warn(self, about: Iterable[str], warning: str) -> None:
-        if len(self._warned) < _MAX_WARNED:
-            self._warned.update(about)
+    def _warn(self, warning: str, about: Iterable[str] = ()) -> None:
+        """Warn, once in a server's life, and note what it is about."""
+        if warning not in self._warned and len(self._warned) < _MAX_WARNED:
+            self._warned.update(about or [warning])
             logger.warning("%s: %s", self.name, warning)
 
     async def configure(self, voice: str, audio: AudioFormat, **fields: Any) -> SpeechPlan:
@@ -112,8 +113,8 @@ class Dialect:
         fields["encoding"] = audio.encoding if is_g711 else None  # has a rate of its own
         given = {key: value for key, value in fields.items() if value is not None}
         plan = await self.service.configure(SpeechSettings.model_validate(given))
-        for each in set(plan.warnings) - self._warned:
-            self._warn([each], each)
+        for each in plan.warnings:
+            self._warn(each)
         own = plan.audio
         own = replace(own, encoding=audio.encoding, kbits=audio.kbits or own.kbits)
         options = plan.options | {"find_voice": self._find_voice}
@@ -122,8 +123,8 @@ class Dialect:
     def _find_voice(self, voice_id: str) -> str | None:
         """Return the voice that a vendor's id means, of a request or in a text."""
         name, warning = self.service.voices.find_foreign(voice_id)
-        if warning and warning not in self._warned:
-            self._warn([warning], warning)
+        if warning:
+            self._warn(warning)
         return name
 
     async def speak(

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from qwen_megakernel.errors import UsageError
+from qwen_megakernel.errors import UsageError, check_type
 from qwen_megakernel.text.cleaning import REMOVED
 from qwen_megakernel.text.languages import AUTO, language_of_code
 from qwen_megakernel.text.reading import pls
@@ -100,11 +100,8 @@ class Lexicon:
             return value
         if isinstance(value, str | os.PathLike):
             return Lexicon.read(value)
-        if isinstance(value, Mapping):
-            return Lexicon(Entry(word, respelling) for word, respelling in value.items())
-        raise UsageError(
-            f"lexicon is a {type(value).__name__}; it must be a file, a Lexicon or a dict."
-        )
+        check_type("lexicon", value, Mapping, "a file, a Lexicon or a dict")
+        return Lexicon(Entry(word, respelling) for word, respelling in value.items())
 
     @staticmethod
     def read(path: str | os.PathLike[str]) -> Lexicon:
@@ -220,8 +217,7 @@ def _check(entry: Entry, where: str) -> None:
         ("word", entry.word, MAX_WORD_CHARS),
         ("respelling", entry.respelling, MAX_RESPELLING_CHARS),
     ):
-        if not isinstance(value, str):
-            raise UsageError(f"{where}: the {name} is {value!r}; it must be a string.")
+        check_type(f"{where}: the {name}", value, str, "a string")
         if len(value) > limit:
             raise UsageError(
                 f"{where}: the {name} {value[:20]!r}... has {len(value)} characters; the limit is "

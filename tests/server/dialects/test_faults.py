@@ -70,7 +70,8 @@ def has_audio(message: dict) -> bool:
     return bool(audio_of([message]))
 
 
-async def speak(socket, name: str) -> list[dict]:
+async def speak(socket, name: str, last: str = "done") -> list[dict]:
+    """Speak a text, and return the messages; `last` is the type of Cartesia's last one."""
     await begin(socket, name, "And now?")
     if name == "elevenlabs":
         await tell(socket, context_id="a", flush=True)
@@ -78,7 +79,7 @@ async def speak(socket, name: str) -> list[dict]:
         return await listen(socket, lambda each: each.get("isFinal"))
     if name == "cartesia":
         await tell(socket, **cartesia("a", ""))
-        return await listen(socket, lambda each: each["type"] in ("done", "error"))
+        return await listen(socket, lambda each: each["type"] == last)
     await tell(socket, type="Flush")
     return await listen(socket, lambda each: each.get("type") == "Flushed")
 
@@ -387,7 +388,7 @@ async def test_a_slow_handshake_is_no_silence_of_the_client(name, monkeypatch):
 async def test_an_engine_that_fails_is_an_error_and_the_connection_goes_on(name):
     with serving(FakeEngine(rtf=0.001, fail_after=4)) as live:
         async with dialect(live, SOCKETS[name]) as socket:
-            heard = await speak(socket, name)
+            heard = await speak(socket, name, "error")
             assert any(each.get("message") == "planted" for each in heard)
             live.engine.fail_after = None
             assert audio_of(await speak(socket, name)) == live.engine.streams[1].sent
@@ -399,7 +400,7 @@ async def test_a_full_queue_is_an_error_of_the_context(name):
         async with dialect(live, SOCKETS[name]) as first, dialect(live, SOCKETS[name]) as second:
             await begin(first, name)
             await listen(first, has_audio)
-            heard = await speak(second, name)
+            heard = await speak(second, name, "error")
             assert not audio_of(heard) and any("message" in each for each in heard)
 
 
@@ -498,7 +499,7 @@ async def test_contexts_that_are_closed_but_not_yet_spoken_count_too(names, monk
 async def test_a_speech_has_a_deadline(name):
     with serving(FakeEngine(stall_after=1), deadline_s=0.3) as live:
         async with dialect(live, SOCKETS[name]) as socket:
-            heard = await speak(socket, name)
+            heard = await speak(socket, name, "error")
             assert any("did not end within" in each.get("message", "") for each in heard)
         await asyncio.to_thread(live.settle)
 

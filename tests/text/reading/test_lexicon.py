@@ -204,7 +204,5 @@ def test_a_file_that_is_not_there_is_refused_by_its_name(tmp_path: Path):
 
 
 def test_what_is_no_lexicon_is_refused():
-    with pytest.raises(
-        UsageError, match="lexicon is a int; it must be a file, a Lexicon or a dict"
-    ):
+    with pytest.raises(UsageError, match="lexicon is 5; it must be a file, a Lexicon or a dict"):
         Lexicon.of(5)
