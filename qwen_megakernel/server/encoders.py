@@ -41,8 +41,8 @@ class AudioFormat:
         name: a key of `MEDIA_TYPES`.
         rate: samples per second; 0 in what a client asks for: the server's choice.
         encoding: encoding of the samples of wav; for pcm, "float" instead of its 16 bits.
-        kbits: the bit rate of opus or mp3 in kbit/s, or the nearest that the format has; None: the
-            default.
+        kbits: the bit rate of opus, mp3 or aac in kbit/s, or the nearest that the format has; None:
+            the default.
     """
 
     name: str
@@ -67,7 +67,7 @@ class AudioFormat:
             return Encoder(self.encoding, header)
         if self.name in ("pcm", "ulaw", "alaw"):
             return Encoder(self.encoding if self.name == "pcm" else self.name)
-        return AacEncoder(self.rate) if self.name == "aac" else SndfileEncoder(self, comment)
+        return AacEncoder(self) if self.name == "aac" else SndfileEncoder(self, comment)
 
     def file(self, samples: np.ndarray, mark: Marking = UNMARKED) -> bytes:
         """Return a complete file, with its lengths and marks, of [num_samples] int16."""
@@ -224,7 +224,7 @@ class AacEncoder(Encoder):
 
     blocks = True
 
-    def __init__(self, rate: int):
+    def __init__(self, audio: AudioFormat):
         try:
             import av
         except ImportError as error:
@@ -236,9 +236,9 @@ class AacEncoder(Encoder):
         self._container = av.open(
             self._sink, "w", format="adts", container_options={"flush_packets": "1"}
         )
-        self._stream = self._container.add_stream("aac", rate=rate, layout="mono")
-        self._stream.bit_rate = 1000 * _AAC_KBITS
-        self._rate, self._num_samples = rate, 0
+        self._stream = self._container.add_stream("aac", rate=audio.rate, layout="mono")
+        self._stream.bit_rate = 1000 * (audio.kbits or _AAC_KBITS)
+        self._rate, self._num_samples = audio.rate, 0
 
     def encode(self, samples: np.ndarray) -> bytes:
         if not len(samples):

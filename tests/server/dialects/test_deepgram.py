@@ -63,6 +63,16 @@ def test_what_no_package_here_encodes_is_refused_before_anything_is_spoken(
     assert not engine.streams and live.service.admission.idle
 
 
+@pytest.mark.parametrize("kind", ["mp3", "opus", "aac"])
+def test_a_bit_rate_changes_the_size(live, kind):
+    if kind == "aac":
+        pytest.importorskip("av")
+    low, high = (
+        len(post(live, f"&encoding={kind}&bit_rate={rate}").content) for rate in (16000, 128000)
+    )
+    assert 2 * low < high
+
+
 @pytest.mark.parametrize("kind", ["mulaw", "alaw"])
 def test_telephone_audio_has_a_byte_for_each_sample(live, kind):
     own = live.speak(STORY, voice="vivian", response_format=kind.replace("mu", "u"))
