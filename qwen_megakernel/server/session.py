@@ -60,6 +60,7 @@ class Context(Speaker):
         self.counted_ms = [0, 0]  # up to which letters were sent, as written and as spoken
         self.request: Any = None  # the client's last, as its dialect keeps it
         self.is_closing = self.has_failed = False  # failed: its last text, which was not blank
+        self.text_limit_s = session.settings.idle_timeout_s  # until a text ends that gets no more
         self._earlier = earlier and earlier.task
         self._text_timer: asyncio.TimerHandle | None = None  # ends the text if no more of it comes
 
@@ -86,8 +87,7 @@ class Context(Speaker):
         """End the text if no more of it comes: it would hold a slot of the engine."""
         if self._text_timer:
             self._text_timer.cancel()
-        limit_s = self._session.settings.idle_timeout_s
-        self._text_timer = asyncio.get_running_loop().call_later(limit_s, self.end)
+        self._text_timer = asyncio.get_running_loop().call_later(self.text_limit_s, self.end)
 
     def cancel(self) -> None:
         super().cancel()

@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from qwen_megakernel.choices import DIALECTS, MP3_RATES
-from qwen_megakernel.errors import UsageError, check_choice, check_seconds
+from qwen_megakernel.errors import UsageError, check_choice, check_counts, check_seconds
 from qwen_megakernel.speech_options import SoundOptions
 
 # `response_format` -> media type of the answer. The names are OpenAI's.
@@ -85,11 +85,10 @@ class ServerSettings:
         for name in self.dialects:
             check_choice("dialects", name, DIALECTS)
         largest = max(self.max_body_bytes, self.max_upload_bytes)
-        least = dict.fromkeys(("max_connections", "max_chars", "max_body_bytes"), 1)
-        least |= {"max_upload_bytes": 1, "max_uploads": 1, "max_queue": 0}
-        for name, limit in least.items():
-            if getattr(self, name) < limit:
-                raise UsageError(f"{name} is {getattr(self, name)}; it must be {limit} or more.")
+        counts = {name for name in self.__slots__ if name.startswith("max_")} - {"max_queue"}
+        check_counts(**{name: getattr(self, name) for name in sorted(counts)})
+        if self.max_queue < 0:
+            raise UsageError(f"max_queue is {self.max_queue}; it must be 0 or more.")
         if self.max_buffered_bytes < largest:
             raise UsageError(
                 f"max_buffered_bytes is {self.max_buffered_bytes}; it must be {largest} or more, "

@@ -24,6 +24,7 @@ from qwen_megakernel.server.schemas import name_or_id
 from qwen_megakernel.server.session import MAX_NAME_CHARS, Context, wrong
 from qwen_megakernel.server.utterance import Utterance
 
+_BUFFER_DELAY_MS = 3000  # the vendor's, if none is given
 _ENCODINGS = {"pcm_s16le": "pcm", "pcm_f32le": "float", "pcm_mulaw": "ulaw", "pcm_alaw": "alaw"}
 
 
@@ -74,6 +75,7 @@ class CartesiaBody(Fields):
     normalization: str | None = None
     generation_config: GenerationConfig | None = None
     add_timestamps: bool | None = None
+    max_buffer_delay_ms: int | None = Field(None, ge=0, description="0: each text is a sentence.")
     seed: int | None = Field(None, ge=0, lt=2**64, description="Not of the vendor's.")
     continuity: str | None = Field(None, description="Not of the vendor's.")
 
@@ -132,7 +134,7 @@ class Cartesia(Dialect):
     paths = re.compile("/tts/(bytes|sse|websocket)")
     # What clients send by default, or what concerns only the vendor's own machines.
     harmless = (
-        *("mode", "max_buffer_delay_ms", "use_normalized_timestamps", "add_phoneme_timestamps"),
+        *("mode", "use_normalized_timestamps", "add_phoneme_timestamps"),
         *("context_id", "continue", "flush", "duration", "cancel"),
     )
 
@@ -203,9 +205,10 @@ class _CartesiaSession(DialectSession):
             context.end()  # the text so far keeps its settings
             context.plan, context.settings = plan, fields
         context.is_closing = False  # it takes text again
-        context.request = body
-        is_sentence = facts.get("max_buffer_delay_ms") == 0
-        await context.feed(body.transcript, is_sentence=is_sentence)
+        context.request, delay_ms = body, body.max_buffer_delay_ms
+        limit_s = (delay_ms or _BUFFER_DELAY_MS) / 1000
+        context.text_limit_s = min(limit_s, self.settings.idle_timeout_s)
+        await context.feed(body.transcript, is_sentence=delay_ms == 0)
         if facts.get("flush"):
             context.mark("flush_done")
         if not facts.get("continue"):

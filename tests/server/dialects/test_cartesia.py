@@ -5,6 +5,7 @@ import base64
 import io
 import json
 import math
+import time
 
 import numpy as np
 import pytest
@@ -111,6 +112,7 @@ def test_fields_reach_the_engine(live, engine):
         ),
         (cartesia("", "Hi", output_format="wav"), 400, '"wav"; it must be an object.'),
         (cartesia("", "Hi", voice={"id": "694f9389"}), 400, "Unknown voice"),
+        (cartesia("", "Hi", max_buffer_delay_ms=-1), 400, "max_buffer_delay_ms is -1"),
         (cartesia("", ""), 400, ""),
     ],
 )
@@ -179,6 +181,24 @@ async def test_text_after_the_end_of_a_context_that_is_still_spoken_follows_it()
             heard = await listen(socket, is_done)
             first, second = live.engine.streams
             assert audio_of(heard) == first.sent + second.sent
+
+
+@pytest.mark.parametrize(
+    ("given", "delay_s"), [({"max_buffer_delay_ms": 300}, 0.3), ({}, 3.0)], ids=["given", "default"]
+)
+async def test_text_waits_for_more_of_it_as_long_as_the_client_lets_it(
+    live, engine, given, delay_s
+):
+    """A sentence before a pause, in which an agent looks something up."""
+    begun = time.monotonic()
+    async with dialect(live, CARTESIA) as socket:
+        await tell(socket, **cartesia("a", "Let me look. ", **{"continue": True} | given))
+        await asyncio.to_thread(
+            wait_until, lambda: engine.streams and engine.streams[0].finish_reason
+        )
+        assert delay_s <= time.monotonic() - begun < 20
+        heard = await speak(socket, "a", STORY, **given)
+    assert audio_of(heard) == engine.streams[0].sent + engine.streams[1].sent
 
 
 async def test_no_message_follows_about_a_cancelled_context():
