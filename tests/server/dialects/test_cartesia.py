@@ -196,7 +196,7 @@ async def test_text_waits_for_more_of_it_as_long_as_the_client_lets_it(
         await asyncio.to_thread(
             wait_until, lambda: engine.streams and engine.streams[0].finish_reason
         )
-        assert delay_s <= time.monotonic() - begun < 20
+        assert time.monotonic() - begun >= delay_s
         heard = await speak(socket, "a", STORY, **given)
     assert audio_of(heard) == engine.streams[0].sent + engine.streams[1].sent
 
