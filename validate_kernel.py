@@ -39,9 +39,7 @@ EMULATED_STEPS = 30  # the emulation draws about two frames a second
 
 def decoder(loaded: loading.Checkpoint, backend: Backend, dtype: torch.dtype):
     """Return a decoder with one slot."""
-    sizes = DecoderSizes(
-        num_slots=1, max_positions=1024, max_text_rows=256, device=backend.device, dtype=dtype
-    )
+    sizes = DecoderSizes(num_slots=1, max_positions=1024, device=backend.device, dtype=dtype)
     return make_decoder(loaded, backend, sizes)
 
 

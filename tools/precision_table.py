@@ -138,7 +138,7 @@ def make_variants(config: ModelConfig) -> dict[str, Any]:
         )
         for weights in precision_page.FORMS
     }
-    full, half = (DecoderSizes(1, 128, 1, CPU, dtype) for dtype in (FULL, HALF))
+    full, half = (DecoderSizes(1, 128, CPU, dtype) for dtype in (FULL, HALF))
     return {
         "fp32": PlainDecoder(checkpoint, full),
         "bf16": PlainDecoder(checkpoint, half),

@@ -147,7 +147,6 @@ class Made:
         sizes = DecoderSizes(
             num_slots=num_slots,
             max_positions=1024,
-            max_text_rows=8,
             device=chosen.device,
             dtype=default_dtype(loaded, chosen),
             max_frames=800,

@@ -91,7 +91,6 @@ def decoder_ms(loaded: Any, backend: Backend, dtype: torch.dtype, frames: int) -
         DecoderSizes(
             num_slots=1,
             max_positions=PROMPT_POSITIONS + frames + 64,
-            max_text_rows=8,
             device=backend.device,
             dtype=dtype,
         ),

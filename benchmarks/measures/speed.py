@@ -166,9 +166,7 @@ def profile(args: argparse.Namespace) -> int:
     backend = Backend("torch", device, "")
     dtype = default_dtype(loaded, backend)
     decoder = make_decoder(
-        loaded,
-        backend,
-        DecoderSizes(1, max_positions=256, max_text_rows=64, device=device, dtype=dtype),
+        loaded, backend, DecoderSizes(1, max_positions=256, device=device, dtype=dtype)
     )
     prompt = common.random_prompt(decoder, PROFILED_ROWS)
     decoder.prefill(0, prompt, Sampling(), seed=0, part=0)

@@ -243,7 +243,6 @@ def load_decoder(
     sizes = DecoderSizes(
         num_slots=num_slots,
         max_positions=MAX_PROMPT_POSITIONS + max_frames,
-        max_text_rows=max_frames,
         device=backend.device,
         dtype=dtype or default_dtype(checkpoint, backend),
         max_frames=max_frames,

@@ -42,7 +42,7 @@ class FrameDecoder(ABC):
         check_dtypes(sizes.dtype, self.predictor_dtype)
         self.sizes = sizes
         self.num_slots, self.max_positions = sizes.num_slots, sizes.max_positions
-        self.max_frames = sizes.max_frames or sizes.max_positions
+        self.max_frames = sizes.most_frames
         self.device, self.dtype = sizes.device, sizes.dtype
         self._states: list[SlotState | None] = [None] * sizes.num_slots
 
@@ -96,7 +96,6 @@ class FrameDecoder(ABC):
 
         Raises:
             TextTooLong: the part would have more text rows than `max_frames`.
-            UsageError: the slot has no room for so many rows that no frame has used.
         """
         state = self._state(slot)
         num_rows = state.num_text_rows + len(rows)
@@ -106,10 +105,6 @@ class FrameDecoder(ABC):
                 "for one part.",
                 hint="Raise max_frames, or leave split on.",
             )
-        # Frame f reads row f - 1, so no later frame reads the rows before state.frame - 1.
-        waiting, size = num_rows - max(state.frame - 1, 0), self.sizes.max_text_rows
-        if waiting > size:
-            raise UsageError(f"Slot {slot} has room for {size} unused text rows, not {waiting}.")
         if len(rows):
             self._write_text(slot, rows)
             state.num_text_rows = num_rows
@@ -345,11 +340,11 @@ class OneByOneDecoder(FrameDecoder, Generic[State]):
 
 
 class BufferedDecoder(FrameDecoder):
-    """A decoder whose slots are rows of tensors, allocated once; text rows are kept in a ring."""
+    """A decoder whose slots are rows of tensors, allocated once."""
 
     # The subclass sets these; a slot is a row of each.
     _seen: Tensor  # [num_slots, ...] the code-0 tokens that were drawn
-    _text: Tensor  # [num_slots, max_text_rows, hidden_size]
+    _text: Tensor  # [num_slots, max_frames, hidden_size]
     _pad: Tensor  # [num_slots, hidden_size]
 
     def _new_state(self, slot: int, sampling: Sampling, seed: int, part: int) -> SlotState:
@@ -357,9 +352,5 @@ class BufferedDecoder(FrameDecoder):
         return super()._new_state(slot, sampling, seed, part)
 
     def _write_text(self, slot: int, rows: Tensor) -> None:
-        size = self.sizes.max_text_rows
-        place = self._state(slot).num_text_rows % size
-        before_end = min(len(rows), size - place)
-        self._text[slot, place : place + before_end] = rows[:before_end]
-        if before_end < len(rows):
-            self._text[slot, : len(rows) - before_end] = rows[before_end:]
+        place = self._state(slot).num_text_rows
+        self._text[slot, place : place + len(rows)] = rows

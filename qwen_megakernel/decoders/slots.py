@@ -15,13 +15,17 @@ class DecoderSizes:
 
     num_slots: int  # streams that can be open at once
     max_positions: int  # prompt positions plus frames of one stream
-    max_text_rows: int  # trailing text rows that may wait for their frame
     device: torch.device
     dtype: torch.dtype  # for the talker, and for all parts without a dtype of their own
     max_frames: int | None = None  # for each part of an utterance; None: as many as positions
     # The dtype of the code predictor's layers, heads and projection; None: `dtype`. The tables of
     # codes, which both parts read, have `dtype`.
     predictor_dtype: torch.dtype | None = None
+
+    @property
+    def most_frames(self) -> int:
+        """The largest number of frames of a part, and of its text rows: one for each frame."""
+        return self.max_frames or self.max_positions
 
 
 def check_dtypes(*dtypes: torch.dtype) -> None:

@@ -96,7 +96,7 @@ class SheenDecoder(OneByOneDecoder[_Part]):
         check_choice("order", order, ORDERS)
         check_counts(num_slots=num_slots, max_frames=max_frames)
         # Device and dtype are those of the draws; the model has its own.
-        sizes = max_prompt + max_frames, max_frames, torch.device("cpu"), torch.float32, max_frames
+        sizes = max_prompt + max_frames, torch.device("cpu"), torch.float32, max_frames
         super().__init__(DecoderSizes(num_slots, *sizes))
         self._model, self._tokens, self._order = model, tokens, order
 

@@ -33,7 +33,7 @@ def draw(
         taps: filled with the logits of each draw, as `FrameDecoder.step` does.
     """
     size = len(ids.body) + num_frames + _PROMPT_ROWS
-    decoder = PlainDecoder(model, DecoderSizes(1, size, size, device=device, dtype=dtype))
+    decoder = PlainDecoder(model, DecoderSizes(1, size, device, dtype))
     prompts = PromptBuilder(model.config, decoder.embeddings)
     request = prompts.resolve(request)
     decoder.prefill(0, prompts.build(ids, request), request.sampling, seed=0, part=0)

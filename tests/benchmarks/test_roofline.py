@@ -102,7 +102,7 @@ def test_the_native_decoder_counts_the_same_bytes(precision):
     checkpoint = precision_table.random_checkpoint(config)
     if precision != "bf16":
         checkpoint.talker = quantization.quantize(checkpoint.talker, precision)
-    sizes = DecoderSizes(1, 32, 1, torch.device("cpu"), torch.float32)
+    sizes = DecoderSizes(1, 32, torch.device("cpu"), torch.float32)
     held = CpuDecoder(checkpoint, sizes, num_threads=1).weight_bytes
     counted = roofline.weight_bytes(config, precision)
     assert held == counted if precision != "int8" else counted < held < 1.02 * counted

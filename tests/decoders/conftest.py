@@ -94,7 +94,7 @@ def make_decoder(request: pytest.FixtureRequest) -> Callable[..., Any]:
     """
 
     def make(kind: type, checkpoint: Any, dtype: torch.dtype = torch.float32, **options: Any):
-        options = {"num_slots": 4, "max_positions": 160, "max_text_rows": 16} | options
+        options = {"num_slots": 4, "max_positions": 160} | options
         device = CPU
         if request.param == "gpu" and kind in ON_GPU:
             kind, device = ON_GPU[kind], torch.device("cuda")

@@ -20,7 +20,7 @@ IN_TWO = {"torch", "graph"}
 
 def logits(loaded, backend, talker, predictor):
     """Return the logits of talker and code predictor along the same codes."""
-    sizes = DecoderSizes(1, 64, 8, CPU, talker, predictor_dtype=predictor)
+    sizes = DecoderSizes(1, 64, CPU, talker, predictor_dtype=predictor)
     decoder = make_decoder(loaded, Backend(backend, CPU, "asked for"), sizes)
     generator = torch.Generator().manual_seed(3)
     rows = 0.3 * torch.randn(9, loaded.config.talker.stack.hidden_size, generator=generator)

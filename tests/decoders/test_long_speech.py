@@ -102,7 +102,7 @@ def long_run(official_model, load_checkpoint):
 
 def decoder_of(kind: type, run: LongRun) -> Any:
     """Return a decoder that is ready to draw the first frame of the run."""
-    sizes = DecoderSizes(1, 1024, 512, device=torch.device("cpu"), dtype=torch.float32)
+    sizes = DecoderSizes(1, 1024, device=torch.device("cpu"), dtype=torch.float32)
     decoder = kind(run.loaded, sizes)
     pad = decoder.embeddings.text(torch.tensor([run.loaded.config.tts_pad_id]))[0]
     prefill = Prefill(run.official.prefill, run.official.trailing_text, pad)

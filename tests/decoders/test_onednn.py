@@ -60,7 +60,7 @@ def test_a_host_that_has_it_off_keeps_it_off():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_decoder_turns_it_off_for_its_step_alone(load_checkpoint, dtype):
-    sizes = DecoderSizes(1, 16, 4, device=CPU, dtype=dtype)
+    sizes = DecoderSizes(1, 16, device=CPU, dtype=dtype)
     decoder = PlainDecoder(load_checkpoint("tiny-random"), sizes)
     seen = []
     for stack in (decoder.talker, decoder.predictor):

@@ -18,7 +18,7 @@ NUM_FRAMES = 14  # longer than the text, so padding begins
 
 
 def make_decoder(loaded, dtype=torch.float32, num_slots=1):
-    return PlainDecoder(loaded, DecoderSizes(num_slots, 256, 64, device=CPU, dtype=dtype))
+    return PlainDecoder(loaded, DecoderSizes(num_slots, 256, device=CPU, dtype=dtype))
 
 
 def prompt_of(model, config, **changes):

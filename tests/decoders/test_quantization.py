@@ -164,7 +164,7 @@ def test_only_the_named_layers_are_int8(load_checkpoint, weights):
 
 
 def drawn(loaded, backend: str, weights: str | None, frames: int = 6) -> np.ndarray:
-    sizes = DecoderSizes(1, 64, 8, device=CPU, dtype=torch.float32)
+    sizes = DecoderSizes(1, 64, device=CPU, dtype=torch.float32)
     decoder = make_decoder(loaded, Backend(backend, CPU, ""), sizes, weights)
     generator = torch.Generator().manual_seed(6)
     rows = 0.5 * torch.randn(9, loaded.config.talker.stack.hidden_size, generator=generator)

@@ -85,7 +85,7 @@ for name, owner in (("collected", collected), ("left", left)):
     cpu_library.destroy_with(owner, print, name)
 del collected, owner
 checkpoint = loading.load(loading.resolve("demo-voice"))
-sizes = DecoderSizes(1, 1280, 256, torch.device("cpu"), torch.float32, max_frames=256)
+sizes = DecoderSizes(1, 1280, torch.device("cpu"), torch.float32, max_frames=256)
 decoder = CpuDecoder(checkpoint, sizes, 1)
 (packer, memory), library = pack(checkpoint, decoder.pool), decoder._library
 source = _Source(checkpoint, packer.matrices, decoder.embeddings, sizes)

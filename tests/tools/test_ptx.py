@@ -247,7 +247,7 @@ def test_an_unknown_instruction_or_kernel_is_refused():
 
 def decoder_from_ptx(checkpoint, dtype, arch, change=None, **options) -> KernelDecoder:
     """A decoder whose library consists of what nvcc compiles for `arch`."""
-    options = {"num_slots": 4, "max_positions": 160, "max_text_rows": 16} | options
+    options = {"num_slots": 4, "max_positions": 160} | options
     with instead_of_emulation(arch, change=change):
         return KernelDecoder(checkpoint, DecoderSizes(device=CPU, dtype=dtype, **options))
 
@@ -278,7 +278,7 @@ CASES = [
 @pytest.mark.parametrize(("arch", "dtype", "weights", "shape"), CASES)
 def test_frames_are_those_of_the_sources(arch, dtype, weights, shape):
     checkpoint = k.checkpoint(shape, weights)
-    emulation = KernelDecoder(checkpoint, DecoderSizes(4, 160, 16, device=CPU, dtype=dtype))
+    emulation = KernelDecoder(checkpoint, DecoderSizes(4, 160, device=CPU, dtype=dtype))
     ptx = decoder_from_ptx(checkpoint, dtype, arch)
     small = arch in ("sm_86", "sm_89", "sm_120")  # with 99 KB of shared memory in a block
     assert ptx.library.description.num_threads == kernel_build.GPU_THREADS // (2 if small else 1)
@@ -335,7 +335,7 @@ def test_a_frame_of_the_released_shapes_on_a_whole_gpu(monkeypatch, name):
     talker = replace(config.talker, stack=stack, text_vocab_size=64)
     checkpoint = k.random_checkpoint(replace(config, talker=talker))
     checkpoint.talker = {name: w.bfloat16() for name, w in checkpoint.talker.items()}
-    sizes = {"num_slots": 1, "max_positions": 96, "max_text_rows": 8}
+    sizes = {"num_slots": 1, "max_positions": 96}
     ptx = decoder_from_ptx(checkpoint, torch.bfloat16, "sm_90a", **sizes)
     ptx.launcher.timeout_seconds = 3600  # seconds for one barrier: 67,584 threads share a core
     reference = PlainDecoder(checkpoint, DecoderSizes(device=CPU, dtype=torch.float32, **sizes))

@@ -35,7 +35,7 @@ class Case:
         self.ids = TextTokenizer(loaded.files.folder, config).encode("Hello there, you.")
         voice = Voice("anna", x_vector)
         self.request = SpeechOptions(voice=voice, language="en", text_feed=text_feed)
-        sizes = DecoderSizes(1, 256, 64, device=CPU, dtype=torch.float64)
+        sizes = DecoderSizes(1, 256, device=CPU, dtype=torch.float64)
         with patch.object(frame_decoder, "check_dtypes"):  # exact, but for the logits' own dtype
             decoder = PlainDecoder(loaded, sizes)
         prompts = PromptBuilder(config, decoder.embeddings)

@@ -96,7 +96,6 @@ def count(config: ModelConfig, num_streams: int, num_positions: int = 0) -> list
             DecoderSizes(
                 num_slots=num_streams,
                 max_positions=NUM_POSITIONS + 8,
-                max_text_rows=8,
                 device=torch.device("cpu"),
                 dtype=torch.bfloat16,
             ),

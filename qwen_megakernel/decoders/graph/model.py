@@ -76,7 +76,7 @@ class GraphModel:
         index: [1] int64, index of the frame within its launch.
         result: the result of a launch, see `split_result`.
         seen: [num_slots, vocab_size] bool, code-0 tokens drawn by the slot's stream.
-        text: [num_slots, max_text_rows, hidden_size], a ring; pad: [num_slots, hidden_size].
+        text: [num_slots, max_frames, hidden_size]; pad: [num_slots, hidden_size].
         prompt: [max_positions, hidden_size]; prompt_control: [2] int64, slot and last position.
     """
 
@@ -85,7 +85,7 @@ class GraphModel:
         self.predictor_dtype = sizes.predictor_dtype or sizes.dtype
         self.num_slots, self.max_positions = sizes.num_slots, sizes.max_positions
         self._load(model)
-        self._allocate(sizes.max_text_rows)
+        self._allocate(sizes.most_frames)
 
     def _load(self, model: DecoderModel) -> None:
         weights, talker, slots = model.talker, self.config.talker, self.num_slots
@@ -110,7 +110,7 @@ class GraphModel:
             at = of_predictor.at("small_to_mtp_projection")
             self._projection = at["weight"], at["bias"]
 
-    def _allocate(self, max_text_rows: int) -> None:
+    def _allocate(self, max_frames: int) -> None:
         """Allocate every tensor that a graph reads or writes, except the weights."""
         talker, slots = self.config.talker, self.num_slots
         groups, width = talker.num_code_groups, talker.stack.hidden_size
@@ -128,7 +128,7 @@ class GraphModel:
         self._out_codes, (self._counts, self._ended, self._bad) = self.split_result(self.result)
         self.hidden, self._codes = zeros(slots, width), zeros(slots, groups, dtype=torch.int64)
         self.seen = zeros(slots, talker.vocab_size, dtype=torch.bool)
-        self.text, self.pad = zeros(slots, max_text_rows, width), zeros(slots, width)
+        self.text, self.pad = zeros(slots, max_frames, width), zeros(slots, width)
         self.prompt = zeros(self.max_positions, width)
         self.prompt_control = zeros(2, dtype=torch.int64)
         self._rows = torch.arange(slots, device=self.device)

@@ -251,7 +251,7 @@ class KernelBuffers(LayerBuffers):
         """Allocate the state of every slot, and fill the struct `slots`."""
         width, num_slots = talker.stack.hidden_size, sizes.num_slots
         self.seen = self._zeros(num_slots, talker.vocab_size // 32, dtype=torch.int32)
-        self.text_rows = self._zeros(num_slots, sizes.max_text_rows, width)
+        self.text_rows = self._zeros(num_slots, sizes.most_frames, width)
         self.pad_embed = self._zeros(num_slots, width)
         codes = self._zeros(num_slots, talker.num_code_groups, dtype=torch.int32)
         self.hidden = self._zeros(num_slots, width)
@@ -261,5 +261,5 @@ class KernelBuffers(LayerBuffers):
             seen=self._keep(self.seen),
             text_rows=self._keep(self.text_rows),
             pad_embed=self._keep(self.pad_embed),
-            max_text_rows=sizes.max_text_rows,
+            max_text_rows=sizes.most_frames,
         )

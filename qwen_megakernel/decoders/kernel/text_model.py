@@ -105,7 +105,7 @@ class KernelTextModel:
         names = layer_tensors(config.talker.stack)
         if missing := [name for name in names if name not in weights]:
             raise ModelFilesError(f"{len(missing)} tensors are missing: {', '.join(missing[:5])}.")
-        sizes = DecoderSizes(num_slots, max_positions, max_text_rows=1, device=device, dtype=dtype)
+        sizes = DecoderSizes(num_slots, max_positions, device, dtype)
         self.library, num_blocks = load_library(config, sizes)
         layers = {name: weights[name] for name in names}
         buffers = LayerBuffers(config, layers, self.library.description, sizes)

@@ -50,7 +50,7 @@ def converted(load_checkpoint, tmp_path_factory):
 
 
 def plain_decoder(loaded):
-    return PlainDecoder(loaded, DecoderSizes(1, NUM_POSITIONS, 8, CPU, torch.float32))
+    return PlainDecoder(loaded, DecoderSizes(1, NUM_POSITIONS, CPU, torch.float32))
 
 
 def number(value):

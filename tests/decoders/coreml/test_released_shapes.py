@@ -45,7 +45,7 @@ def test_a_checkpoint_of_released_shapes_is_converted_and_computes(load_checkpoi
     assert peak < MAX_MEMORY_GIB
 
     weights = quantization.quantize(loaded.talker, "int8-rows")
-    sizes = DecoderSizes(1, NUM_POSITIONS, 8, torch.device("cpu"), torch.float32)
+    sizes = DecoderSizes(1, NUM_POSITIONS, torch.device("cpu"), torch.float32)
     plain = PlainDecoder(replace(loaded, talker=weights), sizes)
     torch.manual_seed(0)
     x = torch.randn(3, loaded.config.talker.stack.hidden_size)

@@ -13,7 +13,7 @@ from qwen_megakernel.records import Prefill
 
 
 def sizes(num_slots: int = 1, dtype: torch.dtype = torch.float32) -> DecoderSizes:
-    return DecoderSizes(num_slots, 256, 64, torch.device("cpu"), dtype, max_frames=100)
+    return DecoderSizes(num_slots, 256, torch.device("cpu"), dtype, max_frames=100)
 
 
 @pytest.fixture(scope="session")

@@ -86,7 +86,7 @@ from qwen_megakernel.decoders.slots import DecoderSizes
 from qwen_megakernel.errors import OutOfMemory
 
 def make(num_slots):
-    sizes = DecoderSizes(num_slots, 1280, 256, torch.device("cpu"), torch.float32, max_frames=256)
+    sizes = DecoderSizes(num_slots, 1280, torch.device("cpu"), torch.float32, max_frames=256)
     return CpuDecoder(checkpoint, sizes, 2)
 
 checkpoint = loading.load(loading.resolve("tiny-random"))

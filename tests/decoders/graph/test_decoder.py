@@ -24,7 +24,7 @@ from qwen_megakernel.decoders.graph.decoder import GraphDecoder
 from qwen_megakernel.decoders.kernel.decoder import KernelDecoder
 from qwen_megakernel.decoders.plain import PlainDecoder
 from qwen_megakernel.decoders.slots import DecoderSizes
-from qwen_megakernel.errors import GenerationError, UsageError
+from qwen_megakernel.errors import GenerationError, TextTooLong, UsageError
 from qwen_megakernel.records import Prefill
 from qwen_megakernel.speech_options import Sampling
 
@@ -195,8 +195,8 @@ def test_what_cannot_work_is_refused_before_any_work(make_decoder):
     begin([decoder], [0], [GREEDY])
     with pytest.raises(UsageError, match="do not fit its 160 positions"):
         decoder.step([0], 155)
-    with pytest.raises(UsageError, match="16 unused text rows"):
-        decoder.add_text(0, torch.zeros(14, 64))
+    with pytest.raises(TextTooLong, match="at most 160 frames"):
+        decoder.add_text(0, torch.zeros(158, 64))
     with pytest.raises(UsageError, match="outside the vocabularies"):
         decoder.step([0], 1, torch.full((1, 1, 4), 128))
     with pytest.raises(UsageError, match="float16"):
@@ -215,7 +215,7 @@ def hollow_decoder(config):
         }
     return GraphDecoder(
         SimpleNamespace(config=config, talker=weights),
-        DecoderSizes(3, 160, 16, device=torch.device("meta"), dtype=torch.bfloat16),
+        DecoderSizes(3, 160, device=torch.device("meta"), dtype=torch.bfloat16),
     )
 
 

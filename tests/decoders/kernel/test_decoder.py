@@ -23,6 +23,7 @@ from qwen_megakernel.errors import (
     KernelTimeout,
     LaunchError,
     NoGPUError,
+    TextTooLong,
     UnsupportedModel,
     UsageError,
 )
@@ -117,10 +118,10 @@ def test_a_slot_must_have_a_prompt(decoder):
         decoder.step([0, 0], 1)
 
 
-def test_more_text_than_the_ring_holds_is_refused(decoder):
-    k.start(decoder, 0, GREEDY, seed=1)  # fills 3 of the ring's 16 rows
-    decoder.add_text(0, prompt(decoder, 13))
-    with pytest.raises(UsageError, match="unused text rows, not 17"):
+def test_more_text_than_a_part_may_have_frames_is_refused(decoder):
+    k.start(decoder, 0, GREEDY, seed=1)  # with 3 of the 20 rows
+    decoder.add_text(0, prompt(decoder, 17))
+    with pytest.raises(TextTooLong, match="has 21 rows; this engine draws at most 20 frames"):
         decoder.add_text(0, prompt(decoder, 1))
 
 

@@ -27,7 +27,7 @@ GOOD, BAD = Row("good", 3, 1e-6, 1e-5), Row("bad", 3, 1.0, 0.1)
 
 def decoder_of(loaded, backend):
     chosen = Backend(backend, torch.device("cpu"), "")
-    sizes = DecoderSizes(1, 256, 64, device=chosen.device, dtype=torch.float32)
+    sizes = DecoderSizes(1, 256, device=chosen.device, dtype=torch.float32)
     return make_decoder(loaded, chosen, sizes)
 
 

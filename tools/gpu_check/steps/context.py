@@ -71,7 +71,7 @@ class Context:
         Args:
             defines: definitions of a variant of the kernel.
         """
-        sizes = {"num_slots": 3, "max_positions": 256, "max_text_rows": 64} | sizes
+        sizes = {"num_slots": 3, "max_positions": 256} | sizes
         device = torch.device("cpu") if kind is PlainDecoder else self.device
         options = {"defines": defines} if defines else {}
         return kind(loaded, DecoderSizes(device=device, dtype=dtype, **sizes), **options)
