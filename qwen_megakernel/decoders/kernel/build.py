@@ -224,30 +224,32 @@ def recipe(config: KernelSizes, target: Target) -> Recipe:
     if target.arch:
         # The library has machine code alone: PTX would be two thirds of a packed library, and no
         # other GPU loads this library.
-        ptx_arch = target.arch.replace("sm_", "compute_")
+        ptx_arch, nvcc = target.arch.replace("sm_", "compute_"), find_nvcc()
         flags = [*NVCC_FLAGS, f"-gencode=arch={ptx_arch},code={target.arch}", *flags]
+        compiler, link_flags = shlex.quote(nvcc), _cuda_runtime(nvcc)
     else:
         units += sorted((folder / "emulation").glob("*.cpp"))
         flags = [*CXX_FLAGS, *flags]
+        compiler, link_flags = find_cxx(), ("-Wl,-Bsymbolic", "-lpthread")
     return Recipe(
         name=f"the kernel for {target.arch or 'the CPU emulation'}",
         library="libqwen_tts.so",
-        compiler=shlex.quote(find_nvcc()) if target.arch else find_cxx(),
+        compiler=compiler,
         flags=tuple(flags),
         units=tuple(units),
         sources=sources(),
         source_root=folder,
-        link_flags=_cuda_runtime() if target.arch else ("-Wl,-Bsymbolic", "-lpthread"),
+        link_flags=link_flags,
         cu_language="" if target.arch else "-x c++",
     )
 
 
-def _cuda_runtime() -> tuple[str, ...]:
+def _cuda_runtime(nvcc: str) -> tuple[str, ...]:
     """Return the linker's flags for CUDA's runtime, which nvcc itself looks for in lib64.
 
     NVIDIA's Python packages have it in lib.
     """
-    folder = Path(find_nvcc()).parent.parent / "lib"
+    folder = Path(nvcc).parent.parent / "lib"
     if not (folder / "libcudart_static.a").exists():
         return ()
     return ("-L" + shlex.quote(str(folder)).replace("$", "$$"),)

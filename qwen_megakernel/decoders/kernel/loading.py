@@ -14,8 +14,9 @@ from qwen_megakernel.gpu.driver import is_built_for, no_gpu
 from qwen_megakernel.native.compiling import find_ninja
 
 
-def check_device(device: torch.device) -> None:
-    """Raise an error unless `device` can run the kernel and the kernel can be built for it."""
+def check_device(device: torch.device) -> str:
+    """Return nvcc's name for the architecture of a GPU, or raise an error unless it can run the
+    kernel and the kernel can be built for it."""
     if not torch.cuda.is_available():
         raise no_gpu("--backend kernel")
     name = torch.cuda.get_device_name(device)
@@ -28,6 +29,7 @@ def check_device(device: torch.device) -> None:
         )
     build.find_nvcc()
     find_ninja()
+    return arch
 
 
 def load_library(
@@ -48,14 +50,8 @@ def load_library(
     """
     check_dtypes(sizes.dtype)
     build.check_config(config)
-    arch = None
-    if sizes.device.type == "cuda":
-        check_device(sizes.device)
-        arch = build.arch_of(
-            torch.cuda.get_device_capability(sizes.device), torch.cuda.get_device_name(sizes.device)
-        )
     target = build.Target(
-        arch,
+        check_device(sizes.device) if sizes.device.type == "cuda" else None,
         str(sizes.dtype).removeprefix("torch."),
         int8=int8_stacks,
         defines=tuple((defines or {}).items()),
