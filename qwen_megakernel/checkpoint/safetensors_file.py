@@ -5,6 +5,7 @@ import math
 import mmap
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -68,12 +69,9 @@ def describe(path: Path) -> dict[str, tuple[str, Shape]]:
     Raises:
         ModelFilesError: the file is cut short or is not a safetensors file.
     """
-    try:
-        with safe_open(path, framework="pt") as file:
-            slices = ((name, file.get_slice(name)) for name in file.keys())  # noqa: SIM118
-            return {name: (s.get_dtype(), tuple(s.get_shape())) for name, s in slices}
-    except (SafetensorError, OSError) as error:
-        raise _damaged(path, error) from error
+    with _opened(path) as file:
+        slices = ((name, file.get_slice(name)) for name in file.keys())  # noqa: SIM118
+        return {name: (s.get_dtype(), tuple(s.get_shape())) for name, s in slices}
 
 
 def write(
@@ -115,11 +113,8 @@ def write(
 
 def metadata(path: Path) -> dict[str, str]:
     """Return the metadata of a file's header; the errors are those of `describe`."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            return file.metadata() or {}
-    except (SafetensorError, OSError) as error:
-        raise _damaged(path, error) from error
+    with _opened(path) as file:
+        return file.metadata() or {}
 
 
 def check(
@@ -183,6 +178,20 @@ def check(
         )
 
 
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """Yield a file with a valid header, as the library opens it; the errors are of `describe`."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise ModelFilesError(
+            f"{path} is damaged: {error}.",
+            "It may be a download that was cut short, or a Git LFS pointer.",
+            "Delete it and download it again.",
+        ) from error
+
+
 def _read_header(file: BinaryIO) -> tuple[dict[str, Any], int]:
     """Return a header that the library has validated, and the offset of the first tensor."""
     header_bytes = int.from_bytes(file.read(8), "little")
@@ -203,14 +212,6 @@ def _check_size(path: Path, needed: int, found: int) -> None:
 def _first(lines: list[str]) -> str:
     rest = len(lines) - NUM_NAMES_SHOWN
     return "; ".join(lines[:NUM_NAMES_SHOWN]) + (f"; and {rest} more." if rest > 0 else ".")
-
-
-def _damaged(path: Path, error: Exception) -> ModelFilesError:
-    return ModelFilesError(
-        f"{path} is damaged: {error}.",
-        "It may be a download that was cut short, or a Git LFS pointer.",
-        "Delete it and download it again.",
-    )
 
 
 def _sum_of(path: Path) -> str:
