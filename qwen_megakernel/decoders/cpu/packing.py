@@ -16,7 +16,7 @@ from qwen_megakernel.checkpoint.packed_form import ALIGNMENT, PREFIX
 from qwen_megakernel.checkpoint.safetensors_file import MappedTensors
 from qwen_megakernel.decoders.cpu import library as native
 from qwen_megakernel.decoders.quantization import Matrix, QuantizedMatrix, RoundedWeights
-from qwen_megakernel.decoders.weights import DecoderModel, Weights, tensor
+from qwen_megakernel.decoders.weights import DecoderModel, tensor
 from qwen_megakernel.errors import ModelFilesError
 from qwen_megakernel.native import cpu_threads
 from qwen_megakernel.native.cpu_library import CpuPool, check_status
@@ -84,11 +84,34 @@ class Packer:
 
     def pack(self, name: PackedName, address: int) -> None:
         """Write a packed matrix to an address, and give its parts' memory back to the system."""
-        weights = self._model.talker
+        weights, packed = self._model.talker, self.matrices[name.name]
         with cpu_threads.single_threads(torch.get_num_threads()) as threads:
             parts = list(threads.map(weights.__getitem__, name.parts))
-        _pack_one(self._pool, parts, name, address)
-        _release(weights, name.parts)
+        alive: list[tuple[Tensor, Tensor | None]] = []
+        sources = []
+        for part in parts:
+            values, scales = part, None
+            if isinstance(part, QuantizedMatrix):
+                values, scales = part.values, part.scales.float().contiguous()
+            elif packed.format == native.FLOAT32:
+                values = part.float()
+            assert isinstance(values, Tensor)
+            values = values.contiguous()
+            alive.append((values, scales))
+            scales_address = None if scales is None else scales.data_ptr()
+            shape = (*values.shape, packed.format, packed.group)
+            sources.append(native.MatrixSource(values.data_ptr(), scales_address, *shape))
+        status = self._pool.library.qwen_cpu_pack(
+            ctypes.c_void_p(self._pool.handle),
+            (native.MatrixSource * len(sources))(*sources),
+            len(sources),
+            int(name.takes_turns),
+            ctypes.c_void_p(address),
+        )
+        check_status(status, name.name, HINT)
+        stored = weights.talker if isinstance(weights, RoundedWeights) else weights
+        if isinstance(stored, MappedTensors):
+            stored.release(name.parts)
 
 
 def pack(model: DecoderModel, pool: CpuPool) -> tuple[Packer, Any]:
@@ -132,31 +155,6 @@ def _mapped(model: DecoderModel, packer: Packer) -> tuple[Packer, Any]:
     return packer, stored
 
 
-def _pack_one(pool: CpuPool, parts: list[Matrix], name: PackedName, address: int) -> None:
-    described = _describe(parts)
-    alive, sources = [], []
-    for part in parts:
-        values, scales = part, None
-        if isinstance(part, QuantizedMatrix):
-            values, scales = part.values.contiguous(), part.scales.float().contiguous()
-        elif described.format == native.FLOAT32:
-            values = part.float()
-        assert isinstance(values, Tensor)
-        values = values.contiguous()
-        alive.append((values, scales))
-        scales_address = None if scales is None else scales.data_ptr()
-        shape = (*values.shape, described.format, described.group)
-        sources.append(native.MatrixSource(values.data_ptr(), scales_address, *shape))
-    status = pool.library.qwen_cpu_pack(
-        ctypes.c_void_p(pool.handle),
-        (native.MatrixSource * len(sources))(*sources),
-        len(sources),
-        int(name.takes_turns),
-        ctypes.c_void_p(address),
-    )
-    check_status(status, name.name, HINT)
-
-
 def _describe(parts: list[Matrix]) -> native.MatrixSource:
     """Return the packed matrix of some parts, without its address."""
     values = [part.values if isinstance(part, QuantizedMatrix) else part for part in parts]
@@ -168,10 +166,3 @@ def _describe(parts: list[Matrix]) -> native.MatrixSource:
         format_ = native.BF16
     num_rows = sum(len(each) for each in values)
     return native.MatrixSource(None, None, num_rows, values[0].shape[1], format_, group)
-
-
-def _release(weights: Weights, names: tuple[str, ...]) -> None:
-    """Give the memory of mapped tensors that are not needed any more back to the system."""
-    stored = weights.talker if isinstance(weights, RoundedWeights) else weights
-    if isinstance(stored, MappedTensors):
-        stored.release(names)
