@@ -17,7 +17,7 @@ from qwen_megakernel.installing import require
 from qwen_megakernel.records import TextIds
 from qwen_megakernel.speech_options import SpeechOptions
 from qwen_megakernel.training.speech_model import RESIDUAL_WEIGHT, SpeechModel, loss_of
-from qwen_megakernel.training.trainer import BaseTrainer, TrainOptions, fitting
+from qwen_megakernel.training.trainer import BaseTrainer, TrainOptions, chunks, fitting
 from qwen_megakernel.voice import Voice
 
 METHODS = ("lora", "full")
@@ -127,21 +127,17 @@ class SpeechTrainer(BaseTrainer):
         # Copies of the tensors with the lowest held-out loss; empty until that is measured.
         self._best: dict[str, Tensor] = {}
 
-    def _groups(self, epoch: int) -> list[list[tuple[int, str]]]:
+    def _order(self, epoch: int) -> list[tuple[int, str]]:
         draw = random.Random(self.options.seed + epoch)
         order = [(index, draw.choice(FEEDS)) for index in range(len(self._spoken))]
         draw.shuffle(order)
-        size = self.options.batch_size * self.options.gradient_accumulation
-        return [order[first : first + size] for first in range(0, len(order), size)]
+        return order
 
     def _losses(self, group: list[tuple[int, str]]) -> Iterator[Tensor]:
         # Every frame has the same weight, whichever recording it is of.
         num_frames = sum(len(self._spoken[index].codes) for index, _ in group)
-        size = self.options.batch_size
-        for first in range(0, len(group), size):
-            sums = torch.stack(
-                [self._sums(self._spoken[index], feed) for index, feed in group[first:][:size]]
-            )
+        for rows in chunks(group, self.options.batch_size):
+            sums = torch.stack([self._sums(self._spoken[index], feed) for index, feed in rows])
             yield loss_of(sums.sum(0), num_frames, len(group))
 
     def _sums(self, spoken: Spoken, feed: str) -> Tensor:

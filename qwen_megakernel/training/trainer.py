@@ -27,6 +27,7 @@ from qwen_megakernel.printable import get_logger
 logger = get_logger(__name__)
 
 S = TypeVar("S", bound=Sized)
+T = TypeVar("T")
 
 PRECISIONS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -88,6 +89,11 @@ def fitting(samples: Sequence[S], max_length: int, unit: str) -> list[S]:
     return found
 
 
+def chunks(rows: list[T], size: int) -> list[list[T]]:
+    """Divide rows into lists of `size`, the last of which may be shorter."""
+    return [rows[first : first + size] for first in range(0, len(rows), size)]
+
+
 @dataclass(frozen=True, slots=True)
 class Watch:
     """What a caller of a training does before its first step, and after each step."""
@@ -100,10 +106,10 @@ NO_WATCH = Watch()
 
 
 class BaseTrainer(ABC):
-    """A model and the state of its training; a family adds `_groups` and `_losses`.
+    """A model and the state of its training; a family adds `_order` and `_losses`.
 
     Args:
-        model: a model in float32, on the device that trains it; `_groups` works already.
+        model: a model in float32, on the device that trains it; `_order` works already.
     """
 
     def __init__(self, model: nn.Module, options: TrainOptions):
@@ -121,12 +127,17 @@ class BaseTrainer(ABC):
             self.num_steps = min(self.num_steps, options.max_steps)
 
     @abstractmethod
-    def _groups(self, epoch: int) -> list[Any]:
-        """Return what each step of an epoch reads; the same at every call."""
+    def _order(self, epoch: int) -> list[Any]:
+        """Return all rows of an epoch in their order, the same at every call."""
 
     @abstractmethod
-    def _losses(self, group: Any) -> Iterator[Tensor]:
-        """Yield the loss of each pass of a step, scalars; their sum is the loss of the step."""
+    def _losses(self, group: list[Any]) -> Iterator[Tensor]:
+        """Yield the loss of each pass over the rows of a step, scalars; their sum is its loss."""
+
+    def _groups(self, epoch: int) -> list[list[Any]]:
+        """Return the rows of each step of an epoch."""
+        size = self.options.batch_size * self.options.gradient_accumulation
+        return chunks(self._order(epoch), size)
 
     @property
     def step(self) -> int:
@@ -164,7 +175,7 @@ class BaseTrainer(ABC):
     def _trainable(self) -> list[nn.Parameter]:
         return [each for each in self.model.parameters() if each.requires_grad]
 
-    def _train_step(self, group: Any) -> StepRecord:
+    def _train_step(self, group: list[Any]) -> StepRecord:
         """Update the weights once, from one or more passes."""
         learning_rate = self._learning_rate()
         for parameters in self._optimizer.param_groups:

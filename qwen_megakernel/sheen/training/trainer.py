@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from qwen_megakernel.sheen.training.sequences import IGNORED, Batch, TokenSequence, collate, pack
-from qwen_megakernel.training.trainer import BaseTrainer, TrainOptions, fitting
+from qwen_megakernel.training.trainer import BaseTrainer, TrainOptions, chunks, fitting
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Rows = list[list[int]]  # the sequences of each row, as indices
+Row = list[int]  # the sequences of a row, as indices
 
 
 class Trainer(BaseTrainer):
@@ -38,26 +38,20 @@ class Trainer(BaseTrainer):
         options: TrainOptions,
     ):
         self._sequences = fitting(sequences, options.max_length, "tokens")
-        self._pad_id, self._length = pad_id, options.max_length
-        self._seed, self._size = options.seed, options.batch_size
-        self._passes = options.gradient_accumulation
+        self._pad_id = pad_id
         super().__init__(model, options)
 
-    def _groups(self, epoch: int) -> list[Rows]:
+    def _order(self, epoch: int) -> list[Row]:
         lengths = [len(sequence) for sequence in self._sequences]
-        seed = self._seed + epoch
-        rows = pack(lengths, self._length, seed=seed)
+        seed = self.options.seed + epoch
+        rows = pack(lengths, self.options.max_length, seed=seed)
         random.Random(seed).shuffle(rows)  # the last row made is the emptiest
-        size = self._size * self._passes
-        return [rows[first : first + size] for first in range(0, len(rows), size)]
+        return rows
 
-    def _losses(self, group: Rows) -> Iterator[Tensor]:
+    def _losses(self, group: list[Row]) -> Iterator[Tensor]:
         batches = [
-            collate(
-                [[self._sequences[i] for i in row] for row in group[first : first + self._size]],
-                self._pad_id,
-            )
-            for first in range(0, len(group), self._size)
+            collate([[self._sequences[i] for i in row] for row in rows], self._pad_id)
+            for rows in chunks(group, self.options.batch_size)
         ]
         # Every token has the same weight, however rows are divided into passes.
         num_tokens = sum(int((batch.labels != IGNORED).sum()) for batch in batches)
