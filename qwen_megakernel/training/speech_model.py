@@ -84,11 +84,13 @@ class SpeechModel(nn.Module):
     def frames(self, codes: Tensor) -> Tensor:
         """Return E, the sum of each frame's codes: [n, num_code_groups] -> [n, hidden_size]."""
         codes = codes.to(self.codec_head.weight.device)
-        rows = [self.codec(codes[:, 0])]
-        rows += [
-            table(codes[:, group]) for group, table in enumerate(self.code_predictor.tables, 1)
-        ]
-        return torch.stack(rows, dim=1).sum(1)
+        return torch.stack(self._rows(codes), dim=1).sum(1)
+
+    def _rows(self, codes: Tensor) -> list[Tensor]:
+        """Return the embeddings of the codes of frames, [n, hidden_size] for each code."""
+        first, *others = codes.unbind(1)
+        tables = self.code_predictor.tables
+        return [self.codec(first), *(tables[at](each) for at, each in enumerate(others))]
 
     # ---- logits and losses -----------------------------------------------------------------------
 
@@ -136,9 +138,7 @@ class SpeechModel(nn.Module):
     def _residual_logits(self, hidden: Tensor, codes: Tensor) -> Tensor:
         """Return the logits of codes 1 ..: position i of a frame has read codes 0 .. i - 1."""
         predictor = self.code_predictor
-        rows = [hidden, self.codec(codes[:, 0])]
-        rows += [table(codes[:, group]) for group, table in enumerate(predictor.tables[:-1], 1)]
-        x = torch.stack(rows, dim=1)
+        x = torch.stack([hidden, *self._rows(codes[:, :-1])], dim=1)
         if self._config.has_projection:
             x = predictor.small_to_mtp_projection(x)
         states = predictor.model(inputs_embeds=x, use_cache=False).last_hidden_state

@@ -113,7 +113,10 @@ FAULTS = {
     "the predictor's projection is missing": ("if self._config.has_projection:\n", "if False:\n"),
     "the end code is not learned": ("value=talker.codec_eos_id", "value=0"),
     "the text ends without padding": ("prompt.pad_embed.expand", "(0 * prompt.pad_embed).expand"),
-    "only code 0 is fed back": ("return torch.stack(rows, dim=1).sum(1)", "return rows[0]"),
+    "only code 0 is fed back": (
+        "return torch.stack(self._rows(codes), dim=1).sum(1)",
+        "return self._rows(codes)[0]",
+    ),
 }
 
 
