@@ -130,8 +130,8 @@ def _open_boards(folder: Path, step: int) -> list[SummaryWriter]:
         return []
 
 
-def plot(records: Sequence[StepRecord], path: Path) -> bool:
-    """Draw the loss over the steps into an image file; returns False without matplotlib.
+def plot(records: Sequence[StepRecord], path: Path) -> None:
+    """Draw the loss over the steps into an image file; without matplotlib, log that there is none.
 
     Raises:
         OutputError: the file cannot be written.
@@ -140,7 +140,7 @@ def plot(records: Sequence[StepRecord], path: Path) -> bool:
         from matplotlib.figure import Figure
     except ImportError:
         logger.warning("No %s: %s", path.name, install_command("plots"))
-        return False
+        return
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot()
     axes.plot([record.step for record in records], [record.loss for record in records])
@@ -148,4 +148,3 @@ def plot(records: Sequence[StepRecord], path: Path) -> bool:
     axes.grid(alpha=0.3)
     with writing(path):
         figure.savefig(path)
-    return True

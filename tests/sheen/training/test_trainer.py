@@ -193,5 +193,6 @@ def test_there_must_be_something_to_resume(job):
 
 def test_without_matplotlib_there_is_no_plot_and_no_error(tmp_path, monkeypatch, caplog):
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
-    assert not plot([StepRecord(1, 2.0, 1e-3)], tmp_path / "loss.png")
+    plot([StepRecord(1, 2.0, 1e-3)], tmp_path / "loss.png")
+    assert not (tmp_path / "loss.png").exists()
     assert install_command("plots") in caplog.text
