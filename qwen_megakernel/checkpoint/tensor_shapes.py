@@ -39,11 +39,6 @@ def model_tensors(config: ModelConfig) -> dict[str, Shape]:
     return tensors
 
 
-def stack_tensors(stack: StackConfig) -> dict[str, Shape]:
-    """Return names and shapes of a stack's layers and final norm: "layers.0...", "norm.weight"."""
-    return dict(_stack(stack))
-
-
 def codec_tensors(config: CodecConfig, *, has_encoder: bool = True) -> dict[str, Shape]:
     """Return names and shapes of the codec's model.safetensors: vocoder and any Mimi encoder."""
     tensors = dict(_prefixed(CODEC_DECODER_PREFIX, vocoder_tensors(config.decoder)))
@@ -78,8 +73,8 @@ def _talker(config: ModelConfig) -> Entries:
     yield from _layer("text_projection.linear_fc2", hidden, text_hidden)
     yield "model.codec_embedding.weight", (talker.vocab_size, hidden)
     yield "codec_head.weight", (talker.vocab_size, hidden)
-    yield from _prefixed("model.", _stack(talker.stack))
-    yield from _prefixed("code_predictor.model.", _stack(predictor.stack))
+    yield from _prefixed("model.", stack_tensors(talker.stack))
+    yield from _prefixed("code_predictor.model.", stack_tensors(predictor.stack))
     for group in range(talker.num_code_groups - 1):
         # Rows of the talker's width, because they are summed into the talker's next input.
         yield f"code_predictor.model.codec_embedding.{group}.weight", (size, hidden)
@@ -88,7 +83,8 @@ def _talker(config: ModelConfig) -> Entries:
         yield from _layer("code_predictor.small_to_mtp_projection", width, hidden)
 
 
-def _stack(stack: StackConfig) -> Entries:
+def stack_tensors(stack: StackConfig) -> Entries:
+    """Yield names and shapes of a stack's layers and final norm: "layers.0...", "norm.weight"."""
     hidden, inter = stack.hidden_size, stack.intermediate_size
     for layer in range(stack.num_layers):
         name = f"layers.{layer}"

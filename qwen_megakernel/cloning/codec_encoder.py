@@ -50,13 +50,11 @@ class CodecEncoder:
     def _quantizer(self, kind: str, num_codebooks: int) -> tuple[Tensor | None, list[Tensor]]:
         """Return the input projection, if there is one, and the first `num_codebooks` codebooks."""
         name = f"quantizer.{kind}_residual_vector_quantizer"
-        codebooks = [self._codebook(f"{name}.layers.{i}.codebook") for i in range(num_codebooks)]
+        codebooks = []
+        for book in (f"{name}.layers.{i}.codebook" for i in range(num_codebooks)):
+            usage = self._tensors[f"{book}.cluster_usage"].clamp(min=CLUSTER_USAGE_MIN)
+            codebooks.append(self._tensors[f"{book}.embed_sum"] / usage[:, None])
         return self._tensors.get(f"{name}.input_proj.weight"), codebooks
-
-    def _codebook(self, name: str) -> Tensor:
-        """Return the means of the clusters, [codebook_size, codebook_dim]."""
-        usage = self._tensors[f"{name}.cluster_usage"].clamp(min=CLUSTER_USAGE_MIN)
-        return self._tensors[f"{name}.embed_sum"] / usage[:, None]
 
     @torch.inference_mode()
     def encode(self, samples: np.ndarray) -> np.ndarray:

@@ -53,7 +53,7 @@ def text_sizes(values: Mapping[str, Any]) -> TextSizes:
 
 def layer_tensors(stack: StackConfig) -> dict[str, tuple[int, ...]]:
     """Return the official names and the shapes of a text model's layers and final norm."""
-    return {TALKER + name: shape for name, shape in stack_tensors(stack).items()}
+    return {TALKER + name: shape for name, shape in stack_tensors(stack)}
 
 
 def _stack(values: Mapping[str, Any]) -> StackConfig:
