@@ -258,17 +258,10 @@ def _parse_speaker_encoder(keys: Keys) -> SpeakerEncoderConfig:
 
 
 def _parse_talker(keys: Keys) -> TalkerConfig:
-    return keys.read(
-        TalkerConfig,
-        stack=_parse_stack(keys),
-        speakers=_entries(keys, "spk_id", keys("spk_id")),
-        languages=_entries(keys, "codec_language_id", keys("codec_language_id")),
-        dialects={
-            name: dialect
-            for name, dialect in _entries(keys, "spk_is_dialect", keys("spk_is_dialect")).items()
-            if dialect is not False
-        },
-    )
+    stack = _parse_stack(keys)
+    dialects = _entries(keys, "spk_is_dialect", keys("spk_is_dialect"))
+    dialects = {name: dialect for name, dialect in dialects.items() if dialect is not False}
+    return keys.read(TalkerConfig, stack=stack, dialects=dialects)
 
 
 def _entries(keys: Keys, key: str, value: Any) -> dict[str, Any]:

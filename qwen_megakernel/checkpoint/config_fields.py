@@ -69,8 +69,8 @@ class Rule:
         """Return a value of the file as the field's type, or raise a ModelFilesError."""
         if value is None and self.is_optional:
             return None
-        if self.container is dict:
-            found = Keys(value, f"{where} {self.key}").values
+        if self.container is dict:  # null has no entries
+            found = Keys({} if value is None else value, f"{where} {self.key}").values
             return {name: self._one(each, where, name) for name, each in found.items()}
         if self.container is tuple:
             low, high = self.limits.length if self.limits else (0, 0)
