@@ -46,16 +46,11 @@ COUNTS = {
 }
 # Values that fit tensors of the same shapes but change the sound if they are wrong. Kernel sizes
 # and rates of the convolutions are official, too, but the shapes of their tensors depend on them.
-UNTOLD = {
-    "decoder_config": (
-        *("num_attention_heads", "num_key_value_heads", "head_dim"),
-        *("sliding_window", "rope_theta", "rms_norm_eps"),
-    ),
-    "encoder_config": (
-        *("num_attention_heads", "num_key_value_heads", "head_dim"),
-        *("sliding_window", "rope_theta", "norm_eps"),
-    ),
-}
+_OF_BOTH = (
+    *("num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("sliding_window", "rope_theta"),
+)
+UNTOLD = {"decoder_config": (*_OF_BOTH, "rms_norm_eps"), "encoder_config": (*_OF_BOTH, "norm_eps")}
 
 
 def layout_of(shapes: Mapping[str, Shape]) -> dict[str, Any]:
