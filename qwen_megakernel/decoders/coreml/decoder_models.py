@@ -37,13 +37,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 class Module(nn.Module):
-    """A module whose tensors become constants of a Core ML model."""
+    """A module whose tensors become constants of a Core ML model, which has no bfloat16."""
 
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...
 
     def keep(self, name: str, value: Tensor) -> None:
+        value = value.float() if value.is_floating_point() else value
         self.register_buffer(name.replace(".", "_"), value, persistent=False)
 
 
@@ -61,29 +62,24 @@ class Stack(Module):
         super().__init__()
         assert config.qk_norm and not config.qkv_bias
         self.config = config
-
-        def keep(name: str, value: Tensor) -> None:
-            self.keep(name, value.float())
-
         for layer in range(config.num_layers):
             at = f"{prefix}layers.{layer}."
-            for name in ("self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o"):
-                weight = tensors[f"{at}{name}_proj.weight"]
-                keep(f"{name[-1]}_proj_{layer}", weight[:, :, None, None])
-            for name in ("gate", "up", "down"):
-                weight = tensors[f"{at}mlp.{name}_proj.weight"]
-                keep(f"{name}_proj_{layer}", weight[:, :, None, None])
+            matrices = [("self_attn", name) for name in "qkvo"]
+            matrices += [("mlp", name) for name in ("gate", "up", "down")]
+            for block, name in matrices:
+                weight = tensors[f"{at}{block}.{name}_proj.weight"]
+                self.keep(f"{name}_proj_{layer}", weight[:, :, None, None])
             for name in ("q", "k"):
                 weight = tensors[f"{at}self_attn.{name}_norm.weight"]
-                keep(f"{name}_norm_{layer}", weight[:, None])
+                self.keep(f"{name}_norm_{layer}", weight[:, None])
             for name in ("input", "post_attention"):
                 weight = tensors[f"{at}{name}_layernorm.weight"]
-                keep(f"{name}_norm_{layer}", weight[:, None, None])
-        keep("norm", tensors[f"{prefix}norm.weight"][:, None, None])
+                self.keep(f"{name}_norm_{layer}", weight[:, None, None])
+        self.keep("norm", tensors[f"{prefix}norm.weight"][:, None, None])
         places = torch.arange(num_positions)
         cos, sin = rotary(config, places.expand(3, -1), torch.float32)
-        keep("cos", cos.T)  # [head_dim, num_positions]
-        keep("sin", sin.T)
+        self.keep("cos", cos.T)  # [head_dim, num_positions]
+        self.keep("sin", sin.T)
         self.keep("places", places.to(torch.int32))
         for name in ("keys", "values"):
             shape = (1, config.num_layers * config.kv_size, 1, num_positions)
@@ -149,7 +145,7 @@ class CodeDecoder(Module):
         self.stack = Stack(
             checkpoint.config.talker.stack, checkpoint.talker, "model.", num_positions
         )
-        self.keep("head", checkpoint.talker["codec_head.weight"].float()[:, :, None, None])
+        self.keep("head", checkpoint.talker["codec_head.weight"][:, :, None, None])
 
     def forward(self, x: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
         """Return one position's logits [1, vocab_size] and hidden state [1, hidden_size, 1, 1]."""
@@ -168,11 +164,11 @@ class MultiCodeDecoder(Module):
             config.predictor.stack, tensors, "code_predictor.model.", config.talker.num_code_groups
         )
         heads = [tensors[f"code_predictor.lm_head.{i}.weight"] for i in range(self.num_heads)]
-        self.keep("heads", torch.cat(heads).float()[:, :, None, None])
+        self.keep("heads", torch.cat(heads)[:, :, None, None])
         self.has_projection = config.has_projection
         if self.has_projection:
             name = "code_predictor.small_to_mtp_projection."
-            weight, bias = (tensors[name + part].float() for part in ("weight", "bias"))
+            weight, bias = (tensors[name + part] for part in ("weight", "bias"))
             self.keep("projection", weight[:, :, None, None])
             self.keep("projection_bias", bias)
 
@@ -197,14 +193,13 @@ class TextProjector(Module):
     def __init__(self, checkpoint: Checkpoint):
         super().__init__()
         tensors = checkpoint.talker
-        # Core ML has no bfloat16.
-        self.keep("table", tensors["model.text_embedding.weight"].float())
+        self.keep("table", tensors["model.text_embedding.weight"])
         for name in ("fc1", "fc2"):
             weight, bias = (
                 tensors[f"text_projection.linear_{name}.{p}"] for p in ("weight", "bias")
             )
-            self.keep(name, weight.float()[:, :, None, None])
-            self.keep(f"{name}_bias", bias.float())
+            self.keep(name, weight[:, :, None, None])
+            self.keep(f"{name}_bias", bias)
 
     def forward(self, token: Tensor) -> Tensor:
         """Return the embedding of a text id: [1] int32 -> [1, hidden_size, 1, 1]."""
@@ -217,7 +212,7 @@ class CodeEmbedder(Module):
 
     def __init__(self, tables: list[Tensor]):
         super().__init__()
-        self.keep("table", torch.cat(tables).float())
+        self.keep("table", torch.cat(tables))
 
     def forward(self, token: Tensor) -> Tensor:
         """Return a row: [1] int32 -> [1, hidden_size, 1, 1]."""
