@@ -7,6 +7,7 @@ import torch
 from tolerances import PUBLISHED_COUNT, nearly
 
 from benchmarks import page_parts, roofline
+from benchmarks.measures import cpu_decode
 from qwen_megakernel.checkpoint.codec_config import parse_codec_config
 from qwen_megakernel.checkpoint.config import parse_model_config
 from qwen_megakernel.checkpoint.frame_weights import frame_weights
@@ -103,6 +104,6 @@ def test_the_native_decoder_counts_the_same_bytes(precision):
     if precision != "bf16":
         checkpoint.talker = quantization.quantize(checkpoint.talker, precision)
     sizes = DecoderSizes(1, 32, torch.device("cpu"), torch.float32)
-    held = CpuDecoder(checkpoint, sizes, num_threads=1).weight_bytes
+    held = cpu_decode.weight_bytes(CpuDecoder(checkpoint, sizes, num_threads=1))
     counted = roofline.weight_bytes(config, precision)
     assert held == counted if precision != "int8" else counted < held < 1.02 * counted

@@ -93,15 +93,6 @@ class CpuDecoder(FrameDecoder):
         held = self.pool, source.tables, memory
         cpu_library.destroy_with(self, self._library.qwen_cpu_decoder_destroy, handle, *held)
 
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of weights that one frame reads."""
-        passes = self.config.talker.num_code_groups - 1  # of the code predictor, each with one head
-        return sum(
-            size * (passes if "code_predictor." in name and "lm_head." not in name else 1)
-            for name, size in self.packed_sizes.items()
-        )
-
     def cancel(self) -> None:
         self._library.qwen_cpu_decoder_cancel(self._handle)
 
