@@ -45,7 +45,7 @@ class GraphStack:
     def __init__(
         self, config: StackConfig, read: WeightReader, *, num_slots: int, num_positions: int
     ):
-        self.config, self.num_positions, self.unused_position = config, num_positions, num_positions
+        self.config, self.unused_position = config, num_positions
 
         def layer(index: int) -> _Layer:
             at = read.at(f"layers.{index}")

@@ -72,9 +72,6 @@ class ControlBlocks:
         """The error words [count] int32, 0 for none; a view."""
         return self.words[:, ERROR_WORD]
 
-    def take(self) -> int:
-        return self.free.popleft()
-
     def give_back(self, row: int, *, is_clean: bool) -> None:
         """Free the row of a launch that has ended; the next launch finds zeros there."""
         if not is_clean:

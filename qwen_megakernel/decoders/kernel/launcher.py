@@ -305,7 +305,7 @@ class Launcher:
         controls = self._buffers.controls
         if not controls.free:
             self._settle_prompts(tuple(self._prompts), controls.errors.tolist())
-        return controls.take()
+        return controls.free.popleft()
 
     def _settle_prompts(self, prompts: Sequence[int], errors: Sequence[int]) -> None:
         for control in prompts:
