@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from qwen_megakernel.checkpoint import safetensors_file
 from qwen_megakernel.checkpoint.codec_config import parse_codec_config
@@ -199,7 +200,8 @@ def _write_safetensors(
 ) -> None:
     """Write a safetensors file slice by slice, without a whole tensor in memory."""
     data = (
-        _bfloat16(values) if dtype == "BF16" else values
+        # numpy has no bfloat16, so its bits go on as integers.
+        torch.from_numpy(values).bfloat16().view(torch.int16).numpy() if dtype == "BF16" else values
         for name, shape in tensors.items()
         for values in _slices(shape, fill(name, shape), noise)
     )
@@ -218,13 +220,6 @@ def _slices(shape: Shape, fill: Fill, noise: _Noise) -> Iterator[np.ndarray]:
         if fill.row_gain is not None:
             values *= fill.row_gain[row : row + num_rows, None]
         yield values
-
-
-def _bfloat16(values: np.ndarray) -> np.ndarray:
-    """Round f32 to the nearest bfloat16, ties to even, and return its 16 bits."""
-    bits = values.view(np.uint32)
-    bits += 0x7FFF + ((bits >> 16) & 1)
-    return (bits >> 16).astype(np.uint16)
 
 
 def _write_tokenizer(folder: Path, config: dict[str, Any]) -> None:
