@@ -39,13 +39,8 @@ class QuantizedMatrix:
 
     @property
     def group(self) -> int:
-        """Number of columns that share a scale, if it is not a row."""
-        return GROUPS[self.bits]
-
-    @property
-    def in_groups(self) -> bool:
-        """Whether each group of columns has its own scale."""
-        return self.scales.ndim == 2
+        """Number of columns that share a scale; 0: each row has one scale."""
+        return GROUPS[self.bits] if self.scales.ndim == 2 else 0
 
     @staticmethod
     def of(weight: Tensor, *, in_groups: bool = False, bits: int = 8) -> QuantizedMatrix:
@@ -72,7 +67,7 @@ class QuantizedMatrix:
 
     def widened(self) -> Tensor:
         """Return [out_features, in_features], rounded to the dtype of the scales."""
-        if not self.in_groups:
+        if not self.group:
             return self.values.to(self.scales.dtype) * self.scales[:, None]
         scales = self.scales.repeat_interleave(self.group, dim=1)[:, : self.values.shape[1]]
         return self.values.to(scales.dtype) * scales
@@ -84,7 +79,7 @@ class QuantizedMatrix:
         as they are and scales the sum. PyTorch has one operation for that in bf16 on a CPU;
         otherwise the matrix is widened first, which saves memory but no time.
         """
-        if self.in_groups:
+        if self.group:
             return F.linear(x, self.widened().to(x.dtype))
         if x.device.type == "cpu" and x.dtype == torch.bfloat16:
             rows = x.reshape(-1, x.shape[-1])

@@ -45,7 +45,7 @@ def widened(matrix: QuantizedMatrix) -> Tensor:
     scales = matrix.scales.double()
     columns = range(matrix.values.shape[1])
     group = 64 if matrix.bits == 8 else 32
-    of_column = [scales[:, c // group] if matrix.in_groups else scales for c in columns]
+    of_column = [scales[:, c // group] if matrix.group else scales for c in columns]
     return matrix.values.double() * torch.stack(of_column, dim=1)
 
 
@@ -73,7 +73,7 @@ def test_no_group_is_worse_than_with_the_scale_of_its_largest_magnitude(bits):
     weight[5] = 0
     weight[6, :32] = torch.linspace(least, most, 32)  # what so many bits hold
     matrix = QuantizedMatrix.of(weight, bits=bits)
-    assert matrix.bits == bits and matrix.in_groups and matrix.scales.shape == (48, 5)
+    assert matrix.bits == bits and matrix.group == 32 and matrix.scales.shape == (48, 5)
     assert matrix.values.min() == least and matrix.values.max() == most
     assert not matrix.values[5].any()
     assert torch.equal(matrix.scales, matrix.scales.bfloat16().float())
@@ -152,7 +152,9 @@ def test_only_the_named_layers_are_int8(load_checkpoint, weights):
         layers |= {name for name in kinds if "codec_head" in name or "lm_head" in name}
     assert {name for name, is_int8 in kinds.items() if is_int8} == layers
     assert "model.text_embedding.weight" not in layers
-    grouped = {value.in_groups for value in changed.values() if isinstance(value, QuantizedMatrix)}
+    grouped = {
+        bool(value.group) for value in changed.values() if isinstance(value, QuantizedMatrix)
+    }
     small = re.findall("int([46])", weights)  # the talker's bits, and the predictor's if it has few
     assert grouped == {"groups" in weights or bool(small)}
     for name in layers:

@@ -161,7 +161,7 @@ def _describe(parts: list[Matrix]) -> native.MatrixSource:
     format_, group = native.FLOAT32, 0
     if isinstance(parts[0], QuantizedMatrix):
         format_ = {8: native.INT8, 6: native.INT6, 4: native.INT4}[parts[0].bits]
-        group = parts[0].group if parts[0].in_groups else 0
+        group = parts[0].group
     elif all(each.dtype == torch.bfloat16 for each in values):
         format_ = native.BF16
     num_rows = sum(len(each) for each in values)
