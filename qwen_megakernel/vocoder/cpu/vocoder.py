@@ -222,10 +222,8 @@ class _Source:
         convolutions.append(self._matrix(*transformer.output_proj))
         vectors.append(transformer.norm)
         for each in vocoder._tail:
-            if isinstance(each, Conv):
+            if isinstance(each, Conv | TransposedConv):
                 convolutions.append(self._conv(each))
-            elif isinstance(each, TransposedConv):
-                convolutions.append(self._conv(each, each.out_channels, stride=each.stride))
             elif isinstance(each, ResidualUnit):
                 convolutions += [self._conv(each.conv1), self._conv(each.conv2)]
             else:
@@ -268,15 +266,13 @@ class _Source:
             *(1, columns, rows // stride, stride, 1, history),
         )
 
-    def _conv(
-        self, conv: Conv | TransposedConv, out_channels: int | None = None, stride: int = 1
-    ) -> native.ConvolutionSource:
+    def _conv(self, conv: Conv | TransposedConv) -> native.ConvolutionSource:
         snake = conv.snake
+        num_taps, in_channels, columns = conv.taps.shape
         return native.ConvolutionSource(
             *(self._address(conv.taps), self._address(conv.bias)),
             self._address(snake.frequency if snake else None),
             self._address(snake.amplitude if snake else None),
-            *conv.taps.shape[:2],
-            *(out_channels or conv.taps.shape[2], stride),
+            *(num_taps, in_channels, columns // conv.stride, conv.stride),
             *(getattr(conv, "dilation", 1), conv.history.start),
         )
