@@ -88,8 +88,9 @@ class SpeechModel(nn.Module):
 
     def _rows(self, codes: Tensor) -> list[Tensor]:
         """Return the embeddings of the codes of frames, [n, hidden_size] for each code."""
+        tables = self.code_predictor.model.codec_embedding
+        assert isinstance(tables, nn.ModuleList)
         first, *others = codes.unbind(1)
-        tables = self.code_predictor.tables
         return [self.codec(first), *(tables[at](each) for at, each in enumerate(others))]
 
     # ---- logits and losses -----------------------------------------------------------------------
@@ -162,13 +163,6 @@ class _Predictor(nn.Module):
         )
         if config.has_projection:
             self.small_to_mtp_projection = nn.Linear(hidden_size, stack.hidden_size)
-
-    @property
-    def tables(self) -> nn.ModuleList:
-        """The embeddings of codes 1 .., [codebook_size, hidden_size of the talker] each."""
-        tables = self.model.codec_embedding
-        assert isinstance(tables, nn.ModuleList)
-        return tables
 
 
 def loss_of(sums: Tensor, num_frames: int, num_ends: int) -> Tensor:
