@@ -37,7 +37,6 @@ class PackedForm:
     parts: dict[str, list[str]]  # packed matrix -> the source's matrices that it consists of
     source: str  # name of the source
     source_sha256: str  # of the source's model.safetensors
-    version: int = VERSION
 
     def __post_init__(self) -> None:
         texts = [self.dtype, self.source, self.source_sha256]
@@ -49,7 +48,7 @@ class PackedForm:
 
     def metadata(self) -> dict[str, str]:
         """Return the header's metadata."""
-        return {"format": "pt", KEY: json.dumps(asdict(self))}
+        return {"format": "pt", KEY: json.dumps(asdict(self) | {"version": VERSION})}
 
     @property
     def part_names(self) -> set[str]:
