@@ -152,16 +152,16 @@ class PromptBuilder:
             frames = voice.codes
         assert not text_open or (is_stepwise and frames is None), "this text must be complete"
         head = self._head(ids, request)
+        words, codec = ids.body, self._codec(self._config.talker.codec_bos_id)
         if frames is not None:
-            body, trailing = self._in_context_body(ids, frames, is_stepwise)
-        elif is_stepwise:
-            text = self._embeddings.text(ids.body)
-            body, trailing = text[:1] + self._codec(self._config.talker.codec_bos_id), text[1:]
-            if not text_open:
-                trailing = torch.cat([trailing, self.end_rows()])
-        else:
-            text = torch.cat([self._embeddings.text(ids.body), self.end_rows()])
-            body, trailing = self._full_body(text, self._codec(self._config.talker.codec_bos_id))
+            assert ids.reference is not None, "frames in context need the ids of their words"
+            words = torch.cat([ids.reference, words])
+            rows = self._embeddings.frames(torch.tensor(frames, dtype=torch.int64))
+            codec = torch.cat([codec, rows])
+        text = self._embeddings.text(words)
+        if not text_open:
+            text = torch.cat([text, self.end_rows()])
+        body, trailing = self._body(text, codec, is_stepwise)
         return Prefill(torch.cat([head, body]), trailing, self._tts_pad)
 
     def text_rows(self, ids: Tensor) -> Tensor:
@@ -193,24 +193,18 @@ class PromptBuilder:
             rows.insert(0, self._embeddings.text(ids.instruct))
         return torch.cat(rows)
 
-    def _full_body(self, text: Tensor, codec: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the text rows [num_text, hidden_size], then the codec rows; no text trails."""
-        text_rows = text + self._codec(self._config.talker.codec_pad_id)
-        return torch.cat([text_rows, self._tts_pad + codec]), text[:0]
+    def _body(self, text: Tensor, codec: Tensor, is_stepwise: bool) -> tuple[Tensor, Tensor]:
+        """Return the rows of text and codec, [n, hidden_size], and the text that trails.
 
-    def _in_context_body(
-        self, ids: TextIds, frames: np.ndarray, is_stepwise: bool
-    ) -> tuple[Tensor, Tensor]:
-        assert ids.reference is not None, "frames in context need the ids of their words"
-        text = self._embeddings.text(torch.cat([ids.reference, ids.body]))
-        text = torch.cat([text, self.end_rows()])
-        rows = self._embeddings.frames(torch.tensor(frames, dtype=torch.int64))
-        codec = torch.cat([self._codec(self._config.talker.codec_bos_id), rows])
+        Stepwise, each codec row has a text row beside it; in full, all text comes first.
+        """
         if not is_stepwise:
-            return self._full_body(text, codec)
-        num_pads = max(0, len(codec) - len(text))
-        padded = torch.cat([text, self._tts_pad.expand(num_pads, -1)])
-        return padded[: len(codec)] + codec, text[len(codec) :]
+            text_rows = text + self._codec(self._config.talker.codec_pad_id)
+            return torch.cat([text_rows, self._tts_pad + codec]), text[:0]
+        beside, trailing = text[: len(codec)], text[len(codec) :]
+        if num_pads := len(codec) - len(beside):
+            beside = torch.cat([beside, self._tts_pad.expand(num_pads, -1)])
+        return beside + codec, trailing
 
     def _codec(self, *ids: int) -> Tensor:
         return torch.stack([self._codec_rows[id_] for id_ in ids])
