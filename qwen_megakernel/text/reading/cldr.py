@@ -118,7 +118,8 @@ def weekday_names(language: str) -> dict[str, str]:
     from babel.dates import get_day_names
 
     short, wide = (get_day_names(width, "format", language) for width in ("abbreviated", "wide"))
-    return {short[day]: wide[day] for day in wide if short[day] != wide[day]}
+    names = [*short.items()] + [(day, wide[day][:-1]) for day in wide if language == "ja"]  # "月曜"
+    return {name: wide[day] for day, name in names if name != wide[day]}
 
 
 def _noun(language: str, gender: str, one: str, few: str, many: str) -> Noun:

@@ -12,47 +12,6 @@ from qwen_megakernel.text.reading.words import Words
 
 MAX_PAST = 40  # characters before a number that may announce it
 
-_CODES = """(?:(?:pass|post|zip|bar)?code|id|otp|pin|password|zip(?:\\+4)?|port[ao]?|puerto
-    |порт\\w*|(?:order|booking|account|ref|reference|part|item|ticket|tracking|serial|confirmation|invoice)\\s(?:number|no\\.?|id)|kennwort
-    |(?:card|account|acct\\.?|visa|mastercard|amex|number|ssn|phone)(?:\\s\\w+){0,2}\\s(?:ending|ends)(?:\\s(?:in|with))?|passwort
-    |(?-i:CAP|CP|C\\.P\\.|CV[VC]2?|SIRE[TN]|DNI|NI[EF]|EAN|IMEI|VAT)|p\\.\\s?iva|(?<=\\d)转|房间|房号
-    |(?:bestell|rechnung|auftrag|vertrag|kunde|vorgang|sendung|ticket|artikel)\\w*\\s(?:nr\\.|nummer)
-    |plz|blz|[a-zäöüß]+[-.]*(?:nummer|nr\\.|code|schlüssel)|nr\\.:|r[eéi]f\\.(?:\\s\\w+)?|арт\\.|code(?:\\s(?:postal|secret|pin|d[e']\\s?\\w+))
-    |(?:commande|pedido|ordine|заказ)\\s(?:n[°º.]|n\\.?º|№)
-    |(?:n(?:um[eé]ro|úmero|[°º]|\\.º))(?:\\sd[eio])?\\s(?:commande|client|dossier|suivi|série|compte|facture
-    |réservation|pedido|cuenta|conta|cliente|fa[ct]tura|fatura|serie|série|reserva|seguimiento|ordine
-    |conto|prenotazione|pratica)|c[óo]d\\.(?:\\s\\w+){0,2}|c[óo]digo(?:\\s(?:postal|pin|de\\s\\w+))?
-    |ende(?:t|nd)\\sauf|(?:cuenta|tarjeta)\\sterminada\\sen|se\\sterminant\\spar|(?:conto|carta)\\sche\\stermina\\scon
-    |(?:conta|cartão)\\s(?:com\\s)?final|оканчивающ\\w+\\sна|尾号|下[4四]桁|끝자리
-    |fax|ag(?:\\.|ência)|c/c|conta(?:\\scorrente)?|끝\\s?[4네]?\\s?자리
-    |matr[íi]cula|placa|targa|clave|senha|cep|codice(?:\\s(?:pin|di\\s\\w+))?|(?:пин-?)?код(?:\\s\\w+)?|пароль|индекс|(?:номер|№)\\s(?:заказа|клиента|договора|брони|полиса|сч[её]та)
-    |ext(?:ension)?|ext\\.|dw|app\\.|nebenstelle|ramal|durchwahl|interno|доб\\.|добавочный|分机|内線|내선|码|端口|订单|ポート|포트|邮编|[单户账卡]号|编号|口令|コード|番号|번호|코드)"""
-_LINKS = r"is|are|was|ist|lautet|war|est|es|è|é|:|：|—|\#|是|为|は|는|은"
-_CODE = re.compile(
-    rf"(?<![A-Za-zÀ-ÿА-яё])(?:{_CODES})(?:\s*(?:{_LINKS}))?\s*[\#(\"'“«]?$", re.I | re.X
-)
-_CODE_DIGITS = re.compile(
-    r"(?!0\d+ \d)(?:\d{3}(?: \d{3})+|\d{4}(?: \d{4})+|(?=[\d-]{6})\d+(?:-\d{1,12})+|[-–]?\d{3,12}"
-    r"|[-–]\d\d)"
-    r"(?![.,/-]?\d|:\d\d|\s?[%°€$])(?!-?[A-Z]+\d|[A-Za-z])"
-)
-_VERSION = re.compile(
-    r"(?<![A-Za-zÀ-ÿА-яё])(?:versi(?:on|one|ón)|versão|верси[яюи]|release|v\.?|python|node(?:\.?js)?|ios"
-    r"|ipados|macos|android|windows|java|ubuntu|debian|php|ruby|cuda|(?:py)?torch|npm|pip|firmware"
-    r"|chrome|firefox|usb|hdmi|bluetooth|版本|バージョン|버전)\s*$",
-    re.IGNORECASE,
-)
-_PROTOCOL = re.compile(r"(?<![^\W_])https?/$", re.IGNORECASE)
-_PROTOCOL_NUMBER = re.compile(r"[1-3](?:\.\d)?(?![.\d])")
-_STATUS = re.compile(
-    r"(?<![^\W_])https?(?:/\d(?:\.\d)?)?(?:[\s-](?:status|code|statuscode|error|response|fehler|erreur|errore|erro"
-    r"|estado|ошибка|код))*[\s-]?$",
-    re.IGNORECASE,
-)
-_STATUS_NUMBER = re.compile(r"[1-5](?!00)\d\d(?![.,:/]?\d|[^\W_])")
-_VERSION_NUMBER = re.compile(
-    r"(?!\d{1,2}\.\d{1,2}\.(?:(?:19|20)\d\d(?!\d)|\s[a-zäöü]))\d{1,4}(?:\.\d{1,4})+(?![A-Za-z\d]|[.,/-]\d)"
-)
 _TRAILING = ".,;:!?*_…"  # behind an address
 # Digits in groups are a telephone number or a code, not a quantity or a range, if they have a
 # prefix or a leading zero, or a layout of groups in which no quantity is written.
@@ -96,24 +55,36 @@ _CHECK_LETTER = re.compile(r"[A-Z](?!\w)")  # behind the digits of an id, "12345
 
 
 class Codes(Words):
-    """The rules of what is read digit by digit."""
+    """The rules of what is read digit by digit; its rows come before those of all languages."""
 
-    def announced(self, text: str, place: int, past: str) -> tuple[int, str]:
-        """Return the end and the words of a number that `past`, the text before it, announces.
-
-        They are (0, "") for any other number.
-        """
-        if past.rstrip()[-1:].isdigit() and not _STATUS.search(past):
-            return 0, ""
-        for word, number, say in (
-            (_CODE, _CODE_DIGITS, self.spell),
-            (_PROTOCOL, _PROTOCOL_NUMBER, self.version),
-            (_STATUS, _STATUS_NUMBER, self.spell),
-            (_VERSION, _VERSION_NUMBER, self.version),
-        ):
-            if (match := number.match(text, place)) and word.search(past):
-                return match.end(), say(match[0])
-        return 0, ""
+    announced = r"""(?ix:(?<![A-Za-zÀ-ÿА-яё])(?:
+    (?:pass|post|zip|bar)?code|id|otp|pin|password|zip(?:\+4)?|port[ao]?|puerto
+    |порт\w*|(?:order|booking|account|ref|reference|part|item|ticket|tracking|serial|confirmation|invoice)\s(?:number|no\.?|id|\#)|kennwort
+    |(?:card|account|acct\.?|visa|mastercard|amex|number|ssn|phone)(?:\s\w+){0,2}\s(?:ending|ends)(?:\s(?:in|with))?|passwort
+    |(?-i:CAP|CP|C\.P\.|CV[VC]2?|SIRE[TN]|DNI|NI[EF]|EAN|IMEI|VAT)|p\.\s?iva|(?<=\d)转|房间|房号
+    |(?:bestell|rechnung|auftrag|vertrag|kunde|vorgang|sendung|ticket|artikel)\w*\s(?:nr\.|nummer)
+    |plz|blz|[a-zäöüß]+[-.]*(?:nummer|nr\.|code|schlüssel)|nr\.:|r[eéi]f\.(?:\s\w+)?|арт\.|code(?:\s(?:postal|secret|pin|d[e']\s?\w+))
+    |(?:commande|pedido|ordine|заказ)\s(?:n[°º.]|n\.?º|№)
+    |(?:n(?:um[eé]ro|úmero|[°º]|\.º))(?:\sd[eio])?\s(?:commande|client|dossier|suivi|série|compte|facture
+    |réservation|pedido|cuenta|conta|cliente|fa[ct]tura|fatura|serie|série|reserva|seguimiento|ordine
+    |conto|prenotazione|pratica)|c[óo]d\.(?:\s\w+){0,2}|c[óo]digo(?:\s(?:postal|pin|de\s\w+))?
+    |ende(?:t|nd)\sauf|(?:cuenta|tarjeta)\sterminada\sen|se\sterminant\spar|(?:conto|carta)\sche\stermina\scon
+    |(?:conta|cartão)\s(?:com\s)?final|оканчивающ\w+\sна|尾号|下[4四]桁|끝자리
+    |fax|ag(?:\.|ência)|c/c|conta(?:\scorrente)?|끝\s?[4네]?\s?자리
+    |matr[íi]cula|placa|targa|clave|senha|cep|codice(?:\s(?:pin|di\s\w+))?|(?:пин-?)?код(?:\s\w+)?|пароль|индекс|(?:номер|№)\s(?:заказа|клиента|договора|брони|полиса|сч[её]та)
+    |ext(?:ension)?|ext\.|dw|app\.|nebenstelle|ramal|durchwahl|interno|доб\.|добавочный|分机|内線|내선|码|端口|订单|ポート|포트|邮编|[单户账卡]号|编号|口令|コード|番号|번호|코드)
+    (?:\s*(?:is|are|was|ist|lautet|war|est|es|è|é|:|：|—|\#|是|为|は|는|은))?\s*[\#("'“«]?)"""
+    RULES = r"""
+    {ANNOUNCED}(?<!\d)(?<!\d\s)$ >> (?!0\d+ \d|0\d{1,3}-\d{3,4}-|{LETTERS_FOLLOW}\d{3}-\d{4}(?!\d))
+        (?P<n>(?:\d{3}(?: \d{3})+|\d{4}(?: \d{4})+|(?=[\d-]{6})\d+(?:-\d{1,12})+|[-–]?\d{3,12}
+        |[-–]\d\d)(?![.,/-]?\d|:\d\d|\s?[%°€$])(?!-?[A-Z]+\d|[A-Za-z])) => {n:spell}
+    (?i:(?<![A-Za-zÀ-ÿА-яё])(?:versi(?:on|one|ón)|versão|верси[яюи]|release|{VERSION_MARK}|python|cuda
+        |node(?:\.?js)?|ios|ipados|macos|android|windows|java|ubuntu|debian|php|ruby|(?:py)?torch|npm|pip
+        |firmware|chrome|firefox|usb|hdmi|bluetooth|版本|バージョン|버전))\s*$
+        >> (?P<n>(?!\d{1,2}\.\d{1,2}\.(?:(?:19|20)\d\d(?!\d)|\s[a-zäöü]))\d{1,4}(?:\.\d{1,4})+)
+        (?![A-Za-z\d]|[.,/-]\d) => {n:version}
+    (?i:(?<![^\W_])https?/)$ >> (?P<n>[1-3](?:\.\d)?)(?![.\d]) => {n:version}
+    """
 
     def digits_of(self, found: Found, name: str = "") -> tuple[str, str]:
         """Return the digits of a number before and after its decimal mark."""
@@ -148,7 +119,7 @@ class Codes(Words):
         if (following.isalnum() and not self.letters_follow) or following in tuple("€$£¥₽%"):
             return None
         is_number = sum(map(str.isdigit, text)) >= _MIN_PHONE_DIGITS
-        is_called = bool(_CALLED.search(found.past) or _CODE.search(found.past))
+        is_called = bool(_CALLED.search(found.past) or re.search(self.announced + "$", found.past))
         if _THOUSANDS.fullmatch(text) and not is_called:
             is_number &= not (self.groups_with_spaces or text.endswith(" 000"))
         elif not _PREFIXED.match(text) and not is_called:

@@ -8,7 +8,6 @@ from qwen_megakernel.text.reading.surroundings import CLOSING, TRAILING, Found, 
 from qwen_megakernel.text.reading.tables import words
 
 _HALVES = {2: ("half", "halves"), 4: ("quarter", "quarters")}
-_MAX_PARTS = 20  # largest denominator with a name, apart from 100; 120/80 is read with "over"
 _BEFORE_PLURALS = words("""the these those of in by two three four five six seven eight nine ten
     many some several few all both your my our their his her""")
 _AFTER_STREETS = words("NE NW SE SW N S E W Suite Apt Unit")
@@ -20,9 +19,10 @@ class English(Language):
     counted_nouns = behind_metres = saints = files = words("")
 
     RULES = r"""
-    (?i){HALF_DAY}a(?:\.m\.?|m)(?!\w) => {h}{m:minutes} a m{end}
+    (?i){HALF_DAY}a(?:\.m\.?|m|(?=[-–]\d\d?(?::\d\d)?p))(?!\w) => {h}{m:minutes} a m{end}
     (?i){HALF_DAY}p(?:\.m\.?|m)(?!\w) => {h}{m:minutes} p m{end}
     (?<=\.m\.)\s?[-–—]\s?(?=\d) => ~to~
+    in|of|the >> ['’](?P<a>\d\d)[-–/]['’]?(?P<b>\d\d)(?![\w/]) => {a:minutes} to {b:minutes}
     in|of|since|by|until|from|to|the|summer|winter|spring|fall|class|[qh][1-4]
         |fy|(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)\w*\.?
         >> ['’](?!00)(?P<n>\d\d)(?!['’]?\w) => {n:minutes}
@@ -38,15 +38,31 @@ class English(Language):
     (?P<n>\d{1,3})\s?pt(?=\s(?i:font|type|text|size|bold|arial|helvetica|times)) => {n} point
     (?P<title>St|Dr)\b\.?(?!\w) => .title
     (?!the$).* >> Sun\. => Sunday
-    part|tracking|order|invoice|serial|item|ac(?:count|ct\.?)|ref|\w+['’]s|the|room|ranked|bus|gate
-        |flight|line|platform|policy|track|tax|table >> no\.\s(?=\d) => number~
+    press|dial|hit|enter|or|and|the|\d+ >> #(?![\w#]) => pound
+    part|tracking|order|invoice|serial|item|ac(?:count|ct\.?)|ref\.?|\w+['’]s|the|room|ranked|bus|gate
+        |flight|line|platform|policy|track|tax|table|phone|case|ticket|suite|unit|model|routing|member
+        |booking|id|apt\.?|lot|page|seat|card|fax|claim >> (?:no\.(?=\s\d)|#(?!\w)) => number
     (?P<what>[bd])\.(?=\s(?:(?:\d{1,2}\s)?(?i:{MONTH})|(?:1\d|20)\d\d(?!\w))) => .life
     in|since|year >> (?P<c>10)(?!24)(?P<t>[1-9]\d)(?![:.,/-]?\d|[\s-]?[^\W\d_]|\s?%) => {c} {t}
     (?P<n>20|50)[-/](?P=n)(?![\w/-]) => {n} {n}
     9/11(?![\d/]) => nine eleven
+    \A(?!.*(?i:divi|multi|crea|redu|cut|gr[eo]w|rose|r[ai]is|f[ae]ll|drop|lower|scal|shr|off)
+        [^.;]*\bby\s$).*\b(?i:(?<!\d\s)by|until|till|before|after|since)\s$
+        >> {MONTH_AND_DAY} => .date
+    (?i:from|between)\s$ >> (?={LATE_DAY}){MONTH_AND_DAY} => .date
+    (?={LATE_DAY}[-–]\d\d?/){MONTH_AND_DAY} => .date
+    (?:{LATE_DAY}\s?(?:to|through|[-–])|between\s{LATE_DAY}\sand)\s?$ >> {MONTH_AND_DAY} => .date
+    (?P<n>\d\d?)k(?=\s(?:race|run|walk|course)s?(?!\w)) => {n} k
+    \b(?:ran|runs?|running|jog\w*|walk\w*|rac\w+|finish\w*|train\w*\sfor)\s\w+\s$
+        >> (?P<n>\d\d?)k(?!\w) => {n} k
+    \$(?P<x>)(?=[\d,.]+\s[Pp]esos) => {x}
+    M[-–]F(?!\w) => Monday to Friday
+    (?<=\da[-–]){HALF_DAY}p(?!\w) => {h}{m:minutes} p m
+    .*\d(?:st|nd|rd|th) >> fl\.?(?!\w) => floor{end}
+    at|to|is|of|hits?|reach\w*|around|about|by >> (?P<n>[1-9]\d\d)F(?!\w) => {n} degrees Fahrenheit
     24[/x]7/365(?![\d/]) => twenty-four seven three sixty-five
     [qQ](?=\d{1,2}(?:-\d{1,2})?h(?!\w)) => every~
-    up|down|by|rose|fell|gained|lost|another|cut|raised >> (?P<n>\d{1,4})\sbps(?!\w)
+    up|down|by|rose|fell|gained|lost|another|cut|raised >> (?P<n>\d{1,4})\s?bps(?!\w)
         => {n} basis points
     (?P<w>\d{1,3})\.(?P<d>\d{1,2})\spp(?!\w) => {num} percentage points
     (?P<n>\d{1,5})\s(?P<d>[NSEW])(?:\.(?=\s[A-Z0-9])(?!\s(?:{STARTERS})(?!\w))
@@ -55,7 +71,7 @@ class English(Language):
     (?<=\d)\s?[-–]\s?(?=(?:{SHORT_MONTHS})\.?(?!\w)) => ~to~
     (?<=\d[-–])(?P<m>{SHORT_MONTHS})\.?(?!\w) => .month
     (?P<a>[1-9])x(?=\d{1,2}s(?!\w)) => {a} by~
-    (?P<a>Mon|Sat|Sun)(?=\s\d{1,2}(?:[-–:]|\s?[ap]|(?:{ORDINAL_MARKS})?\s(?i:{MONTH}))) => .days
+    (?P<a>Mon|Sat|Sun)(?=\s\d{1,2}(?:[-–:/]|\s?[ap]|(?:{ORDINAL_MARKS})?\s(?i:{MONTH}))) => .days
     per >> (?=\w*[A-Z]|k[gm]|mg|ml|cm)(?P<per>{UNITS})(?!\w) => .one
     b/w(?=\s(?:\d|the|you|us|them|my|our|two|both)\b) => between
     exp(?:\.|iry)?|thru >> (?P<m>0[1-9]|1[0-2])/(?P<y>\d\d)(?![\d/]) => {m:spell} {y}
@@ -63,8 +79,7 @@ class English(Language):
     (?P<n>\d{1,4})/(?P<d>\d{1,3})(?:rds|ths|nds)(?!\w) => .fraction
     (?i:\b(?:call|dial|text))\s$ >> (?P<n>\d{3}|\d{5,6})(?<!00)(?![\d.,:/% -]*\d)(?!\w) => {n:spell}
     \b[A-Z]{2}[,.:]?\s$ >> (?P<n>\d{5})(?![\d.,:/% -]*\d)(?!\w) => {n:spell}
-    1-800-(?=[A-Z]) => one eight hundred~
-    1-8(?P<n>33|44|55|66|77|88)-(?=[A-Z]) => one eight {n}~
+    1-(?P<n>8(?:00|33|44|55|66|77|88))-(?=[A-Z]) => one {n:year}~
     (?P<c>7|10|14|21|4[38])(?P<t>[1-9]\d)p(?!\w) => {c} {t} p
     {SIGN}(?P<w>\d{1,3})(?:\.(?P<d>\d{1,2}))?(?P<scale>M|mn|bn|k|(?<=\.\d)[BT])
         (?![\w€£¥$]|/(?!{PER_TIME})) => .scaled
@@ -77,10 +92,11 @@ class English(Language):
     ft\.?|feet|foot >> (?P<w>\d{1,2})\sin(?!\w)\.? => .inches
     (?P<a>[45])0(?P<b>[13])\((?P<k>[kbc])\) => {a} oh {b} {k}
     (?:(?P<whole>\d+)\s(?=\d+/))?(?P<w>\d+)(?:\.(?P<d>\d+)|/(?P<b>\d{1,2}))?(?:\"|″)
-        (?:(?P<x>\s?[x×]\s?(?=\d))|(?!\w)) => .inches
+        (?:(?P<x>\s?[x×–-]\s?(?=\d))|(?!\w)) => .inches
     .*\d >> \bcu\.?(?!\w) => cubic
     .*\d >> \bfl\.?(?!\w) => fluid
-    (?:sq|cu|fl)\.? >> \b(?P<u>ft|in|mi|yd|km|m|cm|oz)\.?(?!\w) => .unit_after_power
+    (?:sq|cu|fl)\.? >> \bin(?!\w)\.? => inches{end}
+    (?:sq|cu|fl)\.? >> \b(?P<u>ft|mi|yd|km|m|cm|oz)(?!\w)\.? => {u:units}{end}
     (?i:.*[s\d]|once|twice|[\d.,]*(?:{UNITS})(?:/\w+)?|.*\d(?:k|M|bn)) >> /(?={PER_TIME}) => ~per~
     (?<=[A-G])#(?!\w) => ~sharp
     #(?=[^\W\d_])(?!{HEX}|[A-Z]{1,5}-\d|[A-Z]{1,4}(?!20\d\d(?!\d))\d) => hashtag~
@@ -97,16 +113,19 @@ class English(Language):
     (?<=\d[eE])\+?(?P<minus>[-−]?)0*(?P<n>\d{1,3})(?!\w) => .power
     runways?|or|and >> (?P<n>[0-3]?\d)(?P<side>[LRC])(?!\w) => {n} {side}
     (?P<n>\d{1,3})\s?y/?o(?!\w) => {n} year old
-    press|dial|hit|enter|or|and|the|\d+ >> #(?![\w#]) => pound
     """
 
+    no_measure = r"(?![\d/]|[.,]\d|\s?(?:{UNITS}|%|of|full|way|hours?|miles?|inch|year)(?!\w))"
+    month_and_day = r"(?P<m>1[0-2]|0?[1-9])/(?P<d>[12]\d|3[01]|0?[1-9]){NO_MEASURE}"
+    # Of a month whose number is larger, so that it is hardly a fraction.
+    late_day = r"(?:1[0-2]/[1-9]|12/1[01]|9/[1-8]|8/[1-7]|7/[1-6]|6/[1-5]|5/[1-4]|4/[1-3])(?!\d)"
     per_time = r"(?:second|minute|hour|day|week|month|year|person)(?!\w)"
     short_months = words("Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec")
     feet = r"\d{1,3}['′](?:\s?(?:1[01]|\d)(?:\"|″|''))?"
     half_day = r"(?P<h>1[0-2]|0?[1-9])(?:[:.]{MINUTE})?\s?"
 
     def fraction(self, top: int, bottom: int) -> str:
-        if bottom < 2 or (bottom > _MAX_PARTS and bottom != 100):
+        if bottom < 2 or (bottom > self.max_named_part and bottom != 100):
             return f"{self.cardinal(top)} over {self.cardinal(bottom)}"
         one, many = _HALVES.get(bottom) or (self.ordinal(bottom), self.ordinal(bottom) + "s")
         return f"{self.cardinal(top)} {one if top == 1 else many}"
@@ -212,7 +231,8 @@ class English(Language):
         if '"' in found.text and (found.last == '"' or not is_sure):
             return None
         noun = self.noun_after(self.units["in."], found.before)
-        joint = " by " if found["x"] else self.kept_point(found)
+        joints = {"": self.kept_point(found), "-": " to ", "–": " to "}
+        joint = joints.get(found["x"].strip(), " by ")
         if found["whole"]:
             return self.mixed(found["whole"], int(found["w"]), int(found["b"]), noun) + joint
         if found["b"]:
@@ -228,11 +248,6 @@ class English(Language):
             lengths = [self.counted(feet, "ft"), *(self.counted(each, "in.") for each in inches)]
             said.append(" ".join(lengths))
         return " by ".join(said)
-
-    def read_unit_after_power(self, found: Found) -> str:
-        """Return the word for the "ft" of "500 sq ft"."""
-        unit = self.units["in." if found["u"] == "in" else found["u"]]
-        return unit.many + self.kept_point(found)
 
     # ---- words and names -------------------------------------------------------------------------
 

@@ -26,7 +26,6 @@ _HALVES |= dict.fromkeys(("eine", "die", "das", "der"), "e")
 _BEFORE_NOMINATIVE = words("ist sind war waren bleibt und oder plus bis macht etwa ca")
 _BEFORE_ACCUSATIVE = words("für um ohne durch gegen über")
 _BEFORE_DATIVE = words("mit nach von aus bei seit zu vor in ab außer")
-_DAY_AND_MONTH = re.compile(r"[0-3]?\d\.(?:0?[1-9]|1[0-2])\.(?!\d)")
 _ON_A_WEEKDAY = re.compile(
     r"\b(?:am|vom|zum|bis|ab|auf|von|seit)\s(?:[MDFS][a-z]\.|\w+(?:tag|woch)),\s$|[†∗]\s$"
 )
@@ -93,15 +92,11 @@ class German(Language):
     †\s?(?=\d{1,2}\.\s|1\d{3}|20\d\d) => gestorben~
     v\.(?=\s\d{1,2}\.(?:\d?\d\.|\s)) => vom
     v\.(?=\s(?!\d+\.\d)\d) => von
+    v\. >> (?P<n>\d{1,2}\.\d{1,2})(?![.\d]) => {n:version}
     s\.(?=\s(?:(?:S|Kap|Abb|Tab|Nr)\.|oben|unten|auch)) => siehe
     (?P<d>[0-3]?\d)\.(?P<m>0?[1-9]|1[0-2])\.(?!\d) => .date
     am|vom|zum >> (?P<d>[0-3]?\d)\.(?P<m>0?[1-9]|1[0-2])(?![\d.,:%]|\s?Uhr) => .date
     """
-
-    def announced(self, text: str, place: int, past: str) -> tuple[int, str]:
-        if past.endswith("v. ") and _DAY_AND_MONTH.match(text, place):
-            return 0, ""  # "from 3 April", no version
-        return super().announced(text, place, past)
 
     def read_date(self, found: Found) -> str | None:
         if self.numbering(found) in self.numbered:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
 
-from qwen_megakernel.text.reading.codes import MAX_PAST
+from qwen_megakernel.text.reading.codes import MAX_PAST, Codes
 from qwen_megakernel.text.reading.joining import WordJoining
 from qwen_megakernel.text.reading.language import Language
 from qwen_megakernel.text.reading.spoken import Draft, Piece
@@ -44,7 +44,7 @@ class Rule:
 
 
 def rules_of(language: Language) -> Iterator[Rule]:
-    """Yield a language's own rules, those for marks before numbers, and those of all languages."""
+    """Yield the rules for codes, a language's own, those for marks before numbers, and the rest."""
     patterns = language.patterns()
 
     def named(match: re.Match[str]) -> str:
@@ -56,7 +56,7 @@ def rules_of(language: Language) -> Iterator[Rule]:
     def full(pattern: str) -> str:
         return re.sub(r"\{([A-Z_]+)\}", named, pattern)
 
-    for each in type(language).__mro__:
+    for each in (Codes, *type(language).__mro__[: type(language).__mro__.index(Codes)]):
         if each is Language:
             for mark, word in language.before_digits.items():
                 say = _saying(language, f"{word}~")
@@ -168,10 +168,6 @@ class Grammar:
         if last.isdecimal() and char.isdecimal():
             return 0, ""
         behind = (past + text[:place])[-MAX_PAST:]
-        if char.isdigit() or char in _DASHES:
-            end, words = self.language.announced(text[:stop], place, behind)
-            if end:
-                return end, words
         first = self._any.match(text, place, stop)
         if not first or not first.lastindex:
             return 0, ""

@@ -2,7 +2,7 @@
 
 import re
 
-from qwen_megakernel.text.reading.language import BEHIND_RATIO, EVENTS, Language
+from qwen_megakernel.text.reading.language import BEHIND_RATIO, Language
 from qwen_megakernel.text.reading.markdown import BORN
 from qwen_megakernel.text.reading.surroundings import (
     CLOSING,
@@ -18,7 +18,7 @@ _OPERATORS = frozenset("+-−–—×÷=*/<>≤≥±≈x#")
 _LINE_MARKS = ("-", "*", "+", ">", "#")  # of Markdown, at the beginning of a line
 _NEAR_DIGIT = re.compile(rf"\d[^\d{WIDE_POINTS}{WIDE_PAUSES}]{{0,4}}$")
 _DAY_AND_COMMA = re.compile(r"(?:^|[^\d,])\d{1,2}(?:st|nd|rd|th)?,$")
-_MORE_DIGITS = re.compile(r"\(?(?:\d{2,}|\d/\d)|\(\d|x\d{2,6}(?!\w)|\d(?:\"|″|''?|′)")
+_MORE_DIGITS = re.compile(r"\(?(?:\d{2,}|\d[/:]\d)|\(\d|x\d{2,6}(?!\w)|\d(?:\"|″|''?|′)")
 _ROMAN = re.compile(r"(?:[IVX]+[eᵉ]?[-–—])?[IVX]+(?:e|ᵉ|er|re|\.)?$")
 _ELISION = re.compile(r"^\w{1,5}['’]")  # "l'XI secolo"
 _CENTURY_AND = re.compile(r"(?:^|\s)[IVX]+ и$")  # Russian: the word behind the next one decides
@@ -33,6 +33,7 @@ _DAY_LINKS = ("und", "bis", "oder", "bzw.", "zum", "dem")
 _DAY_AND_LINK = re.compile(r"(?<!\d)\d{1,2} (?:по|до|и)$")  # of two days of a month
 _RATES = ("kbps", "Mbps", "Gbps")  # of data
 _SCORED = re.compile(r"\d{1,3}(?:으?로|의)")  # Korean, behind "3대"
+_PARTICLES = re.compile(r"(?<=[A-Za-z\d%℃²³])[가-힣]+$")  # Korean, as in "9 km를"
 _YEAR = re.compile(r"\d{4}\b")
 
 
@@ -81,9 +82,10 @@ class WordJoining:
             return False
         lang, pointed = self._language, words.split()[-1]
         last, core = bare(pointed), word[slice(*inside(word, ""))]
-        noun = core.rstrip(".")
+        noun = _PARTICLES.sub("", core.rstrip("."))
         forms = {core, noun, noun.lower(), core.partition("/")[0], noun.rstrip("€$£")}
-        forms = forms if word[0] != "(" else set()
+        if word[0] == "(" or (pointed[-1] == '"' and core in lang.links | lang.followers):
+            forms = set()
         if _IBAN.fullmatch(words) and _IBAN_GROUP.fullmatch(noun):
             return True
         if phrase := self._phrase(words):
@@ -122,7 +124,7 @@ class WordJoining:
             or (word in _DAY_LINKS and lang.code == "de" and _CLOCK.search(words))
             or (words.lstrip(OPENING).startswith("+") and core[:1].isdigit())
             or word in _OPERATORS
-            or word.startswith(EVENTS)
+            or (lang.letters_follow and word.startswith(tuple(lang.followers)))
             or (last[-1] == "대" and _SCORED.match(word))
         )
 

@@ -12,7 +12,6 @@ from qwen_megakernel.text.reading.surroundings import OPENING, Found, first_word
 from qwen_megakernel.text.reading.tables import TYPED_SIGNS, any_of, words
 
 _RANGE_BEGIN = re.compile(r"[$€£¥(]?\d")
-_LETTERS_OF_SCALES = ("k", "K", "B", "T")
 _DIFFERENCE = re.compile(r"\d+(?:[.,]\d+)? ?=")
 # Words before "1:10" that make it a ratio, and words behind it.
 _BEFORE_RATIO = re.compile(
@@ -39,8 +38,6 @@ _PLACES = words("""chapter page slide step part episode question attempt round l
     seite folie schritt teil folge frage versuch runde chapitre étape partie épisode diapo tour
     capítulo paso parte episodio pregunta intento página episódio pergunta etapa capitolo pagina pag
     passo domanda глава страница стр шаг часть серия вопрос этап""")
-# Korean words behind a day such as "9.11".
-EVENTS = ("테러", "전쟁", "혁명", "민주", "운동", "사태", "참사", "대책", "총선", "지방선거")
 # What shows that "lun." is a weekday: a mark, or the end of a span of days.
 _BEFORE_WEEKDAYS = ("am", "vom", "zum", "al", "dal", "au", "du", "le", "bis", "a", "до")
 _BEHIND_WEEKDAY = re.compile(r"[,–-]|\s(?:al?|à|au|bis|по)\b|(?<!mar\.)\s\d|\s\d{1,2}/\d")
@@ -61,7 +58,6 @@ class Language(Quantities):
     {LETTERS_FOLLOW}(?<=\()(?P<a>{DAYS})(?=\)) => .days
     (?P<y>\d{4})-(?P<m>\d\d)-(?P<d>\d\d)T(?P<h>[01]\d|2[0-4]):(?P<min>[0-5]\d)
         (?::(?P<s>\d\d)(?:[.,]\d+)?)?(?P<utc>Z)?{EDGE} => .date_and_time
-    (?i)(?P<d>[12]\d|3[01]|0?[1-9])-(?P<m>{MONTH})-(?P<y>\d{4})(?!\d) => .date
     #{HEX}|[\da-fA-F]{1,4}(?:::?[\da-fA-F]{1,4}){4,7}(?![\w:]) => .hex
     (?P<x>802)\.(?P<n>\d{1,2})(?P<a>[a-z])(?P<b>[a-z]?)(?!\w) => {x:spell} {dot} {n} {a} {b}
     ∗\s(?=1\d{3}|20\d\d|\d{1,2}\.?\s(?i:{MONTH})|\d{1,2}[./]\d) => {born}
@@ -71,33 +67,39 @@ class Language(Quantities):
     (?P<d>\d\d)\.(?P<m>\d\d)\.(?P<y>\d{4}){DATE_END} => .date
     (?P<{FIRST}>\d{1,2})(?P<mark>[-./])(?P<{SECOND}>\d{1,2})(?P=mark)(?P<y>\d{4}|\d\d)
         {DATE_END} => .date
-    (?i)(?P<d>\d{1,2})(?:{ORDINAL_MARKS})?\.?\s(?:(?:{LINKS})\s)?(?P<m>{MONTH})
-        (?:,?\s(?:(?:{LINKS})\s)?(?P<y>\d{4})(?!\d))? => .date
+    (?i)(?P<d>\d{1,2})(?:{ORDINAL_MARKS})?(?:\.?\s(?:(?:{LINKS})\s)?|-(?={MONTH}-\d{4}(?!\d)))(?P<m>{MONTH})
+        (?:(?:-|,?\s(?:(?:{LINKS})\s)?)(?P<y>\d{4})(?!\d))? => .date
     (?i)(?P<m>{SHORT_MONTH})\.?(?=\s(?:(?:19|20)\d\d(?![\d:])|de$)) => .month
     (?i)(?:(?<=\d\s)|(?<=\d\.\s))(?P<m>{SHORT_MONTH})\.?(?!\w) => .month
-    {LETTERS_FOLLOW}(?P<m>1[0-2]|[1-9])(?:[·・]|\.(?=\d\d?[\"”]?\s?(?:事|地震|运动|假|テロ|の?震災|절(?!반)
-        |{EVENTS})))(?P<d>\d{1,2})(?!\d) => {m:spell} {d:spell}
+    {LETTERS_FOLLOW}(?P<m>1[0-2]|[1-9])(?:[·・](?!\d/)|\.(?=\d\d?[\"”]?\s?(?:事|地震|运动|假|テロ
+        |の?震災|절(?!반)|테러|전쟁|혁명|민주|운동|사태|참사|대책|총선|지방선거)))(?P<d>\d{1,2})(?!\d)
+        => {m:spell} {d:spell}
     {LETTERS_FOLLOW}(?P<a>\d{1,2})[-–](?P<b>\d{1,2})(?=で?[勝敗負引胜负败输]|战胜|告负|不敌|落后|惜败|으?로(?!\s?\d))
         => {a} {score} {b}
-    {LETTERS_FOLLOW}0(?P<n>[1-9])(?=[月日時时월일분초]) => {n}
-    {LETTERS_FOLLOW}(?<=[^\WA-Za-z_]|[%℃])\s?[~～]\s?(?=\d|오[전후]|[上下]午|午[前後]) => {to}~
+    {LETTERS_FOLLOW}(?<!点)0(?P<n>[1-9])(?=[月日時时分秒월일분초]) => {n}
+    {LETTERS_FOLLOW}(?<=\d[秒초])(?P<n>\d\d)(?!\d) => ~{n:spell}
+    {LETTERS_FOLLOW}(?<=[^\WA-Za-z_]|[%℃])\s?[~～]\s?(?=[-−]?\d|오[전후]|[上下]?午|[AP]M) => {to}~
     {LETTERS_FOLLOW}(?=0|\d\d?/0|(?:[2-9]|1[0-2])/(?:1[34789]|2[1-35-9]|31)(?!\d)|1[0-2]/[1-9](?![\d拍倍])
         |(?:12/1[0-2]|11/1[01])(?![拍倍])|(?<=[~-])\d\d?/\d
-        |(?:1/1|2/[12]|3/[1-3]|4/[1-4]|5/[1-5]|6/[1-6]|[7-9]/[1-7])(?:[はにのがも]|까지)
+        |(?:1/1|2/[12]|3/[1-3]|4/[1-4]|5/[1-5]|6/[1-6]|[7-9]/[1-7])(?:[はにのがも은는이가을에]|까지)
         |\d\d?/\d\d?(?:は?[月火水木金土日]曜|是?(?:星期|周|礼拜)[一二三四五六日天]
+        |[은는]?\s?(?:[월화수목금토일]요일|공?휴|쉬|쉽)|[・、]\d\d?(?![\d/:])
         |\s?[（(](?:{DAYS}|[祝休])[)）]|[~-]\d\d?/\d|[)\s]{1,2}\d{1,2}:\d\d
         |\s?(?:上午|下午|午前|午後|오전|오후|前|まで|から|까지|부터)|(?<=/\d\d)\s?[~～-]\s?\d))
         (?P<m>1[0-2]|0?[1-9])/(?P<d>[12]\d|3[01]|0?[1-9])(?![/.]?\d) => .date
     (?P<{FIRST}>\d{1,2})/(?P<{SECOND}>\d{1,2})(?![/.,]?\d|/) => .day_and_month
     (?<![\d/.])(?P<m>0[1-9]|1[0-2]){OF_YEAR}(?P<y>(?:19|20)\d\d)(?![.,]?\d|/) => .date
     (?P<r>[IVXLCDM]+)(?:e|ᵉ)?\s?[-–—]\s?(?P<to>[IVXLCDM]+)(?:e|ᵉ)?(?!\w|['’]\w) => .roman_range
-    {LETTERS_FOLLOW}(?<![A-Za-z])(?P<r>[IVX]{2,7})(?![A-Za-z0-9]) => .roman_alone
+    {LETTERS_FOLLOW}(?<![A-Za-z])(?P<r>[IVX]{2,7})(?![A-Za-z0-9]) => .roman
     (?P<r>[IVXLCDM]+)(?:\.(?=\s|$)|ers?|re|ᵉ|e)?(?!\w|['’](?!s\b)\w|\.\w) => .roman
     (?P<n>\d{1,3}(?=:)|1(?=/\d+ ))[:/](?P<w>\d{1,3}(?:(?:{GROUP}| )\d{3})+)(?![\d:])
         => {n} {ratio} {num}
     {VERSES} >> (?P<a>\d{1,3})(?::|,(?!\d{3}))(?P<b>\d{1,3})(?!\d|[:,]\d) => {a}{chapter} {b}{verse}
     (?P<m>\d{1,2}):(?P<w>[0-5]\d)[.,](?P<d>\d{1,3})(?:\s?min)?(?![\d:]){EDGE}
         => {m:counted:min} {num}
+    (?i){LETTERS_FOLLOW}(?P<h>1[0-2]|0?[1-9])(?::{MINUTE})?\s?(?P<half>[ap])(?:m|\.m\.?){EDGE}
+        => .half_day
+    (?i){LETTERS_FOLLOW}(?P<half>[ap])\.?m\.?\s?(?=\d\d?(?::\d\d(?!\d)|\s?[点时時시])) => .half_day
     (?i){HOUR}:{MINUTE}(?::(?P<s>[0-5]\d))?(?:\s?(?:Uhr|h(?:rs?|s)?)\b)?(?![\d:]) => .time
     (?P<h>\d{1,2})\s?h\s?(?P<m>\d{1,2})\s?(?:min|m|['′])(?:\s?(?P<s>\d{1,2})\s?(?:s|\"|″|''))?(?!\w)
         => {h:counted:h} {m:counted:min} {s:counted:s}
@@ -113,7 +115,8 @@ class Language(Quantities):
     (?P<a>\d{1,4}):(?P<b>\d{1,6})(?![\d:]) => {a} {ratio} {b}
     (?P<n>[1-3])\.?\s(?P<book>{BOOKS})
         (?:\.?\s(?P<a>\d{1,3})[:,]\s?(?P<b>\d{1,3})(?!\d)|\.(?=\s)|(?=\s\d)) => .book
-    (?!.*(?:vers\w+|верси.|版本|バージョン|버전)$).* >> (?i)v\.?\s?(?=\d+\.\d) => {version_name}
+    (?!.*(?:vers\w+|верси.|版本|バージョン|버전)$).*
+        >> (?i)v(?:er\.)?\.?\s?(?=\d+\.\d) => {version_name}
     (?P<n>\d{1,3})['′.]\s?\+\s?(?P<m>\d{1,2}){EDGE}['′]? => {n} {plus} {m}
     (?:\+ ?)?\(?\d{1,14}\)?(?:(?: ?[-–./] ?| ?(?=\()|(?<=\)) ?| )\(?\d{1,14}\)?)+
         (?: ?x(?P<x>\d{1,6})(?!\w))?|\+\d{7,15}(?!\d) => .phone
@@ -121,7 +124,8 @@ class Language(Quantities):
         >> (?P<a>\d{3})-(?P<b>\d{1,3})(?![.,/-]?\d) => {a} {b}
     .*(?:波音|空客|空中客车|ボーイング|エアバス|보잉|에어버스)
         >> (?P<a>\d{3})-(?P<b>\d{1,3})(?![.,/-]?\d) => {a:spell} {b:spell}
-    err(?:or|ore|eur|o)s?|fehler|ошибк[аиу]|status|.*(?:错误|エラー|오류)
+    https?[-/\d.]* >> (?P<n>[1-5](?!00)\d\d)(?![\d.:,-]*\w) => {n:spell}
+    (?:https?-)?(?:err(?:or|ore|eur|o)s?|fehler|ошибк[аиу]|status|response)|.*(?:错误|エラー|오류)
         >> (?P<n>[45](?!00)\d\d)(?![\d.:,-]*\w) => {n:spell}
     \d+(?P<mark>[-:])\d+(?:(?P=mark)\d+)+(?![:-]){EDGE} => .chain
     (?P<y>1[89]\d\d|20\d\d)/(?P<z>\d\d|(?:19|20)\d\d)(?![\d/]) => .two_years
@@ -131,12 +135,12 @@ class Language(Quantities):
         (?:[分点]|(?=\s?점)|(?<=\d\d/100)(?![\d/万億억만])) => .rated
     .*(?:[评評得]分|[评評][价価]|成绩|满意度|満足度|スコア|点数|평점|점수|만족도)[^。]{0,20}
         >> {LETTERS_FOLLOW}(?P<w>\d{1,2})/(?P<b>10|5)(?![\d/]) => .rated
-    (?:{PLACES})\.? >> {APART}(?P<w>\d{1,3})(?P<at>/)(?P<b>\d{1,3})(?![\d/]) => .rated
+    (?:{PLACES})\.? >> (?!{LETTERS_FOLLOW})(?P<w>\d{1,3})(?P<at>/)(?P<b>\d{1,3})(?![\d/]) => .rated
     größe|gr\.|sizes?|waist|jeans|джинсы|taglia|talla|размер >> (?P<a>\d\d)/(?P<b>\d\d)(?![\d/])
         => {a} {b}
-    {APART}(?!20/20|50/50)(?P<w>\d{1,3})/(?P<b>(?P=w)|100)(?![\d/]) => .rated
-    {APART}(?P<w>[245-9])/(?P<b>10)(?![\d/]| ?(?:{UNITS}){EDGE}) => .rated
-    \d{1,3}(?:,\d{1,3}){2,}(?![\d,.]*\d) => .list
+    (?!{LETTERS_FOLLOW})(?!20/20|50/50)(?P<w>\d{1,3})/(?P<b>(?P=w)|100)(?![\d/]) => .rated
+    (?!{LETTERS_FOLLOW})(?P<w>[245-9])/(?P<b>10)(?![\d/]| ?(?:{UNITS}){EDGE}) => .rated
+    (?:\d{1,3}(?:,\d{1,3}){2,}|{LETTERS_FOLLOW}\d\d?,\d\d?(?=[^\WA-Za-z_]))(?![\d,.]*\d) => .list
     (?P<sizes>{SIZE}(?:(?: ?x ?|×){SIZE})+)
         (?: ?(?P<unit>{UNITS}){EDGE}(?:/(?P<per>{UNITS}){EDGE})?{UNIT_POINT}
         |{EDGE}(?!\^|[.,]?\d| ?=| ?(?:{CURRENCIES}){EDGE})) => .size
@@ -160,10 +164,9 @@ class Language(Quantities):
     (?<=[A-Z]-)(?P<n>\d{1,4})(?=\s(?:[NSEW](?!\w)|[Kk]m\s\d)) => {n}
     {SIGN}{NUM}{SPAN}(?P<gap>[ -]?)(?P<unit>{UNITS})
         (?:(?:/|(?<=[kKMGT]b)p)(?P<per>{UNITS}))?{EDGE}{UNIT_POINT} => .unit
-    (?<=[^\W\d_])/(?P<per>{AREAS}){EDGE} => .per
     (?:(?<=/kg)|(?<=/кг))/(?P<per>[^\W\d_]+) => .per
-    (?<=[^\W\d_]{3})/(?P<per>s|min|h)(?!\w) => .per
-    (?<=[元円원])/(?P<per>{UNITS}){EDGE} => .per
+    (?<=[^\W\d_])/(?:(?<=[元円원万]/)|(?=\w{1,2}[²³])|(?<=\w{3}/)(?=(?:s|min|h)(?!\w)))(?P<per>{UNITS}){EDGE}
+        => .per
     (?<=[A-Z])(?P<a>\d{1,2})/(?P<y>(?:19|20)\d\d)(?![\d/]) => {a} {y:year}
     (?P<w>\d{1,3}(?:{GROUP}\d{3})+|\d{1,5}(?=/\d{4}))/(?P<y>(?:19|20)\d\d|\d\d)(?![\d/])
         => {num} {slash} {y:year}
@@ -172,11 +175,12 @@ class Language(Quantities):
         (?: ?(?![x×](?!\w))(?P<unit>{UNITS}){EDGE}{UNIT_POINT})?{EDGE} => .fraction
     (?P<w>\d{1,3}(?:{GROUP}\d{3})+|\d+)(?:{ORDINAL_MARKS}){EDGE} => .ordinal
     (?<![\w/&])(?<![^\W\d_]\.)(?:{ABBREVIATIONS}){EDGE}(?!/) => .abbreviation
+    .*(?:番?号码?|번호)[是为はが은는]?[:：]? >> {LETTERS_FOLLOW}(?P<x>)#\s?(?=\d) => {x}
     #\s?(?P<n>\d{5,}(?![.,]?\d)|\d{4,}(?=-[A-Z\d])) => {number_sign} {n:spell}
     #\s?{NUM} => {number_sign} {num}
     (?:[nN]\.?[º°]|№|#)\s?(?=[A-ZА-Я]{1,4}-?\d) => {number_sign}~
     [Kk]m\s(?=\d) => .at_kilometer
-    {APART}{NUM}\s?(?P<scale>{LONG_SCALES}){EDGE} => .scaled
+    (?!{LETTERS_FOLLOW}){NUM}\s?(?P<scale>{LONG_SCALES}){EDGE} => .scaled
     {NUM}(?=\s(?P<noun>[^\W\d_]{2,})) => .counted
     (?![~≈<>≤≥±]\s?[\d.,]+[^\W\d_]){SIGN}{NUM} => .number
     (?<=GMT|UTC)[-–−](?=\d) => ~{minus}~
@@ -195,8 +199,6 @@ class Language(Quantities):
     def patterns(self) -> dict[str, str]:
         """Return the regular expressions that rules name in capitals, besides attributes."""
         mark, short = re.escape(self.group_mark), {*self.month_forms} - self.full_months
-        below = r"|(?<=[^\WA-Za-z_])(?<!\d)(?<!\d.)(?<!\d..)(?=[-−][\d.]+\s?[℃°度도%])"
-        below *= self.letters_follow
         return {
             "ADDRESS": r"[^\s<>\"'()\[\]{}]",
             "VERSES": rf"(?:{any_of(_BOOKS)})\.?|.*(?:福音|[诗詩]篇|ヨハネ|マタイ|ルカ|복음|시편)",
@@ -208,8 +210,9 @@ class Language(Quantities):
             "HOUR": r"(?P<h>[01]?\d|2[0-4])",
             "MINUTE": r"(?P<m>[0-5]\d)",
             # A sign; behind a word it is a dash, or in East Asia behind a number and its counter.
-            "SIGN": rf"(?P<sign>(?:(?<![^\W_])(?<![%°¢]){below})[-−+±~≈<>≤≥]\s?"
-            + r"(?!(?<=\+ )\d{1,4}[xyz]\s?[-+−=*^]))?",
+            "SIGN": r"(?P<sign>(?:(?<![^\W_])(?<![%°¢])|{LETTERS_FOLLOW}(?:(?<=[至到为はがら은는])"
+            + r"|(?<=[^\WA-Za-z_])(?<!\d)(?<!\d.)(?<!\d..))(?=[-−][\d.]+\s?[℃°度도%]))"
+            + r"[-−+±~≈<>≤≥]\s?(?!(?<=\+ )\d{1,4}[xyz]\s?[-+−=*^]))?",
             # The point of a unit, where no sentence begins.
             "UNIT_POINT": r"(?:\.(?:(?=\s+[a-zß-öø-ÿа-яё+&(=–-])|$)"
             + r"|(?:(?<=ft|lb|yd|hr|\sч|дн)|(?<=lbs|hrs))\.(?=\s\d))?",
@@ -218,7 +221,6 @@ class Language(Quantities):
             "DATE_END": r"(?!\d|[./]\d|-(?!\d{1,2}[./]\d)\d)",  # the second of two may follow
             "EDGE": r"(?![A-Za-z]|\d+(?!\d|[^\0-\x7f]))" if self.letters_follow else r"(?![^\W_])",
             "BEGIN": r"(?<![^\W_])" if self.space else "(?:)",
-            "APART": "(?!)" if self.letters_follow else "(?:)",
             "GROUP": mark,
             "NUM": self._num(""),
             "PER_ONE": r"(?:/(?P<per>[^\W\d_]+(?:·\w)?){UNIT_POINT})?",
@@ -227,12 +229,10 @@ class Language(Quantities):
             + r"(?:,[-–—]{1,2})?" * (self.decimal == ",")
             + rf"(?:\s?(?P<scale>{any_of([*self.scales, *self.money_scales])}){{EDGE}})?",
             "CODE": rf"(?:\s(?P<code>{any_of(self.currency_names)})(?!\w))?",
-            "AREAS": any_of(unit for unit in self.units if unit[-1] in "²³"),
-            "LONG_SCALES": any_of({*self.scales} - {*_LETTERS_OF_SCALES}),
+            "LONG_SCALES": any_of({*self.scales} - {*"kKBT"}),
             "DAYS": any_of([*self.weekdays, *self.weekdays.values()]),
             "MONTH": rf"(?:{any_of(self.full_months)}|(?:{any_of(short)})\.?)(?!\w)",
             "SHORT_MONTH": any_of(short - {"mar"}),
-            "EVENTS": any_of(EVENTS),
             "OF_YEAR": "[/.]" if self.decimal == "," else "/",
             "FIRST": "d" if self.day_first else "m",
             "SECOND": "m" if self.day_first else "d",
@@ -302,6 +302,13 @@ class Language(Quantities):
         if is_ratio and not found["s"]:
             return None
         return self.time(int(found["h"]), int(found["m"] or 0), int(found["s"] or 0) or None)
+
+    def read_half_day(self, found: Found) -> str:
+        """Return the words of "3:30 PM", or of "PM" before a time; the half of the day is first."""
+        half = self.halves[found["half"] in "pP"]
+        half = "" if found.past.rstrip().endswith(half) else half + self.space
+        time = self.time(int(found["h"]), int(found["m"] or 0), None) if found["h"] else ""
+        return half + time + self.kept_point(found)
 
     def read_two_years(self, found: Found) -> str | None:
         """Return "2019/20" as two years; None where the second does not follow the first."""

@@ -26,6 +26,8 @@ class RomanNumerals(Codes):
     def read_roman(self, found: Found) -> str | None:
         """Return the words of a Roman numeral after a name or a word such as "chapter"."""
         number = roman_number(found["r"])
+        if number and self.letters_follow and not found.before[-1:].isascii():
+            return self.cardinal(number)  # between characters of another script
         if not number or found.last.strip(" (\"'"):
             return None
         said = self.roman(number, found, first_word(found.rest))
@@ -61,8 +63,3 @@ class RomanNumerals(Codes):
         """Return that word in lower case, without an abbreviation."""
         word = self.numbered_by(found)
         return self.abbreviations.get(word, word).lower()
-
-    def read_roman_alone(self, found: Found) -> str | None:
-        """Return the words of a Roman numeral between characters of another script."""
-        number = roman_number(found["r"])
-        return self.cardinal(number) if number and not found.before[-1:].isascii() else None

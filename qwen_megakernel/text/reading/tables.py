@@ -95,6 +95,7 @@ class Tables:
     PARTS = ""  # names of fractions by their denominators: "4: Viertel"
     fraction_joint = ""  # between a number and a fraction, if it is not the word for "&"
     parts_form = "{bottom} {top}"  # the words of a fraction whose denominator has no name
+    ordinal_form = ""  # the words of an ordinal, if a cardinal is part of them
     ordinal_marks = r"(?!)"  # regular expression of what follows the digits of an ordinal
     degree_is_ordinal = False  # whether "1°" may be an ordinal
     pointed_endings: tuple[str, ...] = ()  # of words with a point, such as "Hauptstr."
@@ -112,6 +113,7 @@ class Tables:
     position = ""  # the words of a place in a total, as in "page 5/12", if they are others
     chapter, verse = ",", ""  # what is said behind the two numbers of "John 3:16"
     born = ""  # what is said for the star in "(* 1749)"
+    version_mark = r"v\.?"  # regular expression of it
     version_name = "version"  # what is said for the "v" of "v2.1"
     BOOKS = ""  # of the Bible, which may have a number, as they are written
     book_number = "{n:ordinal}"  # what is said for that number
@@ -145,6 +147,7 @@ class Tables:
     day_first = True  # whether 5/3 is the fifth of March
     first_day = ""  # the word for the first day of a month, if it is not a cardinal
     dates = "{day} {month}", "{day} {month} {year}"
+    halves = "", ""  # of the day, before the hour
     times = "", "", ""  # templates: on the hour, with minutes, and the ending with seconds
     # Words and marks.
     ABBREVIATIONS = ""  # "~" stands for a space in them
@@ -156,7 +159,7 @@ class Tables:
     LETTERS = ""  # the names of the letters, in order, for a model that reads only words
     WEB: str  # names of the characters in addresses
     opens = words("")  # as written; their reading depends on the next word
-    followers = words("")  # further words, in lower case, that may belong to the number before them
+    followers = words("am pm a.m p.m")  # words, in lower case, that may belong to a number before
     space = " "  # the text between words
     letters_follow = False  # whether words are written directly after digits
 
@@ -202,7 +205,7 @@ class Tables:
         self.group_mark = "," if self.decimal == "." else "."
         self.ratio = self.to if self.score is None else self.score
         self.books = table(self.BOOKS)
-        self.opens |= {*_NUMBER_SIGNS, "№", "op.", "Op.", "v."}
+        self.opens |= {*_NUMBER_SIGNS, "№", "op.", "Op.", "v.", "ver.", "Ver.", "AM", "PM"}
         self.opens |= {"km", "Km"} & {*self.units}
         self._name_days_and_months()
         self._name_signs()

@@ -43,13 +43,15 @@ class Words(Tables):
             name, form = match.groups()
             if name not in fields:
                 return str(getattr(self, name))
-            if not fields[name].isdecimal():
+            if not fields[name].isdecimal() and form not in ("spell", "version"):
                 names = getattr(self, form or "", None)
-                return names[fields[name]] if isinstance(names, dict) else fields[name]
+                said = names[fields[name]] if isinstance(names, dict) else fields[name]
+                return said.many if isinstance(said, Noun) else said
             if not form or len(form) < 3:
                 return self.cardinal(int(fields[name]), form or "")
             method, *options = form.split(":")
-            digits: Any = fields[name] if method.startswith("spell") else int(fields[name])
+            is_text = method in ("spell", "spell_phone", "version")
+            digits: Any = fields[name] if is_text else int(fields[name])
             return str(getattr(self, method)(digits, *options))
 
         return self.space.join(_FIELD.sub(said, template).split()).replace("~", self.space)
@@ -94,7 +96,8 @@ class Words(Tables):
         return said
 
     def ordinal(self, number: int) -> str:
-        return self.say(number, "ordinal")
+        form = self.ordinal_form
+        return form.format(self.cardinal(number)) if form else self.say(number, "ordinal")
 
     def fraction(self, top: int, bottom: int) -> str:
         return self.parts_form.format(top=self.cardinal(top), bottom=self.cardinal(bottom))

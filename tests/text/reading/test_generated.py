@@ -47,7 +47,7 @@ def tables(language: str):
 def cardinals(language: str, number: int) -> set[str]:
     """The words of a number in every gender."""
     own = tables(language)
-    genders = ("", "m", "f", "n", *own.endings)
+    genders = ("", "m", "f", "n", own.noun_gender, *own.endings)
     words = {own.cardinal(number, gender) for gender in genders}
     return words | ({own.hour(number), own.native(number)} if language == "korean" else set())
 
