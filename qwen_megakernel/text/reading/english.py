@@ -19,7 +19,7 @@ class English(Language):
     counted_nouns = behind_metres = saints = files = words("")
 
     RULES = r"""
-    (?i){HALF_DAY}a(?:\.m\.?|m|(?=[-–]\d\d?(?::\d\d)?p))(?!\w) => {h}{m:minutes} a m{end}
+    (?i){HALF_DAY}a(?:\.m\.?|m|(?<=:\d\da)|(?=[-–][\d:]{1,5}p))(?!\w) => {h}{m:minutes} a m{end}
     (?i){HALF_DAY}p(?:\.m\.?|m)(?!\w) => {h}{m:minutes} p m{end}
     (?<=\.m\.)\s?[-–—]\s?(?=\d) => ~to~
     in|of|the >> ['’](?P<a>\d\d)[-–/]['’]?(?P<b>\d\d)(?![\w/]) => {a:minutes} to {b:minutes}
@@ -49,17 +49,17 @@ class English(Language):
     \A(?!.*(?i:divi|multi|crea|redu|cut|gr[eo]w|rose|r[ai]is|f[ae]ll|drop|lower|scal|shr|off)
         [^.;]*\bby\s$).*\b(?i:(?<!\d\s)by|until|till|before|after|since)\s$
         >> {MONTH_AND_DAY} => .date
-    (?i:from|between)\s$ >> (?={LATE_DAY}){MONTH_AND_DAY} => .date
-    (?={LATE_DAY}[-–]\d\d?/){MONTH_AND_DAY} => .date
-    (?:{LATE_DAY}\s?(?:to|through|[-–])|between\s{LATE_DAY}\sand)\s?$ >> {MONTH_AND_DAY} => .date
+    (?i:from|between)\s$ >> (?={LATE}){MONTH_AND_DAY} => .date
+    (?={LATE}[-–]\d\d?/){MONTH_AND_DAY} => .date
+    (?:(?:{LATE}|/2\d|/3[01]) ?(?:to|th\w+|[-–])|between {LATE} and) ?$ >> {MONTH_AND_DAY} => .date
     (?P<n>\d\d?)k(?=\s(?:race|run|walk|course)s?(?!\w)) => {n} k
     \b(?:ran|runs?|running|jog\w*|walk\w*|rac\w+|finish\w*|train\w*\sfor)\s\w+\s$
         >> (?P<n>\d\d?)k(?!\w) => {n} k
     \$(?P<x>)(?=[\d,.]+\s[Pp]esos) => {x}
     M[-–]F(?!\w) => Monday to Friday
-    (?<=\da[-–]){HALF_DAY}p(?!\w) => {h}{m:minutes} p m
+    (?:(?<=\da[-–])|(?=\d\d?:\d\dp)){HALF_DAY}p(?!\w) => {h}{m:minutes} p m
     .*\d(?:st|nd|rd|th) >> fl\.?(?!\w) => floor{end}
-    at|to|is|of|hits?|reach\w*|around|about|by >> (?P<n>[1-9]\d\d)F(?!\w) => {n} degrees Fahrenheit
+    at|to|is|temp:? >> (?P<w>\d{2,3})(?:\.(?P<d>\d)|(?<=\d{3}))F(?!\w) => {num} degrees Fahrenheit
     24[/x]7/365(?![\d/]) => twenty-four seven three sixty-five
     [qQ](?=\d{1,2}(?:-\d{1,2})?h(?!\w)) => every~
     up|down|by|rose|fell|gained|lost|another|cut|raised >> (?P<n>\d{1,4})\s?bps(?!\w)
@@ -74,7 +74,7 @@ class English(Language):
     (?P<a>Mon|Sat|Sun)(?=\s\d{1,2}(?:[-–:/]|\s?[ap]|(?:{ORDINAL_MARKS})?\s(?i:{MONTH}))) => .days
     per >> (?=\w*[A-Z]|k[gm]|mg|ml|cm)(?P<per>{UNITS})(?!\w) => .one
     b/w(?=\s(?:\d|the|you|us|them|my|our|two|both)\b) => between
-    exp(?:\.|iry)?|thru >> (?P<m>0[1-9]|1[0-2])/(?P<y>\d\d)(?![\d/]) => {m:spell} {y}
+    exp[.:]{0,2}|expiry:?|thru >> (?P<m>0[1-9]|1[0-2])/(?P<y>\d\d)(?![\d/]) => {m:spell} {y}
     an?|got|grade|of|with|from|to|is >> (?P<g>[A-D])-(?![\w-]|\s(?:and|or|to)\s|,) => {g} minus
     (?P<n>\d{1,4})/(?P<d>\d{1,3})(?:rds|ths|nds)(?!\w) => .fraction
     (?i:\b(?:call|dial|text))\s$ >> (?P<n>\d{3}|\d{5,6})(?<!00)(?![\d.,:/% -]*\d)(?!\w) => {n:spell}
@@ -118,7 +118,7 @@ class English(Language):
     no_measure = r"(?![\d/]|[.,]\d|\s?(?:{UNITS}|%|of|full|way|hours?|miles?|inch|year)(?!\w))"
     month_and_day = r"(?P<m>1[0-2]|0?[1-9])/(?P<d>[12]\d|3[01]|0?[1-9]){NO_MEASURE}"
     # Of a month whose number is larger, so that it is hardly a fraction.
-    late_day = r"(?:1[0-2]/[1-9]|12/1[01]|9/[1-8]|8/[1-7]|7/[1-6]|6/[1-5]|5/[1-4]|4/[1-3])(?!\d)"
+    late = r"(?:1[0-2]/[1-9]|12/1[01]|9/[1-8]|8/[1-7]|7/[1-6]|6/[1-5]|5/[1-4]|4/[1-3])(?!\d)"
     per_time = r"(?:second|minute|hour|day|week|month|year|person)(?!\w)"
     short_months = words("Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec")
     feet = r"\d{1,3}['′](?:\s?(?:1[01]|\d)(?:\"|″|''))?"
