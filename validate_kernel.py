@@ -81,7 +81,7 @@ def validate_plain(loaded: loading.Checkpoint, args: argparse.Namespace, title: 
     if args.reference:
         cases = greedy_cases.load_cases(Path(args.reference))
     else:
-        options.report_loading(args, "the official package")
+        options.say(args, "loading the official package")
         official.package()  # takes seconds, which are no part of the estimate
         with progress.bar(title, args.steps, quiet=args.quiet) as on_frames:
             cases = greedy_cases.official_cases(loaded, args.steps, on_frames)
@@ -138,7 +138,7 @@ def main(args: argparse.Namespace) -> int:
         check_writable(Path(args.save_reference), "a recording")
     compare.forbid_reduced_precision()
     loaded = with_weights(loading.load(loading.resolve(args.model)), args.weights)
-    options.report_compiling(args)
+    options.log_progress(args, "native.compiling")
     if args.steps is None:
         is_fast = args.full or torch.cuda.is_available() or args.backend == "torch"
         args.steps = FULL_STEPS if is_fast else EMULATED_STEPS

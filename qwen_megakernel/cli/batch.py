@@ -6,15 +6,12 @@ import os
 import sys
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qwen_megakernel.cli import options, parsing
 from qwen_megakernel.errors import QwenTTSError, UsageError, check_names
 from qwen_megakernel.printable import printable
 from qwen_megakernel.speech_options import OPTIONS, SpeechOptions
-
-if TYPE_CHECKING:
-    from qwen_megakernel.engine.speech_engine import SpeechEngine
 
 
 class Lines(str):
@@ -59,9 +56,17 @@ def run(args: argparse.Namespace) -> int:
     if todo:
         with options.engine_from_args(args, marking, num_slots=min(args.slots, len(todo))) as tts:
             how = options.speech_options(args, tts)
+
+            def speak(task: dict[str, Any]) -> float:
+                """Speak to a file, which appears when it is complete; return its seconds."""
+                own = {name: value for name, value in task.items() if name in OPTIONS}
+                speech = tts.synthesize(task["text"], loudness=args.loudness, **(how | own))
+                speech.save(folder / task["output"], args.encoding)
+                return len(speech.audio) / speech.sample_rate
+
             pool = ThreadPoolExecutor(tts.num_slots)
             try:
-                spoken = {pool.submit(_speak, args, tts, folder, how, task): task for task in todo}
+                spoken = {pool.submit(speak, task): task for task in todo}
                 for done in as_completed(spoken):
                     name = spoken[done]["output"]
                     try:
@@ -76,20 +81,6 @@ def run(args: argparse.Namespace) -> int:
     counts = f"{len(todo) - num_failed} spoken, {len(tasks) - len(todo)} there already"
     options.say(args, f"{folder}: {counts}, {num_failed} failed")
     return code
-
-
-def _speak(
-    args: argparse.Namespace,
-    tts: "SpeechEngine",
-    folder: Path,
-    how: dict[str, Any],
-    task: dict[str, Any],
-) -> float:
-    """Speak one text to its file, which appears when it is complete; return its seconds."""
-    own = {name: value for name, value in task.items() if name in OPTIONS}
-    speech = tts.synthesize(task["text"], loudness=args.loudness, **(how | own))
-    speech.save(folder / task["output"], args.encoding)
-    return len(speech.audio) / speech.sample_rate
 
 
 def _read(path: str) -> list[dict[str, Any]]:

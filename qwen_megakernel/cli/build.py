@@ -19,7 +19,7 @@ def build(args: argparse.Namespace) -> int:
     from qwen_megakernel.decoders.quantization import check_weights
     from qwen_megakernel.native import cpu_library
 
-    options.report_compiling(args)
+    options.log_progress(args, "native.compiling")
     archs = _archs(args.arch)
     if CPU in archs:
         for name in cpu_library.sets_of_machine():

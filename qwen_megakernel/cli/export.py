@@ -1,7 +1,6 @@
 """The command `export coreml`: a checkpoint as Core ML models."""
 
 import argparse
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,7 @@ def export_coreml(args: argparse.Namespace) -> int:
     from qwen_megakernel.decoders.backends import check_form
     from qwen_megakernel.decoders.coreml.export import ExportOptions, export
 
-    level = logging.NOTSET if args.quiet or args.debug else logging.INFO
-    logging.getLogger("qwen_megakernel.decoders.coreml").setLevel(level)
+    options.log_progress(args, "decoders.coreml")
     chosen = ExportOptions(
         args.positions,
         args.precision,

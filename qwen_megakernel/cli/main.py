@@ -62,7 +62,7 @@ def download(args: argparse.Namespace) -> int:
 
 def doctor(args: argparse.Namespace) -> int:
     """Print facts about this machine: versions, processor, GPU, compilers, caches, backend."""
-    options.report_loading(args, "PyTorch")
+    options.say(args, "loading PyTorch")
     from qwen_megakernel.cli.doctor import report
 
     facts = report()

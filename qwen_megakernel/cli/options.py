@@ -235,7 +235,12 @@ def speech_options(args: argparse.Namespace, tts: "SpeechEngine") -> dict[str, A
 
     A voice to clone is cloned here, by `tts`, which remembers it for the next call.
     """
-    return {"voice": _voice(args, tts)} | given_options(args)
+    voice: str | Voice | None = args.voice
+    if args.voice_sample is not None:
+        require_cloning(tts, "--voice-sample")
+        text = None if args.xvector else args.ref_text
+        voice = tts.create_voice(args.recording, text, name=Path(args.voice_sample).stem)
+    return {"voice": voice} | given_options(args)
 
 
 def given_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -253,14 +258,6 @@ def given_options(args: argparse.Namespace) -> dict[str, Any]:
 
 def _values(args: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in OFFERED if name in args}
-
-
-def _voice(args: argparse.Namespace, tts: "SpeechEngine") -> "str | Voice | None":
-    if args.voice_sample is None:
-        return args.voice
-    require_cloning(tts, "--voice-sample")
-    text, name = None if args.xvector else args.ref_text, Path(args.voice_sample).stem
-    return tts.create_voice(args.recording, text, name=name)
 
 
 def require_cloning(tts: "SpeechEngine", words: str) -> None:
@@ -340,7 +337,7 @@ def engine_from_args(
     if is_small(args):
         grammar_of(ENGLISH, True)  # demo-voice needs it, and a thread is loading PyTorch
     else:
-        report_loading(args, f"{args.model or 'the default model'}{slots}")
+        say(args, f"loading {args.model or 'the default model'}{slots}")
     if "torch" not in sys.modules:
         import_torch(is_command=True, with_compiler=not is_small(args))
     import torch
@@ -348,7 +345,7 @@ def engine_from_args(
     from qwen_megakernel import families
     from qwen_megakernel.native import cpu_threads
 
-    report_compiling(args)
+    log_progress(args, "native.compiling")
     started = time.perf_counter()
     # PyTorch's limit for threads other than the engine's, such as one that reads a recording.
     most = min(cpu_threads.available_cores(), torch.get_num_threads())
@@ -383,11 +380,6 @@ def say(args: argparse.Namespace, line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def report_loading(args: argparse.Namespace, what: str) -> None:
-    """Say that a model is being loaded; importing PyTorch alone may take ten seconds."""
-    say(args, f"loading {what}")
-
-
 def report_engine(args: argparse.Namespace, engine: "SpeechEngine") -> None:
     """Say which backend and device the engine has."""
     from qwen_megakernel.native.cpu_threads import available_cores
@@ -398,9 +390,7 @@ def report_engine(args: argparse.Namespace, engine: "SpeechEngine") -> None:
     say(args, facts)
 
 
-def report_compiling(args: argparse.Namespace) -> None:
-    """Log compilations and their durations, unless --quiet or --debug sets the log level."""
-    from qwen_megakernel.native import compiling
-
+def log_progress(args: argparse.Namespace, module: str) -> None:
+    """Log the steps of a module of the package, unless --quiet or --debug sets the log level."""
     level = logging.NOTSET if args.quiet or args.debug else logging.INFO
-    logging.getLogger(compiling.__name__).setLevel(level)
+    logging.getLogger(f"qwen_megakernel.{module}").setLevel(level)

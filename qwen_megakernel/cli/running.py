@@ -36,27 +36,20 @@ _ENDS = {
 
 def read_text(text: str) -> str:
     """Return the text itself, or standard input for "-"; raise UsageError if it is not UTF-8."""
-    if text != "-":
-        if os.path.isfile(text) or (text.endswith(".txt") and " " not in text):
-            logger.warning(
-                "This speaks the name %s. --file %s speaks what it contains.", text, text
+    name = getattr(text, "path", "The text")  # of --file
+    if text == "-":
+        name = "Standard input"
+        if sys.stdin is None:
+            raise UsageError(
+                "There is no standard input to read the text from.",
+                hint="Give the text on the command line.",
             )
-        return _checked(text, getattr(text, "path", "The text"))  # of --file
-    if sys.stdin is None:
-        raise UsageError(
-            "There is no standard input to read the text from.",
-            hint="Give the text on the command line.",
-        )
-    return _checked(None, "Standard input")
-
-
-def _checked(text: str | None, name: str) -> str:
-    """Return a text, or standard input for None; raise UsageError if its bytes are no characters.
-
-    Python keeps such bytes of an argument, and in some locales of standard input, as surrogates.
-    """
+    elif os.path.isfile(text) or (text.endswith(".txt") and " " not in text):
+        logger.warning("This speaks the name %s. --file %s speaks what it contains.", text, text)
     try:
-        text = sys.stdin.read() if text is None else text
+        if text == "-":
+            text = sys.stdin.read()
+        # Python keeps other bytes of an argument, and of some locales' input, as surrogates.
         text.encode("utf-8", "surrogateescape").decode("utf-8")
     except (UnicodeDecodeError, UnicodeEncodeError) as error:
         is_utf16 = error.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -218,16 +211,20 @@ class _Reports(io.FileIO):
             return len(data)
 
 
+def _buffered(stream: TextIO, kind: type[io.FileIO]) -> TextIO:
+    """Return a standard stream whose buffer holds lines, and writes them to a file of this kind."""
+    lines = io.BufferedWriter(kind(stream.fileno(), "w", closefd=False))
+    return io.TextIOWrapper(lines, stream.encoding, stream.errors, line_buffering=True)
+
+
 def _reports() -> TextIO:
     """Return standard error as `_Reports`; text in memory, as it is."""
-    reports = sys.stderr
-    if reports is None:  # the caller closed it, and `print` would write to standard output instead
+    if sys.stderr is None:  # the caller closed it; `print` would write to standard output instead
         return open(os.devnull, "w")
     try:
-        lines = io.BufferedWriter(_Reports(reports.fileno(), "w", closefd=False))
+        return _buffered(sys.stderr, _Reports)
     except io.UnsupportedOperation:
-        return reports
-    return io.TextIOWrapper(lines, reports.encoding, reports.errors, line_buffering=True)
+        return sys.stderr
 
 
 def _prepare_output() -> None:
@@ -243,8 +240,7 @@ def _prepare_output() -> None:
     if out.errors == "strict":
         out.reconfigure(errors="backslashreplace")
     if isinstance(out.buffer, io.RawIOBase):
-        lines = io.BufferedWriter(io.FileIO(out.fileno(), "w", closefd=False))
-        sys.stdout = io.TextIOWrapper(lines, out.encoding, out.errors, line_buffering=True)
+        sys.stdout = _buffered(out, io.FileIO)
 
 
 def _has_output_failed() -> bool:

@@ -34,7 +34,7 @@ def add_commands(commands: Any) -> None:
 
 def prepare(args: argparse.Namespace) -> int:
     """Encode recordings: read metadata.csv and wav/, write their codes to a JSONL file."""
-    options.report_loading(args, args.snac)
+    options.say(args, f"loading {args.snac}")
     from qwen_megakernel.gpu.driver import find_device
     from qwen_megakernel.sheen.codec import SnacCodec, find_snac
     from qwen_megakernel.sheen.training.prepare import prepare
@@ -59,7 +59,7 @@ def prepare(args: argparse.Namespace) -> int:
 
 def train(args: argparse.Namespace) -> int:
     """Train a voice on a dataset."""
-    options.report_loading(args, args.model)
+    options.say(args, f"loading {args.model}")
     from qwen_megakernel.sheen.training.job import train_voice
 
     with training.step_bar(args) as watch:
@@ -73,7 +73,7 @@ def infer(args: argparse.Namespace) -> int:
     text = speak.read_text(args)
     options.check_options(args)
     mark = options.marking_from_args(args)
-    options.report_loading(args, args.model)
+    options.say(args, f"loading {args.model}")
     from qwen_megakernel.sheen.engine import SheenEngine
 
     given = {name: getattr(args, name) for name in _OF_ENGINES}
@@ -96,7 +96,7 @@ def verify_dataset(args: argparse.Namespace) -> int:
 
 def verify_tokenizer(args: argparse.Namespace) -> int:
     """Check the tokenizer and the embeddings of a trained voice."""
-    options.report_loading(args, args.model)
+    options.say(args, f"loading {args.model}")
     from qwen_megakernel.sheen import model_folder
     from qwen_megakernel.sheen.training.verify import check_tokenizer
 
@@ -106,7 +106,7 @@ def verify_tokenizer(args: argparse.Namespace) -> int:
 
 def verify_snac(args: argparse.Namespace) -> int:
     """Check that a SNAC codec encodes, decodes and streams."""
-    options.report_loading(args, args.snac)
+    options.say(args, f"loading {args.snac}")
     from qwen_megakernel.sheen.codec import find_snac
     from qwen_megakernel.sheen.training.verify import check_snac
 
@@ -116,7 +116,7 @@ def verify_snac(args: argparse.Namespace) -> int:
 
 def verify_training(args: argparse.Namespace) -> int:
     """Check training on two samples of a dataset, without keeping the result."""
-    options.report_loading(args, args.model)
+    options.say(args, f"loading {args.model}")
     from qwen_megakernel.sheen.training.verify import check_training
 
     inputs = _inputs(args)

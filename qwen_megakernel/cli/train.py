@@ -28,7 +28,7 @@ def prepare(args: argparse.Namespace) -> int:
     # Checks the recordings' list and the output before anything is downloaded.
     speech_data.list_recordings(place)
     check_writable(output, "recordings")
-    options.report_loading(args, args.model)
+    options.say(args, f"loading {args.model}")
     from qwen_megakernel.checkpoint import loading
 
     loaded = loading.load(options.model_files(args))
@@ -41,7 +41,7 @@ def prepare(args: argparse.Namespace) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Fine-tune a Base model on prepared recordings; write the folder of a voice."""
-    options.report_loading(args, args.model)
+    options.say(args, f"loading {args.model}")
     from qwen_megakernel.training.speech_job import TuneJob, tune
     from qwen_megakernel.training.speech_trainer import TuneOptions
 
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 def merge(args: argparse.Namespace) -> int:
     """Write a voice as a CustomVoice checkpoint, which every command takes as --model."""
-    options.report_loading(args, args.voice)
+    options.say(args, f"loading {args.voice}")
     import torch
 
     from qwen_megakernel.training import speech_job
@@ -78,7 +78,7 @@ def merge(args: argparse.Namespace) -> int:
 
 def verify(args: argparse.Namespace) -> int:
     """Check prepared recordings, and training on them, without keeping the result."""
-    options.report_loading(args, args.model)
+    options.say(args, f"loading {args.model}")
     from qwen_megakernel.training import speech_checks
     from qwen_megakernel.training.speech_job import TuneJob
     from qwen_megakernel.training.speech_trainer import TuneOptions
