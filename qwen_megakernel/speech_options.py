@@ -113,12 +113,10 @@ def option(default: Any, help: str, ge: Any = None, le: Any = None, **facts: Any
 
     The help text may name the limits, as in "{ge:g} to {le:g}".
     """
-    limits = {"ge": ge, "le": le} | {name: facts.pop(name) for name in ("gt", "lt") & facts.keys()}
+    given = {"ge": ge, "le": le, "gt": facts.pop("gt", None), "lt": facts.pop("lt", None)}
+    limits = {name: limit for name, limit in given.items() if limit is not None}
     within = f"in {ge:g} .. {le:g}" if le is not None and ge is not None else f"{ge} or more"
-    own: dict[str, Any] = {
-        "limits": {name: limit for name, limit in limits.items() if limit is not None}
-    }
-    own |= {"help": help.format(**limits), "range": within}
+    own = {"limits": limits, "help": help.format(**limits), "range": within}
     return field(default=default, metadata=own | facts)
 
 

@@ -67,7 +67,7 @@ class ActiveSpeech:
         self._num_dropped = 0  # samples
         self._changed = asyncio.Event()  # what waits for the client, or whether one is there
         self._error: Exception | None = None
-        self._over = self._closed = False
+        self._closed = False
         self._task = asyncio.create_task(self._read())
 
     @property
@@ -101,7 +101,7 @@ class ActiveSpeech:
             Exception: the error that ended the stream, after the chunks before it.
         """
         while True:
-            await self._until(lambda: self._chunks or self._over)
+            await self._until(lambda: self._chunks or self._reason)
             if not self._chunks:
                 break
             chunk = self._chunks.popleft()
@@ -169,7 +169,7 @@ class ActiveSpeech:
         except Exception as error:  # `chunks` raises it
             self._error = error
         finally:
-            self._over, self._reason = True, reason
+            self._reason = reason
             self._ticket.release()
             self.record.end()
             self._changed.set()

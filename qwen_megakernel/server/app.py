@@ -19,6 +19,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import FileResponse
 from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
+from prometheus_client import generate_latest
 from starlette.routing import WebSocketRoute
 
 from qwen_megakernel import PACKAGE_FOLDER, __version__
@@ -34,7 +35,6 @@ from qwen_megakernel.server.error_responses import (
     add_handlers,
     naming,
 )
-from qwen_megakernel.server.metrics import CONTENT_TYPE
 from qwen_megakernel.server.middleware import RequestGuard
 from qwen_megakernel.server.responses import EVENT_STREAM, SpeechResponse
 from qwen_megakernel.server.schemas import MODEL_ALIASES, SpeechBody, check_length, check_model
@@ -284,7 +284,8 @@ def _add_facts(app: FastAPI, service: Service) -> None:
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:
         """Return the metrics for Prometheus."""
-        return Response(service.metrics.render(), media_type=CONTENT_TYPE)
+        text = generate_latest(service.metrics.registry)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:

@@ -7,13 +7,10 @@ from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily
-from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from qwen_megakernel.records import Drift
 from qwen_megakernel.server.admission import Admission
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
 _FACTORS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 5, 10)
@@ -64,10 +61,6 @@ class Metrics:
         waiting.set_function(lambda: admission.num_waiting)
         registry.register(_CacheHits(cache_hits))
         ProcessCollector(registry=registry)
-
-    def render(self) -> bytes:
-        """Return the text that Prometheus reads."""
-        return generate_latest(self.registry)
 
 
 @dataclass(slots=True)

@@ -64,7 +64,7 @@ class RequestGuard:
         app: ASGIApp,
         service: Service,
         takers: Sequence[APIRoute],
-        dialects: Sequence[Dialect] = (),
+        dialects: Sequence[Dialect],
     ):
         self._app, self._metrics, self._takers = app, service.metrics, takers
         self._settings, self._admission = service.settings, service.admission

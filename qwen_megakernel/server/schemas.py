@@ -167,11 +167,6 @@ class SpeechSettings(_OptionFields):
         hint = " ".join(dict.fromkeys(filter(None, hints)))
         return [f"{ignored}. {hint}" if hint else ignored]
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether the server sends the speech only when it is complete."""
-        return False
-
 
 class SpeechBody(SpeechSettings):
     """The body of POST /v1/audio/speech."""
@@ -192,6 +187,7 @@ class SpeechBody(SpeechSettings):
 
     @property
     def is_whole(self) -> bool:
+        """Whether the server sends the speech only when it is complete."""
         is_whole = self.stream is False or (self.timestamp_granularities and not self.stream)
         return bool(is_whole) and self.stream_format != "sse"
 
@@ -326,7 +322,7 @@ def _sound(
     """
     kind, encoding = body.response_format or settings.default_format, body.encoding
     if body.loudness is not None:
-        if not body.is_whole:
+        if not isinstance(body, SpeechBody) or not body.is_whole:
             or_whole = "Set stream to false, or use" if isinstance(body, SpeechBody) else "Use"
             raise ApiError.about(
                 "loudness",
@@ -392,10 +388,10 @@ def check_model(name: str, loaded: str) -> None:
 
 def _embedded(body: SpeechSettings, name: str | None) -> Voice:
     """Return the voice of a client's x-vector; raises an ApiError that names the field."""
-    given = {"voice": name, "ref_audio": body.ref_audio}
     x_vector = np.array(body.speaker_embedding)
+    other = "voice" if name is not None else "ref_audio" if body.ref_audio is not None else ""
     what = ""
-    if other := next((field for field, value in given.items() if value is not None), None):
+    if other:
         what = f"speaker_embedding and {other} are both given; a request has one voice."
     elif (largest := np.abs(x_vector).max(initial=0)) > np.finfo(np.float32).max:
         what = f"speaker_embedding has the number {largest:g}, which is too large."

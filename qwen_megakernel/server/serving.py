@@ -39,21 +39,20 @@ _OTHER_DESCRIPTORS = 192  # files, libraries, Wyoming clients, connections that 
 _MAX_HEAD_BYTES = 1 << 16  # of a request's first line and headers
 
 
-def raise_descriptor_limit(settings: ServerSettings) -> None:
-    """Let the process have as many descriptors as its connections need, if it may."""
-    wanted = settings.max_connections + _IDLE_CONNECTIONS + _OTHER_DESCRIPTORS
+def max_open_connections(settings: ServerSettings) -> int:
+    """Return how many connections may be open, which leaves descriptors for everything else.
+
+    The process gets as many descriptors as that needs, if it may.
+    """
+    num_connections = settings.max_connections + _IDLE_CONNECTIONS
+    wanted = num_connections + _OTHER_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+    if soft == resource.RLIM_INFINITY:
+        return num_connections
+    if soft < wanted:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def max_open_connections(settings: ServerSettings) -> int:
-    """Return how many connections may be open, which leaves descriptors for everything else."""
-    wanted = settings.max_connections + _IDLE_CONNECTIONS
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    is_limited = soft != resource.RLIM_INFINITY
-    return min(wanted, max(soft - _OTHER_DESCRIPTORS, soft // 2)) if is_limited else wanted
+    return min(num_connections, max(soft - _OTHER_DESCRIPTORS, soft // 2))
 
 
 def guarded_protocol(settings: ServerSettings) -> type[asyncio.Protocol]:
@@ -276,7 +275,6 @@ def serve(
         UsageError: the server cannot listen on an address.
         Exception: the engine could not be made.
     """
-    raise_descriptor_limit(settings)
     addresses = {"http": (host, port)}
     if wyoming_port is not None:
         addresses["tcp"] = (wyoming_host or host, wyoming_port)

@@ -8,6 +8,7 @@ number; they translate messages.
 import asyncio
 import contextlib
 import functools
+import itertools
 import json
 import time
 from collections.abc import AsyncIterator, Coroutine, Mapping
@@ -15,6 +16,7 @@ from typing import Any
 
 from fastapi import WebSocket, WebSocketDisconnect
 from pydantic import ValidationError
+from starlette.datastructures import Headers
 from starlette.types import Message
 
 from qwen_megakernel.errors import QwenTTSError, UsageError
@@ -138,7 +140,7 @@ class ContextSession:
         self.speaking: set[Context] = set()
         # When the client last sent something, or a speech ended; `time.monotonic`.
         self.active_at = time.monotonic()
-        self._num_speeches = 0
+        self._speech_numbers = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_ending = self._is_closed = False
         self._over = asyncio.Event()
@@ -189,10 +191,9 @@ class ContextSession:
 
     async def accept(self) -> None:
         """Accept the connection, and send what comes before everything else."""
-        pairs = [(key.encode(), value.encode()) for key, value in self.headers.items()]
         offered = self.scope.get("subprotocols", ())
         chosen = next((each for each in offered if each in self.subprotocols), None)
-        await self._socket.accept(chosen, pairs)
+        await self._socket.accept(chosen, Headers(self.headers).raw)
 
     # ---- contexts --------------------------------------------------------------------------------
 
@@ -242,8 +243,7 @@ class ContextSession:
 
     async def _start(self, text: str | None, plan: SpeechPlan) -> ActiveSpeech:
         """Start a speech with an id of its own."""
-        self._num_speeches += 1
-        request_id = f"{self.request_id}-{self._num_speeches - 1}"
+        request_id = f"{self.request_id}-{next(self._speech_numbers)}"
         return await self.service.speak(text, plan, request_id)
 
     # ---- the connection --------------------------------------------------------------------------

@@ -6,7 +6,6 @@ reads this machine's files or makes it call other machines.
 
 import asyncio
 import base64
-import binascii
 import io
 from collections.abc import Callable
 from dataclasses import replace
@@ -175,7 +174,7 @@ class VoiceStore:
             body = ref_audio
         try:
             return await asyncio.to_thread(_from_base64, body)
-        except (binascii.Error, ValueError) as error:
+        except ValueError as error:
             raise RecordingError(f"ref_audio is not base64: {error}.") from error
 
     async def upload(

@@ -12,8 +12,6 @@ from qwen_megakernel.installing import require
 from qwen_megakernel.sound.gain import Gain, Limiter
 from qwen_megakernel.speech_options import LOUDNESS
 
-EXTRA = "loudness"
-
 
 def check_loudness(loudness: float) -> float:
     """Check a target loudness before anything is spoken, and return it as a float.
@@ -23,7 +21,7 @@ def check_loudness(loudness: float) -> float:
         MissingPackageError: the package `loudness` is not installed.
     """
     target: float = LOUDNESS.check(loudness)
-    with require(EXTRA, by="loudness", package='the package "loudness"'):
+    with require("loudness", by="loudness", package='the package "loudness"'):
         import loudness as _  # noqa: F401
     return target
 

@@ -59,7 +59,6 @@ _VOWEL_WEIGHT, _LONG_VOWEL_WEIGHT, _MAX_VOWEL_WEIGHT = 1.3, 0.5, 2.3
 _FINAL_STRETCH = 1.3  # how much longer the last syllable before a pause is
 _NAMED_WEIGHT = 2.4  # for a letter that is spoken by its name ("p m")
 _NUMBER_WEIGHT = 4.0  # for a digit: "7" is spoken "seven"
-_WIDE = ((Kind.ANY, 1.0), (Kind.VOWEL, 2.0))  # for an ideograph or kana
 
 _CONSONANTS: dict[str, tuple[Kind, float]] = {
     **dict.fromkeys("mnlrwyj", (Kind.SONORANT, 0.9)),
@@ -150,8 +149,8 @@ def _other(char: str, place: int) -> Iterator[Sound]:
         if (ord(char) - _FIRST_HANGUL) % _HANGUL_FINALS:
             yield Sound(Kind.SONORANT, 0.7, place, place)
     elif unicodedata.east_asian_width(char) in "WF" or _KANA_CHAR.match(char):
-        for kind, weight in _WIDE:
-            yield Sound(kind, weight, place, place)
+        yield Sound(Kind.ANY, 1.0, place, place)
+        yield Sound(Kind.VOWEL, 2.0, place, place)
     else:
         yield Sound(Kind.ANY, 1.2, place, place)
 
