@@ -34,7 +34,7 @@ def add_options(parser: parsing.Parser) -> None:
         "folder for the files of --batch; texts whose files are there already are skipped",
         parsing.file_name,
     )
-    add("--slots", "number of texts of --batch to speak at a time", parsing.at_least(1), 4)
+    add("--slots", "number of texts of --batch to speak at a time", parsing.POSITIVE, 4)
 
 
 def run(args: argparse.Namespace) -> int:

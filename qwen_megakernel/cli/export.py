@@ -46,7 +46,7 @@ def add_commands(commands: Any) -> None:
         "--positions",
         "length of the talker's memory, prompt plus frames, 12.5 frames per second (default: "
         "1024, about 80 s)",
-        parsing.at_least(1),
+        parsing.POSITIVE,
         1024,
     )
     add("--precision", "number format of all models but the speech decoder", PRECISIONS, "float16")
@@ -57,7 +57,5 @@ def add_commands(commands: Any) -> None:
         "float32",
     )
     add("--weights FORM", WEIGHTS_HELP, WEIGHTS)
-    add(
-        "--chunk-frames", "frames that the speech decoder takes in one call", parsing.at_least(1), 4
-    )
+    add("--chunk-frames", "frames that the speech decoder takes in one call", parsing.POSITIVE, 4)
     add(*options.LOCAL_FILES)

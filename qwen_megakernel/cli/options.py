@@ -74,8 +74,7 @@ def add_model_options(parser: argparse.ArgumentParser, default: str | None = Non
         "--model",
         "model to speak with: hub id, folder, demo-voice, or random weights: tiny-random, "
         f"tiny-random-base, ... (default: {default or DEFAULT_MODEL})",
-        str,
-        default,
+        default=default,
     )
     add(
         "--adapter VOICE",
@@ -100,7 +99,7 @@ def add_model_options(parser: argparse.ArgumentParser, default: str | None = Non
         "--threads",
         "number of CPU threads for computing (default: chosen by the model's size and the "
         "cores; 1 for demo-voice)",
-        parsing.at_least(1),
+        parsing.POSITIVE,
     )
     add(
         "--dtype DTYPE",

@@ -34,6 +34,9 @@ def at_least(minimum: int) -> Callable[[str], int]:
     return bounded
 
 
+POSITIVE = at_least(1)
+
+
 def temperature(text: str) -> float:
     """Parse a temperature, by which logits can be divided, as an argparse type."""
     if not MIN_FACTOR <= (value := number(text)) <= MAX_FACTOR:

@@ -55,21 +55,19 @@ def add_commands(commands: Any) -> None:
         "loopback)",
         list,
     )
-    positive = parsing.at_least(1)
     add = parsing.adder(command, "requests")
-    add("--slots", "number of requests to speak at a time", positive, 1)
+    add("--slots", "number of requests to speak at a time", parsing.POSITIVE, 1)
     add(
         "--max-frames",
         "most frames of 80 ms for each part (some sentences) of a text (default: 1000)",
-        positive,
+        parsing.POSITIVE,
     )
     add("--max-queue", "most requests that may wait for a slot", int, 8)
     add("--max-chars", "most characters of a request's text, up to 20000", int, 4096)
     add(
         "--default-format",
         "format for requests that name none: wav, pcm, flac, mp3, opus, aac, ulaw or alaw",
-        str,
-        "wav",
+        default="wav",
     )
     options.add_options(command, SoundOptions.options())
     add("--opus-bitrate KBITS", "bit rate of opus in kbit/s, 6 to 256", int, 32)
@@ -77,8 +75,7 @@ def add_commands(commands: Any) -> None:
         "--dialects NAMES",
         "hosted voices whose clients are answered on their own paths: a list of elevenlabs, "
         "cartesia and deepgram; none: no other than OpenAI's",
-        str,
-        ",".join(DIALECTS),
+        default=",".join(DIALECTS),
     )
     add("--access-log", "write a line to stderr for every answer", bool)
     add("--deadline", "most seconds that a request may take", float, 600.0)
@@ -98,7 +95,7 @@ def add_commands(commands: Any) -> None:
         "let clients add voices to --voices DIR, and delete those that clients added",
         bool,
     )
-    add("--max-uploads N", "most voices that clients may have added", positive, 1000)
+    add("--max-uploads N", "most voices that clients may have added", parsing.POSITIVE, 1000)
     add = parsing.adder(command, "several engines")
     add("--ray", "run several engines behind one address on Ray Serve", bool)
     add("--replicas", "with --ray: number of engines (default: 1)", int)

@@ -195,8 +195,8 @@ def _add_verify(sheen: Any) -> None:
     )
     add = parsing.adder(command)
     add("data JSONL", _DATA_HELP, parsing.file_name)
-    add("--codebook-size", "codes per codebook", parsing.at_least(1), 4096)
-    add("--max-length", "most tokens in a sequence", parsing.at_least(1), 1024)
+    add("--codebook-size", "codes per codebook", parsing.POSITIVE, 4096)
+    add("--max-length", "most tokens in a sequence", parsing.POSITIVE, 1024)
 
     command = parsing.new_command(
         verify,
@@ -223,8 +223,7 @@ def _add_snac_options(command: argparse.ArgumentParser) -> None:
         "--snac",
         "SNAC codec: hub id, folder, or tiny-random-snac, which needs no download "
         f"(default: {DEFAULT_SNAC})",
-        str,
-        DEFAULT_SNAC,
+        default=DEFAULT_SNAC,
     )
     add("--device", options.DEVICE_HELP)
     add(*options.LOCAL_FILES)
@@ -238,8 +237,7 @@ def _add_training_options(command: argparse.ArgumentParser) -> None:
         "--model",
         "language model to train: hub id or folder of a Qwen2.5, or "
         f"tiny-random-qwen2.5, which needs no download (default: {DEFAULT_BASE_MODEL})",
-        str,
-        DEFAULT_BASE_MODEL,
+        default=DEFAULT_BASE_MODEL,
     )
     training.add_training_options(
         command,

@@ -3,6 +3,7 @@
 import argparse
 import io
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,34 +105,32 @@ def write_speech(
 
     output, seconds = args.output or DEFAULT_OUTPUT, 0.0
     chunks = played(stream, stream.sample_rate) if args.play else stream
-    if args.stdout:
-        for chunk in chunks:
-            running.write_output(chunk.pcm16)
-            _print_chunk(args, chunk)
-            seconds = chunk.end_s
-    else:
-        writing = audio.WavWriter(output, stream.sample_rate, args.encoding, tts.mark)
-        whole: list[np.ndarray] = []
-        try:
-            with writing as writer, _progress_bar(args, text) as bar:
-                for chunk in chunks:
-                    if args.loudness is None:
-                        writer.write(chunk.samples)
-                    else:
-                        whole.append(chunk.samples)
-                    bar.update(chunk.num_frames * tts.seconds_per_frame)
-                    _print_chunk(args, chunk)
-                    seconds = chunk.end_s
-                if whole:
-                    samples = audio.to_float32(np.concatenate(whole))
-                    samples = at_loudness(samples, stream.sample_rate, args.loudness)
-                    writer.write(audio.to_int16(samples))
-        except KeyboardInterrupt:
-            if seconds and not whole:
-                options.say(args, f"{writing.path} has the first {seconds:.2f} s")
-            raise
-        if not seconds:
-            raise UsageError(f"There is no audio to write to {output}: all of it is silence.")
+    writer = None
+    if not args.stdout:
+        writer = audio.WavWriter(output, stream.sample_rate, args.encoding, tts.mark)
+    whole: list[np.ndarray] = []  # samples whose loudness will be changed
+    try:
+        with writer or nullcontext(), _progress_bar(args, text) as bar:
+            for chunk in chunks:
+                if writer is None:
+                    running.write_output(chunk.pcm16)
+                elif args.loudness is None:
+                    writer.write(chunk.samples)
+                else:
+                    whole.append(chunk.samples)
+                bar.update(chunk.num_frames * tts.seconds_per_frame)
+                _print_chunk(args, chunk)
+                seconds = chunk.end_s
+            if writer and whole:
+                samples = audio.to_float32(np.concatenate(whole))
+                samples = at_loudness(samples, stream.sample_rate, args.loudness)
+                writer.write(audio.to_int16(samples))
+    except KeyboardInterrupt:
+        if writer and seconds and not whole:
+            options.say(args, f"{writer.path} has the first {seconds:.2f} s")
+        raise
+    if writer and not seconds:
+        raise UsageError(f"There is no audio to write to {output}: all of it is silence.")
     if args.subtitles:
         subtitles.write(Path(args.subtitles), stream.times.words, stream.times.segments)
     if args.dump_codes:
@@ -207,7 +206,7 @@ def _progress_bar(args: argparse.Namespace, text: str) -> "tqdm":
     words = "{n:.1f} s of speech in {elapsed}"
     return tqdm(
         total=max(1.0, len(text) / CHARS_PER_SECOND),
-        disable=args.quiet or args.stream,
+        disable=args.quiet or args.stream or args.stdout,
         file=None if is_shown else _Lines(),
         delay=0 if is_shown else SECONDS_BETWEEN_LINES,
         mininterval=0.1 if is_shown else SECONDS_BETWEEN_LINES,

@@ -91,7 +91,7 @@ def verify(args: argparse.Namespace) -> int:
 
 def _add_model_options(command: argparse.ArgumentParser, **defaults: Any) -> None:
     """Add what `train run` and `train verify` share: data, model, method, training, machine."""
-    add, whole = parsing.adder(command), parsing.at_least(1)
+    add = parsing.adder(command)
     add("data DATA", "JSONL file that `train prepare` wrote", parsing.file_name)
     add("--model", "Base model to train", str, DEFAULT_MODEL)
     add(
@@ -100,8 +100,8 @@ def _add_model_options(command: argparse.ArgumentParser, **defaults: Any) -> Non
         "(default: lora)",
         ("lora", "full"),
     )
-    add("--rank", "rank of the LoRA matrices (default: 16)", whole)
-    add("--alpha", "scale of the LoRA matrices, times the rank (default: 32)", whole)
+    add("--rank", "rank of the LoRA matrices (default: 16)", parsing.POSITIVE)
+    add("--alpha", "scale of the LoRA matrices, times the rank (default: 32)", parsing.POSITIVE)
     add("--checkpointing", "compute activations twice, to save memory", bool)
     lengths = "frames of a recording"
     defaults = {"batch_size": 1, "precision": "bf16", **defaults}
@@ -119,22 +119,21 @@ def _add_verify(train: Any) -> None:
 
 def _add_run(train: Any) -> None:
     command = parsing.new_command(train, "run", run, "fine-tune a model on prepared recordings")
-    add, whole = parsing.adder(command), parsing.at_least(1)
+    add = parsing.adder(command)
     _add_model_options(command, learning_rate="1e-4", epochs=10, warmup_steps=10)
     add("--name", "the speaker's name in the merged model", str, "speaker")
     add("--held-out", "share of recordings to measure the loss on, or 0", float, 0.1)
-    add("--eval-steps", "steps between two held-out losses (default: 50)", whole)
+    add("--eval-steps", "steps between two held-out losses (default: 50)", parsing.POSITIVE)
     add(
         "--patience",
         "held-out losses in a row without a lower one, after which to stop (default: 5)",
-        whole,
+        parsing.POSITIVE,
     )
     add(
         "--sample-text",
         'text to speak every --eval-steps, to VOICE/sample-STEP.wav; "": none '
         '(default: "%(default)s")',
-        str,
-        SAMPLE_TEXT,
+        default=SAMPLE_TEXT,
     )
     training.add_job_options(command, save_steps=100)
 

@@ -21,22 +21,21 @@ if TYPE_CHECKING:
 
 FAILED = 1  # the exit code of a check that failed
 
-_WHOLE, _NUMBER = parsing.at_least(1), parsing.number
 # Without the option, the family's own default counts; the braces take it into the help.
 _OPTIONS: dict[str, tuple[Any, str]] = {
-    "--learning-rate": (_NUMBER, "highest learning rate (default: {learning_rate})"),
-    "--batch-size": (_WHOLE, "{rows} in a pass (default: {batch_size})"),
-    "--gradient-accumulation": (_WHOLE, "passes before an optimizer step (default: 4)"),
-    "--max-length": (_WHOLE, "most {lengths} (default: 1024)"),
+    "--learning-rate": (float, "highest learning rate (default: {learning_rate})"),
+    "--batch-size": (parsing.POSITIVE, "{rows} in a pass (default: {batch_size})"),
+    "--gradient-accumulation": (parsing.POSITIVE, "passes before an optimizer step (default: 4)"),
+    "--max-length": (parsing.POSITIVE, "most {lengths} (default: 1024)"),
     "--precision": (str, "number format: fp16, bf16 or fp32 (default: {precision})"),
-    "--epochs": (_WHOLE, "passes over the recordings (default: {epochs})"),
-    "--steps --max-steps": (_WHOLE, "steps after which to stop, even within an epoch"),
+    "--epochs": (parsing.POSITIVE, "passes over the recordings (default: {epochs})"),
+    "--steps --max-steps": (parsing.POSITIVE, "steps after which to stop, even within an epoch"),
     "--warmup-steps": (
         parsing.at_least(0),
         "steps while the learning rate rises (default: {warmup_steps})",
     ),
-    "--weight-decay": (_NUMBER, "weight decay of AdamW (default: 0.01)"),
-    "--max-grad-norm": (_NUMBER, "norm to which larger gradients are scaled down (default: 1.0)"),
+    "--weight-decay": (float, "weight decay of AdamW (default: 0.01)"),
+    "--max-grad-norm": (float, "norm to which larger gradients are scaled down (default: 1.0)"),
     "--seed": (int, "seed of new weights and of the order of {rows} (default: 0)"),
 }
 
@@ -59,7 +58,7 @@ def add_workers_option(command: argparse.ArgumentParser) -> None:
         "--workers",
         "recordings to encode at once, on one core each; the output does not depend on it "
         "(default: one for each core)",
-        _WHOLE,
+        parsing.POSITIVE,
     )
 
 
@@ -67,7 +66,7 @@ def add_job_options(command: argparse.ArgumentParser, save_steps: int) -> None:
     """Add --output, --save-steps and --resume."""
     add = parsing.adder(command)
     add("-o --output VOICE", "folder to write the voice to", parsing.file_name, required=True)
-    add("--save-steps", "steps between saves", _WHOLE, save_steps)
+    add("--save-steps", "steps between saves", parsing.POSITIVE, save_steps)
     add("--resume", "go on from the state of an interrupted run", bool)
 
 

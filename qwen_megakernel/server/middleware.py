@@ -16,7 +16,7 @@ import ipaddress
 import re
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 from urllib.parse import quote
 
@@ -29,7 +29,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from qwen_megakernel.printable import get_logger
 from qwen_megakernel.server.dialects.dialect import Dialect, keys_of
 from qwen_megakernel.server.error_responses import CLOSE, DIALECT, ApiError, error_response
-from qwen_megakernel.server.headers import check_headers
 from qwen_megakernel.server.responses import ABORT, sent, steer
 from qwen_megakernel.server.schemas import check_json_values
 from qwen_megakernel.server.service import Service
@@ -41,6 +40,7 @@ access_logger = get_logger("qwen_megakernel.access")
 _PROBES = ("/health", "/ready")  # monitors poll these, so their errors do not count as refusals
 _PROTECTED = ("/v1", "/metrics")
 _REQUEST_ID = re.compile(r"[\w.-]{1,64}", re.ASCII)
+_LEGAL_VALUE = re.compile(rb"(?:[!-~\x80-\xff](?:[\t -~\x80-\xff]*[!-~\x80-\xff])?)?")
 _CHANGING = ("POST", "PUT", "PATCH", "DELETE")
 _BODILESS = ("GET", "DELETE", "OPTIONS")  # methods of routes that take no body
 SMALL_BODY = 64 * 1024  # bytes that a client may always send, so that texts are spoken
@@ -64,7 +64,7 @@ class RequestGuard:
         app: ASGIApp,
         service: Service,
         takers: Sequence[APIRoute],
-        dialects: Sequence[Dialect],
+        dialects: Sequence[Dialect] = (),
     ):
         self._app, self._metrics, self._takers = app, service.metrics, takers
         self._settings, self._admission = service.settings, service.admission
@@ -257,6 +257,18 @@ class RequestGuard:
             what = f"The bodies of all requests together are larger than {limit} bytes."
             what += " Try again when other requests have ended."
             raise ApiError(503, what, "bodies_too_large", headers=CLOSE)
+
+
+def check_headers(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Raise a ValueError that names and shows the first header that HTTP does not allow.
+
+    A server refuses to send one with control characters or outer spaces in its value, and the
+    client then gets no response at all.
+    """
+    for name, value in headers:
+        if not _LEGAL_VALUE.fullmatch(value):
+            what = f"The response header {name.decode()} has the value {value[:200]!r}"
+            raise ValueError(f"{what}, which HTTP does not allow.")
 
 
 def is_loopback(address: str) -> bool:

@@ -9,6 +9,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import asdict
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 from starlette.responses import Response
@@ -19,7 +20,6 @@ from qwen_megakernel.printable import get_logger
 from qwen_megakernel.records import AudioChunk
 from qwen_megakernel.server.active_speech import ActiveSpeech
 from qwen_megakernel.server.error_responses import ApiError
-from qwen_megakernel.server.headers import header_value
 
 logger = get_logger(__name__)
 
@@ -30,6 +30,9 @@ _PIECE_BYTES = 3 << 17  # made base64 at once; a multiple of 3
 # Keys of scope["state"], put there by `serving`: functions without arguments.
 ABORT = "abort_connection"  # cuts it and drops unsent bytes
 KEEP = "keep_connection"  # lets no new connection take its place
+
+MAX_HEADER_CHARS = 1024  # of one value; proxies have 4 or 8 KB for all headers together
+_UNCHANGED = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 
 
 async def whole(
@@ -231,6 +234,21 @@ def speech_headers(speaking: ActiveSpeech) -> dict[str, str]:
     if speaking.warnings:
         headers["X-Warning"] = header_value("; ".join(speaking.warnings))
     return headers
+
+
+def header_value(text: str) -> str:
+    """Return a text, which may have half a surrogate pair, as the value of a header.
+
+    The result lacks outer white space, and is percent-encoded (UTF-8) except for the printable
+    characters of ASCII. It is cut between characters after at most 1024 characters.
+    """
+    encoded = ""
+    for char in text.strip():
+        encoded_char = quote(char, safe=_UNCHANGED, errors="replace")
+        if len(encoded) + len(encoded_char) > MAX_HEADER_CHARS:
+            break
+        encoded += encoded_char
+    return encoded.rstrip(" ")
 
 
 async def _close_when_gone(speaking: ActiveSpeech, receive: Receive) -> None:

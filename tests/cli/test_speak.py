@@ -294,7 +294,7 @@ def test_a_book_is_spoken_to_a_file(monkeypatch, tmp_path, capsys):
 
 
 def test_progress_is_a_line_every_few_seconds_where_there_is_no_terminal(capsys, monkeypatch):
-    args = argparse.Namespace(quiet=False, stream=False)
+    args = argparse.Namespace(quiet=False, stream=False, stdout=False)
     for seconds, shown in ((0, ["... 0.5 s of speech in 00:00"]), (60, [])):
         monkeypatch.setattr(cli_speak, "SECONDS_BETWEEN_LINES", seconds)
         with cli_speak._progress_bar(args, "Hello." * 20) as bar:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from live_server import assert_error, serving
 
 from qwen_megakernel.server import responses
-from qwen_megakernel.server.headers import MAX_HEADER_CHARS, check_headers, header_value
+from qwen_megakernel.server.middleware import check_headers
+from qwen_megakernel.server.responses import MAX_HEADER_CHARS, header_value
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=2000)
 
