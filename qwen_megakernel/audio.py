@@ -13,7 +13,7 @@ import numpy as np
 from qwen_megakernel.choices import MP3_RATES, TELEPHONE_RATE
 from qwen_megakernel.errors import GenerationError, OutputError, UsageError, check_choice
 from qwen_megakernel.marking import UNMARKED, Marking
-from qwen_megakernel.output_files import new_partial, why_unwritable
+from qwen_megakernel.output_files import new_partial, why_unwritable, writing
 from qwen_megakernel.signals import deferred_signals
 
 if TYPE_CHECKING:
@@ -113,10 +113,8 @@ def check_path(path: str | Path, encoding: str = "pcm", rate: int | None = None)
 
 def _begin_file(path: Path, encoding: str, rate: int | None) -> Path:
     """Create the empty hidden file beside `path` that collects its audio."""
-    try:
+    with writing(path, ValueError):  # a name that is too long, or has a null byte
         target, is_folder = path.resolve(), path.is_dir()
-    except (OSError, ValueError) as error:  # a name that is too long, or has a null byte
-        raise OutputError(f"Cannot write {path}: {why_unwritable(path, error)}.") from error
     if is_folder:
         raise OutputError(f"Cannot write {path}: it is a folder.")
     check_choice("encoding", encoding, SUBTYPES)

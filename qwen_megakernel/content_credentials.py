@@ -33,7 +33,6 @@ _MANIFEST = {
         }
     ],
 }
-_OFFLINE = {"verify": {"remote_manifest_fetch": False, "ocsp_fetch": False}}
 _MAX_CHARS = 1000  # of a signer's name, and of a reason, which any file may contain
 _CURVES = {"secp256r1": "es256", "secp384r1": "es384", "secp521r1": "es512"}
 
@@ -203,7 +202,8 @@ def _algorithm_of(private_key: bytes) -> str:
 @lru_cache(maxsize=1)
 def _offline() -> Any:
     """Return the library's context with settings that read nothing from the network."""
-    return _library().Context.from_dict(_OFFLINE)
+    verify = {"remote_manifest_fetch": False, "ocsp_fetch": False}
+    return _library().Context.from_dict({"verify": verify})
 
 
 def _library() -> Any:

@@ -274,12 +274,12 @@ def _add_facts(app: FastAPI, service: Service) -> None:
     @app.get("/ready", openapi_extra={"security": []})
     async def ready() -> dict[str, Any]:
         """Report that requests are accepted: the model is loaded, and no shutdown has begun."""
-        if not service.ready:
-            service.engine  # noqa: B018 - raises if it is not loaded
-            if service.broken:
-                raise service.broken
+        name = service.engine.files.name  # raises if it is not loaded
+        if service.broken:
+            raise service.broken
+        if service.admission.draining:
             raise NotReady("The server is shutting down.")
-        return {"status": "ready", "model": service.engine.files.name}
+        return {"status": "ready", "model": name}
 
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:

@@ -28,9 +28,9 @@ _AAC_KBITS = 64
 # Lowest and highest kbit/s of MPEG-1, MPEG-2 and MPEG-2.5, by the lowest sample rate of each.
 _MP3_KBITS_FROM = {32000: (32, 320), 16000: (8, 160), 0: (8, 64)}
 _UNKNOWN_BYTES = 0xFFFFFFFF  # length of a WAV that is still being made
-_WAV_TAGS = {"ulaw": 7, "alaw": 6, "float": 3}  # encodings that are not PCM (RFC 2361)
 _SILENCE = np.zeros(1, np.int16)  # libsndfile writes no file, or a broken one, without samples
-_WIDTHS = {"pcm": 2, "float": 4, "ulaw": 1, "alaw": 1}  # bytes of a sample
+# Encoding -> its tag in a WAV file (RFC 2361; 1 is PCM), and bytes of a sample.
+_WAV_FORMS = {"pcm": (1, 2), "float": (3, 4), "alaw": (6, 1), "ulaw": (7, 1)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ def wav_header(
         num_bytes: length of the samples; the default means that it is not yet known.
         comment: what the file says of its audio, as a chunk LIST INFO; empty: nothing.
     """
-    width, tag = _WIDTHS[encoding], _WAV_TAGS.get(encoding, 1)
+    tag, width = _WAV_FORMS[encoding]
     # One channel, samples per second, bytes per second, bytes and bits of a sample.
     layout = struct.pack("<HHIIHH", tag, 1, rate, width * rate, width, 8 * width)
     if tag == 1:
@@ -154,8 +154,8 @@ def wav_header(
         words += bytes(2 - len(words) % 2)  # ends with zero, and even
         head += _chunk(b"LIST", b"INFO" + _chunk(b"ICMT", words))
     total = min(len(head) + 12 + num_bytes + num_bytes % 2, _UNKNOWN_BYTES)
-    sizes = struct.pack("<I", total), struct.pack("<I", num_bytes)
-    return b"RIFF%sWAVE%sdata%s" % (sizes[0], head, sizes[1])
+    head = struct.pack("<4sI4s", b"RIFF", total, b"WAVE") + head
+    return head + struct.pack("<4sI", b"data", num_bytes)
 
 
 def _chunk(name: bytes, data: bytes) -> bytes:

@@ -67,11 +67,6 @@ class Service:
         return self._voices
 
     @property
-    def ready(self) -> bool:
-        """Whether the service takes requests."""
-        return self._engine is not None and not self.admission.draining and not self.broken
-
-    @property
     def broken(self) -> QwenTTSError | None:
         """Why only a restart of the process helps the engine; None: nothing is wrong."""
         return self._engine.failure if self._engine is not None else None

@@ -44,8 +44,8 @@ class HeardChunks:
         # the reader received for them, and perf_counter() at the first of these. The reader's
         # thread replaces all three at once, so other threads see a consistent state.
         self._progress: tuple[float, float, float | None] = 0.0, 0.0, None
-        self._latest: AudioChunk | None = None  # counts the frames of held chunks before it, too
-        self._is_held = False  # whether `_latest` was not returned yet
+        # The latest chunk of the engine, with the frames that the reader has not heard of yet.
+        self._unheard: AudioChunk | None = None
         self._num_samples = 0  # samples that were returned so far
         self._heard_as: tuple[float, float] = 1.0, 0.0  # speed and volume of the chain's part
         self._is_after_pause = False  # whether no sound has followed the latest pause
@@ -85,20 +85,18 @@ class HeardChunks:
         samples = np.empty(0, np.float32)
         if not self._has_ended:
             samples = push(self._chain, to_float32(chunk.samples))
-        if self._latest and self._is_held:
-            first, num_frames = self._latest.frame_index, self._latest.num_frames + chunk.num_frames
-            drifts = self._latest.drifts + chunk.drifts
+        if (held := self._unheard) and held.num_frames:
+            first, num_frames = held.frame_index, held.num_frames + chunk.num_frames
+            drifts = held.drifts + chunk.drifts
             chunk = replace(chunk, frame_index=first, num_frames=num_frames, drifts=drifts)
-        self._latest, self._is_held = chunk, not len(samples)
-        return [] if self._is_held else [self._heard(chunk, samples)]
+        return list(self._with_frames(chunk, samples))
 
     def rest(self) -> AudioChunk | None:
         """Return the end of the sound, once, after the stream has ended; None if it has none."""
-        if self._latest is None or self._has_ended:
+        if self._unheard is None or self._has_ended:
             return None
         self._has_ended = True
-        samples = finish(self._chain)
-        return self._end_of(self._latest, samples) if len(samples) else None
+        return next(self._with_frames(self._unheard, finish(self._chain)), None)
 
     def _turn(self, chunk: AudioChunk) -> Iterator[AudioChunk]:
         """End the chain at a pause or a change of manner, and begin the next one after it."""
@@ -107,25 +105,24 @@ class HeardChunks:
         heard_as = chunk.manner.speed, chunk.manner.volume
         is_other = bool(chunk.num_frames) and heard_as != self._heard_as
         if (chunk.pause_s or is_other) and not self._has_ended:
-            if self._latest:
+            if self._unheard:
                 rest = end_part(self._chain, is_before_pause=bool(chunk.pause_s))
-                if len(rest):
-                    yield self._end_of(self._latest, rest)
-                    self._is_held = False
+                yield from self._with_frames(self._unheard, rest)
             self._has_ended = True
         self._is_after_pause = self._is_after_pause or bool(chunk.pause_s)
         if chunk.num_frames and self._has_ended:
             self._chain = self._new_chain(
-                chunk.manner, is_first=self._latest is None, is_after_pause=self._is_after_pause
+                chunk.manner, is_first=self._unheard is None, is_after_pause=self._is_after_pause
             )
             self._heard_as, self._has_ended, self._is_after_pause = heard_as, False, False
 
-    def _end_of(self, chunk: AudioChunk, samples: np.ndarray) -> AudioChunk:
-        """Return a chunk with the end of a chain's sound, after the latest chunk."""
-        if not self._is_held:  # a returned chunk has counted its frames
+    def _with_frames(self, chunk: AudioChunk, samples: np.ndarray) -> Iterator[AudioChunk]:
+        """Yield samples with the unheard frames; without samples the frames stay unheard."""
+        self._unheard = chunk
+        if len(samples):
             end = chunk.frame_index + chunk.num_frames
-            chunk = replace(chunk, frame_index=end, num_frames=0, drifts=())
-        return self._heard(chunk, samples)
+            self._unheard = replace(chunk, frame_index=end, num_frames=0, drifts=())
+            yield self._heard(chunk, samples)
 
     def _heard(self, chunk: AudioChunk, samples: np.ndarray) -> AudioChunk:
         rate, start_s = self.sample_rate, self._num_samples / self.sample_rate

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from qwen_megakernel.records import AudioChunk
 WRITES_PER_S = 10  # an interrupted speech plays on for one write
 
 
-def check_loudspeaker() -> ModuleType:
+def check_loudspeaker() -> Any:
     """Return the module sounddevice, after a look for a loudspeaker; it plays nothing.
 
     Raises:
@@ -33,8 +33,7 @@ def check_loudspeaker() -> ModuleType:
         sounddevice.query_devices(kind="output")
     except sounddevice.PortAudioError as error:
         raise OutputError(f"--play finds no loudspeaker: {error}.") from error
-    module: ModuleType = sounddevice
-    return module
+    return sounddevice
 
 
 @contextmanager
