@@ -171,17 +171,15 @@ class WavWriter:
         self._target = target = self.path.resolve()
         mark.check_file(self.path)
         self._partial = _begin_file(self.path, encoding, rate)
-        self._num_samples = 0  # written so far
-        self._format = FORMATS[target.suffix.lower()]
+        form = FORMATS[target.suffix.lower()]
         subtype = None if encoding == "pcm" else SUBTYPES[encoding]
         try:
             self._file = new_sound_file(  # soundfile would encode the name strictly
-                os.fsencode(self._partial), rate, mark.comment, format=self._format, subtype=subtype
+                os.fsencode(self._partial), rate, mark.comment, format=form, subtype=subtype
             )
         except RuntimeError as error:  # the disk is full
             raise self._failed(error) from error
         self._signer = mark.signer
-        self._block_samples = rate
 
     def write(self, samples: np.ndarray) -> None:
         """Append [num_samples] int16.
@@ -193,10 +191,8 @@ class WavWriter:
         _check_samples(samples)
         try:
             # libsndfile's Vorbis encoder copies each write to the stack; 90 s of audio overflow it.
-            for first in range(0, len(samples), self._block_samples):
-                block = samples[first : first + self._block_samples]
-                self._file.write(block)
-                self._num_samples += len(block)
+            for first in range(0, len(samples), self._file.samplerate):
+                self._file.write(samples[first : first + self._file.samplerate])
         except (OSError, RuntimeError) as error:
             self._file.close()
             raise self._failed(error) from error
@@ -213,7 +209,7 @@ class WavWriter:
                 return
             try:
                 self._file.close()
-                if self._num_samples:
+                if self._file.frames:
                     self._check_whole()
                     if self._signer:
                         name = self._target.suffix.lower().removeprefix(".")
@@ -229,7 +225,7 @@ class WavWriter:
         import soundfile
 
         name = os.fsencode(self._partial)
-        if self._format == "OGG" and soundfile.info(name).frames != self._num_samples:
+        if self._file.format == "OGG" and soundfile.info(name).frames != self._file.frames:
             raise OSError("the end of the file is missing")
 
     def _failed(self, error: Exception) -> OutputError:
