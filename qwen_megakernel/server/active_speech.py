@@ -54,7 +54,7 @@ class ActiveSpeech:
         *,
         settings: ServerSettings,
         mark: Marking,
-        finished: Newest[dict[str, Any]],
+        finished: Newest,
     ):
         self.stream, self.record, self.request_id = stream, record, request_id
         self.settings, self.mark = settings, mark

@@ -7,15 +7,13 @@ import math
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any
 
 from qwen_megakernel.errors import Draining, EngineBusy
 
 MAX_RETRY_AFTER_S = 60  # some clients ignore a longer time
 
 _NEWEST = 0.2  # weight of the newest request in the mean time that requests hold a slot
-
-Value = TypeVar("Value")
 
 
 @dataclass(eq=False, slots=True)
@@ -110,14 +108,14 @@ class Admission:
         return min(max(1, seconds), MAX_RETRY_AFTER_S)
 
 
-class Newest(OrderedDict[str, Value]):
-    """The newest entries; beyond the capacity, the one that was set first is forgotten."""
+class Newest(OrderedDict[str, dict[str, Any]]):
+    """The newest reports; beyond the capacity, the one that was set first is forgotten."""
 
     def __init__(self, capacity: int):
         super().__init__()
         self.capacity = capacity
 
-    def __setitem__(self, key: str, value: Value) -> None:
+    def __setitem__(self, key: str, value: dict[str, Any]) -> None:
         super().__setitem__(key, value)
         self.move_to_end(key)
         if len(self) > self.capacity:

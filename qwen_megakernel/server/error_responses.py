@@ -5,7 +5,6 @@ Clients show only `error.message`, so it must be complete.
 
 import contextlib
 import json
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
+from pydantic.alias_generators import to_snake
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
@@ -64,7 +64,6 @@ _WANTED = {
     "voice_type": "a voice's id, or an object with its `id`",
 }
 _NAMES_OF_TEXT = ("input", "text", "transcript", "prompt", "content")  # of all speech servers
-_WORD_START = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _MAX_FAULTS = 10  # faults of a body that one message reports
 _MAX_ECHO_CHARS = 200  # the longest part of a client's text that a message repeats
 
@@ -115,7 +114,7 @@ class ApiError(Exception):
         if isinstance(error, ApiError):
             return error
         if isinstance(error, QwenTTSError):
-            param, code = param or _PARAMS.get(type(error)), snake(type(error).__name__)
+            param, code = param or _PARAMS.get(type(error)), to_snake(type(error).__name__)
             new = cls(error.http_status, str(error), code, param)
             if isinstance(error, EngineBusy):
                 new.headers["Retry-After"] = str(error.retry_after_s)
@@ -248,8 +247,3 @@ def shown(value: object, max_chars: int = _MAX_ECHO_CHARS) -> str:
         if isinstance(value, kind):
             return name
     return json.dumps(value[:max_chars] if isinstance(value, str) else value)[:max_chars]
-
-
-def snake(name: str) -> str:
-    """Return a class name in snake case: NoGPUError -> no_gpu_error."""
-    return _WORD_START.sub("_", name).strip("_").lower()

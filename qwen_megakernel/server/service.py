@@ -40,8 +40,9 @@ class Service:
         self.settings = settings
         self.admission = Admission(num_slots=0, max_queue=settings.max_queue)
         # The ends of requests by id, which a streamed response's headers cannot report.
-        self.finished = Newest[dict[str, Any]](MAX_FINISHED)
-        self.conversations = Newest[Conversation](MAX_SESSIONS)
+        self.finished = Newest(MAX_FINISHED)
+        # The conversation of a client's session; the oldest of too many is forgotten.
+        self.conversation = functools.lru_cache(MAX_SESSIONS)(lambda session: Conversation())
         self.metrics = Metrics(self.admission, self._cache_hits)
         self.failure: BaseException | None = None  # why the engine could not be made
         self._engine: Any = None
@@ -107,11 +108,6 @@ class Service:
         record = SpeechRecord(self.metrics, stream.sample_rate, arrived)
         own = {"settings": self.settings, "mark": engine.mark, "finished": self.finished}
         return ActiveSpeech(stream, plan, ticket, record, encoder, request_id, **own)
-
-    def conversation(self, session: str) -> Conversation:
-        """Return the conversation of a client's session; the oldest of too many is forgotten."""
-        found = self.conversations[session] = self.conversations.get(session) or Conversation()
-        return found
 
     # ---- coming and going ------------------------------------------------------------------------
 

@@ -13,8 +13,10 @@ from waiting import wait_until
 
 from qwen_megakernel.errors import TaskError
 from qwen_megakernel.records import Drift
+from qwen_megakernel.server import service as server_service
 from qwen_megakernel.server.active_speech import ActiveSpeech
 from qwen_megakernel.server.schemas import SpeechPlan
+from qwen_megakernel.server.settings import ServerSettings
 
 
 def test_requests_of_a_session_are_one_conversation(live, engine):
@@ -41,13 +43,14 @@ def test_a_model_that_cannot_continue_is_reported_with_the_field(live, engine, m
     assert answer.json()["error"]["param"] == "continuity"
 
 
-def test_the_oldest_of_too_many_sessions_is_forgotten(live):
-    live.service.conversations.capacity = 2
-    first = live.service.conversation("a")
-    assert live.service.conversation("a") is first
-    live.service.conversation("b")
-    live.service.conversation("c")
-    assert live.service.conversation("a") is not first
+def test_the_oldest_of_too_many_sessions_is_forgotten(engine, monkeypatch):
+    monkeypatch.setattr(server_service, "MAX_SESSIONS", 2)
+    service = server_service.Service(engine, ServerSettings())
+    first = service.conversation("a")
+    assert service.conversation("a") is first
+    service.conversation("b")
+    service.conversation("c")
+    assert service.conversation("a") is not first
 
 
 @pytest.mark.parametrize("is_sent", [True, False])

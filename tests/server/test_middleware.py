@@ -16,9 +16,16 @@ from fixtures import module_fixture
 from live_server import SPEECH, assert_error, http_post, serving
 from waiting import wait_until
 
-from qwen_megakernel.errors import EngineClosed, TextTooLong, UsageError
+from qwen_megakernel.errors import (
+    EngineClosed,
+    NoGPUError,
+    QwenTTSError,
+    RecordingError,
+    TextTooLong,
+    UsageError,
+)
 from qwen_megakernel.server.app import create_app
-from qwen_megakernel.server.error_responses import snake
+from qwen_megakernel.server.error_responses import ApiError
 from qwen_megakernel.server.middleware import RequestGuard
 from qwen_megakernel.server.schemas import check_length
 from qwen_megakernel.server.settings import ServerSettings
@@ -30,9 +37,9 @@ live = module_fixture(lambda: serving(FakeEngine(rtf=0.001), max_body_bytes=100_
 
 
 def test_codes_are_the_names_of_errors_in_small_letters():
-    named = {"NoGPUError": "no_gpu_error", "RecordingError": "recording_error"}
-    named |= {"TextTooLong": "text_too_long", "QwenTTSError": "qwen_tts_error"}
-    assert {name: snake(name) for name in named} == named
+    named = {NoGPUError: "no_gpu_error", RecordingError: "recording_error"}
+    named |= {TextTooLong: "text_too_long", QwenTTSError: "qwen_tts_error"}
+    assert {kind: ApiError.of(kind("It failed.")).code for kind in named} == named
 
 
 def test_each_answer_is_a_line_of_the_access_log_without_the_key(caplog):
