@@ -392,4 +392,4 @@ def report_engine(args: argparse.Namespace, engine: "SpeechEngine") -> None:
 def log_progress(args: argparse.Namespace, module: str) -> None:
     """Log the steps of a module of the package, unless --quiet or --debug sets the log level."""
     level = logging.NOTSET if args.quiet or args.debug else logging.INFO
-    logging.getLogger(f"qwen_megakernel.{module}").setLevel(level)
+    get_logger(f"qwen_megakernel.{module}").setLevel(level)

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     _Job = TypeVar("_Job")
     _Options = TypeVar("_Options")
 
-FAILED = 1  # the exit code of a check that failed
-
 # Without the option, the family's own default counts; the braces take it into the help.
 _OPTIONS: dict[str, tuple[Any, str]] = {
     "--learning-rate": (float, "highest learning rate (default: {learning_rate})"),
@@ -142,7 +140,7 @@ def print_steps(args: argparse.Namespace, trainer: "BaseTrainer") -> None:
 
 
 def print_checks(args: argparse.Namespace, check: "Callable[[Watch], Iterator[Check]]") -> int:
-    """Print each check when it is done; returns the exit code.
+    """Print each check when it is done; returns the exit code, 1 if one has failed.
 
     Args:
         check: makes the checks; its argument is what `step_bar` yields.
@@ -153,4 +151,4 @@ def print_checks(args: argparse.Namespace, check: "Callable[[Watch], Iterator[Ch
             print(f"{'ok  ' if each.passed else 'FAIL'} {each.name}: {each.detail}", flush=True)
             failed += not each.passed
     print("all passed" if not failed else f"{failed} failed")
-    return FAILED if failed else 0
+    return 1 if failed else 0

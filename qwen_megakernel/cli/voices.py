@@ -245,13 +245,13 @@ def _clone(
     tts: "SpeechEngine", recording: Path, samples: object, args: argparse.Namespace
 ) -> "Voice":
     text, beside = args.ref_text, recording.with_suffix(".txt")
-    without_text = args.xvector or args.legacy_bin  # a presets file holds only x-vectors
-    if text is None and beside.is_file() and not without_text:
+    if args.xvector or args.legacy_bin:  # a presets file holds only x-vectors
+        text = None
+    elif text is None and beside.is_file():
         try:
             text = beside.read_text(encoding="utf-8-sig").strip()
         except UnicodeDecodeError as error:
             raise RecordingError(f"{beside} is not UTF-8 text: {error.reason}.") from error
-    text = None if without_text else text
     return tts.create_voice(samples or recording, text, name=recording.stem)
 
 

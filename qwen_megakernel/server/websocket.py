@@ -18,14 +18,11 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, cast
 
-from fastapi import WebSocket
-
 from qwen_megakernel.errors import UsageError
 from qwen_megakernel.server.active_speech import ActiveSpeech
 from qwen_megakernel.server.error_responses import ApiError, shown
 from qwen_megakernel.server.responses import KEEP, steer
 from qwen_megakernel.server.schemas import SessionConfig, check_length
-from qwen_megakernel.server.service import Service
 from qwen_megakernel.server.session import Context, ContextSession, wrong
 from qwen_megakernel.server.utterance import Relay, Start, Utterance
 
@@ -59,10 +56,8 @@ class NumberedUtterance(Utterance):
 class Session(ContextSession):
     """One WebSocket connection, which has one context from its first session.config on."""
 
-    def __init__(self, websocket: WebSocket, service: Service):
-        super().__init__(websocket, service)
-        self.first = "session.config"
-        self._num_utterances = 0
+    first = "session.config"
+    _num_utterances = 0
 
     # ---- messages from the client ----------------------------------------------------------------
 
