@@ -7,9 +7,9 @@ break off and Ray Serve starts another replica.
 
 import os
 import signal
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any
 
 import ray
@@ -144,13 +144,7 @@ def run(
     with listen(host, port) as listener:  # Ray Serve itself reports a port in use late, in its log
         port = listener.getsockname()[1]
         settings = settings_for(listener, settings)
-    came: list[int] = []
-    over = threading.Event()
-
-    def end(number: int, _: Any) -> None:
-        came.append(number)
-        over.set()
-
+    came = SimpleQueue[int]()  # signals
     os.environ.setdefault(*PROXY_PATIENCE)
     ray.init(include_dashboard=False, log_to_driver=False)
     try:
@@ -167,17 +161,17 @@ def run(
             hint = "Their logs are under logs/serve of Ray's session."
             raise SetupError("The replicas could not be started.", _why_not(), hint) from error
         signals = (signal.SIGTERM, signal.SIGINT)
-        handlers = {each: signal.signal(each, end) for each in signals}
+        handlers = {each: signal.signal(each, lambda sig, _: came.put(sig)) for each in signals}
         say(f"listening on http://{host}:{port}")
-        over.wait()
+        number = came.get()
         say("finishing the running speeches; Ctrl-C again ends at once")
         for each, handler in handlers.items():
             signal.signal(each, handler)
         serve.delete(NAME)
     finally:
         ray.shutdown()
-    say(f"ended by {signal.Signals(came[0]).name}")
-    return came[0]
+    say(f"ended by {signal.Signals(number).name}")
+    return number
 
 
 def _check_room(scale: Scale) -> None:
