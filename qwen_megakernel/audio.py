@@ -13,7 +13,7 @@ import numpy as np
 from qwen_megakernel.choices import MP3_RATES, TELEPHONE_RATE
 from qwen_megakernel.errors import GenerationError, OutputError, UsageError, check_choice
 from qwen_megakernel.marking import UNMARKED, Marking
-from qwen_megakernel.output_files import new_partial, why_unwritable, writing
+from qwen_megakernel.output_files import new_partial, writing
 from qwen_megakernel.signals import deferred_signals
 
 if TYPE_CHECKING:
@@ -137,10 +137,8 @@ def _begin_file(path: Path, encoding: str, rate: int | None) -> Path:
         )
     if target.exists() and not target.is_file():
         raise OutputError(f"Cannot write {path}: it exists and is not a file.")
-    try:
+    with writing(path, new=path):
         return new_partial(target)
-    except OSError as error:
-        raise OutputError(f"Cannot write {path}: {why_unwritable(path, error)}.") from error
 
 
 class WavWriter:

@@ -11,7 +11,7 @@ from typing import Any
 
 from qwen_megakernel.content_credentials import SIGNED_FORMATS, SYNTHETIC, Signer
 from qwen_megakernel.errors import OutputError, UsageError, check_choice, plain_number
-from qwen_megakernel.output_files import why_unwritable
+from qwen_megakernel.output_files import writing
 
 KINDS = ("metadata", "watermark", "c2pa")
 COMMENT = f"AI-generated speech. Digital source type: {SYNTHETIC}"  # of audio files
@@ -49,7 +49,12 @@ class MarkKey:
             OutputError: the file exists, or cannot be written.
         """
         key = MarkKey(secrets.token_bytes(KEY_BYTES), operator)
-        try:
+        if os.path.lexists(path):
+            raise OutputError(
+                f"Cannot write a key to {path}: File exists.",
+                hint="Name a new file: the watermark of this key is found with this key alone.",
+            )
+        with writing(f"a key to {path}", new=path):
             file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w")
             try:
                 with file:
@@ -57,12 +62,6 @@ class MarkKey:
             except BaseException:
                 path.unlink()
                 raise
-        except OSError as error:
-            kept = "Name a new file: the watermark of this key is found with this key alone."
-            raise OutputError(
-                f"Cannot write a key to {path}: {why_unwritable(path, error)}.",
-                hint=kept if isinstance(error, FileExistsError) else "",
-            ) from error
         return key
 
     @staticmethod

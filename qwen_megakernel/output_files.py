@@ -1,7 +1,6 @@
 """Checks that a file can be written, before the work for its contents; replaces whole files, and
 names the folder of the package's own files."""
 
-import errno
 import fcntl
 import os
 import secrets
@@ -40,17 +39,13 @@ def check_writable(path: Path, what: str) -> None:
     Raises:
         OutputError: the path is a folder, or its folder is missing or read-only.
     """
-    try:
+    with writing(f"{what} to {path}", ValueError, new=path):  # a null byte is a ValueError
         was_there = path.exists()
         if was_there and not (path.is_file() or path.is_dir()):
             return  # opening and closing a pipe would end it for its reader
         path.open("a").close()
         if not was_there:
             path.resolve().unlink()  # a link to a file that did not exist stays
-    except (OSError, ValueError) as error:
-        raise OutputError(
-            f"Cannot write {what} to {path}: {why_unwritable(path, error)}."
-        ) from error
 
 
 def check_folder(folder: Path) -> None:
@@ -90,27 +85,21 @@ def held(
         os.close(handle)
 
 
-def why_unwritable(path: Path, error: OSError | ValueError) -> str:
-    """Return why a file cannot be opened to be written; a folder that is missing is named."""
-    if not isinstance(error, OSError):  # a path with a null byte
-        return str(error)
-    if error.errno == errno.ENOENT and not path.parent.exists():
-        return f"there is no folder {path.parent}"
-    return error.strerror or str(error)
-
-
 @contextmanager
-def writing(place: object, *others: type[Exception]) -> Iterator[None]:
+def writing(place: object, *others: type[Exception], new: Path | None = None) -> Iterator[None]:
     """Turn an OSError of the block into an OutputError that names the place and the reason.
 
     Args:
         others: errors that a library raises instead, for a full disk for example.
+        new: a file that the block creates; if its folder is missing, that is the reason.
     """
     caught: tuple[type[Exception], ...] = (OSError, *others)
     try:
         yield
     except caught as error:
         reason = getattr(error, "strerror", None) or error
+        if new and isinstance(error, FileNotFoundError) and not new.parent.exists():
+            reason = f"there is no folder {new.parent}"
         raise OutputError(f"Cannot write {place}: {reason}.") from error
 
 

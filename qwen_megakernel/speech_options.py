@@ -27,10 +27,6 @@ from qwen_megakernel.errors import (
 if TYPE_CHECKING:
     from qwen_megakernel.voice import Voice
 
-TEXT_FEEDS = ("auto", "stepwise", "full")
-SPLITS = ("auto", "off")
-CONTINUITY = ("off", "context")
-
 # Limits of temperatures and penalties. Far beyond them logits become infinite in float32, and a
 # launch with infinite logits fails for every stream in it.
 MIN_FACTOR, MAX_FACTOR = 1e-6, 1e6
@@ -302,7 +298,7 @@ class SpeechOptions(Options):
         "auto",
         'how the model reads the text: "stepwise" a token for each frame (speech can start before '
         'the text is complete), "full" all of it before speaking',
-        choices=TEXT_FEEDS,
+        choices=("auto", "stepwise", "full"),
         default_means="auto, as the official package does for this model",
     )
     text_format: str = option(
@@ -323,12 +319,12 @@ class SpeechOptions(Options):
     lexicon: Any = option(
         None, "words, and respellings that the model pronounces right, before the engine's own"
     )
-    split: str = option("auto", "whether to cut long text at sentences", choices=SPLITS)
+    split: str = option("auto", "whether to cut long text at sentences", choices=("auto", "off"))
     continuity: str = option(
         "off",
         'what each part of a text continues: "context" the last four seconds of speech before it, '
         '"off" nothing',
-        choices=CONTINUITY,
+        choices=("off", "context"),
     )
     seed: int = option(
         0,

@@ -38,9 +38,6 @@ _NO_OPTIONS = {
     *(option.name for option in OPTIONS.values() if option.is_subtalker),
 }
 OFFERED = tuple(name for name in OPTIONS if name not in _NO_OPTIONS)
-# Those of a voice of `sheen train`, which has one language and reads all of a text first.
-_NOT_TRAINED = ("style", "language", "instruct", "text_feed")
-OF_TRAINED_VOICES = tuple(name for name in OFFERED if name not in _NOT_TRAINED)
 
 # Options of `TTSEngine.from_pretrained` that have the same name here.
 _OF_ENGINES = (

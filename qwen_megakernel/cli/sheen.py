@@ -159,7 +159,9 @@ def _add_infer(sheen: Any) -> None:
     command = parsing.new_command(sheen, "infer", infer, "speak with a voice")
     options.add_text_options(command)
     speak.add_output_options(command)
-    options.add_options(command, options.OF_TRAINED_VOICES)
+    # A trained voice has one language, and reads all of a text first.
+    others = ("style", "language", "instruct", "text_feed")
+    options.add_options(command, [name for name in options.OFFERED if name not in others])
     options.add_mark_options(command)
     add = parsing.adder(command, options.MACHINE)
     add("--model DIR", "folder of the trained voice", parsing.file_name, required=True)
