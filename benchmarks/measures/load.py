@@ -247,7 +247,7 @@ def _serve(pipe: Connection, engine: Any) -> None:
     from qwen_megakernel.server.settings import ServerSettings
 
     settings = ServerSettings()
-    running = serving.new_server(app.create_app(engine, settings), settings)
+    running = serving.DrainingServer(app.create_app(engine, settings), settings)
     shorten_pauses()  # as the command `serve` does
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
         pipe.send(listener.getsockname()[1])

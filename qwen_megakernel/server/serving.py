@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import h11
 import uvicorn
@@ -27,9 +27,6 @@ from qwen_megakernel.server.middleware import SMALL_BODY, is_loopback
 from qwen_megakernel.server.responses import ABORT, KEEP
 from qwen_megakernel.server.service import Service
 from qwen_megakernel.server.settings import ACCEPTS, ServerSettings
-
-if TYPE_CHECKING:
-    from qwen_megakernel.server.wyoming_server import WyomingServer
 
 logger = get_logger(__name__)
 
@@ -185,25 +182,46 @@ def counting_protocol(
 
 
 class DrainingServer(uvicorn.Server):
-    """A uvicorn server that refuses new requests after SIGTERM or Ctrl-C and finishes running ones.
+    """uvicorn's server with limits, which after SIGTERM or Ctrl-C finishes what it speaks.
 
-    uvicorn alone stops listening at once, so that later clients get a refused connection instead of
-    an error with the reason. A second signal cuts the running speeches and ends the server.
+    It refuses new requests then. uvicorn alone stops listening at once, so that later clients get a
+    refused connection instead of an error with the reason. A second signal cuts the running
+    speeches and ends the server.
 
     Args:
-        wyoming: a Wyoming server to start and close with this one.
+        app: of `create_app`.
+        wyoming: a listening socket for Wyoming clients.
         say: prints a line about the end.
     """
 
     def __init__(
         self,
-        config: uvicorn.Config,
-        service: Service,
-        wyoming: "WyomingServer | None" = None,
+        app: FastAPI,
+        settings: ServerSettings,
+        *,
+        wyoming: socket.socket | None = None,
         say: Callable[[str], None] = lambda line: None,
     ):
+        self.service: Service = app.state.service
+        config = uvicorn.Config(
+            app,
+            http=guarded_protocol(settings),
+            h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
+            backlog=ACCEPTS,
+            ws=counting_protocol(self.service.admission, settings),
+            ws_max_size=settings.max_body_bytes,
+            ws_per_message_deflate=False,  # compression delays audio without making it smaller
+            timeout_graceful_shutdown=1,  # this server has waited already
+            log_config=None,
+            access_log=False,
+        )
         super().__init__(config)
-        self.service, self._wyoming, self._say = service, wyoming, say
+        self._wyoming = None
+        if wyoming is not None:
+            from qwen_megakernel.server.wyoming_server import WyomingServer  # the extra [wyoming]
+
+            self._wyoming = WyomingServer(self.service, wyoming)
+        self._say = say
         self._give_up_at: float | None = None
         self.ended_by: int | None = None  # the first signal
 
@@ -286,7 +304,7 @@ def serve(
             say(f"listening on {scheme}://{shown}:{listener.getsockname()[1]}")
         settings = settings_for(listeners["http"], settings)
         app = create_app(engine, settings)
-        server = new_server(app, settings, wyoming=listeners.get("tcp"), say=say)
+        server = DrainingServer(app, settings, wyoming=listeners.get("tcp"), say=say)
         server.run(sockets=[listeners["http"]])
     if server.service.failure and server.ended_by is None:
         raise server.service.failure
@@ -330,36 +348,3 @@ def settings_for(listener: socket.socket, settings: ServerSettings) -> ServerSet
             *(address, API_KEY_VARIABLE),
         )
     return dataclasses.replace(settings, allow_hosts=settings.allow_hosts or ("*",))
-
-
-def new_server(
-    app: FastAPI,
-    settings: ServerSettings,
-    *,
-    wyoming: socket.socket | None = None,
-    say: Callable[[str], None] = lambda line: None,
-) -> DrainingServer:
-    """Return uvicorn's server for `app`, with its limits; `run(sockets=[...])` serves.
-
-    Args:
-        wyoming: a listening socket for Wyoming clients.
-        say: prints a line about the end.
-    """
-    service, companion = app.state.service, None
-    if wyoming is not None:
-        from qwen_megakernel.server.wyoming_server import WyomingServer  # the extra [wyoming]
-
-        companion = WyomingServer(service, wyoming)
-    config = uvicorn.Config(
-        app,
-        http=guarded_protocol(settings),
-        h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
-        backlog=ACCEPTS,
-        ws=counting_protocol(service.admission, settings),
-        ws_max_size=settings.max_body_bytes,
-        ws_per_message_deflate=False,  # compression delays audio without making it smaller
-        timeout_graceful_shutdown=1,  # `DrainingServer` has waited already
-        log_config=None,
-        access_log=False,
-    )
-    return DrainingServer(config, service, companion, say)

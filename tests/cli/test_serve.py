@@ -152,7 +152,7 @@ def test_a_server_that_others_reach_warns_without_a_key_and_has_any_name(
 
 def test_wyoming_listens_on_a_host_of_its_own(monkeypatch):
     said, server = [], Mock(ended_by=None, service=Mock(failure=None, is_loading=False))
-    monkeypatch.setattr(server_serving, "new_server", lambda *_, **__: server)
+    monkeypatch.setattr(server_serving, "DrainingServer", lambda *_, **__: server)
     ports = {"port": 0, "wyoming_port": 0, "say": said.append}
     for host in ("127.0.0.2", None):
         server_serving.serve(FakeEngine(), ServerSettings(), wyoming_host=host, **ports)
@@ -207,14 +207,14 @@ def test_ipv6_is_listened_on_where_it_is_asked_for():
         pytest.skip("no IPv6 here")
     said = []
     running = []
-    new_server = server_serving.new_server
+    draining_server = server_serving.DrainingServer
 
     def remember(*arguments, **named):
-        running.append(new_server(*arguments, **named))
+        running.append(draining_server(*arguments, **named))
         return running[0]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(server_serving, "new_server", remember)
+        patch.setattr(server_serving, "DrainingServer", remember)
         thread = threading.Thread(
             target=server_serving.serve,
             args=(FakeEngine(), ServerSettings()),

@@ -117,7 +117,7 @@ def serving(
     chosen = ServerSettings(**settings)
     if loop == "uvloop":
         pytest.importorskip("uvloop")
-    running = serving_module.new_server(app.create_app(engine, chosen), chosen)
+    running = serving_module.DrainingServer(app.create_app(engine, chosen), chosen)
     running.config.loop = loop
     with serving_module.listen("127.0.0.1", 0) as listener:
         if send_buffer is not None:  # connections inherit this
