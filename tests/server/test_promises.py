@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from qwen_megakernel import printable
-from qwen_megakernel.server import error_responses, headers, middleware, schemas, serving
+from qwen_megakernel.server import error_responses, middleware, responses, schemas, serving
 from qwen_megakernel.server.settings import ServerSettings
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
@@ -17,7 +17,7 @@ MB, KB = 2**20, 2**10
 @pytest.mark.parametrize(
     ("words", "value"),
     [
-        (r"exceeds (\d+) characters", headers.MAX_HEADER_CHARS),
+        (r"exceeds (\d+) characters", responses.MAX_HEADER_CHARS),
         (r"at most (\d+) MB of it", DEFAULTS.max_body_bytes / MB),
         (r"([\d,]+) JSON values", schemas.MAX_JSON_VALUES),
         (r"(\d+) MB of a recording", DEFAULTS.max_upload_bytes / MB),
