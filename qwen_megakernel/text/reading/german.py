@@ -17,7 +17,7 @@ _FEMININE = re.compile(
 _NEUTER = re.compile(
     r"(?:chen|lein|um|ment|[Jj]ahr|Mal|Kind|Haus|[Kk]apitel|[Ss]piel|[Qq]uartal|[Ss]emester"
     r"|Buch|Bild|Tor|OG|[Gg]eschoss|Obergeschoss|Stockwerk|Drittel|Viertel|Kilo|Gramm|Pfund|Glas|Dutzend"
-    r"|Brot|Prozent|Treffen|Gebot|Album|Lied|Jhd?s?)$"
+    r"|Brot|Prozent|Treffen|Gebot|Album|Lied|[Jj]ahrhunderts?)$"
 )
 _HALF = re.compile(r"(?P<article>eine?) halb(?P<ending>er|es|e|)(?!\w)")
 # Articles before "1/2", and its ending behind them; other words, and the case that they ask for.
@@ -25,9 +25,9 @@ _HALVES = dict.fromkeys(("einen", "einem", "einer", "eines", "den", "dem", "des"
 _HALVES |= dict.fromkeys(("eine", "die", "das", "der"), "e")
 _BEFORE_NOMINATIVE = words("ist sind war waren bleibt und oder plus bis macht etwa ca")
 _BEFORE_ACCUSATIVE = words("für um ohne durch gegen über")
-_BEFORE_DATIVE = words("mit nach von aus bei seit zu vor in ab außer")
+_BEFORE_DATIVE = words("mit nach von aus bei seit zu vor in ab außer unter")
 _ON_A_WEEKDAY = re.compile(
-    r"\b(?:am|vom|zum|bis|ab|auf|von|seit)\s(?:[MDFS][a-z]\.|\w+(?:tag|woch)),\s$|[†∗]\s$"
+    r"\b(?:am|vom|zum|bis|ab|auf|von|seit)\s(?:[MDFS][a-z]\.?|\w+(?:tag|woch)),\s$|[†∗]\s$"
 )
 _BEFORE_DAY = words("am vom zum der die das dem den")  # may stand before the last word "4."
 # What has a rank also at the beginning of a line, which is else an entry of a list.
@@ -40,6 +40,7 @@ _ONE = re.compile(r"ein(e?)(?= (?!bis|Uhr|mal)|$)")
 _MASCULINE = re.compile(
     r"ein (?:\S*(?:[Mm]eter|[Ll]iter|löffel)|Tag|Monat|Euro|Dollar|Cent|Punkt|Grad)(?!\w)"
 )
+_PLURAL = re.compile(r"(meter|Meter|liter|Liter|Jahre|Monate|Tage|Punkte)(?=\.?$)")
 _QUEENS = ("Elisabeth", "Katharina", "Maria", "Margarethe", "Christina")
 
 
@@ -73,13 +74,13 @@ class German(Language):
         |(?<=\.\d\d)\s?[-–]\s?(?=\d\d?\.\d\d\s{HOURS}) => ~bis~
     um|gegen|ab >> {HOUR}\s?h(?!\w) => .time
     \d+ >> f\.(?!\w) => folgende{end}
+    kinder|jugendliche|personen >> u\.\s(?P<n>\d{1,2})\sJ\.? => unter {n} Jahren{end}
     u\.(?=\s(?:\d|[^\W\d_]{2})) => und
     \d+ >> St\.(?!\s[A-ZÄÖÜ]) => Stück{end}
     (?P<n>\d{1,2})\. => .day_of_list
     1/2(?=\s(?!(?:{UNITS})(?!\w))(?P<noun>[A-ZÄÖÜ][a-zäöüß]{2,})(?!\w)) => .half
     (?P<n>\d{1,3})\.(?=\s[^\W\d_])(?!(?i:\s{MONTH})\.) => .ordinal_with_point
     \d+[a-z]? >> S\.(?=\s\d) => Satz
-    (?P<a>Mo|Di|Mi|Do|Fr|Sa)(?=\.?\s\d)\.? => .days
     (?P<y>\d{1,4})(?P<e>ern?)(?!\w) => {y:year}{e}
     die >> (?P<n>11[0257])(?!\d|[.,:-]\d|\s?(?:[€%]|[^\W\d_]+[ens](?!\w))) => {n:spell}
     (?P<w>\d{1,3})(?:,(?P<d>\d+))?[\s-]?%-Punkte?n?(?!\w) => {num} Prozentpunkte
@@ -131,7 +132,7 @@ class German(Language):
 
     def read_two_ordinals(self, found: Found) -> str:
         """Return the words of two ordinals before one noun, such as "im 2./3. Stock"."""
-        noun, link = first_word(found.rest), found["link"]
+        noun, link = self._following(found), found["link"]
         first, second = (self._before_noun(int(found[each]), found.before, noun) for each in "ab")
         return " ".join(filter(None, (first, self.abbreviations.get(link, link), second)))
 
@@ -158,7 +159,7 @@ class German(Language):
 
     def read_ordinal_with_point(self, found: Found) -> str | None:
         """Return an ordinal before a noun, or inside a sentence; None where the point ends one."""
-        following = first_word(found.rest)
+        following = self._following(found)
         is_word = following.isalpha() and following.islower()
         is_inside = is_word and found.past.strip() and not found.last.strip()
         is_weak = found.word in ORDINAL_ARTICLES and following not in self.starters
@@ -168,6 +169,11 @@ class German(Language):
             return None
         noun = following if self._is_noun(following) else ""
         return self._before_noun(int(found["n"]), _before_day(found), noun)
+
+    def _following(self, found: Found) -> str:
+        """Return the word behind an ordinal, which may be abbreviated, as in "2. Kl."."""
+        word = first_word(found.rest)
+        return self.abbreviations.get(f"{word}.", word)
 
     def _is_noun(self, word: str) -> bool:
         return word[:1].isupper() and not word[-1].isdigit() and word not in self.starters
@@ -205,6 +211,8 @@ class German(Language):
     def agreeing(self, said: str, before: str) -> str:
         """Return "one" or "one half" in the case that the word before it, or its lack, asks for."""
         half, one = _HALF.match(said), _ONE.match(said)
+        if before.lower() in _BEFORE_DATIVE and not (half or one):
+            return _PLURAL.sub(r"\1n", said)  # "in fünf Metern", "ab drei Jahren"
         if not half and one and before.lower() in _BEFORE_DATIVE:
             return f"ein{'er' if one[1] else 'em'}{said[one.end() :]}"
         if not half:

@@ -171,7 +171,7 @@ class Grammar:
         first = self._any.match(text, place, stop)
         if not first or not first.lastindex:
             return 0, ""
-        before = bare((text[:place].split() or past.split() or [""])[-1])
+        before = bare((text[:place].split() or past.rstrip(OPENING + " ").split() or [""])[-1])
         for rule in self._rules[first.lastindex - 1 :]:
             match = _compiled(rule.pattern).match(text, place, stop)
             seen = behind.rstrip(OPENING) if rule.behind.endswith("$") else before.lower()

@@ -11,7 +11,6 @@ _IMPURE = re.compile("s[^aeiou]|z|gn|ps|x|y")
 
 class Italian(Romance):
     RULES = r"""
-    (?P<a>lun|mar|mer|gio|ven|sab|dom)(?=\s\d{1,2}(?:[-–:/]\d|\s{MONTH})) => .days
     (?P<n>\d{1,2})°\sp\. => {n:ordinal} piano{end}
     {HOUR}\s?h\s?{MINUTE}(?!\w|['′]) => .time
     arriv\w+|classificat\w+|piazzat\w+|giunt\w+ >> (?P<n>\d{1,3})°(?![CF\d]) => {n:ordinal}

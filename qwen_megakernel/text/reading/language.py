@@ -38,6 +38,9 @@ _PLACES = words("""chapter page slide step part episode question attempt round l
     seite folie schritt teil folge frage versuch runde chapitre étape partie épisode diapo tour
     capítulo paso parte episodio pregunta intento página episódio pergunta etapa capitolo pagina pag
     passo domanda глава страница стр шаг часть серия вопрос этап""")
+# Words before the month and the year in which a card expires, as in "bis 10/27".
+_EXPIRY = r"bis|до|hasta|até|(?:jusqu')?au|en|fin|(?:expir|scad|v[aá]l[iau]|venc|gültig|caduc|действ|срок)\w*"
+_DAYS = ("Tag", "jour", "giorno", "dia", "día", "день")
 # What shows that "lun." is a weekday: a mark, or the end of a span of days.
 _BEFORE_WEEKDAYS = ("am", "vom", "zum", "al", "dal", "au", "du", "le", "bis", "a", "до")
 _BEHIND_WEEKDAY = re.compile(r"[,–-]|\s(?:al?|à|au|bis|по)\b|(?<!mar\.)\s\d|\s\d{1,2}/\d")
@@ -53,7 +56,8 @@ class Language(Quantities):
     (?i)(?:[a-z0-9][\w-]*\.)+(?:com|org|net|io|dev|ai|app|edu|gov|info|eu|de|fr|es|it|pt|br|ru|kr|jp
         |cn|uk|us|ca|au|ch|at|co|ly|tv|gg|xyz|nl|pl)(?![\w-]|\.\w)(?::\d{2,5}(?!\d))?
         (?:/{ADDRESS}*)? => .web
-    {BEGIN}(?P<a>{DAYS})(?:\.?\s?[-–]\s?|~)(?P<b>{DAYS}){EDGE}\.? => .days
+    {BEGIN}(?P<a>{DAYS})(?:\.?\s?[-–]\s?|~|\s(?P<link>{DAY_LINKS})\s)(?P<b>{DAYS}){EDGE}\.? => .days
+    (?!{LETTERS_FOLLOW}){BEGIN}(?P<a>{DAYS})(?=\s\d\d?(?:[-–:/.h]|\s?(?:Uhr|h|ч)(?!\w)|(?:er)?\s{MONTH})) => .days
     (?P<a>{DAYS})\. => .days
     {LETTERS_FOLLOW}(?<=\()(?P<a>{DAYS})(?=\)) => .days
     (?P<y>\d{4})-(?P<m>\d\d)-(?P<d>\d\d)T(?P<h>[01]\d|2[0-4]):(?P<min>[0-5]\d)
@@ -87,8 +91,10 @@ class Language(Quantities):
         |\s?[（(](?:{DAYS}|[祝休])[)）]|[~-]\d\d?/\d|[)\s]{1,2}\d{1,2}:\d\d
         |\s?(?:上午|下午|午前|午後|오전|오후|前|まで|から|까지|부터)|(?<=/\d\d)\s?[~～-]\s?\d))
         (?P<m>1[0-2]|0?[1-9])/(?P<d>[12]\d|3[01]|0?[1-9])(?![/.]?\d) => .date
+    (?<![\d/.])(?P<m>0[1-9]|1[0-2])(?:{OF_YEAR}(?P<y>(?:19|20)\d\d)|{DAY_FIRST}(?<=0\d)/(?P<yy>[2-4]\d))
+        (?![.,]?\d|/) => .date
+    {EXPIRY} >> {DAY_FIRST}(?P<m>1[0-2])/(?P<yy>[2-4]\d)(?![.,/]?\d|/) => .date
     (?P<{FIRST}>\d{1,2})/(?P<{SECOND}>\d{1,2})(?![/.,]?\d|/) => .day_and_month
-    (?<![\d/.])(?P<m>0[1-9]|1[0-2]){OF_YEAR}(?P<y>(?:19|20)\d\d)(?![.,]?\d|/) => .date
     (?P<r>[IVXLCDM]+)(?:e|ᵉ)?\s?[-–—]\s?(?P<to>[IVXLCDM]+)(?:e|ᵉ)?(?!\w|['’]\w) => .roman_range
     {LETTERS_FOLLOW}(?<![A-Za-z])(?P<r>[IVX]{2,7})(?![A-Za-z0-9]) => .roman
     (?P<r>[IVXLCDM]+)(?:\.(?=\s|$)|ers?|re|ᵉ|e)?(?!\w|['’](?!s\b)\w|\.\w) => .roman
@@ -110,14 +116,14 @@ class Language(Quantities):
         (?:\s?(?P<s>\d\d?(?:[.,]\d+)?)\s?(?:\"|″|''))? => .angle
     (?:°(?:\s?[\d.,]*\d\s?['′\"″]{0,2}){0,2}\s?|[A-Z]-\d{1,3}\s)$
         >> (?P<d>{COMPASS})(?!['’-]?\w) => {d:compass}
-    (?P<n>\d{1,3})[\"″s](?P<d>\d\d)(?!\w) => {n:counted:s} {d}
+    (?P<n>\d{1,3})(?:[\"″s]|'')(?P<d>\d\d)(?!\w) => {n:counted:s} {d}
     (?P<m>2[5-9]|[3-9]\d):0(?:0|(?P<s>[1-9]))(?![\d:]) => {m:counted:min} {s:counted:s}
     (?P<a>\d{1,4}):(?P<b>\d{1,6})(?![\d:]) => {a} {ratio} {b}
     (?P<n>[1-3])\.?\s(?P<book>{BOOKS})
         (?:\.?\s(?P<a>\d{1,3})[:,]\s?(?P<b>\d{1,3})(?!\d)|\.(?=\s)|(?=\s\d)) => .book
     (?!.*(?:vers\w+|верси.|版本|バージョン|버전)$).*
         >> (?i)v(?:er\.)?\.?\s?(?=\d+\.\d) => {version_name}
-    (?P<n>\d{1,3})['′.]\s?\+\s?(?P<m>\d{1,2}){EDGE}['′]? => {n} {plus} {m}
+    (?P<n>\d{1,3})(?:['′.]\s?|(?=\+\d\d?['′]))\+\s?(?P<m>\d{1,2}){EDGE}['′]? => {n} {plus} {m}
     (?:\+ ?)?\(?\d{1,14}\)?(?:(?: ?[-–./] ?| ?(?=\()|(?<=\)) ?| )\(?\d{1,14}\)?)+
         (?: ?x(?P<x>\d{1,6})(?!\w))?|\+\d{7,15}(?!\d) => .phone
     boeing|airbus|embraer|bombardier|cessna|fokker|(?:боинг|аэробус|эмбраер)а?
@@ -170,6 +176,8 @@ class Language(Quantities):
     (?<=[A-Z])(?P<a>\d{1,2})/(?P<y>(?:19|20)\d\d)(?![\d/]) => {a} {y:year}
     (?P<w>\d{1,3}(?:{GROUP}\d{3})+|\d{1,5}(?=/\d{4}))/(?P<y>(?:19|20)\d\d|\d\d)(?![\d/])
         => {num} {slash} {y:year}
+    (?<![\d.,/])(?!{LETTERS_FOLLOW})(?P<n>(?:1[2-9]|[2-9]\d)(?=/\d\d\s?(?:{HOUR_UNITS}){EDGE})|[2-9](?=/\d\d?\s?(?:{FULL_DAYS}){EDGE}))/
+        => {n} {to}~
     /(?=(?:100\s?(?:km|g|ml|mL)|24\s?(?:h|Std|ч))(?!\w)) => ~{per}~
     (?:(?P<w>\d+)(?:\s|-(?=[1-7]/[2-8](?!\d))))?(?P<n>\d{1,4})(?: / |/)(?P<d>\d{1,4})(?![\d/])
         (?: ?(?![x×](?!\w))(?P<unit>{UNITS}){EDGE}{UNIT_POINT})?{EDGE} => .fraction
@@ -231,6 +239,10 @@ class Language(Quantities):
             + rf"(?:\s?(?P<scale>{any_of([*self.scales, *self.money_scales])}){{EDGE}})?",
             "CODE": rf"(?:\s(?P<code>{any_of(self.currency_names)})(?!\w))?",
             "LONG_SCALES": any_of({*self.scales} - {*"kKBT"}),
+            "EXPIRY": _EXPIRY,
+            "HOUR_UNITS": any_of(unit for unit in self.units if self.units[unit] == self.units["h"]),
+            "FULL_DAYS": any_of(unit for unit in self.units if self.units[unit].one in _DAYS),
+            "DAY_LINKS": any_of([self.to, self.symbols["&"], *self.links]),
             "DAYS": any_of([*self.weekdays, *self.weekdays.values()]),
             "MONTH": rf"(?:{any_of(self.full_months)}|(?:{any_of(short)})\.?)(?!\w)",
             "SHORT_MONTH": any_of(short - {"mar"}),
@@ -255,7 +267,8 @@ class Language(Quantities):
 
     def read_date(self, found: Found) -> str | None:
         """Return the words of a date; None if no month or day has these numbers."""
-        name, day, year = found["m"].lower().rstrip("."), int(found["d"] or 0), found["y"]
+        name, day = found["m"].lower().rstrip("."), int(found["d"] or 0)
+        year = found["y"] or found["yy"]
         if not found["d"] and (NUMBER_MARK.search(found.past) or FILE.search(found.past)):
             return None  # "no. 12/2025"
         month = self.month_forms.get(name) or (int(name) if name.isdigit() else 0)
@@ -295,7 +308,8 @@ class Language(Quantities):
         if is_alone and not is_sure and not _BEHIND_WEEKDAY.match(found.rest):
             return None
         names = filter(None, (found["a"], found["b"]))
-        said = self.between_ends.join(self.weekdays.get(name, name) for name in names)
+        joint = f" {found['link']} " if found["link"] else self.between_ends
+        said = joint.join(self.weekdays.get(name, name) for name in names)
         return said + self.kept_point(found)
 
     def read_time(self, found: Found) -> str | None:

@@ -1,6 +1,7 @@
 """Brazilian Portuguese: the genders of numerals, times such as "15h30", ordinals such as "1º"."""
 
 from qwen_megakernel.text.reading.romance import Romance
+from qwen_megakernel.text.reading.tables import words
 
 
 class Portuguese(Romance):
@@ -11,11 +12,16 @@ class Portuguese(Romance):
     {HOUR}h{MINUTE}?(?:min)?(?!\w) => .time
     aos|em >> (?P<n>\d{1,3})['′](?!\w|\+) => {n} minutos
     D\.(?=\s[A-ZÀ-Ý]\w*a(?!\w)) => dona
-    (?P<a>\d{1,2})(?:\sx\s|x(?=0(?!\d))|(?<=(?<!\d)0)x)(?P<b>\d{1,2})(?=\s(?!x|(?:{UNITS})(?!\w))|[^\w\s]|$)
-        => {a} a {b}
+    (?i)\b(?:{THINGS})s?\s(?:d[eo]\s)?$ >> (?P<a>\d{1,2})\s?x\s?(?P<b>\d{1,2}){BEHIND_SCORE} => {a} por {b}
+    (?P<a>\d{1,2})(?:\sx\s|x(?=0(?!\d))|(?<=(?<!\d)0)x)(?P<b>\d{1,2}){BEHIND_SCORE} => {a} a {b}
     \bpor\s(?:\d/\d,?\s(?:e\s)?)*$ >> (?=[67]|..[67])(?P<a>[0-7])/(?P<b>[0-7])(?![\d/]) => {a} a {b}
-    \b(?!Foto|Tamanho|Formato|Caixa|Tela|Quadro|Mesa|Piso|Grade|Matriz|Cubo)[A-ZÀ-Ý][a-zà-ÿ]+\s$
-        >> (?P<a>\d)x(?P<b>[012]|(?P=a))(?=\s(?!x|(?:{UNITS})(?!\w))|[^\w\s]|$) => {a} a {b}
-    de|em|por|final|plac\w+:?|(?:termin|acab|fic|ganh|venc|perd|empat|gole|bat)\w+
-        >> (?P<a>[1-9])x(?P<b>[12]|(?P=a))(?=\s(?!x|(?:{UNITS})(?!\w))|[^\w\s]|$) => {a} a {b}
+    (?P<a>\d)x(?P<b>\d)(?=\s(?:nos|sobre|contra|diante)(?!\w)) => {a} a {b}
+    (?i)\b(?:final|{SCORES}\w*:?(?:\sd[eo])?)\s$ >> (?P<a>\d)x(?P<b>\d){BEHIND_SCORE} => {a} a {b}
+    \b(?:[A-ZÀ-Ý][a-zà-ÿ]+|em)\s$ >> (?P<a>\d)x(?P<b>[012]|(?P=a)){BEHIND_SCORE} => {a} a {b}
     """
+
+    # Words before the sizes of a thing, words before a score, and what stands behind one.
+    things = words("""foto tamanho formato caixa tela quadro mesa piso grade matriz cubo painel placa
+        bandeja tapete lona tenda janela porta sala quarto terreno pacote cartela tabuleiro peça""")
+    scores = "(?:por|plac|termin|acab|fic|ganh|venc|perd|empat|gole|bat|vitóri|derrot|resultad|virada)"
+    behind_score = r"(?=\s(?!x|(?:{UNITS})(?!\w))|[^\w\s]|$)"

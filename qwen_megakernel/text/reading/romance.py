@@ -27,10 +27,12 @@ class Romance(Language):
     anni|años|anos|années|[dn]?[ae]l|du|sul|los|os|et|{FULL_MONTHS}
         >> ['’](?P<n>\d\d|[3-9]00)(?!['’]?\w) => {n}
     (?P<w>[5-9]|1\d|2\d)/(?P<b>20|30)(?![\d/]) => .rated
+    (?:aux|l?es|des|pour|par|d['’]|enfants|jeunes|tarif|ai|gli|d?egli|dei|per|i|[ao]s|aos|às|d[ao]s|para|por|l[ao]s)
+        >> [-−–](?!\S) => {minus}
     (?P<n>24)\s?h\s?/\s?24(?!\d) => {n:counted:h} {over} {n}
     (?P<n>\d{1,3})(?:{FEMININE_MARKS}) => {n:feminine}
     1/2(?=\s(?!(?:{UNITS})(?!\w))(?P<noun>[^\W\d_]{4,})(?!\w)) => .half
-    {CLOCK_WORDS} >> {HOUR}\.{MINUTE}(?![\d.,]\d|\d|\s?%)(?:\sh(?!\w))? => .time
+    {CLOCK_WORDS}|{DAYS} >> {HOUR}\.{MINUTE}(?![\d.,]\d|\d|\s?%)(?:\sh(?!\w))? => .time
     {HOUR}\.{MINUTE}(?:\sh(?!\w)|(?<=00|15|30|45)(?=[-–]\d\d?\.(?:00|15|30|45)(?!\d|[.,]\d)))
         => .time
     (?<=\.\d\d[-–]){HOUR}\.{MINUTE}(?![\d.,]\d|\d)(?:\sh(?!\w))? => .time

@@ -65,6 +65,7 @@ class Russian(Language):
     ranked = words("этаж этаже класс классе курс курсе подъезд подъезде квартал квартале")
     followers = words("г года году годе годах гг. годы в. вв. кв. эт. от число") | ranked
 
+    addressed = r"(?:[А-ЯЁ][а-яё-]+,?\s|\bд\.\s?|\bдом[аеу]?\s)"
     year_form = r"(?P<y>1\d{3}|20\d\d|\d{1,4}(?=\sгод[уе]|\s\w+\.?\s(?:до\s)?н\.\s?э))"
 
     RULES = r"""
@@ -92,6 +93,13 @@ class Russian(Language):
     \b(?:д|дом|к|корп|вл|влад)\.?\s?\d+\w?,?\s$ >> стр\.(?=\s\d) => строение
     (?i)\b(?:ул\w*|пр(?:-[кт]т?|осп\w*)?|пер\w*|наб\w*|ш|шоссе|б-р|бул\w*|мкр)\.?\s[\w. ]{2,27},\s$
         >> (?P<a>\d{1,4})-(?P<b>\d{1,4})(?![\w-]) => {a} {b}
+    {ADDRESSED}$ >> (?P<n>\d{1,3})\sк\.(?=\s?\d) => {n} корпус
+    {ADDRESSED}\d+[а-я]?(?:/\d+)?,?\s$ >> к\.(?=\s?\d) => корпус
+    (?!.*\d$|т\.$).* >> к\.(?=\s?\d) => кабинет
+    12|24|36|48|\D* >> (?P<n>12|24|36|48)/(?=\d\d\s?(?:ч|час(?:ов|а)?)(?!\w)) => {n} —~
+    \b(?:дет\w*|реб[её]н\w*|возраст\w*|старше|младше)(?:\s\w+)?\s$ >> (?P<n>\d{1,2})\sл\.
+        => {n:gm} лет
+    (?:.*[₽€$]|руб\.?|р\.) >> /(?=100\s?(?:г|мл)(?!\w)) => ~за~
     \b(?:р|раза?|табл?|капс?|мл|шт)\.?\sв\s$ >> (?P<per>сут|нед|мес|д)(?!\w)\.? => {per:each}{end}
     во? >> (?P<n>\d*[02-9]|\d*1\d)\sкм(?=\sот(?!\w)) => {n:pm} километрах
     во? >> (?P<n>\d*[02-9]|\d*1\d)\sм(?=\sот(?!\w)) => {n:pm} метрах
@@ -245,7 +253,8 @@ class Russian(Language):
             return " — ".join(self.cardinal(each, gender) for each in (first, last))
         if 1100 <= first < last < 2100 and (first >= 1900 or first % 50 or last % 50):
             return f"с {self.ordinal(first, 'gm')} по {self.ordinal(last, 'nm')}"
-        return f"от {self.cardinal(first, 'gm')} до {self.cardinal(last, 'gm')}"
+        opening = "с" if found.word in self.weekdays else "от"
+        return f"{opening} {self.cardinal(first, 'gm')} до {self.cardinal(last, 'gm')}"
 
     def read_hours(self, found: Found) -> str:
         """Return the words of hours of opening, "from nine to eighteen hours"."""
@@ -282,7 +291,7 @@ class Russian(Language):
 
     def read_days(self, found: Found) -> str | None:
         names = [found[each].lower() for each in "ab" if found[each]]
-        if len(names) < 2 or not {*names} <= {*_WEEK}:
+        if len(names) < 2 or found["link"] == "и" or not {*names} <= {*_WEEK}:
             return super().read_days(found)
         first, last = map(_WEEK.index, names)
         word = "" if found.word in ("с", "со") else "с" + "о" * (first == 1) + " "
