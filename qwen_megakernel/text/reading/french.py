@@ -29,9 +29,6 @@ class French(Romance):
     [ivx]+(?:er?|ᵉʳ?) >> s\. => siècle{end}
     """
 
-    def agreeing(self, said: str, before: str) -> str:
-        return re.sub(r"\bd'(?=[^\Waeiouyhéè])", "de ", said)  # "millions de dollars"
-
     def roman(self, number: int, found: Found, following: str) -> str | None:
         ending = re.sub(".*[IVXLCDM]", "", found.text)
         if ending == "re":

@@ -132,7 +132,7 @@ class German(Language):
 
     def read_two_ordinals(self, found: Found) -> str:
         """Return the words of two ordinals before one noun, such as "im 2./3. Stock"."""
-        noun, link = self._following(found), found["link"]
+        noun, link = first_word(found.rest), found["link"]
         first, second = (self._before_noun(int(found[each]), found.before, noun) for each in "ab")
         return " ".join(filter(None, (first, self.abbreviations.get(link, link), second)))
 
@@ -159,7 +159,8 @@ class German(Language):
 
     def read_ordinal_with_point(self, found: Found) -> str | None:
         """Return an ordinal before a noun, or inside a sentence; None where the point ends one."""
-        following = self._following(found)
+        following = first_word(found.rest)
+        following = self.abbreviations.get(f"{following}.", following)  # "2. Kl."
         is_word = following.isalpha() and following.islower()
         is_inside = is_word and found.past.strip() and not found.last.strip()
         is_weak = found.word in ORDINAL_ARTICLES and following not in self.starters
@@ -169,11 +170,6 @@ class German(Language):
             return None
         noun = following if self._is_noun(following) else ""
         return self._before_noun(int(found["n"]), _before_day(found), noun)
-
-    def _following(self, found: Found) -> str:
-        """Return the word behind an ordinal, which may be abbreviated, as in "2. Kl."."""
-        word = first_word(found.rest)
-        return self.abbreviations.get(f"{word}.", word)
 
     def _is_noun(self, word: str) -> bool:
         return word[:1].isupper() and not word[-1].isdigit() and word not in self.starters

@@ -2,7 +2,6 @@
 
 import re
 
-from qwen_megakernel.text.reading.cldr import Noun
 from qwen_megakernel.text.reading.romance import Romance
 from qwen_megakernel.text.reading.surroundings import Found
 
@@ -36,6 +35,3 @@ class Italian(Romance):
 
     def say(self, number: int, to: str = "cardinal", **options: str) -> str:
         return re.sub(r"\Btre\b", "tré", super().say(number, to, **options))
-
-    def count(self, whole: str, decimals: str, noun: Noun, first: str = "") -> str:
-        return re.sub(r"\buna (?=[aeiou])", "un'", super().count(whole, decimals, noun, first))

@@ -40,7 +40,6 @@ _PLACES = words("""chapter page slide step part episode question attempt round l
     passo domanda глава страница стр шаг часть серия вопрос этап""")
 # Words before the month and the year in which a card expires, as in "bis 10/27".
 _EXPIRY = r"bis|до|hasta|até|(?:jusqu')?au|en|fin|(?:expir|scad|v[aá]l[iau]|venc|gültig|caduc|действ|срок)\w*"
-_DAYS = ("Tag", "jour", "giorno", "dia", "día", "день")
 # What shows that "lun." is a weekday: a mark, or the end of a span of days.
 _BEFORE_WEEKDAYS = ("am", "vom", "zum", "al", "dal", "au", "du", "le", "bis", "a", "до")
 _BEHIND_WEEKDAY = re.compile(r"[,–-]|\s(?:al?|à|au|bis|по)\b|(?<!mar\.)\s\d|\s\d{1,2}/\d")
@@ -68,7 +67,7 @@ class Language(Quantities):
     [A-Z]{2}\d\d(?: ?[A-Z\d]{4}){2,7}(?: ?[A-Z\d]{1,3})?(?![^\W_]) => .iban
     (?=[A-Z0-9-]*\d)(?=[\d-]*[A-Z])[A-Z0-9]+(?:-[A-Z0-9]+)*(?!['’.,]?\w|-\w|/) => .mixed_id
     (?P<y>\d{4})(?P<mark>[-/]|\.(?=\d\d\.\d\d))(?P<m>\d\d?)(?P=mark)(?P<d>\d\d?)(?!\.?\d) => .date
-    (?P<d>\d\d)\.(?P<m>\d\d)\.(?P<y>\d{4}){DATE_END} => .date
+    (?P<d>\d\d?)\.(?P<m>\d\d?)\.(?P<y>\d{4}){DATE_END}(?:\sг\.)? => .date
     (?P<{FIRST}>\d{1,2})(?P<mark>[-./])(?P<{SECOND}>\d{1,2})(?P=mark)(?P<y>\d{4}|\d\d)
         {DATE_END} => .date
     (?i)(?P<d>\d{1,2})(?:{ORDINAL_MARKS})?(?:\.?\s(?:(?:{LINKS})\s)?|-(?={MONTH}-\d{4}(?!\d)))(?P<m>{MONTH})
@@ -91,9 +90,9 @@ class Language(Quantities):
         |\s?[（(](?:{DAYS}|[祝休])[)）]|[~-]\d\d?/\d|[)\s]{1,2}\d{1,2}:\d\d
         |\s?(?:上午|下午|午前|午後|오전|오후|前|まで|から|까지|부터)|(?<=/\d\d)\s?[~～-]\s?\d))
         (?P<m>1[0-2]|0?[1-9])/(?P<d>[12]\d|3[01]|0?[1-9])(?![/.]?\d) => .date
-    (?<![\d/.])(?P<m>0[1-9]|1[0-2])(?:{OF_YEAR}(?P<y>(?:19|20)\d\d)|{DAY_FIRST}(?<=0\d)/(?P<yy>[2-4]\d))
-        (?![.,]?\d|/) => .date
-    {EXPIRY} >> {DAY_FIRST}(?P<m>1[0-2])/(?P<yy>[2-4]\d)(?![.,/]?\d|/) => .date
+    (?<![\d/.])(?P<m>0[1-9]|1[0-2]){OF_YEAR}(?P<y>(?:19|20)\d\d|{DAY_FIRST}(?<=0\d/)[2-4]\d)(?![.,]?\d|/)
+        => .date
+    {EXPIRY} >> {DAY_FIRST}(?P<m>1[0-2])/(?P<y>[2-4]\d)(?![.,/]?\d|/) => .date
     (?P<{FIRST}>\d{1,2})/(?P<{SECOND}>\d{1,2})(?![/.,]?\d|/) => .day_and_month
     (?P<r>[IVXLCDM]+)(?:e|ᵉ)?\s?[-–—]\s?(?P<to>[IVXLCDM]+)(?:e|ᵉ)?(?!\w|['’]\w) => .roman_range
     {LETTERS_FOLLOW}(?<![A-Za-z])(?P<r>[IVX]{2,7})(?![A-Za-z0-9]) => .roman
@@ -176,8 +175,8 @@ class Language(Quantities):
     (?<=[A-Z])(?P<a>\d{1,2})/(?P<y>(?:19|20)\d\d)(?![\d/]) => {a} {y:year}
     (?P<w>\d{1,3}(?:{GROUP}\d{3})+|\d{1,5}(?=/\d{4}))/(?P<y>(?:19|20)\d\d|\d\d)(?![\d/])
         => {num} {slash} {y:year}
-    (?<![\d.,/])(?!{LETTERS_FOLLOW})(?P<n>(?:1[2-9]|[2-9]\d)(?=/\d\d\s?(?:{HOUR_UNITS}){EDGE})|[2-9](?=/\d\d?\s?(?:{FULL_DAYS}){EDGE}))/
-        => {n} {to}~
+    (?<![\d.,/])(?P<n>1[2-9]|[2-9]\d)/(?=\d\d\s?(?:hr?s?|Std|Stunden|heures|ore|hora\w)(?!\w)) => {n} {to}~
+    (?<![\d.,/])(?P<n>[2-9])/(?=\d\d?\s?(?:days|j|jours|Tagen?|giorni|gg|d[ií]as)(?!\w)) => {n} {to}~
     /(?=(?:100\s?(?:km|g|ml|mL)|24\s?(?:h|Std|ч))(?!\w)) => ~{per}~
     (?:(?P<w>\d+)(?:\s|-(?=[1-7]/[2-8](?!\d))))?(?P<n>\d{1,4})(?: / |/)(?P<d>\d{1,4})(?![\d/])
         (?: ?(?![x×](?!\w))(?P<unit>{UNITS}){EDGE}{UNIT_POINT})?{EDGE} => .fraction
@@ -240,8 +239,6 @@ class Language(Quantities):
             "CODE": rf"(?:\s(?P<code>{any_of(self.currency_names)})(?!\w))?",
             "LONG_SCALES": any_of({*self.scales} - {*"kKBT"}),
             "EXPIRY": _EXPIRY,
-            "HOUR_UNITS": any_of(unit for unit in self.units if self.units[unit] == self.units["h"]),
-            "FULL_DAYS": any_of(unit for unit in self.units if self.units[unit].one in _DAYS),
             "DAY_LINKS": any_of([self.to, self.symbols["&"], *self.links]),
             "DAYS": any_of([*self.weekdays, *self.weekdays.values()]),
             "MONTH": rf"(?:{any_of(self.full_months)}|(?:{any_of(short)})\.?)(?!\w)",
@@ -267,8 +264,7 @@ class Language(Quantities):
 
     def read_date(self, found: Found) -> str | None:
         """Return the words of a date; None if no month or day has these numbers."""
-        name, day = found["m"].lower().rstrip("."), int(found["d"] or 0)
-        year = found["y"] or found["yy"]
+        name, day, year = found["m"].lower().rstrip("."), int(found["d"] or 0), found["y"]
         if not found["d"] and (NUMBER_MARK.search(found.past) or FILE.search(found.past)):
             return None  # "no. 12/2025"
         month = self.month_forms.get(name) or (int(name) if name.isdigit() else 0)

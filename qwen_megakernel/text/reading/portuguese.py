@@ -21,7 +21,7 @@ class Portuguese(Romance):
     """
 
     # Words before the sizes of a thing, words before a score, and what stands behind one.
-    things = words("""foto tamanho formato caixa tela quadro mesa piso grade matriz cubo painel placa
-        bandeja tapete lona tenda janela porta sala quarto terreno pacote cartela tabuleiro peça""")
+    things = words("""foto tamanho formato caixa tela quadro mesa piso grade matriz cubo painel lona
+        bandeja tapete tenda janela porta sala quarto terreno pacote cartela tabuleiro""")
     scores = "(?:por|plac|termin|acab|fic|ganh|venc|perd|empat|gole|bat|vitóri|derrot|resultad|virada)"
     behind_score = r"(?=\s(?!x|(?:{UNITS})(?!\w))|[^\w\s]|$)"

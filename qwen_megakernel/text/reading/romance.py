@@ -32,11 +32,15 @@ class Romance(Language):
     (?P<n>24)\s?h\s?/\s?24(?!\d) => {n:counted:h} {over} {n}
     (?P<n>\d{1,3})(?:{FEMININE_MARKS}) => {n:feminine}
     1/2(?=\s(?!(?:{UNITS})(?!\w))(?P<noun>[^\W\d_]{4,})(?!\w)) => .half
-    {CLOCK_WORDS}|{DAYS} >> {HOUR}\.{MINUTE}(?![\d.,]\d|\d|\s?%)(?:\sh(?!\w))? => .time
+    {CLOCK_WORDS}|{DAYS}|.*\.\d\d[-–] >> {HOUR}\.{MINUTE}(?![\d.,]\d|\d|\s?%)(?:\sh(?!\w))? => .time
     {HOUR}\.{MINUTE}(?:\sh(?!\w)|(?<=00|15|30|45)(?=[-–]\d\d?\.(?:00|15|30|45)(?!\d|[.,]\d)))
         => .time
-    (?<=\.\d\d[-–]){HOUR}\.{MINUTE}(?![\d.,]\d|\d)(?:\sh(?!\w))? => .time
     """
+
+    def agreeing(self, said: str, before: str) -> str:
+        """Return the words with the elisions of Italian, and without wrong ones of French."""
+        said = re.sub(r"\bd'(?=[^\Waeiouyhéè])", "de ", said)  # "millions de dollars"
+        return re.sub(r"\buna (?=[aeiou])", "un'", said) if self.code == "it" else said
 
     def gender_after(self, number: str, noun: str, before: str) -> str:
         if number == "1/2" and noun not in self.no_nouns and self.code != "fr":

@@ -25,6 +25,7 @@ _CASES |= {"между": "i", "ок.": "g", **dict.fromkeys("<>≤≥≈~", "g")
 _CASES |= dict.fromkeys(("при", "о", "об"), "p")
 _BEFORE_ACCUSATIVE = ("на", "за", "через", "про")
 _IMPERATIVES = ("йте", "ите", "ьте", "жать", "брать")  # endings of verbs before an accusative
+_FROM = re.compile(r"\sот(?!\w)")  # "в 5 км от города"
 _PLACES = words("город улица проспект дом квартира страница кабинет глава том статья пункт телефон")
 _PLACE_CASES = _CASES | dict(в="p", во="p", на="p", по="d", согласно="d", у="g")
 _BEFORE_GOALS = (*_BEFORE_ACCUSATIVE, "в", "во", "по", "каждые")  # before a range
@@ -81,11 +82,8 @@ class Russian(Language):
     между >> (?P<a>\d{1,6})\sи\s(?P<c>\d{1,6})(?![\d:/-]|[.,]\d) => {a:im} и {c:im}
     (?P<a>[01]?\d|2[0-4]):(?P<am>[0-5]\d)\s?[-–—]\s?(?P<b>[01]?\d|2[0-4]):(?P<bm>[0-5]\d)(?![:\d])
         => .hours
-    (?P<d>[0-3]?\d)\.(?P<m>[01]?\d)\.(?P<y>\d{4})(?:\sг\.)?(?!\d) => .date
-    (?P<r>[IVX]+)(?:(?P<link>\s?[-–—]\s?|\sи\s)(?P<to>[IVX]+))?
-        \s(?P<what>вв?\.|кв\.|век[а-я]{0,3}(?!\w)) => .centuries
-    (?P<r>[1-9]|[12]\d)(?:-(?:й|м|го))?(?:(?P<link>\s?[-–—]\s?|\sи\s)(?P<to>[1-9]|[12]\d))?
-        \s(?P<what>вв?\.|кв\.(?=\s20\d\d)) => .centuries
+    (?P<r>[IVXХ]+|[12]?\d)(?:-(?:й|м|го))?(?:(?P<link>\s?[-–—]\s?|\sи\s)(?P<to>[IVXХ]+|[12]?\d))?
+        \s(?P<what>вв?\.|(?<=[IVX]\s)кв\.|кв\.(?=\s20\d\d)|век[а-я]{0,3}(?!\w)) => .centuries
     во? >> (?P<a>1\d{3}|20\d\d)\s?[-–—]\s?(?P<b>1\d{3}|20\d\d)\s(?:гг\.|годах)
         => {a:ordinal:pm} — {b:ordinal:pm} годах{end}
     (?P<a>[1-9]|[1-9]\d)/(?P<b>[1-9]\d?)\sэтаже => {a:ordinal:pm} этаже из {b:gm}
@@ -101,8 +99,6 @@ class Russian(Language):
         => {n:gm} лет
     (?:.*[₽€$]|руб\.?|р\.) >> /(?=100\s?(?:г|мл)(?!\w)) => ~за~
     \b(?:р|раза?|табл?|капс?|мл|шт)\.?\sв\s$ >> (?P<per>сут|нед|мес|д)(?!\w)\.? => {per:each}{end}
-    во? >> (?P<n>\d*[02-9]|\d*1\d)\sкм(?=\sот(?!\w)) => {n:pm} километрах
-    во? >> (?P<n>\d*[02-9]|\d*1\d)\sм(?=\sот(?!\w)) => {n:pm} метрах
     со? >> (?P<a>\d{1,2})\sпо\s(?=\d{1,2}\.(?:0[1-9]|1[0-2])(?!\d)) => {a:ordinal:gn} по~
     за >> шт\.? => штуку{end}
     во? >> {YEAR_FORM}\sг\. => {y:ordinal:pm} году{end}
@@ -124,7 +120,6 @@ class Russian(Language):
     (?P<n>[1-9]|1\d)(?=\s(?:{RANKED})(?<!е)(?!\w)) => {n:ordinal:nm}
     (?P<n>[1-6])\sр\.(?=/|\sв(?!\w)) => {n:counted:р}
     (?P<n>[4-9]0|\d{2,3}0)-е(?!\w) => {n:decades}
-    ко? >> (?P<n>[1-9]0|\d{2,3}0)-м(?!\w) => {n:decades:ым}
     (?P<n>\d{1,4})-?й(?=\s(?:[а-яё]{3,}[ыие](?!\w)|мин\.)) => {n:ordinal:gf}
     (?P<n>\d{1,4})-?(?:я|ая)(?!\w) => {n:ordinal:nf}
     (?P<n>\d{1,4})-?(?:е|ое)(?!\w) => {n:ordinal:nn}
@@ -206,6 +201,7 @@ class Russian(Language):
         """Return the case that the word before a number asks for: "по 1 таблетке" the dative."""
         is_each = found.word == "по" and self.plural(number) == 0
         asked = _CASES.get(found["sign"].strip()) or _CASES.get(found.word)
+        asked = "p" if found.word in ("в", "во") and _FROM.match(found.rest) else asked
         return "d" if is_each and not found["from"] else asked
 
     def read_in_case(self, found: Found) -> str | None:
@@ -246,11 +242,10 @@ class Russian(Language):
         first, last = int(found["from"]), int(found["n"])
         if first >= last or found.last in tuple("-–+№/"):
             return None
-        if case := _CASES.get(found.word):
-            return " — ".join(self.cardinal(each, f"{case}m") for each in (first, last))
-        if found.word in _BEFORE_GOALS or self.plural(last) == 1:
-            gender = self.gender_after("2", first_word(found.rest), "")
-            return " — ".join(self.cardinal(each, gender) for each in (first, last))
+        case = _CASES.get(found.word)
+        if case or found.word in _BEFORE_GOALS or self.plural(last) == 1:
+            form = f"{case}m" if case else self.gender_after("2", first_word(found.rest), "")
+            return " — ".join(self.cardinal(each, form) for each in (first, last))
         if 1100 <= first < last < 2100 and (first >= 1900 or first % 50 or last % 50):
             return f"с {self.ordinal(first, 'gm')} по {self.ordinal(last, 'nm')}"
         opening = "с" if found.word in self.weekdays else "от"
@@ -327,10 +322,12 @@ class Russian(Language):
     def decades(self, number: int, ending: str = "ые") -> str:
         return self.ordinal(number, "gm").removesuffix("ого") + ending
 
-    def read_centuries(self, found: Found) -> str:
+    def read_centuries(self, found: Found) -> str | None:
         """Return one or two centuries, in the case of "века", or of what stands before "в."."""
-        given = (found[each] for each in ("r", "to") if found[each])
+        given = (found[each].replace("Х", "X") for each in ("r", "to") if found[each])
         numbers = [int(each) if each.isdecimal() else roman_number(each) for each in given]
+        if 0 in numbers:
+            return None
         noun, is_one = found["what"], len(numbers) == 1
         if noun[-1] == ".":
             is_first = found.word[-1:] in tuple(".!?:") and found.word not in self.abbreviations

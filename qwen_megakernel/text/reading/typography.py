@@ -25,7 +25,7 @@ _MARK = re.compile(f"[{_COMBINING}]")
 # takes quadratic time, and composes none.
 _DECOMPOSED = re.compile(rf"\w[{_COMBINING}]{{1,3}}(?![{_COMBINING}])")
 _COMPATIBLE = re.compile(
-    "[①-⑳❶-➓Ⅰ-ⅿ㌀-㏿𝐀-𝟿Ａ-Ｚａ-ｚ]|[¼-¾⅐-⅞]|[₀-₉]|[⁰¹²³⁴-⁹⁺⁻]+|[０-９](?:，[０-９]{3})+"
+    r"[①-⑳❶-➓Ⅰ-ⅿ㌀-㏿𝐀-𝟿Ａ-Ｚａ-ｚ]|[¼-¾⅐-⅞]|[₀-₉]|х(?=[\s\d])|[⁰¹²³⁴-⁹⁺⁻]+|[０-９](?:，[０-９]{3})+"
 )
 _BLOCKS = "address article aside blockquote br dd div dl dt footer header hr li main nav ol p pre"
 _BLOCKS += " section table tbody tfoot thead tr ul h1 h2 h3 h4 h5 h6"
@@ -66,7 +66,6 @@ _INVISIBLE = re.compile("[\u00ad\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u20
 # A character that the next one may change: a letter before a combining mark, or part of a run.
 _FIXED_KANA = "ぁ-おな-のま-んァ-オナ-ノマ-ンー"
 _OPEN = re.compile(rf"[^\W\d_{HAN}{_FIXED_KANA}]|[{_COMBINING}⁰¹²³⁴-⁹⁺⁻０-９，]")
-_CYRILLIC_CROSS = re.compile(r"х(?=\d)|(?<!\S)х(?=\s)")
 _MAX_OPEN = 32  # characters of such a run that are held back
 
 
@@ -115,20 +114,16 @@ class Typography:
     def _plain(self, draft: Draft) -> Draft:
         draft = draft.replace(_DECOMPOSED, _composed, is_spoken=False)
         if self._is_normalizing:
-            draft = draft.replace(_CYRILLIC_CROSS, self._crossed, is_spoken=False)
             draft = draft.replace(_COMPATIBLE, self._compatible).replace(_INVISIBLE, "")
         return Draft(draft.text.translate(_PLAIN), draft.origins)
-
-    def _crossed(self, match: re.Match[str]) -> str:
-        """Return "x" for a Cyrillic letter of its form that stands alone, as in "2 х 500 мл"."""
-        before = match.string[match.start() - 1] if match.start() else self._last
-        is_between = before.isdigit() and match.string[match.end()].isdigit()
-        return "x" if is_between or before.isspace() else match[0]
 
     def _compatible(self, match: re.Match[str]) -> str:
         """Return the plain form: "kg" for "㎏", "1/2" for "½" (after a digit, behind a space)."""
         char, begin = match[0], match.start()
         before = match.string[begin - 1] if begin else self._last
+        if char == "х":  # the Cyrillic letter as "x", in "2х500 мл" and "2 х 500 мл"
+            is_between = before.isdigit() and match.string[match.end()].isdigit()
+            return "x" if is_between or before.isspace() else char
         form = unicodedata.normalize("NFKC", char).replace("⁄", "/").replace("−", "-")
         if "/" in form:
             return f" {form}" if before.isdigit() else form
