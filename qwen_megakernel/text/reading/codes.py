@@ -145,6 +145,8 @@ class Codes(Words):
         least = _MIN_ID_DIGITS - (len(groups) > 2)
         is_mixed = len(runs) > max(2, len(groups)) or len(groups) > 2
         is_id = is_mixed and num_digits >= least and not _NO_ID.fullmatch(text)
+        if groups[0].isdecimal() and groups[1:2] and groups[1] in self.units:
+            return None  # "256-GB-SSD"
         if not is_id or found.last in tuple("-.,"):
             return None
         unit = _RANGE_IN_UNITS.fullmatch(text)

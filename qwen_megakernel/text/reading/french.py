@@ -16,7 +16,7 @@ class French(Romance):
     .+ >> /j(?!['’\w])(?:\.(?!\w))? => ~par jour{end}
     \d+(?:e|ème|re|ère) >> min\. => minute{end}
     2n?d(?P<e>e?)(?!\w) => second{e}
-    arr\.(?=\s\d) => arrivée
+    (?!\d+(?:er?|ème)$).* >> arr\.(?=\s[\dA-Z]) => arrivée
     la|de|à >> (?P<n>\d{1,3})['′](?!\w) => {n:ordinal}
     [lrd]\. >> (?P<a>\d{1,4})-(?P<b>\d{1,3})(?![\d-]) => {a} tiret {b}
     le|au >> (?P<a>3\d)(?P<b>[1-9]\d)(?!\d|[.,:/-]\d|\s?[€%]|\s[^\W\d_]+s(?!\w)) => {a} {b}

@@ -8,15 +8,15 @@ from qwen_megakernel.text.reading.surroundings import Found, first_word
 from qwen_megakernel.text.reading.tables import words
 
 # Words before an ordinal, and the ending that the ordinal has after them.
-_WEAK = words("am v. vom zum zur beim im dem den des bis ab ins spätestens")
+_WEAK = words("am d. v. vom zum zur beim im dem den des bis ab ins spätestens")
 ORDINAL_ARTICLES = dict.fromkeys(_WEAK, "n") | {"der": "", "die": "", "das": ""}
 ORDINAL_STEMS = words("mein dein sein ihr unser euer ein kein dies jed eur")
 _FEMININE = re.compile(
-    r"(?:[^mp]a(?<!Sofa)|e|ung|heit|keit|[Zz]eit|schaft|tät|ion|ei|ik|ur|in|Zwiebel|Kartoffel|Wahl|Hand|Tür|Nacht)$"
+    r"(?:[^mp]a(?<!Sofa)|e|ung|heit|keit|[Zz]eit|schaft|tät|ion|ei|ik|ur|in|Zwiebel|Kartoffel|Wahl|Hand|Tür|Nacht|[aoy]sis|xis)$"
 )
 _NEUTER = re.compile(
     r"(?:chen|lein|um|ment|[Jj]ahr|Mal|Kind|Haus|[Kk]apitel|[Ss]piel|[Qq]uartal|[Ss]emester"
-    r"|Buch|Bild|Tor|OG|[Gg]eschoss|Obergeschoss|Stockwerk|Drittel|Viertel|Kilo|Gramm|Pfund|Glas|Dutzend"
+    r"|Buch|Bild|Tor|OG|[Gg]eschoss|Obergeschoss|Stockwerk|Drittel|Viertel|Kilo|[Gg]ramm|Pfund|Glas|Dutzend"
     r"|Brot|Prozent|Treffen|Gebot|Album|Lied|[Jj]ahrhunderts?)$"
 )
 _HALF = re.compile(r"(?P<article>eine?) halb(?P<ending>er|es|e|)(?!\w)")
@@ -33,14 +33,14 @@ _BEFORE_DAY = words("am vom zum der die das dem den")  # may stand before the la
 # What has a rank also at the beginning of a line, which is else an entry of a list.
 _RANKED = words("""Platz Preis Rang Klasse Liga Bundesliga FC Advent Weltkrieg Stock Etage OG UG
     Quartal Halbjahr Halbzeit Runde Spieltag Tag Woche Monat Jahr Versuch Kapitel Teil Akt Band
-    Auflage Obergeschoss Staffel Folge Semester Schritt Gang Mannschaft Hilfe Lesung Gebot""")
+    Auflage Etappe Obergeschoss Staffel Folge Semester Schritt Gang Mannschaft Hilfe Lesung Gebot""")
 _BEHIND_RANK = words("wurde wird war ist ward kam")  # a list's entry begins with none
 _BEGINS_LINE = re.compile(r"(?:\A|\n)(?:  +)?$")  # not behind a bullet, which leaves one space
 _ONE = re.compile(r"ein(e?)(?= (?!bis|Uhr|mal)|$)")
 _MASCULINE = re.compile(
     r"ein (?:\S*(?:[Mm]eter|[Ll]iter|löffel)|Tag|Monat|Euro|Dollar|Cent|Punkt|Grad)(?!\w)"
 )
-_PLURAL = re.compile(r"(meter|Meter|liter|Liter|Jahre|Monate|Tage|Punkte)(?=\.?$)")
+_PLURAL = re.compile(r"(meter|Meter|liter|Liter|Jahre|Monate|Tage|Punkte)(?=\.?$| pro )")
 _QUEENS = ("Elisabeth", "Katharina", "Maria", "Margarethe", "Christina")
 
 
@@ -53,6 +53,9 @@ class German(Language):
     {HOUR}\sUhr\b(?!\s\d) => .time
     (?P<h>\d{1,3}):{MINUTE}(?::(?P<s>[0-5]\d))?\s(?:Std|(?<=:\d\d:\d\d\s)h)(?!\w)\.?
         => {h:counted:h} {m:counted:min} {s:counted:s}{end}
+    \b(?:führ|gew[ai]nn|sieg|verl[io]|unterl[ai]g|schl[äu]g|besieg)\w*\s(?:mit\s|(?:d..|gegen)\s|[A-ZÄÖÜ]\S*\s){0,3}$
+        >> (?P<a>\d{1,3}):(?P<b>\d{1,3})(?![:\d]|\sUhr) => {a} zu {b}
+    (?:fahr|reise|flug|lauf|spiel|warte|gar|back)zeit:?|\w*dauer:? >> (?P<h>\d{1,2}):{MINUTE}(?:\sh(?!\w))?(?![\d:]|\sUhr) => {h:counted:h} {m:counted:min}
     in|nach|aus >> (?P<n>\d{3}(?!00)\d\d)(?!\d|[.,:-]\d|\s?(?:{UNITS}|(?i:{FOLLOWERS})|€|%)(?!\w))
         => {n:spell}
     [a-zäöü]{1,3}-[a-z]{1,2} >> (?P<n>\d{1,4})(?!\d|[.,:-]\d) => {n:spell}
@@ -180,7 +183,8 @@ class German(Language):
         ending = ORDINAL_ARTICLES.get(word)
         stem = next((each for each in ORDINAL_STEMS if word.startswith(each)), None)
         if ending is None and stem and word[len(stem) :] in ("e", "em", "en", "es", "er"):
-            ending = "" if word.endswith("e") or word == "jeder" else "n"
+            is_subject = word.endswith("e") or word in ("jeder", "jedes", "dieses")
+            ending = "" if is_subject and noun[-1:] != "s" else "n"  # "dieses 2. Quartals"
         if word == "der" and _FEMININE.search(noun):
             ending = "n"  # "in der 89. Minute"
         if ending is None:
@@ -202,7 +206,8 @@ class German(Language):
         """Return words such as "ein halber Liter" and "drei Viertel Liter"."""
         if (top, bottom) != (1, 2):
             return super().fraction_of(top, bottom, noun)
-        return f"ein{_half(noun.gender)} {noun.one}"
+        gender = noun.gender if noun.gender == "f" else _gender_of(noun.one)
+        return f"ein{_half(gender)} {noun.one}"
 
     def agreeing(self, said: str, before: str) -> str:
         """Return "one" or "one half" in the case that the word before it, or its lack, asks for."""

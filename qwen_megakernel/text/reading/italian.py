@@ -13,7 +13,7 @@ class Italian(Romance):
     (?P<n>\d{1,2})°\sp\. => {n:ordinal} piano{end}
     {HOUR}\s?h\s?{MINUTE}(?!\w|['′]) => .time
     arriv\w+|classificat\w+|piazzat\w+|giunt\w+ >> (?P<n>\d{1,3})°(?![CF\d]) => {n:ordinal}
-    all?|dall?|[dn]el|il|sul >> (?P<n>\d{1,3})['′](?!\w) => {n:ordinal}
+    all?|dall?|[dn]el|il|sul|e >> (?P<n>\d{1,3})['′](?!\w) => {n:ordinal}
     """
 
     def gender_after(self, number: str, noun: str, before: str) -> str:
@@ -24,7 +24,9 @@ class Italian(Romance):
         """Return "al giorno", or "per chilogrammo" behind another unit."""
         said = super().read_per(found)
         unit = self.units.get(found["per"])
-        if not unit or not (found["sym"] or re.search("(?:x|volt[ae])/|/die", found.text)):
+        if not unit or not (
+            found["sym"] or re.search("(?:x|volt[ae])/|/die|^/(?:giorno|mese|anno)", found.text)
+        ):
             return said
         article = "all'" if unit.one[0] in "aeiou" else "alla " if unit.gender == "f" else "al "
         return said.replace("per ", article)

@@ -63,7 +63,11 @@ class WordJoining:
             return True
         if not _has_digit(words):
             is_known = last.strip(OPENING + "-−+") in lang.opens | {*lang.currencies, "x", "×"}
-            return is_known or words.lstrip(OPENING) in self._days or _CENTURY_AND.search(words) is not None
+            return (
+                is_known
+                or words.lstrip(OPENING) in self._days
+                or _CENTURY_AND.search(words) is not None
+            )
         if self._phrase(words) in self._phrases or self._is_day_link(words, last):
             return True
         if last in lang.scales or last in lang.opens or last.rstrip(".") in lang.books:

@@ -41,8 +41,11 @@ _PLACES = words("""chapter page slide step part episode question attempt round l
 # Words before the month and the year in which a card expires, as in "bis 10/27".
 _EXPIRY = r"bis|до|hasta|até|(?:jusqu')?au|en|fin|(?:expir|scad|v[aá]l[iau]|venc|gültig|caduc|действ|срок)\w*"
 # What shows that "lun." is a weekday: a mark, or the end of a span of days.
-_BEFORE_WEEKDAYS = ("am", "vom", "zum", "al", "dal", "au", "du", "le", "bis", "a", "до")
-_BEHIND_WEEKDAY = re.compile(r"[,–-]|\s(?:al?|à|au|bis|по)\b|(?<!mar\.)\s\d|\s\d{1,2}/\d")
+_BEFORE_WEEKDAYS = words("""am vom zum al dal au du le bis a до et e y und sauf excepto exceto tranne
+    außer fermé cerrado fechado chiuso""")
+_BEHIND_WEEKDAY = re.compile(
+    r"[,–-]|\s(?:al?|à|au|bis|по|et|e|y|und)\b|(?<!mar\.)\s\d|\s\d{1,2}/\d"
+)
 
 
 class Language(Quantities):
@@ -100,16 +103,16 @@ class Language(Quantities):
     (?P<n>\d{1,3}(?=:)|1(?=/\d+ ))[:/](?P<w>\d{1,3}(?:(?:{GROUP}| )\d{3})+)(?![\d:])
         => {n} {ratio} {num}
     {VERSES} >> (?P<a>\d{1,3})(?::|,(?!\d{3}))(?P<b>\d{1,3})(?!\d|[:,]\d) => {a}{chapter} {b}{verse}
-    (?P<m>\d{1,2}):(?P<w>[0-5]\d)[.,](?P<d>\d{1,3})(?:\s?min)?(?![\d:]){EDGE}
-        => {m:counted:min} {num}
+    (?P<m>\d{1,2}):(?P<w>[0-5]\d)[.,](?P<d>\d{1,3})(?:\s?(?:[mM]in|мин)\b\.?)?(?![\d:]){EDGE}
+        => {m:counted:min} {num}{end}
     (?i){LETTERS_FOLLOW}(?P<h>1[0-2]|0?[1-9])(?::{MINUTE})?\s?(?P<half>[ap])(?:m|\.m\.?){EDGE}
         => .half_day
     (?i){LETTERS_FOLLOW}(?P<half>[ap])\.?m\.?\s?(?=\d\d?(?::\d\d(?!\d)|\s?[点时時시])) => .half_day
     (?i){HOUR}:{MINUTE}(?::(?P<s>[0-5]\d))?(?:\s?(?:Uhr|h(?:rs?|s)?)\b)?(?![\d:]) => .time
     (?P<h>\d{1,2})\s?h\s?(?P<m>\d{1,2})\s?(?:min|m|['′])(?:\s?(?P<s>\d{1,2})\s?(?:s|\"|″|''))?(?!\w)
         => {h:counted:h} {m:counted:min} {s:counted:s}
-    (?P<m>\d{1,3})(?:m(?:in)?|['′])(?P<s>[0-5]?\d)(?:s|\"|″|'')(?!\w)
-        => {m:counted:min} {s:counted:s}
+    (?P<m>\d{1,3})(?:m(?:in)?|['′])(?P<s>[0-5]?\d)(?:s|\"|″|'')(?P<d>\d\d)?(?!\w)
+        => {m:counted:min} {s:counted:s} {d}
     (?P<h>\d{1,2})\s?h\s?(?:00|{MINUTE})(?!\w|['′]) => {h:counted:h} {m}
     (?P<n>\d{1,3})°\s?(?P<m>\d{1,2}(?:[.,]\d+)?)\s?['′]
         (?:\s?(?P<s>\d\d?(?:[.,]\d+)?)\s?(?:\"|″|''))? => .angle
@@ -170,7 +173,8 @@ class Language(Quantities):
     {SIGN}{NUM}{SPAN}(?P<gap>[ -]?)(?P<unit>{UNITS})
         (?:(?:/|(?<=[kKMGT]b)p)(?P<per>{UNITS}))?{EDGE}{UNIT_POINT} => .unit
     (?:(?<=/kg)|(?<=/кг))/(?P<per>[^\W\d_]+) => .per
-    (?<=[^\W\d_])/(?:(?<=[元円원万]/)|(?=\w{1,2}[²³])|(?<=\w{3}/)(?=(?:s|min|h)(?!\w)))(?P<per>{UNITS}){EDGE}
+    (?<=[^\W\d_])/(?:(?<=[元円원万]/)|(?=\w{1,2}[²³])|(?<=\w{3}/)(?=(?:s|min|h|d[ií]a|mes|mês|año|ano
+        |giorno|mese|anno|jour|mois|Tag|Monat|Jahr|день)(?!\w)))(?P<per>{UNITS}){EDGE}
         => .per
     (?<=[A-Z])(?P<a>\d{1,2})/(?P<y>(?:19|20)\d\d)(?![\d/]) => {a} {y:year}
     (?P<w>\d{1,3}(?:{GROUP}\d{3})+|\d{1,5}(?=/\d{4}))/(?P<y>(?:19|20)\d\d|\d\d)(?![\d/])
@@ -222,7 +226,7 @@ class Language(Quantities):
             + r"[-−+±~≈<>≤≥]\s?(?!(?<=\+ )\d{1,4}[xyz]\s?[-+−=*^]))?",
             # The point of a unit, where no sentence begins.
             "UNIT_POINT": r"(?:\.(?:(?=\s+[a-zß-öø-ÿа-яё+&(=–-])|$)"
-            + r"|(?:(?<=ft|lb|yd|hr|\sч|дн)|(?<=lbs|hrs))\.(?=\s\d))?",
+            + r"|(?:(?<=ft|lb|yd|hr|\sч|дн)|(?<=lbs|hrs|min|мин))\.(?=\s\d))?",
             # Where no letter or digit follows; only ASCII ones count in a language that writes
             # words directly after digits.
             "DATE_END": r"(?!\d|[./]\d|-(?!\d{1,2}[./]\d)\d)",  # the second of two may follow

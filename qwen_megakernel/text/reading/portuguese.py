@@ -10,7 +10,7 @@ class Portuguese(Romance):
     (?P<a>\d{1,2})/(?P=a)\s?h(?:oras)?(?!\w) => {a} em {a} horas
     (?P<h>\d{1,2})\s?h\s?(?P<m>\d{1,2})\s?min(?!\w) => {h:counted:h} e {m:counted:min}
     {HOUR}h{MINUTE}?(?:min)?(?!\w) => .time
-    aos|em >> (?P<n>\d{1,3})['′](?!\w|\+) => {n} minutos
+    aos|em|e >> (?P<n>\d{1,3})['′](?!\w|\+) => {n} minutos
     D\.(?=\s[A-ZÀ-Ý]\w*a(?!\w)) => dona
     (?i)\b(?:{THINGS})s?\s(?:d[eo]\s)?$ >> (?P<a>\d{1,2})\s?x\s?(?P<b>\d{1,2}){BEHIND_SCORE} => {a} por {b}
     (?P<a>\d{1,2})(?:\sx\s|x(?=0(?!\d))|(?<=(?<!\d)0)x)(?P<b>\d{1,2}){BEHIND_SCORE} => {a} a {b}
@@ -23,5 +23,7 @@ class Portuguese(Romance):
     # Words before the sizes of a thing, words before a score, and what stands behind one.
     things = words("""foto tamanho formato caixa tela quadro mesa piso grade matriz cubo painel lona
         bandeja tapete tenda janela porta sala quarto terreno pacote cartela tabuleiro""")
-    scores = "(?:por|plac|termin|acab|fic|ganh|venc|perd|empat|gole|bat|vitóri|derrot|resultad|virada)"
-    behind_score = r"(?=\s(?!x|(?:{UNITS})(?!\w))|[^\w\s]|$)"
+    scores = (
+        "(?:por|plac|termin|acab|fic|ganh|venc|perd|empat|gole|bat|vitóri|derrot|resultad|virada)"
+    )
+    behind_score = r"(?![.,]\d)(?=\s(?!x|(?:{UNITS})(?!\w))|[^\w\s]|$)"

@@ -15,7 +15,7 @@ FILE = re.compile(
     r"(?<![^\W_])(?:(?:\d{1,3}|[IVX]+) [A-Z][A-Za-z]{0,3} |[CT]-|(?i:Az\.|L\.|d\.?\s?l(?:gs)?\."
     r"|d\.?p\.?r\.|legge|ley|lei|loi|decreto(?:[\s-]\w+)?|dire[tc]{1,2}iva) )$"
 )
-_DOSES = ("mg", "g", "kg", "ml", "mL", "cl", "l", "L", "µg", "мг", "г", "кг", "мл", "л")
+_DOSES = tuple("mg g kg ml mL cl l L µg min Min. h мг г кг мл л мин мин. ч таб табл.".split())
 
 
 class Quantities(RomanNumerals):
@@ -102,13 +102,16 @@ class Quantities(RomanNumerals):
     def read_size(self, found: Found) -> str:
         """Return the words of dimensions such as "3 x 4 x 5 cm"."""
         sizes = re.sub(rf"[{self.group_mark}](?=\d{{3}}(?!\d))", "", found["sizes"])
-        parts = [re.split("[.,]", each) for each in re.findall(r"[\d.,]+", sizes)]
+        parts = re.findall(r"(\d+)[.,]?(\d*)", sizes)
         is_count = len(parts) == 2 and found["unit"] in _DOSES and found["unit"] in self.units
-        joint = self._joint(self.symbols["×"] if is_count else self.by)
-        said = joint.join(self.number(*part) for part in parts)
+        by = (self.count_joint or self.symbols["×"]) if is_count else self.by
+        noun = self.units.get("x")
+        gender = noun.gender if noun and is_count and by == noun.many else ""  # "duas vezes"
+        said = [self.number(*part, "" if at else gender) for at, part in enumerate(parts)]
+        said = self._joint(by).join(said)
         if not found["unit"]:
             return said
-        unit = self.form(parts[-1][0], "".join(parts[-1][1:]), self.units[found["unit"]])
+        unit = self.form(*parts[-1], self.units[found["unit"]])
         return said + self.space + unit + self.read_per(found) + self.kept_point(found)
 
     # ---- money and units -------------------------------------------------------------------------

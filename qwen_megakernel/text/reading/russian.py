@@ -62,10 +62,15 @@ _ENDINGS = {"d": ("у ю е е", "м"), "i": ("ом ем ой ей", "ми"), "p
 
 class Russian(Language):
     each: ClassVar = dict(сут="сутки", нед="неделю", мес="месяц", д="день")
+    week = _WEEK
+    days_of: ClassVar = dict(zip(_WEEK, _DAYS_OF, strict=True))
     days_on: ClassVar = dict(zip(_WEEK, _DAYS_ON, strict=True))
-    ranked = words("этаж этаже класс классе курс курсе подъезд подъезде квартал квартале")
-    followers = words("г года году годе годах гг. годы в. вв. кв. эт. от число") | ranked
+    ranked = words("путь этаж этаже класс классе курс курсе подъезд подъезде квартал квартале")
+    followers = (
+        words("век веке века г года году годе годах гг. годы в. вв. кв. эт. от число") | ranked
+    )
 
+    aged = r"\b(?:дет|реб|взросл|возраст|гаранти|ипотек|кредит|срок|стаж|опыт)[^.!?]{0,25}\s"
     addressed = r"(?:[А-ЯЁ][а-яё-]+,?\s|\bд\.\s?|\bдом[аеу]?\s)"
     year_form = r"(?P<y>1\d{3}|20\d\d|\d{1,4}(?=\sгод[уе]|\s\w+\.?\s(?:до\s)?н\.\s?э))"
 
@@ -83,7 +88,7 @@ class Russian(Language):
     (?P<a>[01]?\d|2[0-4]):(?P<am>[0-5]\d)\s?[-–—]\s?(?P<b>[01]?\d|2[0-4]):(?P<bm>[0-5]\d)(?![:\d])
         => .hours
     (?P<r>[IVXХ]+|[12]?\d)(?:-(?:й|м|го))?(?:(?P<link>\s?[-–—]\s?|\sи\s)(?P<to>[IVXХ]+|[12]?\d))?
-        \s(?P<what>вв?\.|(?<=[IVX]\s)кв\.|кв\.(?=\s20\d\d)|век[а-я]{0,3}(?!\w)) => .centuries
+        \s(?P<what>вв?\.|кв\.(?=\s20\d\d)|(?<=[IVX]\s)(?:кв\.|век[а-я]*)|век[еу]?(?!\w)) => .centuries
     во? >> (?P<a>1\d{3}|20\d\d)\s?[-–—]\s?(?P<b>1\d{3}|20\d\d)\s(?:гг\.|годах)
         => {a:ordinal:pm} — {b:ordinal:pm} годах{end}
     (?P<a>[1-9]|[1-9]\d)/(?P<b>[1-9]\d?)\sэтаже => {a:ordinal:pm} этаже из {b:gm}
@@ -95,8 +100,12 @@ class Russian(Language):
     {ADDRESSED}\d+[а-я]?(?:/\d+)?,?\s$ >> к\.(?=\s?\d) => корпус
     (?!.*\d$|т\.$).* >> к\.(?=\s?\d) => кабинет
     12|24|36|48|\D* >> (?P<n>12|24|36|48)/(?=\d\d\s?(?:ч|час(?:ов|а)?)(?!\w)) => {n} —~
-    \b(?:дет\w*|реб[её]н\w*|возраст\w*|старше|младше)(?:\s\w+)?\s$ >> (?P<n>\d{1,2})\sл\.
-        => {n:gm} лет
+    (?i)(?:{AGED}(?:от|до|с)|старше|младше)\s$ >> (?P<n>\d{1,2})\sл\. => {n:gm} лет
+    (?i){AGED}$ >> (?P<n>\d{1,2})\s[лг]\. => {n:counted:год}
+    (?i){AGED}$ >> (?P<n>\d{1,2})\s?[-–]\s?(?P<b>\d{1,2})\sл\. => от {n:gm} до {b:gm} лет
+    4x(?=[124]00\s?м(?!\w)) => четыре по~
+    на >> (?P<n>[1-9]|[1-9]\d)\sэт\. => {n:ordinal:pm} этаже{end}
+    (?P<n>[1-9]|[1-9]\d)\sэт\. => {n:ordinal:nm} этаж{end}
     (?:.*[₽€$]|руб\.?|р\.) >> /(?=100\s?(?:г|мл)(?!\w)) => ~за~
     \b(?:р|раза?|табл?|капс?|мл|шт)\.?\sв\s$ >> (?P<per>сут|нед|мес|д)(?!\w)\.? => {per:each}{end}
     со? >> (?P<a>\d{1,2})\sпо\s(?=\d{1,2}\.(?:0[1-9]|1[0-2])(?!\d)) => {a:ordinal:gn} по~
@@ -109,7 +118,8 @@ class Russian(Language):
     {YEAR_FORM}\sгод(?!\w) => {y:ordinal:nm} год
     {YEAR_FORM}\s(?P<what>год[уе])(?!\w) => {y:ordinal:pm} {what}
     (?P<a>\d{1,2})\sпо\s(?P<b>\d{1,2})(?=\sчисло) => {a:ordinal:gn} по {b:ordinal:nn}
-    во? >> (?P<a>пн|вт|ср|чт|пт|сб|вс)(?!\w)\.? => {a:days_on}{end}
+    во? >> (?P<a>{WEEK})(?!\w)\.? => {a:days_on}{end}
+    со?|до|от|после >> (?P<a>{WEEK})(?!\w|\.?\s?[-–]|\.?\sпо\s)\.? => {a:days_of}{end}
     (?P<n>\d{1,4})-(?:ти|ми)(?!\w) => {n:gm}
     (?P<n>\d{1,3})%-(?P<ending>н?[а-яё]{1,3})(?!\w) => .compound
     (?P<n>\d{1,3})-(?:(?P<short>комн|эт|мест)\.|(?P<what>[а-яё]{4,})(?!\w)) => .compound
@@ -127,6 +137,7 @@ class Russian(Language):
     (?:во?|на|об?|при|по|и) >> (?P<n>\d{1,4})-(?:м|ом|ем)(?!\w) => {n:ordinal:pm}
     (?P<n>\d{1,4})-(?:м|ом|ем)(?!\w) => {n:ordinal:im}
     .*-й >> мин\. => минуте{end}
+    .*-я >> мин\. => минута{end}
     \d+-й >> км(?!\w) => километр
     \d+-м >> км(?!\w) => километре
     \d+ >> ст\.(?=\s\d) => статьи
@@ -145,7 +156,8 @@ class Russian(Language):
     адрес: >> (?P<n>[1-6]\d{5})(?!\d|[.,]\d) => {n:spell}
     (?!боинг|аэробус|эмбраер).*
         >> (?P<from>\d{1,4})[-–—](?P<n>\d{1,4})(?![\w-]|[.,:/=]\d|\s?=) => .numbers
-    {SIGN}(?P<n>\d{1,3}(?:\s\d{3})+|\d{1,6})(?![\d:/–-]|[.,]\d|\s\d{3}|\s?[x×]) => .governed
+    {SIGN}(?P<n>\d{1,3}(?:\s\d{3})+|\d{1,6})(?:,(?P<d>\d{1,3}))?(?![\d:/–-]|[.,]\d|\s\d{3}|\s?[x×])
+        => .governed
     """
 
     def ordinal(self, number: int, form: str = "nm") -> str:
@@ -160,6 +172,8 @@ class Russian(Language):
         is_span = found.rest.lstrip().startswith(("по ", "до "))
         if found.word in ("с", "со") and 1900 <= number < 2100 and is_span:  # years
             return self.ordinal(number, "gm")
+        if found["d"]:
+            return case and self._sign(found) + self._decimal(digits, found["d"], case)
         form = _form_of(digits, first_word(found.rest), found.word) or (case and f"{case}m")
         return self._sign(found) + self.cardinal(number, form) if form else None
 

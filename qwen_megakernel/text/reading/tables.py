@@ -108,6 +108,7 @@ class Tables:
     suffixes: tuple[str, ...] = ()  # written together with the number before them
     score: str | None = None  # the word between the numbers of 16:9 and 3-1, if it is not `to`
     by: str  # the word between the dimensions of a thing, as in 3 x 4
+    count_joint = ""  # the same between a count and a quantity, if it is not the word for "×"
     over: str  # the word in a reading of two numbers such as 118/76
     rating: str  # the words of a rating such as 4.5/5
     position = ""  # the words of a place in a total, as in "page 5/12", if they are others
