@@ -21,9 +21,6 @@ class French(Romance):
     [lrd]\. >> (?P<a>\d{1,4})-(?P<b>\d{1,3})(?![\d-]) => {a} tiret {b}
     le|au >> (?P<a>3\d)(?P<b>[1-9]\d)(?!\d|[.,:/-]\d|\s?[€%]|\s[^\W\d_]+s(?!\w)) => {a} {b}
     4x(?P<n>4)(?!\d|[x.,]\d|\s?(?:{UNITS})(?!\w)) => quatre {n}
-    4x(?=[124]00\s?m(?!\w)) => quatre fois~
-    J-(?=\d{1,3}(?!\w)) => J moins~
-    av\.(?=\s(?:1\d{3}|20\d\d)(?!\w)) => avant
     (?P<m>[12])\s?m\s?(?P<c>\d\d)(?!\w) => {m:counted:m} {c}
     \b[IVX]+(?:er?|ᵉʳ?)(?:[-–]|,\s|\s(?:et|ou|au|à)\s)\S+\s$ >> s\. => siècles{end}
     [ivx]+(?:er?|ᵉʳ?) >> s\. => siècle{end}

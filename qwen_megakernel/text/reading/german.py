@@ -33,7 +33,7 @@ _BEFORE_DAY = words("am vom zum der die das dem den")  # may stand before the la
 # What has a rank also at the beginning of a line, which is else an entry of a list.
 _RANKED = words("""Platz Preis Rang Klasse Liga Bundesliga FC Advent Weltkrieg Stock Etage OG UG
     Quartal Halbjahr Halbzeit Runde Spieltag Tag Woche Monat Jahr Versuch Kapitel Teil Akt Band
-    Auflage Etappe Obergeschoss Staffel Folge Semester Schritt Gang Mannschaft Hilfe Lesung Gebot""")
+    Auflage Etappe Obergeschoss Staffel Folge Semester Schritt Gang Mannschaft Hilfe Lesung""")
 _BEHIND_RANK = words("wurde wird war ist ward kam")  # a list's entry begins with none
 _BEGINS_LINE = re.compile(r"(?:\A|\n)(?:  +)?$")  # not behind a bullet, which leaves one space
 _ONE = re.compile(r"ein(e?)(?= (?!bis|Uhr|mal)|$)")
@@ -55,7 +55,8 @@ class German(Language):
         => {h:counted:h} {m:counted:min} {s:counted:s}{end}
     \b(?:führ|gew[ai]nn|sieg|verl[io]|unterl[ai]g|schl[äu]g|besieg)\w*\s(?:mit\s|(?:d..|gegen)\s|[A-ZÄÖÜ]\S*\s){0,3}$
         >> (?P<a>\d{1,3}):(?P<b>\d{1,3})(?![:\d]|\sUhr) => {a} zu {b}
-    (?:fahr|reise|flug|lauf|spiel|warte|gar|back)zeit:?|\w*dauer:? >> (?P<h>\d{1,2}):{MINUTE}(?:\sh(?!\w))?(?![\d:]|\sUhr) => {h:counted:h} {m:counted:min}
+    (?:fahr|reise|flug|lauf|spiel|warte|gar|back)zeit:?|\w*dauer:?
+        >> (?P<h>\d{1,2}):{MINUTE}(?:\sh(?!\w))?(?![\d:]|\sUhr) => {h:counted:h} {m:counted:min}
     in|nach|aus >> (?P<n>\d{3}(?!00)\d\d)(?!\d|[.,:-]\d|\s?(?:{UNITS}|(?i:{FOLLOWERS})|€|%)(?!\w))
         => {n:spell}
     [a-zäöü]{1,3}-[a-z]{1,2} >> (?P<n>\d{1,4})(?!\d|[.,:-]\d) => {n:spell}
@@ -93,9 +94,6 @@ class German(Language):
     (?P<n>\d{1,4})-€(?=-[A-ZÄÖÜ]) => {n}-Euro
     (?P<n>[A-ZÄÖÜ]\w+)str\. => {n}straße{end}
     (?P<n>[A-ZÄÖÜ]\w+)nr\. => {n}nummer
-    †\s?(?=\d{1,2}\.\s|1\d{3}|20\d\d) => gestorben~
-    v\.(?=\s\d{1,2}\.(?:\d?\d\.|\s)) => vom
-    v\.(?=\s(?!\d+\.\d)\d) => von
     v\. >> (?P<n>\d{1,2}\.\d{1,2})(?![.\d]) => {n:version}
     s\.(?=\s(?:(?:S|Kap|Abb|Tab|Nr)\.|oben|unten|auch)) => siehe
     (?P<d>[0-3]?\d)\.(?P<m>0?[1-9]|1[0-2])\.(?!\d) => .date

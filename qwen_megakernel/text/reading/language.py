@@ -38,14 +38,10 @@ _PLACES = words("""chapter page slide step part episode question attempt round l
     seite folie schritt teil folge frage versuch runde chapitre étape partie épisode diapo tour
     capítulo paso parte episodio pregunta intento página episódio pergunta etapa capitolo pagina pag
     passo domanda глава страница стр шаг часть серия вопрос этап""")
-# Words before the month and the year in which a card expires, as in "bis 10/27".
-_EXPIRY = r"bis|до|hasta|até|(?:jusqu')?au|en|fin|(?:expir|scad|v[aá]l[iau]|venc|gültig|caduc|действ|срок)\w*"
 # What shows that "lun." is a weekday: a mark, or the end of a span of days.
-_BEFORE_WEEKDAYS = words("""am vom zum al dal au du le bis a до et e y und sauf excepto exceto tranne
-    außer fermé cerrado fechado chiuso""")
-_BEHIND_WEEKDAY = re.compile(
-    r"[,–-]|\s(?:al?|à|au|bis|по|et|e|y|und)\b|(?<!mar\.)\s\d|\s\d{1,2}/\d"
-)
+_BEFORE_WEEKDAYS = words("""am vom zum al dal au du le bis a до et e y und sauf excepto exceto
+    tranne außer fermé cerrado fechado chiuso""")
+_BEHIND_WEEKDAY = re.compile(r"[,–-]|\s(?:al?|à|au|bis|по|et|e|y|und)\b|(?<!mar\.)\s\d|\s\d\d?/")
 
 
 class Language(Quantities):
@@ -59,7 +55,7 @@ class Language(Quantities):
         |cn|uk|us|ca|au|ch|at|co|ly|tv|gg|xyz|nl|pl)(?![\w-]|\.\w)(?::\d{2,5}(?!\d))?
         (?:/{ADDRESS}*)? => .web
     {BEGIN}(?P<a>{DAYS})(?:\.?\s?[-–]\s?|~|\s(?P<link>{DAY_LINKS})\s)(?P<b>{DAYS}){EDGE}\.? => .days
-    (?!{LETTERS_FOLLOW}){BEGIN}(?P<a>{DAYS})(?=\s\d\d?(?:[-–:/.h]|\s?(?:Uhr|h|ч)(?!\w)|(?:er)?\s{MONTH})) => .days
+    (?!{LETTERS_FOLLOW}){BEGIN}(?P<a>{DAYS})(?=\s\d\d?(?:[-–:/.h]|\s(?:Uhr|h|ч)\b|(?:er)?\s{MONTH})) => .days
     (?P<a>{DAYS})\. => .days
     {LETTERS_FOLLOW}(?<=\()(?P<a>{DAYS})(?=\)) => .days
     (?P<y>\d{4})-(?P<m>\d\d)-(?P<d>\d\d)T(?P<h>[01]\d|2[0-4]):(?P<min>[0-5]\d)
@@ -173,14 +169,14 @@ class Language(Quantities):
     {SIGN}{NUM}{SPAN}(?P<gap>[ -]?)(?P<unit>{UNITS})
         (?:(?:/|(?<=[kKMGT]b)p)(?P<per>{UNITS}))?{EDGE}{UNIT_POINT} => .unit
     (?:(?<=/kg)|(?<=/кг))/(?P<per>[^\W\d_]+) => .per
-    (?<=[^\W\d_])/(?:(?<=[元円원万]/)|(?=\w{1,2}[²³])|(?<=\w{3}/)(?=(?:s|min|h|d[ií]a|mes|mês|año|ano
-        |giorno|mese|anno|jour|mois|Tag|Monat|Jahr|день)(?!\w)))(?P<per>{UNITS}){EDGE}
+    (?<=[^\W\d_])/(?:(?<=[元円원万]/)|(?=\w{1,2}[²³])|(?<=\w{3}/)(?=(?:s|min|h|d[ií]a|m[eê]se?|a[nñ]n?o
+        |giorno|jour|mois|Tag|Monat|Jahr|день)(?!\w)))(?P<per>{UNITS}){EDGE}
         => .per
     (?<=[A-Z])(?P<a>\d{1,2})/(?P<y>(?:19|20)\d\d)(?![\d/]) => {a} {y:year}
     (?P<w>\d{1,3}(?:{GROUP}\d{3})+|\d{1,5}(?=/\d{4}))/(?P<y>(?:19|20)\d\d|\d\d)(?![\d/])
         => {num} {slash} {y:year}
-    (?<![\d.,/])(?P<n>1[2-9]|[2-9]\d)/(?=\d\d\s?(?:hr?s?|Std|Stunden|heures|ore|hora\w)(?!\w)) => {n} {to}~
-    (?<![\d.,/])(?P<n>[2-9])/(?=\d\d?\s?(?:days|j|jours|Tagen?|giorni|gg|d[ií]as)(?!\w)) => {n} {to}~
+    (?<![\d.,/])(?P<n>(?:1[2-9]|[2-9]\d)(?=/\d\d\s?(?:hr?s?|Std|Stunden|heures|ore|hora\w)(?!\w))
+        |[2-9](?=/\d\d?\s?(?:days|j|jours|Tagen?|giorni|gg|d[ií]as)(?!\w)))/ => {n} {to}~
     /(?=(?:100\s?(?:km|g|ml|mL)|24\s?(?:h|Std|ч))(?!\w)) => ~{per}~
     (?:(?P<w>\d+)(?:\s|-(?=[1-7]/[2-8](?!\d))))?(?P<n>\d{1,4})(?: / |/)(?P<d>\d{1,4})(?![\d/])
         (?: ?(?![x×](?!\w))(?P<unit>{UNITS}){EDGE}{UNIT_POINT})?{EDGE} => .fraction
@@ -242,7 +238,9 @@ class Language(Quantities):
             + rf"(?:\s?(?P<scale>{any_of([*self.scales, *self.money_scales])}){{EDGE}})?",
             "CODE": rf"(?:\s(?P<code>{any_of(self.currency_names)})(?!\w))?",
             "LONG_SCALES": any_of({*self.scales} - {*"kKBT"}),
-            "EXPIRY": _EXPIRY,
+            # Words before the month and the year in which a card expires, as in "bis 10/27".
+            "EXPIRY": r"bis|до|hasta|até|(?:jusqu')?au|en|fin"
+            + r"|(?:expir|scad|v[aá]l|venc|gültig|caduc|действ)\w*",
             "DAY_LINKS": any_of([self.to, self.symbols["&"], *self.links]),
             "DAYS": any_of([*self.weekdays, *self.weekdays.values()]),
             "MONTH": rf"(?:{any_of(self.full_months)}|(?:{any_of(short)})\.?)(?!\w)",

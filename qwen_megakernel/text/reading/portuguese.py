@@ -12,7 +12,8 @@ class Portuguese(Romance):
     {HOUR}h{MINUTE}?(?:min)?(?!\w) => .time
     aos|em|e >> (?P<n>\d{1,3})['′](?!\w|\+) => {n} minutos
     D\.(?=\s[A-ZÀ-Ý]\w*a(?!\w)) => dona
-    (?i)\b(?:{THINGS})s?\s(?:d[eo]\s)?$ >> (?P<a>\d{1,2})\s?x\s?(?P<b>\d{1,2}){BEHIND_SCORE} => {a} por {b}
+    (?i)\b(?:{THINGS})s?\s(?:d[eo]\s)?$
+        >> (?P<a>\d{1,2})\s?x\s?(?P<b>\d{1,2}){BEHIND_SCORE} => {a} por {b}
     (?P<a>\d{1,2})(?:\sx\s|x(?=0(?!\d))|(?<=(?<!\d)0)x)(?P<b>\d{1,2}){BEHIND_SCORE} => {a} a {b}
     \bpor\s(?:\d/\d,?\s(?:e\s)?)*$ >> (?=[67]|..[67])(?P<a>[0-7])/(?P<b>[0-7])(?![\d/]) => {a} a {b}
     (?P<a>\d)x(?P<b>\d)(?=\s(?:nos|sobre|contra|diante)(?!\w)) => {a} a {b}

@@ -6,7 +6,7 @@ from qwen_megakernel.text.reading.cldr import Noun
 from qwen_megakernel.text.reading.codes import NUMBER_MARK
 from qwen_megakernel.text.reading.roman_numerals import RomanNumerals
 from qwen_megakernel.text.reading.surroundings import OPENING, Found
-from qwen_megakernel.text.reading.tables import Currency
+from qwen_megakernel.text.reading.tables import Currency, words
 
 _THOUSANDS = ("mil", "mille", "mila")  # before the name of a currency, without a joint
 _SECTION = re.compile(r"\d+(?:\.\d+)+")  # "art. 12.1"
@@ -15,7 +15,7 @@ FILE = re.compile(
     r"(?<![^\W_])(?:(?:\d{1,3}|[IVX]+) [A-Z][A-Za-z]{0,3} |[CT]-|(?i:Az\.|L\.|d\.?\s?l(?:gs)?\."
     r"|d\.?p\.?r\.|legge|ley|lei|loi|decreto(?:[\s-]\w+)?|dire[tc]{1,2}iva) )$"
 )
-_DOSES = tuple("mg g kg ml mL cl l L µg min Min. h мг г кг мл л мин мин. ч таб табл.".split())
+_DOSES = words("mg g kg ml mL cl l L µg min Min. h мг г кг мл л мин мин. ч таб табл.")
 
 
 class Quantities(RomanNumerals):

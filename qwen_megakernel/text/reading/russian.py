@@ -88,7 +88,7 @@ class Russian(Language):
     (?P<a>[01]?\d|2[0-4]):(?P<am>[0-5]\d)\s?[-–—]\s?(?P<b>[01]?\d|2[0-4]):(?P<bm>[0-5]\d)(?![:\d])
         => .hours
     (?P<r>[IVXХ]+|[12]?\d)(?:-(?:й|м|го))?(?:(?P<link>\s?[-–—]\s?|\sи\s)(?P<to>[IVXХ]+|[12]?\d))?
-        \s(?P<what>вв?\.|кв\.(?=\s20\d\d)|(?<=[IVX]\s)(?:кв\.|век[а-я]*)|век[еу]?(?!\w)) => .centuries
+        \s(?P<what>вв?\.|кв\.(?=\s20)|(?<=[IVX]\s)(?:кв\.|век[а-я]*)|век[еу]?(?!\w)) => .centuries
     во? >> (?P<a>1\d{3}|20\d\d)\s?[-–—]\s?(?P<b>1\d{3}|20\d\d)\s(?:гг\.|годах)
         => {a:ordinal:pm} — {b:ordinal:pm} годах{end}
     (?P<a>[1-9]|[1-9]\d)/(?P<b>[1-9]\d?)\sэтаже => {a:ordinal:pm} этаже из {b:gm}
@@ -98,12 +98,10 @@ class Russian(Language):
         >> (?P<a>\d{1,4})-(?P<b>\d{1,4})(?![\w-]) => {a} {b}
     {ADDRESSED}$ >> (?P<n>\d{1,3})\sк\.(?=\s?\d) => {n} корпус
     {ADDRESSED}\d+[а-я]?(?:/\d+)?,?\s$ >> к\.(?=\s?\d) => корпус
-    (?!.*\d$|т\.$).* >> к\.(?=\s?\d) => кабинет
     12|24|36|48|\D* >> (?P<n>12|24|36|48)/(?=\d\d\s?(?:ч|час(?:ов|а)?)(?!\w)) => {n} —~
     (?i)(?:{AGED}(?:от|до|с)|старше|младше)\s$ >> (?P<n>\d{1,2})\sл\. => {n:gm} лет
     (?i){AGED}$ >> (?P<n>\d{1,2})\s[лг]\. => {n:counted:год}
     (?i){AGED}$ >> (?P<n>\d{1,2})\s?[-–]\s?(?P<b>\d{1,2})\sл\. => от {n:gm} до {b:gm} лет
-    4x(?=[124]00\s?м(?!\w)) => четыре по~
     на >> (?P<n>[1-9]|[1-9]\d)\sэт\. => {n:ordinal:pm} этаже{end}
     (?P<n>[1-9]|[1-9]\d)\sэт\. => {n:ordinal:nm} этаж{end}
     (?:.*[₽€$]|руб\.?|р\.) >> /(?=100\s?(?:г|мл)(?!\w)) => ~за~
@@ -141,7 +139,6 @@ class Russian(Language):
     \d+-й >> км(?!\w) => километр
     \d+-м >> км(?!\w) => километре
     \d+ >> ст\.(?=\s\d) => статьи
-    /(?=100\s?(?:км|г|мл)(?!\w)) => ~на~
     со? >> (?P<n>\d{1,3})-(?:ю|мя)(?!\w) => {n:im}
     (?:стр|с)\.\s(?P<a>\d{1,4})\s?[-–—]\s?(?P<b>\d{1,4})(?![\d-]|[.,]\d)
         => страницы с {a:ordinal:gf} по {b:ordinal:af}
@@ -183,6 +180,8 @@ class Russian(Language):
         if case and place in _PLACES:
             genitive = place + "а" if place[-1] not in "ая" else place[:-1] + "ыи"[place[-1] == "я"]
             return _declined(Noun(place, genitive, ""), case, True) + words[len(place) :]
+        if before.lower() in ("в", "на") and words in self.currency_names:  # "цены в $"
+            return _declined(self.currency_names[words].unit, "p", False)
         if before.lower() not in _BEFORE_ACCUSATIVE and not before.endswith(_IMPERATIVES):
             return words
         words = re.sub(r"\bодна (\w+)ая\b( ложка)?", r"одну \1ую\2", words)
@@ -356,12 +355,6 @@ class Russian(Language):
 
     def read_rated(self, found: Found) -> str:
         return f"{self.number(*self.digits_of(found))} из {self.cardinal(int(found['b']), 'gm')}"
-
-    def read_currency(self, found: Found) -> str | None:
-        said = super().read_currency(found)
-        if not said or found.word not in ("в", "на"):
-            return said
-        return _declined(self.currencies[found["sym"]].unit, "p", False)
 
     def regnal(self, number: int, name: str) -> str | None:
         return self.ordinal(number, "nf") if name[-1] in "ая" else self.ordinal(number)

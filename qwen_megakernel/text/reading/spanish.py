@@ -12,7 +12,6 @@ class Spanish(Romance):
     c/(?=\s[A-ZÁÉÍÓÚÑ]) => calle
     (?:\#|No\.)\s?(?P<a>\d{1,3})-(?P<b>\d{1,3})(?![\d-]) => número {a} {b}
     (?P<n>[2-9])\shab\. => {n} habitaciones
-    s(?P<many>s?)\.(?=\s[IVX]+(?!\w)) => siglo{many}
     el|al|del|los|y >> (?P<n>\d{1,3})['′](?!\w) => {n}
     &(?=\s(?:[Hh]i(?![aeou])|[Ii](?![aeou]))) => e
     """
