@@ -1,9 +1,8 @@
 """The rules for which neighbouring words may be one expression, such as "5 March"."""
 
-import itertools
 import re
 
-from qwen_megakernel.text.reading.language import BEHIND_RATIO, Language
+from qwen_megakernel.text.reading.language import BEFORE_HOURS, BEHIND_RATIO, Language
 from qwen_megakernel.text.reading.markdown import BORN
 from qwen_megakernel.text.reading.surroundings import (
     CLOSING,
@@ -14,6 +13,7 @@ from qwen_megakernel.text.reading.surroundings import (
     bare,
     inside,
 )
+from qwen_megakernel.text.reading.tables import any_of
 
 _OPERATORS = frozenset("+-−–—×÷=*/<>≤≥±≈x#")
 _LINE_MARKS = ("-", "*", "+", ">", "#")  # of Markdown, at the beginning of a line
@@ -49,12 +49,16 @@ class WordJoining:
         self._behind_digits = self._between_days | self._phrases | {*lang.units, *lang.scales, "%"}
         self._behind_digits |= lang.followers | BEHIND_RATIO | {*lang.books, *lang.compass, *_RATES}
         self._behind_digits |= {*lang.currencies, *lang.currency_names, *lang.money_scales}
-        # Spans of days such as "lun à ven". Each character of Chinese and Japanese is a word of its
-        # own, also in "月~金".
-        joints = (lang.to, lang.symbols["&"], *lang.links) if lang.space else "-–~"
-        spans = map(lang.space.join, itertools.product(lang.weekdays, joints, lang.weekdays))
-        end = re.compile(r"(?!\S)" if lang.space else "(?<=.)")
-        self._days = {span[: found.start()] for span in spans for found in end.finditer(span)}
+        # Each character of Chinese and Japanese is a word of its own, also in "月~金".
+        days = [] if lang.space else [*lang.weekdays]
+        spans = {f"{first}{dash}{last}" for first in days for dash in "-–~" for last in days}
+        self._days = {span[:n] for span in spans for n in range(1, len(span) + 1)}
+        # Weekdays, and what links them and the hours behind them: "lun, mer et ven de 9h".
+        links = any_of([*lang.weekdays, *lang.day_links, *BEFORE_HOURS])
+        day = any_of(lang.weekdays) if lang.space else "(?!)"
+        self._weekdays = re.compile(
+            rf"(?:{day})\b(?:[\s,.:/+&–-]{{1,3}}(?:{links})\b)*[,.:]{{0,2}}(?: ?[/+&–-])?"
+        )
 
     def opens(self, words: str) -> bool:
         """Return whether the next word may continue these words."""
@@ -63,11 +67,8 @@ class WordJoining:
             return True
         if not _has_digit(words):
             is_known = last.strip(OPENING + "-−+") in lang.opens | {*lang.currencies, "x", "×"}
-            return (
-                is_known
-                or words.lstrip(OPENING) in self._days
-                or _CENTURY_AND.search(words) is not None
-            )
+            is_span = words in self._days or self._weekdays.fullmatch(words.lstrip(OPENING))
+            return bool(is_known or is_span or _CENTURY_AND.search(words))
         if self._phrase(words) in self._phrases or self._is_day_link(words, last):
             return True
         if last in lang.scales or last in lang.opens or last.rstrip(".") in lang.books:
@@ -101,8 +102,9 @@ class WordJoining:
                 return True
         if self._is_day_link(words, pointed):
             return word[0].isdigit() or word in ("zum", "dem")
-        if (days := words.lstrip(OPENING)) in self._days:
-            return word[0].isdigit() or f"{days} {noun}" in self._days
+        if self._weekdays.fullmatch(days := words.lstrip(OPENING)):
+            is_day = self._weekdays.fullmatch(f"{days} {noun}") is not None
+            return is_day or word[0].isdigit() or self._is_pointed(pointed)
         if pointed in _OPERATORS:
             return word.lstrip(OPENING + "$€£¥-")[:1].isdigit()
         if not _has_digit(words):

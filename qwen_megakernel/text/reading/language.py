@@ -38,6 +38,7 @@ _PLACES = words("""chapter page slide step part episode question attempt round l
     seite folie schritt teil folge frage versuch runde chapitre étape partie épisode diapo tour
     capítulo paso parte episodio pregunta intento página episódio pergunta etapa capitolo pagina pag
     passo domanda глава страница стр шаг часть серия вопрос этап""")
+BEFORE_HOURS = words("von ab um de das às à dalle alle с from at")
 # What shows that "lun." is a weekday: a mark, or the end of a span of days.
 _BEFORE_WEEKDAYS = words("""am vom zum al dal au du le bis a до et e y und sauf excepto exceto
     tranne außer fermé cerrado fechado chiuso""")
@@ -55,7 +56,10 @@ class Language(Quantities):
         |cn|uk|us|ca|au|ch|at|co|ly|tv|gg|xyz|nl|pl)(?![\w-]|\.\w)(?::\d{2,5}(?!\d))?
         (?:/{ADDRESS}*)? => .web
     {BEGIN}(?P<a>{DAYS})(?:\.?\s?[-–]\s?|~|\s(?P<link>{DAY_LINKS})\s)(?P<b>{DAYS}){EDGE}\.? => .days
-    (?!{LETTERS_FOLLOW}){BEGIN}(?P<a>{DAYS})(?=\s\d\d?(?:[-–:/.h]|\s(?:Uhr|h|ч)\b|(?:er)?\s{MONTH})) => .days
+    (?!{LETTERS_FOLLOW}){BEGIN}(?P<list>(?:{DAYS})(?:\.?(?:,\s|\s?[/+&]\s?)(?:{DAYS}))+(?:\s(?:{DAY_LINKS})\s(?:{DAYS}))?)
+        (?!\w)\.? => .list_of_days
+    (?!{LETTERS_FOLLOW}){BEGIN}(?P<a>{DAYS})(?=:?(?:\s(?:{BEFORE_HOURS}))?\s\d\d?(?:[-–:/.h]|\s(?:Uhr|h|ч)\b|(?:er)?\s{MONTH}))
+        => .days
     (?P<a>{DAYS})\. => .days
     {LETTERS_FOLLOW}(?<=\()(?P<a>{DAYS})(?=\)) => .days
     (?P<y>\d{4})-(?P<m>\d\d)-(?P<d>\d\d)T(?P<h>[01]\d|2[0-4]):(?P<min>[0-5]\d)
@@ -241,7 +245,8 @@ class Language(Quantities):
             # Words before the month and the year in which a card expires, as in "bis 10/27".
             "EXPIRY": r"bis|до|hasta|até|(?:jusqu')?au|en|fin"
             + r"|(?:expir|scad|v[aá]l|venc|gültig|caduc|действ)\w*",
-            "DAY_LINKS": any_of([self.to, self.symbols["&"], *self.links]),
+            "DAY_LINKS": any_of(self.day_links),
+            "BEFORE_HOURS": any_of(BEFORE_HOURS),
             "DAYS": any_of([*self.weekdays, *self.weekdays.values()]),
             "MONTH": rf"(?:{any_of(self.full_months)}|(?:{any_of(short)})\.?)(?!\w)",
             "SHORT_MONTH": any_of(short - {"mar"}),
@@ -309,6 +314,11 @@ class Language(Quantities):
         joint = f" {found['link']} " if found["link"] else self.between_ends
         said = joint.join(self.weekdays.get(name, name) for name in names)
         return said + self.kept_point(found)
+
+    def read_list_of_days(self, found: Found) -> str:
+        """Return the words of days such as "lun, mer et ven" and "Mo/Mi"."""
+        names = (self.weekdays.get(day, day) for day in re.findall(r"[^\W\d_]+", found["list"]))
+        return ", ".join(names).replace(f", {self.symbols['&']},", f" {self.symbols['&']}")
 
     def read_time(self, found: Found) -> str | None:
         is_ratio = _BEFORE_RATIO.search(found.past) or first_word(found.rest) in BEHIND_RATIO

@@ -17,13 +17,14 @@ class Portuguese(Romance):
     (?P<a>\d{1,2})(?:\sx\s|x(?=0(?!\d))|(?<=(?<!\d)0)x)(?P<b>\d{1,2}){BEHIND_SCORE} => {a} a {b}
     \bpor\s(?:\d/\d,?\s(?:e\s)?)*$ >> (?=[67]|..[67])(?P<a>[0-7])/(?P<b>[0-7])(?![\d/]) => {a} a {b}
     (?P<a>\d)x(?P<b>\d)(?=\s(?:nos|sobre|contra|diante)(?!\w)) => {a} a {b}
-    (?i)\b(?:final|{SCORES}\w*:?(?:\sd[eo])?)\s$ >> (?P<a>\d)x(?P<b>\d){BEHIND_SCORE} => {a} a {b}
-    \b(?:[A-ZÀ-Ý][a-zà-ÿ]+|em)\s$ >> (?P<a>\d)x(?P<b>[012]|(?P=a)){BEHIND_SCORE} => {a} a {b}
+    (?i)\b(?:final:?|{SCORES}\w*:?(?:\sd[eo])?)\s$ >> (?P<a>\d)x(?P<b>\d){BEHIND_SCORE} => {a} a {b}
+    \b(?:[A-ZÀ-Ý][a-zà-ÿ]+|em)\s$ >> (?P<a>\d)x(?P<b>\d){BEHIND_SCORE} => {a} a {b}
     """
 
     # Words before the sizes of a thing, words before a score, and what stands behind one.
     things = words("""foto tamanho formato caixa tela quadro mesa piso grade matriz cubo painel lona
-        bandeja tapete tenda janela porta sala quarto terreno pacote cartela tabuleiro""")
+        bandeja tapete tenda janela porta sala quarto terreno pacote cartela tabuleiro
+        modelo kit papel azulejo""")
     scores = (
         "(?:por|plac|termin|acab|fic|ganh|venc|perd|empat|gole|bat|vitóri|derrot|resultad|virada)"
     )

@@ -27,7 +27,7 @@ class Romance(Language):
     anni|años|anos|années|[dn]?[ae]l|du|sul|los|os|et|{FULL_MONTHS}
         >> ['’](?P<n>\d\d|[3-9]00)(?!['’]?\w) => {n}
     (?P<w>[5-9]|1\d|2\d)/(?P<b>20|30)(?![\d/]) => .rated
-    (?:aux|l?es|des|pour|par|d['’]|enfants|jeunes|tarif|ai|gli|d?egli|dei|per|i|[ao]s|aos|às|d[ao]s|para|por|l[ao]s)
+    (?:aux|l?es|des|à|a|pour|par|d['’]|enfants|jeunes|tarif|ai|gli|d?egli|dei|per|i|[ao]s|aos|às|d[ao]s|para|por|l[ao]s)
         >> [-−–](?!\S) => {minus}
     (?P<n>24)\s?h\s?/\s?24(?!\d) => {n:counted:h} {over} {n}
     (?P<n>\d{1,3})(?:{FEMININE_MARKS}) => {n:feminine}

@@ -96,7 +96,7 @@ class Russian(Language):
     \b(?:д|дом|к|корп|вл|влад)\.?\s?\d+\w?,?\s$ >> стр\.(?=\s\d) => строение
     (?i)\b(?:ул\w*|пр(?:-[кт]т?|осп\w*)?|пер\w*|наб\w*|ш|шоссе|б-р|бул\w*|мкр)\.?\s[\w. ]{2,27},\s$
         >> (?P<a>\d{1,4})-(?P<b>\d{1,4})(?![\w-]) => {a} {b}
-    {ADDRESSED}$ >> (?P<n>\d{1,3})\sк\.(?=\s?\d) => {n} корпус
+    {ADDRESSED}$ >> (?P<n>\d{1,3})(?:\sк\.\s?|к)(?=\d) => {n} корпус~
     {ADDRESSED}\d+[а-я]?(?:/\d+)?,?\s$ >> к\.(?=\s?\d) => корпус
     12|24|36|48|\D* >> (?P<n>12|24|36|48)/(?=\d\d\s?(?:ч|час(?:ов|а)?)(?!\w)) => {n} —~
     (?i)(?:{AGED}(?:от|до|с)|старше|младше)\s$ >> (?P<n>\d{1,2})\sл\. => {n:gm} лет
@@ -261,7 +261,7 @@ class Russian(Language):
             return " — ".join(self.cardinal(each, form) for each in (first, last))
         if 1100 <= first < last < 2100 and (first >= 1900 or first % 50 or last % 50):
             return f"с {self.ordinal(first, 'gm')} по {self.ordinal(last, 'nm')}"
-        opening = "с" if found.word in self.weekdays else "от"
+        opening = "с" if found.word.rstrip(":,") in self.weekdays else "от"
         return f"{opening} {self.cardinal(first, 'gm')} до {self.cardinal(last, 'gm')}"
 
     def read_hours(self, found: Found) -> str:

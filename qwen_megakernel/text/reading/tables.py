@@ -237,7 +237,11 @@ class Tables:
         self.weekdays = {
             form: name
             for short, name in weekday_names(self.code).items()
-            for form in (short.rstrip("."), short.rstrip(".").capitalize())
+            for form in (
+                short.rstrip("."),
+                short.rstrip(".").capitalize(),
+                short.upper().rstrip("."),
+            )
         }
         if self.due:
             self.due |= {each.lower() for names in self.weekdays.items() for each in names}
@@ -258,6 +262,7 @@ class Tables:
         self.symbols.setdefault("*", self.symbols["×"])
         known = {typed: sign for typed, sign in TYPED_SIGNS.items() if sign in self.symbols}
         self.symbols |= {typed: self.symbols[sign] for typed, sign in known.items()}
+        self.day_links = [self.to, self.symbols["&"], *self.links]
         self.letters = dict(zip("abcdefghijklmnopqrstuvwxyz", self.LETTERS.split(), strict=False))
         self.web = {sign: self.symbols[sign] for sign in "@=&"} | {"+": self.plus}
         self.web |= table(self.WEB)
