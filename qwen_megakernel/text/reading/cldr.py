@@ -114,12 +114,13 @@ def month_names(language: str) -> list[str]:
 
 
 def weekday_names(language: str) -> dict[str, str]:
-    """Return the names of weekdays by their abbreviations, with the point where it has one."""
+    """Return the names of weekdays by their abbreviations, without a point, in three cases."""
     from babel.dates import get_day_names
 
     short, wide = (get_day_names(width, "format", language) for width in ("abbreviated", "wide"))
     names = [*short.items()] + [(day, wide[day][:-1]) for day in wide if language == "ja"]  # "月曜"
-    return {name: wide[day] for day, name in names if name != wide[day]}
+    names = {name.rstrip("."): wide[day] for day, name in names if name != wide[day]}
+    return {form: names[low] for low in names for form in (low, low.capitalize(), low.upper())}
 
 
 def _noun(language: str, gender: str, one: str, few: str, many: str) -> Noun:

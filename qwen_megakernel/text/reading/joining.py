@@ -103,8 +103,8 @@ class WordJoining:
         if self._is_day_link(words, pointed):
             return word[0].isdigit() or word in ("zum", "dem")
         if self._weekdays.fullmatch(days := words.lstrip(OPENING)):
-            is_day = self._weekdays.fullmatch(f"{days} {noun}") is not None
-            return is_day or word[0].isdigit() or self._is_pointed(pointed)
+            is_open = word[0].isdigit() or self._is_pointed(pointed)
+            return is_open or self._weekdays.fullmatch(f"{days} {noun}") is not None
         if pointed in _OPERATORS:
             return word.lstrip(OPENING + "$€£¥-")[:1].isdigit()
         if not _has_digit(words):

@@ -102,13 +102,13 @@ class Quantities(RomanNumerals):
     def read_size(self, found: Found) -> str:
         """Return the words of dimensions such as "3 x 4 x 5 cm"."""
         sizes = re.sub(rf"[{self.group_mark}](?=\d{{3}}(?!\d))", "", found["sizes"])
-        parts = re.findall(r"(\d+)[.,]?(\d*)", sizes)
+        parts = [(each[1], each[2]) for each in re.finditer(r"(\d+)[.,]?(\d*)", sizes)]
         is_count = len(parts) == 2 and found["unit"] in _DOSES and found["unit"] in self.units
         by = (self.count_joint or self.symbols["×"]) if is_count else self.by
         noun = self.units.get("x")
         gender = noun.gender if noun and is_count and by == noun.many else ""  # "duas vezes"
-        said = [self.number(*part, "" if at else gender) for at, part in enumerate(parts)]
-        said = self._joint(by).join(said)
+        numbers = [self.number(*parts[0], gender), *(self.number(*part) for part in parts[1:])]
+        said = self._joint(by).join(numbers)
         if not found["unit"]:
             return said
         unit = self.form(*parts[-1], self.units[found["unit"]])

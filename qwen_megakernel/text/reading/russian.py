@@ -62,7 +62,6 @@ _ENDINGS = {"d": ("у ю е е", "м"), "i": ("ом ем ой ей", "ми"), "p
 
 class Russian(Language):
     each: ClassVar = dict(сут="сутки", нед="неделю", мес="месяц", д="день")
-    week = _WEEK
     days_of: ClassVar = dict(zip(_WEEK, _DAYS_OF, strict=True))
     days_on: ClassVar = dict(zip(_WEEK, _DAYS_ON, strict=True))
     ranked = words("путь этаж этаже класс классе курс курсе подъезд подъезде квартал квартале")
@@ -116,8 +115,8 @@ class Russian(Language):
     {YEAR_FORM}\sгод(?!\w) => {y:ordinal:nm} год
     {YEAR_FORM}\s(?P<what>год[уе])(?!\w) => {y:ordinal:pm} {what}
     (?P<a>\d{1,2})\sпо\s(?P<b>\d{1,2})(?=\sчисло) => {a:ordinal:gn} по {b:ordinal:nn}
-    во? >> (?P<a>{WEEK})(?!\w)\.? => {a:days_on}{end}
-    со?|до|от|после >> (?P<a>{WEEK})(?!\w|\.?\s?[-–]|\.?\sпо\s)\.? => {a:days_of}{end}
+    во? >> (?P<a>{DAYS_ON})(?!\w)\.? => {a:days_on}{end}
+    со?|до|от|после >> (?P<a>{DAYS_ON})(?!\w|\.?\s?[-–]|\.?\sпо\s)\.? => {a:days_of}{end}
     (?P<n>\d{1,4})-(?:ти|ми)(?!\w) => {n:gm}
     (?P<n>\d{1,3})%-(?P<ending>н?[а-яё]{1,3})(?!\w) => .compound
     (?P<n>\d{1,3})-(?:(?P<short>комн|эт|мест)\.|(?P<what>[а-яё]{4,})(?!\w)) => .compound

@@ -234,15 +234,7 @@ class Tables:
 
     def _name_days_and_months(self) -> None:
         self.months = month_names(self.code)
-        self.weekdays = {
-            form: name
-            for short, name in weekday_names(self.code).items()
-            for form in (
-                short.rstrip("."),
-                short.rstrip(".").capitalize(),
-                short.upper().rstrip("."),
-            )
-        }
+        self.weekdays = weekday_names(self.code)
         if self.due:
             self.due |= {each.lower() for names in self.weekdays.items() for each in names}
         self.full_months = frozenset(map(str.lower, self.months))
