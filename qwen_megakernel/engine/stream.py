@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 
@@ -90,6 +91,13 @@ class SpeechStream:
         # Readers take turns: one that waited while another received the end finds it, too.
         self._reading, self._awaiting = threading.Lock(), asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None  # that of `_awaiting`
+
+    def __reduce__(self) -> NoReturn:
+        raise UsageError(
+            "A SpeechStream cannot be pickled or copied.",
+            "It belongs to an engine, and its chunks are read once.",
+            "Collect it with Speech.collect(stream); a Speech can be copied.",
+        )
 
     @property
     def sample_rate(self) -> int:

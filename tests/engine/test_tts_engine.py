@@ -5,7 +5,7 @@ import itertools
 import pickle
 import time
 from concurrent.futures import ThreadPoolExecutor
-from copy import deepcopy
+from copy import copy, deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -234,10 +234,19 @@ def test_a_mistyped_option_of_from_pretrained_gets_the_nearest_one():
         TTSEngine.from_pretrained("demo-voice", keep_pack=True)
 
 
-@pytest.mark.parametrize("copy", [pickle.dumps, deepcopy])
-def test_an_engine_that_cannot_be_copied_says_what_to_do_instead(tts, copy):
+@pytest.mark.parametrize("copied", [pickle.dumps, deepcopy])
+def test_an_engine_that_cannot_be_copied_says_what_to_do_instead(tts, copied):
     with pytest.raises(UsageError, match=r"TTSEngine cannot be pickled[^\n]*\n[^\n]*\nCreate one"):
-        copy(tts)
+        copied(tts)
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy, deepcopy])
+def test_a_stream_is_not_copied_because_the_copy_would_close_it(tts, alone, copied):
+    with tts.stream(TEXT, voice=VOICE, seed=1, max_frames=24) as stream:
+        with pytest.raises(UsageError, match=r"SpeechStream cannot be [^\n]*\n[^\n]*\nCollect it"):
+            copied(stream)
+        list(stream)
+        assert stream.finish_reason != "cancelled" and np.array_equal(stream.codes, alone[1].codes)
 
 
 @pytest.mark.parametrize(
