@@ -371,6 +371,7 @@ class SpeechEngine(ABC):
     def close(self) -> None:
         """Cancel every stream, stop the worker and wait for it. A second call does nothing."""
         self._close()
+        self._workers.shutdown(wait=False)
 
     def __enter__(self) -> Self:
         return self

@@ -4,8 +4,10 @@ cores."""
 import math
 import os
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
@@ -13,6 +15,8 @@ from qwen_megakernel.errors import check_counts
 from qwen_megakernel.printable import get_logger
 
 logger = get_logger(__name__)
+
+T = TypeVar("T")
 
 # A second thread pays off if a frame reads this many bytes. With fewer, the weights fit into a
 # core's caches, and the threads lose more time by waiting for each other than a second core saves
@@ -94,8 +98,20 @@ def single_threads(count: int | None, name: str = "") -> ThreadPoolExecutor:
 
     The threads of PyTorch's own pool wait for each other after every operation, in a busy loop. The
     loop takes cores from other programs; on a busy machine, most of the time is spent in it.
+    After `shutdown`, a call gets a new thread, which ends with it.
     """
-    return ThreadPoolExecutor(count, name, initializer=limit_this_thread, initargs=(1,))
+    return _SingleThreads(count, name, initializer=limit_this_thread, initargs=(1,))
+
+
+class _SingleThreads(ThreadPoolExecutor):
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        try:
+            return super().submit(fn, *args, **kwargs)
+        except RuntimeError:  # it is shut down
+            anew = ThreadPoolExecutor(1, initializer=limit_this_thread, initargs=(1,))
+            future = anew.submit(fn, *args, **kwargs)
+            anew.shutdown(wait=False)
+            return future
 
 
 def quota(root: Path = Path("/")) -> float | None:

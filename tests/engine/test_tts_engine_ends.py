@@ -279,6 +279,19 @@ def test_a_closed_engine_cancels_its_streams_and_refuses_new_ones():
         engine.stream(TEXT, voice=VOICE)
 
 
+async def test_close_ends_the_threads_and_what_was_spoken_can_still_be_read():
+    before, engine = set(threading.enumerate()), tiny_engine()
+    stream = engine.stream(TEXT, voice=VOICE, seed=1, max_frames=24, speed=1.1)
+    first = await anext(stream)
+    wait_until(lambda: stream.finish_reason)
+    engine.close()
+    wait_until(lambda: not set(threading.enumerate()) - before)
+    rest = [chunk async for chunk in stream]
+    assert sum(len(chunk.samples) for chunk in (first, *rest)) > 20000
+    assert await stream.times.find()
+    wait_until(lambda: not set(threading.enumerate()) - before)
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_fork_is_refused_instead_of_waiting_for_a_thread_it_has_not(tts, alone):
