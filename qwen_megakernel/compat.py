@@ -57,12 +57,9 @@ class Qwen3TTSModel(TTSEngine):
             attn_implementation: ignored, since each backend has one attention.
         """
         del attn_implementation
-        return super().from_pretrained(
-            pretrained_model_name_or_path,
-            device=_unless_auto(device_map),
-            dtype=_unless_auto(dtype if dtype is not None else torch_dtype),
-            **options,
-        )
+        dtype = _unless_auto(dtype if dtype is not None else torch_dtype)
+        options = {"device": _unless_auto(device_map), "dtype": dtype} | options
+        return super().from_pretrained(pretrained_model_name_or_path, **options)
 
 
 def _collected(stream: Callable[..., Chunks]) -> Callable[..., tuple[list[np.ndarray], int]]:
@@ -98,13 +95,8 @@ class FasterQwen3TTS(TTSEngine):
             max_seq_len: maximum number of frames of an utterance.
         """
         del attn_implementation
-        return super().from_pretrained(
-            model_name,
-            device=_unless_auto(device),
-            dtype=_unless_auto(dtype),
-            max_frames=max_seq_len,
-            **options,
-        )
+        options = {"dtype": _unless_auto(dtype), "max_frames": max_seq_len} | options
+        return super().from_pretrained(model_name, device=_unless_auto(device), **options)
 
     def generate_voice_clone_streaming(
         self,

@@ -7,6 +7,7 @@ Source: QwenLM/Qwen3-TTS, inference/qwen3_tts_model.py (qwen-tts 0.1.1).
 
 import base64
 import io
+import os
 import re
 import reprlib
 import urllib.request
@@ -38,8 +39,7 @@ GENERATION = {theirs: ours for ours, theirs in OFFICIAL_NAMES.items()} | {
 MIN_NEW_TOKENS = 2  # fixed in the official generate()
 
 FETCH_TIMEOUT_S = 60  # without a byte from the server of a recording
-_BASE64_CHARS = 256  # a longer string without a slash is base64 audio, not a path,
-_PATH_CHARS = 4096  # and so is one that is longer than Linux allows paths to be
+_BASE64_CHARS = 256  # a longer string without a dot is base64 audio, unless it is a file's path
 
 
 @dataclass
@@ -260,8 +260,8 @@ def open_recording(recording: Recording) -> tuple[np.ndarray, int]:
         except (OSError, ValueError, HTTPException) as error:
             raise RecordingError(f"{source} cannot be fetched: {error}.") from error
     is_data_url = source.startswith("data:audio")
-    longest = _PATH_CHARS if re.search(r"[/\\]", source) else _BASE64_CHARS
-    if is_data_url or len(source) > longest:
+    is_base64 = len(source) > _BASE64_CHARS and "." not in source and not os.path.isfile(source)
+    if is_data_url or is_base64:
         try:
             data = base64.b64decode(source.partition(",")[2] if is_data_url else source)
         except ValueError as error:

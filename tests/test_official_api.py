@@ -147,6 +147,12 @@ base = module_fixture(
 )
 
 
+def test_an_engines_own_names_of_options_are_taken_too(cache_folder):
+    for kind, own in ((Qwen3TTSModel, {"device": "cpu"}), (FasterQwen3TTS, {"max_frames": 9})):
+        with kind.from_pretrained("tiny-random", warmup=False, **own) as model:
+            assert model.max_frames == own.get("max_frames", 1000) and model.device.type == "cpu"
+
+
 def test_n_new_tokens_are_at_most_one_frame_fewer(base, reference):
     prompt = base.create_voice_clone_prompt(str(reference), x_vector_only_mode=True)
     for limit in (2, 5):
@@ -172,6 +178,16 @@ def test_every_kind_of_recording_is_the_same_voice(base, reference, monkeypatch)
     items = base.create_voice_clone_prompt(kinds, x_vector_only_mode=True)
     for item in items[1:]:
         assert torch.equal(item.ref_spk_embedding, items[0].ref_spk_embedding)
+
+
+def test_a_short_recording_as_base64_is_no_path(base):
+    file = io.BytesIO()
+    soundfile.write(file, waveforms.voice_like(1.1, 4000), 4000, "IMA_ADPCM", format="WAV")
+    text = base64.b64encode(file.getvalue()).decode()
+    assert "/" in text and len(text) < 4096  # shorter than the longest path
+    assert base.create_voice_clone_prompt(text, x_vector_only_mode=True)
+    with pytest.raises(RecordingError, match="no such file"):
+        base.create_voice_clone_prompt("a/" * 200 + "b.wav", x_vector_only_mode=True)
 
 
 def test_prompts_of_arrays_and_of_tensors_with_gradients_are_taken(base, reference):
