@@ -166,9 +166,9 @@ class WavWriter:
             OutputError: the folder is not writable, or `path` is no regular file.
         """
         self.path = Path(path)
-        self._target = target = self.path.resolve()
         mark.check_file(self.path)
         self._partial = _begin_file(self.path, encoding, rate)
+        self._target = target = self.path.resolve()
         form = FORMATS[target.suffix.lower()]
         subtype = None if encoding == "pcm" else SUBTYPES[encoding]
         try:

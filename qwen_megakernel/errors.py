@@ -9,6 +9,8 @@ from numbers import Real
 from reprlib import repr as short_repr
 from typing import Any
 
+from qwen_megakernel.printable import printable_lines
+
 _MOST_LISTED = 10  # names in one message
 _MOST_COMPARED = 16  # characters; a long name would take a server long to compare with a thousand
 PLAIN_KINDS = {bool: "True or False", int: "a whole number", float: "a number"}
@@ -18,7 +20,7 @@ class QwenTTSError(Exception):
     """Base of all errors this package raises on purpose.
 
     Args:
-        what: one line, what is wrong, with the value seen.
+        what: one line, what is wrong, with the value seen; `printable_lines` shows it.
         why: one line, the cause or the consequence; may be empty.
         hint: one line, the command or change that helps; may be empty.
     """
@@ -27,8 +29,8 @@ class QwenTTSError(Exception):
     http_status = 500
 
     def __init__(self, what: str, why: str = "", hint: str = ""):
-        self.what, self.why, self.hint = what, why, hint
-        super().__init__("\n".join(line for line in (what, why, hint) if line))
+        self.what, self.why, self.hint = map(printable_lines, (what, why, hint))
+        super().__init__("\n".join(filter(None, (self.what, self.why, self.hint))))
 
 
 class UsageError(QwenTTSError, ValueError):

@@ -90,8 +90,9 @@ def _shown(value: object) -> str:
 def _read(path: Path, what: str, hint: str = "") -> bytes:
     try:
         return path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"Cannot read the {what} {path}: {error.strerror}.", hint=hint) from error
+    except (OSError, ValueError) as error:  # a ValueError: the path has a null byte
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"Cannot read the {what} {path}: {reason}.", hint=hint) from error
 
 
 def _read_private(path: Path, hint: str = "") -> bytes:

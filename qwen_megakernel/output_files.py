@@ -114,7 +114,10 @@ def new_partial(path: Path, mode: int = 0o666) -> Path:
     # A file system that has names of 255 bytes has one for the hidden file of any name.
     name = os.fsencode(path.name)[:240].decode(sys.getfilesystemencoding(), "ignore")
     partial = path.with_name(f".{name}.{secrets.token_hex(4)}.part")
-    partial.touch(mode, exist_ok=False)
+    try:
+        partial.touch(mode, exist_ok=False)
+    except ValueError as error:  # a null byte
+        raise OSError(errno.EINVAL, str(error)) from error
     return partial
 
 

@@ -4,6 +4,7 @@ import logging
 from numbers import Number
 
 MAX_QUOTE_CHARS = 200  # of a client's text, in an error, a warning or a header
+MAX_LINE_CHARS = 1000  # of a line of an error
 _MAX_RECORD_CHARS = 1000  # of each part of a log record, in case that it quotes more
 
 
@@ -20,6 +21,18 @@ def printable(text: str, max_chars: int = MAX_QUOTE_CHARS) -> str:
     """
     line = _escaped(text[: max_chars + 1])
     return line if len(line) <= max_chars else f"{line[: max_chars - 3]}..."
+
+
+def printable_lines(text: str) -> str:
+    """Return the lines of an error as a terminal shows them, the middle of a long one left out.
+
+    A long path is so shown without hiding the reason, which follows it.
+    """
+    half = MAX_LINE_CHARS // 2
+    return "\n".join(
+        _escaped(each if len(each) <= MAX_LINE_CHARS else f"{each[:half]} ... {each[-half:]}")
+        for each in text.split("\n")
+    )
 
 
 def get_logger(name: str) -> logging.Logger:

@@ -249,6 +249,7 @@ class Voice:
         if not os.path.isfile(path):  # Path's own method raises an error for a long name
             raise UnknownVoice(f"There is no voice file {path}.")
         try:
+            open(path, "rb").close()  # safe_open takes a file that it may not read for none
             with safe_open(path, framework="np") as file:
                 metadata = file.metadata() or {}
                 if metadata.get("format") not in (_FORMAT, _FORMAT_OF_STYLES):
@@ -277,6 +278,8 @@ class Voice:
                 return Voice.of_styles(name, made)
         except FileNotFoundError as error:  # the file was deleted just now
             raise UnknownVoice(f"There is no voice file {path}.") from error
+        except PermissionError as error:
+            raise RecordingError(f"{Path(path).name} cannot be read: {error.strerror}.") from error
         except (
             *(SafetensorError, OSError, KeyError, ValueError, TypeError),
             *(AttributeError, RecursionError),  # of styles that are no list of pairs of strings
@@ -301,8 +304,9 @@ class Voice:
             data = Path(path).read_bytes()
         except (FileNotFoundError, IsADirectoryError) as error:
             raise UnknownVoice(f"There is no presets file {path}.") from error
-        except OSError as error:
-            raise RecordingError(f"{Path(path).name} cannot be read: {error.strerror}.") from error
+        except (OSError, ValueError) as error:  # a ValueError: the path has a null byte
+            reason = getattr(error, "strerror", None) or error
+            raise RecordingError(f"{Path(path).name} cannot be read: {reason}.") from error
         count = int.from_bytes(data[:_COUNT_BYTES], "little", signed=True)
         if count == 0 and len(data) == _COUNT_BYTES:
             return {}

@@ -7,12 +7,15 @@ import pwd
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from qwen_megakernel import audio
-from qwen_megakernel.errors import OutputError, SetupError
+from qwen_megakernel import Voice, audio
+from qwen_megakernel.errors import OutputError, SetupError, UsageError
+from qwen_megakernel.marking import MarkKey
 from qwen_megakernel.native import compiling
 from qwen_megakernel.output_files import cache_folder, check_writable, replacing, writing
+from qwen_megakernel.voice import save_presets
 
 
 def test_the_cache_is_the_variables_or_in_the_users_home(tmp_path: Path, monkeypatch):
@@ -46,9 +49,19 @@ def test_a_user_without_a_home_is_told_to_name_a_cache(monkeypatch, run_here):
 @pytest.mark.parametrize("name", ["a" * 300, "a\0b"])
 def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path, name: str):
     path = tmp_path / f"{name}.wav"
-    for check in (lambda: check_writable(path, "codes"), lambda: audio.check_path(path)):
+    voice = Voice("a", np.zeros(8, np.float32))
+    for write in (
+        lambda: check_writable(path, "codes"),
+        lambda: audio.check_path(path),
+        lambda: audio.WavWriter(path, 24000),
+        lambda: voice.save(path.with_name(f"{name}.voice.safetensors")),
+        lambda: save_presets(path, [voice]),
+    ):
         with pytest.raises(OutputError, match=r"Cannot write .*: (File name too|embedded null)"):
-            check()
+            write()
+    for read in (Voice.load_presets, MarkKey.read):
+        with pytest.raises(UsageError, match=r"annot be read|Cannot read"):
+            read(path)
 
 
 def test_the_file_is_replaced_when_it_is_complete(tmp_path: Path):

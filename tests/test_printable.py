@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qwen_megakernel.errors import OutputError
 from qwen_megakernel.printable import printable
 
 
@@ -18,6 +19,13 @@ def test_a_line_without_anything_a_terminal_obeys(text: str, max_chars: int):
     assert printable(line, max_chars) == line
     if text.isprintable() and len(text) <= max_chars:
         assert line == text
+
+
+def test_the_text_of_an_error_is_printable_and_keeps_the_reason_behind_a_long_path():
+    error = OutputError(f"Cannot write \x1b[2J{'a/' * 9999}b.wav: No space left.", hint="a\0\nb")
+    assert error.what.startswith(r"Cannot write \x1b[2Ja/a/")
+    assert error.what.endswith("a/b.wav: No space left.") and len(error.what) < 1100
+    assert str(error) == f"{error.what}\na\\x00\nb"
 
 
 @pytest.mark.parametrize(

@@ -225,6 +225,14 @@ def test_damaged_presets_are_refused(tmp_path):
     assert Voice.load_presets(path) == {}
 
 
+def test_a_voice_that_cannot_be_read_is_there(tmp_path, monkeypatch):
+    path = tmp_path / "mario.voice.safetensors"
+    make().save(path)
+    monkeypatch.setattr("builtins.open", Mock(side_effect=PermissionError(13, "Not yours")))
+    with pytest.raises(RecordingError, match=r"^mario[.a-z]* cannot be read: Not yours\.$"):
+        Voice.load(path)
+
+
 def test_presets_that_cannot_be_read_are_refused(tmp_path, monkeypatch):
     path = tmp_path / "voice_presets.bin"
     with pytest.raises(UnknownVoice, match="no presets file"):

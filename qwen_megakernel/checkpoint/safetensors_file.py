@@ -1,8 +1,10 @@
 """Describes, checks and reads one safetensors file."""
 
+import errno
 import json
 import math
 import mmap
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -185,6 +187,9 @@ def _opened(path: Path) -> Iterator[Any]:
         with safe_open(path, framework="pt") as file:
             yield file
     except (SafetensorError, OSError) as error:
+        if not os.access(path, os.R_OK):  # for `safe_open`, there is no such file
+            reason = os.strerror(errno.EACCES)
+            raise ModelFilesError(f"Cannot read {path}: {reason}.") from error
         raise ModelFilesError(
             f"{path} is damaged: {error}.",
             "It may be a download that was cut short, or a Git LFS pointer.",

@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -312,6 +313,16 @@ def test_a_file_that_is_cut_short_while_it_is_checked_is_no_endless_loop(folder,
     monkeypatch.setattr(safetensors_file, "describe", cut)
     with pytest.raises(ModelFilesError, match="It was cut short after it had been checked"):
         safetensors_file.check(path, {name: shape for name, (_, shape) in describe(path).items()})
+
+
+def test_a_file_that_may_not_be_read_is_not_called_damaged(folder, monkeypatch):
+    path = folder / "model.safetensors"
+    refusal = FileNotFoundError(f"No such file or directory: {path}")  # as safetensors has it
+    monkeypatch.setattr(safetensors_file, "safe_open", Mock(side_effect=refusal))
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(ModelFilesError) as caught:
+        load(folder)
+    assert str(caught.value) == f"Cannot read {path}: Permission denied."
 
 
 def test_a_git_lfs_pointer_is_called_damaged(folder):
