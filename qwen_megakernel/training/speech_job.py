@@ -122,7 +122,9 @@ def tune(job: TuneJob, options: TuneOptions, watch: Watch = NO_WATCH) -> SpeechT
             path = job.output / f"sample-{record.step:06}.wav"
             write_wav(path, samples, merged.codec_config.sample_rate, mark=Marking())
 
-    write_voice = partial(_write_voice, job, options, trainer, voice)
+    described = {"name": voice.name, "model": job.model, "method": options.method}
+    described["weights"] = trained_voice.weights_digest(parts.base)
+    write_voice = partial(_write_voice, job, options, trainer, voice, described)
     run_job(trainer, job, write_voice, Watch(watch.start, after))
     return trainer
 
@@ -212,8 +214,9 @@ def merge(
         save_file(stored, draft / WEIGHTS, {"format": "pt"})
 
 
-def _write_voice(job: TuneJob, options: TuneOptions, trainer: SpeechTrainer, voice: Voice) -> None:
-    described = {"name": voice.name, "model": job.model, "method": options.method}
+def _write_voice(
+    job: TuneJob, options: TuneOptions, trainer: SpeechTrainer, voice: Voice, described: object
+) -> None:
     texts = {trained_voice.VOICE: json.dumps(described, indent=2) + "\n"}
     texts[trained_voice.HELD_OUT] = "".join(
         json.dumps({"step": step, "losses": losses}) + "\n" for step, losses in trainer.evaluations

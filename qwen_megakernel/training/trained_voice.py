@@ -1,6 +1,6 @@
 """The folder of a trained voice: what it adds to its base model.
 
-voice.json                           base model, method, speaker's name
+voice.json                           base model, hash of its weights, method, speaker's name
 speaker.voice.safetensors            the speaker's row: the mean of all x-vectors, or the only one
 adapter_config.json, adapter_model.safetensors     as peft writes them (--method lora)
 tensors.safetensors                  the trained tensors (--method full)
@@ -10,6 +10,7 @@ sample-STEP.wav, tensorboard/                          of the training, too
 
 from __future__ import annotations
 
+import hashlib
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,6 +42,7 @@ class TrainedVoice:
 
     folder: Path
     model: str  # the name of the base model when it was trained
+    weights: str | None  # `weights_digest` of the base model; None: of an earlier version
     speaker: Voice
     scale: float | None  # of the adapters; None: the tensors themselves were trained
 
@@ -86,13 +88,14 @@ class TrainedVoice:
                 adapter = read_json(folder / ADAPTER_CONFIG)
                 scale = adapter["lora_alpha"] / adapter["r"]
             model, own = str(described["model"]), str(described["name"])
+            weights = described.get("weights")
         except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
             what = f"{error} is missing" if isinstance(error, KeyError) else error
             raise ModelFilesError(
                 f"{folder / VOICE} cannot be used: {what}.", hint="Train the voice again."
             ) from error
         speaker = replace(Voice.load(folder / SPEAKER), name=name if is_named else own)
-        return TrainedVoice(folder, model, speaker, scale)
+        return TrainedVoice(folder, model, weights, speaker, scale)
 
     def merge_into(self, base: Checkpoint) -> dict[str, Any]:
         """Merge the voice into its base model; see `merge_tensors`.
@@ -118,6 +121,11 @@ class TrainedVoice:
                 hint=f"Use --model {self.model}",
             )
         check_trainable(base)
+        if self.weights not in (None, weights_digest(base)):
+            raise UsageError(
+                f"{self.folder} was trained on other weights than those of {base.files.name}.",
+                hint=f"Use --model {self.model}, with the files of the training.",
+            )
         path = self.folder / (TENSORS if self.scale is None else ADAPTER)
         try:
             return changed_tensors(base, load_file(path), self.scale, self.speaker)
@@ -188,6 +196,16 @@ def _speaker_id(base: Checkpoint) -> int:
     """Return the id of a trained speaker, who takes the place of an only one."""
     only = base.config.only_speaker_id
     return SPEAKER_ID if only is None else only
+
+
+def weights_digest(base: Checkpoint) -> str:
+    """Return a hash of two of the talker's tensors, of which every training changes one or both:
+    the table with the speakers' rows, and a matrix of its last layer."""
+    digest = hashlib.sha256()
+    last = base.config.talker.stack.num_layers - 1
+    for name in (_TABLE, f"model.layers.{last}.mlp.down_proj.weight"):
+        digest.update(base.talker[name].view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]
 
 
 def _check_original(base: Checkpoint) -> None:

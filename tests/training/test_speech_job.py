@@ -22,6 +22,7 @@ from qwen_megakernel.audio import to_int16
 from qwen_megakernel.checkpoint import loading
 from qwen_megakernel.cli import main
 from qwen_megakernel.errors import DatasetError, ModelFilesError, OutputError, UsageError
+from qwen_megakernel.printable import printable
 from qwen_megakernel.speech_options import Sampling, SpeechOptions
 from qwen_megakernel.text.tokenizer import TextTokenizer
 from qwen_megakernel.training import own_speech, speech_job, trained_voice
@@ -430,8 +431,9 @@ def test_an_engine_speaks_with_an_adapter_as_with_the_merged_checkpoint(job, tmp
 def test_an_adapter_that_does_not_fit_is_refused_before_its_model_is_merged(job, tmp_path, capsys):
     for place in ("~no_such_user/voice", "a" * 300, "a\0b"):
         for named in (place, f"eve={place}"):
-            with pytest.raises(ModelFilesError, match=f"{place} is no trained voice"):
+            with pytest.raises(ModelFilesError) as caught:
                 TrainedVoice.read(named)
+            assert caught.value.what.startswith(f"{printable(place, 300)} is no trained voice")
     for place in ("", "eve="):
         with pytest.raises(UsageError, match=f"adapter is '{place}', which names no folder"):
             TTSEngine.from_pretrained("owner/never-loaded", adapter=place)
@@ -446,6 +448,14 @@ def test_an_adapter_that_does_not_fit_is_refused_before_its_model_is_merged(job,
         assert caught.value.hint.endswith(hint)
     tune(job, replace(QUICK, method="full", max_steps=1))
     voice = TrainedVoice.read(job.output)
+    changed = loading.load(loading.resolve(BASE))  # with the encoders of the base model
+    last = changed.config.talker.stack.num_layers - 1
+    for name in ("codec_embedding.weight", f"layers.{last}.mlp.down_proj.weight"):
+        own = changed.talker[f"model.{name}"]
+        changed.talker[f"model.{name}"] = own + 1
+        with pytest.raises(UsageError, match=r"was trained on other weights.*\nUse --model tiny-"):
+            voice.merge_into(changed)
+        changed.talker[f"model.{name}"] = own
     for model, problem in (
         ("tiny-random-base-1.7b", "was trained on tiny-random-base "),
         ("tiny-random", r"was trained on tiny-random-base .*, not on tiny-random "),
