@@ -83,6 +83,14 @@ def _between(a: np.ndarray, b: np.ndarray, share: float) -> np.ndarray:
     return (length / math.sin(angle) * at).astype(np.float32)
 
 
+def parts_of_mix(text: str) -> list[re.Match[str]]:
+    """Return the names that a text such as "anna(2)+ben" mixes, group 1, and their weights, group
+    2; []: it is no mix."""
+    named = [_PART_OF_A_MIX.fullmatch(part.strip()) for part in text.split("+")]
+    found = [each for each in named if each]
+    return found if len(found) == len(named) > 1 else []
+
+
 def mix_of(text: str, find: Callable[[str], str | Voice | None]) -> Voice | None:
     """Return the mix that a text such as "anna(2)+ben" names; None: the text names none.
 
@@ -95,13 +103,12 @@ def mix_of(text: str, find: Callable[[str], str | Voice | None]) -> Voice | None
     Raises:
         UsageError, VoiceMismatch: see `mix`.
     """
-    named = [_PART_OF_A_MIX.fullmatch(part.strip()) for part in text.split("+")]
-    if len(named) < 2 or not all(named):
+    if not (named := parts_of_mix(text)):
         return None
     if len(named) > MAX_MIXED:
         raise UsageError(f"The voice is a mix of {len(named)}; the limit is {MAX_MIXED}.")
     parts = []
-    for each in filter(None, named):
+    for each in named:
         if (found := find(each[1])) is None:
             raise UsageError(f"Voice {each[1]!r} cannot be mixed: the model has no such voice.")
         parts.append((found if isinstance(found, Voice) else Voice(found), float(each[2] or 1)))

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, File, Form, Request, Response, UploadFile, WebSocket
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import FileResponse
+from fastapi.responses import HTMLResponse
 from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
 from prometheus_client import generate_latest
@@ -288,7 +288,8 @@ def _add_facts(app: FastAPI, service: Service) -> None:
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.get("/", include_in_schema=False)
-    async def page() -> Response:
+    def page() -> Response:  # in a thread, as `voices`
         if not PAGE.is_file():
             raise ApiError(404, "This build has no web page.", "not_found")
-        return FileResponse(PAGE, headers={"Cache-Control": "no-cache"})
+        # Not a FileResponse, whose errors about the header `Range` are plain text.
+        return HTMLResponse(PAGE.read_bytes(), headers={"Cache-Control": "no-cache"})

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from qwen_megakernel.cloning import recordings
-from qwen_megakernel.cloning.mixing import mix_of
-from qwen_megakernel.errors import EngineBusy, RecordingError, UnknownVoice, listed
+from qwen_megakernel.cloning.mixing import mix_of, parts_of_mix
+from qwen_megakernel.errors import EngineBusy, RecordingError, UnknownVoice, UsageError, listed
 from qwen_megakernel.printable import get_logger, printable
 from qwen_megakernel.server.error_responses import ApiError, naming
 from qwen_megakernel.server.settings import ServerSettings
@@ -188,6 +188,8 @@ class VoiceStore:
         """
         with naming("name"):
             name = new_name(name)  # before any work
+            if parts_of_mix(name):
+                raise UsageError(f'"{name}" cannot be a voice\'s name; it means a mix of voices.')
         if not consent.strip():
             raise ApiError.about("consent", "consent is blank.", hint="Write who has agreed.")
         key, limit = _key(name), self._settings.max_uploads

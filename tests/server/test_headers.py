@@ -47,3 +47,10 @@ def test_a_header_that_cannot_be_sent_is_an_error_with_a_line_in_the_log(loop, m
             assert live.speak("Hello.").status_code == 200
         live.settle()
     assert caplog.text.count("The response header x-spoken-text has the value b'five '") == 3
+
+
+def test_a_range_of_the_page_that_is_no_range_is_ignored():
+    with serving(FakeEngine()) as server:
+        for value in ("bytes=x", "bytes=9999999-", "lines=1-2", "bytes=0-3"):
+            answer = server.client.get("/", headers={"Range": value})
+            assert answer.status_code == 200 and answer.text.startswith("<!doctype html")

@@ -221,6 +221,15 @@ def test_a_name_that_is_no_file_name_is_refused(live, folder, name):
     assert not list(folder.iterdir()) and not (folder.parent / "x.voice.safetensors").exists()
 
 
+def test_a_name_that_means_a_mix_is_refused(live, folder):
+    for name in ("anna(2)+ben", "anna + ben"):
+        facts = assert_error(upload(live, name=name), 400)
+        assert facts["param"] == "name" and "means a mix of voices" in facts["message"]
+    assert not list(folder.iterdir())
+    assert upload(live, name="c++").status_code == 201
+    assert live.client.delete(f"{VOICES}/c++").status_code == 200
+
+
 @pytest.mark.parametrize("hidden", [*"\x1b\x7f\x85\u2028\u202e\u200d\u00a0\u3000\ue000\U000e0041"])
 def test_a_name_with_a_character_that_cannot_be_seen_is_refused(live, folder, hidden):
     for name in (f"ok{hidden}1", f"ok{hidden}", f"{hidden}ok"):
