@@ -259,7 +259,7 @@ class TTSEngine(OfficialNames):
         files = loading.resolve(model, local_files_only=local_files_only, progress=progress)
         if keep_packed:
             files = conversion.kept(files, options.get("weights"))
-        loaded = loading.load(files)
+        loaded = loading.load(files, chosen.device)  # the native decoder takes addresses
         if trained:
             trained.merge_into(loaded)
         return cls(loaded, **options)

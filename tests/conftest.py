@@ -153,6 +153,7 @@ def quick_conditions() -> Iterator[None]:
 @pytest.fixture
 def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandsHere:
     """run_here("demo_tts.py", "Hello."): exit code, stdout and stderr of a command."""
+    loading._announce.cache_clear()  # as in a new process
     return CommandsHere(monkeypatch, capsys)
 
 

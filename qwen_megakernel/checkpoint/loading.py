@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated
 
@@ -167,13 +167,21 @@ def resolve(
             did_you_mean(model, [*BUILT_IN, *hub.RELEASED]),
         )
     if files.banner:
-        logger.warning(files.banner)
+        _announce(files.banner)
     return files
 
 
-def load(files: ModelFiles) -> Checkpoint:
+@cache
+def _announce(banner: str) -> None:
+    """Log what a model is, once in a process."""
+    logger.warning(banner)
+
+
+def load(files: ModelFiles, device: torch.device | None = None) -> Checkpoint:
     """Read a checkpoint's configs, check its tensors and map them.
 
+    Args:
+        device: where weights are drawn that no file holds; None: on the GPU, if there is one.
     Raises:
         ModelFilesError: a file is damaged, the tensors are not those of the config (see
             `safetensors_file.check`), or talker and codec belong to different models.
@@ -191,7 +199,7 @@ def load(files: ModelFiles) -> Checkpoint:
     sampling, max_new_tokens = _read_generation_config(files.folder / GENERATION_CONFIG)
     form: PackedForm | None = None
     if files.is_drawn:
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
         talker = drawn_weights.talker(config, device)
         codec_decoder = drawn_weights.codec_decoder(codec_config, device)
         has_codec_encoder = False
@@ -231,14 +239,14 @@ def write_once(name: str, version: int, write: Callable[[Path], None]) -> Path:
         OutputError: the files cannot be written.
     """
     folder = cache_folder() / f"{name}-v{version}"
-    if folder.is_dir():
+    if os.path.isdir(folder):
         return folder
     logger.info("Writing %s to %s", name, folder)
     try:
         with new_folder(folder) as draft:
             write(draft)
     except (OSError, OutputError) as error:  # that of a `write` names the draft
-        if not folder.is_dir():
+        if not os.path.isdir(folder):
             reason = getattr(error.__cause__ or error, "strerror", None) or error
             raise OutputError(
                 f"Cannot write {name} to {folder}: {reason}.",

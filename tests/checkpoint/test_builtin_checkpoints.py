@@ -16,6 +16,7 @@ from qwen_megakernel.output_files import writing
 
 
 def test_a_random_checkpoint_loads_with_a_banner(cache_folder, caplog):
+    loading._announce.cache_clear()
     files = loading.resolve("tiny-random")
     assert files.is_synthetic
     assert files.folder.is_relative_to(cache_folder)
@@ -31,11 +32,13 @@ def test_a_random_checkpoint_loads_with_a_banner(cache_folder, caplog):
 
 
 def test_the_demo_voice_loads_as_it_is(caplog):
-    files = loading.resolve("demo-voice")
+    loading._announce.cache_clear()
+    for _ in range(2):
+        files = loading.resolve("demo-voice")
     assert not files.is_synthetic
     assert "not Qwen's" in files.banner
     assert "model Qwen/Qwen3-TTS-12Hz-0.6B-Base" in files.banner and "--" not in files.banner
-    assert files.banner in caplog.text
+    assert caplog.text.count(files.banner) == 1  # however many engines a process has
     loaded = loading.load(files)
     assert loaded.config.talker.num_code_groups == 8
     for stack in (loaded.config.talker.stack, loaded.config.predictor.stack):

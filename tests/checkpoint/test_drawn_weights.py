@@ -67,6 +67,11 @@ def test_an_engine_speaks_with_them(cache_folder):
         assert len(tts.synthesize(TEXT, voice=VOICE, seed=1, max_frames=4).codes) == 4
 
 
+def test_a_native_decoder_gets_them_in_host_memory_beside_a_gpu_too(cache_folder, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    test_an_engine_speaks_with_them(cache_folder)  # with CUDA's generator it would fail here
+
+
 def test_only_random_models_are_drawn():
     with pytest.raises(ModelFilesError, match="no built-in model"):
         loading.resolve("drawn:demo-voice")
