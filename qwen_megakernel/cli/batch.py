@@ -105,13 +105,19 @@ def _read(path: str) -> list[dict[str, Any]]:
             check_names(task, ["text", "output", *OPTIONS])
             SpeechOptions().override(**{n: v for n, v in task.items() if n in OPTIONS})
             name = task["output"]
-            os.fsencode(str(name))  # refuses half surrogate pairs
             is_name = Path(str(name)).name == name and name not in ("", "..") and "\0" not in name
             if not isinstance(task.get("text"), str) or not is_name:
                 raise UsageError(
                     f"text is {task.get('text')!r} and output {name!r}; both must be strings, "
                     "and output the name of a file in --output-dir."
                 )
+            try:
+                os.fsencode(name)  # refuses half surrogate pairs
+            except UnicodeEncodeError as error:
+                raise UsageError(
+                    f"output is {name!r}; names of files are {error.encoding} here.",
+                    hint="If it has no half surrogate pair, set LC_ALL=C.UTF-8.",
+                ) from error
             if tasks.setdefault(name, task) is not task:
                 raise UsageError(f"{name} is the output of another line, too.")
         # A UsageError is a ValueError; JSON that is nested too deep is a RecursionError.

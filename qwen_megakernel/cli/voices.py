@@ -207,8 +207,6 @@ def delete(args: argparse.Namespace) -> int:
 def _recordings(source: Path) -> list[Path]:
     from qwen_megakernel.cloning.recordings import SUFFIXES
 
-    if not source.exists():
-        raise RecordingError(f"{source} cannot be read as audio: no such file.")
     if not source.is_dir():
         return [source]
     found = sorted(path for path in source.iterdir() if path.suffix.lower() in SUFFIXES)

@@ -129,7 +129,7 @@ class VoiceLibrary:
         names = set(self._read_presets())
         if self._folder is not None:
             files = self._folder.glob(f"[!.]*{VOICE_SUFFIX}")
-            names |= {path.name.removesuffix(VOICE_SUFFIX) for path in files}
+            names |= {path.name.removesuffix(VOICE_SUFFIX) for path in files if path.is_file()}
         return sorted(names)
 
     def resolve(self, voice: str | Voice | None, style: str | None = None) -> str | Voice:

@@ -3,11 +3,14 @@
 import errno
 import json
 import os
+import subprocess
+import sys
 import threading
 from unittest.mock import Mock
 
 import pytest
 import soundfile
+from commands import ROOT
 
 from qwen_megakernel.cli import options
 from qwen_megakernel.engine.speech import Speech
@@ -75,7 +78,7 @@ def test_every_slot_speaks_at_the_same_time(batch, monkeypatch):
         ("3", "line 2: 3 is no JSON object."),
         ('[["text", "a"]]', "line 2: [['text', 'a']] is no JSON object."),
         ({"text": "a", "output": "b\0.wav"}, "output 'b\\x00.wav'; both must be strings"),
-        ({"text": "a", "output": "b\ud800.wav"}, "line 2: 'utf-8' codec can't encode"),
+        ({"text": "a", "output": "b\ud800.wav"}, "line 2: output is 'b\\ud800.wav'; names"),
         ("[" * 100_000, "line 2: maximum recursion depth exceeded"),
         (b'{"text": "caf\xe9"}', "line 2: 'utf-8' codec can't decode byte 0xe9"),
         ({"text": "a", "output": ""}, "line 2: text is 'a' and output ''; both"),
@@ -88,6 +91,18 @@ def test_a_faulty_line_is_refused_before_a_model_is_loaded(batch, monkeypatch, l
     monkeypatch.setattr(options, "engine_from_args", lambda *_, **__: pytest.fail("loaded"))
     done = batch({"text": "a"}, line)
     assert done.returncode == 2 and words in done.stderr
+
+
+def test_a_name_that_the_locale_lacks_is_refused_in_words(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "Hi.", "output": "sch\u00f6n.wav"}', "utf-8")
+    words = [*SPEAK, "--batch", tmp_path / "a.jsonl", "--output-dir", tmp_path / "out"]
+    ascii = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [sys.executable, *words], env=os.environ | ascii, cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert r"line 1: output is 'sch\xf6n.wav'; names of files are ascii here." in done.stderr
+    assert "LC_ALL=C.UTF-8" in done.stderr
 
 
 def test_a_file_without_a_line_is_refused(batch, monkeypatch):

@@ -249,6 +249,7 @@ def test_an_unknown_name_lists_some_of_many_presets(load_checkpoint, tmp_path):
 def test_unknown_names_list_what_there_is(load_checkpoint, folder, name):
     (folder / "inner").mkdir()
     (folder / "inner" / "peach.voice.safetensors").touch()
+    (folder / "daisy.voice.safetensors").mkdir()  # no voice has a folder as its file
     named = VoiceLibrary(load_checkpoint("tiny-random-base"), folder)
     with pytest.raises(UnknownVoice) as caught:
         named.resolve(name)
