@@ -1,6 +1,7 @@
 """The commands `mark new-key` and `detect`."""
 
 import argparse
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,11 @@ def detect(args: argparse.Namespace) -> int:
     from qwen_megakernel.sound import detection
 
     key = MarkKey.read(Path(args.mark_key)) if args.mark_key else None
-    samples, rate = recordings.read(args.file)
+    path = Path(args.file)
+    data = path.read_bytes() if path.is_fifo() else b""  # what comes through a pipe is read once
+    samples, rate = recordings.read(io.BytesIO(data) if data else path, args.file)
     recordings.check_values(samples, args.file)
-    data = Path(args.file).read_bytes()
+    data = data or path.read_bytes()
     found = detection.detect(data, samples, rate, key, search_speeds=not args.own_speed)
     if args.json:
         print(json.dumps(found.facts()))

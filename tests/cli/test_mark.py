@@ -1,7 +1,9 @@
 """`mark new-key`, --mark with the files of each kind, and `detect`."""
 
 import json
+import os
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +51,19 @@ def test_speech_names_its_operator_after_opus_and_other_speech_has_no_mark(
     for more in ((), ("--json",)):
         assert main.main(["detect", output, "--mark-key", key, "--own-speed", *more]) == 1
         assert "no mark found" in capsys.readouterr().out
+
+
+def test_a_file_may_come_through_a_pipe(tmp_path: Path, capsys):
+    output, pipe = str(tmp_path / "out.wav"), tmp_path / "pipe"
+    assert main.main([*SPEAK, "-o", output]) == 0
+    os.mkfifo(pipe)
+    data = Path(output).read_bytes()
+    for sent, code, said in ((data, 0, "metadata, which anyone"), (data[:9], 2, "as audio: ")):
+        writer = threading.Thread(target=pipe.write_bytes, args=[sent])
+        writer.start()
+        assert main.main(["detect", str(pipe)]) == code
+        writer.join()
+        assert said in "".join(capsys.readouterr())
 
 
 def test_a_new_key_is_reported_unless_quiet(tmp_path: Path, capsys):
