@@ -4,9 +4,10 @@ import io
 import os
 import shutil
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -141,7 +142,7 @@ def _begin_file(path: Path, encoding: str, rate: int | None) -> Path:
         return new_partial(target)
 
 
-class WavWriter:
+class WavWriter(AbstractContextManager["WavWriter"]):
     """An audio file, written while the speech arrives.
 
     The writer fills a hidden file beside `path`, which `close` renames, so `path` is never half a
@@ -233,9 +234,6 @@ class WavWriter:
             f"Cannot write {self.path}: {getattr(error, 'error_string', error)}",
             f"{free / 1e6:.0f} MB are free in {self._target.parent}.",
         )
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and self._target.exists():

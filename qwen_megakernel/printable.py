@@ -24,10 +24,7 @@ def printable(text: str, max_chars: int = MAX_QUOTE_CHARS) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Return the lines of an error as a terminal shows them, the middle of a long one left out.
-
-    A long path is so shown without hiding the reason, which follows it.
-    """
+    """Return lines as `printable` does, but a long one, of a path for example, loses its middle."""
     half = MAX_LINE_CHARS // 2
     return "\n".join(
         _escaped(each if len(each) <= MAX_LINE_CHARS else f"{each[:half]} ... {each[-half:]}")

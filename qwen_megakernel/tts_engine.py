@@ -57,7 +57,7 @@ from qwen_megakernel.training.trained_voice import TrainedVoice
 from qwen_megakernel.vocoder.cpu.vocoder import PACKED, TABLES, CpuVocoder
 from qwen_megakernel.vocoder.graph_vocoder import GraphVocoder
 from qwen_megakernel.vocoder.vocoder import MAX_TAIL_FRAMES_PER_PASS, Vocoder
-from qwen_megakernel.voice import Voice
+from qwen_megakernel.voice import Voice, check_voices
 
 logger = get_logger(__name__)
 
@@ -239,7 +239,7 @@ class TTSEngine(OfficialNames):
         options["mark"] = Marking.of(options.get("mark"))
         options["lexicon"] = Lexicon.of(options.get("lexicon"))
         check_choice("normalize", options.get("normalize", AUTO), NORMALIZE)
-        VoiceLibrary.check_folder(options.get("voices"))
+        check_voices(options.get("voices"))
         dtypes_of(options.get("dtype"))
         counts = ("num_slots", "max_frames", "num_threads")
         check_counts(**{name: options.get(name) for name in counts})

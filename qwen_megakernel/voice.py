@@ -31,6 +31,7 @@ from qwen_megakernel.errors import (
     UsageError,
     VoiceMismatch,
     check_choice,
+    check_type,
     did_you_mean,
     listed,
 )
@@ -354,6 +355,13 @@ def check_same_encoders(voices: Iterable[Voice]) -> None:
             f"{', '.join(f'{name!r} with {model}' for model, name in made.items())}.",
             hint="Make all of them with one model: qwen-megakernel voices create ... --model MODEL",
         )
+
+
+def check_voices(folder: str | Path | None) -> None:
+    """Raise a UsageError if there is no folder `folder` of voices; None: none is meant."""
+    check_type("voices", folder, str | os.PathLike | None, "the path of a folder")
+    if folder is not None and not os.path.isdir(folder):
+        raise UsageError(f"There is no voices folder {folder}.")
 
 
 def is_uploaded(path: Path) -> bool:

@@ -292,11 +292,6 @@ def _misplaced(option: str, value: str, what: str, other: str) -> UsageError:
     return UsageError(f"{option} {value} is {what}.", hint=f"Use {other} {shlex.quote(value)}")
 
 
-def check_voices(args: argparse.Namespace) -> None:
-    if args.voices is not None and not Path(args.voices).is_dir():
-        raise UsageError(f"There is no voices folder {args.voices}.")
-
-
 def check_options(args: argparse.Namespace) -> None:
     """Refuse values of `add_options` and --loudness that can never work, before a model loads."""
     SpeechOptions().override(**_values(args))
@@ -316,7 +311,9 @@ def engine_from_args(
     """
     if "voice_sample" in args:
         check_speech(args)
-    check_voices(args)
+    from qwen_megakernel.voice import check_voices
+
+    check_voices(args.voices)
     adapter, *others = args.adapter or [None]
     if others:
         raise UsageError(

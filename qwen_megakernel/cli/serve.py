@@ -205,6 +205,7 @@ def _log_accesses() -> None:
 def _settings(args: argparse.Namespace) -> "ServerSettings":
     from qwen_megakernel.server.settings import ServerSettings
     from qwen_megakernel.text.cleaning import MAX_CHARS
+    from qwen_megakernel.voice import check_voices
 
     if args.max_chars > MAX_CHARS:
         raise UsageError(f"--max-chars is {args.max_chars}; the engine takes {MAX_CHARS} at most.")
@@ -214,7 +215,7 @@ def _settings(args: argparse.Namespace) -> "ServerSettings":
             "Each slot reserves the memory of a whole stream at the start.",
             "Requests beyond the slots wait; --max-queue limits how many.",
         )
-    options.check_voices(args)
+    check_voices(args.voices)
     if args.default_format == "aac":
         with require("aac", by="--default-format aac", package="av"):
             import av  # noqa: F401

@@ -29,7 +29,7 @@ from qwen_megakernel.errors import (
 )
 from qwen_megakernel.printable import get_logger, printable
 from qwen_megakernel.speech_options import check_text
-from qwen_megakernel.voice import PRESETS_FILE, VOICE_SUFFIX, Voice, unknown_voice
+from qwen_megakernel.voice import PRESETS_FILE, VOICE_SUFFIX, Voice, check_voices, unknown_voice
 
 logger = get_logger(__name__)
 
@@ -102,19 +102,12 @@ class VoiceLibrary:
     """
 
     def __init__(self, loaded: Checkpoint, folder: str | Path | None = None):
-        self.check_folder(folder)
+        check_voices(folder)
         self.cache = ReferenceCache()
         self._loaded = loaded
         self._folder = None if folder is None else Path(folder)
         self._damaged: RecordingError | None = None  # of the presets that were read last
         self._speakers = {name.lower(): name for name in loaded.config.talker.speakers}
-
-    @staticmethod
-    def check_folder(folder: str | Path | None) -> None:
-        """Raise a UsageError if there is no folder `folder`."""
-        check_type("voices", folder, str | os.PathLike | None, "the path of a folder")
-        if folder is not None and not os.path.isdir(folder):
-            raise UsageError(f"There is no voices folder {folder}.")
 
     # ---- finding ---------------------------------------------------------------------------------
 

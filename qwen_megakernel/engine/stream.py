@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator
 from concurrent.futures import Executor, Future
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -55,7 +56,12 @@ class StreamText:
         return self._spoken.pieces
 
 
-class SpeechStream:
+class SpeechStream(
+    Iterator[AudioChunk],
+    AsyncIterator[AudioChunk],
+    AbstractContextManager["SpeechStream"],
+    AbstractAsyncContextManager["SpeechStream"],
+):
     """Iterate (or `async for`) to receive `AudioChunk`s; `close()` to stop early.
 
     Threads that read one stream share its chunks, and so do coroutines of one event loop.
@@ -206,9 +212,6 @@ class SpeechStream:
             self.times.catch_up()
         self._ready.extend(chunks)
 
-    def __iter__(self) -> Iterator[AudioChunk]:
-        return self
-
     def __next__(self) -> AudioChunk:
         with self._reading:
             while not self._ready:
@@ -220,9 +223,6 @@ class SpeechStream:
                 else:
                     self._receive(self._state.outbox.get())
             return self._ready.popleft()
-
-    def __aiter__(self) -> AsyncIterator[AudioChunk]:
-        return self
 
     async def __anext__(self) -> AudioChunk:
         async with self._turn():
@@ -262,14 +262,8 @@ class SpeechStream:
         """Cancel after the current frame, without waiting. Earlier chunks can still be read."""
         self._state.cancel(is_heard=self._over)
 
-    def __enter__(self) -> "SpeechStream":
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    async def __aenter__(self) -> "SpeechStream":
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         self.close()

@@ -107,11 +107,8 @@ class _SingleThreads(ThreadPoolExecutor):
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         try:
             return super().submit(fn, *args, **kwargs)
-        except RuntimeError:  # it is shut down
-            anew = ThreadPoolExecutor(1, initializer=limit_this_thread, initargs=(1,))
-            future = anew.submit(fn, *args, **kwargs)
-            anew.shutdown(wait=False)
-            return future
+        except RuntimeError:  # it is shut down; the thread of a new one ends with it
+            return ThreadPoolExecutor(1, "", limit_this_thread, (1,)).submit(fn, *args, **kwargs)
 
 
 def quota(root: Path = Path("/")) -> float | None:

@@ -114,6 +114,8 @@ class TrainedVoice:
         """
         _check_original(base)
         found, wanted = VoiceLibrary(base).fingerprint, self.speaker.fingerprint
+        if self.weights is not None:
+            found, wanted = f"{found}, {weights_digest(base)}", f"{wanted}, {self.weights}"
         if found != wanted:
             raise UsageError(
                 f"{self.folder} was trained on {self.model} ({wanted}), not on {base.files.name} "
@@ -121,11 +123,6 @@ class TrainedVoice:
                 hint=f"Use --model {self.model}",
             )
         check_trainable(base)
-        if self.weights not in (None, weights_digest(base)):
-            raise UsageError(
-                f"{self.folder} was trained on other weights than those of {base.files.name}.",
-                hint=f"Use --model {self.model}, with the files of the training.",
-            )
         path = self.folder / (TENSORS if self.scale is None else ADAPTER)
         try:
             return changed_tensors(base, load_file(path), self.scale, self.speaker)

@@ -11,7 +11,8 @@ PACKAGE = ROOT / "qwen_megakernel"
 
 # From the ground up. A room, or a module of the top, may import what precedes it in this list.
 FLOORS = """
-    printable  errors  choices  torch_import
+    printable
+    errors  choices  torch_import
     installing  output_files
     gpu  native  voice  signals
     speech_options  content_credentials
