@@ -113,5 +113,6 @@ def _interrupt() -> NoReturn:
 
 
 def _running_loop() -> Any:
-    asyncio = sys.modules.get("asyncio")
-    return asyncio._get_running_loop() if asyncio else None
+    # While the module is imported, it lacks the function.
+    running = getattr(sys.modules.get("asyncio"), "_get_running_loop", None)
+    return running() if running else None

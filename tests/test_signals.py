@@ -3,7 +3,9 @@
 import argparse
 import os
 import signal
+import sys
 import time
+from types import ModuleType
 
 import pytest
 import soundfile
@@ -16,7 +18,8 @@ from qwen_megakernel.cli import running
 @pytest.fixture(autouse=True)
 def default_handlers():
     """Restores the handlers: a suite in the background of a shell, or under nohup, ignores them."""
-    defaults = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    defaults = dict.fromkeys(signals.SIGNALS, signal.SIG_DFL)
+    defaults[signal.SIGINT] = signal.default_int_handler
     before = {number: signal.signal(number, handler) for number, handler in defaults.items()}
     yield
     for number, handler in before.items():
@@ -43,6 +46,13 @@ def test_a_block_that_does_not_end_can_be_left(monkeypatch):
         signal.raise_signal(signal.SIGINT)
         done.append("second")
     assert done == ["first"]
+
+
+def test_a_signal_may_come_while_asyncio_is_imported(monkeypatch):
+    monkeypatch.setattr(signals.atexit, "register", lambda ignore: None)
+    monkeypatch.setitem(sys.modules, "asyncio", ModuleType("asyncio"))  # nothing is in it yet
+    with pytest.raises(KeyboardInterrupt), signals.GracefulExit():
+        signal.raise_signal(signal.SIGINT)
 
 
 def test_the_first_signal_gives_the_exit_code_and_later_ones_wait(monkeypatch):
