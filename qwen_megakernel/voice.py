@@ -204,8 +204,8 @@ class Voice:
         An existing file is replaced only by a complete one.
 
         Raises:
-            UsageError: the path does not end in ".voice.safetensors", or the voice is a speaker's
-                name without an x-vector.
+            UsageError: the path does not end in ".voice.safetensors", the voice is a speaker's
+                name without an x-vector, or its name or a text has half a surrogate pair.
             OutputError: the file cannot be written.
         """
         from safetensors.numpy import save
@@ -234,7 +234,14 @@ class Voice:
             if each.codes is not None:
                 tensors[f"{prefix}codes"] = np.ascontiguousarray(each.codes, dtype=np.int32)
         known = {key: value for key, value in metadata.items() if value is not None}
-        _write(Path(path), save(tensors, known))
+        try:
+            data = save(tensors, known)
+        except UnicodeEncodeError as error:  # Python keeps bytes that are not of the locale so
+            raise UsageError(
+                f"Voice {self.name!r} cannot be saved: its name or a text is not Unicode.",
+                hint="If it came from the command line, set LC_ALL=C.UTF-8.",
+            ) from error
+        _write(Path(path), data)
 
     @staticmethod
     def load(path: str | Path) -> Voice:

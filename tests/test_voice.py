@@ -180,6 +180,8 @@ def test_what_cannot_be_saved_is_refused_and_leaves_nothing(tmp_path):
         (make(), tmp_path / "mario.bin", UsageError),
         (Voice("ryan"), tmp_path / "ryan.voice.safetensors", UsageError),
         (make(), tmp_path / "no" / "mario.voice.safetensors", OutputError),
+        (make("m\udcc3"), tmp_path / "m.voice.safetensors", UsageError),
+        (replace(make(), transcript="\udcc3"), tmp_path / "m.voice.safetensors", UsageError),
     ):
         with pytest.raises(error):
             voice.save(path)
