@@ -8,7 +8,6 @@ import math
 import os
 import re
 import shlex
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -81,9 +80,12 @@ def read(path: str | Path | BinaryIO, name: str = "") -> tuple[np.ndarray, int]:
             elif os.path.isdir(path):
                 problem = "it is a folder"
             elif os.path.isfile(path):
-                with suppress(OSError), open(path, "rb") as data:
-                    start = data.read(8)
+                try:
+                    with open(path, "rb") as data:
+                        start = data.read(8)
                     problem = "" if start else "it is empty"
+                except OSError as refusal:  # libsndfile calls it a system error
+                    problem = refusal.strerror or ""
         hint = "Give a WAV, FLAC, OGG or MP3 recording of one speaker."
         source = Path(name or str(path))
         suffix = source.suffix.lower()

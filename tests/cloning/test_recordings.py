@@ -7,6 +7,7 @@ import re
 import shlex
 import struct
 import sys
+from unittest.mock import Mock
 
 import librosa
 import numpy as np
@@ -270,3 +271,11 @@ def test_a_file_that_ffmpeg_reads_comes_with_its_command(tmp_path):
 
 
 demo_speech = module_value(lambda: tiny_speech.demo_speech(" ".join(WORDS)))
+
+
+def test_a_file_that_may_not_be_read_is_named_with_the_reason(tmp_path, monkeypatch):
+    path = tmp_path / "a.wav"
+    path.write_bytes(b"RIFF")  # libsndfile opens neither this nor another user's file
+    monkeypatch.setattr("builtins.open", Mock(side_effect=PermissionError(13, "Not yours")))
+    with pytest.raises(RecordingError, match=r"a\.wav cannot be read as audio: Not yours\."):
+        recordings.read(path)
