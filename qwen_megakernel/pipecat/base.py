@@ -14,6 +14,7 @@ from pipecat.frames.frames import (
     EndFrame,
     Frame,
     InterruptionFrame,
+    StopFrame,
     TTSAudioRawFrame,
     TTSTextFrame,
 )
@@ -45,6 +46,8 @@ class InProcessTTSService(TTSService):
         self._played_out.clear()
         self._word_timestamp_tracker.last_pts = 0
         self._word_timestamp_tracker.uninterruptible_last_pts = 0
+        await self._text_aggregator.reset()  # of a turn that the LLM never finished
+        self._turn_context_id = None
         await super().setup(setup)
 
     # ---- text ------------------------------------------------------------------------------------
@@ -57,20 +60,41 @@ class InProcessTTSService(TTSService):
         The base class takes a time that grows with the square of a text's length: 10,000 characters
         would block the event loop for most of a second.
         """
+        if self._stopping:
+            return  # text after the EndFrame, which no listener would hear
         text = src_frame.text
+        context_id = context_id or self.create_context_id()
         is_spoken = src_frame.text_type not in self._skip_text_types
         if len(text) <= LONG_TEXT_CHARS or src_frame.raw_text not in (None, text) or not is_spoken:
             await super()._handle_aggregated_text(src_frame, context_id)
-            return
-        context_id = context_id or self.create_context_id()
-        for begin, end in sentence_spans(text):
-            sentence = text[begin:end]
-            frame = AggregatedTextFrame(sentence, src_frame.text_type, raw_text=sentence)
-            frame.interruptible = src_frame.interruptible
-            await super()._handle_aggregated_text(frame, context_id)
-            await asyncio.sleep(0)  # the calls above may never have waited
+        else:
+            for begin, end in sentence_spans(text):
+                sentence = text[begin:end]
+                frame = AggregatedTextFrame(sentence, src_frame.text_type, raw_text=sentence)
+                frame.interruptible = src_frame.interruptible
+                await super()._handle_aggregated_text(frame, context_id)
+                await asyncio.sleep(0)  # the calls above may never have waited
+        if context_id != self._turn_context_id:  # text behind an interruption, whose turn is over
+            await self._end_text(context_id)
 
     # ---- ends ------------------------------------------------------------------------------------
+
+    async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
+        if isinstance(frame, StopFrame):  # it waits for all contexts
+            await self._end_texts()
+        await super().process_frame(frame, direction)
+
+    async def _end_texts(self) -> None:
+        """End the texts of all contexts, also that of a turn which the LLM never finished."""
+        for context_id in self.get_audio_contexts():
+            await self._end_text(context_id)
+
+    async def _end_text(self, context_id: str) -> None:
+        """End the text of an open context, whose last words may be no complete sentence."""
+        if self.audio_context_available(context_id):
+            rest = await self._aggregated_frame_sequencer.finalize(context_id)
+            await self._push_sequencer_frames(rest, context_id)
+            await self.flush_audio(context_id)
 
     async def stop(self, frame: EndFrame) -> None:
         """Let the current speech play out.
@@ -80,8 +104,7 @@ class InProcessTTSService(TTSService):
         any playback task to reach the mark, and an interruption sets the mark again.
         """
         self._stopping = True
-        for context_id in self.get_audio_contexts():
-            await self.flush_audio(context_id)  # for a turn that the LLM never finished
+        await self._end_texts()
         if self._audio_context_task:
             await self._audio_context_manager.end_playback()
             await self._played_out.wait()

@@ -146,16 +146,12 @@ class ContextTTSService(InProcessTTSService):
             Audio and error frames. In TOKEN mode, and for text with markup, audio comes through the
             context instead.
         """
-        if self._stopping:
-            return  # text after the EndFrame, which no listener would hear
         speech = self._speeches.setdefault(context_id, ContextSpeech(self._engine_timeout_s))
         await self.start_tts_usage_metrics(text)
         is_open = self._is_streaming_tokens or self._has_markup
         frames = (self._take_words if is_open else self._say_sentence)(context_id, speech, text)
         async for frame in self._replacing_lost(context_id, speech, frames):
             yield frame
-        if context_id != self._turn_context_id:  # text behind an interruption, whose turn is over
-            await self.flush_audio(context_id)
 
     async def _say_sentence(
         self, context_id: str, speech: ContextSpeech, text: str

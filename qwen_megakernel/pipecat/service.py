@@ -246,12 +246,13 @@ class MegakernelTTSService(ContextTTSService):
                 f"Settings not changed: {error}", error, category=ErrorCategory.APPLICATION
             )
             return {}
+        had_markup = self._has_markup
         changed = await super()._update_settings(delta)
         self._warn_unhandled_updated_settings(changed.keys() & {"model"})
         if changed.keys() - {"model"}:
             self._voice = voice
             # The rest of a turn with markup may close what its beginning has opened.
-            if self._is_streaming_tokens and not self._has_markup:
+            if (self._is_streaming_tokens or had_markup) and not (had_markup and self._has_markup):
                 await self._rotate_turn()
         return changed
 
@@ -278,15 +279,10 @@ class MegakernelTTSService(ContextTTSService):
     async def _rotate_turn(self) -> None:
         """End the current turn's request; the rest of the turn goes to a new context."""
         context_id = self._turn_context_id
-        if context_id is None or not self.audio_context_available(context_id):
-            return
-        # Without this the words of an unfinished sentence would never reach the conversation.
-        await self._push_sequencer_frames(
-            await self._aggregated_frame_sequencer.finalize(context_id), context_id
-        )
-        await self.flush_audio(context_id)
-        self._turn_context_id = None
-        self._turn_context_id = self.create_context_id()
+        if context_id and self.audio_context_available(context_id):
+            await self._end_text(context_id)
+            self._turn_context_id = None
+            self._turn_context_id = self.create_context_id()
 
     # ---- requests --------------------------------------------------------------------------------
 

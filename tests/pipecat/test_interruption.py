@@ -287,3 +287,22 @@ async def test_text_that_comes_behind_an_interruption_holds_up_nothing(mode, tex
         await run.turn("What is it?", ends=2)
         assert not run.engine.speaking and run.tts.get_audio_contexts() == []
     assert run.pcm.endswith(run.engine.streams[-1].sent) and run.errors == []
+
+
+async def test_words_that_come_behind_an_interruption_reach_the_conversation(mode):
+    """They are heard, though they are no sentence and their turn is over."""
+    async with talk(mode) as run:
+        await run.interrupt()
+        await run.send(LLMTextFrame("Left over "), LLMFullResponseEndFrame(), stops=1)
+    assert [word.text for word in run.frames(TTSTextFrame)] == ["Left", "over"]
+
+
+async def test_a_service_that_does_not_work_holds_up_nothing(mode):
+    """Text behind an interruption opens a context, even if the service then speaks nothing."""
+    async with talk(mode) as run:
+        await run.tts.set_usable(False)
+        await run.send(LLMTextFrame("Left over. And more"), stops=1)
+        await run.tts.set_usable(True)
+        await run.turn("What is it?", stops=2)
+        assert run.tts.get_audio_contexts() == []
+    assert run.pcm == run.engine.streams[-1].sent

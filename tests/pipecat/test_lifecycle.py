@@ -18,6 +18,7 @@ from pipecat.frames.frames import (
     LLMFullResponseStartFrame,
     LLMTextFrame,
     StartFrame,
+    StopFrame,
     TTSAudioRawFrame,
     TTSStartedFrame,
     TTSStoppedFrame,
@@ -103,6 +104,20 @@ async def test_a_service_speaks_in_a_second_pipeline(mode, interrupted):
     begun_s = run.when(TTSAudioRawFrame)[0] - run.when(StartFrame)[0]  # when the clock was at 0
     assert run.frames(TTSTextFrame)[0].pts / 1e9 < begun_s + WORD_SECONDS + run.slack_s
     assert not run.errors
+
+
+@pytest.mark.parametrize("end", [EndFrame, StopFrame])
+async def test_a_second_pipeline_hears_nothing_of_an_unfinished_turn(mode, end):
+    """A StopFrame waits for no text that the LLM never sends, and keeps the service as it is."""
+    async with talk(mode) as run:
+        await run.send(LLMFullResponseStartFrame(), LLMTextFrame("One. And tw"))
+        await run.until(TTSAudioRawFrame)
+        await run.send(end())
+        await run.ended(timeout_s=20)  # less than stop_frame_timeout_s
+    async with Run(run.tts) as run:
+        await run.turn("Again.", stops=1)
+    assert [word.text for word in run.frames(TTSTextFrame)] == ["Again."]
+    assert run.pcm == run.engine.streams[-1].sent and run.errors == []
 
 
 async def test_a_cancel_frame_stops_the_engine_and_the_pipeline(mode):

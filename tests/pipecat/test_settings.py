@@ -105,6 +105,25 @@ async def test_a_change_within_a_token_turn_opens_a_new_context():
     assert run.pcm == run.sent
 
 
+@pytest.mark.parametrize("formats", [("plain", "ssml"), ("ssml", "plain")])
+async def test_markup_begins_and_ends_within_a_turn(mode, formats):
+    """What comes before the change is spoken to its end, and has its own format."""
+    before, after = (MegakernelTTSService.Settings(text_format=each) for each in formats)
+    tts = service(FakeEngine(rtf=0.2), mode, settings=before)
+    async with Run(tts) as run:
+        await run.send(
+            *(LLMFullResponseStartFrame(), LLMTextFrame("This goes before it. Here ")),
+            TTSUpdateSettingsFrame(delta=after),
+            *(LLMTextFrame("it goes on."), LLMFullResponseEndFrame()),
+        )
+        await run.until(LLMFullResponseEndFrame)
+    assert [stream.text_format for stream in run.engine.streams] == [*formats]
+    assert [stream.finish_reason for stream in run.engine.streams] == ["eos", "eos"]
+    assert run.pcm == run.sent
+    words = [word.text for word in run.frames(TTSTextFrame)]
+    assert " ".join(words) == "This goes before it. Here it goes on."
+
+
 @pytest.mark.parametrize(
     "delta",
     [

@@ -184,6 +184,14 @@ async def test_long_speech_is_cut_into_sentences_of_one_context(mode):
     assert run.order(TTSStartedFrame, TTSStoppedFrame) == [TTSStartedFrame, TTSStoppedFrame]
 
 
+async def test_a_long_text_outside_a_turn_is_spoken_to_its_end(mode):
+    text = "This is one of its sentences. " * 20
+    async with talk(mode) as run:
+        await run.send(AggregatedTextFrame(text, "sentence", raw_text=text), stops=1)
+    assert [word.text for word in run.frames(TTSTextFrame)] == text.split()
+    assert len(run.frames(TTSStartedFrame)) == 1 and run.pcm == run.sent
+
+
 async def test_a_long_text_that_is_not_spoken_stays_whole():
     code = "def double(number):\n    return 2 * number. Or so.\n" * 20
     async with Run(service(FakeEngine(), skip_text_types=["code"])) as run:
