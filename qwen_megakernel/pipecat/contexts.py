@@ -75,14 +75,14 @@ class ContextSpeech:
         """Add whole words to a turn while its text is still arriving."""
         assert self.stream is not None  # the first word opens it
         self.stream.feed(words)
-        self._extend_deadline()
+        self.extend_deadline()
 
     def end_text(self) -> None:
         """End the text; the engine speaks the rest."""
         self.text_ended.set()
         if self.stream:
             self.stream.end_text()
-        self._extend_deadline()
+        self.extend_deadline()
 
     def cancel(self) -> None:
         """Stop the engine after its current frame, without waiting; may be called at any time."""
@@ -92,9 +92,9 @@ class ContextSpeech:
         if self.task:
             self.task.cancel()
 
-    def _extend_deadline(self) -> None:
-        """Restart the time limit: text has arrived, for which the engine may have waited."""
-        if self._deadline:
+    def extend_deadline(self) -> None:
+        """Restart the time limit, because what the engine may have waited for has come."""
+        if self._deadline and not self._deadline.expired():
             self._deadline.reschedule(asyncio.get_running_loop().time() + self.timeout_s)
 
 
@@ -208,6 +208,8 @@ class ContextTTSService(InProcessTTSService):
             while (chunk := await speech.next_chunk(stream)) is not None:
                 await self.stop_ttfb_metrics()
                 speech.audio_s += len(chunk.samples) / chunk.sample_rate
+                for each in self._speeches.values():  # they may have waited for this one's slot
+                    each.extend_deadline()
                 yield self._audio(chunk.pcm16, chunk.sample_rate, context_id)
                 due = await timer.due(speech.audio_s, self._heard_s(context_id))
                 await self._push_words(context_id, due)

@@ -17,6 +17,7 @@ from pipecat.utils.errors import ErrorCategory
 from pipelines import SPEECH, TOKEN, Run, logged, service, talk
 
 from qwen_megakernel.errors import EngineBusy, EngineClosed, GenerationError, UsageError
+from qwen_megakernel.pipecat.contexts import ContextSpeech
 from qwen_megakernel.pipecat.service import MegakernelTTSService
 
 Settings = MegakernelTTSService.Settings
@@ -95,6 +96,31 @@ async def test_arriving_text_is_progress_for_the_engine_timeout():
             await asyncio.sleep(0.3)
         await run.send(LLMFullResponseEndFrame(), stops=1)
     assert run.errors == []
+
+
+async def test_text_that_comes_just_when_a_request_has_timed_out_is_no_error_of_its_own():
+    speech = ContextSpeech(timeout_s=60.0)
+    loop = asyncio.get_running_loop()
+    reading = loop.create_task(speech.next_chunk(FakeEngine(stall_after=0).stream("Wait.")))
+    await asyncio.sleep(0)
+
+    async def end() -> None:
+        speech.end_text()
+
+    speech._deadline.reschedule(loop.time())  # the loop ends the wait in its next turn, ...
+    ending = loop.create_task(end())  # ... then the text, and only in the turn after it the reader
+    with pytest.raises(GenerationError):
+        await reading
+    await ending
+
+
+async def test_speech_may_wait_longer_for_that_before_it_than_the_engine_timeout():
+    """In TOKEN mode both requests begin at once, and the second one waits for the only slot."""
+    engine = FakeEngine(num_slots=1, rtf=0.4)
+    async with Run(service(engine, TOKEN, engine_timeout_s=1.0)) as run:
+        await run.say("This keeps the only slot busy for longer than the engine may be silent.")
+        await run.say("I wait.", stops=2)
+    assert run.errors == [] and run.pcm == run.sent
 
 
 async def test_a_long_wait_for_the_gpu_does_not_end_a_context():
