@@ -239,13 +239,17 @@ class ContextTTSService(InProcessTTSService):
             async for frame in frames:
                 yield frame
             return
-        except EngineClosed as error:
-            await self.push_error(str(error), error, force_treat_as_permanent=True)
         except Exception as error:
-            yield ErrorFrame(error=str(error), exception=error, processor=self)
+            is_over = isinstance(error, EngineClosed) or self._engine.failure is not None
+            if is_over:
+                await self.push_error(str(error), error, force_treat_as_permanent=True)
+            else:
+                yield ErrorFrame(error=str(error), exception=error, processor=self)
         if not speech.audio_s:
             await self.cancel_ttfb_metrics()
             yield self._silence(context_id, speech)
+        if is_over:  # a ServiceSwitcher may give the rest of the turn to another service
+            await self.flush_audio(context_id)
 
     def _silence(self, context_id: str, speech: ContextSpeech) -> TTSAudioRawFrame:
         rate = self._sound_rate

@@ -16,7 +16,7 @@ from pipecat.frames.frames import (
 from pipecat.utils.errors import ErrorCategory
 from pipelines import SPEECH, TOKEN, Run, logged, service, talk
 
-from qwen_megakernel.errors import EngineBusy, EngineClosed, GenerationError, UsageError
+from qwen_megakernel.errors import EngineBusy, EngineClosed, GenerationError, GPULost, UsageError
 from qwen_megakernel.pipecat.contexts import ContextSpeech
 from qwen_megakernel.pipecat.service import MegakernelTTSService
 
@@ -64,6 +64,20 @@ async def test_a_closed_engine_makes_the_service_unusable(mode):
         assert not run.tts.is_usable
         await run.turn("Nobody can speak this.", ends=2)
     assert [type(frame.exception) for frame in run.errors] == [EngineClosed]
+
+
+@pytest.mark.parametrize("fails", ["at once", "while it speaks"])
+async def test_an_engine_that_takes_no_more_requests_makes_the_service_unusable(mode, fails):
+    """The end of its turn may go to another service, so that this one's speech ends before."""
+    lost = GPULost("The GPU is lost.")
+    async with talk(mode, fail_after=1, error=lost) as run:
+        run.engine.failure = lost
+        if fails == "at once":
+            run.engine.refusal = lost
+        await run.send(LLMFullResponseStartFrame(), LLMTextFrame("It fails in this one. And"))
+        await run.until(TTSStoppedFrame)
+        assert not run.tts.is_usable and run.tts.get_audio_contexts() == []
+    assert [type(frame.exception) for frame in run.errors] == [GPULost]
 
 
 async def test_a_request_that_can_never_work_waits_for_other_settings(mode):
