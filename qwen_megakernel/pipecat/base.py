@@ -16,6 +16,7 @@ from pipecat.frames.frames import (
     InterruptionFrame,
     StopFrame,
     TTSAudioRawFrame,
+    TTSSpeakFrame,
     TTSTextFrame,
 )
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessorSetup
@@ -34,6 +35,7 @@ class InProcessTTSService(TTSService):
         super().__init__(**kwargs)
         self._playout = PlayoutClock()
         self._stopping = False
+        self._is_interrupted = False  # since the current `TTSSpeakFrame` came
         self._played_out = asyncio.Event()
         self._words_in_order = asyncio.Lock()
         self._pushed_marks = ""  # marks and emoji that were pushed with the word before them
@@ -77,6 +79,12 @@ class InProcessTTSService(TTSService):
         if context_id != self._turn_context_id:  # text behind an interruption, whose turn is over
             await self._end_text(context_id)
 
+    async def _handle_tts_speak(self, frame: TTSSpeakFrame) -> None:
+        self._is_interrupted = False
+        await super()._handle_tts_speak(frame)
+        if self._is_interrupted:  # the base class has returned to a turn that is over
+            self._turn_context_id = None
+
     # ---- ends ------------------------------------------------------------------------------------
 
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
@@ -119,6 +127,7 @@ class InProcessTTSService(TTSService):
         self, frame: InterruptionFrame, direction: FrameDirection
     ) -> None:
         await super()._handle_interruption(frame, direction)
+        self._is_interrupted = True
         self._playout.cut(self._now_s())
         if self._stopping:
             await self._audio_context_manager.end_playback()

@@ -252,8 +252,13 @@ class MegakernelTTSService(ContextTTSService):
         if changed.keys() - {"model"}:
             self._voice = voice
             # The rest of a turn with markup may close what its beginning has opened.
-            if (self._is_streaming_tokens or had_markup) and not (had_markup and self._has_markup):
-                await self._rotate_turn()
+            ends_turn = (self._is_streaming_tokens or had_markup) and not (
+                had_markup and self._has_markup
+            )
+            if ends_turn and self._turn_context_id:  # the rest goes to a new context
+                await self._end_text(self._turn_context_id)
+                self._turn_context_id = None
+                self._turn_context_id = self.create_context_id()
         return changed
 
     def _check(self, settings: MegakernelTTSSettings) -> str | Voice | None:
@@ -275,14 +280,6 @@ class MegakernelTTSService(ContextTTSService):
         options = settings.stream_options | self._chunking
         SpeechOptions().override(**options)
         return Lexicon.of(options["lexicon"])
-
-    async def _rotate_turn(self) -> None:
-        """End the current turn's request; the rest of the turn goes to a new context."""
-        context_id = self._turn_context_id
-        if context_id and self.audio_context_available(context_id):
-            await self._end_text(context_id)
-            self._turn_context_id = None
-            self._turn_context_id = self.create_context_id()
 
     # ---- requests --------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from pipecat.frames.frames import (
     LLMTextFrame,
     StartFrame,
     TTSAudioRawFrame,
+    TTSSpeakFrame,
     TTSStartedFrame,
     TTSStoppedFrame,
     TTSTextFrame,
@@ -287,6 +288,22 @@ async def test_text_that_comes_behind_an_interruption_holds_up_nothing(mode, tex
         await run.turn("What is it?", ends=2)
         assert not run.engine.speaking and run.tts.get_audio_contexts() == []
     assert run.pcm.endswith(run.engine.streams[-1].sent) and run.errors == []
+
+
+async def test_a_turn_that_is_interrupted_during_other_speech_is_over():
+    """Pipecat returns to the turn after the speech, which itself cannot be interrupted."""
+    async with talk(stall_after=1) as run:
+        notice = TTSSpeakFrame("Keep this one.")
+        notice.interruptible = False
+        await run.send(LLMFullResponseStartFrame(), notice)
+        await run.until(TTSAudioRawFrame)
+        await run.interrupt()
+        await run.until(InterruptionFrame)
+        run.engine.go_on()
+        await run.send(LLMTextFrame("Left over. And"))
+        await run.say("Next.", stops=3)  # its limit is below stop_frame_timeout_s
+    contexts = [frame.context_id for frame in run.frames(TTSStartedFrame)]
+    assert len(set(contexts)) == 3 and run.errors == []
 
 
 async def test_words_that_come_behind_an_interruption_reach_the_conversation(mode):
