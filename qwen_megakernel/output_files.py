@@ -1,6 +1,7 @@
 """Checks that a file can be written, before the work for its contents; replaces whole files, and
 names the folder of the package's own files."""
 
+import errno
 import fcntl
 import os
 import secrets

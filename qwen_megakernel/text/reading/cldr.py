@@ -118,8 +118,8 @@ def weekday_names(language: str) -> dict[str, str]:
     from babel.dates import get_day_names
 
     short, wide = (get_day_names(width, "format", language) for width in ("abbreviated", "wide"))
-    names = [*short.items()] + [(day, wide[day][:-1]) for day in wide if language == "ja"]  # "月曜"
-    names = {name.rstrip("."): wide[day] for day, name in names if name != wide[day]}
+    forms = [*short.items()] + [(day, wide[day][:-1]) for day in wide if language == "ja"]  # "月曜"
+    names = {form.rstrip("."): wide[day] for day, form in forms if form != wide[day]}
     return {form: names[low] for low in names for form in (low, low.capitalize(), low.upper())}
 
 
