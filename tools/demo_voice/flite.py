@@ -27,7 +27,9 @@ NUM_CEPSTRUM = 25
 NUM_VOICED = 5
 PAUSE = "pau"
 
-_STOP = -1  # a callback of flite returns it to end the synthesis
+# A callback of flite that returns -1 ends the synthesis. All instances of a voice share its
+# features, so the callback that those name must not go with one instance.
+_STOP = ctypes.CFUNCTYPE(ctypes.c_int, *([ctypes.c_void_p] * 5))(lambda *_: -1)
 
 
 class _Track(ctypes.Structure):
@@ -237,12 +239,10 @@ class Flite:
 
     def _stop_before_the_sound(self, features: int) -> None:
         """Let flite compute only the values, because its filter takes nine tenths of the time."""
-        callback = ctypes.CFUNCTYPE(ctypes.c_int, *([ctypes.c_void_p] * 5))
-        self._callback = callback(lambda *_: _STOP)  # the library holds only its address
         info = self._library.new_audio_streaming_info()
         streaming = _Streaming.from_address(info)
         streaming.min_buffsize = 1
-        streaming.callback = ctypes.cast(self._callback, ctypes.c_void_p).value
+        streaming.callback = ctypes.cast(_STOP, ctypes.c_void_p).value
         value = self._library.audio_streaming_info_val(info)
         self._library.feat_set(features, b"streaming_info", value)
 
