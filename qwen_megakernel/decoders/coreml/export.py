@@ -124,7 +124,9 @@ def export(
         logger.info("Converting %s.", name)
         with tempfile.TemporaryDirectory(dir=folder) as work:
             written = Path(work) / f"{name}.mlpackage"
-            _convert(checkpoint, name, options).save(str(written))
+            is_speech = name == "SpeechDecoder"
+            precision = options.speech_precision if is_speech else options.precision
+            _convert(checkpoint, name, options, precision).save(str(written))
             target = folder / written.name
             if target.exists():
                 shutil.rmtree(target)
@@ -147,10 +149,9 @@ def exported(checkpoint: Checkpoint, options: ExportOptions, names: Sequence[str
     )
 
 
-def _convert(checkpoint: Checkpoint, name: str, options: ExportOptions) -> Any:
-    """Convert one model; return it as an object of coremltools."""
+def _convert(checkpoint: Checkpoint, name: str, options: ExportOptions, precision: str) -> Any:
+    """Convert one model to "float16" or "float32"; return it as an object of coremltools."""
     ct = coremltools()
-    precision = options.speech_precision if name == "SpeechDecoder" else options.precision
     module, inputs, outputs = _module(checkpoint, name, options)
     states = [
         ct.StateType(ct.TensorType(shape=tuple(buffer.shape), dtype=np.float16), name=path)
