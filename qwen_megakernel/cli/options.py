@@ -328,7 +328,7 @@ def engine_from_args(
     num_slots = options.get("num_slots", 1)
     slots = f", {num_slots} slots" if num_slots > 1 else ""
     if is_small(args):
-        grammar_of(ENGLISH, True)  # demo-voice needs it, and a thread is loading PyTorch
+        grammar_of(ENGLISH)  # demo-voice needs its tables, and a thread is loading PyTorch
     else:
         say(args, f"loading {args.model or 'the default model'}{slots}")
     if "torch" not in sys.modules:

@@ -9,7 +9,7 @@ from unittest.mock import AsyncMock, Mock
 import httpx
 import pytest
 from fake_engine import STORY, FakeEngine
-from live_server import SPEECH, serving
+from live_server import SPEECH, configure_slowly, serving
 from speech_socket import STREAM, finished_but_unread, hear, hear_until, say, session, speak
 from starlette.websockets import WebSocket, WebSocketDisconnect
 from waiting import wait_until
@@ -152,13 +152,7 @@ async def test_quiet_connections_are_closed():
 
 async def test_a_session_that_takes_long_to_configure_is_no_silence_of_the_client(monkeypatch):
     """A voice is cloned from `ref_audio` before the session is configured."""
-    configure = Service.configure
-
-    async def slowly(service, body):
-        await asyncio.sleep(1)
-        return await configure(service, body)
-
-    monkeypatch.setattr(Service, "configure", slowly)
+    configure_slowly(monkeypatch, seconds=1)
     with serving(FakeEngine(rtf=0.001), body_timeout_s=0.5) as live:
         async with session(live) as socket:
             _, audio = await speak(socket, STORY)

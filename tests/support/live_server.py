@@ -152,3 +152,14 @@ def sse(text: str) -> list[dict[str, Any]]:
     """Return the events of a stream, without "[DONE]"."""
     lines = [line.removeprefix("data: ") for line in text.splitlines() if line]
     return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+def configure_slowly(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let servers take so long to turn a request's fields into a plan, as one that clones does."""
+    configure = Service.configure
+
+    async def slowly(service: Service, body: Any) -> Any:
+        await asyncio.sleep(seconds)
+        return await configure(service, body)
+
+    monkeypatch.setattr(Service, "configure", slowly)

@@ -31,7 +31,7 @@ from qwen_megakernel.text.reading.tables import any_of
 _DASHES = ("-", "–", "—")
 _LETTER = re.compile(r"(?<![\w'’])[A-Za-z](?![\w'’])")
 _ROW = re.compile(r"\S.*?(?:\n.*?)*? => .*")
-_compiled = cache(re.compile)  # most texts meet few rules; a language's take 50 ms to compile
+_compiled = cache(re.compile)  # when a text needs it: most texts meet few of the rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Grammar:
         self.joining = WordJoining(language)
         self._rules = [*rules_of(language)]
         # All rules as one pattern, whose groups are the rules.
-        self._any = re.compile("|".join(f"({_unnamed(rule.pattern)})" for rule in self._rules))
+        self._any = _compiled("|".join(f"({_unnamed(rule.pattern)})" for rule in self._rules))
         self._has_expressions = lru_cache(4096)(lambda text: bool(self._any.search(text)))
 
     def read(

@@ -12,6 +12,7 @@ from qwen_megakernel.text.reading.grammar import Grammar
 from qwen_megakernel.text.reading.italian import Italian
 from qwen_megakernel.text.reading.japanese import Japanese
 from qwen_megakernel.text.reading.korean import Korean
+from qwen_megakernel.text.reading.language import Language
 from qwen_megakernel.text.reading.portuguese import Portuguese
 from qwen_megakernel.text.reading.russian import Russian
 from qwen_megakernel.text.reading.spanish import Spanish
@@ -30,7 +31,12 @@ LANGUAGES = {each.__name__.lower(): each for each in (*_EUROPEAN, Chinese, Japan
 @functools.lru_cache(64)
 def grammar_of(language: str, names_letters: bool = False) -> Grammar | None:
     """Return the grammar of a language, or None if it has no tables; see `Grammar`."""
-    return Grammar(LANGUAGES[language](), names_letters) if language in LANGUAGES else None
+    return Grammar(_tables_of(language), names_letters) if language in LANGUAGES else None
+
+
+@functools.cache
+def _tables_of(language: str) -> Language:
+    return LANGUAGES[language]()
 
 
 def known_languages() -> list[str]:

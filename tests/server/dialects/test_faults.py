@@ -23,7 +23,7 @@ from dialect_clients import (
     tell,
 )
 from fake_engine import STORY, FakeEngine
-from live_server import assert_error, http_post, serving
+from live_server import assert_error, configure_slowly, http_post, serving
 from speech_socket import hear, say
 from speech_socket import session as speech_session
 from speech_socket import speak as speak_ours
@@ -373,13 +373,7 @@ async def test_a_connection_may_be_silent_before_its_first_message(name):
 
 
 async def test_a_slow_handshake_is_no_silence_of_the_client(name, monkeypatch):
-    configure = Service.configure
-
-    async def slowly(service, body):
-        await asyncio.sleep(1)
-        return await configure(service, body)
-
-    monkeypatch.setattr(Service, "configure", slowly)
+    configure_slowly(monkeypatch, seconds=1)
     with serving(FakeEngine(rtf=0.001), body_timeout_s=0.5) as live:
         async with dialect(live, SOCKETS[name]) as socket:
             assert audio_of(await speak(socket, name)) == live.engine.streams[0].sent
